@@ -1,0 +1,1 @@
+//! All-reduce and friends between the workers of one group.

@@ -1,0 +1,1 @@
+//! Wren, the small chat model that ships inside Quire.

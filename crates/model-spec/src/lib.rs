@@ -1,0 +1,1 @@
+//! What a model is, as data: the facts that one decoder needs to run any architecture.

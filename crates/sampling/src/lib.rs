@@ -1,0 +1,1 @@
+//! Choosing the next token: one file per rule, one order of application.

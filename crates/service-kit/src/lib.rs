@@ -1,0 +1,1 @@
+//! What every Quire process needs: logging, traces, the control plane, drain, metrics.

@@ -1,0 +1,1 @@
+//! Bounded single-producer single-consumer rings of byte records in shared memory.

@@ -1,0 +1,1 @@
+//! Incremental decoding, stop strings, log-probability texts: tokens become the stream of text.

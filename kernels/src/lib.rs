@@ -1,0 +1,1 @@
+//! The operations of a forward pass, at the grain of fused kernels, and their backends.

@@ -1,0 +1,14 @@
+//! Messages and services that Quire's processes exchange, generated from `quire/v1/*.proto`.
+//!
+//! The comments of the `.proto` files are the reference: read those.
+
+/// Version of the messages on all links; two ends that differ refuse each other.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Version 1 of the protocol.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("quire.v1");
+}
+
+pub use v1::*;

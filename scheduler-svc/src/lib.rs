@@ -1,0 +1,1 @@
+//! The central scheduler and KV block manager, around sched-core.

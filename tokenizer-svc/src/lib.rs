@@ -1,0 +1,1 @@
+//! Chat templates and encoding, in a process of their own.

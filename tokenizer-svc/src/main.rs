@@ -1,0 +1,2 @@
+//! The process: see the library.
+fn main() {}

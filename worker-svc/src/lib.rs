@@ -1,0 +1,1 @@
+//! One device: weights, KV memory, the forward pass, sampling, collectives.

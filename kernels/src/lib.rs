@@ -1,1 +1,5 @@
-//! The operations of a forward pass, at the grain of fused kernels, and their backends.
+//! The operations of a forward pass, at the grain of fused kernels, and the backends that offer them.
+//!
+//! [`ops::Backend`] is the seam: the decoder in `models` speaks only to it. `cpu` is the reference and fast in its own right.
+
+pub mod ops;

@@ -1,0 +1,259 @@
+//! The seam between the decoder and a device: handles to device memory, and one method per fused operation.
+//!
+//! Activations are row-major `[rows, width]`; a step's rows are the tokens of all its sequences, one after the other (a ragged batch).
+//! Handles are plain numbers that only the backend that gave them understands, so nothing above this file owns device memory.
+//! Shapes are checked by the backend; a mismatch is a bug above it and panics with both shapes.
+
+/// Element type of stored weights and of the KV cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum DType {
+    /// IEEE single.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+}
+
+/// An activation buffer `[max_rows, width]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Act(pub u32);
+
+/// A weight matrix `[out_features, in_features]`, in the backend's own packing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Matrix(pub u32);
+
+/// A lookup table `[entries, width]`, rows addressable one by one (embeddings).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Table(pub u32);
+
+/// A vector of f32 (norm weights, biases, sinks).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Vector(pub u32);
+
+/// One layer's paged K and V.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvLayer(pub u32);
+
+/// A matrix as it lies in a file or buffer: row-major `[rows, cols]`, little-endian.
+#[derive(Clone, Copy)]
+pub struct HostMatrix<'a> {
+    /// Element type of `bytes`.
+    pub dtype: DType,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// `rows * cols * dtype.size()` bytes; need not be aligned.
+    pub bytes: &'a [u8],
+}
+
+/// Shape of one layer's KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Blocks in the pool.
+    pub num_blocks: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// K/V heads on this rank.
+    pub kv_heads: usize,
+    /// Width of a K head.
+    pub head_dim: usize,
+    /// Width of a V head.
+    pub v_head_dim: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// The ragged batch of one step.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Token ids of all rows `[num_tokens]`.
+    pub tokens: &'a [u32],
+    /// Position of each row in its sequence `[num_tokens]`.
+    pub positions: &'a [u32],
+    /// One entry per sequence, in row order.
+    pub sequences: &'a [Sequence<'a>],
+}
+
+/// One sequence's part of a [`Batch`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    /// First row of the batch that belongs to it.
+    pub first_row: usize,
+    /// Rows in this step.
+    pub num_rows: usize,
+    /// Position of the first row: tokens already in the cache.
+    pub start: usize,
+    /// Physical blocks; entry `i` holds positions `i * block_size ..`.
+    pub blocks: &'a [u32],
+}
+
+/// Normalisation over the width of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x^2) + eps) * w`.
+    Rms,
+    /// `(x - mean) / sqrt(var + eps) * w + b`.
+    Layer,
+}
+
+/// A norm's parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// Which norm.
+    pub kind: NormKind,
+    /// Scale; absent: 1. (`1 + w` conventions are folded in at load.)
+    pub weight: Option<Vector>,
+    /// Shift; absent: 0.
+    pub bias: Option<Vector>,
+    /// Epsilon.
+    pub eps: f32,
+}
+
+/// Which elements of a head rotate together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopeStyle {
+    /// Element i with i + dim/2 (Llama, NeoX).
+    Halves,
+    /// Element 2i with 2i + 1 (GPT-J, GLM).
+    Interleaved,
+}
+
+/// Rotary embedding parameters of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope {
+    /// Inverse frequencies `[rotary_dim / 2]`; scaling (linear, llama3, yarn, ...) is already in them.
+    pub inv_freq: Vector,
+    /// Elements of each head that rotate.
+    pub rotary_dim: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+    /// Scales cos and sin (yarn, longrope); 1 otherwise.
+    pub mscale: f32,
+}
+
+/// Head counts of an attention layer on this rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Query heads.
+    pub q: usize,
+    /// Key/value heads.
+    pub kv: usize,
+    /// Width of query and key heads.
+    pub dim: usize,
+    /// Width of value heads.
+    pub v_dim: usize,
+}
+
+/// What attention does beside softmax(q k^T * scale) v.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Head counts.
+    pub heads: Heads,
+    /// Score scale.
+    pub scale: f32,
+    /// A token sees itself and `window - 1` tokens before it; absent: all.
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// One extra logit a query head that takes weight but no value.
+    pub sinks: Option<Vector>,
+    /// ALiBi slope of each query head `[heads.q]`.
+    pub alibi: Option<Vector>,
+}
+
+/// Gate functions of MLPs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// Gaussian error linear unit, exact.
+    Gelu,
+    /// Its tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    ReluSquared,
+}
+
+/// What happens to a product before it is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Epilogue {
+    /// `out = x w^T (+ bias)`.
+    Store,
+    /// `out += x w^T (+ bias)`: the residual add.
+    Accumulate,
+}
+
+/// Which rows' logits are wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct RowSelection<'a> {
+    /// Row indices into the batch, ascending.
+    pub rows: &'a [u32],
+}
+
+/// A device: owns weights, activations and KV memory, and runs the operations of a forward pass in order.
+///
+/// Guarantee: a row's results depend only on that row's inputs (and its sequence's cache), bit for bit, never on which or how many other
+/// rows share the step, nor on how its sequence was cut into chunks.
+pub trait Backend: Send {
+    /// For people: "cpu (amx, 2 threads)".
+    fn describe(&self) -> String;
+
+    /// Takes a weight matrix into device memory, packing it as the device likes. `compute` is the activation type it will meet:
+    /// with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
+    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix;
+    /// Takes a lookup table.
+    fn load_table(&mut self, source: HostMatrix<'_>) -> Table;
+    /// Takes a vector of f32.
+    fn load_vector(&mut self, values: &[f32]) -> Vector;
+    /// Allocates activations for up to `max_rows` rows.
+    fn new_act(&mut self, max_rows: usize, width: usize) -> Act;
+    /// Allocates one layer's KV memory, once.
+    fn new_kv(&mut self, shape: KvShape) -> KvLayer;
+    /// Copies whole blocks within a layer: `from[i]` to `to[i]`.
+    fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]);
+
+    /// Starts a step: rows of all later operations are this batch's tokens.
+    fn begin(&mut self, batch: Batch<'_>);
+    /// `out[row] = table[token(row) - first_entry]`, zero for tokens outside the table (vocabulary-parallel embedding); times `scale`.
+    fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act);
+    /// `out = norm(x)`.
+    fn norm(&mut self, x: Act, norm: Norm, out: Act);
+    /// `residual += delta; out = norm(residual)`.
+    fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act);
+    /// Norm of each head of `x`'s columns `first_col .. first_col + heads * dim`, in place (q/k norm).
+    fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm);
+    /// `out = x w^T + bias`, or accumulated.
+    fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act);
+    /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row.
+    fn gated(&mut self, gate_up: Act, activation: Activation, out: Act);
+    /// `x = activation(x)`.
+    fn activate(&mut self, x: Act, activation: Activation);
+    /// Rotates q and k of `qkv` (`[q | k | v]` in each row; `rope` absent: no rotation) in place, and writes k and v to the cache.
+    fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer);
+    /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`.
+    fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, out: Act);
+    /// `x += y` (all rows).
+    fn add(&mut self, x: Act, y: Act);
+    /// `x *= factor`.
+    fn scale(&mut self, x: Act, factor: f32);
+    /// `out[i] = x[rows[i]]`; later operations on `out` see `rows.len()` rows.
+    fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act);
+    /// The rows of `x` on the host, for reading: `[rows, width]`. Waits for the device.
+    fn read(&mut self, x: Act) -> &[f32];
+    /// The same for writing: what a host-side collective works on.
+    fn host_mut(&mut self, x: Act) -> &mut [f32];
+}

@@ -1,1 +1,21 @@
 //! What every Quire process needs: logging, traces, the control plane, drain, metrics.
+//!
+//! A process is told in order: [`run`] sets the stage and calls the service's body with a [`Process`]; the body says what it is doing
+//! through [`Status`], serves [`control`] and ends when [`Process::shutdown`] is cancelled.
+
+mod args;
+pub mod control;
+mod log;
+pub mod metrics;
+mod run;
+mod status;
+pub mod trace;
+
+pub use args::{CommonArgs, LogFormat};
+pub use link::Address;
+pub use run::{Process, Threads, run};
+pub use status::{Readiness, Status};
+pub use tokio_util::sync::CancellationToken;
+
+/// The version that all processes report.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

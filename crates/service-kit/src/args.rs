@@ -1,0 +1,56 @@
+//! Flags that every process has.
+
+use clap::{Args, ValueEnum};
+use link::Address;
+
+/// Flags that every process has; flatten them into the service's own.
+#[derive(Args, Clone, Debug)]
+pub struct CommonArgs {
+    /// Where this process serves its control plane (grpc://host:port or grpc+unix:/path)
+    #[arg(long, value_name = "ADDRESS")]
+    pub control: Option<Address>,
+
+    /// What to log: error, warn, info, debug, trace, or a filter such as "info,scheduler_svc=debug"
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "QUIRE_LOG")]
+    pub log_level: String,
+
+    /// How log lines look on stderr
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "QUIRE_LOG_FORMAT")]
+    pub log_format: LogFormat,
+
+    /// Send one span tree per request to this OTLP/gRPC collector (http://host:4317)
+    #[arg(long, value_name = "URL", env = "QUIRE_OTLP_TRACES_ENDPOINT")]
+    pub otlp_traces_endpoint: Option<String>,
+}
+
+/// How log lines look.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Default for CommonArgs {
+    fn default() -> Self {
+        Self { control: None, log_level: "info".into(), log_format: LogFormat::Text, otlp_traces_endpoint: None }
+    }
+}
+
+impl CommonArgs {
+    /// The same settings as flags, for a child process; `control` is the child's own.
+    pub fn to_flags(&self, control: &Address) -> Vec<String> {
+        let format = match self.log_format {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        };
+        let mut flags = vec![
+            format!("--control={control}"),
+            format!("--log-level={}", self.log_level),
+            format!("--log-format={format}"),
+        ];
+        flags.extend(self.otlp_traces_endpoint.iter().map(|url| format!("--otlp-traces-endpoint={url}")));
+        flags
+    }
+}

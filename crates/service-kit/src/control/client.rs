@@ -1,0 +1,78 @@
+//! Calls other processes' control planes.
+
+use std::time::Duration;
+
+use link::Address;
+use proto::control_client::ControlClient as GrpcClient;
+use tonic::transport::{Channel, Endpoint};
+
+/// Deadline of a control call, unless the call says otherwise: short, because people and probes wait for it.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// A lazily connected, reconnecting gRPC channel to a control address.
+pub fn channel(address: &Address) -> Result<Channel, tonic::transport::Error> {
+    let uri = match address {
+        Address::Grpc(host) => format!("http://{host}"),
+        Address::GrpcUnix(path) | Address::Ring(path) => format!("unix://{}", path.display()),
+    };
+    Ok(Endpoint::from_shared(uri)?.connect_timeout(DEADLINE).connect_lazy())
+}
+
+/// A process's control plane, seen from another one. Cheap to clone.
+#[derive(Clone)]
+pub struct ControlClient {
+    grpc: GrpcClient<Channel>,
+}
+
+impl ControlClient {
+    /// Connects at the first call, and again whenever the process is back.
+    pub fn new(address: &Address) -> Result<Self, tonic::transport::Error> {
+        // Metrics texts of busy processes are large.
+        Ok(Self { grpc: GrpcClient::new(channel(address)?).max_decoding_message_size(64 << 20) })
+    }
+
+    /// Whether it lives.
+    pub async fn health(&self) -> Result<proto::HealthReply, tonic::Status> {
+        Ok(self.grpc.clone().health(timed(proto::HealthRequest {})).await?.into_inner())
+    }
+
+    /// Whether it can do its work, and why not.
+    pub async fn ready(&self) -> Result<proto::ReadyReply, tonic::Status> {
+        Ok(self.grpc.clone().ready(timed(proto::ReadyRequest {})).await?.into_inner())
+    }
+
+    /// What it is.
+    pub async fn info(&self) -> Result<proto::InfoReply, tonic::Status> {
+        Ok(self.grpc.clone().info(timed(proto::InfoRequest {})).await?.into_inner())
+    }
+
+    /// Its metrics as text, without an end mark.
+    pub async fn metrics(&self) -> Result<String, tonic::Status> {
+        Ok(self.grpc.clone().metrics(timed(proto::MetricsRequest {})).await?.into_inner().text)
+    }
+
+    /// Asks it to finish what runs and refuse new work; returns how many requests were left at the deadline.
+    pub async fn drain(&self, deadline: Duration) -> Result<u32, tonic::Status> {
+        let deadline_ms = u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX);
+        let mut request = tonic::Request::new(proto::DrainRequest { deadline_ms });
+        request.set_timeout(deadline + DEADLINE);
+        Ok(self.grpc.clone().drain(request).await?.into_inner().left)
+    }
+
+    /// Aborts a request by the id that its client saw; `false` when there is none.
+    pub async fn abort(&self, request_id: &str) -> Result<bool, tonic::Status> {
+        let request = proto::AbortRequestRequest { request_id: request_id.to_owned() };
+        Ok(self.grpc.clone().abort_request(timed(request)).await?.into_inner().found)
+    }
+
+    /// Forgets all cached prefixes (scheduler only).
+    pub async fn reset_prefix_cache(&self) -> Result<(), tonic::Status> {
+        self.grpc.clone().reset_prefix_cache(timed(proto::ResetPrefixCacheRequest {})).await.map(drop)
+    }
+}
+
+fn timed<T>(message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    request.set_timeout(DEADLINE);
+    request
+}

@@ -1,0 +1,208 @@
+//! Serves a process's control plane.
+
+use std::{fs, io, os::unix::net::UnixStream as StdUnixStream, path::Path, sync::Arc, time::Duration};
+
+use link::Address;
+use proto::control_server::{Control, ControlServer as GrpcServer};
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::{Request, Response, Status as GrpcStatus, service::Routes, transport::Server};
+use tonic_health::ServingStatus;
+
+use crate::{Process, Readiness, VERSION};
+
+/// What a service answers beyond what the kit knows. Every method has a default.
+#[tonic::async_trait]
+pub trait Handler: Send + Sync + 'static {
+    /// What the process knows of the model.
+    fn model(&self) -> Option<proto::ModelInfo> {
+        None
+    }
+
+    /// Fingerprint of the model folder; empty while unknown.
+    fn model_fingerprint(&self) -> String {
+        String::new()
+    }
+
+    /// The process's settings as a JSON object.
+    fn config_json(&self) -> String {
+        "{}".into()
+    }
+
+    /// Waits until nothing runs or the deadline passes; returns what is left. New work is refused already.
+    async fn drained(&self, _deadline: Duration) -> u32 {
+        0
+    }
+
+    /// Aborts a request by its public id.
+    async fn abort(&self, _request_id: &str) -> bool {
+        false
+    }
+
+    /// Forgets all cached prefixes.
+    async fn reset_prefix_cache(&self) -> Result<(), GrpcStatus> {
+        Err(GrpcStatus::unimplemented("this process has no prefix cache"))
+    }
+
+    /// Brings gauges up to date just before metrics are read.
+    fn refresh_metrics(&self) {}
+}
+
+/// A process that knows nothing beyond the kit.
+impl Handler for () {}
+
+/// A control server, being put together.
+pub struct ControlServer {
+    process: Process,
+    routes: Routes,
+}
+
+impl ControlServer {
+    /// Answers for `process`, asking `handler` for what only the service knows.
+    pub fn new(process: &Process, handler: Arc<dyn Handler>) -> Self {
+        let grpc = GrpcServer::new(Answers { process: process.clone(), handler });
+        Self { process: process.clone(), routes: Routes::new(grpc) }
+    }
+
+    /// Serves one more gRPC service at the same address.
+    pub fn with<S>(mut self, service: S) -> Self
+    where
+        S: tower_service::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<tonic::body::Body>,
+                Error = std::convert::Infallible,
+            > + tonic::server::NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        self.routes = self.routes.add_service(service);
+        self
+    }
+
+    /// Listens at `address` (absent: serves nothing) until the process shuts down. Errors name the address.
+    pub async fn spawn(self, address: Option<&Address>) -> io::Result<()> {
+        let Some(address) = address else { return Ok(()) };
+        let (reporter, health) = tonic_health::server::health_reporter();
+        let server = Server::builder().add_routes(self.routes).add_service(health);
+        follow_readiness(&self.process, reporter);
+        let shutdown = self.process.shutdown.clone().cancelled_owned();
+        match address {
+            Address::Grpc(host) => {
+                let listener = TcpListener::bind(host).await.map_err(|error| named(address, error))?;
+                tokio::spawn(async move {
+                    server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown).await
+                });
+            }
+            Address::GrpcUnix(path) | Address::Ring(path) => {
+                let listener = bind_unix(path).map_err(|error| named(address, error))?;
+                tokio::spawn(async move {
+                    server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown).await
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps the standard gRPC health service in step with the process's readiness.
+fn follow_readiness(process: &Process, reporter: tonic_health::server::HealthReporter) {
+    let mut readiness = process.status.subscribe();
+    tokio::spawn(async move {
+        loop {
+            let serving = match *readiness.borrow_and_update() {
+                Readiness::Ready => ServingStatus::Serving,
+                _ => ServingStatus::NotServing,
+            };
+            reporter.set_service_status("", serving).await;
+            if readiness.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Binds a Unix socket, replacing the file of a process that died; a live one is an error.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    if path.exists() {
+        if StdUnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"));
+        }
+        fs::remove_file(path)?;
+    }
+    UnixListener::bind(path)
+}
+
+fn named(address: &Address, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("control plane at {address}: {error}"))
+}
+
+struct Answers {
+    process: Process,
+    handler: Arc<dyn Handler>,
+}
+
+type Answer<T> = Result<Response<T>, GrpcStatus>;
+
+#[tonic::async_trait]
+impl Control for Answers {
+    async fn health(&self, _: Request<proto::HealthRequest>) -> Answer<proto::HealthReply> {
+        let status = &self.process.status;
+        Ok(Response::new(proto::HealthReply {
+            service: status.service().into(),
+            version: VERSION.into(),
+            uptime_ms: status.uptime().as_millis() as u64,
+            progress: status.progress(),
+        }))
+    }
+
+    async fn ready(&self, _: Request<proto::ReadyRequest>) -> Answer<proto::ReadyReply> {
+        let (ready, reason, progress_permille) = match self.process.status.readiness() {
+            Readiness::Ready => (true, String::new(), None),
+            Readiness::NotReady { reason, permille } => (false, reason, permille),
+            Readiness::Draining => (false, "draining".into(), None),
+        };
+        Ok(Response::new(proto::ReadyReply { ready, reason, progress_permille }))
+    }
+
+    async fn drain(&self, request: Request<proto::DrainRequest>) -> Answer<proto::DrainReply> {
+        self.process.status.draining();
+        let deadline = Duration::from_millis(request.into_inner().deadline_ms.into());
+        let left = self.handler.drained(deadline).await;
+        Ok(Response::new(proto::DrainReply { left }))
+    }
+
+    async fn info(&self, _: Request<proto::InfoRequest>) -> Answer<proto::InfoReply> {
+        Ok(Response::new(proto::InfoReply {
+            service: self.process.status.service().into(),
+            version: VERSION.into(),
+            model_fingerprint: self.handler.model_fingerprint(),
+            pid: std::process::id(),
+            config_json: self.handler.config_json(),
+            model: self.handler.model(),
+        }))
+    }
+
+    async fn abort_request(&self, request: Request<proto::AbortRequestRequest>) -> Answer<proto::AbortRequestReply> {
+        let found = self.handler.abort(&request.into_inner().request_id).await;
+        Ok(Response::new(proto::AbortRequestReply { found }))
+    }
+
+    async fn metrics(&self, _: Request<proto::MetricsRequest>) -> Answer<proto::MetricsReply> {
+        self.handler.refresh_metrics();
+        Ok(Response::new(proto::MetricsReply { text: self.process.metrics.text() }))
+    }
+
+    async fn reset_prefix_cache(
+        &self,
+        _: Request<proto::ResetPrefixCacheRequest>,
+    ) -> Answer<proto::ResetPrefixCacheReply> {
+        self.handler.reset_prefix_cache().await?;
+        Ok(Response::new(proto::ResetPrefixCacheReply {}))
+    }
+}

@@ -1,0 +1,100 @@
+//! The life of a process, told in order.
+
+use std::{future::Future, io, process::ExitCode};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::{CommonArgs, Status, log, metrics::Metrics};
+
+/// What a service's body gets to work with; cloning shares.
+#[derive(Clone)]
+pub struct Process {
+    /// What the process says of itself.
+    pub status: Status,
+    /// Its metrics.
+    pub metrics: Metrics,
+    /// Cancelled by SIGTERM and SIGINT: end in order.
+    pub shutdown: CancellationToken,
+}
+
+/// How many threads run the process's tasks.
+#[derive(Clone, Copy, Debug)]
+pub enum Threads {
+    /// All tasks on the main thread: no locks contended, no tasks stolen.
+    One,
+    /// A pool.
+    Pool(usize),
+}
+
+/// Sets the stage (logging, traces, TLS provider, runtime, signals), runs `body`, and turns its end into an exit code.
+///
+/// An error is the last line the process logs, and the exit code is 1.
+pub fn run<Body, Ended>(service: &'static str, args: &CommonArgs, threads: Threads, body: Body) -> ExitCode
+where
+    Body: FnOnce(Process) -> Ended,
+    Ended: Future<Output = anyhow::Result<()>>,
+{
+    // Fails only when a provider is installed already (several services in one test process), which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = match build(threads) {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("{service}: cannot start the runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    runtime.block_on(async {
+        let logs = match log::init(service, args) {
+            Ok(logs) => logs,
+            Err(error) => {
+                eprintln!("{service}: {error:#}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let process =
+            Process { status: Status::new(service), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+        let code = match end_on_signals(&process.shutdown) {
+            Ok(()) => report(service, body(process).await),
+            Err(error) => report(service, Err(error.into())),
+        };
+        logs.flush().await;
+        code
+    })
+}
+
+fn build(threads: Threads) -> io::Result<tokio::runtime::Runtime> {
+    match threads {
+        Threads::One => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        Threads::Pool(count) => {
+            tokio::runtime::Builder::new_multi_thread().worker_threads(count.max(1)).enable_all().build()
+        }
+    }
+}
+
+fn end_on_signals(shutdown: &CancellationToken) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let shutdown = shutdown.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        shutdown.cancel();
+    });
+    Ok(())
+}
+
+fn report(service: &'static str, ended: anyhow::Result<()>) -> ExitCode {
+    match ended {
+        Ok(()) => {
+            tracing::debug!(service, "ended");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            tracing::error!(service, "{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What a process says of itself: ready or not and why, and a counter that moves while it works.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::watch;
+
+/// Whether a process can do its work now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It can.
+    Ready,
+    /// It cannot; the reason is for a user to read.
+    NotReady {
+        /// "no worker connected".
+        reason: String,
+        /// Progress of what it waits for, 0 ..= 1000.
+        permille: Option<u32>,
+    },
+    /// It refuses new work and finishes what runs.
+    Draining,
+}
+
+/// Shared by the process's tasks; cloning shares.
+#[derive(Clone)]
+pub struct Status {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    service: &'static str,
+    started: Instant,
+    progress: AtomicU64,
+    readiness: watch::Sender<Readiness>,
+}
+
+impl Status {
+    /// A process that is starting.
+    pub fn new(service: &'static str) -> Self {
+        let (readiness, _) = watch::channel(Readiness::NotReady { reason: "starting".into(), permille: None });
+        Self { inner: Arc::new(Inner { service, started: Instant::now(), progress: AtomicU64::new(0), readiness }) }
+    }
+
+    /// The process's name.
+    pub fn service(&self) -> &'static str {
+        self.inner.service
+    }
+
+    /// Time since the start.
+    pub fn uptime(&self) -> Duration {
+        self.inner.started.elapsed()
+    }
+
+    /// Counts one unit of work.
+    pub fn advance(&self) {
+        self.inner.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Units of work so far.
+    pub fn progress(&self) -> u64 {
+        self.inner.progress.load(Ordering::Relaxed)
+    }
+
+    /// It can do its work (unless it is draining, which is final).
+    pub fn ready(&self) {
+        self.set(Readiness::Ready);
+    }
+
+    /// It cannot, for this reason.
+    pub fn not_ready(&self, reason: impl Into<String>) {
+        self.set(Readiness::NotReady { reason: reason.into(), permille: None });
+    }
+
+    /// It is loading; `done` of `total`.
+    pub fn loading(&self, what: &str, done: u64, total: u64) {
+        let permille = (done.saturating_mul(1000) / total.max(1)).min(1000) as u32;
+        let reason = format!("{what}: {} %", permille / 10);
+        self.set(Readiness::NotReady { reason, permille: Some(permille) });
+    }
+
+    /// It refuses new work from now on.
+    pub fn draining(&self) {
+        self.inner.readiness.send_replace(Readiness::Draining);
+    }
+
+    /// What it says now.
+    pub fn readiness(&self) -> Readiness {
+        self.inner.readiness.borrow().clone()
+    }
+
+    /// Whether it can do its work now.
+    pub fn is_ready(&self) -> bool {
+        *self.inner.readiness.borrow() == Readiness::Ready
+    }
+
+    /// Whether it refuses new work.
+    pub fn is_draining(&self) -> bool {
+        *self.inner.readiness.borrow() == Readiness::Draining
+    }
+
+    /// Follows changes.
+    pub fn subscribe(&self) -> watch::Receiver<Readiness> {
+        self.inner.readiness.subscribe()
+    }
+
+    fn set(&self, next: Readiness) {
+        self.inner.readiness.send_if_modified(|now| {
+            let changes = *now != Readiness::Draining && *now != next;
+            if changes {
+                *now = next;
+            }
+            changes
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draining_is_final() {
+        let status = Status::new("test");
+        assert!(!status.is_ready());
+        status.ready();
+        assert!(status.is_ready());
+        status.draining();
+        status.ready();
+        assert!(status.is_draining());
+    }
+
+    #[test]
+    fn loading_says_how_far() {
+        let status = Status::new("test");
+        status.loading("loading weights", 1, 4);
+        let expected = Readiness::NotReady { reason: "loading weights: 25 %".into(), permille: Some(250) };
+        assert_eq!(status.readiness(), expected);
+        status.loading("loading weights", 0, 0);
+        assert!(!status.is_ready());
+    }
+}

@@ -1,2 +1,29 @@
-//! Chores.
-fn main() {}
+//! Chores, as `cargo xtask <chore>`.
+
+mod test;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+/// Chores of the repository.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Chore {
+    /// Pass all tests: tidy, unit, model checking, end to end. Installs what the tests need under target/.
+    Test(test::Args),
+    /// Check the house rules: import directions, module docs, unsafe allow-list, environment reads, file sizes
+    Tidy,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Chore::parse() {
+        Chore::Test(args) => test::run(&root(), &args),
+        Chore::Tidy => tidy::run(&root()),
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
+}

@@ -1,0 +1,47 @@
+//! `cargo xtask test`: everything that must hold, in the order in which it fails fastest.
+
+use std::{path::Path, process::Command, time::Instant};
+
+use anyhow::{Context, bail};
+
+/// What to leave out, for a quick round while working.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Leave out the end-to-end tests
+    #[arg(long)]
+    no_e2e: bool,
+}
+
+/// Runs all tests; stops at the first stage that fails.
+pub fn run(root: &Path, args: &Args) -> anyhow::Result<()> {
+    let stage = |name: &str, run: &dyn Fn() -> anyhow::Result<()>| -> anyhow::Result<()> {
+        println!("── {name}");
+        let start = Instant::now();
+        run().with_context(|| name.to_owned())?;
+        println!("── {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
+        Ok(())
+    };
+    stage("tidy", &|| crate::tidy::run(root))?;
+    stage("unit and conformance tests", &|| cargo(root, &["test", "--workspace", "--exclude", "e2e-tests"], None))?;
+    stage("model checking of the ring (loom)", &|| {
+        cargo(root, &["test", "-p", "shm-ring", "--test", "loom", "--target-dir", "target/loom"], Some("--cfg loom"))
+    })?;
+    if !args.no_e2e {
+        stage("the quire command", &|| cargo(root, &["build", "-p", "quire"], None))?;
+        stage("end to end", &|| cargo(root, &["test", "-p", "e2e-tests", "--", "--test-threads=1"], None))?;
+    }
+    Ok(())
+}
+
+fn cargo(root: &Path, args: &[&str], rustflags: Option<&str>) -> anyhow::Result<()> {
+    let mut command = Command::new("cargo");
+    command.args(args).current_dir(root);
+    if let Some(flags) = rustflags {
+        command.env("RUSTFLAGS", flags);
+    }
+    let status = command.status().context("cargo")?;
+    if !status.success() {
+        bail!("cargo {} failed", args.join(" "));
+    }
+    Ok(())
+}

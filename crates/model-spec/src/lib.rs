@@ -1,1 +1,26 @@
 //! What a model is, as data: the facts that one decoder needs to run any architecture.
+//!
+//! [`ModelSpec`] and its parts are plain structs; an architecture is a function from [`ConfigFile`] to a [`ModelSpec`]. What is the same
+//! for all architectures is read here: rotary scaling ([`RopeSpec`]), special tokens and sampling defaults ([`GenerationConfig`]), and the
+//! [`fingerprint`] by which processes check that they serve the same folder.
+
+mod config;
+mod error;
+mod fingerprint;
+mod generation;
+mod nearest;
+mod rope;
+mod rope_config;
+mod spec;
+
+pub use config::ConfigFile;
+pub use error::ConfigError;
+pub use fingerprint::fingerprint;
+pub use generation::{GenerationConfig, SamplingDefaults, eos_token_ids};
+pub use nearest::nearest;
+pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
+pub use rope_config::{RopeDefaults, context_len, read_rope};
+pub use spec::{
+    Activation, AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec,
+    ModelKind, ModelSpec, NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
+};

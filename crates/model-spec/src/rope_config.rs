@@ -1,0 +1,256 @@
+//! Reads rotary scaling from `config.json`, in its older and newer spellings.
+
+use crate::config::ConfigFile;
+use crate::error::ConfigError;
+use crate::rope::{RopeScaling, RopeSpec, RopeStyle, YarnScaling};
+
+/// What an architecture says about its rotary embedding.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeDefaults {
+    /// Base where the file names none.
+    pub theta: f64,
+    /// Elements of each head that rotate.
+    pub rotary_dim: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+}
+
+/// The rotary embedding that `config.json` describes: `rope_theta` and `rope_scaling` (kind in `rope_type` or the older `type`), or the
+/// newer `rope_parameters` that holds both.
+pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec, ConfigError> {
+    let parameters = scaling_object(config)?;
+    let mut theta = config.number_or("rope_theta", defaults.theta)?;
+    if let Some(parameters) = &parameters {
+        theta = parameters.number_or("rope_theta", theta)?;
+    }
+    if theta <= 1.0 {
+        return Err(config.unsupported("rope_theta", "the base must be greater than 1"));
+    }
+    if defaults.rotary_dim < 2 || defaults.rotary_dim % 2 != 0 {
+        return Err(config.unsupported("head_dim", "the rotated part of a head must be even"));
+    }
+    let scaling = match &parameters {
+        Some(parameters) => read_scaling(config, parameters, defaults.rotary_dim)?,
+        None => RopeScaling::None,
+    };
+    Ok(RopeSpec { theta, rotary_dim: defaults.rotary_dim, style: defaults.style, scaling })
+}
+
+/// The context that the model serves, in tokens: `max_position_embeddings`, stretched where the scaling rule means it to be.
+pub fn context_len(config: &ConfigFile) -> Result<usize, ConfigError> {
+    let base = config.size("max_position_embeddings")?;
+    let Some(parameters) = scaling_object(config)? else { return Ok(base) };
+    let stretch = match kind(&parameters)?.as_str() {
+        "linear" | "dynamic" => base as f64 * factor(&parameters)?,
+        "yarn" => match parameters.number_opt("original_max_position_embeddings")? {
+            Some(original) => (original * factor(&parameters)?).max(base as f64),
+            None => base as f64 * factor(&parameters)?,
+        },
+        _ => base as f64,
+    };
+    Ok(stretch as usize)
+}
+
+fn scaling_object(config: &ConfigFile) -> Result<Option<ConfigFile>, ConfigError> {
+    match config.object("rope_scaling")? {
+        Some(scaling) => Ok(Some(scaling)),
+        None => config.object("rope_parameters"),
+    }
+}
+
+fn kind(parameters: &ConfigFile) -> Result<String, ConfigError> {
+    match parameters.text_opt("rope_type")? {
+        Some(kind) => Ok(kind),
+        None => parameters.text_or("type", "default"),
+    }
+}
+
+fn factor(parameters: &ConfigFile) -> Result<f64, ConfigError> {
+    positive(parameters, "factor", parameters.number("factor")?)
+}
+
+fn positive(parameters: &ConfigFile, key: &str, value: f64) -> Result<f64, ConfigError> {
+    if value > 0.0 { Ok(value) } else { Err(parameters.unsupported(key, "it must be greater than 0")) }
+}
+
+fn read_scaling(config: &ConfigFile, parameters: &ConfigFile, rotary_dim: usize) -> Result<RopeScaling, ConfigError> {
+    match kind(parameters)?.as_str() {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear { factor: factor(parameters)? }),
+        "dynamic" => Ok(RopeScaling::Dynamic { factor: factor(parameters)? }),
+        "llama3" => read_llama3(parameters),
+        "yarn" => read_yarn(config, parameters),
+        "longrope" | "su" => read_long(config, parameters, rotary_dim),
+        _ => {
+            let key = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
+            Err(parameters.unsupported(key, "expected default, linear, dynamic, llama3, yarn or longrope"))
+        }
+    }
+}
+
+fn read_llama3(parameters: &ConfigFile) -> Result<RopeScaling, ConfigError> {
+    let (low, high) = (parameters.number("low_freq_factor")?, parameters.number("high_freq_factor")?);
+    if high <= low {
+        return Err(parameters.unsupported("high_freq_factor", "it must be greater than low_freq_factor"));
+    }
+    let original_len = parameters.number("original_max_position_embeddings")?;
+    Ok(RopeScaling::Llama3 { factor: factor(parameters)?, low_freq_factor: low, high_freq_factor: high, original_len })
+}
+
+fn read_yarn(config: &ConfigFile, parameters: &ConfigFile) -> Result<RopeScaling, ConfigError> {
+    let factor = factor(parameters)?;
+    let original_len = match parameters.number_opt("original_max_position_embeddings")? {
+        Some(len) => positive(parameters, "original_max_position_embeddings", len)?,
+        None => config.number("max_position_embeddings")?,
+    };
+    let temperature = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
+    let nonzero = |key| parameters.number_opt(key).map(|x| x.filter(|&x| x != 0.0));
+    let mscale = match (parameters.number_opt("attention_factor")?, nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+        (Some(given), _, _) => given,
+        (None, Some(part), Some(all)) => temperature(part) / temperature(all),
+        _ => temperature(1.0),
+    };
+    Ok(RopeScaling::Yarn(YarnScaling {
+        factor,
+        original_len,
+        beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
+        beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
+        mscale,
+        truncate: parameters.flag_or("truncate", true)?,
+    }))
+}
+
+fn read_long(config: &ConfigFile, parameters: &ConfigFile, rotary_dim: usize) -> Result<RopeScaling, ConfigError> {
+    let max_len = config.number("max_position_embeddings")?;
+    let original = match config.number_opt("original_max_position_embeddings")? {
+        Some(len) => Some(len),
+        None => parameters.number_opt("original_max_position_embeddings")?,
+    };
+    let (original_len, stretch) = match original {
+        Some(len) => (len, max_len / len),
+        None => (max_len, parameters.number_or("factor", 1.0)?),
+    };
+    let default = match parameters.number_opt("attention_factor")? {
+        Some(given) => given,
+        None if stretch <= 1.0 => 1.0,
+        None => (1.0 + stretch.ln() / original_len.ln()).sqrt(),
+    };
+    Ok(RopeScaling::Long {
+        short: factors(parameters, "short_factor", rotary_dim)?,
+        long: factors(parameters, "long_factor", rotary_dim)?,
+        original_len,
+        short_mscale: parameters.number_or("short_mscale", default)?,
+        long_mscale: parameters.number_or("long_mscale", default)?,
+    })
+}
+
+fn factors(parameters: &ConfigFile, key: &str, rotary_dim: usize) -> Result<Vec<f64>, ConfigError> {
+    let list =
+        parameters.numbers_opt(key)?.ok_or_else(|| parameters.missing(key, "a list of one number per frequency"))?;
+    if list.len() != rotary_dim / 2 || list.iter().any(|&x| x <= 0.0) {
+        return Err(parameters.unsupported(key, &format!("expected {} positive numbers", rotary_dim / 2)));
+    }
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<(RopeSpec, usize), ConfigError> {
+        let config = ConfigFile::parse(Path::new("config.json"), text.as_bytes())?;
+        let defaults = RopeDefaults { theta: 10000.0, rotary_dim: 4, style: RopeStyle::Halves };
+        Ok((read_rope(&config, defaults)?, context_len(&config)?))
+    }
+
+    fn check(text: &str, theta: f64, scaling: RopeScaling, context: usize) {
+        let (spec, len) = read(text).unwrap();
+        assert_eq!((spec.theta, spec.scaling, len), (theta, scaling, context), "{text}");
+    }
+
+    #[test]
+    fn spellings() {
+        check(r#"{"max_position_embeddings": 64}"#, 10000.0, RopeScaling::None, 64);
+        check(
+            r#"{"max_position_embeddings": 64, "rope_theta": 5e5, "rope_scaling": null}"#,
+            5e5,
+            RopeScaling::None,
+            64,
+        );
+        let linear = RopeScaling::Linear { factor: 2.5 };
+        check(
+            r#"{"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2.5}}"#,
+            10000.0,
+            linear.clone(),
+            160,
+        );
+        check(
+            r#"{"max_position_embeddings": 64, "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7}}"#,
+            7.0,
+            linear,
+            160,
+        );
+    }
+
+    #[test]
+    fn yarn_keys() {
+        let temperature = 0.1 * 4f64.ln() + 1.0;
+        let yarn = |mscale, beta_fast, truncate| {
+            RopeScaling::Yarn(YarnScaling {
+                factor: 4.0,
+                original_len: 64.0,
+                beta_fast,
+                beta_slow: 1.0,
+                mscale,
+                truncate,
+            })
+        };
+        let file = |more: &str| {
+            format!(
+                r#"{{"max_position_embeddings": 256, "rope_scaling":
+                    {{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64{more}}}}}"#
+            )
+        };
+        check(&file(""), 10000.0, yarn(temperature, 32.0, true), 256);
+        check(
+            &file(r#", "attention_factor": 1.25, "beta_fast": 16, "truncate": false"#),
+            10000.0,
+            yarn(1.25, 16.0, false),
+            256,
+        );
+        check(&file(r#", "mscale": 1.0, "mscale_all_dim": 1.0"#), 10000.0, yarn(1.0, 32.0, true), 256);
+    }
+
+    #[test]
+    fn longrope_scale() {
+        let text = r#"{"max_position_embeddings": 256, "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "longrope", "short_factor": [1, 2], "long_factor": [3, 4]}}"#;
+        let mscale = (1.0 + 4f64.ln() / 64f64.ln()).sqrt();
+        let expected = RopeScaling::Long {
+            short: vec![1.0, 2.0],
+            long: vec![3.0, 4.0],
+            original_len: 64.0,
+            short_mscale: mscale,
+            long_mscale: mscale,
+        };
+        check(text, 10000.0, expected, 256);
+    }
+
+    #[test]
+    fn refusals_name_the_key() {
+        for (scaling, key) in [
+            (r#"{"type": "magic"}"#, "rope_scaling.type"),
+            (r#"{"type": "linear"}"#, "rope_scaling.factor"),
+            (r#"{"type": "linear", "factor": -1}"#, "rope_scaling.factor"),
+            (r#"{"rope_type": "llama3", "factor": 8}"#, "rope_scaling.low_freq_factor"),
+            (r#"{"type": "longrope", "short_factor": [1], "long_factor": [1, 1]}"#, "rope_scaling.short_factor"),
+        ] {
+            let message = read(&format!(r#"{{"max_position_embeddings": 64, "rope_scaling": {scaling}}}"#))
+                .unwrap_err()
+                .to_string();
+            assert!(message.contains(key), "{message}");
+        }
+    }
+}

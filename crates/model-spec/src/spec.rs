@@ -1,0 +1,280 @@
+//! [`ModelSpec`]: an architecture with its sizes, as plain data.
+//!
+//! Where two families differ, a field says how; the decoder never asks for a name. A layer reads as
+//!
+//! ```text
+//! sequential: x += s * after_attention(attention(before_attention(x)));  x += s * after_mlp(mlp(before_mlp(x)))
+//! parallel:   x += s * (attention(before_attention(x)) + mlp(before_mlp(x), or the same norm where before_mlp is absent))
+//! ```
+//!
+//! where an absent norm is the identity and `s` is `residual_scale`.
+
+use crate::rope::RopeSpec;
+
+/// Everything that the decoder needs to know about a model beside its weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// Class name in `config.json`, e.g. `LlamaForCausalLM`.
+    pub architecture: String,
+    /// What runs it.
+    pub kind: ModelKind,
+    /// Rows of the embedding and of the logits; may exceed the tokenizer's vocabulary (padding).
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Longest sequence (prompt and output) that the model was made for, in tokens.
+    pub context_len: usize,
+    /// Element type that `config.json` asks for, if it says.
+    pub dtype: Option<FloatType>,
+    /// Tokens that end a sequence, from `generation_config.json` and `config.json`, sorted.
+    pub eos_token_ids: Vec<u32>,
+    /// From tokens to the residual stream.
+    pub embedding: EmbeddingSpec,
+    /// The layers in order; they may differ from one another.
+    pub layers: Vec<LayerSpec>,
+    /// Norm before the head.
+    pub final_norm: Option<NormSpec>,
+    /// From the residual stream to logits.
+    pub head: HeadSpec,
+}
+
+/// What runs a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelKind {
+    /// A causal decoder over paged key/value memory.
+    Decoder,
+    /// No arithmetic at all: the output repeats the prompt. For measuring everything around the model.
+    Echo,
+}
+
+/// Element type of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FloatType {
+    /// IEEE single.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+}
+
+impl FloatType {
+    /// From the name that PyTorch uses.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "float32" | "float" => Some(Self::F32),
+            "bfloat16" => Some(Self::Bf16),
+            "float16" | "half" => Some(Self::F16),
+            _ => None,
+        }
+    }
+}
+
+/// From tokens to the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingSpec {
+    /// Multiplies the looked-up row (Gemma: `sqrt(hidden)`); 1 otherwise.
+    pub scale: f32,
+    /// Norm right after the lookup (BLOOM).
+    pub norm: Option<NormSpec>,
+}
+
+/// From the residual stream to logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadSpec {
+    /// The embedding's matrix is the head's too.
+    pub tied: bool,
+    /// There is a bias.
+    pub bias: bool,
+    /// Multiplies logits (Cohere, MiniCPM, Granite); 1 otherwise.
+    pub scale: f32,
+    /// `cap * tanh(logit / cap)` (Gemma 2).
+    pub soft_cap: Option<f32>,
+}
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// The part that mixes tokens.
+    pub attention: AttentionSpec,
+    /// The part that works on each token.
+    pub mlp: MlpSpec,
+    /// Where norms stand.
+    pub norms: LayerNorms,
+    /// How both parts join the residual stream.
+    pub residual: Residual,
+    /// Multiplies each part's output before it is added; 1 otherwise.
+    pub residual_scale: f32,
+}
+
+/// Norms of a layer; absent ones are the identity.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct LayerNorms {
+    /// On attention's input.
+    pub before_attention: Option<NormSpec>,
+    /// On attention's output, before the residual add.
+    pub after_attention: Option<NormSpec>,
+    /// On the MLP's input. In a parallel layer, absent means: the same input as attention.
+    pub before_mlp: Option<NormSpec>,
+    /// On the MLP's output, before the residual add.
+    pub after_mlp: Option<NormSpec>,
+}
+
+/// How attention and MLP join the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// The MLP sees attention's result.
+    Sequential,
+    /// Both see the layer's input (GPT-J, Falcon, Phi, Cohere).
+    Parallel,
+}
+
+/// A norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Which norm.
+    pub kind: NormKind,
+    /// How it scales.
+    pub scale: NormScale,
+    /// It has a stored shift.
+    pub bias: bool,
+    /// Epsilon.
+    pub eps: f32,
+}
+
+impl NormSpec {
+    /// Root-mean-square norm with a stored weight.
+    pub fn rms(eps: f32) -> Self {
+        Self { kind: NormKind::Rms, scale: NormScale::Weight, bias: false, eps }
+    }
+
+    /// Layer norm with stored weight and bias.
+    pub fn layer(eps: f32) -> Self {
+        Self { kind: NormKind::Layer, scale: NormScale::Weight, bias: true, eps }
+    }
+}
+
+/// Normalisation over a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Divides by the root of the mean square.
+    Rms,
+    /// Subtracts the mean and divides by the standard deviation.
+    Layer,
+}
+
+/// What a norm multiplies by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormScale {
+    /// The stored weight.
+    Weight,
+    /// One plus the stored weight (Gemma, Nemotron).
+    OnePlusWeight,
+    /// Nothing; no weight is stored (OLMo 1).
+    None,
+}
+
+/// Attention over cached keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of query and key heads.
+    pub head_dim: usize,
+    /// Width of value heads.
+    pub v_head_dim: usize,
+    /// Multiplies scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Where a token stands.
+    pub position: Position,
+    /// A token sees itself and `window - 1` tokens before it; absent: all before it.
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// One learned extra logit a head that takes weight but no value (gpt-oss).
+    pub sinks: bool,
+    /// Norm of queries and keys before they rotate.
+    pub qk_norm: Option<QkNorm>,
+    /// Which projections have a bias.
+    pub bias: Biases,
+}
+
+/// How attention knows where a token stands.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Position {
+    /// Rotary embedding of queries and keys.
+    Rope(RopeSpec),
+    /// A bias linear in the distance; one slope a query head.
+    Alibi(Vec<f32>),
+    /// Not at all (global layers of Cohere 2, EXAONE 4).
+    None,
+}
+
+/// Norm of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QkNorm {
+    /// Each head alone, one weight `[head_dim]` for all heads (Qwen 3, Gemma 3).
+    PerHead(NormSpec),
+}
+
+/// Biases of a layer's attention projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Biases {
+    /// On q, k and v.
+    pub qkv: bool,
+    /// On the output projection.
+    pub output: bool,
+}
+
+/// The part of a layer that works on each token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Its form.
+    pub kind: MlpKind,
+    /// Inner width.
+    pub intermediate_size: usize,
+    /// Non-linearity.
+    pub activation: Activation,
+    /// All its projections have a bias.
+    pub bias: bool,
+}
+
+/// Form of an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpKind {
+    /// `down(activation(gate(x)) * up(x))`.
+    Gated,
+    /// `down(activation(up(x)))`.
+    Plain,
+}
+
+/// Non-linearities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// Gaussian error linear unit, exact.
+    Gelu,
+    /// Its tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    ReluSquared,
+}
+
+impl Activation {
+    /// From the name in `hidden_act`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "silu" | "swish" => Some(Self::Silu),
+            "gelu" => Some(Self::Gelu),
+            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Some(Self::GeluTanh),
+            "relu" => Some(Self::Relu),
+            "relu2" => Some(Self::ReluSquared),
+            _ => None,
+        }
+    }
+}

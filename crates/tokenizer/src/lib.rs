@@ -1,1 +1,19 @@
 //! Encoding and incremental decoding of text.
+//!
+//! [`Tokenizer`] turns text into ids exactly as the `tokenizer.json` of a model says. [`IncrementalDecoder`] turns ids into text one
+//! token at a time, at a cost that does not grow with the text: the pieces that it returns never split a character, and together
+//! they are what decoding all ids at once gives.
+
+mod decode;
+mod error;
+mod load;
+mod shape;
+mod special;
+mod table;
+mod tokenizer;
+
+pub use decode::{Context, DecodeOptions, IncrementalDecoder};
+pub use error::TokenizerError;
+pub use shape::DecoderShape;
+pub use special::SpecialTokens;
+pub use tokenizer::{ModelKind, Tokenizer};

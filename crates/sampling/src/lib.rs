@@ -1,1 +1,81 @@
 //! Choosing the next token: one file per rule, one order of application.
+//!
+//! A request's `proto::Sampling` is compiled once into a [`SamplingPlan`]; [`sample`] then turns one row of logits into a token. Pure:
+//! no clock, no global randomness. The random number of an output position comes from (seed, position) alone, and every sum is added in
+//! token order, so a request gives the same tokens whatever else is in its batch, and again after a preemption.
+//!
+//! Order, as in vLLM: log-probabilities of the untouched row; then the rewrites (allowed tokens, bad words, min tokens, logit bias,
+//! penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p); then the draw.
+//!
+//! Logits that are no numbers: NaN and -inf can never be chosen, +inf counts as the largest finite number. When nothing is left (all
+//! masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
+
+mod candidates;
+mod draw;
+mod history;
+mod logprobs;
+mod math;
+mod plan;
+mod random;
+mod rules;
+
+pub use history::History;
+pub use logprobs::{FLOOR, Logprobs, token_logprobs};
+pub use plan::SamplingPlan;
+pub use random::uniform;
+
+use candidates::Candidates;
+
+/// What one row gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The chosen token.
+    pub token: u32,
+    /// Present when the plan asks for log-probabilities.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Buffers that rows share, one set a thread: after the first rows nothing is allocated any more.
+#[derive(Default)]
+pub struct Scratch {
+    raw: Vec<f32>,
+    weights: Vec<f32>,
+    candidates: Candidates,
+}
+
+/// Chooses the token that follows `history` from its row of logits `[vocab]`, which is rewritten on the way.
+///
+/// The caller appends the token to the history.
+pub fn sample(row: &mut [f32], plan: &SamplingPlan, history: &History, scratch: &mut Scratch) -> Sampled {
+    let Some(top) = plan.logprobs() else {
+        return Sampled { token: choose(row, plan, history, scratch), logprobs: None };
+    };
+    if plan.keeps_row(history) {
+        let token = choose(row, plan, history, scratch);
+        return Sampled { token, logprobs: Some(token_logprobs(row, token, top)) };
+    }
+    let mut raw = std::mem::take(&mut scratch.raw);
+    raw.clear();
+    raw.extend_from_slice(row);
+    let token = choose(row, plan, history, scratch);
+    let logprobs = token_logprobs(&raw, token, top);
+    scratch.raw = raw;
+    Sampled { token, logprobs: Some(logprobs) }
+}
+
+fn choose(row: &mut [f32], plan: &SamplingPlan, history: &History, scratch: &mut Scratch) -> u32 {
+    plan.rewrite(row, history);
+    let best = match math::argmax(row) {
+        Some(token) => token,
+        None => return plan.fallback(row.len()),
+    };
+    match plan.temperature() {
+        None => best,
+        Some(temperature) => {
+            temperature.weigh(row, &mut scratch.weights);
+            scratch.candidates.fill(&scratch.weights);
+            plan.cut(&mut scratch.candidates);
+            draw::draw(&scratch.candidates, plan.uniform(history)).unwrap_or(best)
+        }
+    }
+}

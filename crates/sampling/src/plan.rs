@@ -1,0 +1,82 @@
+//! A request's sampling settings, compiled once: only the rules that do something are left, in their order.
+
+use proto::Sampling;
+
+use crate::{
+    History,
+    candidates::Candidates,
+    random,
+    rules::{self, Cut, Rewrite, temperature::Temperature},
+};
+
+/// How a sequence's tokens are chosen.
+///
+/// Values out of range (the gateway refuses them earlier) count as "off", so compiling cannot fail and an empty message means greedy.
+pub struct SamplingPlan {
+    rewrites: Vec<Box<dyn Rewrite>>,
+    temperature: Option<Temperature>,
+    cuts: Vec<Box<dyn Cut>>,
+    seed: u64,
+    logprobs: Option<usize>,
+    allowed: Vec<u32>,
+}
+
+impl SamplingPlan {
+    /// Compiles a request's settings. `end_tokens` are the model's end-of-text tokens, which `min_tokens` holds back.
+    pub fn compile(sampling: &Sampling, seed: u64, end_tokens: &[u32]) -> Self {
+        let request = rules::Request { sampling, end_tokens };
+        Self {
+            rewrites: rules::REWRITES.iter().filter_map(|rule| (rule.compile)(&request)).collect(),
+            temperature: Temperature::compile(sampling),
+            cuts: rules::CUTS.iter().filter_map(|rule| (rule.compile)(&request)).collect(),
+            seed,
+            logprobs: sampling.logprobs.map(|top| usize::try_from(top).unwrap_or(usize::MAX)),
+            allowed: sampling.allowed_token_ids.clone(),
+        }
+    }
+
+    /// How many best tokens' log-probabilities are wanted beside the chosen one's.
+    pub fn logprobs(&self) -> Option<usize> {
+        self.logprobs
+    }
+
+    /// Whether the most likely token is always taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature.is_none()
+    }
+
+    pub(crate) fn needs_counts(&self) -> bool {
+        self.rewrites.iter().any(|rule| rule.needs_counts())
+    }
+
+    /// Whether `rewrite` would leave the row as it is.
+    pub(crate) fn keeps_row(&self, history: &History) -> bool {
+        !self.rewrites.iter().any(|rule| rule.acts(history))
+    }
+
+    pub(crate) fn rewrite(&self, row: &mut [f32], history: &History) {
+        for rule in self.rewrites.iter().filter(|rule| rule.acts(history)) {
+            rule.apply(row, history);
+        }
+    }
+
+    pub(crate) fn temperature(&self) -> Option<Temperature> {
+        self.temperature
+    }
+
+    pub(crate) fn cut(&self, candidates: &mut Candidates) {
+        for rule in &self.cuts {
+            rule.apply(candidates);
+        }
+    }
+
+    /// The random number of the next output token.
+    pub(crate) fn uniform(&self, history: &History) -> f64 {
+        random::uniform(self.seed, history.output().len() as u64)
+    }
+
+    /// The token when every logit is masked: the first allowed one of the vocabulary, or 0.
+    pub(crate) fn fallback(&self, vocab: usize) -> u32 {
+        self.allowed.iter().copied().find(|&token| (token as usize) < vocab).unwrap_or(0)
+    }
+}

@@ -66,23 +66,19 @@ impl Sender {
         }
     }
 
-    /// Waits until a record of `len` bytes may fit. Cancel-safe. May return early: try again, then wait again.
+    /// Publishes what is staged and waits until a record of `len` bytes fits. Cancel-safe.
     pub async fn wait_for_room(&mut self, len: usize) -> Result<(), RingError> {
         // A peer that sees nothing frees nothing.
         self.publish();
-        if !self.producer.must_wait(len)? {
-            return self.check_peer();
+        while !self.spin.until(|| self.producer.has_room_for(len))? && self.producer.must_wait(len)? {
+            let since = self.spin.sleeps();
+            tokio::select! {
+                signalled = self.room.wait() => signalled?,
+                () = self.peer.gone() => return Err(RingError::Gone),
+            }
+            self.spin.woke(since);
         }
-        if self.spin.until(|| self.producer.must_wait(len).map(|wait| !wait))? {
-            return self.check_peer();
-        }
-        let since = self.spin.sleeps();
-        tokio::select! {
-            signalled = self.room.wait() => signalled?,
-            () = self.peer.gone() => return Err(RingError::Gone),
-        }
-        self.spin.woke(since);
-        Ok(())
+        self.check_peer()
     }
 
     /// Whether the peer is known to be gone.

@@ -111,6 +111,12 @@ impl<M: Memory> Producer<M> {
         Ok(!self.has_room(size)? && !self.peer_closed())
     }
 
+    /// Whether a record of `len` bytes fits now.
+    pub fn has_room_for(&mut self, len: usize) -> Result<bool, RingError> {
+        let size = self.size_of(len)?;
+        self.has_room(size)
+    }
+
     /// Whether the consumer has left in order.
     pub fn peer_closed(&self) -> bool {
         self.memory.control().consumer.closed.load(Ordering::Acquire) != 0

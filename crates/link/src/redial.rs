@@ -1,0 +1,65 @@
+//! Connecting again and again until it succeeds.
+
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use proto::Hello;
+
+use crate::{address::Address, error::LinkError, link::Link, listener::connect, options::LinkOptions};
+
+/// The first wait; each next one is twice as long.
+const SHORTEST: Duration = Duration::from_millis(5);
+/// The longest wait.
+const LONGEST: Duration = Duration::from_secs(1);
+/// How often an ongoing failure is logged again.
+const LOG_EVERY: Duration = Duration::from_secs(30);
+
+/// Connects, trying again with backoff until it succeeds. Cancel by dropping the future.
+pub async fn redial<S: Message, R: Message + Default>(
+    address: &Address,
+    hello: Hello,
+    options: &LinkOptions,
+) -> Link<S, R> {
+    let mut wait = SHORTEST;
+    let mut log = Log::default();
+    loop {
+        match connect(address, hello.clone(), options).await {
+            Ok(link) => {
+                log.succeeded(address);
+                return link;
+            }
+            Err(error) => log.failed(address, &error),
+        }
+        // Between half and the whole of it, so that many dialers do not come back in step.
+        tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..=1.0))).await;
+        wait = (wait * 2).min(LONGEST);
+    }
+}
+
+/// Logs the first failure, then one every [`LOG_EVERY`], then the success.
+#[derive(Default)]
+struct Log {
+    failures: u64,
+    logged: Option<Instant>,
+}
+
+impl Log {
+    fn failed(&mut self, address: &Address, error: &LinkError) {
+        self.failures += 1;
+        if self.logged.is_some_and(|at| at.elapsed() < LOG_EVERY) {
+            return;
+        }
+        self.logged = Some(Instant::now());
+        let failures = self.failures;
+        match error {
+            LinkError::Refused { .. } => tracing::warn!(%address, failures, %error, "refused, still trying"),
+            _ => tracing::info!(%address, failures, %error, "cannot connect yet, still trying"),
+        }
+    }
+
+    fn succeeded(&self, address: &Address) {
+        if self.failures > 0 {
+            tracing::info!(%address, failures = self.failures, "connected");
+        }
+    }
+}

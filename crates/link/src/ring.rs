@@ -1,0 +1,68 @@
+//! Links over shared-memory rings: the Unix socket carries the handshake and the rings, then stays open as the sign of
+//! life.
+
+use std::{path::Path, sync::Arc};
+
+use proto::{Hello, Welcome};
+use tokio::{net::UnixStream, time::timeout};
+
+use crate::{
+    error::LinkError,
+    handshake,
+    link::{Established, Incoming, Outgoing},
+    listener::Arrivals,
+    options::LinkOptions,
+    unix,
+};
+
+/// Dials a listener.
+pub(crate) async fn connect(path: &Path, hello: &Hello, options: &LinkOptions) -> Result<Established, LinkError> {
+    let shaking = async {
+        let mut socket = UnixStream::connect(path).await.map_err(LinkError::io("connecting"))?;
+        handshake::write(&mut socket, hello).await?;
+        let peer = handshake::judge(hello, handshake::read::<Welcome>(&mut socket).await?)?;
+        Ok(established(peer, shm_ring::take(socket).await?))
+    };
+    timeout(options.connect_deadline, shaking).await.unwrap_or(Err(LinkError::Deadline { doing: "connecting" }))
+}
+
+/// Listens, and shakes hands with whoever comes, until the returned task is aborted.
+pub(crate) async fn listen(
+    path: &Path,
+    arrivals: Arrivals,
+) -> Result<(tokio::task::JoinHandle<()>, unix::SocketFile), LinkError> {
+    let (listener, file) = unix::bind(path).await?;
+    let arrivals = Arc::new(arrivals);
+    let accepting = async move {
+        loop {
+            match listener.accept().await {
+                Ok((socket, _)) => arrivals.clone().shake(|arrivals| welcome(socket, arrivals)).await,
+                Err(error) => arrivals.accept_failed(&error).await,
+            }
+        }
+    };
+    Ok((tokio::spawn(accepting), file))
+}
+
+async fn welcome(mut socket: UnixStream, arrivals: Arc<Arrivals>) -> Result<(), LinkError> {
+    let theirs = handshake::read::<Hello>(&mut socket).await?;
+    let answer = handshake::answer(&arrivals.hello, &theirs);
+    if !answer.accepted {
+        handshake::write(&mut socket, &answer).await?;
+        return Err(LinkError::Refused { reason: answer.reason });
+    }
+    // A place first: a peer that is welcomed is one that `accept` will return.
+    let place = arrivals.place().await?;
+    handshake::write(&mut socket, &answer).await?;
+    let ends = shm_ring::offer(socket, arrivals.options.capacity()).await?;
+    place.send(established(theirs, ends));
+    Ok(())
+}
+
+fn established(peer: Hello, (sender, receiver): (shm_ring::Sender, shm_ring::Receiver)) -> Established {
+    Established {
+        peer,
+        outgoing: Outgoing::Ring(Box::new(sender)),
+        incoming: Incoming::Ring { ring: Box::new(receiver), record: Vec::new() },
+    }
+}

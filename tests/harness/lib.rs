@@ -1,0 +1,17 @@
+//! What end-to-end tests stand on: a real `quire serve`, its processes, an HTTP client, and the reference models.
+
+mod client;
+mod processes;
+mod server;
+pub mod zoo;
+
+pub use client::{Client, Stream};
+pub use processes::{Pid, cpu_ticks, descendants, resident_bytes};
+pub use server::{Server, quire_binary};
+
+use std::path::{Path, PathBuf};
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests lies in the repository").to_owned()
+}

@@ -1,0 +1,236 @@
+//! The KV block pool: who holds which block, which are free, which can be found again.
+//!
+//! A block is in exactly one of three states:
+//!
+//! ```text
+//!            take                      release (last reference)
+//!   free ───────────▶ used (refs > 0) ───────────────────────────▶ free      when it has no name
+//!    ▲                   ▲      │
+//!    │ evict, oldest     │ hit  │ release (last reference)
+//!    └──── cached (refs == 0, named, in LRU order) ◀──────────────┘          when it has one
+//! ```
+//!
+//! `take` prefers free blocks and evicts the least recently released cached one otherwise; used blocks are never evicted.
+
+use crate::prefix::{BlockHash, HashTable};
+use ids::BlockId;
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Debug)]
+struct Block {
+    refs: u32,
+    /// Neighbours in the LRU list while cached.
+    older: u32,
+    newer: u32,
+    name: Option<BlockHash>,
+}
+
+/// All KV blocks of a worker group.
+#[derive(Debug)]
+pub(crate) struct BlockPool {
+    blocks: Vec<Block>,
+    free: Vec<BlockId>,
+    named: HashTable<BlockId>,
+    /// Ends of the LRU list of cached blocks.
+    oldest: u32,
+    newest: u32,
+    cached: u32,
+    /// Sum of all reference counts; compared with block tables to find lost blocks.
+    references: u64,
+    /// How often a block became available; a blocked queue head looks again only when this moved.
+    releases: u64,
+}
+
+impl BlockPool {
+    pub fn new(num_blocks: u32) -> Self {
+        let blank = Block { refs: 0, older: NONE, newer: NONE, name: None };
+        Self {
+            blocks: vec![blank; num_blocks as usize],
+            free: (0..num_blocks).rev().map(BlockId).collect(),
+            named: HashTable::default(),
+            oldest: NONE,
+            newest: NONE,
+            cached: 0,
+            references: 0,
+            releases: 0,
+        }
+    }
+
+    pub fn num_blocks(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
+    /// Blocks that `take` can give: free and cached ones.
+    pub fn available(&self) -> u32 {
+        self.free.len() as u32 + self.cached
+    }
+
+    pub fn cached(&self) -> u32 {
+        self.cached
+    }
+
+    pub fn used(&self) -> u32 {
+        self.num_blocks() - self.available()
+    }
+
+    pub fn references(&self) -> u64 {
+        self.references
+    }
+
+    pub fn releases(&self) -> u64 {
+        self.releases
+    }
+
+    pub fn is_shared(&self, block: BlockId) -> bool {
+        self.blocks[block.index()].refs > 1
+    }
+
+    /// A block of unknown content with one reference.
+    pub fn take(&mut self) -> Option<BlockId> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => self.evict()?,
+        };
+        self.blocks[block.index()].refs = 1;
+        self.references += 1;
+        Some(block)
+    }
+
+    /// One more holder of a block that is used or cached.
+    pub fn hold(&mut self, block: BlockId) {
+        if self.blocks[block.index()].refs == 0 {
+            self.unlink(block.0);
+        }
+        self.blocks[block.index()].refs += 1;
+        self.references += 1;
+    }
+
+    /// One holder less. The last one leaves the block cached when it has a name, else free.
+    pub fn release(&mut self, block: BlockId) {
+        let entry = &mut self.blocks[block.index()];
+        debug_assert!(entry.refs > 0, "block {block} released twice");
+        entry.refs -= 1;
+        self.references -= 1;
+        if entry.refs > 0 {
+            return;
+        }
+        self.releases += 1;
+        match entry.name {
+            Some(_) => self.link_newest(block.0),
+            None => self.free.push(block),
+        }
+    }
+
+    /// Gives a used block its name, unless another block has it already. Returns whether it did.
+    pub fn name(&mut self, block: BlockId, name: BlockHash) -> bool {
+        let entry = &mut self.blocks[block.index()];
+        debug_assert!(entry.refs > 0, "only a used block gets a name");
+        if entry.name.is_some() || self.named.contains_key(&name) {
+            return false;
+        }
+        entry.name = Some(name);
+        self.named.insert(name, block);
+        true
+    }
+
+    /// The leading blocks among `names` that are there, without taking them.
+    pub fn find<'a>(&'a self, names: impl Iterator<Item = &'a BlockHash> + 'a) -> impl Iterator<Item = BlockId> + 'a {
+        names.map_while(|name| self.named.get(name).copied())
+    }
+
+    /// Whether `hold` would take the block out of the cached ones.
+    pub fn is_unreferenced(&self, block: BlockId) -> bool {
+        self.blocks[block.index()].refs == 0
+    }
+
+    /// Forgets all names; blocks in use stay in use.
+    pub fn forget_names(&mut self) {
+        self.named.clear();
+        while self.oldest != NONE {
+            let block = self.oldest;
+            self.unlink(block);
+            self.free.push(BlockId(block));
+        }
+        self.blocks.iter_mut().for_each(|block| block.name = None);
+    }
+
+    fn evict(&mut self) -> Option<BlockId> {
+        if self.oldest == NONE {
+            return None;
+        }
+        let block = self.oldest;
+        self.unlink(block);
+        if let Some(name) = self.blocks[block as usize].name.take() {
+            self.named.remove(&name);
+        }
+        Some(BlockId(block))
+    }
+
+    fn link_newest(&mut self, block: u32) {
+        let older = std::mem::replace(&mut self.newest, block);
+        self.blocks[block as usize].older = older;
+        self.blocks[block as usize].newer = NONE;
+        match older {
+            NONE => self.oldest = block,
+            _ => self.blocks[older as usize].newer = block,
+        }
+        self.cached += 1;
+    }
+
+    fn unlink(&mut self, block: u32) {
+        let Block { older, newer, .. } = self.blocks[block as usize];
+        match older {
+            NONE => self.oldest = newer,
+            _ => self.blocks[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            _ => self.blocks[newer as usize].older = older,
+        }
+        self.cached -= 1;
+    }
+
+    /// Checks the pool against the references that block tables hold, one count per block.
+    pub fn check(&self, held: &[u32]) -> Result<(), String> {
+        let mut seen = vec![0u32; self.blocks.len()];
+        for block in &self.free {
+            seen[block.index()] += 1;
+            if self.blocks[block.index()].name.is_some() {
+                return Err(format!("free block {block} has a name"));
+            }
+        }
+        let mut cursor = self.oldest;
+        let mut cached = 0;
+        while cursor != NONE {
+            seen[cursor as usize] += 1;
+            cached += 1;
+            if cached > self.blocks.len() {
+                return Err("the LRU list is a ring".into());
+            }
+            if self.blocks[cursor as usize].name.is_none() {
+                return Err(format!("cached block {cursor} has no name"));
+            }
+            cursor = self.blocks[cursor as usize].newer;
+        }
+        if cached != self.cached as usize {
+            return Err(format!("{cached} blocks in the LRU list, {} counted", self.cached));
+        }
+        for (index, block) in self.blocks.iter().enumerate() {
+            if block.refs != held[index] {
+                return Err(format!("block {index} has {} references, tables hold {}", block.refs, held[index]));
+            }
+            if seen[index] != u32::from(block.refs == 0) {
+                return Err(format!("block {index} with {} references is listed {} times", block.refs, seen[index]));
+            }
+            if block.name.is_some_and(|name| self.named.get(&name) != Some(&BlockId(index as u32))) {
+                return Err(format!("block {index} has a name that does not lead to it"));
+            }
+        }
+        let names = self.blocks.iter().filter(|block| block.name.is_some()).count();
+        if names != self.named.len() {
+            return Err(format!("{} names for {names} named blocks", self.named.len()));
+        }
+        Ok(())
+    }
+}

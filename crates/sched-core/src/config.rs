@@ -1,0 +1,153 @@
+//! What the scheduler is told once, at start.
+
+/// Which waiting sequence runs first, and which running one gives way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Policy {
+    /// First come, first served.
+    #[default]
+    Fcfs,
+    /// By the request's `priority`, lower first; within one priority first come, first served.
+    Priority,
+}
+
+/// How many plans may be on their way to the workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Pipeline {
+    /// One: the next plan waits for the last result. Simple; what the other is tested against.
+    InOrder,
+    /// Two: the next step is planned while one runs, so workers never wait for the scheduler.
+    #[default]
+    RunAhead,
+}
+
+impl Pipeline {
+    /// Plans that may be without a result at once.
+    pub fn depth(self) -> usize {
+        match self {
+            Pipeline::InOrder => 1,
+            Pipeline::RunAhead => 2,
+        }
+    }
+}
+
+/// Limits and switches; see [`Config::check`] for what must hold between them.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// Slots: sequences that run at once.
+    pub max_num_seqs: u32,
+    /// Tokens that one step computes at most.
+    pub max_num_batched_tokens: u32,
+    /// Prompt and output together, tokens.
+    pub max_model_len: u32,
+    /// Tokens of one prompt that one step computes at most; 0: no such limit.
+    pub long_prefill_token_threshold: u32,
+    /// Prompt tokens that a step computes at most while it also decodes; 0: no such limit. This is what bounds
+    /// inter-token latency: a step's time grows with its prompt tokens, and decoding sequences wait for the whole step.
+    pub max_prefill_tokens_beside_decodes: u32,
+    /// Split prompts over steps. Off: a prompt runs in one step, alone or beside others.
+    pub enable_chunked_prefill: bool,
+    /// Find blocks again by the hash of their tokens.
+    pub enable_prefix_caching: bool,
+    /// Order of the queue and of preemption.
+    pub policy: Policy,
+    /// In order, or one step ahead.
+    pub pipeline: Pipeline,
+    /// Requests that may wait for their first step; `None`: no bound.
+    pub max_num_queued_reqs: Option<u32>,
+    /// Prompt tokens of requests that wait for their first step; `None`: no bound.
+    pub max_num_queued_tokens: Option<u64>,
+    /// Share of the blocks that admission leaves free for running sequences to grow into, `0.0 ..= 1.0`.
+    pub watermark: f32,
+    /// Tokens that end a text unless the request ignores them.
+    pub eos_token_ids: Vec<u32>,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// Largest `n` of a request.
+    pub max_choices: u32,
+    /// Start of the generator that seeds requests without a seed of their own.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_model_len: 4096,
+            long_prefill_token_threshold: 0,
+            max_prefill_tokens_beside_decodes: 0,
+            enable_chunked_prefill: true,
+            enable_prefix_caching: true,
+            policy: Policy::Fcfs,
+            pipeline: Pipeline::RunAhead,
+            max_num_queued_reqs: None,
+            max_num_queued_tokens: None,
+            watermark: 0.0,
+            eos_token_ids: Vec::new(),
+            vocab_size: 32_000,
+            max_choices: 128,
+            seed: 0,
+        }
+    }
+}
+
+/// A configuration that cannot work.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A limit that must be positive is zero.
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+    /// Every running sequence must be able to take a token in each step.
+    #[error("max_num_batched_tokens ({batched}) must be at least max_num_seqs ({seqs})")]
+    BudgetBelowSeqs {
+        /// `max_num_batched_tokens`.
+        batched: u32,
+        /// `max_num_seqs`.
+        seqs: u32,
+    },
+    /// Without chunks, the longest prompt must fit into one step.
+    #[error(
+        "without chunked prefill, max_num_batched_tokens ({batched}) must be at least max_model_len ({len}); \
+         raise it or enable chunked prefill"
+    )]
+    BudgetBelowPrompt {
+        /// `max_num_batched_tokens`.
+        batched: u32,
+        /// `max_model_len`.
+        len: u32,
+    },
+    /// A share outside `0.0 ..= 1.0`.
+    #[error("watermark must be between 0 and 1, not {0}")]
+    Watermark(f32),
+}
+
+impl Config {
+    /// Refuses what cannot work.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let positive = [
+            ("block_size", self.block_size),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_model_len", self.max_model_len),
+            ("vocab_size", self.vocab_size),
+            ("max_choices", self.max_choices),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(ConfigError::Zero(name));
+        }
+        let (batched, seqs, len) = (self.max_num_batched_tokens, self.max_num_seqs, self.max_model_len);
+        if batched < seqs {
+            return Err(ConfigError::BudgetBelowSeqs { batched, seqs });
+        }
+        if !self.enable_chunked_prefill && batched < len {
+            return Err(ConfigError::BudgetBelowPrompt { batched, len });
+        }
+        if !(0.0..=1.0).contains(&self.watermark) {
+            return Err(ConfigError::Watermark(self.watermark));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! What must hold between any two events.
+
+use crate::{error::Broken, scheduler::Scheduler, sequence::Place};
+
+impl Scheduler {
+    /// Blocks that are held by nobody and yet not free, or held more often than they are counted. Always 0; cheap
+    /// enough for a metric.
+    pub fn lost_blocks(&self) -> u64 {
+        let live = self.running.iter().filter_map(|entry| self.sequences.get(entry.index));
+        let held: u64 = live.map(|sequence| sequence.table.len() as u64).sum();
+        self.pool.references().abs_diff(held)
+    }
+
+    /// Checks everything that must hold between events. Slow (it visits every block); for tests and diagnosis.
+    pub fn check_invariants(&self) -> Result<(), Broken> {
+        self.check_blocks()?;
+        self.check_sequences()?;
+        self.check_slots()?;
+        self.check_counts()
+    }
+
+    fn check_blocks(&self) -> Result<(), Broken> {
+        let mut held = vec![0u32; self.pool.num_blocks() as usize];
+        for (_, sequence) in self.sequences.iter() {
+            for block in &sequence.table {
+                held[block.index()] += 1;
+            }
+        }
+        self.pool.check(&held).map_err(Broken)?;
+        ensure(self.lost_blocks() == 0, || format!("{} blocks lost", self.lost_blocks()))
+    }
+
+    fn check_sequences(&self) -> Result<(), Broken> {
+        let block_size = self.config.block_size;
+        for (index, sequence) in self.sequences.iter() {
+            let id = sequence.id;
+            let running = sequence.place == Place::Running;
+            ensure(running == (sequence.incarnation != 0), || format!("sequence {id}: {:?}", sequence.place))?;
+            ensure(running || sequence.table.is_empty(), || format!("sequence {id} waits and holds blocks"))?;
+            ensure(sequence.computed <= sequence.planned_len(), || format!("sequence {id} computes ahead of itself"))?;
+            ensure(sequence.planned_len() <= sequence.limit, || format!("sequence {id} is planned past its limit"))?;
+            let room = sequence.table.len() as u64 * u64::from(block_size);
+            ensure(u64::from(sequence.computed) <= room, || format!("sequence {id} writes past its blocks"))?;
+            let written = (sequence.computed / block_size) as usize;
+            ensure(sequence.table.get(written).is_none_or(|block| !self.pool.is_shared(*block)), || {
+                format!("sequence {id} is about to write to a shared block")
+            })?;
+            let request = self.requests.get(sequence.request);
+            let listed = request.and_then(|request| request.choices.get(sequence.choice as usize).copied().flatten());
+            ensure(listed == Some(index), || format!("sequence {id} is not among its request's choices"))?;
+        }
+        Ok(())
+    }
+
+    fn check_slots(&self) -> Result<(), Broken> {
+        let mut taken: Vec<u32> = self.free_slots.iter().map(|slot| slot.0).collect();
+        let running = self.sequences.iter().filter(|(_, sequence)| sequence.place == Place::Running);
+        taken.extend(running.map(|(_, sequence)| sequence.slot.0));
+        taken.sort_unstable();
+        let expected = if self.epoch.is_some() { self.config.max_num_seqs } else { 0 };
+        ensure(taken.iter().copied().eq(0..expected), || format!("slots {taken:?} instead of {expected}"))
+    }
+
+    fn check_counts(&self) -> Result<(), Broken> {
+        let count = |place| self.sequences.iter().filter(|(_, sequence)| sequence.place == place).count() as u32;
+        let stats = self.stats();
+        let counted = (stats.running, stats.waiting_for_capacity, stats.waiting_deferred);
+        let real = (count(Place::Running), count(Place::Waiting), count(Place::Deferred));
+        ensure(counted == real, || format!("counted {counted:?}, there are {real:?}"))?;
+        let ranks_grow = self.running.windows(2).all(|pair| pair[0].rank < pair[1].rank);
+        ensure(ranks_grow, || "running is out of order".into())?;
+        let queued: Vec<_> = self.requests.iter().filter(|(_, request)| !request.started).collect();
+        let tokens: u64 = queued.iter().map(|(_, request)| request.prompt.len() as u64).sum();
+        let counted = (stats.queued_requests, stats.queued_tokens);
+        ensure(counted == (queued.len() as u32, tokens), || format!("queue counts {counted:?} instead of {tokens}"))
+    }
+}
+
+fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err(Broken(message())) }
+}

@@ -1,0 +1,85 @@
+//! The waiting queue and the order that both policies give.
+
+use crate::config::Policy;
+use std::collections::BTreeMap;
+
+/// A sequence's place in every order: smaller runs first, the largest is preempted first.
+///
+/// Sequence numbers grow with arrival, so a preempted sequence, which keeps its rank, comes back in front of all of its
+/// class that never ran.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Rank {
+    class: i32,
+    sequence: u64,
+}
+
+impl Rank {
+    pub fn new(policy: Policy, priority: i32, sequence: u64) -> Self {
+        let class = match policy {
+            Policy::Fcfs => 0,
+            Policy::Priority => priority,
+        };
+        Self { class, sequence }
+    }
+}
+
+/// Sequences that wait for a slot and blocks, as indices into the sequence table.
+#[derive(Default, Debug)]
+pub(crate) struct Queue {
+    by_rank: BTreeMap<Rank, u32>,
+}
+
+impl Queue {
+    pub fn push(&mut self, rank: Rank, index: u32) {
+        self.by_rank.insert(rank, index);
+    }
+
+    pub fn first(&self) -> Option<u32> {
+        self.by_rank.first_key_value().map(|(_, index)| *index)
+    }
+
+    pub fn remove(&mut self, rank: Rank) -> bool {
+        self.by_rank.remove(&rank).is_some()
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_rank.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(policy: Policy, arrivals: &[i32], expected: &[u32]) {
+        let mut queue = Queue::default();
+        for (number, priority) in arrivals.iter().enumerate() {
+            queue.push(Rank::new(policy, *priority, number as u64), number as u32);
+        }
+        let mut order = Vec::new();
+        while let Some(index) = queue.first() {
+            queue.remove(Rank::new(policy, arrivals[index as usize], u64::from(index)));
+            order.push(index);
+        }
+        assert_eq!(order, expected);
+        assert_eq!(queue.len(), 0);
+    }
+
+    #[test]
+    fn order_of_both_policies() {
+        check(Policy::Fcfs, &[5, -1, 3], &[0, 1, 2]);
+        check(Policy::Priority, &[5, -1, 3, -1], &[1, 3, 2, 0]);
+    }
+
+    #[test]
+    fn a_preempted_sequence_comes_back_to_the_front_of_its_class() {
+        let mut queue = Queue::default();
+        let rank = |priority, number| Rank::new(Policy::Priority, priority, number);
+        queue.push(rank(1, 7), 7);
+        queue.push(rank(0, 9), 9);
+        queue.push(rank(1, 3), 3); // ran before 7 arrived
+        assert_eq!(queue.first(), Some(9));
+        queue.remove(rank(0, 9));
+        assert_eq!(queue.first(), Some(3));
+    }
+}

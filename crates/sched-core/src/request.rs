@@ -1,0 +1,174 @@
+//! A request: what its choices share, and the checks before it is taken.
+
+use crate::{
+    config::Config,
+    error::Refusal,
+    prefix::{self, BlockHash},
+};
+use ids::SequenceId;
+use proto::{RequestKey, prompt::Kind};
+
+/// Prompt tokens that `Started` carries when nobody asked for all: enough for any tokenizer to decode the next one.
+const PROMPT_TAIL: usize = 8;
+
+/// A live request. Its sequences hold only their own output; the prompt is here once.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub key: RequestKey,
+    pub request_id: String,
+    pub traceparent: String,
+    pub sampling: proto::Sampling,
+    pub output: proto::Output,
+    pub prompt: Vec<u32>,
+    /// Names of the prompt's full blocks; empty when the prefix cache is off.
+    pub prompt_hashes: Vec<BlockHash>,
+    /// Root of the names, for prompts shorter than a block.
+    pub root: BlockHash,
+    pub first_sequence: SequenceId,
+    pub n: u32,
+    /// Indices of the live choices' sequences, by choice.
+    pub choices: Vec<Option<u32>>,
+    /// Choices that have not ended.
+    pub live: u32,
+    pub started: bool,
+}
+
+/// What admission found out about a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Admitted {
+    pub key: RequestKey,
+    /// Prompt and output together.
+    pub limit: u32,
+}
+
+/// The prompt's token ids.
+pub(crate) fn prompt_ids(request: &proto::Request) -> Result<&[u32], Refusal> {
+    match request.prompt.as_ref().and_then(|prompt| prompt.kind.as_ref()) {
+        Some(Kind::Ids(ids)) => Ok(&ids.ids),
+        _ => Err(Refusal::Incomplete("prompt token ids")),
+    }
+}
+
+/// The checks that depend on the request alone; `num_blocks` is what the worker group has.
+pub(crate) fn check(request: &proto::Request, config: &Config, num_blocks: u32) -> Result<Admitted, Refusal> {
+    let key = request.key.ok_or(Refusal::Incomplete("key"))?;
+    let prompt = prompt_ids(request)?;
+    check_prompt(prompt, config)?;
+    let max = config.max_choices.min(config.max_num_seqs);
+    if request.n == 0 || request.n > max {
+        return Err(Refusal::Choices { n: request.n, max });
+    }
+    let limit = token_limit(prompt.len() as u32, request.max_tokens, config, num_blocks)?;
+    Ok(Admitted { key, limit })
+}
+
+fn check_prompt(prompt: &[u32], config: &Config) -> Result<(), Refusal> {
+    if prompt.is_empty() {
+        return Err(Refusal::EmptyPrompt);
+    }
+    let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    if prompt_tokens >= config.max_model_len {
+        return Err(Refusal::PromptTooLong { prompt_tokens, max_model_len: config.max_model_len });
+    }
+    match prompt.iter().position(|token| *token >= config.vocab_size) {
+        Some(position) => Err(Refusal::TokenOutOfRange {
+            token: prompt[position],
+            position: position as u32,
+            vocab_size: config.vocab_size,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Prompt and output together. The last token's keys and values are never computed, so `limit - 1` positions must fit.
+fn token_limit(prompt_tokens: u32, max_tokens: Option<u32>, config: &Config, num_blocks: u32) -> Result<u32, Refusal> {
+    let max_model_len = config.max_model_len;
+    let capacity = (u64::from(num_blocks) * u64::from(config.block_size) + 1).min(u64::from(u32::MAX)) as u32;
+    let limit = match max_tokens {
+        Some(0) => return Err(Refusal::ZeroMaxTokens),
+        Some(max_tokens) if max_tokens > max_model_len - prompt_tokens => {
+            return Err(Refusal::MaxTokensTooLarge { max_tokens, prompt_tokens, max_model_len });
+        }
+        Some(max_tokens) => prompt_tokens + max_tokens,
+        // What the context leaves, and what the blocks leave should they be fewer than one context.
+        None => max_model_len.min(capacity.max(prompt_tokens + 1)),
+    };
+    if limit > capacity {
+        return Err(Refusal::NeverFits { blocks: (limit - 1).div_ceil(config.block_size), num_blocks });
+    }
+    Ok(limit)
+}
+
+impl Request {
+    /// Takes a checked request apart.
+    pub fn new(mut request: proto::Request, first_sequence: SequenceId, config: &Config) -> Self {
+        let prompt = match request.prompt.take().and_then(|prompt| prompt.kind) {
+            Some(Kind::Ids(ids)) => ids.ids,
+            _ => Vec::new(),
+        };
+        let prompt_hashes = match config.enable_prefix_caching {
+            true => prefix::prompt_hashes(&request.cache_salt, &prompt, config.block_size),
+            false => Vec::new(),
+        };
+        Self {
+            key: request.key.unwrap_or_default(),
+            request_id: request.request_id,
+            traceparent: request.traceparent,
+            sampling: request.sampling.unwrap_or_default(),
+            output: request.output.unwrap_or_default(),
+            root: BlockHash::root(&request.cache_salt),
+            prompt,
+            prompt_hashes,
+            first_sequence,
+            n: request.n,
+            choices: Vec::with_capacity(request.n as usize),
+            live: request.n,
+            started: false,
+        }
+    }
+
+    /// The event that tells the detokenizer about it.
+    pub fn started(&self, cached_tokens: u32) -> proto::Started {
+        let whole = self.output.echo || self.output.return_prompt_token_ids || self.sampling.prompt_logprobs.is_some();
+        let from = if whole { 0 } else { self.prompt.len().saturating_sub(PROMPT_TAIL) };
+        proto::Started {
+            key: Some(self.key),
+            request_id: self.request_id.clone(),
+            traceparent: self.traceparent.clone(),
+            first_sequence: self.first_sequence.0,
+            n: self.n,
+            output: Some(self.output.clone()),
+            prompt_tokens: self.prompt.len() as u32,
+            cached_tokens,
+            prompt_ids: self.prompt[from..].to_vec(),
+            logprobs: self.sampling.logprobs,
+        }
+    }
+
+    /// Its failure as the event that ends it.
+    pub fn failed(&self, failure: &proto::Failure) -> proto::Failed {
+        proto::Failed { key: Some(self.key), failure: Some(failure.clone()), request_id: self.request_id.clone() }
+    }
+}
+
+/// The seed of one choice. Choice 0 keeps the request's own, so `n` = 1 is not special.
+pub(crate) fn choice_seed(seed: u64, choice: u32) -> u64 {
+    match choice {
+        0 => seed,
+        _ => Seeds(seed ^ (u64::from(choice) << 32)).draw(),
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): seeds for requests that bring none.
+#[derive(Debug)]
+pub(crate) struct Seeds(pub u64);
+
+impl Seeds {
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

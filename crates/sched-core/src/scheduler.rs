@@ -1,0 +1,439 @@
+//! The facade: the scheduler's state, and the events that change it outside of plans and results.
+
+use crate::{
+    blocks::BlockPool,
+    complete::Flight,
+    config::{Config, ConfigError},
+    error::{QueueBound, Refusal},
+    queue::{Queue, Rank},
+    request::{self, Request, Seeds},
+    sequence::{Place, Sequence, Times},
+    slab::Slab,
+    stats::{End, FinishedChoice, Stats, Totals},
+};
+use ids::{Epoch, SequenceId, SlotId, StepId};
+use proto::{Failure, FinishReason, RequestKey, TokenBatch, failure::Kind};
+use std::collections::{HashMap, VecDeque};
+
+/// The scheduler of one worker group.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub(crate) config: Config,
+    /// The formed group's epoch; `None` while there is none.
+    pub(crate) epoch: Option<Epoch>,
+    draining: bool,
+    pub(crate) pool: BlockPool,
+    pub(crate) requests: Slab<Request>,
+    pub(crate) sequences: Slab<Sequence>,
+    by_key: HashMap<RequestKey, u32>,
+    by_sequence: HashMap<SequenceId, u32>,
+    pub(crate) waiting: Queue,
+    /// Best rank first. Entries of ended sequences stay until the next plan sweeps them out.
+    pub(crate) running: Vec<RunningEntry>,
+    pub(crate) swept_out: u32,
+    deferred: u32,
+    pub(crate) free_slots: Vec<SlotId>,
+    /// Slots to name as `removed` in the next plan.
+    pub(crate) removed: Vec<u32>,
+    /// Plans without a result, oldest first.
+    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) spare_flights: Vec<Flight>,
+    pub(crate) next_step: StepId,
+    next_sequence: u64,
+    pub(crate) next_incarnation: u64,
+    seeds: Seeds,
+    /// Requests that never ran, and their prompt tokens.
+    queued_requests: u32,
+    queued_tokens: u64,
+    pub(crate) iteration_tokens: u32,
+    pub(crate) totals: Totals,
+    pub(crate) out: TokenBatch,
+    finished: Vec<FinishedChoice>,
+    pub(crate) scratch: crate::plan::Scratch,
+}
+
+/// A sequence that runs, with what its order needs at hand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunningEntry {
+    pub rank: Rank,
+    pub index: u32,
+    pub incarnation: u64,
+}
+
+impl Scheduler {
+    /// A scheduler without a worker group: it refuses requests until [`Scheduler::group_formed`].
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Self {
+            seeds: Seeds(config.seed),
+            config,
+            epoch: None,
+            draining: false,
+            pool: BlockPool::new(0),
+            requests: Slab::new(),
+            sequences: Slab::new(),
+            by_key: HashMap::new(),
+            by_sequence: HashMap::new(),
+            waiting: Queue::default(),
+            running: Vec::new(),
+            swept_out: 0,
+            deferred: 0,
+            free_slots: Vec::new(),
+            removed: Vec::new(),
+            flights: VecDeque::new(),
+            spare_flights: Vec::new(),
+            next_step: StepId(1),
+            next_sequence: 1,
+            next_incarnation: 1,
+            queued_requests: 0,
+            queued_tokens: 0,
+            iteration_tokens: 0,
+            totals: Totals::default(),
+            out: TokenBatch::default(),
+            finished: Vec::new(),
+            scratch: crate::plan::Scratch::default(),
+        })
+    }
+
+    /// What it was built with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    // ---- worker groups
+
+    /// All ranks took part in forming `epoch`, each with `num_blocks` empty KV blocks. Steps count from 1 again.
+    /// Requests of a group before, should any be left, fail first.
+    pub fn group_formed(&mut self, epoch: Epoch, num_blocks: u32, now_us: u64) {
+        self.group_lost("the worker group was formed anew", now_us);
+        self.epoch = Some(epoch);
+        self.pool = BlockPool::new(num_blocks);
+        self.free_slots = (0..self.config.max_num_seqs).rev().map(SlotId).collect();
+        self.next_step = StepId(1);
+    }
+
+    /// The group is gone, with all its KV: everything live fails as unavailable, the prefix cache is empty, and nothing
+    /// is admitted until the next forming. `reason` becomes the failure's message.
+    pub fn group_lost(&mut self, reason: &str, now_us: u64) {
+        let failure = Failure { kind: Kind::Unavailable.into(), message: reason.into(), param: String::new() };
+        self.fail_all(&failure, now_us);
+        self.epoch = None;
+        self.pool = BlockPool::new(0);
+        self.running.clear();
+        self.swept_out = 0;
+        self.free_slots.clear();
+        self.removed.clear();
+        self.flights.clear();
+        self.iteration_tokens = 0;
+    }
+
+    /// Ends every live request with `failure`; the group, its cache and plans in flight stay. Returns how many.
+    pub fn fail_all(&mut self, failure: &Failure, now_us: u64) -> usize {
+        let live: Vec<u32> = self.requests.iter().map(|(index, _)| index).collect();
+        for request in &live {
+            self.out.failed.push(self.requests[*request].failed(failure));
+            self.leave_queue(*request);
+            self.end_all_choices(*request, End::Failed, now_us);
+        }
+        live.len()
+    }
+
+    /// From now on nothing is admitted; what is there runs to its end.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    // ---- requests
+
+    /// Takes a request whose prompt is token ids into the queue, or says why not. A refused request left no trace; its
+    /// sender must be told (`Refusal::to_failure`).
+    pub fn admit(&mut self, request: proto::Request, now_us: u64) -> Result<(), Refusal> {
+        let admitted = self.check_admission(&request).inspect_err(|_| self.totals.refused += 1)?;
+        let first = SequenceId(self.next_sequence);
+        self.next_sequence += u64::from(request.n);
+        let priority = request.priority;
+        let request = Request::new(request, first, &self.config);
+        let seed = request.sampling.seed.unwrap_or_else(|| self.seeds.draw());
+        self.queued_requests += 1;
+        self.queued_tokens += request.prompt.len() as u64;
+        self.totals.admitted += 1;
+        let (n, prompt_len) = (request.n, request.prompt.len() as u32);
+        let index = self.requests.insert(request);
+        self.by_key.insert(admitted.key, index);
+        for choice in 0..n {
+            let id = SequenceId(first.0 + u64::from(choice));
+            let sequence = Sequence {
+                incarnation: 0,
+                slot: SlotId(0),
+                prompt_len,
+                computed: 0,
+                in_flight: 0,
+                limit: admitted.limit,
+                table: Vec::new(),
+                output: Vec::new(),
+                named: 0,
+                cacheable: true,
+                place: Place::Deferred,
+                id,
+                request: index,
+                choice,
+                rank: Rank::new(self.config.policy, priority, id.0),
+                seed: request::choice_seed(seed, choice),
+                prompt_done_in: 0,
+                output_hashes: Vec::new(),
+                prompt_logprobs_sent: 0,
+                times: Times { queued_us: now_us, ..Times::default() },
+            };
+            let sequence = self.sequences.insert(sequence);
+            self.by_sequence.insert(id, sequence);
+            self.requests[index].choices.push(Some(sequence));
+        }
+        self.deferred += n;
+        // Choice 0 computes the prompt; the others wait for it outside the queue (see `release_siblings`).
+        if let Some(first) = self.requests[index].choices[0] {
+            self.enqueue(first);
+        }
+        Ok(())
+    }
+
+    fn check_admission(&self, request: &proto::Request) -> Result<request::Admitted, Refusal> {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        if self.epoch.is_none() {
+            return Err(Refusal::NotReady);
+        }
+        let admitted = request::check(request, &self.config, self.pool.num_blocks())?;
+        if self.by_key.contains_key(&admitted.key) {
+            return Err(Refusal::Duplicate);
+        }
+        if let Some(limit) = self.config.max_num_queued_reqs
+            && self.queued_requests >= limit
+        {
+            return Err(Refusal::Overloaded { bound: QueueBound::Requests, limit: limit.into() });
+        }
+        // An empty queue takes any prompt; else one above the bound could never run.
+        let tokens = request::prompt_ids(request)?.len() as u64;
+        if let Some(limit) = self.config.max_num_queued_tokens
+            && self.queued_requests > 0
+            && self.queued_tokens + tokens > limit
+        {
+            return Err(Refusal::Overloaded { bound: QueueBound::Tokens, limit });
+        }
+        Ok(admitted)
+    }
+
+    /// Ends a request whose client left. Returns whether it was there. Its choices come out as finished with `ABORT`.
+    pub fn abort(&mut self, key: &RequestKey, now_us: u64) -> bool {
+        let found = self.by_key.get(key).copied();
+        found.inspect(|index| self.abort_request(*index, now_us)).is_some()
+    }
+
+    /// The same by the id that clients see; for operators. Returns whether any was there.
+    pub fn abort_by_id(&mut self, request_id: &str, now_us: u64) -> bool {
+        self.abort_where(|request| request.request_id == request_id, now_us) > 0
+    }
+
+    /// A gateway is gone and with it the readers of its requests. Returns how many were dropped.
+    pub fn gateway_gone(&mut self, gateway: u64, now_us: u64) -> usize {
+        self.abort_where(|request| request.key.gateway == gateway, now_us)
+    }
+
+    fn abort_where(&mut self, matches: impl Fn(&Request) -> bool, now_us: u64) -> usize {
+        let found: Vec<u32> =
+            self.requests.iter().filter(|(_, request)| matches(request)).map(|(index, _)| index).collect();
+        found.iter().for_each(|index| self.abort_request(*index, now_us));
+        found.len()
+    }
+
+    fn abort_request(&mut self, index: u32, now_us: u64) {
+        // The detokenizer must have heard of a request before it can hear of its end.
+        self.report_started(index, 0);
+        let choices = self.requests[index].choices.clone();
+        for sequence in choices.into_iter().flatten() {
+            self.report_finished(sequence, FinishReason::Abort, None);
+        }
+        self.end_all_choices(index, End::Abort, now_us);
+    }
+
+    /// The detokenizer found stop strings: these sequences end without another word. Unknown ones have ended already.
+    pub fn stopped(&mut self, sequences: &[u64], now_us: u64) {
+        for id in sequences {
+            if let Some(index) = self.by_sequence.get(&SequenceId(*id)).copied() {
+                self.end_choice(index, End::Stop, now_us);
+            }
+        }
+    }
+
+    // ---- what comes out
+
+    /// Appends all that happened since the last call to `batch`.
+    pub fn take_output(&mut self, batch: &mut TokenBatch) {
+        if batch == &TokenBatch::default() {
+            std::mem::swap(batch, &mut self.out);
+            return;
+        }
+        let mut out = std::mem::take(&mut self.out);
+        let base = batch.token.len() as u32;
+        for logprobs in out.logprobs.iter_mut().filter(|logprobs| logprobs.prompt_of_sequence.is_none()) {
+            logprobs.index += base;
+        }
+        batch.started.append(&mut out.started);
+        batch.sequence.append(&mut out.sequence);
+        batch.token.append(&mut out.token);
+        batch.logprobs.append(&mut out.logprobs);
+        batch.finished.append(&mut out.finished);
+        batch.failed.append(&mut out.failed);
+    }
+
+    /// Whether `take_output` has something to give.
+    pub fn has_output(&self) -> bool {
+        let out = &self.out;
+        !(out.started.is_empty()
+            && out.token.is_empty()
+            && out.logprobs.is_empty()
+            && out.finished.is_empty()
+            && out.failed.is_empty())
+    }
+
+    /// Appends the choices that ended since the last call. To be called now and then, else they gather.
+    pub fn take_finished(&mut self, into: &mut Vec<FinishedChoice>) {
+        into.append(&mut self.finished);
+    }
+
+    /// Gauges and counters of now.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            running: self.running.len() as u32 - self.swept_out,
+            waiting_for_capacity: self.waiting.len() as u32,
+            waiting_deferred: self.deferred,
+            queued_requests: self.queued_requests,
+            queued_tokens: self.queued_tokens,
+            steps_in_flight: self.flights.len() as u32,
+            num_blocks: self.pool.num_blocks(),
+            used_blocks: self.pool.used(),
+            cached_blocks: self.pool.cached(),
+            iteration_tokens: self.iteration_tokens,
+            totals: self.totals,
+        }
+    }
+
+    /// Whether any request is live.
+    pub fn has_unfinished(&self) -> bool {
+        self.requests.len() > 0
+    }
+
+    /// Whether nothing is live and no plan is without a result.
+    pub fn is_idle(&self) -> bool {
+        !self.has_unfinished() && self.flights.is_empty()
+    }
+
+    /// Forgets every cached block. What runs keeps its blocks, but they will not be found by others.
+    pub fn reset_prefix_cache(&mut self) {
+        self.pool.forget_names();
+        for entry in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(entry.index) {
+                sequence.cacheable = false;
+            }
+        }
+    }
+
+    // ---- shared with plan and complete
+
+    pub(crate) fn enqueue(&mut self, index: u32) {
+        let sequence = &mut self.sequences[index];
+        if sequence.place == Place::Deferred {
+            self.deferred -= 1;
+        }
+        sequence.place = Place::Waiting;
+        self.waiting.push(sequence.rank, index);
+    }
+
+    /// `Started`, once. From here on the request does not count as queued.
+    pub(crate) fn report_started(&mut self, request: u32, cached_tokens: u32) {
+        if self.requests[request].started {
+            return;
+        }
+        self.leave_queue(request);
+        self.totals.prompt_tokens += self.requests[request].prompt.len() as u64;
+        self.out.started.push(self.requests[request].started(cached_tokens));
+    }
+
+    fn leave_queue(&mut self, request: u32) {
+        let request = &mut self.requests[request];
+        if !std::mem::replace(&mut request.started, true) {
+            self.queued_requests -= 1;
+            self.queued_tokens -= request.prompt.len() as u64;
+        }
+    }
+
+    pub(crate) fn report_finished(&mut self, index: u32, reason: FinishReason, stop_token: Option<u32>) {
+        let sequence = self.sequences[index].id.0;
+        self.out.finished.push(proto::Finished { sequence, reason: reason.into(), stop_token });
+    }
+
+    fn end_all_choices(&mut self, request: u32, end: End, now_us: u64) {
+        let choices = self.requests[request].choices.clone();
+        choices.into_iter().flatten().for_each(|sequence| self.end_choice(sequence, end, now_us));
+    }
+
+    /// Takes a choice out of wherever it is and frees what it holds. The last choice takes the request along.
+    pub(crate) fn end_choice(&mut self, index: u32, end: End, now_us: u64) {
+        match self.sequences[index].place {
+            Place::Deferred => self.deferred -= 1,
+            Place::Waiting => {
+                self.waiting.remove(self.sequences[index].rank);
+            }
+            Place::Running => {
+                self.free_worker_state(index);
+                self.swept_out += 1;
+            }
+        }
+        let Some(sequence) = self.sequences.remove(index) else { return };
+        self.by_sequence.remove(&sequence.id);
+        self.totals.ended.count(end);
+        let request = &mut self.requests[sequence.request];
+        self.finished.push(finished_choice(&sequence, request.key, end, now_us));
+        request.choices[sequence.choice as usize] = None;
+        request.live -= 1;
+        if request.live == 0 {
+            self.by_key.remove(&request.key);
+            self.requests.remove(sequence.request);
+        } else if sequence.choice == 0 {
+            // Nobody computes the prompt for the others any more, should they still wait for it.
+            self.release_siblings(sequence.request);
+        }
+    }
+
+    /// Gives slot and blocks back; safe even while plans in flight name them (see the crate's first page).
+    pub(crate) fn free_worker_state(&mut self, index: u32) {
+        let sequence = &mut self.sequences[index];
+        self.removed.push(sequence.slot.0);
+        self.free_slots.push(sequence.slot);
+        // Last block first: of a cached chain, the end is evicted before what it depends on.
+        while let Some(block) = sequence.table.pop() {
+            self.pool.release(block);
+        }
+        sequence.forget_workers();
+    }
+}
+
+fn finished_choice(sequence: &Sequence, key: RequestKey, end: End, now_us: u64) -> FinishedChoice {
+    let times = sequence.times;
+    let scheduled = times.scheduled_us.unwrap_or(now_us);
+    let first_token = times.first_token_us.unwrap_or(scheduled);
+    let last_token = times.last_token_us.max(first_token);
+    FinishedChoice {
+        key,
+        sequence: sequence.id,
+        choice: sequence.choice,
+        end,
+        queue_us: scheduled.saturating_sub(times.queued_us),
+        prefill_us: first_token.saturating_sub(scheduled),
+        decode_us: last_token - first_token,
+        inference_us: last_token.saturating_sub(scheduled),
+        preemptions: times.preemptions,
+        prompt_tokens: sequence.prompt_len,
+        generated_tokens: sequence.output.len() as u32,
+    }
+}

@@ -1,6 +1,21 @@
 //! All-reduce and friends between the workers of one group.
+//!
+//! [`Solo`] is a group of one. [`SharedMemory`] joins processes of one host through a segment of shared memory. Every sum is added in
+//! rank order, so all ranks hold the same bits. Every wait has a deadline, and an [`AbortHandle`] ends it at once from another thread.
+
+mod abort;
+mod segment;
+mod shared_memory;
+mod solo;
+mod turn;
+
+pub use abort::AbortHandle;
+pub use shared_memory::{Place, SharedMemory};
+pub use solo::Solo;
 
 /// What ranks of a group do together. Every rank makes the same calls in the same order.
+///
+/// After an error the group is lost: every further call fails too, and the ranks must meet anew under another name.
 pub trait Collective: Send {
     /// This process's place in the group, `0 .. world_size`.
     fn rank(&self) -> usize;
@@ -27,6 +42,19 @@ pub enum CollectiveError {
     Deadline {
         /// The deadline.
         deadline_ms: u64,
+    },
+    /// This rank or another gave the group up.
+    #[error("the group was given up")]
+    Aborted,
+    /// The caller's buffers do not fit each other.
+    #[error("gathering {mine} elements from each of {world_size} ranks into {all}")]
+    Sizes {
+        /// Elements given.
+        mine: usize,
+        /// Elements of the target.
+        all: usize,
+        /// Ranks.
+        world_size: usize,
     },
     /// Shared memory could not be set up.
     #[error("{doing}: {reason}")]

@@ -12,11 +12,13 @@
 
 mod address;
 mod error;
+mod grpc;
 mod handshake;
 mod hello;
 mod link;
 mod listener;
 mod options;
+mod queue;
 mod redial;
 mod ring;
 mod unix;

@@ -1,13 +1,15 @@
 //! An established link and its two directions, whatever carries them.
 
-use std::{future::Future, marker::PhantomData, time::Duration};
+use std::{marker::PhantomData, time::Duration};
 
 use bytes::Bytes;
+use futures::FutureExt;
 use prost::Message;
-use proto::Hello;
+use proto::{Frame, Hello};
 use tokio::time::timeout;
+use tonic::Streaming;
 
-use crate::{error::LinkError, options::LinkOptions};
+use crate::{error::LinkError, grpc, options::LinkOptions, queue::Writer};
 
 /// A buffer that one large message grew is given back rather than kept.
 const KEPT_BYTES: usize = 1 << 20;
@@ -32,6 +34,7 @@ pub(crate) struct Established {
 /// What carries the outgoing direction.
 pub(crate) enum Outgoing {
     Ring(Box<shm_ring::Sender>),
+    Grpc { queue: Writer, limit: usize },
 }
 
 /// What carries the incoming direction.
@@ -41,6 +44,7 @@ pub(crate) enum Incoming {
         /// The record being decoded; kept to save allocations.
         record: Vec<u8>,
     },
+    Grpc(Box<Streaming<Frame>>),
 }
 
 impl<S: Message, R: Message + Default> Link<S, R> {
@@ -96,9 +100,14 @@ impl<S: Message> Sender<S> {
         tokio::task::coop::consume_budget().await;
         loop {
             let fits = match &mut self.outgoing {
-                Outgoing::Ring(ring) => ring.try_send(message)?,
+                Outgoing::Ring(ring) => ring.stage(message)?,
+                Outgoing::Grpc { queue, limit } => {
+                    check_size(message.len(), *limit)?;
+                    queue.stage(message.len(), || message.clone())?
+                }
             };
             if fits {
+                self.publish();
                 return Ok(());
             }
             self.wait_for_room(message.len()).await?;
@@ -107,15 +116,18 @@ impl<S: Message> Sender<S> {
 
     /// Hands a message to the transport, to be seen after [`Self::publish`]; `false` when there is no room now.
     fn stage(&mut self, message: &S) -> Result<bool, LinkError> {
+        let bytes = message.encoded_len();
         match &mut self.outgoing {
             Outgoing::Ring(ring) => {
+                check_size(bytes, ring.limit())?;
                 shrink(&mut self.encoded);
-                let (bytes, limit) = (message.encoded_len(), ring.limit());
-                // The second cannot be, as a Vec grows.
-                if bytes > limit || message.encode(&mut self.encoded).is_err() {
-                    return Err(LinkError::TooLarge { bytes, limit });
-                }
+                // It fails only for want of room, and a Vec grows.
+                let _ = message.encode(&mut self.encoded);
                 Ok(ring.stage(&self.encoded)?)
+            }
+            Outgoing::Grpc { queue, limit } => {
+                check_size(bytes, *limit)?;
+                queue.stage(bytes, || message.encode_to_vec().into())
             }
         }
     }
@@ -123,13 +135,18 @@ impl<S: Message> Sender<S> {
     fn publish(&mut self) {
         match &mut self.outgoing {
             Outgoing::Ring(ring) => ring.publish(),
+            Outgoing::Grpc { queue, .. } => queue.publish(),
         }
     }
 
     async fn wait_for_room(&mut self, len: usize) -> Result<(), LinkError> {
-        match &mut self.outgoing {
-            Outgoing::Ring(ring) => deadline(self.deadline, async { Ok(ring.wait_for_room(len).await?) }).await,
-        }
+        let waiting = async {
+            match &mut self.outgoing {
+                Outgoing::Ring(ring) => Ok(ring.wait_for_room(len).await?),
+                Outgoing::Grpc { queue, .. } => queue.wait_for_room(len).await,
+            }
+        };
+        timeout(self.deadline, waiting).await.unwrap_or(Err(LinkError::Deadline { doing: "waiting for room" }))
     }
 }
 
@@ -148,6 +165,7 @@ impl<R: Message + Default> Receiver<R> {
                 ring.recv(record).await?;
                 Ok(R::decode(record.as_slice())?)
             }
+            Incoming::Grpc(stream) => grpc::recv(stream).await,
         }
     }
 
@@ -161,12 +179,14 @@ impl<R: Message + Default> Receiver<R> {
                     None => Ok(None),
                 }
             }
+            // One poll of a cancel-safe future: what is not here yet stays in the stream.
+            Incoming::Grpc(stream) => grpc::recv(stream).now_or_never().transpose(),
         }
     }
 }
 
-async fn deadline<T>(limit: Duration, waiting: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
-    timeout(limit, waiting).await.unwrap_or(Err(LinkError::Deadline { doing: "waiting for room" }))
+fn check_size(bytes: usize, limit: usize) -> Result<(), LinkError> {
+    if bytes > limit { Err(LinkError::TooLarge { bytes, limit }) } else { Ok(()) }
 }
 
 /// Empties a buffer, and gives its memory back if one large message has grown it.

@@ -1,6 +1,6 @@
 //! Waiting for peers, and dialling them.
 
-use std::{future::Future, io, sync::Arc};
+use std::io;
 
 use prost::Message;
 use proto::Hello;
@@ -13,37 +13,51 @@ use tokio::{
 use crate::{
     address::Address,
     error::LinkError,
+    grpc,
     link::{Established, Link},
     options::LinkOptions,
     ring,
     unix::SocketFile,
 };
 
-/// Handshakes that run at a time; more callers wait in the socket's backlog.
-const HANDSHAKES: usize = 64;
+/// Handshakes that run at a time; more callers wait, under their deadline.
+const HANDSHAKES: usize = 256;
 /// Links that wait for `accept` at a time; more callers wait in their handshake.
 const WAITING: usize = 16;
 
 /// Waits for peers at an address.
 pub struct Listener {
     established: mpsc::Receiver<Established>,
-    accepting: JoinHandle<()>,
+    listening: Listening,
     options: LinkOptions,
+}
+
+/// A transport that accepts peers, until it is dropped.
+pub(crate) struct Listening {
+    pub(crate) accepting: JoinHandle<()>,
+    pub(crate) address: Address,
     /// Removed when the listener goes.
-    _file: Option<SocketFile>,
+    #[allow(dead_code, reason = "held for its drop")]
+    pub(crate) file: Option<SocketFile>,
 }
 
 impl Listener {
     /// Listens at `address`, announcing `hello`. Replaces a socket file that a dead process left.
     pub async fn bind(address: &Address, hello: Hello, options: LinkOptions) -> Result<Self, LinkError> {
         let (links, established) = mpsc::channel(WAITING);
-        let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+        let handshakes = Semaphore::new(HANDSHAKES);
         let arrivals = Arrivals { hello, options: options.clone(), links, handshakes };
-        let (accepting, file) = match address {
-            Address::Ring(path) => ring::listen(path, arrivals).await.map(|(task, file)| (task, Some(file)))?,
-            Address::Grpc(_) | Address::GrpcUnix(_) => return Err(not_yet()),
+        let listening = match address {
+            Address::Ring(path) => ring::listen(path, arrivals).await?,
+            Address::Grpc(host) => grpc::listen_tcp(host, arrivals).await?,
+            Address::GrpcUnix(path) => grpc::listen_unix(path, arrivals).await?,
         };
-        Ok(Self { established, accepting, options, _file: file })
+        Ok(Self { established, listening, options })
+    }
+
+    /// Where it listens: with the real port, when port 0 was asked for.
+    pub fn address(&self) -> &Address {
+        &self.listening.address
     }
 
     /// The next peer whose handshake succeeded. A peer that is refused or slow in its handshake delays nobody.
@@ -57,7 +71,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for Listening {
     fn drop(&mut self) {
         self.accepting.abort();
     }
@@ -71,13 +85,9 @@ pub async fn connect<S: Message, R: Message + Default>(
 ) -> Result<Link<S, R>, LinkError> {
     let established = match address {
         Address::Ring(path) => ring::connect(path, &hello, options).await?,
-        Address::Grpc(_) | Address::GrpcUnix(_) => return Err(not_yet()),
+        Address::Grpc(_) | Address::GrpcUnix(_) => grpc::connect(address, &hello, options).await?,
     };
     Ok(Link::new(established, options))
-}
-
-fn not_yet() -> LinkError {
-    LinkError::Io { doing: "connecting", source: io::ErrorKind::Unsupported.into() }
 }
 
 /// What a transport's accepting task knows, and where it puts the links that come about.
@@ -86,7 +96,7 @@ pub(crate) struct Arrivals {
     pub(crate) hello: Hello,
     pub(crate) options: LinkOptions,
     links: mpsc::Sender<Established>,
-    handshakes: Arc<Semaphore>,
+    handshakes: Semaphore,
 }
 
 impl Arrivals {
@@ -95,20 +105,23 @@ impl Arrivals {
         self.links.reserve().await.map_err(|_| LinkError::PeerGone)
     }
 
-    /// Runs one handshake beside the others, under the deadline, and logs how it failed.
-    pub(crate) async fn shake<F>(self: Arc<Self>, handshake: impl FnOnce(Arc<Self>) -> F)
-    where
-        F: Future<Output = Result<(), LinkError>> + Send + 'static,
-    {
-        // Never closed, so never an error.
-        let Ok(slot) = self.handshakes.clone().acquire_owned().await else { return };
-        let deadline = self.options.connect_deadline;
-        let running = handshake(self);
-        tokio::spawn(async move {
-            let outcome = timeout(deadline, running).await;
-            drop(slot);
-            log(outcome.unwrap_or(Err(LinkError::Deadline { doing: "shaking hands" })));
-        });
+    /// Runs one handshake under the deadline, beside a bounded number of others, and logs how it failed.
+    pub(crate) async fn supervise<T>(
+        &self,
+        handshake: impl Future<Output = Result<T, LinkError>>,
+    ) -> Result<T, LinkError> {
+        let shaking = async {
+            // Never closed, so never an error.
+            let _slot = self.handshakes.acquire().await.map_err(|_| LinkError::PeerGone)?;
+            handshake.await
+        };
+        let outcome = timeout(self.options.connect_deadline, shaking)
+            .await
+            .unwrap_or(Err(LinkError::Deadline { doing: "shaking hands" }));
+        if let Err(error) = &outcome {
+            log(&self.hello.channel, error);
+        }
+        outcome
     }
 
     /// Logs that accepting failed and gives the cause, such as too many open files, time to pass.
@@ -119,12 +132,11 @@ impl Arrivals {
     }
 }
 
-fn log(outcome: Result<(), LinkError>) {
-    match outcome {
-        Ok(()) => {}
-        Err(LinkError::Refused { reason }) => tracing::warn!(reason, "refused a peer"),
+fn log(channel: &str, error: &LinkError) {
+    match error {
+        LinkError::Refused { reason } => tracing::warn!(channel, reason, "refused a peer"),
         // Somebody looked whether this listener lives.
-        Err(LinkError::PeerGone) => tracing::debug!("a peer left during its handshake"),
-        Err(error) => tracing::warn!(%error, "a handshake failed"),
+        LinkError::PeerGone => tracing::debug!(channel, "a peer left during its handshake"),
+        error => tracing::warn!(channel, %error, "a handshake failed"),
     }
 }

@@ -7,10 +7,11 @@ use proto::{Hello, Welcome};
 use tokio::{net::UnixStream, time::timeout};
 
 use crate::{
+    address::Address,
     error::LinkError,
     handshake,
     link::{Established, Incoming, Outgoing},
-    listener::Arrivals,
+    listener::{Arrivals, Listening},
     options::LinkOptions,
     unix,
 };
@@ -26,25 +27,26 @@ pub(crate) async fn connect(path: &Path, hello: &Hello, options: &LinkOptions) -
     timeout(options.connect_deadline, shaking).await.unwrap_or(Err(LinkError::Deadline { doing: "connecting" }))
 }
 
-/// Listens, and shakes hands with whoever comes, until the returned task is aborted.
-pub(crate) async fn listen(
-    path: &Path,
-    arrivals: Arrivals,
-) -> Result<(tokio::task::JoinHandle<()>, unix::SocketFile), LinkError> {
+/// Listens, and shakes hands with whoever comes.
+pub(crate) async fn listen(path: &Path, arrivals: Arrivals) -> Result<Listening, LinkError> {
     let (listener, file) = unix::bind(path).await?;
     let arrivals = Arc::new(arrivals);
     let accepting = async move {
         loop {
             match listener.accept().await {
-                Ok((socket, _)) => arrivals.clone().shake(|arrivals| welcome(socket, arrivals)).await,
+                Ok((socket, _)) => {
+                    let arrivals = arrivals.clone();
+                    // Ends within the connect deadline.
+                    tokio::spawn(async move { arrivals.supervise(welcome(socket, &arrivals)).await });
+                }
                 Err(error) => arrivals.accept_failed(&error).await,
             }
         }
     };
-    Ok((tokio::spawn(accepting), file))
+    Ok(Listening { accepting: tokio::spawn(accepting), address: Address::Ring(path.to_owned()), file: Some(file) })
 }
 
-async fn welcome(mut socket: UnixStream, arrivals: Arc<Arrivals>) -> Result<(), LinkError> {
+async fn welcome(mut socket: UnixStream, arrivals: &Arrivals) -> Result<(), LinkError> {
     let theirs = handshake::read::<Hello>(&mut socket).await?;
     let answer = handshake::answer(&arrivals.hello, &theirs);
     if !answer.accepted {

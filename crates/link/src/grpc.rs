@@ -1,0 +1,252 @@
+//! Links over gRPC: one long-lived bidirectional stream each, whose first frames are the handshake.
+
+use std::{error::Error, io, path::Path, sync::Arc, time::Duration};
+
+use futures::{Stream, StreamExt};
+use prost::Message;
+use proto::{
+    Frame, Hello, Welcome,
+    frame::Kind,
+    link_service_client::LinkServiceClient,
+    link_service_server::{LinkService, LinkServiceServer},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    task::JoinHandle,
+    time::timeout,
+};
+use tonic::{
+    Code, Request, Response, Status, Streaming,
+    transport::{Endpoint, Server, server::Connected},
+};
+
+use crate::{
+    address::Address,
+    error::LinkError,
+    handshake,
+    link::{Established, Incoming, Outgoing},
+    listener::{Arrivals, Listening},
+    options::LinkOptions,
+    queue::{Frames, Writer, queue},
+    unix,
+};
+
+/// How often a silent TCP peer is asked whether it is there; on a Unix socket the kernel tells.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// How long it may take to answer.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes that a frame adds to its message.
+const FRAME_BYTES: usize = 16;
+/// Bytes on their way to a reader that does not read; past them the sender's queue fills.
+const LARGEST_WINDOW: usize = 2 << 20;
+
+/// Dials a listener.
+pub(crate) async fn connect(address: &Address, hello: &Hello, options: &LinkOptions) -> Result<Established, LinkError> {
+    timeout(options.connect_deadline, dial(address, hello, options))
+        .await
+        .unwrap_or(Err(LinkError::Deadline { doing: "connecting" }))
+}
+
+async fn dial(address: &Address, hello: &Hello, options: &LinkOptions) -> Result<Established, LinkError> {
+    let channel = endpoint(address, options)?.connect().await.map_err(not_connected)?;
+    let limit = options.message_limit() + FRAME_BYTES;
+    let mut client = LinkServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit);
+    let (writer, frames) = queue(options.capacity(), Kind::Hello(hello.clone()));
+    let mut incoming = client.open(frames).await.map_err(ended)?.into_inner();
+    match next(&mut incoming).await? {
+        Kind::Welcome(welcome) => {
+            let peer = handshake::judge(hello, welcome)?;
+            Ok(established(peer, writer, incoming, options))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn endpoint(address: &Address, options: &LinkOptions) -> Result<Endpoint, LinkError> {
+    let (uri, remote) = match address {
+        Address::GrpcUnix(path) => (format!("unix:{}", path.display()), false),
+        other => (other.to_string().replacen("grpc:", "http:", 1), true),
+    };
+    let endpoint = Endpoint::from_shared(uri).map_err(|_| LinkError::Address { text: address.to_string() })?;
+    let window = window(options);
+    let endpoint = endpoint.initial_stream_window_size(window).initial_connection_window_size(window).tcp_nodelay(true);
+    Ok(if remote {
+        endpoint.http2_keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE_TIMEOUT).keep_alive_while_idle(true)
+    } else {
+        endpoint
+    })
+}
+
+/// Listens on TCP, and shakes hands with whoever comes.
+pub(crate) async fn listen_tcp(host: &str, arrivals: Arrivals) -> Result<Listening, LinkError> {
+    let listener = TcpListener::bind(host).await.map_err(LinkError::io("listening"))?;
+    let bound = listener.local_addr().map_err(LinkError::io("listening"))?;
+    let arrivals = Arc::new(arrivals);
+    let accepting = serve(arrivals.clone(), Some(KEEPALIVE), connections(listener, arrivals));
+    Ok(Listening { accepting, address: Address::Grpc(bound.to_string()), file: None })
+}
+
+/// Listens on a Unix socket, and shakes hands with whoever comes.
+pub(crate) async fn listen_unix(path: &Path, arrivals: Arrivals) -> Result<Listening, LinkError> {
+    let (listener, file) = unix::bind(path).await?;
+    let arrivals = Arc::new(arrivals);
+    let accepting = serve(arrivals.clone(), None, connections(listener, arrivals));
+    Ok(Listening { accepting, address: Address::GrpcUnix(path.to_owned()), file: Some(file) })
+}
+
+/// What accepts connections.
+trait Accept: Send + 'static {
+    /// A connection.
+    type Socket: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static;
+    /// The next one.
+    fn next(&self) -> impl Future<Output = io::Result<Self::Socket>> + Send;
+}
+
+impl Accept for TcpListener {
+    type Socket = TcpStream;
+    async fn next(&self) -> io::Result<TcpStream> {
+        let (socket, _) = self.accept().await?;
+        socket.set_nodelay(true)?;
+        Ok(socket)
+    }
+}
+
+impl Accept for UnixListener {
+    type Socket = UnixStream;
+    async fn next(&self) -> io::Result<UnixStream> {
+        Ok(self.accept().await?.0)
+    }
+}
+
+/// Connections for ever: a failed `accept` is logged and tried again.
+fn connections<L: Accept>(listener: L, arrivals: Arc<Arrivals>) -> impl Stream<Item = io::Result<L::Socket>> + Send {
+    futures::stream::unfold((listener, arrivals), |(listener, arrivals)| async {
+        loop {
+            match listener.next().await {
+                Ok(socket) => return Some((Ok(socket), (listener, arrivals))),
+                Err(error) => arrivals.accept_failed(&error).await,
+            }
+        }
+    })
+}
+
+/// Aborting the task ends accepting; established links live on in their connections' own tasks.
+fn serve<S>(
+    arrivals: Arc<Arrivals>,
+    keepalive: Option<Duration>,
+    connections: impl Stream<Item = io::Result<S>> + Send + 'static,
+) -> JoinHandle<()>
+where
+    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let limit = arrivals.options.message_limit() + FRAME_BYTES;
+    let window = window(&arrivals.options);
+    let service =
+        LinkServiceServer::new(Gate { arrivals }).max_decoding_message_size(limit).max_encoding_message_size(limit);
+    let server = Server::builder()
+        .http2_keepalive_interval(keepalive)
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
+        .add_service(service);
+    tokio::spawn(async move {
+        if let Err(error) = server.serve_with_incoming(connections).await {
+            tracing::error!(error = chain(&error), "a link listener stopped");
+        }
+    })
+}
+
+/// The service: lets in whom the handshake lets in.
+struct Gate {
+    arrivals: Arc<Arrivals>,
+}
+
+/// What a stream sends back: the queue's frames, as the generated service wants them.
+type Answers = futures::stream::Map<Frames, fn(Frame) -> Result<Frame, Status>>;
+
+#[tonic::async_trait]
+impl LinkService for Gate {
+    type OpenStream = Answers;
+
+    async fn open(&self, request: Request<Streaming<Frame>>) -> Result<Response<Answers>, Status> {
+        let shaking = welcome(request.into_inner(), &self.arrivals);
+        match self.arrivals.supervise(shaking).await {
+            Ok(frames) => Ok(Response::new(frames.map(Ok as fn(Frame) -> _))),
+            Err(LinkError::Refused { reason }) => {
+                let (_, frames) = queue(0, Kind::Welcome(Welcome { reason, ..Welcome::default() }));
+                Ok(Response::new(frames.map(Ok as fn(Frame) -> _)))
+            }
+            Err(error) => Err(Status::aborted(error.to_string())),
+        }
+    }
+}
+
+async fn welcome(mut incoming: Streaming<Frame>, arrivals: &Arrivals) -> Result<Frames, LinkError> {
+    let theirs = match next(&mut incoming).await? {
+        Kind::Hello(hello) => hello,
+        other => return Err(unexpected(&other)),
+    };
+    let answer = handshake::answer(&arrivals.hello, &theirs);
+    if !answer.accepted {
+        return Err(LinkError::Refused { reason: answer.reason });
+    }
+    // A place first: a peer that is welcomed is one that `accept` will return.
+    let place = arrivals.place().await?;
+    let (writer, frames) = queue(arrivals.options.capacity(), Kind::Welcome(answer));
+    place.send(established(theirs, writer, incoming, &arrivals.options));
+    Ok(frames)
+}
+
+fn established(peer: Hello, writer: Writer, incoming: Streaming<Frame>, options: &LinkOptions) -> Established {
+    let outgoing = Outgoing::Grpc { queue: writer, limit: options.message_limit() };
+    Established { peer, outgoing, incoming: Incoming::Grpc(Box::new(incoming)) }
+}
+
+/// The next message. Cancel-safe: the stream keeps what has arrived of it.
+pub(crate) async fn recv<R: Message + Default>(incoming: &mut Streaming<Frame>) -> Result<R, LinkError> {
+    match next(incoming).await? {
+        Kind::Data(data) => Ok(R::decode(data)?),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn next(incoming: &mut Streaming<Frame>) -> Result<Kind, LinkError> {
+    let frame = incoming.message().await.map_err(ended)?.ok_or(LinkError::PeerGone)?;
+    frame.kind.ok_or_else(|| LinkError::Protocol { what: "an empty frame".to_owned() })
+}
+
+/// What the end of a stream means. A connection that breaks is told in many ways; all say that the peer is gone.
+fn ended(status: Status) -> LinkError {
+    match status.code() {
+        Code::OutOfRange | Code::Unimplemented => LinkError::Protocol { what: status.message().to_owned() },
+        Code::Aborted => LinkError::Protocol { what: status.message().to_owned() },
+        code => {
+            tracing::debug!(%code, message = status.message(), "a link's stream ended");
+            LinkError::PeerGone
+        }
+    }
+}
+
+fn unexpected(kind: &Kind) -> LinkError {
+    let what = match kind {
+        Kind::Hello(_) => "a hello out of place",
+        Kind::Welcome(_) => "a welcome out of place",
+        Kind::Data(_) => "data before the handshake",
+    };
+    LinkError::Protocol { what: what.to_owned() }
+}
+
+fn not_connected(error: tonic::transport::Error) -> LinkError {
+    LinkError::Io { doing: "connecting", source: io::Error::other(chain(&error)) }
+}
+
+/// An error with its causes: tonic's own text is only "transport error".
+fn chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause: &&(dyn Error + 'static)| (*cause).source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+fn window(options: &LinkOptions) -> u32 {
+    options.capacity().min(LARGEST_WINDOW) as u32
+}

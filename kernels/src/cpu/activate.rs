@@ -1,0 +1,120 @@
+//! Gate functions, alone (`activate`) or times a second half (`gated`).
+
+use super::acts::View;
+use super::isa::Isa;
+use super::pool::Pool;
+use super::simd::{Kernel, Simd, math, vectorize};
+use crate::ops::Activation;
+
+/// `x = activation(x)`.
+pub(crate) fn activate(isa: Isa, pool: &mut Pool, x: View, activation: Activation) {
+    x.for_each_row(pool, 8, &|row| {
+        // SAFETY: a row is one task's.
+        let row = unsafe { x.data.at(row * x.width) };
+        vectorize(isa, Gate { gate: row, up: None, out: row, width: x.width, activation });
+    });
+}
+
+/// `out = activation(gate) * up` of rows `[gate | up]`.
+pub(crate) fn gated(isa: Isa, pool: &mut Pool, gate_up: View, activation: Activation, out: View) {
+    out.for_each_row(pool, 8, &|row| {
+        // SAFETY: a row is one task's; gate_up is twice as wide as out (checked by the caller).
+        let (gate, up, out) = unsafe {
+            let gate = gate_up.data.at(row * gate_up.width).cast_const();
+            (gate, gate.add(out.width), out.data.at(row * out.width))
+        };
+        vectorize(isa, Gate { gate, up: Some(up), out, width: gate_up.width / 2, activation });
+    });
+}
+
+/// One row.
+struct Gate {
+    gate: *const f32,
+    up: Option<*const f32>,
+    out: *mut f32,
+    width: usize,
+    activation: Activation,
+}
+
+impl Kernel for Gate {
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        match self.activation {
+            Activation::Silu => self.each::<S, Silu>(),
+            Activation::Gelu => self.each::<S, Gelu>(),
+            Activation::GeluTanh => self.each::<S, GeluTanh>(),
+            Activation::Relu => self.each::<S, Relu>(),
+            Activation::ReluSquared => self.each::<S, ReluSquared>(),
+        }
+    }
+}
+
+impl Gate {
+    #[inline(always)]
+    fn each<S: Simd, F: Function>(&self) {
+        let mut i = 0;
+        while i < self.width {
+            let count = S::N.min(self.width - i);
+            // SAFETY: `count` elements are left in each row.
+            unsafe {
+                let mut y = F::apply(S::load_up_to(self.gate.add(i), count));
+                if let Some(up) = self.up {
+                    y = y.mul(S::load_up_to(up.add(i), count));
+                }
+                y.store_up_to(self.out.add(i), count);
+            }
+            i += count;
+        }
+    }
+}
+
+/// A gate function on a vector.
+trait Function {
+    fn apply<S: Simd>(x: S) -> S;
+}
+
+struct Silu;
+struct Gelu;
+struct GeluTanh;
+struct Relu;
+struct ReluSquared;
+
+impl Function for Silu {
+    #[inline(always)]
+    fn apply<S: Simd>(x: S) -> S {
+        x.mul(math::sigmoid(x))
+    }
+}
+
+impl Function for Gelu {
+    #[inline(always)]
+    fn apply<S: Simd>(x: S) -> S {
+        let tail = math::erfc(x.mul(S::splat(-std::f32::consts::FRAC_1_SQRT_2)));
+        x.mul(S::splat(0.5)).mul(tail)
+    }
+}
+
+impl Function for GeluTanh {
+    #[inline(always)]
+    fn apply<S: Simd>(x: S) -> S {
+        // 0.5 (1 + tanh(u)) is sigmoid(2u).
+        const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+        let cubic = x.mul(x).fma(S::splat(0.044_715), S::splat(1.0)).mul(x);
+        x.mul(math::sigmoid(cubic.mul(S::splat(TWICE_SQRT_2_OVER_PI))))
+    }
+}
+
+impl Function for Relu {
+    #[inline(always)]
+    fn apply<S: Simd>(x: S) -> S {
+        S::splat(0.0).max(x)
+    }
+}
+
+impl Function for ReluSquared {
+    #[inline(always)]
+    fn apply<S: Simd>(x: S) -> S {
+        let positive = S::splat(0.0).max(x);
+        positive.mul(positive)
+    }
+}

@@ -1,0 +1,199 @@
+//! Causal attention over the paged cache.
+//!
+//! Keys are walked in tiles of [`TILE`] positions and spans of [`SPAN`], both counted from position 0. Inside a span runs an online
+//! softmax; spans are folded together in order. Every row does this arithmetic in this order, so neither chunking, nor batching, nor
+//! who computed which span changes a bit: a long context with few heads gives each thread some spans, otherwise a task folds its own.
+//! (Online softmax: Milakov and Gimelshein; tiles: FlashAttention; spans side by side: Flash-Decoding, both of Dao and others.)
+
+mod span;
+
+use super::acts::View;
+use super::batch::{Batch, Sequence};
+use super::isa::Isa;
+use super::kv::Kv;
+use super::memory::Shared;
+use super::pool::Pool;
+use super::simd::{Bf16, Element, F16, F32, vectorize_dividing};
+use crate::ops::{self, DType};
+use span::{Span, State};
+
+/// Positions a tile.
+const TILE: usize = 64;
+/// Positions a span.
+const SPAN: usize = 1024;
+/// Queries (rows times heads of a group) that share a tile's keys and values.
+const QUERIES: usize = 32;
+
+/// An attention layer with its parameters looked up.
+#[derive(Clone, Copy)]
+pub(crate) struct Params<'a> {
+    pub(crate) layer: ops::Attention,
+    pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) alibi: Option<&'a [f32]>,
+}
+
+/// What a call needs from start to end.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub(crate) qkv: View,
+    pub(crate) params: Params<'a>,
+    pub(crate) batch: &'a Batch,
+    pub(crate) kv: &'a Kv,
+    pub(crate) out: View,
+}
+
+/// Memory kept from call to call.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    tiles: Vec<QueryTile>,
+    /// Two states a thread, or one a piece where spans are spread.
+    states: Vec<State>,
+    workspaces: Vec<span::Workspace>,
+}
+
+/// Some rows of a sequence and the query heads of one kv head.
+#[derive(Clone, Copy)]
+struct QueryTile {
+    sequence: Sequence,
+    kv_head: usize,
+    /// First row, counted from the sequence's first.
+    row: usize,
+    rows: usize,
+    /// First of its states, and spans, where spans are spread.
+    first_piece: usize,
+}
+
+/// See [`crate::ops::Backend::attention`].
+pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: Call<'_>) {
+    call.check();
+    let heads = call.params.layer.heads;
+    let group = heads.q / heads.kv;
+    let queries = QUERIES.max(group);
+    let pieces = plan(&mut scratch.tiles, call, (QUERIES / group).max(1));
+    let threads = pool.threads();
+    let spread = scratch.tiles.len() < 4 * threads && pieces > scratch.tiles.len();
+    let states = threads * 2 + if spread { pieces } else { 0 };
+    scratch.states.iter_mut().for_each(|state| state.reserve(queries, heads.v_dim));
+    scratch.states.resize_with(states.max(scratch.states.len()), || State::new(queries, heads.v_dim));
+    scratch.workspaces.resize_with(threads, Default::default);
+    scratch.workspaces.iter_mut().for_each(|workspace| workspace.reserve(queries, heads.dim));
+
+    let tiles = &scratch.tiles;
+    let states = Shared::new(scratch.states.as_mut_ptr());
+    let workspaces = Shared::new(scratch.workspaces.as_mut_ptr());
+    let compute = |tile: &QueryTile, span: usize, thread: usize, state: &mut State| {
+        // SAFETY: each thread has its own workspace.
+        let workspace = unsafe { &mut *workspaces.at(thread) };
+        match call.kv.shape.dtype {
+            DType::F32 => run::<F32>(isa, call, tile, span, workspace, state),
+            DType::Bf16 => run::<Bf16>(isa, call, tile, span, workspace, state),
+            DType::F16 => run::<F16>(isa, call, tile, span, workspace, state),
+        }
+    };
+    if spread {
+        let owners: Vec<(usize, usize)> = tiles
+            .iter()
+            .enumerate()
+            .flat_map(|(index, tile)| call.spans(tile).map(move |span| (index, span)))
+            .collect();
+        pool.run(owners.len(), &|piece, thread| {
+            let (index, span) = owners[piece];
+            // SAFETY: each piece has its own state, after those of the threads.
+            let state = unsafe { &mut *states.at(threads * 2 + piece) };
+            compute(&tiles[index], span, thread, state);
+        });
+    }
+    pool.run(tiles.len(), &|index, thread| {
+        // Later tiles of a prompt see more keys: the longest first.
+        let tile = &tiles[tiles.len() - 1 - index];
+        // SAFETY: each thread has its own two states.
+        let (total, part) = unsafe { (&mut *states.at(thread * 2), &mut *states.at(thread * 2 + 1)) };
+        total.clear();
+        for (piece, span) in call.spans(tile).enumerate() {
+            if spread {
+                // SAFETY: pieces are complete, and each belongs to one tile.
+                total.fold(unsafe { &*states.at(threads * 2 + tile.first_piece + piece) }, tile.rows * group);
+            } else {
+                compute(tile, span, thread, part);
+                total.fold(part, tile.rows * group);
+            }
+        }
+        finish(call, tile, total);
+    });
+}
+
+/// Cuts the batch into query tiles; returns how many spans they have in all.
+fn plan(tiles: &mut Vec<QueryTile>, call: Call<'_>, rows: usize) -> usize {
+    tiles.clear();
+    let mut pieces = 0;
+    for sequence in &call.batch.sequences {
+        for row in (0..sequence.num_rows).step_by(rows) {
+            for kv_head in 0..call.params.layer.heads.kv {
+                let rows = rows.min(sequence.num_rows - row);
+                let tile = QueryTile { sequence: *sequence, kv_head, row, rows, first_piece: pieces };
+                pieces += call.spans(&tile).len();
+                tiles.push(tile);
+            }
+        }
+    }
+    pieces
+}
+
+impl Call<'_> {
+    fn check(&self) {
+        let ops::Heads { q, kv, dim, v_dim } = self.params.layer.heads;
+        let shape = self.kv.shape;
+        assert!(kv > 0 && q.is_multiple_of(kv), "{q} query heads over {kv} kv heads");
+        assert_eq!((self.qkv.rows, self.qkv.width), (self.batch.rows(), (q + kv) * dim + kv * v_dim), "shape of qkv");
+        assert_eq!((shape.kv_heads, shape.head_dim, shape.v_head_dim), (kv, dim, v_dim), "cache of an attention layer");
+        for vector in [self.params.sinks, self.params.alibi].into_iter().flatten() {
+            assert_eq!(vector.len(), q, "sinks or slopes of {q} heads");
+        }
+        for sequence in &self.batch.sequences {
+            let (end, blocks) = (sequence.start + sequence.num_rows, self.batch.blocks(sequence).len());
+            assert!(end <= blocks * shape.block_size, "{end} tokens in {blocks} blocks of {}", shape.block_size);
+        }
+    }
+
+    /// First position that a query at `position` sees.
+    fn lowest(&self, position: usize) -> usize {
+        self.params.layer.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// The spans that a tile's rows see.
+    fn spans(&self, tile: &QueryTile) -> std::ops::Range<usize> {
+        let first = tile.sequence.start + tile.row;
+        self.lowest(first) / SPAN..(first + tile.rows - 1) / SPAN + 1
+    }
+}
+
+/// Computes one span of a tile into `state`.
+fn run<E: Element>(
+    isa: Isa,
+    call: Call<'_>,
+    tile: &QueryTile,
+    span: usize,
+    workspace: &mut span::Workspace,
+    state: &mut State,
+) {
+    let (block, value) = (call.kv.shape.block_size, call.kv.shape.v_head_dim);
+    let lanes =
+        [16, 8].into_iter().find(|&lanes| block.is_multiple_of(lanes) && value.is_multiple_of(lanes)).unwrap_or(1);
+    vectorize_dividing(isa, lanes, Span::<E>::new(call, *tile, span, workspace, state));
+}
+
+/// Adds the sinks, divides by the sum of weights and writes the tile's rows.
+fn finish(call: Call<'_>, tile: &QueryTile, total: &State) {
+    let heads = call.params.layer.heads;
+    let group = heads.q / heads.kv;
+    for query in 0..tile.rows * group {
+        let head = tile.kv_head * group + query % group;
+        let row = tile.sequence.first_row + tile.row + query / group;
+        let factor = total.factor(query, call.params.sinks.map(|sinks| sinks[head]));
+        // SAFETY: the tile's rows times its heads belong to one task.
+        let out = unsafe {
+            std::slice::from_raw_parts_mut(call.out.data.at(row * call.out.width + head * heads.v_dim), heads.v_dim)
+        };
+        out.iter_mut().zip(total.values(query)).for_each(|(out, sum)| *out = sum * factor);
+    }
+}

@@ -1,0 +1,80 @@
+//! One layer's paged K and V.
+//!
+//! ```text
+//! K  [block][kv head][dim][token]     a vector holds one dimension of neighbouring tokens: scores need no horizontal sums
+//! V  [block][kv head][token][dim]     a vector holds neighbouring dimensions of one token: so does the weighted sum
+//! ```
+
+use super::memory::{Region, Shared};
+use super::pool::Pool;
+use super::simd::Element;
+use crate::ops::KvShape;
+
+/// K and V of one layer.
+pub(crate) struct Kv {
+    pub(crate) shape: KvShape,
+    keys: Region,
+    values: Region,
+}
+
+impl Kv {
+    pub(crate) fn new(shape: KvShape) -> Self {
+        let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, dtype } = shape;
+        assert!(block_size > 0 && kv_heads > 0 && head_dim > 0 && v_head_dim > 0, "an empty cache: {shape:?}");
+        let tokens = num_blocks * block_size * kv_heads * dtype.size();
+        Self { shape, keys: Region::new(tokens * head_dim), values: Region::new(tokens * v_head_dim) }
+    }
+
+    /// The first key element of a head of a block.
+    pub(crate) fn keys<E: Element>(&self, block: u32, head: usize) -> *mut E::Bits {
+        self.part::<E>(&self.keys, self.shape.head_dim, block, head)
+    }
+
+    /// The first value element of a head of a block.
+    pub(crate) fn values<E: Element>(&self, block: u32, head: usize) -> *mut E::Bits {
+        self.part::<E>(&self.values, self.shape.v_head_dim, block, head)
+    }
+
+    fn part<E: Element>(&self, region: &Region, dim: usize, block: u32, head: usize) -> *mut E::Bits {
+        let KvShape { num_blocks, block_size, kv_heads, dtype, .. } = self.shape;
+        debug_assert_eq!(dtype, E::DTYPE);
+        assert!((block as usize) < num_blocks && head < kv_heads, "block {block}, head {head} of {:?}", self.shape);
+        // SAFETY: block and head were checked, so the offset is inside the region.
+        unsafe { region.ptr().cast::<E::Bits>().add((block as usize * kv_heads + head) * block_size * dim) }
+    }
+
+    /// Writes one token's key and value of a head.
+    ///
+    /// # Safety
+    /// Nobody else uses this token's slot meanwhile.
+    pub(crate) unsafe fn write<E: Element>(&self, block: u32, slot: usize, head: usize, key: &[f32], value: &[f32]) {
+        let KvShape { block_size, head_dim, v_head_dim, .. } = self.shape;
+        debug_assert!(slot < block_size && key.len() == head_dim && value.len() == v_head_dim);
+        let (keys, values) = (self.keys::<E>(block, head), self.values::<E>(block, head));
+        // SAFETY: slot < block_size and the dimensions are the shape's, so all offsets are inside this head of this block.
+        unsafe {
+            for (dim, &x) in key.iter().enumerate() {
+                *keys.add(dim * block_size + slot) = E::encode(x);
+            }
+            for (dim, &x) in value.iter().enumerate() {
+                *values.add(slot * v_head_dim + dim) = E::encode(x);
+            }
+        }
+    }
+
+    /// Copies block `from[i]` to `to[i]`, in order.
+    pub(crate) fn copy_blocks(&mut self, pool: &mut Pool, from: &[u32], to: &[u32]) {
+        assert_eq!(from.len(), to.len(), "blocks to copy from and to");
+        let blocks = self.shape.num_blocks;
+        assert!(from.iter().chain(to).all(|&block| (block as usize) < blocks), "{from:?} to {to:?} of {blocks}");
+        let regions =
+            [&self.keys, &self.values].map(|region| (Shared::new(region.ptr()), region.len() / blocks.max(1)));
+        pool.run(regions.len(), &|which, _| {
+            let (region, bytes) = regions[which];
+            for (&from, &to) in from.iter().zip(to) {
+                // SAFETY: both blocks are inside the region (checked), each task has its own region, and `copy` allows overlap.
+                unsafe { std::ptr::copy(region.at(from as usize * bytes), region.at(to as usize * bytes), bytes) };
+            }
+        });
+    }
+}

@@ -1,0 +1,285 @@
+//! Products in f32 lanes, for every weight type and every instruction set: weights become f32 in registers, activations stay f32.
+//!
+//! A tile of `R` rows times `C` vectors stays in registers over all of k. One row streams many panels at once (bound by memory); many
+//! rows reuse each weight vector `R` times (bound by arithmetic). Activations are packed `[row block][k][R]`, so that a tile reads them
+//! in sequence, and taken in super-blocks that stay in the second-level cache while panels stream past.
+
+use super::{Output, Product, Scratch, Tile};
+use crate::cpu::isa::Isa;
+use crate::cpu::memory::Shared;
+use crate::cpu::pack::PANEL;
+use crate::cpu::pool::Pool;
+use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
+use crate::ops::DType;
+
+/// Bytes of packed activations that are worth keeping in the second-level cache.
+const SUPER_BLOCK_BYTES: usize = 1 << 20;
+/// Widest tile, in elements: eight panels for one row, or twelve rows of two.
+const TILE_ELEMENTS: usize = 12 * 2 * PANEL;
+
+/// How rows are cut into register tiles.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Rows of a tile.
+    rows: usize,
+    /// Row blocks in all.
+    blocks: usize,
+    /// Row blocks of a super-block.
+    super_blocks: usize,
+    /// Panels of a tile.
+    panels: usize,
+}
+
+impl Cut {
+    fn new(isa: Isa, rows: usize, k: usize) -> Self {
+        let sizes: &[(usize, usize)] = match isa {
+            Isa::Amx | Isa::Avx512 => &[(1, 8), (2, 8), (4, 4), (6, 4), (8, 2), (12, 2)],
+            Isa::Avx2 => &[(1, 4), (2, 2), (4, 1), (6, 1)],
+            Isa::Portable => &[(1, 2), (2, 1), (4, 1)],
+        };
+        // The least padding, and among equals the largest tile.
+        let fits = |&&(tile, _): &&(usize, usize)| (rows.div_ceil(tile) * tile, usize::MAX - tile);
+        let &(tile, panels) = sizes
+            .iter()
+            .filter(|size| size.0 >= rows.min(sizes[sizes.len() - 2].0))
+            .min_by_key(fits)
+            .expect("a size fits");
+        let blocks = rows.div_ceil(tile);
+        let super_blocks = (SUPER_BLOCK_BYTES / (tile * k * 4).max(1)).clamp(1, blocks);
+        Self { rows: tile, blocks, super_blocks, panels }
+    }
+}
+
+/// See [`super::matmul`].
+///
+/// # Safety
+/// As there.
+pub(super) unsafe fn matmul(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, product: &Product<'_>) {
+    let Product { x, rows, w, .. } = *product;
+    let k = w.k.next_multiple_of(2);
+    let cut = Cut::new(isa, rows, k);
+    let packed = Shared::new(scratch.reserve(cut.blocks * cut.rows * k * 4).cast::<f32>());
+    let x = Shared::new(x.cast_mut());
+    let pack = |block: usize, _: usize| {
+        let first = block * cut.rows;
+        let count = cut.rows.min(rows - first);
+        // SAFETY: rows `first .. first + count` of x exist; each task writes its own block of the scratch memory.
+        unsafe {
+            let x = std::slice::from_raw_parts(x.at(first * w.k), count * w.k);
+            let block = std::slice::from_raw_parts_mut(packed.at(first * k), cut.rows * k);
+            pack_block(x, w.k, cut.rows, block);
+        }
+    };
+    pool.run_sized(cut.blocks, rows * k, &pack);
+
+    let output = Output::new(product);
+    let groups = w.panels().div_ceil(cut.panels);
+    let task = |task: usize, _: usize| {
+        let first_block = task / groups * cut.super_blocks;
+        let first_panel = task % groups * cut.panels;
+        let strip = Strip {
+            blocks: first_block..cut.blocks.min(first_block + cut.super_blocks),
+            panels: first_panel..w.panels().min(first_panel + cut.panels),
+            cut,
+            rows,
+            k,
+            x: packed,
+            weights: w.panel(first_panel),
+            panel_bytes: w.panel_bytes(),
+            output: &output,
+        };
+        match w.dtype {
+            DType::F32 => vectorize(isa, Typed::<Plain<F32>>(strip, Plain(F32))),
+            DType::F16 => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
+            DType::Bf16 => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
+        }
+    };
+    pool.run_sized(cut.blocks.div_ceil(cut.super_blocks) * groups, rows * k * w.n / 8, &task);
+}
+
+/// `[k][rows]` from `[count][width]`, zero where there is no row or column.
+fn pack_block(x: &[f32], width: usize, rows: usize, block: &mut [f32]) {
+    if rows == 1 {
+        block[..width].copy_from_slice(x);
+        block[width..].fill(0.0);
+        return;
+    }
+    block[width * rows..].fill(0.0);
+    for row in 0..rows {
+        let column = block[..width * rows].iter_mut().skip(row).step_by(rows);
+        match x.get(row * width..(row + 1) * width) {
+            Some(x) => column.zip(x).for_each(|(to, from)| *to = *from),
+            None => column.for_each(|to| *to = 0.0),
+        }
+    }
+}
+
+/// A task: a super-block of rows times a group of panels.
+struct Strip<'a> {
+    blocks: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+    cut: Cut,
+    rows: usize,
+    k: usize,
+    x: Shared<f32>,
+    weights: *const u8,
+    panel_bytes: usize,
+    output: &'a Output<'a>,
+}
+
+/// How a weight panel is read, two k at a time.
+trait Weights: Copy {
+    /// Vectors `vector` of k pair `pair`.
+    ///
+    /// # Safety
+    /// The pair is inside the panel, and `S::N * (vector + 1) <= 16`.
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S);
+}
+
+/// `[k][16]`.
+#[derive(Clone, Copy)]
+struct Plain<E: Element>(#[allow(dead_code, reason = "names the element")] E);
+/// `[k / 2][16][2]` of bf16.
+#[derive(Clone, Copy)]
+struct Pairs;
+
+impl<E: Element> Weights for Plain<E> {
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+        // SAFETY: the caller's promise; panels are aligned.
+        unsafe {
+            let at = panel.cast::<E::Bits>().add(pair * 2 * PANEL + vector * S::N);
+            (E::load(at), E::load(at.add(PANEL)))
+        }
+    }
+}
+
+impl Weights for Pairs {
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_bf16_pairs(panel.cast::<u16>().add((pair * PANEL + vector * S::N) * 2)) }
+    }
+}
+
+/// A strip with its weight type.
+struct Typed<'a, W: Weights>(Strip<'a>, #[allow(dead_code, reason = "names the type")] W);
+
+impl<W: Weights> Kernel for Typed<'_, W> {
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let strip = self.0;
+        let whole = strip.panels.len() == strip.cut.panels;
+        for block in strip.blocks.clone() {
+            if whole {
+                strip.block::<S, W>(block, strip.panels.start, strip.cut.panels);
+            } else {
+                strip.panels.clone().for_each(|panel| strip.block::<S, W>(block, panel, 1));
+            }
+        }
+    }
+}
+
+impl Strip<'_> {
+    /// One row block times `panels` panels from `first` on.
+    #[inline(always)]
+    fn block<S: Simd, W: Weights>(&self, block: usize, first: usize, panels: usize) {
+        if S::N == 16 {
+            match (self.cut.rows, panels) {
+                (1, 8) => self.tile::<S, W, 1, 8>(block, first),
+                (1, _) => self.tile::<S, W, 1, 1>(block, first),
+                (2, 8) => self.tile::<S, W, 2, 8>(block, first),
+                (2, _) => self.tile::<S, W, 2, 1>(block, first),
+                (4, 4) => self.tile::<S, W, 4, 4>(block, first),
+                (4, _) => self.tile::<S, W, 4, 1>(block, first),
+                (6, 4) => self.tile::<S, W, 6, 4>(block, first),
+                (6, _) => self.tile::<S, W, 6, 1>(block, first),
+                (8, 2) => self.tile::<S, W, 8, 2>(block, first),
+                (8, _) => self.tile::<S, W, 8, 1>(block, first),
+                (12, 2) => self.tile::<S, W, 12, 2>(block, first),
+                (12, _) => self.tile::<S, W, 12, 1>(block, first),
+                (rows, _) => unreachable!("no tile of {rows} rows"),
+            }
+        } else {
+            match (self.cut.rows, panels) {
+                (1, 4) => self.tile::<S, W, 1, 8>(block, first),
+                (1, 2) => self.tile::<S, W, 1, 4>(block, first),
+                (1, _) => self.tile::<S, W, 1, 2>(block, first),
+                (2, 2) => self.tile::<S, W, 2, 4>(block, first),
+                (2, _) => self.tile::<S, W, 2, 2>(block, first),
+                (4, _) => self.tile::<S, W, 4, 2>(block, first),
+                (6, _) => self.tile::<S, W, 6, 2>(block, first),
+                (rows, _) => unreachable!("no tile of {rows} rows"),
+            }
+        }
+    }
+
+    /// `R` rows times `C` vectors, over all of k.
+    #[inline(always)]
+    fn tile<S: Simd, W: Weights, const R: usize, const C: usize>(&self, block: usize, first: usize) {
+        let per_panel = PANEL / S::N;
+        let mut sums = [[S::splat(0.0); C]; R];
+        // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even) entries.
+        unsafe {
+            let x = self.x.at(block * R * self.k).cast_const();
+            let weights = self.weights.add((first - self.panels.start) * self.panel_bytes);
+            for pair in 0..self.k / 2 {
+                let x = x.add(pair * 2 * R);
+                let mut second = [S::splat(0.0); C];
+                let mut w = [S::splat(0.0); C];
+                for c in 0..C {
+                    (w[c], second[c]) = W::pair(weights.add(c / per_panel * self.panel_bytes), pair, c % per_panel);
+                }
+                for r in 0..R {
+                    let x = S::splat(*x.add(r));
+                    for c in 0..C {
+                        sums[r][c] = x.fma(w[c], sums[r][c]);
+                    }
+                }
+                for r in 0..R {
+                    let x = S::splat(*x.add(R + r));
+                    for c in 0..C {
+                        sums[r][c] = x.fma(second[c], sums[r][c]);
+                    }
+                }
+            }
+            let mut flat = [0.0_f32; TILE_ELEMENTS];
+            for r in 0..R {
+                for c in 0..C {
+                    sums[r][c].store(flat.as_mut_ptr().add((r * C + c) * S::N));
+                }
+            }
+            let row = block * R;
+            let tile = Tile {
+                sums: &flat,
+                stride: C * S::N,
+                row,
+                col: first * PANEL,
+                rows: R.min(self.rows - row),
+                cols: C * S::N,
+            };
+            self.output.write(&tile);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_cover_all_rows_with_little_padding() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+            for rows in 1..600 {
+                let cut = Cut::new(isa, rows, 2048);
+                assert!(cut.rows * cut.blocks >= rows && cut.rows * (cut.blocks - 1) < rows, "{isa:?} {rows}");
+                assert!(
+                    rows < 24 || cut.rows * cut.blocks <= rows + 8,
+                    "{isa:?} {rows}: {} x {}",
+                    cut.rows,
+                    cut.blocks
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The CPU backend: one operation a file, each compiled for every instruction set, on a pool of threads that sleeps when idle.
+
+mod activate;
+mod acts;
+mod add;
+mod attention;
+mod batch;
+mod embed;
+mod isa;
+mod kv;
+mod matmul;
+mod memory;
+mod norm;
+mod pack;
+mod pool;
+mod rope_and_cache;
+mod simd;
+
+pub use isa::Isa;
+pub use memory::{MachineMemory, available_memory, machine_memory};
+
+use crate::ops::{self, Act, Activation, Backend, DType, Epilogue, Heads, HostMatrix, KvLayer, KvShape, Matrix};
+use crate::ops::{Norm, Rope, RowSelection, Table, Vector};
+use acts::Acts;
+use pool::Pool;
+
+/// How to build a [`CpuBackend`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads, the caller's included; 0 counts as 1.
+    pub threads: usize,
+    /// Instruction set; absent: the best this machine has.
+    pub isa: Option<Isa>,
+}
+
+/// The machine's own processors as a device. Results depend on the instruction set, never on the number of threads.
+pub struct CpuBackend {
+    isa: Isa,
+    pool: Pool,
+    acts: Acts,
+    matrices: Vec<pack::Packed>,
+    tables: Vec<embed::Lookup>,
+    vectors: Vec<Vec<f32>>,
+    caches: Vec<kv::Kv>,
+    batch: batch::Batch,
+    angles: rope_and_cache::Angles,
+    matmul: matmul::Scratch,
+    attention: attention::Scratch,
+}
+
+impl CpuBackend {
+    /// A backend without weights. Panics when this machine lacks the instruction set asked for (see [`Isa::available`]).
+    pub fn new(options: CpuOptions) -> Self {
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        assert!(isa.is_available(), "this machine has no {}, but {:?}", isa.name(), Isa::available());
+        Self {
+            isa,
+            pool: Pool::new(options.threads),
+            acts: Acts::default(),
+            matrices: Vec::new(),
+            tables: Vec::new(),
+            vectors: Vec::new(),
+            caches: Vec::new(),
+            batch: batch::Batch::default(),
+            angles: rope_and_cache::Angles::default(),
+            matmul: matmul::Scratch::default(),
+            attention: attention::Scratch::default(),
+        }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads in use, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+}
+
+/// The handle of the element just pushed.
+fn newest<T>(list: &[T]) -> u32 {
+    u32::try_from(list.len() - 1).expect("far fewer handles")
+}
+
+/// A norm with its vectors looked up.
+fn norm_params(vectors: &[Vec<f32>], norm: Norm) -> norm::Params<'_> {
+    let Norm { kind, weight, bias, eps } = norm;
+    norm::Params { kind, weight: lookup(vectors, weight), bias: lookup(vectors, bias), eps }
+}
+
+fn lookup(vectors: &[Vec<f32>], vector: Option<Vector>) -> Option<&[f32]> {
+    vector.map(|vector| vectors[vector.0 as usize].as_slice())
+}
+
+impl Backend for CpuBackend {
+    fn describe(&self) -> String {
+        let threads = self.pool.threads();
+        format!("cpu ({}, {threads} thread{})", self.isa.name(), if threads == 1 { "" } else { "s" })
+    }
+
+    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
+        self.matrices.push(pack::Packed::new(source, compute, &mut self.pool));
+        Matrix(newest(&self.matrices))
+    }
+
+    fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
+        self.tables.push(embed::Lookup::new(source));
+        Table(newest(&self.tables))
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Vector {
+        self.vectors.push(values.to_vec());
+        Vector(newest(&self.vectors))
+    }
+
+    fn new_act(&mut self, max_rows: usize, width: usize) -> Act {
+        self.acts.add(max_rows, width)
+    }
+
+    fn new_kv(&mut self, shape: KvShape) -> KvLayer {
+        self.caches.push(kv::Kv::new(shape));
+        KvLayer(newest(&self.caches))
+    }
+
+    fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
+        self.caches[kv.0 as usize].copy_blocks(&mut self.pool, from, to);
+    }
+
+    fn begin(&mut self, batch: ops::Batch<'_>) {
+        self.batch.set(batch);
+        self.angles.begin();
+        self.acts.begin(self.batch.rows());
+        self.pool.set_in_pass(true);
+    }
+
+    fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
+        let table = &self.tables[table.0 as usize];
+        let out = self.acts.target(out, self.batch.rows(), table.width);
+        embed::embed(&mut self.pool, table, &self.batch.tokens, first_entry, scale, out);
+    }
+
+    fn norm(&mut self, x: Act, norm: Norm, out: Act) {
+        let x = self.acts.view(x);
+        let out = self.acts.target(out, x.rows, x.width);
+        norm::norm(self.isa, &mut self.pool, x, norm_params(&self.vectors, norm), out);
+    }
+
+    fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
+        assert!(residual != delta && residual != out, "a residual that is also addend or output");
+        let (residual, delta) = (self.acts.view(residual), self.acts.view(delta));
+        let out = self.acts.target(out, residual.rows, residual.width);
+        norm::add_norm(self.isa, &mut self.pool, residual, delta, norm_params(&self.vectors, norm), out);
+    }
+
+    fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
+        let x = self.acts.view(x);
+        let cols = first_col..first_col + heads * dim;
+        norm::head_norm(self.isa, &mut self.pool, x, cols, norm_params(&self.vectors, norm), dim);
+    }
+
+    fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        let x = self.acts.view(x);
+        let w = &self.matrices[w.0 as usize];
+        assert_eq!(x.width, w.k, "width of x, and input features of a [{}, {}] matrix", w.n, w.k);
+        let before = self.acts.view(out).rows;
+        assert!(epilogue == Epilogue::Store || before == x.rows, "{} rows added to {before}", x.rows);
+        let out = self.acts.target(out, x.rows, w.n);
+        let bias = lookup(&self.vectors, bias);
+        assert!(bias.is_none_or(|bias| bias.len() == w.n), "bias of {:?} for {} outputs", bias.map(<[f32]>::len), w.n);
+        let (from, to) = (x.data, out.data);
+        // SAFETY: the two buffers differ (checked) and hold these rows; `&mut self` keeps everybody else away.
+        unsafe {
+            let product = matmul::Product { x: from.at(0), rows: x.rows, w, bias, epilogue, out: to.at(0) };
+            matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, product);
+        }
+    }
+
+    fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
+        assert_ne!(gate_up, out, "a gate cannot overwrite its input");
+        let gate_up = self.acts.view(gate_up);
+        let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
+        activate::gated(self.isa, &mut self.pool, gate_up, activation, out);
+    }
+
+    fn activate(&mut self, x: Act, activation: Activation) {
+        activate::activate(self.isa, &mut self.pool, self.acts.view(x), activation);
+    }
+
+    fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
+        let qkv = self.acts.view(qkv);
+        let rotation = rope.map(|rope| {
+            let inv_freq = &self.vectors[rope.inv_freq.0 as usize];
+            assert_eq!(inv_freq.len() * 2, rope.rotary_dim, "twice the frequencies, and the rotary dimension");
+            assert!(rope.rotary_dim <= heads.dim, "rotary dimension {} of a head of {}", rope.rotary_dim, heads.dim);
+            let table = self.angles.get(&rope, inv_freq, &self.batch.positions);
+            rope_and_cache::Rotation { table, dim: rope.rotary_dim, style: rope.style }
+        });
+        let kv = &self.caches[kv.0 as usize];
+        rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, kv);
+    }
+
+    fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
+        assert_ne!(qkv, out, "attention cannot overwrite its input");
+        let qkv = self.acts.view(qkv);
+        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let params = attention::Params {
+            layer: attention,
+            sinks: lookup(&self.vectors, attention.sinks),
+            alibi: lookup(&self.vectors, attention.alibi),
+        };
+        let kv = &self.caches[kv.0 as usize];
+        let call = attention::Call { qkv, params, batch: &self.batch, kv, out };
+        attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
+    }
+
+    fn add(&mut self, x: Act, y: Act) {
+        assert_ne!(x, y, "a buffer added to itself");
+        add::add(&mut self.pool, self.acts.view(x), self.acts.view(y));
+    }
+
+    fn scale(&mut self, x: Act, factor: f32) {
+        add::scale(&mut self.pool, self.acts.view(x), factor);
+    }
+
+    fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act) {
+        assert_ne!(x, out, "rows gathered into their own buffer");
+        let x = self.acts.view(x);
+        let out = self.acts.target(out, selection.rows.len(), x.width);
+        add::gather(&mut self.pool, x, selection.rows, out);
+    }
+
+    fn read(&mut self, x: Act) -> &[f32] {
+        // What is read is the end of a pass; threads that wait for more work may sleep.
+        self.pool.set_in_pass(false);
+        self.acts.slice(x)
+    }
+
+    fn host_mut(&mut self, x: Act) -> &mut [f32] {
+        self.acts.slice_mut(x)
+    }
+}

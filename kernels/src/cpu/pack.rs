@@ -1,0 +1,131 @@
+//! Weight matrices in panels of sixteen output columns, so that a row of a panel is one or two vectors.
+//!
+//! ```text
+//! f32, f16   panel: [k][16]          element (n, k) at  (n / 16, k, n % 16)
+//! bf16       panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    sixteen k pairs = one 1 KB tile
+//! ```
+//! Columns past the last row of the source, and k past its width, are zero.
+
+use super::memory::{Region, Shared};
+use super::pool::Pool;
+use crate::ops::{DType, HostMatrix};
+
+/// Output columns a panel.
+pub(crate) const PANEL: usize = 16;
+/// k of a bf16 tile; panels are padded to it.
+pub(crate) const TILE_K: usize = 32;
+/// Source columns packed at a time: their panel part stays in the first-level cache.
+const STRIP: usize = 64;
+
+/// A packed matrix.
+pub(crate) struct Packed {
+    pub(crate) dtype: DType,
+    /// Output features.
+    pub(crate) n: usize,
+    /// Input features.
+    pub(crate) k: usize,
+    /// `k` with padding.
+    pub(crate) k_padded: usize,
+    /// Whether activations may be rounded to bf16.
+    pub(crate) rounds: bool,
+    region: Region,
+}
+
+impl Packed {
+    /// Packs `source` with all threads.
+    pub(crate) fn new(source: HostMatrix<'_>, compute: DType, pool: &mut Pool) -> Self {
+        let HostMatrix { dtype, rows: n, cols: k, bytes } = source;
+        let wanted = n.checked_mul(k).and_then(|count| count.checked_mul(dtype.size()));
+        assert_eq!(Some(bytes.len()), wanted, "bytes of a {n} x {k} matrix of {dtype:?}");
+        let k_padded = k.next_multiple_of(if dtype == DType::Bf16 { TILE_K } else { 2 });
+        let panels = n.div_ceil(PANEL);
+        let region = Region::new(panels * PANEL * k_padded * dtype.size());
+        let target = Shared::new(region.ptr());
+        pool.run(panels, &|panel, _| {
+            let rows = panel * PANEL..n.min((panel + 1) * PANEL);
+            let part = &bytes[rows.start * k * dtype.size()..rows.end * k * dtype.size()];
+            let size = PANEL * k_padded * dtype.size();
+            // SAFETY: each task writes its own panel, which lies inside the region; the region is zeroed and page-aligned.
+            let panel = unsafe { std::slice::from_raw_parts_mut(target.at(panel * size), size) };
+            match dtype {
+                DType::F32 => transpose::<4>(part, k * 4, panel),
+                DType::F16 => transpose::<2>(part, k * 2, panel),
+                DType::Bf16 => transpose_pairs(part, k, panel),
+            }
+        });
+        Self { dtype, n, k, k_padded, rounds: compute == DType::Bf16, region }
+    }
+
+    /// Panels, the last one perhaps padded.
+    pub(crate) fn panels(&self) -> usize {
+        self.n.div_ceil(PANEL)
+    }
+
+    /// First byte of a panel.
+    pub(crate) fn panel(&self, panel: usize) -> *const u8 {
+        assert!(panel < self.panels());
+        // SAFETY: the panel was checked to be inside the region.
+        unsafe { self.region.ptr().add(panel * self.panel_bytes()) }
+    }
+
+    /// Bytes from one panel to the next.
+    pub(crate) fn panel_bytes(&self) -> usize {
+        PANEL * self.k_padded * self.dtype.size()
+    }
+}
+
+/// `panel[unit][row] = rows[row][unit]` for units of `U` bytes; `source` holds at most sixteen rows of `row_bytes`.
+fn transpose<const U: usize>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    let (target, _) = panel.as_chunks_mut::<U>();
+    for start in (0..row_bytes / U).step_by(STRIP) {
+        for (row, bytes) in source.chunks_exact(row_bytes).enumerate() {
+            let (units, _) = bytes.as_chunks::<U>();
+            let strip = &units[start..units.len().min(start + STRIP)];
+            let column = target[start * PANEL..].iter_mut().skip(row).step_by(PANEL);
+            column.zip(strip).for_each(|(to, from)| *to = *from);
+        }
+    }
+}
+
+/// The same with two bf16 as a unit; an odd last element is paired with zero.
+fn transpose_pairs(source: &[u8], k: usize, panel: &mut [u8]) {
+    transpose::<4>(source, k * 2, panel);
+    if !k.is_multiple_of(2) {
+        for (row, bytes) in source.chunks_exact(k * 2).enumerate() {
+            let at = (k / 2 * PANEL + row) * 4;
+            panel[at..at + 2].copy_from_slice(&bytes[k * 2 - 2..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(dtype: DType, n: usize, k: usize) {
+        let size = dtype.size();
+        let bytes: Vec<u8> = (0..n * k * size).map(|i| (i * 37 + i / 251) as u8).collect();
+        let packed = Packed::new(HostMatrix { dtype, rows: n, cols: k, bytes: &bytes }, DType::F32, &mut Pool::new(2));
+        let pair = if dtype == DType::Bf16 { 2 } else { 1 };
+        for row in 0..packed.panels() * PANEL {
+            for col in 0..packed.k_padded {
+                let at = ((col / pair * PANEL + row % PANEL) * pair + col % pair) * size;
+                // SAFETY: `at` is an element of the panel.
+                let got = unsafe { std::slice::from_raw_parts(packed.panel(row / PANEL).add(at), size) };
+                let zero = [0; 4];
+                let inside = row < n && col < k;
+                let want = if inside { &bytes[(row * k + col) * size..][..size] } else { &zero[..size] };
+                assert_eq!(got, want, "{dtype:?} {n} x {k} at ({row}, {col})");
+            }
+        }
+    }
+
+    #[test]
+    fn every_element_has_its_place() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            for (n, k) in [(1, 1), (16, 32), (17, 31), (33, 200), (96, 48)] {
+                check(dtype, n, k);
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The scheduler's flags, checked once.
+
+use clap::{ArgAction, ValueEnum};
+use proto::ModelInfo;
+use sched_core::{Config, Pipeline};
+use service_kit::{Address, CommonArgs};
+
+use crate::group::Formed;
+
+/// Flags of `quire scheduler`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Flags that every process has.
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// Where tokenizers bring requests
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen_requests: Address,
+
+    /// Where workers come for plans
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen_workers: Address,
+
+    /// The detokenizer that takes the tokens
+    #[arg(long, value_name = "ADDRESS")]
+    pub detokenizer: Address,
+
+    /// Fingerprint of the model folder; processes with another one are refused
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub model_fingerprint: String,
+
+    /// Name of the model in metrics
+    #[arg(long, default_value = "default")]
+    pub served_model_name: String,
+
+    /// Workers that hold one slice of the model each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tensor_parallel_size: u32,
+
+    /// Longest sequence, prompt and answer; absent: what the model and the KV memory allow
+    #[arg(long)]
+    pub max_model_len: Option<u32>,
+
+    /// Sequences that run at the same time at most
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_num_seqs: u32,
+
+    /// Tokens in one step at most
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_num_batched_tokens: u32,
+
+    /// Longest prefill chunk while others decode; 0: chosen by the scheduler
+    #[arg(long, default_value_t = 0)]
+    pub long_prefill_token_threshold: u32,
+
+    /// Reuse the KV blocks of equal prompt beginnings
+    #[arg(long, default_value_t = true, action = ArgAction::Set)]
+    pub enable_prefix_caching: bool,
+
+    /// Compute long prompts in chunks, beside running decodes
+    #[arg(long, default_value_t = true, action = ArgAction::Set)]
+    pub enable_chunked_prefill: bool,
+
+    /// Who runs first
+    #[arg(long, default_value = "fcfs")]
+    pub scheduling_policy: Policy,
+
+    /// Plan the next step while the workers run this one
+    #[arg(long, default_value_t = true, action = ArgAction::Set)]
+    pub async_scheduling: bool,
+
+    /// Requests that may wait; one more gets a 503
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_num_queued_reqs: Option<u32>,
+
+    /// Prompt tokens that may wait; a request that would exceed it gets a 503
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_num_queued_tokens: Option<u64>,
+
+    /// Share of KV blocks kept free when new requests are admitted
+    #[arg(long, default_value_t = 0.0)]
+    pub watermark: f32,
+
+    /// Seeds the seeds of requests that bring none
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// A step that takes longer than this has lost its workers
+    #[arg(long, default_value_t = 600_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub step_timeout_ms: u64,
+
+    /// Leave out the line of statistics every ten seconds
+    #[arg(long)]
+    pub disable_log_stats: bool,
+}
+
+/// Who runs first.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// In the order of arrival.
+    Fcfs,
+    /// By the request's `priority`, lower first, then by arrival.
+    Priority,
+}
+
+impl Args {
+    /// The core's settings for a group: these flags, within what its workers offer.
+    pub(crate) fn core_config(&self, formed: &Formed) -> Config {
+        let ready = &formed.ready;
+        let kv_tokens = formed.num_blocks.saturating_mul(ready.block_size);
+        let wanted = self.max_model_len.unwrap_or(ready.max_model_len).min(ready.max_model_len);
+        Config {
+            block_size: ready.block_size,
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens.max(self.max_num_seqs),
+            max_model_len: wanted.min(kv_tokens),
+            long_prefill_token_threshold: self.long_prefill_token_threshold,
+            enable_chunked_prefill: self.enable_chunked_prefill,
+            enable_prefix_caching: self.enable_prefix_caching,
+            policy: match self.scheduling_policy {
+                Policy::Fcfs => sched_core::Policy::Fcfs,
+                Policy::Priority => sched_core::Policy::Priority,
+            },
+            pipeline: if self.async_scheduling { Pipeline::RunAhead } else { Pipeline::InOrder },
+            max_num_queued_reqs: self.max_num_queued_reqs,
+            max_num_queued_tokens: self.max_num_queued_tokens,
+            watermark: self.watermark,
+            eos_token_ids: ready.eos_token_ids.clone(),
+            vocab_size: ready.vocab_size,
+            max_choices: self.max_num_seqs,
+            seed: self.seed,
+            ..Config::default()
+        }
+    }
+
+    /// What others are told of the model.
+    pub(crate) fn model_info(&self, config: &Config, formed: &Formed) -> ModelInfo {
+        ModelInfo {
+            max_model_len: config.max_model_len,
+            vocab_size: config.vocab_size,
+            block_size: config.block_size,
+            num_blocks: formed.num_blocks,
+            dtype: formed.ready.dtype.clone(),
+            max_num_seqs: config.max_num_seqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            eos_token_ids: config.eos_token_ids.clone(),
+            ..ModelInfo::default()
+        }
+    }
+
+    /// The settings as a JSON object, for the control plane.
+    pub(crate) fn to_json(&self) -> String {
+        serde_json::json!({
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "enable_chunked_prefill": self.enable_chunked_prefill,
+            "async_scheduling": self.async_scheduling,
+            "max_num_queued_reqs": self.max_num_queued_reqs,
+            "max_num_queued_tokens": self.max_num_queued_tokens,
+        })
+        .to_string()
+    }
+}

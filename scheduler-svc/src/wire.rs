@@ -1,0 +1,181 @@
+//! Links become events: one small task per link reads messages into the one bounded queue that [`crate::serve`] works off.
+
+use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
+use prost::Message;
+use proto::{DetokenizerReply, FromWorker, Hello, Inbound, ToWorker, TokenBatch};
+use service_kit::Process;
+use tokio::sync::{mpsc, oneshot};
+use tracing::{info, warn};
+
+/// Events that may wait. Readers stop reading when it is full, and the rings behind them fill.
+const QUEUE: usize = 4096;
+
+/// All that can happen to the scheduler.
+pub(crate) enum Event {
+    /// A request, an abort, ... from a tokenizer.
+    Inbound(Box<Inbound>),
+    /// A worker connected.
+    WorkerUp { peer: Hello, sender: Sender<ToWorker>, connection: u64 },
+    /// A worker said something.
+    Worker { connection: u64, message: FromWorker },
+    /// A worker's link ended.
+    WorkerLost { connection: u64, reason: String },
+    /// The detokenizer is there (again).
+    DetokenizerUp(Sender<TokenBatch>),
+    /// It found stop strings.
+    Stopped(Vec<u64>),
+    /// Its link ended.
+    DetokenizerLost(String),
+    /// Somebody asks through the control plane.
+    Command(Command),
+}
+
+/// What the control plane can ask of the scheduler.
+pub(crate) enum Command {
+    Abort {
+        request_id: String,
+        found: oneshot::Sender<bool>,
+    },
+    ResetPrefixCache {
+        done: oneshot::Sender<()>,
+    },
+    /// Answers when no request is left.
+    Drained {
+        done: oneshot::Sender<()>,
+    },
+    /// Answers how many requests are unfinished.
+    Unfinished {
+        count: oneshot::Sender<u32>,
+    },
+}
+
+/// The scheduler's end of all links.
+pub(crate) struct Wire {
+    events: mpsc::Sender<Event>,
+}
+
+impl Wire {
+    /// An empty wire, and the queue that it fills.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Event>) {
+        let (events, queue) = mpsc::channel(QUEUE);
+        (Self { events }, queue)
+    }
+
+    /// Another way into the queue.
+    pub(crate) fn events(&self) -> mpsc::Sender<Event> {
+        self.events.clone()
+    }
+
+    /// Accepts tokenizers at `address`.
+    pub(crate) async fn listen_requests(
+        &self,
+        process: &Process,
+        address: &Address,
+        fingerprint: &str,
+    ) -> Result<(), link::LinkError> {
+        let hello = link::hello("scheduler-svc", "requests", fingerprint);
+        let mut listener = Listener::bind(address, hello, LinkOptions::default()).await?;
+        let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
+        tokio::spawn(shutdown.run_until_cancelled_owned(async move {
+            loop {
+                match listener.accept::<Inbound, Inbound>().await {
+                    Ok(link) => drop(tokio::spawn(read_requests(link, events.clone()))),
+                    Err(error) => warn!("a tokenizer did not get through: {error}"),
+                }
+            }
+        }));
+        Ok(())
+    }
+
+    /// Accepts workers at `address`.
+    pub(crate) async fn listen_workers(
+        &self,
+        process: &Process,
+        address: &Address,
+        fingerprint: &str,
+    ) -> Result<(), link::LinkError> {
+        let hello = link::hello("scheduler-svc", "steps", fingerprint);
+        let mut listener = Listener::bind(address, hello, LinkOptions::default()).await?;
+        let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
+        tokio::spawn(shutdown.run_until_cancelled_owned(async move {
+            for connection in 1.. {
+                match listener.accept::<ToWorker, FromWorker>().await {
+                    Ok(link) => drop(tokio::spawn(read_worker(link, connection, events.clone()))),
+                    Err(error) => warn!("a worker did not get through: {error}"),
+                }
+            }
+        }));
+        Ok(())
+    }
+
+    /// Keeps a link to the detokenizer at `address`.
+    pub(crate) fn dial_detokenizer(&self, process: &Process, address: &Address, fingerprint: &str) {
+        let (events, shutdown, address) = (self.events.clone(), process.shutdown.clone(), address.clone());
+        let hello = link::hello("scheduler-svc", "tokens", fingerprint);
+        tokio::spawn(shutdown.run_until_cancelled_owned(async move {
+            loop {
+                let link = link::redial(&address, hello.clone(), &LinkOptions::default()).await;
+                if read_detokenizer(link, &events).await.is_err() {
+                    return;
+                }
+            }
+        }));
+    }
+}
+
+/// The event queue is closed: the process is ending.
+struct Ending;
+
+async fn read_requests(link: Link<Inbound, Inbound>, events: mpsc::Sender<Event>) {
+    let Link { peer, sender: _open, mut receiver } = link;
+    info!(pid = peer.pid, "tokenizer connected");
+    let reason = loop {
+        match receiver.recv().await {
+            Ok(message) => {
+                if events.send(Event::Inbound(Box::new(message))).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => break error,
+        }
+    };
+    info!(pid = peer.pid, "tokenizer left: {reason}");
+}
+
+async fn read_worker(link: Link<ToWorker, FromWorker>, connection: u64, events: mpsc::Sender<Event>) {
+    let Link { peer, sender, receiver } = link;
+    if events.send(Event::WorkerUp { peer, sender, connection }).await.is_err() {
+        return;
+    }
+    let reason = forward(receiver, &events, |message| Event::Worker { connection, message }).await;
+    let _ = events.send(Event::WorkerLost { connection, reason }).await;
+}
+
+async fn read_detokenizer(
+    link: Link<TokenBatch, DetokenizerReply>,
+    events: &mpsc::Sender<Event>,
+) -> Result<(), Ending> {
+    let Link { peer, sender, receiver } = link;
+    info!(pid = peer.pid, "detokenizer connected");
+    events.send(Event::DetokenizerUp(sender)).await.map_err(|_| Ending)?;
+    let reason = forward(receiver, events, |reply: DetokenizerReply| Event::Stopped(reply.stopped)).await;
+    events.send(Event::DetokenizerLost(reason)).await.map_err(|_| Ending)
+}
+
+/// Reads until the link ends; returns why it did.
+async fn forward<R: Message + Default>(
+    mut receiver: Receiver<R>,
+    events: &mpsc::Sender<Event>,
+    event: impl Fn(R) -> Event,
+) -> String {
+    loop {
+        match receiver.recv().await {
+            Ok(message) => {
+                if events.send(event(message)).await.is_err() {
+                    return "this process is ending".into();
+                }
+            }
+            Err(error) => return error.to_string(),
+        }
+    }
+}

@@ -1,1 +1,11 @@
-//! End-to-end tests.
+//! End-to-end tests: each starts a real `quire serve` and looks at it from outside, as its users do.
+//!
+//! `cargo xtask test` builds the command first and runs these one after the other.
+
+mod clients;
+mod failures;
+mod garbage;
+mod greedy;
+mod idle;
+mod metrics;
+mod streaming;

@@ -1,1 +1,6 @@
-fn main() {}
+//! The `quire` command.
+mod bench;
+mod sse;
+fn main() {
+    let _ = bench::run;
+}

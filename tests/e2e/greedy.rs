@@ -34,7 +34,8 @@ async fn every_model_alone_and_batched() -> anyhow::Result<()> {
             continue;
         };
         let path = zoo::folder().join(model);
-        let server = Server::start(&[&path.to_string_lossy(), "--served-model-name", model, "--dtype", "float32"]).await?;
+        let server =
+            Server::start(&[&path.to_string_lossy(), "--served-model-name", model, "--dtype", "float32"]).await?;
         check(&server.client(), model, &cases).await?;
     }
     Ok(())

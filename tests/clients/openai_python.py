@@ -1,0 +1,91 @@
+"""The official OpenAI client for Python, unmodified, against a running server: argv[1] is its base URL, argv[2] its key."""
+
+import sys
+import threading
+
+import openai
+
+base, key = sys.argv[1], sys.argv[2]
+client = openai.OpenAI(base_url=base + "/v1", api_key=key)
+
+model = client.models.list().data[0].id
+assert client.models.retrieve(model).id == model
+
+# Completions, whole and streamed.
+whole = client.completions.create(model=model, prompt="Once upon a time", max_tokens=24, temperature=0)
+assert whole.choices[0].text and whole.choices[0].finish_reason == "length"
+assert whole.usage.completion_tokens == 24
+assert whole.usage.total_tokens == whole.usage.prompt_tokens + 24
+pieces = client.completions.create(model=model, prompt="Once upon a time", max_tokens=24, temperature=0, stream=True)
+assert "".join(chunk.choices[0].text for chunk in pieces) == whole.choices[0].text
+
+# Several prompts, token ids, several choices.
+both = client.completions.create(model=model, prompt=["One", "Two"], max_tokens=4, temperature=0)
+assert [choice.index for choice in both.choices] == [0, 1]
+ids = client.completions.create(model=model, prompt=[[743, 827, 289, 546]], max_tokens=24, temperature=0)
+assert ids.choices[0].text
+many = client.completions.create(model=model, prompt="The cat", n=3, max_tokens=5, seed=1, temperature=1)
+assert sorted(choice.index for choice in many.choices) == [0, 1, 2]
+
+# Chat, whole and streamed, with usage.
+messages = [{"role": "system", "content": "You are kind."}, {"role": "user", "content": "Hi, who are you?"}]
+chat = client.chat.completions.create(model=model, messages=messages, max_tokens=40, temperature=0)
+assert chat.choices[0].message.role == "assistant" and chat.choices[0].message.content
+stream = client.chat.completions.create(
+    model=model, messages=messages, max_tokens=40, temperature=0, stream=True, stream_options={"include_usage": True}
+)
+text, usage = "", None
+for chunk in stream:
+    if chunk.choices:
+        text += chunk.choices[0].delta.content or ""
+    usage = chunk.usage or usage
+assert text == chat.choices[0].message.content, (text, chat)
+assert usage.completion_tokens == chat.usage.completion_tokens
+parts = [{"role": "user", "content": [{"type": "text", "text": "Hi, who are you?"}]}]
+assert client.chat.completions.create(model=model, messages=parts, max_tokens=5).choices
+
+# Log-probabilities.
+scored = client.chat.completions.create(
+    model=model, messages=messages, max_tokens=3, temperature=0, logprobs=True, top_logprobs=4
+)
+entries = scored.choices[0].logprobs.content
+assert len(entries) == scored.usage.completion_tokens
+assert all(len(entry.top_logprobs) == 4 and entry.logprob <= 0 for entry in entries)
+assert all(entry.token == entry.top_logprobs[0].token for entry in entries), "greedy takes the best"
+
+# Errors have the official client's types.
+for wrong, kind in [
+    (lambda: client.chat.completions.create(model="nobody", messages=messages), openai.NotFoundError),
+    (lambda: client.chat.completions.create(model=model, messages=messages, temperature=99), openai.BadRequestError),
+    (lambda: client.completions.create(model=model, prompt="x " * 5000, max_tokens=5), openai.BadRequestError),
+    (lambda: openai.OpenAI(base_url=base + "/v1", api_key="wrong", max_retries=0).models.list(), openai.AuthenticationError),
+]:
+    try:
+        wrong()
+    except kind as error:
+        assert error.status_code in (400, 401, 404)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+# Leaving in the middle of a stream; the server goes on for the others.
+leaving = client.chat.completions.create(model=model, messages=messages, max_tokens=400, stream=True, extra_body={"ignore_eos": True})
+next(iter(leaving))
+leaving.close()
+
+# Many at once, each gets its own answer.
+answers = {}
+
+
+def ask(number):
+    body = [{"role": "user", "content": f"Tell me a story about the number {number % 4}."}]
+    answer = client.chat.completions.create(model=model, messages=body, max_tokens=30, temperature=0)
+    answers[number] = answer.choices[0].message.content
+
+
+threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(answers) == 24
+assert all(answers[number] == answers[number % 4] for number in answers), "same question, same greedy answer"
+
+print("openai (Python)", openai.__version__, "works")

@@ -1,0 +1,537 @@
+//! The world: draws events, plays gateway, detokenizer and worker group, and checks every word the scheduler says.
+
+use super::{
+    oracle::{self, Ending},
+    source::Source,
+    worker::{SALT_MARK, Worker},
+};
+use ids::Epoch;
+use proto::{FinishReason, RequestKey, Sampling, StepResult, TokenBatch, prompt::Kind};
+use sched_core::{Config, Pipeline, Policy, ProtocolError, Refusal, Scheduler};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A request that the scheduler took and that has not ended.
+#[derive(Debug)]
+struct Tracked {
+    id: String,
+    salt: String,
+    prompt: Vec<u32>,
+    sampling: Sampling,
+    limit: usize,
+    n: u32,
+    first_sequence: Option<u64>,
+    aborted: bool,
+    prompt_logprobs: u32,
+    choices: Vec<Choice>,
+}
+
+#[derive(Debug, Default)]
+struct Choice {
+    tokens: Vec<u32>,
+    expected: Option<(Vec<u32>, Ending)>,
+    /// The detokenizer finds a stop string after this many tokens.
+    stop_after: Option<usize>,
+    /// The scheduler was told so: no word may follow.
+    over: bool,
+}
+
+/// See the module.
+pub struct World<'a> {
+    source: Source<'a>,
+    config: Config,
+    scheduler: Scheduler,
+    epoch: u64,
+    num_blocks: u32,
+    worker: Option<Worker>,
+    results: VecDeque<StepResult>,
+    live: BTreeMap<u64, Tracked>,
+    /// Sequence handle -> request number and choice.
+    handles: HashMap<u64, (u64, usize)>,
+    /// Seeds seen by the worker, by request id, in order of first appearance: that is by choice.
+    seeds: HashMap<String, Vec<u64>>,
+    newest_started: u64,
+    next_number: u64,
+    batch: TokenBatch,
+    now_us: u64,
+    /// Outcomes: requests admitted, and ended.
+    pub admitted: u64,
+    pub ended: u64,
+    /// Blocks copied before a write: forks.
+    pub copies: u64,
+}
+
+fn draw_config(source: &mut Source) -> Config {
+    let max_num_seqs = source.between(1, 6);
+    let max_model_len = source.between(4, 40);
+    let enable_chunked_prefill = source.chance(80);
+    let least = if enable_chunked_prefill { max_num_seqs } else { max_num_seqs.max(max_model_len) };
+    let optional = |source: &mut Source, most| if source.chance(30) { source.between(1, most) } else { 0 };
+    Config {
+        block_size: source.between(1, 5),
+        max_num_seqs,
+        max_num_batched_tokens: least + source.below(24),
+        max_model_len,
+        long_prefill_token_threshold: optional(source, 9),
+        max_prefill_tokens_beside_decodes: optional(source, 9),
+        enable_chunked_prefill,
+        enable_prefix_caching: source.chance(75),
+        policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
+        pipeline: if source.chance(70) { Pipeline::RunAhead } else { Pipeline::InOrder },
+        max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
+        max_num_queued_tokens: source.chance(20).then(|| source.between(5, 90).into()),
+        watermark: if source.chance(25) { 0.2 } else { 0.0 },
+        eos_token_ids: vec![oracle::EOS],
+        vocab_size: oracle::VOCAB,
+        max_choices: 4,
+        seed: 11,
+    }
+}
+
+impl<'a> World<'a> {
+    /// A world whose configuration is the first thing drawn.
+    pub fn new(mut source: Source<'a>) -> Self {
+        let config = draw_config(&mut source);
+        // Half of the worlds are short of memory.
+        let most_blocks = if source.chance(50) { 9 } else { 30 };
+        let num_blocks = source.between(3, most_blocks);
+        let scheduler = Scheduler::new(config.clone()).expect("a possible configuration");
+        let mut world = Self {
+            source,
+            config,
+            scheduler,
+            epoch: 0,
+            num_blocks,
+            worker: None,
+            results: VecDeque::new(),
+            live: BTreeMap::new(),
+            handles: HashMap::new(),
+            seeds: HashMap::new(),
+            newest_started: 0,
+            next_number: 1,
+            batch: TokenBatch::default(),
+            now_us: 0,
+            admitted: 0,
+            ended: 0,
+            copies: 0,
+        };
+        world.form();
+        world
+    }
+
+    /// What the scheduler counted.
+    pub fn stats(&self) -> sched_core::Stats {
+        self.scheduler.stats()
+    }
+
+    /// Plays at most `events` events.
+    pub fn run(&mut self, events: usize) -> usize {
+        for event in 0..events {
+            if self.source.ended() {
+                return event;
+            }
+            self.now_us += u64::from(self.source.below(50));
+            self.event();
+            self.scheduler.check_invariants().unwrap_or_else(|broken| panic!("{broken}"));
+            if self.source.chance(50) {
+                self.listen();
+            }
+        }
+        events
+    }
+
+    fn event(&mut self) {
+        match self.source.below(1000) {
+            0..200 => self.admit(),
+            200..540 => self.plan(),
+            540..900 => self.complete(),
+            900..950 => self.abort(),
+            950..958 => self.abort_by_id(),
+            958..964 => self.gateway_gone(),
+            964..976 => self.tell_stops(),
+            976..984 => self.scheduler.reset_prefix_cache(),
+            984..990 => self.fail_all(),
+            990..994 => self.lose_group(),
+            _ => self.form_if_lost(),
+        }
+    }
+
+    /// Lets everything end, and checks that it did: nothing live, nothing held.
+    pub fn finish(&mut self) {
+        self.form_if_lost();
+        for _ in 0..200_000 {
+            self.plan();
+            self.listen();
+            self.tell_stops();
+            self.scheduler.check_invariants().unwrap_or_else(|broken| panic!("{broken}"));
+            if self.results.is_empty() {
+                assert!(!self.scheduler.has_unfinished(), "stuck with {:?}", self.scheduler.stats());
+                break;
+            }
+            self.complete();
+        }
+        self.listen();
+        assert!(self.scheduler.is_idle(), "endless: {:?}", self.scheduler.stats());
+        assert!(self.live.is_empty(), "no end for {:?}", self.live);
+        let stats = self.scheduler.stats();
+        assert_eq!(
+            (stats.running, stats.waiting_for_capacity, stats.waiting_deferred, stats.used_blocks),
+            (0, 0, 0, 0)
+        );
+        assert_eq!(self.admitted, self.ended);
+        let mut choices = Vec::new();
+        self.scheduler.take_finished(&mut choices);
+        assert_eq!(choices.len() as u64, stats.totals.ended.total());
+    }
+
+    // ---- events
+
+    fn admit(&mut self) {
+        let request = self.draw_request();
+        let number = request.key.as_ref().map_or(0, |key| key.number);
+        let n = request.n;
+        let tracked = self.track(&request);
+        match self.scheduler.admit(request.clone(), self.now_us) {
+            Ok(()) => {
+                self.admitted += 1;
+                self.live.insert(number, tracked);
+                if self.source.chance(5) {
+                    assert_eq!(self.scheduler.admit(request, self.now_us), Err(Refusal::Duplicate));
+                }
+            }
+            Err(Refusal::NotReady) => assert!(self.worker.is_none()),
+            Err(Refusal::Overloaded { .. }) => {
+                assert!(self.config.max_num_queued_reqs.is_some() || self.config.max_num_queued_tokens.is_some());
+            }
+            Err(Refusal::NeverFits { blocks, num_blocks }) => assert!(blocks > num_blocks),
+            Err(Refusal::Choices { .. }) => assert!(n == 0 || n > self.config.max_num_seqs.min(4)),
+            Err(Refusal::EmptyPrompt) => assert!(tracked.prompt.is_empty()),
+            Err(Refusal::PromptTooLong { .. }) => {
+                assert!(tracked.prompt.len() >= self.config.max_model_len as usize);
+            }
+            Err(Refusal::MaxTokensTooLarge { .. } | Refusal::ZeroMaxTokens | Refusal::TokenOutOfRange { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Prompts come from three families with common beginnings, so that blocks are worth sharing.
+    fn draw_request(&mut self) -> proto::Request {
+        let source = &mut self.source;
+        let family = source.below(3);
+        let length = source.below(self.config.max_model_len + 1);
+        let own_tail = source.below(4).min(length);
+        let mut ids: Vec<u32> =
+            (0..length - own_tail).map(|at| 1 + (at * 7 + family * 11) % (oracle::VOCAB - 1)).collect();
+        ids.extend((0..own_tail).map(|_| source.below(oracle::VOCAB)));
+        if source.chance(1) {
+            ids.push(oracle::VOCAB + source.below(5));
+        }
+        let number = self.next_number;
+        self.next_number += 1;
+        let salt = if source.chance(80) { "" } else { "tenant" };
+        let left = self.config.max_model_len.saturating_sub(length);
+        let max_tokens = if source.chance(25) { None } else { Some(source.between(0, left.min(20) + 1)) };
+        let sampling = Sampling {
+            seed: source.chance(70).then(|| u64::from(source.below(9))),
+            min_tokens: if source.chance(20) { source.below(6) } else { 0 },
+            stop_token_ids: if source.chance(20) { vec![source.below(oracle::VOCAB), 3] } else { Vec::new() },
+            ignore_eos: source.chance(40),
+            logprobs: source.chance(20).then_some(1),
+            prompt_logprobs: source.chance(15).then_some(1),
+            ..Sampling::default()
+        };
+        proto::Request {
+            key: Some(RequestKey { gateway: 1 + number % 3, number }),
+            request_id: format!("{number}{SALT_MARK}{salt}"),
+            prompt: Some(proto::Prompt { kind: Some(Kind::Ids(proto::TokenIds { ids })), ..Default::default() }),
+            sampling: Some(sampling),
+            n: if source.chance(70) { 1 } else { source.below(6) },
+            priority: source.below(3) as i32 - 1,
+            cache_salt: salt.into(),
+            max_tokens,
+            ..Default::default()
+        }
+    }
+
+    fn track(&mut self, request: &proto::Request) -> Tracked {
+        let Some(Kind::Ids(ids)) = request.prompt.as_ref().and_then(|prompt| prompt.kind.clone()) else {
+            unreachable!("all prompts are ids")
+        };
+        let capacity = (self.num_blocks * self.config.block_size + 1) as usize;
+        let limit = match request.max_tokens {
+            Some(max_tokens) => ids.ids.len() + max_tokens as usize,
+            None => (self.config.max_model_len as usize).min(capacity.max(ids.ids.len() + 1)),
+        };
+        let mut draw_stop = || self.source.chance(20).then(|| self.source.between(1, 6) as usize);
+        let choices = (0..request.n).map(|_| Choice { stop_after: draw_stop(), ..Choice::default() }).collect();
+        Tracked {
+            id: request.request_id.clone(),
+            salt: request.cache_salt.clone(),
+            prompt: ids.ids,
+            sampling: request.sampling.clone().unwrap_or_default(),
+            limit,
+            n: request.n,
+            first_sequence: None,
+            aborted: false,
+            prompt_logprobs: 0,
+            choices,
+        }
+    }
+
+    fn plan(&mut self) {
+        let Some(plan) = self.scheduler.plan(self.now_us) else { return };
+        let worker = self.worker.as_mut().expect("a plan without a group");
+        let mut newcomers = Vec::new();
+        for added in &plan.added {
+            let number: u64 = added.request_id.split(SALT_MARK).next().and_then(|id| id.parse().ok()).expect("number");
+            let seeds = self.seeds.entry(added.request_id.clone()).or_default();
+            if seeds.is_empty() {
+                newcomers.push(number);
+            }
+            if !seeds.contains(&added.seed) {
+                seeds.push(added.seed);
+            }
+        }
+        if self.config.policy == Policy::Fcfs {
+            for number in newcomers {
+                assert!(number > self.newest_started, "{number} starts after {}", self.newest_started);
+                self.newest_started = number;
+            }
+        }
+        let result = worker.execute(&plan);
+        self.copies += plan.copy_from.len() as u64;
+        for slot in &plan.slot {
+            let id = worker.request_id(*slot);
+            assert!(self.live.values().any(|tracked| tracked.id == id), "a row of {id}, which is over");
+        }
+        self.results.push_back(result);
+        assert!(self.results.len() <= self.config.pipeline.depth());
+    }
+
+    fn complete(&mut self) {
+        let Some(result) = self.results.pop_front() else { return };
+        if self.source.chance(3) {
+            self.complete_wrongly(&result);
+        }
+        self.scheduler.complete(result, self.now_us).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// A result that does not answer the plan is refused and changes nothing.
+    fn complete_wrongly(&mut self, result: &StepResult) {
+        let before = self.scheduler.stats();
+        let mut wrong = result.clone();
+        let error = match self.source.below(4) {
+            0 => {
+                wrong.epoch += 1;
+                self.scheduler.complete(wrong, self.now_us)
+            }
+            1 => {
+                wrong.step += 1;
+                self.scheduler.complete(wrong, self.now_us)
+            }
+            2 => {
+                wrong.token.push(1);
+                self.scheduler.complete(wrong, self.now_us)
+            }
+            _ => {
+                wrong.prompt_logprobs.push(Default::default());
+                self.scheduler.complete(wrong, self.now_us)
+            }
+        };
+        assert!(matches!(
+            error,
+            Err(ProtocolError::Epoch { .. }
+                | ProtocolError::Step { .. }
+                | ProtocolError::Rows { .. }
+                | ProtocolError::Logprobs { .. })
+        ));
+        assert_eq!(before, self.scheduler.stats());
+    }
+
+    fn draw_live(&mut self) -> Option<(u64, u64)> {
+        self.listen();
+        let at = self.source.below(self.live.len() as u32) as usize;
+        self.live.keys().nth(at).map(|number| (*number, 1 + number % 3))
+    }
+
+    fn abort(&mut self) {
+        let Some((number, gateway)) = self.draw_live() else {
+            assert!(!self.scheduler.abort(&RequestKey { gateway: 9, number: 9 }, self.now_us));
+            return;
+        };
+        self.live.get_mut(&number).expect("live").aborted = true;
+        assert!(self.scheduler.abort(&RequestKey { gateway, number }, self.now_us));
+        self.expect_gone(number);
+    }
+
+    fn abort_by_id(&mut self) {
+        let Some((number, _)) = self.draw_live() else { return };
+        let tracked = self.live.get_mut(&number).expect("live");
+        tracked.aborted = true;
+        assert!(self.scheduler.abort_by_id(&tracked.id.clone(), self.now_us));
+        self.expect_gone(number);
+    }
+
+    fn gateway_gone(&mut self) {
+        self.listen();
+        let gateway = u64::from(self.source.between(1, 3));
+        let theirs: Vec<u64> = self.live.keys().copied().filter(|number| 1 + number % 3 == gateway).collect();
+        theirs.iter().for_each(|number| self.live.get_mut(number).expect("live").aborted = true);
+        assert_eq!(self.scheduler.gateway_gone(gateway, self.now_us), theirs.len());
+        theirs.into_iter().for_each(|number| self.expect_gone(number));
+    }
+
+    fn expect_gone(&mut self, number: u64) {
+        self.listen();
+        assert!(!self.live.contains_key(&number), "aborted, but still there");
+    }
+
+    /// The detokenizer reports the stop strings that it found so far.
+    fn tell_stops(&mut self) {
+        self.listen();
+        let mut stopped = vec![u64::MAX]; // One that nobody knows.
+        for tracked in self.live.values_mut() {
+            for (index, choice) in tracked.choices.iter_mut().enumerate() {
+                let due = choice.stop_after.is_some_and(|after| choice.tokens.len() >= after) && !choice.over;
+                if let Some(first) = tracked.first_sequence.filter(|_| due) {
+                    choice.over = true;
+                    stopped.push(first + index as u64);
+                }
+            }
+        }
+        self.scheduler.stopped(&stopped, self.now_us);
+        self.forget_ended();
+    }
+
+    fn fail_all(&mut self) {
+        self.listen();
+        let failure = proto::Failure { message: "all".into(), ..Default::default() };
+        assert_eq!(self.scheduler.fail_all(&failure, self.now_us), self.live.len());
+        self.listen();
+        assert!(self.live.is_empty());
+    }
+
+    fn lose_group(&mut self) {
+        self.listen();
+        self.results.clear();
+        self.worker = None;
+        self.scheduler.group_lost("worker lost", self.now_us);
+        self.listen();
+        assert!(self.live.is_empty());
+        assert_eq!(self.scheduler.plan(self.now_us), None);
+    }
+
+    fn form_if_lost(&mut self) {
+        if self.worker.is_none() {
+            self.form();
+        }
+    }
+
+    fn form(&mut self) {
+        self.epoch += 1;
+        self.worker = Some(Worker::new(self.epoch, self.num_blocks, &self.config));
+        self.scheduler.group_formed(Epoch(self.epoch), self.num_blocks, self.now_us);
+    }
+
+    // ---- what the scheduler says
+
+    /// Takes the output, now and then in two helpings, and checks each word.
+    fn listen(&mut self) {
+        self.scheduler.take_output(&mut self.batch);
+        if self.source.chance(20) {
+            self.plan();
+            self.scheduler.take_output(&mut self.batch);
+        }
+        assert!(!self.scheduler.has_output());
+        let batch = std::mem::take(&mut self.batch);
+        batch.started.iter().for_each(|started| self.hear_started(started));
+        self.hear_logprobs(&batch);
+        for (sequence, token) in batch.sequence.iter().zip(&batch.token) {
+            self.hear_token(*sequence, *token);
+        }
+        batch.finished.iter().for_each(|finished| self.hear_finished(finished));
+        for failed in &batch.failed {
+            let number = failed.key.as_ref().expect("a key").number;
+            assert!(self.live.remove(&number).is_some(), "a failure of {number}, which is over");
+            self.ended += 1;
+        }
+        self.forget_ended();
+    }
+
+    fn hear_started(&mut self, started: &proto::Started) {
+        let number = started.key.as_ref().expect("a key").number;
+        let tracked = self.live.get_mut(&number).expect("a started request is live");
+        assert!(tracked.first_sequence.replace(started.first_sequence).is_none(), "started twice");
+        assert_eq!((started.n, started.prompt_tokens), (tracked.n, tracked.prompt.len() as u32));
+        assert!(tracked.prompt.ends_with(&started.prompt_ids));
+        let most = (started.prompt_tokens - 1) / self.config.block_size * self.config.block_size;
+        assert!(started.cached_tokens <= if self.config.enable_prefix_caching { most } else { 0 });
+        assert!(tracked.sampling.prompt_logprobs.is_none() || started.cached_tokens == 0);
+        for choice in 0..started.n {
+            self.handles.insert(started.first_sequence + u64::from(choice), (number, choice as usize));
+        }
+    }
+
+    fn hear_logprobs(&mut self, batch: &TokenBatch) {
+        let mut described = Vec::new();
+        for logprobs in &batch.logprobs {
+            let Some(sequence) = logprobs.prompt_of_sequence else {
+                assert_eq!(batch.token[logprobs.index as usize], logprobs.token);
+                described.push(logprobs.index as usize);
+                continue;
+            };
+            let (number, choice) = self.handles[&sequence];
+            let tracked = self.live.get_mut(&number).expect("live");
+            assert_eq!(choice, 0);
+            assert_eq!(logprobs.index, tracked.prompt_logprobs + 1, "each position once, in order");
+            assert_eq!(logprobs.token, tracked.prompt[logprobs.index as usize]);
+            tracked.prompt_logprobs += 1;
+        }
+        let wanted = batch.sequence.iter().enumerate().filter(|(_, sequence)| {
+            let (number, _) = self.handles[sequence];
+            self.live[&number].sampling.logprobs.is_some()
+        });
+        assert!(wanted.map(|(index, _)| index).eq(described.into_iter()), "log-probabilities where asked for");
+    }
+
+    fn hear_token(&mut self, sequence: u64, token: u32) {
+        let (number, at) = *self.handles.get(&sequence).expect("a token before its start");
+        let tracked = self.live.get_mut(&number).expect("a token after the end");
+        let all = tracked.prompt.len() as u32 - 1;
+        assert!(at != 0 || tracked.sampling.prompt_logprobs.is_none() || tracked.prompt_logprobs == all);
+        let seeds = &self.seeds[&tracked.id];
+        assert!(tracked.n > 1 || tracked.sampling.seed.is_none_or(|seed| seeds == &[seed]), "the request's own seed");
+        let choice = &mut tracked.choices[at];
+        assert!(!choice.over, "a token after the stop");
+        let (expected, _) = choice.expected.get_or_insert_with(|| {
+            oracle::answer(&tracked.salt, &tracked.prompt, seeds[at], &tracked.sampling, tracked.limit)
+        });
+        assert_eq!(Some(&token), expected.get(choice.tokens.len()), "token {} of {}", choice.tokens.len(), tracked.id);
+        choice.tokens.push(token);
+    }
+
+    fn hear_finished(&mut self, finished: &proto::Finished) {
+        let (number, at) = *self.handles.get(&finished.sequence).expect("an end before its start");
+        let tracked = self.live.get_mut(&number).expect("an end after the end");
+        let choice = &mut tracked.choices[at];
+        assert!(!choice.over, "ended twice");
+        choice.over = true;
+        if finished.reason() == FinishReason::Abort {
+            assert!(tracked.aborted);
+            return;
+        }
+        let (expected, ending) = choice.expected.as_ref().expect("an end without a token");
+        assert_eq!(&choice.tokens, expected);
+        let said = match (finished.reason(), finished.stop_token) {
+            (FinishReason::Stop, None) => Ending::Eos,
+            (FinishReason::Stop, Some(token)) => Ending::StopToken(token),
+            _ => Ending::Length,
+        };
+        assert_eq!(said, *ending);
+    }
+
+    fn forget_ended(&mut self) {
+        let before = self.live.len();
+        self.live.retain(|_, tracked| tracked.choices.iter().any(|choice| !choice.over));
+        self.ended += (before - self.live.len()) as u64;
+    }
+}

@@ -1,0 +1,57 @@
+//! Random worlds: whatever happens, each answer is the one that its request would get alone.
+
+mod sim;
+
+use proptest::prelude::*;
+use sim::{Source, World, play};
+
+#[test]
+fn every_answer_is_as_if_alone() {
+    for seed in 0..400 {
+        play(Source::Seed(seed), 600);
+    }
+}
+
+/// Rare things must really happen in these worlds, or the test above shows little.
+#[test]
+fn worlds_are_eventful() {
+    let (mut preemptions, mut hits, mut generated, mut admitted, mut copies) = (0, 0, 0, 0, 0);
+    for seed in 1000..1040 {
+        let mut world = World::new(Source::Seed(seed));
+        world.run(600);
+        world.finish();
+        let totals = world.stats().totals;
+        preemptions += totals.preemptions;
+        hits += totals.prefix_cache_hits;
+        generated += totals.generation_tokens;
+        admitted += totals.admitted;
+        copies += world.copies;
+    }
+    assert!(preemptions > 100, "{preemptions} preemptions");
+    assert!(copies > 100, "{copies} blocks copied");
+    assert!(hits > 1000, "{hits} tokens found in the cache");
+    assert!(generated > 5000 && admitted > 1000, "{generated} tokens for {admitted} requests");
+}
+
+/// Ten million events; minutes. `cargo test --release -p sched-core --test simulation -- --ignored`
+#[test]
+#[ignore = "takes minutes"]
+fn ten_million_events() {
+    let mut events = 0;
+    for seed in 1_000_000.. {
+        events += play(Source::Seed(seed), 2000);
+        if events >= 10_000_000 {
+            break;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The fuzz target's way in: any bytes are a world.
+    #[test]
+    fn any_bytes_are_a_world(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
+        play(Source::Bytes(&bytes), usize::MAX);
+    }
+}

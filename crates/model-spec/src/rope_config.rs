@@ -26,7 +26,7 @@ pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec
     if theta <= 1.0 {
         return Err(config.unsupported("rope_theta", "the base must be greater than 1"));
     }
-    if defaults.rotary_dim < 2 || defaults.rotary_dim % 2 != 0 {
+    if defaults.rotary_dim < 2 || !defaults.rotary_dim.is_multiple_of(2) {
         return Err(config.unsupported("head_dim", "the rotated part of a head must be even"));
     }
     let scaling = match &parameters {

@@ -1,1 +1,21 @@
 //! Architectures as data, the one decoder that runs them, and the readers of their weights.
+//!
+//! [`load`] turns a Hugging Face folder into a [`Model`]; [`Model::forward`] runs one step of it over paged key/value memory. An architecture
+//! (`arch/`) says what a model is and what its files call the weights; `network` decides which slices a rank loads; `decoder` runs it.
+
+mod arch;
+mod batch;
+mod decoder;
+mod error;
+mod load;
+mod model;
+mod network;
+mod tp;
+mod weights;
+
+pub use arch::supported;
+pub use decoder::Observer;
+pub use error::{ForwardError, LoadError};
+pub(crate) use load::Limits;
+pub use load::{LoadFormat, LoadOptions, Progress, load, read_spec};
+pub use model::{Logits, Model};

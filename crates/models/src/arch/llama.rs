@@ -1,0 +1,233 @@
+//! The Llama family: one spec with different switches. RMS norm before attention and MLP, rotary embedding, gated MLP.
+
+use model_spec::{
+    Activation, AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec,
+    MlpKind, MlpSpec, ModelKind, ModelSpec, NormSpec, Position, QkNorm, Residual, RopeDefaults, RopeSpec, RopeStyle,
+    context_len, read_rope,
+};
+
+use super::{Blueprint, Folder};
+use crate::weights::{Kind, Part, Slot};
+
+/// In what the family's members differ.
+#[derive(Default)]
+struct Switches {
+    bias: Biases,
+    mlp_bias: bool,
+    qk_norm: bool,
+    windows: Windows,
+    rope_theta: Option<f64>,
+}
+
+/// Which layers attend through a sliding window.
+#[derive(Default)]
+enum Windows {
+    #[default]
+    None,
+    /// `sliding_window` on all of them.
+    All,
+    /// As `use_sliding_window`, `max_window_layers` and `layer_types` say.
+    Later,
+}
+
+/// Llama, and models that are Llama under another name: biases as `attention_bias` and `mlp_bias` say.
+pub(super) fn llama(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let attention = folder.config.flag_or("attention_bias", false)?;
+    let mlp_bias = folder.config.flag_or("mlp_bias", false)?;
+    build(folder, Switches { bias: Biases { qkv: attention, output: attention }, mlp_bias, ..Default::default() })
+}
+
+/// Mistral: all layers may have a sliding window.
+pub(super) fn mistral(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    build(folder, Switches { windows: Windows::All, ..Default::default() })
+}
+
+/// Qwen 2 and 2.5: biases on q, k and v; the upper layers may have a sliding window.
+pub(super) fn qwen2(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    build(folder, Switches { bias: Biases { qkv: true, output: false }, windows: Windows::Later, ..Default::default() })
+}
+
+/// Qwen 3: norms of query and key heads instead of biases.
+pub(super) fn qwen3(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let attention = folder.config.flag_or("attention_bias", false)?;
+    let bias = Biases { qkv: attention, output: attention };
+    build(folder, Switches { bias, qk_norm: true, windows: Windows::Later, ..Default::default() })
+}
+
+/// InternLM 1: `bias` stands for q, k, v and o; the base of the rotary embedding is in `rotary`.
+pub(super) fn internlm(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let bias = folder.config.flag_or("bias", true)?;
+    let rotary = folder.config.object("rotary")?;
+    if let Some(rotary) = &rotary
+        && rotary.text_or("type", "origin")? != "origin"
+    {
+        return Err(rotary.unsupported("type", "only \"origin\" is supported"));
+    }
+    let rope_theta = rotary.map(|rotary| rotary.number_or("base", 10000.0)).transpose()?;
+    build(folder, Switches { bias: Biases { qkv: bias, output: bias }, rope_theta, ..Default::default() })
+}
+
+fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
+    let shape = Shape::read(config, &switches)?;
+    let layers = config.size("num_hidden_layers")?;
+    let windows = windows(config, &switches.windows, layers)?;
+    let spec = ModelSpec {
+        architecture: folder.architecture.clone(),
+        kind: ModelKind::Decoder,
+        vocab_size: config.size("vocab_size")?,
+        hidden_size: shape.hidden,
+        context_len: context_len(config)?,
+        dtype: folder.dtype,
+        eos_token_ids: folder.eos_token_ids.clone(),
+        embedding: EmbeddingSpec { scale: 1.0, norm: None },
+        layers: windows.into_iter().map(|window| shape.layer(&switches, norm, window)).collect(),
+        final_norm: Some(norm),
+        head: HeadSpec { tied: config.flag_or("tie_word_embeddings", false)?, bias: false, scale: 1.0, soft_cap: None },
+    };
+    Ok(Blueprint { spec, names: Box::new(name) })
+}
+
+/// Sizes of a layer.
+struct Shape {
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    intermediate: usize,
+    activation: Activation,
+    rope: RopeSpec,
+}
+
+impl Shape {
+    fn read(config: &ConfigFile, switches: &Switches) -> Result<Self, ConfigError> {
+        let hidden = config.size("hidden_size")?;
+        let heads = config.size("num_attention_heads")?;
+        let kv_heads = config.size_or("num_key_value_heads", heads)?;
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(
+                config.unsupported("num_key_value_heads", &format!("it must divide num_attention_heads = {heads}"))
+            );
+        }
+        let head_dim = config.size_or("head_dim", hidden / heads)?;
+        let theta = switches.rope_theta.unwrap_or(10000.0);
+        let activation = Activation::from_name(&config.text_or("hidden_act", "silu")?).ok_or_else(|| {
+            config.unsupported("hidden_act", "expected silu, gelu, gelu_new, gelu_pytorch_tanh, relu or relu2")
+        })?;
+        Ok(Self {
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate: config.size("intermediate_size")?,
+            activation,
+            rope: read_rope(config, RopeDefaults { theta, rotary_dim: head_dim, style: RopeStyle::Halves })?,
+        })
+    }
+
+    fn layer(&self, switches: &Switches, norm: NormSpec, window: Option<usize>) -> LayerSpec {
+        LayerSpec {
+            attention: AttentionSpec {
+                heads: self.heads,
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+                v_head_dim: self.head_dim,
+                scale: (self.head_dim as f32).sqrt().recip(),
+                position: Position::Rope(self.rope.clone()),
+                window,
+                soft_cap: None,
+                sinks: false,
+                qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
+                bias: switches.bias,
+            },
+            mlp: MlpSpec {
+                kind: MlpKind::Gated,
+                intermediate_size: self.intermediate,
+                activation: self.activation,
+                bias: switches.mlp_bias,
+            },
+            norms: LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() },
+            residual: Residual::Sequential,
+            residual_scale: 1.0,
+        }
+    }
+}
+
+/// The window of every layer.
+fn windows(config: &ConfigFile, rule: &Windows, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
+    let window = config.size_opt("sliding_window")?;
+    match rule {
+        Windows::None => Ok(vec![None; layers]),
+        Windows::All => Ok(vec![window; layers]),
+        Windows::Later if !config.flag_or("use_sliding_window", false)? => Ok(vec![None; layers]),
+        Windows::Later => match config.texts_opt("layer_types")? {
+            Some(types) if types.len() != layers => {
+                Err(config.unsupported("layer_types", &format!("expected {layers} entries")))
+            }
+            Some(types) => Ok(types.iter().map(|kind| window.filter(|_| kind == "sliding_attention")).collect()),
+            None => {
+                let full = config.number_or("max_window_layers", layers as f64)? as usize;
+                Ok((0..layers).map(|layer| window.filter(|_| layer >= full)).collect())
+            }
+        },
+    }
+}
+
+/// What the family's files call the weights.
+fn name(slot: Slot, kind: Kind) -> String {
+    let module = match slot {
+        Slot::Embedding | Slot::EmbeddingNorm => "model.embed_tokens".to_owned(),
+        Slot::FinalNorm => "model.norm".to_owned(),
+        Slot::Head => "lm_head".to_owned(),
+        Slot::Layer(layer, part) => format!("model.layers.{layer}.{}", part_name(part)),
+    };
+    let ending = match kind {
+        Kind::Weight => "weight",
+        Kind::Bias => "bias",
+    };
+    format!("{module}.{ending}")
+}
+
+fn part_name(part: Part) -> &'static str {
+    match part {
+        Part::BeforeAttention => "input_layernorm",
+        Part::BeforeMlp => "post_attention_layernorm",
+        Part::AfterAttention | Part::AfterMlp => "absent",
+        Part::Query => "self_attn.q_proj",
+        Part::Key => "self_attn.k_proj",
+        Part::Value => "self_attn.v_proj",
+        Part::Output => "self_attn.o_proj",
+        Part::QueryNorm => "self_attn.q_norm",
+        Part::KeyNorm => "self_attn.k_norm",
+        Part::Sinks => "self_attn.sinks",
+        Part::Gate => "mlp.gate_proj",
+        Part::Up => "mlp.up_proj",
+        Part::Down => "mlp.down_proj",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn check(text: &str, rule: Windows, expected: &[Option<usize>]) {
+        let config = ConfigFile::parse(Path::new("config.json"), text.as_bytes()).unwrap();
+        assert_eq!(windows(&config, &rule, 3).unwrap(), expected, "{text}");
+    }
+
+    #[test]
+    fn windows_of_layers() {
+        check(r#"{"sliding_window": 16}"#, Windows::All, &[Some(16); 3]);
+        check(r#"{"sliding_window": null}"#, Windows::All, &[None; 3]);
+        check(r#"{"sliding_window": 16}"#, Windows::None, &[None; 3]);
+        check(r#"{"sliding_window": 16, "max_window_layers": 0}"#, Windows::Later, &[None; 3]);
+        let on = r#"{"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1}"#;
+        check(on, Windows::Later, &[None, Some(16), Some(16)]);
+        let types = r#"{"use_sliding_window": true, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}"#;
+        check(types, Windows::Later, &[Some(8), None, Some(8)]);
+    }
+}

@@ -1,0 +1,102 @@
+//! Architectures: each is a function from `config.json` to a [`Blueprint`], and one line in [`ARCHITECTURES`].
+
+pub(crate) mod echo;
+mod llama;
+
+use std::path::Path;
+
+use model_spec::{ConfigError, ConfigFile, FloatType, GenerationConfig, ModelSpec, eos_token_ids, nearest};
+
+use crate::weights::Names;
+
+/// Class names of `config.json`, sorted, and what reads them.
+const ARCHITECTURES: &[(&str, Architecture)] = &[
+    ("AquilaForCausalLM", llama::llama),
+    ("AquilaModel", llama::llama),
+    ("EchoForCausalLM", echo::echo),
+    ("InternLMForCausalLM", llama::internlm),
+    ("LlamaForCausalLM", llama::llama),
+    ("MistralForCausalLM", llama::mistral),
+    ("Qwen2ForCausalLM", llama::qwen2),
+    ("Qwen3ForCausalLM", llama::qwen3),
+];
+
+type Architecture = fn(&Folder) -> Result<Blueprint, ConfigError>;
+
+/// What an architecture is told.
+pub(crate) struct Folder {
+    /// `config.json`.
+    pub config: ConfigFile,
+    /// The class name.
+    pub architecture: String,
+    /// `torch_dtype`.
+    pub dtype: Option<FloatType>,
+    /// Tokens that end a sequence, from all files.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// What an architecture answers.
+pub(crate) struct Blueprint {
+    /// The model as data.
+    pub spec: ModelSpec,
+    /// What its files call the weights.
+    pub names: Names,
+}
+
+/// Class names that can be served, sorted.
+pub fn supported() -> impl Iterator<Item = &'static str> {
+    ARCHITECTURES.iter().map(|(name, _)| *name)
+}
+
+/// Reads a model folder's description.
+pub(crate) fn read(dir: &Path) -> Result<Blueprint, ConfigError> {
+    let config = ConfigFile::read(&dir.join("config.json"))?;
+    let architecture = config.architecture()?;
+    let found = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
+    let Some((_, read)) = found else { return Err(unknown(&config, architecture)) };
+    if let Some(quantization) = config.object("quantization_config")? {
+        return Err(quantization
+            .unsupported("quant_method", "quantised weights are not supported; use the bf16, f16 or f32 checkpoint"));
+    }
+    let eos_token_ids = eos_token_ids(&config, &GenerationConfig::read(dir)?)?;
+    let dtype = config.float_type()?;
+    read(&Folder { config, architecture, dtype, eos_token_ids })
+}
+
+fn unknown(config: &ConfigFile, name: String) -> ConfigError {
+    ConfigError::UnknownArchitecture {
+        file: config.file().to_owned(),
+        nearest: nearest(&name, supported()).map(str::to_owned),
+        name,
+        supported: supported().map(str::to_owned).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted() {
+        assert!(supported().is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn refusals_help() {
+        let dir = tempfile::tempdir().unwrap();
+        let refusal = |text: &str| {
+            std::fs::write(dir.path().join("config.json"), text).unwrap();
+            read(dir.path()).err().expect("must be refused").to_string()
+        };
+        let message = refusal(r#"{"architectures": ["Llama4ForCausalLM"]}"#);
+        assert!(
+            message.contains("nearest: LlamaForCausalLM") && message.contains("MistralForCausalLM, Qwen2"),
+            "{message}"
+        );
+        let message =
+            refusal(r#"{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq"}}"#);
+        assert!(message.contains("quantization_config.quant_method") && message.contains("gptq"), "{message}");
+        let message = refusal(r#"{"architectures": ["LlamaForCausalLM"]}"#);
+        assert!(message.contains("hidden_size"), "{message}");
+    }
+}

@@ -1,0 +1,115 @@
+//! Checks of a step's batch, so that a faulty plan is an error here and not a wrong read on a device.
+
+use kernels::ops::{Batch, Sequence};
+
+use crate::error::ForwardError;
+
+/// The pool of key/value blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks {
+    pub count: usize,
+    /// Tokens a block.
+    pub size: usize,
+}
+
+/// Checks counts, token ids, rows and blocks of a batch.
+pub(crate) fn check(batch: Batch<'_>, blocks: Blocks, vocab: usize, max_rows: usize) -> Result<(), ForwardError> {
+    let rows = batch.tokens.len();
+    if rows == 0 || rows > max_rows {
+        return Err(ForwardError::Rows { what: "tokens", rows, max: max_rows });
+    }
+    if let Some(&token) = batch.tokens.iter().find(|&&token| token as usize >= vocab) {
+        return Err(ForwardError::Token { token, vocab });
+    }
+    let mut next_row = 0;
+    for (index, sequence) in batch.sequences.iter().enumerate() {
+        let fault = if sequence.first_row != next_row { Some("its rows do not follow those before") } else { None };
+        next_row = sequence.first_row.saturating_add(sequence.num_rows);
+        let fault = fault.or_else(|| sequence_fault(batch, sequence, blocks));
+        if let Some(reason) = fault {
+            return Err(ForwardError::Batch { sequence: index, reason });
+        }
+    }
+    if next_row != rows || batch.positions.len() != rows {
+        let reason = "sequences and positions must cover all rows";
+        return Err(ForwardError::Batch { sequence: batch.sequences.len(), reason });
+    }
+    Ok(())
+}
+
+fn sequence_fault(batch: Batch<'_>, sequence: &Sequence<'_>, blocks: Blocks) -> Option<&'static str> {
+    let Some(end) = sequence.start.checked_add(sequence.num_rows) else { return Some("it is too long") };
+    let positions = batch.positions.get(sequence.first_row..sequence.first_row.saturating_add(sequence.num_rows));
+    if sequence.num_rows == 0 {
+        return Some("it has no rows");
+    }
+    if !positions
+        .is_some_and(|p| p.iter().zip(sequence.start..).all(|(&position, expected)| position as usize == expected))
+    {
+        return Some("its positions do not count up from its start");
+    }
+    if end > sequence.blocks.len().saturating_mul(blocks.size) {
+        return Some("its blocks do not reach its last position");
+    }
+    if sequence.blocks[..end.div_ceil(blocks.size)].iter().any(|&block| block as usize >= blocks.count) {
+        return Some("it has a block outside the pool");
+    }
+    None
+}
+
+/// Checks that logit rows ascend within the batch.
+pub(crate) fn check_logit_rows(logit_rows: &[u32], rows: usize, max: usize) -> Result<(), ForwardError> {
+    if logit_rows.len() > max {
+        return Err(ForwardError::Rows { what: "rows with logits", rows: logit_rows.len(), max });
+    }
+    let ascending = logit_rows.is_sorted_by(|a, b| a < b);
+    if !ascending || logit_rows.last().is_some_and(|&row| row as usize >= rows) {
+        return Err(ForwardError::LogitRows { rows });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCKS: Blocks = Blocks { count: 4, size: 2 };
+
+    fn check_one(tokens: &[u32], positions: &[u32], sequence: Sequence<'_>) -> Result<(), ForwardError> {
+        check(Batch { tokens, positions, sequences: &[sequence] }, BLOCKS, 10, 3)
+    }
+
+    fn sequence(start: usize, num_rows: usize, blocks: &[u32]) -> Sequence<'_> {
+        Sequence { first_row: 0, num_rows, start, blocks }
+    }
+
+    #[test]
+    fn good_batches_pass() {
+        check_one(&[1, 2], &[0, 1], sequence(0, 2, &[3])).unwrap();
+        check_one(&[1, 2, 3], &[1, 2, 3], sequence(1, 3, &[3, 0])).unwrap();
+        // A block beyond those in use may be anything.
+        check_one(&[1], &[0], sequence(0, 1, &[3, 99])).unwrap();
+    }
+
+    #[test]
+    fn bad_batches_are_refused() {
+        let refused = [
+            check_one(&[], &[], sequence(0, 0, &[0])),
+            check_one(&[1; 4], &[0, 1, 2, 3], sequence(0, 4, &[0, 1])),
+            check_one(&[10], &[0], sequence(0, 1, &[0])),
+            check_one(&[1], &[1], sequence(0, 1, &[0])),
+            check_one(&[1, 1], &[1, 2], sequence(1, 2, &[0])),
+            check_one(&[1], &[0], sequence(0, 1, &[4])),
+            check_one(&[1, 1], &[0, 1], sequence(0, 1, &[0])),
+            check_one(&[1], &[0], sequence(0, 2, &[0])),
+            check_one(&[1], &[0], Sequence { first_row: 1, num_rows: 1, start: 0, blocks: &[0] }),
+            check_one(&[1], &[0], sequence(usize::MAX, 1, &[0])),
+            check_logit_rows(&[0, 1], 2, 1),
+            check_logit_rows(&[1, 0], 2, 2),
+            check_logit_rows(&[2], 2, 2),
+        ];
+        for (index, result) in refused.into_iter().enumerate() {
+            assert!(result.is_err(), "case {index}");
+        }
+    }
+}

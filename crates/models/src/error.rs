@@ -1,0 +1,162 @@
+//! Why a model did not load, or a step did not run.
+
+use std::path::PathBuf;
+
+use collectives::CollectiveError;
+use model_spec::ConfigError;
+
+/// A model folder that cannot be served, or not so.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// `config.json` or a sibling.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No weights that can be read.
+    #[error("{} holds no model.safetensors and no model.safetensors.index.json{found}; \
+             fetch the safetensors files, or start with --load-format dummy for random weights", dir.display())]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+        /// What it holds instead, as the end of a sentence, or empty.
+        found: String,
+    },
+    /// A file could not be read.
+    #[error("cannot read {}: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file is not what its name says.
+    #[error("{} is damaged: {reason}; download it again", file.display())]
+    Damaged {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A tensor that the architecture needs is in no file.
+    #[error("tensor {tensor:?} is in no weight file of {}{}; do config.json and weights belong together?",
+            dir.display(), nearest.as_ref().map(|n| format!(" (nearest name: {n:?})")).unwrap_or_default())]
+    MissingTensor {
+        /// The folder.
+        dir: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The most similar name that is there.
+        nearest: Option<String>,
+    },
+    /// A tensor has another shape than `config.json` implies.
+    #[error("{}: tensor {tensor:?} has shape {found:?}, but config.json implies {expected:?}", file.display())]
+    Shape {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What `config.json` implies.
+        expected: Vec<usize>,
+        /// What is there.
+        found: Vec<usize>,
+    },
+    /// A tensor has an element type that cannot be used as a plain weight.
+    #[error("{}: tensor {tensor:?} has element type {found}; expected F32, F16 or BF16", file.display())]
+    ElementType {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is there.
+        found: String,
+    },
+    /// A size that cannot be split over the ranks.
+    #[error("{what} = {size} cannot be split over tensor-parallel size {ranks}; choose a size that {remedy}")]
+    Shard {
+        /// The name in `config.json`.
+        what: &'static str,
+        /// Its value.
+        size: usize,
+        /// Ranks asked for.
+        ranks: usize,
+        /// What would work, after "choose a size that".
+        remedy: String,
+    },
+    /// A combination that the decoder does not run.
+    #[error("layer {layer}: {what} is not supported")]
+    Unsupported {
+        /// Which layer.
+        layer: usize,
+        /// The combination.
+        what: &'static str,
+    },
+    /// Options that contradict themselves.
+    #[error("{what} is {value}: {reason}")]
+    Option {
+        /// The option.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// Why it is impossible.
+        reason: &'static str,
+    },
+}
+
+/// A step that was not run. The model stays usable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// The group of ranks failed; the step's cache entries are undefined.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// More rows than the model was loaded for, or none.
+    #[error("a step of {rows} {what}; from 1 to {max} are possible")]
+    Rows {
+        /// `tokens` or `rows with logits`.
+        what: &'static str,
+        /// Asked for.
+        rows: usize,
+        /// Limit given at load.
+        max: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// The batch contradicts itself.
+    #[error("sequence {sequence} of the batch: {reason}")]
+    Batch {
+        /// Index of the sequence.
+        sequence: usize,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// Logits were asked for rows that are not in ascending order within the batch.
+    #[error("logit rows must ascend and be below {rows}")]
+    LogitRows {
+        /// Rows in the batch.
+        rows: usize,
+    },
+    /// [`Model::allocate_kv`](crate::Model::allocate_kv) was not called.
+    #[error("no key/value memory was allocated")]
+    NoKv,
+    /// The group is not the one that the model was split for.
+    #[error("the model is rank {rank} of {size}, but the group says rank {group_rank} of {group_size}")]
+    Group {
+        /// Rank at load.
+        rank: usize,
+        /// Ranks at load.
+        size: usize,
+        /// Rank in the group.
+        group_rank: usize,
+        /// Ranks in the group.
+        group_size: usize,
+    },
+    /// The model has no logits ([`Model::is_echo`](crate::Model::is_echo)).
+    #[error("the echo model has no logits")]
+    NoLogits,
+}

@@ -1,0 +1,117 @@
+//! From a folder to a [`Model`].
+
+use std::path::Path;
+
+use kernels::ops::{Backend, DType};
+use model_spec::{FloatType, ModelKind, ModelSpec};
+
+use crate::arch::{self, Blueprint};
+use crate::decoder::{Decoder, Parts};
+use crate::error::LoadError;
+use crate::model::Model;
+use crate::network;
+use crate::tp::Shard;
+use crate::weights::{Checkpoint, Dummy, Loader, Measure, Weights};
+
+/// How to load a model.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// What to compute in, and the KV cache's element type; absent: as `config.json` says, else f32. `F32` is exact on the stored weights;
+    /// the 16-bit types round weights stored otherwise, and may round the inputs of products.
+    pub dtype: Option<DType>,
+    /// This process among the ranks of a tensor-parallel group.
+    pub tp_rank: usize,
+    /// Ranks of the group.
+    pub tp_size: usize,
+    /// Where weights come from.
+    pub format: LoadFormat,
+    /// Seed of dummy weights.
+    pub seed: u64,
+    /// Most tokens in a step.
+    pub max_rows: usize,
+    /// Most rows of a step whose logits are wanted.
+    pub max_logit_rows: usize,
+}
+
+impl LoadOptions {
+    fn limits(&self) -> Result<Limits, LoadError> {
+        let Self { max_rows, max_logit_rows, .. } = *self;
+        for (what, value) in [("max_rows", max_rows), ("max_logit_rows", max_logit_rows)] {
+            if value == 0 {
+                return Err(LoadError::Option { what, value, reason: "it must be at least 1" });
+            }
+        }
+        Ok(Limits { max_rows, max_logit_rows: max_logit_rows.min(max_rows) })
+    }
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LoadFormat {
+    /// The folder's safetensors files.
+    #[default]
+    Auto,
+    /// Random numbers; only `config.json` is needed.
+    Dummy,
+}
+
+/// How far loading has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Bytes read.
+    pub bytes_done: u64,
+    /// Bytes that this rank will read in all.
+    pub bytes_total: u64,
+}
+
+/// Sizes of buffers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub max_rows: usize,
+    pub max_logit_rows: usize,
+}
+
+/// Reads a folder's description without its weights.
+pub fn read_spec(dir: &Path) -> Result<ModelSpec, LoadError> {
+    Ok(arch::read(dir)?.spec)
+}
+
+/// Loads a model onto a device: this rank's slices only. Every fault in names and shapes is found before any weight is read.
+pub fn load(
+    dir: &Path,
+    options: &LoadOptions,
+    backend: Box<dyn Backend>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Model, LoadError> {
+    let Blueprint { spec, names } = arch::read(dir)?;
+    let shard = Shard::new(options.tp_rank, options.tp_size)?;
+    let limits = options.limits()?;
+    if spec.kind == ModelKind::Echo {
+        return Ok(Model::echo(spec));
+    }
+    shard.check(&spec)?;
+    let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
+    let weights: Box<dyn Weights> = match options.format {
+        LoadFormat::Auto => Box::new(Checkpoint::open(dir)?),
+        LoadFormat::Dummy => Box::new(Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) }),
+    };
+    let mut measure = Measure { weights: &*weights, bytes: 0 };
+    network::build(&spec, &names, shard, &mut measure)?;
+    let bytes_total = measure.bytes;
+    let mut backend = backend;
+    let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
+    report(0);
+    let mut loader =
+        Loader { weights: &*weights, backend: &mut *backend, compute, progress: &mut report, read: 0, resident: 0 };
+    let network = network::build(&spec, &names, shard, &mut loader)?;
+    let weight_bytes = loader.resident;
+    Ok(Model::decoder(Decoder::new(Parts { spec, shard, limits, compute, backend, network }), weight_bytes))
+}
+
+fn element_type(dtype: FloatType) -> DType {
+    match dtype {
+        FloatType::F32 => DType::F32,
+        FloatType::Bf16 => DType::Bf16,
+        FloatType::F16 => DType::F16,
+    }
+}

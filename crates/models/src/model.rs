@@ -1,0 +1,141 @@
+//! [`Model`]: what a worker runs.
+
+use collectives::Collective;
+use kernels::ops::Batch;
+use model_spec::ModelSpec;
+
+use crate::arch::echo;
+use crate::decoder::{Decoder, Observer};
+use crate::error::ForwardError;
+
+/// A loaded model with its device memory: this rank's part of it.
+pub struct Model {
+    inner: Inner,
+    weight_bytes: u64,
+}
+
+enum Inner {
+    Decoder(Box<Decoder>),
+    Echo(Box<ModelSpec>),
+}
+
+/// Logits of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Logits<'a> {
+    /// Rows asked for.
+    pub rows: usize,
+    /// Columns: [`ModelSpec::vocab_size`], which may exceed the tokenizer's vocabulary.
+    pub vocab: usize,
+    /// `[rows, vocab]`, row-major.
+    pub data: &'a [f32],
+}
+
+impl Logits<'_> {
+    /// One row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.vocab..(row + 1) * self.vocab]
+    }
+}
+
+impl Model {
+    pub(crate) fn decoder(decoder: Decoder, weight_bytes: u64) -> Self {
+        Self { inner: Inner::Decoder(Box::new(decoder)), weight_bytes }
+    }
+
+    pub(crate) fn echo(spec: ModelSpec) -> Self {
+        Self { inner: Inner::Echo(Box::new(spec)), weight_bytes: 0 }
+    }
+
+    /// The model as data.
+    pub fn spec(&self) -> &ModelSpec {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.spec(),
+            Inner::Echo(spec) => spec,
+        }
+    }
+
+    /// The device, for people.
+    pub fn describe_device(&self) -> String {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.describe(),
+            Inner::Echo(_) => "none (echo)".to_owned(),
+        }
+    }
+
+    /// The model has no logits: take [`Model::echo_next`] instead of [`Model::forward`]. It needs no KV memory.
+    pub fn is_echo(&self) -> bool {
+        matches!(self.inner, Inner::Echo(_))
+    }
+
+    /// The echo model's next token: the prompt, again and again. `history` is the prompt and the output so far.
+    pub fn echo_next(history: &[u32], num_prompt_tokens: usize) -> u32 {
+        echo::next(history, num_prompt_tokens)
+    }
+
+    /// Bytes of weights on the device.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    /// Bytes of activations and logits.
+    pub fn activation_bytes(&self) -> u64 {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.activation_bytes(),
+            Inner::Echo(_) => 0,
+        }
+    }
+
+    /// Bytes that one token takes in this rank's KV cache, all layers together; 0 for the echo model.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.kv_bytes_per_token(),
+            Inner::Echo(_) => 0,
+        }
+    }
+
+    /// Takes the KV memory: `num_blocks` blocks of `block_size` tokens in every layer. To be called once.
+    ///
+    /// # Panics
+    /// When called a second time.
+    pub fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) {
+        if let Inner::Decoder(decoder) = &mut self.inner {
+            decoder.allocate_kv(num_blocks, block_size);
+        }
+    }
+
+    /// Copies block `from[i]` to `to[i]` in every layer.
+    pub fn copy_blocks(&mut self, from: &[u32], to: &[u32]) {
+        if let Inner::Decoder(decoder) = &mut self.inner {
+            decoder.copy_blocks(from, to);
+        }
+    }
+
+    /// Runs a step and returns the logits of `logit_rows` (ascending indices into the batch's rows; may be empty).
+    ///
+    /// All ranks of a group call it with the same batch and rows; all get the same logits.
+    pub fn forward(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        group: &mut dyn Collective,
+    ) -> Result<Logits<'_>, ForwardError> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.forward(batch, logit_rows, group, None),
+            Inner::Echo(_) => Err(ForwardError::NoLogits),
+        }
+    }
+
+    /// The same, telling `observer` the residual stream after the embedding and after each layer. For finding where two models part.
+    pub fn forward_observed(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        group: &mut dyn Collective,
+        observer: Observer<'_>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.forward(batch, logit_rows, group, Some(observer)),
+            Inner::Echo(_) => Err(ForwardError::NoLogits),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! From a [`ModelSpec`] to weights on a device: which slices of which tensors this rank needs, fused as the decoder runs them.
+
+use std::ops::Range;
+
+use kernels::ops::{self, Attention, Heads, Matrix, Norm, Rope, Table, Vector};
+use model_spec::{
+    AttentionSpec, LayerSpec, MlpKind, MlpSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
+    RopeSpec, RopeStyle,
+};
+
+use crate::error::LoadError;
+use crate::tp::{Shard, head_rows};
+use crate::weights::{Kind, Names, Part, Role, Slice, Slot, Store};
+
+/// A model's weights on a device, ready to run.
+pub(crate) struct Network {
+    pub embedding: Table,
+    /// Token of the table's first row.
+    pub first_entry: u32,
+    pub embedding_norm: Option<Norm>,
+    pub layers: Vec<Layer>,
+    pub final_norm: Option<Norm>,
+    pub head: Linear,
+    /// Columns of this rank's logits, padding included.
+    pub head_width: usize,
+}
+
+/// A matrix with its bias.
+#[derive(Clone, Copy)]
+pub(crate) struct Linear {
+    pub matrix: Matrix,
+    pub bias: Option<Vector>,
+}
+
+pub(crate) struct Layer {
+    /// `[q | k | v]` in each row.
+    pub qkv: Linear,
+    pub output: Linear,
+    pub attention: Attention,
+    pub rope: Option<Rope>,
+    pub query_norm: Option<Norm>,
+    pub key_norm: Option<Norm>,
+    pub mlp: Mlp,
+    pub before_attention: Option<Norm>,
+    pub after_attention: Option<Norm>,
+    pub before_mlp: Option<Norm>,
+    pub after_mlp: Option<Norm>,
+    pub residual: Residual,
+    pub residual_scale: f32,
+}
+
+pub(crate) struct Mlp {
+    pub kind: MlpKind,
+    pub activation: ops::Activation,
+    /// Gated: `[gate | up]` in each row.
+    pub up: Linear,
+    pub down: Linear,
+    /// Inner width on this rank.
+    pub width: usize,
+}
+
+impl Layer {
+    /// Columns of a fused q, k, v row.
+    pub(crate) fn qkv_width(&self) -> usize {
+        let heads = self.attention.heads;
+        (heads.q + heads.kv) * heads.dim + heads.kv * heads.v_dim
+    }
+
+    /// Columns of attention's output.
+    pub(crate) fn attention_width(&self) -> usize {
+        self.attention.heads.q * self.attention.heads.v_dim
+    }
+}
+
+/// Walks over the model once, taking everything that this rank needs from `store`.
+pub(crate) fn build(
+    spec: &ModelSpec,
+    names: &Names,
+    shard: Shard,
+    store: &mut dyn Store,
+) -> Result<Network, LoadError> {
+    Builder { spec, names, shard, store, ropes: Vec::new() }.network()
+}
+
+struct Builder<'a> {
+    spec: &'a ModelSpec,
+    names: &'a Names,
+    shard: Shard,
+    store: &'a mut dyn Store,
+    /// Frequency tables so far; most layers share one.
+    ropes: Vec<(RopeSpec, Rope)>,
+}
+
+/// The rows of a projection that a rank holds, of how many.
+type Part1d = (Part, usize, Range<usize>);
+
+impl Builder<'_> {
+    fn network(mut self) -> Result<Network, LoadError> {
+        let (vocab, hidden) = (self.spec.vocab_size, self.spec.hidden_size);
+        let rows = self.shard.vocabulary(vocab);
+        let entries =
+            |slot, builder: &Self| builder.matrix_slice(slot, [vocab, hidden], rows.entries.clone(), 0..hidden);
+        let embedding = self.store.table(&[entries(Slot::Embedding, &self)], rows.pad_rows)?;
+        let embedding_norm = self.norm(self.spec.embedding.norm, Slot::EmbeddingNorm, hidden)?;
+        let layers = self.spec.layers.iter().enumerate();
+        let layers = layers.map(|(index, layer)| self.layer(index, layer)).collect::<Result<_, _>>()?;
+        let final_norm = self.norm(self.spec.final_norm, Slot::FinalNorm, hidden)?;
+        let head_slot = if self.spec.head.tied { Slot::Embedding } else { Slot::Head };
+        let matrix = self.store.matrix(&[entries(head_slot, &self)], rows.pad_rows)?;
+        let bias = match self.spec.head.bias {
+            true => Some(self.head_bias(vocab)?),
+            false => None,
+        };
+        Ok(Network {
+            embedding,
+            first_entry: rows.entries.start as u32,
+            embedding_norm,
+            layers,
+            final_norm,
+            head: Linear { matrix, bias },
+            head_width: rows.entries.len() + rows.pad_rows,
+        })
+    }
+
+    /// Split like the head; where rows are padded the bias is padded with what lies before it, which nobody reads.
+    fn head_bias(&mut self, vocab: usize) -> Result<Vector, LoadError> {
+        let rows = self.shard.vocabulary(vocab);
+        let mut stack = vec![self.vector_slice(Slot::Head, Kind::Bias, vocab, rows.entries, Role::Shift)];
+        if rows.pad_rows > 0 {
+            stack.push(self.vector_slice(Slot::Head, Kind::Bias, vocab, 0..rows.pad_rows, Role::Shift));
+        }
+        self.store.vector(&stack, 0.0)
+    }
+
+    fn layer(&mut self, index: usize, layer: &LayerSpec) -> Result<Layer, LoadError> {
+        let parallel = layer.residual == Residual::Parallel;
+        if parallel && (layer.norms.after_attention.is_some() || layer.norms.after_mlp.is_some()) {
+            return Err(LoadError::Unsupported { layer: index, what: "a parallel residual with norms on its outputs" });
+        }
+        let hidden = self.spec.hidden_size;
+        let slot = |part| Slot::Layer(index, part);
+        let before_attention = self.norm(layer.norms.before_attention, slot(Part::BeforeAttention), hidden)?;
+        let (qkv, output) = self.projections(index, &layer.attention)?;
+        let (query_norm, key_norm) = self.qk_norms(index, &layer.attention)?;
+        let attention = self.attention(index, &layer.attention)?;
+        let rope = self.rope(&layer.attention.position);
+        let after_attention = self.norm(layer.norms.after_attention, slot(Part::AfterAttention), hidden)?;
+        let before_mlp = self.norm(layer.norms.before_mlp, slot(Part::BeforeMlp), hidden)?;
+        let mlp = self.mlp(index, &layer.mlp)?;
+        let after_mlp = self.norm(layer.norms.after_mlp, slot(Part::AfterMlp), hidden)?;
+        Ok(Layer {
+            qkv,
+            output,
+            attention,
+            rope,
+            query_norm,
+            key_norm,
+            mlp,
+            before_attention,
+            after_attention,
+            before_mlp,
+            after_mlp,
+            residual: layer.residual,
+            residual_scale: layer.residual_scale,
+        })
+    }
+
+    fn projections(&mut self, index: usize, spec: &AttentionSpec) -> Result<(Linear, Linear), LoadError> {
+        let (queries, kv) = (self.shard.part(spec.heads), self.shard.kv_heads(spec.kv_heads));
+        let stack = [
+            (Part::Query, spec.heads * spec.head_dim, head_rows(&queries, spec.head_dim)),
+            (Part::Key, spec.kv_heads * spec.head_dim, head_rows(&kv, spec.head_dim)),
+            (Part::Value, spec.kv_heads * spec.v_head_dim, head_rows(&kv, spec.v_head_dim)),
+        ];
+        let qkv = self.by_rows(index, &stack, spec.bias.qkv)?;
+        let cols = head_rows(&queries, spec.v_head_dim);
+        let output = self.by_cols(index, (Part::Output, spec.heads * spec.v_head_dim, cols), spec.bias.output)?;
+        Ok((qkv, output))
+    }
+
+    fn mlp(&mut self, index: usize, spec: &MlpSpec) -> Result<Mlp, LoadError> {
+        let (inner, rows) = (spec.intermediate_size, self.shard.part(spec.intermediate_size));
+        let (gate, up) = ((Part::Gate, inner, rows.clone()), (Part::Up, inner, rows.clone()));
+        let up = match spec.kind {
+            MlpKind::Gated => self.by_rows(index, &[gate, up], spec.bias)?,
+            MlpKind::Plain => self.by_rows(index, &[up], spec.bias)?,
+        };
+        let down = self.by_cols(index, (Part::Down, inner, rows.clone()), spec.bias)?;
+        Ok(Mlp { kind: spec.kind, activation: activation(spec.activation), up, down, width: rows.len() })
+    }
+
+    /// Projections from the residual stream, split by output rows and stacked.
+    fn by_rows(&mut self, index: usize, stack: &[Part1d], bias: bool) -> Result<Linear, LoadError> {
+        let hidden = self.spec.hidden_size;
+        let slices: Vec<Slice> = (stack.iter())
+            .map(|(part, total, rows)| {
+                self.matrix_slice(Slot::Layer(index, *part), [*total, hidden], rows.clone(), 0..hidden)
+            })
+            .collect();
+        let biases: Vec<Slice> = (stack.iter())
+            .map(|(part, total, rows)| {
+                self.vector_slice(Slot::Layer(index, *part), Kind::Bias, *total, rows.clone(), Role::Shift)
+            })
+            .collect();
+        let matrix = self.store.matrix(&slices, 0)?;
+        let bias = if bias { Some(self.store.vector(&biases, 0.0)?) } else { None };
+        Ok(Linear { matrix, bias })
+    }
+
+    /// A projection to the residual stream, split by input columns.
+    fn by_cols(&mut self, index: usize, (part, total, cols): Part1d, bias: bool) -> Result<Linear, LoadError> {
+        let (hidden, slot) = (self.spec.hidden_size, Slot::Layer(index, part));
+        let matrix = self.store.matrix(&[self.matrix_slice(slot, [hidden, total], 0..hidden, cols)], 0)?;
+        let bias = match bias && self.shard.adds_bias() {
+            true => {
+                Some(self.store.vector(&[self.vector_slice(slot, Kind::Bias, hidden, 0..hidden, Role::Shift)], 0.0)?)
+            }
+            false => None,
+        };
+        Ok(Linear { matrix, bias })
+    }
+
+    fn qk_norms(&mut self, index: usize, spec: &AttentionSpec) -> Result<(Option<Norm>, Option<Norm>), LoadError> {
+        let norm = spec.qk_norm.map(|QkNorm::PerHead(norm)| norm);
+        let query = self.norm(norm, Slot::Layer(index, Part::QueryNorm), spec.head_dim)?;
+        let key = self.norm(norm, Slot::Layer(index, Part::KeyNorm), spec.head_dim)?;
+        Ok((query, key))
+    }
+
+    fn attention(&mut self, index: usize, spec: &AttentionSpec) -> Result<Attention, LoadError> {
+        let queries = self.shard.part(spec.heads);
+        let sinks =
+            match spec.sinks {
+                true => {
+                    let slot = Slot::Layer(index, Part::Sinks);
+                    Some(self.store.vector(
+                        &[self.vector_slice(slot, Kind::Weight, spec.heads, queries.clone(), Role::Shift)],
+                        0.0,
+                    )?)
+                }
+                false => None,
+            };
+        let alibi = match &spec.position {
+            Position::Alibi(slopes) => Some(self.store.constants(&slopes[queries.clone()])),
+            _ => None,
+        };
+        let kv = self.shard.kv_heads(spec.kv_heads).len();
+        let heads = Heads { q: queries.len(), kv, dim: spec.head_dim, v_dim: spec.v_head_dim };
+        Ok(Attention { heads, scale: spec.scale, window: spec.window, soft_cap: spec.soft_cap, sinks, alibi })
+    }
+
+    fn rope(&mut self, position: &Position) -> Option<Rope> {
+        let Position::Rope(spec) = position else { return None };
+        if let Some((_, rope)) = self.ropes.iter().find(|(known, _)| known == spec) {
+            return Some(*rope);
+        }
+        let table = spec.table(self.spec.context_len);
+        let style = match spec.style {
+            RopeStyle::Halves => ops::RopeStyle::Halves,
+            RopeStyle::Interleaved => ops::RopeStyle::Interleaved,
+        };
+        let inv_freq = self.store.constants(&table.inv_freq);
+        let rope = Rope { inv_freq, rotary_dim: spec.rotary_dim, style, mscale: table.mscale };
+        self.ropes.push((spec.clone(), rope));
+        Some(rope)
+    }
+
+    fn norm(&mut self, spec: Option<NormSpec>, slot: Slot, width: usize) -> Result<Option<Norm>, LoadError> {
+        let Some(spec) = spec else { return Ok(None) };
+        let slice = |kind, role| self.vector_slice(slot, kind, width, 0..width, role);
+        let (scale, one_plus, shift) =
+            (slice(Kind::Weight, Role::Scale), slice(Kind::Weight, Role::Shift), slice(Kind::Bias, Role::Shift));
+        let weight = match spec.scale {
+            NormScale::Weight => Some(self.store.vector(&[scale], 0.0)?),
+            NormScale::OnePlusWeight => Some(self.store.vector(&[one_plus], 1.0)?),
+            NormScale::None => None,
+        };
+        let bias = if spec.bias { Some(self.store.vector(&[shift], 0.0)?) } else { None };
+        let kind = match spec.kind {
+            NormKind::Rms => ops::NormKind::Rms,
+            NormKind::Layer => ops::NormKind::Layer,
+        };
+        Ok(Some(Norm { kind, weight, bias, eps: spec.eps }))
+    }
+
+    fn matrix_slice(&self, slot: Slot, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
+        Slice { tensor: (self.names)(slot, Kind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
+    }
+
+    fn vector_slice(&self, slot: Slot, kind: Kind, len: usize, rows: Range<usize>, role: Role) -> Slice {
+        Slice { tensor: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
+    }
+}
+
+fn activation(activation: model_spec::Activation) -> ops::Activation {
+    match activation {
+        model_spec::Activation::Silu => ops::Activation::Silu,
+        model_spec::Activation::Gelu => ops::Activation::Gelu,
+        model_spec::Activation::GeluTanh => ops::Activation::GeluTanh,
+        model_spec::Activation::Relu => ops::Activation::Relu,
+        model_spec::Activation::ReluSquared => ops::Activation::ReluSquared,
+    }
+}

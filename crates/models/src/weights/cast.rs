@@ -1,0 +1,45 @@
+//! Conversions between element types of raw little-endian bytes.
+
+use half::{bf16, f16};
+use kernels::ops::DType;
+
+/// All elements as f32, which holds each of the types exactly.
+pub(crate) fn widen(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        DType::Bf16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        DType::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+    }
+}
+
+/// Rounds each value (to nearest, ties to even) and appends its bytes.
+pub(crate) fn narrow(values: impl Iterator<Item = f32>, dtype: DType, out: &mut Vec<u8>) {
+    match dtype {
+        DType::F32 => values.for_each(|x| out.extend_from_slice(&x.to_le_bytes())),
+        DType::Bf16 => values.for_each(|x| out.extend_from_slice(&bf16::from_f32(x).to_le_bytes())),
+        DType::F16 => values.for_each(|x| out.extend_from_slice(&f16::from_f32(x).to_le_bytes())),
+    }
+}
+
+/// Appends `bytes` in another element type.
+pub(crate) fn append(from: DType, bytes: &[u8], to: DType, out: &mut Vec<u8>) {
+    if from == to { out.extend_from_slice(bytes) } else { narrow(widen(from, bytes).into_iter(), to, out) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_then_widen() {
+        let values = [0.0f32, 1.0, -2.5, 1.0 / 3.0];
+        for (dtype, error) in [(DType::F32, 0.0), (DType::Bf16, 2e-3), (DType::F16, 2e-4)] {
+            let mut bytes = Vec::new();
+            narrow(values.into_iter(), dtype, &mut bytes);
+            assert_eq!(bytes.len(), values.len() * dtype.size());
+            for (got, want) in widen(dtype, &bytes).iter().zip(values) {
+                assert!((got - want).abs() <= error, "{dtype:?}: {got} is not {want}");
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Putting slices together and handing them to a device; and a dry run that finds every fault before a byte is loaded.
+
+use std::borrow::Cow;
+
+use kernels::ops::{Backend, DType, HostMatrix, Matrix, Table, Vector};
+
+use super::{Chunk, Slice, Weights, cast};
+use crate::error::LoadError;
+
+/// Receives a model's weights one after the other. Slices of one call are stacked by rows.
+pub(crate) trait Store {
+    /// A matrix, then `pad_rows` rows of zeros.
+    fn matrix(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Matrix, LoadError>;
+    /// A lookup table, then `pad_rows` rows of zeros.
+    fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError>;
+    /// A vector, plus `offset` in every element.
+    fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError>;
+    /// A vector that is in no file.
+    fn constants(&mut self, values: &[f32]) -> Vector;
+}
+
+/// Checks that all weights are there and counts their bytes.
+pub(crate) struct Measure<'a> {
+    pub weights: &'a dyn Weights,
+    /// Bytes that loading will read.
+    pub bytes: u64,
+}
+
+impl Measure<'_> {
+    fn add(&mut self, stack: &[Slice]) -> Result<(), LoadError> {
+        for slice in stack {
+            self.bytes += (slice.elements() * self.weights.check(slice)?.size()) as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Store for Measure<'_> {
+    fn matrix(&mut self, stack: &[Slice], _: usize) -> Result<Matrix, LoadError> {
+        self.add(stack).map(|()| Matrix(0))
+    }
+
+    fn table(&mut self, stack: &[Slice], _: usize) -> Result<Table, LoadError> {
+        self.add(stack).map(|()| Table(0))
+    }
+
+    fn vector(&mut self, stack: &[Slice], _: f32) -> Result<Vector, LoadError> {
+        self.add(stack).map(|()| Vector(0))
+    }
+
+    fn constants(&mut self, _: &[f32]) -> Vector {
+        Vector(0)
+    }
+}
+
+/// Loads onto a device.
+pub(crate) struct Loader<'a> {
+    pub weights: &'a dyn Weights,
+    pub backend: &'a mut dyn Backend,
+    /// With `F32` weights stay as they are stored; else they are rounded to this type.
+    pub compute: DType,
+    /// Told the bytes read so far.
+    pub progress: &'a mut dyn FnMut(u64),
+    /// Bytes read so far.
+    pub read: u64,
+    /// Bytes on the device so far.
+    pub resident: u64,
+}
+
+impl<'a> Loader<'a> {
+    /// The stack in one piece, in one element type.
+    fn stacked(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Chunk<'a>, LoadError> {
+        let weights = self.weights;
+        let mut chunks = Vec::with_capacity(stack.len());
+        for slice in stack {
+            chunks.push(weights.fetch(slice)?);
+        }
+        let dtype = self.stored_type(&chunks);
+        let chunk = match chunks.pop() {
+            Some(only) if chunks.is_empty() && pad_rows == 0 && only.dtype == dtype => only,
+            last => {
+                let mut bytes = Vec::new();
+                for chunk in chunks.iter().chain(&last) {
+                    cast::append(chunk.dtype, &chunk.bytes, dtype, &mut bytes);
+                }
+                let row_bytes = stack.first().map_or(0, |slice| slice.cols.len() * dtype.size());
+                bytes.resize(bytes.len() + pad_rows * row_bytes, 0);
+                Chunk { dtype, bytes: Cow::Owned(bytes) }
+            }
+        };
+        for slice in stack {
+            self.read += (slice.elements() * weights.check(slice)?.size()) as u64;
+        }
+        (self.progress)(self.read);
+        Ok(chunk)
+    }
+
+    /// Element type on the device: as stored when computing in f32 (which holds every type exactly), else the computing type.
+    fn stored_type(&self, chunks: &[Chunk<'_>]) -> DType {
+        match (self.compute, chunks) {
+            (DType::F32, [first, rest @ ..]) if rest.iter().all(|chunk| chunk.dtype == first.dtype) => first.dtype,
+            (compute, _) => compute,
+        }
+    }
+}
+
+/// Rows and columns of a stack.
+fn shape(stack: &[Slice], pad_rows: usize) -> (usize, usize) {
+    let rows = stack.iter().map(|slice| slice.rows.len()).sum::<usize>();
+    (rows + pad_rows, stack.first().map_or(0, |slice| slice.cols.len()))
+}
+
+impl Store for Loader<'_> {
+    fn matrix(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Matrix, LoadError> {
+        let (rows, cols) = shape(stack, pad_rows);
+        let chunk = self.stacked(stack, pad_rows)?;
+        self.resident += chunk.bytes.len() as u64;
+        Ok(self.backend.load_matrix(HostMatrix { dtype: chunk.dtype, rows, cols, bytes: &chunk.bytes }, self.compute))
+    }
+
+    fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError> {
+        let (rows, cols) = shape(stack, pad_rows);
+        let chunk = self.stacked(stack, pad_rows)?;
+        self.resident += chunk.bytes.len() as u64;
+        Ok(self.backend.load_table(HostMatrix { dtype: chunk.dtype, rows, cols, bytes: &chunk.bytes }))
+    }
+
+    fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError> {
+        let mut values = Vec::new();
+        for slice in stack {
+            let chunk = self.weights.fetch(slice)?;
+            self.read += chunk.bytes.len() as u64;
+            values.extend(cast::widen(chunk.dtype, &chunk.bytes).into_iter().map(|x| x + offset));
+        }
+        (self.progress)(self.read);
+        Ok(self.constants(&values))
+    }
+
+    fn constants(&mut self, values: &[f32]) -> Vector {
+        self.resident += std::mem::size_of_val(values) as u64;
+        self.backend.load_vector(values)
+    }
+}

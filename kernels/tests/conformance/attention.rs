@@ -1,0 +1,329 @@
+//! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention does on the side.
+
+use super::{Random, backends, check, check_relative, filled, poisoned};
+use kernels::ops::{Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Rope, RopeStyle, Sequence};
+
+/// A cache with sequences in it, and what was written there.
+pub struct World {
+    pub heads: Heads,
+    pub block_size: usize,
+    pub kv: KvLayer,
+    pub rope: Option<Rope>,
+    /// Block table of each sequence.
+    pub blocks: Vec<Vec<u32>>,
+}
+
+/// Rows of one sequence in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub sequence: usize,
+    pub start: usize,
+    pub rows: usize,
+}
+
+impl World {
+    /// Sequences of up to `lengths` tokens, on shuffled blocks full of NaN.
+    pub fn new(backend: &mut dyn Backend, heads: Heads, block_size: usize, dtype: DType, lengths: &[usize]) -> Self {
+        let counts: Vec<usize> = lengths.iter().map(|length| length.div_ceil(block_size)).collect();
+        let num_blocks = counts.iter().sum::<usize>() + 1;
+        let shape =
+            KvShape { num_blocks, block_size, kv_heads: heads.kv, head_dim: heads.dim, v_head_dim: heads.v_dim, dtype };
+        let kv = backend.new_kv(shape);
+        let mut free = Random(num_blocks as u64).permutation(num_blocks);
+        let mut world = Self { heads, block_size, kv, rope: None, blocks: vec![free.clone()] };
+        let width = world.width();
+        world.step(backend, &[Part { sequence: 0, start: 0, rows: num_blocks * block_size }], |_, _| {
+            vec![f32::NAN; width]
+        });
+        world.blocks = counts.iter().map(|&count| free.split_off(free.len() - count)).collect();
+        world
+    }
+
+    pub fn width(&self) -> usize {
+        let Heads { q, kv, dim, v_dim } = self.heads;
+        (q + kv) * dim + kv * v_dim
+    }
+
+    /// Writes rows to the cache; returns their (rotated) qkv in a buffer.
+    pub fn step(
+        &self,
+        backend: &mut dyn Backend,
+        parts: &[Part],
+        row: impl Fn(usize, usize) -> Vec<f32>,
+    ) -> kernels::ops::Act {
+        let rows = |part: &Part| part.start..part.start + part.rows;
+        let values: Vec<f32> = parts.iter().flat_map(|part| rows(part).flat_map(|at| row(part.sequence, at))).collect();
+        let qkv = filled(backend, self.width(), &values);
+        let positions: Vec<u32> = parts.iter().flat_map(rows).map(|position| position as u32).collect();
+        let mut first_row = 0;
+        let mut sequences = Vec::new();
+        for part in parts {
+            let Part { sequence, start, rows } = *part;
+            sequences.push(Sequence { first_row, num_rows: rows, start, blocks: &self.blocks[sequence] });
+            first_row += rows;
+        }
+        backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &sequences });
+        backend.rope_and_cache(qkv, self.heads, self.rope, self.kv);
+        qkv
+    }
+}
+
+/// The row of qkv that a sequence has at a position, before rotation.
+pub fn row(seed: u64, width: usize, sequence: usize, position: usize) -> Vec<f32> {
+    Random(seed ^ (sequence as u64) << 40 ^ (position as u64) << 8).values(width)
+}
+
+/// What a layer does beside plain attention, by value.
+#[derive(Clone, Default, Debug)]
+struct Extras {
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+    sinks: Option<Vec<f32>>,
+    alibi: Option<Vec<f32>>,
+}
+
+fn round(value: f32, dtype: DType) -> f64 {
+    f64::from(super::encode(&[value], dtype).1[0])
+}
+
+/// One query head of one row, over a sequence's qkv rows `0 ..= position`.
+fn reference(history: &[Vec<f32>], heads: Heads, dtype: DType, head: usize, scale: f32, extras: &Extras) -> Vec<f64> {
+    let position = history.len() - 1;
+    let kv = head / (heads.q / heads.kv);
+    let query = &history[position][head * heads.dim..][..heads.dim];
+    let first = extras.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let mut scores = Vec::new();
+    for (at, row) in history.iter().enumerate().skip(first) {
+        let key = &row[(heads.q + kv) * heads.dim..][..heads.dim];
+        let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * round(*k, dtype)).sum();
+        let mut score = dot * f64::from(scale);
+        if let Some(cap) = extras.soft_cap {
+            score = f64::from(cap) * (score / f64::from(cap)).tanh();
+        }
+        if let Some(slopes) = &extras.alibi {
+            score += f64::from(slopes[head]) * (at as f64 - position as f64);
+        }
+        scores.push(score);
+    }
+    let sink = extras.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+    let highest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - highest).exp()).collect();
+    let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - highest).exp());
+    let mut out = vec![0.0; heads.v_dim];
+    for (row, weight) in history[first..].iter().zip(&weights) {
+        let value = &row[(heads.q + heads.kv) * heads.dim + kv * heads.v_dim..][..heads.v_dim];
+        out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / total * round(*value, dtype));
+    }
+    out
+}
+
+/// Fills sequences, runs one ragged step, and checks some heads of every row of it.
+fn check_case(
+    backend: &mut dyn Backend,
+    heads: Heads,
+    block_size: usize,
+    dtype: DType,
+    parts: &[Part],
+    extras: &Extras,
+) {
+    let lengths: Vec<usize> = parts.iter().map(|part| part.start + part.rows).collect();
+    let world = World::new(backend, heads, block_size, dtype, &lengths);
+    let width = world.width();
+    let make = |sequence, position| row(7, width, sequence, position);
+    let history: Vec<Part> = parts.iter().map(|part| Part { start: 0, rows: part.start, ..*part }).collect();
+    world.step(backend, &history, make);
+    let qkv = world.step(backend, parts, make);
+    let scale = 1.0 / (heads.dim as f32).sqrt();
+    let layer = Attention {
+        heads,
+        scale,
+        window: extras.window,
+        soft_cap: extras.soft_cap,
+        sinks: extras.sinks.as_ref().map(|sinks| backend.load_vector(sinks)),
+        alibi: extras.alibi.as_ref().map(|slopes| backend.load_vector(slopes)),
+    };
+    let rows: usize = parts.iter().map(|part| part.rows).sum();
+    let out = backend.new_act(rows, heads.q * heads.v_dim);
+    backend.host_mut(out).fill(f32::NAN);
+    backend.attention(qkv, layer, world.kv, out);
+    let what = format!("{} {heads:?} blocks of {block_size} {dtype:?} {parts:?} {extras:?}", backend.describe());
+    let got = backend.read(out).to_vec();
+    assert!(got.iter().all(|x| x.is_finite()), "{what}: not finite");
+    let mut first_row = 0;
+    for part in parts {
+        let rows: Vec<Vec<f32>> = (0..part.start + part.rows).map(|at| make(part.sequence, at)).collect();
+        for step in [0, part.rows / 2, part.rows - 1] {
+            for head in [0, heads.q / 2, heads.q - 1] {
+                let want = reference(&rows[..=part.start + step], heads, dtype, head, scale, extras);
+                let at = (first_row + step) * heads.q * heads.v_dim + head * heads.v_dim;
+                check(&what, &got[at..at + heads.v_dim], &want, |_| TOLERANCE);
+            }
+        }
+        first_row += part.rows;
+    }
+}
+
+/// Values are of size one, and so are results.
+const TOLERANCE: f64 = 2e-5;
+
+fn mix() -> Vec<Part> {
+    [(0, 9), (30, 1), (130, 1), (16, 5), (63, 2)]
+        .into_iter()
+        .enumerate()
+        .map(|(sequence, (start, rows))| Part { sequence, start, rows })
+        .collect()
+}
+
+#[test]
+fn head_shapes() {
+    for mut backend in backends() {
+        for (index, dim) in [16, 32, 64, 80, 96, 112, 128, 256, 20].into_iter().enumerate() {
+            for (q, kv) in [(3, 3), (8, 2), (7, 1)] {
+                let dtype = [DType::F32, DType::Bf16, DType::F16][index % 3];
+                let heads = Heads { q, kv, dim, v_dim: dim };
+                check_case(
+                    &mut *backend,
+                    heads,
+                    if index % 2 == 0 { 16 } else { 32 },
+                    dtype,
+                    &mix(),
+                    &Extras::default(),
+                );
+            }
+        }
+        for (dim, v_dim) in [(192, 128), (24, 40), (64, 16)] {
+            let heads = Heads { q: 4, kv: 2, dim, v_dim };
+            check_case(&mut *backend, heads, 16, DType::F32, &mix(), &Extras::default());
+        }
+        let many = Heads { q: 71, kv: 1, dim: 64, v_dim: 64 };
+        check_case(&mut *backend, many, 16, DType::Bf16, &mix(), &Extras::default());
+    }
+}
+
+#[test]
+fn block_sizes() {
+    for mut backend in backends() {
+        for block_size in [1, 5, 8, 16, 24, 32, 64, 128, 256] {
+            for dtype in [DType::F32, DType::Bf16, DType::F16] {
+                let heads = Heads { q: 4, kv: 2, dim: 32, v_dim: 32 };
+                check_case(&mut *backend, heads, block_size, dtype, &mix(), &Extras::default());
+            }
+        }
+    }
+}
+
+#[test]
+fn windows_caps_sinks_and_slopes() {
+    let heads = Heads { q: 4, kv: 2, dim: 64, v_dim: 64 };
+    let (sinks, slopes) = (vec![0.5, -2.0, 3.0, 0.0], vec![0.5, 0.25, 0.125, 0.0625]);
+    let cases = [
+        Extras { window: Some(1), ..Extras::default() },
+        Extras { window: Some(17), ..Extras::default() },
+        Extras { window: Some(100), sinks: Some(sinks.clone()), ..Extras::default() },
+        Extras { soft_cap: Some(2.0), ..Extras::default() },
+        Extras { soft_cap: Some(50.0), window: Some(64), ..Extras::default() },
+        Extras { sinks: Some(sinks), ..Extras::default() },
+        Extras { alibi: Some(slopes), ..Extras::default() },
+    ];
+    for mut backend in backends() {
+        for (index, extras) in cases.iter().enumerate() {
+            let dtype = [DType::F32, DType::Bf16][index % 2];
+            check_case(&mut *backend, heads, 16, dtype, &mix(), extras);
+        }
+    }
+}
+
+#[test]
+fn long_contexts() {
+    let part = |sequence, start, rows| Part { sequence, start, rows };
+    for mut backend in backends() {
+        let few = Heads { q: 2, kv: 1, dim: 32, v_dim: 32 };
+        for extras in [Extras::default(), Extras { window: Some(1500), ..Extras::default() }] {
+            check_case(&mut *backend, few, 16, DType::Bf16, &[part(0, 3000, 1)], &extras);
+            check_case(
+                &mut *backend,
+                few,
+                32,
+                DType::F32,
+                &[part(0, 1000, 60), part(1, 2047, 3), part(2, 0, 1)],
+                &extras,
+            );
+        }
+    }
+}
+
+#[test]
+fn rope_rotates_and_the_cache_keeps_it() {
+    for mut backend in backends() {
+        for (dim, rotary_dim, style, mscale) in [
+            (64, 64, RopeStyle::Halves, 1.0),
+            (80, 32, RopeStyle::Halves, 1.0),
+            (64, 64, RopeStyle::Interleaved, 1.0),
+            (128, 64, RopeStyle::Interleaved, 1.2),
+        ] {
+            let heads = Heads { q: 4, kv: 2, dim, v_dim: dim };
+            let mut world = World::new(&mut *backend, heads, 16, DType::F32, &[2000]);
+            let inv_freq: Vec<f32> =
+                (0..rotary_dim / 2).map(|i| 10_000_f32.powf(-2.0 * i as f32 / rotary_dim as f32)).collect();
+            world.rope = Some(Rope { inv_freq: backend.load_vector(&inv_freq), rotary_dim, style, mscale });
+            let width = world.width();
+            let part = Part { sequence: 0, start: 1990, rows: 3 };
+            let qkv = world.step(&mut *backend, &[part], |sequence, position| row(3, width, sequence, position));
+            let mut want = Vec::new();
+            for position in 1990..1993 {
+                let mut x: Vec<f64> = row(3, width, 0, position).into_iter().map(f64::from).collect();
+                for head in x[..6 * dim].chunks_exact_mut(dim) {
+                    rotate(head, &inv_freq, position, style, f64::from(mscale));
+                }
+                want.extend(x);
+            }
+            check_relative("rope", backend.read(qkv), &want, 1e-5);
+
+            // A window of one token returns that token's value: the cache holds v unrotated.
+            let out = poisoned(&mut *backend, 3, 4 * dim);
+            world.step(&mut *backend, &[part], |sequence, position| row(3, width, sequence, position));
+            let (window, soft_cap, sinks, alibi) = (Some(1), None, None, None);
+            backend.attention(qkv, Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi }, world.kv, out);
+            let value = &want[6 * dim..][..dim];
+            check_relative("value", &backend.read(out)[..dim], value, 1e-6);
+        }
+    }
+}
+
+fn rotate(head: &mut [f64], inv_freq: &[f32], position: usize, style: RopeStyle, mscale: f64) {
+    for (i, freq) in inv_freq.iter().enumerate() {
+        let (sin, cos) = f64::from(position as f32 * freq).sin_cos();
+        let (a, b) = match style {
+            RopeStyle::Halves => (i, i + inv_freq.len()),
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (x, y) = (head[a], head[b]);
+        head[a] = (x * cos - y * sin) * mscale;
+        head[b] = (y * cos + x * sin) * mscale;
+    }
+}
+
+#[test]
+fn copied_blocks_hold_the_same() {
+    for mut backend in backends() {
+        let heads = Heads { q: 2, kv: 1, dim: 32, v_dim: 32 };
+        let mut world = World::new(&mut *backend, heads, 16, DType::Bf16, &[40, 48]);
+        let width = world.width();
+        let make = |_: usize, position: usize| row(5, width, 0, position);
+        world.step(&mut *backend, &[Part { sequence: 0, start: 0, rows: 40 }], make);
+        let (from, to) = (world.blocks[0].clone(), world.blocks[1].clone());
+        backend.copy_blocks(world.kv, &from, &to);
+        let (window, soft_cap, sinks, alibi) = (None, None, None, None);
+        let layer = Attention { heads, scale: 0.2, window, soft_cap, sinks, alibi };
+        let mut results = Vec::new();
+        for sequence in [0, 1] {
+            let qkv = world.step(&mut *backend, &[Part { sequence, start: 39, rows: 1 }], make);
+            let out = backend.new_act(1, 64);
+            backend.host_mut(out).fill(f32::NAN);
+            backend.attention(qkv, layer, world.kv, out);
+            results.push(backend.read(out).to_vec());
+        }
+        super::check_same("copy", &results[1], &results[0]);
+        world.blocks.clear();
+    }
+}

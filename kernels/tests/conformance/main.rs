@@ -1,0 +1,93 @@
+//! One suite over every backend: each operation against a plain float64 reference, and results that do not depend on company.
+
+mod attention;
+
+mod invariance;
+mod matmul;
+mod random;
+mod rowwise;
+
+use kernels::cpu::{CpuBackend, CpuOptions, Isa};
+use kernels::ops::{Act, Backend, Batch, DType, HostMatrix};
+use random::Random;
+
+/// Every backend of this machine.
+fn backends() -> Vec<Box<dyn Backend>> {
+    Isa::available().into_iter().flat_map(|isa| [1, 2].map(|threads| cpu(isa, threads))).collect()
+}
+
+fn cpu(isa: Isa, threads: usize) -> Box<dyn Backend> {
+    Box::new(CpuBackend::new(CpuOptions { threads, isa: Some(isa) }))
+}
+
+/// Starts a step of `rows` rows that belong to no sequence.
+fn begin_rows(backend: &mut dyn Backend, rows: usize) {
+    let tokens = vec![0; rows];
+    backend.begin(Batch { tokens: &tokens, positions: &tokens, sequences: &[] });
+}
+
+/// A new buffer with these rows, in a step that has begun.
+fn filled(backend: &mut dyn Backend, width: usize, values: &[f32]) -> Act {
+    let rows = values.len() / width;
+    let act = backend.new_act(rows, width);
+    begin_rows(backend, rows);
+    backend.host_mut(act).copy_from_slice(values);
+    act
+}
+
+/// A new buffer full of NaN.
+fn poisoned(backend: &mut dyn Backend, rows: usize, width: usize) -> Act {
+    filled(backend, width, &vec![f32::NAN; rows * width])
+}
+
+/// A matrix rounded to `dtype`: its bytes, and its values.
+fn encode(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
+    let mut bytes = Vec::new();
+    let mut rounded = Vec::new();
+    for &value in values {
+        match dtype {
+            DType::F32 => {
+                bytes.extend(value.to_le_bytes());
+                rounded.push(value);
+            }
+            DType::Bf16 => {
+                let value = half::bf16::from_f32(value);
+                bytes.extend(value.to_le_bytes());
+                rounded.push(value.to_f32());
+            }
+            DType::F16 => {
+                let value = half::f16::from_f32(value);
+                bytes.extend(value.to_le_bytes());
+                rounded.push(value.to_f32());
+            }
+        }
+    }
+    (bytes, rounded)
+}
+
+fn host(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> HostMatrix<'_> {
+    HostMatrix { dtype, rows, cols, bytes }
+}
+
+/// Every element within `tolerance(index)` of the reference, and none NaN.
+fn check(what: &str, got: &[f32], want: &[f64], tolerance: impl Fn(usize) -> f64) {
+    assert_eq!(got.len(), want.len(), "{what}: number of elements");
+    for (index, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(got) - want).abs();
+        assert!(error <= tolerance(index), "{what}: element {index} is {got}, want {want} (off by {error:e})");
+    }
+}
+
+/// The same to a relative error, and an absolute one near zero.
+fn check_relative(what: &str, got: &[f32], want: &[f64], relative: f64) {
+    check(what, got, want, |index| relative * (want[index].abs() + 0.1));
+}
+
+/// Bit for bit the same.
+fn check_same(what: &str, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len(), "{what}: number of elements");
+    let differs = got.iter().zip(want).position(|(got, want)| got.to_bits() != want.to_bits());
+    if let Some(index) = differs {
+        panic!("{what}: element {index} is {} here and {} there", got[index], want[index]);
+    }
+}

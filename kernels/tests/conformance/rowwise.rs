@@ -1,0 +1,181 @@
+//! Operations on single rows: embedding, norms, gates, sums, picking.
+
+use super::{Random, backends, begin_rows, check_relative, check_same, encode, filled, host, poisoned};
+use kernels::ops::{Activation, Backend, Batch, DType, Norm, NormKind, RowSelection};
+
+const WIDTHS: [usize; 8] = [1, 7, 16, 48, 100, 224, 960, 2048];
+
+#[test]
+fn embedding_looks_up_scales_and_skips_strangers() {
+    for mut backend in backends() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            for width in WIDTHS {
+                let (bytes, values) = encode(&Random(width as u64).values(5 * width), dtype);
+                let table = backend.load_table(host(dtype, 5, width, &bytes));
+                let tokens = [12, 10, 9, 14, 15, 0, u32::MAX, 11];
+                let out = poisoned(&mut *backend, tokens.len(), width);
+                backend.begin(Batch { tokens: &tokens, positions: &[0; 8], sequences: &[] });
+                backend.embed(table, 10, 3.0, out);
+                let row = |&token: &u32| match token {
+                    10..15 => values[(token as usize - 10) * width..][..width].iter().map(|x| x * 3.0).collect(),
+                    _ => vec![0.0; width],
+                };
+                let want: Vec<f32> = tokens.iter().flat_map(row).collect();
+                check_same("embed", backend.read(out), &want);
+            }
+        }
+    }
+}
+
+fn reference_norm(x: &[f32], kind: NormKind, weight: Option<&[f32]>, bias: Option<&[f32]>, eps: f32) -> Vec<f64> {
+    let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+    let count = x.len() as f64;
+    let mean = if kind == NormKind::Layer { x.iter().sum::<f64>() / count } else { 0.0 };
+    let square = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+    let scale = |i: usize| weight.map_or(1.0, |w| f64::from(w[i]));
+    let shift = |i: usize| bias.map_or(0.0, |b| f64::from(b[i]));
+    x.iter().enumerate().map(|(i, x)| (x - mean) / (square + f64::from(eps)).sqrt() * scale(i) + shift(i)).collect()
+}
+
+#[test]
+fn norms() {
+    for mut backend in backends() {
+        for width in WIDTHS {
+            for (kind, with_weight, with_bias) in [
+                (NormKind::Rms, true, false),
+                (NormKind::Rms, false, false),
+                (NormKind::Layer, true, true),
+                (NormKind::Layer, false, false),
+            ] {
+                check_norm(&mut *backend, width, kind, with_weight, with_bias);
+            }
+        }
+    }
+}
+
+fn check_norm(backend: &mut dyn Backend, width: usize, kind: NormKind, with_weight: bool, with_bias: bool) {
+    const ROWS: usize = 9;
+    let mut random = Random(width as u64);
+    let (x, delta) = (random.values(ROWS * width), random.values(ROWS * width));
+    let (weight, bias) = (random.values(width), random.values(width));
+    let norm = Norm {
+        kind,
+        weight: with_weight.then(|| backend.load_vector(&weight)),
+        bias: with_bias.then(|| backend.load_vector(&bias)),
+        eps: 1e-2,
+    };
+    let (weight, bias) = (with_weight.then_some(&*weight), with_bias.then_some(&*bias));
+    let reference = |x: &[f32]| -> Vec<f64> {
+        x.chunks(width).flat_map(|row| reference_norm(row, kind, weight, bias, norm.eps)).collect()
+    };
+    let out = poisoned(backend, ROWS, width);
+    let input = filled(backend, width, &x);
+    backend.norm(input, norm, out);
+    check_relative("norm", backend.read(out), &reference(&x), 1e-5);
+
+    let sum: Vec<f32> = x.iter().zip(&delta).map(|(x, d)| x + d).collect();
+    let addend = filled(backend, width, &delta);
+    backend.host_mut(out).fill(f32::NAN);
+    backend.add_norm(input, addend, norm, out);
+    check_same("residual", backend.read(input), &sum);
+    check_relative("add_norm", backend.read(out), &reference(&sum), 1e-5);
+}
+
+#[test]
+fn head_norm_touches_its_heads_only() {
+    for mut backend in backends() {
+        for (dim, heads) in [(16, 3), (64, 4), (80, 2), (128, 5), (6, 7)] {
+            let (rows, first) = (5, 24);
+            let width = first + heads * dim + 11;
+            let mut random = Random(dim as u64);
+            let (x, weight) = (random.values(rows * width), random.values(dim));
+            let norm = Norm { kind: NormKind::Rms, weight: Some(backend.load_vector(&weight)), bias: None, eps: 1e-6 };
+            let act = filled(&mut *backend, width, &x);
+            backend.head_norm(act, first, heads, dim, norm);
+            let mut want: Vec<f64> = x.iter().copied().map(f64::from).collect();
+            for row in 0..rows {
+                for head in 0..heads {
+                    let at = row * width + first + head * dim;
+                    let normed = reference_norm(&x[at..at + dim], norm.kind, Some(&weight), None, norm.eps);
+                    want[at..at + dim].copy_from_slice(&normed);
+                }
+            }
+            check_relative("head_norm", backend.read(act), &want, 1e-5);
+        }
+    }
+}
+
+fn reference_activation(x: f64, activation: Activation) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => x * gauss(x),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
+        Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0).powi(2),
+    }
+}
+
+/// The normal distribution function, by its series.
+fn gauss(x: f64) -> f64 {
+    if x.abs() > 8.0 {
+        return if x > 0.0 { 1.0 } else { 0.0 };
+    }
+    let (mut term, mut sum, mut n) = (x, x, 1.0);
+    while term.abs() > 1e-18 {
+        n += 2.0;
+        term *= x * x / n;
+        sum += term;
+    }
+    0.5 + sum * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+#[test]
+fn activations_alone_and_gating() {
+    use Activation::{Gelu, GeluTanh, Relu, ReluSquared, Silu};
+    for mut backend in backends() {
+        for width in WIDTHS {
+            for activation in [Silu, Gelu, GeluTanh, Relu, ReluSquared] {
+                let rows = 5;
+                let gate_up: Vec<f32> = Random(width as u64).values(rows * width * 2).iter().map(|x| x * 4.0).collect();
+                let input = filled(&mut *backend, width * 2, &gate_up);
+                let out = poisoned(&mut *backend, rows, width);
+                backend.gated(input, activation, out);
+                let gate = |row: &[f32], i: usize| reference_activation(f64::from(row[i]), activation);
+                let product = |row: &[f32], i: usize| gate(row, i) * f64::from(row[width + i]);
+                let all = |f: &dyn Fn(&[f32], usize) -> f64, cols: usize| -> Vec<f64> {
+                    gate_up.chunks(width * 2).flat_map(|row| (0..cols).map(move |i| f(row, i))).collect()
+                };
+                check_relative(&format!("gated {activation:?}"), backend.read(out), &all(&product, width), 4e-6);
+                backend.activate(input, activation);
+                check_relative(&format!("{activation:?}"), backend.read(input), &all(&gate, width * 2), 4e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn add_scale_and_gather() {
+    for mut backend in backends() {
+        for width in WIDTHS {
+            let rows = 6;
+            let mut random = Random(width as u64);
+            let (a, b) = (random.values(rows * width), random.values(rows * width));
+            let (x, y) = (filled(&mut *backend, width, &a), filled(&mut *backend, width, &b));
+            backend.add(x, y);
+            backend.scale(x, 0.37);
+            let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| (a + b) * 0.37).collect();
+            check_same("add, scale", backend.read(x), &want);
+            let out = backend.new_act(3, width);
+            backend.gather(x, RowSelection { rows: &[0, 3, 5] }, out);
+            let picked: Vec<f32> = [0, 3, 5].iter().flat_map(|row| want[row * width..][..width].to_vec()).collect();
+            check_same("gather", backend.read(out), &picked);
+            // Later operations see three rows, and the next step its own number again.
+            backend.scale(out, 2.0);
+            assert_eq!(backend.host_mut(out).len(), 3 * width);
+            begin_rows(&mut *backend, 2);
+            assert_eq!(backend.read(out).len(), 2 * width);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Who may call: paths of the API need one of the keys, when there are keys.
+
+use axum::response::Response;
+use http::{HeaderMap, Method, StatusCode, header};
+
+use crate::error::json_response;
+
+/// Prefixes of the paths that need a key.
+const GUARDED: [&str; 4] = ["/cohere", "/inference", "/v1", "/v2"];
+
+/// The keys that clients may present.
+pub struct Keys {
+    keys: Vec<Vec<u8>>,
+}
+
+impl Keys {
+    /// No keys: everybody may call.
+    pub fn new(keys: &[String]) -> Self {
+        Self { keys: keys.iter().map(|key| key.clone().into_bytes()).collect() }
+    }
+
+    /// Whether a request may pass.
+    pub fn admit(&self, method: &Method, path: &str, headers: &HeaderMap) -> bool {
+        let guarded = GUARDED.iter().any(|prefix| path.starts_with(prefix));
+        self.keys.is_empty() || !guarded || method == Method::OPTIONS || self.presented(headers)
+    }
+
+    fn presented(&self, headers: &HeaderMap) -> bool {
+        let Some(value) = headers.get(header::AUTHORIZATION) else { return false };
+        let value = value.as_bytes();
+        let Some((scheme, token)) = value.iter().position(|byte| *byte == b' ').map(|at| value.split_at(at)) else {
+            return false;
+        };
+        // All keys are looked at, each to its end: the time tells nothing of how near a guess is.
+        let token = token.trim_ascii();
+        let known = self.keys.iter().fold(false, |known, key| known | same(key, token));
+        known && scheme.eq_ignore_ascii_case(b"bearer")
+    }
+}
+
+fn same(key: &[u8], token: &[u8]) -> bool {
+    key.len() == token.len() && key.iter().zip(token).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+/// vLLM's answer to a missing or wrong key, to the letter.
+pub fn unauthorized() -> Response {
+    json_response(StatusCode::UNAUTHORIZED, r#"{"error":"Unauthorized"}"#)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_passes() {
+        let keys = Keys::new(&["secret".into(), "other".into()]);
+        let rows = [
+            ("GET", "/v1/models", None, false),
+            ("GET", "/v1/models", Some("Bearer secret"), true),
+            ("GET", "/v1/models", Some("bearer other"), true),
+            ("GET", "/v1/models", Some("Bearer secre"), false),
+            ("GET", "/v1/models", Some("Bearer secrets"), false),
+            ("GET", "/v1/models", Some("Bearer "), false),
+            ("GET", "/v1/models", Some("secret"), false),
+            ("GET", "/v1/models", Some("Basic secret"), false),
+            ("OPTIONS", "/v1/models", None, true),
+            ("GET", "/health", None, true),
+            ("POST", "/tokenize", None, true),
+        ];
+        for (method, path, value, passes) in rows {
+            let mut headers = HeaderMap::new();
+            if let Some(value) = value {
+                headers.insert(header::AUTHORIZATION, value.parse().expect("a header"));
+            }
+            let method: Method = method.parse().expect("a method");
+            assert_eq!(keys.admit(&method, path, &headers), passes, "{method} {path} {value:?}");
+        }
+        assert!(Keys::new(&[]).admit(&Method::GET, "/v1/models", &HeaderMap::new()));
+    }
+}

@@ -1,0 +1,67 @@
+//! Reads request bodies: JSON, within a size and a time.
+
+use std::{error::Error, time::Duration};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+
+use crate::{
+    error::{ApiError, Fault},
+    gateway::Gateway,
+};
+
+/// What is read and thrown away of a body that is too large, so that its client gets to read why.
+const DISCARD_BYTES: usize = 256 << 20;
+/// How long that may take.
+const DISCARD_TIME: Duration = Duration::from_secs(5);
+
+/// The body of a JSON request.
+pub async fn read_json(gateway: &Gateway, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let media_type = media_type.split(';').next().unwrap_or_default().trim();
+    if !media_type.eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::body("Unsupported Media Type: Only 'application/json' is allowed"));
+    }
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    read(gateway, announced, body).await
+}
+
+async fn read(gateway: &Gateway, announced: Option<usize>, mut body: Body) -> Result<Bytes, ApiError> {
+    let limit = gateway.config.access.max_body_bytes;
+    let too_large = || ApiError::new(Fault::TooLarge, format!("The request body is larger than {limit} bytes."));
+    if announced.is_some_and(|length| length > limit) {
+        discard(body).await;
+        return Err(too_large());
+    }
+    let timeout = Duration::from_secs_f64(gateway.config.listen.body_timeout);
+    let collected = tokio::time::timeout(timeout, Limited::new(&mut body, limit).collect()).await;
+    match collected {
+        Err(_) => Err(ApiError::new(Fault::Timeout, "The request body did not arrive in time.")),
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if is_too_large(&*error) => {
+            discard(body).await;
+            Err(too_large())
+        }
+        Ok(Err(error)) => Err(ApiError::body(format!("The request body could not be read: {error}"))),
+    }
+}
+
+fn is_too_large(error: &(dyn Error + 'static)) -> bool {
+    error.is::<LengthLimitError>() || error.source().is_some_and(is_too_large)
+}
+
+async fn discard(mut body: Body) {
+    let all = async {
+        let mut left = DISCARD_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            match left.checked_sub(length) {
+                Some(less) => left = less,
+                None => return,
+            }
+        }
+    };
+    let _ = tokio::time::timeout(DISCARD_TIME, all).await;
+}

@@ -1,0 +1,72 @@
+//! All that routes share.
+
+use std::sync::Arc;
+
+use service_kit::Process;
+
+use crate::{
+    auth::Keys,
+    config::Config,
+    http_metrics::HttpMetrics,
+    metrics::RequestMetrics,
+    model::Model,
+    peers::Peers,
+    pipeline::{Arrival, Pipeline},
+};
+
+/// All that routes share.
+pub struct Gateway {
+    /// Settings.
+    pub config: Arc<Config>,
+    /// Status, metrics, shutdown.
+    pub process: Process,
+    /// Requests out, events in.
+    pub pipeline: Arc<Pipeline>,
+    /// The served model.
+    pub model: Model,
+    /// Other processes' control planes.
+    pub peers: Peers,
+    /// Who may call.
+    pub keys: Keys,
+    /// What is counted of HTTP.
+    pub http: HttpMetrics,
+    /// When the gateway started, Unix time in seconds.
+    pub started: u64,
+}
+
+impl Gateway {
+    /// Puts the parts together; `id` is the gateway's part of every request key.
+    pub fn new(config: Config, id: u64, process: Process) -> anyhow::Result<Self> {
+        let config = Arc::new(config);
+        let mut requests = None;
+        let mut http = None;
+        process.metrics.register(|registry| {
+            requests = Some(RequestMetrics::register(registry, config.model_name()));
+            http = Some(HttpMetrics::register(registry));
+        });
+        let (Some(requests), Some(http)) = (requests, http) else {
+            anyhow::bail!("the metrics registry did not run the registration");
+        };
+        Ok(Self {
+            pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
+            model: Model::new(config.clone()),
+            peers: Peers::new(&config.peers)?,
+            keys: Keys::new(&config.access.api_key),
+            http,
+            started: Arrival::now().unix_seconds(),
+            process,
+            config,
+        })
+    }
+
+    /// Why requests cannot be served now, by what the links tell and the control planes say.
+    pub async fn obstacle(&self) -> Option<String> {
+        if self.process.status.is_draining() {
+            return Some("draining".into());
+        }
+        if let Some(reason) = self.pipeline.obstacle() {
+            return Some(reason.into());
+        }
+        self.peers.ready().await.err()
+    }
+}

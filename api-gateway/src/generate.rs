@@ -1,0 +1,145 @@
+//! From a body to an answer: what both generating routes do. Reading and writing the shapes is [`crate::openai`]'s.
+
+use std::{future::poll_fn, sync::Arc};
+
+use axum::{
+    body::Body,
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use proto::{Prompt, prompt};
+use service_kit::trace;
+use tracing::{Instrument, Span, field};
+use uuid::Uuid;
+
+use crate::{
+    body,
+    error::{ApiError, json_response},
+    front,
+    gateway::Gateway,
+    mailbox::{Ending, News, WakeAt},
+    openai::{
+        answer,
+        chunk::ChunkWriter,
+        completion::{Envelope, Ready},
+        params::Limits,
+        plan::Plan,
+    },
+    pipeline::{Arrival, InFlight},
+    sse::EventStream,
+};
+
+/// Reads a body into pipeline requests and a plan.
+pub type Read = fn(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError>;
+
+/// Answers one request of a generating route.
+pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Response {
+    let span = tracing::info_span!("request", request_id = field::Empty, prompt_tokens = field::Empty);
+    let (parts, body) = request.into_parts();
+    let incoming = traceparent_of(&parts.headers);
+    trace::set_parent(&span, incoming);
+    let outcome = async {
+        let arrival = Arrival::now();
+        let body = body::read_json(&gateway, &parts.headers, body).await?;
+        let envelope = envelope(&gateway, &parts.headers, arrival, incoming);
+        let ready = read(&body, &gateway.model.limits(), &envelope)?;
+        drop(body);
+        Span::current().record("request_id", ready.plan.id.as_str());
+        log_request(&gateway, &ready);
+        run(&gateway, ready, arrival).await
+    }
+    .instrument(span)
+    .await;
+    outcome.unwrap_or_else(IntoResponse::into_response)
+}
+
+fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: &str) -> Envelope {
+    let ours = trace::traceparent(&Span::current());
+    Envelope {
+        arrival,
+        request_id: front::client_request_id(headers),
+        fresh_id: Uuid::new_v4().simple().to_string(),
+        // Without an exporter of its own the gateway passes on what it got.
+        traceparent: if ours.is_empty() { incoming.to_owned() } else { ours },
+        prompt_tokens_details: gateway.config.answers.enable_prompt_tokens_details,
+    }
+}
+
+/// The client's trace context; empty when there is none, or none of the size that the standard gives it.
+fn traceparent_of(headers: &HeaderMap) -> &str {
+    let value = headers.get("traceparent").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if value.len() == 55 { value } else { "" }
+}
+
+async fn run(gateway: &Arc<Gateway>, ready: Ready, arrival: Arrival) -> Result<Response, ApiError> {
+    let Ready { requests, plan } = ready;
+    if plan.streaming.on {
+        let in_flight = gateway.pipeline.submit(requests, WakeAt::News, arrival)?;
+        stream(gateway, in_flight, plan).await
+    } else {
+        let in_flight = gateway.pipeline.submit(requests, WakeAt::Ending, arrival)?;
+        whole(gateway, in_flight, plan).await
+    }
+}
+
+/// Streams. A request that fails before its first event is answered with a status code, not with a stream that breaks; only a
+/// wait past the keep-alive interval opens the stream earlier.
+async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Response, ApiError> {
+    let keep_alive = gateway.config.keep_alive();
+    let first = poll_fn(|context| in_flight.mailbox().poll_due(context));
+    match keep_alive {
+        Some(interval) => drop(tokio::time::timeout(interval, first).await),
+        None => first.await,
+    }
+    if let Some(failure) = in_flight.mailbox().early_failure() {
+        return Err(failure.into());
+    }
+    let body = Body::new(EventStream::new(in_flight, ChunkWriter::new(plan), keep_alive));
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    Ok((StatusCode::OK, headers, body).into_response())
+}
+
+async fn whole(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Response, ApiError> {
+    let mut news = News::default();
+    poll_fn(|context| in_flight.mailbox().poll(context, &mut news)).await;
+    if let Some(Ending::Failed(failure)) = news.ending {
+        return Err(failure.into());
+    }
+    if gateway.config.answers.enable_log_outputs {
+        for (choice, growth) in &news.grown {
+            let text = clip(gateway, &growth.text);
+            tracing::info!(request_id = plan.id, choice, tokens = growth.tokens, text, "answer");
+        }
+    }
+    Ok(json_response(StatusCode::OK, answer::write(&plan, news)))
+}
+
+fn log_request(gateway: &Gateway, ready: &Ready) {
+    if !gateway.config.answers.enable_log_requests {
+        return;
+    }
+    for request in &ready.requests {
+        let prompt = match &request.prompt {
+            Some(Prompt { kind: Some(prompt::Kind::Text(text)), .. }) => clip(gateway, text).to_owned(),
+            Some(Prompt { kind: Some(prompt::Kind::Chat(chat)), .. }) => clip(gateway, &chat.messages_json).to_owned(),
+            Some(Prompt { kind: Some(prompt::Kind::Ids(ids)), .. }) => {
+                let shown = gateway.config.answers.max_log_len.unwrap_or(usize::MAX).min(ids.ids.len());
+                format!("{:?}", &ids.ids[..shown])
+            }
+            _ => String::new(),
+        };
+        let sampling = request.sampling.clone().unwrap_or_default();
+        let (n, max_tokens) = (request.n, request.max_tokens);
+        tracing::info!(request_id = request.request_id, prompt, n, ?max_tokens, ?sampling, "request");
+    }
+}
+
+/// The beginning of a text, as long as the log may show.
+fn clip<'t>(gateway: &Gateway, text: &'t str) -> &'t str {
+    let Some(length) = gateway.config.answers.max_log_len else { return text };
+    text.char_indices().nth(length).map_or(text, |(end, _)| &text[..end])
+}

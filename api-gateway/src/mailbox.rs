@@ -1,0 +1,271 @@
+//! Where one HTTP answer's events wait for whoever writes it. What waits is merged, so a slow reader costs at most its own text.
+
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use proto::{Admitted, Delta, Failure, FinishReason, TextLogprobs};
+
+/// What one choice grew by since it was last looked at.
+#[derive(Debug, Default, PartialEq)]
+pub struct Growth {
+    /// New text.
+    pub text: String,
+    /// Tokens that the growth stands for.
+    pub tokens: u32,
+    /// Their ids, when asked for.
+    pub token_ids: Vec<u32>,
+    /// Their log-probabilities, when asked for.
+    pub logprobs: Vec<TextLogprobs>,
+    /// Log-probabilities of the prompt, once, when asked for.
+    pub prompt_logprobs: Vec<TextLogprobs>,
+    /// Why the choice ended, if it did.
+    pub finish: Option<FinishReason>,
+    /// The stop string that ended it.
+    pub stop_text: Option<String>,
+    /// The stop token that ended it.
+    pub stop_token: Option<u32>,
+}
+
+impl Growth {
+    fn add(&mut self, delta: Delta) {
+        let finish = delta.finish();
+        if self.text.is_empty() {
+            self.text = delta.text;
+        } else {
+            self.text.push_str(&delta.text);
+        }
+        self.tokens += delta.token_count;
+        append(&mut self.token_ids, delta.token_ids);
+        append(&mut self.logprobs, delta.logprobs);
+        append(&mut self.prompt_logprobs, delta.prompt_logprobs);
+        if finish != FinishReason::Unspecified {
+            self.finish = Some(finish);
+            self.stop_text = delta.stop_text;
+            self.stop_token = delta.stop_token;
+        }
+    }
+}
+
+fn append<T>(to: &mut Vec<T>, mut from: Vec<T>) {
+    if to.is_empty() {
+        *to = from;
+    } else {
+        to.append(&mut from);
+    }
+}
+
+/// What a look into the mailbox brings. Keep it and pass it again: its buffers are reused.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Prompts that were admitted: which of the answer's, and the facts.
+    pub admitted: Vec<(u32, Admitted)>,
+    /// Choices that grew, with what they grew by.
+    pub grown: Vec<(u32, Growth)>,
+    /// How the answer ended, once it did.
+    pub ending: Option<Ending>,
+}
+
+/// How an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ending {
+    /// Every choice finished.
+    Complete,
+    /// A part of it failed, and the whole with it.
+    Failed(Failure),
+}
+
+/// When the writer wants to be woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeAt {
+    /// At every event: it streams.
+    News,
+    /// When all is there.
+    Ending,
+}
+
+/// The events of one answer, from the link's task to the connection's.
+pub struct Mailbox {
+    inbox: Mutex<Inbox>,
+}
+
+struct Inbox {
+    wake_at: WakeAt,
+    waker: Option<Waker>,
+    admitted: Vec<(u32, Admitted)>,
+    growth: Vec<Growth>,
+    /// Choices with growth, each once, in order of arrival.
+    grown: Vec<u32>,
+    unfinished: u32,
+    failure: Option<Failure>,
+}
+
+impl Mailbox {
+    /// A mailbox for `choices` choices.
+    pub fn new(choices: u32, wake_at: WakeAt) -> Self {
+        Self {
+            inbox: Mutex::new(Inbox {
+                wake_at,
+                waker: None,
+                admitted: Vec::new(),
+                growth: (0..choices).map(|_| Growth::default()).collect(),
+                grown: Vec::new(),
+                unfinished: choices,
+                failure: None,
+            }),
+        }
+    }
+
+    /// A prompt was admitted. Returns whom to wake.
+    pub fn admit(&self, prompt: u32, admitted: Admitted) -> Option<Waker> {
+        let mut inbox = self.inbox.lock();
+        inbox.admitted.push((prompt, admitted));
+        inbox.waker_for_news()
+    }
+
+    /// A choice grew. The caller never sends more for a choice that finished. Returns whom to wake.
+    pub fn grow(&self, choice: u32, delta: Delta) -> Option<Waker> {
+        let mut inbox = self.inbox.lock();
+        let slot = inbox.growth.get_mut(choice as usize)?;
+        let was_empty = slot.is_empty();
+        slot.add(delta);
+        let is_new = was_empty && !slot.is_empty();
+        let finished = slot.finish.is_some();
+        if is_new {
+            inbox.grown.push(choice);
+        }
+        inbox.unfinished -= u32::from(finished);
+        if inbox.unfinished == 0 { inbox.waker.take() } else { inbox.waker_for_news() }
+    }
+
+    /// A part of the answer failed; the first failure counts. Returns whom to wake.
+    pub fn fail(&self, failure: Failure) -> Option<Waker> {
+        let mut inbox = self.inbox.lock();
+        if inbox.unfinished == 0 || inbox.failure.is_some() {
+            return None;
+        }
+        inbox.failure = Some(failure);
+        inbox.waker.take()
+    }
+
+    /// Moves what is new into `news` (emptied first), or registers the task to be woken when something is.
+    pub fn poll(&self, context: &mut Context<'_>, news: &mut News) -> Poll<()> {
+        news.admitted.clear();
+        news.grown.clear();
+        news.ending = None;
+        let mut inbox = self.inbox.lock();
+        if !inbox.is_due() {
+            match &mut inbox.waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                none => *none = Some(context.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        let Inbox { admitted, growth, grown, unfinished, failure, .. } = &mut *inbox;
+        news.admitted.append(admitted);
+        news.grown.extend(grown.drain(..).map(|choice| (choice, std::mem::take(&mut growth[choice as usize]))));
+        news.ending = match failure.take() {
+            Some(failure) => Some(Ending::Failed(failure)),
+            None => (*unfinished == 0).then_some(Ending::Complete),
+        };
+        Poll::Ready(())
+    }
+
+    /// Whether [`Mailbox::poll`] would bring something; registers the task when not.
+    pub fn poll_due(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut inbox = self.inbox.lock();
+        if inbox.is_due() {
+            return Poll::Ready(());
+        }
+        inbox.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// The failure, if the answer failed before anything else came of it.
+    pub fn early_failure(&self) -> Option<Failure> {
+        let inbox = self.inbox.lock();
+        if inbox.grown.is_empty() { inbox.failure.clone() } else { None }
+    }
+}
+
+impl Growth {
+    /// Every delta stands for a token, or ends the choice, or brings text.
+    fn is_empty(&self) -> bool {
+        self.tokens == 0 && self.finish.is_none() && self.text.is_empty() && self.prompt_logprobs.is_empty()
+    }
+}
+
+impl Inbox {
+    fn is_due(&self) -> bool {
+        let over = self.unfinished == 0 || self.failure.is_some();
+        over || (self.wake_at == WakeAt::News && !(self.grown.is_empty() && self.admitted.is_empty()))
+    }
+
+    fn waker_for_news(&mut self) -> Option<Waker> {
+        if self.wake_at == WakeAt::News { self.waker.take() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delta(text: &str, finish: FinishReason) -> Delta {
+        Delta { text: text.into(), token_count: 1, finish: finish.into(), ..Delta::default() }
+    }
+
+    fn look(mailbox: &Mailbox) -> Option<News> {
+        let mut news = News::default();
+        let mut context = Context::from_waker(Waker::noop());
+        mailbox.poll(&mut context, &mut news).is_ready().then_some(news)
+    }
+
+    #[test]
+    fn what_waits_is_merged() {
+        let mailbox = Mailbox::new(2, WakeAt::News);
+        assert!(look(&mailbox).is_none());
+        mailbox.grow(1, delta("b", FinishReason::Unspecified));
+        mailbox.grow(0, delta("x", FinishReason::Unspecified));
+        mailbox.grow(1, delta("c", FinishReason::Length));
+        let news = look(&mailbox).expect("news");
+        assert_eq!(news.grown.len(), 2);
+        let (choice, growth) = &news.grown[0];
+        assert_eq!((*choice, growth.text.as_str(), growth.tokens), (1, "bc", 2));
+        assert_eq!(growth.finish, Some(FinishReason::Length));
+        assert_eq!(news.ending, None);
+        mailbox.grow(0, delta("", FinishReason::Stop));
+        assert_eq!(look(&mailbox).expect("news").ending, Some(Ending::Complete));
+    }
+
+    #[test]
+    fn whoever_waits_for_the_end_sleeps_until_then() {
+        let mailbox = Mailbox::new(1, WakeAt::Ending);
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(mailbox.poll_due(&mut context).is_pending());
+        assert!(mailbox.admit(0, Admitted::default()).is_none());
+        assert!(mailbox.grow(0, delta("a", FinishReason::Unspecified)).is_none());
+        assert!(mailbox.grow(0, delta("b", FinishReason::Stop)).is_some());
+        let news = look(&mailbox).expect("news");
+        assert_eq!(news.grown[0].1.text, "ab");
+        assert_eq!(news.admitted.len(), 1);
+    }
+
+    #[test]
+    fn a_failure_comes_after_the_text_and_only_once() {
+        let mailbox = Mailbox::new(1, WakeAt::News);
+        mailbox.grow(0, delta("a", FinishReason::Unspecified));
+        let failure = Failure { message: "lost".into(), ..Failure::default() };
+        mailbox.fail(failure.clone());
+        mailbox.fail(Failure::default());
+        let news = look(&mailbox).expect("news");
+        assert_eq!(news.grown[0].1.text, "a");
+        assert_eq!(news.ending, Some(Ending::Failed(failure)));
+    }
+
+    #[test]
+    fn a_failure_after_the_end_is_nothing() {
+        let mailbox = Mailbox::new(1, WakeAt::News);
+        mailbox.grow(0, delta("a", FinishReason::Stop));
+        mailbox.fail(Failure::default());
+        assert_eq!(look(&mailbox).expect("news").ending, Some(Ending::Complete));
+    }
+}

@@ -1,0 +1,93 @@
+//! What the gateway knows of the model: its names, and the facts that the tokenizer and the scheduler tell.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::RwLock;
+use proto::ModelInfo;
+
+use crate::{config::Config, defaults::Defaults, openai::params::Limits, peers::Peers};
+
+/// Between two questions to a process that does not know its model yet.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The model's facts, learned once it is loaded and kept.
+pub struct Model {
+    config: Arc<Config>,
+    limits: RwLock<Arc<Limits>>,
+    max_model_len: RwLock<Option<u32>>,
+}
+
+impl Model {
+    /// Knows only what the flags say.
+    pub fn new(config: Arc<Config>) -> Self {
+        let limits = Limits {
+            defaults: config.overrides,
+            vocab_size: 0,
+            max_logprobs: config.access.max_logprobs,
+            served_names: config.served_names.clone(),
+            trust_chat_template: config.access.trust_request_chat_template,
+            exclude_unused_tools: config.answers.exclude_tools_when_tool_choice_none,
+            template_kwargs: config.template_kwargs.clone(),
+            response_role: config.answers.response_role.clone(),
+            stream_interval: config.answers.stream_interval,
+            force_usage: config.answers.enable_force_include_usage,
+            tokens_as_ids: config.answers.return_tokens_as_token_ids,
+        };
+        Self { config, limits: RwLock::new(Arc::new(limits)), max_model_len: RwLock::new(None) }
+    }
+
+    /// What bodies are checked against.
+    pub fn limits(&self) -> Arc<Limits> {
+        self.limits.read().clone()
+    }
+
+    /// Longest sequence, once known.
+    pub fn max_model_len(&self) -> Option<u32> {
+        *self.max_model_len.read()
+    }
+
+    /// The tokenizer knows the vocabulary and the sampling defaults.
+    pub fn learn_from_tokenizer(&self, info: &ModelInfo) {
+        let mut limits = Limits::clone(&self.limits.read());
+        limits.vocab_size = info.vocab_size;
+        if self.config.use_model_defaults {
+            limits.defaults = self.config.overrides.or(Defaults::of_model(&info.generation_config_json));
+        }
+        *self.limits.write() = Arc::new(limits);
+        self.max_model_len.write().get_or_insert(info.max_model_len);
+        self.forget_zero();
+    }
+
+    /// The scheduler knows the length that the KV memory allows.
+    pub fn learn_from_scheduler(&self, info: &ModelInfo) {
+        *self.max_model_len.write() = Some(info.max_model_len);
+        self.forget_zero();
+    }
+
+    fn forget_zero(&self) {
+        let mut length = self.max_model_len.write();
+        *length = length.filter(|length| *length > 0);
+    }
+
+    /// Asks the tokenizer and the scheduler until both know the model.
+    pub async fn learn(&self, peers: &Peers) {
+        if let Some(info) = ask(peers.tokenizer()).await {
+            self.learn_from_tokenizer(&info);
+        }
+        if let Some(info) = ask(peers.scheduler()).await {
+            self.learn_from_scheduler(&info);
+        }
+    }
+}
+
+/// The model that a process serves; waits until it knows. `None` when there is no such process to ask.
+async fn ask(control: Option<&service_kit::control::ControlClient>) -> Option<ModelInfo> {
+    let control = control?;
+    loop {
+        if let Ok(proto::InfoReply { model: Some(model), .. }) = control.info().await {
+            return Some(model);
+        }
+        // There is no event for "the other process has loaded": its control plane is asked again.
+        tokio::time::sleep(RETRY).await;
+    }
+}

@@ -1,0 +1,235 @@
+//! `/v1/chat/completions`: a conversation becomes one pipeline request, and the plan of its answer.
+
+use proto::{Chat, Prompt, prompt};
+use serde_json::{Map, Value};
+
+use super::{
+    completion::{Envelope, Ready, log_unread, request, top_count},
+    fields::{Fields, wrong},
+    params::{Limits, Params},
+    plan::{Api, Plan},
+    refused,
+};
+use crate::error::ApiError;
+
+/// Reads a body of `/v1/chat/completions`.
+pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let params = Params::read(&mut fields, limits)?;
+    refused::check(&mut fields)?;
+    let conversation = Conversation::read(&mut fields, limits)?;
+    let max_tokens = max_tokens(&mut fields, limits)?;
+    params.check_max_tokens(max_tokens)?;
+    let logprobs = logprobs(&mut fields, limits)?;
+    let echo = fields.flag("echo", false)?;
+    let return_prompt_text = fields.flag("return_prompt_text", false)?;
+    log_unread(&fields);
+    let role = conversation.response_role(limits);
+    let plan = Plan {
+        api: Api::Chat {
+            echo: if echo { conversation.text_to_echo(&role) } else { String::new() },
+            role,
+            return_prompt_text,
+        },
+        id: envelope.id("chatcmpl", params.request_id.as_deref()),
+        created: envelope.arrival.unix_seconds(),
+        model: limits.served_names[0].clone(),
+        prompts: 1,
+        n: params.n,
+        streaming: params.streaming,
+        top_logprobs: logprobs.map(top_count),
+        prompt_logprobs: params.sampling.prompt_logprobs.is_some(),
+        return_token_ids: params.return_token_ids,
+        tokens_as_ids: params.tokens_as_ids,
+        prompt_tokens_details: envelope.prompt_tokens_details,
+    };
+    let mut request = request(&params, envelope);
+    request.request_id.clone_from(&plan.id);
+    request.max_tokens = max_tokens;
+    request.prompt = Some(conversation.prompt);
+    request.sampling.get_or_insert_default().logprobs = logprobs;
+    request.output.get_or_insert_default().echo = return_prompt_text;
+    Ok(Ready { requests: vec![request], plan })
+}
+
+/// The conversation of a body: what the template needs, checked.
+pub struct Conversation {
+    /// As the tokenizer takes it.
+    pub prompt: Prompt,
+    last: Map<String, Value>,
+    add_generation_prompt: bool,
+}
+
+impl Conversation {
+    /// Reads `messages`, `tools` and what steers the template.
+    pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
+        let (messages_json, last) = messages(fields)?;
+        let add_generation_prompt = fields.flag("add_generation_prompt", true)?;
+        let continue_final_message = fields.flag("continue_final_message", false)?;
+        if continue_final_message && add_generation_prompt {
+            return Err(ApiError::field(
+                "continue_final_message",
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            ));
+        }
+        let chat = Chat {
+            messages_json,
+            tools_json: tools(fields, limits)?,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template: chat_template(fields, limits)?,
+            template_kwargs_json: template_kwargs(fields, limits)?,
+            documents_json: documents(fields)?,
+        };
+        let prompt = Prompt {
+            kind: Some(prompt::Kind::Chat(chat)),
+            add_special_tokens: fields.flag("add_special_tokens", false)?,
+        };
+        Ok(Self { prompt, last, add_generation_prompt })
+    }
+
+    /// A continued message keeps its role.
+    fn response_role(&self, limits: &Limits) -> String {
+        match self.last.get("role") {
+            Some(Value::String(role)) if !self.add_generation_prompt => role.clone(),
+            _ => limits.response_role.clone(),
+        }
+    }
+
+    /// The last message's text, when the answer goes on with it.
+    fn text_to_echo(&self, role: &str) -> String {
+        match (self.last.get("role"), self.last.get("content")) {
+            (Some(last_role), Some(Value::String(text))) if last_role == role => text.clone(),
+            (Some(last_role), Some(Value::Array(parts))) if last_role == role => {
+                let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
+                texts.join("\n")
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+/// The `messages` array as it came, and its last message.
+fn messages(fields: &mut Fields<'_>) -> Result<(String, Map<String, Value>), ApiError> {
+    const NAME: &str = "messages";
+    let text = fields.raw(NAME).ok_or_else(|| ApiError::field(NAME, "`messages` must be provided."))?;
+    let mut messages: Vec<Map<String, Value>> =
+        serde_json::from_str(text).map_err(|_| wrong(NAME, text, "a list of message objects"))?;
+    for (index, message) in messages.iter().enumerate() {
+        check_message(message).map_err(|problem| ApiError::field(NAME, format!("messages[{index}]: {problem}")))?;
+    }
+    let last = messages.pop().ok_or_else(|| ApiError::field(NAME, "`messages` must not be empty."))?;
+    Ok((text.to_owned(), last))
+}
+
+fn check_message(message: &Map<String, Value>) -> Result<(), String> {
+    match message.get("role") {
+        Some(Value::String(role)) if !role.is_empty() => {}
+        _ => return Err("`role` must be a non-empty string.".into()),
+    }
+    let may_lack_content = message.get("role").is_some_and(|role| role == "assistant");
+    match message.get("content") {
+        None | Some(Value::Null) if may_lack_content => Ok(()),
+        Some(Value::String(_)) => Ok(()),
+        Some(Value::Array(parts)) => parts.iter().try_for_each(check_part),
+        _ => Err("`content` must be a string or a list of content parts.".into()),
+    }
+}
+
+fn check_part(part: &Value) -> Result<(), String> {
+    let kind = match part {
+        Value::String(_) => return Ok(()),
+        Value::Object(part) => part.get("type").and_then(Value::as_str).unwrap_or("text"),
+        _ => return Err("a content part must be an object.".into()),
+    };
+    let text = match kind {
+        "text" | "input_text" | "output_text" => part.get("text"),
+        "refusal" => part.get("refusal"),
+        "thinking" => part.get("thinking"),
+        other => return Err(format!("content parts of type `{other}` are not supported by this model.")),
+    };
+    match text {
+        Some(Value::String(_)) => Ok(()),
+        _ => Err(format!("a content part of type `{kind}` must have its text.")),
+    }
+}
+
+/// Tools that the model may call need a parser for its calls, which there is not yet; tools that it may not call are only shown.
+fn tools(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, ApiError> {
+    let choice: Option<Value> = fields.value("tool_choice", "a string or an object")?;
+    let tools: Option<Vec<Map<String, Value>>> = fields.value("tools", "a list of tool objects")?;
+    let raw = fields.raw("tools").unwrap_or_default();
+    let has_tools = tools.is_some_and(|tools| !tools.is_empty());
+    match choice {
+        Some(Value::String(choice)) if choice == "none" => {
+            Ok(if has_tools && !limits.exclude_unused_tools { raw.to_owned() } else { String::new() })
+        }
+        None if !has_tools => Ok(String::new()),
+        Some(Value::String(choice)) if choice == "auto" && !has_tools => Ok(String::new()),
+        None => Err(ApiError::field(
+            "tools",
+            "Tool calls are not supported by this server; `tools` are only accepted with `tool_choice` = \"none\".",
+        )),
+        Some(_) => Err(ApiError::field(
+            "tool_choice",
+            "Tool calls are not supported by this server; `tool_choice` must be \"none\".",
+        )),
+    }
+}
+
+fn chat_template(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, ApiError> {
+    match fields.text("chat_template")? {
+        Some(template) if !limits.trust_chat_template && !template.is_empty() => Err(ApiError::field(
+            "chat_template",
+            "Chat template is passed with request, but --trust-request-chat-template is not set. \
+             Refused request with untrusted chat template.",
+        )),
+        template => Ok(template.unwrap_or_default()),
+    }
+}
+
+/// The server's template variables, overridden by the request's, and `reasoning_effort`, which templates read like one.
+fn template_kwargs(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, ApiError> {
+    let of_request = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    let mut all = limits.template_kwargs.clone();
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        all.insert("reasoning_effort".into(), effort.into());
+    }
+    if !limits.trust_chat_template && of_request.contains_key("chat_template") {
+        let message = "`chat_template` is not allowed among the template's variables.";
+        return Err(ApiError::field("chat_template_kwargs", message));
+    }
+    all.extend(of_request);
+    Ok(if all.is_empty() { String::new() } else { Value::Object(all).to_string() })
+}
+
+fn documents(fields: &mut Fields<'_>) -> Result<String, ApiError> {
+    let parsed: Option<Vec<Map<String, Value>>> = fields.value("documents", "a list of objects")?;
+    Ok(match parsed {
+        Some(documents) if !documents.is_empty() => fields.raw("documents").unwrap_or_default().to_owned(),
+        _ => String::new(),
+    })
+}
+
+/// `max_completion_tokens`, else its old name; absent: what the context leaves.
+fn max_tokens(fields: &mut Fields<'_>, limits: &Limits) -> Result<Option<u32>, ApiError> {
+    let old = fields.whole_in("max_tokens", 1..=i64::MAX)?;
+    let asked = fields.whole_in("max_completion_tokens", 1..=i64::MAX)?.or(old);
+    let asked = asked.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+    Ok(match (asked, limits.defaults.max_tokens) {
+        (Some(asked), Some(cap)) => Some(asked.min(cap)),
+        (asked, cap) => asked.or(cap),
+    })
+}
+
+fn logprobs(fields: &mut Fields<'_>, limits: &Limits) -> Result<Option<i32>, ApiError> {
+    let wanted = fields.flag("logprobs", false)?;
+    let top = limits.logprob_count(fields, "top_logprobs")?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            Err(ApiError::field("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true."))
+        }
+    }
+}

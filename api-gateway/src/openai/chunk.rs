@@ -1,0 +1,279 @@
+//! Streamed answers: events become server-sent chunks. Written by hand: this runs once per token.
+//!
+//! All chunks of an answer begin alike, so that beginning is written once and copied.
+
+use proto::{FinishReason, TextLogprobs};
+
+use super::{
+    logprobs::{self, CompletionLogprobs, PromptFacts},
+    plan::{Api, Echo, Plan},
+};
+use crate::{
+    error::ApiError,
+    json,
+    mailbox::{Ending, Growth, News},
+    metrics::finish_name,
+};
+
+/// The last line of every stream.
+const DONE: &str = "data: [DONE]\n\n";
+
+/// Writes the chunks of one answer.
+pub struct ChunkWriter {
+    plan: Plan,
+    /// `data: {… "choices":[`
+    head: Vec<u8>,
+    prompts: Vec<PromptFacts>,
+    choices: Vec<ChoiceState>,
+}
+
+#[derive(Clone, Default)]
+struct ChoiceState {
+    tokens: u32,
+    started: bool,
+}
+
+impl ChunkWriter {
+    /// A writer for the answer that `plan` describes.
+    pub fn new(plan: Plan) -> Self {
+        let mut head = Vec::with_capacity(192);
+        json::raw(&mut head, "data: ");
+        super::answer::head(&mut head, &plan);
+        json::raw(&mut head, ",\"choices\":[");
+        let prompts = (0..plan.prompts).map(|_| PromptFacts::default()).collect();
+        let choices = vec![ChoiceState::default(); plan.choices() as usize];
+        Self { plan, head, prompts, choices }
+    }
+
+    /// Appends the chunks for `news`, up to `[DONE]` when it holds the ending. Tells whether it did.
+    pub fn write(&mut self, out: &mut Vec<u8>, news: &mut News) -> bool {
+        for (prompt, admitted) in news.admitted.drain(..) {
+            self.admitted(out, prompt, admitted.into());
+        }
+        for (choice, growth) in news.grown.drain(..) {
+            self.grown(out, choice, &growth);
+        }
+        match news.ending.take() {
+            None => false,
+            Some(Ending::Complete) => {
+                if self.plan.streaming.include_usage {
+                    self.usage_chunk(out);
+                }
+                json::raw(out, DONE);
+                true
+            }
+            Some(Ending::Failed(failure)) => {
+                error_event(out, &failure.into());
+                true
+            }
+        }
+    }
+
+    /// Text and tokens that were streamed so far, for the log.
+    pub fn tokens(&self) -> u64 {
+        self.choices.iter().map(|choice| u64::from(choice.tokens)).sum()
+    }
+
+    fn admitted(&mut self, out: &mut Vec<u8>, prompt: u32, facts: PromptFacts) {
+        if let Some(slot) = self.prompts.get_mut(prompt as usize) {
+            *slot = facts;
+        }
+        if !matches!(self.plan.api, Api::Chat { .. }) {
+            return;
+        }
+        for choice in 0..self.plan.n {
+            self.role_chunk(out, prompt * self.plan.n + choice);
+        }
+    }
+
+    /// The chunk that opens a choice of a chat, and the one with what it echoes.
+    fn role_chunk(&mut self, out: &mut Vec<u8>, choice: u32) {
+        let Api::Chat { role, echo, return_prompt_text } = &self.plan.api else { return };
+        self.open(out, choice);
+        json::raw(out, ",\"delta\":{\"role\":");
+        json::string(out, role);
+        json::raw(out, ",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]");
+        let facts = &self.prompts[self.plan.prompt_of(choice)];
+        if self.plan.return_token_ids {
+            json::raw(out, ",\"prompt_token_ids\":");
+            json::numbers(out, &facts.ids);
+        }
+        if *return_prompt_text {
+            json::raw(out, ",\"prompt_text\":");
+            json::string(out, &facts.text);
+        }
+        self.close(out, choice);
+        if !echo.is_empty() {
+            self.open(out, choice);
+            json::raw(out, ",\"delta\":{\"content\":");
+            json::string(out, echo);
+            json::raw(out, "},\"logprobs\":null,\"finish_reason\":null}]");
+            self.close(out, choice);
+        }
+    }
+
+    fn grown(&mut self, out: &mut Vec<u8>, choice: u32, growth: &Growth) {
+        let prompt_only = self.plan.echo() == Echo::PromptOnly;
+        let Some(state) = self.choices.get_mut(choice as usize) else { return };
+        if !prompt_only {
+            state.tokens += growth.tokens;
+        }
+        let first = !std::mem::replace(&mut state.started, true);
+        let echoes = first && self.plan.echo() != Echo::No;
+        if !(echoes || self.is_worth_a_chunk(growth)) {
+            return;
+        }
+        self.open(out, choice);
+        match self.plan.api {
+            Api::Chat { .. } => self.chat_delta(out, growth),
+            Api::Completion { .. } => self.completion_delta(out, choice, growth, first),
+        }
+        out.extend_from_slice(b"}]");
+        self.close(out, choice);
+    }
+
+    /// Text may be held back while it could still become a stop string or half a character; nothing is sent then.
+    fn is_worth_a_chunk(&self, growth: &Growth) -> bool {
+        !growth.text.is_empty()
+            || growth.finish.is_some()
+            || !growth.logprobs.is_empty()
+            || self.plan.return_token_ids
+            || self.plan.streaming.continuous_usage
+    }
+
+    fn chat_delta(&self, out: &mut Vec<u8>, growth: &Growth) {
+        json::raw(out, ",\"delta\":{\"content\":");
+        json::string(out, &growth.text);
+        json::raw(out, "},\"logprobs\":");
+        if self.plan.top_logprobs.is_some() && !growth.logprobs.is_empty() {
+            logprobs::chat(out, &growth.logprobs, &self.plan);
+        } else {
+            json::raw(out, "null");
+        }
+        finish(out, growth);
+        if self.plan.return_token_ids {
+            json::raw(out, ",\"token_ids\":");
+            json::numbers(out, &growth.token_ids);
+        }
+    }
+
+    fn completion_delta(&self, out: &mut Vec<u8>, choice: u32, growth: &Growth, first: bool) {
+        let facts = &self.prompts[self.plan.prompt_of(choice)];
+        let echo = self.plan.echo();
+        let echoes = first && echo != Echo::No;
+        json::raw(out, ",\"text\":\"");
+        if echoes {
+            json::string_part(out, &facts.text);
+        }
+        if echo != Echo::PromptOnly {
+            json::string_part(out, &growth.text);
+        }
+        json::raw(out, "\",\"logprobs\":");
+        let generated: &[TextLogprobs] = if echo == Echo::PromptOnly { &[] } else { &growth.logprobs };
+        let prompt = echoes.then_some((facts, &growth.prompt_logprobs[..]));
+        if self.plan.top_logprobs.is_some() && (prompt.is_some() || !generated.is_empty()) {
+            let offset = if echo == Echo::No { 0 } else { facts.chars };
+            CompletionLogprobs { prompt, offset, generated }.write(out, &self.plan);
+        } else {
+            json::raw(out, "null");
+        }
+        finish(out, growth);
+        if self.plan.return_token_ids {
+            if first {
+                json::raw(out, ",\"prompt_token_ids\":");
+                json::numbers(out, &facts.ids);
+            }
+            json::raw(out, ",\"token_ids\":");
+            json::numbers(out, if echo == Echo::PromptOnly { &[][..] } else { &growth.token_ids });
+        }
+    }
+
+    fn open(&self, out: &mut Vec<u8>, choice: u32) {
+        out.extend_from_slice(&self.head);
+        json::raw(out, "{\"index\":");
+        json::number(out, choice);
+    }
+
+    fn close(&self, out: &mut Vec<u8>, choice: u32) {
+        if self.plan.streaming.continuous_usage {
+            let facts = &self.prompts[self.plan.prompt_of(choice)];
+            let usage =
+                Usage { prompt: facts.tokens, cached: facts.cached, completion: self.choices[choice as usize].tokens };
+            json::raw(out, ",\"usage\":");
+            usage.write(out, &self.plan);
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    fn usage_chunk(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.head);
+        json::raw(out, "],\"usage\":");
+        Usage::total(self.prompts.iter(), self.choices.iter().map(|choice| choice.tokens)).write(out, &self.plan);
+        out.extend_from_slice(b"}\n\n");
+    }
+}
+
+/// Tokens of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens; once per prompt, however many choices share it.
+    pub prompt: u32,
+    /// Those of them that were found in the prefix cache.
+    pub cached: u32,
+    /// Generated tokens of all choices.
+    pub completion: u32,
+}
+
+impl Usage {
+    /// The usage of a whole answer.
+    pub fn total<'a>(prompts: impl Iterator<Item = &'a PromptFacts>, generated: impl Iterator<Item = u32>) -> Self {
+        let empty = Self { completion: generated.sum(), ..Self::default() };
+        prompts.fold(empty, |sum, facts| Self {
+            prompt: sum.prompt + facts.tokens,
+            cached: sum.cached + facts.cached,
+            ..sum
+        })
+    }
+
+    /// The `usage` object.
+    pub fn write(self, out: &mut Vec<u8>, plan: &Plan) {
+        json::raw(out, "{\"prompt_tokens\":");
+        json::number(out, self.prompt);
+        json::raw(out, ",\"total_tokens\":");
+        json::number(out, u64::from(self.prompt) + u64::from(self.completion));
+        json::raw(out, ",\"completion_tokens\":");
+        json::number(out, self.completion);
+        json::raw(out, ",\"prompt_tokens_details\":");
+        if plan.prompt_tokens_details {
+            json::raw(out, "{\"cached_tokens\":");
+            json::number(out, self.cached);
+            json::raw(out, "}}");
+        } else {
+            json::raw(out, "null}");
+        }
+    }
+}
+
+/// `,"finish_reason":…,"stop_reason":…`
+pub fn finish(out: &mut Vec<u8>, growth: &Growth) {
+    json::raw(out, ",\"finish_reason\":");
+    match growth.finish {
+        None => json::raw(out, "null"),
+        Some(reason) => json::string(out, finish_name(reason)),
+    }
+    json::raw(out, ",\"stop_reason\":");
+    match (&growth.stop_text, growth.stop_token) {
+        _ if growth.finish != Some(FinishReason::Stop) => json::raw(out, "null"),
+        (Some(text), _) => json::string(out, text),
+        (None, Some(token)) => json::number(out, token),
+        (None, None) => json::raw(out, "null"),
+    }
+}
+
+/// An error inside a stream, and the stream's end.
+pub fn error_event(out: &mut Vec<u8>, error: &ApiError) {
+    json::raw(out, "data: ");
+    json::raw(out, &error.to_json());
+    json::raw(out, "\n\n");
+    json::raw(out, DONE);
+}

@@ -1,0 +1,143 @@
+//! `/v1/completions`: a body becomes one pipeline request per prompt, and the plan of its answer.
+
+use proto::Request;
+
+use super::{
+    fields::Fields,
+    params::{Limits, Params},
+    plan::{Api, Echo, Plan},
+    prompt, refused,
+};
+use crate::{error::ApiError, pipeline::Arrival};
+
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// A request that was read and checked, ready to be sent.
+#[derive(Debug)]
+pub struct Ready {
+    /// One per prompt, without keys.
+    pub requests: Vec<Request>,
+    /// What the answer must look like.
+    pub plan: Plan,
+}
+
+/// What the HTTP request tells besides its body.
+#[derive(Clone, Debug)]
+pub struct Envelope {
+    /// When it came.
+    pub arrival: Arrival,
+    /// `X-Request-Id`, if it is usable.
+    pub request_id: Option<String>,
+    /// The id to use when the client brought none.
+    pub fresh_id: String,
+    /// W3C trace context of the request's span.
+    pub traceparent: String,
+    /// Whether `usage` tells of cached prompt tokens.
+    pub prompt_tokens_details: bool,
+}
+
+impl Envelope {
+    /// The id that the client sees: the header's, else the body's, else a fresh one.
+    pub fn id(&self, prefix: &str, of_body: Option<&str>) -> String {
+        let base = self.request_id.as_deref().or(of_body).unwrap_or(&self.fresh_id);
+        format!("{prefix}-{base}")
+    }
+}
+
+/// Reads a body of `/v1/completions`.
+pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let params = Params::read(&mut fields, limits)?;
+    refused::check(&mut fields)?;
+    let add_special_tokens = fields.flag("add_special_tokens", true)?;
+    let prompts = prompt::read(&mut fields, limits, add_special_tokens)?;
+    let echo = echo(&mut fields)?;
+    let max_tokens = max_tokens(&mut fields, limits, echo)?;
+    params.check_max_tokens(Some(max_tokens))?;
+    let logprobs = limits.logprob_count(&mut fields, "logprobs")?;
+    if echo != Echo::No
+        && logprobs.is_some()
+        && params.sampling.prompt_logprobs.is_some_and(|of_prompt| Some(of_prompt) != logprobs)
+    {
+        let message = "`prompt_logprobs` must equal `logprobs` when `echo` is set.";
+        return Err(ApiError::field("prompt_logprobs", message));
+    }
+    log_unread(&fields);
+    let id = envelope.id("cmpl", params.request_id.as_deref());
+    let plan = Plan {
+        api: Api::Completion { echo: if max_tokens == 0 { Echo::PromptOnly } else { echo } },
+        id,
+        created: envelope.arrival.unix_seconds(),
+        model: limits.served_names[0].clone(),
+        prompts: prompts.len() as u32,
+        n: params.n,
+        streaming: params.streaming,
+        top_logprobs: logprobs.map(top_count),
+        prompt_logprobs: params.sampling.prompt_logprobs.is_some(),
+        return_token_ids: params.return_token_ids,
+        tokens_as_ids: params.tokens_as_ids,
+        prompt_tokens_details: envelope.prompt_tokens_details,
+    };
+    let mut template = request(&params, envelope);
+    template.max_tokens = Some(max_tokens.max(1));
+    let sampling = template.sampling.get_or_insert_default();
+    sampling.logprobs = logprobs;
+    if echo != Echo::No && logprobs.is_some() {
+        sampling.prompt_logprobs = logprobs;
+    }
+    let output = template.output.get_or_insert_default();
+    output.echo = echo != Echo::No;
+    output.return_prompt_token_ids |= echo != Echo::No && logprobs.is_some();
+    let single = prompts.len() == 1;
+    let requests = prompts.into_iter().enumerate().map(|(index, prompt)| Request {
+        request_id: if single { plan.id.clone() } else { format!("{}-{index}", plan.id) },
+        prompt: Some(prompt),
+        ..template.clone()
+    });
+    Ok(Ready { requests: requests.collect(), plan })
+}
+
+/// A pipeline request with all that both APIs share; prompt, id and key are missing.
+pub fn request(params: &Params, envelope: &Envelope) -> Request {
+    Request {
+        key: None,
+        request_id: String::new(),
+        traceparent: envelope.traceparent.clone(),
+        arrival_us: envelope.arrival.unix_us,
+        prompt: None,
+        sampling: Some(params.sampling.clone()),
+        output: Some(params.output.clone()),
+        n: params.n,
+        priority: params.priority,
+        cache_salt: params.cache_salt.clone(),
+        max_tokens: None,
+        truncate_prompt_tokens: params.truncate_prompt_tokens,
+        truncate_keep_first: params.truncate_keep_first,
+    }
+}
+
+/// -1 asks for all.
+pub fn top_count(count: i32) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Unknown fields do no harm; somebody who wonders about one finds it in the log.
+pub fn log_unread(fields: &Fields<'_>) {
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        for name in fields.unread() {
+            tracing::debug!(field = name, "ignoring an unknown request field");
+        }
+    }
+}
+
+fn echo(fields: &mut Fields<'_>) -> Result<Echo, ApiError> {
+    Ok(if fields.flag("echo", false)? { Echo::Prompt } else { Echo::No })
+}
+
+fn max_tokens(fields: &mut Fields<'_>, limits: &Limits, echo: Echo) -> Result<u32, ApiError> {
+    let least = i64::from(echo == Echo::No);
+    let asked =
+        fields.whole_in("max_tokens", least..=i64::MAX)?.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+    let asked = asked.unwrap_or(DEFAULT_MAX_TOKENS);
+    Ok(limits.defaults.max_tokens.map_or(asked, |cap| asked.min(cap)))
+}

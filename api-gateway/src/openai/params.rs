@@ -1,0 +1,323 @@
+//! The fields that both routes share: sampling, output, streaming. Each is checked for type and range here, once.
+
+use proto::{LogitBias, Output, Sampling};
+use serde_json::Value;
+
+use super::fields::{Fields, wrong};
+use crate::{defaults::Defaults, error::ApiError};
+
+/// Most choices of one request.
+const MAX_N: i64 = 16_384;
+
+/// What a body is checked against.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Sampling values of requests that set none.
+    pub defaults: Defaults,
+    /// Size of the vocabulary; 0 while unknown.
+    pub vocab_size: u32,
+    /// Most log-probabilities to ask for; -1: any number.
+    pub max_logprobs: i32,
+    /// Names that the model goes by.
+    pub served_names: Vec<String>,
+    /// Whether a request may bring its own chat template.
+    pub trust_chat_template: bool,
+    /// Whether `tools` stay out of the prompt when they may not be used.
+    pub exclude_unused_tools: bool,
+    /// Template variables that requests may override.
+    pub template_kwargs: serde_json::Map<String, Value>,
+    /// Role of generated messages.
+    pub response_role: String,
+    /// Tokens per streamed event by default.
+    pub stream_interval: u32,
+    /// Whether every stream carries usage.
+    pub force_usage: bool,
+    /// Whether log-probabilities show tokens as `token_id:N`.
+    pub tokens_as_ids: bool,
+}
+
+/// How the answer is delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streaming {
+    /// As server-sent events.
+    pub on: bool,
+    /// With a last chunk that holds the usage.
+    pub include_usage: bool,
+    /// With usage in each chunk.
+    pub continuous_usage: bool,
+}
+
+/// The fields that both routes share, checked.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// How tokens become text.
+    pub output: Output,
+    /// How the answer is delivered.
+    pub streaming: Streaming,
+    /// Choices per prompt.
+    pub n: u32,
+    /// Lower runs first.
+    pub priority: i32,
+    /// Separates tenants in the prefix cache.
+    pub cache_salt: String,
+    /// The client's own id for the request.
+    pub request_id: Option<String>,
+    /// Keep only so many prompt tokens; -1: as many as fit.
+    pub truncate_prompt_tokens: Option<i32>,
+    /// Truncation keeps the beginning.
+    pub truncate_keep_first: bool,
+    /// Whether answers show token ids.
+    pub return_token_ids: bool,
+    /// Whether log-probabilities show tokens as `token_id:N`.
+    pub tokens_as_ids: bool,
+}
+
+impl Params {
+    /// Reads and checks the shared fields.
+    pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
+        check_model(fields, limits)?;
+        let n = fields.whole_in("n", 1..=MAX_N)?.unwrap_or(1) as u32;
+        check_best_of(fields, n)?;
+        let streaming = streaming(fields, limits)?;
+        let return_token_ids = fields.flag("return_token_ids", false)?;
+        let mut sampling = sampling(fields, limits)?;
+        sampling.prompt_logprobs = prompt_logprobs(fields, limits, streaming)?;
+        Ok(Self {
+            sampling,
+            output: output(fields, limits, streaming, return_token_ids)?,
+            streaming,
+            n,
+            priority: fields.whole_in("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
+            cache_salt: cache_salt(fields)?,
+            request_id: fields.text("request_id")?,
+            truncate_prompt_tokens: truncate(fields)?,
+            truncate_keep_first: truncation_side(fields)?,
+            return_token_ids,
+            tokens_as_ids: fields.flag("return_tokens_as_token_ids", limits.tokens_as_ids)?,
+        })
+    }
+
+    /// Checks what depends on the number of tokens to generate.
+    pub fn check_max_tokens(&self, max_tokens: Option<u32>) -> Result<(), ApiError> {
+        match max_tokens {
+            Some(max_tokens) if self.sampling.min_tokens > max_tokens => Err(ApiError::field(
+                "min_tokens",
+                format!("`min_tokens` must be at most `max_tokens` = {max_tokens}, got {}.", self.sampling.min_tokens),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses a model that is not served. An absent or empty name means whichever is.
+pub fn check_model(fields: &mut Fields<'_>, limits: &Limits) -> Result<(), ApiError> {
+    match fields.text("model")? {
+        Some(name) if !name.is_empty() && !limits.served_names.contains(&name) => Err(ApiError {
+            fault: crate::error::Fault::NotFound,
+            message: format!("The model `{name}` does not exist."),
+            param: Some("model".into()),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn check_best_of(fields: &mut Fields<'_>, n: u32) -> Result<(), ApiError> {
+    match fields.whole("best_of")? {
+        Some(best_of) if best_of != i64::from(n) => {
+            Err(ApiError::field("best_of", format!("`best_of` is only supported when equal to `n` = {n}.")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn streaming(fields: &mut Fields<'_>, limits: &Limits) -> Result<Streaming, ApiError> {
+    let on = fields.flag("stream", false)?;
+    let options = fields.object("stream_options")?;
+    if options.is_some() && !on {
+        let message = "Stream options can only be defined when `stream=True`.";
+        return Err(ApiError::field("stream_options", message));
+    }
+    let option = |name: &str, default: bool| match options.as_ref().and_then(|options| options.get(name)) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(wrong(&format!("stream_options.{name}"), &other.to_string(), "true or false")),
+    };
+    // Continuous usage without include_usage is vLLM's no.
+    let include_usage = option("include_usage", false)? || limits.force_usage;
+    let continuous_usage = option("continuous_usage_stats", false)? && include_usage;
+    Ok(Streaming { on, include_usage: on && include_usage, continuous_usage })
+}
+
+fn sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, ApiError> {
+    let defaults = &limits.defaults;
+    let top_k = fields.whole_in("top_k", -1..=u32::MAX.into())?.or(defaults.top_k).unwrap_or(0);
+    Ok(Sampling {
+        temperature: temperature(fields, defaults)?,
+        top_p: within(fields, "top_p", defaults.top_p.unwrap_or(1.0), "in (0, 1]", |v| v > 0.0 && v <= 1.0)?,
+        top_k: u32::try_from(top_k).unwrap_or(0),
+        min_p: within(fields, "min_p", defaults.min_p.unwrap_or(0.0), "in [0, 1]", |v| (0.0..=1.0).contains(&v))?,
+        repetition_penalty: within(
+            fields,
+            "repetition_penalty",
+            defaults.repetition_penalty.unwrap_or(1.0),
+            "greater than zero",
+            |v| v > 0.0,
+        )?,
+        presence_penalty: penalty(fields, "presence_penalty")?,
+        frequency_penalty: penalty(fields, "frequency_penalty")?,
+        seed: fields.whole("seed")?.map(|seed| seed as u64),
+        logit_bias: logit_bias(fields, limits)?,
+        allowed_token_ids: allowed_token_ids(fields, limits)?,
+        bad_words: bad_words(fields)?,
+        bad_token_ids: Vec::new(),
+        min_tokens: fields.whole_in("min_tokens", 0..=u32::MAX.into())?.unwrap_or(0) as u32,
+        stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
+        ignore_eos: fields.flag("ignore_eos", false)?,
+        logprobs: None,
+        prompt_logprobs: None,
+    })
+}
+
+/// Temperatures between 0 and 0.01 count as 0.01: smaller ones overflow.
+fn temperature(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<f32, ApiError> {
+    let default = defaults.temperature.unwrap_or(1.0);
+    let value = within(fields, "temperature", default, "in [0, 2]", |v| (0.0..=2.0).contains(&v))?;
+    Ok(if value > 0.0 { value.max(0.01) } else { 0.0 })
+}
+
+fn penalty(fields: &mut Fields<'_>, name: &str) -> Result<f32, ApiError> {
+    within(fields, name, 0.0, "in [-2, 2]", |v| (-2.0..=2.0).contains(&v))
+}
+
+/// A number that satisfies `holds`, also once rounded to single precision.
+fn within(
+    fields: &mut Fields<'_>,
+    name: &str,
+    default: f64,
+    range: &str,
+    holds: impl Fn(f64) -> bool,
+) -> Result<f32, ApiError> {
+    let value = fields.number(name)?.unwrap_or(default);
+    let single = value as f32;
+    if holds(value) && holds(single.into()) && single.is_finite() {
+        return Ok(single);
+    }
+    Err(ApiError::field(name, format!("`{name}` must be {range}, got {value}.")))
+}
+
+fn logit_bias(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<LogitBias>, ApiError> {
+    const NAME: &str = "logit_bias";
+    let Some(object) = fields.object(NAME)? else { return Ok(Vec::new()) };
+    let mut biases = Vec::with_capacity(object.len());
+    for (key, value) in object {
+        let token = key.trim().parse().map_err(|_| wrong(NAME, &key, "an object from token ids to numbers"))?;
+        limits.check_token(NAME, token)?;
+        let bias = value.as_f64().ok_or_else(|| wrong(NAME, &value.to_string(), "an object of numbers"))?;
+        biases.push(LogitBias { token, bias: bias.clamp(-100.0, 100.0) as f32 });
+    }
+    Ok(biases)
+}
+
+fn allowed_token_ids(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<u32>, ApiError> {
+    const NAME: &str = "allowed_token_ids";
+    let Some(ids) = fields.token_ids(NAME)? else { return Ok(Vec::new()) };
+    if ids.is_empty() {
+        return Err(ApiError::field(NAME, "`allowed_token_ids` must not be empty."));
+    }
+    ids.iter().try_for_each(|id| limits.check_token(NAME, *id))?;
+    Ok(ids)
+}
+
+fn bad_words(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let words: Vec<String> = fields.value("bad_words", "a list of strings")?.unwrap_or_default();
+    if words.iter().any(String::is_empty) {
+        return Err(ApiError::field("bad_words", "`bad_words` must not contain an empty string."));
+    }
+    Ok(words)
+}
+
+fn prompt_logprobs(fields: &mut Fields<'_>, limits: &Limits, streaming: Streaming) -> Result<Option<i32>, ApiError> {
+    const NAME: &str = "prompt_logprobs";
+    let Some(count) = limits.logprob_count(fields, NAME)? else { return Ok(None) };
+    if streaming.on {
+        return Err(ApiError::field(NAME, "`prompt_logprobs` are not available when `stream=True`."));
+    }
+    Ok(Some(count))
+}
+
+fn output(
+    fields: &mut Fields<'_>,
+    limits: &Limits,
+    streaming: Streaming,
+    return_token_ids: bool,
+) -> Result<Output, ApiError> {
+    let stop = fields.texts("stop")?.unwrap_or_default();
+    if stop.iter().any(String::is_empty) {
+        return Err(ApiError::field("stop", "`stop` must not contain an empty string."));
+    }
+    let interval = fields.whole_in("stream_interval", 1..=u32::MAX.into())?;
+    Ok(Output {
+        stop,
+        include_stop_str_in_output: fields.flag("include_stop_str_in_output", false)?,
+        skip_special_tokens: fields.flag("skip_special_tokens", true)?,
+        spaces_between_special_tokens: fields.flag("spaces_between_special_tokens", true)?,
+        return_token_ids,
+        return_prompt_token_ids: return_token_ids,
+        echo: false,
+        stream: streaming.on,
+        stream_interval: interval.map_or(limits.stream_interval, |interval| interval as u32),
+    })
+}
+
+fn cache_salt(fields: &mut Fields<'_>) -> Result<String, ApiError> {
+    match fields.text("cache_salt")? {
+        Some(salt) if salt.is_empty() => {
+            Err(ApiError::field("cache_salt", "`cache_salt` must be a non-empty string if provided."))
+        }
+        salt => Ok(salt.unwrap_or_default()),
+    }
+}
+
+fn truncate(fields: &mut Fields<'_>) -> Result<Option<i32>, ApiError> {
+    const NAME: &str = "truncate_prompt_tokens";
+    match fields.whole_in(NAME, -1..=i32::MAX.into())? {
+        Some(0) => Err(ApiError::field(NAME, "`truncate_prompt_tokens` must be -1 or at least 1, got 0.")),
+        tokens => Ok(tokens.map(|tokens| tokens as i32)),
+    }
+}
+
+fn truncation_side(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
+    match fields.text("truncation_side")?.as_deref() {
+        None | Some("left") => Ok(false),
+        Some("right") => Ok(true),
+        Some(other) => Err(wrong("truncation_side", other, "`left` or `right`")),
+    }
+}
+
+impl Limits {
+    /// Refuses a token that the model does not have.
+    pub fn check_token(&self, field: &str, token: u32) -> Result<(), ApiError> {
+        if self.vocab_size > 0 && token >= self.vocab_size {
+            let message = format!("`{field}`: token id {token} is out of the vocabulary of {}.", self.vocab_size);
+            return Err(ApiError::field(field, message));
+        }
+        Ok(())
+    }
+
+    /// How many log-probabilities a field asks for, within what the server allows.
+    pub fn logprob_count(&self, fields: &mut Fields<'_>, name: &str) -> Result<Option<i32>, ApiError> {
+        let Some(count) = fields.whole(name)? else { return Ok(None) };
+        let allowed = i64::from(self.max_logprobs);
+        let unlimited = allowed < 0;
+        if count < -1 || (count == -1 && !unlimited) {
+            return Err(ApiError::field(name, format!("`{name}` must be a positive value, got {count}.")));
+        }
+        if count > allowed && !unlimited {
+            let message = format!("`{name}`: requested {count} log-probabilities, more than the allowed {allowed}.");
+            return Err(ApiError::field(name, message));
+        }
+        i32::try_from(count).map(Some).map_err(|_| wrong(name, &count.to_string(), "a smaller number"))
+    }
+}

@@ -1,0 +1,148 @@
+//! Fields that would constrain or change the output and that this server cannot honour yet. They are refused, never ignored.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use crate::error::ApiError;
+
+/// Values of a refused field that ask for nothing.
+#[derive(Clone, Copy)]
+enum Harmless {
+    /// Only null.
+    Nothing,
+    /// `false`, `[]`, `{}`, `""`, `0`.
+    Empty,
+    /// `"none"`, and what is empty.
+    None,
+    /// The number 1.
+    One,
+    /// `["text"]`.
+    TextOnly,
+    /// `{"type": "text"}`.
+    TextFormat,
+}
+
+/// Sorted by name.
+const REFUSED: [(&str, Harmless); 28] = [
+    ("audio", Harmless::Nothing),
+    ("early_stopping", Harmless::Empty),
+    ("function_call", Harmless::None),
+    ("functions", Harmless::Empty),
+    ("guided_choice", Harmless::Nothing),
+    ("guided_decoding_backend", Harmless::Nothing),
+    ("guided_grammar", Harmless::Nothing),
+    ("guided_json", Harmless::Nothing),
+    ("guided_regex", Harmless::Nothing),
+    ("guided_whitespace_pattern", Harmless::Nothing),
+    ("kv_transfer_params", Harmless::Nothing),
+    ("length_penalty", Harmless::One),
+    ("logits_processors", Harmless::Empty),
+    ("logprob_token_ids", Harmless::Empty),
+    ("media_io_kwargs", Harmless::Empty),
+    ("mm_processor_kwargs", Harmless::Empty),
+    ("modalities", Harmless::TextOnly),
+    ("prediction", Harmless::Nothing),
+    ("prompt_embeds", Harmless::Empty),
+    ("repetition_detection", Harmless::Nothing),
+    ("response_format", Harmless::TextFormat),
+    ("structural_tag", Harmless::Nothing),
+    ("structured_outputs", Harmless::Nothing),
+    ("suffix", Harmless::Empty),
+    ("thinking_token_budget", Harmless::Nothing),
+    ("use_beam_search", Harmless::Empty),
+    ("vllm_xargs", Harmless::Empty),
+    ("web_search_options", Harmless::Nothing),
+];
+
+/// Fields that steer nothing this server does. Known, so that they make no noise in the log.
+const WITHOUT_EFFECT: [&str; 11] = [
+    "include_reasoning",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "session_id",
+    "store",
+    "user",
+    "verbosity",
+];
+
+/// Refuses what cannot be honoured; reads what has no effect.
+pub fn check(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    for (name, harmless) in REFUSED {
+        let Some(text) = fields.raw(name) else { continue };
+        // What is too deep or malformed to look at is certainly not harmless.
+        let value = serde_json::from_str(text).unwrap_or(Value::Bool(true));
+        if !harmless.holds(&value) {
+            return Err(ApiError::field(name, format!("`{name}` is not supported by this server.")));
+        }
+    }
+    for name in WITHOUT_EFFECT {
+        fields.raw(name);
+    }
+    Ok(())
+}
+
+impl Harmless {
+    fn holds(self, value: &Value) -> bool {
+        let empty = match value {
+            Value::Null => true,
+            Value::Bool(flag) => !flag,
+            Value::Number(number) => number.as_f64() == Some(0.0),
+            Value::String(text) => text.is_empty(),
+            Value::Array(items) => items.is_empty(),
+            Value::Object(object) => object.is_empty(),
+        };
+        match self {
+            Self::Nothing => value.is_null(),
+            Self::Empty => empty,
+            Self::None => empty || value == "none",
+            Self::One => value.as_f64() == Some(1.0),
+            Self::TextOnly => empty || value == &serde_json::json!(["text"]),
+            Self::TextFormat => value.get("type").is_some_and(|kind| kind == "text"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(body: &str) -> Option<String> {
+        let mut fields = Fields::parse(body.as_bytes()).expect("an object");
+        check(&mut fields).err().and_then(|error| error.param)
+    }
+
+    #[test]
+    fn the_table_is_sorted() {
+        assert!(REFUSED.is_sorted_by_key(|(name, _)| *name));
+    }
+
+    #[test]
+    fn constraints_are_never_ignored() {
+        let rows = [
+            (r#"{"guided_json":{"type":"object"}}"#, Some("guided_json")),
+            (r#"{"guided_json":{}}"#, Some("guided_json")),
+            (r#"{"response_format":{"type":"json_object"}}"#, Some("response_format")),
+            (r#"{"response_format":{"type":"text"}}"#, None),
+            (r#"{"response_format":null}"#, None),
+            (r#"{"response_format":"text"}"#, Some("response_format")),
+            (r#"{"use_beam_search":true}"#, Some("use_beam_search")),
+            (r#"{"use_beam_search":false,"length_penalty":1.0,"early_stopping":false}"#, None),
+            (r#"{"length_penalty":0.5}"#, Some("length_penalty")),
+            (r#"{"suffix":"x"}"#, Some("suffix")),
+            (r#"{"suffix":""}"#, None),
+            (r#"{"structured_outputs":{"choice":["a"]}}"#, Some("structured_outputs")),
+            (r#"{"kv_transfer_params":{}}"#, Some("kv_transfer_params")),
+            (r#"{"thinking_token_budget":10}"#, Some("thinking_token_budget")),
+            (r#"{"modalities":["text"],"functions":[],"function_call":"none"}"#, None),
+            (r#"{"modalities":["text","audio"]}"#, Some("modalities")),
+            (r#"{"logits_processors":["x"]}"#, Some("logits_processors")),
+        ];
+        for (body, expected) in rows {
+            assert_eq!(verdict(body).as_deref(), expected, "{body}");
+        }
+    }
+}

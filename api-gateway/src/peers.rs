@@ -1,0 +1,134 @@
+//! The control planes of the other processes: are they ready, what do they count, and the tokenizer's own service.
+
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use proto::tokenizer_service_client::TokenizerServiceClient;
+use service_kit::{
+    Address,
+    control::{ControlClient, channel},
+};
+use tokio::sync::Mutex;
+use tonic::transport::Channel;
+
+use crate::{config::PeerArgs, error::ApiError};
+
+/// How long a process may take to say that it is ready.
+const READY_DEADLINE: Duration = Duration::from_secs(1);
+/// How long an answer about readiness counts.
+const READY_CACHE: Duration = Duration::from_millis(250);
+/// Largest `/tokenize` answer: a context of millions of tokens with their texts.
+const MAX_REPLY_BYTES: usize = 256 << 20;
+
+/// One process's control plane.
+struct Peer {
+    name: String,
+    client: ControlClient,
+}
+
+/// The other processes, by what they are.
+pub struct Peers {
+    pipeline: Vec<Peer>,
+    gateways: Vec<ControlClient>,
+    tokenizer: Option<ControlClient>,
+    scheduler: Option<ControlClient>,
+    tokenizer_service: Option<TokenizerServiceClient<Channel>>,
+    last: Mutex<Option<(Instant, Result<(), String>)>>,
+}
+
+impl Peers {
+    /// Connects lazily to every control plane that the flags name.
+    pub fn new(args: &PeerArgs) -> anyhow::Result<Self> {
+        let mut pipeline = Vec::new();
+        let mut add = |name: String, address: Option<&Address>| -> anyhow::Result<Option<ControlClient>> {
+            let Some(address) = address else { return Ok(None) };
+            let client = ControlClient::new(address)?;
+            pipeline.push(Peer { name, client: client.clone() });
+            Ok(Some(client))
+        };
+        let tokenizer = add("tokenizer".into(), args.tokenizer_control.as_ref())?;
+        let scheduler = add("scheduler".into(), args.scheduler_control.as_ref())?;
+        for (rank, address) in args.worker_control.iter().enumerate() {
+            add(format!("worker {rank}"), Some(address))?;
+        }
+        add("detokenizer".into(), args.detokenizer_control.as_ref())?;
+        let service = |address: &Address| -> anyhow::Result<_> {
+            let client = TokenizerServiceClient::new(channel(address)?);
+            Ok(client.max_decoding_message_size(MAX_REPLY_BYTES).max_encoding_message_size(MAX_REPLY_BYTES))
+        };
+        Ok(Self {
+            pipeline,
+            gateways: args.gateway_control.iter().map(ControlClient::new).collect::<Result<_, _>>()?,
+            tokenizer,
+            scheduler,
+            tokenizer_service: args.tokenizer_control.as_ref().map(service).transpose()?,
+            last: Mutex::new(None),
+        })
+    }
+
+    /// The tokenizer's control plane.
+    pub fn tokenizer(&self) -> Option<&ControlClient> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The scheduler's control plane.
+    pub fn scheduler(&self) -> Option<&ControlClient> {
+        self.scheduler.as_ref()
+    }
+
+    /// The tokenizer's own service.
+    pub fn tokenizer_service(&self) -> Result<TokenizerServiceClient<Channel>, ApiError> {
+        self.tokenizer_service
+            .clone()
+            .ok_or_else(|| ApiError::unavailable("The tokenizer's address is not configured."))
+    }
+
+    /// Whether every process of the pipeline is ready; else which is not, and why. Asked at most every 250 ms.
+    pub async fn ready(&self) -> Result<(), String> {
+        let mut last = self.last.lock().await;
+        if let Some((at, verdict)) = &*last
+            && at.elapsed() < READY_CACHE
+        {
+            return verdict.clone();
+        }
+        let verdict = self.ask_all().await;
+        *last = Some((Instant::now(), verdict.clone()));
+        verdict
+    }
+
+    async fn ask_all(&self) -> Result<(), String> {
+        let answers = join_all(self.pipeline.iter().map(Peer::ready)).await;
+        let reasons: Vec<String> = answers.into_iter().filter_map(Result::err).collect();
+        if reasons.is_empty() { Ok(()) } else { Err(reasons.join("; ")) }
+    }
+
+    /// The metrics of every other process that answers.
+    pub async fn metrics(&self) -> Vec<String> {
+        let clients = self.pipeline.iter().map(|peer| &peer.client).chain(&self.gateways);
+        let texts = join_all(clients.map(ControlClient::metrics)).await;
+        texts.into_iter().filter_map(Result::ok).collect()
+    }
+}
+
+impl Peer {
+    async fn ready(&self) -> Result<(), String> {
+        let name = &self.name;
+        match tokio::time::timeout(READY_DEADLINE, self.client.ready()).await {
+            Ok(Ok(reply)) if reply.ready => Ok(()),
+            Ok(Ok(reply)) => Err(format!("{name}: {}", reply.reason)),
+            Ok(Err(_)) => Err(format!("{name}: does not answer")),
+            Err(_) => Err(format!("{name}: does not answer within {} ms", READY_DEADLINE.as_millis())),
+        }
+    }
+}
+
+/// A call that the tokenizer did not answer.
+pub fn refused(status: tonic::Status) -> ApiError {
+    match status.code() {
+        tonic::Code::InvalidArgument | tonic::Code::OutOfRange => ApiError::body(status.message()),
+        code => {
+            tracing::warn!(?code, message = status.message(), "the tokenizer did not answer");
+            ApiError::unavailable("The tokenizer is not available, try again.")
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! `POST /v1/chat/completions`
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+    routing::post,
+};
+
+use super::Handlers;
+use crate::{gateway::Gateway, generate, openai::chat};
+
+/// The route's methods.
+pub fn route() -> Handlers {
+    post(answer)
+}
+
+async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    generate::answer(gateway, request, chat::read).await
+}

@@ -1,0 +1,51 @@
+//! `POST /detokenize`: token ids to text, by the tokenizer.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+    routing::post,
+};
+use http::StatusCode;
+use proto::DetokenizeRequest;
+use serde_json::json;
+
+use super::Handlers;
+use crate::{
+    body,
+    error::{ApiError, json_response},
+    gateway::Gateway,
+    openai::{
+        completion::log_unread,
+        fields::Fields,
+        params::{Limits, check_model},
+    },
+    peers::refused,
+};
+
+/// The route's methods.
+pub fn route() -> Handlers {
+    post(answer)
+}
+
+async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read_json(&gateway, &parts.headers, body).await?;
+    let tokens = tokens(&body, &gateway.model.limits())?;
+    let reply = gateway.peers.tokenizer_service()?.detokenize(DetokenizeRequest { tokens }).await;
+    let reply = reply.map_err(refused)?.into_inner();
+    match reply.failure {
+        Some(failure) => Err(failure.into()),
+        None => Ok(json_response(StatusCode::OK, json!({ "prompt": reply.text }).to_string())),
+    }
+}
+
+fn tokens(body: &[u8], limits: &Limits) -> Result<Vec<u32>, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    check_model(&mut fields, limits)?;
+    let tokens = fields.token_ids("tokens")?.ok_or_else(|| ApiError::field("tokens", "`tokens` must be provided."))?;
+    tokens.iter().try_for_each(|token| limits.check_token("tokens", *token))?;
+    log_unread(&fields);
+    Ok(tokens)
+}

@@ -1,0 +1,21 @@
+//! `GET /metrics`: the metrics of all processes of the engine, as one text.
+
+use std::{iter::once, sync::Arc};
+
+use axum::{extract::State, response::IntoResponse, routing::get};
+use http::header;
+
+use super::Handlers;
+use crate::{exposition, gateway::Gateway};
+
+/// The route's methods.
+pub fn route() -> Handlers {
+    get(answer)
+}
+
+async fn answer(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
+    let others = gateway.peers.metrics().await;
+    let ours = gateway.process.metrics.text();
+    let text = exposition::join(once(ours.as_str()).chain(others.iter().map(String::as_str)));
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+}

@@ -1,0 +1,101 @@
+//! The body of a streamed answer: server-sent events, written when the connection has room.
+//!
+//! The connection's task polls it; there is no task or channel in between. While the client reads slowly nobody polls, and what
+//! arrives meanwhile is merged in the mailbox. When the client leaves the body is dropped, and with it the request.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::{mailbox::News, openai::chunk::ChunkWriter, pipeline::InFlight};
+
+/// A comment: clients skip it, proxies see that the stream lives.
+const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+
+/// The body of a streamed answer.
+pub struct EventStream {
+    /// Absent once the answer has ended.
+    in_flight: Option<InFlight>,
+    writer: ChunkWriter,
+    news: News,
+    keep_alive: Option<KeepAlive>,
+    /// Kept open as long as the stream, so that traces show the whole request.
+    _span: tracing::Span,
+}
+
+struct KeepAlive {
+    interval: Duration,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl EventStream {
+    /// Streams what `in_flight` brings. With `keep_alive`, a comment is sent after so much silence.
+    pub fn new(in_flight: InFlight, writer: ChunkWriter, keep_alive: Option<Duration>) -> Self {
+        Self {
+            in_flight: Some(in_flight),
+            writer,
+            news: News::default(),
+            keep_alive: keep_alive.map(|interval| KeepAlive { interval, timer: Box::pin(sleep(interval)) }),
+            _span: tracing::Span::current(),
+        }
+    }
+
+    /// The next bytes of the stream; `None` at its end.
+    fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            let Some(in_flight) = &self.in_flight else { return Poll::Ready(None) };
+            if in_flight.mailbox().poll(context, &mut self.news).is_pending() {
+                return self.poll_keep_alive(context).map(Some);
+            }
+            let mut out = Vec::with_capacity(self.news.grown.len() * 320);
+            if self.writer.write(&mut out, &mut self.news) {
+                tracing::debug!(tokens = self.writer.tokens(), "stream ended");
+                self.in_flight = None;
+            }
+            // News may be worth nothing yet, as when text is held back.
+            if !out.is_empty() {
+                if let Some(keep_alive) = &mut self.keep_alive {
+                    keep_alive.restart();
+                }
+                return Poll::Ready(Some(out.into()));
+            }
+        }
+    }
+
+    fn poll_keep_alive(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
+        let Some(keep_alive) = &mut self.keep_alive else { return Poll::Pending };
+        ready!(keep_alive.timer.as_mut().poll(context));
+        keep_alive.restart();
+        Poll::Ready(Bytes::from_static(KEEP_ALIVE))
+    }
+}
+
+impl KeepAlive {
+    fn restart(&mut self) {
+        self.timer.as_mut().reset(Instant::now() + self.interval);
+    }
+}
+
+impl Body for EventStream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.poll_bytes(context).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.in_flight.is_none()
+    }
+}

@@ -14,6 +14,7 @@ mod stats_line;
 mod wire;
 
 pub use config::Args;
+pub use serve::serve;
 
 use service_kit::Threads;
 

@@ -32,7 +32,7 @@ use crate::{
 const BURST: usize = 512;
 
 /// Runs the scheduler until the process shuts down.
-pub(crate) async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
+pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let (wire, events) = Wire::new();
     let published = Published::default();
     let answers = Answers {

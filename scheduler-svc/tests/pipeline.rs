@@ -1,0 +1,258 @@
+//! The scheduler between fake peers over real links: a tokenizer, a detokenizer, and workers that count.
+
+use std::time::Duration;
+
+use clap::Parser;
+use link::{Address, Link, LinkOptions, Listener};
+use proto::{
+    Abort, DetokenizerReply, FromWorker, GroupFormed, Inbound, Output, Prompt, Request, RequestKey, Sampling, StepPlan,
+    StepResult, ToWorker, TokenBatch, TokenIds, WorkerReady, failure::Kind, from_worker, inbound, prompt, to_worker,
+};
+use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: scheduler_svc::Args,
+}
+
+/// A scheduler with a tokenizer and a detokenizer at its sides.
+struct Stage {
+    dir: TempDir,
+    process: Process,
+    tokenizer: Link<Inbound, Inbound>,
+    detokenizer: Link<DetokenizerReply, TokenBatch>,
+    #[allow(dead_code, reason = "keeps the detokenizer's address alive")]
+    listener: Listener,
+}
+
+fn address(dir: &TempDir, name: &str) -> Address {
+    Address::Ring(dir.path().join(name))
+}
+
+async fn stage(flags: &[&str]) -> Stage {
+    let dir = tempfile::tempdir().unwrap();
+    let hello = link::hello("detokenizer-svc", "tokens", "");
+    let mut listener = Listener::bind(&address(&dir, "tokens"), hello, LinkOptions::default()).await.unwrap();
+    let mut args = vec!["scheduler".to_owned()];
+    for (flag, name) in [("listen-requests", "requests"), ("listen-workers", "steps"), ("detokenizer", "tokens")] {
+        args.push(format!("--{flag}={}", address(&dir, name)));
+    }
+    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let process = Process {
+        status: Status::new("scheduler-svc"),
+        metrics: Metrics::default(),
+        shutdown: CancellationToken::new(),
+    };
+    tokio::spawn(scheduler_svc::serve(Cli::parse_from(args).args, process.clone()));
+    let detokenizer = listener.accept().await.unwrap();
+    let hello = link::hello("tokenizer-svc", "requests", "");
+    let tokenizer = link::redial(&address(&dir, "requests"), hello, &LinkOptions::default()).await;
+    Stage { dir, process, tokenizer, detokenizer, listener }
+}
+
+impl Stage {
+    async fn worker(&self, rank: u32, world_size: u32) -> Worker {
+        let mut hello = link::hello("worker-svc", "steps", "");
+        hello.rank = rank;
+        let link = link::redial(&address(&self.dir, "steps"), hello, &LinkOptions::default()).await;
+        let mut worker = Worker { link, epoch: 0, rank };
+        let ready = WorkerReady {
+            rank,
+            world_size,
+            block_size: 16,
+            num_blocks: 64,
+            vocab_size: 1000,
+            max_model_len: 512,
+            eos_token_ids: vec![999],
+            ..WorkerReady::default()
+        };
+        worker.send(from_worker::Event::Ready(ready)).await;
+        worker
+    }
+
+    async fn ready(&self) {
+        let mut readiness = self.process.status.subscribe();
+        let ready = readiness.wait_for(|now| *now == service_kit::Readiness::Ready);
+        timeout(DEADLINE, ready).await.expect("ready in time").unwrap();
+    }
+
+    async fn ask(&mut self, number: u64, max_tokens: u32) {
+        let request = Request {
+            key: Some(RequestKey { gateway: 1, number }),
+            request_id: format!("cmpl-{number}"),
+            prompt: Some(Prompt {
+                kind: Some(prompt::Kind::Ids(TokenIds { ids: vec![1, 2, 3] })),
+                add_special_tokens: false,
+            }),
+            sampling: Some(Sampling { repetition_penalty: 1.0, top_p: 1.0, ..Sampling::default() }),
+            output: Some(Output::default()),
+            n: 1,
+            max_tokens: Some(max_tokens),
+            ..Request::default()
+        };
+        self.send(inbound::Event::Request(request)).await;
+    }
+
+    async fn send(&mut self, event: inbound::Event) {
+        self.tokenizer.sender.send(&Inbound { event: Some(event) }).await.unwrap();
+    }
+
+    async fn output(&mut self) -> TokenBatch {
+        timeout(DEADLINE, self.detokenizer.receiver.recv()).await.expect("output in time").unwrap()
+    }
+
+    /// Reads until something of the batch ends; the tokens and the batch that ended it.
+    async fn until_end(&mut self) -> (Vec<u32>, TokenBatch) {
+        let mut tokens = Vec::new();
+        loop {
+            let batch = self.output().await;
+            tokens.extend(&batch.token);
+            if !batch.finished.is_empty() || !batch.failed.is_empty() {
+                return (tokens, batch);
+            }
+        }
+    }
+}
+
+/// A worker whose every token is the step's number.
+struct Worker {
+    link: Link<FromWorker, ToWorker>,
+    epoch: u64,
+    rank: u32,
+}
+
+impl Worker {
+    async fn send(&mut self, event: from_worker::Event) {
+        self.link.sender.send(&FromWorker { event: Some(event) }).await.unwrap();
+    }
+
+    async fn form(&mut self) {
+        let command = timeout(DEADLINE, self.link.receiver.recv()).await.expect("a group forms").unwrap().command;
+        let Some(to_worker::Command::FormGroup(form)) = command else { panic!("not a FormGroup: {command:?}") };
+        assert!(form.epoch > self.epoch, "epochs grow");
+        self.epoch = form.epoch;
+        self.send(from_worker::Event::Formed(GroupFormed { epoch: self.epoch })).await;
+    }
+
+    async fn plan(&mut self) -> StepPlan {
+        loop {
+            match timeout(DEADLINE, self.link.receiver.recv()).await.expect("a plan in time").unwrap().command {
+                Some(to_worker::Command::Step(plan)) => return plan,
+                Some(to_worker::Command::FormGroup(_)) | None => panic!("not a plan"),
+            }
+        }
+    }
+
+    async fn step(&mut self) {
+        let plan = self.plan().await;
+        let slot: Vec<u32> =
+            plan.slot.iter().zip(&plan.sample).filter(|(_, sample)| **sample == 1).map(|(slot, _)| *slot).collect();
+        let token = vec![plan.step as u32; slot.len()];
+        let (slot, token) = if self.rank == 0 { (slot, token) } else { Default::default() };
+        let result = StepResult { epoch: plan.epoch, step: plan.step, slot, token, ..StepResult::default() };
+        self.send(from_worker::Event::Result(result)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_runs_to_its_end() {
+    let mut stage = stage(&[]).await;
+    let mut worker = stage.worker(0, 1).await;
+    worker.form().await;
+    stage.ready().await;
+    stage.ask(7, 3).await;
+    let serving = tokio::spawn(async move {
+        for _ in 0..3 {
+            worker.step().await;
+        }
+        worker
+    });
+    let (tokens, last) = stage.until_end().await;
+    assert_eq!(tokens, [1, 2, 3]);
+    assert_eq!(last.finished[0].reason(), proto::FinishReason::Length);
+    serving.await.unwrap();
+    assert!(stage.process.metrics.text().contains("quire:kv_blocks_used{model_name=\"default\",engine=\"0\"} 0"));
+}
+
+#[tokio::test]
+async fn a_request_before_the_workers_is_refused_as_unavailable() {
+    let mut stage = stage(&[]).await;
+    stage.ask(1, 3).await;
+    let batch = stage.output().await;
+    assert_eq!(batch.failed[0].failure.as_ref().unwrap().kind(), Kind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_lost_worker_fails_what_runs_and_the_group_forms_again() {
+    let mut stage = stage(&["--tensor-parallel-size=2"]).await;
+    let mut first = stage.worker(0, 2).await;
+    let mut second = stage.worker(1, 2).await;
+    first.form().await;
+    second.form().await;
+    stage.ready().await;
+    stage.ask(1, 100).await;
+    first.step().await;
+    second.step().await;
+    drop(second);
+    let (_, last) = stage.until_end().await;
+    assert_eq!(last.failed[0].failure.as_ref().unwrap().kind(), Kind::Unavailable);
+    assert!(!stage.process.status.is_ready());
+
+    let mut second = stage.worker(1, 2).await;
+    // The survivor may still have plans of the old epoch before the new forming.
+    loop {
+        match timeout(DEADLINE, first.link.receiver.recv()).await.expect("in time").unwrap().command {
+            Some(to_worker::Command::Step(plan)) => assert_eq!(plan.epoch, first.epoch),
+            Some(to_worker::Command::FormGroup(form)) => {
+                first.epoch = form.epoch;
+                first.send(from_worker::Event::Formed(GroupFormed { epoch: form.epoch })).await;
+                break;
+            }
+            None => panic!("an empty command"),
+        }
+    }
+    second.form().await;
+    stage.ready().await;
+    stage.ask(2, 1).await;
+    first.step().await;
+    second.step().await;
+    let (tokens, _) = stage.until_end().await;
+    assert_eq!(tokens, [1]);
+}
+
+#[tokio::test]
+async fn an_abort_frees_everything() {
+    let mut stage = stage(&[]).await;
+    let mut worker = stage.worker(0, 1).await;
+    worker.form().await;
+    stage.ready().await;
+    stage.ask(1, 400).await;
+    worker.step().await;
+    stage.send(inbound::Event::Abort(Abort { key: Some(RequestKey { gateway: 1, number: 1 }) })).await;
+    let (_, last) = stage.until_end().await;
+    assert_eq!(last.finished[0].reason(), proto::FinishReason::Abort);
+    assert!(stage.process.metrics.text().contains("vllm:num_requests_running{model_name=\"default\",engine=\"0\"} 0"));
+}
+
+#[tokio::test]
+async fn broken_results_fail_requests_and_not_the_process() {
+    let mut stage = stage(&[]).await;
+    let mut worker = stage.worker(0, 1).await;
+    worker.form().await;
+    stage.ready().await;
+    stage.ask(1, 10).await;
+    let plan = worker.plan().await;
+    let result = StepResult { epoch: plan.epoch, step: plan.step + 5, ..StepResult::default() };
+    worker.send(from_worker::Event::Result(result)).await;
+    let (_, last) = stage.until_end().await;
+    assert_eq!(last.failed.len(), 1);
+    // The worker was dropped; a new one is welcome.
+    let mut worker = stage.worker(0, 1).await;
+    worker.form().await;
+    stage.ready().await;
+}

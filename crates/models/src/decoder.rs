@@ -3,12 +3,11 @@
 //! A layer's output is not added to the residual stream `x` at once: it waits in `delta`, so that the add and the next norm are one
 //! operation, and so that with several ranks it can be summed over them first.
 
-use std::collections::HashMap;
-
 use collectives::Collective;
 use kernels::ops::{Act, Backend, Batch, DType, Epilogue, KvLayer, KvShape, Norm, RowSelection};
 use model_spec::{MlpKind, ModelSpec, Residual};
 
+use crate::acts::Acts;
 use crate::batch;
 use crate::error::ForwardError;
 use crate::network::{Layer, Network};
@@ -33,80 +32,16 @@ pub(crate) struct Decoder {
     logits: Vec<f32>,
 }
 
-/// Activation buffers. Layers of equal widths share theirs.
-struct Acts {
-    /// The residual stream.
+/// A step under way.
+struct Step<'a, 'o> {
+    /// Where the residual stream is.
     x: Act,
-    /// Its norm.
-    normed: Act,
-    /// What is to be added to it.
-    delta: Act,
-    /// By layer.
-    layers: Vec<LayerActs>,
-    /// Rows of `x` whose logits are wanted, and their norm.
-    picked: Act,
-    picked_normed: Act,
-    logits: Act,
-    bytes: u64,
-}
-
-#[derive(Clone, Copy)]
-struct LayerActs {
-    qkv: Act,
-    attended: Act,
-    up: Act,
-    inner: Act,
-}
-
-/// Makes activation buffers and counts their bytes.
-struct Allocator<'a> {
-    backend: &'a mut dyn Backend,
-    shared: HashMap<(&'static str, usize), Act>,
-    bytes: u64,
-}
-
-impl Allocator<'_> {
-    fn new_act(&mut self, rows: usize, width: usize) -> Act {
-        self.bytes += (rows * width * size_of::<f32>()) as u64;
-        self.backend.new_act(rows, width)
-    }
-
-    fn shared(&mut self, role: &'static str, rows: usize, width: usize) -> Act {
-        if let Some(act) = self.shared.get(&(role, width)) {
-            return *act;
-        }
-        let act = self.new_act(rows, width);
-        self.shared.insert((role, width), act);
-        act
-    }
-}
-
-impl Acts {
-    fn new(spec: &ModelSpec, network: &Network, limits: Limits, backend: &mut dyn Backend) -> Self {
-        let mut allocator = Allocator { backend, shared: HashMap::new(), bytes: 0 };
-        let (rows, hidden) = (limits.max_rows, spec.hidden_size);
-        let layers = (network.layers.iter())
-            .map(|layer| LayerActs {
-                qkv: allocator.shared("qkv", rows, layer.qkv_width()),
-                attended: allocator.shared("attended", rows, layer.attention_width()),
-                up: match layer.mlp.kind {
-                    MlpKind::Gated => allocator.shared("gate_up", rows, 2 * layer.mlp.width),
-                    MlpKind::Plain => allocator.shared("inner", rows, layer.mlp.width),
-                },
-                inner: allocator.shared("inner", rows, layer.mlp.width),
-            })
-            .collect();
-        Self {
-            x: allocator.new_act(rows, hidden),
-            normed: allocator.new_act(rows, hidden),
-            delta: allocator.new_act(rows, hidden),
-            layers,
-            picked: allocator.new_act(limits.max_logit_rows, hidden),
-            picked_normed: allocator.new_act(limits.max_logit_rows, hidden),
-            logits: allocator.new_act(limits.max_logit_rows, network.head_width),
-            bytes: allocator.bytes,
-        }
-    }
+    /// `delta` waits to be added to it.
+    pending: bool,
+    num_rows: usize,
+    logit_rows: &'a [u32],
+    group: &'a mut dyn Collective,
+    observer: Option<Observer<'o>>,
 }
 
 /// Parts of a decoder.
@@ -188,24 +123,26 @@ impl Decoder {
         batch: Batch<'_>,
         logit_rows: &[u32],
         group: &mut dyn Collective,
-        mut observer: Option<Observer<'_>>,
+        observer: Option<Observer<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
         self.check(batch, logit_rows, group)?;
         self.backend.begin(batch);
-        self.embed(group)?;
-        self.observe(&mut observer, 0);
-        let mut pending = false;
+        let mut step =
+            Step { x: self.acts.x, pending: false, num_rows: batch.tokens.len(), logit_rows, group, observer };
+        self.embed(&mut step)?;
         for index in 0..self.network.layers.len() {
-            self.layer(index, pending, &mut observer, group)?;
-            pending = true;
+            self.layer(index, &mut step)?;
         }
-        if pending {
-            self.backend.add(self.acts.x, self.acts.delta);
+        if step.observer.is_some() {
+            self.enter(&mut step, None);
+            self.finish_observed(&mut step);
         }
-        if let Some(observer) = observer {
-            self.finish_observed(observer);
+        if logit_rows.is_empty() {
+            // Waits for the device, as reading logits would.
+            self.backend.read(self.acts.x);
+            return Ok(Logits { rows: 0, vocab: self.spec.vocab_size, data: &[] });
         }
-        self.head(logit_rows, group)
+        self.head(step)
     }
 
     fn check(&self, batch: Batch<'_>, logit_rows: &[u32], group: &dyn Collective) -> Result<(), ForwardError> {
@@ -220,52 +157,57 @@ impl Decoder {
         batch::check_logit_rows(logit_rows, batch.tokens.len(), self.limits.max_logit_rows)
     }
 
-    fn embed(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
-        let Self { backend, network, acts, .. } = self;
-        backend.embed(network.embedding, network.first_entry, self.spec.embedding.scale, acts.x);
-        self.sum_over_ranks(self.acts.x, group)?;
+    fn embed(&mut self, step: &mut Step<'_, '_>) -> Result<(), ForwardError> {
+        self.backend.embed(self.network.embedding, self.network.first_entry, self.spec.embedding.scale, step.x);
+        self.sum_over_ranks(step.x, step)?;
         if let Some(norm) = self.network.embedding_norm {
-            self.backend.norm(self.acts.x, norm, self.acts.normed);
+            self.backend.norm(step.x, norm, self.acts.normed);
             std::mem::swap(&mut self.acts.x, &mut self.acts.normed);
+            step.x = self.acts.x;
         }
+        self.observe(step, 0);
         Ok(())
     }
 
-    /// Runs a layer up to its `delta`. `pending`: the layer before left one.
-    fn layer(
-        &mut self,
-        index: usize,
-        pending: bool,
-        observer: &mut Option<Observer<'_>>,
-        group: &mut dyn Collective,
-    ) -> Result<(), ForwardError> {
+    /// Runs a layer up to its `delta`.
+    fn layer(&mut self, index: usize, step: &mut Step<'_, '_>) -> Result<(), ForwardError> {
         let layer = &self.network.layers[index];
         let (residual, scale) = (layer.residual, layer.residual_scale);
         let (before_attention, before_mlp) = (layer.before_attention, layer.before_mlp);
         let (after_attention, after_mlp) = (layer.after_attention, layer.after_mlp);
-        let input = self.enter(pending, before_attention);
-        if pending {
-            self.observe(observer, index);
+        let last = index + 1 == self.network.layers.len();
+        // Past the last layer's cache entries, only rows with logits matter.
+        let narrow = last
+            && residual == Residual::Sequential
+            && step.observer.is_none()
+            && step.logit_rows.len() < step.num_rows;
+        let input = self.enter(step, before_attention);
+        if index > 0 {
+            self.observe(step, index);
         }
-        self.attention(index, input);
+        self.project(index, input);
+        if narrow && step.logit_rows.is_empty() {
+            return Ok(());
+        }
+        self.attend(index, step, narrow);
         match residual {
             Residual::Sequential => {
-                self.leave(after_attention, scale, group)?;
-                let input = self.enter(true, before_mlp);
+                self.leave(step, after_attention, scale)?;
+                let input = self.enter(step, before_mlp);
                 self.mlp(index, input, Epilogue::Store);
             }
             Residual::Parallel => {
-                let input = if before_mlp.is_some() { self.enter(false, before_mlp) } else { input };
+                let input = if before_mlp.is_some() { self.enter(step, before_mlp) } else { input };
                 self.mlp(index, input, Epilogue::Accumulate);
             }
         }
-        self.leave(after_mlp, scale, group)
+        self.leave(step, after_mlp, scale)
     }
 
     /// `x += delta` if one is pending; then the input of the next part: the norm of `x`, or `x` itself.
-    fn enter(&mut self, pending: bool, norm: Option<Norm>) -> Act {
-        let Acts { x, normed, delta, .. } = self.acts;
-        match (pending, norm) {
+    fn enter(&mut self, step: &mut Step<'_, '_>, norm: Option<Norm>) -> Act {
+        let (x, normed, delta) = (step.x, self.acts.normed, self.acts.delta);
+        match (std::mem::take(&mut step.pending), norm) {
             (true, Some(norm)) => self.backend.add_norm(x, delta, norm, normed),
             (false, Some(norm)) => self.backend.norm(x, norm, normed),
             (true, None) => self.backend.add(x, delta),
@@ -275,8 +217,8 @@ impl Decoder {
     }
 
     /// Makes `delta` what is to be added to `x`.
-    fn leave(&mut self, norm: Option<Norm>, scale: f32, group: &mut dyn Collective) -> Result<(), ForwardError> {
-        self.sum_over_ranks(self.acts.delta, group)?;
+    fn leave(&mut self, step: &mut Step<'_, '_>, norm: Option<Norm>, scale: f32) -> Result<(), ForwardError> {
+        self.sum_over_ranks(self.acts.delta, step)?;
         if let Some(norm) = norm {
             self.backend.norm(self.acts.delta, norm, self.acts.normed);
             std::mem::swap(&mut self.acts.delta, &mut self.acts.normed);
@@ -284,23 +226,41 @@ impl Decoder {
         if scale != 1.0 {
             self.backend.scale(self.acts.delta, scale);
         }
+        step.pending = true;
         Ok(())
     }
 
-    fn attention(&mut self, index: usize, input: Act) {
+    /// Queries, keys and values, the latter two into the cache.
+    fn project(&mut self, index: usize, input: Act) {
         let Self { backend, network, acts, kv, .. } = self;
-        let (layer, kv, buffers) = (&network.layers[index], kv[index], acts.layers[index]);
+        let (layer, qkv) = (&network.layers[index], acts.layers[index].qkv);
         let heads = layer.attention.heads;
-        backend.matmul(input, layer.qkv.matrix, layer.qkv.bias, Epilogue::Store, buffers.qkv);
+        backend.matmul(input, layer.qkv.matrix, layer.qkv.bias, Epilogue::Store, qkv);
         if let Some(norm) = layer.query_norm {
-            backend.head_norm(buffers.qkv, 0, heads.q, heads.dim, norm);
+            backend.head_norm(qkv, 0, heads.q, heads.dim, norm);
         }
         if let Some(norm) = layer.key_norm {
-            backend.head_norm(buffers.qkv, heads.q * heads.dim, heads.kv, heads.dim, norm);
+            backend.head_norm(qkv, heads.q * heads.dim, heads.kv, heads.dim, norm);
         }
-        backend.rope_and_cache(buffers.qkv, heads, layer.rope, kv);
-        backend.attention(buffers.qkv, layer.attention, kv, buffers.attended);
-        backend.matmul(buffers.attended, layer.output.matrix, layer.output.bias, Epilogue::Store, acts.delta);
+        backend.rope_and_cache(qkv, heads, layer.rope, kv[index]);
+    }
+
+    /// Attention and its output projection. `narrow`: from here on, `x` is the rows with logits.
+    fn attend(&mut self, index: usize, step: &mut Step<'_, '_>, narrow: bool) {
+        let Self { backend, network, acts, kv, .. } = self;
+        let (layer, buffers) = (&network.layers[index], acts.layers[index]);
+        backend.attention(buffers.qkv, layer.attention, kv[index], buffers.attended);
+        let attended = match acts.picked_attended.filter(|_| narrow) {
+            Some(picked) => {
+                let selection = RowSelection { rows: step.logit_rows };
+                backend.gather(buffers.attended, selection, picked);
+                backend.gather(step.x, selection, acts.picked);
+                step.x = acts.picked;
+                picked
+            }
+            None => buffers.attended,
+        };
+        backend.matmul(attended, layer.output.matrix, layer.output.bias, Epilogue::Store, acts.delta);
     }
 
     fn mlp(&mut self, index: usize, input: Act, epilogue: Epilogue) {
@@ -314,13 +274,12 @@ impl Decoder {
         backend.matmul(buffers.inner, mlp.down.matrix, mlp.down.bias, epilogue, acts.delta);
     }
 
-    fn head(&mut self, logit_rows: &[u32], group: &mut dyn Collective) -> Result<Logits<'_>, ForwardError> {
-        let vocab = self.spec.vocab_size;
-        if logit_rows.is_empty() {
-            return Ok(Logits { rows: 0, vocab, data: &[] });
-        }
+    fn head(&mut self, mut step: Step<'_, '_>) -> Result<Logits<'_>, ForwardError> {
+        self.enter(&mut step, None);
         let Self { backend, network, acts, .. } = self;
-        backend.gather(acts.x, RowSelection { rows: logit_rows }, acts.picked);
+        if step.x != acts.picked {
+            backend.gather(step.x, RowSelection { rows: step.logit_rows }, acts.picked);
+        }
         let input = match network.final_norm {
             Some(norm) => {
                 backend.norm(acts.picked, norm, acts.picked_normed);
@@ -335,9 +294,9 @@ impl Decoder {
         if let Some(cap) = self.spec.head.soft_cap {
             backend.host_mut(acts.logits).iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
         }
-        let rows = logit_rows.len();
+        let (rows, vocab) = (step.logit_rows.len(), self.spec.vocab_size);
         if self.shard.size > 1 {
-            self.gather_logits(rows, group)?;
+            self.gather_logits(rows, step.group)?;
             return Ok(Logits { rows, vocab, data: &self.logits[..rows * vocab] });
         }
         Ok(Logits { rows, vocab, data: self.backend.read(self.acts.logits) })
@@ -360,28 +319,30 @@ impl Decoder {
         Ok(())
     }
 
-    fn sum_over_ranks(&mut self, act: Act, group: &mut dyn Collective) -> Result<(), ForwardError> {
+    fn sum_over_ranks(&mut self, act: Act, step: &mut Step<'_, '_>) -> Result<(), ForwardError> {
         if self.shard.size > 1 {
-            group.all_reduce_sum(self.backend.host_mut(act))?;
+            step.group.all_reduce_sum(self.backend.host_mut(act))?;
         }
         Ok(())
     }
 
-    fn observe(&mut self, observer: &mut Option<Observer<'_>>, index: usize) {
-        if let Some(observer) = observer {
-            observer(index, self.backend.read(self.acts.x));
+    fn observe(&mut self, step: &mut Step<'_, '_>, index: usize) {
+        if let Some(observer) = &mut step.observer {
+            observer(index, self.backend.read(step.x));
         }
     }
 
     /// The last observation is of the normalised rows, as the reference library reports them.
-    fn finish_observed(&mut self, observer: Observer<'_>) {
+    fn finish_observed(&mut self, step: &mut Step<'_, '_>) {
         let act = match self.network.final_norm {
             Some(norm) => {
-                self.backend.norm(self.acts.x, norm, self.acts.normed);
+                self.backend.norm(step.x, norm, self.acts.normed);
                 self.acts.normed
             }
-            None => self.acts.x,
+            None => step.x,
         };
-        observer(self.network.layers.len(), self.backend.read(act));
+        if let Some(observer) = &mut step.observer {
+            observer(self.network.layers.len(), self.backend.read(act));
+        }
     }
 }

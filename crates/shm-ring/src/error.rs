@@ -43,6 +43,7 @@ pub enum RingError {
     },
 }
 
+#[cfg(not(loom))]
 impl RingError {
     /// Wraps an error of the operating system with what was tried.
     pub(crate) fn io(doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {

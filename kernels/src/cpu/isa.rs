@@ -9,7 +9,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
     Avx512,
-    /// AVX-512 and the bf16 tile unit.
+    /// AVX-512 with BF16, and the bf16 tile unit.
     Amx,
 }
 
@@ -71,7 +71,7 @@ mod x86 {
         const AMX_BF16: u32 = 1 << 22;
         const AMX_TILE: u32 = 1 << 24;
         const TILE_STATE: u64 = 0b11 << 17;
-        if __cpuid(0).eax < 7 || !is_x86_feature_detected!("xsave") {
+        if !is_x86_feature_detected!("avx512bf16") || __cpuid(0).eax < 7 || !is_x86_feature_detected!("xsave") {
             return false;
         }
         let features = __cpuid_count(7, 0).edx;

@@ -2,6 +2,8 @@
 //!
 //! Every output element is one sum over k in ascending order, by whichever kernel the weights ask for; so rows never influence each other.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod lanes;
 
 use super::isa::Isa;
@@ -45,6 +47,11 @@ impl Scratch {
 pub(crate) unsafe fn matmul(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, product: Product<'_>) {
     if product.rows == 0 {
         return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && product.w.rounds && product.w.dtype == crate::ops::DType::Bf16 {
+        // SAFETY: the caller's promise; the tile unit was detected.
+        return unsafe { amx::matmul(pool, scratch, &product) };
     }
     // SAFETY: the caller's promise.
     unsafe { lanes::matmul(isa, pool, scratch, &product) }

@@ -1,0 +1,361 @@
+//! Products of bf16 weights on the tile unit: sixteen rows times sixteen columns times 32 k an instruction.
+//!
+//! Activations are rounded to bf16 and packed `[row tile][k / 32][16][32]`. Every number of rows takes this path, one row as well
+//! (a tile of one row costs less than reading its weights), and each output element is one chain of tile products in ascending k.
+//! Rust has no stable intrinsics for tiles, so the instructions are spelled out; tile registers hold nothing between calls.
+
+use super::{Output, Product, Scratch, Tile};
+use crate::cpu::memory::Shared;
+use crate::cpu::pack::{PANEL, TILE_K};
+use crate::cpu::pool::Pool;
+use std::arch::asm;
+use std::arch::x86_64::{__m256bh, _MM_HINT_T0, _mm_prefetch, _mm512_cvtneps_pbh, _mm512_maskz_loadu_ps};
+use std::ops::Range;
+
+/// Rows of a tile.
+const TILE_ROWS: usize = 16;
+/// Bytes of a tile.
+const TILE_BYTES: usize = 1024;
+/// Panels a task.
+const GROUP: usize = 4;
+/// Row tiles whose packed activations stay in the second-level cache, in bytes.
+const SUPER_BLOCK_BYTES: usize = 1 << 20;
+/// k steps between which sums rest in memory, so that a pair of panels stays in the first-level cache.
+const STEPS: usize = 16;
+/// How far ahead of a tile weights are fetched when each is used once.
+const AHEAD_BYTES: usize = 4096;
+
+/// See [`super::matmul`].
+///
+/// # Safety
+/// As there, and the tile unit is available to this process.
+pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Product<'_>) {
+    let Product { x, rows, w, .. } = *product;
+    let steps = w.k_padded / TILE_K;
+    let row_tiles = rows.div_ceil(TILE_ROWS);
+    let packed = Shared::new(scratch.reserve(row_tiles * steps * TILE_BYTES));
+    let x = Shared::new(x.cast_mut());
+    pool.run_sized(rows, rows * w.k, &|row, _| {
+        // SAFETY: row `row` of x exists; each task writes its own row of its tile.
+        unsafe {
+            let tile = packed.at(row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * (TILE_K * 2));
+            pack_row(std::slice::from_raw_parts(x.at(row * w.k), w.k), tile);
+        }
+    });
+
+    let output = Output::new(product);
+    let groups = w.panels().div_ceil(GROUP);
+    let super_tiles = (SUPER_BLOCK_BYTES / (steps * TILE_BYTES)).clamp(2, row_tiles.max(2)) & !1;
+    let shape = TileShape::new(rows.min(TILE_ROWS));
+    pool.run_sized(row_tiles.div_ceil(super_tiles) * groups, rows * w.k * w.n / 64, &|task, _| {
+        let (first_tile, first_panel) = (task / groups * super_tiles, task % groups * GROUP);
+        let strip = Strip {
+            x: packed,
+            weights: w.panel(first_panel),
+            panels: first_panel..w.panels().min(first_panel + GROUP),
+            row_tiles: first_tile..row_tiles.min(first_tile + super_tiles),
+            rows,
+            steps,
+            output: &output,
+        };
+        // SAFETY: the tile unit is there (the caller's promise), and the strip is inside the packed operands.
+        unsafe {
+            shape.load();
+            strip.run();
+            release();
+        }
+    });
+}
+
+/// Rounds a row to bf16 into its lines of a row of tiles.
+///
+/// # Safety
+/// `tile` points to the row's line in the first of `k / 32` (rounded up) tiles; AVX-512 BF16 is there.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn pack_row(x: &[f32], tile: *mut u8) {
+    for (half, values) in x.chunks(PANEL).enumerate() {
+        // SAFETY: the mask keeps the read inside `values`; each half line is inside its tile.
+        unsafe {
+            let mask = (u32::MAX >> (32 - values.len())) as u16;
+            let line = tile.add(half / 2 * TILE_BYTES + half % 2 * 32);
+            line.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, values.as_ptr())));
+        }
+    }
+    // The scratch memory may hold anything, and zero weights times NaN would be NaN.
+    if x.len().div_ceil(PANEL) % 2 == 1 {
+        // SAFETY: the second half of the last line.
+        unsafe { tile.add(x.len() / TILE_K * TILE_BYTES + 32).write_bytes(0, 32) };
+    }
+}
+
+/// The tile unit's configuration: 64 bytes as `ldtilecfg` reads them.
+#[repr(C, align(64))]
+struct TileShape {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    /// Bytes of a row of each tile.
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl TileShape {
+    /// Sums in tiles 0 to 3 and activations in 4 and 5 have `rows` rows, weights in 6 and 7 sixteen k pairs.
+    fn new(rows: usize) -> Self {
+        let rows = rows as u8;
+        let mut shape = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        shape.row_bytes[..8].fill(64);
+        shape.rows[..8].copy_from_slice(&[rows, rows, rows, rows, rows, rows, 16, 16]);
+        shape
+    }
+
+    /// # Safety
+    /// The tile unit is available to this process.
+    #[inline(always)]
+    unsafe fn load(&self) {
+        // SAFETY: 64 valid bytes; the caller vouches for the instruction.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly, preserves_flags)) };
+    }
+}
+
+/// # Safety
+/// The tile unit is available to this process.
+#[inline(always)]
+unsafe fn release() {
+    // SAFETY: drops tile state of this thread only, and nothing lives there between calls.
+    unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+}
+
+/// `tile = memory`, lines 64 bytes apart.
+macro_rules! load {
+    ($tile:literal, $from:expr) => {
+        asm!(concat!("tileloadd tmm", $tile, ", [{0} + {1}]"), in(reg) $from, in(reg) 64_usize,
+            options(nostack, readonly, preserves_flags))
+    };
+}
+
+/// `memory = tile`, lines 64 bytes apart.
+macro_rules! store {
+    ($tile:literal, $to:expr) => {
+        asm!(concat!("tilestored [{0} + {1}], tmm", $tile), in(reg) $to, in(reg) 64_usize,
+            options(nostack, preserves_flags))
+    };
+}
+
+/// `sums += activations * weights`.
+macro_rules! multiply {
+    ($sums:literal, $x:literal, $w:literal) => {
+        asm!(concat!("tdpbf16ps tmm", $sums, ", tmm", $x, ", tmm", $w), options(nostack, nomem, preserves_flags))
+    };
+}
+
+/// One tile of sums.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Sums([f32; TILE_ROWS * PANEL]);
+
+const ZERO: Sums = Sums([0.0; TILE_ROWS * PANEL]);
+
+/// A task: some row tiles times up to [`GROUP`] panels.
+struct Strip<'a> {
+    x: Shared<u8>,
+    weights: *const u8,
+    panels: Range<usize>,
+    row_tiles: Range<usize>,
+    rows: usize,
+    steps: usize,
+    output: &'a Output<'a>,
+}
+
+impl Strip<'_> {
+    /// # Safety
+    /// The operands exist as described and the tile unit is configured.
+    unsafe fn run(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.row_tiles.len() == 1 {
+                return self.single();
+            }
+            for pair in (0..self.panels.len()).step_by(2) {
+                self.pairs(pair, self.panels.len() - pair >= 2);
+            }
+        }
+    }
+
+    /// Weights of a panel of the group.
+    ///
+    /// # Safety
+    /// The panel is in the group.
+    #[inline(always)]
+    unsafe fn panel(&self, panel: usize) -> *const u8 {
+        // SAFETY: panels lie one after the other.
+        unsafe { self.weights.add(panel * self.steps * TILE_BYTES) }
+    }
+
+    /// # Safety
+    /// The row tile is one of the packed.
+    #[inline(always)]
+    unsafe fn row_tile(&self, tile: usize) -> *const u8 {
+        // SAFETY: row tiles lie one after the other.
+        unsafe { self.x.at(tile * self.steps * TILE_BYTES).cast_const() }
+    }
+
+    /// One row tile: weights are used once, so many panels are read side by side.
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn single(&self) {
+        let mut sums = [ZERO; GROUP];
+        // SAFETY: the caller's promise; all tiles are `steps` long.
+        unsafe {
+            let x = self.row_tile(self.row_tiles.start);
+            if self.panels.len() == GROUP {
+                self.single_by_four(x, &mut sums);
+            } else {
+                for panel in 0..self.panels.len() {
+                    let weights = self.panel(panel);
+                    load!("0", sums[panel].0.as_ptr());
+                    for at in (0..self.steps).map(|step| step * TILE_BYTES) {
+                        load!("4", x.add(at));
+                        load!("6", weights.add(at));
+                        multiply!("0", "4", "6");
+                    }
+                    store!("0", sums[panel].0.as_mut_ptr());
+                }
+            }
+        }
+        for (panel, sums) in sums.iter().enumerate().take(self.panels.len()) {
+            self.write(self.row_tiles.start, panel, sums);
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::run`]; the group is whole.
+    #[inline(always)]
+    unsafe fn single_by_four(&self, x: *const u8, sums: &mut [Sums; GROUP]) {
+        // SAFETY: the caller's promise; prefetches may point anywhere.
+        unsafe {
+            let w = [self.panel(0), self.panel(1), self.panel(2), self.panel(3)];
+            load!("0", sums[0].0.as_ptr());
+            load!("1", sums[1].0.as_ptr());
+            load!("2", sums[2].0.as_ptr());
+            load!("3", sums[3].0.as_ptr());
+            for at in (0..self.steps).map(|step| step * TILE_BYTES) {
+                load!("4", x.add(at));
+                for w in w {
+                    for line in (0..TILE_BYTES).step_by(64) {
+                        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(at + AHEAD_BYTES + line).cast());
+                    }
+                }
+                load!("6", w[0].add(at));
+                multiply!("0", "4", "6");
+                load!("7", w[1].add(at));
+                multiply!("1", "4", "7");
+                load!("6", w[2].add(at));
+                multiply!("2", "4", "6");
+                load!("7", w[3].add(at));
+                multiply!("3", "4", "7");
+            }
+            store!("0", sums[0].0.as_mut_ptr());
+            store!("1", sums[1].0.as_mut_ptr());
+            store!("2", sums[2].0.as_mut_ptr());
+            store!("3", sums[3].0.as_mut_ptr());
+        }
+    }
+
+    /// All row tiles times one or two panels, some k at a time, two row tiles at a time.
+    ///
+    /// # Safety
+    /// As [`Self::run`]; the panels are in the group.
+    unsafe fn pairs(&self, panel: usize, two: bool) {
+        const MAX_TILES: usize = 64;
+        let mut rest = self.row_tiles.clone();
+        while !rest.is_empty() {
+            let tiles = rest.start..rest.end.min(rest.start + MAX_TILES);
+            rest.start = tiles.end;
+            let mut sums = [[ZERO; 2]; MAX_TILES];
+            for first in (0..self.steps).step_by(STEPS) {
+                let bytes = first * TILE_BYTES..self.steps.min(first + STEPS) * TILE_BYTES;
+                for (pair, sums) in sums[..tiles.len()].chunks_mut(2).enumerate() {
+                    let tile = tiles.start + pair * 2;
+                    // SAFETY: the tile exists, and the next one where sums hold two.
+                    unsafe {
+                        match (sums, two) {
+                            ([a, b], true) => self.two_by_two(tile, panel, bytes.clone(), [a, b]),
+                            ([a, b], false) => {
+                                self.one_by_one(tile, panel, bytes.clone(), &mut a[0]);
+                                self.one_by_one(tile + 1, panel, bytes.clone(), &mut b[0]);
+                            }
+                            (rest, _) => {
+                                for sums in rest {
+                                    self.one_by_one(tile, panel, bytes.clone(), &mut sums[0]);
+                                    if two {
+                                        self.one_by_one(tile, panel + 1, bytes.clone(), &mut sums[1]);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            for (tile, sums) in tiles.zip(&sums) {
+                self.write(tile, panel, &sums[0]);
+                if two {
+                    self.write(tile, panel + 1, &sums[1]);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::run`]; tile and panel exist.
+    unsafe fn one_by_one(&self, tile: usize, panel: usize, bytes: Range<usize>, sums: &mut Sums) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (x, w) = (self.row_tile(tile), self.panel(panel));
+            load!("0", sums.0.as_ptr());
+            for at in bytes.step_by(TILE_BYTES) {
+                load!("4", x.add(at));
+                load!("6", w.add(at));
+                multiply!("0", "4", "6");
+            }
+            store!("0", sums.0.as_mut_ptr());
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::run`]; both tiles and panels exist.
+    unsafe fn two_by_two(&self, tile: usize, panel: usize, bytes: Range<usize>, sums: [&mut [Sums; 2]; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = [self.row_tile(tile), self.row_tile(tile + 1)];
+            let w = [self.panel(panel), self.panel(panel + 1)];
+            load!("0", sums[0][0].0.as_ptr());
+            load!("1", sums[0][1].0.as_ptr());
+            load!("2", sums[1][0].0.as_ptr());
+            load!("3", sums[1][1].0.as_ptr());
+            for at in bytes.step_by(TILE_BYTES) {
+                load!("4", x[0].add(at));
+                load!("6", w[0].add(at));
+                load!("7", w[1].add(at));
+                multiply!("0", "4", "6");
+                multiply!("1", "4", "7");
+                load!("5", x[1].add(at));
+                multiply!("2", "5", "6");
+                multiply!("3", "5", "7");
+            }
+            store!("0", sums[0][0].0.as_mut_ptr());
+            store!("1", sums[0][1].0.as_mut_ptr());
+            store!("2", sums[1][0].0.as_mut_ptr());
+            store!("3", sums[1][1].0.as_mut_ptr());
+        }
+    }
+
+    fn write(&self, row_tile: usize, panel: usize, sums: &Sums) {
+        let row = row_tile * TILE_ROWS;
+        let col = (self.panels.start + panel) * PANEL;
+        let tile = Tile { sums: &sums.0, stride: PANEL, row, col, rows: TILE_ROWS.min(self.rows - row), cols: PANEL };
+        // SAFETY: each strip writes its own rows and columns.
+        unsafe { self.output.write(&tile) };
+    }
+}

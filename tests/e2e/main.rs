@@ -9,3 +9,4 @@ mod greedy;
 mod idle;
 mod metrics;
 mod streaming;
+mod traces;

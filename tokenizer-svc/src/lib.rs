@@ -1,1 +1,27 @@
 //! Chat templates and encoding, in a process of their own.
+//!
+//! Requests come from gateways, are rendered and encoded on a bounded pool of threads, and go on to the scheduler. The process serves one
+//! engine at a time: while it has no scheduler it does not listen, and when it loses its scheduler it hangs up on its gateways. So a
+//! gateway always knows that what it sent and did not see admitted is lost, and nothing is kept here for nobody.
+
+mod config;
+mod control;
+mod encode;
+mod error;
+mod metrics;
+mod model;
+mod pool;
+mod serve;
+mod session;
+mod wire;
+
+pub use config::{Args, ContentFormatFlag};
+pub use serve::serve;
+
+use service_kit::Threads;
+
+/// The process, from its flags to its exit code.
+pub fn run(args: Args) -> std::process::ExitCode {
+    let common = args.common.clone();
+    service_kit::run("tokenizer-svc", &common, Threads::One, |process| serve(args, process))
+}

@@ -26,7 +26,7 @@ fn zoo() -> Option<PathBuf> {
 }
 
 fn default_model() -> Option<PathBuf> {
-    ["crates/default-model/model", "crates/default-model/wren", "../shared/default-model/model"]
+    ["crates/default-model/files/model", "../shared/default-model/model"]
         .into_iter()
         .map(|place| root().join(place))
         .find(|dir| dir.join("chat_template.jinja").is_file())

@@ -30,7 +30,7 @@ pub fn tokenizers() -> Vec<(String, PathBuf)> {
 /// The folder of the model that ships.
 pub fn default_model() -> Option<PathBuf> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    ["crates/default-model/model", "crates/default-model/wren", "../shared/default-model/model"]
+    ["crates/default-model/files/model", "../shared/default-model/model"]
         .into_iter()
         .map(|place| root.join(place))
         .find(|dir| dir.join("tokenizer.json").is_file())

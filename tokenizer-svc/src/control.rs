@@ -1,0 +1,132 @@
+//! What the process answers on its control plane: facts of the model, aborts, drain, and `/tokenize`, `/detokenize`.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use jiff::Zoned;
+use proto::{
+    DetokenizeReply, DetokenizeRequest, Failure, ModelInfo, TokenizeReply, TokenizeRequest,
+    tokenizer_service_server::TokenizerService,
+};
+use service_kit::control::Handler;
+use tokio::sync::{mpsc, oneshot};
+use tonic::{Request, Response, Status};
+
+use crate::{encode, error, model::Model, pool::Pool};
+
+/// What the control plane can ask of the serving loop.
+pub(crate) enum Command {
+    Abort {
+        request_id: String,
+        found: oneshot::Sender<bool>,
+    },
+    /// Answers when nothing is being encoded.
+    Drained {
+        done: oneshot::Sender<()>,
+    },
+    /// Answers how many requests are being encoded.
+    Unfinished {
+        count: oneshot::Sender<u32>,
+    },
+}
+
+/// Answers for the tokenizer; cloning shares.
+#[derive(Clone)]
+pub(crate) struct Answers {
+    pub(crate) model: Arc<OnceLock<Arc<Model>>>,
+    pub(crate) pool: Pool,
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) fingerprint: String,
+    pub(crate) config_json: String,
+}
+
+impl Answers {
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
+        let (answer, wait) = oneshot::channel();
+        self.commands.send(command(answer)).await.ok()?;
+        wait.await.ok()
+    }
+
+    /// Runs `work` on the pool.
+    async fn on_pool<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&Model) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let model = self.model.get().cloned().ok_or_else(|| error::unavailable("The tokenizer is loading."))?;
+        let (answer, wait) = oneshot::channel();
+        let work = move || {
+            let result = catch_unwind(AssertUnwindSafe(|| work(&model)));
+            let _ = answer.send(result.unwrap_or_else(|_| Err(error::internal("The tokenizer failed."))));
+        };
+        self.pool.submit(bytes, work).map_err(|_| error::overloaded())?;
+        wait.await.unwrap_or_else(|_| Err(error::draining()))
+    }
+}
+
+#[tonic::async_trait]
+impl Handler for Answers {
+    fn model(&self) -> Option<ModelInfo> {
+        self.model.get().map(|model| model.info.clone())
+    }
+
+    fn model_fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    fn config_json(&self) -> String {
+        self.config_json.clone()
+    }
+
+    async fn drained(&self, deadline: Duration) -> u32 {
+        let empty = self.ask(|done| Command::Drained { done });
+        match tokio::time::timeout(deadline, empty).await {
+            Ok(_) => 0,
+            Err(_) => self.ask(|count| Command::Unfinished { count }).await.unwrap_or(0),
+        }
+    }
+
+    async fn abort(&self, request_id: &str) -> bool {
+        let request_id = request_id.to_owned();
+        self.ask(|found| Command::Abort { request_id, found }).await.unwrap_or(false)
+    }
+}
+
+#[tonic::async_trait]
+impl TokenizerService for Answers {
+    async fn tokenize(&self, request: Request<TokenizeRequest>) -> Result<Response<TokenizeReply>, Status> {
+        let TokenizeRequest { prompt, return_token_strs } = request.into_inner();
+        let prompt = prompt.ok_or_else(|| Status::invalid_argument("no prompt"))?;
+        let bytes = encode::prompt_bytes(&prompt);
+        let work = move |model: &Model| {
+            let tokens = encode::prompt_ids(model, prompt, &Zoned::now())?;
+            let written = |id: &u32| model.tokenizer.id_to_token(*id).unwrap_or_default();
+            let token_strs = if return_token_strs { tokens.iter().map(written).collect() } else { Vec::new() };
+            Ok(TokenizeReply { tokens, token_strs, failure: None })
+        };
+        let reply = self.on_pool(bytes, work).await;
+        Ok(Response::new(
+            reply.unwrap_or_else(|failure| TokenizeReply { failure: Some(failure), ..Default::default() }),
+        ))
+    }
+
+    async fn detokenize(&self, request: Request<DetokenizeRequest>) -> Result<Response<DetokenizeReply>, Status> {
+        let tokens = request.into_inner().tokens;
+        let bytes = 4 * tokens.len();
+        let work = move |model: &Model| {
+            if let Some(id) = tokens.iter().find(|id| **id >= model.tokenizer.vocab_size()) {
+                return Err(error::invalid("tokens", format!("Token id {id} is out of vocabulary")));
+            }
+            let text = model.tokenizer.decode(&tokens, false);
+            let text = text.map_err(|error| error::invalid("tokens", error.to_string()))?;
+            Ok(DetokenizeReply { text, failure: None })
+        };
+        let reply = self.on_pool(bytes, work).await;
+        Ok(Response::new(
+            reply.unwrap_or_else(|failure| DetokenizeReply { failure: Some(failure), ..Default::default() }),
+        ))
+    }
+}

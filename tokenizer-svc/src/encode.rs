@@ -1,0 +1,127 @@
+//! A request's prompt becomes token ids. Pure: runs on any thread.
+
+use jiff::Zoned;
+use proto::{Chat, Failure, Prompt, Request, TokenIds, prompt::Kind};
+use tokenizer::Tokenizer;
+
+use chat_format::{ChatText, Conversation};
+
+use crate::{error, model::Model};
+
+/// Stop strings of one request.
+const MAX_STOPS: usize = 256;
+/// Bytes of all stop strings of one request.
+const MAX_STOP_BYTES: usize = 64 << 10;
+
+/// Bytes of text that encoding `request` has to go through.
+pub(crate) fn text_bytes(request: &Request) -> usize {
+    let prompt = request.prompt.as_ref().map_or(0, prompt_bytes);
+    let words = request.sampling.iter().flat_map(|sampling| &sampling.bad_words);
+    prompt + words.map(String::len).sum::<usize>()
+}
+
+pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
+    match &prompt.kind {
+        Some(Kind::Text(text)) => text.len(),
+        Some(Kind::Chat(chat)) => chat.messages_json.len() + chat.tools_json.len() + chat.documents_json.len(),
+        Some(Kind::Ids(_)) | None => 0,
+    }
+}
+
+/// Replaces the request's prompt by token ids and its bad words by bad tokens.
+pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Result<(), Failure> {
+    check_stops(request)?;
+    let prompt = request.prompt.take().ok_or_else(|| error::internal("a request without a prompt"))?;
+    let mut ids = prompt_ids(model, prompt, now)?;
+    truncate(&mut ids, request, model.max_model_len)?;
+    if let Some(sampling) = &mut request.sampling {
+        for word in std::mem::take(&mut sampling.bad_words) {
+            let ids = bad_word(&model.tokenizer, &word)?;
+            sampling.bad_token_ids.extend(ids.into_iter().map(|ids| TokenIds { ids }));
+        }
+    }
+    request.prompt = Some(Prompt { kind: Some(Kind::Ids(TokenIds { ids })), add_special_tokens: false });
+    Ok(())
+}
+
+/// The ids of a prompt in any of its forms.
+pub(crate) fn prompt_ids(model: &Model, prompt: Prompt, now: &Zoned) -> Result<Vec<u32>, Failure> {
+    let text = match prompt.kind {
+        Some(Kind::Ids(ids)) => return Ok(ids.ids),
+        Some(Kind::Text(text)) => text,
+        Some(Kind::Chat(chat)) => render(model, chat, now)?,
+        None => return Err(error::internal("a request without a prompt")),
+    };
+    model.tokenizer.encode(&text, prompt.add_special_tokens).map_err(|error| error::encoding(&error))
+}
+
+fn render(model: &Model, chat: Chat, now: &Zoned) -> Result<String, Failure> {
+    let text = ChatText {
+        messages: &chat.messages_json,
+        tools: &chat.tools_json,
+        documents: &chat.documents_json,
+        kwargs: &chat.template_kwargs_json,
+    };
+    let mut conversation = Conversation::parse(text).map_err(|error| error::chat(&error))?;
+    conversation.add_generation_prompt = chat.add_generation_prompt;
+    conversation.continue_final_message = chat.continue_final_message;
+    conversation.chat_template = Some(chat.chat_template).filter(|template| !template.is_empty());
+    model.chat.render(&conversation, now).map_err(|error| error::chat(&error))
+}
+
+/// Cuts the prompt to `truncate_prompt_tokens`; -1 leaves room for `max_tokens` (at least one) in the model's context.
+fn truncate(ids: &mut Vec<u32>, request: &Request, max_model_len: Option<u32>) -> Result<(), Failure> {
+    let keep = match request.truncate_prompt_tokens {
+        None => return Ok(()),
+        Some(-1) => {
+            let Some(context) = max_model_len else { return Ok(()) };
+            context.saturating_sub(request.max_tokens.unwrap_or(1).max(1)).max(1)
+        }
+        Some(keep) => match u32::try_from(keep) {
+            Ok(keep) if keep > 0 && max_model_len.is_none_or(|context| keep <= context) => keep,
+            _ => {
+                let most = max_model_len.map_or("the model's context".to_owned(), |context| context.to_string());
+                let message = format!("truncate_prompt_tokens must be -1 or 1 to {most}, got {keep}");
+                return Err(error::invalid("truncate_prompt_tokens", message));
+            }
+        },
+    };
+    let excess = ids.len().saturating_sub(keep as usize);
+    if request.truncate_keep_first {
+        ids.truncate(keep as usize);
+    } else {
+        ids.drain(..excess);
+    }
+    Ok(())
+}
+
+/// The token sequences that write `word`: at the start of a text, and behind a space where that is as many tokens with another first
+/// one (vLLM's rule).
+fn bad_word(tokenizer: &Tokenizer, word: &str) -> Result<Vec<Vec<u32>>, Failure> {
+    let word = word.trim_start();
+    let encode =
+        |text: &str| tokenizer.encode(text, false).map_err(|error| error::invalid("bad_words", error.to_string()));
+    let bare = encode(word)?;
+    if bare.is_empty() {
+        return Err(error::invalid("bad_words", "bad_words must not contain empty words"));
+    }
+    let spaced = encode(&format!(" {word}"))?;
+    let mut found = vec![bare];
+    if spaced.len() == found[0].len() && spaced[0] != found[0][0] {
+        found.push(spaced);
+    }
+    Ok(found)
+}
+
+fn check_stops(request: &Request) -> Result<(), Failure> {
+    let Some(output) = &request.output else { return Ok(()) };
+    if output.stop.iter().any(String::is_empty) {
+        return Err(error::invalid("stop", "stop must not contain an empty string"));
+    }
+    let bytes: usize = output.stop.iter().map(String::len).sum();
+    if output.stop.len() > MAX_STOPS || bytes > MAX_STOP_BYTES {
+        let message = format!("stop takes at most {MAX_STOPS} strings of {MAX_STOP_BYTES} bytes in all");
+        return Err(error::invalid("stop", message));
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! What the process knows of the model: tokenizer, chat format, and the facts that it tells others.
+
+use std::{fs, path::Path};
+
+use anyhow::Context;
+use chat_format::{ChatFormat, ChatSettings, template_source};
+use model_spec::{ConfigFile, GenerationConfig};
+use proto::ModelInfo;
+use tokenizer::Tokenizer;
+
+use crate::config::Args;
+
+/// Loaded once, shared by all threads.
+pub(crate) struct Model {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) chat: ChatFormat,
+    /// Longest sequence in tokens, where it is known.
+    pub(crate) max_model_len: Option<u32>,
+    pub(crate) info: ModelInfo,
+}
+
+impl Model {
+    /// Reads the folders; takes up to a second for large vocabularies.
+    pub(crate) fn load(args: &Args) -> anyhow::Result<Self> {
+        let dir = args.tokenizer.as_ref().unwrap_or(&args.model);
+        let tokenizer = Tokenizer::load(dir).context("loading the tokenizer")?;
+        let template = match &args.chat_template {
+            Some(argument) => Some(template_source(argument)?.text()?),
+            None => None,
+        };
+        let settings = ChatSettings { template, content_format: args.content_format() };
+        let chat = ChatFormat::load(dir, settings).context("loading the chat template")?;
+        let config = ConfigFile::read_optional(&args.model.join("config.json"))?;
+        let own_len = config.as_ref().and_then(|config| model_spec::context_len(config).ok());
+        let max_model_len = args.max_model_len.or(own_len.and_then(|len| u32::try_from(len).ok()));
+        let info = ModelInfo {
+            max_model_len: max_model_len.unwrap_or(0),
+            vocab_size: tokenizer.vocab_size(),
+            has_chat_template: chat.has_template(),
+            generation_config_json: generation_config(&args.model)?,
+            eos_token_ids: eos_token_ids(&args.model, config.as_ref(), &tokenizer)?,
+            ..ModelInfo::default()
+        };
+        Ok(Self { tokenizer, chat, max_model_len, info })
+    }
+}
+
+/// The file's text; empty when there is none.
+fn generation_config(dir: &Path) -> anyhow::Result<String> {
+    let path = dir.join("generation_config.json");
+    let Ok(text) = fs::read_to_string(&path) else { return Ok(String::new()) };
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text)
+        .with_context(|| format!("reading {}", path.display()))?;
+    Ok(text)
+}
+
+/// What the model's files say; the tokenizer's own end-of-text token where they say nothing.
+fn eos_token_ids(dir: &Path, config: Option<&ConfigFile>, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
+    let generation = GenerationConfig::read(dir)?;
+    let ids = match config {
+        Some(config) => model_spec::eos_token_ids(config, &generation)?,
+        None => generation.eos_token_ids,
+    };
+    if !ids.is_empty() {
+        return Ok(ids);
+    }
+    let eos = tokenizer.special_tokens().get("eos_token");
+    Ok(eos.and_then(|text| tokenizer.token_to_id(text)).into_iter().collect())
+}

@@ -1,0 +1,96 @@
+//! The process's life: load, then serve one scheduler after the other.
+
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Context;
+use link::LinkOptions;
+use proto::{Inbound, tokenizer_service_server::TokenizerServiceServer};
+use service_kit::{Process, control::ControlServer};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use crate::{
+    config::Args,
+    control::{Answers, Command},
+    metrics::TokenizerMetrics,
+    model::Model,
+    pool::{Limits, Pool},
+    session::{End, Session, Shell},
+    wire::Gateways,
+};
+
+/// Questions of the control plane that may wait.
+const COMMANDS: usize = 64;
+/// Largest message of the control plane: prompts of `/tokenize`.
+const MAX_CONTROL_MESSAGE: usize = 64 << 20;
+
+/// Runs the tokenizer until the process shuts down.
+///
+/// # Errors
+/// When the model's files cannot be used, or an address cannot be listened at.
+pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
+    let limits = Limits { jobs: args.max_pending_requests as usize, bytes: args.max_pending_bytes };
+    let pool = Pool::start(args.pool_size(), limits).context("starting the encoding threads")?;
+    let ended = serve_with(args, process, &pool).await;
+    pool.close();
+    ended
+}
+
+async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result<()> {
+    let (commands, mut questions) = mpsc::channel(COMMANDS);
+    let published: Arc<OnceLock<Arc<Model>>> = Arc::default();
+    let answers = Answers {
+        model: published.clone(),
+        pool: pool.clone(),
+        commands,
+        fingerprint: args.model_fingerprint.clone(),
+        config_json: args.to_json(),
+    };
+    let grpc = TokenizerServiceServer::new(answers.clone())
+        .max_decoding_message_size(MAX_CONTROL_MESSAGE)
+        .max_encoding_message_size(MAX_CONTROL_MESSAGE);
+    let control = ControlServer::new(&process, Arc::new(answers)).with(grpc);
+    control.spawn(args.common.control.as_ref()).await?;
+    process.status.not_ready("loading the tokenizer");
+    let loading = args.clone();
+    let model = Arc::new(tokio::task::spawn_blocking(move || Model::load(&loading)).await??);
+    let _ = published.set(model.clone());
+    info!(vocab_size = model.info.vocab_size, has_chat_template = model.info.has_chat_template, "tokenizer loaded");
+    let metrics = TokenizerMetrics::new(&process.metrics);
+    let max_pending = args.max_pending_requests as usize;
+    let shell = Shell { process, model, pool: pool.clone(), metrics, max_pending };
+    engines(&args, &shell, &mut questions).await
+}
+
+/// Serves schedulers, one after the other.
+async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Command>) -> anyhow::Result<()> {
+    let hello = link::hello("tokenizer-svc", "requests", &args.model_fingerprint);
+    let options = LinkOptions::default();
+    loop {
+        shell.process.status.not_ready("no scheduler connected");
+        let redial = link::redial::<Inbound, Inbound>(&args.scheduler, hello.clone(), &options);
+        let scheduler = tokio::select! {
+            link = redial => link,
+            () = shell.process.shutdown.cancelled() => return Ok(()),
+            () = answer_idle(questions) => return Ok(()),
+        };
+        info!(pid = scheduler.peer.pid, "scheduler connected");
+        let gateways = Gateways::listen(args).await.with_context(|| format!("--listen {}", args.listen))?;
+        shell.process.status.ready();
+        match Session::new(shell).run(scheduler, gateways, questions).await {
+            End::Shutdown => return Ok(()),
+            End::SchedulerLost(reason) => warn!("scheduler lost: {reason}"),
+        }
+    }
+}
+
+/// Answers while there is nothing to do; ends only when nobody can ask any more.
+async fn answer_idle(questions: &mut mpsc::Receiver<Command>) {
+    while let Some(command) = questions.recv().await {
+        match command {
+            Command::Abort { found, .. } => drop(found.send(false)),
+            Command::Drained { done } => drop(done.send(())),
+            Command::Unfinished { count } => drop(count.send(0)),
+        }
+    }
+}

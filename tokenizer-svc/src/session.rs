@@ -1,0 +1,331 @@
+//! Serving one scheduler: from its connecting to its loss.
+//!
+//! Order is kept where it matters: what a gateway says of a request goes down after the request itself. An abort that finds its request
+//! still being encoded ends it here, with `Rejected`, and nothing more of it follows.
+
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use jiff::Zoned;
+use link::{Link, LinkOptions};
+use prost::Message;
+use proto::{Abort, Failure, GatewayGone, Inbound, Rejected, Request, RequestKey, inbound::Event, prompt::Kind};
+use service_kit::{Process, trace};
+use tokio::sync::{mpsc, oneshot};
+use tracing::{Span, debug, info, info_span, warn};
+
+use crate::{
+    control::Command,
+    encode, error,
+    metrics::TokenizerMetrics,
+    model::Model,
+    pool::Pool,
+    wire::{FromGateway, Gateways},
+};
+
+/// Events handled before what they gave is sent.
+const BURST: usize = 256;
+
+/// What all sessions of the process share.
+pub(crate) struct Shell {
+    pub(crate) process: Process,
+    pub(crate) model: Arc<Model>,
+    pub(crate) pool: Pool,
+    pub(crate) metrics: TokenizerMetrics,
+    /// Requests that may be in the pool's hands.
+    pub(crate) max_pending: usize,
+}
+
+/// Why a session ended.
+pub(crate) enum End {
+    Shutdown,
+    SchedulerLost(link::LinkError),
+}
+
+/// A request that is being encoded.
+struct Pending {
+    request_id: String,
+    cancelled: Arc<AtomicBool>,
+}
+
+/// What a thread of the pool made of a request.
+struct Encoded {
+    key: RequestKey,
+    outcome: Result<Box<Request>, Failure>,
+    seconds: f64,
+}
+
+pub(crate) struct Session<'a> {
+    shell: &'a Shell,
+    pending: HashMap<RequestKey, Pending>,
+    /// The latest connection of each gateway.
+    connections: HashMap<u64, u64>,
+    outgoing: Vec<Inbound>,
+    encoded: mpsc::Sender<Encoded>,
+    results: mpsc::Receiver<Encoded>,
+    awaiting_empty: Vec<oneshot::Sender<()>>,
+    message_limit: usize,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(shell: &'a Shell) -> Self {
+        // Every pending request answers once, so that a thread of the pool never waits here.
+        let (encoded, results) = mpsc::channel(shell.max_pending.max(1));
+        Self {
+            shell,
+            pending: HashMap::new(),
+            connections: HashMap::new(),
+            outgoing: Vec::new(),
+            encoded,
+            results,
+            awaiting_empty: Vec::new(),
+            message_limit: LinkOptions::default().message_limit(),
+        }
+    }
+
+    /// Serves until the scheduler is lost or the process shuts down.
+    pub(crate) async fn run(
+        mut self,
+        scheduler: Link<Inbound, Inbound>,
+        mut gateways: Gateways,
+        commands: &mut mpsc::Receiver<Command>,
+    ) -> End {
+        let Link { mut sender, mut receiver, .. } = scheduler;
+        let shutdown = self.shell.process.shutdown.clone();
+        loop {
+            tokio::select! {
+                event = gateways.next() => self.gateway(event),
+                Some(encoded) = self.results.recv() => self.encoded(encoded),
+                Some(command) = commands.recv() => self.command(command),
+                message = receiver.recv() => if let Err(error) = message { return End::SchedulerLost(error) },
+                () = shutdown.cancelled() => return End::Shutdown,
+            }
+            for _ in 0..BURST {
+                let Ok(encoded) = self.results.try_recv() else { break };
+                self.encoded(encoded);
+            }
+            for _ in 0..BURST {
+                let Some(event) = gateways.try_next() else { break };
+                self.gateway(event);
+            }
+            self.observe();
+            if !self.outgoing.is_empty() {
+                let sent = sender.send_many(&self.outgoing).await;
+                self.outgoing.clear();
+                if let Err(error) = sent {
+                    return End::SchedulerLost(error);
+                }
+            }
+        }
+    }
+
+    fn gateway(&mut self, event: FromGateway) {
+        match event {
+            FromGateway::Connected { gateway, connection, pid } => {
+                info!(gateway, pid, "gateway connected");
+                self.connections.insert(gateway, connection);
+            }
+            FromGateway::Sent { gateway, message } => self.message(gateway, *message),
+            FromGateway::Lost { gateway, connection, reason } => {
+                info!(gateway, "gateway left: {reason}");
+                // One that is back already keeps its requests.
+                if self.connections.get(&gateway) == Some(&connection) {
+                    self.connections.remove(&gateway);
+                    self.gone(gateway);
+                }
+            }
+        }
+    }
+
+    fn message(&mut self, gateway: u64, message: Inbound) {
+        self.shell.process.status.advance();
+        match message.event {
+            Some(Event::Request(request)) => self.request(request),
+            Some(Event::Abort(Abort { key: Some(key) })) => self.abort(key),
+            _ => warn!(gateway, "a gateway sent what no gateway should send"),
+        }
+    }
+
+    fn request(&mut self, request: Request) {
+        let Some(key) = request.key else {
+            warn!(request_id = request.request_id, "a request without a key is dropped");
+            return;
+        };
+        if self.pending.contains_key(&key) {
+            warn!(request_id = request.request_id, "a request that is here already is dropped");
+            return;
+        }
+        debug!(request_id = request.request_id, "request arrived");
+        if self.shell.process.status.is_draining() {
+            return self.reject(key, &request.request_id, error::draining());
+        }
+        let bytes = encode::text_bytes(&request);
+        if bytes == 0 {
+            return self.encode_here(key, request);
+        }
+        if self.pending.len() >= self.shell.max_pending {
+            return self.reject(key, &request.request_id, error::overloaded());
+        }
+        let request_id = request.request_id.clone();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let work = self.work(key, request, cancelled.clone());
+        match self.shell.pool.submit(bytes, work) {
+            Ok(()) => drop(self.pending.insert(key, Pending { request_id, cancelled })),
+            Err(_) => self.reject(key, &request_id, error::overloaded()),
+        }
+    }
+
+    /// Token ids need no encoding; what is left to do is not worth another thread.
+    fn encode_here(&mut self, key: RequestKey, mut request: Request) {
+        let request_id = request.request_id.clone();
+        match encode_caught(&self.shell.model, &mut request) {
+            Ok(()) => self.hand_on(key, request),
+            Err(failure) => self.reject(key, &request_id, failure),
+        }
+    }
+
+    /// What a thread of the pool shall do with a request.
+    fn work(
+        &self,
+        key: RequestKey,
+        mut request: Request,
+        cancelled: Arc<AtomicBool>,
+    ) -> impl FnOnce() + Send + 'static {
+        let (model, encoded) = (self.shell.model.clone(), self.encoded.clone());
+        let span = span(&request);
+        move || {
+            if cancelled.load(Ordering::Relaxed) {
+                return;
+            }
+            let began = Instant::now();
+            let outcome = span.in_scope(|| encode_caught(&model, &mut request));
+            drop(span);
+            let seconds = began.elapsed().as_secs_f64();
+            let outcome = outcome.map(|()| Box::new(request));
+            // Fails when the scheduler was lost meanwhile; then nobody waits for it.
+            let _ = encoded.blocking_send(Encoded { key, outcome, seconds });
+        }
+    }
+
+    fn encoded(&mut self, encoded: Encoded) {
+        // Aborted meanwhile, and answered.
+        let Some(pending) = self.pending.remove(&encoded.key) else { return };
+        self.shell.metrics.seconds.observe(encoded.seconds);
+        match encoded.outcome {
+            Ok(request) => self.hand_on(encoded.key, *request),
+            Err(failure) => self.reject(encoded.key, &pending.request_id, failure),
+        }
+    }
+
+    fn hand_on(&mut self, key: RequestKey, request: Request) {
+        let tokens = match request.prompt.as_ref().and_then(|prompt| prompt.kind.as_ref()) {
+            Some(Kind::Ids(ids)) => ids.ids.len(),
+            _ => 0,
+        };
+        let request_id = request.request_id.clone();
+        let message = Inbound { event: Some(Event::Request(request)) };
+        if message.encoded_len() > self.message_limit {
+            let text = format!("The prompt is too long to be handled: {tokens} tokens.");
+            return self.reject(key, &request_id, error::invalid("prompt", text));
+        }
+        debug!(request_id, tokens, "request encoded");
+        self.shell.metrics.tokens.inc_by(tokens as u64);
+        self.shell.metrics.request("encoded");
+        self.outgoing.push(message);
+    }
+
+    fn reject(&mut self, key: RequestKey, request_id: &str, failure: Failure) {
+        debug!(request_id, reason = failure.message, "request rejected");
+        let overloaded = failure.kind() == proto::failure::Kind::Overloaded;
+        self.shell.metrics.request(if overloaded { "overloaded" } else { "rejected" });
+        self.push_rejected(key, failure);
+    }
+
+    fn push_rejected(&mut self, key: RequestKey, failure: Failure) {
+        let rejected = Rejected { key: Some(key), failure: Some(failure) };
+        self.outgoing.push(Inbound { event: Some(Event::Rejected(rejected)) });
+    }
+
+    fn abort(&mut self, key: RequestKey) {
+        match self.pending.remove(&key) {
+            Some(pending) => {
+                debug!(request_id = pending.request_id, "request aborted while being encoded");
+                pending.cancelled.store(true, Ordering::Relaxed);
+                self.shell.metrics.request("aborted");
+                self.push_rejected(key, error::aborted());
+            }
+            None => self.outgoing.push(Inbound { event: Some(Event::Abort(Abort { key: Some(key) })) }),
+        }
+    }
+
+    fn gone(&mut self, gateway: u64) {
+        self.pending.retain(|key, pending| {
+            let stays = key.gateway != gateway;
+            if !stays {
+                pending.cancelled.store(true, Ordering::Relaxed);
+            }
+            stays
+        });
+        self.outgoing.push(Inbound { event: Some(Event::GatewayGone(GatewayGone { gateway })) });
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Abort { request_id, found } => {
+                let key =
+                    self.pending.iter().find(|(_, pending)| pending.request_id == request_id).map(|(key, _)| *key);
+                if let Some(key) = key {
+                    self.abort(key);
+                }
+                let _ = found.send(key.is_some());
+            }
+            Command::Drained { done } => self.awaiting_empty.push(done),
+            Command::Unfinished { count } => drop(count.send(self.pending.len() as u32)),
+        }
+    }
+
+    fn observe(&mut self) {
+        self.shell.metrics.in_flight.set(self.pending.len() as i64);
+        self.shell.metrics.gateways.set(self.connections.len() as i64);
+        if self.pending.is_empty() {
+            for done in self.awaiting_empty.drain(..) {
+                let _ = done.send(());
+            }
+        }
+    }
+}
+
+impl Drop for Session<'_> {
+    /// The engine that these requests were for is lost, and their gateways are told by the loss of their links.
+    fn drop(&mut self) {
+        for pending in self.pending.values() {
+            pending.cancelled.store(true, Ordering::Relaxed);
+        }
+        self.pending.clear();
+        self.connections.clear();
+        self.observe();
+    }
+}
+
+/// Encodes; a panic inside becomes a failure of this request alone.
+fn encode_caught(model: &Model, request: &mut Request) -> Result<(), Failure> {
+    let encoding = AssertUnwindSafe(|| encode::request(model, request, &Zoned::now()));
+    catch_unwind(encoding).unwrap_or_else(|_| Err(error::internal("Encoding the prompt failed.")))
+}
+
+/// A span for a traced request; others cost nothing.
+fn span(request: &Request) -> Span {
+    if request.traceparent.is_empty() {
+        return Span::none();
+    }
+    let span = info_span!("tokenize", request_id = request.request_id);
+    trace::set_parent(&span, &request.traceparent);
+    span
+}

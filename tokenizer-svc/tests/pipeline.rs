@@ -1,0 +1,300 @@
+//! The process between fake gateways and a fake scheduler, over rings.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use link::{Address, Hello, Link, LinkError, LinkOptions, Listener};
+use proto::{
+    Abort, Chat, Failure, Inbound, Output, Prompt, Request, RequestKey, Sampling, TokenIds, failure, inbound::Event,
+    prompt::Kind, tokenizer_service_client::TokenizerServiceClient,
+};
+use service_kit::{CancellationToken, Process, Status, control, metrics::Metrics};
+use tokio::task::JoinHandle;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: tokenizer_svc::Args,
+}
+
+type Side = Link<Inbound, Inbound>;
+
+/// The process under test, and a scheduler.
+struct Stage {
+    dir: tempfile::TempDir,
+    process: Process,
+    serving: JoinHandle<anyhow::Result<()>>,
+    scheduler: Side,
+    listener: Listener,
+}
+
+fn model() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let places = ["crates/default-model/files/model", "../shared/default-model/model"];
+    let found = places.iter().map(|place| root.join(place)).find(|dir| dir.join("tokenizer.json").is_file());
+    found.expect("the default model")
+}
+
+fn ring(dir: &Path, name: &str) -> Address {
+    Address::Ring(dir.join(name))
+}
+
+impl Stage {
+    async fn set(flags: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let hello = link::hello("scheduler-svc", "requests", "");
+        let address = ring(dir.path(), "scheduler");
+        let mut listener = Listener::bind(&address, hello, LinkOptions::default()).await.expect("a listener");
+        let own = |flag: &str, name: &str| format!("--{flag}={}", ring(dir.path(), name));
+        let control = format!("--control=grpc+unix:{}", dir.path().join("control").display());
+        let model = format!("--model={}", model().display());
+        let fixed =
+            ["tokenizer-svc".to_owned(), own("listen", "tokenizer"), own("scheduler", "scheduler"), control, model];
+        let flags = fixed.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned()));
+        let args = Cli::try_parse_from(flags).expect("flags").args;
+        let process =
+            Process { status: Status::new("test"), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+        let serving = tokio::spawn(tokenizer_svc::serve(args, process.clone()));
+        let scheduler = listener.accept().await.expect("the tokenizer");
+        Self { dir, process, serving, scheduler, listener }
+    }
+
+    async fn gateway(&self, instance: u64) -> Side {
+        let hello = Hello { instance, ..link::hello("api-gateway", "requests", "") };
+        link::redial(&ring(self.dir.path(), "tokenizer"), hello, &LinkOptions::default()).await
+    }
+
+    async fn next(&mut self) -> Event {
+        self.scheduler.receiver.recv().await.expect("a message").event.expect("an event")
+    }
+
+    async fn request(&mut self) -> (u64, Vec<u32>, Request) {
+        match self.next().await {
+            Event::Request(request) => {
+                let Some(Kind::Ids(ids)) = request.prompt.clone().expect("a prompt").kind else { panic!("no ids") };
+                (request.key.expect("a key").number, ids.ids, request)
+            }
+            other => panic!("not a request: {other:?}"),
+        }
+    }
+
+    async fn rejected(&mut self) -> (u64, Failure) {
+        match self.next().await {
+            Event::Rejected(rejected) => (rejected.key.expect("a key").number, rejected.failure.expect("a failure")),
+            other => panic!("not rejected: {other:?}"),
+        }
+    }
+
+    async fn end(self) {
+        self.process.shutdown.cancel();
+        self.serving.await.expect("no panic").expect("an orderly end");
+    }
+}
+
+fn request(gateway: u64, number: u64, kind: Kind) -> Request {
+    Request {
+        key: Some(RequestKey { gateway, number }),
+        request_id: format!("test-{number}"),
+        prompt: Some(Prompt { kind: Some(kind), add_special_tokens: false }),
+        sampling: Some(Sampling::default()),
+        output: Some(Output::default()),
+        n: 1,
+        ..Request::default()
+    }
+}
+
+fn text(gateway: u64, number: u64, text: &str) -> Request {
+    request(gateway, number, Kind::Text(text.to_owned()))
+}
+
+async fn send(gateway: &mut Side, event: Event) {
+    gateway.sender.send(&Inbound { event: Some(event) }).await.expect("sent");
+}
+
+fn abort(gateway: u64, number: u64) -> Event {
+    Event::Abort(Abort { key: Some(RequestKey { gateway, number }) })
+}
+
+#[tokio::test]
+async fn prompts_become_ids() {
+    let mut stage = Stage::set(&["--max-model-len=64"]).await;
+    let mut gateway = stage.gateway(7).await;
+    send(&mut gateway, Event::Request(text(7, 1, "Once upon a time"))).await;
+    assert_eq!(stage.request().await.1, [743, 827, 289, 546]);
+
+    send(&mut gateway, Event::Request(request(7, 2, Kind::Ids(TokenIds { ids: vec![5, 6] })))).await;
+    assert_eq!(stage.request().await.1, [5, 6]);
+
+    let messages_json = r#"[{"role":"user","content":"Hi"}]"#.to_owned();
+    let chat = Chat { messages_json, add_generation_prompt: true, ..Chat::default() };
+    send(&mut gateway, Event::Request(request(7, 3, Kind::Chat(chat)))).await;
+    let chat = stage.request().await.1;
+    send(&mut gateway, Event::Request(text(7, 4, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))).await;
+    assert_eq!(stage.request().await.1, chat);
+
+    let mut words = text(7, 5, "x");
+    words.sampling = Some(Sampling { bad_words: vec!["time".to_owned()], ..Sampling::default() });
+    send(&mut gateway, Event::Request(words)).await;
+    let sampling = stage.request().await.2.sampling.expect("sampling");
+    assert!(sampling.bad_words.is_empty());
+    assert!(sampling.bad_token_ids.iter().any(|ids| ids.ids == [546]), "{:?}", sampling.bad_token_ids);
+
+    for (number, keep, first, expected) in [
+        (6, 2, false, vec![3, 4]),
+        (7, 2, true, vec![1, 2]),
+        (8, -1, false, vec![1, 2, 3, 4]),
+        (9, 9, true, vec![1, 2, 3, 4]),
+    ] {
+        let mut long = request(7, number, Kind::Ids(TokenIds { ids: vec![1, 2, 3, 4] }));
+        long.truncate_prompt_tokens = Some(keep);
+        long.truncate_keep_first = first;
+        send(&mut gateway, Event::Request(long)).await;
+        assert_eq!(stage.request().await.1, expected);
+    }
+    let mut long = request(7, 10, Kind::Ids(TokenIds { ids: (0..100).collect() }));
+    (long.truncate_prompt_tokens, long.max_tokens) = (Some(-1), Some(4));
+    send(&mut gateway, Event::Request(long)).await;
+    assert_eq!(stage.request().await.1, (40..100).collect::<Vec<u32>>());
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_encoded_is_rejected() {
+    let mut stage = Stage::set(&["--chat-template={{ raise_exception('no roles here') }}"]).await;
+    let mut gateway = stage.gateway(7).await;
+    let chat = |messages_json: &str| Kind::Chat(Chat { messages_json: messages_json.to_owned(), ..Chat::default() });
+    send(&mut gateway, Event::Request(request(7, 1, chat("[]")))).await;
+    let (number, failure) = stage.rejected().await;
+    assert_eq!((number, failure.kind(), failure.message.as_str()), (1, failure::Kind::Invalid, "no roles here"));
+
+    send(&mut gateway, Event::Request(request(7, 2, chat("{")))).await;
+    let (number, failure) = stage.rejected().await;
+    assert_eq!((number, failure.kind(), failure.param.as_str()), (2, failure::Kind::Invalid, "messages"));
+
+    let mut stops = text(7, 3, "x");
+    stops.output = Some(Output { stop: vec![String::new()], ..Output::default() });
+    send(&mut gateway, Event::Request(stops)).await;
+    assert_eq!(stage.rejected().await.1.param, "stop");
+
+    let mut cut = text(7, 4, "x");
+    cut.truncate_prompt_tokens = Some(0);
+    send(&mut gateway, Event::Request(cut)).await;
+    assert_eq!(stage.rejected().await.1.param, "truncate_prompt_tokens");
+    stage.end().await;
+}
+
+/// Long enough to take a while.
+fn long_text() -> String {
+    "Once upon a time ".repeat(20_000)
+}
+
+#[tokio::test]
+async fn short_prompts_overtake_long_ones() {
+    let mut stage = Stage::set(&["--tokenizer-pool-size=2"]).await;
+    let mut gateway = stage.gateway(7).await;
+    for number in 1..=3 {
+        send(&mut gateway, Event::Request(text(7, number, &long_text()))).await;
+    }
+    send(&mut gateway, Event::Request(text(7, 4, "short"))).await;
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        order.push(stage.request().await.0);
+    }
+    assert_eq!(order, [4, 1, 2, 3]);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn aborts_follow_their_requests_or_end_them_here() {
+    let mut stage = Stage::set(&["--tokenizer-pool-size=1"]).await;
+    let mut gateway = stage.gateway(7).await;
+    // Handed on already: the abort follows.
+    send(&mut gateway, Event::Request(text(7, 1, "a"))).await;
+    assert_eq!(stage.request().await.0, 1);
+    send(&mut gateway, abort(7, 1)).await;
+    assert_eq!(stage.next().await, abort(7, 1));
+    // Behind a long one: it never gets further.
+    send(&mut gateway, Event::Request(text(7, 2, &long_text()))).await;
+    send(&mut gateway, Event::Request(text(7, 3, &long_text()))).await;
+    send(&mut gateway, abort(7, 3)).await;
+    assert_eq!(stage.rejected().await.0, 3);
+    assert_eq!(stage.request().await.0, 2);
+    send(&mut gateway, Event::Request(text(7, 4, "a"))).await;
+    assert_eq!(stage.request().await.0, 4);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn past_the_bound_requests_are_refused() {
+    let mut stage = Stage::set(&["--tokenizer-pool-size=1", "--max-pending-requests=1"]).await;
+    let mut gateway = stage.gateway(7).await;
+    send(&mut gateway, Event::Request(text(7, 1, &long_text()))).await;
+    send(&mut gateway, Event::Request(text(7, 2, "a"))).await;
+    let (number, failure) = stage.rejected().await;
+    assert_eq!((number, failure.kind()), (2, failure::Kind::Overloaded));
+    assert_eq!(stage.request().await.0, 1);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_lost_gateway_is_told_once_and_the_others_stay() {
+    let mut stage = Stage::set(&[]).await;
+    let mut one = stage.gateway(7).await;
+    let mut other = stage.gateway(8).await;
+    send(&mut one, Event::Request(text(7, 1, "a"))).await;
+    assert_eq!(stage.request().await.0, 1);
+    drop(one);
+    match stage.next().await {
+        Event::GatewayGone(gone) => assert_eq!(gone.gateway, 7),
+        event => panic!("{event:?}"),
+    }
+    send(&mut other, Event::Request(text(8, 2, "a"))).await;
+    assert_eq!(stage.request().await.0, 2);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn without_a_scheduler_nobody_is_served_and_nobody_waits() {
+    let mut stage = Stage::set(&[]).await;
+    let mut gateway = stage.gateway(7).await;
+    send(&mut gateway, Event::Request(text(7, 1, "a"))).await;
+    assert_eq!(stage.request().await.0, 1);
+    // The scheduler dies: the gateway learns that what it sent is lost.
+    let Stage { dir, process, serving, scheduler, mut listener } = stage;
+    drop(scheduler);
+    assert!(matches!(gateway.receiver.recv().await, Err(LinkError::PeerGone)));
+    // It is back: so is the gateway.
+    let scheduler = listener.accept().await.expect("the tokenizer");
+    let mut stage = Stage { dir, process, serving, scheduler, listener };
+    let mut gateway = stage.gateway(7).await;
+    send(&mut gateway, Event::Request(text(7, 2, "a"))).await;
+    assert_eq!(stage.request().await.0, 2);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn the_control_plane_tokenizes() {
+    let mut stage = Stage::set(&[]).await;
+    let mut gateway = stage.gateway(7).await;
+    send(&mut gateway, Event::Request(text(7, 1, "a"))).await;
+    assert_eq!(stage.request().await.0, 1);
+    let address = Address::GrpcUnix(stage.dir.path().join("control"));
+    let info = control::ControlClient::new(&address).expect("a client").info().await.expect("info");
+    let model = info.model.expect("a model");
+    assert!(model.has_chat_template);
+    assert_eq!((model.vocab_size, model.max_model_len), (8192, 1024));
+    assert!(!model.eos_token_ids.is_empty() && model.generation_config_json.contains("eos_token_id"));
+
+    let mut client = TokenizerServiceClient::new(control::channel(&address).expect("a channel"));
+    let prompt = Prompt { kind: Some(Kind::Text("Once upon a time".to_owned())), add_special_tokens: true };
+    let ask = proto::TokenizeRequest { prompt: Some(prompt), return_token_strs: true };
+    let reply = client.tokenize(ask).await.expect("a reply").into_inner();
+    assert_eq!(reply.tokens, [743, 827, 289, 546]);
+    assert_eq!(reply.token_strs, ["Once", "Ġupon", "Ġa", "Ġtime"]);
+    let ask = proto::DetokenizeRequest { tokens: reply.tokens };
+    assert_eq!(client.detokenize(ask).await.expect("a reply").into_inner().text, "Once upon a time");
+    let ask = proto::DetokenizeRequest { tokens: vec![8192] };
+    let failure = client.detokenize(ask).await.expect("a reply").into_inner().failure.expect("a failure");
+    assert_eq!((failure.kind(), failure.param.as_str()), (failure::Kind::Invalid, "tokens"));
+    stage.end().await;
+}

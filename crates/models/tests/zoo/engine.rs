@@ -1,0 +1,178 @@
+//! The smallest engine that can run a model in every way a scheduler might: chunks, ragged batches, scattered blocks.
+
+use std::path::Path;
+
+use collectives::Collective;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::ops::{Batch, DType, Sequence};
+use models::{LoadError, LoadFormat, LoadOptions, Model};
+
+const BLOCK_SIZE: usize = 8;
+const NUM_BLOCKS: usize = 512;
+const MAX_ROWS: usize = 256;
+
+/// How prompts are run.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// All prompts in one batch, or one after the other.
+    pub together: bool,
+    /// Most rows of a sequence in a step.
+    pub chunk: usize,
+    /// Blocks in a scattered order.
+    pub scattered: bool,
+    /// Logits of all rows, or only of those that a next token comes from.
+    pub wanted: Wanted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    All,
+    Last,
+}
+
+/// Each prompt alone, in one piece.
+pub const PLAIN: Way = Way { together: false, chunk: MAX_ROWS, scattered: false, wanted: Wanted::All };
+
+/// What to run: a prompt, then either given tokens (teacher forcing) or `steps` greedy ones.
+#[derive(Clone)]
+pub struct Script {
+    pub prompt: Vec<u32>,
+    pub forced: Option<Vec<u32>>,
+    pub steps: usize,
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Of each position that was wanted, in order; the last `steps` are those that the output came from.
+    pub logits: Vec<Vec<f32>>,
+    /// The likeliest token of each step.
+    pub greedy: Vec<u32>,
+}
+
+/// Loads a rank of a model on one thread.
+pub fn load(dir: &Path, dtype: DType, (rank, size): (usize, usize)) -> Result<Model, LoadError> {
+    let options = LoadOptions {
+        dtype: Some(dtype),
+        tp_rank: rank,
+        tp_size: size,
+        format: LoadFormat::Auto,
+        seed: 0,
+        max_rows: MAX_ROWS,
+        max_logit_rows: MAX_ROWS,
+    };
+    let backend = CpuBackend::new(CpuOptions { threads: 1, isa: None });
+    let mut progress = Vec::new();
+    let model = models::load(dir, &options, Box::new(backend), &mut |p| progress.push(p))?;
+    assert!(progress.windows(2).all(|pair| pair[0].bytes_done <= pair[1].bytes_done), "progress goes back");
+    let last = progress.last().expect("progress");
+    assert_eq!(last.bytes_done, last.bytes_total, "progress ends at the total");
+    Ok(model)
+}
+
+/// Runs all scripts.
+pub fn run(model: &mut Model, group: &mut dyn Collective, scripts: &[Script], way: Way) -> Vec<Outcome> {
+    model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE);
+    let mut blocks: Vec<u32> = (0..NUM_BLOCKS as u32).collect();
+    if way.scattered {
+        // 37 and 512 have no common factor, so this is a permutation without neighbours.
+        blocks.iter_mut().for_each(|block| *block = *block * 37 % NUM_BLOCKS as u32);
+    }
+    let need = |script: &Script| (script.prompt.len() + script.steps).div_ceil(BLOCK_SIZE);
+    let mut runs: Vec<Run> =
+        scripts.iter().map(|script| Run::new(script, blocks.split_off(blocks.len() - need(script)))).collect();
+    match way.together {
+        true => finish(model, group, &mut runs, way),
+        false => runs.chunks_mut(1).for_each(|alone| finish(model, group, alone, way)),
+    }
+    runs.into_iter().map(|run| run.outcome).collect()
+}
+
+/// A script under way.
+struct Run<'a> {
+    script: &'a Script,
+    tokens: Vec<u32>,
+    computed: usize,
+    blocks: Vec<u32>,
+    outcome: Outcome,
+}
+
+impl<'a> Run<'a> {
+    fn new(script: &'a Script, blocks: Vec<u32>) -> Self {
+        let outcome = Outcome { logits: Vec::new(), greedy: Vec::new() };
+        Self { script, tokens: script.prompt.clone(), computed: 0, blocks, outcome }
+    }
+
+    fn done(&self) -> bool {
+        self.outcome.greedy.len() == self.script.steps
+    }
+
+    /// Takes the logits of the row at `position`.
+    fn take(&mut self, position: usize, logits: &[f32]) {
+        self.outcome.logits.push(logits.to_vec());
+        if position + 1 < self.tokens.len() {
+            return;
+        }
+        let best = argmax(logits);
+        let step = self.outcome.greedy.len();
+        self.outcome.greedy.push(best);
+        self.tokens.push(self.script.forced.as_ref().map_or(best, |forced| forced[step]));
+    }
+}
+
+fn finish(model: &mut Model, group: &mut dyn Collective, runs: &mut [Run<'_>], way: Way) {
+    while runs.iter().any(|run| !run.done()) {
+        let (mut tokens, mut positions, mut sequences, mut wanted) = (vec![], vec![], vec![], vec![]);
+        let mut takers = Vec::new();
+        for (index, run) in runs.iter().enumerate().filter(|(_, run)| !run.done()) {
+            let end = run.tokens.len().min(run.computed + way.chunk);
+            let first_row = tokens.len();
+            tokens.extend(&run.tokens[run.computed..end]);
+            positions.extend(run.computed as u32..end as u32);
+            sequences.push(Sequence {
+                first_row,
+                num_rows: end - run.computed,
+                start: run.computed,
+                blocks: &run.blocks,
+            });
+            let takes = (run.computed..end).filter(|p| way.wanted == Wanted::All || p + 1 == run.tokens.len());
+            for position in takes {
+                wanted.push((first_row + position - run.computed) as u32);
+                takers.push((index, position));
+            }
+        }
+        let rows: Vec<usize> = sequences.iter().map(|sequence| sequence.num_rows).collect();
+        let batch = Batch { tokens: &tokens, positions: &positions, sequences: &sequences };
+        let logits = model.forward(batch, &wanted, group).expect("a step");
+        assert_eq!(logits.rows, wanted.len());
+        let unfinished = runs.iter_mut().filter(|run| !run.done());
+        unfinished.zip(rows).for_each(|(run, rows)| run.computed += rows);
+        for (row, (index, position)) in takers.into_iter().enumerate() {
+            runs[index].take(position, logits.row(row));
+        }
+    }
+}
+
+/// The first of the largest.
+pub fn argmax(logits: &[f32]) -> u32 {
+    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best }) as u32
+}
+
+/// Log-probability of `token`.
+pub fn logprob(logits: &[f32], token: u32) -> f32 {
+    let max = f64::from(logits.iter().copied().fold(f32::MIN, f32::max));
+    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - max).exp()).sum();
+    (f64::from(logits[token as usize]) - max - sum.ln()) as f32
+}
+
+/// The residual stream of a prompt, by layer.
+pub fn hidden(model: &mut Model, group: &mut dyn Collective, prompt: &[u32]) -> Vec<Vec<f32>> {
+    model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE);
+    let positions: Vec<u32> = (0..prompt.len() as u32).collect();
+    let blocks: Vec<u32> = (0..NUM_BLOCKS as u32).collect();
+    let sequence = Sequence { first_row: 0, num_rows: prompt.len(), start: 0, blocks: &blocks };
+    let batch = Batch { tokens: prompt, positions: &positions, sequences: &[sequence] };
+    let mut layers = Vec::new();
+    model.forward_observed(batch, &[], group, &mut |_, x| layers.push(x.to_vec())).expect("a step");
+    layers
+}

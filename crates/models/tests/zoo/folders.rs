@@ -1,0 +1,29 @@
+//! Where the reference models lie.
+
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+/// The folder of a reference model; says once which collection is in use.
+pub fn zoo(name: &str) -> PathBuf {
+    static SAY: Once = Once::new();
+    let repository = repository();
+    let (what, zoo) = match std::env::var_os("QUIRE_ZOO") {
+        Some(folder) => ("QUIRE_ZOO", PathBuf::from(folder)),
+        None if repository.join("../shared/zoo/README.md").exists() => {
+            ("../shared/zoo", repository.join("../shared/zoo"))
+        }
+        None => ("the fixtures", repository.join("tests/fixtures/zoo")),
+    };
+    SAY.call_once(|| eprintln!("reference models from {what}: {}", zoo.display()));
+    zoo.join(name)
+}
+
+/// A folder of the model that ships.
+pub fn shipped(name: &str) -> PathBuf {
+    repository().join("crates/default-model/files").join(name)
+}
+
+fn repository() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("this crate lies two folders down").to_owned()
+}

@@ -1,0 +1,63 @@
+//! The reference models: logits, log-probabilities and greedy tokens against recorded ones, for every way of running a step.
+//!
+//! Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
+
+mod checks;
+mod engine;
+mod folders;
+mod group;
+mod reference;
+
+use checks::{bfloat16, float32, shipped, tensor_parallel, tensor_parallel_refused};
+use kernels::ops::DType;
+
+/// One test a reference model: exact in float32, close in 16 bits, and split over `$ranks`.
+macro_rules! zoo {
+    ($($test:ident: $folder:literal, $low:expr, ranks: $ranks:expr, refused: $refused:expr;)*) => {$(
+        mod $test {
+            use super::*;
+
+            #[test]
+            fn exact() {
+                float32($folder);
+            }
+
+            #[test]
+            fn close_in_16_bits() {
+                $low.iter().for_each(|dtype| bfloat16($folder, *dtype));
+            }
+
+            #[test]
+            fn split() {
+                let (ranks, refused): (&[usize], &[(usize, &str)]) = (&$ranks, &$refused);
+                ranks.iter().for_each(|ranks| tensor_parallel($folder, *ranks));
+                refused.iter().for_each(|(ranks, what)| tensor_parallel_refused($folder, *ranks, what));
+            }
+        }
+    )*};
+}
+
+const BF16: [DType; 1] = [DType::Bf16];
+const BOTH: [DType; 2] = [DType::Bf16, DType::F16];
+
+zoo! {
+    internlm: "internlm", BOTH, ranks: [2], refused: [(4, "num_attention_heads")];
+    llama: "llama", BOTH, ranks: [2, 4], refused: [(3, "num_attention_heads")];
+    llama_rope_dynamic: "llama-rope-dynamic", BF16, ranks: [2], refused: [];
+    llama_rope_linear: "llama-rope-linear", BF16, ranks: [], refused: [(2, "num_attention_heads"), (3, "intermediate_size")];
+    llama_rope_llama3: "llama-rope-llama3", BF16, ranks: [2], refused: [];
+    llama_rope_yarn: "llama-rope-yarn", BF16, ranks: [2], refused: [];
+    mistral: "mistral", BF16, ranks: [2], refused: [];
+    qwen2: "qwen2", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
+    qwen3: "qwen3", BF16, ranks: [2, 4], refused: [];
+}
+
+#[test]
+fn the_model_that_ships() {
+    shipped("model", "main");
+}
+
+#[test]
+fn the_draft_that_ships() {
+    shipped("draft", "draft");
+}

@@ -142,6 +142,7 @@ impl Request {
             cached_tokens,
             prompt_ids: self.prompt[from..].to_vec(),
             logprobs: self.sampling.logprobs,
+            min_tokens: self.sampling.min_tokens,
         }
     }
 

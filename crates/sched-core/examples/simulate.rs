@@ -3,6 +3,7 @@
 //! A world that fails panics with its seed; `--events 1 --seed THAT` plays it alone.
 
 #[path = "../tests/sim/mod.rs"]
+#[allow(dead_code)] // The tests use all of it.
 mod sim;
 
 use sim::{Source, World};

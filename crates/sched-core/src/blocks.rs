@@ -234,3 +234,89 @@ impl BlockPool {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn name(number: u32) -> BlockHash {
+        BlockHash::root("test").child([number])
+    }
+
+    #[test]
+    fn a_cached_block_is_found_until_it_is_evicted() {
+        let mut pool = BlockPool::new(2);
+        let first = pool.take().expect("a block");
+        assert!(pool.name(first, name(1)));
+        pool.release(first);
+        assert_eq!((pool.cached(), pool.available(), pool.used()), (1, 2, 0));
+        assert_eq!(pool.find([name(1)].iter()).collect::<Vec<_>>(), [first]);
+        let other = pool.take().expect("the free one");
+        assert_ne!(other, first);
+        assert_eq!(pool.take(), Some(first), "evicted");
+        assert_eq!(pool.find([name(1)].iter()).count(), 0);
+        assert_eq!(pool.take(), None);
+    }
+
+    #[test]
+    fn finding_stops_at_the_first_gap() {
+        let mut pool = BlockPool::new(3);
+        for number in [1, 3] {
+            let block = pool.take().expect("a block");
+            pool.name(block, name(number));
+        }
+        assert_eq!(pool.find([name(1), name(2), name(3)].iter()).count(), 1);
+    }
+
+    #[test]
+    fn the_first_holder_of_a_name_keeps_it() {
+        let mut pool = BlockPool::new(2);
+        let (first, second) = (pool.take().expect("a block"), pool.take().expect("a block"));
+        assert!(pool.name(first, name(1)));
+        assert!(!pool.name(second, name(1)));
+        pool.release(second);
+        assert_eq!((pool.cached(), pool.available()), (0, 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Any calls in any order: the pool agrees with a plain list of who holds what.
+        #[test]
+        fn counts_are_what_holders_hold(calls in prop::collection::vec((0u8..6, 0usize..8, 0u32..6), 0..200)) {
+            let mut pool = BlockPool::new(6);
+            let mut holders: Vec<BlockId> = Vec::new();
+            for (call, at, number) in calls {
+                let held = holders.get(at % holders.len().max(1)).copied();
+                match (call, held) {
+                    (0 | 1, _) => match pool.take() {
+                        Some(block) => {
+                            prop_assert!(!holders.contains(&block), "a used block was given away");
+                            holders.push(block);
+                        }
+                        None => prop_assert_eq!(pool.available(), 0),
+                    },
+                    (2, Some(block)) => {
+                        pool.release(block);
+                        holders.swap_remove(at % holders.len());
+                    }
+                    (3, Some(block)) => drop(pool.name(block, name(number))),
+                    (4, _) => {
+                        let found = pool.find([name(number)].iter()).next();
+                        if let Some(block) = found {
+                            pool.hold(block);
+                            holders.push(block);
+                        }
+                    }
+                    (5, _) if number == 0 => pool.forget_names(),
+                    _ => (),
+                }
+                let mut counts = vec![0; 6];
+                holders.iter().for_each(|block| counts[block.index()] += 1);
+                prop_assert_eq!(pool.check(&counts), Ok(()));
+                prop_assert_eq!(pool.references(), holders.len() as u64);
+            }
+        }
+    }
+}

@@ -7,7 +7,7 @@ use sim::{Source, World, play};
 
 #[test]
 fn every_answer_is_as_if_alone() {
-    for seed in 0..400 {
+    for seed in 0..1000 {
         play(Source::Seed(seed), 600);
     }
 }

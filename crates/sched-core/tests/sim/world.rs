@@ -91,9 +91,9 @@ impl<'a> World<'a> {
     /// A world whose configuration is the first thing drawn.
     pub fn new(mut source: Source<'a>) -> Self {
         let config = draw_config(&mut source);
-        // Half of the worlds are short of memory.
-        let most_blocks = if source.chance(50) { 9 } else { 30 };
-        let num_blocks = source.between(3, most_blocks);
+        // Most worlds hold one or two full contexts, so that running sequences fight for blocks; some hold not even one.
+        let context = config.max_model_len.div_ceil(config.block_size);
+        let num_blocks = if source.chance(80) { source.between(context, 2 * context) } else { source.between(2, 30) };
         let scheduler = Scheduler::new(config.clone()).expect("a possible configuration");
         let mut world = Self {
             source,
@@ -141,16 +141,16 @@ impl<'a> World<'a> {
 
     fn event(&mut self) {
         match self.source.below(1000) {
-            0..200 => self.admit(),
-            200..540 => self.plan(),
-            540..900 => self.complete(),
-            900..950 => self.abort(),
-            950..958 => self.abort_by_id(),
-            958..964 => self.gateway_gone(),
-            964..976 => self.tell_stops(),
-            976..984 => self.scheduler.reset_prefix_cache(),
-            984..990 => self.fail_all(),
-            990..994 => self.lose_group(),
+            0..110 => self.admit(),
+            110..510 => self.plan(),
+            510..930 => self.complete(),
+            930..950 => self.abort(),
+            950..954 => self.abort_by_id(),
+            954..957 => self.gateway_gone(),
+            957..972 => self.tell_stops(),
+            972..980 => self.scheduler.reset_prefix_cache(),
+            980..983 => self.fail_all(),
+            983..985 => self.lose_group(),
             _ => self.form_if_lost(),
         }
     }

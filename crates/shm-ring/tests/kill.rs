@@ -98,7 +98,7 @@ async fn child_sleeper() {
 
 #[tokio::test]
 async fn a_writer_killed_in_the_middle_leaves_whole_records() {
-    for round in 0..60 {
+    for round in 0..150 {
         let (mut child, _sender, mut receiver) = start("child_writer", round).await;
         let kill_at = (round as u64 * 37) % 400;
         let mut got = Vec::new();

@@ -10,7 +10,8 @@ const CAPACITY: usize = 256;
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Push(Vec<u8>),
+    /// So many bytes of a value.
+    Push(usize, u8),
     Publish,
     Pop,
     Release,
@@ -18,8 +19,8 @@ enum Operation {
 
 fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        4 => prop::collection::vec(any::<u8>(), 0..CAPACITY + 8).prop_map(Operation::Push),
-        4 => prop::collection::vec(any::<u8>(), 0..24).prop_map(Operation::Push),
+        4 => (0..CAPACITY + 8, any::<u8>()).prop_map(|(len, byte)| Operation::Push(len, byte)),
+        4 => (0..24usize, any::<u8>()).prop_map(|(len, byte)| Operation::Push(len, byte)),
         3 => Just(Operation::Publish),
         5 => Just(Operation::Pop),
         3 => Just(Operation::Release),
@@ -45,11 +46,12 @@ fn check(operations: Vec<Operation>) {
     let mut model = Model::default();
     for operation in operations {
         match operation {
-            Operation::Push(record) if record.len() > CAPACITY - 8 => {
-                let refused = producer.push(&record);
+            Operation::Push(len, byte) if len > CAPACITY - 8 => {
+                let refused = producer.push(&vec![byte; len]);
                 assert!(matches!(refused, Err(RingError::TooLarge { limit, .. }) if limit == CAPACITY - 8));
             }
-            Operation::Push(record) => {
+            Operation::Push(len, byte) => {
+                let record = vec![byte; len];
                 let fits = model.used + size(&record) <= CAPACITY;
                 assert_eq!(producer.has_room_for(record.len()).unwrap(), fits);
                 assert_eq!(producer.push(&record).unwrap(), fits);

@@ -45,6 +45,8 @@ struct Tensor {
     bytes: Vec<u8>,
 }
 
+type Tensors = Vec<(String, Tensor)>;
+
 impl View for &Tensor {
     fn dtype(&self) -> Dtype {
         self.dtype
@@ -61,7 +63,7 @@ impl View for &Tensor {
 }
 
 /// Every tensor of the model that `CONFIG` describes, all values small and different.
-fn tensors() -> Vec<(String, Tensor)> {
+fn tensors() -> Tensors {
     let mut all =
         vec![("model.embed_tokens.weight".to_owned(), vec![33, 32]), ("lm_head.weight".to_owned(), vec![33, 32])];
     all.push(("model.norm.weight".to_owned(), vec![32]));
@@ -139,7 +141,7 @@ fn faults_are_named() {
     std::fs::write(dir.path().join("pytorch_model.bin"), "x").expect("written");
     assert!(attempt().contains("pytorch_model.bin"), "{}", attempt());
 
-    let check = |change: &dyn Fn(&mut Vec<(String, Tensor)>), words: &[&str]| {
+    let check = |change: &dyn Fn(&mut Tensors), words: &[&str]| {
         let mut all = tensors();
         change(&mut all);
         write(dir.path(), "model.safetensors", &all);

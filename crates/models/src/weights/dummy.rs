@@ -33,15 +33,38 @@ impl Weights for Dummy {
     }
 }
 
+/// Distinct values of a random matrix.
+const LEVELS: usize = 4096;
+
 impl Dummy {
     fn uniform(&self, slice: &Slice, bound: f32, out: &mut Vec<u8>) {
+        // Values are looked up ready-made: making billions of them should take seconds.
+        let mut levels = Vec::new();
+        let level = |i: usize| bound * ((2 * i + 1) as f32 / LEVELS as f32 - 1.0);
+        narrow((0..LEVELS).map(level), self.dtype, &mut levels);
         let key = slice.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
-        for row in slice.rows.clone() {
-            let row_key = mix(key ^ mix(row as u64));
-            // Four elements from each 64-bit draw.
-            let draw = |col: usize| mix(row_key.wrapping_add((col / 4) as u64)) >> (16 * (col % 4));
-            let value = |col: usize| f32::from(draw(col) as u16 as i16) * (bound / 32768.0);
-            narrow(slice.cols.clone().map(value), self.dtype, out);
+        out.resize(slice.elements() * self.dtype.size(), 0);
+        match self.dtype {
+            DType::F32 => fill::<4>(key, slice, &levels, out),
+            DType::Bf16 | DType::F16 => fill::<2>(key, slice, &levels, out),
+        }
+    }
+}
+
+/// Fills `out` with elements of `N` bytes picked from `levels`.
+fn fill<const N: usize>(key: u64, slice: &Slice, levels: &[u8], out: &mut [u8]) {
+    let (levels, out) = (levels.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+    for (row, out) in slice.rows.clone().zip(out.chunks_exact_mut(slice.cols.len())) {
+        let row_key = mix(key ^ mix(row as u64));
+        // Four elements from each 64-bit draw.
+        let draw = |col: usize| mix(row_key.wrapping_add((col / 4) as u64));
+        let (mut col, mut bits) = (slice.cols.start, draw(slice.cols.start) >> (16 * (slice.cols.start % 4)));
+        for element in out {
+            if col.is_multiple_of(4) {
+                bits = draw(col);
+            }
+            *element = levels[bits as usize % LEVELS];
+            (col, bits) = (col + 1, bits >> 16);
         }
     }
 }

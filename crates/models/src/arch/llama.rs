@@ -1,13 +1,12 @@
 //! The Llama family: one spec with different switches. RMS norm before attention and MLP, rotary embedding, gated MLP.
 
 use model_spec::{
-    Activation, AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec,
-    MlpKind, MlpSpec, ModelKind, ModelSpec, NormSpec, Position, QkNorm, Residual, RopeDefaults, RopeSpec, RopeStyle,
-    context_len, read_rope,
+    AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec,
+    ModelKind, ModelSpec, NormSpec, Position, QkNorm, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
 };
 
+use super::parts::{Sizes, activation, llama_part, names};
 use super::{Blueprint, Folder};
-use crate::weights::{Kind, Part, Slot};
 
 /// In what the family's members differ.
 #[derive(Default)]
@@ -69,89 +68,55 @@ pub(super) fn internlm(folder: &Folder) -> Result<Blueprint, ConfigError> {
 
 fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
+    let sizes = Sizes::read(config)?;
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
-    let shape = Shape::read(config, &switches)?;
-    let layers = config.size("num_hidden_layers")?;
-    let windows = windows(config, &switches.windows, layers)?;
+    let layer = layer(config, &sizes, &switches, norm)?;
+    let windows = windows(config, &switches.windows, sizes.layers)?.into_iter();
+    let windowed =
+        |window| LayerSpec { attention: AttentionSpec { window, ..layer.attention.clone() }, ..layer.clone() };
     let spec = ModelSpec {
         architecture: folder.architecture.clone(),
         kind: ModelKind::Decoder,
-        vocab_size: config.size("vocab_size")?,
-        hidden_size: shape.hidden,
+        vocab_size: sizes.vocab,
+        hidden_size: sizes.hidden,
         context_len: context_len(config)?,
         dtype: folder.dtype,
         eos_token_ids: folder.eos_token_ids.clone(),
         embedding: EmbeddingSpec { scale: 1.0, norm: None },
-        layers: windows.into_iter().map(|window| shape.layer(&switches, norm, window)).collect(),
+        layers: windows.map(windowed).collect(),
         final_norm: Some(norm),
         head: HeadSpec { tied: config.flag_or("tie_word_embeddings", false)?, bias: false, scale: 1.0, soft_cap: None },
     };
-    Ok(Blueprint { spec, names: Box::new(name) })
+    Ok(Blueprint { spec, names: names("model.norm", llama_part) })
 }
 
-/// Sizes of a layer.
-struct Shape {
-    hidden: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    intermediate: usize,
-    activation: Activation,
-    rope: RopeSpec,
-}
-
-impl Shape {
-    fn read(config: &ConfigFile, switches: &Switches) -> Result<Self, ConfigError> {
-        let hidden = config.size("hidden_size")?;
-        let heads = config.size("num_attention_heads")?;
-        let kv_heads = config.size_or("num_key_value_heads", heads)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(
-                config.unsupported("num_key_value_heads", &format!("it must divide num_attention_heads = {heads}"))
-            );
-        }
-        let head_dim = config.size_or("head_dim", hidden / heads)?;
-        let theta = switches.rope_theta.unwrap_or(10000.0);
-        let activation = Activation::from_name(&config.text_or("hidden_act", "silu")?).ok_or_else(|| {
-            config.unsupported("hidden_act", "expected silu, gelu, gelu_new, gelu_pytorch_tanh, relu or relu2")
-        })?;
-        Ok(Self {
-            hidden,
-            heads,
-            kv_heads,
-            head_dim,
-            intermediate: config.size("intermediate_size")?,
-            activation,
-            rope: read_rope(config, RopeDefaults { theta, rotary_dim: head_dim, style: RopeStyle::Halves })?,
-        })
-    }
-
-    fn layer(&self, switches: &Switches, norm: NormSpec, window: Option<usize>) -> LayerSpec {
-        LayerSpec {
-            attention: AttentionSpec {
-                heads: self.heads,
-                kv_heads: self.kv_heads,
-                head_dim: self.head_dim,
-                v_head_dim: self.head_dim,
-                scale: (self.head_dim as f32).sqrt().recip(),
-                position: Position::Rope(self.rope.clone()),
-                window,
-                soft_cap: None,
-                sinks: false,
-                qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
-                bias: switches.bias,
-            },
-            mlp: MlpSpec {
-                kind: MlpKind::Gated,
-                intermediate_size: self.intermediate,
-                activation: self.activation,
-                bias: switches.mlp_bias,
-            },
-            norms: LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() },
-            residual: Residual::Sequential,
-            residual_scale: 1.0,
-        }
-    }
+fn layer(config: &ConfigFile, sizes: &Sizes, switches: &Switches, norm: NormSpec) -> Result<LayerSpec, ConfigError> {
+    let theta = switches.rope_theta.unwrap_or(10000.0);
+    let rope = RopeDefaults { theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
+    Ok(LayerSpec {
+        attention: AttentionSpec {
+            heads: sizes.heads,
+            kv_heads: sizes.kv_heads,
+            head_dim: sizes.head_dim,
+            v_head_dim: sizes.head_dim,
+            scale: (sizes.head_dim as f32).sqrt().recip(),
+            position: Position::Rope(read_rope(config, rope)?),
+            window: None,
+            soft_cap: None,
+            sinks: false,
+            qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
+            bias: switches.bias,
+        },
+        mlp: MlpSpec {
+            kind: MlpKind::Gated,
+            intermediate_size: sizes.intermediate,
+            activation: activation(config, "hidden_act", "silu")?,
+            bias: switches.mlp_bias,
+        },
+        norms: LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() },
+        residual: Residual::Sequential,
+        residual_scale: 1.0,
+    })
 }
 
 /// The window of every layer.
@@ -171,39 +136,6 @@ fn windows(config: &ConfigFile, rule: &Windows, layers: usize) -> Result<Vec<Opt
                 Ok((0..layers).map(|layer| window.filter(|_| layer >= full)).collect())
             }
         },
-    }
-}
-
-/// What the family's files call the weights.
-fn name(slot: Slot, kind: Kind) -> String {
-    let module = match slot {
-        Slot::Embedding | Slot::EmbeddingNorm => "model.embed_tokens".to_owned(),
-        Slot::FinalNorm => "model.norm".to_owned(),
-        Slot::Head => "lm_head".to_owned(),
-        Slot::Layer(layer, part) => format!("model.layers.{layer}.{}", part_name(part)),
-    };
-    let ending = match kind {
-        Kind::Weight => "weight",
-        Kind::Bias => "bias",
-    };
-    format!("{module}.{ending}")
-}
-
-fn part_name(part: Part) -> &'static str {
-    match part {
-        Part::BeforeAttention => "input_layernorm",
-        Part::BeforeMlp => "post_attention_layernorm",
-        Part::AfterAttention | Part::AfterMlp => "absent",
-        Part::Query => "self_attn.q_proj",
-        Part::Key => "self_attn.k_proj",
-        Part::Value => "self_attn.v_proj",
-        Part::Output => "self_attn.o_proj",
-        Part::QueryNorm => "self_attn.q_norm",
-        Part::KeyNorm => "self_attn.k_norm",
-        Part::Sinks => "self_attn.sinks",
-        Part::Gate => "mlp.gate_proj",
-        Part::Up => "mlp.up_proj",
-        Part::Down => "mlp.down_proj",
     }
 }
 

@@ -1,7 +1,11 @@
 //! Architectures: each is a function from `config.json` to a [`Blueprint`], and one line in [`ARCHITECTURES`].
 
+mod cohere;
 pub(crate) mod echo;
+mod gemma;
 mod llama;
+mod parts;
+mod phi;
 
 use std::path::Path;
 
@@ -13,10 +17,14 @@ use crate::weights::Names;
 const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("AquilaForCausalLM", llama::llama),
     ("AquilaModel", llama::llama),
+    ("CohereForCausalLM", cohere::cohere),
     ("EchoForCausalLM", echo::echo),
+    ("Gemma2ForCausalLM", gemma::gemma2),
+    ("GemmaForCausalLM", gemma::gemma),
     ("InternLMForCausalLM", llama::internlm),
     ("LlamaForCausalLM", llama::llama),
     ("MistralForCausalLM", llama::mistral),
+    ("PhiForCausalLM", phi::phi),
     ("Qwen2ForCausalLM", llama::qwen2),
     ("Qwen3ForCausalLM", llama::qwen3),
 ];
@@ -90,7 +98,8 @@ mod tests {
         };
         let message = refusal(r#"{"architectures": ["Llama4ForCausalLM"]}"#);
         assert!(
-            message.contains("nearest: LlamaForCausalLM") && message.contains("MistralForCausalLM, Qwen2"),
+            message.contains("nearest: LlamaForCausalLM")
+                && message.contains("MistralForCausalLM, PhiForCausalLM, Qwen2"),
             "{message}"
         );
         let message =

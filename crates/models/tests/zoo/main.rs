@@ -41,6 +41,9 @@ const BF16: [DType; 1] = [DType::Bf16];
 const BOTH: [DType; 2] = [DType::Bf16, DType::F16];
 
 zoo! {
+    cohere: "cohere", BOTH, ranks: [2], refused: [];
+    gemma: "gemma", BF16, ranks: [2, 4], refused: [];
+    gemma2: "gemma2", BF16, ranks: [2], refused: [];
     internlm: "internlm", BOTH, ranks: [2], refused: [(4, "num_attention_heads")];
     llama: "llama", BOTH, ranks: [2, 4], refused: [(3, "num_attention_heads")];
     llama_rope_dynamic: "llama-rope-dynamic", BF16, ranks: [2], refused: [];
@@ -48,6 +51,7 @@ zoo! {
     llama_rope_llama3: "llama-rope-llama3", BF16, ranks: [2], refused: [];
     llama_rope_yarn: "llama-rope-yarn", BF16, ranks: [2], refused: [];
     mistral: "mistral", BF16, ranks: [2], refused: [];
+    phi: "phi", BOTH, ranks: [2], refused: [];
     qwen2: "qwen2", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     qwen3: "qwen3", BF16, ranks: [2, 4], refused: [];
 }

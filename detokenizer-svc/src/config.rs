@@ -1,0 +1,49 @@
+//! The detokenizer's flags, checked once.
+
+use std::path::PathBuf;
+
+use service_kit::{Address, CommonArgs};
+
+/// Flags of `quire detokenizer`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Flags that every process has.
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// Where the scheduler brings tokens
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen_tokens: Address,
+
+    /// Where gateways come for events
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen_events: Address,
+
+    /// Folder of the model
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+
+    /// Folder of the tokenizer, where it is not the model's
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// Fingerprint of the model folder; processes with another one are refused
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub model_fingerprint: String,
+
+    /// A gateway that takes no events for this long is hung up on
+    #[arg(long, default_value_t = 5000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub send_deadline_ms: u64,
+}
+
+impl Args {
+    /// The settings as a JSON object, for the control plane.
+    pub(crate) fn to_json(&self) -> String {
+        serde_json::json!({
+            "model": self.model,
+            "tokenizer": self.tokenizer,
+            "send_deadline_ms": self.send_deadline_ms,
+        })
+        .to_string()
+    }
+}

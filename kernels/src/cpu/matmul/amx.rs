@@ -9,17 +9,19 @@ use crate::cpu::memory::Shared;
 use crate::cpu::pack::{PANEL, TILE_K};
 use crate::cpu::pool::Pool;
 use std::arch::asm;
-use std::arch::x86_64::{__m256bh, _MM_HINT_T0, _mm_prefetch, _mm512_cvtneps_pbh, _mm512_maskz_loadu_ps};
+use std::arch::x86_64::{__m256bh, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm512_cvtneps_pbh, _mm512_maskz_loadu_ps};
 use std::ops::Range;
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
 /// Bytes of a tile.
 const TILE_BYTES: usize = 1024;
-/// Panels a task.
+/// Panels a task of one row tile.
 const GROUP: usize = 4;
-/// Row tiles whose packed activations stay in the second-level cache, in bytes.
-const SUPER_BLOCK_BYTES: usize = 1 << 20;
+/// Panels a task of many, at most; and its row tiles. Sums (1 MB) and activations of [`STEPS`] fit the second-level cache.
+const WIDE_GROUP: usize = 32;
+/// Row tiles a task, at most.
+const ROW_TILES: usize = 32;
 /// k steps between which sums rest in memory, so that a pair of panels stays in the first-level cache.
 const STEPS: usize = 16;
 /// How far ahead of a tile weights are fetched when each is used once.
@@ -33,7 +35,7 @@ pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Pr
     let Product { x, rows, w, .. } = *product;
     let steps = w.k_padded / TILE_K;
     let row_tiles = rows.div_ceil(TILE_ROWS);
-    let packed = Shared::new(scratch.reserve(row_tiles * steps * TILE_BYTES));
+    let packed = Shared::new(scratch.x.reserve(row_tiles * steps * TILE_BYTES));
     let x = Shared::new(x.cast_mut());
     pool.run_sized(rows, rows * w.k, &|row, _| {
         // SAFETY: row `row` of x exists; each task writes its own row of its tile.
@@ -44,27 +46,41 @@ pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Pr
     });
 
     let output = Output::new(product);
-    let groups = w.panels().div_ceil(GROUP);
-    let super_tiles = (SUPER_BLOCK_BYTES / (steps * TILE_BYTES)).clamp(2, row_tiles.max(2)) & !1;
+    let group = if row_tiles == 1 { GROUP } else { wide_group(w.panels(), row_tiles, pool.threads()) };
+    let groups = w.panels().div_ceil(group);
+    let sums_bytes = if row_tiles == 1 { 0 } else { row_tiles.min(ROW_TILES) * group * size_of::<Sums>() };
+    let sums = Shared::new(scratch.sums.reserve(pool.threads() * sums_bytes));
     let shape = TileShape::new(rows.min(TILE_ROWS));
-    pool.run_sized(row_tiles.div_ceil(super_tiles) * groups, rows * w.k * w.n / 64, &|task, _| {
-        let (first_tile, first_panel) = (task / groups * super_tiles, task % groups * GROUP);
+    pool.run_sized(row_tiles.div_ceil(ROW_TILES) * groups, rows * w.k * w.n / 64, &|task, thread| {
+        let (first_tile, first_panel) = (task / groups * ROW_TILES, task % groups * group);
         let strip = Strip {
             x: packed,
             weights: w.panel(first_panel),
-            panels: first_panel..w.panels().min(first_panel + GROUP),
-            row_tiles: first_tile..row_tiles.min(first_tile + super_tiles),
+            panels: first_panel..w.panels().min(first_panel + group),
+            row_tiles: first_tile..row_tiles.min(first_tile + ROW_TILES),
             rows,
             steps,
             output: &output,
         };
-        // SAFETY: the tile unit is there (the caller's promise), and the strip is inside the packed operands.
+        // SAFETY: the tile unit is there (the caller's promise), the strip is inside the packed operands, and each thread has its own
+        // part of the sums, large enough for a task.
         unsafe {
             shape.load();
-            strip.run();
+            if row_tiles == 1 {
+                strip.single()
+            } else {
+                strip.many(sums.at(thread * sums_bytes).cast())
+            }
             release();
         }
     });
+}
+
+/// Panels of a task: many, to read activations seldom, but a few tasks for every thread.
+fn wide_group(panels: usize, row_tiles: usize, threads: usize) -> usize {
+    let tasks = threads * 4;
+    let shares = tasks.div_ceil(row_tiles.div_ceil(ROW_TILES));
+    panels.div_ceil(shares).next_multiple_of(2).min(WIDE_GROUP)
 }
 
 /// Rounds a row to bf16 into its lines of a row of tiles.
@@ -149,6 +165,41 @@ macro_rules! multiply {
     };
 }
 
+/// Tiles of sums begin at zero with the first k, and where they rested with later ones.
+macro_rules! start_sums {
+    ($depth:expr, $sums:expr, $($tile:literal)*) => {
+        if $depth.start == 0 {
+            $(asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags));)*
+        } else {
+            let mut rested = $sums.iter();
+            $(load!($tile, *rested.next().expect("a sum for each tile"));)*
+        }
+    };
+}
+
+/// Some k steps.
+#[derive(Clone, Copy)]
+struct Depth {
+    start: usize,
+    end: usize,
+}
+
+impl Depth {
+    /// Where their tiles begin.
+    #[inline(always)]
+    fn bytes(self) -> impl Iterator<Item = usize> {
+        (self.start..self.end).map(|step| step * TILE_BYTES)
+    }
+}
+
+/// A place in a task: tile and panel counted from its first.
+#[derive(Clone, Copy)]
+struct Block {
+    tile: usize,
+    panel: usize,
+    depth: Depth,
+}
+
 /// One tile of sums.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -168,20 +219,6 @@ struct Strip<'a> {
 }
 
 impl Strip<'_> {
-    /// # Safety
-    /// The operands exist as described and the tile unit is configured.
-    unsafe fn run(&self) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.row_tiles.len() == 1 {
-                return self.single();
-            }
-            for pair in (0..self.panels.len()).step_by(2) {
-                self.pairs(pair, self.panels.len() - pair >= 2);
-            }
-        }
-    }
-
     /// Weights of a panel of the group.
     ///
     /// # Safety
@@ -203,7 +240,7 @@ impl Strip<'_> {
     /// One row tile: weights are used once, so many panels are read side by side.
     ///
     /// # Safety
-    /// As [`Self::run`].
+    /// The operands exist as described and the tile unit is configured.
     unsafe fn single(&self) {
         let mut sums = [ZERO; GROUP];
         // SAFETY: the caller's promise; all tiles are `steps` long.
@@ -230,7 +267,7 @@ impl Strip<'_> {
     }
 
     /// # Safety
-    /// As [`Self::run`]; the group is whole.
+    /// As [`Self::single`]; the group is whole.
     #[inline(always)]
     unsafe fn single_by_four(&self, x: *const u8, sums: &mut [Sums; GROUP]) {
         // SAFETY: the caller's promise; prefetches may point anywhere.
@@ -263,91 +300,121 @@ impl Strip<'_> {
         }
     }
 
-    /// All row tiles times one or two panels, some k at a time, two row tiles at a time.
+    /// Many row tiles: some k at a time, two panels at a time, two row tiles at a time. `sums` is `[row tile][panel]`, overwritten.
     ///
     /// # Safety
-    /// As [`Self::run`]; the panels are in the group.
-    unsafe fn pairs(&self, panel: usize, two: bool) {
-        const MAX_TILES: usize = 64;
-        let mut rest = self.row_tiles.clone();
-        while !rest.is_empty() {
-            let tiles = rest.start..rest.end.min(rest.start + MAX_TILES);
-            rest.start = tiles.end;
-            let mut sums = [[ZERO; 2]; MAX_TILES];
-            for first in (0..self.steps).step_by(STEPS) {
-                let bytes = first * TILE_BYTES..self.steps.min(first + STEPS) * TILE_BYTES;
-                for (pair, sums) in sums[..tiles.len()].chunks_mut(2).enumerate() {
-                    let tile = tiles.start + pair * 2;
-                    // SAFETY: the tile exists, and the next one where sums hold two.
+    /// As [`Self::single`]; there is a sum for every row tile and panel.
+    unsafe fn many(&self, sums: *mut Sums) {
+        let (tiles, panels) = (self.row_tiles.len(), self.panels.len());
+        for first in (0..self.steps).step_by(STEPS) {
+            let depth = Depth { start: first, end: self.steps.min(first + STEPS) };
+            for panel in (0..panels).step_by(2) {
+                for tile in (0..tiles).step_by(2) {
+                    let block = Block { tile, panel, depth };
+                    // SAFETY: tiles and panels are inside, as are the next ones where there are two.
                     unsafe {
-                        match (sums, two) {
-                            ([a, b], true) => self.two_by_two(tile, panel, bytes.clone(), [a, b]),
-                            ([a, b], false) => {
-                                self.one_by_one(tile, panel, bytes.clone(), &mut a[0]);
-                                self.one_by_one(tile + 1, panel, bytes.clone(), &mut b[0]);
+                        let sums = sums.add(tile * panels + panel);
+                        match (tile + 1 < tiles, panel + 1 < panels) {
+                            (true, true) => {
+                                self.two_by_two(block, [sums, sums.add(1), sums.add(panels), sums.add(panels + 1)])
                             }
-                            (rest, _) => {
-                                for sums in rest {
-                                    self.one_by_one(tile, panel, bytes.clone(), &mut sums[0]);
-                                    if two {
-                                        self.one_by_one(tile, panel + 1, bytes.clone(), &mut sums[1]);
-                                    }
-                                }
-                            }
+                            (true, false) => self.two_by_one(block, [sums, sums.add(panels)]),
+                            (false, true) => self.one_by_two(block, [sums, sums.add(1)]),
+                            (false, false) => self.one_by_two(block, [sums, sums]),
                         }
                     }
                 }
             }
-            for (tile, sums) in tiles.zip(&sums) {
-                self.write(tile, panel, &sums[0]);
-                if two {
-                    self.write(tile, panel + 1, &sums[1]);
-                }
+        }
+        for tile in 0..tiles {
+            for panel in 0..panels {
+                // SAFETY: all sums have been written.
+                self.write(self.row_tiles.start + tile, panel, unsafe { &*sums.add(tile * panels + panel) });
             }
         }
     }
 
     /// # Safety
-    /// As [`Self::run`]; tile and panel exist.
-    unsafe fn one_by_one(&self, tile: usize, panel: usize, bytes: Range<usize>, sums: &mut Sums) {
-        // SAFETY: the caller's promise.
+    /// As [`Self::many`]; both tiles and panels exist.
+    #[inline(always)]
+    unsafe fn two_by_two(&self, block: Block, sums: [*mut Sums; 4]) {
+        // SAFETY: the caller's promise; prefetches may point anywhere.
         unsafe {
-            let (x, w) = (self.row_tile(tile), self.panel(panel));
-            load!("0", sums.0.as_ptr());
-            for at in bytes.step_by(TILE_BYTES) {
-                load!("4", x.add(at));
-                load!("6", w.add(at));
-                multiply!("0", "4", "6");
-            }
-            store!("0", sums.0.as_mut_ptr());
-        }
-    }
-
-    /// # Safety
-    /// As [`Self::run`]; both tiles and panels exist.
-    unsafe fn two_by_two(&self, tile: usize, panel: usize, bytes: Range<usize>, sums: [&mut [Sums; 2]; 2]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let x = [self.row_tile(tile), self.row_tile(tile + 1)];
-            let w = [self.panel(panel), self.panel(panel + 1)];
-            load!("0", sums[0][0].0.as_ptr());
-            load!("1", sums[0][1].0.as_ptr());
-            load!("2", sums[1][0].0.as_ptr());
-            load!("3", sums[1][1].0.as_ptr());
-            for at in bytes.step_by(TILE_BYTES) {
-                load!("4", x[0].add(at));
-                load!("6", w[0].add(at));
-                load!("7", w[1].add(at));
+            let (x0, x1) = (
+                self.row_tile(self.row_tiles.start + block.tile),
+                self.row_tile(self.row_tiles.start + block.tile + 1),
+            );
+            let (w0, w1) = (self.panel(block.panel), self.panel(block.panel + 1));
+            // Each pair of row tiles fetches its share of the next two panels.
+            let (next0, next1) =
+                (w1.wrapping_add(self.steps * TILE_BYTES), w1.wrapping_add(2 * self.steps * TILE_BYTES));
+            let share = TILE_BYTES * 2 / self.row_tiles.len().min(16);
+            let offset = block.tile / 2 * share % TILE_BYTES;
+            start_sums!(block.depth, sums, "0" "1" "2" "3");
+            for at in block.depth.bytes() {
+                load!("4", x0.add(at));
+                load!("6", w0.add(at));
+                load!("7", w1.add(at));
                 multiply!("0", "4", "6");
                 multiply!("1", "4", "7");
-                load!("5", x[1].add(at));
+                load!("5", x1.add(at));
                 multiply!("2", "5", "6");
                 multiply!("3", "5", "7");
+                for line in (offset..offset + share).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T1>(next0.wrapping_add(at + line).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(next1.wrapping_add(at + line).cast());
+                }
             }
-            store!("0", sums[0][0].0.as_mut_ptr());
-            store!("1", sums[0][1].0.as_mut_ptr());
-            store!("2", sums[1][0].0.as_mut_ptr());
-            store!("3", sums[1][1].0.as_mut_ptr());
+            store!("0", sums[0]);
+            store!("1", sums[1]);
+            store!("2", sums[2]);
+            store!("3", sums[3]);
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::many`]; both tiles exist.
+    unsafe fn two_by_one(&self, block: Block, sums: [*mut Sums; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (x0, x1) = (
+                self.row_tile(self.row_tiles.start + block.tile),
+                self.row_tile(self.row_tiles.start + block.tile + 1),
+            );
+            let w = self.panel(block.panel);
+            start_sums!(block.depth, sums, "0" "1");
+            for at in block.depth.bytes() {
+                load!("4", x0.add(at));
+                load!("6", w.add(at));
+                load!("5", x1.add(at));
+                multiply!("0", "4", "6");
+                multiply!("1", "5", "6");
+            }
+            store!("0", sums[0]);
+            store!("1", sums[1]);
+        }
+    }
+
+    /// One tile times two panels; where both sums are one and the same, only the first panel exists.
+    ///
+    /// # Safety
+    /// As [`Self::many`]; the tile and the panels exist.
+    unsafe fn one_by_two(&self, block: Block, sums: [*mut Sums; 2]) {
+        let second = block.panel + usize::from(sums[0] != sums[1]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = self.row_tile(self.row_tiles.start + block.tile);
+            let (w0, w1) = (self.panel(block.panel), self.panel(second));
+            start_sums!(block.depth, sums, "0" "1");
+            for at in block.depth.bytes() {
+                load!("4", x.add(at));
+                load!("6", w0.add(at));
+                load!("7", w1.add(at));
+                multiply!("0", "4", "6");
+                multiply!("1", "4", "7");
+            }
+            store!("0", sums[0]);
+            store!("1", sums[1]);
         }
     }
 

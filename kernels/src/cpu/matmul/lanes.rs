@@ -11,11 +11,15 @@ use crate::cpu::pack::PANEL;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
 use crate::ops::DType;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 
-/// Bytes of packed activations that are worth keeping in the second-level cache.
-const SUPER_BLOCK_BYTES: usize = 1 << 20;
-/// Widest tile, in elements: eight panels for one row, or twelve rows of two.
-const TILE_ELEMENTS: usize = 12 * 2 * PANEL;
+/// Rows of a super-block, at most.
+const SUPER_BLOCK_ROWS: usize = 120;
+/// k after which sums rest in memory: a super-block's activations up to there, and two panels, fit the second-level cache.
+const DEPTH: usize = 2048;
+/// Sums of a task, at most: a super-block of rows times two panels, or a few rows times eight.
+const TASK_SUMS: usize = SUPER_BLOCK_ROWS * 2 * PANEL;
 
 /// How rows are cut into register tiles.
 #[derive(Clone, Copy)]
@@ -31,7 +35,7 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(isa: Isa, rows: usize, k: usize) -> Self {
+    fn new(isa: Isa, rows: usize) -> Self {
         let sizes: &[(usize, usize)] = match isa {
             Isa::Amx | Isa::Avx512 => &[(1, 8), (2, 8), (4, 4), (6, 4), (8, 2), (12, 2)],
             Isa::Avx2 => &[(1, 4), (2, 2), (4, 1), (6, 1)],
@@ -45,7 +49,7 @@ impl Cut {
             .min_by_key(fits)
             .expect("a size fits");
         let blocks = rows.div_ceil(tile);
-        let super_blocks = (SUPER_BLOCK_BYTES / (tile * k * 4).max(1)).clamp(1, blocks);
+        let super_blocks = (TASK_SUMS / (tile * panels * PANEL)).min(SUPER_BLOCK_ROWS / tile).min(blocks);
         Self { rows: tile, blocks, super_blocks, panels }
     }
 }
@@ -57,8 +61,8 @@ impl Cut {
 pub(super) unsafe fn matmul(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, product: &Product<'_>) {
     let Product { x, rows, w, .. } = *product;
     let k = w.k.next_multiple_of(2);
-    let cut = Cut::new(isa, rows, k);
-    let packed = Shared::new(scratch.reserve(cut.blocks * cut.rows * k * 4).cast::<f32>());
+    let cut = Cut::new(isa, rows);
+    let packed = Shared::new(scratch.x.reserve(cut.blocks * cut.rows * k * 4).cast::<f32>());
     let x = Shared::new(x.cast_mut());
     let pack = |block: usize, _: usize| {
         let first = block * cut.rows;
@@ -104,20 +108,21 @@ fn pack_block(x: &[f32], width: usize, rows: usize, block: &mut [f32]) {
         block[width..].fill(0.0);
         return;
     }
-    block[width * rows..].fill(0.0);
-    for row in 0..rows {
-        let column = block[..width * rows].iter_mut().skip(row).step_by(rows);
-        match x.get(row * width..(row + 1) * width) {
-            Some(x) => column.zip(x).for_each(|(to, from)| *to = *from),
-            None => column.for_each(|to| *to = 0.0),
+    let count = x.len() / width;
+    if count < rows || block.len() > width * rows {
+        block.fill(0.0);
+    }
+    for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width) {
+        for (row, to) in column[..count].iter_mut().enumerate() {
+            *to = x[row * width + k];
         }
     }
 }
 
 /// A task: a super-block of rows times a group of panels.
 struct Strip<'a> {
-    blocks: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
+    blocks: Range<usize>,
+    panels: Range<usize>,
     cut: Cut,
     rows: usize,
     k: usize,
@@ -170,60 +175,102 @@ impl<W: Weights> Kernel for Typed<'_, W> {
     fn run<S: Simd>(self) {
         let strip = self.0;
         let whole = strip.panels.len() == strip.cut.panels;
-        for block in strip.blocks.clone() {
-            if whole {
-                strip.block::<S, W>(block, strip.panels.start, strip.cut.panels);
-            } else {
-                strip.panels.clone().for_each(|panel| strip.block::<S, W>(block, panel, 1));
+        let mut sums = Sums([MaybeUninit::uninit(); TASK_SUMS]);
+        for start in (0..strip.k).step_by(DEPTH) {
+            let depth = start..strip.k.min(start + DEPTH);
+            for block in strip.blocks.clone() {
+                if whole {
+                    strip.block::<S, W>(block, 0, strip.cut.panels, depth.clone(), &mut sums);
+                } else {
+                    for panel in 0..strip.panels.len() {
+                        strip.block::<S, W>(block, panel, 1, depth.clone(), &mut sums);
+                    }
+                }
             }
         }
+        strip.write(&sums);
     }
 }
+
+/// `[row][panel][16]` of a task.
+#[repr(align(64))]
+struct Sums([MaybeUninit<f32>; TASK_SUMS]);
 
 impl Strip<'_> {
     /// One row block times `panels` panels from `first` on.
     #[inline(always)]
-    fn block<S: Simd, W: Weights>(&self, block: usize, first: usize, panels: usize) {
+    fn block<S: Simd, W: Weights>(
+        &self,
+        block: usize,
+        first: usize,
+        panels: usize,
+        depth: Range<usize>,
+        sums: &mut Sums,
+    ) {
         if S::N == 16 {
             match (self.cut.rows, panels) {
-                (1, 8) => self.tile::<S, W, 1, 8>(block, first),
-                (1, _) => self.tile::<S, W, 1, 1>(block, first),
-                (2, 8) => self.tile::<S, W, 2, 8>(block, first),
-                (2, _) => self.tile::<S, W, 2, 1>(block, first),
-                (4, 4) => self.tile::<S, W, 4, 4>(block, first),
-                (4, _) => self.tile::<S, W, 4, 1>(block, first),
-                (6, 4) => self.tile::<S, W, 6, 4>(block, first),
-                (6, _) => self.tile::<S, W, 6, 1>(block, first),
-                (8, 2) => self.tile::<S, W, 8, 2>(block, first),
-                (8, _) => self.tile::<S, W, 8, 1>(block, first),
-                (12, 2) => self.tile::<S, W, 12, 2>(block, first),
-                (12, _) => self.tile::<S, W, 12, 1>(block, first),
+                (1, 8) => self.tile::<S, W, 1, 8>(block, first, depth, sums),
+                (1, _) => self.tile::<S, W, 1, 1>(block, first, depth, sums),
+                (2, 8) => self.tile::<S, W, 2, 8>(block, first, depth, sums),
+                (2, _) => self.tile::<S, W, 2, 1>(block, first, depth, sums),
+                (4, 4) => self.tile::<S, W, 4, 4>(block, first, depth, sums),
+                (4, _) => self.tile::<S, W, 4, 1>(block, first, depth, sums),
+                (6, 4) => self.tile::<S, W, 6, 4>(block, first, depth, sums),
+                (6, _) => self.tile::<S, W, 6, 1>(block, first, depth, sums),
+                (8, 2) => self.tile::<S, W, 8, 2>(block, first, depth, sums),
+                (8, _) => self.tile::<S, W, 8, 1>(block, first, depth, sums),
+                (12, 2) => self.tile::<S, W, 12, 2>(block, first, depth, sums),
+                (12, _) => self.tile::<S, W, 12, 1>(block, first, depth, sums),
                 (rows, _) => unreachable!("no tile of {rows} rows"),
             }
         } else {
             match (self.cut.rows, panels) {
-                (1, 4) => self.tile::<S, W, 1, 8>(block, first),
-                (1, 2) => self.tile::<S, W, 1, 4>(block, first),
-                (1, _) => self.tile::<S, W, 1, 2>(block, first),
-                (2, 2) => self.tile::<S, W, 2, 4>(block, first),
-                (2, _) => self.tile::<S, W, 2, 2>(block, first),
-                (4, _) => self.tile::<S, W, 4, 2>(block, first),
-                (6, _) => self.tile::<S, W, 6, 2>(block, first),
+                (1, 4) => self.tile::<S, W, 1, 8>(block, first, depth, sums),
+                (1, 2) => self.tile::<S, W, 1, 4>(block, first, depth, sums),
+                (1, _) => self.tile::<S, W, 1, 2>(block, first, depth, sums),
+                (2, 2) => self.tile::<S, W, 2, 4>(block, first, depth, sums),
+                (2, _) => self.tile::<S, W, 2, 2>(block, first, depth, sums),
+                (4, _) => self.tile::<S, W, 4, 2>(block, first, depth, sums),
+                (6, _) => self.tile::<S, W, 6, 2>(block, first, depth, sums),
                 (rows, _) => unreachable!("no tile of {rows} rows"),
             }
         }
     }
 
-    /// `R` rows times `C` vectors, over all of k.
+    /// `R` rows times `C` vectors, over some of k.
     #[inline(always)]
-    fn tile<S: Simd, W: Weights, const R: usize, const C: usize>(&self, block: usize, first: usize) {
+    fn tile<S: Simd, W: Weights, const R: usize, const C: usize>(
+        &self,
+        block: usize,
+        first: usize,
+        depth: Range<usize>,
+        kept: &mut Sums,
+    ) {
         let per_panel = PANEL / S::N;
+        let width = self.cut.panels * PANEL;
         let mut sums = [[S::splat(0.0); C]; R];
-        // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even) entries.
+        let index = block - self.blocks.start;
+        let kept = kept.0[index * R * width + first * PANEL..][..(R - 1) * width + C * S::N].as_mut_ptr().cast::<f32>();
+        // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even) entries. Kept sums
+        // were checked, and written before they are read; prefetches may point anywhere.
         unsafe {
+            if depth.start > 0 {
+                for r in 0..R {
+                    for c in 0..C {
+                        sums[r][c] = S::load(kept.add(r * width + c * S::N));
+                    }
+                }
+            }
             let x = self.x.at(block * R * self.k).cast_const();
-            let weights = self.weights.add((first - self.panels.start) * self.panel_bytes);
-            for pair in 0..self.k / 2 {
+            let weights = self.weights.add(first * self.panel_bytes);
+            // The next task's panels, a line a step: with many rows, their arrival hides behind arithmetic.
+            let next = self
+                .weights
+                .wrapping_add(self.cut.panels * self.panel_bytes + (depth.start + index * depth.len()) / 2 * 64);
+            for pair in depth.start / 2..depth.end / 2 {
+                if R >= 8 {
+                    S::prefetch(next.wrapping_add((pair - depth.start / 2) * 64));
+                }
                 let x = x.add(pair * 2 * R);
                 let mut second = [S::splat(0.0); C];
                 let mut w = [S::splat(0.0); C];
@@ -243,23 +290,33 @@ impl Strip<'_> {
                     }
                 }
             }
-            let mut flat = [0.0_f32; TILE_ELEMENTS];
             for r in 0..R {
                 for c in 0..C {
-                    sums[r][c].store(flat.as_mut_ptr().add((r * C + c) * S::N));
+                    sums[r][c].store(kept.add(r * width + c * S::N));
                 }
             }
-            let row = block * R;
-            let tile = Tile {
-                sums: &flat,
-                stride: C * S::N,
-                row,
-                col: first * PANEL,
-                rows: R.min(self.rows - row),
-                cols: C * S::N,
-            };
-            self.output.write(&tile);
         }
+    }
+
+    /// Hands the finished sums over.
+    fn write(&self, sums: &Sums) {
+        let width = self.cut.panels * PANEL;
+        let row = self.blocks.start * self.cut.rows;
+        let rows = self.blocks.len() * self.cut.rows;
+        // SAFETY: every tile wrote its sums; the last columns of a row may be missing, and only they.
+        let sums = unsafe {
+            std::slice::from_raw_parts(sums.0.as_ptr().cast::<f32>(), (rows - 1) * width + self.panels.len() * PANEL)
+        };
+        let tile = Tile {
+            sums,
+            stride: width,
+            row,
+            col: self.panels.start * PANEL,
+            rows: rows.min(self.rows - row),
+            cols: self.panels.len() * PANEL,
+        };
+        // SAFETY: each strip writes its own rows and columns.
+        unsafe { self.output.write(&tile) };
     }
 }
 
@@ -271,7 +328,7 @@ mod tests {
     fn cuts_cover_all_rows_with_little_padding() {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             for rows in 1..600 {
-                let cut = Cut::new(isa, rows, 2048);
+                let cut = Cut::new(isa, rows);
                 assert!(cut.rows * cut.blocks >= rows && cut.rows * (cut.blocks - 1) < rows, "{isa:?} {rows}");
                 assert!(
                     rows < 24 || cut.rows * cut.blocks <= rows + 8,

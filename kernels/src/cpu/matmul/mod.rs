@@ -24,19 +24,26 @@ pub(crate) struct Product<'a> {
     pub(crate) out: *mut f32,
 }
 
-/// Packed activations, kept from call to call.
+/// Memory kept from call to call.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    region: Option<Region>,
+    /// Packed activations.
+    x: Reserve,
+    /// Sums that rest between parts of k.
+    sums: Reserve,
 }
 
-impl Scratch {
+/// Memory that grows to the largest need.
+#[derive(Default)]
+struct Reserve(Option<Region>);
+
+impl Reserve {
     /// At least `bytes` bytes with unspecified content.
     fn reserve(&mut self, bytes: usize) -> *mut u8 {
-        if self.region.as_ref().is_none_or(|region| region.len() < bytes) {
-            self.region = Some(Region::new(bytes));
+        if self.0.as_ref().is_none_or(|region| region.len() < bytes) {
+            self.0 = Some(Region::new(bytes));
         }
-        self.region.as_ref().map_or(std::ptr::null_mut(), Region::ptr)
+        self.0.as_ref().map_or(std::ptr::null_mut(), Region::ptr)
     }
 }
 

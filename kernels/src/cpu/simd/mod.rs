@@ -41,6 +41,10 @@ pub(crate) trait Simd: Copy {
     /// Largest lane.
     fn largest(self) -> f32;
 
+    /// Asks for a cache line in the second-level cache; any address will do.
+    #[inline(always)]
+    fn prefetch(_line: *const u8) {}
+
     /// # Safety
     /// `N` elements are readable.
     unsafe fn load(from: *const f32) -> Self;
@@ -198,26 +202,23 @@ pub(crate) trait Kernel {
 }
 
 /// Runs a kernel with the instruction set's full vectors.
-#[inline]
 pub(crate) fn vectorize<K: Kernel>(isa: Isa, kernel: K) {
-    vectorize_dividing(isa, 0, kernel);
+    match isa {
+        // SAFETY: `CpuBackend::new` refuses an instruction set that the machine lacks, and AMX implies AVX-512.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx | Isa::Avx512 => unsafe { x86::with_avx512(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { x86::with_avx2(kernel) },
+        _ => kernel.run::<portable::Lanes<8>>(),
+    }
 }
 
 /// Runs a kernel with the widest vectors whose lanes divide `length`.
 pub(crate) fn vectorize_dividing<K: Kernel>(isa: Isa, length: usize, kernel: K) {
     match isa {
-        // SAFETY (all calls): `CpuBackend::new` refuses an instruction set that the machine lacks, and the sets are ordered.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx | Isa::Avx512 if length.is_multiple_of(16) => {
-            // SAFETY: AVX-512 was detected.
-            unsafe { x86::with_avx512(kernel) }
-        }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx | Isa::Avx512 | Isa::Avx2 if length.is_multiple_of(8) => {
-            // SAFETY: AVX2, FMA and F16C were detected.
-            unsafe { x86::with_avx2(kernel) }
-        }
-        _ if length.is_multiple_of(8) => kernel.run::<portable::Lanes<8>>(),
-        _ => kernel.run::<portable::Lanes<1>>(),
+        _ if !length.is_multiple_of(8) => kernel.run::<portable::Lanes<1>>(),
+        Isa::Amx | Isa::Avx512 if !length.is_multiple_of(16) => vectorize(Isa::Avx2, kernel),
+        _ => vectorize(isa, kernel),
     }
 }

@@ -94,6 +94,11 @@ impl Simd for Avx2 {
         lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
+    fn prefetch(line: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+    }
+    #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
         vector!(_mm256_loadu_ps(from))
     }
@@ -185,6 +190,11 @@ impl Simd for Avx512 {
     fn largest(self) -> f32 {
         // SAFETY: see the head of the file.
         unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
+    fn prefetch(line: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {

@@ -7,6 +7,7 @@
 //! one of them asks in vain, the sequence of the worst rank gives everything up and is computed anew later; that may be
 //! the asking one itself. `running` is sorted by rank, so the victim is its last entry, which no row names yet: decodes
 //! are planned from the front. The best-ranked sequence can take everything from everybody, so something always ends.
+//! The victim does not bounce back in the same plan: it needs as many blocks as it gave, and the asking one took one.
 //!
 //! # Parallel samples
 //!
@@ -50,7 +51,6 @@ struct Draft {
     flight: Flight,
     /// Tokens that the step may still compute.
     left: u32,
-    preempted: bool,
 }
 
 /// How a waiting sequence would start.
@@ -81,10 +81,7 @@ impl Scheduler {
             draft.left = draft.left.min(self.config.max_prefill_tokens_beside_decodes);
         }
         self.plan_chunks(&mut draft);
-        // Who was just preempted would only come back to be preempted again; unless nothing else is left to do.
-        if !draft.preempted || draft.flight.rows.is_empty() {
-            self.start_waiting(&mut draft, now_us);
-        }
+        self.start_waiting(&mut draft, now_us);
         draft.plan.epoch = epoch.0;
         self.seal(draft)
     }
@@ -101,7 +98,7 @@ impl Scheduler {
             sample: Vec::with_capacity(rows),
             ..StepPlan::default()
         };
-        Draft { plan, flight, left: self.config.max_num_batched_tokens, preempted: false }
+        Draft { plan, flight, left: self.config.max_num_batched_tokens }
     }
 
     /// Drops the entries of sequences that ended since the last plan, all in one pass.
@@ -150,7 +147,6 @@ impl Scheduler {
                 return true;
             }
             let Some(victim) = self.running.pop() else { return false };
-            draft.preempted = true;
             self.preempt(victim.index);
             if victim.index == index {
                 return false;

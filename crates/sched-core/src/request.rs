@@ -31,14 +31,24 @@ pub(crate) struct Request {
     /// Choices that have not ended.
     pub live: u32,
     pub started: bool,
+    /// Prompt and output together, for each choice.
+    pub limit: u32,
+    pub priority: i32,
+    /// Its own, or drawn for it.
+    pub seed: u64,
+    pub queued_us: u64,
 }
 
-/// What admission found out about a request.
+/// What admission decides about a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admitted {
     pub key: RequestKey,
     /// Prompt and output together.
     pub limit: u32,
+    pub first_sequence: SequenceId,
+    /// For requests without a seed of their own.
+    pub drawn_seed: u64,
+    pub now_us: u64,
 }
 
 /// The prompt's token ids.
@@ -49,8 +59,9 @@ pub(crate) fn prompt_ids(request: &proto::Request) -> Result<&[u32], Refusal> {
     }
 }
 
-/// The checks that depend on the request alone; `num_blocks` is what the worker group has.
-pub(crate) fn check(request: &proto::Request, config: &Config, num_blocks: u32) -> Result<Admitted, Refusal> {
+/// The checks that depend on the request alone; `num_blocks` is what the worker group has. Gives its key and its limit
+/// of tokens, prompt and output together.
+pub(crate) fn check(request: &proto::Request, config: &Config, num_blocks: u32) -> Result<(RequestKey, u32), Refusal> {
     let key = request.key.ok_or(Refusal::Incomplete("key"))?;
     let prompt = prompt_ids(request)?;
     check_prompt(prompt, config)?;
@@ -59,7 +70,7 @@ pub(crate) fn check(request: &proto::Request, config: &Config, num_blocks: u32) 
         return Err(Refusal::Choices { n: request.n, max });
     }
     let limit = token_limit(prompt.len() as u32, request.max_tokens, config, num_blocks)?;
-    Ok(Admitted { key, limit })
+    Ok((key, limit))
 }
 
 fn check_prompt(prompt: &[u32], config: &Config) -> Result<(), Refusal> {
@@ -101,7 +112,7 @@ fn token_limit(prompt_tokens: u32, max_tokens: Option<u32>, config: &Config, num
 
 impl Request {
     /// Takes a checked request apart.
-    pub fn new(mut request: proto::Request, first_sequence: SequenceId, config: &Config) -> Self {
+    pub fn new(mut request: proto::Request, admitted: Admitted, config: &Config) -> Self {
         let prompt = match request.prompt.take().and_then(|prompt| prompt.kind) {
             Some(Kind::Ids(ids)) => ids.ids,
             _ => Vec::new(),
@@ -110,20 +121,25 @@ impl Request {
             true => prefix::prompt_hashes(&request.cache_salt, &prompt, config.block_size),
             false => Vec::new(),
         };
+        let sampling = request.sampling.unwrap_or_default();
         Self {
-            key: request.key.unwrap_or_default(),
+            key: admitted.key,
             request_id: request.request_id,
             traceparent: request.traceparent,
-            sampling: request.sampling.unwrap_or_default(),
+            seed: sampling.seed.unwrap_or(admitted.drawn_seed),
+            sampling,
             output: request.output.unwrap_or_default(),
             root: BlockHash::root(&request.cache_salt),
             prompt,
             prompt_hashes,
-            first_sequence,
+            first_sequence: admitted.first_sequence,
             n: request.n,
             choices: Vec::with_capacity(request.n as usize),
             live: request.n,
             started: false,
+            limit: admitted.limit,
+            priority: request.priority,
+            queued_us: admitted.now_us,
         }
     }
 

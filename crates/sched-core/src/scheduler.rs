@@ -6,8 +6,8 @@ use crate::{
     config::{Config, ConfigError},
     error::{QueueBound, Refusal},
     queue::{Queue, Rank},
-    request::{self, Request, Seeds},
-    sequence::{Place, Sequence, Times},
+    request::{self, Admitted, Request, Seeds},
+    sequence::{Place, Sequence},
     slab::Slab,
     stats::{End, FinishedChoice, Stats, Totals},
 };
@@ -148,63 +148,41 @@ impl Scheduler {
     /// Takes a request whose prompt is token ids into the queue, or says why not. A refused request left no trace; its
     /// sender must be told (`Refusal::to_failure`).
     pub fn admit(&mut self, request: proto::Request, now_us: u64) -> Result<(), Refusal> {
-        let admitted = self.check_admission(&request).inspect_err(|_| self.totals.refused += 1)?;
-        let first = SequenceId(self.next_sequence);
+        let (key, limit) = self.check_admission(&request).inspect_err(|_| self.totals.refused += 1)?;
+        let first_sequence = SequenceId(self.next_sequence);
         self.next_sequence += u64::from(request.n);
-        let priority = request.priority;
-        let request = Request::new(request, first, &self.config);
-        let seed = request.sampling.seed.unwrap_or_else(|| self.seeds.draw());
+        let admitted = Admitted { key, limit, first_sequence, drawn_seed: self.seeds.draw(), now_us };
+        let request = Request::new(request, admitted, &self.config);
         self.queued_requests += 1;
         self.queued_tokens += request.prompt.len() as u64;
         self.totals.admitted += 1;
-        let (n, prompt_len) = (request.n, request.prompt.len() as u32);
+        let n = request.n;
         let index = self.requests.insert(request);
-        self.by_key.insert(admitted.key, index);
+        self.by_key.insert(key, index);
+        self.deferred += n;
         for choice in 0..n {
-            let id = SequenceId(first.0 + u64::from(choice));
-            let sequence = Sequence {
-                incarnation: 0,
-                slot: SlotId(0),
-                prompt_len,
-                computed: 0,
-                in_flight: 0,
-                limit: admitted.limit,
-                table: Vec::new(),
-                output: Vec::new(),
-                named: 0,
-                cacheable: true,
-                place: Place::Deferred,
-                id,
-                request: index,
-                choice,
-                rank: Rank::new(self.config.policy, priority, id.0),
-                seed: request::choice_seed(seed, choice),
-                prompt_done_in: 0,
-                output_hashes: Vec::new(),
-                prompt_logprobs_sent: 0,
-                times: Times { queued_us: now_us, ..Times::default() },
-            };
+            let sequence = Sequence::new(index, &self.requests[index], choice, self.config.policy);
+            let id = sequence.id;
             let sequence = self.sequences.insert(sequence);
             self.by_sequence.insert(id, sequence);
             self.requests[index].choices.push(Some(sequence));
-        }
-        self.deferred += n;
-        // Choice 0 computes the prompt; the others wait for it outside the queue (see `release_siblings`).
-        if let Some(first) = self.requests[index].choices[0] {
-            self.enqueue(first);
+            // Choice 0 computes the prompt; the others wait for it outside of the queue (see `release_siblings`).
+            if choice == 0 {
+                self.enqueue(sequence);
+            }
         }
         Ok(())
     }
 
-    fn check_admission(&self, request: &proto::Request) -> Result<request::Admitted, Refusal> {
+    fn check_admission(&self, request: &proto::Request) -> Result<(RequestKey, u32), Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
         if self.epoch.is_none() {
             return Err(Refusal::NotReady);
         }
-        let admitted = request::check(request, &self.config, self.pool.num_blocks())?;
-        if self.by_key.contains_key(&admitted.key) {
+        let (key, token_limit) = request::check(request, &self.config, self.pool.num_blocks())?;
+        if self.by_key.contains_key(&key) {
             return Err(Refusal::Duplicate);
         }
         if let Some(limit) = self.config.max_num_queued_reqs
@@ -220,7 +198,7 @@ impl Scheduler {
         {
             return Err(Refusal::Overloaded { bound: QueueBound::Tokens, limit });
         }
-        Ok(admitted)
+        Ok((key, token_limit))
     }
 
     /// Ends a request whose client left. Returns whether it was there. Its choices come out as finished with `ABORT`.

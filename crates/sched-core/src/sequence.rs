@@ -1,6 +1,11 @@
 //! One choice of one request: its tokens, its blocks, and how far it is planned.
 
-use crate::{prefix::BlockHash, queue::Rank};
+use crate::{
+    config::Policy,
+    prefix::BlockHash,
+    queue::Rank,
+    request::{self, Request},
+};
 use ids::{BlockId, SequenceId, SlotId};
 
 /// Where a sequence is.
@@ -68,6 +73,33 @@ pub(crate) struct Times {
 }
 
 impl Sequence {
+    /// Choice number `choice` of `request`, which is at `index` of the request table.
+    pub fn new(index: u32, request: &Request, choice: u32, policy: Policy) -> Self {
+        let id = SequenceId(request.first_sequence.0 + u64::from(choice));
+        Self {
+            incarnation: 0,
+            slot: SlotId(0),
+            prompt_len: request.prompt.len() as u32,
+            computed: 0,
+            in_flight: 0,
+            limit: request.limit,
+            table: Vec::new(),
+            output: Vec::new(),
+            named: 0,
+            cacheable: true,
+            place: Place::Deferred,
+            id,
+            request: index,
+            choice,
+            rank: Rank::new(policy, request.priority, id.0),
+            seed: request::choice_seed(request.seed, choice),
+            prompt_done_in: 0,
+            output_hashes: Vec::new(),
+            prompt_logprobs_sent: 0,
+            times: Times { queued_us: request.queued_us, ..Times::default() },
+        }
+    }
+
     /// Tokens whose value is known.
     #[inline]
     pub fn known_len(&self) -> u32 {
@@ -89,9 +121,7 @@ impl Sequence {
         self.prompt_done_in = 0;
         self.table.clear();
     }
-}
 
-impl Sequence {
     /// Whether the workers still have to compute log-probabilities of the prompt. Once for all choices, and not again
     /// after the first token: they come with it at the latest.
     pub fn wants_prompt_logprobs(&self, sampling: &proto::Sampling) -> bool {

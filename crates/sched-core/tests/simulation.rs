@@ -3,12 +3,27 @@
 mod sim;
 
 use proptest::prelude::*;
+use sched_core::{Config, Pipeline};
 use sim::{Source, World, play};
 
 #[test]
 fn every_answer_is_as_if_alone() {
-    for seed in 0..1000 {
+    for seed in 0..700 {
         play(Source::Seed(seed), 600);
+    }
+}
+
+/// The answers are the oracle's either way, hence the same.
+#[test]
+fn in_order_and_run_ahead_give_the_same_answers() {
+    for seed in 2000..2100 {
+        for pipeline in [Pipeline::InOrder, Pipeline::RunAhead] {
+            let mut source = Source::Seed(seed);
+            let config = Config { pipeline, ..sim::draw::config(&mut source) };
+            let mut world = World::with(source, config);
+            world.run(400);
+            world.finish();
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! The world: draws events, plays gateway, detokenizer and worker group, and checks every word the scheduler says.
 
 use super::{
+    draw,
     oracle::{self, Ending},
     source::Source,
     worker::{SALT_MARK, Worker},
 };
 use ids::Epoch;
 use proto::{FinishReason, RequestKey, Sampling, StepResult, TokenBatch, prompt::Kind};
-use sched_core::{Config, Pipeline, Policy, ProtocolError, Refusal, Scheduler};
+use sched_core::{Config, Policy, ProtocolError, Refusal, Scheduler};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A request that the scheduler took and that has not ended.
@@ -60,37 +61,15 @@ pub struct World<'a> {
     pub copies: u64,
 }
 
-fn draw_config(source: &mut Source) -> Config {
-    let max_num_seqs = source.between(1, 6);
-    let max_model_len = source.between(4, 40);
-    let enable_chunked_prefill = source.chance(80);
-    let least = if enable_chunked_prefill { max_num_seqs } else { max_num_seqs.max(max_model_len) };
-    let optional = |source: &mut Source, most| if source.chance(30) { source.between(1, most) } else { 0 };
-    Config {
-        block_size: source.between(1, 5),
-        max_num_seqs,
-        max_num_batched_tokens: least + source.below(24),
-        max_model_len,
-        long_prefill_token_threshold: optional(source, 9),
-        max_prefill_tokens_beside_decodes: optional(source, 9),
-        enable_chunked_prefill,
-        enable_prefix_caching: source.chance(75),
-        policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
-        pipeline: if source.chance(70) { Pipeline::RunAhead } else { Pipeline::InOrder },
-        max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
-        max_num_queued_tokens: source.chance(20).then(|| source.between(5, 90).into()),
-        watermark: if source.chance(25) { 0.2 } else { 0.0 },
-        eos_token_ids: vec![oracle::EOS],
-        vocab_size: oracle::VOCAB,
-        max_choices: 4,
-        seed: 11,
-    }
-}
-
 impl<'a> World<'a> {
     /// A world whose configuration is the first thing drawn.
     pub fn new(mut source: Source<'a>) -> Self {
-        let config = draw_config(&mut source);
+        let config = draw::config(&mut source);
+        Self::with(source, config)
+    }
+
+    /// A world of this configuration.
+    pub fn with(mut source: Source<'a>, config: Config) -> Self {
         // Most worlds hold one or two full contexts, so that running sequences fight for blocks; some hold not even one.
         let context = config.max_model_len.div_ceil(config.block_size);
         let num_blocks = if source.chance(80) { source.between(context, 2 * context) } else { source.between(2, 30) };
@@ -186,8 +165,9 @@ impl<'a> World<'a> {
     // ---- events
 
     fn admit(&mut self) {
-        let request = self.draw_request();
-        let number = request.key.as_ref().map_or(0, |key| key.number);
+        let number = self.next_number;
+        self.next_number += 1;
+        let request = draw::request(&mut self.source, number, &self.config);
         let n = request.n;
         let tracked = self.track(&request);
         match self.scheduler.admit(request.clone(), self.now_us) {
@@ -210,45 +190,6 @@ impl<'a> World<'a> {
             }
             Err(Refusal::MaxTokensTooLarge { .. } | Refusal::ZeroMaxTokens | Refusal::TokenOutOfRange { .. }) => {}
             Err(other) => panic!("{other}"),
-        }
-    }
-
-    /// Prompts come from three families with common beginnings, so that blocks are worth sharing.
-    fn draw_request(&mut self) -> proto::Request {
-        let source = &mut self.source;
-        let family = source.below(3);
-        let length = source.below(self.config.max_model_len + 1);
-        let own_tail = source.below(4).min(length);
-        let mut ids: Vec<u32> =
-            (0..length - own_tail).map(|at| 1 + (at * 7 + family * 11) % (oracle::VOCAB - 1)).collect();
-        ids.extend((0..own_tail).map(|_| source.below(oracle::VOCAB)));
-        if source.chance(1) {
-            ids.push(oracle::VOCAB + source.below(5));
-        }
-        let number = self.next_number;
-        self.next_number += 1;
-        let salt = if source.chance(80) { "" } else { "tenant" };
-        let left = self.config.max_model_len.saturating_sub(length);
-        let max_tokens = if source.chance(25) { None } else { Some(source.between(0, left.min(20) + 1)) };
-        let sampling = Sampling {
-            seed: source.chance(70).then(|| u64::from(source.below(9))),
-            min_tokens: if source.chance(20) { source.below(6) } else { 0 },
-            stop_token_ids: if source.chance(20) { vec![source.below(oracle::VOCAB), 3] } else { Vec::new() },
-            ignore_eos: source.chance(40),
-            logprobs: source.chance(20).then_some(1),
-            prompt_logprobs: source.chance(15).then_some(1),
-            ..Sampling::default()
-        };
-        proto::Request {
-            key: Some(RequestKey { gateway: 1 + number % 3, number }),
-            request_id: format!("{number}{SALT_MARK}{salt}"),
-            prompt: Some(proto::Prompt { kind: Some(Kind::Ids(proto::TokenIds { ids })), ..Default::default() }),
-            sampling: Some(sampling),
-            n: if source.chance(70) { 1 } else { source.below(6) },
-            priority: source.below(3) as i32 - 1,
-            cache_salt: salt.into(),
-            max_tokens,
-            ..Default::default()
         }
     }
 

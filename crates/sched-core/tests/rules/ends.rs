@@ -1,0 +1,135 @@
+//! How choices, requests and groups end.
+
+use super::*;
+use proto::{Failure, FinishReason, failure};
+use sched_core::ProtocolError;
+
+#[test]
+fn how_a_choice_ends() {
+    let check = |change: fn(&mut Sampling), tokens: &[u32], reason: FinishReason, stop_token: Option<u32>| {
+        let mut scheduler = formed(config(), 50);
+        let mut request = request(1, 4, 5);
+        change(sampling(&mut request));
+        admit(&mut scheduler, request);
+        for (at, token) in tokens.iter().enumerate() {
+            let (_, batch) = step(&mut scheduler, *token);
+            assert_eq!(batch.token, [*token]);
+            assert_eq!(batch.finished.len(), usize::from(at + 1 == tokens.len()), "after token {at}");
+            if let Some(finished) = batch.finished.first() {
+                assert_eq!((finished.reason(), finished.stop_token), (reason, stop_token));
+            }
+        }
+        assert!(scheduler.is_idle());
+    };
+    check(|_| (), &[1, 9], FinishReason::Stop, None);
+    check(|s| s.ignore_eos = true, &[9, 9, 9, 9, 9], FinishReason::Length, None);
+    check(|s| s.stop_token_ids = vec![7, 8], &[1, 8], FinishReason::Stop, Some(8));
+    check(|s| s.min_tokens = 3, &[9, 9, 9], FinishReason::Stop, None);
+    check(|s| s.stop_token_ids = vec![9], &[9], FinishReason::Stop, None);
+    check(|_| (), &[1, 1, 1, 1, 9], FinishReason::Stop, None);
+}
+
+#[test]
+fn a_stop_string_ends_without_a_word() {
+    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    admit(&mut scheduler, request(1, 4, 20));
+    let first = plan(&mut scheduler);
+    let batch = complete(&mut scheduler, &first, 1);
+    let second = plan(&mut scheduler);
+    scheduler.stopped(&[batch.sequence[0], 12345], 0);
+    assert!(!scheduler.has_output() && !scheduler.has_unfinished());
+    assert_eq!(scheduler.stats().used_blocks, 0, "freed at once");
+    assert_eq!(complete(&mut scheduler, &second, 1), TokenBatch::default());
+    assert_eq!(scheduler.stats().totals.ended.stop, 1);
+}
+
+#[test]
+fn an_abort_takes_effect_in_the_next_plan() {
+    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    admit(&mut scheduler, stranger(1, 4, 20));
+    admit(&mut scheduler, stranger(2, 4, 20));
+    let first = plan(&mut scheduler);
+    output(&mut scheduler);
+    assert!(scheduler.abort(&key(1), 0));
+    assert!(!scheduler.abort(&key(1), 0));
+    assert_eq!(output(&mut scheduler).finished[0].reason(), FinishReason::Abort);
+    assert_eq!(scheduler.stats().used_blocks, 1);
+    let second = plan(&mut scheduler);
+    assert_eq!((second.slot.len(), &second.removed), (1, &vec![first.slot[0]]));
+    assert_eq!(complete(&mut scheduler, &first, 1).token.len(), 1, "the other one's token");
+}
+
+#[test]
+fn an_abort_of_a_queued_request_is_announced_and_ended() {
+    let mut scheduler = formed(config(), 50);
+    admit(&mut scheduler, proto::Request { n: 3, ..request(1, 4, 20) });
+    assert!(scheduler.abort_by_id("r1", 0));
+    let batch = output(&mut scheduler);
+    assert_eq!((batch.started.len(), batch.finished.len()), (1, 3));
+    assert_eq!(scheduler.stats().queued_requests, 0);
+    assert!(scheduler.is_idle() && scheduler.plan(0).is_none());
+}
+
+#[test]
+fn a_lost_gateway_takes_its_requests_along() {
+    let mut scheduler = formed(config(), 50);
+    [101, 102, 201].into_iter().for_each(|number| admit(&mut scheduler, stranger(number, 4, 5)));
+    plan(&mut scheduler);
+    assert_eq!(scheduler.gateway_gone(1, 0), 2);
+    assert_eq!(scheduler.stats().running, 1);
+}
+
+#[test]
+fn a_lost_group_fails_everything_and_forgets_everything() {
+    let mut scheduler = formed(with(|c| c.max_num_seqs = 4), 50);
+    admit(&mut scheduler, proto::Request { n: 3, ..request(1, 9, 5) });
+    admit(&mut scheduler, stranger(2, 4, 5));
+    let stale = plan(&mut scheduler);
+    admit(&mut scheduler, stranger(3, 4, 5));
+    scheduler.group_lost("a worker exited", 0);
+    let batch = output(&mut scheduler);
+    assert_eq!(batch.failed.len(), 3);
+    let failure = batch.failed[0].failure.clone().expect("a failure");
+    assert_eq!((failure.kind(), failure.message.as_str()), (failure::Kind::Unavailable, "a worker exited"));
+    assert!(scheduler.is_idle());
+    scheduler.check_invariants().expect("sound");
+    assert_eq!(scheduler.complete(result(&stale, 1), 0), Err(ProtocolError::Epoch { got: 7, expected: 0 }));
+
+    scheduler.group_formed(Epoch(8), 30, 0);
+    admit(&mut scheduler, request(1, 9, 5));
+    let plan = plan(&mut scheduler);
+    assert_eq!((plan.epoch, plan.step, plan.removed.len()), (8, 1, 0));
+    assert_eq!(rows(&plan), [(0, 9, 1)], "nothing is cached");
+}
+
+#[test]
+fn fail_all_keeps_group_and_cache() {
+    let mut scheduler = formed(config(), 50);
+    admit(&mut scheduler, request(1, 9, 5));
+    step(&mut scheduler, 1);
+    let stale = plan(&mut scheduler);
+    assert_eq!(scheduler.fail_all(&Failure::default(), 0), 1);
+    assert_eq!(output(&mut scheduler).failed.len(), 1);
+    assert_eq!(complete(&mut scheduler, &stale, 1), TokenBatch::default());
+    admit(&mut scheduler, request(2, 9, 5));
+    assert_eq!(rows(&plan(&mut scheduler)), [(8, 1, 1)]);
+}
+
+/// The detokenizer would have to be broken; the other choices must end nevertheless.
+#[test]
+fn a_stop_before_the_prompt_is_done_strands_nobody() {
+    let mut scheduler = formed(with(|c| c.max_num_batched_tokens = 8), 50);
+    admit(&mut scheduler, proto::Request { n: 4, ..request(1, 20, 2) });
+    plan(&mut scheduler);
+    let first = output(&mut scheduler).started[0].first_sequence;
+    scheduler.stopped(&[first + 2, first], 0);
+    scheduler.check_invariants().expect("sound");
+    assert_eq!((scheduler.stats().waiting_deferred, scheduler.stats().waiting_for_capacity), (0, 2));
+    let stale = StepResult { epoch: 7, step: 1, ..Default::default() };
+    scheduler.complete(stale, 0).expect("a result without samples");
+    let mut finished = 0;
+    while scheduler.has_unfinished() {
+        finished += step(&mut scheduler, 1).1.finished.len();
+    }
+    assert_eq!(finished, 2);
+}

@@ -1,0 +1,194 @@
+//! What a step contains, and how its result comes back.
+
+use super::*;
+use proto::FinishReason;
+use sched_core::{End, Policy, ProtocolError};
+
+#[test]
+fn a_request_from_start_to_end() {
+    let mut scheduler = formed(config(), 50);
+    admit(&mut scheduler, request(1, 6, 3));
+    assert!(!scheduler.has_output());
+    let first = plan(&mut scheduler);
+    assert_eq!((first.epoch, first.step), (7, 1));
+    assert_eq!(rows(&first), [(0, 6, 1)]);
+    let added = &first.added[0];
+    assert_eq!((added.tokens.len(), added.num_prompt_tokens, added.blocks.len(), added.seed), (6, 6, 2, 5));
+    assert_eq!(added.request_id, "r1");
+    let started = output(&mut scheduler).started.remove(0);
+    assert_eq!((started.prompt_tokens, started.cached_tokens, started.n), (6, 0, 1));
+    assert_eq!(scheduler.plan(0), None, "in order: the result first");
+
+    let batch = complete(&mut scheduler, &first, 20);
+    assert_eq!((batch.sequence, batch.token), (vec![started.first_sequence], vec![20]));
+    let second = plan(&mut scheduler);
+    assert_eq!(rows(&second), [(6, 1, 1)]);
+    assert!(second.added.is_empty() && second.new_block.is_empty());
+    complete(&mut scheduler, &second, 21);
+    let (third, batch) = step(&mut scheduler, 22);
+    assert_eq!(rows(&third), [(7, 1, 1)]);
+    assert_eq!(batch.finished[0].reason(), FinishReason::Length);
+    assert!(scheduler.is_idle());
+
+    admit(&mut scheduler, stranger(2, 6, 3));
+    let next = plan(&mut scheduler);
+    assert_eq!(next.removed, [added.slot], "told when it matters");
+}
+
+#[test]
+fn decodes_go_first_and_prompts_come_in_chunks() {
+    let config = with(|c| {
+        c.max_num_batched_tokens = 16;
+        c.max_prefill_tokens_beside_decodes = 6;
+        c.long_prefill_token_threshold = 12;
+    });
+    let mut scheduler = formed(config, 50);
+    admit(&mut scheduler, stranger(1, 30, 5));
+    assert_eq!(rows(&step(&mut scheduler, 1).0), [(0, 12, 0)], "the threshold");
+    admit(&mut scheduler, stranger(2, 4, 9));
+    assert_eq!(rows(&step(&mut scheduler, 1).0), [(12, 12, 0), (0, 4, 1)], "the rest of the budget");
+    admit(&mut scheduler, stranger(3, 9, 9));
+    assert_eq!(rows(&step(&mut scheduler, 1).0), [(4, 1, 1), (24, 6, 1)], "six beside a decode");
+    assert_eq!(rows(&step(&mut scheduler, 1).0), [(30, 1, 1), (5, 1, 1), (0, 6, 0)]);
+}
+
+#[test]
+fn without_chunks_a_prompt_waits_for_room() {
+    let config = with(|c| {
+        c.enable_chunked_prefill = false;
+        c.max_num_batched_tokens = 100;
+    });
+    let mut scheduler = formed(config, 99);
+    admit(&mut scheduler, stranger(1, 60, 5));
+    admit(&mut scheduler, stranger(2, 60, 5));
+    assert_eq!(rows(&step(&mut scheduler, 1).0), [(0, 60, 1)]);
+    assert_eq!(rows(&step(&mut scheduler, 1).0), [(60, 1, 1), (0, 60, 1)]);
+}
+
+#[test]
+fn slots_bound_what_runs() {
+    let mut scheduler = formed(with(|c| c.max_num_seqs = 2), 50);
+    (1..=3).for_each(|number| admit(&mut scheduler, stranger(number, 4, 2)));
+    assert_eq!(step(&mut scheduler, 1).0.slot.len(), 2);
+    assert_eq!(scheduler.stats().waiting_for_capacity, 1);
+    step(&mut scheduler, 1);
+    let (plan, _) = step(&mut scheduler, 1);
+    assert_eq!((plan.removed.len(), plan.added.len()), (2, 1));
+}
+
+#[test]
+fn priority_decides_who_starts_and_who_gives_way() {
+    let config = with(|c| {
+        c.policy = Policy::Priority;
+        c.max_num_seqs = 2;
+    });
+    let mut scheduler = formed(config, 8);
+    let of = |number, priority| proto::Request { priority, ..stranger(number, 8, 17) };
+    admit(&mut scheduler, of(1, 2));
+    admit(&mut scheduler, of(2, -1));
+    admit(&mut scheduler, of(3, 0));
+    let ids = |plan: &StepPlan| plan.added.iter().map(|added| added.request_id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&step(&mut scheduler, 1).0), ["r2", "r3"]);
+    let mut preempted_by = None;
+    while scheduler.stats().totals.preemptions == 0 {
+        preempted_by = Some(step(&mut scheduler, 1).0);
+    }
+    let plan = preempted_by.expect("a step");
+    assert_eq!(plan.slot.len(), 1, "nobody starts in a step that preempts");
+    assert!(scheduler.has_unfinished());
+    let mut order = Vec::new();
+    while scheduler.has_unfinished() {
+        let (plan, _) = step(&mut scheduler, 1);
+        order.extend(ids(&plan));
+    }
+    assert_eq!(order[..2], ["r3", "r1"], "the preempted one comes back in front of its inferiors");
+}
+
+#[test]
+fn one_step_ahead_and_never_beyond_the_limit() {
+    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    admit(&mut scheduler, request(1, 4, 2));
+    let first = plan(&mut scheduler);
+    let second = plan(&mut scheduler);
+    assert_eq!((rows(&first), rows(&second)), (vec![(0, 4, 1)], vec![(4, 1, 1)]));
+    assert_eq!(scheduler.plan(0), None, "the pipeline is full");
+    complete(&mut scheduler, &first, 1);
+    assert_eq!(scheduler.plan(0), None, "both tokens are on their way");
+    assert_eq!(complete(&mut scheduler, &second, 1).finished.len(), 1);
+}
+
+#[test]
+fn a_stop_is_found_one_step_late_and_the_extra_token_is_dropped() {
+    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    admit(&mut scheduler, request(1, 4, 20));
+    let first = plan(&mut scheduler);
+    let second = plan(&mut scheduler);
+    let batch = complete(&mut scheduler, &first, 9);
+    assert_eq!((batch.token, batch.finished[0].stop_token), (vec![9], None));
+    assert_eq!(scheduler.stats().used_blocks, 0);
+    assert!(!scheduler.is_idle(), "a result is still to come");
+    assert_eq!(complete(&mut scheduler, &second, 30), TokenBatch::default());
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn results_must_answer_the_oldest_plan() {
+    let mut scheduler = formed(config(), 50);
+    admit(&mut scheduler, request(1, 4, 20));
+    let plan = plan(&mut scheduler);
+    let right = result(&plan, 1);
+    let mut check = |change: fn(&mut StepResult), expected| {
+        let mut wrong = right.clone();
+        change(&mut wrong);
+        assert_eq!(scheduler.complete(wrong, 0), Err(expected));
+    };
+    check(|r| r.epoch = 6, ProtocolError::Epoch { got: 6, expected: 7 });
+    check(|r| r.step = 2, ProtocolError::Step { got: 2, expected: Some(1) });
+    check(|r| r.token.clear(), ProtocolError::Rows { step: 1, slots: 1, tokens: 0, expected: 1 });
+    check(|r| r.slot[0] = 5, ProtocolError::Slot { step: 1, row: 0, got: 5, expected: 0 });
+    check(|r| r.token[0] = 1000, ProtocolError::Token { step: 1, row: 0, token: 1000, vocab_size: 1000 });
+    check(
+        |r| r.logprobs.push(proto::TokenLogprobs { index: 1, ..Default::default() }),
+        ProtocolError::Logprobs { step: 1 },
+    );
+    assert_eq!(scheduler.complete(right.clone(), 0), Ok(()));
+    assert_eq!(scheduler.complete(right, 0), Err(ProtocolError::Step { got: 1, expected: None }));
+}
+
+#[test]
+fn durations_of_a_choice() {
+    let mut scheduler = formed(config(), 50);
+    scheduler.admit(request(1, 4, 3), 100).expect("admitted");
+    for (planned_us, completed_us) in [(130, 170), (180, 200), (210, 260)] {
+        let plan = scheduler.plan(planned_us).expect("a plan");
+        scheduler.complete(result(&plan, 1), completed_us).expect("a right result");
+    }
+    let mut choices = Vec::new();
+    scheduler.take_finished(&mut choices);
+    let choice = choices[0];
+    assert_eq!((choice.queue_us, choice.prefill_us, choice.decode_us, choice.inference_us), (30, 40, 90, 130));
+    assert_eq!((choice.end, choice.prompt_tokens, choice.generated_tokens), (End::Length, 4, 3));
+    assert_eq!(scheduler.stats().totals.generation_tokens, 3);
+}
+
+#[test]
+fn log_probabilities_follow_their_tokens() {
+    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    for number in 1..=2 {
+        let mut request = stranger(number, 4, 9);
+        sampling(&mut request).logprobs = Some(0);
+        admit(&mut scheduler, request);
+    }
+    let first = plan(&mut scheduler);
+    scheduler.abort(&key(1), 0);
+    let mut answer = result(&first, 1);
+    answer.token = vec![21, 22];
+    answer.logprobs =
+        (0..2).map(|index| proto::TokenLogprobs { index, token: 21 + index, ..Default::default() }).collect();
+    scheduler.complete(answer, 0).expect("a right result");
+    // The batch has a token already, as when it is filled by several calls.
+    let mut batch = TokenBatch { sequence: vec![99], token: vec![5], ..Default::default() };
+    scheduler.take_output(&mut batch);
+    assert_eq!(batch.token, [5, 22]);
+    assert_eq!((batch.logprobs.len(), batch.logprobs[0].index, batch.logprobs[0].token), (1, 1, 22));
+}

@@ -1,0 +1,68 @@
+//! What worlds are made of: configurations and requests.
+
+use super::{oracle, source::Source, worker::SALT_MARK};
+use proto::{RequestKey, Sampling, prompt::Kind};
+use sched_core::{Config, Pipeline, Policy};
+
+/// Any possible configuration, in small numbers.
+pub fn config(source: &mut Source) -> Config {
+    let max_num_seqs = source.between(1, 6);
+    let max_model_len = source.between(4, 40);
+    let enable_chunked_prefill = source.chance(80);
+    let least = if enable_chunked_prefill { max_num_seqs } else { max_num_seqs.max(max_model_len) };
+    let optional = |source: &mut Source, most| if source.chance(30) { source.between(1, most) } else { 0 };
+    Config {
+        block_size: source.between(1, 5),
+        max_num_seqs,
+        max_num_batched_tokens: least + source.below(24),
+        max_model_len,
+        long_prefill_token_threshold: optional(source, 9),
+        max_prefill_tokens_beside_decodes: optional(source, 9),
+        enable_chunked_prefill,
+        enable_prefix_caching: source.chance(75),
+        policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
+        pipeline: if source.chance(70) { Pipeline::RunAhead } else { Pipeline::InOrder },
+        max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
+        max_num_queued_tokens: source.chance(20).then(|| source.between(5, 90).into()),
+        watermark: if source.chance(25) { 0.2 } else { 0.0 },
+        eos_token_ids: vec![oracle::EOS],
+        vocab_size: oracle::VOCAB,
+        max_choices: 4,
+        seed: 11,
+    }
+}
+
+/// Prompts come from three families with common beginnings, so that blocks are worth sharing.
+pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Request {
+    let family = source.below(3);
+    let length = source.below(config.max_model_len + 1);
+    let own_tail = source.below(4).min(length);
+    let mut ids: Vec<u32> = (0..length - own_tail).map(|at| 1 + (at * 7 + family * 11) % (oracle::VOCAB - 1)).collect();
+    ids.extend((0..own_tail).map(|_| source.below(oracle::VOCAB)));
+    if source.chance(1) {
+        ids.push(oracle::VOCAB + source.below(5));
+    }
+    let salt = if source.chance(80) { "" } else { "tenant" };
+    let left = config.max_model_len.saturating_sub(length);
+    let max_tokens = if source.chance(25) { None } else { Some(source.between(0, left.min(20) + 1)) };
+    let sampling = Sampling {
+        seed: source.chance(70).then(|| u64::from(source.below(9))),
+        min_tokens: if source.chance(20) { source.below(6) } else { 0 },
+        stop_token_ids: if source.chance(20) { vec![source.below(oracle::VOCAB), 3] } else { Vec::new() },
+        ignore_eos: source.chance(40),
+        logprobs: source.chance(20).then_some(1),
+        prompt_logprobs: source.chance(15).then_some(1),
+        ..Sampling::default()
+    };
+    proto::Request {
+        key: Some(RequestKey { gateway: 1 + number % 3, number }),
+        request_id: format!("{number}{SALT_MARK}{salt}"),
+        prompt: Some(proto::Prompt { kind: Some(Kind::Ids(proto::TokenIds { ids })), ..Default::default() }),
+        sampling: Some(sampling),
+        n: if source.chance(70) { 1 } else { source.below(6) },
+        priority: source.below(3) as i32 - 1,
+        cache_salt: salt.into(),
+        max_tokens,
+        ..Default::default()
+    }
+}

@@ -18,15 +18,11 @@ pub enum Address {
 impl FromStr for Address {
     type Err = LinkError;
     fn from_str(text: &str) -> Result<Self, LinkError> {
-        let forms: [(&str, fn(&str) -> Self); 3] = [
-            ("ring:", |path| Self::Ring(path.into())),
-            ("grpc://", |host| Self::Grpc(host.to_owned())),
-            ("grpc+unix:", |path| Self::GrpcUnix(path.into())),
-        ];
-        forms
-            .into_iter()
-            .find_map(|(prefix, make)| text.strip_prefix(prefix).filter(|rest| !rest.is_empty()).map(make))
-            .ok_or_else(|| LinkError::Address { text: text.to_owned() })
+        let rest = |prefix| text.strip_prefix(prefix).filter(|rest| !rest.is_empty());
+        let ring = rest("ring:").map(|path| Self::Ring(path.into()));
+        let grpc = || rest("grpc://").map(|host| Self::Grpc(host.to_owned()));
+        let grpc_unix = || rest("grpc+unix:").map(|path| Self::GrpcUnix(path.into()));
+        ring.or_else(grpc).or_else(grpc_unix).ok_or_else(|| LinkError::Address { text: text.to_owned() })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::Path, sync::Arc, time::Duration};
 
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use prost::Message;
 use proto::{
     Frame, Hello, Welcome,
@@ -13,6 +13,7 @@ use proto::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    runtime::Handle,
     task::JoinHandle,
     time::timeout,
 };
@@ -28,7 +29,7 @@ use crate::{
     link::{Established, Incoming, Outgoing},
     listener::{Arrivals, Listening},
     options::LinkOptions,
-    queue::{Frames, Writer, queue},
+    queue::{Frames, Watch, Writer, queue},
     unix,
 };
 
@@ -57,7 +58,9 @@ async fn dial(address: &Address, hello: &Hello, options: &LinkOptions) -> Result
     match next(&mut incoming).await? {
         Kind::Welcome(welcome) => {
             let peer = handshake::judge(hello, welcome)?;
-            Ok(established(peer, writer, incoming, options))
+            let closing = Closing::Linger(options.send_deadline, Handle::current());
+            let stream = Stream::new(incoming, writer.watch(), closing);
+            Ok(established(peer, writer, stream, options))
         }
         other => Err(unexpected(&other)),
     }
@@ -120,7 +123,10 @@ impl Accept for UnixListener {
 }
 
 /// Connections for ever: a failed `accept` is logged and tried again.
-fn connections<L: Accept>(listener: L, arrivals: Arc<Arrivals>) -> impl Stream<Item = io::Result<L::Socket>> + Send {
+fn connections<L: Accept>(
+    listener: L,
+    arrivals: Arc<Arrivals>,
+) -> impl futures::Stream<Item = io::Result<L::Socket>> + Send {
     futures::stream::unfold((listener, arrivals), |(listener, arrivals)| async {
         loop {
             match listener.next().await {
@@ -135,7 +141,7 @@ fn connections<L: Accept>(listener: L, arrivals: Arc<Arrivals>) -> impl Stream<I
 fn serve<S>(
     arrivals: Arc<Arrivals>,
     keepalive: Option<Duration>,
-    connections: impl Stream<Item = io::Result<S>> + Send + 'static,
+    connections: impl futures::Stream<Item = io::Result<S>> + Send + 'static,
 ) -> JoinHandle<()>
 where
     S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
@@ -194,20 +200,70 @@ async fn welcome(mut incoming: Streaming<Frame>, arrivals: &Arrivals) -> Result<
     // A place first: a peer that is welcomed is one that `accept` will return.
     let place = arrivals.place().await?;
     let (writer, frames) = queue(arrivals.options.capacity(), Kind::Welcome(answer));
-    place.send(established(theirs, writer, incoming, &arrivals.options));
+    let stream = Stream::new(incoming, writer.watch(), Closing::AtOnce);
+    place.send(established(theirs, writer, stream, &arrivals.options));
     Ok(frames)
 }
 
-fn established(peer: Hello, writer: Writer, incoming: Streaming<Frame>, options: &LinkOptions) -> Established {
+fn established(peer: Hello, writer: Writer, stream: Stream, options: &LinkOptions) -> Established {
     let outgoing = Outgoing::Grpc { queue: writer, limit: options.message_limit() };
-    Established { peer, outgoing, incoming: Incoming::Grpc(Box::new(incoming)) }
+    Established { peer, outgoing, incoming: Incoming::Grpc(Box::new(stream)) }
 }
 
-/// The next message. Cancel-safe: the stream keeps what has arrived of it.
-pub(crate) async fn recv<R: Message + Default>(incoming: &mut Streaming<Frame>) -> Result<R, LinkError> {
-    match next(incoming).await? {
-        Kind::Data(data) => Ok(R::decode(data)?),
-        other => Err(unexpected(&other)),
+/// The incoming direction.
+pub(crate) struct Stream {
+    /// `None` only while it is dropped.
+    incoming: Option<Streaming<Frame>>,
+    /// The outgoing direction's queue.
+    queue: Option<Watch>,
+    closing: Closing,
+}
+
+/// What a dropped incoming direction owes the outgoing one.
+enum Closing {
+    /// A listener's answers go on without the dialer's stream.
+    AtOnce,
+    /// A dialer's stream does not: HTTP/2 discards what is still buffered of a request when nobody wants its answer. So
+    /// the answer is kept until the peer has ended it, which it does when it has read everything, but no longer than this
+    /// after the outgoing direction has ended.
+    Linger(Duration, Handle),
+}
+
+impl Stream {
+    fn new(incoming: Streaming<Frame>, queue: Watch, closing: Closing) -> Self {
+        Self { incoming: Some(incoming), queue: Some(queue), closing }
+    }
+
+    /// The next message. Cancel-safe: the stream keeps what has arrived of it.
+    pub(crate) async fn recv<R: Message + Default>(&mut self) -> Result<R, LinkError> {
+        let Some((incoming, queue)) = self.incoming.as_mut().zip(self.queue.as_ref()) else {
+            return Err(LinkError::PeerGone);
+        };
+        match next(incoming).await {
+            Ok(Kind::Data(data)) => Ok(R::decode(data)?),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) => {
+                // A peer that has ended its direction reads no more.
+                queue.abandon();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let (Closing::Linger(limit, runtime), Some(mut incoming), Some(queue)) =
+            (&self.closing, self.incoming.take(), self.queue.take())
+        {
+            let limit = *limit;
+            runtime.spawn(async move {
+                queue.ended().await;
+                let last = async { while let Ok(Some(_)) = incoming.message().await {} };
+                // Either way the link is over.
+                let _ = timeout(limit, last).await;
+            });
+        }
     }
 }
 

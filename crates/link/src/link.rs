@@ -5,9 +5,8 @@ use std::{marker::PhantomData, time::Duration};
 use bytes::Bytes;
 use futures::FutureExt;
 use prost::Message;
-use proto::{Frame, Hello};
+use proto::Hello;
 use tokio::time::timeout;
-use tonic::Streaming;
 
 use crate::{error::LinkError, grpc, options::LinkOptions, queue::Writer};
 
@@ -44,7 +43,7 @@ pub(crate) enum Incoming {
         /// The record being decoded; kept to save allocations.
         record: Vec<u8>,
     },
-    Grpc(Box<Streaming<Frame>>),
+    Grpc(Box<grpc::Stream>),
 }
 
 impl<S: Message, R: Message + Default> Link<S, R> {
@@ -165,7 +164,7 @@ impl<R: Message + Default> Receiver<R> {
                 ring.recv(record).await?;
                 Ok(R::decode(record.as_slice())?)
             }
-            Incoming::Grpc(stream) => grpc::recv(stream).await,
+            Incoming::Grpc(stream) => stream.recv().await,
         }
     }
 
@@ -180,7 +179,7 @@ impl<R: Message + Default> Receiver<R> {
                 }
             }
             // One poll of a cancel-safe future: what is not here yet stays in the stream.
-            Incoming::Grpc(stream) => grpc::recv(stream).now_or_never().transpose(),
+            Incoming::Grpc(stream) => stream.recv().now_or_never().transpose(),
         }
     }
 }

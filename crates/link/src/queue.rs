@@ -22,27 +22,40 @@ const OVERHEAD: usize = 64;
 
 /// A queue that holds messages of `capacity` bytes in all. `first` is sent before any of them.
 pub(crate) fn queue(capacity: usize, first: Kind) -> (Writer, Frames) {
-    let state = State { messages: VecDeque::new(), bytes: 0, ended: false, abandoned: false };
-    let shared =
-        Arc::new(Shared { state: Mutex::new(state), written: AtomicWaker::new(), drained: AtomicWaker::new() });
+    let shared = Arc::new(Shared::default());
     (Writer { shared: shared.clone(), capacity }, Frames { shared, first: Some(first) })
 }
 
+#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     /// Wakes the stream.
     written: AtomicWaker,
     /// Wakes the writer.
     drained: AtomicWaker,
+    /// Wakes the watch.
+    ended: AtomicWaker,
 }
 
+impl Shared {
+    fn abandon(&self) {
+        let mut state = self.state.lock();
+        state.abandoned = true;
+        state.messages.clear();
+        drop(state);
+        self.drained.wake();
+        self.ended.wake();
+    }
+}
+
+#[derive(Default)]
 struct State {
     messages: VecDeque<Bytes>,
     /// Cost of all `messages`.
     bytes: usize,
     /// The writer is gone: end the stream once it is empty.
     ended: bool,
-    /// The stream is gone: the connection ended.
+    /// The stream or the peer is gone: nothing more will be sent.
     abandoned: bool,
 }
 
@@ -70,6 +83,11 @@ impl Writer {
     /// Wakes the stream.
     pub(crate) fn publish(&mut self) {
         self.shared.written.wake();
+    }
+
+    /// A look at how the queue ends.
+    pub(crate) fn watch(&self) -> Watch {
+        Watch { shared: self.shared.clone() }
     }
 
     /// Waits until a message of `len` bytes fits. Cancel-safe.
@@ -100,6 +118,30 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.shared.state.lock().ended = true;
         self.shared.written.wake();
+        self.shared.ended.wake();
+    }
+}
+
+/// Sees the queue end, and can end it.
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+}
+
+impl Watch {
+    /// Waits until the writer or the stream is gone.
+    pub(crate) async fn ended(&self) {
+        std::future::poll_fn(|context| {
+            self.shared.ended.register(context.waker());
+            let state = self.shared.state.lock();
+            if state.ended || state.abandoned { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Ends the queue, because the peer has ended its direction and reads no more.
+    pub(crate) fn abandon(&self) {
+        self.shared.abandon();
+        self.shared.written.wake();
     }
 }
 
@@ -119,7 +161,7 @@ impl Stream for Frames {
         self.shared.written.register(context.waker());
         let mut state = self.shared.state.lock();
         let Some(message) = state.messages.pop_front() else {
-            return if state.ended { Poll::Ready(None) } else { Poll::Pending };
+            return if state.ended || state.abandoned { Poll::Ready(None) } else { Poll::Pending };
         };
         state.bytes -= message.len() + OVERHEAD;
         drop(state);
@@ -130,11 +172,7 @@ impl Stream for Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.abandoned = true;
-        state.messages.clear();
-        drop(state);
-        self.shared.drained.wake();
+        self.shared.abandon();
     }
 }
 

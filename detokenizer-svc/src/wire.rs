@@ -149,10 +149,9 @@ impl Scheduler {
             return;
         }
         let reply = DetokenizerReply { stopped: std::mem::take(&mut self.stopped) };
-        match link.sender.try_send(&reply) {
-            Ok(false) => self.stopped = reply.stopped,
-            // A lost link is met by `next`.
-            Ok(true) | Err(_) => {}
+        // A lost link is met by `next`.
+        if let Ok(false) = link.sender.try_send(&reply) {
+            self.stopped = reply.stopped;
         }
     }
 

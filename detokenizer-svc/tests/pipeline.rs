@@ -1,0 +1,209 @@
+//! The process between a fake scheduler and fake gateways, over rings.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use link::{Address, Hello, Link, LinkError, LinkOptions};
+use proto::{
+    DetokenizerReply, Event, EventBatch, FinishReason, Finished, Inbound, Output, RequestKey, Started, TokenBatch,
+    event::Kind, failure,
+};
+use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
+use tokenizer::Tokenizer;
+use tokio::task::JoinHandle;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: detokenizer_svc::Args,
+}
+
+type Scheduler = Link<TokenBatch, DetokenizerReply>;
+type Gateway = Link<Inbound, EventBatch>;
+
+/// The process under test.
+struct Stage {
+    dir: tempfile::TempDir,
+    process: Process,
+    serving: JoinHandle<anyhow::Result<()>>,
+    tokenizer: Tokenizer,
+}
+
+fn model() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let places = ["crates/default-model/files/model", "../shared/default-model/model"];
+    let found = places.iter().map(|place| root.join(place)).find(|dir| dir.join("tokenizer.json").is_file());
+    found.expect("the default model")
+}
+
+impl Stage {
+    fn set(flags: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let own = |flag: &str, name: &str| format!("--{flag}=ring:{}", dir.path().join(name).display());
+        let model = format!("--model={}", model().display());
+        let fixed =
+            ["detokenizer-svc".to_owned(), own("listen-tokens", "tokens"), own("listen-events", "events"), model];
+        let flags = fixed.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned()));
+        let args = Cli::try_parse_from(flags).expect("flags").args;
+        let process =
+            Process { status: Status::new("test"), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+        let serving = tokio::spawn(detokenizer_svc::serve(args, process.clone()));
+        let tokenizer = Tokenizer::load(&self::model()).expect("a tokenizer");
+        Self { dir, process, serving, tokenizer }
+    }
+
+    async fn scheduler(&self) -> Scheduler {
+        let address = Address::Ring(self.dir.path().join("tokens"));
+        link::redial(&address, link::hello("scheduler-svc", "tokens", ""), &LinkOptions::default()).await
+    }
+
+    async fn gateway(&self, instance: u64, options: &LinkOptions) -> Gateway {
+        let address = Address::Ring(self.dir.path().join("events"));
+        let hello = Hello { instance, ..link::hello("api-gateway", "events", "") };
+        link::redial(&address, hello, options).await
+    }
+
+    /// A batch that starts request `number` of `gateway` as sequence `number`, and gives it the tokens of `text`.
+    fn begin(&self, gateway: u64, number: u64, text: &str, stop: &[&str]) -> TokenBatch {
+        let output = Output {
+            stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
+            stream: true,
+            skip_special_tokens: true,
+            ..Output::default()
+        };
+        let started = Started {
+            key: Some(RequestKey { gateway, number }),
+            request_id: format!("test-{number}"),
+            first_sequence: number,
+            n: 1,
+            output: Some(output),
+            ..Started::default()
+        };
+        TokenBatch { started: vec![started], ..self.go_on(number, text) }
+    }
+
+    fn go_on(&self, number: u64, text: &str) -> TokenBatch {
+        let token = self.tokenizer.encode(text, false).expect("ids");
+        TokenBatch { sequence: vec![number; token.len()], token, ..TokenBatch::default() }
+    }
+
+    async fn end(self) {
+        self.process.shutdown.cancel();
+        self.serving.await.expect("no panic").expect("an orderly end");
+    }
+}
+
+/// The next message's events, in short: number and text, or what else it is.
+async fn events(gateway: &mut Gateway) -> Vec<(u64, String)> {
+    let batch = gateway.receiver.recv().await.expect("events");
+    let short = |event: Event| match event.kind.expect("a kind") {
+        Kind::Admitted(_) => (event.number, "admitted".to_owned()),
+        Kind::Failure(failure) => (event.number, failure.kind().as_str_name().to_owned()),
+        Kind::Delta(delta) if delta.finish() == FinishReason::Unspecified => (event.number, delta.text),
+        Kind::Delta(delta) => (event.number, format!("{}|{}", delta.text, delta.finish().as_str_name())),
+    };
+    batch.events.into_iter().map(short).collect()
+}
+
+fn list(expected: &[(u64, &str)]) -> Vec<(u64, String)> {
+    expected.iter().map(|(number, text)| (*number, (*text).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn each_gateway_gets_its_own() {
+    let stage = Stage::set(&[]);
+    let mut scheduler = stage.scheduler().await;
+    let mut one = stage.gateway(1, &LinkOptions::default()).await;
+    let mut two = stage.gateway(2, &LinkOptions::default()).await;
+    scheduler.sender.send(&stage.begin(1, 5, "Hello", &[])).await.expect("sent");
+    assert_eq!(events(&mut one).await, list(&[(5, "admitted"), (5, "Hello")]));
+    let mut batch = stage.begin(2, 6, "There", &[]);
+    let more = stage.go_on(5, " you");
+    batch.sequence.extend(more.sequence);
+    batch.token.extend(more.token);
+    batch.finished.push(Finished { sequence: 5, reason: FinishReason::Length.into(), stop_token: None });
+    scheduler.sender.send(&batch).await.expect("sent");
+    assert_eq!(events(&mut one).await, list(&[(5, " you|LENGTH")]));
+    assert_eq!(events(&mut two).await, list(&[(6, "admitted"), (6, "There")]));
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn the_scheduler_learns_of_stop_strings() {
+    let stage = Stage::set(&[]);
+    let mut scheduler = stage.scheduler().await;
+    let mut gateway = stage.gateway(1, &LinkOptions::default()).await;
+    scheduler.sender.send(&stage.begin(1, 5, "one two three", &["two"])).await.expect("sent");
+    assert_eq!(scheduler.receiver.recv().await.expect("a reply").stopped, [5]);
+    assert_eq!(events(&mut gateway).await, list(&[(5, "admitted"), (5, "one |STOP")]));
+    // What comes of it later is nobody's.
+    scheduler.sender.send(&stage.go_on(5, "late")).await.expect("sent");
+    scheduler.sender.send(&stage.begin(1, 6, "next", &[])).await.expect("sent");
+    assert_eq!(events(&mut gateway).await, list(&[(6, "admitted"), (6, "next")]));
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_lost_scheduler_fails_everything() {
+    let stage = Stage::set(&[]);
+    let mut scheduler = stage.scheduler().await;
+    let mut gateway = stage.gateway(1, &LinkOptions::default()).await;
+    let mut idle = stage.gateway(2, &LinkOptions::default()).await;
+    scheduler.sender.send(&stage.begin(1, 5, "Hello", &[])).await.expect("sent");
+    assert_eq!(events(&mut gateway).await.len(), 2);
+    drop(scheduler);
+    let unavailable = failure::Kind::Unavailable.as_str_name();
+    assert_eq!(events(&mut gateway).await, list(&[(5, unavailable), (0, unavailable)]));
+    assert_eq!(events(&mut idle).await, list(&[(0, unavailable)]));
+    // The next one starts afresh, and may use the same handles.
+    let mut scheduler = stage.scheduler().await;
+    scheduler.sender.send(&stage.begin(1, 5, "again", &[])).await.expect("sent");
+    assert_eq!(events(&mut gateway).await, list(&[(5, "admitted"), (5, "again")]));
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_does_not_read_is_hung_up_on() {
+    let stage = Stage::set(&["--send-deadline-ms=50"]);
+    let mut scheduler = stage.scheduler().await;
+    let mut reader = stage.gateway(1, &LinkOptions::default()).await;
+    let mut sleeper = stage.gateway(2, &LinkOptions::default()).await;
+    scheduler.sender.send(&stage.begin(1, 5, "Hello", &[])).await.expect("sent");
+    assert_eq!(events(&mut reader).await.len(), 2);
+    // More than its ring holds. The other one gets its text all the while.
+    for number in 6..36 {
+        let mut flood = stage.begin(2, number, "x", &[]);
+        flood.started[0].prompt_ids = vec![5000; 250_000];
+        flood.started[0].prompt_tokens = 250_000;
+        flood.started[0].output.as_mut().expect("an output").return_prompt_token_ids = true;
+        let own = stage.go_on(5, "x");
+        flood.sequence.extend(&own.sequence);
+        flood.token.extend(&own.token);
+        scheduler.sender.send(&flood).await.expect("sent");
+        assert_eq!(events(&mut reader).await, list(&[(5, "x")]));
+    }
+    // What was in the ring comes, and then the end.
+    let error = loop {
+        if let Err(error) = sleeper.receiver.recv().await {
+            break error;
+        }
+    };
+    assert!(matches!(error, LinkError::PeerGone), "{error}");
+    assert!(stage.process.metrics.text().contains("quire:detokenizer_dropped_gateways_total 1"));
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_comes_back_starts_afresh() {
+    let stage = Stage::set(&[]);
+    let mut scheduler = stage.scheduler().await;
+    let mut gateway = stage.gateway(1, &LinkOptions::default()).await;
+    scheduler.sender.send(&stage.begin(1, 5, "Hello", &[])).await.expect("sent");
+    assert_eq!(events(&mut gateway).await.len(), 2);
+    drop(gateway);
+    let mut gateway = stage.gateway(1, &LinkOptions::default()).await;
+    scheduler.sender.send(&stage.go_on(5, "lost")).await.expect("sent");
+    scheduler.sender.send(&stage.begin(1, 6, "new", &[])).await.expect("sent");
+    assert_eq!(events(&mut gateway).await, list(&[(6, "admitted"), (6, "new")]));
+    stage.end().await;
+}

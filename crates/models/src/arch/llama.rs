@@ -66,6 +66,20 @@ pub(super) fn internlm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     build(folder, Switches { bias: Biases { qkv: bias, output: bias }, rope_theta, ..Default::default() })
 }
 
+/// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
+pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let number = |key| folder.config.number_or(key, 1.0).map(|x| x as f32);
+    let (scores, residual) = (number("attention_multiplier")?, number("residual_multiplier")?);
+    let mut blueprint = llama(folder)?;
+    blueprint.spec.embedding.scale = number("embedding_multiplier")?;
+    blueprint.spec.head.scale = number("logits_scaling")?.recip();
+    for layer in &mut blueprint.spec.layers {
+        layer.attention.scale = scores;
+        layer.residual_scale = residual;
+    }
+    Ok(blueprint)
+}
+
 fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let sizes = Sizes::read(config)?;

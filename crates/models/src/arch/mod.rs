@@ -21,6 +21,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("EchoForCausalLM", echo::echo),
     ("Gemma2ForCausalLM", gemma::gemma2),
     ("GemmaForCausalLM", gemma::gemma),
+    ("GraniteForCausalLM", llama::granite),
     ("InternLMForCausalLM", llama::internlm),
     ("LlamaForCausalLM", llama::llama),
     ("MistralForCausalLM", llama::mistral),

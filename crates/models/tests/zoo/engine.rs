@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use collectives::Collective;
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Batch, DType, Sequence};
 use models::{LoadError, LoadFormat, LoadOptions, Model};
 
@@ -50,18 +50,38 @@ pub struct Outcome {
     pub greedy: Vec<u32>,
 }
 
-/// Loads a rank of a model on one thread.
-pub fn load(dir: &Path, dtype: DType, (rank, size): (usize, usize)) -> Result<Model, LoadError> {
+/// On what a model runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub dtype: DType,
+    /// Rank and ranks.
+    pub rank: (usize, usize),
+    pub cpu: CpuOptions,
+}
+
+impl Setup {
+    /// One rank on one thread with the best instructions there are.
+    pub fn new(dtype: DType) -> Self {
+        Self { dtype, rank: (0, 1), cpu: CpuOptions { threads: 1, isa: None } }
+    }
+
+    pub fn isa(self, isa: Isa) -> Self {
+        Self { cpu: CpuOptions { isa: Some(isa), ..self.cpu }, ..self }
+    }
+}
+
+/// Loads a model, or a rank's part of it.
+pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
     let options = LoadOptions {
-        dtype: Some(dtype),
-        tp_rank: rank,
-        tp_size: size,
+        dtype: Some(setup.dtype),
+        tp_rank: setup.rank.0,
+        tp_size: setup.rank.1,
         format: LoadFormat::Auto,
         seed: 0,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
     };
-    let backend = CpuBackend::new(CpuOptions { threads: 1, isa: None });
+    let backend = CpuBackend::new(setup.cpu);
     let mut progress = Vec::new();
     let model = models::load(dir, &options, Box::new(backend), &mut |p| progress.push(p))?;
     assert!(progress.windows(2).all(|pair| pair[0].bytes_done <= pair[1].bytes_done), "progress goes back");

@@ -44,6 +44,7 @@ zoo! {
     cohere: "cohere", BOTH, ranks: [2], refused: [];
     gemma: "gemma", BF16, ranks: [2, 4], refused: [];
     gemma2: "gemma2", BF16, ranks: [2], refused: [];
+    granite: "granite", BF16, ranks: [2], refused: [];
     internlm: "internlm", BOTH, ranks: [2], refused: [(4, "num_attention_heads")];
     llama: "llama", BOTH, ranks: [2, 4], refused: [(3, "num_attention_heads")];
     llama_rope_dynamic: "llama-rope-dynamic", BF16, ranks: [2], refused: [];

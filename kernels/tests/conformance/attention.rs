@@ -6,7 +6,6 @@ use kernels::ops::{Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Ro
 /// A cache with sequences in it, and what was written there.
 pub struct World {
     pub heads: Heads,
-    pub block_size: usize,
     pub kv: KvLayer,
     pub rope: Option<Rope>,
     /// Block table of each sequence.
@@ -30,7 +29,7 @@ impl World {
             KvShape { num_blocks, block_size, kv_heads: heads.kv, head_dim: heads.dim, v_head_dim: heads.v_dim, dtype };
         let kv = backend.new_kv(shape);
         let mut free = Random(num_blocks as u64).permutation(num_blocks);
-        let mut world = Self { heads, block_size, kv, rope: None, blocks: vec![free.clone()] };
+        let mut world = Self { heads, kv, rope: None, blocks: vec![free.clone()] };
         let width = world.width();
         world.step(backend, &[Part { sequence: 0, start: 0, rows: num_blocks * block_size }], |_, _| {
             vec![f32::NAN; width]
@@ -40,8 +39,7 @@ impl World {
     }
 
     pub fn width(&self) -> usize {
-        let Heads { q, kv, dim, v_dim } = self.heads;
-        (q + kv) * dim + kv * v_dim
+        width(self.heads)
     }
 
     /// Writes rows to the cache; returns their (rotated) qkv in a buffer.
@@ -68,6 +66,10 @@ impl World {
     }
 }
 
+fn width(heads: Heads) -> usize {
+    (heads.q + heads.kv) * heads.dim + heads.kv * heads.v_dim
+}
+
 /// The row of qkv that a sequence has at a position, before rotation.
 pub fn row(seed: u64, width: usize, sequence: usize, position: usize) -> Vec<f32> {
     Random(seed ^ (sequence as u64) << 40 ^ (position as u64) << 8).values(width)
@@ -82,12 +84,8 @@ struct Extras {
     alibi: Option<Vec<f32>>,
 }
 
-fn round(value: f32, dtype: DType) -> f64 {
-    f64::from(super::encode(&[value], dtype).1[0])
-}
-
-/// One query head of one row, over a sequence's qkv rows `0 ..= position`.
-fn reference(history: &[Vec<f32>], heads: Heads, dtype: DType, head: usize, scale: f32, extras: &Extras) -> Vec<f64> {
+/// One query head of one row, over a sequence's qkv rows `0 ..= position`, whose k and v are as the cache keeps them.
+fn reference(history: &[Vec<f32>], heads: Heads, head: usize, scale: f32, extras: &Extras) -> Vec<f64> {
     let position = history.len() - 1;
     let kv = head / (heads.q / heads.kv);
     let query = &history[position][head * heads.dim..][..heads.dim];
@@ -95,7 +93,7 @@ fn reference(history: &[Vec<f32>], heads: Heads, dtype: DType, head: usize, scal
     let mut scores = Vec::new();
     for (at, row) in history.iter().enumerate().skip(first) {
         let key = &row[(heads.q + kv) * heads.dim..][..heads.dim];
-        let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * round(*k, dtype)).sum();
+        let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
         let mut score = dot * f64::from(scale);
         if let Some(cap) = extras.soft_cap {
             score = f64::from(cap) * (score / f64::from(cap)).tanh();
@@ -112,54 +110,81 @@ fn reference(history: &[Vec<f32>], heads: Heads, dtype: DType, head: usize, scal
     let mut out = vec![0.0; heads.v_dim];
     for (row, weight) in history[first..].iter().zip(&weights) {
         let value = &row[(heads.q + heads.kv) * heads.dim + kv * heads.v_dim..][..heads.v_dim];
-        out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / total * round(*value, dtype));
+        out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / total * f64::from(*value));
     }
     out
 }
 
-/// Fills sequences, runs one ragged step, and checks some heads of every row of it.
-fn check_case(
-    backend: &mut dyn Backend,
+/// A layer, a cache, and one ragged step.
+struct Case<'a> {
     heads: Heads,
     block_size: usize,
     dtype: DType,
-    parts: &[Part],
-    extras: &Extras,
-) {
-    let lengths: Vec<usize> = parts.iter().map(|part| part.start + part.rows).collect();
-    let world = World::new(backend, heads, block_size, dtype, &lengths);
-    let width = world.width();
-    let make = |sequence, position| row(7, width, sequence, position);
-    let history: Vec<Part> = parts.iter().map(|part| Part { start: 0, rows: part.start, ..*part }).collect();
-    world.step(backend, &history, make);
-    let qkv = world.step(backend, parts, make);
+    parts: &'a [Part],
+    extras: &'a Extras,
+}
+
+/// The rows and heads of a part that are checked.
+fn samples(part: &Part, heads: Heads) -> impl Iterator<Item = (usize, usize)> {
+    let steps = [0, part.rows / 2, part.rows - 1];
+    steps.into_iter().flat_map(move |step| [0, heads.q / 2, heads.q - 1].map(|head| (step, head)))
+}
+
+/// What every backend should find for the samples, part by part.
+fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
+    let heads = case.heads;
+    let mut all = Vec::new();
+    for part in case.parts {
+        let mut rows: Vec<Vec<f32>> =
+            (0..part.start + part.rows).map(|at| row(SEED, width, part.sequence, at)).collect();
+        let cached = heads.q * heads.dim;
+        rows.iter_mut().for_each(|row| row[cached..].iter_mut().for_each(|x| *x = super::round(*x, case.dtype)));
+        all.extend(
+            samples(part, heads)
+                .map(|(step, head)| reference(&rows[..=part.start + step], heads, head, scale, case.extras)),
+        );
+    }
+    all
+}
+
+const SEED: u64 = 7;
+
+/// Fills sequences, runs the step, and checks some heads and rows of it.
+fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
+    let Case { heads, block_size, dtype, parts, extras } = *case;
     let scale = 1.0 / (heads.dim as f32).sqrt();
-    let layer = Attention {
-        heads,
-        scale,
-        window: extras.window,
-        soft_cap: extras.soft_cap,
-        sinks: extras.sinks.as_ref().map(|sinks| backend.load_vector(sinks)),
-        alibi: extras.alibi.as_ref().map(|slopes| backend.load_vector(slopes)),
-    };
-    let rows: usize = parts.iter().map(|part| part.rows).sum();
-    let out = backend.new_act(rows, heads.q * heads.v_dim);
-    backend.host_mut(out).fill(f32::NAN);
-    backend.attention(qkv, layer, world.kv, out);
-    let what = format!("{} {heads:?} blocks of {block_size} {dtype:?} {parts:?} {extras:?}", backend.describe());
-    let got = backend.read(out).to_vec();
-    assert!(got.iter().all(|x| x.is_finite()), "{what}: not finite");
-    let mut first_row = 0;
-    for part in parts {
-        let rows: Vec<Vec<f32>> = (0..part.start + part.rows).map(|at| make(part.sequence, at)).collect();
-        for step in [0, part.rows / 2, part.rows - 1] {
-            for head in [0, heads.q / 2, heads.q - 1] {
-                let want = reference(&rows[..=part.start + step], heads, dtype, head, scale, extras);
+    let width = width(heads);
+    let wanted = references(case, width, scale);
+    let lengths: Vec<usize> = parts.iter().map(|part| part.start + part.rows).collect();
+    let history: Vec<Part> = parts.iter().map(|part| Part { start: 0, rows: part.start, ..*part }).collect();
+    for backend in backends {
+        let backend = &mut **backend;
+        let world = World::new(backend, heads, block_size, dtype, &lengths);
+        world.step(backend, &history, |sequence, position| row(SEED, width, sequence, position));
+        let qkv = world.step(backend, parts, |sequence, position| row(SEED, width, sequence, position));
+        let layer = Attention {
+            heads,
+            scale,
+            window: extras.window,
+            soft_cap: extras.soft_cap,
+            sinks: extras.sinks.as_ref().map(|sinks| backend.load_vector(sinks)),
+            alibi: extras.alibi.as_ref().map(|slopes| backend.load_vector(slopes)),
+        };
+        let out = backend.new_act(parts.iter().map(|part| part.rows).sum(), heads.q * heads.v_dim);
+        backend.host_mut(out).fill(f32::NAN);
+        backend.attention(qkv, layer, world.kv, out);
+        let what = format!("{} {heads:?} blocks of {block_size} {dtype:?} {parts:?} {extras:?}", backend.describe());
+        let got = backend.read(out);
+        assert!(got.iter().all(|x| x.is_finite()), "{what}: not finite");
+        let mut first_row = 0;
+        let mut wanted = wanted.iter();
+        for part in parts {
+            for ((step, head), want) in samples(part, heads).zip(wanted.by_ref()) {
                 let at = (first_row + step) * heads.q * heads.v_dim + head * heads.v_dim;
-                check(&what, &got[at..at + heads.v_dim], &want, |_| TOLERANCE);
+                check(&what, &got[at..at + heads.v_dim], want, |_| TOLERANCE);
             }
+            first_row += part.rows;
         }
-        first_row += part.rows;
     }
 }
 
@@ -176,38 +201,30 @@ fn mix() -> Vec<Part> {
 
 #[test]
 fn head_shapes() {
-    for mut backend in backends() {
-        for (index, dim) in [16, 32, 64, 80, 96, 112, 128, 256, 20].into_iter().enumerate() {
-            for (q, kv) in [(3, 3), (8, 2), (7, 1)] {
-                let dtype = [DType::F32, DType::Bf16, DType::F16][index % 3];
-                let heads = Heads { q, kv, dim, v_dim: dim };
-                check_case(
-                    &mut *backend,
-                    heads,
-                    if index % 2 == 0 { 16 } else { 32 },
-                    dtype,
-                    &mix(),
-                    &Extras::default(),
-                );
-            }
+    let mut backends = backends();
+    let mut run = |heads, block_size, dtype| {
+        check_case(&mut backends, &Case { heads, block_size, dtype, parts: &mix(), extras: &Extras::default() });
+    };
+    for (index, dim) in [16, 32, 64, 80, 96, 112, 128, 256, 20].into_iter().enumerate() {
+        for (q, kv) in [(3, 3), (8, 2), (7, 1)] {
+            let dtype = [DType::F32, DType::Bf16, DType::F16][index % 3];
+            run(Heads { q, kv, dim, v_dim: dim }, if index % 2 == 0 { 16 } else { 32 }, dtype);
         }
-        for (dim, v_dim) in [(192, 128), (24, 40), (64, 16)] {
-            let heads = Heads { q: 4, kv: 2, dim, v_dim };
-            check_case(&mut *backend, heads, 16, DType::F32, &mix(), &Extras::default());
-        }
-        let many = Heads { q: 71, kv: 1, dim: 64, v_dim: 64 };
-        check_case(&mut *backend, many, 16, DType::Bf16, &mix(), &Extras::default());
     }
+    for (dim, v_dim) in [(192, 128), (24, 40), (64, 16)] {
+        run(Heads { q: 4, kv: 2, dim, v_dim }, 16, DType::F32);
+        run(Heads { q: 4, kv: 2, dim, v_dim }, 16, DType::Bf16);
+    }
+    run(Heads { q: 71, kv: 1, dim: 64, v_dim: 64 }, 16, DType::Bf16);
 }
 
 #[test]
 fn block_sizes() {
-    for mut backend in backends() {
-        for block_size in [1, 5, 8, 16, 24, 32, 64, 128, 256] {
-            for dtype in [DType::F32, DType::Bf16, DType::F16] {
-                let heads = Heads { q: 4, kv: 2, dim: 32, v_dim: 32 };
-                check_case(&mut *backend, heads, block_size, dtype, &mix(), &Extras::default());
-            }
+    let mut backends = backends();
+    let heads = Heads { q: 4, kv: 2, dim: 32, v_dim: 32 };
+    for block_size in [1, 5, 8, 16, 24, 32, 64, 128, 256] {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            check_case(&mut backends, &Case { heads, block_size, dtype, parts: &mix(), extras: &Extras::default() });
         }
     }
 }
@@ -225,10 +242,10 @@ fn windows_caps_sinks_and_slopes() {
         Extras { sinks: Some(sinks), ..Extras::default() },
         Extras { alibi: Some(slopes), ..Extras::default() },
     ];
-    for mut backend in backends() {
-        for (index, extras) in cases.iter().enumerate() {
-            let dtype = [DType::F32, DType::Bf16][index % 2];
-            check_case(&mut *backend, heads, 16, dtype, &mix(), extras);
+    let mut backends = backends();
+    for extras in &cases {
+        for dtype in [DType::F32, DType::Bf16] {
+            check_case(&mut backends, &Case { heads, block_size: 16, dtype, parts: &mix(), extras });
         }
     }
 }
@@ -236,19 +253,13 @@ fn windows_caps_sinks_and_slopes() {
 #[test]
 fn long_contexts() {
     let part = |sequence, start, rows| Part { sequence, start, rows };
-    for mut backend in backends() {
-        let few = Heads { q: 2, kv: 1, dim: 32, v_dim: 32 };
-        for extras in [Extras::default(), Extras { window: Some(1500), ..Extras::default() }] {
-            check_case(&mut *backend, few, 16, DType::Bf16, &[part(0, 3000, 1)], &extras);
-            check_case(
-                &mut *backend,
-                few,
-                32,
-                DType::F32,
-                &[part(0, 1000, 60), part(1, 2047, 3), part(2, 0, 1)],
-                &extras,
-            );
-        }
+    let mut backends = backends();
+    let heads = Heads { q: 2, kv: 1, dim: 32, v_dim: 32 };
+    for extras in &[Extras::default(), Extras { window: Some(1500), ..Extras::default() }] {
+        let one = [part(0, 3000, 1)];
+        check_case(&mut backends, &Case { heads, block_size: 16, dtype: DType::Bf16, parts: &one, extras });
+        let mix = [part(0, 1000, 60), part(1, 2047, 3), part(2, 0, 1)];
+        check_case(&mut backends, &Case { heads, block_size: 32, dtype: DType::F32, parts: &mix, extras });
     }
 }
 

@@ -21,16 +21,12 @@ struct Case {
     epilogue: Epilogue,
 }
 
-fn run(backend: &mut dyn Backend, case: &Case) {
+fn run(backends: &mut [Box<dyn Backend>], case: &Case) {
     let Case { rows, n, k, weights, compute, bias, epilogue } = *case;
     let mut random = Random((rows * 31 + n * 7 + k) as u64);
     let (bytes, w) = encode(&random.values(n * k), weights);
-    let matrix = backend.load_matrix(host(weights, n, k, &bytes), compute);
     let (x, before, shift) = (random.values(rows * k), random.values(rows * n), random.values(n));
     let start = if epilogue == Epilogue::Store { vec![f32::NAN; rows * n] } else { before };
-    let (input, out) = (filled(backend, k, &x), filled(backend, n, &start));
-    let vector = bias.then(|| backend.load_vector(&shift));
-    backend.matmul(input, matrix, vector, epilogue, out);
     let (mut want, mut size) = (Vec::new(), Vec::new());
     for row in 0..rows {
         for col in 0..n {
@@ -43,21 +39,26 @@ fn run(backend: &mut dyn Backend, case: &Case) {
     }
     // A rounded product is off by 2^-9 at most (of x); sums in f32 stay far below their bound of k * 2^-24.
     let relative = if compute == DType::Bf16 { 2.0_f64.powi(-9) } else { 1e-6 };
-    let what = format!("{} {rows} x {n} x {k} {weights:?} in {compute:?}", backend.describe());
-    check(&what, backend.read(out), &want, |index| relative * size[index]);
+    for backend in backends {
+        let matrix = backend.load_matrix(host(weights, n, k, &bytes), compute);
+        let (input, out) = (filled(&mut **backend, k, &x), filled(&mut **backend, n, &start));
+        let vector = bias.then(|| backend.load_vector(&shift));
+        backend.matmul(input, matrix, vector, epilogue, out);
+        let what = format!("{} {rows} x {n} x {k} {weights:?} in {compute:?}", backend.describe());
+        check(&what, backend.read(out), &want, |index| relative * size[index]);
+    }
 }
 
 #[test]
 fn shapes_and_types() {
     let shapes = [(96, 48), (272, 224), (544, 960), (1, 1), (17, 33), (64, 31), (130, 64)];
-    for mut backend in backends() {
-        for (weights, compute) in TYPES {
-            for (index, (n, k)) in shapes.into_iter().enumerate() {
-                for rows in [1, 2, 3, 5, 16, 17, 33].into_iter().skip(index % 2) {
-                    let (bias, epilogue) =
-                        (rows % 2 == 1, if rows % 3 == 0 { Epilogue::Accumulate } else { Epilogue::Store });
-                    run(&mut *backend, &Case { rows, n, k, weights, compute, bias, epilogue });
-                }
+    let mut backends = backends();
+    for (weights, compute) in TYPES {
+        for (index, (n, k)) in shapes.into_iter().enumerate() {
+            for rows in [1, 2, 3, 5, 16, 17, 33].into_iter().skip(index % 2) {
+                let (bias, epilogue) =
+                    (rows % 2 == 1, if rows % 3 == 0 { Epilogue::Accumulate } else { Epilogue::Store });
+                run(&mut backends, &Case { rows, n, k, weights, compute, bias, epilogue });
             }
         }
     }
@@ -65,12 +66,11 @@ fn shapes_and_types() {
 
 #[test]
 fn wide_and_deep() {
-    for mut backend in backends() {
-        for (weights, compute) in TYPES {
-            for (rows, n, k) in [(1, 8192, 48), (2, 96, 8192), (150, 96, 224)] {
-                let case = Case { rows, n, k, weights, compute, bias: true, epilogue: Epilogue::Accumulate };
-                run(&mut *backend, &case);
-            }
+    let mut backends = backends();
+    for (weights, compute) in TYPES {
+        for (rows, n, k) in [(1, 8192, 48), (2, 96, 8192), (150, 96, 224)] {
+            let case = Case { rows, n, k, weights, compute, bias: true, epilogue: Epilogue::Accumulate };
+            run(&mut backends, &case);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use link::{Address, Link, LinkError, LinkOptions, Listener};
-use proto::{DetokenizerReply, Hello, TokenBatch};
+use proto::{DetokenizerReply, Failed, Hello, TokenBatch};
 use tempfile::TempDir;
 
 /// The dialer's end.
@@ -80,9 +80,11 @@ pub fn batch(n: u32) -> TokenBatch {
     TokenBatch { token: vec![n], ..TokenBatch::default() }
 }
 
-/// A message of about `bytes` bytes that carries `n`.
+/// A message with `bytes` bytes of text that carries `n`.
 pub fn large_batch(n: u32, bytes: usize) -> TokenBatch {
-    TokenBatch { token: vec![n; bytes / prost::encoding::encoded_len_varint(n.into())], ..TokenBatch::default() }
+    let letter = char::from(b'a' + (n % 26) as u8);
+    let text = Failed { request_id: String::from_iter(std::iter::repeat_n(letter, bytes)), ..Failed::default() };
+    TokenBatch { failed: vec![text], ..batch(n) }
 }
 
 /// A hang is a failure, not a stuck test run.

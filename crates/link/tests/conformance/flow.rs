@@ -113,8 +113,8 @@ pub async fn a_too_large_message_is_refused_and_harms_nothing(bed: Bed) {
     assert!(matches!(a.sender.try_send(&too_large), Err(LinkError::TooLarge { .. })));
     let encoded = Bytes::from(vec![0; limit + 1]);
     assert!(matches!(a.sender.send_encoded(&encoded).await, Err(LinkError::TooLarge { .. })));
-    let mut largest = large_batch(1, limit);
-    largest.token.truncate(limit - (too_large.encoded_len() - too_large.token.len()));
+    let largest =
+        (1..limit).rev().map(|bytes| large_batch(1, bytes)).find(|batch| batch.encoded_len() <= limit).unwrap();
     assert_eq!(largest.encoded_len(), limit);
     a.sender.send(&largest).await.unwrap();
     assert!(b.receiver.recv().await.unwrap() == largest);

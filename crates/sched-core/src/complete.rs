@@ -38,9 +38,30 @@ impl Flight {
         self.sampled = 0;
     }
 
+    fn finder(&self) -> RowFinder<'_> {
+        RowFinder { rows: &self.rows, last: None }
+    }
+
     pub fn push(&mut self, row: FlightRow) {
         self.sampled += usize::from(row.sample);
         self.rows.push(row);
+    }
+}
+
+/// Finds the rows that prompt log-probabilities belong to. They come in long runs of one slot, so the last one found is
+/// tried first.
+struct RowFinder<'a> {
+    rows: &'a [FlightRow],
+    last: Option<FlightRow>,
+}
+
+impl RowFinder<'_> {
+    fn find(&mut self, logprobs: &TokenLogprobs) -> Option<FlightRow> {
+        let slot = logprobs.prompt_of_sequence?;
+        if self.last.is_none_or(|row| u64::from(row.slot) != slot) {
+            self.last = self.rows.iter().find(|row| u64::from(row.slot) == slot).copied();
+        }
+        self.last
     }
 }
 
@@ -108,11 +129,9 @@ impl Scheduler {
             }
         }
         let of_a_row = |logprobs: &TokenLogprobs| (logprobs.index as usize) < tokens;
-        let of_a_slot = |logprobs: &TokenLogprobs| {
-            let slot = logprobs.prompt_of_sequence;
-            slot.is_some_and(|slot| flight.rows.iter().any(|row| u64::from(row.slot) == slot))
-        };
-        match result.logprobs.iter().all(of_a_row) && result.prompt_logprobs.iter().all(of_a_slot) {
+        let mut finder = flight.finder();
+        let mut of_a_slot = |logprobs: &TokenLogprobs| finder.find(logprobs).is_some();
+        match result.logprobs.iter().all(of_a_row) && result.prompt_logprobs.iter().all(&mut of_a_slot) {
             true => Ok(()),
             false => Err(ProtocolError::Logprobs { step }),
         }
@@ -166,9 +185,9 @@ impl Scheduler {
     /// what went out already is left out.
     fn prompt_logprobs(&mut self, flight: &Flight, all: Vec<TokenLogprobs>) -> Vec<TokenLogprobs> {
         let mut kept = Vec::with_capacity(all.len());
+        let mut finder = flight.finder();
         for mut logprobs in all {
-            let of_slot = |row: &&FlightRow| Some(u64::from(row.slot)) == logprobs.prompt_of_sequence;
-            let Some(row) = flight.rows.iter().find(of_slot).copied() else { continue };
+            let Some(row) = finder.find(&logprobs) else { continue };
             if !self.is_fresh(&row) {
                 continue;
             }

@@ -230,7 +230,8 @@ impl Scheduler {
         let request = &self.requests[sequence.request];
         let shared = &mut self.scratch.shared;
         shared.clear();
-        if request.n > 1 && sequence.output.is_empty() {
+        let wants_logprobs = sequence.wants_prompt_logprobs(&request.sampling);
+        if request.n > 1 && sequence.output.is_empty() && !wants_logprobs {
             let step = self.next_step.0;
             let mut siblings = request.choices.iter().flatten().map(|sibling| &self.sequences[*sibling]);
             // Only prompts that an earlier plan completed: copies of a plan run before its rows.
@@ -240,7 +241,7 @@ impl Scheduler {
             }
         }
         let known = sequence.known_len();
-        if self.config.enable_prefix_caching && !sequence.wants_prompt_logprobs(&request.sampling) {
+        if self.config.enable_prefix_caching && !wants_logprobs {
             // At least the last token is computed: its logits are what the next token is sampled from.
             let most = ((known - 1) / block_size) as usize;
             shared.extend(self.pool.find(request.prompt_hashes.iter().chain(&sequence.output_hashes).take(most)));

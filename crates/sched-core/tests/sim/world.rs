@@ -332,7 +332,9 @@ impl<'a> World<'a> {
         let mut stopped = vec![u64::MAX]; // One that nobody knows.
         for tracked in self.live.values_mut() {
             for (index, choice) in tracked.choices.iter_mut().enumerate() {
-                let due = choice.stop_after.is_some_and(|after| choice.tokens.len() >= after) && !choice.over;
+                let found = choice.stop_after.is_some_and(|after| choice.tokens.len() >= after);
+                // Now and then one that makes no sense, even before the first token.
+                let due = !choice.over && (found || tracked.n == 1 && self.source.chance(2));
                 if let Some(first) = tracked.first_sequence.filter(|_| due) {
                     choice.over = true;
                     stopped.push(first + index as u64);

@@ -54,7 +54,8 @@ impl<S: Message, R: Message + Default> Link<S, R> {
     }
 }
 
-/// The outgoing direction of a link. Dropping it ends the link in order.
+/// The outgoing direction of a link. Dropping it ends the link in order: the peer receives what was sent, then `PeerGone`.
+/// Keep both directions for as long as the link is wanted, also the one that carries nothing.
 pub struct Sender<S> {
     outgoing: Outgoing,
     deadline: Duration,

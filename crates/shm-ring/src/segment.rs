@@ -156,7 +156,7 @@ fn os(doing: &'static str) -> impl FnOnce(rustix::io::Errno) -> RingError {
     move |errno| RingError::Io { doing, source: errno.into() }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
 

@@ -6,8 +6,8 @@
 
 use std::{sync::OnceLock, time::Instant};
 
-/// Longest spin, in looks.
-const MOST: u32 = 2048;
+/// Longest spin, in looks: about 25 us.
+const MOST: u32 = 512;
 /// A sleep shorter than this would have been better spun through, microseconds.
 const SHORT_SLEEP_US: u128 = 40;
 

@@ -1,1 +1,27 @@
 //! One device: weights, KV memory, the forward pass, sampling, collectives.
+//!
+//! Two threads. The main one talks: it keeps the link to the scheduler and moves messages ([`serve`]). The compute thread works: it loads
+//! the model and executes plans strictly in order ([`compute`]), so the next plan may already wait while a step runs. What a plan means is
+//! in [`engine`]; the sequences that it is about live in [`slots`].
+
+mod compute;
+mod config;
+mod engine;
+mod error;
+mod memory;
+mod metrics;
+mod passes;
+mod sampler;
+mod serve;
+mod slots;
+
+pub use config::{Args, MaxModelLen};
+pub use serve::serve;
+
+use service_kit::Threads;
+
+/// The process, from its flags to its exit code.
+pub fn run(args: Args) -> std::process::ExitCode {
+    let common = args.common.clone();
+    service_kit::run("worker-svc", &common, Threads::One, |process| serve::serve(args, process))
+}

@@ -1,0 +1,178 @@
+//! The compute thread: loads the model, then forms groups and executes plans, one job after the other.
+
+use std::{
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    time::Duration,
+};
+
+use anyhow::Context;
+use collectives::{AbortHandle, Collective, Place, SharedMemory, Solo};
+use kernels::cpu::{CpuBackend, CpuOptions, available_memory};
+use models::Model;
+use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
+use tokio::sync::mpsc;
+
+use crate::{config::Args, engine::Engine, error::StepError, memory, sampler::Sampler, slots::Slots};
+
+/// Jobs that may wait: the group, and two plans of it.
+const QUEUE: usize = 64;
+/// How long the ranks of a group wait for each other, forming and in a step.
+const GROUP_DEADLINE: Duration = Duration::from_secs(300);
+
+/// What the compute thread is to do, in order.
+pub(crate) enum Job {
+    /// Drop all slots and join this group; the handle ends its waits from outside.
+    Form(FormGroup, AbortHandle),
+    /// Execute a plan. One of another epoch is passed over.
+    Step(Box<StepPlan>),
+}
+
+/// What the compute thread says.
+pub(crate) enum Reply {
+    Loading {
+        done: u64,
+        total: u64,
+    },
+    Ready(Box<WorkerReady>),
+    Formed(u64),
+    Result(Box<StepResult>),
+    /// The epoch is over; the weights are fine.
+    EpochLost(String),
+    /// The thread has ended; its last words.
+    Failed(String),
+}
+
+/// Starts the thread.
+pub(crate) fn start(args: Args) -> anyhow::Result<(SyncSender<Job>, mpsc::Receiver<Reply>)> {
+    let (jobs, queue) = sync_channel(QUEUE);
+    let (replies, heard) = mpsc::channel(QUEUE);
+    let run = move || {
+        if let Err(error) = load_and_work(&args, &queue, &replies) {
+            let _ = replies.blocking_send(Reply::Failed(format!("{error:#}")));
+        }
+    };
+    std::thread::Builder::new().name("compute".into()).spawn(run).context("the compute thread")?;
+    Ok((jobs, heard))
+}
+
+fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
+    let (mut model, ready) = load(args, replies)?;
+    let num_blocks = ready.num_blocks;
+    let end_tokens = ready.eos_token_ids.clone();
+    say(replies, Reply::Ready(Box::new(ready)))?;
+    let mut next = jobs.recv().ok();
+    // Each round is one epoch; it ends with the job that forms the next one.
+    while let Some(job) = next {
+        next = match job {
+            Job::Step(_) => jobs.recv().ok(),
+            Job::Form(form, abort) => {
+                let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), end_tokens.clone());
+                epoch(args, &mut model, slots, (form, abort), jobs, replies)?
+            }
+        };
+    }
+    Ok(())
+}
+
+/// Works in one group until the next one is to be formed, which it returns.
+fn epoch(
+    args: &Args,
+    model: &mut Model,
+    slots: Slots,
+    (form, abort): (FormGroup, AbortHandle),
+    jobs: &Receiver<Job>,
+    replies: &mpsc::Sender<Reply>,
+) -> anyhow::Result<Option<Job>> {
+    let group = match join(args, &form, abort) {
+        Ok(group) => group,
+        Err(error) => {
+            say(replies, Reply::EpochLost(error.to_string()))?;
+            return Ok(until_forming(jobs));
+        }
+    };
+    let max_logit_rows = args.load_options().max_logit_rows;
+    let mut engine = Engine { model, slots, group, sampler: Sampler::new(args.threads()), max_logit_rows };
+    say(replies, Reply::Formed(form.epoch))?;
+    loop {
+        match jobs.recv().ok() {
+            Some(Job::Step(plan)) if plan.epoch == form.epoch => match engine.run(*plan) {
+                Ok(result) => say(replies, Reply::Result(Box::new(result)))?,
+                Err(StepError::GroupLost(reason)) => {
+                    say(replies, Reply::EpochLost(reason))?;
+                    return Ok(until_forming(jobs));
+                }
+                Err(error) => return Err(error.into()),
+            },
+            Some(Job::Step(_)) => {}
+            other => return Ok(other),
+        }
+    }
+}
+
+/// Passes over what is left of a lost epoch.
+fn until_forming(jobs: &Receiver<Job>) -> Option<Job> {
+    jobs.iter().find(|job| matches!(job, Job::Form(..)))
+}
+
+fn join(
+    args: &Args,
+    form: &FormGroup,
+    abort: AbortHandle,
+) -> Result<Box<dyn Collective>, collectives::CollectiveError> {
+    if form.world_size <= 1 {
+        return Ok(Box::new(Solo));
+    }
+    let place = Place {
+        rendezvous: form.rendezvous.clone(),
+        rank: args.rank as usize,
+        world_size: form.world_size as usize,
+        timeout: GROUP_DEADLINE,
+    };
+    Ok(Box::new(SharedMemory::join(place, abort)?))
+}
+
+/// Loads the weights and takes the KV memory.
+fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
+    let backend = CpuBackend::new(CpuOptions { threads: args.threads(), isa: None });
+    let mut progress = |progress: models::Progress| {
+        // Nobody may be listening yet, and only the newest figure matters.
+        let _ = replies.try_send(Reply::Loading { done: progress.bytes_done, total: progress.bytes_total });
+    };
+    let mut model = models::load(&args.model, &args.load_options(), Box::new(backend), &mut progress)?;
+    let spec = model.spec();
+    let eos_token_ids = spec.eos_token_ids.clone();
+    let (vocab_size, context_len) = (spec.vocab_size as u32, spec.context_len as u32);
+    let kv_bytes_per_token = model.kv_bytes_per_token();
+    let facts = memory::Facts { kv_bytes_per_token, context_len, available: available_memory() };
+    let num_blocks = memory::num_blocks(args, facts)?;
+    model.allocate_kv(num_blocks as usize, args.block_size as usize);
+    let ready = WorkerReady {
+        rank: args.rank,
+        world_size: args.tensor_parallel_size,
+        device: model.describe_device(),
+        dtype: dtype_name(args, &model).into(),
+        block_size: args.block_size,
+        num_blocks,
+        kv_bytes_per_token,
+        vocab_size,
+        max_model_len: context_len,
+        weight_bytes: model.weight_bytes(),
+        eos_token_ids,
+    };
+    Ok((model, ready))
+}
+
+fn dtype_name(args: &Args, model: &Model) -> &'static str {
+    use kernels::ops::DType;
+    use model_spec::FloatType;
+    match (args.load_options().dtype, model.spec().dtype) {
+        (Some(DType::Bf16), _) | (None, Some(FloatType::Bf16)) => "bfloat16",
+        (Some(DType::F16), _) | (None, Some(FloatType::F16)) => "float16",
+        _ => "float32",
+    }
+}
+
+/// Fails when the other thread is gone, and with it the process.
+fn say(replies: &mpsc::Sender<Reply>, reply: Reply) -> anyhow::Result<()> {
+    replies.blocking_send(reply).map_err(|_| anyhow::anyhow!("the process is ending"))
+}

@@ -1,0 +1,170 @@
+//! The worker's flags, checked once.
+
+use std::{path::PathBuf, str::FromStr, thread::available_parallelism};
+
+use clap::ValueEnum;
+use kernels::ops::DType;
+use models::{LoadFormat, LoadOptions};
+use service_kit::{Address, CommonArgs};
+
+/// Flags of `quire worker`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Flags that every process has.
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// Folder of the model: config.json, safetensors
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+
+    /// The scheduler whose plans this worker executes
+    #[arg(long, value_name = "ADDRESS")]
+    pub scheduler: Address,
+
+    /// Fingerprint of the model folder; absent: computed
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub model_fingerprint: String,
+
+    /// This worker's rank in its group
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+
+    /// Workers that hold one slice of the model each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tensor_parallel_size: u32,
+
+    /// Which device to compute on
+    #[arg(long, default_value = "auto")]
+    pub device: Device,
+
+    /// What to compute in; auto is what the model's config says
+    #[arg(long, default_value = "auto")]
+    pub dtype: Precision,
+
+    /// Where weights come from
+    #[arg(long, default_value = "auto")]
+    pub load_format: Format,
+
+    /// Seed of dummy weights
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// Tokens in a KV block
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub block_size: u32,
+
+    /// Longest sequence that must fit: a number, or auto for whatever the memory holds; absent: what the model allows
+    #[arg(long)]
+    pub max_model_len: Option<MaxModelLen>,
+
+    /// Sequences that run at the same time at most
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_num_seqs: u32,
+
+    /// Tokens in one step at most
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_num_batched_tokens: u32,
+
+    /// Share of the device's memory that Quire may use
+    #[arg(long, default_value_t = 0.92)]
+    pub gpu_memory_utilization: f64,
+
+    /// KV memory of this worker, bytes; overrides the share
+    #[arg(long)]
+    pub kv_cache_memory_bytes: Option<u64>,
+
+    /// KV blocks, whatever the memory (for tests)
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_gpu_blocks_override: Option<u32>,
+
+    /// Threads to compute with; absent: this machine's cores divided by the workers of the group
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// Which device to compute on.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The best there is.
+    Auto,
+    /// The machine's own processors.
+    Cpu,
+}
+
+/// What to compute in.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// As the model's config says.
+    Auto,
+    /// IEEE single.
+    #[value(alias = "float")]
+    Float32,
+    /// bfloat16.
+    Bfloat16,
+    /// IEEE half.
+    #[value(alias = "half")]
+    Float16,
+}
+
+/// Where weights come from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The folder's files.
+    Auto,
+    /// The folder's safetensors files.
+    Safetensors,
+    /// Random numbers; only config.json is needed.
+    Dummy,
+}
+
+/// How long sequences may get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxModelLen {
+    /// What the memory holds, up to what the model allows.
+    Auto,
+    /// This many tokens.
+    Tokens(u32),
+}
+
+impl FromStr for MaxModelLen {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" | "-1" => Ok(Self::Auto),
+            number => match number.parse() {
+                Ok(tokens) if tokens > 0 => Ok(Self::Tokens(tokens)),
+                _ => Err("expected a number of tokens, or auto".into()),
+            },
+        }
+    }
+}
+
+impl Args {
+    /// Threads to compute with: at least one.
+    pub(crate) fn threads(&self) -> usize {
+        let cores = || available_parallelism().map_or(1, usize::from) / self.tensor_parallel_size as usize;
+        self.threads.unwrap_or_else(cores).max(1)
+    }
+
+    /// The model loader's part of the flags.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            dtype: match self.dtype {
+                Precision::Auto => None,
+                Precision::Float32 => Some(DType::F32),
+                Precision::Bfloat16 => Some(DType::Bf16),
+                Precision::Float16 => Some(DType::F16),
+            },
+            tp_rank: self.rank as usize,
+            tp_size: self.tensor_parallel_size as usize,
+            format: match self.load_format {
+                Format::Auto | Format::Safetensors => LoadFormat::Auto,
+                Format::Dummy => LoadFormat::Dummy,
+            },
+            seed: self.seed,
+            max_rows: self.max_num_batched_tokens.max(self.max_num_seqs) as usize,
+            max_logit_rows: self.max_num_seqs as usize,
+        }
+    }
+}

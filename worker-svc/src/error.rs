@@ -1,0 +1,31 @@
+//! What can go wrong in a step, and who can mend it.
+
+use models::ForwardError;
+
+/// Why a plan was not executed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StepError {
+    /// The plan contradicts what the worker knows: one of the two has a bug, and going on would give wrong tokens.
+    #[error("the plan of step {step} is malformed: {reason}")]
+    Malformed {
+        /// The step.
+        step: u64,
+        /// What contradicts what.
+        reason: String,
+    },
+    /// Another rank is gone: the weights are fine, the epoch is over.
+    #[error("the group is lost: {0}")]
+    GroupLost(String),
+    /// The forward pass refused its input.
+    #[error("the forward pass failed: {0}")]
+    Forward(ForwardError),
+}
+
+impl From<ForwardError> for StepError {
+    fn from(error: ForwardError) -> Self {
+        match error {
+            ForwardError::Collective(cause) => Self::GroupLost(cause.to_string()),
+            other => Self::Forward(other),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Cuts a plan's rows into forward passes.
+//!
+//! Nearly always there is one pass. Only prompts whose log-probabilities are wanted need the logits of every position; they run in pieces
+//! of at most as many tokens as there are rows of logits, so that a long prompt does not need `tokens * vocab` numbers at once. Cutting
+//! changes no bit of any result (see `kernels::ops::Backend`).
+
+use proto::StepPlan;
+
+use crate::{
+    error::StepError,
+    slots::{Slots, malformed, no_slot},
+};
+
+/// Which positions of a piece need logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wanted {
+    /// None: the prompt goes on.
+    Nothing,
+    /// The last: a token is sampled there.
+    Last,
+    /// All (log-probabilities of the prompt); a token is sampled at the last if the flag is set.
+    All { sample: bool },
+}
+
+/// A run of tokens of one sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub slot: u32,
+    pub start: u32,
+    pub len: u32,
+    pub wanted: Wanted,
+}
+
+impl Piece {
+    fn logit_rows(&self) -> usize {
+        match self.wanted {
+            Wanted::Nothing => 0,
+            Wanted::Last => 1,
+            Wanted::All { .. } => self.len as usize,
+        }
+    }
+}
+
+/// The passes of a plan, each with at most `max_logit_rows` rows of logits. In row order within and across passes.
+pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> Result<Vec<Vec<Piece>>, StepError> {
+    let step = plan.step;
+    let rows = plan.slot.len();
+    if plan.start.len() != rows || plan.num_tokens.len() != rows || plan.sample.len() != rows {
+        return Err(malformed(step, "slot, start, num_tokens and sample differ in length"));
+    }
+    let mut passes: Vec<Vec<Piece>> = vec![Vec::with_capacity(rows)];
+    let mut used = 0;
+    for row in 0..rows {
+        let slot = slots.get(plan.slot[row]).ok_or_else(|| no_slot(step, plan.slot[row]))?;
+        let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.sample[row] != 0);
+        let end = start as usize + len as usize;
+        if len == 0 || end > slot.history.tokens().len() {
+            return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.history.tokens().len())));
+        }
+        let whole =
+            Piece { slot: plan.slot[row], start, len, wanted: if sample { Wanted::Last } else { Wanted::Nothing } };
+        let scores_prompt = slot.prompt_logprobs.is_some() && (start as usize) < slot.history.num_prompt();
+        for piece in if scores_prompt { cut(whole, sample, max_logit_rows) } else { vec![whole] } {
+            let follows_itself = piece.start > start;
+            if follows_itself || used + piece.logit_rows() > max_logit_rows {
+                passes.push(Vec::new());
+                used = 0;
+            }
+            used += piece.logit_rows();
+            passes.last_mut().expect("there is always one").push(piece);
+        }
+    }
+    Ok(passes)
+}
+
+fn cut(whole: Piece, sample: bool, most: usize) -> Vec<Piece> {
+    let end = whole.start + whole.len;
+    let pieces = (whole.start..end).step_by(most.max(1)).map(|start| {
+        let len = (end - start).min(most.max(1) as u32);
+        Piece { start, len, wanted: Wanted::All { sample: sample && start + len == end }, ..whole }
+    });
+    pieces.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{NewSequence, Sampling};
+
+    use super::*;
+
+    fn slots(prompt_logprobs: Option<i32>) -> Slots {
+        let mut slots = Slots::new(4, 10, vec![]);
+        let added = (0..4).map(|slot| NewSequence {
+            slot,
+            tokens: vec![1; 10],
+            num_prompt_tokens: 10,
+            blocks: vec![0],
+            sampling: Some(Sampling { prompt_logprobs, ..Sampling::default() }),
+            ..NewSequence::default()
+        });
+        slots.apply(&mut StepPlan { added: added.collect(), ..StepPlan::default() }).unwrap();
+        slots
+    }
+
+    fn plan(rows: &[(u32, u32, u32, u32)]) -> StepPlan {
+        let mut plan = StepPlan::default();
+        for (slot, start, len, sample) in rows {
+            plan.slot.push(*slot);
+            plan.start.push(*start);
+            plan.num_tokens.push(*len);
+            plan.sample.push(*sample);
+        }
+        plan
+    }
+
+    #[test]
+    fn an_ordinary_plan_is_one_pass() {
+        let passes = passes(&plan(&[(0, 0, 10, 1), (1, 9, 1, 1), (2, 0, 4, 0)]), &slots(None), 4).unwrap();
+        assert_eq!(passes.len(), 1);
+        assert_eq!(passes[0].iter().map(Piece::logit_rows).sum::<usize>(), 2);
+    }
+
+    #[test]
+    fn scored_prompts_run_in_pieces() {
+        let passes = passes(&plan(&[(0, 0, 10, 1), (1, 0, 3, 0)]), &slots(Some(0)), 4).unwrap();
+        let shape: Vec<Vec<(u32, u32, u32)>> =
+            passes.iter().map(|pass| pass.iter().map(|p| (p.slot, p.start, p.len)).collect()).collect();
+        assert_eq!(shape, [vec![(0, 0, 4)], vec![(0, 4, 4)], vec![(0, 8, 2)], vec![(1, 0, 3)]]);
+        assert_eq!(passes[2][0].wanted, Wanted::All { sample: true });
+        assert_eq!(passes[1][0].wanted, Wanted::All { sample: false });
+    }
+
+    #[test]
+    fn plans_that_contradict_the_slots_are_refused() {
+        for rows in [&[(9, 0, 1, 1)][..], &[(0, 8, 3, 1)], &[(0, 0, 0, 1)], &[(0, u32::MAX, 1, 1)]] {
+            assert!(passes(&plan(rows), &slots(None), 4).is_err(), "{rows:?}");
+        }
+        let mut uneven = plan(&[(0, 0, 1, 1)]);
+        uneven.sample.clear();
+        assert!(passes(&uneven, &slots(None), 4).is_err());
+    }
+}

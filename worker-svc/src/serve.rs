@@ -1,0 +1,231 @@
+//! The talking side: a link to the scheduler, kept for ever, and messages to and from the compute thread.
+
+use std::{
+    sync::{Arc, mpsc::SyncSender},
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use collectives::AbortHandle;
+use link::{Link, LinkOptions};
+use proto::{
+    FormGroup, FromWorker, GroupFormed, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, from_worker, to_worker,
+};
+use service_kit::{
+    Process,
+    control::{ControlServer, Handler},
+};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use crate::{
+    compute::{self, Job, Reply},
+    config::Args,
+    metrics::WorkerMetrics,
+};
+
+/// A compute thread that does not come back from a lost epoch within this time is stuck; a new process is better.
+const STUCK: Duration = Duration::from_secs(330);
+
+/// Runs the worker until the process shuts down.
+pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
+    let fingerprint = match args.model_fingerprint.as_str() {
+        "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
+        given => given.to_owned(),
+    };
+    let answers = Answers { fingerprint: fingerprint.clone() };
+    ControlServer::new(&process, Arc::new(answers)).spawn(args.common.control.as_ref()).await?;
+    let (jobs, replies) = compute::start(args.clone())?;
+    let mut worker = Worker {
+        metrics: WorkerMetrics::new(&process.metrics, args.rank),
+        jobs,
+        replies,
+        ready: None,
+        abort: AbortHandle::new(),
+        process: process.clone(),
+    };
+    let mut hello = link::hello("worker-svc", "steps", &fingerprint);
+    hello.rank = args.rank;
+    let options = LinkOptions::default();
+    let shutdown = process.shutdown.clone();
+    let ended = shutdown.run_until_cancelled(async {
+        loop {
+            worker.disconnected();
+            let link = worker.connect(link::redial(&args.scheduler, hello.clone(), &options)).await?;
+            let reason = worker.talk(link).await?;
+            warn!("the scheduler's link ended: {reason}");
+        }
+    });
+    let ended = ended.await;
+    // Ranks that wait for this one learn of its end at once.
+    worker.abort.abort();
+    ended.unwrap_or(Ok(()))
+}
+
+struct Worker {
+    jobs: SyncSender<Job>,
+    replies: mpsc::Receiver<Reply>,
+    /// Set once the model is loaded; told to every scheduler anew.
+    ready: Option<WorkerReady>,
+    /// Ends the current group's waits.
+    abort: AbortHandle,
+    metrics: WorkerMetrics,
+    process: Process,
+}
+
+type SchedulerLink = Link<FromWorker, ToWorker>;
+
+impl Worker {
+    /// Without a scheduler, whatever group there was is void.
+    fn disconnected(&mut self) {
+        self.abort.abort();
+        if self.ready.is_some() {
+            self.process.status.not_ready("the scheduler is not connected");
+        }
+    }
+
+    /// Waits for the link, and keeps hearing the compute thread meanwhile.
+    async fn connect(&mut self, link: impl Future<Output = SchedulerLink>) -> anyhow::Result<SchedulerLink> {
+        tokio::pin!(link);
+        loop {
+            tokio::select! {
+                link = &mut link => return Ok(link),
+                reply = self.replies.recv() => match reply.ok_or_else(thread_gone)? {
+                    Reply::Failed(reason) => bail!("{reason}"),
+                    Reply::Ready(ready) => self.loaded(*ready),
+                    Reply::Loading { done, total } => self.process.status.loading("loading weights", done, total),
+                    // Of an epoch that is over.
+                    Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost(_) => {}
+                },
+            }
+        }
+    }
+
+    /// Moves messages until the link ends; returns why it did. An error ends the process.
+    async fn talk(&mut self, link: SchedulerLink) -> anyhow::Result<String> {
+        let Link { sender, mut receiver, .. } = link;
+        let mut out = Out { sender };
+        if let Some(ready) = &self.ready {
+            self.process.status.ready();
+            if let Err(reason) = out.say(from_worker::Event::Ready(ready.clone())).await {
+                return Ok(reason);
+            }
+        }
+        loop {
+            let sent = tokio::select! {
+                message = receiver.recv() => match message {
+                    Ok(message) => { self.command(message).await?; Ok(()) }
+                    Err(error) => Err(error.to_string()),
+                },
+                reply = self.replies.recv() => self.reply(reply.ok_or_else(thread_gone)?, &mut out).await?,
+            };
+            if let Err(reason) = sent {
+                return Ok(reason);
+            }
+        }
+    }
+
+    async fn command(&mut self, message: ToWorker) -> anyhow::Result<()> {
+        let job = match message.command {
+            Some(to_worker::Command::FormGroup(form)) => self.form(form),
+            Some(to_worker::Command::Step(plan)) => Job::Step(Box::new(plan)),
+            None => bail!("an empty message from the scheduler"),
+        };
+        self.hand_over(job).await
+    }
+
+    /// A new group: the old one's waits end, wherever the compute thread is.
+    fn form(&mut self, form: FormGroup) -> Job {
+        self.abort.abort();
+        self.abort = AbortHandle::new();
+        info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
+        Job::Form(form, self.abort.clone())
+    }
+
+    async fn hand_over(&self, job: Job) -> anyhow::Result<()> {
+        use std::sync::mpsc::TrySendError::{Disconnected, Full};
+        match self.jobs.try_send(job) {
+            Ok(()) => Ok(()),
+            Err(Disconnected(_)) => Err(thread_gone()),
+            // The scheduler keeps two plans in flight, so a full queue means a thread that does not move.
+            Err(Full(job)) => {
+                let jobs = self.jobs.clone();
+                let waiting = tokio::task::spawn_blocking(move || jobs.send(job).is_ok());
+                match tokio::time::timeout(STUCK, waiting).await {
+                    Ok(Ok(true)) => Ok(()),
+                    Ok(_) => Err(thread_gone()),
+                    Err(_) => bail!("the compute thread has not moved for {STUCK:?}"),
+                }
+            }
+        }
+    }
+
+    /// Passes on what the compute thread says. The inner error is the link's, the outer one ends the process.
+    async fn reply(&mut self, reply: Reply, out: &mut Out) -> anyhow::Result<Result<(), String>> {
+        let event = match reply {
+            Reply::Loading { done, total } => {
+                self.process.status.loading("loading weights", done, total);
+                from_worker::Event::Loading(WorkerLoading {
+                    bytes_done: done,
+                    bytes_total: total,
+                    phase: "loading weights".into(),
+                })
+            }
+            Reply::Ready(ready) => {
+                self.loaded(*ready.clone());
+                self.process.status.ready();
+                from_worker::Event::Ready(*ready)
+            }
+            Reply::Formed(epoch) => from_worker::Event::Formed(GroupFormed { epoch }),
+            Reply::Result(result) => {
+                self.process.status.advance();
+                self.metrics.step(&result);
+                from_worker::Event::Result(*result)
+            }
+            // Leaving the link tells the scheduler; the next one starts afresh.
+            Reply::EpochLost(reason) => return Ok(Err(reason)),
+            Reply::Failed(reason) => {
+                let _ = out.say(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
+                return Err(anyhow!("{reason}"));
+            }
+        };
+        Ok(out.say(event).await)
+    }
+
+    fn loaded(&mut self, ready: WorkerReady) {
+        info!(
+            device = ready.device,
+            dtype = ready.dtype,
+            weights_mib = ready.weight_bytes >> 20,
+            kv_blocks = ready.num_blocks,
+            kv_bytes_per_token = ready.kv_bytes_per_token,
+            "model loaded"
+        );
+        self.metrics.ready(&ready);
+        self.ready = Some(ready);
+    }
+}
+
+struct Out {
+    sender: link::Sender<FromWorker>,
+}
+
+impl Out {
+    async fn say(&mut self, event: from_worker::Event) -> Result<(), String> {
+        self.sender.send(&FromWorker { event: Some(event) }).await.map_err(|error| error.to_string())
+    }
+}
+
+fn thread_gone() -> anyhow::Error {
+    anyhow!("the compute thread is gone")
+}
+
+struct Answers {
+    fingerprint: String,
+}
+
+impl Handler for Answers {
+    fn model_fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+}

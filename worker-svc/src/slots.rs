@@ -1,0 +1,118 @@
+//! The sequences that a worker holds between steps: tokens, block table, sampling.
+
+use proto::{NewSequence, StepPlan};
+use sampling::{History, SamplingPlan};
+use service_kit::trace;
+use tracing::{Span, debug, info_span};
+
+use crate::error::StepError;
+
+/// One sequence.
+pub(crate) struct Slot {
+    pub history: History,
+    pub sampling: SamplingPlan,
+    /// Physical blocks, in order of positions.
+    pub blocks: Vec<u32>,
+    /// Log-probabilities wanted for prompt positions.
+    pub prompt_logprobs: Option<usize>,
+    /// Open as long as the sequence is here.
+    _span: Span,
+}
+
+/// The table that plans refer to by slot number.
+#[derive(Default)]
+pub(crate) struct Slots {
+    table: Vec<Option<Slot>>,
+    num_blocks: u32,
+    end_tokens: Vec<u32>,
+}
+
+impl Slots {
+    /// An empty table of a new epoch.
+    pub(crate) fn new(max_num_seqs: u32, num_blocks: u32, end_tokens: Vec<u32>) -> Self {
+        Self { table: (0..max_num_seqs).map(|_| None).collect(), num_blocks, end_tokens }
+    }
+
+    /// The sequence in a slot.
+    pub(crate) fn get(&self, slot: u32) -> Option<&Slot> {
+        self.table.get(slot as usize)?.as_ref()
+    }
+
+    /// The sequence in a slot, to append to.
+    pub(crate) fn get_mut(&mut self, slot: u32) -> Option<&mut Slot> {
+        self.table.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Applies what a plan changes before its rows run: removed, added, new blocks. Copies and replacements follow (see [`Self::replace`]).
+    pub(crate) fn apply(&mut self, plan: &mut StepPlan) -> Result<(), StepError> {
+        let step = plan.step;
+        for slot in &plan.removed {
+            let place = self.table.get_mut(*slot as usize).ok_or_else(|| no_slot(step, *slot))?;
+            *place = None;
+        }
+        for sequence in std::mem::take(&mut plan.added) {
+            self.add(step, sequence)?;
+        }
+        if plan.new_block.len() != plan.new_block_slot.len() {
+            return Err(malformed(step, "new_block and new_block_slot differ in length"));
+        }
+        for (slot, block) in plan.new_block_slot.iter().zip(&plan.new_block) {
+            self.check_blocks(step, &[*block])?;
+            self.get_mut(*slot).ok_or_else(|| no_slot(step, *slot))?.blocks.push(*block);
+        }
+        self.check_blocks(step, &plan.copy_from)?;
+        self.check_blocks(step, &plan.copy_to)?;
+        if plan.copy_from.len() != plan.copy_to.len() {
+            return Err(malformed(step, "copy_from and copy_to differ in length"));
+        }
+        Ok(())
+    }
+
+    /// Replaces block-table entries, after the copies.
+    pub(crate) fn replace(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let step = plan.step;
+        if plan.replace_slot.len() != plan.replace_index.len() || plan.replace_slot.len() != plan.replace_block.len() {
+            return Err(malformed(step, "replace_* differ in length"));
+        }
+        self.check_blocks(step, &plan.replace_block)?;
+        for ((slot, index), block) in plan.replace_slot.iter().zip(&plan.replace_index).zip(&plan.replace_block) {
+            let held = self.get_mut(*slot).ok_or_else(|| no_slot(step, *slot))?;
+            let entry = held.blocks.get_mut(*index as usize);
+            *entry.ok_or_else(|| malformed(step, "replace_index is outside the block table"))? = *block;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, step: u64, new: NewSequence) -> Result<(), StepError> {
+        self.check_blocks(step, &new.blocks)?;
+        let span = info_span!("sequence", request_id = new.request_id, slot = new.slot);
+        trace::set_parent(&span, &new.traceparent);
+        debug!(request_id = new.request_id, slot = new.slot, tokens = new.tokens.len(), "sequence added");
+        let wanted = new.sampling.unwrap_or_default();
+        let prompt_logprobs = wanted.prompt_logprobs.map(|top| usize::try_from(top).unwrap_or(usize::MAX));
+        let end_tokens = if wanted.ignore_eos { &[][..] } else { &self.end_tokens };
+        let sampling = SamplingPlan::compile(&wanted, new.seed, end_tokens);
+        let history = History::new(new.tokens, new.num_prompt_tokens as usize, &sampling);
+        let place = self.table.get_mut(new.slot as usize).ok_or_else(|| no_slot(step, new.slot))?;
+        if place.is_some() {
+            return Err(malformed(step, &format!("slot {} is taken", new.slot)));
+        }
+        *place = Some(Slot { history, sampling, blocks: new.blocks, prompt_logprobs, _span: span });
+        Ok(())
+    }
+
+    fn check_blocks(&self, step: u64, blocks: &[u32]) -> Result<(), StepError> {
+        match blocks.iter().find(|block| **block >= self.num_blocks) {
+            None => Ok(()),
+            Some(block) => Err(malformed(step, &format!("block {block} of {}", self.num_blocks))),
+        }
+    }
+}
+
+pub(crate) fn malformed(step: u64, reason: &str) -> StepError {
+    StepError::Malformed { step, reason: reason.into() }
+}
+
+pub(crate) fn no_slot(step: u64, slot: u32) -> StepError {
+    malformed(step, &format!("there is no sequence in slot {slot}"))
+}

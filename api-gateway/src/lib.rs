@@ -31,6 +31,7 @@ mod wire;
 
 pub use config::{AccessArgs, AnswerArgs, Args, ListenArgs, PeerArgs};
 pub use error::ConfigError;
+pub use serve::serve;
 
 use service_kit::Threads;
 

@@ -1,0 +1,11 @@
+//! The whole gateway in this process, between a real HTTP client and fake peers on real links.
+
+mod access;
+mod client;
+mod engine;
+mod failures;
+mod garbage;
+mod limits;
+mod shapes;
+mod stage;
+mod streaming;

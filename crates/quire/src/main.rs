@@ -1,6 +1,76 @@
-//! The `quire` command.
+//! The `quire` command: serve, chat, bench, and every process of the pipeline in one file.
+
 mod bench;
+mod client;
+mod collect_env;
+mod environment;
+mod processes;
+mod serve;
 mod sse;
-fn main() {
-    let _ = bench::run;
+mod talk;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use environment::Environment;
+use processes::ProcessCommand;
+
+/// Fewer stalls under many small messages than the system's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[derive(Parser)]
+#[command(name = "quire", version, about = "Serves large language models", arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model over OpenAI's API (see `quire serve --help`)
+    #[command(disable_help_flag = true)]
+    Serve {
+        /// MODEL and flags
+        #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+        words: Vec<String>,
+    },
+    /// Chat with a server from the terminal
+    Chat(Box<talk::ChatArgs>),
+    /// Let a server continue text from the terminal
+    Complete(Box<talk::CompleteArgs>),
+    /// Measure a server
+    Bench(bench::args::BenchArgs),
+    #[command(flatten)]
+    Process(ProcessCommand),
+    /// Print what a bug report should say about this machine
+    CollectEnv,
+    /// Print the version
+    Version,
+}
+
+fn main() -> ExitCode {
+    let ended = match Cli::parse().command {
+        Command::Serve { words } => return serve::run(&words, &Environment::read()),
+        Command::Process(command) => return processes::run(command),
+        Command::Chat(args) => talk::chat(&args),
+        Command::Complete(args) => talk::complete(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::CollectEnv => {
+            collect_env::print(&Environment::read());
+            Ok(())
+        }
+        Command::Version => {
+            println!("{}", service_kit::VERSION);
+            Ok(())
+        }
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

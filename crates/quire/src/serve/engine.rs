@@ -1,0 +1,307 @@
+//! Which processes an engine has, and how each is called.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use model_source::Model;
+use service_kit::Address;
+
+use super::{
+    flags::{Settings, To, passed_to},
+    keeper::Spec,
+    port::Port,
+    runtime_dir::RuntimeDir,
+};
+
+/// One process of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Turns tokens into text.
+    Detokenizer,
+    /// Plans steps.
+    Scheduler,
+    /// Turns text into tokens.
+    Tokenizer,
+    /// Runs the model; by rank.
+    Worker(u32),
+    /// Speaks HTTP; by number.
+    Gateway(u32),
+}
+
+/// What an engine is made from.
+pub struct Engine<'a> {
+    /// The user's flags.
+    pub settings: &'a Settings,
+    /// The model, found.
+    pub model: &'a Model,
+    /// Another tokenizer's folder.
+    pub tokenizer: Option<PathBuf>,
+    /// Tells this model from others; processes with different ones refuse each other.
+    pub fingerprint: &'a str,
+    /// Where sockets lie.
+    pub runtime_dir: &'a RuntimeDir,
+    /// Where gateways listen; none when they listen at a Unix socket.
+    pub port: Option<&'a Port>,
+    /// This program, which is every process too.
+    pub program: &'a Path,
+}
+
+/// How long a process other than a gateway may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+/// What vLLM users call aborting is not the default here: running requests get this long.
+const DRAIN_S: f64 = 30.0;
+
+impl Role {
+    /// The subcommand that runs it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Detokenizer => "detokenizer",
+            Self::Scheduler => "scheduler",
+            Self::Tokenizer => "tokenizer",
+            Self::Worker(_) => "worker",
+            Self::Gateway(_) => "gateway",
+        }
+    }
+
+    /// Which flags go to it.
+    fn to(self) -> To {
+        match self {
+            Self::Detokenizer => To::DETOKENIZER,
+            Self::Scheduler => To::SCHEDULER,
+            Self::Tokenizer => To::TOKENIZER,
+            Self::Worker(_) => To::WORKER,
+            Self::Gateway(_) => To::GATEWAY,
+        }
+    }
+
+    /// Flags to look at when it does not start.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Detokenizer => "look at MODEL and --tokenizer",
+            Self::Scheduler => "look at --max-model-len, --max-num-seqs and --max-num-batched-tokens",
+            Self::Tokenizer => "look at MODEL, --tokenizer and --chat-template",
+            Self::Worker(_) => {
+                "look at MODEL, --dtype, --load-format, --tensor-parallel-size, --max-model-len, --kv-cache-memory-bytes \
+                 and --gpu-memory-utilization"
+            }
+            Self::Gateway(_) => "look at --host, --port, --uds and the --ssl flags",
+        }
+    }
+}
+
+/// The number appears where there can be several.
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Worker(number) | Self::Gateway(number) if *number > 0 => write!(f, "{} {number}", self.word()),
+            _ => f.write_str(self.word()),
+        }
+    }
+}
+
+impl Engine<'_> {
+    /// All processes. Listeners first: whoever dials then finds somebody at the first try.
+    pub fn roles(&self) -> Vec<Role> {
+        let count = |name| self.settings.number(name).unwrap_or(1);
+        let mut roles = vec![Role::Detokenizer, Role::Scheduler, Role::Tokenizer];
+        roles.extend((0..count("tensor-parallel-size")).map(Role::Worker));
+        roles.extend((0..count("api-server-count")).map(Role::Gateway));
+        roles
+    }
+
+    /// Where a process serves its control plane.
+    pub fn control(&self, role: Role) -> Address {
+        let name = match role {
+            Role::Worker(number) | Role::Gateway(number) => format!("{}-{number}-control", role.word()),
+            _ => format!("{}-control", role.word()),
+        };
+        Address::GrpcUnix(self.runtime_dir.socket(&name))
+    }
+
+    /// How a process is run.
+    pub fn spec(&self, role: Role) -> Spec {
+        let mut args = vec![role.word().to_owned(), format!("--supervised-by={}", std::process::id())];
+        args.push(format!("--control={}", self.control(role)));
+        args.push(format!("--model-fingerprint={}", self.fingerprint));
+        args.extend(self.links(role));
+        args.extend(passed_to(role.to(), self.settings));
+        let mut env = Vec::new();
+        if let Role::Gateway(_) = role {
+            args.extend(self.gateway_keys(&mut env));
+        }
+        Spec {
+            name: role.to_string(),
+            program: self.program.to_owned(),
+            args,
+            env,
+            remedy: role.remedy(),
+            grace: self.grace(role),
+        }
+    }
+
+    /// Flags that this engine's layout decides.
+    fn links(&self, role: Role) -> Vec<String> {
+        let ring = |name: &str| Address::Ring(self.runtime_dir.socket(name));
+        let flag = |name: &str, value: &dyn fmt::Display| format!("--{name}={value}");
+        let model = flag("model", &self.model.path.display());
+        let tokenizer = self.tokenizer.iter().map(|path| flag("tokenizer", &path.display()));
+        match role {
+            Role::Detokenizer => {
+                let mut flags =
+                    vec![flag("listen-tokens", &ring("tokens")), flag("listen-events", &ring("events")), model];
+                flags.extend(tokenizer);
+                flags
+            }
+            Role::Scheduler => vec![
+                flag("listen-requests", &ring("encoded")),
+                flag("listen-workers", &ring("steps")),
+                flag("detokenizer", &ring("tokens")),
+                flag("served-model-name", &self.served_name()),
+            ],
+            Role::Tokenizer => {
+                let mut flags = vec![flag("listen", &ring("requests")), flag("scheduler", &ring("encoded")), model];
+                flags.extend(tokenizer);
+                flags
+            }
+            Role::Worker(rank) => {
+                let mut flags = vec![flag("scheduler", &ring("steps")), flag("rank", &rank), model];
+                flags.extend(self.load_format().map(|format| flag("load-format", &format)));
+                flags.extend(self.settings.text("cpu-threads").map(|count| flag("threads", &count)));
+                flags
+            }
+            Role::Gateway(_) => self.gateway_links(role),
+        }
+    }
+
+    fn gateway_links(&self, role: Role) -> Vec<String> {
+        let mut flags = vec![
+            format!("--tokenizer={}", Address::Ring(self.runtime_dir.socket("requests"))),
+            format!("--detokenizer={}", Address::Ring(self.runtime_dir.socket("events"))),
+            format!("--model={}", self.model.name),
+        ];
+        for other in self.roles().into_iter().filter(|other| *other != role) {
+            flags.push(format!("--{}-control={}", other.word(), self.control(other)));
+        }
+        if let Some(port) = self.port {
+            flags.extend([format!("--port={}", port.address.port()), "--reuse-port".to_owned()]);
+        }
+        flags
+    }
+
+    /// One key travels in the environment, where other users cannot list it as they can command lines.
+    fn gateway_keys(&self, env: &mut Vec<(String, String)>) -> Vec<String> {
+        match self.settings.list("api-key") {
+            [key] => {
+                env.push(("QUIRE_API_KEY".to_owned(), key.clone()));
+                Vec::new()
+            }
+            keys => keys.iter().map(|key| format!("--api-key={key}")).collect(),
+        }
+    }
+
+    /// `hf` and `safetensors` are what `auto` does.
+    fn load_format(&self) -> Option<&'static str> {
+        (self.settings.text("load-format") == Some("dummy")).then_some("dummy")
+    }
+
+    /// The name that answers carry.
+    pub fn served_name(&self) -> &str {
+        self.settings.list("served-model-name").first().map_or(self.model.name.as_str(), String::as_str)
+    }
+
+    fn grace(&self, role: Role) -> Duration {
+        match role {
+            Role::Gateway(_) => {
+                let drain = self.settings.number("shutdown-timeout").unwrap_or(DRAIN_S);
+                Duration::from_secs_f64(drain) + GRACE
+            }
+            _ => GRACE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use model_source::Origin;
+
+    use super::*;
+    use crate::serve::flags::parse;
+
+    fn with_engine(line: &str, check: impl FnOnce(&Engine<'_>)) {
+        let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let runtime_dir = RuntimeDir::create(Some(folder.path())).unwrap();
+        let port = Port::hold(&IpAddr::V4(Ipv4Addr::LOCALHOST).to_string(), 0).unwrap();
+        let model = Model { path: "/m".into(), name: "wren".to_owned(), origin: Origin::BuiltIn };
+        check(&Engine {
+            settings: &parse(&words).unwrap(),
+            model: &model,
+            tokenizer: None,
+            fingerprint: "f",
+            runtime_dir: &runtime_dir,
+            port: Some(&port),
+            program: Path::new("/quire"),
+        });
+    }
+
+    /// The value of a flag in a process's arguments.
+    fn value(engine: &Engine<'_>, role: Role, name: &str) -> Option<String> {
+        let prefix = format!("--{name}=");
+        engine.spec(role).args.iter().find_map(|arg| arg.strip_prefix(&prefix).map(str::to_owned))
+    }
+
+    #[test]
+    fn five_kinds_by_default_and_more_on_request() {
+        with_engine("", |engine| {
+            let names: Vec<_> = engine.roles().iter().map(ToString::to_string).collect();
+            assert_eq!(names, ["detokenizer", "scheduler", "tokenizer", "worker", "gateway"]);
+        });
+        with_engine("-tp 2 --api-server-count 3", |engine| {
+            assert_eq!(engine.roles().len(), 8);
+            assert_eq!(value(engine, Role::Worker(1), "rank").as_deref(), Some("1"));
+            assert_eq!(value(engine, Role::Worker(1), "tensor-parallel-size").as_deref(), Some("2"));
+            let others = engine.spec(Role::Gateway(2)).args;
+            assert_eq!(others.iter().filter(|arg| arg.starts_with("--gateway-control=")).count(), 2);
+        });
+    }
+
+    #[test]
+    fn both_ends_of_a_link_have_one_address() {
+        use Role::{Detokenizer, Gateway, Scheduler, Tokenizer, Worker};
+        with_engine("", |engine| {
+            for (listener, listens, dialer, dials) in [
+                (Tokenizer, "listen", Gateway(0), "tokenizer"),
+                (Scheduler, "listen-requests", Tokenizer, "scheduler"),
+                (Scheduler, "listen-workers", Worker(0), "scheduler"),
+                (Detokenizer, "listen-tokens", Scheduler, "detokenizer"),
+                (Detokenizer, "listen-events", Gateway(0), "detokenizer"),
+                (Scheduler, "control", Gateway(0), "scheduler-control"),
+            ] {
+                let address = value(engine, listener, listens);
+                assert!(address.is_some());
+                assert_eq!(address, value(engine, dialer, dials), "{listener} {listens}");
+            }
+        });
+    }
+
+    #[test]
+    fn names_and_keys_reach_who_needs_them() {
+        with_engine("--served-model-name a b --api-key k --load-format dummy", |engine| {
+            assert_eq!(value(engine, Role::Scheduler, "served-model-name").as_deref(), Some("a"));
+            let gateway = engine.spec(Role::Gateway(0));
+            assert_eq!(gateway.env, [("QUIRE_API_KEY".to_owned(), "k".to_owned())]);
+            assert!(!gateway.args.iter().any(|arg| arg.contains("api-key")));
+            assert_eq!(value(engine, Role::Worker(0), "load-format").as_deref(), Some("dummy"));
+        });
+        with_engine("--api-key k l --shutdown-timeout 2", |engine| {
+            let gateway = engine.spec(Role::Gateway(0));
+            assert_eq!(gateway.args.iter().filter(|arg| arg.starts_with("--api-key=")).count(), 2);
+            assert_eq!(gateway.grace, Duration::from_secs(7));
+        });
+    }
+}

@@ -1,0 +1,227 @@
+//! `quire serve`: finds the model, starts every process of an engine on this machine, and watches over them.
+
+mod backoff;
+mod engine;
+mod flags;
+mod keeper;
+mod last_words;
+mod port;
+mod runtime_dir;
+mod screen;
+mod supervisor;
+
+use std::{path::Path, process::ExitCode, sync::Arc, time::Instant};
+
+use anyhow::{Context, bail};
+use model_source::{Model, Need, Options};
+use service_kit::{CommonArgs, LogFormat, Process, Threads, control::ControlClient};
+
+use crate::environment::Environment;
+use engine::{Engine, Role};
+use flags::Settings;
+use port::Port;
+use runtime_dir::RuntimeDir;
+use screen::{Form, Screen};
+use supervisor::{Member, StartReport, Supervisor};
+
+/// Runs `quire serve` with the words that follow it on the command line.
+pub fn run(words: &[String], environment: &Environment) -> ExitCode {
+    let start = Instant::now();
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        print!("{}", flags::help());
+        return ExitCode::SUCCESS;
+    }
+    let settings = match flags::parse(words) {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("error: {error}\n\nFor all flags, try `quire serve --help`.");
+            return ExitCode::from(2);
+        }
+    };
+    let common = common(&settings, environment);
+    // One thread: the processes' lives are tied to the thread that starts them.
+    service_kit::run("quire", &common, Threads::One, async |process| {
+        serve(&settings, &common, environment, &process, start).await
+    })
+}
+
+/// What the supervisor's own log looks like.
+fn common(settings: &Settings, environment: &Environment) -> CommonArgs {
+    let mut common = CommonArgs::default();
+    let given = |name, variable: &Option<String>| settings.text(name).map(str::to_owned).or_else(|| variable.clone());
+    if let Some(level) = given("log-level", &environment.log_level) {
+        common.log_level = level;
+    }
+    if given("log-format", &environment.log_format).as_deref() == Some("json") {
+        common.log_format = LogFormat::Json;
+    }
+    common
+}
+
+async fn serve(
+    settings: &Settings,
+    common: &CommonArgs,
+    environment: &Environment,
+    process: &Process,
+    start: Instant,
+) -> anyhow::Result<()> {
+    let form = if common.log_format == LogFormat::Json { Form::Json } else { Form::Text };
+    let screen = Arc::new(Screen::new(form));
+    let port = hold_port(settings)?;
+    let runtime_dir =
+        RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
+    let found = tokio::select! {
+        found = find(settings, environment, runtime_dir.path(), &screen) => found?,
+        () = process.shutdown.cancelled() => return Ok(()),
+    };
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let engine = Engine {
+        settings,
+        model: &found.model,
+        tokenizer: found.tokenizer,
+        fingerprint: &found.fingerprint,
+        runtime_dir: &runtime_dir,
+        port: port.as_ref(),
+        program: &program,
+    };
+    let found_after = start.elapsed();
+    let mut supervisor = Supervisor::start(members(&engine)?, screen.clone());
+    let report = match supervisor.ready(&process.shutdown).await {
+        Ok(Some(report)) => report,
+        Ok(None) => return supervisor.end().await,
+        Err(error) => {
+            supervisor.abort().await;
+            return Err(error);
+        }
+    };
+    let parts = [vec![("model".to_owned(), found_after)], report].concat();
+    screen.say(&ready_text(&engine, start, &parts));
+    let ended = supervisor.watch(&process.shutdown).await;
+    if ended.is_ok() {
+        screen.say("Finishing what runs; Ctrl-C again ends at once.");
+    }
+    ended.and(supervisor.end().await)
+}
+
+fn hold_port(settings: &Settings) -> anyhow::Result<Option<Port>> {
+    if settings.text("uds").is_some() {
+        return Ok(None);
+    }
+    let host = settings.text("host").unwrap_or("0.0.0.0");
+    let number = settings.number::<u64>("port").unwrap_or(8000);
+    let Ok(number) = u16::try_from(number) else { bail!("--port {number}: ports end at 65535") };
+    Ok(Some(Port::hold(host, number)?))
+}
+
+/// What the engine is to serve.
+struct Found {
+    model: Model,
+    tokenizer: Option<std::path::PathBuf>,
+    fingerprint: String,
+}
+
+async fn find(
+    settings: &Settings,
+    environment: &Environment,
+    runtime_dir: &Path,
+    screen: &Screen,
+) -> anyhow::Result<Found> {
+    let options = options(settings, environment);
+    let dummy = settings.text("load-format") == Some("dummy");
+    let need = if dummy { Need::NoWeights } else { Need::Everything };
+    let model = match model_source::resolve(settings.text("model"), need, &options, screen).await {
+        // A read-only home is no reason not to serve what this program holds itself.
+        Err(model_source::SourceError::BuiltIn(error)) => {
+            tracing::warn!("{error}; using {} until the end", runtime_dir.display());
+            let options = Options { quire_cache: runtime_dir.to_owned(), ..options.clone() };
+            model_source::resolve(None, need, &options, screen).await?
+        }
+        found => found?,
+    };
+    let tokenizer = match settings.text("tokenizer") {
+        None => None,
+        Some(name) => {
+            let found = model_source::resolve(Some(name), Need::NoWeights, &options, screen).await;
+            Some(found.with_context(|| format!("--tokenizer {name}"))?.path)
+        }
+    };
+    let fingerprint = model_spec::fingerprint(&model.path)?;
+    Ok(Found { model, tokenizer, fingerprint })
+}
+
+fn options(settings: &Settings, environment: &Environment) -> Options {
+    let mut options = environment.models.clone();
+    if let Some(revision) = settings.text("revision") {
+        revision.clone_into(&mut options.revision);
+    }
+    if let Some(token) = settings.text("hf-token") {
+        options.token = Some(token.to_owned());
+    }
+    if let Some(folder) = settings.text("download-dir") {
+        options.hub_cache = folder.into();
+    }
+    options
+}
+
+/// The engine's processes. Gateways end first, then whatever is behind them, in the direction of the requests.
+fn members(engine: &Engine<'_>) -> anyhow::Result<Vec<Member<ControlClient>>> {
+    let stage = |role| match role {
+        Role::Gateway(_) => 0,
+        Role::Tokenizer => 1,
+        Role::Scheduler => 2,
+        Role::Worker(_) => 3,
+        Role::Detokenizer => 4,
+    };
+    let member = |role| {
+        let probe = ControlClient::new(&engine.control(role))?;
+        Ok(Member { spec: engine.spec(role), probe, stage: stage(role) })
+    };
+    engine.roles().into_iter().map(member).collect()
+}
+
+/// The lines that end a start: where, what, how long, and something to try.
+fn ready_text(engine: &Engine<'_>, start: Instant, parts: &StartReport) -> String {
+    let times: Vec<_> = parts.iter().map(|(name, time)| format!("{name} {:.2}", time.as_secs_f64())).collect();
+    let name = engine.served_name();
+    let ready = format!(
+        "Ready after {:.2} s ({}): {name} at {}",
+        start.elapsed().as_secs_f64(),
+        times.join(", "),
+        address(engine)
+    );
+    format!("{ready}\nTry it:\n  {}", example(engine))
+}
+
+fn address(engine: &Engine<'_>) -> String {
+    let Some(port) = engine.port else { return engine.settings.text("uds").unwrap_or_default().to_owned() };
+    let scheme = if engine.settings.text("ssl-certfile").is_some() { "https" } else { "http" };
+    let mut address = port.address;
+    if address.ip().is_unspecified() {
+        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    format!("{scheme}://{address}")
+}
+
+fn example(engine: &Engine<'_>) -> String {
+    let (name, path) = (engine.served_name(), &engine.model.path);
+    let tokenizer_config = std::fs::read_to_string(path.join("tokenizer_config.json")).unwrap_or_default();
+    let chats = path.join("chat_template.jinja").is_file()
+        || tokenizer_config.contains("\"chat_template\"")
+        || engine.settings.text("chat-template").is_some();
+    let key = match engine.settings.list("api-key") {
+        [] => "",
+        _ => " -H 'Authorization: Bearer YOUR-KEY'",
+    };
+    let (base, socket) = match engine.port {
+        Some(_) => (address(engine), String::new()),
+        None => ("http://localhost".to_owned(), format!(" --unix-socket {}", address(engine))),
+    };
+    let (route, body) = if chats {
+        let question = "Tell me a story about a brave robot named Bolt.";
+        let messages = serde_json::json!([{"role": "user", "content": question}]);
+        ("chat/completions", serde_json::json!({"model": name, "messages": messages}))
+    } else {
+        ("completions", serde_json::json!({"model": name, "prompt": "Once upon a time"}))
+    };
+    format!("curl{socket} {base}/v1/{route} -H 'Content-Type: application/json'{key} -d '{body}'")
+}

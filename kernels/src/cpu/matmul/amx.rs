@@ -25,7 +25,7 @@ const ROW_TILES: usize = 32;
 /// k steps between which sums rest in memory, so that a pair of panels stays in the first-level cache.
 const STEPS: usize = 16;
 /// How far ahead of a tile weights are fetched when each is used once.
-const AHEAD_BYTES: usize = 4096;
+const AHEAD_BYTES: usize = 1024;
 
 /// See [`super::matmul`].
 ///

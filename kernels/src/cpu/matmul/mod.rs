@@ -4,6 +4,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod few;
 mod lanes;
 
 use super::isa::Isa;
@@ -57,8 +59,11 @@ pub(crate) unsafe fn matmul(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, pr
     }
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Amx && product.w.rounds && product.w.dtype == crate::ops::DType::Bf16 {
+        let few = product.rows <= few::MAX_ROWS;
         // SAFETY: the caller's promise; the tile unit was detected.
-        return unsafe { amx::matmul(pool, scratch, &product) };
+        return unsafe {
+            if few { few::matmul(pool, scratch, &product) } else { amx::matmul(pool, scratch, &product) }
+        };
     }
     // SAFETY: the caller's promise.
     unsafe { lanes::matmul(isa, pool, scratch, &product) }

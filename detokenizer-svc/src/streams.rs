@@ -136,7 +136,7 @@ impl Streams {
         }
     }
 
-    fn start(&mut self, mut started: Started, out: &mut Output) {
+    fn start(&mut self, started: Started, out: &mut Output) {
         let span = span(&started);
         let (prompt_tokens, cached_tokens) = (started.prompt_tokens, started.cached_tokens);
         let (first_sequence, n) = (started.first_sequence, started.n.max(1));
@@ -147,7 +147,6 @@ impl Streams {
         }
         let keeps_prompt = started.output.as_ref().is_some_and(|output| output.return_prompt_token_ids);
         let prompt_ids = if keeps_prompt { started.prompt_ids.clone() } else { Vec::new() };
-        started.prompt_ids.shrink_to_fit();
         let Some(request) = RequestInfo::new(started, span).map(Arc::new) else { return };
         debug!(request_id = request.request_id, prompt_tokens, cached_tokens, "request started");
         self.totals.requests += 1;

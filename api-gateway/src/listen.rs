@@ -9,7 +9,7 @@ use rustls::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpSocket, TcpStream, UnixListener, lookup_host},
+    net::{TcpListener, TcpSocket, UnixListener, lookup_host},
 };
 use tokio_rustls::TlsAcceptor;
 
@@ -47,15 +47,10 @@ enum Socket {
 
 /// A connection that was accepted, but has not shaken hands.
 pub struct Accepted {
-    stream: Raw,
+    stream: Stream,
     tls: Option<TlsAcceptor>,
     /// Who is at the other end.
     pub peer: PeerAddress,
-}
-
-enum Raw {
-    Tcp(TcpStream),
-    Unix(tokio::net::UnixStream),
 }
 
 impl Listener {
@@ -91,14 +86,14 @@ impl Listener {
 
     /// The next connection.
     pub async fn accept(&self) -> io::Result<Accepted> {
-        let (stream, peer) = match &self.socket {
+        let (stream, peer): (Stream, String) = match &self.socket {
             Socket::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 stream.set_nodelay(true)?;
                 rustix::net::sockopt::set_tcp_user_timeout(&stream, UNACKNOWLEDGED.as_millis() as u32)?;
-                (Raw::Tcp(stream), peer.to_string())
+                (Box::pin(stream), peer.to_string())
             }
-            Socket::Unix(listener) => (Raw::Unix(listener.accept().await?.0), "unix".into()),
+            Socket::Unix(listener) => (Box::pin(listener.accept().await?.0), "unix".into()),
         };
         Ok(Accepted { stream, tls: self.tls.clone(), peer: PeerAddress(Arc::new(peer)) })
     }
@@ -107,13 +102,10 @@ impl Listener {
 impl Accepted {
     /// Shakes hands, when there is TLS.
     pub async fn ready(self) -> io::Result<Stream> {
-        match (self.stream, self.tls) {
-            (Raw::Tcp(stream), Some(tls)) => match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
-                Ok(stream) => Ok(Box::pin(stream?)),
-                Err(_) => Err(io::ErrorKind::TimedOut.into()),
-            },
-            (Raw::Tcp(stream), None) => Ok(Box::pin(stream)),
-            (Raw::Unix(stream), _) => Ok(Box::pin(stream)),
+        let Some(tls) = self.tls else { return Ok(self.stream) };
+        match tokio::time::timeout(HANDSHAKE, tls.accept(self.stream)).await {
+            Ok(stream) => Ok(Box::pin(stream?)),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
         }
     }
 }

@@ -163,9 +163,13 @@ impl RequestMetrics {
         self.ttft.observe(after.as_secs_f64());
     }
 
-    /// Time since the choice's last event, which brought `tokens`.
-    pub fn next_token(&self, gap: Duration) {
-        self.inter_token.observe(gap.as_secs_f64());
+    /// A choice grew by `tokens` in the time since its last event. Each counts with its share of it: of an answer that is not streamed
+    /// all tokens but the first come at once.
+    pub fn next_tokens(&self, tokens: u32, gap: Duration) {
+        let share = gap.as_secs_f64() / f64::from(tokens.max(1));
+        for _ in 0..tokens {
+            self.inter_token.observe(share);
+        }
     }
 
     /// A choice ended.

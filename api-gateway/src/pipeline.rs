@@ -109,7 +109,6 @@ impl Pipeline {
                 request_id: request.request_id.clone(),
                 max_tokens: request.max_tokens,
                 arrival: arrival.instant,
-                arrival_us: arrival.unix_us,
             };
             match registry.insert(new) {
                 Ok(number) => in_flight.numbers.push(number),

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::{Admitted, Delta, Event, Failure, FinishReason, event, failure};
+use proto::{Admitted, Delta, Event, Failure, FinishReason, event};
 
 use crate::{
     mailbox::Mailbox,
@@ -40,8 +40,6 @@ pub struct NewEntry {
     pub max_tokens: Option<u32>,
     /// When the gateway read it.
     pub arrival: Instant,
-    /// The same, Unix time in microseconds.
-    pub arrival_us: u64,
 }
 
 /// How far a request is.
@@ -203,14 +201,6 @@ impl Registry {
     }
 }
 
-impl NewEntry {
-    /// When the first token came, if the detokenizer says so.
-    fn first_token(&self, unix_us: u64) -> Option<Instant> {
-        let after = unix_us.checked_sub(self.arrival_us).filter(|_| unix_us > 0)?;
-        self.arrival.checked_add(Duration::from_micros(after))
-    }
-}
-
 impl Entry {
     fn admit(&mut self, admitted: Admitted, metrics: &RequestMetrics) -> Option<Waker> {
         if self.stage != Stage::Sent {
@@ -225,8 +215,7 @@ impl Entry {
     fn grow(&mut self, mut delta: Delta, now: Instant, metrics: &RequestMetrics) -> Option<Waker> {
         let choice = delta.choice;
         let clock = self.choices.get_mut(choice as usize).filter(|clock| !clock.finished)?;
-        let first = self.new.first_token(delta.first_token_us).unwrap_or(now);
-        clock.tick(delta.token_count, first.min(now), now, metrics, self.new.arrival);
+        clock.tick(delta.token_count, self.new.arrival, now, metrics);
         let reason = delta.finish();
         if reason != FinishReason::Unspecified {
             clock.finished = true;
@@ -245,9 +234,6 @@ impl Entry {
     fn fail(&mut self, failure: Failure, metrics: &RequestMetrics) -> Option<Waker> {
         self.stage = Stage::Ended;
         metrics.failed();
-        if failure.kind() == failure::Kind::Overloaded {
-            metrics.refused(refusal_name(&failure.param));
-        }
         self.new.mailbox.fail(failure)
     }
 
@@ -278,17 +264,17 @@ impl Entry {
 }
 
 impl Clock {
-    fn tick(&mut self, tokens: u32, first: Instant, now: Instant, metrics: &RequestMetrics, arrival: Instant) {
+    fn tick(&mut self, tokens: u32, arrival: Instant, now: Instant, metrics: &RequestMetrics) {
         if tokens == 0 {
             return;
         }
         metrics.generated(tokens);
         self.tokens += tokens;
         match self.last.replace(now) {
-            Some(last) => metrics.next_token(now.saturating_duration_since(last)),
+            Some(last) => metrics.next_tokens(tokens, now.saturating_duration_since(last)),
             None => {
-                self.first = Some(first);
-                metrics.first_token(first.saturating_duration_since(arrival));
+                self.first = Some(now);
+                metrics.first_token(now.saturating_duration_since(arrival));
             }
         }
     }
@@ -298,14 +284,6 @@ impl Clock {
             (Some(first), Some(last)) => last.saturating_duration_since(first),
             _ => Duration::ZERO,
         }
-    }
-}
-
-/// The label of a refusal; the scheduler names its bound in the failure's `param`.
-fn refusal_name(param: &str) -> &'static str {
-    match param {
-        "max_num_queued_tokens" => "max_num_queued_tokens",
-        _ => "max_num_queued_reqs",
     }
 }
 
@@ -333,6 +311,8 @@ impl Hasher for NumberHasher {
 mod tests {
     use std::task::{Context, Waker};
 
+    use proto::failure;
+
     use super::*;
     use crate::mailbox::{Ending, News, WakeAt};
 
@@ -358,7 +338,6 @@ mod tests {
                 request_id: "cmpl-1".into(),
                 max_tokens: Some(4),
                 arrival: self.start,
-                arrival_us: 0,
             };
             Ok((self.registry.insert(new)?, mailbox))
         }

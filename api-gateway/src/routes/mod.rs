@@ -34,8 +34,11 @@ use crate::{
 
 type Handlers = MethodRouter<Arc<Gateway>>;
 
+/// A path and what makes its handlers.
+type Route = (&'static str, fn() -> Handlers);
+
 /// Sorted by path.
-const ROUTES: [(&str, fn() -> Handlers); 11] = [
+const ROUTES: [Route; 11] = [
     ("/detokenize", detokenize::route),
     ("/health", health::route),
     ("/load", load::route),

@@ -2,6 +2,7 @@
 
 mod access;
 mod client;
+mod control;
 mod engine;
 mod failures;
 mod garbage;
@@ -9,3 +10,4 @@ mod limits;
 mod shapes;
 mod stage;
 mod streaming;
+mod tls;

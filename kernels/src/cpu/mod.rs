@@ -6,6 +6,8 @@ mod add;
 mod attention;
 mod batch;
 mod embed;
+mod gated;
+mod gather;
 mod isa;
 mod kv;
 mod matmul;
@@ -14,6 +16,7 @@ mod norm;
 mod pack;
 mod pool;
 mod rope_and_cache;
+mod scale;
 mod simd;
 
 pub use isa::Isa;
@@ -165,8 +168,11 @@ impl Backend for CpuBackend {
         let x = self.acts.view(x);
         let w = &self.matrices[w.0 as usize];
         assert_eq!(x.width, w.k, "width of x, and input features of a [{}, {}] matrix", w.n, w.k);
-        let before = self.acts.view(out).rows;
-        assert!(epilogue == Epilogue::Store || before == x.rows, "{} rows added to {before}", x.rows);
+        // Only what is added to must have rows already: a buffer for few rows may be stored to in a step of many.
+        if epilogue == Epilogue::Accumulate {
+            let before = self.acts.view(out).rows;
+            assert_eq!(before, x.rows, "rows added to, and rows to add");
+        }
         let out = self.acts.target(out, x.rows, w.n);
         let bias = lookup(&self.vectors, bias);
         assert!(bias.is_none_or(|bias| bias.len() == w.n), "bias of {:?} for {} outputs", bias.map(<[f32]>::len), w.n);
@@ -182,7 +188,7 @@ impl Backend for CpuBackend {
         assert_ne!(gate_up, out, "a gate cannot overwrite its input");
         let gate_up = self.acts.view(gate_up);
         let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
-        activate::gated(self.isa, &mut self.pool, gate_up, activation, out);
+        gated::gated(self.isa, &mut self.pool, gate_up, activation, out);
     }
 
     fn activate(&mut self, x: Act, activation: Activation) {
@@ -222,14 +228,14 @@ impl Backend for CpuBackend {
     }
 
     fn scale(&mut self, x: Act, factor: f32) {
-        add::scale(&mut self.pool, self.acts.view(x), factor);
+        scale::scale(&mut self.pool, self.acts.view(x), factor);
     }
 
     fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act) {
         assert_ne!(x, out, "rows gathered into their own buffer");
         let x = self.acts.view(x);
         let out = self.acts.target(out, selection.rows.len(), x.width);
-        add::gather(&mut self.pool, x, selection.rows, out);
+        gather::gather(&mut self.pool, x, selection.rows, out);
     }
 
     fn read(&mut self, x: Act) -> &[f32] {

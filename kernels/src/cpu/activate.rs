@@ -1,4 +1,4 @@
-//! Gate functions, alone (`activate`) or times a second half (`gated`).
+//! Gate functions, in place; `gated` uses them too.
 
 use super::acts::View;
 use super::isa::Isa;
@@ -15,25 +15,13 @@ pub(crate) fn activate(isa: Isa, pool: &mut Pool, x: View, activation: Activatio
     });
 }
 
-/// `out = activation(gate) * up` of rows `[gate | up]`.
-pub(crate) fn gated(isa: Isa, pool: &mut Pool, gate_up: View, activation: Activation, out: View) {
-    out.for_each_row(pool, 8, &|row| {
-        // SAFETY: a row is one task's; gate_up is twice as wide as out (checked by the caller).
-        let (gate, up, out) = unsafe {
-            let gate = gate_up.data.at(row * gate_up.width).cast_const();
-            (gate, gate.add(out.width), out.data.at(row * out.width))
-        };
-        vectorize(isa, Gate { gate, up: Some(up), out, width: gate_up.width / 2, activation });
-    });
-}
-
-/// One row.
-struct Gate {
-    gate: *const f32,
-    up: Option<*const f32>,
-    out: *mut f32,
-    width: usize,
-    activation: Activation,
+/// One row; `up` is what the result is multiplied with.
+pub(crate) struct Gate {
+    pub(crate) gate: *const f32,
+    pub(crate) up: Option<*const f32>,
+    pub(crate) out: *mut f32,
+    pub(crate) width: usize,
+    pub(crate) activation: Activation,
 }
 
 impl Kernel for Gate {
@@ -98,7 +86,7 @@ impl Function for GeluTanh {
     #[inline(always)]
     fn apply<S: Simd>(x: S) -> S {
         // 0.5 (1 + tanh(u)) is sigmoid(2u).
-        const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+        const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
         let cubic = x.mul(x).fma(S::splat(0.044_715), S::splat(1.0)).mul(x);
         x.mul(math::sigmoid(cubic.mul(S::splat(TWICE_SQRT_2_OVER_PI))))
     }

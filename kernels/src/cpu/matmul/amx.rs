@@ -18,12 +18,14 @@ const TILE_ROWS: usize = 16;
 const TILE_BYTES: usize = 1024;
 /// Panels a task of one row tile.
 const GROUP: usize = 4;
-/// Panels a task of many, at most; and its row tiles. Sums (1 MB) and activations of [`STEPS`] fit the second-level cache.
+/// Panels a task of many, at most; and its row tiles. Sums (512 KB) and activations of [`STEPS`] fit the second-level cache.
 const WIDE_GROUP: usize = 32;
 /// Row tiles a task, at most.
-const ROW_TILES: usize = 32;
-/// k steps between which sums rest in memory, so that a pair of panels stays in the first-level cache.
-const STEPS: usize = 16;
+const ROW_TILES: usize = 16;
+/// k steps between which sums rest in memory, so that a pair of panels stays close.
+const STEPS: usize = 32;
+/// How far ahead of their use activations are fetched into the first-level cache.
+const AHEAD_TILES: usize = 2;
 /// How far ahead of a tile weights are fetched when each is used once.
 const AHEAD_BYTES: usize = 1024;
 
@@ -200,6 +202,15 @@ struct Block {
     depth: Depth,
 }
 
+/// Asks for the tile of activations that is needed [`AHEAD_TILES`] later.
+#[inline(always)]
+fn fetch_ahead(x: *const u8, at: usize) {
+    for line in (0..TILE_BYTES).step_by(64) {
+        // SAFETY: prefetches may point anywhere.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(at + AHEAD_TILES * TILE_BYTES + line).cast()) };
+    }
+}
+
 /// One tile of sums.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -249,15 +260,15 @@ impl Strip<'_> {
             if self.panels.len() == GROUP {
                 self.single_by_four(x, &mut sums);
             } else {
-                for panel in 0..self.panels.len() {
+                for (panel, sums) in sums.iter_mut().enumerate().take(self.panels.len()) {
                     let weights = self.panel(panel);
-                    load!("0", sums[panel].0.as_ptr());
+                    load!("0", sums.0.as_ptr());
                     for at in (0..self.steps).map(|step| step * TILE_BYTES) {
                         load!("4", x.add(at));
                         load!("6", weights.add(at));
                         multiply!("0", "4", "6");
                     }
-                    store!("0", sums[panel].0.as_mut_ptr());
+                    store!("0", sums.0.as_mut_ptr());
                 }
             }
         }
@@ -354,9 +365,11 @@ impl Strip<'_> {
             for at in block.depth.bytes() {
                 load!("4", x0.add(at));
                 load!("6", w0.add(at));
-                load!("7", w1.add(at));
+                fetch_ahead(x0, at);
                 multiply!("0", "4", "6");
+                load!("7", w1.add(at));
                 multiply!("1", "4", "7");
+                fetch_ahead(x1, at);
                 load!("5", x1.add(at));
                 multiply!("2", "5", "6");
                 multiply!("3", "5", "7");

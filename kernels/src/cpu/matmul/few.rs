@@ -4,6 +4,8 @@
 //! exactly: over the 32 k of a tile it keeps one chain of fused sums for even k and one for odd, adds the two, and adds that to the
 //! sum; denormals count as zero. So a row gets the same bits here as among many.
 
+#![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
+
 use super::{Output, Product, Scratch, Tile};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Shared;

@@ -4,6 +4,8 @@
 //! rows reuse each weight vector `R` times (bound by arithmetic). Activations are packed `[row block][k][R]`, so that a tile reads them
 //! in sequence, and taken in super-blocks that stay in the second-level cache while panels stream past.
 
+#![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
+
 use super::{Output, Product, Scratch, Tile};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Shared;

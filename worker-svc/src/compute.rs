@@ -37,7 +37,10 @@ pub(crate) enum Reply {
     Formed(u64),
     Result(Box<StepResult>),
     /// The epoch is over; the weights are fine.
-    EpochLost(String),
+    EpochLost {
+        epoch: u64,
+        reason: String,
+    },
     /// The thread has ended; its last words.
     Failed(String),
 }
@@ -86,7 +89,7 @@ fn epoch(
     let group = match join(args, &form, abort) {
         Ok(group) => group,
         Err(error) => {
-            say(replies, Reply::EpochLost(error.to_string()))?;
+            say(replies, Reply::EpochLost { epoch: form.epoch, reason: error.to_string() })?;
             return Ok(until_forming(jobs));
         }
     };
@@ -98,7 +101,7 @@ fn epoch(
             Some(Job::Step(plan)) if plan.epoch == form.epoch => match engine.run(*plan) {
                 Ok(result) => say(replies, Reply::Result(Box::new(result)))?,
                 Err(StepError::GroupLost(reason)) => {
-                    say(replies, Reply::EpochLost(reason))?;
+                    say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
                     return Ok(until_forming(jobs));
                 }
                 Err(error) => return Err(error.into()),

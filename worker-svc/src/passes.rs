@@ -70,6 +70,8 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
             passes.last_mut().expect("there is always one").push(piece);
         }
     }
+    // A plan may only tidy up.
+    passes.retain(|pass| !pass.is_empty());
     Ok(passes)
 }
 
@@ -118,6 +120,11 @@ mod tests {
         let passes = passes(&plan(&[(0, 0, 10, 1), (1, 9, 1, 1), (2, 0, 4, 0)]), &slots(None), 4).unwrap();
         assert_eq!(passes.len(), 1);
         assert_eq!(passes[0].iter().map(Piece::logit_rows).sum::<usize>(), 2);
+    }
+
+    #[test]
+    fn a_plan_without_rows_runs_nothing() {
+        assert!(passes(&plan(&[]), &slots(None), 4).unwrap().is_empty());
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         jobs,
         replies,
         ready: None,
+        epoch: None,
         abort: AbortHandle::new(),
         process: process.clone(),
     };
@@ -67,6 +68,8 @@ struct Worker {
     replies: mpsc::Receiver<Reply>,
     /// Set once the model is loaded; told to every scheduler anew.
     ready: Option<WorkerReady>,
+    /// The group that this worker is part of, as far as the scheduler knows.
+    epoch: Option<u64>,
     /// Ends the current group's waits.
     abort: AbortHandle,
     metrics: WorkerMetrics,
@@ -79,6 +82,7 @@ impl Worker {
     /// Without a scheduler, whatever group there was is void.
     fn disconnected(&mut self) {
         self.abort.abort();
+        self.epoch = None;
         if self.ready.is_some() {
             self.process.status.not_ready("the scheduler is not connected");
         }
@@ -95,7 +99,7 @@ impl Worker {
                     Reply::Ready(ready) => self.loaded(*ready),
                     Reply::Loading { done, total } => self.process.status.loading("loading weights", done, total),
                     // Of an epoch that is over.
-                    Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost(_) => {}
+                    Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
                 },
             }
         }
@@ -138,6 +142,7 @@ impl Worker {
     fn form(&mut self, form: FormGroup) -> Job {
         self.abort.abort();
         self.abort = AbortHandle::new();
+        self.epoch = Some(form.epoch);
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
         Job::Form(form, self.abort.clone())
     }
@@ -176,6 +181,9 @@ impl Worker {
                 self.process.status.ready();
                 from_worker::Event::Ready(*ready)
             }
+            // What the thread said of an epoch that is over by now.
+            Reply::Formed(epoch) | Reply::EpochLost { epoch, .. } if Some(epoch) != self.epoch => return Ok(Ok(())),
+            Reply::Result(result) if Some(result.epoch) != self.epoch => return Ok(Ok(())),
             Reply::Formed(epoch) => from_worker::Event::Formed(GroupFormed { epoch }),
             Reply::Result(result) => {
                 self.process.status.advance();
@@ -183,7 +191,7 @@ impl Worker {
                 from_worker::Event::Result(*result)
             }
             // Leaving the link tells the scheduler; the next one starts afresh.
-            Reply::EpochLost(reason) => return Ok(Err(reason)),
+            Reply::EpochLost { reason, .. } => return Ok(Err(reason)),
             Reply::Failed(reason) => {
                 let _ = out.say(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
                 return Err(anyhow!("{reason}"));

@@ -90,8 +90,7 @@ impl Slots {
         debug!(request_id = new.request_id, slot = new.slot, tokens = new.tokens.len(), "sequence added");
         let wanted = new.sampling.unwrap_or_default();
         let prompt_logprobs = wanted.prompt_logprobs.map(|top| usize::try_from(top).unwrap_or(usize::MAX));
-        let end_tokens = if wanted.ignore_eos { &[][..] } else { &self.end_tokens };
-        let sampling = SamplingPlan::compile(&wanted, new.seed, end_tokens);
+        let sampling = SamplingPlan::compile(&wanted, new.seed, &self.end_tokens);
         let history = History::new(new.tokens, new.num_prompt_tokens as usize, &sampling);
         let place = self.table.get_mut(new.slot as usize).ok_or_else(|| no_slot(step, new.slot))?;
         if place.is_some() {

@@ -1,0 +1,108 @@
+//! Groups that form again: after a request, after a lost link, after a killed rank.
+
+use proto::{StepPlan, to_worker::Command};
+use service_kit::Readiness;
+
+use crate::{
+    reference::{folder, recorded},
+    scheduler::{Scheduler, greedy, row},
+    worker::{self, spawn},
+};
+
+/// Forms the group of who is there, and has it generate.
+async fn check_group(scheduler: &mut Scheduler) {
+    scheduler.form().await;
+    let recorded = &recorded("llama")[2];
+    let tokens = scheduler.generate(vec![greedy(0, &recorded.prompt)], 24, 2048).await;
+    assert_eq!(tokens[0], recorded.greedy);
+}
+
+/// A plan in which nobody finds fault, for slot 4.
+fn plan() -> StepPlan {
+    let mut plan = StepPlan { step: 1, added: vec![greedy(4, &[1, 2, 3])], ..StepPlan::default() };
+    row(&mut plan, 4, 0, 3, true);
+    plan
+}
+
+#[tokio::test]
+async fn a_group_forms_again_with_empty_slots() {
+    for world_size in [1, 2] {
+        let mut scheduler = Scheduler::bind().await;
+        for rank in 0..world_size {
+            worker::start(&folder("llama"), &scheduler.address, (rank, world_size), &[]);
+        }
+        scheduler.meet(world_size as usize).await;
+        for _ in 0..3 {
+            check_group(&mut scheduler).await;
+            // Left behind in slot 4; the next epoch must not find it.
+            scheduler.run(plan()).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lost_link_is_dialled_again_and_the_weights_stay() {
+    let mut scheduler = Scheduler::bind().await;
+    let worker = worker::start(&folder("llama"), &scheduler.address, (0, 1), &[]);
+    for _ in 0..3 {
+        scheduler.meet(1).await;
+        check_group(&mut scheduler).await;
+        assert_eq!(worker.process.status.readiness(), Readiness::Ready);
+        scheduler.run(plan()).await;
+        scheduler.ranks.clear();
+    }
+    worker.process.shutdown.cancel();
+    worker.ended.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_step_that_hangs_ends_with_the_next_group() {
+    let mut scheduler = Scheduler::bind().await;
+    for rank in [0, 1] {
+        worker::start(&folder("llama"), &scheduler.address, (rank, 2), &[]);
+    }
+    scheduler.meet(2).await;
+    scheduler.form().await;
+    // Only rank 0 gets the plan: it waits in a collective for rank 1, until the next group forms.
+    let epoch = scheduler.epoch;
+    scheduler.send_to(0, Command::Step(StepPlan { epoch, ..plan() })).await;
+    check_group(&mut scheduler).await;
+}
+
+#[tokio::test]
+async fn a_rank_that_leaves_ends_the_epoch_of_the_other() {
+    let mut scheduler = Scheduler::bind().await;
+    worker::start(&folder("llama"), &scheduler.address, (0, 2), &[]);
+    let one = worker::start(&folder("llama"), &scheduler.address, (1, 2), &[]);
+    scheduler.meet(2).await;
+    check_group(&mut scheduler).await;
+    one.process.shutdown.cancel();
+    one.ended.await.unwrap().unwrap();
+    // Rank 0 finds its group gone, leaves the link, and dials again with its weights.
+    let epoch = scheduler.epoch;
+    scheduler.send_to(0, Command::Step(StepPlan { epoch, ..plan() })).await;
+    assert!(scheduler.last_words(0).await.is_empty());
+    scheduler.ranks.clear();
+    worker::start(&folder("llama"), &scheduler.address, (1, 2), &[]);
+    scheduler.meet(2).await;
+    check_group(&mut scheduler).await;
+}
+
+#[tokio::test]
+async fn a_killed_rank_leaves_the_other_alive_and_the_group_forms_again() {
+    let model = folder("llama");
+    let mut scheduler = Scheduler::bind().await;
+    let mut zero = spawn(&model, &scheduler.address, (0, 2));
+    let mut one = spawn(&model, &scheduler.address, (1, 2));
+    scheduler.meet(2).await;
+    check_group(&mut scheduler).await;
+    one.kill();
+    scheduler.ranks.truncate(1);
+    // Rank 0 does not know yet, and waits for the dead one in a collective.
+    let epoch = scheduler.epoch;
+    scheduler.send_to(0, Command::Step(StepPlan { epoch, ..plan() })).await;
+    let _again = spawn(&model, &scheduler.address, (1, 2));
+    scheduler.meet(1).await;
+    check_group(&mut scheduler).await;
+    assert!(zero.is_alive());
+}

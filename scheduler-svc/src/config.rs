@@ -54,6 +54,10 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     pub long_prefill_token_threshold: u32,
 
+    /// Prompt tokens in a step beside running decodes at most, which bounds the time between their tokens; 0: no such bound
+    #[arg(long, default_value_t = 512)]
+    pub max_prefill_tokens_beside_decodes: u32,
+
     /// Reuse the KV blocks of equal prompt beginnings
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_prefix_caching: bool,
@@ -116,6 +120,11 @@ impl Args {
             max_num_batched_tokens: self.max_num_batched_tokens.max(self.max_num_seqs),
             max_model_len: wanted.min(kv_tokens),
             long_prefill_token_threshold: self.long_prefill_token_threshold,
+            max_prefill_tokens_beside_decodes: if self.enable_chunked_prefill {
+                self.max_prefill_tokens_beside_decodes
+            } else {
+                0
+            },
             enable_chunked_prefill: self.enable_chunked_prefill,
             enable_prefix_caching: self.enable_prefix_caching,
             policy: match self.scheduling_policy {

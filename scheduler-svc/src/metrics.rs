@@ -60,6 +60,7 @@ pub(crate) struct EngineMetrics {
     used_blocks: Gauge,
     cached_blocks: Gauge,
     total_blocks: Gauge,
+    lost_blocks: Gauge,
     plan_seconds: Histogram,
     step_seconds: Histogram,
 }
@@ -88,6 +89,7 @@ impl EngineMetrics {
             used_blocks: Gauge::default(),
             cached_blocks: Gauge::default(),
             total_blocks: Gauge::default(),
+            lost_blocks: Gauge::default(),
             plan_seconds: fast(),
             step_seconds: fast(),
         };
@@ -130,12 +132,18 @@ impl EngineMetrics {
         r.register("quire:kv_blocks_used", "KV blocks that running sequences hold", self.used_blocks.clone());
         r.register("quire:kv_blocks_cached", "KV blocks that only the prefix cache holds", self.cached_blocks.clone());
         r.register("quire:kv_blocks", "KV blocks in all", self.total_blocks.clone());
+        r.register(
+            "quire:kv_blocks_lost",
+            "KV blocks nobody accounts for; anything but 0 is a bug",
+            self.lost_blocks.clone(),
+        );
         r.register("quire:plan_seconds", "Time to plan a step", self.plan_seconds.clone());
         r.register("quire:step_seconds", "Time the workers computed a step", self.step_seconds.clone());
     }
 
     /// Gauges and counters of the core, as they are now.
-    pub(crate) fn state(&self, stats: &Stats) {
+    pub(crate) fn state(&self, stats: &Stats, lost_blocks: u64) {
+        self.lost_blocks.set(lost_blocks as i64);
         let waiting = stats.waiting_for_capacity + stats.waiting_deferred;
         self.running.set(stats.running.into());
         self.waiting.set(waiting.into());

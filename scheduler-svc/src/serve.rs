@@ -356,7 +356,7 @@ impl Engine {
         if let Some(core) = &mut self.core {
             core.take_output(&mut self.output);
             core.take_finished(&mut self.finished);
-            self.metrics.state(&core.stats());
+            self.metrics.state(&core.stats(), core.lost_blocks());
         }
         for choice in self.finished.drain(..) {
             self.spans.ended(Some(&choice.key));

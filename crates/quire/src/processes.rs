@@ -42,7 +42,7 @@ pub fn run(command: ProcessCommand) -> ExitCode {
 }
 
 impl<A: Args> Supervised<A> {
-    fn run(self: Box<Self>, run: impl FnOnce(A) -> ExitCode) -> ExitCode {
+    fn run(self, run: impl FnOnce(A) -> ExitCode) -> ExitCode {
         if let Some(parent) = self.supervised_by {
             // So that nothing is left behind when the supervisor is killed.
             if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {

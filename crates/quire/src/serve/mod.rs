@@ -39,10 +39,23 @@ pub fn run(words: &[String], environment: &Environment) -> ExitCode {
         }
     };
     let common = common(&settings, environment);
+    let mut failure = None;
     // One thread: the processes' lives are tied to the thread that starts them.
-    service_kit::run("quire", &common, Threads::One, async |process| {
-        serve(&settings, &common, environment, &process, start).await
-    })
+    let ended = service_kit::run("quire", &common, Threads::One, async |process| {
+        match serve(&settings, &common, environment, &process, start).await {
+            // People read the cause as a plain last line, programs as a log line.
+            Err(error) if common.log_format == LogFormat::Text => failure = Some(error),
+            ended => return ended,
+        }
+        Ok(())
+    });
+    match failure {
+        None => ended,
+        Some(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// What the supervisor's own log looks like.
@@ -146,7 +159,21 @@ async fn find(
         }
     };
     let fingerprint = model_spec::fingerprint(&model.path)?;
+    check_length(settings, &model.path)?;
     Ok(Found { model, tokenizer, fingerprint })
+}
+
+/// Refuses a length that the model cannot do; processes would only shorten it.
+fn check_length(settings: &Settings, model: &Path) -> anyhow::Result<()> {
+    let config = model_spec::ConfigFile::read(&model.join("config.json"))?;
+    let (wanted, possible) = (settings.number::<usize>("max-model-len"), model_spec::context_len(&config).ok());
+    match wanted.zip(possible) {
+        Some((wanted, possible)) if wanted > possible => {
+            bail!("--max-model-len {wanted}: the model can do {possible} tokens; pass at most that, or auto")
+        }
+        // A model that does not say is the worker's business.
+        _ => Ok(()),
+    }
 }
 
 fn options(settings: &Settings, environment: &Environment) -> Options {

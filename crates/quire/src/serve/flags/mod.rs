@@ -6,7 +6,6 @@
 pub mod file;
 mod foreign;
 mod help;
-mod nearest;
 mod parse;
 mod table;
 mod value;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use model_spec::nearest;
 use serde_json::Value as Json;
 
 use super::{
     Flag, file, find,
     foreign::{FOREIGN, Foreign, Takes},
-    nearest::nearest,
     table::GROUPS,
     value::{Kind, Value},
 };
@@ -284,11 +284,9 @@ impl Reader {
             if let Some(flag) = find(&name).filter(|flag| flag.kind == Kind::Json) {
                 return Ok(Known::Ours { flag, negated: false, member: Some(member.to_owned()) });
             }
-            if let Some(flag) = FOREIGN.iter().find(|flag| flag.name == name) {
-                let given = spelled.to_owned();
-                let remedy = String::new();
-                let _ = flag;
-                return Err(FlagError::Unsupported { at: self.at.clone(), given, remedy });
+            if FOREIGN.iter().any(|flag| flag.name == name) {
+                let (at, given) = (self.at.clone(), spelled.to_owned());
+                return Err(FlagError::Unsupported { at, given, remedy: String::new() });
             }
         }
         let names = GROUPS.iter().flat_map(|group| group.flags).map(|flag| flag.name);

@@ -98,7 +98,7 @@ fn a_file_with_mistakes_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.yaml");
     for (text, part) in [
-        ("prot: 1", "a.yaml: there is no flag --prot; did you mean --port?"),
+        ("prt: 1", "a.yaml: there is no flag --prt; did you mean --port?"),
         ("port: [", "--config"),
         ("- port", "must be an object of flags"),
         ("enable-lora: true", "a.yaml: --enable-lora true is not supported yet"),

@@ -27,7 +27,7 @@ use crate::{
         plan::Plan,
     },
     pipeline::{Arrival, InFlight},
-    sse::EventStream,
+    sse::{EventStream, OutputLog},
 };
 
 /// Reads a body into pipeline requests and a plan.
@@ -95,7 +95,12 @@ async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Re
     if let Some(failure) = in_flight.mailbox().early_failure() {
         return Err(failure.into());
     }
-    let body = Body::new(EventStream::new(in_flight, ChunkWriter::new(plan), keep_alive));
+    let log = gateway.config.answers.enable_log_outputs.then(|| OutputLog {
+        request_id: plan.id.clone(),
+        limit: gateway.config.answers.max_log_len.unwrap_or(usize::MAX),
+        text: String::new(),
+    });
+    let body = Body::new(EventStream::new(in_flight, ChunkWriter::new(plan), keep_alive, log));
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),

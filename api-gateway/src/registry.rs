@@ -143,9 +143,14 @@ impl Registry {
         Some(entry.stage)
     }
 
-    /// The numbers of the requests that a client knows as `request_id`.
+    /// The numbers of the requests that a client knows as `request_id`; of an answer to several prompts each has its own, with the
+    /// prompt's index behind.
     pub fn named(&self, request_id: &str) -> Vec<u64> {
-        let is_named = |entry: &Entry| entry.new.request_id == request_id && entry.stage != Stage::Ended;
+        let is_named = |entry: &Entry| {
+            let rest = entry.new.request_id.strip_prefix(request_id);
+            let index = rest.map(|rest| rest.strip_prefix('-').and_then(|index| index.parse().ok()));
+            entry.stage != Stage::Ended && (rest == Some("") || index == Some(Some(entry.new.prompt)))
+        };
         self.entries.iter().filter(|(_, entry)| is_named(entry)).map(|(number, _)| *number).collect()
     }
 

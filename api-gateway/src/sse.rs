@@ -27,8 +27,19 @@ pub struct EventStream {
     writer: ChunkWriter,
     news: News,
     keep_alive: Option<KeepAlive>,
+    log: Option<OutputLog>,
     /// Kept open as long as the stream, so that traces show the whole request.
     _span: tracing::Span,
+}
+
+/// What the log is to show of the streamed text.
+pub struct OutputLog {
+    /// The id that the client sees.
+    pub request_id: String,
+    /// Characters to show.
+    pub limit: usize,
+    /// Texts of the choices so far, as they came.
+    pub text: String,
 }
 
 struct KeepAlive {
@@ -38,12 +49,13 @@ struct KeepAlive {
 
 impl EventStream {
     /// Streams what `in_flight` brings. With `keep_alive`, a comment is sent after so much silence.
-    pub fn new(in_flight: InFlight, writer: ChunkWriter, keep_alive: Option<Duration>) -> Self {
+    pub fn new(in_flight: InFlight, writer: ChunkWriter, keep_alive: Option<Duration>, log: Option<OutputLog>) -> Self {
         Self {
             in_flight: Some(in_flight),
             writer,
             news: News::default(),
             keep_alive: keep_alive.map(|interval| KeepAlive { interval, timer: Box::pin(sleep(interval)) }),
+            log,
             _span: tracing::Span::current(),
         }
     }
@@ -55,9 +67,14 @@ impl EventStream {
             if in_flight.mailbox().poll(context, &mut self.news).is_pending() {
                 return self.poll_keep_alive(context).map(Some);
             }
+            if let Some(log) = &mut self.log {
+                log.add(&self.news);
+            }
             let mut out = Vec::with_capacity(self.news.grown.len() * 320);
             if self.writer.write(&mut out, &mut self.news) {
-                tracing::debug!(tokens = self.writer.tokens(), "stream ended");
+                if let Some(OutputLog { request_id, text, .. }) = self.log.take() {
+                    tracing::info!(request_id, tokens = self.writer.tokens(), text, "answer");
+                }
                 self.in_flight = None;
             }
             // News may be worth nothing yet, as when text is held back.
@@ -75,6 +92,16 @@ impl EventStream {
         ready!(keep_alive.timer.as_mut().poll(context));
         keep_alive.restart();
         Poll::Ready(Bytes::from_static(KEEP_ALIVE))
+    }
+}
+
+impl OutputLog {
+    fn add(&mut self, news: &News) {
+        for (_, growth) in &news.grown {
+            let shown: Vec<char> = growth.text.chars().take(self.limit).collect();
+            self.limit -= shown.len();
+            self.text.extend(shown);
+        }
     }
 }
 

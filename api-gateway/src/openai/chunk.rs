@@ -24,6 +24,8 @@ pub struct ChunkWriter {
     /// `data: {… "choices":[`
     head: Vec<u8>,
     prompts: Vec<PromptFacts>,
+    /// By prompt. They come once, and every choice echoes them.
+    prompt_logprobs: Vec<Vec<TextLogprobs>>,
     choices: Vec<ChoiceState>,
 }
 
@@ -42,7 +44,8 @@ impl ChunkWriter {
         json::raw(&mut head, ",\"choices\":[");
         let prompts = (0..plan.prompts).map(|_| PromptFacts::default()).collect();
         let choices = vec![ChoiceState::default(); plan.choices() as usize];
-        Self { plan, head, prompts, choices }
+        let prompt_logprobs = vec![Vec::new(); plan.prompts as usize];
+        Self { plan, head, prompts, prompt_logprobs, choices }
     }
 
     /// Appends the chunks for `news`, up to `[DONE]` when it holds the ending. Tells whether it did.
@@ -51,7 +54,7 @@ impl ChunkWriter {
             self.admitted(out, prompt, admitted.into());
         }
         for (choice, growth) in news.grown.drain(..) {
-            self.grown(out, choice, &growth);
+            self.grown(out, choice, growth);
         }
         match news.ending.take() {
             None => false,
@@ -112,21 +115,24 @@ impl ChunkWriter {
         }
     }
 
-    fn grown(&mut self, out: &mut Vec<u8>, choice: u32, growth: &Growth) {
+    fn grown(&mut self, out: &mut Vec<u8>, choice: u32, mut growth: Growth) {
         let prompt_only = self.plan.echo() == Echo::PromptOnly;
         let Some(state) = self.choices.get_mut(choice as usize) else { return };
         if !prompt_only {
             state.tokens += growth.tokens;
         }
         let first = !std::mem::replace(&mut state.started, true);
+        if !growth.prompt_logprobs.is_empty() {
+            self.prompt_logprobs[self.plan.prompt_of(choice)] = std::mem::take(&mut growth.prompt_logprobs);
+        }
         let echoes = first && self.plan.echo() != Echo::No;
-        if !(echoes || self.is_worth_a_chunk(growth)) {
+        if !(echoes || self.is_worth_a_chunk(&growth)) {
             return;
         }
         self.open(out, choice);
         match self.plan.api {
-            Api::Chat { .. } => self.chat_delta(out, growth),
-            Api::Completion { .. } => self.completion_delta(out, choice, growth, first),
+            Api::Chat { .. } => self.chat_delta(out, &growth),
+            Api::Completion { .. } => self.completion_delta(out, choice, &growth, first),
         }
         out.extend_from_slice(b"}]");
         self.close(out, choice);
@@ -170,7 +176,7 @@ impl ChunkWriter {
         }
         json::raw(out, "\",\"logprobs\":");
         let generated: &[TextLogprobs] = if echo == Echo::PromptOnly { &[] } else { &growth.logprobs };
-        let prompt = echoes.then_some((facts, &growth.prompt_logprobs[..]));
+        let prompt = echoes.then(|| (facts, &self.prompt_logprobs[self.plan.prompt_of(choice)][..]));
         if self.plan.top_logprobs.is_some() && (prompt.is_some() || !generated.is_empty()) {
             let offset = if echo == Echo::No { 0 } else { facts.chars };
             CompletionLogprobs { prompt, offset, generated }.write(out, &self.plan);
@@ -276,4 +282,115 @@ pub fn error_event(out: &mut Vec<u8>, error: &ApiError) {
     json::raw(out, &error.to_json());
     json::raw(out, "\n\n");
     json::raw(out, DONE);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+    use proto::{Admitted, Delta};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::{
+        mailbox::{Mailbox, WakeAt},
+        openai::{answer, params::Streaming},
+    };
+
+    fn plan(chat: bool, on: bool) -> Plan {
+        let chat_api = Api::Chat { role: "assistant".into(), echo: "so: ".into(), return_prompt_text: false };
+        Plan {
+            api: if chat { chat_api } else { Api::Completion { echo: Echo::Prompt } },
+            id: "cmpl-\"1\"".into(),
+            created: 1,
+            model: "m\\".into(),
+            prompts: 1,
+            n: 2,
+            streaming: Streaming { on, include_usage: true, continuous_usage: false },
+            top_logprobs: None,
+            prompt_logprobs: false,
+            return_token_ids: true,
+            tokens_as_ids: false,
+            prompt_tokens_details: true,
+        }
+    }
+
+    fn look(mailbox: &Mailbox, news: &mut News) -> bool {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        mailbox.poll(&mut context, news).is_ready()
+    }
+
+    fn deltas(pieces: &[(String, bool)]) -> impl Iterator<Item = (u32, Delta, bool)> {
+        let count = pieces.len();
+        pieces.iter().enumerate().flat_map(move |(index, (text, reads))| {
+            let finish = if index + 1 == count { FinishReason::Length } else { FinishReason::Unspecified };
+            (0..2).map(move |choice| {
+                let token_ids = vec![index as u32];
+                let delta = Delta {
+                    choice,
+                    text: text.clone(),
+                    token_count: 1,
+                    token_ids,
+                    finish: finish.into(),
+                    ..Delta::default()
+                };
+                (choice, delta, *reads)
+            })
+        })
+    }
+
+    fn collect(stream: &[u8]) -> (Vec<(String, Vec<u64>, Value)>, Value) {
+        let mut choices = vec![(String::new(), Vec::new(), Value::Null); 2];
+        let mut usage = Value::Null;
+        let text = std::str::from_utf8(stream).expect("UTF-8");
+        for line in text.split("\n\n").filter(|line| !line.is_empty() && *line != "data: [DONE]") {
+            let chunk: Value = serde_json::from_str(line.strip_prefix("data: ").expect("data")).expect("JSON");
+            let Some(choice) = chunk["choices"].get(0) else {
+                usage = chunk["usage"].clone();
+                continue;
+            };
+            let slot = &mut choices[choice["index"].as_u64().expect("an index") as usize];
+            slot.0.push_str(choice["delta"]["content"].as_str().or(choice["text"].as_str()).expect("text"));
+            slot.1.extend(choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64));
+            if !choice["finish_reason"].is_null() {
+                slot.2 = choice["finish_reason"].clone();
+            }
+        }
+        (choices, usage)
+    }
+
+    proptest! {
+        /// However often the reader looks, the stream's concatenation is the whole answer.
+        #[test]
+        fn streams_concatenate_to_the_answer(pieces in vec((".{0,6}", any::<bool>()), 1..20), chat: bool) {
+            let facts = Admitted { prompt_tokens: 3, prompt_text: "p\u{e9}".into(), ..Admitted::default() };
+            let (streamed, whole) = (Mailbox::new(2, WakeAt::News), Mailbox::new(2, WakeAt::Ending));
+            let mut writer = ChunkWriter::new(plan(chat, true));
+            let (mut out, mut news, mut ended) = (Vec::new(), News::default(), false);
+            for mailbox in [&streamed, &whole] {
+                mailbox.admit(0, facts.clone());
+            }
+            for (choice, delta, reads) in deltas(&pieces) {
+                streamed.grow(choice, delta.clone());
+                whole.grow(choice, delta);
+                if reads && look(&streamed, &mut news) {
+                    ended = writer.write(&mut out, &mut news);
+                }
+            }
+            if !ended && look(&streamed, &mut news) {
+                ended = writer.write(&mut out, &mut news);
+            }
+            prop_assert!(ended && out.ends_with(DONE.as_bytes()));
+            let (choices, usage) = collect(&out);
+            prop_assert!(look(&whole, &mut news));
+            let answer: Value = serde_json::from_slice(&answer::write(&plan(chat, false), news)).expect("JSON");
+            prop_assert_eq!(&answer["usage"], &usage);
+            for (index, (text, token_ids, finish)) in choices.into_iter().enumerate() {
+                let choice = &answer["choices"][index];
+                let expected = choice["message"]["content"].as_str().or(choice["text"].as_str());
+                prop_assert_eq!(Some(text.as_str()), expected);
+                prop_assert_eq!(&choice["token_ids"], &serde_json::json!(token_ids));
+                prop_assert_eq!(&choice["finish_reason"], &finish);
+            }
+        }
+    }
 }

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::sync::{Mutex, MutexGuard};
 
 use crate::Client;
 
@@ -19,8 +20,12 @@ const READY: Duration = Duration::from_secs(120);
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(40);
 
+/// One server at a time: a test machine has few cores, and idleness is measured.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
 /// A running `quire serve`; dropping it ends it.
 pub struct Server {
+    _alone: MutexGuard<'static, ()>,
     child: Child,
     /// Where it listens.
     pub port: u16,
@@ -43,13 +48,14 @@ impl Server {
 
     /// The same with environment variables.
     pub async fn start_with(args: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
-        let mut server = Self::spawn(args, environment)?;
+        let mut server = Self::spawn(args, environment).await?;
         server.healthy(READY).await?;
         Ok(server)
     }
 
     /// Starts it without waiting.
-    pub fn spawn(args: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+    pub async fn spawn(args: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let alone = ALONE.lock().await;
         let port = free_port()?;
         let dir = tempfile::tempdir()?;
         let log = File::create(dir.path().join("log"))?;
@@ -64,7 +70,7 @@ impl Server {
             .stderr(log)
             .spawn()
             .with_context(|| format!("{} (build it with `cargo build -p quire`)", quire_binary().display()))?;
-        Ok(Self { child, port, dir })
+        Ok(Self { _alone: alone, child, port, dir })
     }
 
     /// Waits until `/health` says 200.

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 /// What to leave out, for a quick round while working.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Leave out the end-to-end tests
+    /// Leave out the tests that start servers
     #[arg(long)]
     no_e2e: bool,
 }
@@ -22,14 +22,17 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<()> {
         Ok(())
     };
     stage("tidy", &|| crate::tidy::run(root))?;
-    stage("unit and conformance tests", &|| cargo(root, &["test", "--workspace", "--exclude", "e2e-tests"], None))?;
     stage("model checking of the ring (loom)", &|| {
         cargo(root, &["test", "-p", "shm-ring", "--test", "loom", "--target-dir", "target/loom"], Some("--cfg loom"))
     })?;
-    if !args.no_e2e {
-        stage("the quire command", &|| cargo(root, &["build", "-p", "quire"], None))?;
-        stage("end to end", &|| cargo(root, &["test", "-p", "e2e-tests", "--", "--test-threads=1"], None))?;
-    }
+    // The same selection of packages throughout, so that dependencies are built once.
+    stage("the quire command", &|| cargo(root, &["build", "--workspace", "--bin", "quire"], None))?;
+    match args.no_e2e {
+        true => stage("unit and conformance tests", &|| {
+            cargo(root, &["test", "--workspace", "--exclude", "e2e-tests"], None)
+        }),
+        false => stage("all tests", &|| cargo(root, &["test", "--workspace"], None)),
+    }?;
     Ok(())
 }
 

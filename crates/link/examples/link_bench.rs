@@ -1,17 +1,17 @@
 //! Round trip and throughput of a link between two processes, over each transport:
 //! `cargo run --release -p link --example link_bench`.
 //!
-//! A round trip sends one `TokenBatch` of so many tokens and awaits the same number back. Throughput is one way, once
+//! A round trip sends one `TokenBatch` of so many bytes and awaits a short reply. Throughput is one way, once
 //! message by message and once in batches of 32, until the peer has counted the last one. The child is this program again.
 
 use std::{
     error::Error,
-    process::Command,
     time::{Duration, Instant},
 };
 
 use link::{Address, Link, LinkError, LinkOptions, Listener, Receiver, Sender};
-use proto::{DetokenizerReply, TokenBatch};
+use proto::{DetokenizerReply, Failed, TokenBatch};
+use tokio::process::Command;
 
 type Accepted = Link<DetokenizerReply, TokenBatch>;
 
@@ -57,15 +57,15 @@ async fn measure(name: &str, address: &Address) -> Result<(), Box<dyn Error>> {
         println!("{name:>9}  {bytes:>6}  {p50:>9.1}  {p99:>9.1}  {single:>12.0}  {batched:>12.0}");
     }
     drop((sender, receiver));
-    process.wait()?;
+    // Awaited, not blocked on: a stream's end is sent by this runtime's own tasks.
+    process.wait().await?;
     Ok(())
 }
 
-/// A message of about `bytes` bytes.
+/// A message of about `bytes` bytes, most of it text, so that the link is measured and not the coding of numbers.
 fn message(task: u32, bytes: usize) -> TokenBatch {
-    let mut token = vec![0; bytes];
-    token[0] = task;
-    TokenBatch { token, ..TokenBatch::default() }
+    let text = Failed { request_id: "x".repeat(bytes.saturating_sub(8)), ..Failed::default() };
+    TokenBatch { token: vec![task], failed: vec![text], ..TokenBatch::default() }
 }
 
 /// Percentiles, microseconds.

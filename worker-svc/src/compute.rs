@@ -1,11 +1,13 @@
 //! The compute thread: loads the model, then forms groups and executes plans, one job after the other.
 
 use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use collectives::{AbortHandle, Collective, Place, SharedMemory, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions, available_memory};
 use models::Model;
@@ -50,12 +52,21 @@ pub(crate) fn start(args: Args) -> anyhow::Result<(SyncSender<Job>, mpsc::Receiv
     let (jobs, queue) = sync_channel(QUEUE);
     let (replies, heard) = mpsc::channel(QUEUE);
     let run = move || {
-        if let Err(error) = load_and_work(&args, &queue, &replies) {
+        // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
+        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies)));
+        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", words(&*panic))));
+        if let Err(error) = ended {
             let _ = replies.blocking_send(Reply::Failed(format!("{error:#}")));
         }
     };
     std::thread::Builder::new().name("compute".into()).spawn(run).context("the compute thread")?;
     Ok((jobs, heard))
+}
+
+/// What a panic said.
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
 }
 
 fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
@@ -177,5 +188,5 @@ fn dtype_name(args: &Args, model: &Model) -> &'static str {
 
 /// Fails when the other thread is gone, and with it the process.
 fn say(replies: &mpsc::Sender<Reply>, reply: Reply) -> anyhow::Result<()> {
-    replies.blocking_send(reply).map_err(|_| anyhow::anyhow!("the process is ending"))
+    replies.blocking_send(reply).map_err(|_| anyhow!("the process is ending"))
 }

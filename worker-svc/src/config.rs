@@ -67,7 +67,7 @@ pub struct Args {
     pub max_num_batched_tokens: u32,
 
     /// Share of the device's memory that Quire may use
-    #[arg(long, default_value_t = 0.92)]
+    #[arg(long, default_value_t = 0.92, value_parser = share)]
     pub gpu_memory_utilization: f64,
 
     /// KV memory of this worker, bytes; overrides the share
@@ -137,6 +137,14 @@ impl FromStr for MaxModelLen {
                 _ => Err("expected a number of tokens, or auto".into()),
             },
         }
+    }
+}
+
+/// Parses a share of a whole: above 0, at most 1.
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("expected a number above 0 and at most 1".into()),
     }
 }
 

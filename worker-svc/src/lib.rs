@@ -14,6 +14,7 @@ mod passes;
 mod sampler;
 mod serve;
 mod slots;
+mod wire;
 
 pub use config::{Args, MaxModelLen};
 pub use serve::serve;

@@ -7,10 +7,8 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use collectives::AbortHandle;
-use link::{Link, LinkOptions};
-use proto::{
-    FormGroup, FromWorker, GroupFormed, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, from_worker, to_worker,
-};
+use link::Link;
+use proto::{FormGroup, GroupFormed, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, from_worker, to_worker};
 use service_kit::{
     Process,
     control::{ControlServer, Handler},
@@ -22,6 +20,7 @@ use crate::{
     compute::{self, Job, Reply},
     config::Args,
     metrics::WorkerMetrics,
+    wire::{self, Out, SchedulerLink},
 };
 
 /// A compute thread that does not come back from a lost epoch within this time is stuck; a new process is better.
@@ -45,14 +44,11 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         abort: AbortHandle::new(),
         process: process.clone(),
     };
-    let mut hello = link::hello("worker-svc", "steps", &fingerprint);
-    hello.rank = args.rank;
-    let options = LinkOptions::default();
     let shutdown = process.shutdown.clone();
     let ended = shutdown.run_until_cancelled(async {
         loop {
             worker.disconnected();
-            let link = worker.connect(link::redial(&args.scheduler, hello.clone(), &options)).await?;
+            let link = worker.connect(wire::dial(&args, &fingerprint)).await?;
             let reason = worker.talk(link).await?;
             warn!("the scheduler's link ended: {reason}");
         }
@@ -75,8 +71,6 @@ struct Worker {
     metrics: WorkerMetrics,
     process: Process,
 }
-
-type SchedulerLink = Link<FromWorker, ToWorker>;
 
 impl Worker {
     /// Without a scheduler, whatever group there was is void.
@@ -108,7 +102,7 @@ impl Worker {
     /// Moves messages until the link ends; returns why it did. An error ends the process.
     async fn talk(&mut self, link: SchedulerLink) -> anyhow::Result<String> {
         let Link { sender, mut receiver, .. } = link;
-        let mut out = Out { sender };
+        let mut out = Out(sender);
         if let Some(ready) = &self.ready {
             self.process.status.ready();
             if let Err(reason) = out.say(from_worker::Event::Ready(ready.clone())).await {
@@ -211,16 +205,6 @@ impl Worker {
         );
         self.metrics.ready(&ready);
         self.ready = Some(ready);
-    }
-}
-
-struct Out {
-    sender: link::Sender<FromWorker>,
-}
-
-impl Out {
-    async fn say(&mut self, event: from_worker::Event) -> Result<(), String> {
-        self.sender.send(&FromWorker { event: Some(event) }).await.map_err(|error| error.to_string())
     }
 }
 

@@ -244,7 +244,8 @@ pub trait Backend: Send {
     fn activate(&mut self, x: Act, activation: Activation);
     /// Rotates q and k of `qkv` (`[q | k | v]` in each row; `rope` absent: no rotation) in place, and writes k and v to the cache.
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer);
-    /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`.
+    /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`. With a bf16 cache the
+    /// backend may round queries and softmax weights to bf16; with an f32 cache it must not.
     fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, out: Act);
     /// `x += y` (all rows).
     fn add(&mut self, x: Act, y: Act);

@@ -4,25 +4,35 @@
 //! K  [block][kv head][dim][token]     a vector holds one dimension of neighbouring tokens: scores need no horizontal sums
 //! V  [block][kv head][token][dim]     a vector holds neighbouring dimensions of one token: so does the weighted sum
 //! ```
+//! bf16 on the tile unit, where blocks and heads are whole tiles, keeps pairs of what is summed over side by side:
+//! ```text
+//! K  [block][kv head][dim / 2][token][2]
+//! V  [block][kv head][token / 2][dim][2]
+//! ```
 
+use super::isa::Isa;
 use super::memory::{Region, Shared};
 use super::pool::Pool;
 use super::simd::Element;
-use crate::ops::KvShape;
+use crate::ops::{DType, KvShape};
 
 /// K and V of one layer.
 pub(crate) struct Kv {
     pub(crate) shape: KvShape,
+    /// Whether elements lie in pairs, for tiles.
+    pub(crate) paired: bool,
     keys: Region,
     values: Region,
 }
 
 impl Kv {
-    pub(crate) fn new(shape: KvShape) -> Self {
+    pub(crate) fn new(shape: KvShape, isa: Isa) -> Self {
         let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, dtype } = shape;
         assert!(block_size > 0 && kv_heads > 0 && head_dim > 0 && v_head_dim > 0, "an empty cache: {shape:?}");
         let tokens = num_blocks * block_size * kv_heads * dtype.size();
-        Self { shape, keys: Region::new(tokens * head_dim), values: Region::new(tokens * v_head_dim) }
+        let whole = block_size.is_multiple_of(16) && head_dim.is_multiple_of(32) && v_head_dim.is_multiple_of(16);
+        let paired = isa == Isa::Amx && dtype == DType::Bf16 && whole;
+        Self { shape, paired, keys: Region::new(tokens * head_dim), values: Region::new(tokens * v_head_dim) }
     }
 
     /// The first key element of a head of a block.
@@ -53,6 +63,15 @@ impl Kv {
         let (keys, values) = (self.keys::<E>(block, head), self.values::<E>(block, head));
         // SAFETY: slot < block_size and the dimensions are the shape's, so all offsets are inside this head of this block.
         unsafe {
+            if self.paired {
+                for (dim, &x) in key.iter().enumerate() {
+                    *keys.add((dim / 2 * block_size + slot) * 2 + dim % 2) = E::encode(x);
+                }
+                for (dim, &x) in value.iter().enumerate() {
+                    *values.add((slot / 2 * v_head_dim + dim) * 2 + slot % 2) = E::encode(x);
+                }
+                return;
+            }
             for (dim, &x) in key.iter().enumerate() {
                 *keys.add(dim * block_size + slot) = E::encode(x);
             }

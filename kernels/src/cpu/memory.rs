@@ -53,6 +53,20 @@ impl Drop for Region {
     }
 }
 
+/// Memory that grows to the largest need.
+#[derive(Default)]
+pub(crate) struct Reserve(Option<Region>);
+
+impl Reserve {
+    /// At least `bytes` bytes with unspecified content.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> *mut u8 {
+        if self.0.as_ref().is_none_or(|region| region.len() < bytes) {
+            self.0 = Some(Region::new(bytes));
+        }
+        self.0.as_ref().map_or(std::ptr::null_mut(), Region::ptr)
+    }
+}
+
 /// A pointer that the tasks of one job share. Each task writes only its own part; every use says which.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T>(*mut T);

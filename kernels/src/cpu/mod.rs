@@ -18,6 +18,8 @@ mod pool;
 mod rope_and_cache;
 mod scale;
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod tile;
 
 pub use isa::Isa;
 pub use memory::{MachineMemory, available_memory, machine_memory};
@@ -123,7 +125,7 @@ impl Backend for CpuBackend {
     }
 
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
-        self.caches.push(kv::Kv::new(shape));
+        self.caches.push(kv::Kv::new(shape, self.isa));
         KvLayer(newest(&self.caches))
     }
 

@@ -181,15 +181,17 @@ fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
         for part in parts {
             for ((step, head), want) in samples(part, heads).zip(wanted.by_ref()) {
                 let at = (first_row + step) * heads.q * heads.v_dim + head * heads.v_dim;
-                check(&what, &got[at..at + heads.v_dim], want, |_| TOLERANCE);
+                check(&what, &got[at..at + heads.v_dim], want, |_| tolerance(dtype));
             }
             first_row += part.rows;
         }
     }
 }
 
-/// Values are of size one, and so are results.
-const TOLERANCE: f64 = 2e-5;
+/// Values are of size one, and so are results. With a bf16 cache a backend may round queries and weights to bf16.
+fn tolerance(dtype: DType) -> f64 {
+    if dtype == DType::Bf16 { 8e-3 } else { 2e-5 }
+}
 
 fn mix() -> Vec<Part> {
     [(0, 9), (30, 1), (130, 1), (16, 5), (63, 2)]

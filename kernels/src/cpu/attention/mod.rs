@@ -6,6 +6,8 @@
 //! (Online softmax: Milakov and Gimelshein; tiles: FlashAttention; spans side by side: Flash-Decoding, both of Dao and others.)
 
 mod span;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use super::acts::View;
 use super::batch::{Batch, Sequence};
@@ -13,7 +15,7 @@ use super::isa::Isa;
 use super::kv::Kv;
 use super::memory::Shared;
 use super::pool::Pool;
-use super::simd::{Bf16, Element, F16, F32, vectorize_dividing};
+use super::simd::{Bf16, Element, F16, F32, vectorize, vectorize_dividing};
 use crate::ops::{self, DType};
 use span::{Span, State};
 
@@ -84,6 +86,10 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
     let compute = |tile: &QueryTile, span: usize, thread: usize, state: &mut State| {
         // SAFETY: each thread has its own workspace.
         let workspace = unsafe { &mut *workspaces.at(thread) };
+        #[cfg(target_arch = "x86_64")]
+        if call.kv.paired {
+            return vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
+        }
         match call.kv.shape.dtype {
             DType::F32 => run::<F32>(isa, call, tile, span, workspace, state),
             DType::Bf16 => run::<Bf16>(isa, call, tile, span, workspace, state),

@@ -1,6 +1,7 @@
 //! One span of keys for one tile of queries: scores, online softmax, weighted sum.
 
 use super::{Call, QueryTile, SPAN, TILE};
+use crate::cpu::memory::Reserve;
 use crate::cpu::simd::{Element, Kernel, Simd, math};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,7 +13,7 @@ pub(super) struct State {
     /// Sum of `e^(score - highest)`.
     weight: Vec<f32>,
     /// Sum of values with these weights, `[queries][v_dim]`.
-    sums: Vec<f32>,
+    pub(super) sums: Vec<f32>,
     v_dim: usize,
 }
 
@@ -70,15 +71,19 @@ impl State {
 #[derive(Default)]
 pub(super) struct Workspace {
     /// Scaled queries `[queries][dim]`.
-    queries: Vec<f32>,
+    pub(super) queries: Vec<f32>,
     /// Scores, then weights, `[queries][TILE]`.
-    scores: Vec<f32>,
+    pub(super) scores: Vec<f32>,
     /// What a tile multiplies a query's sums by.
-    decay: Vec<f32>,
+    pub(super) decay: Vec<f32>,
+    /// Operands of the tile unit.
+    pub(super) tiles: Reserve,
 }
 
 impl Workspace {
     pub(super) fn reserve(&mut self, queries: usize, dim: usize) {
+        // Tiles of sixteen queries may be partly empty.
+        let queries = queries.next_multiple_of(16);
         self.queries.resize(queries * dim, 0.0);
         self.scores.resize(queries * TILE, 0.0);
         self.decay.resize(queries, 0.0);
@@ -87,15 +92,15 @@ impl Workspace {
 
 /// The kernel: one span for one query tile.
 pub(super) struct Span<'a, E: Element> {
-    call: Call<'a>,
-    tile: QueryTile,
-    span: usize,
-    blocks: &'a [u32],
-    group: usize,
-    queries: usize,
-    workspace: &'a mut Workspace,
-    state: &'a mut State,
-    element: PhantomData<E>,
+    pub(super) call: Call<'a>,
+    pub(super) tile: QueryTile,
+    pub(super) span: usize,
+    pub(super) blocks: &'a [u32],
+    pub(super) group: usize,
+    pub(super) queries: usize,
+    pub(super) workspace: &'a mut Workspace,
+    pub(super) state: &'a mut State,
+    pub(super) element: PhantomData<E>,
 }
 
 /// Tokens of one block inside a tile: their values, their place in the tile.
@@ -128,12 +133,12 @@ impl<'a, E: Element> Span<'a, E> {
     }
 
     /// Positions that any query of the tile sees in this span.
-    fn seen(&self) -> Range<usize> {
+    pub(super) fn seen(&self) -> Range<usize> {
         let last = self.position(self.queries - 1);
         self.call.lowest(self.position(0)).max(self.span * SPAN)..(last + 1).min((self.span + 1) * SPAN)
     }
 
-    fn scale_queries(&mut self) {
+    pub(super) fn scale_queries(&mut self) {
         let heads = self.call.params.layer.heads;
         for query in 0..self.queries {
             let row = self.tile.sequence.first_row + self.tile.row + query / self.group;
@@ -238,7 +243,7 @@ impl<E: Element> Span<'_, E> {
 
     /// Turns a query's scores into weights, and updates its running softmax.
     #[inline(always)]
-    fn weigh<S: Simd>(&mut self, tile: usize, query: usize) {
+    pub(super) fn weigh<S: Simd>(&mut self, tile: usize, query: usize) {
         let position = self.position(query);
         let first = self.call.lowest(position).saturating_sub(tile);
         let end = (position + 1).saturating_sub(tile).min(TILE);
@@ -256,7 +261,11 @@ impl<E: Element> Span<'_, E> {
         for i in (0..TILE).step_by(S::N) {
             // SAFETY: vectors of the query's tile of scores.
             unsafe {
-                let weight = math::exp(S::load(scores.add(i)).sub(S::splat(highest)));
+                let mut weight = math::exp(S::load(scores.add(i)).sub(S::splat(highest)));
+                if self.call.kv.paired {
+                    // The tile unit will take them so; their sum shall be of the same numbers.
+                    weight = weight.round_to_bf16();
+                }
                 weight.store(scores.add(i));
                 sum = sum.add(weight);
             }

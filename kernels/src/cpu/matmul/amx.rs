@@ -2,20 +2,15 @@
 //!
 //! Activations are rounded to bf16 and packed `[row tile][k / 32][16][32]`. Every number of rows takes this path, one row as well
 //! (a tile of one row costs less than reading its weights), and each output element is one chain of tile products in ascending k.
-//! Rust has no stable intrinsics for tiles, so the instructions are spelled out; tile registers hold nothing between calls.
 
 use super::{Output, Product, Scratch, Tile};
 use crate::cpu::memory::Shared;
 use crate::cpu::pack::{PANEL, TILE_K};
 use crate::cpu::pool::Pool;
-use std::arch::asm;
+use crate::cpu::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};
 use std::arch::x86_64::{__m256bh, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm512_cvtneps_pbh, _mm512_maskz_loadu_ps};
 use std::ops::Range;
 
-/// Rows of a tile.
-const TILE_ROWS: usize = 16;
-/// Bytes of a tile.
-const TILE_BYTES: usize = 1024;
 /// Panels a task of one row tile.
 const GROUP: usize = 4;
 /// Panels a task of many, at most; and its row tiles. Sums (512 KB) and activations of [`STEPS`] fit the second-level cache.
@@ -106,72 +101,11 @@ unsafe fn pack_row(x: &[f32], tile: *mut u8) {
     }
 }
 
-/// The tile unit's configuration: 64 bytes as `ldtilecfg` reads them.
-#[repr(C, align(64))]
-struct TileShape {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    /// Bytes of a row of each tile.
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl TileShape {
-    /// Sums in tiles 0 to 3 and activations in 4 and 5 have `rows` rows, weights in 6 and 7 sixteen k pairs.
-    fn new(rows: usize) -> Self {
-        let rows = rows as u8;
-        let mut shape = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        shape.row_bytes[..8].fill(64);
-        shape.rows[..8].copy_from_slice(&[rows, rows, rows, rows, rows, rows, 16, 16]);
-        shape
-    }
-
-    /// # Safety
-    /// The tile unit is available to this process.
-    #[inline(always)]
-    unsafe fn load(&self) {
-        // SAFETY: 64 valid bytes; the caller vouches for the instruction.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly, preserves_flags)) };
-    }
-}
-
-/// # Safety
-/// The tile unit is available to this process.
-#[inline(always)]
-unsafe fn release() {
-    // SAFETY: drops tile state of this thread only, and nothing lives there between calls.
-    unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
-}
-
-/// `tile = memory`, lines 64 bytes apart.
-macro_rules! load {
-    ($tile:literal, $from:expr) => {
-        asm!(concat!("tileloadd tmm", $tile, ", [{0} + {1}]"), in(reg) $from, in(reg) 64_usize,
-            options(nostack, readonly, preserves_flags))
-    };
-}
-
-/// `memory = tile`, lines 64 bytes apart.
-macro_rules! store {
-    ($tile:literal, $to:expr) => {
-        asm!(concat!("tilestored [{0} + {1}], tmm", $tile), in(reg) $to, in(reg) 64_usize,
-            options(nostack, preserves_flags))
-    };
-}
-
-/// `sums += activations * weights`.
-macro_rules! multiply {
-    ($sums:literal, $x:literal, $w:literal) => {
-        asm!(concat!("tdpbf16ps tmm", $sums, ", tmm", $x, ", tmm", $w), options(nostack, nomem, preserves_flags))
-    };
-}
-
 /// Tiles of sums begin at zero with the first k, and where they rested with later ones.
 macro_rules! start_sums {
     ($depth:expr, $sums:expr, $($tile:literal)*) => {
         if $depth.start == 0 {
-            $(asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags));)*
+            $(zero!($tile);)*
         } else {
             let mut rested = $sums.iter();
             $(load!($tile, *rested.next().expect("a sum for each tile"));)*

@@ -9,7 +9,7 @@ mod few;
 mod lanes;
 
 use super::isa::Isa;
-use super::memory::{Region, Shared};
+use super::memory::{Reserve, Shared};
 use super::pack::Packed;
 use super::pool::Pool;
 use crate::ops::Epilogue;
@@ -33,20 +33,6 @@ pub(crate) struct Scratch {
     x: Reserve,
     /// Sums that rest between parts of k.
     sums: Reserve,
-}
-
-/// Memory that grows to the largest need.
-#[derive(Default)]
-struct Reserve(Option<Region>);
-
-impl Reserve {
-    /// At least `bytes` bytes with unspecified content.
-    fn reserve(&mut self, bytes: usize) -> *mut u8 {
-        if self.0.as_ref().is_none_or(|region| region.len() < bytes) {
-            self.0 = Some(Region::new(bytes));
-        }
-        self.0.as_ref().map_or(std::ptr::null_mut(), Region::ptr)
-    }
 }
 
 /// Computes a product.

@@ -56,7 +56,7 @@ pub(crate) fn erfc<S: Simd>(x: S) -> S {
         0.096_784_18,
         0.374_091_96,
         1.000_023_7,
-        -1.265_512_23,
+        -1.265_512_2,
     ];
     let magnitude = S::splat(0.0).sub(x).max(x);
     let t = S::splat(1.0).div(magnitude.fma(S::splat(0.5), S::splat(1.0)));

@@ -36,6 +36,8 @@ pub(crate) trait Simd: Copy {
     fn zero_where_less(self, probe: Self, limit: Self) -> Self;
     /// Lanes where `probe < limit` become `other`'s.
     fn replace_where_less(self, probe: Self, limit: Self, other: Self) -> Self;
+    /// Nearest bfloat16, ties to even.
+    fn round_to_bf16(self) -> Self;
     /// Sum of the lanes, in a fixed order.
     fn sum(self) -> f32;
     /// Largest lane.

@@ -70,7 +70,6 @@ impl<const L: usize> Simd for Lanes<L> {
     }
     #[inline(always)]
     fn exp2_int(self) -> Self {
-        // SAFETY of the cast: none needed; out-of-range values saturate.
         Self(self.0.map(|a| f32::from_bits(((a as i32 + 127) as u32) << 23)))
     }
     #[inline(always)]
@@ -84,6 +83,10 @@ impl<const L: usize> Simd for Lanes<L> {
             out.0[lane] = if probe.0[lane] < limit.0[lane] { other.0[lane] } else { self.0[lane] };
         }
         out
+    }
+    #[inline(always)]
+    fn round_to_bf16(self) -> Self {
+        Self(self.0.map(|a| Bf16::decode(Bf16::encode(a))))
     }
     #[inline(always)]
     fn sum(self) -> f32 {

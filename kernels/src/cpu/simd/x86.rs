@@ -79,6 +79,15 @@ impl Simd for Avx2 {
         vector!(_mm256_blendv_ps(self.0, other.0, _mm256_cmp_ps::<_CMP_LT_OQ>(probe.0, limit.0)))
     }
     #[inline(always)]
+    fn round_to_bf16(self) -> Self {
+        vector!({
+            let bits = _mm256_castps_si256(self.0);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(0xffff_0000_u32 as i32)))
+        })
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         let mut lanes = [0.0; 8];
         // SAFETY: see the head of the file; the array has eight elements.
@@ -180,6 +189,15 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn replace_where_less(self, probe: Self, limit: Self, other: Self) -> Self {
         vector!(_mm512_mask_mov_ps(self.0, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(probe.0, limit.0), other.0))
+    }
+    #[inline(always)]
+    fn round_to_bf16(self) -> Self {
+        vector!({
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+        })
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -24,7 +24,7 @@ const TILE: usize = 64;
 /// Positions a span.
 const SPAN: usize = 1024;
 /// Queries (rows times heads of a group) that share a tile's keys and values.
-const QUERIES: usize = 32;
+const QUERIES: usize = 64;
 
 /// An attention layer with its parameters looked up.
 #[derive(Clone, Copy)]

@@ -39,7 +39,7 @@ impl Kernel for TileSpan<'_> {
         self.0.scale_queries();
         self.0.state.clear();
         let operands = self.operands();
-        self.pack_queries(operands);
+        self.pack_queries::<S>(operands);
         let seen = self.0.seen();
         // SAFETY: a paired cache exists only where the tile unit was detected; operands have their places.
         unsafe {
@@ -51,7 +51,7 @@ impl Kernel for TileSpan<'_> {
                 for query in 0..self.0.queries {
                     self.0.weigh::<S>(tile, query);
                 }
-                self.pack_weights(operands);
+                self.pack_weights::<S>(operands);
                 self.gather_values(operands, tile, tokens.clone());
                 self.sum::<S>(operands, tokens);
                 tile += TILE;
@@ -59,12 +59,6 @@ impl Kernel for TileSpan<'_> {
             release();
         }
     }
-}
-
-/// bf16 of a value that is one already.
-#[inline(always)]
-fn upper_half(value: f32) -> u16 {
-    (value.to_bits() >> 16) as u16
 }
 
 impl TileSpan<'_> {
@@ -91,7 +85,7 @@ impl TileSpan<'_> {
 
     /// Rounds the scaled queries into tiles; rows past the last query keep whatever is there, and nobody reads their results.
     #[inline(always)]
-    fn pack_queries(&mut self, operands: Operands) {
+    fn pack_queries<S: Simd>(&mut self, operands: Operands) {
         let dim = self.0.call.kv.shape.head_dim;
         for query in 0..self.0.queries {
             let from = &self.0.workspace.queries[query * dim..][..dim];
@@ -100,8 +94,8 @@ impl TileSpan<'_> {
                 // SAFETY: the row is inside its tile, and the tile inside the operands.
                 unsafe {
                     let to = operands.queries.add(((tile + step) * TILE_ROWS + query % TILE_ROWS) * DEPTH);
-                    for (i, &x) in from.iter().enumerate() {
-                        *to.add(i) = crate::cpu::simd::round_to_bf16(x);
+                    for i in (0..DEPTH).step_by(S::N) {
+                        S::load(from.as_ptr().add(i)).round_to_bf16().store_bf16(to.add(i));
                     }
                 }
             }
@@ -126,22 +120,37 @@ impl TileSpan<'_> {
         let scores = self.0.workspace.scores.as_mut_ptr();
         for vector in (vectors.start / 2 * 2..vectors.end).step_by(2) {
             let (k0, k1) = (keys(vector), keys(vector + 1));
-            for query_tile in 0..operands.query_tiles {
-                // SAFETY: keys have `head_dim / 2` lines of pairs, `block_size` apart; scores have room for whole tiles of queries.
+            for query_tile in (0..operands.query_tiles).step_by(2) {
+                let both = query_tile + 1 < operands.query_tiles;
+                // SAFETY: keys have `head_dim / 2` lines of pairs, `block_size` apart; scores have room for whole tiles of queries. A
+                // second tile of queries is touched only where there is one.
                 unsafe {
                     zero!("0");
                     zero!("1");
+                    zero!("2");
+                    zero!("3");
                     for step in 0..operands.dim_steps {
-                        let line = block_size * 4;
-                        load!("4", operands.queries.add((query_tile * operands.dim_steps + step) * TILE_ROWS * DEPTH));
-                        load!("6", k0.add(step * TILE_ROWS * block_size * 2), line);
+                        let (keys, line) = (step * TILE_ROWS * block_size * 2, block_size * 4);
+                        let queries =
+                            operands.queries.add((query_tile * operands.dim_steps + step) * TILE_ROWS * DEPTH);
+                        load!("4", queries);
+                        load!("6", k0.add(keys), line);
                         multiply!("0", "4", "6");
-                        load!("7", k1.add(step * TILE_ROWS * block_size * 2), line);
+                        load!("7", k1.add(keys), line);
                         multiply!("1", "4", "7");
+                        if both {
+                            load!("5", queries.add(operands.dim_steps * TILE_ROWS * DEPTH));
+                            multiply!("2", "5", "6");
+                            multiply!("3", "5", "7");
+                        }
                     }
                     let to = scores.add(query_tile * TILE_ROWS * TILE + vector * TILE_ROWS);
                     store!("0", to, TILE * 4);
                     store!("1", to.add(TILE_ROWS), TILE * 4);
+                    if both {
+                        store!("2", to.add(TILE_ROWS * TILE), TILE * 4);
+                        store!("3", to.add(TILE_ROWS * TILE + TILE_ROWS), TILE * 4);
+                    }
                 }
             }
         }
@@ -152,7 +161,7 @@ impl TileSpan<'_> {
     /// # Safety
     /// Operands have their places.
     #[inline(always)]
-    unsafe fn pack_weights(&mut self, operands: Operands) {
+    unsafe fn pack_weights<S: Simd>(&mut self, operands: Operands) {
         for query in 0..self.0.queries {
             let from = &self.0.workspace.scores[query * TILE..][..TILE];
             let tile = query / TILE_ROWS * STEPS;
@@ -160,8 +169,8 @@ impl TileSpan<'_> {
                 // SAFETY: the row is inside its tile, and the tile inside the operands.
                 unsafe {
                     let to = operands.weights.add(((tile + step) * TILE_ROWS + query % TILE_ROWS) * DEPTH);
-                    for (i, &x) in from.iter().enumerate() {
-                        *to.add(i) = upper_half(x);
+                    for i in (0..DEPTH).step_by(S::N) {
+                        S::load(from.as_ptr().add(i)).store_bf16(to.add(i));
                     }
                 }
             }
@@ -206,28 +215,44 @@ impl TileSpan<'_> {
     #[inline(always)]
     unsafe fn sum<S: Simd>(&mut self, operands: Operands, tokens: Range<usize>) {
         let steps = tokens.start / DEPTH..tokens.end.div_ceil(DEPTH);
-        for query_tile in 0..operands.query_tiles {
+        for query_tile in (0..operands.query_tiles).step_by(2) {
+            let both = query_tile + 1 < operands.query_tiles;
             for col in (0..operands.v_dim).step_by(2 * TILE_ROWS) {
                 let two = col + TILE_ROWS < operands.v_dim;
-                // SAFETY: tiles are inside the operands; a second column of tiles is touched only where there is one.
+                // SAFETY: tiles are inside the operands; a second tile of queries or columns is touched only where there is one.
                 unsafe {
                     zero!("0");
                     zero!("1");
+                    zero!("2");
+                    zero!("3");
                     for step in steps.clone() {
                         let values = operands.values.add((step * TILE_ROWS * operands.v_dim + col) * 2);
-                        load!("4", operands.weights.add((query_tile * STEPS + step) * TILE_ROWS * DEPTH));
+                        let weights = operands.weights.add((query_tile * STEPS + step) * TILE_ROWS * DEPTH);
+                        load!("4", weights);
                         load!("6", values, operands.v_dim * 4);
                         multiply!("0", "4", "6");
+                        if both {
+                            load!("5", weights.add(STEPS * TILE_ROWS * DEPTH));
+                            multiply!("2", "5", "6");
+                        }
                         if two {
                             load!("7", values.add(TILE_ROWS * 2), operands.v_dim * 4);
                             multiply!("1", "4", "7");
+                            if both {
+                                multiply!("3", "5", "7");
+                            }
                         }
                     }
-                    store!("0", operands.sums, 2 * TILE_ROWS * 4);
-                    if two {
-                        store!("1", operands.sums.add(TILE_ROWS), 2 * TILE_ROWS * 4);
+                    let line = 2 * TILE_ROWS * 4;
+                    store!("0", operands.sums, line);
+                    store!("1", operands.sums.add(TILE_ROWS), line);
+                    let width = if two { 2 * TILE_ROWS } else { TILE_ROWS };
+                    self.take_up::<S>(operands, query_tile, col, width);
+                    if both {
+                        store!("2", operands.sums, line);
+                        store!("3", operands.sums.add(TILE_ROWS), line);
+                        self.take_up::<S>(operands, query_tile + 1, col, width);
                     }
-                    self.take_up::<S>(operands, query_tile, col, if two { 2 * TILE_ROWS } else { TILE_ROWS });
                 }
             }
         }

@@ -53,6 +53,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `N` elements are writable.
     unsafe fn store(self, to: *mut f32);
+    /// Stores lanes that are bfloat16 already as such.
+    ///
+    /// # Safety
+    /// `N` elements are writable.
+    unsafe fn store_bf16(self, to: *mut u16);
     /// # Safety
     /// `N` elements are readable.
     unsafe fn load_bf16(from: *const u16) -> Self;

@@ -107,6 +107,11 @@ impl<const L: usize> Simd for Lanes<L> {
         unsafe { to.cast::<[f32; L]>().write_unaligned(self.0) }
     }
     #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        // SAFETY: L elements are writable (the caller's promise).
+        unsafe { to.cast::<[u16; L]>().write_unaligned(self.0.map(|a| (a.to_bits() >> 16) as u16)) }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
         // SAFETY: L elements are readable (the caller's promise).
         Self(unsafe { from.cast::<[u16; L]>().read_unaligned() }.map(Bf16::decode))

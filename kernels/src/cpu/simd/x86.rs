@@ -117,6 +117,15 @@ impl Simd for Avx2 {
         unsafe { _mm256_storeu_ps(to, self.0) }
     }
     #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let halves = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.0));
+            let packed = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            _mm_storeu_si128(to.cast(), packed);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
         vector!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())))))
     }
@@ -222,6 +231,14 @@ impl Simd for Avx512 {
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: see the head of the file.
         unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let halves = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.0));
+            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(halves));
+        }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {

@@ -124,6 +124,9 @@ async fn whole(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Res
 }
 
 fn log_request(gateway: &Gateway, ready: &Ready) {
+    for request in &ready.requests {
+        tracing::debug!(request_id = request.request_id, n = request.n, "request sent");
+    }
     if !gateway.config.answers.enable_log_requests {
         return;
     }

@@ -161,6 +161,9 @@ impl EngineMetrics {
 
     /// A plan was made.
     pub(crate) fn plan(&self, plan: &StepPlan, took: Duration) {
+        if plan.slot.is_empty() {
+            return; // It only lets the workers drop what ended.
+        }
         self.iteration_tokens.observe(plan.num_tokens.iter().map(|tokens| f64::from(*tokens)).sum());
         self.plan_seconds.observe(took.as_secs_f64());
     }

@@ -62,14 +62,19 @@ async fn one_span_tree_a_request() -> anyhow::Result<()> {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Span {
     service: String,
-    #[allow(dead_code, reason = "shown when the test fails")]
     name: String,
     trace: Vec<u8>,
     id: Vec<u8>,
     parent: Vec<u8>,
+}
+
+impl std::fmt::Debug for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}: {:02x?} in {:02x?}", self.service, self.name, self.id, self.parent)
+    }
 }
 
 /// All five processes are in one trace, whose spans have one root and no missing parents.
@@ -103,7 +108,9 @@ impl TraceService for Collector {
             let attributes = resource.resource.unwrap_or_default().attributes;
             let service = attributes.into_iter().find(|attribute| attribute.key == "service.name");
             let service = service.and_then(|attribute| attribute.value).map(|value| format!("{value:?}"));
-            let service = PROCESSES.iter().find(|name| service.as_ref().is_some_and(|value| value.contains(**name)));
+            let service = PROCESSES
+                .iter()
+                .find(|name| service.as_ref().is_some_and(|value| value.contains(&format!("\"{name}\""))));
             for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                 spans.push(Span {
                     service: service.map_or_else(String::new, |name| (*name).to_owned()),

@@ -64,7 +64,7 @@ struct Start {
 }
 
 impl Scheduler {
-    /// The next step for all ranks; `None` when there is nothing to run or the pipeline is full.
+    /// The next step for all ranks; `None` when there is nothing to run or tidy up, or the pipeline is full.
     ///
     /// To be called after every event until it returns `None`. A request that appears in its first plan is reported as
     /// started, so take the output after planning too.
@@ -360,7 +360,9 @@ impl Scheduler {
     }
 
     fn seal(&mut self, mut draft: Draft) -> Option<StepPlan> {
-        if draft.flight.rows.is_empty() {
+        // When work ends, a last plan without rows lets the workers drop what ended.
+        let tidies_up = self.flights.is_empty() && !self.removed.is_empty();
+        if draft.flight.rows.is_empty() && !tidies_up {
             self.spare_flights.push(draft.flight);
             return None;
         }

@@ -1,6 +1,6 @@
 //! Products of bf16 weights on the tile unit: sixteen rows times sixteen columns times 32 k an instruction.
 //!
-//! Activations are rounded to bf16 and packed `[row tile][k / 32][16][32]`. Every number of rows takes this path, one row as well
+//! Activations are rounded to bf16 and packed `[k / (32 STEPS)][row tile][STEPS][16][32]`, so that what a task walks at a time is dense. Every number of rows takes this path, one row as well
 //! (a tile of one row costs less than reading its weights), and each output element is one chain of tile products in ascending k.
 
 use super::{Output, Product, Scratch, Tile};
@@ -37,8 +37,11 @@ pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Pr
     pool.run_sized(rows, rows * w.k, &|row, _| {
         // SAFETY: row `row` of x exists; each task writes its own row of its tile.
         unsafe {
-            let tile = packed.at(row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * (TILE_K * 2));
-            pack_row(std::slice::from_raw_parts(x.at(row * w.k), w.k), tile);
+            let x = std::slice::from_raw_parts(x.at(row * w.k), w.k);
+            for (start, x) in (0..steps).step_by(STEPS).zip(x.chunks(STEPS * TILE_K)) {
+                let tile = Depth::new(start, steps).tile_offset(row / TILE_ROWS, row_tiles);
+                pack_row(x, packed.at(tile + row % TILE_ROWS * (TILE_K * 2)));
+            }
         }
     });
 
@@ -55,6 +58,7 @@ pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Pr
             weights: w.panel(first_panel),
             panels: first_panel..w.panels().min(first_panel + group),
             row_tiles: first_tile..row_tiles.min(first_tile + ROW_TILES),
+            all_row_tiles: row_tiles,
             rows,
             steps,
             output: &output,
@@ -121,6 +125,18 @@ struct Depth {
 }
 
 impl Depth {
+    /// Up to [`STEPS`] of `steps`, from `start` on.
+    #[inline(always)]
+    fn new(start: usize, steps: usize) -> Self {
+        Self { start, end: steps.min(start + STEPS) }
+    }
+
+    /// Where a row tile's part begins in packed activations of `row_tiles` tiles, in bytes.
+    #[inline(always)]
+    fn tile_offset(self, tile: usize, row_tiles: usize) -> usize {
+        (self.start * row_tiles + (self.end - self.start) * tile) * TILE_BYTES
+    }
+
     /// Where their tiles begin.
     #[inline(always)]
     fn bytes(self) -> impl Iterator<Item = usize> {
@@ -158,6 +174,7 @@ struct Strip<'a> {
     weights: *const u8,
     panels: Range<usize>,
     row_tiles: Range<usize>,
+    all_row_tiles: usize,
     rows: usize,
     steps: usize,
     output: &'a Output<'a>,
@@ -174,12 +191,13 @@ impl Strip<'_> {
         unsafe { self.weights.add(panel * self.steps * TILE_BYTES) }
     }
 
-    /// # Safety
-    /// The row tile is one of the packed.
+    /// A row tile of the task, moved so that `step * TILE_BYTES` after it is what a step of `depth` needs.
     #[inline(always)]
-    unsafe fn row_tile(&self, tile: usize) -> *const u8 {
-        // SAFETY: row tiles lie one after the other.
-        unsafe { self.x.at(tile * self.steps * TILE_BYTES).cast_const() }
+    fn row_tile(&self, tile: usize, depth: Depth) -> *const u8 {
+        let offset = depth.tile_offset(self.row_tiles.start + tile, self.all_row_tiles);
+        // SAFETY: the offset is that of a packed tile.
+        let first = unsafe { self.x.at(offset) };
+        first.cast_const().wrapping_sub(depth.start * TILE_BYTES)
     }
 
     /// One row tile: weights are used once, so many panels are read side by side.
@@ -190,7 +208,7 @@ impl Strip<'_> {
         let mut sums = [ZERO; GROUP];
         // SAFETY: the caller's promise; all tiles are `steps` long.
         unsafe {
-            let x = self.row_tile(self.row_tiles.start);
+            let x = self.x.at(0).cast_const();
             if self.panels.len() == GROUP {
                 self.single_by_four(x, &mut sums);
             } else {
@@ -252,7 +270,7 @@ impl Strip<'_> {
     unsafe fn many(&self, sums: *mut Sums) {
         let (tiles, panels) = (self.row_tiles.len(), self.panels.len());
         for first in (0..self.steps).step_by(STEPS) {
-            let depth = Depth { start: first, end: self.steps.min(first + STEPS) };
+            let depth = Depth::new(first, self.steps);
             for panel in (0..panels).step_by(2) {
                 for tile in (0..tiles).step_by(2) {
                     let block = Block { tile, panel, depth };
@@ -285,10 +303,7 @@ impl Strip<'_> {
     unsafe fn two_by_two(&self, block: Block, sums: [*mut Sums; 4]) {
         // SAFETY: the caller's promise; prefetches may point anywhere.
         unsafe {
-            let (x0, x1) = (
-                self.row_tile(self.row_tiles.start + block.tile),
-                self.row_tile(self.row_tiles.start + block.tile + 1),
-            );
+            let (x0, x1) = (self.row_tile(block.tile, block.depth), self.row_tile(block.tile + 1, block.depth));
             let (w0, w1) = (self.panel(block.panel), self.panel(block.panel + 1));
             // Each pair of row tiles fetches its share of the next two panels.
             let (next0, next1) =
@@ -297,14 +312,14 @@ impl Strip<'_> {
             let offset = block.tile / 2 * share % TILE_BYTES;
             start_sums!(block.depth, sums, "0" "1" "2" "3");
             for at in block.depth.bytes() {
-                load!("4", x0.add(at));
+                load!("4", x0.wrapping_add(at));
                 load!("6", w0.add(at));
                 fetch_ahead(x0, at);
                 multiply!("0", "4", "6");
                 load!("7", w1.add(at));
                 multiply!("1", "4", "7");
                 fetch_ahead(x1, at);
-                load!("5", x1.add(at));
+                load!("5", x1.wrapping_add(at));
                 multiply!("2", "5", "6");
                 multiply!("3", "5", "7");
                 for line in (offset..offset + share).step_by(64) {
@@ -324,16 +339,13 @@ impl Strip<'_> {
     unsafe fn two_by_one(&self, block: Block, sums: [*mut Sums; 2]) {
         // SAFETY: the caller's promise.
         unsafe {
-            let (x0, x1) = (
-                self.row_tile(self.row_tiles.start + block.tile),
-                self.row_tile(self.row_tiles.start + block.tile + 1),
-            );
+            let (x0, x1) = (self.row_tile(block.tile, block.depth), self.row_tile(block.tile + 1, block.depth));
             let w = self.panel(block.panel);
             start_sums!(block.depth, sums, "0" "1");
             for at in block.depth.bytes() {
-                load!("4", x0.add(at));
+                load!("4", x0.wrapping_add(at));
                 load!("6", w.add(at));
-                load!("5", x1.add(at));
+                load!("5", x1.wrapping_add(at));
                 multiply!("0", "4", "6");
                 multiply!("1", "5", "6");
             }
@@ -350,11 +362,11 @@ impl Strip<'_> {
         let second = block.panel + usize::from(sums[0] != sums[1]);
         // SAFETY: the caller's promise.
         unsafe {
-            let x = self.row_tile(self.row_tiles.start + block.tile);
+            let x = self.row_tile(block.tile, block.depth);
             let (w0, w1) = (self.panel(block.panel), self.panel(second));
             start_sums!(block.depth, sums, "0" "1");
             for at in block.depth.bytes() {
-                load!("4", x.add(at));
+                load!("4", x.wrapping_add(at));
                 load!("6", w0.add(at));
                 load!("7", w1.add(at));
                 multiply!("0", "4", "6");

@@ -7,6 +7,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    sync::mpsc,
     thread,
     time::Instant,
 };
@@ -42,10 +43,13 @@ fn main() -> anyhow::Result<()> {
     let process =
         Process { status: Status::new("bench"), metrics: Metrics::default(), shutdown: CancellationToken::new() };
     let serving = serve(&dir, &model, process.clone())?;
+    let (connected, is_connected) = mpsc::channel();
     let gateway = {
         let (dir, total) = (dir.clone(), sequences * steps);
-        thread::spawn(move || read(&dir, total))
+        thread::spawn(move || read(&dir, total, &connected))
     };
+    // Requests come from connected gateways only.
+    is_connected.recv()?;
     let (seconds, messages) = send(&dir, &plan, gateway)?;
     process.shutdown.cancel();
     let busy = serving.join().expect("the detokenizer's thread")?;
@@ -74,11 +78,12 @@ fn serve(dir: &Path, model: &Path, process: Process) -> anyhow::Result<thread::J
 }
 
 /// The gateway: counts tokens until it has them all; gives the number of messages.
-fn read(dir: &Path, total: u64) -> anyhow::Result<u64> {
+fn read(dir: &Path, total: u64, connected: &mpsc::Sender<()>) -> anyhow::Result<u64> {
     runtime()?.block_on(async {
         let address = Address::Ring(dir.join("events"));
         let hello = link::hello("api-gateway", "events", "");
         let mut gateway: Link<Inbound, EventBatch> = link::redial(&address, hello, &LinkOptions::default()).await;
+        connected.send(())?;
         let (mut seen, mut messages) = (0, 0);
         while seen < total {
             messages += 1;

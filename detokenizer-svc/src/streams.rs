@@ -143,6 +143,8 @@ impl Streams {
         let gateway = started.key.map_or(0, |key| key.gateway);
         if !self.gateways.contains(&gateway) {
             debug!(request_id = started.request_id, "request started for a gateway that is not here");
+            // Nobody will read the answer, so the engine need not write it.
+            out.stopped.extend(first_sequence..first_sequence + u64::from(n));
             return;
         }
         let keeps_prompt = started.output.as_ref().is_some_and(|output| output.return_prompt_token_ids);

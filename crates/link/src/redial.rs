@@ -11,6 +11,11 @@ use crate::{address::Address, error::LinkError, link::Link, listener::connect, o
 const SHORTEST: Duration = Duration::from_millis(5);
 /// The longest wait.
 const LONGEST: Duration = Duration::from_secs(1);
+/// The longest wait for a process on this host that is just starting (or starting again): a failed connection there costs
+/// microseconds, and a user waits.
+const LONGEST_AT_FIRST: Duration = Duration::from_millis(20);
+/// How long "at first" is.
+const AT_FIRST: Duration = Duration::from_secs(10);
 /// How often an ongoing failure is logged again.
 const LOG_EVERY: Duration = Duration::from_secs(30);
 
@@ -20,6 +25,8 @@ pub async fn redial<S: Message, R: Message + Default>(
     hello: Hello,
     options: &LinkOptions,
 ) -> Link<S, R> {
+    let start = Instant::now();
+    let is_local = !matches!(address, Address::Grpc(_));
     let mut wait = SHORTEST;
     let mut log = Log::default();
     loop {
@@ -32,7 +39,8 @@ pub async fn redial<S: Message, R: Message + Default>(
         }
         // Between half and the whole of it, so that many dialers do not come back in step.
         tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..=1.0))).await;
-        wait = (wait * 2).min(LONGEST);
+        let longest = if is_local && start.elapsed() < AT_FIRST { LONGEST_AT_FIRST } else { LONGEST };
+        wait = (wait * 2).min(longest);
     }
 }
 

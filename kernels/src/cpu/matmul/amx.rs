@@ -18,8 +18,8 @@ const WIDE_GROUP: usize = 32;
 /// Row tiles a task, at most.
 const ROW_TILES: usize = 16;
 /// k steps between which sums rest in memory, so that a pair of panels stays close.
-const STEPS: usize = 32;
-/// How far ahead of their use activations are fetched into the first-level cache.
+const STEPS: usize = 64;
+/// How far ahead of their use tiles are fetched into the first-level cache.
 const AHEAD_TILES: usize = 2;
 /// How far ahead of a tile weights are fetched when each is used once.
 const AHEAD_BYTES: usize = 1024;
@@ -152,12 +152,12 @@ struct Block {
     depth: Depth,
 }
 
-/// Asks for the tile of activations that is needed [`AHEAD_TILES`] later.
+/// Asks for the tile that is needed [`AHEAD_TILES`] later.
 #[inline(always)]
-fn fetch_ahead(x: *const u8, at: usize) {
+fn fetch_ahead(tiles: *const u8, at: usize) {
     for line in (0..TILE_BYTES).step_by(64) {
         // SAFETY: prefetches may point anywhere.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(at + AHEAD_TILES * TILE_BYTES + line).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(tiles.wrapping_add(at + AHEAD_TILES * TILE_BYTES + line).cast()) };
     }
 }
 
@@ -315,10 +315,12 @@ impl Strip<'_> {
                 load!("4", x0.wrapping_add(at));
                 load!("6", w0.add(at));
                 fetch_ahead(x0, at);
+                fetch_ahead(w0, at);
                 multiply!("0", "4", "6");
                 load!("7", w1.add(at));
                 multiply!("1", "4", "7");
                 fetch_ahead(x1, at);
+                fetch_ahead(w1, at);
                 load!("5", x1.wrapping_add(at));
                 multiply!("2", "5", "6");
                 multiply!("3", "5", "7");

@@ -73,7 +73,7 @@ impl Model {
     fn new(dtype: DType, threads: usize, isa: Option<Isa>) -> Self {
         let mut backend = CpuBackend::new(CpuOptions { threads, isa });
         let bytes = pattern(dtype, VOCABULARY * WIDTH);
-        let mut load = |backend: &mut CpuBackend, rows: usize, cols: usize| {
+        let load = |backend: &mut CpuBackend, rows: usize, cols: usize| {
             let bytes = &bytes[..rows * cols * dtype.size()];
             backend.load_matrix(HostMatrix { dtype, rows, cols, bytes }, dtype)
         };

@@ -94,13 +94,11 @@ fn in_pieces(backend: &mut dyn Backend, setup: &Setup, cuts: &[usize], strangers
     let layer = Attention { heads, scale: 0.125, window, soft_cap: None, sinks: None, alibi: None };
     let mut result = Vec::new();
     let mut start = 0;
-    let mut stranger_start = 0;
-    for &rows in cuts {
+    for (stranger_start, &rows) in cuts.iter().enumerate() {
         // Strangers sit before and after it, one prefilling and the others decoding.
         let mut parts: Vec<Part> = (1..=strangers)
             .map(|sequence| Part { sequence, start: stranger_start, rows: if sequence == 1 { 3 } else { 1 } })
             .collect();
-        stranger_start += 1;
         let own = parts.len() / 2;
         parts.insert(own, Part { sequence: 0, start, rows });
         let qkv = world.step(backend, &parts, |sequence, position| row(SEED, width, sequence, position));

@@ -1,13 +1,15 @@
 //! One layer's paged K and V.
 //!
 //! ```text
-//! K  [block][kv head][dim][token]     a vector holds one dimension of neighbouring tokens: scores need no horizontal sums
-//! V  [block][kv head][token][dim]     a vector holds neighbouring dimensions of one token: so does the weighted sum
+//! K  [kv head][block][dim][token]     a vector holds one dimension of neighbouring tokens: scores need no horizontal sums
+//! V  [kv head][block][token][dim]     a vector holds neighbouring dimensions of one token: so does the weighted sum
 //! ```
+//! Neighbouring blocks of a head touch, so a sequence on blocks in a row is read as one stream.
+//!
 //! bf16 on the tile unit, where blocks and heads are whole tiles, keeps pairs of what is summed over side by side:
 //! ```text
-//! K  [block][kv head][dim / 2][token][2]
-//! V  [block][kv head][token / 2][dim][2]
+//! K  [kv head][block][dim / 2][token][2]
+//! V  [kv head][block][token / 2][dim][2]
 //! ```
 
 use super::isa::Isa;
@@ -50,7 +52,7 @@ impl Kv {
         debug_assert_eq!(dtype, E::DTYPE);
         assert!((block as usize) < num_blocks && head < kv_heads, "block {block}, head {head} of {:?}", self.shape);
         // SAFETY: block and head were checked, so the offset is inside the region.
-        unsafe { region.ptr().cast::<E::Bits>().add((block as usize * kv_heads + head) * block_size * dim) }
+        unsafe { region.ptr().cast::<E::Bits>().add((head * num_blocks + block as usize) * block_size * dim) }
     }
 
     /// Writes one token's key and value of a head.
@@ -86,13 +88,19 @@ impl Kv {
         assert_eq!(from.len(), to.len(), "blocks to copy from and to");
         let blocks = self.shape.num_blocks;
         assert!(from.iter().chain(to).all(|&block| (block as usize) < blocks), "{from:?} to {to:?} of {blocks}");
-        let regions =
-            [&self.keys, &self.values].map(|region| (Shared::new(region.ptr()), region.len() / blocks.max(1)));
-        pool.run(regions.len(), &|which, _| {
-            let (region, bytes) = regions[which];
+        let KvShape { block_size, kv_heads, head_dim, v_head_dim, dtype, .. } = self.shape;
+        let regions = [(&self.keys, head_dim), (&self.values, v_head_dim)];
+        let regions = regions.map(|(region, dim)| (Shared::new(region.ptr()), block_size * dim * dtype.size()));
+        pool.run(2 * kv_heads, &|task, _| {
+            let (region, bytes) = regions[task % 2];
+            let first = task / 2 * blocks * bytes;
             for (&from, &to) in from.iter().zip(to) {
-                // SAFETY: both blocks are inside the region (checked), each task has its own region, and `copy` allows overlap.
-                unsafe { std::ptr::copy(region.at(from as usize * bytes), region.at(to as usize * bytes), bytes) };
+                // SAFETY: both blocks are inside the head's part of the region (checked), each task has its own part, and `copy`
+                // allows overlap.
+                unsafe {
+                    let (from, to) = (region.at(first + from as usize * bytes), region.at(first + to as usize * bytes));
+                    std::ptr::copy(from, to, bytes);
+                }
             }
         });
     }

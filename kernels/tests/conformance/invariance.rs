@@ -156,3 +156,27 @@ fn threads_and_spans_change_nothing_in_attention() {
         }
     }
 }
+
+#[test]
+fn where_blocks_lie_changes_nothing_in_attention() {
+    let heads = Heads { q: 4, kv: 2, dim: 64, v_dim: 64 };
+    let layer = Attention { heads, scale: 0.125, window: None, soft_cap: None, sinks: None, alibi: None };
+    for mut backend in backends() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let mut results = Vec::new();
+            for in_a_row in [false, true] {
+                let mut world = World::new(&mut *backend, heads, 16, dtype, &[300]);
+                if in_a_row {
+                    world.blocks[0].sort_unstable();
+                }
+                let (width, part) = (world.width(), Part { sequence: 0, start: 0, rows: 300 });
+                let qkv = world.step(&mut *backend, &[part], |sequence, position| row(SEED, width, sequence, position));
+                let out = backend.new_act(300, 256);
+                backend.host_mut(out).fill(f32::NAN);
+                backend.attention(qkv, layer, world.kv, out);
+                results.push(backend.read(out).to_vec());
+            }
+            check_same(&format!("{} {dtype:?}", backend.describe()), &results[1], &results[0]);
+        }
+    }
+}

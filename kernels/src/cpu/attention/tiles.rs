@@ -52,8 +52,11 @@ impl Kernel for TileSpan<'_> {
                     self.0.weigh::<S>(tile, query);
                 }
                 self.pack_weights::<S>(operands);
-                self.gather_values(operands, tile, tokens.clone());
-                self.sum::<S>(operands, tokens);
+                let values = match self.values_in_place(tile, tokens.clone()) {
+                    Some(values) => values,
+                    None => self.gather_values(operands, tile, tokens.clone()),
+                };
+                self.sum::<S>(operands, values, tokens);
                 tile += TILE;
             }
             release();
@@ -177,12 +180,23 @@ impl TileSpan<'_> {
         }
     }
 
+    /// The values of a whole tile where its blocks follow each other in the cache.
+    #[inline(always)]
+    fn values_in_place(&self, tile: usize, tokens: Range<usize>) -> Option<*const u16> {
+        let block_size = self.0.call.kv.shape.block_size;
+        let blocks = &self.0.blocks[tile / block_size..(tile + tokens.end).div_ceil(block_size)];
+        let in_a_row = tokens == (0..TILE) && blocks.windows(2).all(|pair| pair[0].wrapping_add(1) == pair[1]);
+        let values = self.0.call.kv.values::<Bf16>(blocks[0], self.0.tile.kv_head);
+        // SAFETY: the tile's first position is inside its first block.
+        in_a_row.then(|| unsafe { values.add(tile % block_size * self.0.call.kv.shape.v_head_dim).cast_const() })
+    }
+
     /// Brings the values of `tokens` together. Others of the same tiles become zero: what lies in the cache there may be anything.
     ///
     /// # Safety
     /// Operands have their places.
     #[inline(always)]
-    unsafe fn gather_values(&mut self, operands: Operands, tile: usize, tokens: Range<usize>) {
+    unsafe fn gather_values(&mut self, operands: Operands, tile: usize, tokens: Range<usize>) -> *const u16 {
         let (block_size, line) = (self.0.call.kv.shape.block_size, operands.v_dim * 2);
         let pairs = tokens.start / 2..tokens.end.div_ceil(2);
         // SAFETY: pairs are inside the tile; a block has `block_size / 2` lines of pairs, and one line never straddles blocks.
@@ -205,15 +219,16 @@ impl TileSpan<'_> {
             }
             let end = tokens.end.next_multiple_of(DEPTH) / 2;
             values.add(pairs.end * line).write_bytes(0, (end - pairs.end) * line);
+            values.cast_const()
         }
     }
 
     /// `sums = sums * decay + weights x values`.
     ///
     /// # Safety
-    /// The tile unit is configured, weights are packed and values gathered.
+    /// The tile unit is configured, weights are packed, and `values` points to `[TILE / 2][v_dim][2]`.
     #[inline(always)]
-    unsafe fn sum<S: Simd>(&mut self, operands: Operands, tokens: Range<usize>) {
+    unsafe fn sum<S: Simd>(&mut self, operands: Operands, values: *const u16, tokens: Range<usize>) {
         let steps = tokens.start / DEPTH..tokens.end.div_ceil(DEPTH);
         for query_tile in (0..operands.query_tiles).step_by(2) {
             let both = query_tile + 1 < operands.query_tiles;
@@ -226,7 +241,7 @@ impl TileSpan<'_> {
                     zero!("2");
                     zero!("3");
                     for step in steps.clone() {
-                        let values = operands.values.add((step * TILE_ROWS * operands.v_dim + col) * 2);
+                        let values = values.add((step * TILE_ROWS * operands.v_dim + col) * 2);
                         let weights = operands.weights.add((query_tile * STEPS + step) * TILE_ROWS * DEPTH);
                         load!("4", weights);
                         load!("6", values, operands.v_dim * 4);

@@ -51,7 +51,9 @@ impl Cut {
             .min_by_key(fits)
             .expect("a size fits");
         let blocks = rows.div_ceil(tile);
-        let super_blocks = (TASK_SUMS / (tile * panels * PANEL)).min(SUPER_BLOCK_ROWS / tile).min(blocks);
+        let most = (TASK_SUMS / (tile * panels * PANEL)).min(SUPER_BLOCK_ROWS / tile);
+        // Super-blocks of equal size.
+        let super_blocks = blocks.div_ceil(blocks.div_ceil(most));
         Self { rows: tile, blocks, super_blocks, panels }
     }
 }

@@ -1,5 +1,7 @@
 //! The CPU backend: one operation a file, each compiled for every instruction set, on a pool of threads that sleeps when idle.
 
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "parts serve x86 instruction sets only"))]
+
 mod activate;
 mod acts;
 mod add;

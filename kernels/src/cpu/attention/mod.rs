@@ -15,7 +15,7 @@ use super::isa::Isa;
 use super::kv::Kv;
 use super::memory::Shared;
 use super::pool::Pool;
-use super::simd::{Bf16, Element, F16, F32, vectorize, vectorize_dividing};
+use super::simd::{Bf16, Element, F16, F32, vectorize_dividing};
 use crate::ops::{self, DType};
 use span::{Span, State};
 
@@ -88,7 +88,7 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
         let workspace = unsafe { &mut *workspaces.at(thread) };
         #[cfg(target_arch = "x86_64")]
         if call.kv.paired {
-            return vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
+            return super::simd::vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
         }
         match call.kv.shape.dtype {
             DType::F32 => run::<F32>(isa, call, tile, span, workspace, state),

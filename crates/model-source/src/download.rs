@@ -55,7 +55,7 @@ pub(crate) async fn fetch(
 
 /// Waits for the right to write a blob; two downloads of the same blob would tear it.
 async fn lock(path: PathBuf) -> Result<File, SourceError> {
-    let failed = |source| SourceError::Io { doing: "lock", path: path.clone(), source };
+    let failed = |cause| SourceError::Io { doing: "lock", path: path.clone(), cause };
     let file = File::create(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => return Ok(file),

@@ -112,14 +112,14 @@ pub enum SourceError {
         found: String,
     },
     /// The operating system said no.
-    #[error("cannot {doing} {path}: {source}")]
+    #[error("cannot {doing} {path}: {cause}")]
     Io {
         /// What was tried.
         doing: &'static str,
         /// On what.
         path: PathBuf,
         /// Its error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The built-in model could not be laid out.
     #[error("{0} (QUIRE_CACHE names another folder)")]
@@ -127,8 +127,8 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    pub(crate) fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
-        Self::Io { doing, path: path.to_owned(), source }
+    pub(crate) fn io(doing: &'static str, path: &Path, cause: io::Error) -> Self {
+        Self::Io { doing, path: path.to_owned(), cause }
     }
 
     /// Finds the cause that a person understands under the client library's layers.

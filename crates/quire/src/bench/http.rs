@@ -24,12 +24,12 @@ pub struct Target {
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The socket failed.
-    #[error("{doing}: {source}")]
+    #[error("{doing}: {cause}")]
     Io {
         /// "connect", "send" or "receive".
         doing: &'static str,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The server closed the connection in the middle of an answer.
     #[error("the server closed the connection early")]
@@ -110,7 +110,7 @@ impl Target {
 impl Connection {
     /// Connects.
     pub async fn open(target: &Target) -> Result<Self, HttpError> {
-        let failed = |source| HttpError::Io { doing: "connect", source };
+        let failed = |cause| HttpError::Io { doing: "connect", cause };
         let stream = TcpStream::connect(&target.authority).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         Ok(Self { stream, buffer: vec![0; BUFFER], start: 0, end: 0 })
@@ -119,7 +119,7 @@ impl Connection {
     /// Sends a request and reads the head of the answer.
     pub async fn send(&mut self, request: &[u8]) -> Result<Head, HttpError> {
         let sent = self.stream.write_all(request).await;
-        sent.map_err(|source| HttpError::Io { doing: "send", source })?;
+        sent.map_err(|cause| HttpError::Io { doing: "send", cause })?;
         loop {
             let head = self.read_head().await?;
             // 1xx answers announce the real one.
@@ -193,7 +193,7 @@ impl Connection {
         self.end -= self.start;
         self.start = 0;
         let count = self.stream.read(&mut self.buffer[self.end..]).await;
-        let count = count.map_err(|source| HttpError::Io { doing: "receive", source })?;
+        let count = count.map_err(|cause| HttpError::Io { doing: "receive", cause })?;
         self.end += count;
         Ok(count)
     }

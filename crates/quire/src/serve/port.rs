@@ -20,12 +20,12 @@ pub struct Port {
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// The host has no address.
-    #[error("--host {host}: {source}")]
+    #[error("--host {host}: {cause}")]
     Host {
         /// As given.
         host: String,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// Another program listens there.
     #[error("port {port} of {host} is taken by another program; pass another --port, or --port 0 for any that is free")]
@@ -36,26 +36,26 @@ pub enum PortError {
         port: u16,
     },
     /// The system refuses it.
-    #[error("cannot listen at port {port} of {host}: {source}")]
+    #[error("cannot listen at port {port} of {host}: {cause}")]
     Refused {
         /// As given.
         host: String,
         /// As given.
         port: u16,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
 impl Port {
     /// Takes a port; 0 takes any that is free.
     pub fn hold(host: &str, port: u16) -> Result<Self, PortError> {
-        let unknown = |source| PortError::Host { host: host.to_owned(), source };
+        let unknown = |cause| PortError::Host { host: host.to_owned(), cause };
         let mut found = (host, port).to_socket_addrs().map_err(unknown)?;
         let address = found.next().ok_or_else(|| unknown(io::Error::other("the name has no address")))?;
-        let failed = |source: io::Error| match source.kind() {
+        let failed = |cause: io::Error| match cause.kind() {
             io::ErrorKind::AddrInUse => PortError::Taken { host: host.to_owned(), port },
-            _ => PortError::Refused { host: host.to_owned(), port, source },
+            _ => PortError::Refused { host: host.to_owned(), port, cause },
         };
         // Sharing would succeed beside another engine of this user, so look without sharing first.
         drop(TcpListener::bind(address).map_err(failed)?);

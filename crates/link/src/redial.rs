@@ -16,6 +16,8 @@ const LONGEST: Duration = Duration::from_secs(1);
 const LONGEST_AT_FIRST: Duration = Duration::from_millis(20);
 /// How long "at first" is.
 const AT_FIRST: Duration = Duration::from_secs(10);
+/// A peer that is not there for less than this is not worth a line: processes that start together find each other in turn.
+const LOG_AFTER: Duration = Duration::from_secs(2);
 /// How often an ongoing failure is logged again.
 const LOG_EVERY: Duration = Duration::from_secs(30);
 
@@ -28,7 +30,7 @@ pub async fn redial<S: Message, R: Message + Default>(
     let start = Instant::now();
     let is_local = !matches!(address, Address::Grpc(_));
     let mut wait = SHORTEST;
-    let mut log = Log::default();
+    let mut log = Log { start, failures: 0, logged: None };
     loop {
         match connect(address, hello.clone(), options).await {
             Ok(link) => {
@@ -44,9 +46,9 @@ pub async fn redial<S: Message, R: Message + Default>(
     }
 }
 
-/// Logs the first failure, then one every [`LOG_EVERY`], then the success.
-#[derive(Default)]
+/// Logs refusals at once and other failures after [`LOG_AFTER`], then one every [`LOG_EVERY`], then the success.
 struct Log {
+    start: Instant,
     failures: u64,
     logged: Option<Instant>,
 }
@@ -54,7 +56,8 @@ struct Log {
 impl Log {
     fn failed(&mut self, address: &Address, error: &LinkError) {
         self.failures += 1;
-        if self.logged.is_some_and(|at| at.elapsed() < LOG_EVERY) {
+        let is_brief = self.start.elapsed() < LOG_AFTER && !matches!(error, LinkError::Refused { .. });
+        if is_brief || self.logged.is_some_and(|at| at.elapsed() < LOG_EVERY) {
             return;
         }
         self.logged = Some(Instant::now());
@@ -66,7 +69,7 @@ impl Log {
     }
 
     fn succeeded(&self, address: &Address) {
-        if self.failures > 0 {
+        if self.logged.is_some() {
             tracing::info!(%address, failures = self.failures, "connected");
         }
     }

@@ -114,7 +114,7 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
         let tile = &tiles[tiles.len() - 1 - index];
         // SAFETY: each thread has its own two states.
         let (total, part) = unsafe { (&mut *states.at(thread * 2), &mut *states.at(thread * 2 + 1)) };
-        total.clear();
+        total.clear(tile.rows * group);
         for (piece, span) in call.spans(tile).enumerate() {
             if spread {
                 // SAFETY: pieces are complete, and each belongs to one tile.

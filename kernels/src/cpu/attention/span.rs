@@ -32,10 +32,11 @@ impl State {
         self.sums.resize(queries * v_dim, 0.0);
     }
 
-    pub(super) fn clear(&mut self) {
-        self.highest.fill(f32::NEG_INFINITY);
-        self.weight.fill(0.0);
-        self.sums.fill(0.0);
+    /// Nothing seen yet, for the first `queries`.
+    pub(super) fn clear(&mut self, queries: usize) {
+        self.highest[..queries].fill(f32::NEG_INFINITY);
+        self.weight[..queries].fill(0.0);
+        self.sums[..queries * self.v_dim].fill(0.0);
     }
 
     /// Takes up a later span's state.
@@ -155,7 +156,7 @@ impl<E: Element> Kernel for Span<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(mut self) {
         self.scale_queries();
-        self.state.clear();
+        self.state.clear(self.queries);
         let seen = self.seen();
         let mut tile = seen.start / TILE * TILE;
         while tile < seen.end {

@@ -37,7 +37,7 @@ impl Kernel for TileSpan<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self) {
         self.0.scale_queries();
-        self.0.state.clear();
+        self.0.state.clear(self.0.queries);
         let operands = self.operands();
         self.pack_queries::<S>(operands);
         let seen = self.0.seen();

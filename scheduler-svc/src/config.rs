@@ -139,7 +139,6 @@ impl Args {
             vocab_size: ready.vocab_size,
             max_choices: self.max_num_seqs,
             seed: self.seed,
-            ..Config::default()
         }
     }
 

@@ -140,11 +140,9 @@ impl Worker {
     }
 
     async fn plan(&mut self) -> StepPlan {
-        loop {
-            match timeout(DEADLINE, self.link.receiver.recv()).await.expect("a plan in time").unwrap().command {
-                Some(to_worker::Command::Step(plan)) => return plan,
-                Some(to_worker::Command::FormGroup(_)) | None => panic!("not a plan"),
-            }
+        match timeout(DEADLINE, self.link.receiver.recv()).await.expect("a plan in time").unwrap().command {
+            Some(to_worker::Command::Step(plan)) => plan,
+            Some(to_worker::Command::FormGroup(_)) | None => panic!("not a plan"),
         }
     }
 

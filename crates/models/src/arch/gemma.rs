@@ -14,7 +14,7 @@ pub(super) fn gemma(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let norm = norm(&folder.config)?;
     let norms = LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() };
     let layer = layer(&folder.config, norms)?;
-    build(folder, |_| layer.clone(), |part| llama_part(part))
+    build(folder, |_| layer.clone(), llama_part)
 }
 
 pub(super) fn gemma2(folder: &Folder) -> Result<Blueprint, ConfigError> {

@@ -25,6 +25,7 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<()> {
     stage("model checking of the ring (loom)", &|| {
         cargo(root, &["test", "-p", "shm-ring", "--test", "loom", "--target-dir", "target/loom"], Some("--cfg loom"))
     })?;
+    stage("undefined behaviour in the ring (miri)", &|| miri(root))?;
     // The same selection of packages throughout, so that dependencies are built once.
     stage("the quire command", &|| cargo(root, &["build", "--workspace", "--bin", "quire"], None))?;
     match args.no_e2e {
@@ -34,6 +35,21 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<()> {
         false => stage("all tests", &|| cargo(root, &["test", "--workspace"], None)),
     }?;
     Ok(())
+}
+
+/// Runs the ring's tests under miri where the toolchain has it (`rustup +nightly component add miri`); says so where it does not.
+fn miri(root: &Path) -> anyhow::Result<()> {
+    let probe = Command::new("cargo").args(["+nightly", "miri", "--version"]).current_dir(root).output();
+    if !probe.is_ok_and(|answer| answer.status.success()) {
+        println!("miri is not installed here: skipped");
+        return Ok(());
+    }
+    let target = ["--target-dir", "target/miri"];
+    cargo(
+        root,
+        &[&["+nightly", "miri", "test", "-p", "shm-ring", "--lib", "--test", "model"][..], &target].concat(),
+        None,
+    )
 }
 
 fn cargo(root: &Path, args: &[&str], rustflags: Option<&str>) -> anyhow::Result<()> {

@@ -67,6 +67,9 @@ impl Gateway {
         if let Some(reason) = self.pipeline.obstacle() {
             return Some(reason.into());
         }
+        if !self.model.is_known() {
+            return Some("the model is not known yet".into());
+        }
         self.peers.ready().await.err()
     }
 }

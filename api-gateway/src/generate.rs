@@ -43,6 +43,9 @@ pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Resp
         let arrival = Arrival::now();
         let body = body::read_json(&gateway, &parts.headers, body).await?;
         let envelope = envelope(&gateway, &parts.headers, arrival, incoming);
+        if !gateway.model.is_known() {
+            return Err(ApiError::unavailable("The server is starting, try again."));
+        }
         let ready = read(&body, &gateway.model.limits(), &envelope)?;
         drop(body);
         Span::current().record("request_id", ready.plan.id.as_str());

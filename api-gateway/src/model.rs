@@ -1,6 +1,12 @@
 //! What the gateway knows of the model: its names, and the facts that the tokenizer and the scheduler tell.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::RwLock;
 use proto::ModelInfo;
@@ -8,13 +14,15 @@ use proto::ModelInfo;
 use crate::{config::Config, defaults::Defaults, openai::params::Limits, peers::Peers};
 
 /// Between two questions to a process that does not know its model yet.
-const RETRY: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(20);
 
 /// The model's facts, learned once it is loaded and kept.
 pub struct Model {
     config: Arc<Config>,
     limits: RwLock<Arc<Limits>>,
     max_model_len: RwLock<Option<u32>>,
+    /// Set once the tokenizer has told what it knows. Before, sampling defaults would be wrong.
+    learned: AtomicBool,
 }
 
 impl Model {
@@ -33,12 +41,22 @@ impl Model {
             force_usage: config.answers.enable_force_include_usage,
             tokens_as_ids: config.answers.return_tokens_as_token_ids,
         };
-        Self { config, limits: RwLock::new(Arc::new(limits)), max_model_len: RwLock::new(None) }
+        Self {
+            config,
+            limits: RwLock::new(Arc::new(limits)),
+            max_model_len: RwLock::new(None),
+            learned: AtomicBool::new(false),
+        }
     }
 
     /// What bodies are checked against.
     pub fn limits(&self) -> Arc<Limits> {
         self.limits.read().clone()
+    }
+
+    /// Whether requests can be read: the model's sampling defaults are known.
+    pub fn is_known(&self) -> bool {
+        self.learned.load(Ordering::Acquire)
     }
 
     /// Longest sequence, once known.
@@ -74,6 +92,8 @@ impl Model {
         if let Some(info) = ask(peers.tokenizer()).await {
             self.learn_from_tokenizer(&info);
         }
+        // Without a tokenizer to ask, the flags are all there is to know.
+        self.learned.store(true, Ordering::Release);
         if let Some(info) = ask(peers.scheduler()).await {
             self.learn_from_scheduler(&info);
         }

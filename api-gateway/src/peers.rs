@@ -15,8 +15,6 @@ use crate::{config::PeerArgs, error::ApiError};
 
 /// How long a process may take to say that it is ready.
 const READY_DEADLINE: Duration = Duration::from_secs(1);
-/// How long an answer about readiness counts.
-const READY_CACHE: Duration = Duration::from_millis(250);
 /// Largest `/tokenize` answer: a context of millions of tokens with their texts.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
@@ -83,16 +81,19 @@ impl Peers {
             .ok_or_else(|| ApiError::unavailable("The tokenizer's address is not configured."))
     }
 
-    /// Whether every process of the pipeline is ready; else which is not, and why. Asked at most every 250 ms.
+    /// Whether every process of the pipeline is ready; else which is not, and why. However many ask, one round of questions is under way
+    /// at a time, and whoever waited for it takes the answer if its questions were asked after his own.
     pub async fn ready(&self) -> Result<(), String> {
+        let arrived = Instant::now();
         let mut last = self.last.lock().await;
-        if let Some((at, verdict)) = &*last
-            && at.elapsed() < READY_CACHE
+        if let Some((asked, verdict)) = &*last
+            && *asked >= arrived
         {
             return verdict.clone();
         }
+        let asked = Instant::now();
         let verdict = self.ask_all().await;
-        *last = Some((Instant::now(), verdict.clone()));
+        *last = Some((asked, verdict.clone()));
         verdict
     }
 

@@ -91,7 +91,8 @@ impl Group {
             num_blocks: self.num_blocks(),
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_batched_tokens,
-            rendezvous: format!("quire-{}-{}", std::process::id(), self.epoch),
+            // Not the process id: containers that share /dev/shm may all be process 1.
+            rendezvous: format!("quire-{:x}-{}", link::hello("", "", "").instance, self.epoch),
         });
         for rank in self.ranks.iter_mut().flatten() {
             rank.formed = false;

@@ -1,8 +1,8 @@
 //! Cohere's Command R: attention and MLP in parallel after one layer norm, interleaved rotary embedding, scaled logits.
 
 use model_spec::{
-    AttentionSpec, Biases, ConfigError, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind,
-    ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
+    Biases, ConfigError, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind, ModelSpec,
+    NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
 };
 
 use super::parts::{Sizes, activation, llama_part, names};
@@ -18,19 +18,7 @@ pub(super) fn cohere(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let rope = RopeDefaults { theta: 10000.0, rotary_dim: sizes.head_dim, style: RopeStyle::Interleaved };
     let bias = config.flag_or("attention_bias", false)?;
     let layer = LayerSpec {
-        attention: AttentionSpec {
-            heads: sizes.heads,
-            kv_heads: sizes.kv_heads,
-            head_dim: sizes.head_dim,
-            v_head_dim: sizes.head_dim,
-            scale: (sizes.head_dim as f32).sqrt().recip(),
-            position: Position::Rope(read_rope(config, rope)?),
-            window: None,
-            soft_cap: None,
-            sinks: false,
-            qk_norm: None,
-            bias: Biases { qkv: bias, output: bias },
-        },
+        attention: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }),
         mlp: MlpSpec {
             kind: MlpKind::Gated,
             intermediate_size: sizes.intermediate,

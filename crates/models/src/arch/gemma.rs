@@ -2,8 +2,8 @@
 //! and logits, and slides its window on every other layer.
 
 use model_spec::{
-    AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec,
-    ModelKind, ModelSpec, NormScale, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
+    Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind,
+    ModelSpec, NormScale, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
 };
 
 use super::parts::{Sizes, activation, llama_part, names};
@@ -53,19 +53,7 @@ fn layer(config: &ConfigFile, norms: LayerNorms) -> Result<LayerSpec, ConfigErro
     let rope = RopeDefaults { theta: 10000.0, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
     let bias = config.flag_or("attention_bias", false)?;
     Ok(LayerSpec {
-        attention: AttentionSpec {
-            heads: sizes.heads,
-            kv_heads: sizes.kv_heads,
-            head_dim: sizes.head_dim,
-            v_head_dim: sizes.head_dim,
-            scale: (sizes.head_dim as f32).sqrt().recip(),
-            position: Position::Rope(read_rope(config, rope)?),
-            window: None,
-            soft_cap: None,
-            sinks: false,
-            qk_norm: None,
-            bias: Biases { qkv: bias, output: bias },
-        },
+        attention: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }),
         mlp: MlpSpec {
             kind: MlpKind::Gated,
             intermediate_size: sizes.intermediate,

@@ -109,17 +109,8 @@ fn layer(config: &ConfigFile, sizes: &Sizes, switches: &Switches, norm: NormSpec
     let rope = RopeDefaults { theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
     Ok(LayerSpec {
         attention: AttentionSpec {
-            heads: sizes.heads,
-            kv_heads: sizes.kv_heads,
-            head_dim: sizes.head_dim,
-            v_head_dim: sizes.head_dim,
-            scale: (sizes.head_dim as f32).sqrt().recip(),
-            position: Position::Rope(read_rope(config, rope)?),
-            window: None,
-            soft_cap: None,
-            sinks: false,
             qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
-            bias: switches.bias,
+            ..sizes.attention(Position::Rope(read_rope(config, rope)?), switches.bias)
         },
         mlp: MlpSpec {
             kind: MlpKind::Gated,

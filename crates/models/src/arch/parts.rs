@@ -1,6 +1,6 @@
 //! What most architectures' files have in common: names of sizes, and names of weights.
 
-use model_spec::{Activation, ConfigError, ConfigFile};
+use model_spec::{Activation, AttentionSpec, Biases, ConfigError, ConfigFile, Position};
 
 use crate::weights::{Kind, Names, Part, Slot};
 
@@ -34,6 +34,23 @@ impl Sizes {
             head_dim: config.size_or("head_dim", hidden / heads)?,
             intermediate: config.size("intermediate_size")?,
         })
+    }
+
+    /// Attention with nothing special: scaled by the head's width, over all tokens before.
+    pub(super) fn attention(&self, position: Position, bias: Biases) -> AttentionSpec {
+        AttentionSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            v_head_dim: self.head_dim,
+            scale: (self.head_dim as f32).sqrt().recip(),
+            position,
+            window: None,
+            soft_cap: None,
+            sinks: false,
+            qk_norm: None,
+            bias,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Phi 1, 1.5 and 2: attention and MLP in parallel after one layer norm, rotary embedding on a part of each head, biases everywhere.
 
 use model_spec::{
-    AttentionSpec, Biases, ConfigError, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind,
-    ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
+    Biases, ConfigError, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind, ModelSpec,
+    NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
 };
 
 use super::parts::{Sizes, activation, llama_part, names};
@@ -19,19 +19,7 @@ pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let rotary_dim = (sizes.head_dim as f64 * config.number_or("partial_rotary_factor", 0.5)?) as usize;
     let rope = RopeDefaults { theta: 10000.0, rotary_dim, style: RopeStyle::Halves };
     let layer = LayerSpec {
-        attention: AttentionSpec {
-            heads: sizes.heads,
-            kv_heads: sizes.kv_heads,
-            head_dim: sizes.head_dim,
-            v_head_dim: sizes.head_dim,
-            scale: (sizes.head_dim as f32).sqrt().recip(),
-            position: Position::Rope(read_rope(config, rope)?),
-            window: None,
-            soft_cap: None,
-            sinks: false,
-            qk_norm: None,
-            bias: Biases { qkv: true, output: true },
-        },
+        attention: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: true, output: true }),
         mlp: MlpSpec {
             kind: MlpKind::Plain,
             intermediate_size: sizes.intermediate,

@@ -1,0 +1,114 @@
+// What every kernel shares: element types with conversions, sums over a warp and a block, and the structs that launches pass by value.
+// No CUDA header is included: NVRTC finds none on most servers.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef float f32;
+
+// 16-bit floats are bits; arithmetic is in f32.
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+#define DEVICE __device__ __forceinline__
+
+DEVICE f32 load(f32 x) { return x; }
+DEVICE f32 load(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+DEVICE f32 load(f16 x) {
+    f32 y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+template <typename T> struct Cast;
+template <> struct Cast<f32> {
+    DEVICE static f32 from(f32 x) { return x; }
+};
+template <> struct Cast<bf16> {
+    // To nearest, ties to even; NaN stays NaN.
+    DEVICE static bf16 from(f32 x) {
+#if __CUDA_ARCH__ >= 800
+        u16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+        return {y};
+#else
+        u32 bits = __float_as_uint(x);
+        if ((bits & 0x7fffffffu) > 0x7f800000u) return {(u16)0x7fff};
+        return {(u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
+    }
+};
+template <> struct Cast<f16> {
+    DEVICE static f16 from(f32 x) {
+        u16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+        return {y};
+    }
+};
+
+DEVICE f32 infinity() { return __uint_as_float(0x7f800000u); }
+
+DEVICE f32 warp_sum(f32 x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+    return x;
+}
+
+DEVICE f32 warp_max(f32 x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+    return x;
+}
+
+// The sum over all threads of a block (a multiple of 32, at most 1024), the same bits in each of them.
+DEVICE f32 block_sum(f32 x) {
+    __shared__ f32 parts[32];
+    x = warp_sum(x);
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? parts[lane] : 0.0f);
+}
+
+DEVICE f32 block_max(f32 x) {
+    __shared__ f32 parts[32];
+    x = warp_max(x);
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return warp_max(lane < warps ? parts[lane] : -infinity());
+}
+
+#define NOBODY 0xffffffffu
+
+// The step's rows and sequences; see README.md. `kernels/src/cuda/batch.rs` has its twin.
+struct Batch {
+    u32* counts;
+    u32* tokens;
+    u32* positions;
+    u32* row_sequence;
+    u32* first_row;
+    u32* num_rows;
+    u32* start;
+    u32* first_block;
+    u32* blocks;
+};
+
+// What attention does; see README.md. `kernels/src/cuda/attention.rs` has its twin.
+struct Attention {
+    const f32* sinks;
+    const f32* alibi;
+    f32 scale;
+    f32 soft_cap;
+    u32 window;
+    u32 q_heads;
+    u32 kv_heads;
+    u32 dim;
+    u32 v_dim;
+    u32 block_size;
+    u32 qkv_width;
+};

@@ -21,6 +21,6 @@ pub use nearest::nearest;
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, context_len, read_rope};
 pub use spec::{
-    Activation, AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec,
-    ModelKind, ModelSpec, NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
+    Activation, AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MixerSpec, MlpKind,
+    MlpSpec, ModelKind, ModelSpec, NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
 };

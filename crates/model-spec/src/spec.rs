@@ -3,8 +3,8 @@
 //! Where two families differ, a field says how; the decoder never asks for a name. A layer reads as
 //!
 //! ```text
-//! sequential: x += s * after_attention(attention(before_attention(x)));  x += s * after_mlp(mlp(before_mlp(x)))
-//! parallel:   x += s * (attention(before_attention(x)) + mlp(before_mlp(x), or the same norm where before_mlp is absent))
+//! sequential: x += s * after_attention(mixer(before_attention(x)));  x += s * after_mlp(mlp(before_mlp(x)))
+//! parallel:   x += s * (mixer(before_attention(x)) + mlp(before_mlp(x), or the same norm where before_mlp is absent))
 //! ```
 //!
 //! where an absent norm is the identity and `s` is `residual_scale`.
@@ -96,7 +96,7 @@ pub struct HeadSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// The part that mixes tokens.
-    pub attention: AttentionSpec,
+    pub mixer: MixerSpec,
     /// The part that works on each token.
     pub mlp: MlpSpec,
     /// Where norms stand.
@@ -172,6 +172,27 @@ pub enum NormScale {
     OnePlusWeight,
     /// Nothing; no weight is stored (OLMo 1).
     None,
+}
+
+/// The part of a layer that mixes tokens; layers of one model may differ in it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MixerSpec {
+    /// Attention over cached keys and values.
+    Attention(AttentionSpec),
+}
+
+impl MixerSpec {
+    /// Attention, if that is what it is: for architectures that change one field of another's.
+    pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
+        let Self::Attention(attention) = self;
+        Some(attention)
+    }
+}
+
+impl From<AttentionSpec> for MixerSpec {
+    fn from(attention: AttentionSpec) -> Self {
+        Self::Attention(attention)
+    }
 }
 
 /// Attention over cached keys and values.

@@ -6,7 +6,7 @@ use kernels::ops::{Act, Backend};
 use model_spec::{MlpKind, ModelSpec};
 
 use crate::Limits;
-use crate::network::Network;
+use crate::network::{Layer, Network};
 
 /// Activation buffers. Layers of equal widths share theirs.
 pub(crate) struct Acts {
@@ -18,71 +18,79 @@ pub(crate) struct Acts {
     pub(crate) delta: Act,
     /// By layer.
     pub(crate) layers: Vec<LayerActs>,
-    /// Rows of `x` whose logits are wanted, and their norm; the same rows of the last layer's attention.
+    /// Rows of `x` whose logits are wanted, and their norm; the same rows of what the last layer mixed.
     pub(crate) picked: Act,
     pub(crate) picked_normed: Act,
-    pub(crate) picked_attended: Option<Act>,
+    pub(crate) picked_mixed: Option<Act>,
     pub(crate) logits: Act,
     pub(crate) bytes: u64,
 }
 
+/// Buffers of a layer's MLP.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerActs {
-    pub(crate) qkv: Act,
-    pub(crate) attended: Act,
     pub(crate) up: Act,
     pub(crate) inner: Act,
 }
 
-/// Makes activation buffers and counts their bytes.
-struct Allocator<'a> {
-    backend: &'a mut dyn Backend,
+/// Makes activation buffers and counts their bytes. One with room for all rows of a step is shared by whoever asks for the same role and
+/// width: layers run one after the other.
+pub(crate) struct Buffers {
+    max_rows: usize,
     shared: HashMap<(&'static str, usize), Act>,
     bytes: u64,
 }
 
-impl Allocator<'_> {
-    fn new_act(&mut self, rows: usize, width: usize) -> Act {
-        self.bytes += (rows * width * size_of::<f32>()) as u64;
-        self.backend.new_act(rows, width)
+impl Buffers {
+    pub(crate) fn new(max_rows: usize) -> Self {
+        Self { max_rows, shared: HashMap::new(), bytes: 0 }
     }
 
-    fn shared(&mut self, role: &'static str, rows: usize, width: usize) -> Act {
+    fn own(&mut self, rows: usize, width: usize, backend: &mut dyn Backend) -> Act {
+        self.bytes += (rows * width * size_of::<f32>()) as u64;
+        backend.new_act(rows, width)
+    }
+
+    pub(crate) fn shared(&mut self, role: &'static str, width: usize, backend: &mut dyn Backend) -> Act {
         if let Some(act) = self.shared.get(&(role, width)) {
             return *act;
         }
-        let act = self.new_act(rows, width);
+        let act = self.own(self.max_rows, width, backend);
         self.shared.insert((role, width), act);
         act
     }
 }
 
 impl Acts {
-    pub(crate) fn new(spec: &ModelSpec, network: &Network, limits: Limits, backend: &mut dyn Backend) -> Self {
-        let mut allocator = Allocator { backend, shared: HashMap::new(), bytes: 0 };
+    /// `buffers` holds what the mixers took.
+    pub(crate) fn new(
+        spec: &ModelSpec,
+        network: &Network,
+        limits: Limits,
+        mut buffers: Buffers,
+        backend: &mut dyn Backend,
+    ) -> Self {
         let (rows, hidden) = (limits.max_rows, spec.hidden_size);
-        let layers = (network.layers.iter())
-            .map(|layer| LayerActs {
-                qkv: allocator.shared("qkv", rows, layer.qkv_width()),
-                attended: allocator.shared("attended", rows, layer.attention_width()),
-                up: match layer.mlp.kind {
-                    MlpKind::Gated => allocator.shared("gate_up", rows, 2 * layer.mlp.width),
-                    MlpKind::Plain => allocator.shared("inner", rows, layer.mlp.width),
-                },
-                inner: allocator.shared("inner", rows, layer.mlp.width),
-            })
-            .collect();
+        let mut layer = |layer: &Layer| LayerActs {
+            up: match layer.mlp.kind {
+                MlpKind::Gated => buffers.shared("gate_up", 2 * layer.mlp.width, backend),
+                MlpKind::Plain => buffers.shared("inner", layer.mlp.width, backend),
+            },
+            inner: buffers.shared("inner", layer.mlp.width, backend),
+        };
+        let layers = network.layers.iter().map(&mut layer).collect();
+        let mixed = network.layers.last().map(|layer| layer.mixer.width());
+        let mut own = |rows, width| buffers.own(rows, width, backend);
         Self {
-            x: allocator.new_act(rows, hidden),
-            normed: allocator.new_act(rows, hidden),
-            delta: allocator.new_act(rows, hidden),
+            x: own(rows, hidden),
+            normed: own(rows, hidden),
+            delta: own(rows, hidden),
             layers,
-            picked: allocator.new_act(limits.max_logit_rows, hidden),
-            picked_normed: allocator.new_act(limits.max_logit_rows, hidden),
-            picked_attended: (network.layers.last())
-                .map(|layer| allocator.new_act(limits.max_logit_rows, layer.attention_width())),
-            logits: allocator.new_act(limits.max_logit_rows, network.head_width),
-            bytes: allocator.bytes,
+            picked: own(limits.max_logit_rows, hidden),
+            picked_normed: own(limits.max_logit_rows, hidden),
+            picked_mixed: mixed.map(|width| own(limits.max_logit_rows, width)),
+            logits: own(limits.max_logit_rows, network.head_width),
+            bytes: buffers.bytes,
         }
     }
 }

@@ -4,13 +4,14 @@
 //! operation, and so that with several ranks it can be summed over them first.
 
 use collectives::Collective;
-use kernels::ops::{Act, Backend, Batch, DType, Epilogue, KvLayer, KvShape, Norm, RowSelection};
+use kernels::ops::{Act, Backend, Batch, DType, Epilogue, Norm, RowSelection};
 use model_spec::{MlpKind, ModelSpec, Residual};
 
-use crate::acts::Acts;
+use crate::acts::{Acts, Buffers};
 use crate::batch;
 use crate::error::ForwardError;
-use crate::network::{Layer, Network};
+use crate::mixer::Pool;
+use crate::network::Network;
 use crate::tp::Shard;
 use crate::{Limits, Logits};
 
@@ -25,8 +26,7 @@ pub(crate) struct Decoder {
     backend: Box<dyn Backend>,
     network: Network,
     acts: Acts,
-    kv: Vec<KvLayer>,
-    blocks: batch::Blocks,
+    blocks: Option<batch::Blocks>,
     /// Logits of all ranks `[ranks, rows, head_width]`, and then `[rows, vocab]`; unused with one rank.
     gathered: Vec<f32>,
     logits: Vec<f32>,
@@ -52,12 +52,13 @@ pub(crate) struct Parts {
     pub compute: DType,
     pub backend: Box<dyn Backend>,
     pub network: Network,
+    pub buffers: Buffers,
 }
 
 impl Decoder {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { spec, shard, limits, compute, mut backend, network } = parts;
-        let acts = Acts::new(&spec, &network, limits, &mut *backend);
+        let Parts { spec, shard, limits, compute, mut backend, network, buffers } = parts;
+        let acts = Acts::new(&spec, &network, limits, buffers, &mut *backend);
         let (gathered, logits) = match shard.size {
             1 => (0, 0),
             size => (size * limits.max_logit_rows * network.head_width, limits.max_logit_rows * spec.vocab_size),
@@ -70,8 +71,7 @@ impl Decoder {
             backend,
             network,
             acts,
-            kv: Vec::new(),
-            blocks: batch::Blocks { count: 0, size: 0 },
+            blocks: None,
             gathered: vec![0.0; gathered],
             logits: vec![0.0; logits],
         }
@@ -90,31 +90,22 @@ impl Decoder {
     }
 
     pub(crate) fn kv_bytes_per_token(&self) -> u64 {
-        let heads = self.network.layers.iter().map(|layer| layer.attention.heads);
-        heads.map(|heads| (heads.kv * (heads.dim + heads.v_dim) * self.compute.size()) as u64).sum()
+        let layers = self.network.layers.iter().map(|layer| layer.mixer.cached_per_token() * self.compute.size());
+        layers.sum::<usize>() as u64
     }
 
     pub(crate) fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) {
-        assert!(self.kv.is_empty(), "key/value memory is allocated once");
-        let shape = |layer: &Layer| {
-            let heads = layer.attention.heads;
-            KvShape {
-                num_blocks,
-                block_size,
-                kv_heads: heads.kv,
-                head_dim: heads.dim,
-                v_head_dim: heads.v_dim,
-                dtype: self.compute,
-            }
-        };
-        let shapes: Vec<KvShape> = self.network.layers.iter().map(shape).collect();
-        self.kv = shapes.into_iter().map(|shape| self.backend.new_kv(shape)).collect();
-        self.blocks = batch::Blocks { count: num_blocks, size: block_size };
+        assert!(self.blocks.is_none(), "key/value memory is allocated once");
+        let pool = Pool { num_blocks, block_size, dtype: self.compute };
+        for layer in &mut self.network.layers {
+            layer.mixer.allocate(pool, &mut *self.backend);
+        }
+        self.blocks = Some(batch::Blocks { count: num_blocks, size: block_size });
     }
 
     pub(crate) fn copy_blocks(&mut self, from: &[u32], to: &[u32]) {
-        for kv in &self.kv {
-            self.backend.copy_blocks(*kv, from, to);
+        for layer in &self.network.layers {
+            layer.mixer.copy_blocks(from, to, &mut *self.backend);
         }
     }
 
@@ -150,10 +141,8 @@ impl Decoder {
         if (group.rank(), group.world_size()) != (rank, size) {
             return Err(ForwardError::Group { rank, size, group_rank: group.rank(), group_size: group.world_size() });
         }
-        if self.kv.is_empty() && !self.network.layers.is_empty() {
-            return Err(ForwardError::NoKv);
-        }
-        batch::check(batch, self.blocks, self.spec.vocab_size, self.limits.max_rows)?;
+        let blocks = self.blocks.ok_or(ForwardError::NoKv)?;
+        batch::check(batch, blocks, self.spec.vocab_size, self.limits.max_rows)?;
         batch::check_logit_rows(logit_rows, batch.tokens.len(), self.limits.max_logit_rows)
     }
 
@@ -176,7 +165,7 @@ impl Decoder {
         let (before_attention, before_mlp) = (layer.before_attention, layer.before_mlp);
         let (after_attention, after_mlp) = (layer.after_attention, layer.after_mlp);
         let last = index + 1 == self.network.layers.len();
-        // Past the last layer's cache entries, only rows with logits matter.
+        // Past what the last layer remembers, only rows with logits matter.
         let narrow = last
             && residual == Residual::Sequential
             && step.observer.is_none()
@@ -185,11 +174,11 @@ impl Decoder {
         if index > 0 {
             self.observe(step, index);
         }
-        self.project(index, input);
+        self.network.layers[index].mixer.remember(input, &mut *self.backend);
         if narrow && step.logit_rows.is_empty() {
             return Ok(());
         }
-        self.attend(index, step, narrow);
+        self.mix(index, step, narrow);
         match residual {
             Residual::Sequential => {
                 self.leave(step, after_attention, scale)?;
@@ -230,37 +219,22 @@ impl Decoder {
         Ok(())
     }
 
-    /// Queries, keys and values, the latter two into the cache.
-    fn project(&mut self, index: usize, input: Act) {
-        let Self { backend, network, acts, kv, .. } = self;
-        let (layer, qkv) = (&network.layers[index], acts.layers[index].qkv);
-        let heads = layer.attention.heads;
-        backend.matmul(input, layer.qkv.matrix, layer.qkv.bias, Epilogue::Store, qkv);
-        if let Some(norm) = layer.query_norm {
-            backend.head_norm(qkv, 0, heads.q, heads.dim, norm);
-        }
-        if let Some(norm) = layer.key_norm {
-            backend.head_norm(qkv, heads.q * heads.dim, heads.kv, heads.dim, norm);
-        }
-        backend.rope_and_cache(qkv, heads, layer.rope, kv[index]);
-    }
-
-    /// Attention and its output projection. `narrow`: from here on, `x` is the rows with logits.
-    fn attend(&mut self, index: usize, step: &mut Step<'_, '_>, narrow: bool) {
-        let Self { backend, network, acts, kv, .. } = self;
-        let (layer, buffers) = (&network.layers[index], acts.layers[index]);
-        backend.attention(buffers.qkv, layer.attention, kv[index], buffers.attended);
-        let attended = match acts.picked_attended.filter(|_| narrow) {
+    /// The mixer's rows and their output projection. `narrow`: from here on, `x` is the rows with logits.
+    fn mix(&mut self, index: usize, step: &mut Step<'_, '_>, narrow: bool) {
+        let Self { backend, network, acts, .. } = self;
+        let layer = &network.layers[index];
+        let all = layer.mixer.recall(&mut **backend);
+        let mixed = match acts.picked_mixed.filter(|_| narrow) {
             Some(picked) => {
                 let selection = RowSelection { rows: step.logit_rows };
-                backend.gather(buffers.attended, selection, picked);
+                backend.gather(all, selection, picked);
                 backend.gather(step.x, selection, acts.picked);
                 step.x = acts.picked;
                 picked
             }
-            None => buffers.attended,
+            None => all,
         };
-        backend.matmul(attended, layer.output.matrix, layer.output.bias, Epilogue::Store, acts.delta);
+        backend.matmul(mixed, layer.output.matrix, layer.output.bias, Epilogue::Store, acts.delta);
     }
 
     fn mlp(&mut self, index: usize, input: Act, epilogue: Epilogue) {

@@ -9,6 +9,7 @@ mod batch;
 mod decoder;
 mod error;
 mod load;
+mod mixer;
 mod model;
 mod network;
 mod tp;

@@ -5,6 +5,7 @@ use std::path::Path;
 use kernels::ops::{Backend, DType};
 use model_spec::{FloatType, ModelKind, ModelSpec};
 
+use crate::acts::Buffers;
 use crate::arch::{self, Blueprint};
 use crate::decoder::{Decoder, Parts};
 use crate::error::LoadError;
@@ -101,11 +102,20 @@ pub fn load(
     let mut backend = backend;
     let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
     report(0);
-    let mut loader =
-        Loader { weights: &*weights, backend: &mut *backend, compute, progress: &mut report, read: 0, resident: 0 };
+    let buffers = Buffers::new(limits.max_rows);
+    let mut loader = Loader {
+        weights: &*weights,
+        backend: &mut *backend,
+        compute,
+        progress: &mut report,
+        read: 0,
+        resident: 0,
+        buffers,
+    };
     let network = network::build(&spec, &names, shard, &mut loader)?;
-    let weight_bytes = loader.resident;
-    Ok(Model::decoder(Decoder::new(Parts { spec, shard, limits, compute, backend, network }), weight_bytes))
+    let (weight_bytes, buffers) = (loader.resident, loader.buffers);
+    let parts = Parts { spec, shard, limits, compute, backend, network, buffers };
+    Ok(Model::decoder(Decoder::new(parts), weight_bytes))
 }
 
 fn element_type(dtype: FloatType) -> DType {

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Attention, Heads, Matrix, Norm, Rope, Table, Vector};
+use kernels::ops::{self, Matrix, Norm, Rope, Table, Vector};
 use model_spec::{
-    AttentionSpec, LayerSpec, MlpKind, MlpSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
-    RopeSpec, RopeStyle,
+    LayerSpec, MlpKind, MlpSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, Residual, RopeSpec, RopeStyle,
 };
 
 use crate::error::LoadError;
-use crate::tp::{Shard, head_rows};
+use crate::mixer::{self, Mixer};
+use crate::tp::Shard;
 use crate::weights::{Kind, Names, Part, Role, Slice, Slot, Store};
 
 /// A model's weights on a device, ready to run.
@@ -33,13 +33,9 @@ pub(crate) struct Linear {
 }
 
 pub(crate) struct Layer {
-    /// `[q | k | v]` in each row.
-    pub qkv: Linear,
+    pub mixer: Box<dyn Mixer>,
+    /// From what the mixer puts out to the residual stream.
     pub output: Linear,
-    pub attention: Attention,
-    pub rope: Option<Rope>,
-    pub query_norm: Option<Norm>,
-    pub key_norm: Option<Norm>,
     pub mlp: Mlp,
     pub before_attention: Option<Norm>,
     pub after_attention: Option<Norm>,
@@ -59,19 +55,6 @@ pub(crate) struct Mlp {
     pub width: usize,
 }
 
-impl Layer {
-    /// Columns of a fused q, k, v row.
-    pub(crate) fn qkv_width(&self) -> usize {
-        let heads = self.attention.heads;
-        (heads.q + heads.kv) * heads.dim + heads.kv * heads.v_dim
-    }
-
-    /// Columns of attention's output.
-    pub(crate) fn attention_width(&self) -> usize {
-        self.attention.heads.q * self.attention.heads.v_dim
-    }
-}
-
 /// Walks over the model once, taking everything that this rank needs from `store`.
 pub(crate) fn build(
     spec: &ModelSpec,
@@ -82,17 +65,18 @@ pub(crate) fn build(
     Builder { spec, names, shard, store, ropes: Vec::new() }.network()
 }
 
-struct Builder<'a> {
+/// Takes weights from a store, by slot; shared by everything that a layer is made of.
+pub(crate) struct Builder<'a> {
     spec: &'a ModelSpec,
     names: &'a Names,
-    shard: Shard,
-    store: &'a mut dyn Store,
+    pub shard: Shard,
+    pub store: &'a mut dyn Store,
     /// Frequency tables so far; most layers share one.
     ropes: Vec<(RopeSpec, Rope)>,
 }
 
 /// The rows of a projection that a rank holds, of how many.
-type Part1d = (Part, usize, Range<usize>);
+pub(crate) type Part1d = (Part, usize, Range<usize>);
 
 impl Builder<'_> {
     fn network(mut self) -> Result<Network, LoadError> {
@@ -140,21 +124,14 @@ impl Builder<'_> {
         let hidden = self.spec.hidden_size;
         let slot = |part| Slot::Layer(index, part);
         let before_attention = self.norm(layer.norms.before_attention, slot(Part::BeforeAttention), hidden)?;
-        let (qkv, output) = self.projections(index, &layer.attention)?;
-        let (query_norm, key_norm) = self.qk_norms(index, &layer.attention)?;
-        let attention = self.attention(index, &layer.attention)?;
-        let rope = self.rope(&layer.attention.position);
+        let (mixer, output) = mixer::build(self, index, &layer.mixer)?;
         let after_attention = self.norm(layer.norms.after_attention, slot(Part::AfterAttention), hidden)?;
         let before_mlp = self.norm(layer.norms.before_mlp, slot(Part::BeforeMlp), hidden)?;
         let mlp = self.mlp(index, &layer.mlp)?;
         let after_mlp = self.norm(layer.norms.after_mlp, slot(Part::AfterMlp), hidden)?;
         Ok(Layer {
-            qkv,
+            mixer,
             output,
-            attention,
-            rope,
-            query_norm,
-            key_norm,
             mlp,
             before_attention,
             after_attention,
@@ -163,19 +140,6 @@ impl Builder<'_> {
             residual: layer.residual,
             residual_scale: layer.residual_scale,
         })
-    }
-
-    fn projections(&mut self, index: usize, spec: &AttentionSpec) -> Result<(Linear, Linear), LoadError> {
-        let (queries, kv) = (self.shard.part(spec.heads), self.shard.kv_heads(spec.kv_heads));
-        let stack = [
-            (Part::Query, spec.heads * spec.head_dim, head_rows(&queries, spec.head_dim)),
-            (Part::Key, spec.kv_heads * spec.head_dim, head_rows(&kv, spec.head_dim)),
-            (Part::Value, spec.kv_heads * spec.v_head_dim, head_rows(&kv, spec.v_head_dim)),
-        ];
-        let qkv = self.by_rows(index, &stack, spec.bias.qkv)?;
-        let cols = head_rows(&queries, spec.v_head_dim);
-        let output = self.by_cols(index, (Part::Output, spec.heads * spec.v_head_dim, cols), spec.bias.output)?;
-        Ok((qkv, output))
     }
 
     fn mlp(&mut self, index: usize, spec: &MlpSpec) -> Result<Mlp, LoadError> {
@@ -190,7 +154,7 @@ impl Builder<'_> {
     }
 
     /// Projections from the residual stream, split by output rows and stacked.
-    fn by_rows(&mut self, index: usize, stack: &[Part1d], bias: bool) -> Result<Linear, LoadError> {
+    pub(crate) fn by_rows(&mut self, index: usize, stack: &[Part1d], bias: bool) -> Result<Linear, LoadError> {
         let hidden = self.spec.hidden_size;
         let slices: Vec<Slice> = (stack.iter())
             .map(|(part, total, rows)| {
@@ -208,7 +172,12 @@ impl Builder<'_> {
     }
 
     /// A projection to the residual stream, split by input columns.
-    fn by_cols(&mut self, index: usize, (part, total, cols): Part1d, bias: bool) -> Result<Linear, LoadError> {
+    pub(crate) fn by_cols(
+        &mut self,
+        index: usize,
+        (part, total, cols): Part1d,
+        bias: bool,
+    ) -> Result<Linear, LoadError> {
         let (hidden, slot) = (self.spec.hidden_size, Slot::Layer(index, part));
         let matrix = self.store.matrix(&[self.matrix_slice(slot, [hidden, total], 0..hidden, cols)], 0)?;
         let bias = match bias && self.shard.adds_bias() {
@@ -220,36 +189,7 @@ impl Builder<'_> {
         Ok(Linear { matrix, bias })
     }
 
-    fn qk_norms(&mut self, index: usize, spec: &AttentionSpec) -> Result<(Option<Norm>, Option<Norm>), LoadError> {
-        let norm = spec.qk_norm.map(|QkNorm::PerHead(norm)| norm);
-        let query = self.norm(norm, Slot::Layer(index, Part::QueryNorm), spec.head_dim)?;
-        let key = self.norm(norm, Slot::Layer(index, Part::KeyNorm), spec.head_dim)?;
-        Ok((query, key))
-    }
-
-    fn attention(&mut self, index: usize, spec: &AttentionSpec) -> Result<Attention, LoadError> {
-        let queries = self.shard.part(spec.heads);
-        let sinks =
-            match spec.sinks {
-                true => {
-                    let slot = Slot::Layer(index, Part::Sinks);
-                    Some(self.store.vector(
-                        &[self.vector_slice(slot, Kind::Weight, spec.heads, queries.clone(), Role::Shift)],
-                        0.0,
-                    )?)
-                }
-                false => None,
-            };
-        let alibi = match &spec.position {
-            Position::Alibi(slopes) => Some(self.store.constants(&slopes[queries.clone()])),
-            _ => None,
-        };
-        let kv = self.shard.kv_heads(spec.kv_heads).len();
-        let heads = Heads { q: queries.len(), kv, dim: spec.head_dim, v_dim: spec.v_head_dim };
-        Ok(Attention { heads, scale: spec.scale, window: spec.window, soft_cap: spec.soft_cap, sinks, alibi })
-    }
-
-    fn rope(&mut self, position: &Position) -> Option<Rope> {
+    pub(crate) fn rope(&mut self, position: &Position) -> Option<Rope> {
         let Position::Rope(spec) = position else { return None };
         if let Some((_, rope)) = self.ropes.iter().find(|(known, _)| known == spec) {
             return Some(*rope);
@@ -265,7 +205,7 @@ impl Builder<'_> {
         Some(rope)
     }
 
-    fn norm(&mut self, spec: Option<NormSpec>, slot: Slot, width: usize) -> Result<Option<Norm>, LoadError> {
+    pub(crate) fn norm(&mut self, spec: Option<NormSpec>, slot: Slot, width: usize) -> Result<Option<Norm>, LoadError> {
         let Some(spec) = spec else { return Ok(None) };
         let slice = |kind, role| self.vector_slice(slot, kind, width, 0..width, role);
         let (scale, one_plus, shift) =
@@ -283,11 +223,11 @@ impl Builder<'_> {
         Ok(Some(Norm { kind, weight, bias, eps: spec.eps }))
     }
 
-    fn matrix_slice(&self, slot: Slot, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
+    pub(crate) fn matrix_slice(&self, slot: Slot, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
         Slice { tensor: (self.names)(slot, Kind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
     }
 
-    fn vector_slice(&self, slot: Slot, kind: Kind, len: usize, rows: Range<usize>, role: Role) -> Slice {
+    pub(crate) fn vector_slice(&self, slot: Slot, kind: Kind, len: usize, rows: Range<usize>, role: Role) -> Slice {
         Slice { tensor: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
     }
 }

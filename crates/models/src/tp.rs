@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use model_spec::ModelSpec;
+use model_spec::{AttentionSpec, MixerSpec, ModelSpec};
 
 use crate::error::LoadError;
 
@@ -51,15 +51,22 @@ impl Shard {
     /// Refuses sizes that cannot be split.
     pub(crate) fn check(self, spec: &ModelSpec) -> Result<(), LoadError> {
         for layer in &spec.layers {
-            self.divides("num_attention_heads", layer.attention.heads)?;
-            self.divides("intermediate_size", layer.mlp.intermediate_size)?;
-            let kv = layer.attention.kv_heads;
-            if !kv.is_multiple_of(self.size) && !self.size.is_multiple_of(kv) {
-                let remedy = format!("divides {kv}, or is a multiple of it");
-                return Err(LoadError::Shard { what: "num_key_value_heads", size: kv, ranks: self.size, remedy });
+            match &layer.mixer {
+                MixerSpec::Attention(attention) => self.check_attention(attention)?,
             }
+            self.divides("intermediate_size", layer.mlp.intermediate_size)?;
         }
         Ok(())
+    }
+
+    fn check_attention(self, attention: &AttentionSpec) -> Result<(), LoadError> {
+        self.divides("num_attention_heads", attention.heads)?;
+        let kv = attention.kv_heads;
+        if kv.is_multiple_of(self.size) || self.size.is_multiple_of(kv) {
+            return Ok(());
+        }
+        let remedy = format!("divides {kv}, or is a multiple of it");
+        Err(LoadError::Shard { what: "num_key_value_heads", size: kv, ranks: self.size, remedy })
     }
 
     fn divides(self, what: &'static str, size: usize) -> Result<(), LoadError> {

@@ -18,7 +18,7 @@ pub(super) fn cohere(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let rope = RopeDefaults { theta: 10000.0, rotary_dim: sizes.head_dim, style: RopeStyle::Interleaved };
     let bias = config.flag_or("attention_bias", false)?;
     let layer = LayerSpec {
-        attention: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }),
+        mixer: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }).into(),
         mlp: MlpSpec {
             kind: MlpKind::Gated,
             intermediate_size: sizes.intermediate,

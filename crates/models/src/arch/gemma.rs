@@ -2,8 +2,8 @@
 //! and logits, and slides its window on every other layer.
 
 use model_spec::{
-    Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind,
-    ModelSpec, NormScale, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
+    AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec,
+    ModelKind, ModelSpec, NormScale, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
 };
 
 use super::parts::{Sizes, activation, llama_part, names};
@@ -13,7 +13,7 @@ use crate::weights::Part;
 pub(super) fn gemma(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let norm = norm(&folder.config)?;
     let norms = LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() };
-    let layer = layer(&folder.config, norms)?;
+    let layer = layer(&folder.config, norms, attention(&folder.config)?)?;
     build(folder, |_| layer.clone(), llama_part)
 }
 
@@ -21,16 +21,16 @@ pub(super) fn gemma2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let norm = Some(norm(config)?);
     let norms = LayerNorms { before_attention: norm, after_attention: norm, before_mlp: norm, after_mlp: norm };
-    let mut layer = layer(config, norms)?;
-    layer.attention.scale = (config.number("query_pre_attn_scalar")? as f32).sqrt().recip();
-    layer.attention.soft_cap = config.number_opt("attn_logit_softcapping")?.map(|cap| cap as f32);
+    let scale = (config.number("query_pre_attn_scalar")? as f32).sqrt().recip();
+    let soft_cap = config.number_opt("attn_logit_softcapping")?.map(|cap| cap as f32);
+    let attention = AttentionSpec { scale, soft_cap, ..attention(config)? };
+    let layer = layer(config, norms, attention.clone())?;
     let window = config.size_opt("sliding_window")?;
     let mut blueprint = build(
         folder,
         |index| {
-            let mut layer = layer.clone();
-            layer.attention.window = window.filter(|_| index.is_multiple_of(2));
-            layer
+            let window = window.filter(|_| index.is_multiple_of(2));
+            LayerSpec { mixer: AttentionSpec { window, ..attention.clone() }.into(), ..layer.clone() }
         },
         |part| match part {
             Part::AfterAttention => "post_attention_layernorm",
@@ -48,15 +48,19 @@ fn norm(config: &ConfigFile) -> Result<NormSpec, ConfigError> {
     Ok(NormSpec { scale: NormScale::OnePlusWeight, ..NormSpec::rms(eps) })
 }
 
-fn layer(config: &ConfigFile, norms: LayerNorms) -> Result<LayerSpec, ConfigError> {
+fn attention(config: &ConfigFile) -> Result<AttentionSpec, ConfigError> {
     let sizes = Sizes::read(config)?;
     let rope = RopeDefaults { theta: 10000.0, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
     let bias = config.flag_or("attention_bias", false)?;
+    Ok(sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }))
+}
+
+fn layer(config: &ConfigFile, norms: LayerNorms, attention: AttentionSpec) -> Result<LayerSpec, ConfigError> {
     Ok(LayerSpec {
-        attention: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }),
+        mixer: attention.into(),
         mlp: MlpSpec {
             kind: MlpKind::Gated,
-            intermediate_size: sizes.intermediate,
+            intermediate_size: config.size("intermediate_size")?,
             // The first files say "gelu" in hidden_act and mean the approximation.
             activation: activation(config, "hidden_activation", "gelu_pytorch_tanh")?,
             bias: false,

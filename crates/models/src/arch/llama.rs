@@ -74,7 +74,9 @@ pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     blueprint.spec.embedding.scale = number("embedding_multiplier")?;
     blueprint.spec.head.scale = number("logits_scaling")?.recip();
     for layer in &mut blueprint.spec.layers {
-        layer.attention.scale = scores;
+        if let Some(attention) = layer.mixer.attention_mut() {
+            attention.scale = scores;
+        }
         layer.residual_scale = residual;
     }
     Ok(blueprint)
@@ -84,10 +86,10 @@ fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> 
     let config = &folder.config;
     let sizes = Sizes::read(config)?;
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
-    let layer = layer(config, &sizes, &switches, norm)?;
+    let attention = attention(config, &sizes, &switches, norm)?;
+    let layer = layer(config, &sizes, &switches, norm, attention.clone())?;
     let windows = windows(config, &switches.windows, sizes.layers)?.into_iter();
-    let windowed =
-        |window| LayerSpec { attention: AttentionSpec { window, ..layer.attention.clone() }, ..layer.clone() };
+    let windowed = |window| LayerSpec { mixer: AttentionSpec { window, ..attention.clone() }.into(), ..layer.clone() };
     let spec = ModelSpec {
         architecture: folder.architecture.clone(),
         kind: ModelKind::Decoder,
@@ -104,14 +106,29 @@ fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> 
     Ok(Blueprint { spec, names: names("model.norm", llama_part) })
 }
 
-fn layer(config: &ConfigFile, sizes: &Sizes, switches: &Switches, norm: NormSpec) -> Result<LayerSpec, ConfigError> {
+fn attention(
+    config: &ConfigFile,
+    sizes: &Sizes,
+    switches: &Switches,
+    norm: NormSpec,
+) -> Result<AttentionSpec, ConfigError> {
     let theta = switches.rope_theta.unwrap_or(10000.0);
     let rope = RopeDefaults { theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
+    Ok(AttentionSpec {
+        qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
+        ..sizes.attention(Position::Rope(read_rope(config, rope)?), switches.bias)
+    })
+}
+
+fn layer(
+    config: &ConfigFile,
+    sizes: &Sizes,
+    switches: &Switches,
+    norm: NormSpec,
+    attention: AttentionSpec,
+) -> Result<LayerSpec, ConfigError> {
     Ok(LayerSpec {
-        attention: AttentionSpec {
-            qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
-            ..sizes.attention(Position::Rope(read_rope(config, rope)?), switches.bias)
-        },
+        mixer: attention.into(),
         mlp: MlpSpec {
             kind: MlpKind::Gated,
             intermediate_size: sizes.intermediate,

@@ -19,7 +19,7 @@ pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let rotary_dim = (sizes.head_dim as f64 * config.number_or("partial_rotary_factor", 0.5)?) as usize;
     let rope = RopeDefaults { theta: 10000.0, rotary_dim, style: RopeStyle::Halves };
     let layer = LayerSpec {
-        attention: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: true, output: true }),
+        mixer: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: true, output: true }).into(),
         mlp: MlpSpec {
             kind: MlpKind::Plain,
             intermediate_size: sizes.intermediate,

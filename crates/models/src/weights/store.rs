@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-use kernels::ops::{Backend, DType, HostMatrix, Matrix, Table, Vector};
+use kernels::ops::{Act, Backend, DType, HostMatrix, Matrix, Table, Vector};
 
 use super::{Chunk, Slice, Weights, cast};
+use crate::acts::Buffers;
 use crate::error::LoadError;
 
-/// Receives a model's weights one after the other. Slices of one call are stacked by rows.
+/// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by rows.
 pub(crate) trait Store {
     /// A matrix, then `pad_rows` rows of zeros.
     fn matrix(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Matrix, LoadError>;
@@ -17,6 +18,8 @@ pub(crate) trait Store {
     fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError>;
     /// A vector that is in no file.
     fn constants(&mut self, values: &[f32]) -> Vector;
+    /// An activation buffer with room for every row of a step, shared by all that ask for the same role and width.
+    fn buffer(&mut self, role: &'static str, width: usize) -> Act;
 }
 
 /// Checks that all weights are there and counts their bytes.
@@ -51,6 +54,10 @@ impl Store for Measure<'_> {
     fn constants(&mut self, _: &[f32]) -> Vector {
         Vector(0)
     }
+
+    fn buffer(&mut self, _: &'static str, _: usize) -> Act {
+        Act(0)
+    }
 }
 
 /// Loads onto a device.
@@ -65,6 +72,7 @@ pub(crate) struct Loader<'a> {
     pub read: u64,
     /// Bytes on the device so far.
     pub resident: u64,
+    pub buffers: Buffers,
 }
 
 impl<'a> Loader<'a> {
@@ -139,5 +147,9 @@ impl Store for Loader<'_> {
     fn constants(&mut self, values: &[f32]) -> Vector {
         self.resident += std::mem::size_of_val(values) as u64;
         self.backend.load_vector(values)
+    }
+
+    fn buffer(&mut self, role: &'static str, width: usize) -> Act {
+        self.buffers.shared(role, width, self.backend)
     }
 }

@@ -6,6 +6,7 @@
 
 mod config;
 mod error;
+mod feed_forward;
 mod fingerprint;
 mod generation;
 mod nearest;
@@ -15,12 +16,13 @@ mod spec;
 
 pub use config::ConfigFile;
 pub use error::ConfigError;
+pub use feed_forward::{Activation, FeedForwardSpec, MlpKind, MlpSpec};
 pub use fingerprint::fingerprint;
 pub use generation::{GenerationConfig, SamplingDefaults, eos_token_ids};
 pub use nearest::nearest;
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, context_len, read_rope};
 pub use spec::{
-    Activation, AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MixerSpec, MlpKind,
-    MlpSpec, ModelKind, ModelSpec, NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
+    AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MixerSpec, ModelKind, ModelSpec,
+    NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
 };

@@ -7,8 +7,10 @@
 //! parallel:   x += s * (mixer(before_attention(x)) + mlp(before_mlp(x), or the same norm where before_mlp is absent))
 //! ```
 //!
-//! where an absent norm is the identity and `s` is `residual_scale`.
+//! where an absent norm is the identity, `s` is `residual_scale`, and `mlp` is the layer's [`FeedForwardSpec`]; without one the second sum
+//! is left out.
 
+use crate::feed_forward::FeedForwardSpec;
 use crate::rope::RopeSpec;
 
 /// Everything that the decoder needs to know about a model beside its weights.
@@ -98,7 +100,7 @@ pub struct LayerSpec {
     /// The part that mixes tokens.
     pub mixer: MixerSpec,
     /// The part that works on each token.
-    pub mlp: MlpSpec,
+    pub feed_forward: FeedForwardSpec,
     /// Where norms stand.
     pub norms: LayerNorms,
     /// How both parts join the residual stream.
@@ -247,55 +249,4 @@ pub struct Biases {
     pub qkv: bool,
     /// On the output projection.
     pub output: bool,
-}
-
-/// The part of a layer that works on each token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MlpSpec {
-    /// Its form.
-    pub kind: MlpKind,
-    /// Inner width.
-    pub intermediate_size: usize,
-    /// Non-linearity.
-    pub activation: Activation,
-    /// All its projections have a bias.
-    pub bias: bool,
-}
-
-/// Form of an MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MlpKind {
-    /// `down(activation(gate(x)) * up(x))`.
-    Gated,
-    /// `down(activation(up(x)))`.
-    Plain,
-}
-
-/// Non-linearities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// Gaussian error linear unit, exact.
-    Gelu,
-    /// Its tanh approximation.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-    /// `max(x, 0)^2`.
-    ReluSquared,
-}
-
-impl Activation {
-    /// From the name in `hidden_act`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "silu" | "swish" => Some(Self::Silu),
-            "gelu" => Some(Self::Gelu),
-            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Some(Self::GeluTanh),
-            "relu" => Some(Self::Relu),
-            "relu2" => Some(Self::ReluSquared),
-            _ => None,
-        }
-    }
 }

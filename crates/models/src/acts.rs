@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use kernels::ops::{Act, Backend};
-use model_spec::{MlpKind, ModelSpec};
+use model_spec::ModelSpec;
 
 use crate::Limits;
-use crate::network::{Layer, Network};
+use crate::network::Network;
 
-/// Activation buffers. Layers of equal widths share theirs.
+/// Activation buffers outside the layers.
 pub(crate) struct Acts {
     /// The residual stream.
     pub(crate) x: Act,
@@ -16,21 +16,12 @@ pub(crate) struct Acts {
     pub(crate) normed: Act,
     /// What is to be added to it.
     pub(crate) delta: Act,
-    /// By layer.
-    pub(crate) layers: Vec<LayerActs>,
     /// Rows of `x` whose logits are wanted, and their norm; the same rows of what the last layer mixed.
     pub(crate) picked: Act,
     pub(crate) picked_normed: Act,
     pub(crate) picked_mixed: Option<Act>,
     pub(crate) logits: Act,
     pub(crate) bytes: u64,
-}
-
-/// Buffers of a layer's MLP.
-#[derive(Clone, Copy)]
-pub(crate) struct LayerActs {
-    pub(crate) up: Act,
-    pub(crate) inner: Act,
 }
 
 /// Makes activation buffers and counts their bytes. One with room for all rows of a step is shared by whoever asks for the same role and
@@ -62,7 +53,7 @@ impl Buffers {
 }
 
 impl Acts {
-    /// `buffers` holds what the mixers took.
+    /// `buffers` holds what the layers took.
     pub(crate) fn new(
         spec: &ModelSpec,
         network: &Network,
@@ -71,21 +62,12 @@ impl Acts {
         backend: &mut dyn Backend,
     ) -> Self {
         let (rows, hidden) = (limits.max_rows, spec.hidden_size);
-        let mut layer = |layer: &Layer| LayerActs {
-            up: match layer.mlp.kind {
-                MlpKind::Gated => buffers.shared("gate_up", 2 * layer.mlp.width, backend),
-                MlpKind::Plain => buffers.shared("inner", layer.mlp.width, backend),
-            },
-            inner: buffers.shared("inner", layer.mlp.width, backend),
-        };
-        let layers = network.layers.iter().map(&mut layer).collect();
         let mixed = network.layers.last().map(|layer| layer.mixer.width());
         let mut own = |rows, width| buffers.own(rows, width, backend);
         Self {
             x: own(rows, hidden),
             normed: own(rows, hidden),
             delta: own(rows, hidden),
-            layers,
             picked: own(limits.max_logit_rows, hidden),
             picked_normed: own(limits.max_logit_rows, hidden),
             picked_mixed: mixed.map(|width| own(limits.max_logit_rows, width)),

@@ -5,7 +5,7 @@
 
 use collectives::Collective;
 use kernels::ops::{Act, Backend, Batch, DType, Epilogue, Norm, RowSelection};
-use model_spec::{MlpKind, ModelSpec, Residual};
+use model_spec::{ModelSpec, Residual};
 
 use crate::acts::{Acts, Buffers};
 use crate::batch;
@@ -164,6 +164,7 @@ impl Decoder {
         let (residual, scale) = (layer.residual, layer.residual_scale);
         let (before_attention, before_mlp) = (layer.before_attention, layer.before_mlp);
         let (after_attention, after_mlp) = (layer.after_attention, layer.after_mlp);
+        let has_feed_forward = layer.feed_forward.is_some();
         let last = index + 1 == self.network.layers.len();
         // Past what the last layer remembers, only rows with logits matter.
         let narrow = last
@@ -182,12 +183,15 @@ impl Decoder {
         match residual {
             Residual::Sequential => {
                 self.leave(step, after_attention, scale)?;
+                if !has_feed_forward {
+                    return Ok(());
+                }
                 let input = self.enter(step, before_mlp);
-                self.mlp(index, input, Epilogue::Store);
+                self.feed_forward(index, input, Epilogue::Store);
             }
             Residual::Parallel => {
                 let input = if before_mlp.is_some() { self.enter(step, before_mlp) } else { input };
-                self.mlp(index, input, Epilogue::Accumulate);
+                self.feed_forward(index, input, Epilogue::Accumulate);
             }
         }
         self.leave(step, after_mlp, scale)
@@ -237,15 +241,11 @@ impl Decoder {
         backend.matmul(mixed, layer.output.matrix, layer.output.bias, Epilogue::Store, acts.delta);
     }
 
-    fn mlp(&mut self, index: usize, input: Act, epilogue: Epilogue) {
-        let Self { backend, network, acts, .. } = self;
-        let (mlp, buffers) = (&network.layers[index].mlp, acts.layers[index]);
-        backend.matmul(input, mlp.up.matrix, mlp.up.bias, Epilogue::Store, buffers.up);
-        match mlp.kind {
-            MlpKind::Gated => backend.gated(buffers.up, mlp.activation, buffers.inner),
-            MlpKind::Plain => backend.activate(buffers.inner, mlp.activation),
+    /// The feed-forward part of `input` into `delta`.
+    fn feed_forward(&mut self, index: usize, input: Act, epilogue: Epilogue) {
+        if let Some(feed_forward) = &self.network.layers[index].feed_forward {
+            feed_forward.run(input, epilogue, self.acts.delta, &mut *self.backend);
         }
-        backend.matmul(buffers.inner, mlp.down.matrix, mlp.down.bias, epilogue, acts.delta);
     }
 
     fn head(&mut self, mut step: Step<'_, '_>) -> Result<Logits<'_>, ForwardError> {

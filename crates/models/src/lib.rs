@@ -8,6 +8,7 @@ mod arch;
 mod batch;
 mod decoder;
 mod error;
+mod feed_forward;
 mod load;
 mod mixer;
 mod model;

@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use kernels::ops::{self, Matrix, Norm, Rope, Table, Vector};
-use model_spec::{
-    LayerSpec, MlpKind, MlpSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, Residual, RopeSpec, RopeStyle,
-};
+use model_spec::{LayerSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, Residual, RopeSpec, RopeStyle};
 
 use crate::error::LoadError;
+use crate::feed_forward::{self, FeedForward};
 use crate::mixer::{self, Mixer};
 use crate::tp::Shard;
 use crate::weights::{Kind, Names, Part, Role, Slice, Slot, Store};
@@ -36,23 +35,14 @@ pub(crate) struct Layer {
     pub mixer: Box<dyn Mixer>,
     /// From what the mixer puts out to the residual stream.
     pub output: Linear,
-    pub mlp: Mlp,
+    /// Absent where the mixer is the whole layer.
+    pub feed_forward: Option<Box<dyn FeedForward>>,
     pub before_attention: Option<Norm>,
     pub after_attention: Option<Norm>,
     pub before_mlp: Option<Norm>,
     pub after_mlp: Option<Norm>,
     pub residual: Residual,
     pub residual_scale: f32,
-}
-
-pub(crate) struct Mlp {
-    pub kind: MlpKind,
-    pub activation: ops::Activation,
-    /// Gated: `[gate | up]` in each row.
-    pub up: Linear,
-    pub down: Linear,
-    /// Inner width on this rank.
-    pub width: usize,
 }
 
 /// Walks over the model once, taking everything that this rank needs from `store`.
@@ -127,12 +117,12 @@ impl Builder<'_> {
         let (mixer, output) = mixer::build(self, index, &layer.mixer)?;
         let after_attention = self.norm(layer.norms.after_attention, slot(Part::AfterAttention), hidden)?;
         let before_mlp = self.norm(layer.norms.before_mlp, slot(Part::BeforeMlp), hidden)?;
-        let mlp = self.mlp(index, &layer.mlp)?;
+        let feed_forward = feed_forward::build(self, index, &layer.feed_forward)?;
         let after_mlp = self.norm(layer.norms.after_mlp, slot(Part::AfterMlp), hidden)?;
         Ok(Layer {
             mixer,
             output,
-            mlp,
+            feed_forward,
             before_attention,
             after_attention,
             before_mlp,
@@ -140,17 +130,6 @@ impl Builder<'_> {
             residual: layer.residual,
             residual_scale: layer.residual_scale,
         })
-    }
-
-    fn mlp(&mut self, index: usize, spec: &MlpSpec) -> Result<Mlp, LoadError> {
-        let (inner, rows) = (spec.intermediate_size, self.shard.part(spec.intermediate_size));
-        let (gate, up) = ((Part::Gate, inner, rows.clone()), (Part::Up, inner, rows.clone()));
-        let up = match spec.kind {
-            MlpKind::Gated => self.by_rows(index, &[gate, up], spec.bias)?,
-            MlpKind::Plain => self.by_rows(index, &[up], spec.bias)?,
-        };
-        let down = self.by_cols(index, (Part::Down, inner, rows.clone()), spec.bias)?;
-        Ok(Mlp { kind: spec.kind, activation: activation(spec.activation), up, down, width: rows.len() })
     }
 
     /// Projections from the residual stream, split by output rows and stacked.
@@ -229,15 +208,5 @@ impl Builder<'_> {
 
     pub(crate) fn vector_slice(&self, slot: Slot, kind: Kind, len: usize, rows: Range<usize>, role: Role) -> Slice {
         Slice { tensor: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
-    }
-}
-
-fn activation(activation: model_spec::Activation) -> ops::Activation {
-    match activation {
-        model_spec::Activation::Silu => ops::Activation::Silu,
-        model_spec::Activation::Gelu => ops::Activation::Gelu,
-        model_spec::Activation::GeluTanh => ops::Activation::GeluTanh,
-        model_spec::Activation::Relu => ops::Activation::Relu,
-        model_spec::Activation::ReluSquared => ops::Activation::ReluSquared,
     }
 }

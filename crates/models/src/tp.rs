@@ -54,7 +54,9 @@ impl Shard {
             match &layer.mixer {
                 MixerSpec::Attention(attention) => self.check_attention(attention)?,
             }
-            self.divides("intermediate_size", layer.mlp.intermediate_size)?;
+            for (what, size) in layer.feed_forward.inner_sizes() {
+                self.divides(what, size)?;
+            }
         }
         Ok(())
     }

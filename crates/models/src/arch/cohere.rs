@@ -19,12 +19,13 @@ pub(super) fn cohere(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let bias = config.flag_or("attention_bias", false)?;
     let layer = LayerSpec {
         mixer: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }).into(),
-        mlp: MlpSpec {
+        feed_forward: MlpSpec {
             kind: MlpKind::Gated,
             intermediate_size: sizes.intermediate,
             activation: activation(config, "hidden_act", "silu")?,
             bias: false,
-        },
+        }
+        .into(),
         norms: LayerNorms { before_attention: Some(norm), ..Default::default() },
         residual: Residual::Parallel,
         residual_scale: 1.0,

@@ -58,13 +58,14 @@ fn attention(config: &ConfigFile) -> Result<AttentionSpec, ConfigError> {
 fn layer(config: &ConfigFile, norms: LayerNorms, attention: AttentionSpec) -> Result<LayerSpec, ConfigError> {
     Ok(LayerSpec {
         mixer: attention.into(),
-        mlp: MlpSpec {
+        feed_forward: MlpSpec {
             kind: MlpKind::Gated,
             intermediate_size: config.size("intermediate_size")?,
             // The first files say "gelu" in hidden_act and mean the approximation.
             activation: activation(config, "hidden_activation", "gelu_pytorch_tanh")?,
             bias: false,
-        },
+        }
+        .into(),
         norms,
         residual: Residual::Sequential,
         residual_scale: 1.0,

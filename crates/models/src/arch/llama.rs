@@ -129,12 +129,13 @@ fn layer(
 ) -> Result<LayerSpec, ConfigError> {
     Ok(LayerSpec {
         mixer: attention.into(),
-        mlp: MlpSpec {
+        feed_forward: MlpSpec {
             kind: MlpKind::Gated,
             intermediate_size: sizes.intermediate,
             activation: activation(config, "hidden_act", "silu")?,
             bias: switches.mlp_bias,
-        },
+        }
+        .into(),
         norms: LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() },
         residual: Residual::Sequential,
         residual_scale: 1.0,

@@ -20,12 +20,13 @@ pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let rope = RopeDefaults { theta: 10000.0, rotary_dim, style: RopeStyle::Halves };
     let layer = LayerSpec {
         mixer: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: true, output: true }).into(),
-        mlp: MlpSpec {
+        feed_forward: MlpSpec {
             kind: MlpKind::Plain,
             intermediate_size: sizes.intermediate,
             activation: activation(config, "hidden_act", "gelu_new")?,
             bias: true,
-        },
+        }
+        .into(),
         norms: LayerNorms { before_attention: Some(norm), ..Default::default() },
         residual: Residual::Parallel,
         residual_scale: 1.0,

@@ -1,0 +1,58 @@
+//! A multi-layer perceptron: up, a non-linearity, down.
+
+use kernels::ops::{self, Act, Backend, Epilogue};
+use model_spec::{Activation, MlpKind, MlpSpec};
+
+use super::FeedForward;
+use crate::error::LoadError;
+use crate::network::{Builder, Linear};
+use crate::weights::Part;
+
+/// An MLP's weights and buffers.
+pub(super) struct Mlp {
+    kind: MlpKind,
+    activation: ops::Activation,
+    /// Gated: `[gate | up]` in each row.
+    up: Linear,
+    down: Linear,
+    /// What `up` gives, and what goes into `down`; one and the same without a gate.
+    raised: Act,
+    inner: Act,
+}
+
+impl FeedForward for Mlp {
+    fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
+        backend.matmul(input, self.up.matrix, self.up.bias, Epilogue::Store, self.raised);
+        match self.kind {
+            MlpKind::Gated => backend.gated(self.raised, self.activation, self.inner),
+            MlpKind::Plain => backend.activate(self.inner, self.activation),
+        }
+        backend.matmul(self.inner, self.down.matrix, self.down.bias, epilogue, out);
+    }
+}
+
+pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MlpSpec) -> Result<Mlp, LoadError> {
+    let (inner, rows) = (spec.intermediate_size, builder.shard.part(spec.intermediate_size));
+    let (gate, up) = ((Part::Gate, inner, rows.clone()), (Part::Up, inner, rows.clone()));
+    let up = match spec.kind {
+        MlpKind::Gated => builder.by_rows(index, &[gate, up], spec.bias)?,
+        MlpKind::Plain => builder.by_rows(index, &[up], spec.bias)?,
+    };
+    let down = builder.by_cols(index, (Part::Down, inner, rows.clone()), spec.bias)?;
+    let inner = builder.store.buffer("inner", rows.len());
+    let raised = match spec.kind {
+        MlpKind::Gated => builder.store.buffer("gate_up", 2 * rows.len()),
+        MlpKind::Plain => inner,
+    };
+    Ok(Mlp { kind: spec.kind, activation: activation(spec.activation), up, down, raised, inner })
+}
+
+fn activation(activation: Activation) -> ops::Activation {
+    match activation {
+        Activation::Silu => ops::Activation::Silu,
+        Activation::Gelu => ops::Activation::Gelu,
+        Activation::GeluTanh => ops::Activation::GeluTanh,
+        Activation::Relu => ops::Activation::Relu,
+        Activation::ReluSquared => ops::Activation::ReluSquared,
+    }
+}

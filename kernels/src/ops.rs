@@ -211,6 +211,10 @@ pub struct RowSelection<'a> {
 pub trait Backend: Send {
     /// For people: "cpu (amx, 2 threads)".
     fn describe(&self) -> String;
+    /// Why the device can no longer be used. From then on operations do nothing and what is read means nothing.
+    fn fault(&self) -> Option<&str> {
+        None
+    }
 
     /// Takes a weight matrix into device memory, packing it as the device likes. `compute` is the activation type it will meet:
     /// with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
@@ -219,8 +223,13 @@ pub trait Backend: Send {
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table;
     /// Takes a vector of f32.
     fn load_vector(&mut self, values: &[f32]) -> Vector;
-    /// Allocates activations for up to `max_rows` rows.
+    /// Allocates activations for up to `max_rows` rows, in f32.
     fn new_act(&mut self, max_rows: usize, width: usize) -> Act;
+    /// The same for values that only feed products and attention: the backend may round them to `precision`.
+    fn new_rounded_act(&mut self, max_rows: usize, width: usize, precision: DType) -> Act {
+        let _ = precision;
+        self.new_act(max_rows, width)
+    }
     /// Allocates one layer's KV memory, once.
     fn new_kv(&mut self, shape: KvShape) -> KvLayer;
     /// Copies whole blocks within a layer: `from[i]` to `to[i]`.
@@ -230,7 +239,7 @@ pub trait Backend: Send {
     fn begin(&mut self, batch: Batch<'_>);
     /// `out[row] = table[token(row) - first_entry]`, zero for tokens outside the table (vocabulary-parallel embedding); times `scale`.
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act);
-    /// `out = norm(x)`.
+    /// `out = norm(x)`; `out` may be `x`.
     fn norm(&mut self, x: Act, norm: Norm, out: Act);
     /// `residual += delta; out = norm(residual)`.
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act);
@@ -251,6 +260,8 @@ pub trait Backend: Send {
     fn add(&mut self, x: Act, y: Act);
     /// `x *= factor`.
     fn scale(&mut self, x: Act, factor: f32);
+    /// `x = cap * tanh(x / cap)`.
+    fn soft_cap(&mut self, x: Act, cap: f32);
     /// `out[i] = x[rows[i]]`; later operations on `out` see `rows.len()` rows.
     fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act);
     /// The rows of `x` on the host, for reading: `[rows, width]`. Waits for the device.

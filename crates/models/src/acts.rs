@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kernels::ops::{Act, Backend};
+use kernels::ops::{Act, Backend, DType};
 use model_spec::ModelSpec;
 
 use crate::Limits;
@@ -24,29 +24,38 @@ pub(crate) struct Acts {
     pub(crate) bytes: u64,
 }
 
-/// Makes activation buffers and counts their bytes. One with room for all rows of a step is shared by whoever asks for the same role and
-/// width: layers run one after the other.
+/// Makes activation buffers and counts their bytes (as if all were f32). One with room for all rows of a step is shared by whoever asks for
+/// the same role and width: layers run one after the other.
 pub(crate) struct Buffers {
     max_rows: usize,
+    /// What values that only feed products and attention may be rounded to.
+    compute: DType,
     shared: HashMap<(&'static str, usize), Act>,
     bytes: u64,
 }
 
 impl Buffers {
-    pub(crate) fn new(max_rows: usize) -> Self {
-        Self { max_rows, shared: HashMap::new(), bytes: 0 }
+    pub(crate) fn new(max_rows: usize, compute: DType) -> Self {
+        Self { max_rows, compute, shared: HashMap::new(), bytes: 0 }
     }
 
+    /// In f32.
     fn own(&mut self, rows: usize, width: usize, backend: &mut dyn Backend) -> Act {
         self.bytes += (rows * width * size_of::<f32>()) as u64;
         backend.new_act(rows, width)
     }
 
+    fn rounded(&mut self, rows: usize, width: usize, backend: &mut dyn Backend) -> Act {
+        self.bytes += (rows * width * size_of::<f32>()) as u64;
+        backend.new_rounded_act(rows, width, self.compute)
+    }
+
+    /// For what goes on inside a layer: the device may round it to the computing type.
     pub(crate) fn shared(&mut self, role: &'static str, width: usize, backend: &mut dyn Backend) -> Act {
         if let Some(act) = self.shared.get(&(role, width)) {
             return *act;
         }
-        let act = self.own(self.max_rows, width, backend);
+        let act = self.rounded(self.max_rows, width, backend);
         self.shared.insert((role, width), act);
         act
     }
@@ -63,15 +72,15 @@ impl Acts {
     ) -> Self {
         let (rows, hidden) = (limits.max_rows, spec.hidden_size);
         let mixed = network.layers.last().map(|layer| layer.mixer.width());
-        let mut own = |rows, width| buffers.own(rows, width, backend);
+        let picked_rows = limits.max_logit_rows;
         Self {
-            x: own(rows, hidden),
-            normed: own(rows, hidden),
-            delta: own(rows, hidden),
-            picked: own(limits.max_logit_rows, hidden),
-            picked_normed: own(limits.max_logit_rows, hidden),
-            picked_mixed: mixed.map(|width| own(limits.max_logit_rows, width)),
-            logits: own(limits.max_logit_rows, network.head_width),
+            x: buffers.own(rows, hidden, backend),
+            normed: buffers.rounded(rows, hidden, backend),
+            delta: buffers.own(rows, hidden, backend),
+            picked: buffers.own(picked_rows, hidden, backend),
+            picked_normed: buffers.rounded(picked_rows, hidden, backend),
+            picked_mixed: mixed.map(|width| buffers.rounded(picked_rows, width, backend)),
+            logits: buffers.own(picked_rows, network.head_width, backend),
             bytes: buffers.bytes,
         }
     }

@@ -131,6 +131,7 @@ impl Decoder {
         if logit_rows.is_empty() {
             // Waits for the device, as reading logits would.
             self.backend.read(self.acts.x);
+            self.check_device()?;
             return Ok(Logits { rows: 0, vocab: self.spec.vocab_size, data: &[] });
         }
         self.head(step)
@@ -150,9 +151,7 @@ impl Decoder {
         self.backend.embed(self.network.embedding, self.network.first_entry, self.spec.embedding.scale, step.x);
         self.sum_over_ranks(step.x, step)?;
         if let Some(norm) = self.network.embedding_norm {
-            self.backend.norm(step.x, norm, self.acts.normed);
-            std::mem::swap(&mut self.acts.x, &mut self.acts.normed);
-            step.x = self.acts.x;
+            self.backend.norm(step.x, norm, step.x);
         }
         self.observe(step, 0);
         Ok(())
@@ -213,8 +212,7 @@ impl Decoder {
     fn leave(&mut self, step: &mut Step<'_, '_>, norm: Option<Norm>, scale: f32) -> Result<(), ForwardError> {
         self.sum_over_ranks(self.acts.delta, step)?;
         if let Some(norm) = norm {
-            self.backend.norm(self.acts.delta, norm, self.acts.normed);
-            std::mem::swap(&mut self.acts.delta, &mut self.acts.normed);
+            self.backend.norm(self.acts.delta, norm, self.acts.delta);
         }
         if scale != 1.0 {
             self.backend.scale(self.acts.delta, scale);
@@ -266,14 +264,21 @@ impl Decoder {
             backend.scale(acts.logits, self.spec.head.scale);
         }
         if let Some(cap) = self.spec.head.soft_cap {
-            backend.host_mut(acts.logits).iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+            backend.soft_cap(acts.logits, cap);
         }
         let (rows, vocab) = (step.logit_rows.len(), self.spec.vocab_size);
         if self.shard.size > 1 {
             self.gather_logits(rows, step.group)?;
             return Ok(Logits { rows, vocab, data: &self.logits[..rows * vocab] });
         }
+        self.backend.read(self.acts.logits);
+        self.check_device()?;
         Ok(Logits { rows, vocab, data: self.backend.read(self.acts.logits) })
+    }
+
+    /// Fails once the device has.
+    pub(crate) fn check_device(&self) -> Result<(), ForwardError> {
+        self.backend.fault().map_or(Ok(()), |fault| Err(ForwardError::Device(fault.to_owned())))
     }
 
     /// Puts the ranks' parts of each row side by side, without the padding at the end.

@@ -90,6 +90,9 @@ pub enum LoadError {
         /// The combination.
         what: &'static str,
     },
+    /// The device failed, or its memory did not suffice.
+    #[error("{0}")]
+    Device(String),
     /// Options that contradict themselves.
     #[error("{what} is {value}: {reason}")]
     Option {
@@ -102,7 +105,7 @@ pub enum LoadError {
     },
 }
 
-/// A step that was not run. The model stays usable.
+/// A step that was not run. The model stays usable, unless its device failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
@@ -156,6 +159,9 @@ pub enum ForwardError {
         /// Ranks in the group.
         group_size: usize,
     },
+    /// The device failed: nothing on it can be used any more.
+    #[error("{0}")]
+    Device(String),
     /// The model has no logits ([`Model::is_echo`](crate::Model::is_echo)).
     #[error("the echo model has no logits")]
     NoLogits,

@@ -102,7 +102,7 @@ pub fn load(
     let mut backend = backend;
     let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
     report(0);
-    let buffers = Buffers::new(limits.max_rows);
+    let buffers = Buffers::new(limits.max_rows, compute);
     let mut loader = Loader {
         weights: &*weights,
         backend: &mut *backend,
@@ -115,7 +115,9 @@ pub fn load(
     let network = network::build(&spec, &names, shard, &mut loader)?;
     let (weight_bytes, buffers) = (loader.resident, loader.buffers);
     let parts = Parts { spec, shard, limits, compute, backend, network, buffers };
-    Ok(Model::decoder(Decoder::new(parts), weight_bytes))
+    let decoder = Decoder::new(parts);
+    decoder.check_device().map_err(|fault| LoadError::Device(fault.to_string()))?;
+    Ok(Model::decoder(decoder, weight_bytes))
 }
 
 fn element_type(dtype: FloatType) -> DType {

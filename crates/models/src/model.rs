@@ -103,6 +103,14 @@ impl Model {
         }
     }
 
+    /// Fails once the device has: after [`Model::allocate_kv`], when its memory did not suffice.
+    pub fn check_device(&self) -> Result<(), ForwardError> {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.check_device(),
+            Inner::Echo(_) => Ok(()),
+        }
+    }
+
     /// Copies block `from[i]` to `to[i]` in every layer.
     pub fn copy_blocks(&mut self, from: &[u32], to: &[u32]) {
         if let Inner::Decoder(decoder) = &mut self.inner {

@@ -20,6 +20,7 @@ mod pool;
 mod rope_and_cache;
 mod scale;
 mod simd;
+mod soft_cap;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 
@@ -233,6 +234,10 @@ impl Backend for CpuBackend {
 
     fn scale(&mut self, x: Act, factor: f32) {
         scale::scale(&mut self.pool, self.acts.view(x), factor);
+    }
+
+    fn soft_cap(&mut self, x: Act, cap: f32) {
+        soft_cap::soft_cap(&mut self.pool, self.acts.view(x), cap);
     }
 
     fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act) {

@@ -2,5 +2,6 @@
 //!
 //! [`ops::Backend`] is the seam: the decoder in `models` speaks only to it. `cpu` is the reference and fast in its own right.
 
+pub mod choose;
 pub mod cpu;
 pub mod ops;

@@ -4,6 +4,8 @@
 //! Handles are plain numbers that only the backend that gave them understands, so nothing above this file owns device memory.
 //! Shapes are checked by the backend; a mismatch is a bug above it and panics with both shapes.
 
+use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
+
 /// Element type of stored weights and of the KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum DType {
@@ -78,7 +80,7 @@ pub struct KvShape {
 /// The ragged batch of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// Token ids of all rows `[num_tokens]`.
+    /// Token ids of all rows `[num_tokens]`, or what stands for a slot's last token ([`crate::choose::last_token`]).
     pub tokens: &'a [u32],
     /// Position of each row in its sequence `[num_tokens]`.
     pub positions: &'a [u32],
@@ -268,4 +270,21 @@ pub trait Backend: Send {
     fn read(&mut self, x: Act) -> &[f32];
     /// The same for writing: what a host-side collective works on.
     fn host_mut(&mut self, x: Act) -> &mut [f32];
+
+    /// Makes room for the sequences of `count` slots, empty, over logits of `vocab` columns. Steps under way must have been taken.
+    fn set_slots(&mut self, count: usize, vocab: usize);
+    /// Whether [`Backend::choose`] can do all of this. What it cannot do, the host does on rows that were read.
+    fn can_choose(&self, choice: &Choice) -> bool;
+    /// Another sequence begins in a slot. `counts` has every token of it so far and how often it occurs in the output (0: in the prompt
+    /// only), when there are penalties.
+    fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]);
+    /// Ends a step: chooses tokens from rows of `logits` (any act when there are no rows), makes each its slot's last token, and counts it
+    /// for penalties. Does not wait for the device. At most [`crate::choose::STEPS_IN_FLIGHT`] steps may be ended and not taken.
+    ///
+    /// The same logits and settings give the same token whatever else is in the batch.
+    fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket;
+    /// Whether [`Backend::take`] would not have to wait.
+    fn is_done(&mut self, ticket: Ticket) -> bool;
+    /// Waits for a step and appends what its rows gave to `out`, in the order of the rows. To be called once a ticket, in order.
+    fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>);
 }

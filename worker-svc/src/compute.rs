@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     time::Duration,
 };
 
@@ -14,7 +14,13 @@ use models::Model;
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use tokio::sync::mpsc;
 
-use crate::{config::Args, engine::Engine, error::StepError, memory, sampler::Sampler, slots::Slots};
+use crate::{
+    config::Args,
+    engine::{Engine, Options},
+    error::StepError,
+    memory,
+    slots::Slots,
+};
 
 /// Jobs that may wait: the group, and two plans of it.
 const QUEUE: usize = 64;
@@ -104,23 +110,53 @@ fn epoch(
             return Ok(until_forming(jobs));
         }
     };
-    let max_logit_rows = args.load_options().max_logit_rows;
-    let mut engine = Engine { model, slots, group, sampler: Sampler::new(args.threads()), max_logit_rows };
+    let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
+    let mut engine = Engine::new(model, slots, group, options);
     say(replies, Reply::Formed(form.epoch))?;
     loop {
-        match jobs.recv().ok() {
-            Some(Job::Step(plan)) if plan.epoch == form.epoch => match engine.run(*plan) {
-                Ok(result) => say(replies, Reply::Result(Box::new(result)))?,
-                Err(StepError::GroupLost(reason)) => {
-                    say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
-                    return Ok(until_forming(jobs));
-                }
-                Err(error) => return Err(error.into()),
-            },
-            Some(Job::Step(_)) => {}
-            other => return Ok(other),
+        let step = match next(&mut engine, jobs) {
+            Next::Finish => engine.finish().map(|result| result.map(Box::new)),
+            Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None),
+            Next::Job(Some(Job::Step(_))) => Ok(None),
+            Next::Job(other) => return Ok(other),
+        };
+        match step {
+            Ok(result) => result.map_or(Ok(()), |result| say(replies, Reply::Result(result)))?,
+            Err(StepError::GroupLost(reason)) => {
+                say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
+                return Ok(until_forming(jobs));
+            }
+            Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// What there is to do in an epoch.
+enum Next {
+    /// The oldest plan is done.
+    Finish,
+    /// Do this; absent: the process is ending.
+    Job(Option<Job>),
+}
+
+/// Results come first; then jobs, when the engine has room for them.
+///
+/// While the device works this looks for both without sleeping: being woken takes longer than what is left of a short step.
+fn next(engine: &mut Engine<'_>, jobs: &Receiver<Job>) -> Next {
+    while !engine.is_idle() {
+        if engine.is_done() {
+            return Next::Finish;
+        }
+        if engine.has_room() {
+            match jobs.try_recv() {
+                Ok(job) => return Next::Job(Some(job)),
+                Err(TryRecvError::Disconnected) => return Next::Job(None),
+                Err(TryRecvError::Empty) => {}
+            }
+        }
+        std::thread::yield_now();
+    }
+    Next::Job(jobs.recv().ok())
 }
 
 /// Passes over what is left of a lost epoch.
@@ -153,6 +189,8 @@ fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, Wo
         let _ = replies.try_send(Reply::Loading { done: progress.bytes_done, total: progress.bytes_total });
     };
     let mut model = models::load(&args.model, &args.load_options(), Box::new(backend), &mut progress)?;
+    // Before the cache takes what memory is left.
+    model.set_slots(args.max_num_seqs as usize);
     let spec = model.spec();
     let eos_token_ids = spec.eos_token_ids.clone();
     let (vocab_size, context_len) = (spec.vocab_size as u32, spec.context_len as u32);

@@ -1,9 +1,13 @@
-//! Executes plans: changes to the slots, forward passes, sampling.
+//! Executes plans: changes to the slots, forward passes, tokens.
+//!
+//! A plan is *submitted*, which asks the device for everything it says, and later *finished*, which takes what the device chose. The next
+//! plan may be submitted in between: its rows name slots whose newest token is not known yet. What needs a token or logits on the host
+//! (choices that the device cannot make, log-probabilities of prompts) is completed while its plan is submitted, after all plans before it.
 
-use std::time::Instant;
+use std::{collections::VecDeque, time::Instant};
 
 use collectives::Collective;
-use kernels::ops::{Batch, Sequence};
+use kernels::choose::{STEPS_IN_FLIGHT, Ticket};
 use models::{Logits, Model};
 use proto::{StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
@@ -11,42 +15,137 @@ use sampling::{Logprobs, Sampled, token_logprobs};
 use crate::{
     error::StepError,
     passes::{Piece, Wanted, passes},
+    rows::{Chooser, Rows},
     sampler::Sampler,
     slots::{Slot, Slots, no_slot},
 };
 
 /// One epoch of a worker: the model, the slots, the group.
 pub(crate) struct Engine<'m> {
-    pub model: &'m mut Model,
-    pub slots: Slots,
-    pub group: Box<dyn Collective>,
-    pub sampler: Sampler,
-    pub max_logit_rows: usize,
+    model: &'m mut Model,
+    slots: Slots,
+    group: Box<dyn Collective>,
+    sampler: Sampler,
+    max_logit_rows: usize,
+    /// Plans submitted and not finished, oldest first.
+    flights: VecDeque<Flight>,
+    /// When the last plan was finished.
+    last_finish: Instant,
+    chosen: Vec<Sampled>,
 }
 
-impl Engine<'_> {
-    /// One step. The result has rows on rank 0 only; every rank samples, so that all keep the same history.
-    pub(crate) fn run(&mut self, mut plan: StepPlan) -> Result<StepResult, StepError> {
-        let start = Instant::now();
-        self.slots.apply(&mut plan)?;
-        if !plan.copy_from.is_empty() {
-            self.model.copy_blocks(&plan.copy_from, &plan.copy_to);
+/// A plan under way.
+struct Flight {
+    result: StepResult,
+    submitted: Instant,
+    awaited: Option<Awaited>,
+}
+
+/// Tokens that the device has been asked for.
+struct Awaited {
+    ticket: Ticket,
+    choosers: Vec<Chooser>,
+}
+
+impl<'m> Engine<'m> {
+    /// A group's engine. The slots are empty, on the device too.
+    pub(crate) fn new(model: &'m mut Model, slots: Slots, group: Box<dyn Collective>, options: Options) -> Self {
+        model.set_slots(slots.count());
+        Self {
+            model,
+            slots,
+            group,
+            sampler: Sampler::new(options.threads),
+            max_logit_rows: options.max_logit_rows,
+            flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
+            last_finish: Instant::now(),
+            chosen: Vec::new(),
         }
-        self.slots.replace(&plan)?;
+    }
+
+    /// Whether another plan may be submitted.
+    pub(crate) fn has_room(&self) -> bool {
+        self.flights.len() < STEPS_IN_FLIGHT
+    }
+
+    /// Whether no plan is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    /// Whether the oldest plan could be finished without waiting.
+    pub(crate) fn is_done(&mut self) -> bool {
+        let awaited = self.flights.front().and_then(|flight| flight.awaited.as_ref());
+        awaited.is_none_or(|awaited| self.model.is_done(awaited.ticket))
+    }
+
+    /// Asks the device for a step. There must be room.
+    pub(crate) fn submit(&mut self, mut plan: StepPlan) -> Result<(), StepError> {
+        let submitted = Instant::now();
+        self.change_slots(&mut plan)?;
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
+        let mut awaited = None;
         if self.model.is_echo() {
             self.echo(&plan, &mut result)?;
         } else {
-            for pieces in passes(&plan, &self.slots, self.max_logit_rows)? {
-                self.pass(&pieces, &mut result)?;
+            let passes = passes(&plan, &self.slots, self.max_logit_rows)?;
+            let alone = passes.len() == 1;
+            for pieces in &passes {
+                let on_host = !alone || pieces.iter().any(|piece| self.needs_host(piece));
+                let rows = Rows::new(pieces, &self.slots);
+                let asked = self.model.submit(rows.batch(), &rows.logit_rows, &rows.choices, &mut *self.group)?;
+                let asked = Awaited { ticket: asked, choosers: rows.choosers };
+                self.expect(&asked);
+                if on_host {
+                    self.complete_earlier()?;
+                    self.complete_here(pieces, asked, &mut result)?;
+                } else {
+                    awaited = Some(asked);
+                }
             }
         }
-        result.compute_us = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
-        if self.group.rank() != 0 {
-            result =
-                StepResult { epoch: plan.epoch, step: plan.step, compute_us: result.compute_us, ..Default::default() };
+        self.flights.push_back(Flight { result, submitted, awaited });
+        Ok(())
+    }
+
+    /// Waits for the oldest plan. The result has rows on rank 0 only; every rank appends the tokens, so that all keep the same history.
+    pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
+        let Some(Flight { mut result, submitted, awaited }) = self.flights.pop_front() else { return Ok(None) };
+        if let Some(awaited) = awaited {
+            self.complete(awaited, Vec::new(), &mut result)?;
         }
-        Ok(result)
+        let now = Instant::now();
+        // The time that was this plan's alone.
+        let took = now.saturating_duration_since(submitted.max(self.last_finish));
+        self.last_finish = now;
+        result.compute_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        if self.group.rank() != 0 {
+            result = StepResult {
+                epoch: result.epoch,
+                step: result.step,
+                compute_us: result.compute_us,
+                ..StepResult::default()
+            };
+        }
+        Ok(Some(result))
+    }
+
+    fn change_slots(&mut self, plan: &mut StepPlan) -> Result<(), StepError> {
+        let added: Vec<u32> = plan.added.iter().map(|sequence| sequence.slot).collect();
+        self.slots.apply(plan)?;
+        if !plan.copy_from.is_empty() {
+            self.model.copy_blocks(&plan.copy_from, &plan.copy_to);
+        }
+        self.slots.replace(plan)?;
+        for number in added {
+            let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
+            if let Some(choice) = slot.sampling.choice().filter(|choice| self.model.can_choose(choice)) {
+                let counts: Vec<(u32, u32)> = slot.history.counts().collect();
+                self.model.set_slot(number, &choice, &counts);
+                slot.on_device = true;
+            }
+        }
+        Ok(())
     }
 
     /// The model that costs nothing: no forward pass, no logits.
@@ -63,75 +162,102 @@ impl Engine<'_> {
         Ok(())
     }
 
-    fn pass(&mut self, pieces: &[Piece], result: &mut StepResult) -> Result<(), StepError> {
-        let rows = Rows::new(pieces, &self.slots);
-        let (tokens, positions) = (&rows.tokens, &rows.positions);
-        let batch = Batch { tokens, positions, sequences: &rows.sequences };
-        let logits = self.model.forward(batch, &rows.logit_rows, &mut *self.group)?;
-        let mut sampled_rows = Vec::new();
+    /// Whether the host must see a piece's logits.
+    fn needs_host(&self, piece: &Piece) -> bool {
+        match piece.wanted {
+            Wanted::Nothing => false,
+            Wanted::Last => !self.slots.get(piece.slot).is_some_and(|slot| slot.on_device),
+            Wanted::All { .. } => true,
+        }
+    }
+
+    /// Histories grow by tokens that are known later.
+    fn expect(&mut self, asked: &Awaited) {
+        for chooser in &asked.choosers {
+            if let Some(slot) = self.slots.get_mut(chooser.slot) {
+                slot.pending += 1;
+            }
+        }
+    }
+
+    /// Takes the tokens of all plans under way; they are finished later.
+    fn complete_earlier(&mut self) -> Result<(), StepError> {
+        let mut flights = std::mem::take(&mut self.flights);
+        for flight in &mut flights {
+            if let Some(awaited) = flight.awaited.take() {
+                self.complete(awaited, Vec::new(), &mut flight.result)?;
+            }
+        }
+        self.flights = flights;
+        Ok(())
+    }
+
+    /// Does the host's part of a pass, and takes the device's.
+    fn complete_here(&mut self, pieces: &[Piece], asked: Awaited, result: &mut StepResult) -> Result<(), StepError> {
+        let logits = self.model.logits()?;
+        let mut work: Vec<(&[f32], &Slot)> = Vec::new();
         let mut next = 0;
         for piece in pieces {
             let slot = self.slots.get(piece.slot).expect("passes looked it up");
             let first = next;
-            next += match piece.wanted {
-                Wanted::Nothing => 0,
-                Wanted::Last => 1,
-                Wanted::All { .. } => piece.len as usize,
-            };
+            next += piece.logit_rows();
             if let Wanted::All { .. } = piece.wanted {
                 score_prompt(piece, slot, logits, first, &mut result.prompt_logprobs);
             }
-            if matches!(piece.wanted, Wanted::Last | Wanted::All { sample: true }) {
-                sampled_rows.push((piece.slot, logits.row(next - 1), slot));
+            if piece.samples() && !slot.on_device {
+                work.push((logits.row(next - 1), slot));
             }
         }
-        let work: Vec<(&[f32], &Slot)> = sampled_rows.iter().map(|(_, row, slot)| (*row, *slot)).collect();
-        let sampled = self.sampler.run(&work);
-        let chosen: Vec<(u32, Sampled)> = sampled_rows.iter().map(|(slot, ..)| *slot).zip(sampled).collect();
-        for (slot, sampled) in chosen {
-            self.take(slot, sampled, result);
+        let from_host = self.sampler.run(&work);
+        self.complete(asked, from_host, result)
+    }
+
+    /// Puts the tokens of a pass, the device's and the host's, into histories and result, in the plan's order.
+    fn complete(&mut self, asked: Awaited, from_host: Vec<Sampled>, result: &mut StepResult) -> Result<(), StepError> {
+        let mut chosen = std::mem::take(&mut self.chosen);
+        self.model.take(asked.ticket, &mut chosen)?;
+        let (mut from_device, mut from_host) = (chosen.drain(..), from_host.into_iter());
+        for chooser in asked.choosers {
+            let sampled = if chooser.on_device { from_device.next() } else { from_host.next() };
+            self.append(chooser, sampled.expect("one for each row that was asked for"), result);
         }
+        drop(from_device);
+        self.chosen = chosen;
         Ok(())
     }
 
-    fn take(&mut self, slot: u32, sampled: Sampled, result: &mut StepResult) {
-        self.slots.get_mut(slot).expect("passes looked it up").history.push(sampled.token);
+    fn append(&mut self, chooser: Chooser, sampled: Sampled, result: &mut StepResult) {
+        // A later plan may have given the slot to another sequence; the scheduler knows whose token this is.
+        let held = self.slots.get_mut(chooser.slot);
+        if let Some(slot) = held.filter(|slot| slot.incarnation == chooser.incarnation) {
+            slot.pending -= 1;
+            slot.history.push(sampled.token);
+        }
         if let Some(logprobs) = sampled.logprobs {
             result.logprobs.push(message(result.token.len() as u32, sampled.token, logprobs));
         }
-        result.slot.push(slot);
+        result.slot.push(chooser.slot);
         result.token.push(sampled.token);
     }
 }
 
-/// A pass's rows as the model wants them.
-struct Rows<'a> {
-    tokens: Vec<u32>,
-    positions: Vec<u32>,
-    sequences: Vec<Sequence<'a>>,
-    logit_rows: Vec<u32>,
+impl Drop for Engine<'_> {
+    /// The next group's engine finds a device that nobody waits for.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // Whoever uses a faulty device next is told.
+            let _ = self.complete_earlier();
+        }
+    }
 }
 
-impl<'a> Rows<'a> {
-    fn new(pieces: &[Piece], slots: &'a Slots) -> Self {
-        let mut rows =
-            Self { tokens: vec![], positions: vec![], sequences: Vec::with_capacity(pieces.len()), logit_rows: vec![] };
-        for piece in pieces {
-            let slot = slots.get(piece.slot).expect("passes looked it up");
-            let (start, num_rows) = (piece.start as usize, piece.len as usize);
-            let first_row = rows.tokens.len();
-            rows.tokens.extend_from_slice(&slot.history.tokens()[start..start + num_rows]);
-            rows.positions.extend(piece.start..piece.start + piece.len);
-            rows.sequences.push(Sequence { first_row, num_rows, start, blocks: &slot.blocks });
-            let end = rows.tokens.len() as u32;
-            match piece.wanted {
-                Wanted::Nothing => {}
-                Wanted::Last => rows.logit_rows.push(end - 1),
-                Wanted::All { .. } => rows.logit_rows.extend(first_row as u32..end),
-            }
-        }
-        rows
-    }
+/// Sizes of an engine.
+#[derive(Clone, Copy)]
+pub(crate) struct Options {
+    /// Threads that choose tokens on the host.
+    pub threads: usize,
+    /// Rows of logits in a pass at most.
+    pub max_logit_rows: usize,
 }
 
 /// Log-probabilities of the prompt tokens that follow a piece's positions.
@@ -162,3 +288,6 @@ fn message(index: u32, token: u32, logprobs: Logprobs) -> TokenLogprobs {
         token,
     }
 }
+
+#[cfg(test)]
+mod tests;

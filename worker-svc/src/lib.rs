@@ -2,7 +2,7 @@
 //!
 //! Two threads. The main one talks: it keeps the link to the scheduler and moves messages ([`serve`]). The compute thread works: it loads
 //! the model and executes plans strictly in order ([`compute`]), so the next plan may already wait while a step runs. What a plan means is
-//! in [`engine`]; the sequences that it is about live in [`slots`].
+//! in [`engine`]; the sequences that it is about live in [`slots`]. A plan is submitted to the device while the one before it still runs.
 
 mod compute;
 mod config;
@@ -11,6 +11,7 @@ mod error;
 mod memory;
 mod metrics;
 mod passes;
+mod rows;
 mod sampler;
 mod serve;
 mod slots;

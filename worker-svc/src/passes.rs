@@ -32,7 +32,12 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    fn logit_rows(&self) -> usize {
+    /// Whether a token is chosen after the last position.
+    pub(crate) fn samples(&self) -> bool {
+        matches!(self.wanted, Wanted::Last | Wanted::All { sample: true })
+    }
+
+    pub(crate) fn logit_rows(&self) -> usize {
         match self.wanted {
             Wanted::Nothing => 0,
             Wanted::Last => 1,
@@ -54,8 +59,13 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
         let slot = slots.get(plan.slot[row]).ok_or_else(|| no_slot(step, plan.slot[row]))?;
         let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.sample[row] != 0);
         let end = start as usize + len as usize;
-        if len == 0 || end > slot.history.tokens().len() {
-            return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.history.tokens().len())));
+        if len == 0 || end > slot.len() {
+            return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.len())));
+        }
+        // Of the tokens that are not known yet, the device has the newest only.
+        let unknown = end.saturating_sub(slot.history.tokens().len().max(start as usize));
+        if unknown > 1 || (unknown == 1 && end < slot.len()) {
+            return Err(malformed(step, &format!("tokens {start}..{end} of slot {} are under way", plan.slot[row])));
         }
         let whole =
             Piece { slot: plan.slot[row], start, len, wanted: if sample { Wanted::Last } else { Wanted::Nothing } };

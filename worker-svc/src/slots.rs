@@ -15,8 +15,21 @@ pub(crate) struct Slot {
     pub blocks: Vec<u32>,
     /// Log-probabilities wanted for prompt positions.
     pub prompt_logprobs: Option<usize>,
+    /// The device chooses its tokens.
+    pub on_device: bool,
+    /// Tokens that are chosen but not in the history yet.
+    pub pending: usize,
+    /// Tells the sequences that this slot holds one after the other apart.
+    pub incarnation: u64,
     /// Open as long as the sequence is here.
     _span: Span,
+}
+
+impl Slot {
+    /// Tokens of the sequence, with those on their way.
+    pub(crate) fn len(&self) -> usize {
+        self.history.tokens().len() + self.pending
+    }
 }
 
 /// The table that plans refer to by slot number.
@@ -25,12 +38,18 @@ pub(crate) struct Slots {
     table: Vec<Option<Slot>>,
     num_blocks: u32,
     end_tokens: Vec<u32>,
+    added: u64,
 }
 
 impl Slots {
     /// An empty table of a new epoch.
     pub(crate) fn new(max_num_seqs: u32, num_blocks: u32, end_tokens: Vec<u32>) -> Self {
-        Self { table: (0..max_num_seqs).map(|_| None).collect(), num_blocks, end_tokens }
+        Self { table: (0..max_num_seqs).map(|_| None).collect(), num_blocks, end_tokens, added: 0 }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.table.len()
     }
 
     /// The sequence in a slot.
@@ -96,7 +115,17 @@ impl Slots {
         if place.is_some() {
             return Err(malformed(step, &format!("slot {} is taken", new.slot)));
         }
-        *place = Some(Slot { history, sampling, blocks: new.blocks, prompt_logprobs, _span: span });
+        self.added += 1;
+        *place = Some(Slot {
+            history,
+            sampling,
+            blocks: new.blocks,
+            prompt_logprobs,
+            on_device: false,
+            pending: 0,
+            incarnation: self.added,
+            _span: span,
+        });
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Checks of a step's batch, so that a faulty plan is an error here and not a wrong read on a device.
 
+use kernels::choose::{ChoiceRow, slot_of};
 use kernels::ops::{Batch, Sequence};
 
 use crate::error::ForwardError;
@@ -12,14 +13,27 @@ pub(crate) struct Blocks {
     pub size: usize,
 }
 
+/// What batch entries may name.
+#[derive(Clone, Copy)]
+pub(crate) struct Entries {
+    pub vocab: usize,
+    pub slots: usize,
+}
+
+impl Entries {
+    fn contain(self, entry: u32) -> bool {
+        slot_of(entry).map_or((entry as usize) < self.vocab, |slot| (slot as usize) < self.slots)
+    }
+}
+
 /// Checks counts, token ids, rows and blocks of a batch.
-pub(crate) fn check(batch: Batch<'_>, blocks: Blocks, vocab: usize, max_rows: usize) -> Result<(), ForwardError> {
+pub(crate) fn check(batch: Batch<'_>, blocks: Blocks, entries: Entries, max_rows: usize) -> Result<(), ForwardError> {
     let rows = batch.tokens.len();
     if rows == 0 || rows > max_rows {
         return Err(ForwardError::Rows { what: "tokens", rows, max: max_rows });
     }
-    if let Some(&token) = batch.tokens.iter().find(|&&token| token as usize >= vocab) {
-        return Err(ForwardError::Token { token, vocab });
+    if let Some(&token) = batch.tokens.iter().find(|&&token| !entries.contain(token)) {
+        return Err(ForwardError::Token { token, vocab: entries.vocab });
     }
     let mut next_row = 0;
     for (index, sequence) in batch.sequences.iter().enumerate() {
@@ -57,6 +71,15 @@ fn sequence_fault(batch: Batch<'_>, sequence: &Sequence<'_>, blocks: Blocks) -> 
     None
 }
 
+/// Checks that tokens are chosen from rows that have logits, for slots that exist, one each.
+pub(crate) fn check_choices(rows: &[ChoiceRow], logit_rows: usize, slots: usize) -> Result<(), ForwardError> {
+    let ascending = rows.is_sorted_by(|a, b| a.row < b.row);
+    if !ascending || rows.iter().any(|row| row.row as usize >= logit_rows || row.slot as usize >= slots) {
+        return Err(ForwardError::Choices { logit_rows, slots });
+    }
+    Ok(())
+}
+
 /// Checks that logit rows ascend within the batch.
 pub(crate) fn check_logit_rows(logit_rows: &[u32], rows: usize, max: usize) -> Result<(), ForwardError> {
     if logit_rows.len() > max {
@@ -71,12 +94,15 @@ pub(crate) fn check_logit_rows(logit_rows: &[u32], rows: usize, max: usize) -> R
 
 #[cfg(test)]
 mod tests {
+    use kernels::choose::last_token;
+
     use super::*;
 
     const BLOCKS: Blocks = Blocks { count: 4, size: 2 };
+    const ENTRIES: Entries = Entries { vocab: 10, slots: 2 };
 
     fn check_one(tokens: &[u32], positions: &[u32], sequence: Sequence<'_>) -> Result<(), ForwardError> {
-        check(Batch { tokens, positions, sequences: &[sequence] }, BLOCKS, 10, 3)
+        check(Batch { tokens, positions, sequences: &[sequence] }, BLOCKS, ENTRIES, 3)
     }
 
     fn sequence(start: usize, num_rows: usize, blocks: &[u32]) -> Sequence<'_> {
@@ -87,8 +113,18 @@ mod tests {
     fn good_batches_pass() {
         check_one(&[1, 2], &[0, 1], sequence(0, 2, &[3])).unwrap();
         check_one(&[1, 2, 3], &[1, 2, 3], sequence(1, 3, &[3, 0])).unwrap();
+        check_one(&[last_token(1)], &[0], sequence(0, 1, &[3])).unwrap();
         // A block beyond those in use may be anything.
         check_one(&[1], &[0], sequence(0, 1, &[3, 99])).unwrap();
+    }
+
+    #[test]
+    fn tokens_are_chosen_where_there_are_logits() {
+        let row = |row, slot| ChoiceRow { row, slot, uniform: 0.0, hold_stops: false };
+        check_choices(&[row(0, 1), row(2, 0)], 3, 2).unwrap();
+        for rows in [[row(0, 1), row(3, 0)], [row(0, 2), row(1, 0)], [row(1, 0), row(1, 1)]] {
+            assert!(check_choices(&rows, 3, 2).is_err(), "{rows:?}");
+        }
     }
 
     #[test]
@@ -97,6 +133,7 @@ mod tests {
             check_one(&[], &[], sequence(0, 0, &[0])),
             check_one(&[1; 4], &[0, 1, 2, 3], sequence(0, 4, &[0, 1])),
             check_one(&[10], &[0], sequence(0, 1, &[0])),
+            check_one(&[last_token(2)], &[0], sequence(0, 1, &[0])),
             check_one(&[1], &[1], sequence(0, 1, &[0])),
             check_one(&[1, 1], &[1, 2], sequence(1, 2, &[0])),
             check_one(&[1], &[0], sequence(0, 1, &[4])),

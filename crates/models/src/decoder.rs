@@ -4,6 +4,7 @@
 //! operation, and so that with several ranks it can be summed over them first.
 
 use collectives::Collective;
+use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{Act, Backend, Batch, DType, Epilogue, Norm, RowSelection};
 use model_spec::{ModelSpec, Residual};
 
@@ -27,6 +28,9 @@ pub(crate) struct Decoder {
     network: Network,
     acts: Acts,
     blocks: Option<batch::Blocks>,
+    slots: usize,
+    /// Rows of the newest step's logits.
+    num_logits: usize,
     /// Logits of all ranks `[ranks, rows, head_width]`, and then `[rows, vocab]`; unused with one rank.
     gathered: Vec<f32>,
     logits: Vec<f32>,
@@ -72,6 +76,8 @@ impl Decoder {
             network,
             acts,
             blocks: None,
+            slots: 0,
+            num_logits: 0,
             gathered: vec![0.0; gathered],
             logits: vec![0.0; logits],
         }
@@ -109,6 +115,56 @@ impl Decoder {
         }
     }
 
+    pub(crate) fn set_slots(&mut self, count: usize) {
+        self.backend.set_slots(count, self.spec.vocab_size);
+        self.slots = count;
+    }
+
+    pub(crate) fn can_choose(&self, choice: &Choice) -> bool {
+        // The logits of several ranks meet on the host, so there the host of every rank chooses.
+        self.shard.size == 1 && self.backend.can_choose(choice)
+    }
+
+    pub(crate) fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
+        assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
+        self.backend.set_slot(slot, choice, counts);
+    }
+
+    pub(crate) fn submit(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        choices: &[ChoiceRow],
+        group: &mut dyn Collective,
+    ) -> Result<Ticket, ForwardError> {
+        batch::check_choices(choices, logit_rows.len(), self.slots)?;
+        self.run(batch, logit_rows, group, None)?;
+        Ok(self.backend.choose(self.acts.logits, choices))
+    }
+
+    pub(crate) fn is_done(&mut self, ticket: Ticket) -> bool {
+        self.backend.is_done(ticket)
+    }
+
+    pub(crate) fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError> {
+        self.backend.take(ticket, out);
+        self.check_device()
+    }
+
+    /// The newest step's logits, on the host.
+    pub(crate) fn logits(&mut self) -> Result<Logits<'_>, ForwardError> {
+        let (rows, vocab) = (self.num_logits, self.spec.vocab_size);
+        // Waits for the device; without logits too, so that the step is over.
+        self.backend.read(if rows == 0 { self.acts.x } else { self.acts.logits });
+        self.check_device()?;
+        let data = match (rows, self.shard.size) {
+            (0, _) => &[],
+            (_, 1) => self.backend.read(self.acts.logits),
+            _ => &self.logits[..rows * vocab],
+        };
+        Ok(Logits { rows, vocab, data })
+    }
+
     pub(crate) fn forward(
         &mut self,
         batch: Batch<'_>,
@@ -116,6 +172,18 @@ impl Decoder {
         group: &mut dyn Collective,
         observer: Option<Observer<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
+        self.run(batch, logit_rows, group, observer)?;
+        self.logits()
+    }
+
+    /// Runs a step up to its logits.
+    fn run(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        group: &mut dyn Collective,
+        observer: Option<Observer<'_>>,
+    ) -> Result<(), ForwardError> {
         self.check(batch, logit_rows, group)?;
         self.backend.begin(batch);
         let mut step =
@@ -128,13 +196,8 @@ impl Decoder {
             self.enter(&mut step, None);
             self.finish_observed(&mut step);
         }
-        if logit_rows.is_empty() {
-            // Waits for the device, as reading logits would.
-            self.backend.read(self.acts.x);
-            self.check_device()?;
-            return Ok(Logits { rows: 0, vocab: self.spec.vocab_size, data: &[] });
-        }
-        self.head(step)
+        self.num_logits = logit_rows.len();
+        if logit_rows.is_empty() { Ok(()) } else { self.head(step) }
     }
 
     fn check(&self, batch: Batch<'_>, logit_rows: &[u32], group: &dyn Collective) -> Result<(), ForwardError> {
@@ -143,7 +206,8 @@ impl Decoder {
             return Err(ForwardError::Group { rank, size, group_rank: group.rank(), group_size: group.world_size() });
         }
         let blocks = self.blocks.ok_or(ForwardError::NoKv)?;
-        batch::check(batch, blocks, self.spec.vocab_size, self.limits.max_rows)?;
+        let entries = batch::Entries { vocab: self.spec.vocab_size, slots: self.slots };
+        batch::check(batch, blocks, entries, self.limits.max_rows)?;
         batch::check_logit_rows(logit_rows, batch.tokens.len(), self.limits.max_logit_rows)
     }
 
@@ -246,7 +310,7 @@ impl Decoder {
         }
     }
 
-    fn head(&mut self, mut step: Step<'_, '_>) -> Result<Logits<'_>, ForwardError> {
+    fn head(&mut self, mut step: Step<'_, '_>) -> Result<(), ForwardError> {
         self.enter(&mut step, None);
         let Self { backend, network, acts, .. } = self;
         if step.x != acts.picked {
@@ -266,14 +330,10 @@ impl Decoder {
         if let Some(cap) = self.spec.head.soft_cap {
             backend.soft_cap(acts.logits, cap);
         }
-        let (rows, vocab) = (step.logit_rows.len(), self.spec.vocab_size);
         if self.shard.size > 1 {
-            self.gather_logits(rows, step.group)?;
-            return Ok(Logits { rows, vocab, data: &self.logits[..rows * vocab] });
+            self.gather_logits(step.logit_rows.len(), step.group)?;
         }
-        self.backend.read(self.acts.logits);
-        self.check_device()?;
-        Ok(Logits { rows, vocab, data: self.backend.read(self.acts.logits) })
+        Ok(())
     }
 
     /// Fails once the device has.

@@ -144,6 +144,14 @@ pub enum ForwardError {
         /// Rows in the batch.
         rows: usize,
     },
+    /// Tokens were asked for of rows without logits, or for slots that do not exist.
+    #[error("tokens are chosen from rows below {logit_rows}, in ascending order, for slots below {slots}")]
+    Choices {
+        /// Rows with logits.
+        logit_rows: usize,
+        /// Slots.
+        slots: usize,
+    },
     /// [`Model::allocate_kv`](crate::Model::allocate_kv) was not called.
     #[error("no key/value memory was allocated")]
     NoKv,

@@ -1,6 +1,7 @@
 //! [`Model`]: what a worker runs.
 
 use collectives::Collective;
+use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::Batch;
 use model_spec::ModelSpec;
 
@@ -118,7 +119,73 @@ impl Model {
         }
     }
 
-    /// Runs a step and returns the logits of `logit_rows` (ascending indices into the batch's rows; may be empty).
+    /// Makes room for the sequences of `count` slots, empty. No step may be under way.
+    pub fn set_slots(&mut self, count: usize) {
+        if let Inner::Decoder(decoder) = &mut self.inner {
+            decoder.set_slots(count);
+        }
+    }
+
+    /// Whether the device can choose a sequence's tokens; otherwise the host does, from [`Model::logits`].
+    pub fn can_choose(&self, choice: &Choice) -> bool {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.can_choose(choice),
+            Inner::Echo(_) => false,
+        }
+    }
+
+    /// Another sequence, whose tokens the device chooses, begins in a slot. `counts`: see [`kernels::ops::Backend::set_slot`].
+    ///
+    /// # Panics
+    /// When there is no such slot, or the device cannot choose like that.
+    pub fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
+        if let Inner::Decoder(decoder) = &mut self.inner {
+            decoder.set_slot(slot, choice, counts);
+        }
+    }
+
+    /// Starts a step without waiting for the device: logits of `logit_rows` (ascending indices into the batch's rows; may be empty), and
+    /// tokens chosen from some of these. At most [`kernels::choose::STEPS_IN_FLIGHT`] steps may be started and not taken.
+    ///
+    /// All ranks of a group call it with the same arguments.
+    pub fn submit(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        choices: &[ChoiceRow],
+        group: &mut dyn Collective,
+    ) -> Result<Ticket, ForwardError> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.submit(batch, logit_rows, choices, group),
+            Inner::Echo(_) => Err(ForwardError::NoLogits),
+        }
+    }
+
+    /// The logits of the step that was started last, untouched by its choices. Waits for it.
+    pub fn logits(&mut self) -> Result<Logits<'_>, ForwardError> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.logits(),
+            Inner::Echo(_) => Err(ForwardError::NoLogits),
+        }
+    }
+
+    /// Whether [`Model::take`] would not have to wait.
+    pub fn is_done(&mut self, ticket: Ticket) -> bool {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.is_done(ticket),
+            Inner::Echo(_) => true,
+        }
+    }
+
+    /// Waits for a step and appends the tokens that the device chose to `out`, in order. To be called once for each step, in their order.
+    pub fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.take(ticket, out),
+            Inner::Echo(_) => Err(ForwardError::NoLogits),
+        }
+    }
+
+    /// Runs a step, waits for it, and returns the logits of `logit_rows` (ascending indices into the batch's rows; may be empty).
     ///
     /// All ranks of a group call it with the same batch and rows; all get the same logits.
     pub fn forward(

@@ -7,6 +7,8 @@
 //! Order, as in vLLM: log-probabilities of the untouched row; then the rewrites (allowed tokens, bad words, min tokens, logit bias,
 //! penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p); then the draw.
 //!
+//! A plan may also be told to a device ([`SamplingPlan::choice`]), which then chooses by itself; this crate is what it is checked against.
+//!
 //! Logits that are no numbers: NaN and -inf can never be chosen, +inf counts as the largest finite number. When nothing is left (all
 //! masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
 
@@ -20,20 +22,12 @@ mod random;
 mod rules;
 
 pub use history::History;
-pub use logprobs::{FLOOR, Logprobs, token_logprobs};
+pub use kernels::choose::{Logprobs, Sampled};
+pub use logprobs::{FLOOR, token_logprobs};
 pub use plan::SamplingPlan;
 pub use random::uniform;
 
 use candidates::Candidates;
-
-/// What one row gave.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
-    /// The chosen token.
-    pub token: u32,
-    /// Present when the plan asks for log-probabilities.
-    pub logprobs: Option<Logprobs>,
-}
 
 /// Buffers that rows share, one set a thread: after the first rows nothing is allocated any more.
 #[derive(Default)]

@@ -2,23 +2,14 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
+use kernels::choose::Logprobs;
+
 use crate::math;
 
 /// The lowest log-probability that is reported: vLLM's stand-in for -inf, which JSON cannot hold.
 pub const FLOOR: f32 = -9999.0;
 
-/// One token's log-probability and its place among all.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Logprobs {
-    /// Natural logarithm of the token's probability, at least [`FLOOR`].
-    pub logprob: f32,
-    /// 1 for the most likely token; of equals, the lower id comes first.
-    pub rank: u32,
-    /// The best tokens and their log-probabilities, best first.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// Log-probability and rank of `token` in an untouched row of logits, and the `top` best tokens.
+/// Log-probability and rank of `token` in an untouched row of logits, and the `top` best tokens; each at least [`FLOOR`].
 pub fn token_logprobs(row: &[f32], token: u32, top: usize) -> Logprobs {
     let normalizer = log_sum_exp(row);
     let logprob = |logit: f32| finite((f64::from(logit) - normalizer) as f32);

@@ -1,5 +1,6 @@
 //! A request's sampling settings, compiled once: only the rules that do something are left, in their order.
 
+use kernels::choose::Choice;
 use proto::Sampling;
 
 use crate::{
@@ -19,6 +20,7 @@ pub struct SamplingPlan {
     seed: u64,
     logprobs: Option<usize>,
     allowed: Vec<u32>,
+    min_tokens: usize,
 }
 
 impl SamplingPlan {
@@ -32,6 +34,7 @@ impl SamplingPlan {
             seed,
             logprobs: sampling.logprobs.map(|top| usize::try_from(top).unwrap_or(usize::MAX)),
             allowed: sampling.allowed_token_ids.clone(),
+            min_tokens: sampling.min_tokens as usize,
         }
     }
 
@@ -43,6 +46,27 @@ impl SamplingPlan {
     /// Whether the most likely token is always taken.
     pub fn is_greedy(&self) -> bool {
         self.temperature.is_none()
+    }
+
+    /// The same plan as settings for a device; `None` when only the host can follow it.
+    pub fn choice(&self) -> Option<Choice> {
+        let mut choice = Choice {
+            inverse_temperature: self.temperature.map(Temperature::inverse),
+            logprobs: self.logprobs,
+            ..Choice::default()
+        };
+        self.cuts.iter().for_each(|rule| rule.describe(&mut choice));
+        self.rewrites.iter().all(|rule| rule.describe(&mut choice)).then_some(choice)
+    }
+
+    /// Whether stop tokens are forbidden at this output position.
+    pub fn holds_stops(&self, position: usize) -> bool {
+        position < self.min_tokens
+    }
+
+    /// The random number of an output position.
+    pub fn uniform_at(&self, position: usize) -> f64 {
+        random::uniform(self.seed, position as u64)
     }
 
     pub(crate) fn needs_counts(&self) -> bool {
@@ -72,7 +96,7 @@ impl SamplingPlan {
 
     /// The random number of the next output token.
     pub(crate) fn uniform(&self, history: &History) -> f64 {
-        random::uniform(self.seed, history.output().len() as u64)
+        self.uniform_at(history.output().len())
     }
 
     /// The token when every logit is masked: the first allowed one of the vocabulary, or 0.

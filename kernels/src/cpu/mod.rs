@@ -7,6 +7,7 @@ mod acts;
 mod add;
 mod attention;
 mod batch;
+mod choose;
 mod embed;
 mod gated;
 mod gather;
@@ -27,6 +28,7 @@ mod tile;
 pub use isa::Isa;
 pub use memory::{MachineMemory, available_memory, machine_memory};
 
+use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use crate::ops::{self, Act, Activation, Backend, DType, Epilogue, Heads, HostMatrix, KvLayer, KvShape, Matrix};
 use crate::ops::{Norm, Rope, RowSelection, Table, Vector};
 use acts::Acts;
@@ -51,6 +53,7 @@ pub struct CpuBackend {
     vectors: Vec<Vec<f32>>,
     caches: Vec<kv::Kv>,
     batch: batch::Batch,
+    slots: choose::Slots,
     angles: rope_and_cache::Angles,
     matmul: matmul::Scratch,
     attention: attention::Scratch,
@@ -70,6 +73,7 @@ impl CpuBackend {
             vectors: Vec::new(),
             caches: Vec::new(),
             batch: batch::Batch::default(),
+            slots: choose::Slots::default(),
             angles: rope_and_cache::Angles::default(),
             matmul: matmul::Scratch::default(),
             attention: attention::Scratch::default(),
@@ -138,6 +142,7 @@ impl Backend for CpuBackend {
 
     fn begin(&mut self, batch: ops::Batch<'_>) {
         self.batch.set(batch);
+        self.slots.resolve(&mut self.batch.tokens);
         self.angles.begin();
         self.acts.begin(self.batch.rows());
         self.pool.set_in_pass(true);
@@ -255,5 +260,32 @@ impl Backend for CpuBackend {
 
     fn host_mut(&mut self, x: Act) -> &mut [f32] {
         self.acts.slice_mut(x)
+    }
+    fn set_slots(&mut self, count: usize, _vocab: usize) {
+        self.slots.set_count(count);
+    }
+
+    fn can_choose(&self, choice: &Choice) -> bool {
+        choose::is_plain(choice)
+    }
+
+    fn set_slot(&mut self, _slot: u32, choice: &Choice, _counts: &[(u32, u32)]) {
+        assert!(choose::is_plain(choice), "a choice that was not agreed on: {choice:?}");
+    }
+
+    fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
+        let logits = (!rows.is_empty()).then(|| self.acts.view(logits));
+        let ticket = self.slots.choose(&mut self.pool, logits, rows);
+        // The end of a pass; threads that wait for more work may sleep.
+        self.pool.set_in_pass(false);
+        ticket
+    }
+
+    fn is_done(&mut self, _ticket: Ticket) -> bool {
+        true
+    }
+
+    fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
+        self.slots.take(ticket, out);
     }
 }

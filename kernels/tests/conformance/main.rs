@@ -1,7 +1,7 @@
 //! One suite over every backend: each operation against a plain float64 reference, and results that do not depend on company.
 
 mod attention;
-
+mod choose;
 mod invariance;
 mod matmul;
 mod random;

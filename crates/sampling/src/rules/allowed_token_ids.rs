@@ -1,18 +1,23 @@
 //! `allowed_token_ids`: nothing but these tokens may be chosen.
 
+use kernels::choose::Choice;
+
 use super::{Request, Rewrite, forbid};
 use crate::History;
 
 struct AllowedTokenIds {
+    /// As they came: the first is what is left when everything is masked.
+    requested: Vec<u32>,
     /// Ascending, each once.
     allowed: Vec<u32>,
 }
 
 pub(super) fn compile(request: &Request<'_>) -> Option<Box<dyn Rewrite>> {
-    let mut allowed = request.sampling.allowed_token_ids.clone();
+    let requested = request.sampling.allowed_token_ids.clone();
+    let mut allowed = requested.clone();
     allowed.sort_unstable();
     allowed.dedup();
-    (!allowed.is_empty()).then(|| Box::new(AllowedTokenIds { allowed }) as Box<dyn Rewrite>)
+    (!allowed.is_empty()).then(|| Box::new(AllowedTokenIds { requested, allowed }) as Box<dyn Rewrite>)
 }
 
 impl Rewrite for AllowedTokenIds {
@@ -23,6 +28,11 @@ impl Rewrite for AllowedTokenIds {
             next = token.saturating_add(1);
         }
         (next..row.len() as u32).for_each(|after| forbid(row, after));
+    }
+
+    fn describe(&self, choice: &mut Choice) -> bool {
+        choice.allowed.clone_from(&self.requested);
+        true
     }
 }
 

@@ -1,5 +1,7 @@
 //! `bad_words`: token sequences that must not come to stand in the output.
 
+use kernels::choose::Choice;
+
 use super::{Request, Rewrite, forbid};
 use crate::History;
 
@@ -31,6 +33,12 @@ impl Rewrite for BadWords {
 
     fn apply(&self, row: &mut [f32], history: &History) {
         self.completing(history).for_each(|token| forbid(row, token));
+    }
+
+    /// Longer words depend on what came before, which only the host follows.
+    fn describe(&self, choice: &mut Choice) -> bool {
+        choice.forbidden.extend(self.words.iter().map(|word| word[word.len() - 1]));
+        self.words.iter().all(|word| word.len() == 1)
     }
 }
 

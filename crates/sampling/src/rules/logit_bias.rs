@@ -1,5 +1,7 @@
 //! `logit_bias`: a number added to a token's logit.
 
+use kernels::choose::Choice;
+
 use super::{Request, Rewrite};
 use crate::History;
 
@@ -19,6 +21,11 @@ impl Rewrite for LogitBias {
                 *logit += bias;
             }
         }
+    }
+
+    fn describe(&self, choice: &mut Choice) -> bool {
+        choice.bias.clone_from(&self.biases);
+        true
     }
 }
 

@@ -1,5 +1,7 @@
 //! `min_p`: a token must be at least this fraction as likely as the best one.
 
+use kernels::choose::Choice;
+
 use super::{Cut, Request};
 use crate::candidates::Candidates;
 
@@ -15,6 +17,10 @@ pub(super) fn compile(request: &Request<'_>) -> Option<Box<dyn Cut>> {
 impl Cut for MinP {
     fn apply(&self, candidates: &mut Candidates) {
         candidates.retain(|candidate| candidate.weight >= self.min_p);
+    }
+
+    fn describe(&self, choice: &mut Choice) {
+        choice.min_p = self.min_p;
     }
 }
 

@@ -1,5 +1,7 @@
 //! `min_tokens`: end of text and stop tokens are forbidden until so many tokens are out.
 
+use kernels::choose::Choice;
+
 use super::{Request, Rewrite, forbid};
 use crate::History;
 
@@ -21,6 +23,12 @@ impl Rewrite for MinTokens {
 
     fn apply(&self, row: &mut [f32], _history: &History) {
         self.stopping.iter().for_each(|&token| forbid(row, token));
+    }
+
+    /// Whether they are held back is said row by row (`SamplingPlan::holds_stops`).
+    fn describe(&self, choice: &mut Choice) -> bool {
+        choice.stops.clone_from(&self.stopping);
+        true
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! As in vLLM the repetition penalty looks at prompt and output, the other two at the output only; they share one walk over the counts.
 
+use kernels::choose::{self, Choice};
+
 use super::{Request, Rewrite};
 use crate::History;
 
@@ -38,6 +40,12 @@ impl Rewrite for Penalties {
                 *logit -= self.presence;
             }
         }
+    }
+
+    fn describe(&self, choice: &mut Choice) -> bool {
+        let Self { repetition, frequency, presence } = *self;
+        choice.penalties = Some(choose::Penalties { repetition, frequency, presence });
+        true
     }
 }
 

@@ -19,6 +19,11 @@ impl Temperature {
         (sampling.temperature >= GREEDY_BELOW).then(|| Self { inverse: 1.0 / sampling.temperature })
     }
 
+    /// What differences of logits are multiplied with.
+    pub fn inverse(self) -> f32 {
+        self.inverse
+    }
+
     /// Writes a weight for each logit, 1 for the best, 0 for what can never be drawn.
     pub fn weigh(self, row: &[f32], weights: &mut Vec<f32>) {
         // Keeps NaN, which weighs 0.

@@ -1,5 +1,7 @@
 //! `top_k`: only the k most likely tokens stay; of equals, the lower ids.
 
+use kernels::choose::Choice;
+
 use super::{Cut, Request};
 use crate::candidates::Candidates;
 
@@ -17,6 +19,10 @@ impl Cut for TopK {
         if self.k < candidates.as_slice().len() {
             candidates.keep_prefix(|_| 1.0, |_| self.k as f64);
         }
+    }
+
+    fn describe(&self, choice: &mut Choice) {
+        choice.top_k = self.k as u32;
     }
 }
 

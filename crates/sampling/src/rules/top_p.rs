@@ -1,5 +1,7 @@
 //! `top_p`: the smallest set of most likely tokens whose probability reaches p (the nucleus).
 
+use kernels::choose::Choice;
+
 use super::{Cut, Request};
 use crate::candidates::Candidates;
 
@@ -16,6 +18,10 @@ impl Cut for TopP {
     /// Probabilities are those among the candidates that min-p and top-k left.
     fn apply(&self, candidates: &mut Candidates) {
         candidates.keep_prefix(|candidate| f64::from(candidate.weight), |total| self.p * total);
+    }
+
+    fn describe(&self, choice: &mut Choice) {
+        choice.top_p = self.p;
     }
 }
 

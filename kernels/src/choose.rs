@@ -1,0 +1,138 @@
+//! What a backend is told to choose tokens: the settings of a sequence, once, and a few numbers a step.
+//!
+//! The settings mean what they mean in the `sampling` crate, which compiles a request into them and is the reference for every backend.
+//! A batch may refer to a chosen token before anybody has read it (see [`last_token`]), so a step can be submitted while the one before it
+//! still runs.
+
+use std::ops::Range;
+
+/// How the tokens of a slot's sequence are chosen.
+///
+/// Order: log-probabilities of the untouched row; `allowed`, `forbidden` and held-back `stops` become -inf; `bias` is added; `penalties`;
+/// then, unless greedy, each logit's weight `e^((logit - best) * inverse_temperature)`, the cuts by `min_p`, `top_k` and `top_p`, and the
+/// draw in token order. NaN and -inf are never chosen; of equals, the lower id comes first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// 1 / temperature; absent: greedy.
+    pub inverse_temperature: Option<f32>,
+    /// Keep tokens whose weight is at least this share of the best one's; 0: off.
+    pub min_p: f32,
+    /// Keep so many best tokens; 0: off.
+    pub top_k: u32,
+    /// Keep the shortest run of best tokens whose weights reach this share of all; 1: off.
+    pub top_p: f64,
+    /// Nothing but these may be chosen; empty: everything may. The first of them (below the vocabulary's size) is what a row without any
+    /// choice gives; token 0 when there is none.
+    pub allowed: Vec<u32>,
+    /// Never chosen.
+    pub forbidden: Vec<u32>,
+    /// Not chosen while a row says so ([`ChoiceRow::hold_stops`]).
+    pub stops: Vec<u32>,
+    /// Numbers added to logits. A token may occur twice.
+    pub bias: Vec<(u32, f32)>,
+    /// Absent: off.
+    pub penalties: Option<Penalties>,
+    /// The chosen token's log-probability is wanted, and those of so many best tokens; absent: none.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for Choice {
+    /// Greedy, and nothing else.
+    fn default() -> Self {
+        Self {
+            inverse_temperature: None,
+            min_p: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            allowed: Vec::new(),
+            forbidden: Vec::new(),
+            stops: Vec::new(),
+            bias: Vec::new(),
+            penalties: None,
+            logprobs: None,
+        }
+    }
+}
+
+impl Choice {
+    /// The token of a row in which everything is masked.
+    pub fn fallback(&self, vocab: usize) -> u32 {
+        self.allowed.iter().copied().find(|&token| (token as usize) < vocab).unwrap_or(0)
+    }
+}
+
+/// Penalties on tokens that occurred: first `logit > 0 ? logit / repetition : logit * repetition` for those of prompt and output, then
+/// `- frequency * count - presence` for those of the output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    /// 1: off.
+    pub repetition: f32,
+    /// 0: off.
+    pub frequency: f32,
+    /// 0: off.
+    pub presence: f32,
+}
+
+/// One row of logits from which a token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChoiceRow {
+    /// Which row of the logits.
+    pub row: u32,
+    /// Whose settings apply, and whose last token the chosen one becomes.
+    pub slot: u32,
+    /// The random number of this output position, in `[0, 1)`; unused when greedy.
+    pub uniform: f64,
+    /// [`Choice::stops`] are masked in this row.
+    pub hold_stops: bool,
+}
+
+/// What one row gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The chosen token.
+    pub token: u32,
+    /// Present when they were asked for.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// One token's log-probability and its place among all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Natural logarithm of the token's probability; a floor stands for -inf.
+    pub logprob: f32,
+    /// 1 for the most likely token; of equals, the lower id comes first.
+    pub rank: u32,
+    /// The best tokens and their log-probabilities, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// A step whose tokens were asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket(pub u64);
+
+/// Steps that may be under way at the same time.
+pub const STEPS_IN_FLIGHT: usize = 2;
+
+/// Batch entries from here on name slots instead of tokens.
+const SLOTS: Range<u32> = 1 << 31..u32::MAX;
+
+/// The batch entry that stands for the token that was chosen last in `slot`, known to the host or not.
+pub const fn last_token(slot: u32) -> u32 {
+    SLOTS.start + slot
+}
+
+/// The slot whose last token a batch entry stands for; absent for a plain token.
+pub fn slot_of(entry: u32) -> Option<u32> {
+    SLOTS.contains(&entry).then(|| entry - SLOTS.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_tokens_or_slots() {
+        assert_eq!([0, 151_935, (1 << 31) - 1, u32::MAX].map(slot_of), [None; 4]);
+        assert_eq!([0, 1, 65_535].map(|slot| slot_of(last_token(slot))), [Some(0), Some(1), Some(65_535)]);
+    }
+}

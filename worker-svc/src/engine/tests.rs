@@ -1,0 +1,182 @@
+//! Plans submitted before the ones ahead of them are finished give what they give in order.
+
+use collectives::Solo;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use models::{LoadFormat, LoadOptions};
+use proto::{LogitBias, NewSequence, Sampling, TokenIds};
+
+use super::*;
+
+const BLOCKS: u32 = 64;
+const LOGIT_ROWS: usize = 8;
+
+fn model() -> Model {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/zoo/llama");
+    let options = LoadOptions {
+        dtype: None,
+        tp_rank: 0,
+        tp_size: 1,
+        format: LoadFormat::Auto,
+        seed: 0,
+        max_rows: 256,
+        max_logit_rows: LOGIT_ROWS,
+    };
+    let backend = CpuBackend::new(CpuOptions { threads: 1, isa: None });
+    let mut model = models::load(folder.as_ref(), &options, Box::new(backend), &mut |_| {}).unwrap();
+    model.allocate_kv(BLOCKS as usize, 16);
+    model
+}
+
+fn engine(model: &mut Model) -> Engine<'_> {
+    let slots = Slots::new(8, BLOCKS, vec![2]);
+    Engine::new(model, slots, Box::new(Solo), Options { threads: 1, max_logit_rows: LOGIT_ROWS })
+}
+
+fn sequence(slot: u32, prompt: &[u32], sampling: Sampling) -> NewSequence {
+    NewSequence {
+        slot,
+        tokens: prompt.to_vec(),
+        num_prompt_tokens: prompt.len() as u32,
+        blocks: (slot * 4..slot * 4 + 4).collect(),
+        sampling: Some(sampling),
+        seed: 11 + u64::from(slot),
+        ..NewSequence::default()
+    }
+}
+
+/// A plan with rows of (slot, start, tokens, sample).
+fn plan(step: u64, added: Vec<NewSequence>, rows: &[(u32, usize, usize, bool)]) -> StepPlan {
+    let mut plan = StepPlan { step, added, ..StepPlan::default() };
+    for (slot, start, len, sample) in rows {
+        plan.slot.push(*slot);
+        plan.start.push(*start as u32);
+        plan.num_tokens.push(*len as u32);
+        plan.sample.push((*sample).into());
+    }
+    plan
+}
+
+/// What plans give, each submitted as early as the engine lets it be, or when the one before it is finished.
+fn results(plans: &[StepPlan], ahead: bool) -> Vec<StepResult> {
+    let mut model = model();
+    let mut engine = engine(&mut model);
+    let mut waiting = plans.iter().cloned();
+    let mut results = Vec::new();
+    while results.len() < plans.len() {
+        while engine.has_room()
+            && (ahead || engine.is_idle())
+            && let Some(plan) = waiting.next()
+        {
+            engine.submit(plan).unwrap();
+        }
+        results.push(StepResult { compute_us: 0, ..engine.finish().unwrap().unwrap() });
+    }
+    results
+}
+
+fn check(plans: &[StepPlan]) -> Vec<StepResult> {
+    let in_order = results(plans, false);
+    assert_eq!(results(plans, true), in_order);
+    in_order
+}
+
+/// Prompts at once, the last of them in two chunks, then a token a step for each.
+fn decode(sequences: Vec<NewSequence>, steps: u64) -> Vec<StepPlan> {
+    let lens: Vec<(u32, usize)> = sequences.iter().map(|s| (s.slot, s.tokens.len())).collect();
+    let (last, others) = lens.split_last().unwrap();
+    let mut first: Vec<_> = others.iter().map(|(slot, len)| (*slot, 0, *len, true)).collect();
+    first.push((last.0, 0, last.1 - 1, false));
+    let mut plans = vec![plan(1, sequences, &first)];
+    for step in 2..=steps {
+        let mut rows: Vec<_> = others.iter().map(|(slot, len)| (*slot, len + step as usize - 2, 1, true)).collect();
+        rows.push((last.0, last.1 + step as usize - 3, 1, true));
+        plans.push(plan(step, vec![], &rows));
+    }
+    plans
+}
+
+#[test]
+fn greedy_plans_run_ahead() {
+    let prompts = [&[1, 2, 3][..], &[4, 5, 6, 7], &[9, 10]];
+    let sequences = (0..).zip(prompts).map(|(slot, prompt)| sequence(slot, prompt, Sampling::default()));
+    let plans = decode(sequences.collect(), 12);
+    let given = check(&plans);
+    assert!(given[1..].iter().all(|result| result.token.len() == 3));
+    // They are ahead indeed: two tokens of a sequence are on their way.
+    let mut model = model();
+    let mut engine = engine(&mut model);
+    engine.submit(plans[0].clone()).unwrap();
+    engine.submit(plans[1].clone()).unwrap();
+    let slot = engine.slots.get(0).unwrap();
+    assert_eq!((slot.pending, slot.history.tokens().len()), (2, 3));
+    assert!(!engine.has_room());
+}
+
+#[test]
+fn choices_of_device_and_host_share_a_batch() {
+    let seeded = Sampling { temperature: 1.3, top_p: 0.9, top_k: 50, min_p: 0.01, ..Sampling::default() };
+    let penalised = Sampling {
+        repetition_penalty: 1.4,
+        frequency_penalty: 0.5,
+        presence_penalty: 0.2,
+        logprobs: Some(5),
+        ..Sampling::default()
+    };
+    let steered = Sampling {
+        logit_bias: vec![LogitBias { token: 7, bias: 30.0 }],
+        bad_token_ids: vec![TokenIds { ids: vec![7, 7] }],
+        min_tokens: 4,
+        ..seeded.clone()
+    };
+    let scored = Sampling { prompt_logprobs: Some(2), ..Sampling::default() };
+    let settings = [Sampling::default(), seeded, penalised, steered, scored, Sampling::default()];
+    let prompt: Vec<u32> = (20..33).collect();
+    let sequences: Vec<_> = (0..).zip(settings).map(|(slot, sampling)| sequence(slot, &prompt, sampling)).collect();
+    let given = check(&decode(sequences.clone(), 10));
+    assert_eq!(given[0].prompt_logprobs.len(), prompt.len() - 1);
+    assert!(given[5].logprobs.iter().any(|entry| entry.top_ids.len() == 5));
+    // The one whose tokens nobody on the host needs is alone with itself.
+    let alone = check(&decode(vec![sequences[1].clone(), sequences[0].clone()], 10));
+    let tokens = |given: &[StepResult], slot| -> Vec<u32> {
+        let pairs = given.iter().flat_map(|result| result.slot.iter().zip(&result.token));
+        pairs.filter(|(held, _)| **held == slot).map(|(_, token)| *token).collect()
+    };
+    let greedy = tokens(&given, 0);
+    assert_eq!(tokens(&alone, 0), greedy[..9]);
+    assert_eq!(tokens(&alone, 1), tokens(&given, 1));
+}
+
+#[test]
+fn a_slot_changes_hands_while_its_token_is_under_way() {
+    let first = sequence(0, &[1, 2, 3], Sampling::default());
+    let second = sequence(0, &[30, 31, 32, 33, 34], Sampling::default());
+    let mut plans = decode(vec![sequence(1, &[8, 8], Sampling::default()), first], 5);
+    let mut change = plan(6, vec![second], &[(1, 6, 1, true), (0, 0, 5, true)]);
+    change.removed.push(0);
+    plans.push(change);
+    plans.extend(
+        (7..11).map(|step| plan(step, vec![], &[(1, step as usize, 1, true), (0, step as usize - 2, 1, true)])),
+    );
+    let given = check(&plans);
+    let fresh = check(&decode(
+        vec![sequence(0, &[30, 31, 32, 33, 34], Sampling::default()), sequence(1, &[8, 8], Sampling::default())],
+        6,
+    ));
+    let of = |result: &StepResult| result.token[result.slot.iter().position(|slot| *slot == 0).unwrap()];
+    assert_eq!(given[5..].iter().map(of).collect::<Vec<_>>(), fresh[..5].iter().map(of).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
+    let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 3);
+    let mut model = model();
+    let mut engine = engine(&mut model);
+    engine.submit(plans[0].clone()).unwrap();
+    engine.submit(plans[1].clone()).unwrap();
+    // Position 2 is taken by plan 2; of what is under way, only position 3 is at hand.
+    for (start, len) in [(2, 1), (2, 2), (4, 1)] {
+        let late = plan(3, vec![], &[(0, start, len, true)]);
+        assert!(passes(&late, &engine.slots, LOGIT_ROWS).is_err(), "{start}, {len}");
+    }
+    assert!(passes(&plan(3, vec![], &[(0, 3, 1, true)]), &engine.slots, LOGIT_ROWS).is_ok());
+}

@@ -1,0 +1,90 @@
+//! A pass's rows as the model wants them.
+
+use kernels::{
+    choose::{ChoiceRow, last_token},
+    ops::{Batch, Sequence},
+};
+
+use crate::{
+    passes::{Piece, Wanted},
+    slots::{Slot, Slots},
+};
+
+/// Tokens, positions, sequences, and where tokens are chosen.
+pub(crate) struct Rows<'a> {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    sequences: Vec<Sequence<'a>>,
+    /// Batch rows whose logits are wanted, ascending.
+    pub logit_rows: Vec<u32>,
+    /// What the device chooses, in order.
+    pub choices: Vec<ChoiceRow>,
+    /// Everything that is chosen, in order.
+    pub choosers: Vec<Chooser>,
+}
+
+/// Whose token is chosen, and where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chooser {
+    pub slot: u32,
+    /// Tells the sequences that a slot holds one after the other apart.
+    pub incarnation: u64,
+    pub on_device: bool,
+}
+
+impl<'a> Rows<'a> {
+    pub(crate) fn new(pieces: &[Piece], slots: &'a Slots) -> Self {
+        let count = pieces.len();
+        let mut rows = Self {
+            tokens: Vec::with_capacity(count),
+            positions: Vec::with_capacity(count),
+            sequences: Vec::with_capacity(count),
+            logit_rows: Vec::with_capacity(count),
+            choices: Vec::with_capacity(count),
+            choosers: Vec::with_capacity(count),
+        };
+        for piece in pieces {
+            rows.add(piece, slots.get(piece.slot).expect("passes looked it up"));
+        }
+        rows
+    }
+
+    /// As the model takes it.
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch { tokens: &self.tokens, positions: &self.positions, sequences: &self.sequences }
+    }
+
+    fn add(&mut self, piece: &Piece, slot: &'a Slot) {
+        let (start, num_rows) = (piece.start as usize, piece.len as usize);
+        let first_row = self.tokens.len();
+        let known = slot.history.tokens();
+        self.tokens.extend_from_slice(&known[start.min(known.len())..(start + num_rows).min(known.len())]);
+        // Only the newest token can be unknown: `passes` has checked that.
+        self.tokens.resize(first_row + num_rows, last_token(piece.slot));
+        self.positions.extend(piece.start..piece.start + piece.len);
+        self.sequences.push(Sequence { first_row, num_rows, start, blocks: &slot.blocks });
+        let end = self.tokens.len() as u32;
+        match piece.wanted {
+            Wanted::Nothing => {}
+            Wanted::Last => self.logit_rows.push(end - 1),
+            Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
+        }
+        if piece.samples() {
+            self.choose(piece.slot, slot);
+        }
+    }
+
+    fn choose(&mut self, number: u32, slot: &Slot) {
+        let Slot { incarnation, on_device, ref sampling, .. } = *slot;
+        self.choosers.push(Chooser { slot: number, incarnation, on_device });
+        if on_device {
+            let position = slot.len() - slot.history.num_prompt();
+            self.choices.push(ChoiceRow {
+                row: self.logit_rows.len() as u32 - 1,
+                slot: number,
+                uniform: sampling.uniform_at(position),
+                hold_stops: sampling.holds_stops(position),
+            });
+        }
+    }
+}

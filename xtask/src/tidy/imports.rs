@@ -30,6 +30,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("ids", Ground),
     ("kernels", Contract),
     ("link", Plumbing),
+    ("model-files", Ground),
     ("model-source", Plumbing),
     ("model-spec", Contract),
     ("models", Core),

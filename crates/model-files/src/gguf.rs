@@ -1,0 +1,148 @@
+//! GGUF: one file with metadata, tokenizer and tensors (the specification is `docs/gguf.md` of the ggml project). Here its header: what is
+//! where; the tensors' bytes are read by whoever wants them.
+
+mod read;
+mod types;
+mod value;
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+pub use types::TensorType;
+pub use value::Value;
+
+use crate::FilesError;
+
+/// The header of a GGUF file.
+#[derive(Clone, Debug)]
+pub struct Gguf {
+    file: PathBuf,
+    metadata: HashMap<String, Value>,
+    tensors: Vec<TensorInfo>,
+}
+
+/// Where a tensor lies and what it is. It lies inside the file, and holds whole blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name, such as `blk.0.attn_q.weight`.
+    pub name: String,
+    /// Extents, outermost first (the file has them the other way round).
+    pub shape: Vec<usize>,
+    /// How elements are stored.
+    pub kind: TensorType,
+    /// First byte in the file.
+    pub start: usize,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+impl Gguf {
+    /// Reads the header of a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is no GGUF file of version 2 or 3, or contradicts itself.
+    pub fn read(file: &Path) -> Result<Self, FilesError> {
+        if crate::is_lfs_pointer(file) {
+            return Err(FilesError::LfsPointer { file: file.to_owned() });
+        }
+        read::header(file)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// All tensors, in the file's order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+
+    /// The elements of a small tensor of type F32.
+    ///
+    /// # Errors
+    /// When it has another type or cannot be read.
+    pub fn floats(&self, tensor: &TensorInfo) -> Result<Vec<f32>, FilesError> {
+        if tensor.kind != TensorType::F32 {
+            let what = format!("tensor {:?} has type {}; expected F32", tensor.name, tensor.kind.name());
+            return Err(FilesError::Unsupported { file: self.file.clone(), what });
+        }
+        let mut bytes = vec![0; tensor.bytes];
+        let mut read = || {
+            let mut file = File::open(&self.file)?;
+            file.seek(SeekFrom::Start(tensor.start as u64))?;
+            file.read_exact(&mut bytes)
+        };
+        read().map_err(|source| FilesError::Read { file: self.file.clone(), source })?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// The value under a key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// All keys with their values, in no order.
+    pub fn metadata(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.metadata.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// The text under a key, or none.
+    pub fn text(&self, key: &str) -> Result<Option<&str>, FilesError> {
+        self.typed(key, "text", Value::as_text)
+    }
+
+    /// The whole number under a key, or none.
+    pub fn whole(&self, key: &str) -> Result<Option<u64>, FilesError> {
+        self.typed(key, "a whole number", Value::as_whole)
+    }
+
+    /// The finite number under a key, or none.
+    pub fn number(&self, key: &str) -> Result<Option<f64>, FilesError> {
+        self.typed(key, "a number", |value| value.as_number().filter(|x| x.is_finite()))
+    }
+
+    /// The truth value under a key, or none.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, FilesError> {
+        self.typed(key, "true or false", Value::as_flag)
+    }
+
+    /// The list of texts under a key, or none.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, FilesError> {
+        self.typed(key, "a list of texts", |value| value.as_list()?.iter().map(Value::as_text).collect())
+    }
+
+    /// The list of numbers under a key, or none.
+    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, FilesError> {
+        self.typed(key, "a list of numbers", |value| value.as_list()?.iter().map(Value::as_number).collect())
+    }
+
+    /// The error for a key that has to be there.
+    pub fn missing(&self, key: &str, expected: &'static str) -> FilesError {
+        FilesError::Metadata { file: self.file.clone(), key: key.to_owned(), expected, found: "absent".to_owned() }
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &'static str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, FilesError> {
+        let Some(value) = self.metadata.get(key) else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| FilesError::Metadata {
+            file: self.file.clone(),
+            key: key.to_owned(),
+            expected,
+            found: value.describe().to_owned(),
+        })
+    }
+}

@@ -25,8 +25,8 @@ pub enum Pick {
 }
 
 /// Picks among the names of a folder, in the order in which the reference library looks for them: safetensors, PyTorch, GGUF; of each the
-/// usual single file, then the index of a sharded one. Safetensors under other names count when there is nothing else. Second copies
-/// (`consolidated*`, `original/`), adapters and projectors of images are passed over.
+/// usual single file, then the index of a sharded one. Safetensors under other names count when there is nothing else and the folder is no
+/// adapter's. Second copies (`consolidated*`, `original/`), adapters and projectors of images are passed over.
 pub fn pick<'a>(names: impl IntoIterator<Item = &'a str>) -> Pick {
     let mut names: Vec<&str> = names.into_iter().filter(|name| !name.contains('/') && !name.starts_with('.')).collect();
     names.sort_unstable();
@@ -45,14 +45,13 @@ pub fn pick<'a>(names: impl IntoIterator<Item = &'a str>) -> Pick {
         if named(index) {
             return Pick::Index(format, index.to_owned());
         }
-        let others = ending(".safetensors");
-        if format == Format::Safetensors && !others.is_empty() {
-            return Pick::Files(format, others);
-        }
     }
     let gguf = ending(".gguf").into_iter().filter(|name| split(name).is_none_or(|split| split.number == 1));
     match gguf.collect::<Vec<_>>() {
-        none if none.is_empty() => Pick::Nothing,
+        none if none.is_empty() => match ending(".safetensors") {
+            others if others.is_empty() || named("adapter_config.json") => Pick::Nothing,
+            others => Pick::Files(Format::Safetensors, others),
+        },
         one if one.len() == 1 => Pick::Files(Format::Gguf, one.iter().flat_map(|name| parts(name)).collect()),
         several => Pick::OneOf(several),
     }
@@ -106,9 +105,14 @@ mod tests {
         let (safe, torch) = ("model.safetensors.index.json", "pytorch_model.bin.index.json");
         check(&["pytorch_model.bin", "model.safetensors", "a.gguf"], files(Safetensors, &["model.safetensors"]));
         check(&["consolidated.00.pth", safe, "consolidated.safetensors", torch], index(Safetensors, safe));
-        check(&["consolidated.safetensors", "x/y.safetensors", "b.safetensors"], files(Safetensors, &["b.safetensors"]));
+        check(
+            &["consolidated.safetensors", "x/y.safetensors", "b.safetensors"],
+            files(Safetensors, &["b.safetensors"]),
+        );
         check(&["pytorch_model.bin", torch, "consolidated.safetensors"], files(Torch, &["pytorch_model.bin"]));
         check(&[torch, "a.gguf"], index(Torch, torch));
+        check(&["a.gguf", "b.safetensors"], files(Gguf, &["a.gguf"]));
+        check(&["adapter_config.json", "b.safetensors"], Pick::Nothing);
         check(&["a.gguf", "mmproj-a.gguf", "config.json"], files(Gguf, &["a.gguf"]));
         check(&["b.gguf", "a.gguf"], Pick::OneOf(vec!["a.gguf".to_owned(), "b.gguf".to_owned()]));
         check(&["adapter_model.safetensors", "x.bin", "optimizer.pt"], Pick::Nothing);

@@ -157,7 +157,8 @@ mod tests {
         let index = "model.safetensors.index.json";
         Folder::new(&[]).refused(&["--load-format dummy"]);
         Folder::new(&[("consolidated.00.pth", "")]).refused(&["(but consolidated.00.pth)"]);
-        Folder::new(&[("model.safetensors", POINTER)]).refused(&["model.safetensors is a Git LFS pointer", "git lfs pull"]);
+        Folder::new(&[("model.safetensors", POINTER)])
+            .refused(&["model.safetensors is a Git LFS pointer", "git lfs pull"]);
         Folder::new(&[(index, POINTER)]).refused(&[index, "git lfs pull"]);
         let adapter = r#"{"base_model_name_or_path": "owner/base"}"#;
         Folder::new(&[("adapter_config.json", adapter), ("adapter_model.safetensors", "")])

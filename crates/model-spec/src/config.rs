@@ -1,5 +1,6 @@
 //! `config.json` and its siblings: typed access whose errors name the file and the key.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -27,7 +28,8 @@ impl ConfigFile {
     pub fn read_optional(file: &Path) -> Result<Option<Self>, ConfigError> {
         match std::fs::read(file) {
             Ok(text) => Self::parse(file, &text).map(Some),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            // A model that is one file has nothing beside it.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
             Err(source) => Err(ConfigError::Read { file: file.to_owned(), source }),
         }
     }
@@ -36,9 +38,14 @@ impl ConfigFile {
     pub fn parse(file: &Path, text: &[u8]) -> Result<Self, ConfigError> {
         let not_json = |reason: String| ConfigError::NotJson { file: file.to_owned(), reason };
         match serde_json::from_slice(text).map_err(|error| not_json(error.to_string()))? {
-            Value::Object(object) => Ok(Self { file: file.to_owned(), prefix: String::new(), object }),
+            Value::Object(object) => Ok(Self::from_object(file, object)),
             other => Err(not_json(format!("it holds {}", describe(&other)))),
         }
+    }
+
+    /// An object that stands for a file's content.
+    pub(crate) fn from_object(file: &Path, object: Map<String, Value>) -> Self {
+        Self { file: file.to_owned(), prefix: String::new(), object }
     }
 
     /// The file this came from.

@@ -2,10 +2,15 @@
 
 use std::path::PathBuf;
 
+use model_files::FilesError;
+
 /// A model folder whose description is missing, malformed or not supported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// The model's files themselves.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// A file could not be read.
     #[error("cannot read {}: {source}; is this a Hugging Face model folder?", file.display())]
     Read {

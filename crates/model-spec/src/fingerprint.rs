@@ -1,7 +1,10 @@
 //! A model folder's fingerprint: processes compare it when they meet, so that nobody serves half of one model with half of another.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
+use model_files::{Gguf, gguf_of};
 use sha2::{Digest, Sha256};
 
 use crate::error::ConfigError;
@@ -9,22 +12,45 @@ use crate::error::ConfigError;
 /// Endings of files that hold weights.
 const WEIGHT_ENDINGS: [&str; 4] = [".safetensors", ".safetensors.index.json", ".bin", ".gguf"];
 
-/// SHA-256 (hex) over `config.json`, the names and sizes of the weight files, and `tokenizer.json`.
+/// SHA-256 (hex) over `config.json`, the names and sizes of the weight files, and `tokenizer.json`; of a GGUF file over its header, which
+/// holds all of these.
 ///
 /// No weight is read, so it takes milliseconds. It is the same wherever the folder lies. A folder that lacks weights or tokenizer (dummy
 /// weights need neither) has a fingerprint too; one that lacks `config.json` is an error.
-pub fn fingerprint(dir: &Path) -> Result<String, ConfigError> {
-    let config = dir.join("config.json");
-    let text = std::fs::read(&config).map_err(|source| ConfigError::Read { file: config, source })?;
+pub fn fingerprint(model: &Path) -> Result<String, ConfigError> {
     let mut hash = Sha256::new();
-    update(&mut hash, "config.json", &text);
-    for (name, size) in weight_files(dir)? {
-        update(&mut hash, &name, &size.to_le_bytes());
+    let weights = match gguf_of(model)? {
+        Some(file) => {
+            update(&mut hash, "header", &header(&file)?);
+            vec![file]
+        }
+        None => {
+            let config = model.join("config.json");
+            let text = std::fs::read(&config).map_err(|source| ConfigError::Read { file: config, source })?;
+            update(&mut hash, "config.json", &text);
+            weight_files(model)?
+        }
+    };
+    for file in weights {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // Follows links: the hub's cache is made of them.
+        let found = std::fs::metadata(&file).map_err(|source| ConfigError::Read { file, source })?;
+        update(&mut hash, &name, &found.len().to_le_bytes());
     }
-    if let Ok(tokenizer) = std::fs::read(dir.join("tokenizer.json")) {
+    if let Ok(tokenizer) = std::fs::read(model.join("tokenizer.json")) {
         update(&mut hash, "tokenizer.json", &tokenizer);
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Everything before the first tensor.
+fn header(file: &Path) -> Result<Vec<u8>, ConfigError> {
+    let data = Gguf::read(file)?.tensors().iter().map(|tensor| tensor.start).min();
+    let mut bytes = Vec::new();
+    let failed = |source| ConfigError::Read { file: file.to_owned(), source };
+    let reader = File::open(file).map_err(failed)?;
+    reader.take(data.map_or(u64::MAX, |start| start as u64)).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
 }
 
 /// Name and content, each with its length in front, so that no two lists of files give the same bytes.
@@ -35,16 +61,14 @@ fn update(hash: &mut Sha256, name: &str, content: &[u8]) {
     }
 }
 
-fn weight_files(dir: &Path) -> Result<Vec<(String, u64)>, ConfigError> {
+fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let failed = |source| ConfigError::Read { file: dir.to_owned(), source };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
+        let file = entry.map_err(failed)?.path();
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
-            // Follows links: the hub's cache is made of them.
-            let size = std::fs::metadata(entry.path()).map_err(failed)?.len();
-            files.push((name, size));
+            files.push(file);
         }
     }
     files.sort();

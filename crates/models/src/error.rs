@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use collectives::CollectiveError;
+use model_files::FilesError;
 use model_spec::ConfigError;
 
 /// A model folder that cannot be served, or not so.
@@ -12,15 +13,9 @@ pub enum LoadError {
     /// `config.json` or a sibling.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No weights that can be read.
-    #[error("{} holds no model.safetensors and no model.safetensors.index.json{found}; \
-             fetch the safetensors files, or start with --load-format dummy for random weights", dir.display())]
-    NoWeights {
-        /// The folder.
-        dir: PathBuf,
-        /// What it holds instead, as the end of a sentence, or empty.
-        found: String,
-    },
+    /// The weight files.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// A file could not be read.
     #[error("cannot read {}: {source}", file.display())]
     Read {

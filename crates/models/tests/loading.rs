@@ -137,9 +137,11 @@ fn a_rank_reads_its_slices_only() {
 fn faults_are_named() {
     let dir = folder(CONFIG);
     let attempt = || refusal(load(dir.path(), &options(LoadFormat::Auto, (0, 1))));
-    assert!(attempt().contains("no model.safetensors") && attempt().contains("--load-format dummy"));
-    std::fs::write(dir.path().join("pytorch_model.bin"), "x").expect("written");
-    assert!(attempt().contains("pytorch_model.bin"), "{}", attempt());
+    assert!(attempt().contains("no .safetensors") && attempt().contains("--load-format dummy"));
+    for damage in ["", "x", "PK\x03\x04", "\u{80}\x02}."] {
+        std::fs::write(dir.path().join("pytorch_model.bin"), damage).expect("written");
+        assert!(attempt().contains("pytorch_model.bin"), "{}", attempt());
+    }
 
     let check = |change: &dyn Fn(&mut Tensors), words: &[&str]| {
         let mut all = tensors();
@@ -157,9 +159,11 @@ fn faults_are_named() {
         assert!(attempt().contains("model.safetensors"), "{}", attempt());
     }
     std::fs::remove_file(dir.path().join("model.safetensors")).expect("removed");
-    for (index, words) in
-        [("{}", "weight_map"), (r#"{"weight_map": {"a": "../x"}}"#, "../x"), (r#"{"weight_map": {"a": "x"}}"#, "x: ")]
-    {
+    for (index, words) in [
+        ("{}", "weight_map"),
+        (r#"{"weight_map": {"a": "../x"}}"#, "../x"),
+        (r#"{"weight_map": {"a": "x"}}"#, "x does"),
+    ] {
         std::fs::write(dir.path().join("model.safetensors.index.json"), index).expect("written");
         assert!(attempt().contains(words), "{} lacks {words}", attempt());
     }

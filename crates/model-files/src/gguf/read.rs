@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn refused(bytes: &[u8], word: &str) {
-        let message = read(bytes).0.err().expect("must be refused").to_string();
+        let message = read(bytes).0.expect_err("must be refused").to_string();
         assert!(message.contains("m.gguf") && message.contains(word), "{message} lacks {word}");
     }
 

@@ -59,7 +59,7 @@ pub fn supported() -> impl Iterator<Item = &'static str> {
 
 /// Reads a model folder's description.
 pub(crate) fn read(dir: &Path) -> Result<Blueprint, ConfigError> {
-    let config = ConfigFile::read(&dir.join("config.json"))?;
+    let config = ConfigFile::of_model(dir)?;
     let architecture = config.architecture()?;
     let found = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
     let Some((_, read)) = found else { return Err(unknown(&config, architecture)) };

@@ -1,9 +1,13 @@
 //! Weights: what a model needs of them ([`Slot`]), and the readers that fetch slices of it.
 
 mod cast;
+mod checkpoint;
 mod dummy;
+mod gguf;
+mod map;
 mod safetensors;
 mod store;
+mod torch;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,8 +16,8 @@ use kernels::ops::DType;
 
 use crate::error::LoadError;
 
+pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
-pub(crate) use safetensors::Checkpoint;
 pub(crate) use store::{Loader, Measure, Store};
 
 /// One weight of a model, whatever its file calls it.

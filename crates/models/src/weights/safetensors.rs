@@ -1,25 +1,21 @@
-//! Checkpoints in safetensors: one file, or shards with an index. Files are mapped, so a rank reads from disk only what it slices.
+//! Weight files in safetensors, mapped.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
+use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ::safetensors::{Dtype, SafeTensors};
 use kernels::ops::DType;
 use memmap2::Mmap;
-use model_spec::{ConfigFile, nearest};
 
-use super::{Chunk, Slice, Weights};
+use super::checkpoint::{Files, Stored};
+use super::map::map;
 use crate::error::LoadError;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-
-/// A folder's weight files, mapped.
-pub(crate) struct Checkpoint {
-    dir: PathBuf,
+/// One file, or the shards of a model.
+#[derive(Default)]
+pub(super) struct SafetensorsFiles {
     shards: Vec<Shard>,
     tensors: HashMap<String, Tensor>,
 }
@@ -37,23 +33,18 @@ struct Tensor {
     range: Range<usize>,
 }
 
-impl Checkpoint {
-    /// Maps the weight files of a folder and reads their headers.
-    pub(crate) fn open(dir: &Path) -> Result<Self, LoadError> {
-        let mut checkpoint = Self { dir: dir.to_owned(), shards: Vec::new(), tensors: HashMap::new() };
-        for name in shard_names(dir)? {
-            checkpoint.add(dir.join(name))?;
+impl SafetensorsFiles {
+    /// Maps the files and reads their headers.
+    pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
+        let mut all = Self::default();
+        for path in files {
+            all.add(path.clone())?;
         }
-        Ok(checkpoint)
+        Ok(all)
     }
 
     fn add(&mut self, path: PathBuf) -> Result<(), LoadError> {
-        let failed = |source| LoadError::Read { file: path.clone(), source };
-        let file = File::open(&path).map_err(failed)?;
-        // SAFETY: the mapping is read-only and private to this process; its bytes are only ever copied or converted, never given out as
-        // anything with validity rules. If another process truncates the file meanwhile, the kernel ends this one (SIGBUS) rather than
-        // letting it read wrong memory.
-        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        let map = map(&path)?;
         let damaged = |reason: String| LoadError::Damaged { file: path.clone(), reason };
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| damaged(error.to_string()))?;
         let data = 8 + header_len;
@@ -65,95 +56,29 @@ impl Checkpoint {
         self.shards.push(Shard { path, map });
         Ok(())
     }
+}
 
-    fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
-        self.tensors.get(name).ok_or_else(|| LoadError::MissingTensor {
-            dir: self.dir.clone(),
-            tensor: name.to_owned(),
-            nearest: nearest(name, self.tensors.keys().map(String::as_str)).map(str::to_owned),
-        })
+impl Files for SafetensorsFiles {
+    fn find(&self, name: &str) -> Option<Stored<'_>> {
+        let Tensor { shard, dtype, shape, .. } = self.tensors.get(name)?;
+        Some(Stored { file: &self.shards[*shard].path, shape, dtype: element_type(*dtype) })
     }
 
-    fn file(&self, tensor: &Tensor) -> PathBuf {
-        self.shards[tensor.shard].path.clone()
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError> {
+        let bytes = self.tensors.get(name).map(|tensor| &self.shards[tensor.shard].map[tensor.range.clone()]);
+        Ok(Cow::Borrowed(bytes.unwrap_or_default()))
     }
 }
 
-impl Weights for Checkpoint {
-    fn check(&self, slice: &Slice) -> Result<DType, LoadError> {
-        let name = &slice.tensor;
-        let tensor = self.tensor(name)?;
-        if tensor.shape != slice.shape {
-            let (expected, found) = (slice.shape.clone(), tensor.shape.clone());
-            return Err(LoadError::Shape { file: self.file(tensor), tensor: name.clone(), expected, found });
-        }
-        element_type(tensor.dtype).ok_or_else(|| LoadError::ElementType {
-            file: self.file(tensor),
-            tensor: name.clone(),
-            found: format!("{:?}", tensor.dtype),
-        })
-    }
-
-    fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError> {
-        let dtype = self.check(slice)?;
-        let tensor = self.tensor(&slice.tensor)?;
-        let bytes = &self.shards[tensor.shard].map[tensor.range.clone()];
-        Ok(Chunk { dtype, bytes: cut(bytes, dtype.size(), slice) })
-    }
-}
-
-/// The slice's bytes of a tensor: borrowed where they lie in one piece.
-fn cut<'a>(tensor: &'a [u8], element: usize, slice: &Slice) -> Cow<'a, [u8]> {
-    let width = slice.width() * element;
-    if slice.cols.len() == slice.width() {
-        return Cow::Borrowed(&tensor[slice.rows.start * width..slice.rows.end * width]);
-    }
-    let mut bytes = Vec::with_capacity(slice.elements() * element);
-    for row in slice.rows.clone() {
-        let start = row * width;
-        bytes.extend_from_slice(&tensor[start + slice.cols.start * element..start + slice.cols.end * element]);
-    }
-    Cow::Owned(bytes)
-}
-
-fn element_type(dtype: Dtype) -> Option<DType> {
+fn element_type(dtype: Dtype) -> Result<DType, String> {
     match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::BF16 => Some(DType::Bf16),
-        _ => None,
+        Dtype::F32 => Ok(DType::F32),
+        Dtype::F16 => Ok(DType::F16),
+        Dtype::BF16 => Ok(DType::Bf16),
+        other => Err(format!("{other:?}")),
     }
-}
-
-/// The weight files of a folder, sorted.
-fn shard_names(dir: &Path) -> Result<BTreeSet<String>, LoadError> {
-    if dir.join(SINGLE).exists() {
-        return Ok(BTreeSet::from([SINGLE.to_owned()]));
-    }
-    let path = dir.join(INDEX);
-    let Some(index) = ConfigFile::read_optional(&path)? else {
-        return Err(LoadError::NoWeights { dir: dir.to_owned(), found: other_weights(dir) });
-    };
-    let map = index.get("weight_map").and_then(|map| map.as_object());
-    let map = map.ok_or_else(|| index.missing("weight_map", "an object from tensor names to files"))?;
-    map.values()
-        .map(|name| match name.as_str() {
-            // A name with a slash could lead out of the folder.
-            Some(name) if !name.contains('/') => Ok(name.to_owned()),
-            _ => Err(LoadError::Damaged { file: path.clone(), reason: format!("weight_map names the file {name}") }),
-        })
-        .collect()
-}
-
-/// For the error: weights in a format that is not read.
-fn other_weights(dir: &Path) -> String {
-    let names = std::fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut others: Vec<String> =
-        names.filter(|n| [".bin", ".gguf", ".pt", ".pth"].iter().any(|e| n.ends_with(e))).collect();
-    others.sort();
-    if others.is_empty() { String::new() } else { format!(" (but {}, which cannot be read)", others.join(", ")) }
 }

@@ -51,6 +51,12 @@ zoo! {
     llama_rope_linear: "llama-rope-linear", BF16, ranks: [], refused: [(2, "num_attention_heads"), (3, "intermediate_size")];
     llama_rope_llama3: "llama-rope-llama3", BF16, ranks: [2], refused: [];
     llama_rope_yarn: "llama-rope-yarn", BF16, ranks: [2], refused: [];
+    gguf_f16: "llama-gguf-f16", BOTH, ranks: [2], refused: [];
+    gguf_q4_0: "llama-gguf-q4_0", BOTH, ranks: [2], refused: [];
+    gguf_q4_k: "llama-gguf-q4_k", BOTH, ranks: [2], refused: [];
+    gguf_q5_k: "llama-gguf-q5_k", BOTH, ranks: [2], refused: [];
+    gguf_q6_k: "llama-gguf-q6_k", BOTH, ranks: [2], refused: [];
+    gguf_q8_0: "llama-gguf-q8_0", BOTH, ranks: [2], refused: [];
     mistral: "mistral", BF16, ranks: [2], refused: [];
     phi: "phi", BOTH, ranks: [2], refused: [];
     qwen2: "qwen2", BF16, ranks: [3], refused: [(2, "num_attention_heads")];

@@ -1,0 +1,212 @@
+//! What a GGUF file says instead of `config.json`: its metadata under the names that architectures read.
+
+use std::path::Path;
+
+use model_files::{FilesError, Gguf, TensorType, Value as Metadata, gguf_of};
+use serde_json::{Map, Value, json};
+
+use crate::config::ConfigFile;
+use crate::error::ConfigError;
+
+/// A `general.architecture` of GGUF files that can be served, and how such files differ from `class`'s own.
+#[derive(Debug, PartialEq, Eq)]
+pub struct GgufFamily {
+    /// `general.architecture`; metadata keys begin with it.
+    pub name: &'static str,
+    /// The class that `config.json` would name.
+    pub class: &'static str,
+    /// Rows of the query and key projections stand so that rotary pairs are adjacent.
+    pub rotates_pairs: bool,
+    /// Norm weights have the 1 added that the class adds itself.
+    pub norms_plus_one: bool,
+}
+
+/// Sorted by name.
+const FAMILIES: &[GgufFamily] = &[
+    GgufFamily { name: "gemma", class: "GemmaForCausalLM", rotates_pairs: false, norms_plus_one: true },
+    GgufFamily { name: "gemma2", class: "Gemma2ForCausalLM", rotates_pairs: false, norms_plus_one: true },
+    GgufFamily { name: "llama", class: "LlamaForCausalLM", rotates_pairs: true, norms_plus_one: false },
+    GgufFamily { name: "qwen2", class: "Qwen2ForCausalLM", rotates_pairs: false, norms_plus_one: false },
+    GgufFamily { name: "qwen3", class: "Qwen3ForCausalLM", rotates_pairs: false, norms_plus_one: false },
+];
+
+/// Control tokens that end a turn; files often name only the one that ends a text.
+const TURN_ENDS: &[&str] = &["<|eom_id|>", "<|eot_id|>", "<|end|>", "<|im_end|>", "<end_of_turn>"];
+
+/// The number of control tokens in `tokenizer.ggml.token_type`.
+const CONTROL: f64 = 3.0;
+
+impl GgufFamily {
+    /// The family of a file.
+    ///
+    /// # Errors
+    /// When it names none, or one that is not in the table.
+    pub fn of(gguf: &Gguf) -> Result<&'static Self, ConfigError> {
+        const KEY: &str = "general.architecture";
+        let name = gguf.text(KEY)?.ok_or_else(|| gguf.missing(KEY, "the name of an architecture"))?;
+        FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| ConfigError::UnknownArchitecture {
+            file: gguf.file().to_owned(),
+            nearest: crate::nearest(name, FAMILIES.iter().map(|family| family.name)).map(str::to_owned),
+            name: name.to_owned(),
+            supported: FAMILIES.iter().map(|family| family.name.to_owned()).collect(),
+        })
+    }
+}
+
+impl ConfigFile {
+    /// The description of a model: `config.json` of a folder, or what the metadata say of a GGUF file (or of a folder that holds one and
+    /// no other weights).
+    pub fn of_model(model: &Path) -> Result<Self, ConfigError> {
+        match gguf_of(model)? {
+            Some(file) => Self::of_gguf(&Gguf::read(&file)?),
+            None => Self::read(&model.join("config.json")),
+        }
+    }
+
+    /// What `config.json` would say beside a GGUF file.
+    pub fn of_gguf(gguf: &Gguf) -> Result<Self, ConfigError> {
+        let family = GgufFamily::of(gguf)?;
+        let reader = Reader { gguf, family };
+        let mut object = Map::new();
+        reader.sizes(&mut object)?;
+        reader.tokens(&mut object)?;
+        if let Some(scaling) = reader.rope_scaling()? {
+            object.insert("rope_scaling".to_owned(), scaling);
+        }
+        // What is absent takes the class's own default.
+        object.retain(|_, value| !value.is_null());
+        Ok(Self::from_object(gguf.file(), object))
+    }
+}
+
+struct Reader<'a> {
+    gguf: &'a Gguf,
+    family: &'static GgufFamily,
+}
+
+impl Reader<'_> {
+    /// A key of the architecture.
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.family.name)
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        Ok(self.gguf.number(&self.key(key))?)
+    }
+
+    /// A size; some files list it once a layer, which must all agree.
+    fn size(&self, key: &str) -> Result<Option<u64>, ConfigError> {
+        let key = self.key(key);
+        match self.gguf.get(&key).and_then(Metadata::as_list) {
+            None => Ok(self.gguf.whole(&key)?),
+            Some([first, rest @ ..]) if rest.iter().all(|other| other == first) => Ok(first.as_whole()),
+            Some(_) => Err(self.unsupported(format!("{key} differs between layers"))),
+        }
+    }
+
+    fn needed(&self, key: &str) -> Result<u64, ConfigError> {
+        Ok(self.size(key)?.ok_or_else(|| self.gguf.missing(&self.key(key), "a whole number"))?)
+    }
+
+    fn unsupported(&self, what: String) -> ConfigError {
+        FilesError::Unsupported { file: self.gguf.file().to_owned(), what }.into()
+    }
+
+    fn sizes(&self, object: &mut Map<String, Value>) -> Result<(), ConfigError> {
+        if self.size("expert_count")?.is_some_and(|experts| experts > 0) {
+            return Err(self.unsupported("experts are not read from GGUF files; use the safetensors files".to_owned()));
+        }
+        let embedding = self.gguf.tensor("token_embd.weight").and_then(|tensor| tensor.shape.first());
+        let heads = self.needed("attention.head_count")?;
+        let (keys, values) = (self.size("attention.key_length")?, self.size("attention.value_length")?);
+        if keys.is_some() && values.is_some() && keys != values {
+            return Err(self.unsupported("keys and values have different lengths".to_owned()));
+        }
+        let hidden = self.needed("embedding_length")?;
+        let fields = json!({
+            "architectures": [self.family.class],
+            "torch_dtype": self.dtype(),
+            "vocab_size": embedding,
+            "hidden_size": hidden,
+            "num_hidden_layers": self.needed("block_count")?,
+            "intermediate_size": self.needed("feed_forward_length")?,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.size("attention.head_count_kv")?,
+            "head_dim": keys,
+            "max_position_embeddings": self.needed("context_length")?,
+            "rms_norm_eps": self.number("attention.layer_norm_rms_epsilon")?,
+            "rope_theta": self.number("rope.freq_base")?,
+            "sliding_window": self.size("attention.sliding_window")?,
+            "tie_word_embeddings": self.gguf.tensor("output.weight").is_none(),
+            "attn_logit_softcapping": self.number("attn_logit_softcapping")?,
+            "final_logit_softcapping": self.number("final_logit_softcapping")?,
+        });
+        if let Value::Object(fields) = fields {
+            object.extend(fields);
+        }
+        if self.family.name == "llama" && self.gguf.tensor("blk.0.attn_q.bias").is_some() {
+            object.insert("attention_bias".to_owned(), true.into());
+        }
+        if self.family.name == "gemma2" {
+            // The scale of scores is not in the file: the largest model divides by its width, the others by a head's.
+            let by_width = self.needed("block_count")? == 46;
+            let scalar = if by_width { hidden / heads.max(1) } else { keys.unwrap_or(256) };
+            object.insert("query_pre_attn_scalar".to_owned(), scalar.into());
+        }
+        Ok(())
+    }
+
+    /// What to compute in: as most of the matrices are stored. Quantised ones fit in f16 with less loss than in bf16, but Gemma's
+    /// activations leave the range of f16.
+    fn dtype(&self) -> &'static str {
+        let matrix = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(".attn_output.weight"));
+        match matrix.map(|tensor| tensor.kind) {
+            Some(TensorType::F32) => "float32",
+            Some(TensorType::Bf16) => "bfloat16",
+            _ if self.family.norms_plus_one => "bfloat16",
+            _ => "float16",
+        }
+    }
+
+    fn tokens(&self, object: &mut Map<String, Value>) -> Result<(), ConfigError> {
+        let id = |name: &str| self.gguf.whole(&format!("tokenizer.ggml.{name}_token_id"));
+        let mut ends: Vec<u64> = Vec::new();
+        for name in ["eos", "eot", "eom"] {
+            ends.extend(id(name)?);
+        }
+        let kinds = self.gguf.numbers("tokenizer.ggml.token_type")?.unwrap_or_default();
+        let texts = self.gguf.texts("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let control = texts.iter().zip(kinds).enumerate().filter(|(_, (_, kind))| *kind == CONTROL);
+        ends.extend(control.filter(|(_, (text, _))| TURN_ENDS.contains(text)).map(|(id, _)| id as u64));
+        ends.sort_unstable();
+        ends.dedup();
+        object.insert("bos_token_id".to_owned(), id("bos")?.into());
+        object.insert("eos_token_id".to_owned(), ends.into());
+        Ok(())
+    }
+
+    /// Scaling as `rope_scaling`. Llama 3's is stored as one factor a frequency, which is what `longrope` is made of.
+    fn rope_scaling(&self) -> Result<Option<Value>, ConfigError> {
+        if let Some(tensor) = self.gguf.tensor("rope_freqs.weight") {
+            let factors = self.gguf.floats(tensor)?;
+            return Ok(Some(json!({
+                "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0,
+            })));
+        }
+        let key = self.key("rope.scaling.type");
+        let factor = self.number("rope.scaling.factor")?;
+        match (self.gguf.text(&key)?, factor) {
+            (None | Some("none"), _) => Ok(None),
+            (Some("linear"), Some(factor)) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
+            (Some("yarn"), Some(factor)) => {
+                let original = self.number("rope.scaling.original_context_length")?;
+                Ok(Some(json!({
+                    "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
+                })))
+            }
+            (Some(other), _) => {
+                Err(self.unsupported(format!("{key} is {other:?}; expected none, linear or yarn with a factor")))
+            }
+        }
+    }
+}

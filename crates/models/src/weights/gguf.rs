@@ -1,0 +1,157 @@
+//! Weight files in GGUF, mapped: under their own names, in their own order of rows, in blocks. What is asked for is decoded whole.
+
+mod blocks;
+mod names;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use kernels::ops::DType;
+use memmap2::Mmap;
+use model_files::{Gguf, TensorInfo, TensorType};
+use model_spec::GgufFamily;
+
+use super::cast;
+use super::checkpoint::{Files, Stored};
+use super::map::map;
+use crate::error::LoadError;
+
+/// One file, or the parts of a split one.
+pub(super) struct GgufFiles {
+    family: &'static GgufFamily,
+    heads: Heads,
+    parts: Vec<(PathBuf, Mmap)>,
+    tensors: HashMap<String, (usize, TensorInfo)>,
+}
+
+/// Heads whose rows may be permuted.
+struct Heads {
+    query: usize,
+    key: usize,
+}
+
+impl GgufFiles {
+    /// Maps the files and reads their headers; the first one's metadata count.
+    pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
+        let (mut first, mut parts, mut tensors) = (None, Vec::new(), HashMap::new());
+        for file in files {
+            let gguf = Gguf::read(file)?;
+            let map = map(file)?;
+            for tensor in gguf.tensors() {
+                // The file may have changed since its header was read.
+                if tensor.start + tensor.bytes > map.len() {
+                    return Err(LoadError::Damaged {
+                        file: file.clone(),
+                        reason: format!("{:?} is cut off", tensor.name),
+                    });
+                }
+                tensors.insert(tensor.name.clone(), (parts.len(), tensor.clone()));
+            }
+            parts.push((file.clone(), map));
+            first.get_or_insert(gguf);
+        }
+        let Some(first) = first else {
+            return Err(LoadError::Damaged { file: PathBuf::new(), reason: "no file".to_owned() });
+        };
+        let family = GgufFamily::of(&first)?;
+        Ok(Self { family, heads: Heads::read(&first, family)?, parts, tensors })
+    }
+
+    fn tensor(&self, name: &str) -> Option<&(usize, TensorInfo)> {
+        self.tensors.get(&names::stored(name)?)
+    }
+
+    /// The elements as the architecture means them.
+    fn elements<'a>(&self, name: &str, tensor: &TensorInfo, bytes: &'a [u8]) -> (DType, Cow<'a, [u8]>) {
+        let (dtype, mut bytes) = match plain(tensor.kind) {
+            Some(dtype) => (dtype, Cow::Borrowed(bytes)),
+            None => (DType::F32, Cow::Owned(blocks::decode(tensor.kind, bytes))),
+        };
+        if let Some(heads) = self.permuted_heads(name) {
+            bytes = Cow::Owned(halves_from_pairs(&bytes, tensor.shape[0], heads));
+        }
+        if self.family.norms_plus_one && names::is_norm(name) {
+            let less_one = cast::widen(dtype, &bytes).into_iter().map(|x| x - 1.0);
+            let mut out = Vec::with_capacity(bytes.len());
+            cast::narrow(less_one, dtype, &mut out);
+            bytes = Cow::Owned(out);
+        }
+        (dtype, bytes)
+    }
+
+    /// Heads of a projection whose rows are permuted.
+    fn permuted_heads(&self, name: &str) -> Option<usize> {
+        let heads = match names::projection(name)? {
+            names::Projection::Query => self.heads.query,
+            names::Projection::Key => self.heads.key,
+        };
+        self.family.rotates_pairs.then_some(heads)
+    }
+}
+
+impl Files for GgufFiles {
+    fn find(&self, name: &str) -> Option<Stored<'_>> {
+        let (part, tensor) = self.tensor(name)?;
+        let dtype = match (plain(tensor.kind), tensor.kind.block()) {
+            (Some(dtype), _) => Ok(dtype),
+            (None, Some(_)) => Ok(DType::F32),
+            (None, None) => Err(format!("{} (decoded are {})", tensor.kind.name(), TensorType::decoded())),
+        };
+        Some(Stored { file: &self.parts[*part].0, shape: &tensor.shape, dtype })
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError> {
+        let Some((part, tensor)) = self.tensor(name) else { return Ok(Cow::default()) };
+        let bytes = &self.parts[*part].1[tensor.start..tensor.start + tensor.bytes];
+        Ok(self.elements(name, tensor, bytes).1)
+    }
+}
+
+impl Heads {
+    fn read(gguf: &Gguf, family: &GgufFamily) -> Result<Self, LoadError> {
+        let read = |key: &str| gguf.whole(&format!("{}.attention.{key}", family.name));
+        let query = read("head_count")?.unwrap_or(1).max(1) as usize;
+        let key = read("head_count_kv")?.map_or(query, |heads| heads.max(1) as usize);
+        Ok(Self { query, key })
+    }
+}
+
+fn plain(kind: TensorType) -> Option<DType> {
+    match kind {
+        TensorType::F32 => Some(DType::F32),
+        TensorType::F16 => Some(DType::F16),
+        TensorType::Bf16 => Some(DType::Bf16),
+        _ => None,
+    }
+}
+
+/// Rows of heads whose rotary pairs stand side by side, in the order in which each pair is split between the halves of its head.
+fn halves_from_pairs(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
+    let (width, dim) = (bytes.len() / rows.max(1), rows / heads);
+    let mut out = Vec::with_capacity(bytes.len());
+    for row in 0..rows {
+        let (head, within) = (row / dim.max(1), row % dim.max(1));
+        // An odd head has no pairs to put back.
+        let stored = if dim.is_multiple_of(2) { head * dim + within % (dim / 2) * 2 + within / (dim / 2) } else { row };
+        out.extend_from_slice(&bytes[stored * width..(stored + 1) * width]);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_become_halves() {
+        // Two heads of four rows of one byte: the pairs (0, 1) and (2, 3) of each.
+        assert_eq!(halves_from_pairs(&[0, 1, 2, 3, 10, 11, 12, 13], 8, 2), [0, 2, 1, 3, 10, 12, 11, 13]);
+        assert_eq!(halves_from_pairs(&[0, 1, 2, 3, 4, 5], 3, 1), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(halves_from_pairs(&[], 0, 2), [0u8; 0]);
+    }
+}

@@ -1,0 +1,165 @@
+//! ggml's block formats, decoded to f32 exactly as `dequantize_row_*` of `ggml-quants.c` defines them.
+//!
+//! Blocks of 32 hold a scale `d` (f16), of some an offset `m`, and the quants `q`: low halves of bytes are the first 16 elements, high
+//! halves the last 16. Super-blocks of 256 hold eight or sixteen small blocks, each with an integer scale (and of some an integer offset)
+//! that multiply the super-block's own `d` and `dmin`.
+
+use half::f16;
+use model_files::TensorType;
+
+/// The elements of whole blocks, as little-endian f32. Empty for types that have no block.
+pub(super) fn decode(kind: TensorType, bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let Some((elements, block_bytes)) = kind.block() else { return out };
+    out.reserve_exact(bytes.len() / block_bytes * elements * size_of::<f32>());
+    let mut all = |block: fn(&[u8], &mut [f32])| {
+        let mut values = [0.0; 256];
+        for bytes in bytes.chunks_exact(block_bytes) {
+            block(bytes, &mut values[..elements]);
+            values[..elements].iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
+        }
+    };
+    match kind {
+        TensorType::Q4_0 => all(q4_0),
+        TensorType::Q4_1 => all(q4_1),
+        TensorType::Q5_0 => all(q5_0),
+        TensorType::Q5_1 => all(q5_1),
+        TensorType::Q8_0 => all(q8_0),
+        TensorType::Q2K => all(q2_k),
+        TensorType::Q3K => all(q3_k),
+        TensorType::Q4K => all(q4_k),
+        TensorType::Q5K => all(q5_k),
+        TensorType::Q6K => all(q6_k),
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 | TensorType::Other(_) => {}
+    }
+    out
+}
+
+fn half(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// Sets elements `j` and `j + 16` of a block of 32 from the halves of byte `j`.
+fn halves(quants: &[u8], out: &mut [f32], value: impl Fn(usize, u8) -> f32) {
+    for (j, byte) in quants.iter().enumerate() {
+        out[j] = value(j, byte & 15);
+        out[j + 16] = value(j + 16, byte >> 4);
+    }
+}
+
+/// `d`, then 16 bytes: `(q - 8) * d`.
+fn q4_0(block: &[u8], out: &mut [f32]) {
+    let d = half(block, 0);
+    halves(&block[2..], out, |_, q| (i32::from(q) - 8) as f32 * d);
+}
+
+/// `d`, `m`, then 16 bytes: `q * d + m`.
+fn q4_1(block: &[u8], out: &mut [f32]) {
+    let (d, m) = (half(block, 0), half(block, 2));
+    halves(&block[4..], out, |_, q| f32::from(q) * d + m);
+}
+
+/// The fifth bits of a block of 32: bit `j` belongs to element `j`.
+fn fifth_bits(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+/// `d`, fifth bits, then 16 bytes: `(q - 16) * d`.
+fn q5_0(block: &[u8], out: &mut [f32]) {
+    let (d, high) = (half(block, 0), fifth_bits(&block[2..]));
+    halves(&block[6..], out, |j, q| ((u32::from(q) | (high >> j & 1) << 4) as i32 - 16) as f32 * d);
+}
+
+/// `d`, `m`, fifth bits, then 16 bytes: `q * d + m`.
+fn q5_1(block: &[u8], out: &mut [f32]) {
+    let (d, m, high) = (half(block, 0), half(block, 2), fifth_bits(&block[4..]));
+    halves(&block[8..], out, |j, q| (u32::from(q) | (high >> j & 1) << 4) as f32 * d + m);
+}
+
+/// `d`, then 32 signed bytes: `q * d`.
+fn q8_0(block: &[u8], out: &mut [f32]) {
+    let d = half(block, 0);
+    out.iter_mut().zip(&block[2..]).for_each(|(out, q)| *out = f32::from(*q as i8) * d);
+}
+
+/// Where element `i` of a super-block has its two bits: in each half of 128 elements, 32 bytes hold four elements each.
+fn two_bits(quants: &[u8], i: usize) -> u8 {
+    quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
+}
+
+/// 16 scales and offsets (4 bits each), 64 bytes of quants, `d`, `dmin`: `d * scale * q - dmin * offset`.
+fn q2_k(block: &[u8], out: &mut [f32]) {
+    let (scales, quants) = (&block[..16], &block[16..80]);
+    let (d, dmin) = (half(block, 80), half(block, 82));
+    for (i, out) in out.iter_mut().enumerate() {
+        let scale = scales[i / 16];
+        *out = d * f32::from(scale & 15) * f32::from(two_bits(quants, i)) - dmin * f32::from(scale >> 4);
+    }
+}
+
+/// 32 bytes of third bits, 64 bytes of quants, 16 scales of 6 bits, `d`: `d * (scale - 32) * q`, where q is 4 less without its third bit.
+fn q3_k(block: &[u8], out: &mut [f32]) {
+    let (mask, quants, packed, d) = (&block[..32], &block[32..96], &block[96..108], half(block, 108));
+    // Low halves in the first eight bytes, high pairs of bits in the last four.
+    let scale = |j: usize| {
+        let low = packed[j % 8] >> (j / 8 * 4) & 15;
+        let high = packed[8 + j % 4] >> (j / 4 * 2) & 3;
+        f32::from((low | high << 4) as i8 - 32)
+    };
+    for (i, out) in out.iter_mut().enumerate() {
+        let third = mask[i % 32] >> (i / 32) & 1;
+        let q = two_bits(quants, i) as i8 - if third == 1 { 0 } else { 4 };
+        *out = d * scale(i / 16) * f32::from(q);
+    }
+}
+
+/// Scale and offset of small block `j` of eight, 6 bits each, of the 12 bytes in which Q4_K and Q5_K pack them.
+fn scale_and_offset(packed: &[u8], j: usize) -> (f32, f32) {
+    let (scale, offset) = if j < 4 {
+        (packed[j] & 63, packed[j + 4] & 63)
+    } else {
+        (packed[j + 4] & 15 | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4)
+    };
+    (f32::from(scale), f32::from(offset))
+}
+
+/// Four bits of element `i` of a super-block: 32 bytes hold 32 elements in their low halves and the next 32 in their high ones.
+fn four_bits(quants: &[u8], i: usize) -> u8 {
+    quants[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
+}
+
+/// `d`, `dmin`, packed scales and offsets, 128 bytes of quants: `d * scale * q - dmin * offset`.
+fn q4_k(block: &[u8], out: &mut [f32]) {
+    let (d, dmin, packed, quants) = (half(block, 0), half(block, 2), &block[4..16], &block[16..]);
+    for (j, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, offset) = scale_and_offset(packed, j);
+        let (scale, offset) = (d * scale, dmin * offset);
+        let values = (j * 32..).map(|i| scale * f32::from(four_bits(quants, i)) - offset);
+        out.iter_mut().zip(values).for_each(|(out, value)| *out = value);
+    }
+}
+
+/// As Q4_K with 32 bytes of fifth bits before the quants: bit `j` of byte `i` belongs to element `i` of small block `j`.
+fn q5_k(block: &[u8], out: &mut [f32]) {
+    let (d, dmin, packed) = (half(block, 0), half(block, 2), &block[4..16]);
+    let (high, quants) = (&block[16..48], &block[48..]);
+    for (j, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, offset) = scale_and_offset(packed, j);
+        let (scale, offset) = (d * scale, dmin * offset);
+        for (i, out) in out.iter_mut().enumerate() {
+            let q = four_bits(quants, j * 32 + i) | (high[i] >> j & 1) << 4;
+            *out = scale * f32::from(q) - offset;
+        }
+    }
+}
+
+/// 128 bytes of low halves, 64 bytes of high pairs of bits, 16 signed scales, `d`: `d * scale * (q - 32)`.
+fn q6_k(block: &[u8], out: &mut [f32]) {
+    let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
+    for (i, out) in out.iter_mut().enumerate() {
+        // In each half of 128 elements, 64 bytes hold 64 elements in their low halves and the next 64 in their high ones.
+        let four = low[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
+        let q = (four | two_bits(high, i) << 4) as i8 - 32;
+        *out = d * f32::from(scales[i / 16] as i8) * f32::from(q);
+    }
+}

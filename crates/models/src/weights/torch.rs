@@ -1,0 +1,54 @@
+//! Weight files that PyTorch pickled: `pytorch_model.bin`. The reader interprets the few calls that describe a tensor and runs nothing.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use kernels::ops::DType;
+use pytorch_reader::{PytorchReader, Tensor};
+
+use super::checkpoint::{Files, Stored};
+use crate::error::LoadError;
+
+/// One file, or the shards of a model. Tensors are read from disk when they are asked for.
+pub(super) struct TorchFiles {
+    tensors: HashMap<String, (PathBuf, Tensor)>,
+}
+
+impl TorchFiles {
+    /// Reads what tensors the files hold.
+    pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
+        let mut tensors = HashMap::new();
+        for file in files {
+            let reader = PytorchReader::new(file)
+                .map_err(|error| LoadError::Damaged { file: file.clone(), reason: error.to_string() })?;
+            tensors.extend(reader.into_tensors().into_iter().map(|(name, tensor)| (name, (file.clone(), tensor))));
+        }
+        Ok(Self { tensors })
+    }
+}
+
+impl Files for TorchFiles {
+    fn find(&self, name: &str) -> Option<Stored<'_>> {
+        let (file, tensor) = self.tensors.get(name)?;
+        Some(Stored { file, shape: tensor.shape(), dtype: element_type(tensor.dtype()) })
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError> {
+        let Some((file, tensor)) = self.tensors.get(name) else { return Ok(Cow::default()) };
+        tensor.read().map(Cow::Owned).map_err(|source| LoadError::Read { file: file.clone(), source })
+    }
+}
+
+fn element_type(dtype: pytorch_reader::DType) -> Result<DType, String> {
+    match dtype {
+        pytorch_reader::DType::F32 => Ok(DType::F32),
+        pytorch_reader::DType::F16 => Ok(DType::F16),
+        pytorch_reader::DType::BF16 => Ok(DType::Bf16),
+        other => Err(format!("{other:?}")),
+    }
+}

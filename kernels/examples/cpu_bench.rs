@@ -92,6 +92,7 @@ fn attention(isa: Isa, threads: usize) {
                 kv_heads: 8,
                 head_dim: 64,
                 v_head_dim: 64,
+                shared: false,
                 dtype,
             };
             let kv = backend.new_kv(shape);

@@ -83,6 +83,7 @@ impl Model {
             kv_heads: 8,
             head_dim: 64,
             v_head_dim: 64,
+            shared: false,
             dtype,
         };
         let mut layer = |_| Layer {

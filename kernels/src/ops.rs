@@ -43,6 +43,14 @@ pub struct Table(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Vector(pub u32);
 
+/// Matrices of one shape and element type: a layer's experts, or one for each attention head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MatrixGroup(pub u32);
+
+/// Which experts the rows of a step chose, and with what weights: `[max_rows, top_k]` of both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExpertChoice(pub u32);
+
 /// One layer's paged K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayer(pub u32);
@@ -73,6 +81,8 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Width of a V head.
     pub v_head_dim: usize,
+    /// Values are the last `v_head_dim` elements of keys, and not stored again; a row then has no columns for V (latent attention).
+    pub shared: bool,
     /// Element type.
     pub dtype: DType,
 }
@@ -176,7 +186,7 @@ pub struct Attention {
 }
 
 /// Gate functions of MLPs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
@@ -188,6 +198,57 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2`.
     ReluSquared,
+    /// `y * sigmoid(1.702 y)` with `y = min(x, limit)`; where it gates, the other half counts as `clamp(up, -limit, limit) + 1` (gpt-oss).
+    ClampedSwiGlu {
+        /// Bound.
+        limit: f32,
+    },
+}
+
+/// How a row chooses experts; the order of the fields is the order of the steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing {
+    /// What makes scores of logits.
+    pub score: RouterScore,
+    /// Added to scores for choosing only, one for each expert; the weights are of the scores alone (DeepSeek V3).
+    pub correction: Option<Vector>,
+    /// Only experts of the best groups can be chosen.
+    pub groups: Option<ExpertGroups>,
+    /// Experts a row; the best ones. Among equals the lower number wins.
+    pub top_k: usize,
+    /// Weights are divided by their sum.
+    pub renormalise: bool,
+    /// Multiplies weights.
+    pub scale: f32,
+}
+
+/// What makes scores of a router's logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RouterScore {
+    /// Softmax over all experts. (Renormalised, this is the softmax over the chosen ones.)
+    Softmax,
+    /// Each expert's sigmoid.
+    Sigmoid,
+}
+
+/// Experts in groups of neighbours.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertGroups {
+    /// Groups; divides the experts.
+    pub count: usize,
+    /// Groups that stay.
+    pub kept: usize,
+    /// A group's score is the sum of this many of its best experts' (corrected) scores.
+    pub best: usize,
+}
+
+/// Where heads lie in a row: the first from column `first` on, each `stride` columns after the one before.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadColumns {
+    /// First column.
+    pub first: usize,
+    /// Columns from one head to the next.
+    pub stride: usize,
 }
 
 /// What happens to a product before it is written.
@@ -225,6 +286,10 @@ pub trait Backend: Send {
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table;
     /// Takes a vector of f32.
     fn load_vector(&mut self, values: &[f32]) -> Vector;
+    /// Makes one handle of matrices that were loaded with equal shapes, element types and computing types; they stay usable alone.
+    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup;
+    /// Makes room for the choices of up to `max_rows` rows, `top_k` each.
+    fn new_expert_choice(&mut self, max_rows: usize, top_k: usize) -> ExpertChoice;
     /// Allocates activations for up to `max_rows` rows, in f32.
     fn new_act(&mut self, max_rows: usize, width: usize) -> Act;
     /// The same for values that only feed products and attention: the backend may round them to `precision`.
@@ -258,6 +323,21 @@ pub trait Backend: Send {
     /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`. With a bf16 cache the
     /// backend may round queries and softmax weights to bf16; with an f32 cache it must not.
     fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, out: Act);
+    /// Chooses each row's experts: `logits` is `[rows, experts]`. A row of NaN chooses some experts, all different, like any other.
+    fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice);
+    /// The product of each row with each of its experts, as one operation: with `k = top_k` and `e` the row's choice at `slot`,
+    /// `out[row * k + slot] = x[row] w[e]^T + bias[e]`, or `x[row * k + slot] w[e]^T + bias[e]` where `x` has a row for every choice.
+    /// `bias` is `[experts, out_features]`. Reads the weights of chosen experts only.
+    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act);
+    /// `out[row] = sum over slots of weight[row][slot] * x[row * top_k + slot]`, slots in ascending order; or added to `out`.
+    fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act);
+    /// `x[row] *= sigmoid(gate[row])`; `gate` has one column.
+    fn gate_rows(&mut self, x: Act, gate: Act);
+    /// A product for each head, as one operation: `out`'s columns of head `h` are `x`'s columns of head `h` times `w[h]^T`. The number of
+    /// heads is the group's, the widths are its matrices'.
+    fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns);
+    /// Copies `heads` pieces of `width` columns of each row from `x` to `out`, which keeps its other columns.
+    fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize);
     /// `x += y` (all rows).
     fn add(&mut self, x: Act, y: Act);
     /// `x *= factor`.

@@ -33,6 +33,7 @@ impl Kernel for Gate {
             Activation::GeluTanh => self.each::<S, GeluTanh>(),
             Activation::Relu => self.each::<S, Relu>(),
             Activation::ReluSquared => self.each::<S, ReluSquared>(),
+            Activation::ClampedSwiGlu { limit } => self.clamped::<S>(limit),
         }
     }
 }
@@ -52,6 +53,29 @@ impl Gate {
                 y.store_up_to(self.out.add(i), count);
             }
             i += count;
+        }
+    }
+}
+
+impl Gate {
+    /// gpt-oss: both halves are bounded, and the other half counts as one more.
+    #[inline(always)]
+    fn clamped<S: Simd>(&self, limit: f32) {
+        let (lower, upper) = (S::splat(-limit), S::splat(limit));
+        for i in (0..self.width).step_by(S::N) {
+            let count = S::N.min(self.width - i);
+            // SAFETY: `count` elements are left in each row.
+            unsafe {
+                let x = S::load_up_to(self.gate.add(i), count);
+                let x = x.replace_where_less(upper, x, upper);
+                let mut y = x.mul(math::sigmoid(x.mul(S::splat(1.702))));
+                if let Some(up) = self.up {
+                    let up = S::load_up_to(up.add(i), count);
+                    let up = up.replace_where_less(upper, up, upper).replace_where_less(up, lower, lower);
+                    y = y.mul(up.add(S::splat(1.0)));
+                }
+                y.store_up_to(self.out.add(i), count);
+            }
         }
     }
 }

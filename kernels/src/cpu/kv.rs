@@ -4,6 +4,7 @@
 //! K  [kv head][block][dim][token]     a vector holds one dimension of neighbouring tokens: scores need no horizontal sums
 //! V  [kv head][block][token][dim]     a vector holds neighbouring dimensions of one token: so does the weighted sum
 //! ```
+//! Where values are a part of keys there is no V, and attention turns the keys' last dimensions around as it reads them.
 //! Neighbouring blocks of a head touch, so a sequence on blocks in a row is read as one stream.
 //!
 //! bf16 on the tile unit, where blocks and heads are whole tiles, keeps pairs of what is summed over side by side:
@@ -29,12 +30,14 @@ pub(crate) struct Kv {
 
 impl Kv {
     pub(crate) fn new(shape: KvShape, isa: Isa) -> Self {
-        let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, dtype } = shape;
+        let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype } = shape;
         assert!(block_size > 0 && kv_heads > 0 && head_dim > 0 && v_head_dim > 0, "an empty cache: {shape:?}");
+        assert!(!shared || v_head_dim <= head_dim, "values as a part of keys: {shape:?}");
         let tokens = num_blocks * block_size * kv_heads * dtype.size();
         let whole = block_size.is_multiple_of(16) && head_dim.is_multiple_of(32) && v_head_dim.is_multiple_of(16);
         let paired = isa == Isa::Amx && dtype == DType::Bf16 && whole;
-        Self { shape, paired, keys: Region::new(tokens * head_dim), values: Region::new(tokens * v_head_dim) }
+        let values = Region::new(if shared { 0 } else { tokens * v_head_dim });
+        Self { shape, paired, keys: Region::new(tokens * head_dim), values }
     }
 
     /// The first key element of a head of a block.
@@ -42,8 +45,9 @@ impl Kv {
         self.part::<E>(&self.keys, self.shape.head_dim, block, head)
     }
 
-    /// The first value element of a head of a block.
+    /// The first value element of a head of a block, where values are stored.
     pub(crate) fn values<E: Element>(&self, block: u32, head: usize) -> *mut E::Bits {
+        assert!(!self.shape.shared, "values of a cache that has none");
         self.part::<E>(&self.values, self.shape.v_head_dim, block, head)
     }
 
@@ -55,31 +59,45 @@ impl Kv {
         unsafe { region.ptr().cast::<E::Bits>().add((head * num_blocks + block as usize) * block_size * dim) }
     }
 
-    /// Writes one token's key and value of a head.
+    /// Columns of a row that goes into this cache, queries aside.
+    pub(crate) fn row_width(&self) -> usize {
+        let KvShape { kv_heads, head_dim, v_head_dim, shared, .. } = self.shape;
+        kv_heads * (head_dim + if shared { 0 } else { v_head_dim })
+    }
+
+    /// Where a token's element of a key lies in its block's head.
+    #[inline(always)]
+    pub(crate) fn key_offset(&self, slot: usize, dim: usize) -> usize {
+        let block_size = self.shape.block_size;
+        if self.paired { (dim / 2 * block_size + slot) * 2 + dim % 2 } else { dim * block_size + slot }
+    }
+
+    /// Writes one token's key of a head, and its value where values are stored.
     ///
     /// # Safety
     /// Nobody else uses this token's slot meanwhile.
-    pub(crate) unsafe fn write<E: Element>(&self, block: u32, slot: usize, head: usize, key: &[f32], value: &[f32]) {
+    pub(crate) unsafe fn write<E: Element>(
+        &self,
+        block: u32,
+        slot: usize,
+        head: usize,
+        key: &[f32],
+        value: Option<&[f32]>,
+    ) {
         let KvShape { block_size, head_dim, v_head_dim, .. } = self.shape;
-        debug_assert!(slot < block_size && key.len() == head_dim && value.len() == v_head_dim);
-        let (keys, values) = (self.keys::<E>(block, head), self.values::<E>(block, head));
-        // SAFETY: slot < block_size and the dimensions are the shape's, so all offsets are inside this head of this block.
-        unsafe {
-            if self.paired {
-                for (dim, &x) in key.iter().enumerate() {
-                    *keys.add((dim / 2 * block_size + slot) * 2 + dim % 2) = E::encode(x);
-                }
-                for (dim, &x) in value.iter().enumerate() {
-                    *values.add((slot / 2 * v_head_dim + dim) * 2 + slot % 2) = E::encode(x);
-                }
-                return;
-            }
-            for (dim, &x) in key.iter().enumerate() {
-                *keys.add(dim * block_size + slot) = E::encode(x);
-            }
-            for (dim, &x) in value.iter().enumerate() {
-                *values.add(slot * v_head_dim + dim) = E::encode(x);
-            }
+        debug_assert!(slot < block_size && key.len() == head_dim);
+        let keys = self.keys::<E>(block, head);
+        for (dim, &x) in key.iter().enumerate() {
+            // SAFETY: slot < block_size and the dimensions are the shape's, so all offsets are inside this head of this block.
+            unsafe { *keys.add(self.key_offset(slot, dim)) = E::encode(x) };
+        }
+        let Some(value) = value else { return };
+        debug_assert!(value.len() == v_head_dim);
+        let values = self.values::<E>(block, head);
+        for (dim, &x) in value.iter().enumerate() {
+            let at = if self.paired { (slot / 2 * v_head_dim + dim) * 2 + slot % 2 } else { slot * v_head_dim + dim };
+            // SAFETY: as above.
+            unsafe { *values.add(at) = E::encode(x) };
         }
     }
 
@@ -88,8 +106,8 @@ impl Kv {
         assert_eq!(from.len(), to.len(), "blocks to copy from and to");
         let blocks = self.shape.num_blocks;
         assert!(from.iter().chain(to).all(|&block| (block as usize) < blocks), "{from:?} to {to:?} of {blocks}");
-        let KvShape { block_size, kv_heads, head_dim, v_head_dim, dtype, .. } = self.shape;
-        let regions = [(&self.keys, head_dim), (&self.values, v_head_dim)];
+        let KvShape { block_size, kv_heads, head_dim, v_head_dim, shared, dtype, .. } = self.shape;
+        let regions = [(&self.keys, head_dim), (&self.values, if shared { 0 } else { v_head_dim })];
         let regions = regions.map(|(region, dim)| (Shared::new(region.ptr()), block_size * dim * dtype.size()));
         pool.run(2 * kv_heads, &|task, _| {
             let (region, bytes) = regions[task % 2];

@@ -8,7 +8,10 @@ mod add;
 mod attention;
 mod batch;
 mod choose;
+mod combine;
+mod copy_columns;
 mod embed;
+mod gate_rows;
 mod gated;
 mod gather;
 mod isa;
@@ -19,6 +22,7 @@ mod norm;
 mod pack;
 mod pool;
 mod rope_and_cache;
+mod route;
 mod scale;
 mod simd;
 mod soft_cap;
@@ -29,9 +33,13 @@ pub use isa::Isa;
 pub use memory::{MachineMemory, available_memory, machine_memory};
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use crate::ops::{self, Act, Activation, Backend, DType, Epilogue, Heads, HostMatrix, KvLayer, KvShape, Matrix};
-use crate::ops::{Norm, Rope, RowSelection, Table, Vector};
+use crate::ops::{
+    self, Act, Activation, Backend, DType, Epilogue, ExpertChoice, HeadColumns, Heads, HostMatrix, KvLayer,
+};
+use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, Table, Vector};
 use acts::Acts;
+use matmul::{Product, Rows};
+use memory::Shared;
 use pool::Pool;
 
 /// How to build a [`CpuBackend`].
@@ -49,6 +57,8 @@ pub struct CpuBackend {
     pool: Pool,
     acts: Acts,
     matrices: Vec<pack::Packed>,
+    groups: Vec<Vec<Matrix>>,
+    choices: Vec<route::Choices>,
     tables: Vec<embed::Lookup>,
     vectors: Vec<Vec<f32>>,
     caches: Vec<kv::Kv>,
@@ -69,6 +79,8 @@ impl CpuBackend {
             pool: Pool::new(options.threads),
             acts: Acts::default(),
             matrices: Vec::new(),
+            groups: Vec::new(),
+            choices: Vec::new(),
             tables: Vec::new(),
             vectors: Vec::new(),
             caches: Vec::new(),
@@ -125,6 +137,25 @@ impl Backend for CpuBackend {
     fn load_vector(&mut self, values: &[f32]) -> Vector {
         self.vectors.push(values.to_vec());
         Vector(newest(&self.vectors))
+    }
+
+    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
+        let shape = |matrix: &Matrix| {
+            let packed = &self.matrices[matrix.0 as usize];
+            (packed.n, packed.k, packed.dtype, packed.rounds)
+        };
+        assert!(!members.is_empty(), "a group of no matrices");
+        assert!(
+            members.iter().all(|matrix| shape(matrix) == shape(&members[0])),
+            "matrices of a group differ in shape"
+        );
+        self.groups.push(members.to_vec());
+        MatrixGroup(newest(&self.groups))
+    }
+
+    fn new_expert_choice(&mut self, max_rows: usize, top_k: usize) -> ExpertChoice {
+        self.choices.push(route::Choices::new(max_rows, top_k));
+        ExpertChoice(newest(&self.choices))
     }
 
     fn new_act(&mut self, max_rows: usize, width: usize) -> Act {
@@ -186,12 +217,10 @@ impl Backend for CpuBackend {
         let out = self.acts.target(out, x.rows, w.n);
         let bias = lookup(&self.vectors, bias);
         assert!(bias.is_none_or(|bias| bias.len() == w.n), "bias of {:?} for {} outputs", bias.map(<[f32]>::len), w.n);
-        let (from, to) = (x.data, out.data);
+        let (from, to) = (Rows::dense(x.data, x.width), Rows::dense(out.data, out.width));
+        let product = Product { x: from, rows: x.rows, w, bias, epilogue, out: to };
         // SAFETY: the two buffers differ (checked) and hold these rows; `&mut self` keeps everybody else away.
-        unsafe {
-            let product = matmul::Product { x: from.at(0), rows: x.rows, w, bias, epilogue, out: to.at(0) };
-            matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, product);
-        }
+        unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, std::iter::once(product)) };
     }
 
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
@@ -230,6 +259,86 @@ impl Backend for CpuBackend {
         let kv = &self.caches[kv.0 as usize];
         let call = attention::Call { qkv, params, batch: &self.batch, kv, out };
         attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
+    }
+
+    fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {
+        let (logits, choices) = (self.acts.view(logits), &mut self.choices[out.0 as usize]);
+        let correction = lookup(&self.vectors, routing.correction);
+        route::route(self.isa, &mut self.pool, logits, routing, correction, choices);
+    }
+
+    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        let (x, choices, group) = (self.acts.view(x), &self.choices[choice.0 as usize], &self.groups[w.0 as usize]);
+        let first = &self.matrices[group[0].0 as usize];
+        let (n, pairs) = (first.n, choices.rows * choices.top_k);
+        assert_eq!(x.width, first.k, "width of x, and input features of experts");
+        assert_eq!(group.len(), choices.experts(), "experts, and what rows chose among");
+        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
+        let bias = lookup(&self.vectors, bias);
+        assert!(bias.is_none_or(|bias| bias.len() == group.len() * n), "biases of {} experts", group.len());
+        let out = self.acts.target(out, pairs, n);
+        let products = group.iter().enumerate().map(|(expert, matrix)| {
+            let chosen = choices.pairs(expert);
+            Product {
+                x: Rows::picked(x.data, x.width, chosen, pairs / x.rows.max(1)),
+                rows: chosen.len(),
+                w: &self.matrices[matrix.0 as usize],
+                bias: bias.map(|bias| &bias[expert * n..][..n]),
+                epilogue: Epilogue::Store,
+                out: Rows::picked(out.data, n, chosen, 1),
+            }
+        });
+        // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps others away.
+        unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
+    }
+
+    fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {
+        assert_ne!(x, out, "a sum cannot overwrite what it sums");
+        let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
+        if epilogue == Epilogue::Accumulate {
+            assert_eq!(self.acts.view(out).rows, choices.rows, "rows added to, and rows to add");
+        }
+        let out = self.acts.target(out, choices.rows, x.width);
+        combine::combine(self.isa, &mut self.pool, x, choices, epilogue, out);
+    }
+
+    fn gate_rows(&mut self, x: Act, gate: Act) {
+        assert_ne!(x, gate, "rows that gate themselves");
+        gate_rows::gate_rows(&mut self.pool, self.acts.view(x), self.acts.view(gate));
+    }
+
+    fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        let (x, group) = (self.acts.view(x), &self.groups[w.0 as usize]);
+        let (first, width) = (&self.matrices[group[0].0 as usize], self.acts.view(out).width);
+        let out = self.acts.target(out, x.rows, width);
+        let end = |columns: HeadColumns, width: usize| columns.first + (group.len() - 1) * columns.stride + width;
+        assert!(end(from, first.k) <= x.width && end(to, first.n) <= out.width, "heads inside rows");
+        assert!(group.len() == 1 || to.stride >= first.n, "heads of an output that overlap");
+        let products = group.iter().enumerate().map(|(head, matrix)| {
+            // SAFETY: the columns are inside a row (checked).
+            let (x_head, out_head) =
+                unsafe { (x.data.at(from.first + head * from.stride), out.data.at(to.first + head * to.stride)) };
+            Product {
+                x: Rows::dense(Shared::new(x_head), x.width),
+                rows: x.rows,
+                w: &self.matrices[matrix.0 as usize],
+                bias: None,
+                epilogue: Epilogue::Store,
+                out: Rows::dense(Shared::new(out_head), out.width),
+            }
+        });
+        // SAFETY: the two buffers differ (checked) and hold these rows, heads do not overlap (checked); `&mut self` keeps others away.
+        unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
+    }
+
+    fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
+        assert_ne!(x, out, "columns copied within a buffer");
+        let x = self.acts.view(x);
+        let out_width = self.acts.view(out).width;
+        let out = self.acts.target(out, x.rows, out_width);
+        copy_columns::copy_columns(&mut self.pool, x, out, copy_columns::Pieces { from, to, heads, width });
     }
 
     fn add(&mut self, x: Act, y: Act) {

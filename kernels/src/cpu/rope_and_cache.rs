@@ -80,7 +80,7 @@ pub(crate) fn rope_and_cache(
     kv: &Kv,
 ) {
     let shape = kv.shape;
-    let width = (heads.q + heads.kv) * heads.dim + heads.kv * heads.v_dim;
+    let width = heads.q * heads.dim + kv.row_width();
     assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
     assert_eq!(
         (shape.kv_heads, shape.head_dim, shape.v_head_dim),
@@ -135,7 +135,8 @@ fn rotate(head: &mut [f32], rotation: Rotation<'_>, angles: &[f32]) {
 /// Writes one row's k and v to its slot (block, and token inside it).
 fn store<E: Element>(qkv: &[f32], heads: Heads, slot: (u32, usize), kv: &Kv) {
     let (keys, values) = qkv[heads.q * heads.dim..].split_at(heads.kv * heads.dim);
-    for (head, (key, value)) in keys.chunks_exact(heads.dim).zip(values.chunks_exact(heads.v_dim)).enumerate() {
+    for (head, key) in keys.chunks_exact(heads.dim).enumerate() {
+        let value = (!kv.shape.shared).then(|| &values[head * heads.v_dim..][..heads.v_dim]);
         // SAFETY: slots of different positions and sequences differ; the scheduler shares only full blocks, which nobody writes.
         unsafe { kv.write::<E>(slot.0, slot.1, head, key, value) };
     }

@@ -25,8 +25,15 @@ impl World {
     pub fn new(backend: &mut dyn Backend, heads: Heads, block_size: usize, dtype: DType, lengths: &[usize]) -> Self {
         let counts: Vec<usize> = lengths.iter().map(|length| length.div_ceil(block_size)).collect();
         let num_blocks = counts.iter().sum::<usize>() + 1;
-        let shape =
-            KvShape { num_blocks, block_size, kv_heads: heads.kv, head_dim: heads.dim, v_head_dim: heads.v_dim, dtype };
+        let shape = KvShape {
+            num_blocks,
+            block_size,
+            kv_heads: heads.kv,
+            head_dim: heads.dim,
+            v_head_dim: heads.v_dim,
+            shared: false,
+            dtype,
+        };
         let kv = backend.new_kv(shape);
         let mut free = Random(num_blocks as u64).permutation(num_blocks);
         let mut world = Self { heads, kv, rope: None, blocks: vec![free.clone()] };

@@ -3,7 +3,9 @@
 mod attention;
 mod choose;
 mod invariance;
+mod latent;
 mod matmul;
+mod mixture;
 mod random;
 mod rowwise;
 

@@ -114,6 +114,10 @@ fn reference_activation(x: f64, activation: Activation) -> f64 {
         }
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::ClampedSwiGlu { limit } => {
+            let x = x.min(f64::from(limit));
+            x / (1.0 + (-1.702 * x).exp())
+        }
     }
 }
 
@@ -133,17 +137,21 @@ fn gauss(x: f64) -> f64 {
 
 #[test]
 fn activations_alone_and_gating() {
-    use Activation::{Gelu, GeluTanh, Relu, ReluSquared, Silu};
+    use Activation::{ClampedSwiGlu, Gelu, GeluTanh, Relu, ReluSquared, Silu};
     for mut backend in backends() {
         for width in WIDTHS {
-            for activation in [Silu, Gelu, GeluTanh, Relu, ReluSquared] {
+            for activation in [Silu, Gelu, GeluTanh, Relu, ReluSquared, ClampedSwiGlu { limit: 3.0 }] {
                 let rows = 5;
                 let gate_up: Vec<f32> = Random(width as u64).values(rows * width * 2).iter().map(|x| x * 4.0).collect();
                 let input = filled(&mut *backend, width * 2, &gate_up);
                 let out = poisoned(&mut *backend, rows, width);
                 backend.gated(input, activation, out);
                 let gate = |row: &[f32], i: usize| reference_activation(f64::from(row[i]), activation);
-                let product = |row: &[f32], i: usize| gate(row, i) * f64::from(row[width + i]);
+                let up = |x: f64| match activation {
+                    ClampedSwiGlu { limit } => x.clamp(-f64::from(limit), f64::from(limit)) + 1.0,
+                    _ => x,
+                };
+                let product = |row: &[f32], i: usize| gate(row, i) * up(f64::from(row[width + i]));
                 let all = |f: &dyn Fn(&[f32], usize) -> f64, cols: usize| -> Vec<f64> {
                     gate_up.chunks(width * 2).flat_map(|row| (0..cols).map(move |i| f(row, i))).collect()
                 };

@@ -42,7 +42,15 @@ impl Mixer for AttentionMixer {
     fn allocate(&mut self, pool: Pool, backend: &mut dyn Backend) {
         let (heads, Pool { num_blocks, block_size, dtype }) = (self.attention.heads, pool);
         let (kv_heads, head_dim, v_head_dim) = (heads.kv, heads.dim, heads.v_dim);
-        self.kv = Some(backend.new_kv(KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, dtype }));
+        self.kv = Some(backend.new_kv(KvShape {
+            num_blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+            v_head_dim,
+            shared: false,
+            dtype,
+        }));
     }
 
     fn copy_blocks(&self, from: &[u32], to: &[u32], backend: &mut dyn Backend) {

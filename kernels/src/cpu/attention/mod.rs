@@ -150,7 +150,7 @@ impl Call<'_> {
         let ops::Heads { q, kv, dim, v_dim } = self.params.layer.heads;
         let shape = self.kv.shape;
         assert!(kv > 0 && q.is_multiple_of(kv), "{q} query heads over {kv} kv heads");
-        assert_eq!((self.qkv.rows, self.qkv.width), (self.batch.rows(), (q + kv) * dim + kv * v_dim), "shape of qkv");
+        assert_eq!((self.qkv.rows, self.qkv.width), (self.batch.rows(), q * dim + self.kv.row_width()), "shape of qkv");
         assert_eq!((shape.kv_heads, shape.head_dim, shape.v_head_dim), (kv, dim, v_dim), "cache of an attention layer");
         for vector in [self.params.sinks, self.params.alibi].into_iter().flatten() {
             assert_eq!(vector.len(), q, "sinks or slopes of {q} heads");

@@ -77,7 +77,7 @@ pub(super) struct Workspace {
     pub(super) scores: Vec<f32>,
     /// What a tile multiplies a query's sums by.
     pub(super) decay: Vec<f32>,
-    /// Operands of the tile unit.
+    /// Operands of the tile unit, or values turned around.
     pub(super) tiles: Reserve,
 }
 
@@ -314,21 +314,61 @@ impl<E: Element> Span<'_, E> {
         highest.largest()
     }
 
+    /// The tile's tokens block by block: first token, block's number in the table, slot of the token, how many.
+    pub(super) fn pieces(
+        &self,
+        tile: usize,
+        tokens: Range<usize>,
+    ) -> impl Iterator<Item = (usize, usize, usize, usize)> + use<E> {
+        let (block_size, mut token) = (self.call.kv.shape.block_size, tokens.start);
+        std::iter::from_fn(move || {
+            let (first, block, slot) = (token, (tile + token) / block_size, (tile + token) % block_size);
+            let count = (block_size - slot).min(tokens.end - token);
+            token += count;
+            (count > 0).then_some((first, block, slot, count))
+        })
+    }
+
+    /// Values that are the last dimensions of keys, as `[token][dim]`.
+    #[inline(always)]
+    fn turn_values(&mut self, tile: usize, tokens: Range<usize>) -> *const E::Bits {
+        /// Dimensions at a time: a line of each token, so that what is written to stays in the first-level cache.
+        const STRIP: usize = 16;
+        let kv = self.call.kv;
+        let v_dim = kv.shape.v_head_dim;
+        let turned = self.workspace.tiles.reserve(TILE * v_dim * size_of::<E::Bits>()).cast::<E::Bits>();
+        for (token, block, slot, count) in self.pieces(tile, tokens.clone()) {
+            let keys = kv.keys::<E>(self.blocks[block], self.tile.kv_head);
+            for strip in (0..v_dim).step_by(STRIP) {
+                for dim in strip..v_dim.min(strip + STRIP) {
+                    let from = kv.key_offset(slot, kv.shape.head_dim - v_dim + dim);
+                    let to = (token - tokens.start) * v_dim + dim;
+                    for i in 0..count {
+                        // SAFETY: `count` tokens are left in the block's line of this dimension, and in what was reserved.
+                        unsafe { *turned.add(to + i * v_dim) = *keys.add(from + i) };
+                    }
+                }
+            }
+        }
+        turned.cast_const()
+    }
+
     /// Adds the tile's values, weighted, to the sums of all queries.
     #[inline(always)]
     fn sum_tile<S: Simd>(&mut self, tile: usize, tokens: Range<usize>) {
-        let (block_size, v_dim) = (self.call.kv.shape.block_size, self.call.kv.shape.v_head_dim);
+        let v_dim = self.call.kv.shape.v_head_dim;
         let mut runs = [Run { values: std::ptr::null::<E::Bits>(), first: 0, count: 0 }; TILE];
         let mut used = 0;
-        let mut token = tokens.start;
-        while token < tokens.end {
-            let (block, slot) = ((tile + token) / block_size, (tile + token) % block_size);
-            let count = (block_size - slot).min(tokens.end - token);
-            let values = self.call.kv.values::<E>(self.blocks[block], self.tile.kv_head);
-            // SAFETY: the slot is inside the block.
-            runs[used] = Run { values: unsafe { values.add(slot * v_dim) }, first: token, count };
-            used += 1;
-            token += count;
+        if self.call.kv.shape.shared {
+            let values = self.turn_values(tile, tokens.clone());
+            (runs[0], used) = (Run { values, first: tokens.start, count: tokens.len() }, 1);
+        } else {
+            for (token, block, slot, count) in self.pieces(tile, tokens) {
+                let values = self.call.kv.values::<E>(self.blocks[block], self.tile.kv_head);
+                // SAFETY: the slot is inside the block.
+                runs[used] = Run { values: unsafe { values.add(slot * v_dim) }, first: token, count };
+                used += 1;
+            }
         }
         let runs = &runs[..used];
         let mut query = 0;

@@ -185,6 +185,9 @@ impl TileSpan<'_> {
     fn values_in_place(&self, tile: usize, tokens: Range<usize>) -> Option<*const u16> {
         let block_size = self.0.call.kv.shape.block_size;
         let blocks = &self.0.blocks[tile / block_size..(tile + tokens.end).div_ceil(block_size)];
+        if self.0.call.kv.shape.shared {
+            return None;
+        }
         let in_a_row = tokens == (0..TILE) && blocks.windows(2).all(|pair| pair[0].wrapping_add(1) == pair[1]);
         let values = self.0.call.kv.values::<Bf16>(blocks[0], self.0.tile.kv_head);
         // SAFETY: the tile's first position is inside its first block.
@@ -197,21 +200,17 @@ impl TileSpan<'_> {
     /// Operands have their places.
     #[inline(always)]
     unsafe fn gather_values(&mut self, operands: Operands, tile: usize, tokens: Range<usize>) -> *const u16 {
-        let (block_size, line) = (self.0.call.kv.shape.block_size, operands.v_dim * 2);
+        let line = operands.v_dim * 2;
         let pairs = tokens.start / 2..tokens.end.div_ceil(2);
         // SAFETY: pairs are inside the tile; a block has `block_size / 2` lines of pairs, and one line never straddles blocks.
         unsafe {
             let values = operands.values;
             let first = tokens.start / DEPTH * DEPTH / 2;
             values.add(first * line).write_bytes(0, (pairs.start - first) * line);
-            let mut pair = pairs.start;
-            while pair < pairs.end {
-                let (block, slot) = ((tile + pair * 2) / block_size, (tile + pair * 2) % block_size);
-                let count = ((block_size - slot) / 2).min(pairs.end - pair);
-                let from =
-                    self.0.call.kv.values::<Bf16>(self.0.blocks[block], self.0.tile.kv_head).add(slot / 2 * line);
-                std::ptr::copy_nonoverlapping(from.cast_const(), values.add(pair * line), count * line);
-                pair += count;
+            if self.0.call.kv.shape.shared {
+                self.turn_values(operands, tile, pairs.start * 2..pairs.end * 2);
+            } else {
+                self.copy_values(operands, tile, pairs.start * 2..pairs.end * 2);
             }
             if !tokens.end.is_multiple_of(2) {
                 let last = values.add((pairs.end - 1) * line);
@@ -220,6 +219,48 @@ impl TileSpan<'_> {
             let end = tokens.end.next_multiple_of(DEPTH) / 2;
             values.add(pairs.end * line).write_bytes(0, (end - pairs.end) * line);
             values.cast_const()
+        }
+    }
+
+    /// Copies the values of pairs of tokens.
+    ///
+    /// # Safety
+    /// Operands have their places, and tokens come in pairs.
+    #[inline(always)]
+    unsafe fn copy_values(&mut self, operands: Operands, tile: usize, tokens: Range<usize>) {
+        let line = operands.v_dim * 2;
+        for (token, block, slot, count) in self.0.pieces(tile, tokens) {
+            let from = self.0.call.kv.values::<Bf16>(self.0.blocks[block], self.0.tile.kv_head);
+            // SAFETY: blocks hold whole pairs, so the lines are inside the block and inside the tile.
+            unsafe {
+                let to = operands.values.add(token / 2 * line);
+                std::ptr::copy_nonoverlapping(from.add(slot / 2 * line).cast_const(), to, count / 2 * line);
+            }
+        }
+    }
+
+    /// Values that are the last dimensions of keys: from pairs of dimensions to pairs of tokens.
+    ///
+    /// # Safety
+    /// As [`Self::copy_values`].
+    #[inline(always)]
+    unsafe fn turn_values(&mut self, operands: Operands, tile: usize, tokens: Range<usize>) {
+        let kv = self.0.call.kv;
+        let (block_size, first) = (kv.shape.block_size, kv.shape.head_dim - operands.v_dim);
+        for (token, block, slot, count) in self.0.pieces(tile, tokens) {
+            let keys = kv.keys::<Bf16>(self.0.blocks[block], self.0.tile.kv_head).cast::<u32>();
+            for dim in (0..operands.v_dim).step_by(2) {
+                // SAFETY: dimensions and tokens come in pairs; all are inside the block, and the pairs inside the tile.
+                unsafe {
+                    let line = keys.add((first + dim) / 2 * block_size + slot);
+                    let to = operands.values.cast::<u32>().add(token / 2 * operands.v_dim + dim);
+                    for pair in 0..count / 2 {
+                        let (a, b) = (*line.add(2 * pair), *line.add(2 * pair + 1));
+                        *to.add(pair * operands.v_dim) = (a & 0xffff) | b << 16;
+                        *to.add(pair * operands.v_dim + 1) = a >> 16 | (b & 0xffff_0000);
+                    }
+                }
+            }
         }
     }
 

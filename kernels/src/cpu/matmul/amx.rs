@@ -3,10 +3,10 @@
 //! Activations are rounded to bf16 and packed `[k / (32 STEPS)][row tile][STEPS][16][32]`, so that what a task walks at a time is dense. Every number of rows takes this path, one row as well
 //! (a tile of one row costs less than reading its weights), and each output element is one chain of tile products in ascending k.
 
-use super::{Output, Product, Scratch, Tile};
+use super::job::Needs;
+use super::{Product, Tile};
 use crate::cpu::memory::Shared;
 use crate::cpu::pack::{PANEL, TILE_K};
-use crate::cpu::pool::Pool;
 use crate::cpu::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};
 use std::arch::x86_64::{__m256bh, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm512_cvtneps_pbh, _mm512_maskz_loadu_ps};
 use std::ops::Range;
@@ -24,44 +24,68 @@ const AHEAD_TILES: usize = 2;
 /// How far ahead of a tile weights are fetched when each is used once.
 const AHEAD_BYTES: usize = 1024;
 
-/// See [`super::matmul`].
-///
-/// # Safety
-/// As there, and the tile unit is available to this process.
-pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Product<'_>) {
-    let Product { x, rows, w, .. } = *product;
-    let steps = w.k_padded / TILE_K;
-    let row_tiles = rows.div_ceil(TILE_ROWS);
-    let packed = Shared::new(scratch.x.reserve(row_tiles * steps * TILE_BYTES));
-    let x = Shared::new(x.cast_mut());
-    pool.run_sized(rows, rows * w.k, &|row, _| {
+/// A product of whole tiles.
+pub(super) struct Job<'a> {
+    product: Product<'a>,
+    /// Tiles of k.
+    steps: usize,
+    row_tiles: usize,
+    /// Panels a task.
+    group: usize,
+    shape: TileShape,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(product: Product<'a>, threads: usize) -> Self {
+        let row_tiles = product.rows.div_ceil(TILE_ROWS);
+        let group = if row_tiles == 1 { GROUP } else { wide_group(product.w.panels(), row_tiles, threads) };
+        let shape = TileShape::new(product.rows.min(TILE_ROWS));
+        Self { product, steps: product.w.k_padded / TILE_K, row_tiles, group, shape }
+    }
+
+    pub(super) fn needs(&self) -> Needs {
+        let Self { row_tiles, group, product: Product { rows, w, .. }, .. } = *self;
+        Needs {
+            packed: row_tiles * self.steps * TILE_BYTES,
+            sums: if row_tiles == 1 { 0 } else { row_tiles.min(ROW_TILES) * group * size_of::<Sums>() },
+            pack_tasks: rows,
+            pack_work: rows * w.k,
+            tasks: row_tiles.div_ceil(ROW_TILES) * w.panels().div_ceil(group),
+            work: rows * w.k * w.n / 64,
+        }
+    }
+
+    /// Packs a row.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::pack`], and AVX-512 BF16 is there.
+    pub(super) unsafe fn pack(&self, row: usize, packed: Shared<u8>) {
         // SAFETY: row `row` of x exists; each task writes its own row of its tile.
         unsafe {
-            let x = std::slice::from_raw_parts(x.at(row * w.k), w.k);
-            for (start, x) in (0..steps).step_by(STEPS).zip(x.chunks(STEPS * TILE_K)) {
-                let tile = Depth::new(start, steps).tile_offset(row / TILE_ROWS, row_tiles);
+            let x = self.product.row(row);
+            for (start, x) in (0..self.steps).step_by(STEPS).zip(x.chunks(STEPS * TILE_K)) {
+                let tile = Depth::new(start, self.steps).tile_offset(row / TILE_ROWS, self.row_tiles);
                 pack_row(x, packed.at(tile + row % TILE_ROWS * (TILE_K * 2)));
             }
         }
-    });
+    }
 
-    let output = Output::new(product);
-    let group = if row_tiles == 1 { GROUP } else { wide_group(w.panels(), row_tiles, pool.threads()) };
-    let groups = w.panels().div_ceil(group);
-    let sums_bytes = if row_tiles == 1 { 0 } else { row_tiles.min(ROW_TILES) * group * size_of::<Sums>() };
-    let sums = Shared::new(scratch.sums.reserve(pool.threads() * sums_bytes));
-    let shape = TileShape::new(rows.min(TILE_ROWS));
-    pool.run_sized(row_tiles.div_ceil(ROW_TILES) * groups, rows * w.k * w.n / 64, &|task, thread| {
+    /// Computes a strip.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::run`], and the tile unit is available to this process.
+    pub(super) unsafe fn run(&self, task: usize, packed: Shared<u8>, sums: *mut u8) {
+        let Self { ref product, steps, row_tiles, group, ref shape } = *self;
+        let groups = product.w.panels().div_ceil(group);
         let (first_tile, first_panel) = (task / groups * ROW_TILES, task % groups * group);
         let strip = Strip {
             x: packed,
-            weights: w.panel(first_panel),
-            panels: first_panel..w.panels().min(first_panel + group),
+            weights: product.w.panel(first_panel),
+            panels: first_panel..product.w.panels().min(first_panel + group),
             row_tiles: first_tile..row_tiles.min(first_tile + ROW_TILES),
             all_row_tiles: row_tiles,
-            rows,
             steps,
-            output: &output,
+            product,
         };
         // SAFETY: the tile unit is there (the caller's promise), the strip is inside the packed operands, and each thread has its own
         // part of the sums, large enough for a task.
@@ -70,11 +94,11 @@ pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Pr
             if row_tiles == 1 {
                 strip.single()
             } else {
-                strip.many(sums.at(thread * sums_bytes).cast())
+                strip.many(sums.cast())
             }
             release();
         }
-    });
+    }
 }
 
 /// Panels of a task: many, to read activations seldom, but a few tasks for every thread.
@@ -175,9 +199,8 @@ struct Strip<'a> {
     panels: Range<usize>,
     row_tiles: Range<usize>,
     all_row_tiles: usize,
-    rows: usize,
     steps: usize,
-    output: &'a Output<'a>,
+    product: &'a Product<'a>,
 }
 
 impl Strip<'_> {
@@ -382,8 +405,9 @@ impl Strip<'_> {
     fn write(&self, row_tile: usize, panel: usize, sums: &Sums) {
         let row = row_tile * TILE_ROWS;
         let col = (self.panels.start + panel) * PANEL;
-        let tile = Tile { sums: &sums.0, stride: PANEL, row, col, rows: TILE_ROWS.min(self.rows - row), cols: PANEL };
+        let tile =
+            Tile { sums: &sums.0, stride: PANEL, row, col, rows: TILE_ROWS.min(self.product.rows - row), cols: PANEL };
         // SAFETY: each strip writes its own rows and columns.
-        unsafe { self.output.write(&tile) };
+        unsafe { self.product.write(&tile) };
     }
 }

@@ -6,11 +6,11 @@
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
-use super::{Output, Product, Scratch, Tile};
+use super::job::Needs;
+use super::{Product, Tile};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Shared;
 use crate::cpu::pack::{PANEL, TILE_K};
-use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Bf16, Element, Kernel, Simd, vectorize};
 use std::arch::asm;
 use std::ops::Range;
@@ -20,47 +20,70 @@ pub(super) const MAX_ROWS: usize = 2;
 /// Panels a task.
 const GROUP: usize = 8;
 
-/// See [`super::matmul`]; at most [`MAX_ROWS`] rows.
-///
-/// # Safety
-/// As there, and AVX-512 was detected.
-pub(super) unsafe fn matmul(pool: &mut Pool, scratch: &mut Scratch, product: &Product<'_>) {
-    let Product { x, rows, w, .. } = *product;
-    let block_rows = rows.next_power_of_two();
-    let packed = scratch.x.reserve(block_rows * w.k_padded * size_of::<f32>()).cast::<f32>();
-    // SAFETY: x has these rows (the caller's promise), and the scratch memory was just made large enough.
-    unsafe {
-        let x = std::slice::from_raw_parts(x, rows * w.k);
-        pack(x, w.k, block_rows, std::slice::from_raw_parts_mut(packed, block_rows * w.k_padded));
+/// A product of at most [`MAX_ROWS`] rows.
+pub(super) struct Job<'a> {
+    product: Product<'a>,
+    /// One or two.
+    block_rows: usize,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(product: Product<'a>) -> Self {
+        Self { product, block_rows: product.rows.next_power_of_two() }
     }
-    let packed = Shared::new(packed);
-    let output = Output::new(product);
-    let groups = w.panels().div_ceil(GROUP);
-    pool.run_sized(groups, rows * w.k * w.n / 8, &|group, _| {
+
+    pub(super) fn needs(&self) -> Needs {
+        let Product { rows, w, .. } = self.product;
+        Needs {
+            packed: self.block_rows * w.k_padded * size_of::<f32>(),
+            sums: 0,
+            pack_tasks: 1,
+            pack_work: rows * w.k,
+            tasks: w.panels().div_ceil(GROUP),
+            work: rows * w.k * w.n / 8,
+        }
+    }
+
+    /// `[k][block_rows]` of values rounded to bf16, zero where there is no row or column.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::pack`].
+    pub(super) unsafe fn pack(&self, packed: Shared<u8>) {
+        let Product { rows, w, .. } = self.product;
+        // SAFETY: the memory is as large as was asked for.
+        let packed =
+            unsafe { std::slice::from_raw_parts_mut(packed.at(0).cast::<f32>(), self.block_rows * w.k_padded) };
+        packed.fill(0.0);
+        for row in 0..rows {
+            // SAFETY: the row exists (the caller's promise).
+            let x = unsafe { self.product.row(row) };
+            for (to, &value) in packed[row..].iter_mut().step_by(self.block_rows).zip(x) {
+                // The conversion to bf16 counts denormals as zero, too.
+                *to = if value.is_subnormal() { 0.0 } else { Bf16::decode(Bf16::encode(value)) };
+            }
+        }
+    }
+
+    /// Computes a group of panels.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::run`], and AVX-512 was detected.
+    pub(super) unsafe fn run(&self, group: usize, packed: Shared<u8>) {
+        let w = self.product.w;
         let panels = group * GROUP..w.panels().min((group + 1) * GROUP);
+        // SAFETY: the packed memory begins here.
+        let x = Shared::new(unsafe { packed.at(0) }.cast::<f32>());
         let strip = Strip {
             weights: w.panel(panels.start),
             panels,
-            rows,
-            block_rows,
+            block_rows: self.block_rows,
             k: w.k_padded,
-            x: packed,
-            output: &output,
+            x,
+            product: &self.product,
         };
         let modes = flush_denormals();
         vectorize(Isa::Amx, strip);
         restore(modes);
-    });
-}
-
-/// `[k][block_rows]` of values rounded to bf16, zero where there is no row or column.
-fn pack(x: &[f32], width: usize, block_rows: usize, packed: &mut [f32]) {
-    packed.fill(0.0);
-    for (row, x) in x.chunks_exact(width).enumerate() {
-        for (to, &value) in packed[row..].iter_mut().step_by(block_rows).zip(x) {
-            // The conversion to bf16 counts denormals as zero, too.
-            *to = if value.is_subnormal() { 0.0 } else { Bf16::decode(Bf16::encode(value)) };
-        }
     }
 }
 
@@ -84,12 +107,11 @@ fn restore(modes: u32) {
 /// A task: all rows times a group of panels.
 struct Strip<'a> {
     panels: Range<usize>,
-    rows: usize,
     block_rows: usize,
     k: usize,
     x: Shared<f32>,
     weights: *const u8,
-    output: &'a Output<'a>,
+    product: &'a Product<'a>,
 }
 
 impl Kernel for Strip<'_> {
@@ -150,9 +172,15 @@ impl Strip<'_> {
                     sums[r][c].store(flat.as_mut_ptr().add((r * C + c) * PANEL));
                 }
             }
-            let tile =
-                Tile { sums: &flat, stride: C * PANEL, row: 0, col: panel * PANEL, rows: self.rows, cols: C * PANEL };
-            self.output.write(&tile);
+            let tile = Tile {
+                sums: &flat,
+                stride: C * PANEL,
+                row: 0,
+                col: panel * PANEL,
+                rows: self.product.rows,
+                cols: C * PANEL,
+            };
+            self.product.write(&tile);
         }
     }
 }

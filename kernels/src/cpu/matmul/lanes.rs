@@ -6,11 +6,11 @@
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
-use super::{Output, Product, Scratch, Tile};
+use super::job::Needs;
+use super::{Product, Tile};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Shared;
 use crate::cpu::pack::PANEL;
-use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
 use crate::ops::DType;
 use std::mem::MaybeUninit;
@@ -22,6 +22,9 @@ const SUPER_BLOCK_ROWS: usize = 120;
 const DEPTH: usize = 2048;
 /// Sums of a task, at most: a super-block of rows times two panels, or a few rows times eight.
 const TASK_SUMS: usize = SUPER_BLOCK_ROWS * 2 * PANEL;
+
+/// Rows of a tile, at most.
+const MOST_ROWS: usize = 12;
 
 /// How rows are cut into register tiles.
 #[derive(Clone, Copy)]
@@ -58,67 +61,95 @@ impl Cut {
     }
 }
 
-/// See [`super::matmul`].
-///
-/// # Safety
-/// As there.
-pub(super) unsafe fn matmul(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, product: &Product<'_>) {
-    let Product { x, rows, w, .. } = *product;
-    let k = w.k.next_multiple_of(2);
-    let cut = Cut::new(isa, rows);
-    let packed = Shared::new(scratch.x.reserve(cut.blocks * cut.rows * k * 4).cast::<f32>());
-    let x = Shared::new(x.cast_mut());
-    let pack = |block: usize, _: usize| {
-        let first = block * cut.rows;
-        let count = cut.rows.min(rows - first);
-        // SAFETY: rows `first .. first + count` of x exist; each task writes its own block of the scratch memory.
-        unsafe {
-            let x = std::slice::from_raw_parts(x.at(first * w.k), count * w.k);
-            let block = std::slice::from_raw_parts_mut(packed.at(first * k), cut.rows * k);
-            pack_block(x, w.k, cut.rows, block);
-        }
-    };
-    pool.run_sized(cut.blocks, rows * k, &pack);
+/// A product, cut.
+pub(super) struct Job<'a> {
+    isa: Isa,
+    product: Product<'a>,
+    cut: Cut,
+    /// k, made even.
+    k: usize,
+    /// Groups of panels.
+    groups: usize,
+}
 
-    let output = Output::new(product);
-    let groups = w.panels().div_ceil(cut.panels);
-    let task = |task: usize, _: usize| {
+impl<'a> Job<'a> {
+    pub(super) fn new(isa: Isa, product: Product<'a>) -> Self {
+        let cut = Cut::new(isa, product.rows);
+        let (k, groups) = (product.w.k.next_multiple_of(2), product.w.panels().div_ceil(cut.panels));
+        Self { isa, product, cut, k, groups }
+    }
+
+    pub(super) fn needs(&self) -> Needs {
+        let Self { cut, k, product: Product { rows, w, .. }, .. } = *self;
+        Needs {
+            packed: cut.blocks * cut.rows * k * size_of::<f32>(),
+            sums: 0,
+            pack_tasks: cut.blocks,
+            pack_work: rows * k,
+            tasks: cut.blocks.div_ceil(cut.super_blocks) * self.groups,
+            work: rows * k * w.n / 8,
+        }
+    }
+
+    /// Packs a row block.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::pack`].
+    pub(super) unsafe fn pack(&self, block: usize, packed: Shared<u8>) {
+        let first = block * self.cut.rows;
+        let count = self.cut.rows.min(self.product.rows - first);
+        // SAFETY: rows `first .. first + count` of x exist; each task writes its own block of the packed memory.
+        unsafe {
+            let at = packed.at(first * self.k * size_of::<f32>()).cast::<f32>();
+            let block = std::slice::from_raw_parts_mut(at, self.cut.rows * self.k);
+            let mut rows = [&[][..]; MOST_ROWS];
+            (rows.iter_mut().enumerate().take(count)).for_each(|(row, x)| *x = self.product.row(first + row));
+            pack_block(&rows[..count], self.cut.rows, block);
+        }
+    }
+
+    /// Computes a strip.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::run`].
+    pub(super) unsafe fn run(&self, task: usize, packed: Shared<u8>) {
+        let Self { isa, cut, k, groups, ref product } = *self;
         let first_block = task / groups * cut.super_blocks;
         let first_panel = task % groups * cut.panels;
+        // SAFETY: the packed memory begins here.
+        let x = Shared::new(unsafe { packed.at(0) }.cast::<f32>());
         let strip = Strip {
             blocks: first_block..cut.blocks.min(first_block + cut.super_blocks),
-            panels: first_panel..w.panels().min(first_panel + cut.panels),
+            panels: first_panel..product.w.panels().min(first_panel + cut.panels),
             cut,
-            rows,
             k,
-            x: packed,
-            weights: w.panel(first_panel),
-            panel_bytes: w.panel_bytes(),
-            output: &output,
+            x,
+            weights: product.w.panel(first_panel),
+            panel_bytes: product.w.panel_bytes(),
+            product,
         };
-        match w.dtype {
+        match product.w.dtype {
             DType::F32 => vectorize(isa, Typed::<Plain<F32>>(strip, Plain(F32))),
             DType::F16 => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
             DType::Bf16 => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
         }
-    };
-    pool.run_sized(cut.blocks.div_ceil(cut.super_blocks) * groups, rows * k * w.n / 8, &task);
+    }
 }
 
-/// `[k][rows]` from `[count][width]`, zero where there is no row or column.
-fn pack_block(x: &[f32], width: usize, rows: usize, block: &mut [f32]) {
+/// `[k][rows]` from rows of x, zero where there is no row or column.
+fn pack_block(x: &[&[f32]], rows: usize, block: &mut [f32]) {
+    let width = x.first().map_or(0, |row| row.len());
     if rows == 1 {
-        block[..width].copy_from_slice(x);
+        block[..width].copy_from_slice(x[0]);
         block[width..].fill(0.0);
         return;
     }
-    let count = x.len() / width;
-    if count < rows || block.len() > width * rows {
+    if x.len() < rows || block.len() > width * rows {
         block.fill(0.0);
     }
     for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width) {
-        for (row, to) in column[..count].iter_mut().enumerate() {
-            *to = x[row * width + k];
+        for (to, row) in column.iter_mut().zip(x) {
+            *to = row[k];
         }
     }
 }
@@ -128,12 +159,11 @@ struct Strip<'a> {
     blocks: Range<usize>,
     panels: Range<usize>,
     cut: Cut,
-    rows: usize,
     k: usize,
     x: Shared<f32>,
     weights: *const u8,
     panel_bytes: usize,
-    output: &'a Output<'a>,
+    product: &'a Product<'a>,
 }
 
 /// How a weight panel is read, two k at a time.
@@ -316,11 +346,11 @@ impl Strip<'_> {
             stride: width,
             row,
             col: self.panels.start * PANEL,
-            rows: rows.min(self.rows - row),
+            rows: rows.min(self.product.rows - row),
             cols: self.panels.len() * PANEL,
         };
         // SAFETY: each strip writes its own rows and columns.
-        unsafe { self.output.write(&tile) };
+        unsafe { self.product.write(&tile) };
     }
 }
 

@@ -1,0 +1,366 @@
+//! Mixtures of experts: which experts a row chooses and with what weights, their products and sums, against float64.
+
+use super::{Random, backends, begin_rows, check, check_relative, check_same, encode, filled, host, poisoned};
+use kernels::ops::{
+    Act, Backend, DType, Epilogue, ExpertChoice, ExpertGroups, HeadColumns, MatrixGroup, RouterScore, Routing,
+};
+
+const PLAIN: Routing =
+    Routing { score: RouterScore::Softmax, correction: None, groups: None, top_k: 2, renormalise: false, scale: 1.0 };
+
+/// Weights of all experts of a row, zero for those not chosen.
+fn reference(logits: &[f32], routing: &Routing, correction: &[f32]) -> Vec<f64> {
+    let logits: Vec<f64> = logits.iter().copied().map(f64::from).collect();
+    let sum: f64 = logits.iter().map(|x| x.exp()).sum();
+    let score = |x: &f64| match routing.score {
+        RouterScore::Softmax => x.exp() / sum,
+        RouterScore::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+    };
+    let scores: Vec<f64> = logits.iter().map(score).collect();
+    let mut merits: Vec<f64> = scores.iter().zip(correction).map(|(x, shift)| x + f64::from(*shift)).collect();
+    if let Some(ExpertGroups { count, kept, best }) = routing.groups {
+        let size = merits.len() / count;
+        let worth = |group: usize| {
+            let mut sorted = merits[group * size..][..size].to_vec();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            sorted[..best].iter().sum::<f64>()
+        };
+        let mut groups: Vec<usize> = (0..count).collect();
+        groups.sort_by(|a, b| worth(*b).total_cmp(&worth(*a)));
+        for &group in &groups[kept..] {
+            merits[group * size..][..size].fill(f64::NEG_INFINITY);
+        }
+    }
+    let mut experts: Vec<usize> = (0..merits.len()).collect();
+    experts.sort_by(|a, b| merits[*b].total_cmp(&merits[*a]));
+    let chosen = &experts[..routing.top_k];
+    let total: f64 = if routing.renormalise { chosen.iter().map(|&expert| scores[expert]).sum() } else { 1.0 };
+    let mut weights = vec![0.0; merits.len()];
+    chosen.iter().for_each(|&expert| weights[expert] = scores[expert] / total * f64::from(routing.scale));
+    weights
+}
+
+/// Experts that answer with their number: expert `e` turns 1 into the unit vector `e`.
+fn numbers(backend: &mut dyn Backend, experts: usize) -> MatrixGroup {
+    let unit = |expert: usize| (0..experts).map(|i| if i == expert { 1.0 } else { 0.0 }).collect::<Vec<f32>>();
+    let load =
+        |expert| backend.load_matrix(host(DType::F32, experts, 1, &encode(&unit(expert), DType::F32).0), DType::F32);
+    let members: Vec<_> = (0..experts).map(load).collect();
+    backend.group_matrices(&members)
+}
+
+/// Weights `[rows, experts]` that a choice gives, zero for experts that were not chosen.
+fn weights(
+    backend: &mut dyn Backend,
+    numbers: MatrixGroup,
+    choice: ExpertChoice,
+    rows: usize,
+    experts: usize,
+    top_k: usize,
+) -> Vec<f32> {
+    let pairs = backend.new_act(rows * top_k, experts);
+    let (ones, out) = (filled(backend, 1, &vec![1.0; rows]), poisoned(backend, rows, experts));
+    backend.expert_matmul(ones, numbers, None, choice, pairs);
+    backend.combine(pairs, choice, Epilogue::Store, out);
+    backend.read(out).to_vec()
+}
+
+fn route(backend: &mut dyn Backend, experts: usize, logits: &[f32], routing: Routing) -> ExpertChoice {
+    let rows = logits.len() / experts;
+    let choice = backend.new_expert_choice(rows, routing.top_k);
+    let logits = filled(backend, experts, logits);
+    backend.route(logits, routing, choice);
+    choice
+}
+
+#[test]
+fn rows_choose_as_defined() {
+    let groups = |count, kept, best| Some(ExpertGroups { count, kept, best });
+    let cases = [
+        (4, PLAIN),
+        (8, Routing { top_k: 3, renormalise: true, ..PLAIN }),
+        (6, Routing { top_k: 1, scale: 2.5, ..PLAIN }),
+        (8, Routing { top_k: 3, groups: groups(4, 2, 1), scale: 4.0, ..PLAIN }),
+        (
+            16,
+            Routing {
+                score: RouterScore::Sigmoid,
+                top_k: 4,
+                groups: groups(4, 2, 2),
+                renormalise: true,
+                scale: 2.5,
+                ..PLAIN
+            },
+        ),
+        (160, Routing { score: RouterScore::Sigmoid, top_k: 6, ..PLAIN }),
+        (5, Routing { top_k: 5, ..PLAIN }),
+    ];
+    for mut backend in backends() {
+        for (experts, routing) in cases {
+            for corrected in [false, true] {
+                let rows = 37;
+                let mut random = Random(experts as u64);
+                let logits = random.values(rows * experts);
+                let correction = if corrected { random.values(experts) } else { vec![0.0; experts] };
+                let vector = corrected.then(|| backend.load_vector(&correction));
+                let want: Vec<f64> =
+                    logits.chunks(experts).flat_map(|row| reference(row, &routing, &correction)).collect();
+                let choice = route(&mut *backend, experts, &logits, Routing { correction: vector, ..routing });
+                let numbers = numbers(&mut *backend, experts);
+                let got = weights(&mut *backend, numbers, choice, rows, experts, routing.top_k);
+                check_relative(&format!("{} {routing:?}", backend.describe()), &got, &want, 2e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn ties_go_to_the_lower_number_and_no_number_harms_nobody() {
+    let routing = Routing { top_k: 3, renormalise: true, ..PLAIN };
+    for mut backend in backends() {
+        let mut logits = vec![f32::NAN; 4];
+        logits.extend([0.5; 4]);
+        logits.extend([f32::INFINITY, f32::NEG_INFINITY, 0.0, 1.0]);
+        logits.extend([f32::NEG_INFINITY; 4]);
+        for score in [RouterScore::Softmax, RouterScore::Sigmoid] {
+            let choice = route(&mut *backend, 4, &logits, Routing { score, ..routing });
+            let numbers = numbers(&mut *backend, 4);
+            let got = weights(&mut *backend, numbers, choice, 4, 4, 3);
+            check_relative("ties", &got[4..8], &[1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0], 1e-6);
+        }
+    }
+}
+
+/// A layer of experts.
+struct Layer {
+    n: usize,
+    k: usize,
+    experts: usize,
+    values: Vec<Vec<f32>>,
+    bias: Vec<f32>,
+    x: Vec<f32>,
+    logits: Vec<f32>,
+    weights: DType,
+    compute: DType,
+}
+
+impl Layer {
+    fn new((n, k): (usize, usize), experts: usize, rows: usize, weights: DType, compute: DType) -> Self {
+        let mut random = Random((n * k + experts) as u64);
+        let values = (0..experts).map(|_| encode(&random.values(n * k), weights).1).collect();
+        let (bias, x, logits) = (random.values(experts * n), random.values(rows * k), random.values(rows * experts));
+        Self { n, k, experts, values, bias, x, logits, weights, compute }
+    }
+
+    fn load(&self, backend: &mut dyn Backend) -> MatrixGroup {
+        let load = |values: &Vec<f32>| {
+            backend.load_matrix(host(self.weights, self.n, self.k, &encode(values, self.weights).0), self.compute)
+        };
+        let members: Vec<_> = self.values.iter().map(load).collect();
+        backend.group_matrices(&members)
+    }
+
+    fn choose(&self, backend: &mut dyn Backend, rows: std::ops::Range<usize>) -> ExpertChoice {
+        route(backend, self.experts, &self.logits[rows.start * self.experts..rows.end * self.experts], PLAIN)
+    }
+
+    /// The two chosen experts of a row, the better one first.
+    fn chosen(&self, row: usize) -> [usize; 2] {
+        let logits = &self.logits[row * self.experts..][..self.experts];
+        let mut order: Vec<usize> = (0..self.experts).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        [order[0], order[1]]
+    }
+
+    fn product(&self, x: &[f32], expert: usize) -> Vec<f64> {
+        let cell = |col: usize| {
+            let w = &self.values[expert][col * self.k..][..self.k];
+            let sum: f64 = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+            sum + f64::from(self.bias[expert * self.n + col])
+        };
+        (0..self.n).map(cell).collect()
+    }
+}
+
+const TYPES: [(DType, DType); 4] =
+    [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F32)];
+
+#[test]
+fn each_row_meets_its_experts() {
+    for mut backend in backends() {
+        for (weights, compute) in TYPES {
+            for (shape, experts, rows) in [((96, 64), 4, 1), ((48, 33), 3, 5), ((160, 96), 8, 90)] {
+                let layer = Layer::new(shape, experts, rows, weights, compute);
+                let (group, choice) = (layer.load(&mut *backend), layer.choose(&mut *backend, 0..rows));
+                let bias = backend.load_vector(&layer.bias);
+                let what = format!("{} {shape:?} {experts} {rows} {weights:?} {compute:?}", backend.describe());
+                // Rounding x costs 2^-9 of each product at most; sums of k of them grow with its root.
+                let bound = (layer.k as f64).sqrt() * if compute == DType::Bf16 { 8e-3 } else { 2e-5 };
+                let want: Vec<f64> = (0..rows)
+                    .flat_map(|row| {
+                        layer.chosen(row).map(|expert| layer.product(&layer.x[row * layer.k..][..layer.k], expert))
+                    })
+                    .flatten()
+                    .collect();
+                let (x, out) = (filled(&mut *backend, layer.k, &layer.x), backend.new_act(rows * 2, layer.n));
+                backend.expert_matmul(x, group, Some(bias), choice, out);
+                check(&what, backend.read(out), &want, |_| bound);
+                // The same rows, each given for each of its choices.
+                let twice: Vec<f32> = layer.x.chunks(layer.k).flat_map(|row| [row, row].concat()).collect();
+                let x = filled(&mut *backend, layer.k, &twice);
+                let again = backend.new_act(rows * 2, layer.n);
+                backend.expert_matmul(x, group, Some(bias), choice, again);
+                let first = backend.read(out).to_vec();
+                check_same(&what, backend.read(again), &first);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_among_experts_does_not_know_its_company() {
+    for mut backend in backends() {
+        for (weights, compute) in TYPES {
+            let (rows, layer) = (70, Layer::new((96, 320), 4, 70, weights, compute));
+            let group = layer.load(&mut *backend);
+            let mut run = |range: std::ops::Range<usize>| {
+                let choice = layer.choose(&mut *backend, range.clone());
+                let pairs = backend.new_act(range.len() * 2, layer.n);
+                let x = filled(&mut *backend, layer.k, &layer.x[range.start * layer.k..range.end * layer.k]);
+                let out = poisoned(&mut *backend, range.len(), layer.n);
+                backend.expert_matmul(x, group, None, choice, pairs);
+                backend.combine(pairs, choice, Epilogue::Store, out);
+                backend.read(out).to_vec()
+            };
+            let whole = run(0..rows);
+            for part in [0..1, 3..5, 10..27, 0..33, 20..70] {
+                let want = &whole[part.start * layer.n..part.end * layer.n];
+                check_same(&format!("{part:?} {weights:?} {compute:?}"), &run(part), want);
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_are_weighted_and_may_be_added() {
+    for mut backend in backends() {
+        for width in [1, 17, 96] {
+            let rows = 9;
+            let layer = Layer::new((width, 24), 6, rows, DType::F32, DType::F32);
+            let before = Random(width as u64).values(rows * width);
+            let (group, choice) = (layer.load(&mut *backend), layer.choose(&mut *backend, 0..rows));
+            let pairs = backend.new_act(rows * 2, width);
+            let (x, bias) = (filled(&mut *backend, layer.k, &layer.x), backend.load_vector(&layer.bias));
+            let out = backend.new_act(rows, width);
+            begin_rows(&mut *backend, rows);
+            backend.host_mut(out).copy_from_slice(&before);
+            backend.expert_matmul(x, group, Some(bias), choice, pairs);
+            backend.combine(pairs, choice, Epilogue::Accumulate, out);
+            let mut want = Vec::new();
+            for row in 0..rows {
+                let weights = reference(&layer.logits[row * layer.experts..][..layer.experts], &PLAIN, &[0.0; 6]);
+                let parts = layer
+                    .chosen(row)
+                    .map(|expert| (weights[expert], layer.product(&layer.x[row * layer.k..][..layer.k], expert)));
+                for col in 0..width {
+                    let sum: f64 = parts.iter().map(|(weight, product)| weight * product[col]).sum();
+                    want.push(f64::from(before[row * width + col]) + sum);
+                }
+            }
+            check("combine", backend.read(out), &want, |_| 1e-5);
+        }
+    }
+}
+
+#[test]
+fn rows_are_gated_by_one_number_each() {
+    for mut backend in backends() {
+        let (rows, width) = (7, 33);
+        let mut random = Random(5);
+        let (values, gates) = (random.values(rows * width), random.values(rows));
+        let (x, gate) = (filled(&mut *backend, width, &values), filled(&mut *backend, 1, &gates));
+        backend.gate_rows(x, gate);
+        let sigmoid = |x: f32| 1.0 / (1.0 + f64::from(-x).exp());
+        let want: Vec<f64> =
+            values.iter().enumerate().map(|(i, x)| f64::from(*x) * sigmoid(gates[i / width])).collect();
+        check_relative("gate_rows", backend.read(x), &want, 1e-6);
+    }
+}
+
+/// Rows with heads at some columns, and where their results go.
+struct Heads {
+    count: usize,
+    from: HeadColumns,
+    to: HeadColumns,
+    widths: (usize, usize),
+}
+
+const HEADS: Heads = Heads {
+    count: 3,
+    from: HeadColumns { first: 5, stride: 50 },
+    to: HeadColumns { first: 2, stride: 41 },
+    widths: (160, 130),
+};
+
+fn head_rows(backend: &mut dyn Backend, rows: usize, values: &[f32]) -> (Act, Act) {
+    let (x, out) = (filled(backend, HEADS.widths.0, values), backend.new_act(rows, HEADS.widths.1));
+    begin_rows(backend, rows);
+    backend.host_mut(out).fill(9.0);
+    (x, out)
+}
+
+#[test]
+fn each_head_meets_its_matrix() {
+    let (n, k) = (32, 48);
+    for mut backend in backends() {
+        for (weights, compute) in TYPES {
+            for rows in [1, 3, 40] {
+                let layer = Layer::new((n, k), HEADS.count, rows, weights, compute);
+                let values = Random(rows as u64).values(rows * HEADS.widths.0);
+                let group = layer.load(&mut *backend);
+                let (x, out) = head_rows(&mut *backend, rows, &values);
+                backend.head_matmul(x, HEADS.from, group, out, HEADS.to);
+                let mut want = vec![9.0; rows * HEADS.widths.1];
+                for row in 0..rows {
+                    for head in 0..HEADS.count {
+                        let from = &values[row * HEADS.widths.0 + HEADS.from.first + head * HEADS.from.stride..][..k];
+                        let to = row * HEADS.widths.1 + HEADS.to.first + head * HEADS.to.stride;
+                        for (col, sum) in layer.product(from, head).into_iter().enumerate() {
+                            want[to + col] = sum - f64::from(layer.bias[head * n + col]);
+                        }
+                    }
+                }
+                let bound = if compute == DType::Bf16 { 6e-2 } else { 1e-4 };
+                check(&format!("{weights:?} {compute:?} {rows}"), backend.read(out), &want, |_| bound);
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_are_copied_and_others_kept() {
+    for mut backend in backends() {
+        let (rows, width) = (4, 37);
+        let values = Random(1).values(rows * HEADS.widths.0);
+        let (x, out) = head_rows(&mut *backend, rows, &values);
+        backend.copy_columns(x, HEADS.from, out, HEADS.to, HEADS.count, width);
+        let mut want = vec![9.0; rows * HEADS.widths.1];
+        for row in 0..rows {
+            for head in 0..HEADS.count {
+                let from = row * HEADS.widths.0 + HEADS.from.first + head * HEADS.from.stride;
+                let to = row * HEADS.widths.1 + HEADS.to.first + head * HEADS.to.stride;
+                want[to..to + width].copy_from_slice(&values[from..from + width]);
+            }
+        }
+        check_same("copy_columns", backend.read(out), &want);
+    }
+}
+
+#[test]
+#[should_panic(expected = "matrices of a group")]
+fn a_group_of_different_shapes_panics() {
+    let mut backend = backends().remove(0);
+    let a = backend.load_matrix(host(DType::F32, 2, 3, &[0; 24]), DType::F32);
+    let b = backend.load_matrix(host(DType::F32, 3, 2, &[0; 24]), DType::F32);
+    backend.group_matrices(&[a, b]);
+}

@@ -17,6 +17,18 @@ pub use value::Value;
 
 use crate::FilesError;
 
+/// Roles of special tokens, and what metadata keys call them.
+const ROLES: &[(&str, &str)] = &[
+    ("bos_token", "bos"),
+    ("cls_token", "cls"),
+    ("eos_token", "eos"),
+    ("mask_token", "mask"),
+    ("pad_token", "padding"),
+    // The key is misspelt everywhere.
+    ("sep_token", "seperator"),
+    ("unk_token", "unknown"),
+];
+
 /// The header of a GGUF file.
 #[derive(Clone, Debug)]
 pub struct Gguf {
@@ -124,6 +136,17 @@ impl Gguf {
     /// The list of numbers under a key, or none.
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, FilesError> {
         self.typed(key, "a list of numbers", |value| value.as_list()?.iter().map(Value::as_number).collect())
+    }
+
+    /// Roles (`bos_token` and the like) and texts of the special tokens that the file names.
+    pub fn token_roles(&self) -> Result<Vec<(&'static str, &str)>, FilesError> {
+        let Some(texts) = self.texts("tokenizer.ggml.tokens")? else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for (role, name) in ROLES {
+            let id = self.whole(&format!("tokenizer.ggml.{name}_token_id"))?;
+            found.extend(id.and_then(|id| texts.get(usize::try_from(id).ok()?)).map(|text| (*role, *text)));
+        }
+        Ok(found)
     }
 
     /// The error for a key that has to be there.

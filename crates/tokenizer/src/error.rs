@@ -2,16 +2,24 @@
 
 use std::path::PathBuf;
 
+use model_files::FilesError;
+
 /// Why a tokenizer could not be loaded or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// The folder has no `tokenizer.json`.
-    #[error("{path} does not exist: the model has no fast tokenizer")]
+    /// The model has no tokenizer.
+    #[error(
+        "{model} has no tokenizer (looked for tokenizer.json, tokenizer.model, spiece.model, sentencepiece.bpe.model, \
+             tiktoken.model, *.tiktoken, vocab.json with merges.txt, and a .gguf file); give --tokenizer a folder that has one"
+    )]
     Missing {
-        /// The file looked for.
-        path: PathBuf,
+        /// The folder.
+        model: PathBuf,
     },
+    /// The model's files themselves.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// A file is there and cannot be read.
     #[error("reading {path}: {source}")]
     Read {
@@ -28,12 +36,12 @@ pub enum TokenizerError {
         /// Where and why.
         source: serde_json::Error,
     },
-    /// `tokenizer.json` describes something that cannot be built.
+    /// A file describes something that cannot be built.
     #[error("{path} cannot be used: {reason}")]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// The reference implementation's words.
+        /// What is wrong.
         reason: String,
     },
     /// The text cannot be encoded.

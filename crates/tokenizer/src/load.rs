@@ -2,34 +2,96 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fs, io,
+    fs,
+    io::ErrorKind,
     path::Path,
 };
 
+use model_files::{FilesError, is_lfs_pointer};
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer as Reference, processors::template::TemplateProcessing};
 
-use crate::{SpecialTokens, TokenizerError};
+use crate::{
+    SpecialTokens, TokenizerError,
+    formats::{self, Beside},
+};
 
-/// The reference tokenizer and the special tokens of the folder `dir`.
-pub(crate) fn load(dir: &Path) -> Result<(Reference, SpecialTokens), TokenizerError> {
-    let path = dir.join("tokenizer.json");
-    let bytes = match fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(source) if source.kind() == io::ErrorKind::NotFound => return Err(TokenizerError::Missing { path }),
-        Err(source) => return Err(TokenizerError::Read { path, source }),
+/// The reference tokenizer and the special tokens of a model: a folder, or a GGUF file.
+pub(crate) fn load(model: &Path) -> Result<(Reference, SpecialTokens), TokenizerError> {
+    let config = object(&model.join("tokenizer_config.json"))?;
+    let map = object(&model.join("special_tokens_map.json"))?;
+    let mut special = SpecialTokens::from_json(&config, &map);
+    let path = model.join("tokenizer.json");
+    let (mut reference, path, ends) = match path.is_file() {
+        true => {
+            let reference = Reference::from_bytes(read(&path)?).map_err(|error| unusable(&path, &error))?;
+            let ends = rebuilt_ends(&config);
+            (reference, path, ends)
+        }
+        false => {
+            let beside = Beside { class: class(&config), fixed: fixed(&config, model, &special)? };
+            let (built, path) = formats::build(model, &beside)?;
+            special.complete(built.roles);
+            let (bos, eos) = (flag(&config, "add_bos_token"), flag(&config, "add_eos_token"));
+            let ends = Ends { bos: bos.unwrap_or(built.add_bos), eos: eos.unwrap_or(built.add_eos) };
+            (built.reference, path, Some(ends))
+        }
     };
-    let config = object(&dir.join("tokenizer_config.json"))?;
-    let map = object(&dir.join("special_tokens_map.json"))?;
-    let special = SpecialTokens::from_json(&config, &map);
-    let unusable =
-        |reason: tokenizers::Error| TokenizerError::Unusable { path: path.clone(), reason: reason.to_string() };
-    let mut reference = Reference::from_bytes(&bytes).map_err(unusable)?;
+    let unusable = |error: tokenizers::Error| unusable(&path, &error);
     // A serving system truncates by its own rules; padding would be read as prompt.
     reference.with_padding(None).with_truncation(None).map_err(unusable)?;
     add_tokens(&mut reference, &config, &special).map_err(unusable)?;
-    set_template(&mut reference, &config, &special).map_err(unusable)?;
+    if let Some(ends) = ends {
+        set_template(&mut reference, ends, &special).map_err(unusable)?;
+    }
     Ok((reference, special))
+}
+
+fn unusable(path: &Path, error: &tokenizers::Error) -> TokenizerError {
+    TokenizerError::Unusable { path: path.to_owned(), reason: error.to_string() }
+}
+
+/// The bytes of a file that is there.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    if is_lfs_pointer(path) {
+        return Err(FilesError::LfsPointer { file: path.to_owned() }.into());
+    }
+    fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+}
+
+fn flag(config: &Map<String, Value>, name: &str) -> Option<bool> {
+    config.get(name).and_then(Value::as_bool)
+}
+
+/// The tokenizer's class; the fast one has the same rules as the slow one.
+fn class(config: &Map<String, Value>) -> String {
+    let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
+    class.strip_suffix("Fast").unwrap_or(class).to_owned()
+}
+
+/// Tokens that other files give an id: `added_tokens_decoder`, and the older `added_tokens.json`.
+fn fixed(
+    config: &Map<String, Value>,
+    model: &Path,
+    special: &SpecialTokens,
+) -> Result<BTreeMap<u32, AddedToken>, TokenizerError> {
+    let texts = special.texts();
+    let older = object(&model.join("added_tokens.json"))?.into_iter().filter_map(|(text, id)| {
+        let token = AddedToken::from(text.as_str(), texts.contains(&text.as_str())).normalized(false);
+        Some((u32::try_from(id.as_u64()?).ok()?, token))
+    });
+    Ok(older.chain(listed(config)).collect())
+}
+
+/// `added_tokens_decoder` of `tokenizer_config.json`.
+fn listed(config: &Map<String, Value>) -> BTreeMap<u32, AddedToken> {
+    config
+        .get("added_tokens_decoder")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+        .filter_map(|(id, token)| Some((id.parse().ok()?, added_token(token)?)))
+        .collect()
 }
 
 /// Tokens that only `tokenizer_config.json` lists, and named special tokens that `tokenizer.json` does not mark as such.
@@ -40,14 +102,7 @@ fn add_tokens(
 ) -> tokenizers::Result<()> {
     let mut known: HashSet<String> =
         reference.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
-    let listed: BTreeMap<u32, AddedToken> = config
-        .get("added_tokens_decoder")
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten()
-        .filter_map(|(id, token)| Some((id.parse().ok()?, added_token(token)?)))
-        .collect();
-    for token in listed.into_values() {
+    for token in listed(config).into_values() {
         if known.insert(token.content.clone()) {
             reference.add_tokens([token])?;
         }
@@ -72,25 +127,27 @@ fn added_token(json: &Value) -> Option<AddedToken> {
     )
 }
 
+/// Which tokens go before and behind a text.
+#[derive(Clone, Copy)]
+struct Ends {
+    bos: bool,
+    eos: bool,
+}
+
 /// Llama's and Gemma's tokenizer classes rebuild the template from `add_bos_token` and `add_eos_token`, whatever `tokenizer.json` says.
-fn set_template(
-    reference: &mut Reference,
-    config: &Map<String, Value>,
-    special: &SpecialTokens,
-) -> tokenizers::Result<()> {
-    let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
-    if !matches!(class.trim_end_matches("Fast"), "LlamaTokenizer" | "CodeLlamaTokenizer" | "GemmaTokenizer") {
-        return Ok(());
+fn rebuilt_ends(config: &Map<String, Value>) -> Option<Ends> {
+    if !matches!(class(config).as_str(), "LlamaTokenizer" | "CodeLlamaTokenizer" | "GemmaTokenizer") {
+        return None;
     }
-    let flag = |name: &str| config.get(name).and_then(Value::as_bool);
-    let (Some(add_bos), add_eos) = (flag("add_bos_token"), flag("add_eos_token").unwrap_or(false)) else {
-        return Ok(());
-    };
+    Some(Ends { bos: flag(config, "add_bos_token")?, eos: flag(config, "add_eos_token").unwrap_or(false) })
+}
+
+fn set_template(reference: &mut Reference, ends: Ends, special: &SpecialTokens) -> tokenizers::Result<()> {
     let token = |wanted: bool, role: &str| {
         let text = special.get(role).filter(|_| wanted)?;
         Some((text.to_owned(), reference.token_to_id(text)?))
     };
-    let (bos, eos) = (token(add_bos, "bos_token"), token(add_eos, "eos_token"));
+    let (bos, eos) = (token(ends.bos, "bos_token"), token(ends.eos, "eos_token"));
     let mut single: Vec<String> = Vec::new();
     single.extend(bos.iter().map(|(text, _)| format!("{text}:0")));
     single.push("$A:0".to_owned());
@@ -123,7 +180,8 @@ fn object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
         Ok(bytes) => {
             serde_json::from_slice(&bytes).map_err(|source| TokenizerError::Json { path: path.to_owned(), source })
         }
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
+        // A model that is one file has nothing beside it.
+        Err(source) if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Map::new()),
         Err(source) => Err(TokenizerError::Read { path: path.to_owned(), source }),
     }
 }

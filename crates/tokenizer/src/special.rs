@@ -32,6 +32,15 @@ impl SpecialTokens {
         found
     }
 
+    /// Adds roles that are not taken yet.
+    pub(crate) fn complete(&mut self, roles: Vec<(String, String)>) {
+        for (role, text) in roles {
+            if self.get(&role).is_none() {
+                self.roles.push((role, text));
+            }
+        }
+    }
+
     /// The text of the token with this role, such as `bos_token`.
     pub fn get(&self, role: &str) -> Option<&str> {
         self.roles.iter().find(|(name, _)| name == role).map(|(_, text)| text.as_str())

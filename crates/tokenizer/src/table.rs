@@ -2,7 +2,7 @@
 
 use tokenizers::{Decoder, Tokenizer as Reference};
 
-use crate::{DecoderShape, TokenizerError, shape::ByteFallback};
+use crate::{DecoderShape, TokenizerError, alphabet::byte_of_char, shape::ByteFallback};
 
 /// What an id is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,17 +150,6 @@ fn byte_level(token: &str) -> (TokenClass, Vec<u8>) {
     (class, bytes)
 }
 
-/// The inverse of GPT-2's byte alphabet: printable Latin-1 stands for itself, the 68 other bytes are U+0100 onwards in order.
-fn byte_of_char(character: char) -> Option<u8> {
-    let printable = |code: u32| matches!(code, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
-    let code = u32::from(character);
-    if printable(code) {
-        return u8::try_from(code).ok();
-    }
-    let nth = usize::try_from(code.checked_sub(0x100)?).ok()?;
-    (0..=255u8).filter(|&byte| !printable(u32::from(byte))).nth(nth)
-}
-
 fn byte_fallback(token: &str, rules: &ByteFallback) -> (TokenClass, Vec<u8>) {
     let mut text = token.to_owned();
     for (pattern, content) in &rules.replace {
@@ -176,16 +165,6 @@ fn byte_fallback(token: &str, rules: &ByteFallback) -> (TokenClass, Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn byte_alphabet_is_a_bijection() {
-        let mut found: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of_char).collect();
-        found.sort_unstable();
-        assert_eq!(found, (0..=255).collect::<Vec<u8>>());
-        assert_eq!(byte_of_char('Ġ'), Some(b' '));
-        assert_eq!(byte_of_char('Ċ'), Some(b'\n'));
-        assert_eq!(byte_of_char('\u{144}'), None);
-    }
 
     #[test]
     fn byte_tokens_are_told_from_text() {

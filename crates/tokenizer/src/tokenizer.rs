@@ -31,12 +31,13 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` of a model folder; the last two may be absent.
+    /// Loads the tokenizer of a model, a folder or a GGUF file: `tokenizer.json`, or else SentencePiece's, tiktoken's or GPT-2's files, or else
+    /// what a GGUF file holds; with what `tokenizer_config.json` and `special_tokens_map.json` say, which may be absent.
     ///
     /// # Errors
-    /// When the first is missing, or any of them cannot be read or used.
-    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
-        let (reference, special) = load::load(dir)?;
+    /// When there is no tokenizer, or a file cannot be read or used.
+    pub fn load(model: &Path) -> Result<Self, TokenizerError> {
+        let (reference, special) = load::load(model)?;
         let shape = DecoderShape::of(reference.get_decoder());
         let table = Table::build(&reference, &shape)?;
         Ok(Self { reference, special, shape, table })

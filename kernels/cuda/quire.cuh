@@ -111,4 +111,5 @@ struct Attention {
     u32 v_dim;
     u32 block_size;
     u32 qkv_width;
+    u32 v_stride; // elements from one token's value to the next: more than v_dim where values are the ends of keys
 };

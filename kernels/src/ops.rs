@@ -252,7 +252,7 @@ pub struct HeadColumns {
 }
 
 /// What happens to a product before it is written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Epilogue {
     /// `out = x w^T (+ bias)`.
     Store,
@@ -267,6 +267,15 @@ pub struct RowSelection<'a> {
     pub rows: &'a [u32],
 }
 
+/// A device's own memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceMemory {
+    /// Not taken by anybody.
+    pub free: u64,
+    /// All of it.
+    pub total: u64,
+}
+
 /// A device: owns weights, activations and KV memory, and runs the operations of a forward pass in order.
 ///
 /// Guarantee: a row's results depend only on that row's inputs (and its sequence's cache), bit for bit, never on which or how many other
@@ -276,6 +285,11 @@ pub trait Backend: Send {
     fn describe(&self) -> String;
     /// Why the device can no longer be used. From then on operations do nothing and what is read means nothing.
     fn fault(&self) -> Option<&str> {
+        None
+    }
+
+    /// How much memory the device has and how much of it is free; absent where it is the machine's own.
+    fn memory(&self) -> Option<DeviceMemory> {
         None
     }
 

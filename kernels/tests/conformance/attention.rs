@@ -1,6 +1,6 @@
 //! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention does on the side.
 
-use super::{Random, backends, check, check_relative, filled, poisoned};
+use super::{Random, backends, check, check_relative, filled_in, poisoned};
 use kernels::ops::{Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Rope, RopeStyle, Sequence};
 
 /// A cache with sequences in it, and what was written there.
@@ -8,6 +8,8 @@ pub struct World {
     pub heads: Heads,
     pub kv: KvLayer,
     pub rope: Option<Rope>,
+    /// What activations may be rounded to.
+    pub acts: DType,
     /// Block table of each sequence.
     pub blocks: Vec<Vec<u32>>,
 }
@@ -36,7 +38,7 @@ impl World {
         };
         let kv = backend.new_kv(shape);
         let mut free = Random(num_blocks as u64).permutation(num_blocks);
-        let mut world = Self { heads, kv, rope: None, blocks: vec![free.clone()] };
+        let mut world = Self { heads, kv, rope: None, acts: DType::F32, blocks: vec![free.clone()] };
         let width = world.width();
         world.step(backend, &[Part { sequence: 0, start: 0, rows: num_blocks * block_size }], |_, _| {
             vec![f32::NAN; width]
@@ -58,7 +60,7 @@ impl World {
     ) -> kernels::ops::Act {
         let rows = |part: &Part| part.start..part.start + part.rows;
         let values: Vec<f32> = parts.iter().flat_map(|part| rows(part).flat_map(|at| row(part.sequence, at))).collect();
-        let qkv = filled(backend, self.width(), &values);
+        let qkv = filled_in(backend, self.width(), &values, self.acts);
         let positions: Vec<u32> = parts.iter().flat_map(rows).map(|position| position as u32).collect();
         let mut first_row = 0;
         let mut sequences = Vec::new();
@@ -84,11 +86,11 @@ pub fn row(seed: u64, width: usize, sequence: usize, position: usize) -> Vec<f32
 
 /// What a layer does beside plain attention, by value.
 #[derive(Clone, Default, Debug)]
-struct Extras {
-    window: Option<usize>,
-    soft_cap: Option<f32>,
-    sinks: Option<Vec<f32>>,
-    alibi: Option<Vec<f32>>,
+pub struct Extras {
+    pub window: Option<usize>,
+    pub soft_cap: Option<f32>,
+    pub sinks: Option<Vec<f32>>,
+    pub alibi: Option<Vec<f32>>,
 }
 
 /// One query head of one row, over a sequence's qkv rows `0 ..= position`, whose k and v are as the cache keeps them.
@@ -123,12 +125,15 @@ fn reference(history: &[Vec<f32>], heads: Heads, head: usize, scale: f32, extras
 }
 
 /// A layer, a cache, and one ragged step.
-struct Case<'a> {
-    heads: Heads,
-    block_size: usize,
-    dtype: DType,
-    parts: &'a [Part],
-    extras: &'a Extras,
+pub struct Case<'a> {
+    pub heads: Heads,
+    pub block_size: usize,
+    /// Of the cache.
+    pub dtype: DType,
+    /// What activations may be rounded to.
+    pub acts: DType,
+    pub parts: &'a [Part],
+    pub extras: &'a Extras,
 }
 
 /// The rows and heads of a part that are checked.
@@ -143,7 +148,7 @@ fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
     let mut all = Vec::new();
     for part in case.parts {
         let mut rows: Vec<Vec<f32>> =
-            (0..part.start + part.rows).map(|at| row(SEED, width, part.sequence, at)).collect();
+            (0..part.start + part.rows).map(|at| rounded_row(width, part.sequence, at, case.acts)).collect();
         let cached = heads.q * heads.dim;
         rows.iter_mut().for_each(|row| row[cached..].iter_mut().for_each(|x| *x = super::round(*x, case.dtype)));
         all.extend(
@@ -156,9 +161,14 @@ fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
 
 const SEED: u64 = 7;
 
+/// A row as an activation buffer may keep it.
+fn rounded_row(width: usize, sequence: usize, position: usize, acts: DType) -> Vec<f32> {
+    row(SEED, width, sequence, position).into_iter().map(|x| super::round(x, acts)).collect()
+}
+
 /// Fills sequences, runs the step, and checks some heads and rows of it.
-fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
-    let Case { heads, block_size, dtype, parts, extras } = *case;
+pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
+    let Case { heads, block_size, dtype, acts, parts, extras } = *case;
     let scale = 1.0 / (heads.dim as f32).sqrt();
     let width = width(heads);
     let wanted = references(case, width, scale);
@@ -166,9 +176,9 @@ fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
     let history: Vec<Part> = parts.iter().map(|part| Part { start: 0, rows: part.start, ..*part }).collect();
     for backend in backends {
         let backend = &mut **backend;
-        let world = World::new(backend, heads, block_size, dtype, &lengths);
-        world.step(backend, &history, |sequence, position| row(SEED, width, sequence, position));
-        let qkv = world.step(backend, parts, |sequence, position| row(SEED, width, sequence, position));
+        let world = World { acts, ..World::new(backend, heads, block_size, dtype, &lengths) };
+        world.step(backend, &history, |sequence, position| rounded_row(width, sequence, position, acts));
+        let qkv = world.step(backend, parts, |sequence, position| rounded_row(width, sequence, position, acts));
         let layer = Attention {
             heads,
             scale,
@@ -177,10 +187,11 @@ fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
             sinks: extras.sinks.as_ref().map(|sinks| backend.load_vector(sinks)),
             alibi: extras.alibi.as_ref().map(|slopes| backend.load_vector(slopes)),
         };
-        let out = backend.new_act(parts.iter().map(|part| part.rows).sum(), heads.q * heads.v_dim);
+        let out = backend.new_rounded_act(parts.iter().map(|part| part.rows).sum(), heads.q * heads.v_dim, acts);
         backend.host_mut(out).fill(f32::NAN);
         backend.attention(qkv, layer, world.kv, out);
-        let what = format!("{} {heads:?} blocks of {block_size} {dtype:?} {parts:?} {extras:?}", backend.describe());
+        let what =
+            format!("{} {heads:?} blocks of {block_size} {dtype:?} {acts:?} {parts:?} {extras:?}", backend.describe());
         let got = backend.read(out);
         assert!(got.iter().all(|x| x.is_finite()), "{what}: not finite");
         let mut first_row = 0;
@@ -188,7 +199,7 @@ fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
         for part in parts {
             for ((step, head), want) in samples(part, heads).zip(wanted.by_ref()) {
                 let at = (first_row + step) * heads.q * heads.v_dim + head * heads.v_dim;
-                check(&what, &got[at..at + heads.v_dim], want, |_| tolerance(dtype));
+                check(&what, &got[at..at + heads.v_dim], want, |_| tolerance(dtype, acts));
             }
             first_row += part.rows;
         }
@@ -196,11 +207,15 @@ fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
 }
 
 /// Values are of size one, and so are results. With a bf16 cache a backend may round queries and weights to bf16.
-fn tolerance(dtype: DType) -> f64 {
-    if dtype == DType::Bf16 { 8e-3 } else { 2e-5 }
+fn tolerance(dtype: DType, acts: DType) -> f64 {
+    match (dtype, acts) {
+        (DType::Bf16, _) | (_, DType::Bf16) => 8e-3,
+        (_, DType::F16) => 2e-3,
+        _ => 2e-5,
+    }
 }
 
-fn mix() -> Vec<Part> {
+pub fn mix() -> Vec<Part> {
     [(0, 9), (30, 1), (130, 1), (16, 5), (63, 2)]
         .into_iter()
         .enumerate()
@@ -212,7 +227,10 @@ fn mix() -> Vec<Part> {
 fn head_shapes() {
     let mut backends = backends();
     let mut run = |heads, block_size, dtype| {
-        check_case(&mut backends, &Case { heads, block_size, dtype, parts: &mix(), extras: &Extras::default() });
+        check_case(
+            &mut backends,
+            &Case { heads, block_size, dtype, acts: DType::F32, parts: &mix(), extras: &Extras::default() },
+        );
     };
     for (index, dim) in [16, 32, 64, 80, 96, 112, 128, 256, 20].into_iter().enumerate() {
         for (q, kv) in [(3, 3), (8, 2), (7, 1)] {
@@ -233,7 +251,10 @@ fn block_sizes() {
     let heads = Heads { q: 4, kv: 2, dim: 32, v_dim: 32 };
     for block_size in [1, 5, 8, 16, 24, 32, 64, 128, 256] {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
-            check_case(&mut backends, &Case { heads, block_size, dtype, parts: &mix(), extras: &Extras::default() });
+            check_case(
+                &mut backends,
+                &Case { heads, block_size, dtype, acts: DType::F32, parts: &mix(), extras: &Extras::default() },
+            );
         }
     }
 }
@@ -254,7 +275,7 @@ fn windows_caps_sinks_and_slopes() {
     let mut backends = backends();
     for extras in &cases {
         for dtype in [DType::F32, DType::Bf16] {
-            check_case(&mut backends, &Case { heads, block_size: 16, dtype, parts: &mix(), extras });
+            check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts: DType::F32, parts: &mix(), extras });
         }
     }
 }
@@ -266,9 +287,15 @@ fn long_contexts() {
     let heads = Heads { q: 2, kv: 1, dim: 32, v_dim: 32 };
     for extras in &[Extras::default(), Extras { window: Some(1500), ..Extras::default() }] {
         let one = [part(0, 3000, 1)];
-        check_case(&mut backends, &Case { heads, block_size: 16, dtype: DType::Bf16, parts: &one, extras });
+        check_case(
+            &mut backends,
+            &Case { heads, block_size: 16, dtype: DType::Bf16, acts: DType::F32, parts: &one, extras },
+        );
         let mix = [part(0, 1000, 60), part(1, 2047, 3), part(2, 0, 1)];
-        check_case(&mut backends, &Case { heads, block_size: 32, dtype: DType::F32, parts: &mix, extras });
+        check_case(
+            &mut backends,
+            &Case { heads, block_size: 32, dtype: DType::F32, acts: DType::F32, parts: &mix, extras },
+        );
     }
 }
 

@@ -8,6 +8,11 @@ use kernels::ops::{Activation, Attention, Backend, DType, Epilogue, Heads, Norm,
 const TYPES: [(DType, DType); 4] =
     [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F32)];
 
+/// Whether products keep a row's bits whatever its company: on a GPU only where nothing is rounded to 16 bits (see `kernels::cuda`).
+fn keeps_rows(backend: &dyn Backend, compute: DType) -> bool {
+    !backend.describe().starts_with("cuda") || compute == DType::F32
+}
+
 fn product(backend: &mut dyn Backend, w: kernels::ops::Matrix, n: usize, k: usize, x: &[f32]) -> Vec<f32> {
     let out = poisoned(backend, x.len() / k, n);
     let x = filled(backend, k, x);
@@ -18,7 +23,9 @@ fn product(backend: &mut dyn Backend, w: kernels::ops::Matrix, n: usize, k: usiz
 #[test]
 fn a_product_row_does_not_know_its_company() {
     for mut backend in backends() {
-        for (weights, compute) in TYPES {
+        for (weights, compute) in
+            TYPES.into_iter().filter(|(_, compute)| keeps_rows(&*backend, *compute)).collect::<Vec<_>>()
+        {
             for (n, k) in [(272, 224), (100, 1500)] {
                 let mut random = Random(1);
                 let (bytes, _) = encode(&random.values(n * k), weights);

@@ -2,21 +2,31 @@
 
 mod attention;
 mod choose;
+mod gpu;
 mod invariance;
 mod latent;
 mod matmul;
 mod mixture;
 mod random;
+mod rounded;
 mod rowwise;
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Act, Backend, Batch, DType, HostMatrix};
 use random::Random;
 
-/// Every backend of this machine: each instruction set with two threads, the best also with one.
+/// Every backend of this machine: each instruction set with two threads, the best also with one; and the GPU where there is one.
+/// `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
 fn backends() -> Vec<Box<dyn Backend>> {
-    let mut all: Vec<_> = Isa::available().into_iter().map(|isa| cpu(isa, 2)).collect();
-    all.push(cpu(Isa::detect(), 1));
+    let only = std::env::var("QUIRE_TEST_DEVICE").ok();
+    let mut all: Vec<Box<dyn Backend>> = Vec::new();
+    if only.as_deref() != Some("cuda") {
+        all.extend(Isa::available().into_iter().map(|isa| cpu(isa, 2)));
+        all.push(cpu(Isa::detect(), 1));
+    }
+    if only.as_deref() != Some("cpu") {
+        all.extend(gpu::backend(only.is_some()));
+    }
     all
 }
 
@@ -32,8 +42,13 @@ fn begin_rows(backend: &mut dyn Backend, rows: usize) {
 
 /// A new buffer with these rows, in a step that has begun.
 fn filled(backend: &mut dyn Backend, width: usize, values: &[f32]) -> Act {
+    filled_in(backend, width, values, DType::F32)
+}
+
+/// The same in a buffer that may round them.
+fn filled_in(backend: &mut dyn Backend, width: usize, values: &[f32], precision: DType) -> Act {
     let rows = values.len() / width;
-    let act = backend.new_act(rows, width);
+    let act = backend.new_rounded_act(rows, width, precision);
     begin_rows(backend, rows);
     backend.host_mut(act).copy_from_slice(values);
     act

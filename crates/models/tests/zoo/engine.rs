@@ -4,8 +4,10 @@ use std::path::Path;
 
 use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
-use kernels::ops::{Batch, DType, Sequence};
+use kernels::ops::{Backend, Batch, DType, Sequence};
 use models::{LoadError, LoadFormat, LoadOptions, Model};
+
+use crate::gpu;
 
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 512;
@@ -56,17 +58,51 @@ pub struct Setup {
     pub dtype: DType,
     /// Rank and ranks.
     pub rank: (usize, usize),
-    pub cpu: CpuOptions,
+    pub on: On,
+}
+
+/// A device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum On {
+    Cpu(CpuOptions),
+    Cuda,
+}
+
+impl On {
+    /// One thread with each instruction set, worst first; and the GPU where there is one.
+    pub fn all() -> Vec<Self> {
+        let only = only();
+        let mut all = Vec::new();
+        if only.as_deref() != Some("cuda") {
+            all.extend(Isa::available().into_iter().map(|isa| Self::Cpu(CpuOptions { threads: 1, isa: Some(isa) })));
+        }
+        if only.as_deref() != Some("cpu") && gpu::backend(only.is_some()).is_some() {
+            all.push(Self::Cuda);
+        }
+        all
+    }
+
+    fn backend(self) -> Box<dyn Backend> {
+        match self {
+            Self::Cpu(options) => Box::new(CpuBackend::new(options)),
+            Self::Cuda => gpu::backend(true).expect("a GPU"),
+        }
+    }
+}
+
+fn only() -> Option<String> {
+    std::env::var("QUIRE_TEST_DEVICE").ok()
 }
 
 impl Setup {
-    /// One rank on one thread with the best instructions there are.
+    /// One rank on one thread with the best instructions there are, or on the GPU if only that is to be tested.
     pub fn new(dtype: DType) -> Self {
-        Self { dtype, rank: (0, 1), cpu: CpuOptions { threads: 1, isa: None } }
+        let cpu = On::Cpu(CpuOptions { threads: 1, isa: Some(Isa::detect()) });
+        Self { dtype, rank: (0, 1), on: if only().as_deref() == Some("cuda") { On::Cuda } else { cpu } }
     }
 
-    pub fn isa(self, isa: Isa) -> Self {
-        Self { cpu: CpuOptions { isa: Some(isa), ..self.cpu }, ..self }
+    pub fn on(self, on: On) -> Self {
+        Self { on, ..self }
     }
 }
 
@@ -81,9 +117,8 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
     };
-    let backend = CpuBackend::new(setup.cpu);
     let mut progress = Vec::new();
-    let model = models::load(dir, &options, Box::new(backend), &mut |p| progress.push(p))?;
+    let model = models::load(dir, &options, setup.on.backend(), &mut |p| progress.push(p))?;
     assert!(progress.windows(2).all(|pair| pair[0].bytes_done <= pair[1].bytes_done), "progress goes back");
     let last = progress.last().expect("progress");
     assert_eq!(last.bytes_done, last.bytes_total, "progress ends at the total");

@@ -1,10 +1,13 @@
 //! The reference models: logits, log-probabilities and greedy tokens against recorded ones, for every way of running a step.
 //!
+//! They run on the CPU and, where there is one, on a GPU; `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
 //! Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
 
 mod checks;
 mod engine;
 mod folders;
+#[path = "../../../../kernels/tests/conformance/gpu.rs"]
+mod gpu;
 mod group;
 mod reference;
 

@@ -1,0 +1,40 @@
+// Gate functions of MLPs, as `ops::Activation` numbers them.
+#pragma once
+#include "quire.cuh"
+
+enum Function : u32 { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLAMPED_SWIGLU };
+
+// kernels/src/cuda/elementwise.rs has its twin.
+struct Activation {
+    u32 function;
+    f32 limit; // of CLAMPED_SWIGLU
+};
+
+DEVICE f32 sigmoid(f32 x) { return 1.0f / (1.0f + expf(-x)); }
+
+DEVICE f32 activated(Activation activation, f32 x) {
+    switch (activation.function) {
+    case SILU: return x * sigmoid(x);
+    // erfc keeps the digits that 1 + erf loses for negative x.
+    case GELU: return 0.5f * x * erfcf(x * -0.70710678f);
+    // 0.5 (1 + tanh(u)) is sigmoid(2u).
+    case GELU_TANH: return x * sigmoid(1.5957691f * x * (1.0f + 0.044715f * x * x));
+    case RELU: return fmaxf(x, 0.0f);
+    case RELU_SQUARED: {
+        f32 positive = fmaxf(x, 0.0f);
+        return positive * positive;
+    }
+    default: {
+        // Written so that NaN stays NaN.
+        f32 bounded = x > activation.limit ? activation.limit : x;
+        return bounded * sigmoid(1.702f * bounded);
+    }
+    }
+}
+
+// What the activated gate is multiplied with.
+DEVICE f32 gated_half(Activation activation, f32 up) {
+    if (activation.function != CLAMPED_SWIGLU) return up;
+    f32 limit = activation.limit;
+    return (up > limit ? limit : up < -limit ? -limit : up) + 1.0f;
+}

@@ -1,0 +1,236 @@
+//! The step's batch on the device: one copy a step, to addresses that stay (see kernels/cuda/README.md).
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::context::{Event, Memory, Pinned};
+use super::device::Device;
+use crate::ops;
+
+/// Row of no sequence.
+const NOBODY: u32 = u32::MAX;
+/// Copies under way at most: what is planned ahead does not wait for what runs.
+const SLOTS: usize = 3;
+/// Numbers in `counts`.
+const COUNTS: usize = 4;
+
+/// `struct Batch` of kernels/cuda/quire.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pointers {
+    counts: CUdeviceptr,
+    pub(crate) tokens: CUdeviceptr,
+    positions: CUdeviceptr,
+    row_sequence: CUdeviceptr,
+    first_row: CUdeviceptr,
+    num_rows: CUdeviceptr,
+    start: CUdeviceptr,
+    first_block: CUdeviceptr,
+    blocks: CUdeviceptr,
+}
+
+/// Numbers sent to the device through pinned memory, without waiting for earlier ones to arrive.
+#[derive(Default)]
+struct Upload {
+    slots: Vec<(Pinned, Event)>,
+    next: usize,
+    memory: Option<Memory>,
+    capacity: usize,
+}
+
+impl Upload {
+    /// Makes room for `count` numbers; true if addresses changed.
+    fn reserve(&mut self, device: &mut Device, count: usize) -> bool {
+        if count <= self.capacity {
+            return false;
+        }
+        device.synchronize();
+        self.slots.clear();
+        self.memory = None;
+        self.capacity = count;
+        let bytes = count * size_of::<u32>();
+        self.memory = device.allocate(bytes, "a step's batch");
+        for _ in 0..SLOTS {
+            let (pinned, event) = (device.pin(bytes), device.event());
+            self.slots.extend(pinned.zip(event));
+        }
+        true
+    }
+
+    fn address(&self, offset: usize) -> CUdeviceptr {
+        self.memory.as_ref().map_or(0, |memory| memory.ptr + (offset * size_of::<u32>()) as u64)
+    }
+
+    /// Lets `fill` write the first `count` numbers and sends them.
+    fn send(&mut self, device: &mut Device, count: usize, fill: impl FnOnce(&mut [u32])) {
+        let to = self.address(0);
+        self.next = (self.next + 1) % SLOTS;
+        let Some((pinned, event)) = self.slots.get_mut(self.next) else { return };
+        device.attempt(|| "a step".to_owned(), |_| event.wait());
+        fill(pinned.slice_mut(count));
+        device.upload(pinned, 0..count * size_of::<u32>(), to);
+        device.attempt(|| "an event".to_owned(), |_| event.record());
+    }
+}
+
+/// How much there is room for.
+#[derive(Clone, Copy, Default)]
+struct Capacity {
+    rows: usize,
+    sequences: usize,
+    blocks: usize,
+}
+
+/// The batch of the step under way.
+#[derive(Default)]
+pub(crate) struct Batch {
+    upload: Upload,
+    selection: Upload,
+    capacity: Capacity,
+    pub(crate) pointers: Pointers,
+    rows: usize,
+    /// Tokens and room of each sequence, to check against the cache's block size.
+    ends: Vec<(usize, usize)>,
+}
+
+impl Batch {
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Sends a batch to the device.
+    pub(crate) fn set(&mut self, device: &mut Device, batch: ops::Batch<'_>) {
+        let ops::Batch { tokens, positions, sequences } = batch;
+        assert_eq!(tokens.len(), positions.len(), "tokens and positions of a batch");
+        self.rows = tokens.len();
+        self.ends.clear();
+        for sequence in sequences {
+            assert!(sequence.first_row + sequence.num_rows <= self.rows, "rows of {sequence:?} in {}", self.rows);
+            self.ends.push((sequence.start + sequence.num_rows, sequence.blocks.len()));
+        }
+        let blocks = self.ends.iter().map(|(_, blocks)| blocks).sum();
+        self.reserve(device, Capacity { rows: self.rows, sequences: sequences.len(), blocks });
+        let capacity = self.capacity;
+        self.upload.send(device, capacity.layout().len(blocks), |numbers| capacity.fill(batch, numbers));
+    }
+
+    /// Fails where a sequence is longer than its blocks.
+    pub(crate) fn check_blocks(&self, block_size: usize) {
+        for (end, blocks) in &self.ends {
+            assert!(*end <= blocks * block_size, "{end} tokens in {blocks} blocks of {block_size}");
+        }
+    }
+
+    /// Sends the rows that `gather` picks; where they are.
+    pub(crate) fn select(&mut self, device: &mut Device, rows: &[u32]) -> CUdeviceptr {
+        self.selection.reserve(device, rows.len().next_power_of_two().max(64));
+        self.selection.send(device, rows.len(), |numbers| numbers.copy_from_slice(rows));
+        self.selection.address(0)
+    }
+
+    fn reserve(&mut self, device: &mut Device, need: Capacity) {
+        let grow = |has: usize, need: usize| if need <= has { has } else { need.next_power_of_two().max(64) };
+        let capacity = Capacity {
+            rows: grow(self.capacity.rows, need.rows),
+            sequences: grow(self.capacity.sequences, need.sequences),
+            blocks: grow(self.capacity.blocks, need.blocks),
+        };
+        let layout = capacity.layout();
+        if self.upload.reserve(device, layout.len(capacity.blocks)) || self.pointers.counts == 0 {
+            self.capacity = capacity;
+            let at = |offset| self.upload.address(offset);
+            self.pointers = Pointers {
+                counts: at(0),
+                tokens: at(layout.tokens),
+                positions: at(layout.positions),
+                row_sequence: at(layout.row_sequence),
+                first_row: at(layout.first_row),
+                num_rows: at(layout.num_rows),
+                start: at(layout.start),
+                first_block: at(layout.first_block),
+                blocks: at(layout.blocks),
+            };
+        }
+    }
+}
+
+/// Where each list begins, in numbers.
+struct Layout {
+    tokens: usize,
+    positions: usize,
+    row_sequence: usize,
+    first_row: usize,
+    num_rows: usize,
+    start: usize,
+    first_block: usize,
+    blocks: usize,
+}
+
+impl Layout {
+    fn len(&self, blocks: usize) -> usize {
+        self.blocks + blocks
+    }
+}
+
+impl Capacity {
+    /// Lists start at multiples of 64 numbers (capacities are such multiples, or powers of two above).
+    fn layout(&self) -> Layout {
+        let (tokens, rows, sequences) = (64, self.rows, self.sequences);
+        let positions = tokens + rows;
+        let row_sequence = positions + rows;
+        let first_row = row_sequence + rows;
+        let num_rows = first_row + sequences;
+        let start = num_rows + sequences;
+        let first_block = start + sequences;
+        let blocks = first_block + sequences;
+        Layout { tokens, positions, row_sequence, first_row, num_rows, start, first_block, blocks }
+    }
+
+    fn fill(&self, batch: ops::Batch<'_>, numbers: &mut [u32]) {
+        let ops::Batch { tokens, positions, sequences } = batch;
+        let layout = self.layout();
+        let rows = tokens.len();
+        let longest = sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
+        let chunk = sequences.iter().map(|sequence| sequence.num_rows).max().unwrap_or(0);
+        let counts = [rows, sequences.len(), longest, chunk].map(|count| count as u32);
+        numbers[..COUNTS].copy_from_slice(&counts);
+        numbers[layout.tokens..][..rows].copy_from_slice(tokens);
+        numbers[layout.positions..][..rows].copy_from_slice(positions);
+        numbers[layout.row_sequence..][..self.rows].fill(NOBODY);
+        numbers[layout.num_rows..][..self.sequences].fill(0);
+        let mut first_block = 0;
+        for (index, sequence) in sequences.iter().enumerate() {
+            numbers[layout.row_sequence + sequence.first_row..][..sequence.num_rows].fill(index as u32);
+            numbers[layout.first_row + index] = sequence.first_row as u32;
+            numbers[layout.num_rows + index] = sequence.num_rows as u32;
+            numbers[layout.start + index] = sequence.start as u32;
+            numbers[layout.first_block + index] = first_block as u32;
+            numbers[layout.blocks + first_block..][..sequence.blocks.len()].copy_from_slice(sequence.blocks);
+            first_block += sequence.blocks.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Sequence;
+
+    #[test]
+    fn a_batch_lies_as_kernels_expect_it() {
+        let capacity = Capacity { rows: 64, sequences: 64, blocks: 64 };
+        let layout = capacity.layout();
+        let sequences = [
+            Sequence { first_row: 0, num_rows: 2, start: 5, blocks: &[9, 8] },
+            Sequence { first_row: 2, num_rows: 1, start: 0, blocks: &[7] },
+        ];
+        let batch = ops::Batch { tokens: &[1, 2, 3, 4], positions: &[5, 6, 0, 0], sequences: &sequences };
+        let mut numbers = vec![77; layout.len(3)];
+        capacity.fill(batch, &mut numbers);
+        assert_eq!(numbers[..4], [4, 2, 7, 2]);
+        assert_eq!(numbers[layout.tokens..][..4], [1, 2, 3, 4]);
+        assert_eq!(numbers[layout.row_sequence..][..5], [0, 0, 1, NOBODY, NOBODY]);
+        assert_eq!(numbers[layout.num_rows..][..3], [2, 1, 0]);
+        assert_eq!(numbers[layout.first_block..][..2], [0, 2]);
+        assert_eq!(numbers[layout.blocks..], [9, 8, 7]);
+    }
+}

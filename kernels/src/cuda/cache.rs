@@ -1,0 +1,140 @@
+//! Compiled kernels on disk.
+//!
+//! A file's name says all that went into it, so several versions live side by side; it is written beside its place and moved there, so
+//! that processes that start at the same time never see half of one; and it carries its checksum, so that a damaged one is made again.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::arch::Arch;
+use super::nvrtc::OPTIONS;
+use super::sources::{HEADERS, Source};
+
+const MAGIC: &[u8; 8] = b"quirek01";
+const CHECKSUM: usize = 32;
+
+/// A folder of compiled kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    pub(crate) fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    /// What was stored for this source, architecture and NVRTC version; without a version, for any.
+    pub(crate) fn get(&self, source: Source, arch: Arch, version: Option<&str>) -> Option<Vec<u8>> {
+        let stem = stem(source, arch);
+        match version {
+            Some(version) => read(&self.folder.join(file_name(&stem, version))),
+            None => {
+                let names = fs::read_dir(&self.folder).ok()?.flatten().map(|entry| entry.path());
+                let mut known: Vec<PathBuf> = names
+                    .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&stem)))
+                    .filter(|path| path.extension().is_some_and(|extension| extension == "cubin"))
+                    .collect();
+                known.sort();
+                known.iter().rev().find_map(|path| read(path))
+            }
+        }
+    }
+
+    /// Stores machine code. What cannot be written is only lost time at the next start.
+    pub(crate) fn put(&self, source: Source, arch: Arch, version: &str, cubin: &[u8]) -> std::io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        // Readable by all: an image is built by one user and run by another.
+        let readable = fs::Permissions::from_mode(0o644);
+        let mut file = tempfile::Builder::new().permissions(readable).tempfile_in(&self.folder)?;
+        file.write_all(MAGIC)?;
+        file.write_all(&Sha256::digest(cubin))?;
+        file.write_all(cubin)?;
+        file.as_file().sync_all()?;
+        file.persist(self.folder.join(file_name(&stem(source, arch), version)))?;
+        Ok(())
+    }
+}
+
+/// All of a name but the compiler's version.
+fn stem(source: Source, arch: Arch) -> String {
+    let mut hash = Sha256::new();
+    let parts = [source.text].into_iter().chain(HEADERS.iter().map(|(_, text)| *text)).chain(OPTIONS.iter().copied());
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let digest: String = hash.finalize()[..12].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{arch}-{digest}-", source.name)
+}
+
+fn file_name(stem: &str, version: &str) -> String {
+    format!("{stem}nvrtc{version}.cubin")
+}
+
+/// The machine code in a file, if all of it is there.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let head = MAGIC.len() + CHECKSUM;
+    let whole = bytes.len() > head
+        && bytes.starts_with(MAGIC)
+        && Sha256::digest(&bytes[head..])[..] == bytes[MAGIC.len()..head];
+    whole.then(|| bytes.split_off(head))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: Source = Source { name: "x", text: "one" };
+    const ARCH: Arch = Arch::new(9, 0);
+
+    #[test]
+    fn what_was_stored_comes_back_for_the_same_question_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::new(&folder.path().join("deeper"));
+        assert_eq!(cache.get(SOURCE, ARCH, Some("13.0")), None);
+        cache.put(SOURCE, ARCH, "13.0", b"machine code").expect("stored");
+        assert_eq!(cache.get(SOURCE, ARCH, Some("13.0")).as_deref(), Some(&b"machine code"[..]));
+        assert_eq!(cache.get(SOURCE, ARCH, None).as_deref(), Some(&b"machine code"[..]));
+        assert_eq!(cache.get(SOURCE, ARCH, Some("13.1")), None);
+        assert_eq!(cache.get(SOURCE, Arch::new(8, 0), Some("13.0")), None);
+        assert_eq!(cache.get(Source { text: "two", ..SOURCE }, ARCH, None), None);
+    }
+
+    #[test]
+    fn damaged_files_count_as_absent_and_are_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::new(folder.path());
+        cache.put(SOURCE, ARCH, "13.0", b"machine code").expect("stored");
+        let path = fs::read_dir(folder.path()).expect("a folder").next().expect("a file").expect("an entry").path();
+        let whole = fs::read(&path).expect("read");
+        let mut flipped = whole.clone();
+        *flipped.last_mut().expect("bytes") ^= 1;
+        for damaged in [&whole[..whole.len() - 1], &whole[..10], &[], &flipped] {
+            fs::write(&path, damaged).expect("written");
+            assert_eq!(cache.get(SOURCE, ARCH, Some("13.0")), None);
+            cache.put(SOURCE, ARCH, "13.0", b"machine code").expect("stored");
+            assert!(cache.get(SOURCE, ARCH, Some("13.0")).is_some());
+        }
+    }
+
+    #[test]
+    fn many_may_store_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::new(folder.path());
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    cache.put(SOURCE, ARCH, "13.0", &[7; 100_000]).expect("stored");
+                    assert_eq!(cache.get(SOURCE, ARCH, Some("13.0")), Some(vec![7; 100_000]));
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+}

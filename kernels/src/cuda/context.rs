@@ -1,0 +1,251 @@
+//! A GPU: its context, one stream, and memory on it.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute};
+
+use super::arch::{Arch, LOWEST};
+use super::libraries;
+
+/// Lowest driver, as CUDA counts versions: 12.0. NVRTC and cuBLASLt must be of the driver's major version or lower.
+const LOWEST_DRIVER: c_int = 12_000;
+
+/// A device's primary context, current on whichever thread works with it.
+#[derive(Debug)]
+pub(crate) struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    pub(crate) stream: sys::CUstream,
+    pub(crate) name: String,
+    pub(crate) arch: Arch,
+}
+
+// SAFETY: contexts and streams are handles that any thread may use; the driver locks what needs it.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The device with this number, or why it cannot be used.
+    pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
+        libraries::open_driver()?;
+        result::init().map_err(|error| format!("the NVIDIA driver does not start: {}", explain(error)))?;
+        check_driver()?;
+        let failed = |error| format!("GPU {ordinal}: {}", explain(error));
+        let count = result::device::get_count().map_err(failed)?;
+        if count == 0 {
+            return Err("the NVIDIA driver finds no GPU".to_owned());
+        }
+        if ordinal as c_int >= count {
+            return Err(format!("there is no GPU {ordinal}: this machine has {count}"));
+        }
+        let device = result::device::get(ordinal as c_int).map_err(failed)?;
+        let attribute = |attribute| {
+            // SAFETY: the device was just got from the driver.
+            unsafe { result::device::get_attribute(device, attribute) }.map(|value| value as u32).map_err(failed)
+        };
+        let name = result::device::get_name(device).map_err(failed)?;
+        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let arch = Arch::new(major, minor);
+        if arch < LOWEST {
+            let (has, needs) = (arch.capability(), LOWEST.capability());
+            return Err(format!(
+                "GPU {ordinal} ({name}) has compute capability {has}; {needs} is the lowest that is supported"
+            ));
+        }
+        // SAFETY: the device is the driver's; the context is released when this is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed)?;
+        // Dropped on the way out, it releases the context.
+        let stream = std::ptr::null_mut();
+        let mut this = Self { device, context, stream, name, arch };
+        this.bind().map_err(failed)?;
+        this.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
+        Ok(Arc::new(this))
+    }
+
+    /// Makes the context the calling thread's.
+    pub(crate) fn bind(&self) -> Result<(), DriverError> {
+        // SAFETY: the context lives as long as this.
+        unsafe { result::ctx::set_current(self.context) }
+    }
+
+    /// Waits until all work is done.
+    pub(crate) fn synchronize(&self) -> Result<(), DriverError> {
+        // SAFETY: the stream lives as long as this.
+        unsafe { result::stream::synchronize(self.stream) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let _ = self.bind();
+        if !self.stream.is_null() {
+            // SAFETY: the stream is this one's, and not used again.
+            let _ = unsafe { result::stream::destroy(self.stream) };
+        }
+        // SAFETY: retained once in `open`.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+fn check_driver() -> Result<(), String> {
+    let mut version = 0;
+    // SAFETY: the driver is present, and the pointer is to an integer.
+    let result = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+    result.map_err(|error| format!("the NVIDIA driver does not say its version: {}", explain(error)))?;
+    if version >= LOWEST_DRIVER {
+        return Ok(());
+    }
+    let text = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
+    Err(format!(
+        "the NVIDIA driver is too old: it knows CUDA up to {}, and {} is needed",
+        text(version),
+        text(LOWEST_DRIVER)
+    ))
+}
+
+/// What the driver says about an error.
+pub(crate) fn explain(error: DriverError) -> String {
+    let text = |text: Result<&std::ffi::CStr, DriverError>| text.map(|text| text.to_string_lossy().into_owned());
+    match (text(error.error_name()), text(error.error_string())) {
+        (Ok(name), Ok(words)) => format!("{words} ({name})"),
+        _ => format!("CUDA error {:?}", error.0),
+    }
+}
+
+/// Device memory, freed when dropped.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    context: Arc<Context>,
+    pub(crate) ptr: sys::CUdeviceptr,
+    pub(crate) bytes: usize,
+}
+
+impl Memory {
+    /// Memory for `bytes` bytes, aligned to 256, with nothing in it yet.
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, DriverError> {
+        // SAFETY: the context is current (every entry of the backend binds it); the size is not zero.
+        let ptr = unsafe { result::malloc_sync(bytes.max(1)) }?;
+        Ok(Self { context: context.clone(), ptr, bytes })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated in `new`; freeing waits for work that uses it.
+            let _ = unsafe { result::free_sync(self.ptr) };
+        }
+    }
+}
+
+/// Host memory that the device copies from and to without help, freed when dropped.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    context: Arc<Context>,
+    ptr: *mut u8,
+    pub(crate) bytes: usize,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, DriverError> {
+        // No flags: memory that the host reads back must not be write-combined.
+        // SAFETY: the context is current, and the size is not zero.
+        let ptr = unsafe { result::malloc_host(bytes.max(1), 0) }?;
+        // SAFETY: just allocated with this size; zeroed so that it may be read.
+        unsafe { ptr.cast::<u8>().write_bytes(0, bytes.max(1)) };
+        Ok(Self { context: context.clone(), ptr: ptr.cast(), bytes })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
+    /// The first `count` elements.
+    pub(crate) fn slice<T: Plain>(&self, count: usize) -> &[T] {
+        assert!(count * size_of::<T>() <= self.bytes);
+        // SAFETY: initialised at birth, large enough (checked), aligned to a page, and any bits are a `T`.
+        unsafe { std::slice::from_raw_parts(self.ptr.cast(), count) }
+    }
+
+    /// The same for writing.
+    pub(crate) fn slice_mut<T: Plain>(&mut self, count: usize) -> &mut [T] {
+        assert!(count * size_of::<T>() <= self.bytes);
+        // SAFETY: as above, and `&mut self` makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), count) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated in `new`; owners wait for copies before they let go.
+            let _ = unsafe { result::free_host(self.ptr.cast()) };
+        }
+    }
+}
+
+/// Types of which any bits are a value.
+pub(crate) trait Plain: Copy {}
+impl Plain for u8 {}
+impl Plain for u32 {}
+impl Plain for f32 {}
+
+/// A moment in the stream that can be waited for.
+#[derive(Debug)]
+pub(crate) struct Event {
+    context: Arc<Context>,
+    event: sys::CUevent,
+}
+
+// SAFETY: a handle that any thread may use.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event that nothing was recorded for: waiting for it returns at once.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        Ok(Self { context: context.clone(), event })
+    }
+
+    pub(crate) fn record(&self) -> Result<(), DriverError> {
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { result::event::record(self.event, self.context.stream) }
+    }
+
+    pub(crate) fn wait(&self) -> Result<(), DriverError> {
+        // SAFETY: the event is alive.
+        unsafe { result::event::synchronize(self.event) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `new`, and not used again.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}
+
+/// Free and total bytes of the current context's device.
+pub(crate) fn free_and_total() -> Result<(usize, usize), DriverError> {
+    result::mem_get_info()
+}
+
+/// A load of a module: machine code to functions.
+pub(crate) fn load_module(cubin: &[u8]) -> Result<sys::CUmodule, DriverError> {
+    let mut module = MaybeUninit::uninit();
+    // SAFETY: the image is complete machine code (its checksum was right, or it came from the compiler).
+    unsafe {
+        sys::cuModuleLoadData(module.as_mut_ptr(), cubin.as_ptr().cast()).result()?;
+        Ok(module.assume_init())
+    }
+}

@@ -1,0 +1,243 @@
+//! The device as operations use it: launches by name, and the first fault, after which nothing runs any more.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::context::{Context, Event, Memory, Pinned, explain, load_module};
+use super::libraries::Folders;
+use super::modules::Compiler;
+use crate::ops::DType;
+
+/// A GPU with its kernels.
+pub(crate) struct Device {
+    pub(crate) context: Arc<Context>,
+    modules: HashMap<&'static str, sys::CUmodule>,
+    functions: HashMap<Name, sys::CUfunction>,
+    fault: Option<String>,
+}
+
+/// A kernel: its file, its function, and the element types that end the function's name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Name {
+    file: &'static str,
+    function: &'static str,
+    types: [Option<DType>; 3],
+}
+
+impl Name {
+    /// The function named like its file.
+    pub(crate) fn of(file: &'static str, types: &[DType]) -> Self {
+        Self::in_file(file, file, types)
+    }
+
+    pub(crate) fn in_file(file: &'static str, function: &'static str, types: &[DType]) -> Self {
+        let mut all = [None; 3];
+        all.iter_mut().zip(types).for_each(|(slot, dtype)| *slot = Some(*dtype));
+        Self { file, function, types: all }
+    }
+
+    fn symbol(&self) -> String {
+        let types = self.types.iter().flatten().map(|dtype| format!("_{}", type_name(*dtype)));
+        std::iter::once(self.function.to_owned()).chain(types).collect()
+    }
+}
+
+/// What kernels call an element type.
+fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::Bf16 => "bf16",
+        DType::F16 => "f16",
+    }
+}
+
+/// Blocks, threads a block, and bytes of dynamic shared memory a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) grid: [usize; 2],
+    pub(crate) block: usize,
+    pub(crate) shared: usize,
+}
+
+impl Shape {
+    /// Blocks of `block` threads for `count` elements, each thread taking several when there are very many.
+    pub(crate) fn elements(count: usize) -> Self {
+        const BLOCK: usize = 256;
+        Self { grid: [count.div_ceil(BLOCK).min(1 << 16), 1], block: BLOCK, shared: 0 }
+    }
+
+    /// A block for each row, its threads a multiple of 32 that depends on the width alone.
+    pub(crate) fn rows(rows: usize, width: usize) -> Self {
+        Self { grid: [rows, 1], block: width.next_multiple_of(32).clamp(32, 1024), shared: 0 }
+    }
+}
+
+/// Pointers to the arguments of a launch. To be written inside the call: values that it borrows live until the end of the statement.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => {
+        &mut [$(std::ptr::from_ref(&$value).cast_mut().cast::<std::ffi::c_void>()),*]
+    };
+}
+pub(crate) use args;
+
+impl Device {
+    /// Opens a GPU and loads its kernels; several starts may share the cache.
+    pub(crate) fn open(ordinal: u32, folders: &Folders, cache: Option<&Path>) -> Result<Self, String> {
+        let context = Context::open(ordinal)?;
+        let (compiled, _) = Compiler::new(folders, cache).all(context.arch)?;
+        let mut modules = HashMap::new();
+        for file in compiled {
+            let module =
+                load_module(&file.cubin).map_err(|error| format!("kernel {}: {}", file.name, explain(error)))?;
+            modules.insert(file.name, module);
+        }
+        Ok(Self { context, modules, functions: HashMap::new(), fault: None })
+    }
+
+    pub(crate) fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+
+    /// From now on nothing runs. The first reason is kept: later ones follow from it.
+    pub(crate) fn fail(&mut self, reason: String) {
+        self.fault.get_or_insert(reason);
+    }
+
+    /// Runs something on the device unless it has failed; what fails is remembered.
+    pub(crate) fn attempt<T>(
+        &mut self,
+        what: impl FnOnce() -> String,
+        run: impl FnOnce(&Arc<Context>) -> Result<T, DriverError>,
+    ) -> Option<T> {
+        if self.fault.is_some() {
+            return None;
+        }
+        match run(&self.context) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let name = &self.context.name;
+                self.fail(format!("GPU {name} failed: {}: {}", what(), explain(error)));
+                None
+            }
+        }
+    }
+
+    /// To be called where another thread may have worked before.
+    pub(crate) fn bind(&mut self) {
+        self.attempt(|| "using its context".to_owned(), |context| context.bind());
+    }
+
+    pub(crate) fn allocate(&mut self, bytes: usize, what: &str) -> Option<Memory> {
+        let size = || {
+            let free = super::context::free_and_total().map_or(0, |(free, _)| free);
+            format!("{} MiB for {what} ({} MiB are free)", bytes.div_ceil(1 << 20), free >> 20)
+        };
+        self.attempt(size, |context| Memory::new(context, bytes))
+    }
+
+    pub(crate) fn pin(&mut self, bytes: usize) -> Option<Pinned> {
+        self.attempt(|| format!("{bytes} bytes of pinned host memory"), |context| Pinned::new(context, bytes))
+    }
+
+    pub(crate) fn event(&mut self) -> Option<Event> {
+        self.attempt(|| "an event".to_owned(), Event::new)
+    }
+
+    /// Waits for all work. A kernel's fault shows here.
+    pub(crate) fn synchronize(&mut self) {
+        self.attempt(|| "a step".to_owned(), |context| context.synchronize());
+    }
+
+    /// Queues a copy from pinned host memory, which must stay as it is until the copy was waited for.
+    pub(crate) fn upload(&mut self, from: &Pinned, range: std::ops::Range<usize>, to: sys::CUdeviceptr) {
+        assert!(range.end <= from.bytes, "{range:?} of {} bytes", from.bytes);
+        self.attempt(
+            || "a copy to the device".to_owned(),
+            // SAFETY: the range is inside the pinned memory (checked); the caller gives room for it at `to`.
+            |context| unsafe {
+                let from = from.as_ptr().add(range.start).cast();
+                sys::cuMemcpyHtoDAsync_v2(to, from, range.len(), context.stream).result()
+            },
+        );
+    }
+
+    /// Copies to pinned host memory and waits for it.
+    pub(crate) fn download(&mut self, from: sys::CUdeviceptr, to: &mut Pinned, bytes: usize) {
+        assert!(bytes <= to.bytes);
+        self.attempt(
+            || "a copy from the device".to_owned(),
+            // SAFETY: there is room (checked), and `bytes` bytes at `from` (the caller's).
+            |context| unsafe {
+                let to = to.slice_mut::<u8>(bytes).as_mut_ptr().cast();
+                sys::cuMemcpyDtoHAsync_v2(to, from, bytes, context.stream).result()
+            },
+        );
+        self.synchronize();
+    }
+
+    /// Queues a copy inside the device's memory.
+    pub(crate) fn copy(&mut self, from: sys::CUdeviceptr, to: sys::CUdeviceptr, bytes: usize) {
+        self.attempt(
+            || "a copy on the device".to_owned(),
+            // SAFETY: both ranges are the caller's allocations.
+            |context| unsafe { result::memcpy_dtod_async(to, from, bytes, context.stream) },
+        );
+    }
+
+    /// Queues a kernel. `arguments` are what its signature says, from [`args`].
+    pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
+        let Shape { grid, block, shared } = shape;
+        if grid.contains(&0) || self.fault.is_some() {
+            return;
+        }
+        let Some(function) = self.function(name) else { return };
+        self.attempt(
+            || format!("kernel {}", name.symbol()),
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes.
+            |context| unsafe {
+                let grid = (grid[0] as u32, grid[1] as u32, 1);
+                result::launch_kernel(function, grid, (block as u32, 1, 1), shared as u32, context.stream, arguments)
+            },
+        );
+    }
+
+    fn function(&mut self, name: Name) -> Option<sys::CUfunction> {
+        if let Some(function) = self.functions.get(&name) {
+            return Some(*function);
+        }
+        let Some(module) = self.modules.get(name.file).copied() else {
+            self.fail(format!("{} has no CUDA kernel yet; start with --device cpu", name.symbol()));
+            return None;
+        };
+        let symbol = CString::new(name.symbol()).expect("names hold no NUL");
+        // SAFETY: the module is loaded in the current context.
+        match unsafe { result::module::get_function(module, symbol) } {
+            Ok(function) => Some(*self.functions.entry(name).or_insert(function)),
+            Err(error) => {
+                self.fail(format!(
+                    "{} has no CUDA kernel yet ({}); start with --device cpu",
+                    name.symbol(),
+                    explain(error)
+                ));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            let _ = self.context.synchronize();
+            for module in self.modules.values() {
+                // SAFETY: loaded in `open`, and its functions are not used again.
+                let _ = unsafe { result::module::unload(*module) };
+            }
+        }
+    }
+}

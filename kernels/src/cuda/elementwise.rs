@@ -1,0 +1,62 @@
+//! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `scale.cu`, `soft_cap.cu`.
+
+use super::acts::View;
+use super::device::{Device, Name, Shape, args};
+use crate::ops::Activation;
+
+/// `struct Activation` of kernels/cuda/activation.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    number: u32,
+    limit: f32,
+}
+
+impl From<Activation> for Function {
+    fn from(activation: Activation) -> Self {
+        let (number, limit) = match activation {
+            Activation::Silu => (0, 0.0),
+            Activation::Gelu => (1, 0.0),
+            Activation::GeluTanh => (2, 0.0),
+            Activation::Relu => (3, 0.0),
+            Activation::ReluSquared => (4, 0.0),
+            Activation::ClampedSwiGlu { limit } => (5, limit),
+        };
+        Self { number, limit }
+    }
+}
+
+pub(crate) fn activate(device: &mut Device, x: View, activation: Activation) {
+    let count = x.elements();
+    device.launch(
+        Name::of("activate", &[x.dtype]),
+        Shape::elements(count),
+        args![x.ptr, Function::from(activation), count as u64],
+    );
+}
+
+/// Rows `[gate | up]`, twice as wide as `out`.
+pub(crate) fn gated(device: &mut Device, gate_up: View, activation: Activation, out: View) {
+    const BLOCK: usize = 256;
+    let shape = Shape { grid: [out.rows, out.width.div_ceil(4 * BLOCK)], block: BLOCK, shared: 0 };
+    device.launch(
+        Name::of("gated", &[gate_up.dtype, out.dtype]),
+        shape,
+        args![gate_up.ptr, out.ptr, Function::from(activation), out.width as u32],
+    );
+}
+
+pub(crate) fn add(device: &mut Device, x: View, y: View) {
+    let count = x.elements();
+    device.launch(Name::of("add", &[x.dtype, y.dtype]), Shape::elements(count), args![x.ptr, y.ptr, count as u64]);
+}
+
+pub(crate) fn scale(device: &mut Device, x: View, factor: f32) {
+    let count = x.elements();
+    device.launch(Name::of("scale", &[x.dtype]), Shape::elements(count), args![x.ptr, factor, count as u64]);
+}
+
+pub(crate) fn soft_cap(device: &mut Device, x: View, cap: f32) {
+    let count = x.elements();
+    device.launch(Name::of("soft_cap", &[x.dtype]), Shape::elements(count), args![x.ptr, cap, count as u64]);
+}

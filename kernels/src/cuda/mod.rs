@@ -1,0 +1,399 @@
+//! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time (`libraries`), kernels are
+//! compiled for the GPU found (`nvrtc`, `cache`), and one stream runs all operations in order. See `kernels/cuda/README.md`.
+//!
+//! What holds of [`Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
+//! With 16-bit weights cuBLASLt chooses its algorithm by the number of rows, so a row's last bits may change with its company.
+
+mod acts;
+mod arch;
+mod attention;
+mod batch;
+mod blas;
+mod cache;
+mod choose;
+mod context;
+mod device;
+mod elementwise;
+mod libraries;
+mod matmul;
+mod modules;
+mod norm;
+mod nvrtc;
+mod rope_and_cache;
+mod sources;
+mod weights;
+
+use std::path::PathBuf;
+
+pub use arch::Arch;
+pub use libraries::{Folders, Surroundings};
+pub use modules::{Filled, fill_cache};
+
+use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
+use crate::ops::{self, Act, Activation, Backend, DType, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads};
+use crate::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
+use crate::ops::{Table, Vector};
+use acts::Acts;
+use arch::LOWEST_BF16;
+use blas::Blas;
+use cudarc::driver::sys::CUdeviceptr;
+use device::{Device, Name, Shape, args};
+use matmul::{Matmul, Product};
+use rope_and_cache::Kv;
+use weights::{Staging, Weights};
+
+/// How to open a [`CudaBackend`].
+#[derive(Clone, Debug, Default)]
+pub struct CudaOptions {
+    /// Which GPU, as the driver counts those it shows.
+    pub ordinal: u32,
+    /// Where CUDA's libraries may be, beside the system's places.
+    pub folders: Folders,
+    /// Folder of compiled kernels; absent: they are compiled at each start.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+/// One GPU. After a fault ([`Backend::fault`]) operations do nothing.
+pub struct CudaBackend {
+    device: Device,
+    acts: Acts,
+    batch: batch::Batch,
+    slots: choose::Slots,
+    matmul: Matmul,
+    staging: Staging,
+    matrices: Vec<Weights>,
+    tables: Vec<Weights>,
+    vectors: Vec<weights::Vector>,
+    caches: Vec<Kv>,
+}
+
+// SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The context is made
+// current wherever a step or a load begins.
+unsafe impl Send for CudaBackend {}
+
+impl CudaBackend {
+    /// Opens a GPU, or says in one line why it cannot be used.
+    pub fn open(options: &CudaOptions) -> Result<Self, String> {
+        let cache = options.kernel_cache.as_deref();
+        let mut device = Device::open(options.ordinal, &options.folders, cache)?;
+        let matmul = Matmul::new(Blas::open(&options.folders, &mut device)?);
+        Ok(Self {
+            device,
+            acts: Acts::default(),
+            batch: batch::Batch::default(),
+            slots: choose::Slots::default(),
+            matmul,
+            staging: Staging::default(),
+            matrices: Vec::new(),
+            tables: Vec::new(),
+            vectors: Vec::new(),
+            caches: Vec::new(),
+        })
+    }
+
+    /// Before each operation: what the host wrote to an activation goes to the device.
+    fn settle(&mut self) {
+        self.acts.settle(&mut self.device);
+    }
+
+    fn vector(&self, vector: Option<Vector>) -> CUdeviceptr {
+        vector.map_or(0, |vector| self.vectors[vector.0 as usize].ptr())
+    }
+
+    fn norm_params(&self, norm: Norm, width: usize) -> norm::Params {
+        for vector in [norm.weight, norm.bias].into_iter().flatten() {
+            assert_eq!(
+                self.vectors[vector.0 as usize].len, width,
+                "length of a norm's parameters, and width of what it norms"
+            );
+        }
+        norm::Params {
+            weight: self.vector(norm.weight),
+            bias: self.vector(norm.bias),
+            eps: norm.eps,
+            subtract_mean: u32::from(norm.kind == NormKind::Layer),
+        }
+    }
+
+    /// For an operation without kernels.
+    fn missing(&mut self, operation: &str) {
+        self.device.fail(format!("{operation} has no CUDA kernel yet; start with --device cpu"));
+    }
+
+    /// Fails where the hardware does not know a type.
+    fn check_type(&mut self, dtype: DType) {
+        let context = &self.device.context;
+        if dtype == DType::Bf16 && context.arch < LOWEST_BF16 {
+            let (name, has, needs) = (&context.name, context.arch.capability(), LOWEST_BF16.capability());
+            let reason = format!(
+                "GPU {name} (compute capability {has}) has no bfloat16, which needs {needs}; start with --dtype float16"
+            );
+            self.device.fail(reason);
+        }
+    }
+}
+
+/// The handle of the element just pushed.
+fn newest<T>(list: &[T]) -> u32 {
+    u32::try_from(list.len() - 1).expect("far fewer handles")
+}
+
+impl Backend for CudaBackend {
+    fn describe(&self) -> String {
+        format!("cuda ({}, {})", self.device.context.name, self.device.context.arch)
+    }
+
+    fn fault(&self) -> Option<&str> {
+        self.device.fault()
+    }
+
+    fn memory(&self) -> Option<DeviceMemory> {
+        self.device.context.bind().ok()?;
+        let (free, total) = context::free_and_total().ok()?;
+        Some(DeviceMemory { free: free as u64, total: total as u64 })
+    }
+
+    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
+        self.device.bind();
+        self.check_type(compute);
+        self.matrices.push(self.staging.matrix(&mut self.device, source, compute));
+        Matrix(newest(&self.matrices))
+    }
+
+    fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
+        self.device.bind();
+        self.tables.push(self.staging.matrix(&mut self.device, source, source.dtype));
+        Table(newest(&self.tables))
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Vector {
+        self.device.bind();
+        self.vectors.push(self.staging.vector(&mut self.device, values));
+        Vector(newest(&self.vectors))
+    }
+
+    fn group_matrices(&mut self, _members: &[Matrix]) -> MatrixGroup {
+        self.missing("group_matrices");
+        MatrixGroup(0)
+    }
+
+    fn new_expert_choice(&mut self, _max_rows: usize, _top_k: usize) -> ExpertChoice {
+        self.missing("new_expert_choice");
+        ExpertChoice(0)
+    }
+
+    fn new_act(&mut self, max_rows: usize, width: usize) -> Act {
+        self.new_rounded_act(max_rows, width, DType::F32)
+    }
+
+    fn new_rounded_act(&mut self, max_rows: usize, width: usize, precision: DType) -> Act {
+        self.device.bind();
+        self.acts.add(&mut self.device, max_rows, width, precision)
+    }
+
+    fn new_kv(&mut self, shape: KvShape) -> KvLayer {
+        self.device.bind();
+        self.caches.push(Kv::new(&mut self.device, shape));
+        KvLayer(newest(&self.caches))
+    }
+
+    fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
+        self.device.bind();
+        self.caches[kv.0 as usize].copy_blocks(&mut self.device, from, to);
+    }
+
+    fn begin(&mut self, batch: ops::Batch<'_>) {
+        self.device.bind();
+        self.settle();
+        let tokens = self.slots.resolve(batch.tokens);
+        self.batch.set(&mut self.device, ops::Batch { tokens, ..batch });
+        self.acts.begin(self.batch.rows());
+    }
+
+    fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
+        self.settle();
+        let table = &self.tables[table.0 as usize];
+        let out = self.acts.target(out, self.batch.rows(), table.cols);
+        let [entries, width] = [table.rows, table.cols].map(|number| number as u32);
+        self.device.launch(
+            Name::of("embed", &[table.dtype, out.dtype]),
+            Shape::rows(out.rows, out.width),
+            args![table.ptr(), self.batch.pointers.tokens, out.ptr, first_entry, entries, width, scale],
+        );
+    }
+
+    fn norm(&mut self, x: Act, norm: Norm, out: Act) {
+        self.settle();
+        let x = self.acts.view(x);
+        let out = self.acts.target(out, x.rows, x.width);
+        let params = self.norm_params(norm, x.width);
+        norm::norm(&mut self.device, x, params, out);
+    }
+
+    fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
+        assert!(residual != delta && residual != out, "a residual that is also addend or output");
+        self.settle();
+        let (residual, delta) = (self.acts.view(residual), self.acts.view(delta));
+        assert_eq!((residual.rows, residual.width), (delta.rows, delta.width), "shapes of a residual and its addend");
+        assert_eq!(residual.dtype, DType::F32, "element type of a residual");
+        let out = self.acts.target(out, residual.rows, residual.width);
+        let params = self.norm_params(norm, residual.width);
+        norm::add_norm(&mut self.device, residual, delta, params, out);
+    }
+
+    fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
+        self.settle();
+        let x = self.acts.view(x);
+        let end = first_col + heads * dim;
+        assert!(end <= x.width, "columns {first_col}..{end} of {}", x.width);
+        let params = self.norm_params(norm, dim);
+        norm::head_norm(&mut self.device, x, first_col, heads, dim, params);
+    }
+
+    fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        self.settle();
+        let x = self.acts.view(x);
+        let w = &self.matrices[w.0 as usize];
+        assert_eq!(x.width, w.cols, "width of x, and input features of a [{}, {}] matrix", w.rows, w.cols);
+        // Only what is added to must have rows already: a buffer for few rows may be stored to in a step of many.
+        if epilogue == Epilogue::Accumulate {
+            let before = self.acts.view(out).rows;
+            assert_eq!(before, x.rows, "rows added to, and rows to add");
+        }
+        let out = self.acts.target(out, x.rows, w.rows);
+        let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
+        let bias_len = bias.as_ref().map(|bias| bias.len);
+        assert!(bias_len.is_none_or(|len| len == w.rows), "bias of {bias_len:?} for {} outputs", w.rows);
+        self.matmul.run(&mut self.device, Product { x, w, bias, epilogue, out });
+    }
+
+    fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
+        assert_ne!(gate_up, out, "a gate cannot overwrite its input");
+        self.settle();
+        let gate_up = self.acts.view(gate_up);
+        let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
+        elementwise::gated(&mut self.device, gate_up, activation, out);
+    }
+
+    fn activate(&mut self, x: Act, activation: Activation) {
+        self.settle();
+        elementwise::activate(&mut self.device, self.acts.view(x), activation);
+    }
+
+    fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
+        self.settle();
+        let rope = rope.map(|rope| {
+            let frequencies = &self.vectors[rope.inv_freq.0 as usize];
+            assert_eq!(frequencies.len * 2, rope.rotary_dim, "twice the frequencies, and the rotary dimension");
+            assert!(rope.rotary_dim <= heads.dim, "rotary dimension {} of a head of {}", rope.rotary_dim, heads.dim);
+            (rope, frequencies.ptr())
+        });
+        let (qkv, kv) = (self.acts.view(qkv), &self.caches[kv.0 as usize]);
+        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, &self.batch, kv);
+    }
+
+    fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
+        assert_ne!(qkv, out, "attention cannot overwrite its input");
+        self.settle();
+        let qkv = self.acts.view(qkv);
+        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
+        let params = attention::Params { layer: attention, sinks, alibi };
+        attention::attention(&mut self.device, qkv, params, &self.batch, &self.caches[kv.0 as usize], out);
+    }
+
+    fn route(&mut self, _logits: Act, _routing: Routing, _out: ExpertChoice) {
+        self.missing("route");
+    }
+
+    fn expert_matmul(&mut self, _x: Act, _w: MatrixGroup, _bias: Option<Vector>, _choice: ExpertChoice, _out: Act) {
+        self.missing("expert_matmul");
+    }
+
+    fn combine(&mut self, _x: Act, _choice: ExpertChoice, _epilogue: Epilogue, _out: Act) {
+        self.missing("combine");
+    }
+
+    fn gate_rows(&mut self, _x: Act, _gate: Act) {
+        self.missing("gate_rows");
+    }
+
+    fn head_matmul(&mut self, _x: Act, _from: HeadColumns, _w: MatrixGroup, _out: Act, _to: HeadColumns) {
+        self.missing("head_matmul");
+    }
+
+    fn copy_columns(&mut self, _x: Act, _from: HeadColumns, _out: Act, _to: HeadColumns, _heads: usize, _width: usize) {
+        self.missing("copy_columns");
+    }
+
+    fn add(&mut self, x: Act, y: Act) {
+        assert_ne!(x, y, "a buffer added to itself");
+        self.settle();
+        let (x, y) = (self.acts.view(x), self.acts.view(y));
+        assert_eq!((x.rows, x.width), (y.rows, y.width), "shapes of two addends");
+        elementwise::add(&mut self.device, x, y);
+    }
+
+    fn scale(&mut self, x: Act, factor: f32) {
+        self.settle();
+        elementwise::scale(&mut self.device, self.acts.view(x), factor);
+    }
+
+    fn soft_cap(&mut self, x: Act, cap: f32) {
+        self.settle();
+        elementwise::soft_cap(&mut self.device, self.acts.view(x), cap);
+    }
+
+    fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act) {
+        assert_ne!(x, out, "rows gathered into their own buffer");
+        self.settle();
+        let x = self.acts.view(x);
+        assert!(selection.rows.iter().all(|&row| (row as usize) < x.rows), "rows {:?} of {}", selection.rows, x.rows);
+        let out = self.acts.target(out, selection.rows.len(), x.width);
+        assert_eq!(x.dtype, out.dtype, "element types of a gather");
+        let rows = self.batch.select(&mut self.device, selection.rows);
+        self.device.launch(
+            Name::of("gather", &[x.dtype]),
+            Shape::rows(out.rows, x.width),
+            args![x.ptr, rows, out.ptr, x.width as u32],
+        );
+    }
+
+    fn read(&mut self, x: Act) -> &[f32] {
+        self.device.bind();
+        self.acts.read(&mut self.device, x)
+    }
+
+    fn host_mut(&mut self, x: Act) -> &mut [f32] {
+        self.device.bind();
+        self.acts.write(&mut self.device, x)
+    }
+
+    fn set_slots(&mut self, count: usize, _vocab: usize) {
+        self.slots.set_count(count);
+    }
+
+    fn can_choose(&self, choice: &Choice) -> bool {
+        *choice == Choice::default()
+    }
+
+    fn set_slot(&mut self, _slot: u32, choice: &Choice, _counts: &[(u32, u32)]) {
+        assert!(*choice == Choice::default(), "a choice that was not agreed on: {choice:?}");
+    }
+
+    fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
+        self.device.bind();
+        let width = self.acts.view(logits).width;
+        let logits = if rows.is_empty() { &[] } else { self.acts.read(&mut self.device, logits) };
+        self.slots.choose(logits, width, rows)
+    }
+
+    fn is_done(&mut self, _ticket: Ticket) -> bool {
+        true
+    }
+
+    fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
+        self.slots.take(ticket, out);
+    }
+}

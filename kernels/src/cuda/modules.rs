@@ -1,0 +1,103 @@
+//! Machine code of all kernels for one architecture: from the cache on disk, or compiled now.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::arch::Arch;
+use super::cache::Cache;
+use super::libraries::Folders;
+use super::nvrtc::Nvrtc;
+use super::sources::{KERNELS, Source};
+
+/// Threads that compile at most.
+const MOST_THREADS: usize = 8;
+
+/// The machine code of a file.
+pub(crate) struct Compiled {
+    pub(crate) name: &'static str,
+    pub(crate) cubin: Vec<u8>,
+}
+
+/// Where kernels come from.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    cache: Option<Cache>,
+    /// Absent: only what is cached can be had; then the reason.
+    nvrtc: Result<Nvrtc, String>,
+}
+
+/// What filling a cache did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Filled {
+    /// Files compiled now.
+    pub compiled: usize,
+    /// Files that were there.
+    pub cached: usize,
+}
+
+/// Compiles every kernel for these architectures into `cache`, for an image or a first start. Needs NVRTC and no GPU.
+pub fn fill_cache(folders: &Folders, cache: &Path, archs: &[Arch]) -> Result<Filled, String> {
+    let compiler = Compiler { cache: Some(Cache::new(cache)), nvrtc: Ok(Nvrtc::load(folders)?) };
+    let mut filled = Filled::default();
+    for arch in archs {
+        let (_, part) = compiler.all(*arch)?;
+        filled = Filled { compiled: filled.compiled + part.compiled, cached: filled.cached + part.cached };
+    }
+    let found = |arch: &&Arch| KERNELS.iter().all(|source| compiler.cached(*source, **arch).is_some());
+    match archs.iter().find(|arch| !found(arch)) {
+        None => Ok(filled),
+        Some(arch) => Err(format!("cannot write the kernels for {arch} to {}", cache.display())),
+    }
+}
+
+impl Compiler {
+    pub(crate) fn new(folders: &Folders, cache: Option<&Path>) -> Self {
+        Self { cache: cache.map(Cache::new), nvrtc: Nvrtc::load(folders) }
+    }
+
+    /// All kernels, several at a time; and how many were compiled or cached.
+    pub(crate) fn all(&self, arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
+        if let Ok(nvrtc) = &self.nvrtc {
+            nvrtc.check_knows(arch)?;
+        }
+        let (next, compiled) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let results = Mutex::new(Vec::with_capacity(KERNELS.len()));
+        let work = || {
+            while let Some(source) = KERNELS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let one = self.one(*source, arch).map(|(cubin, fresh)| {
+                    compiled.fetch_add(usize::from(fresh), Ordering::Relaxed);
+                    Compiled { name: source.name, cubin }
+                });
+                results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(one);
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let all: Vec<Compiled> = results.into_iter().collect::<Result<_, _>>()?;
+        let compiled = compiled.into_inner();
+        let cached = all.len() - compiled;
+        Ok((all, Filled { compiled, cached }))
+    }
+
+    fn cached(&self, source: Source, arch: Arch) -> Option<Vec<u8>> {
+        let version = self.nvrtc.as_ref().ok().map(|nvrtc| nvrtc.version.as_str());
+        self.cache.as_ref()?.get(source, arch, version)
+    }
+
+    /// A file's machine code, and whether it was compiled now.
+    fn one(&self, source: Source, arch: Arch) -> Result<(Vec<u8>, bool), String> {
+        if let Some(cubin) = self.cached(source, arch) {
+            return Ok((cubin, false));
+        }
+        let nvrtc =
+            self.nvrtc.as_ref().map_err(|reason| format!("kernels must be compiled for {arch}, but {reason}"))?;
+        let cubin = nvrtc.compile(source, arch)?;
+        if let Some(cache) = &self.cache {
+            // A cache that cannot be written costs time at the next start and nothing else.
+            let _ = cache.put(source, arch, &nvrtc.version, &cubin);
+        }
+        Ok((cubin, true))
+    }
+}

@@ -1,0 +1,38 @@
+//! Launches `kernels/cuda/norm.cu`.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::acts::View;
+use super::device::{Device, Name, Shape, args};
+
+/// `struct Norm` of the kernel: null for no weight or bias.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    pub(crate) weight: CUdeviceptr,
+    pub(crate) bias: CUdeviceptr,
+    pub(crate) eps: f32,
+    pub(crate) subtract_mean: u32,
+}
+
+pub(crate) fn norm(device: &mut Device, x: View, params: Params, out: View) {
+    let shape = Shape::rows(x.rows, x.width);
+    device.launch(Name::of("norm", &[x.dtype, out.dtype]), shape, args![x.ptr, params, out.ptr, x.width as u32]);
+}
+
+/// The residual is f32.
+pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params: Params, out: View) {
+    let name = Name::in_file("norm", "add_norm", &[delta.dtype, out.dtype]);
+    let shape = Shape::rows(residual.rows, residual.width);
+    device.launch(name, shape, args![residual.ptr, delta.ptr, params, out.ptr, residual.width as u32]);
+}
+
+/// Norm of `heads` heads of `dim` columns from `first_col` on, in place.
+pub(crate) fn head_norm(device: &mut Device, x: View, first_col: usize, heads: usize, dim: usize, params: Params) {
+    /// A warp for each.
+    const HEADS_A_BLOCK: usize = 4;
+    let name = Name::in_file("norm", "head_norm", &[x.dtype]);
+    let shape = Shape { grid: [x.rows, heads.div_ceil(HEADS_A_BLOCK)], block: 32 * HEADS_A_BLOCK, shared: 0 };
+    let [first_col, heads, dim, width] = [first_col, heads, dim, x.width].map(|number| number as u32);
+    device.launch(name, shape, args![x.ptr, params, first_col, heads, dim, width]);
+}

@@ -1,0 +1,120 @@
+//! Launches `kernels/cuda/rope_and_cache.cu`; keeps a layer's keys and values.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::acts::View;
+use super::batch::Batch;
+use super::context::Memory;
+use super::device::{Device, Name, Shape, args};
+use crate::ops::{Heads, KvShape, Rope, RopeStyle};
+
+/// K and V of one layer: `[block][kv head][token][dim]`.
+pub(crate) struct Kv {
+    pub(crate) shape: KvShape,
+    keys: Option<Memory>,
+    values: Option<Memory>,
+}
+
+impl Kv {
+    pub(crate) fn new(device: &mut Device, shape: KvShape) -> Self {
+        let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype } = shape;
+        assert!(!shared || v_head_dim <= head_dim, "values as a part of keys: {shape:?}");
+        assert!(block_size > 0 && kv_heads > 0 && head_dim > 0 && v_head_dim > 0, "an empty cache: {shape:?}");
+        let heads = num_blocks * block_size * kv_heads * dtype.size();
+        let keys = device.allocate(heads * head_dim, "keys");
+        let values = if shared { None } else { device.allocate(heads * v_head_dim, "values") };
+        Self { shape, keys, values }
+    }
+
+    /// Where keys and values begin. Values that are a part of keys are the last elements of each.
+    pub(crate) fn pointers(&self) -> (CUdeviceptr, CUdeviceptr) {
+        let start = |memory: &Option<Memory>| memory.as_ref().map_or(0, |memory| memory.ptr);
+        let KvShape { head_dim, v_head_dim, shared, dtype, .. } = self.shape;
+        let keys = start(&self.keys);
+        let inside = keys + ((head_dim.saturating_sub(v_head_dim)) * dtype.size()) as u64;
+        (keys, if shared { inside } else { start(&self.values) })
+    }
+
+    /// Elements from one token's value to the next one's.
+    pub(crate) fn value_stride(&self) -> usize {
+        if self.shape.shared { self.shape.head_dim } else { self.shape.v_head_dim }
+    }
+
+    /// Columns of a row that goes into this cache, queries aside.
+    pub(crate) fn row_width(&self) -> usize {
+        let KvShape { kv_heads, head_dim, v_head_dim, shared, .. } = self.shape;
+        kv_heads * (head_dim + if shared { 0 } else { v_head_dim })
+    }
+
+    pub(crate) fn check(&self, heads: Heads) {
+        let KvShape { kv_heads, head_dim, v_head_dim, .. } = self.shape;
+        assert_eq!((kv_heads, head_dim, v_head_dim), (heads.kv, heads.dim, heads.v_dim), "cache of {heads:?}");
+    }
+
+    /// Copies block `from[i]` to `to[i]`, in order.
+    pub(crate) fn copy_blocks(&self, device: &mut Device, from: &[u32], to: &[u32]) {
+        let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype } = self.shape;
+        assert_eq!(from.len(), to.len(), "blocks to copy from and to");
+        assert!(
+            from.iter().chain(to).all(|&block| (block as usize) < num_blocks),
+            "{from:?} to {to:?} of {num_blocks}"
+        );
+        let (keys, values) = self.pointers();
+        for (start, dim) in [(keys, head_dim), (values, if shared { 0 } else { v_head_dim })] {
+            let bytes = block_size * kv_heads * dim * dtype.size();
+            let at = |block: u32| start + u64::from(block) * bytes as u64;
+            from.iter()
+                .zip(to)
+                .filter(|(from, to)| from != to)
+                .for_each(|(from, to)| device.copy(at(*from), at(*to), bytes));
+        }
+    }
+}
+
+/// `struct Layer` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    inv_freq: CUdeviceptr,
+    mscale: f32,
+    rotary_dim: u32,
+    interleaved: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    dim: u32,
+    v_dim: u32,
+    block_size: u32,
+    qkv_width: u32,
+}
+
+/// `rope` comes with where its frequencies are.
+pub(crate) fn rope_and_cache(
+    device: &mut Device,
+    qkv: View,
+    heads: Heads,
+    rope: Option<(Rope, CUdeviceptr)>,
+    batch: &Batch,
+    kv: &Kv,
+) {
+    let width = heads.q * heads.dim + kv.row_width();
+    assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
+    kv.check(heads);
+    batch.check_blocks(kv.shape.block_size);
+    let rotary_dim = rope.map_or(0, |(rope, _)| rope.rotary_dim);
+    let layer = Layer {
+        inv_freq: rope.map_or(0, |(_, frequencies)| frequencies),
+        mscale: rope.map_or(1.0, |(rope, _)| rope.mscale),
+        rotary_dim: rotary_dim as u32,
+        interleaved: u32::from(rope.is_some_and(|(rope, _)| rope.style == RopeStyle::Interleaved)),
+        q_heads: heads.q as u32,
+        kv_heads: heads.kv as u32,
+        dim: heads.dim as u32,
+        v_dim: if kv.shape.shared { 0 } else { heads.v_dim as u32 },
+        block_size: kv.shape.block_size as u32,
+        qkv_width: width as u32,
+    };
+    let (keys, values) = kv.pointers();
+    let shape = Shape { shared: rotary_dim * size_of::<f32>(), ..Shape::rows(qkv.rows, width.min(256)) };
+    let name = Name::of("rope_and_cache", &[qkv.dtype, kv.shape.dtype]);
+    device.launch(name, shape, args![qkv.ptr, batch.pointers, layer, keys, values]);
+}

@@ -1,0 +1,145 @@
+//! Activations that a backend may round to 16 bits: the same operations, to 16-bit accuracy.
+
+use super::attention::{Case, Extras, check_case, mix};
+use super::{Random, backends, check, encode, filled, filled_in, host, round};
+use kernels::ops::{Activation, Backend, DType, Epilogue, Heads, Norm, NormKind};
+
+const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
+const ROWS: usize = 5;
+const WIDTHS: [usize; 5] = [7, 48, 100, 960, 2048];
+
+/// Half a step of a value of size one.
+fn step(dtype: DType) -> f64 {
+    if dtype == DType::Bf16 { 2.0_f64.powi(-9) } else { 2.0_f64.powi(-12) }
+}
+
+/// Rounded once on the way in and once on the way out.
+fn check_rounded(what: &str, dtype: DType, got: &[f32], want: &[f32]) {
+    let want: Vec<f64> = want.iter().map(|x| f64::from(*x)).collect();
+    check(&format!("{what} in {dtype:?}"), got, &want, |index| 2.5 * step(dtype) * (want[index].abs() + 0.1));
+}
+
+/// What a backend gives with exact buffers.
+struct Exact {
+    normed: Vec<f32>,
+    head_normed: Vec<f32>,
+    gated: Vec<f32>,
+    activated: Vec<f32>,
+}
+
+fn run(backend: &mut dyn Backend, width: usize, x: &[f32], precision: DType) -> Exact {
+    let norm = Norm { kind: NormKind::Rms, weight: None, bias: None, eps: 1e-5 };
+    let input = filled(backend, width, x);
+    let normed = filled_in(backend, width, &vec![f32::NAN; x.len()], precision);
+    backend.norm(input, norm, normed);
+    let first = backend.read(normed).to_vec();
+    let delta = filled(backend, width, &vec![0.0; x.len()]);
+    backend.add_norm(input, delta, norm, normed);
+    assert_eq!(backend.read(normed), first, "a norm, and the same after adding zeros");
+    let heads = filled_in(backend, width, x, precision);
+    backend.head_norm(heads, 0, 1, width, norm);
+    let gate_up = filled_in(backend, width, x, precision);
+    let gated = filled_in(backend, width / 2, &vec![f32::NAN; ROWS * (width / 2)], precision);
+    if width.is_multiple_of(2) {
+        backend.gated(gate_up, Activation::Silu, gated);
+    } else {
+        backend.host_mut(gated).fill(0.0);
+    }
+    backend.activate(gate_up, Activation::GeluTanh);
+    Exact {
+        normed: first,
+        head_normed: backend.read(heads).to_vec(),
+        gated: backend.read(gated).to_vec(),
+        activated: backend.read(gate_up).to_vec(),
+    }
+}
+
+#[test]
+fn rowwise_operations() {
+    for mut backend in backends() {
+        for dtype in TYPES {
+            for width in WIDTHS {
+                let x: Vec<f32> = Random(width as u64).values(ROWS * width).iter().map(|x| round(*x, dtype)).collect();
+                let (exact, rounded) =
+                    (run(&mut *backend, width, &x, DType::F32), run(&mut *backend, width, &x, dtype));
+                check_rounded("norm", dtype, &rounded.normed, &exact.normed);
+                check_rounded("head_norm", dtype, &rounded.head_normed, &exact.head_normed);
+                check_rounded("gated", dtype, &rounded.gated, &exact.gated);
+                check_rounded("activate", dtype, &rounded.activated, &exact.activated);
+            }
+        }
+    }
+}
+
+#[test]
+fn products() {
+    let mut backends = backends();
+    for dtype in TYPES {
+        for (rows, n, k) in [(1, 96, 48), (5, 272, 224), (33, 17, 33), (64, 130, 960), (200, 256, 512)] {
+            for (output, epilogue, with_bias) in [
+                (dtype, Epilogue::Store, true),
+                (dtype, Epilogue::Store, false),
+                (DType::F32, Epilogue::Store, true),
+                (DType::F32, Epilogue::Accumulate, true),
+                (DType::F32, Epilogue::Accumulate, false),
+            ] {
+                let mut random = Random((rows * n + k) as u64);
+                let (bytes, w) = encode(&random.values(n * k), dtype);
+                let (_, x) = encode(&random.values(rows * k), dtype);
+                let (before, shift) = (random.values(rows * n), random.values(n));
+                let accumulates = epilogue == Epilogue::Accumulate;
+                let start = if accumulates { before } else { vec![f32::NAN; rows * n] };
+                let (mut want, mut size) = (Vec::new(), Vec::new());
+                for (row, x) in x.chunks(k).enumerate() {
+                    for (col, w) in w.chunks(k).enumerate() {
+                        let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                        let old = if accumulates { f64::from(start[row * n + col]) } else { 0.0 };
+                        let shift = if with_bias { f64::from(shift[col]) } else { 0.0 };
+                        size.push(terms.clone().map(f64::abs).sum::<f64>() + 1.0);
+                        want.push(terms.sum::<f64>() + old + shift);
+                    }
+                }
+                for backend in &mut backends {
+                    let backend = &mut **backend;
+                    let matrix = backend.load_matrix(host(dtype, n, k, &bytes), dtype);
+                    let input = filled_in(backend, k, &x, dtype);
+                    let out = filled_in(backend, n, &start, output);
+                    let bias = with_bias.then(|| backend.load_vector(&shift));
+                    backend.matmul(input, matrix, bias, epilogue, out);
+                    let what =
+                        format!("{} {rows} x {n} x {k} {dtype:?} to {output:?} {epilogue:?}", backend.describe());
+                    // Inputs are exact. A CPU may multiply f16 weights with inputs rounded to bf16.
+                    let inexact = if dtype == DType::F16 { 2.0_f64.powi(-9) } else { 1e-6 };
+                    let ends = if output == DType::F32 { 0.0 } else { 2.0 * step(dtype) };
+                    check(&what, backend.read(out), &want, |i| inexact * size[i] + ends * (want[i].abs() + 2.0));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn attention() {
+    let mut backends = backends();
+    for dtype in TYPES {
+        for (q, kv, dim) in [(4, 4, 64), (8, 2, 128), (7, 1, 80), (6, 2, 96), (4, 1, 112), (4, 2, 256), (2, 1, 24)] {
+            for block_size in [16, 32] {
+                let heads = Heads { q, kv, dim, v_dim: dim };
+                let extras = Extras::default();
+                check_case(
+                    &mut backends,
+                    &Case { heads, block_size, dtype, acts: dtype, parts: &mix(), extras: &extras },
+                );
+            }
+        }
+        let heads = Heads { q: 4, kv: 2, dim: 64, v_dim: 64 };
+        let (sinks, slopes) = (vec![0.5, -2.0, 3.0, 0.0], vec![0.5, 0.25, 0.125, 0.0625]);
+        for extras in &[
+            Extras { window: Some(17), sinks: Some(sinks), ..Extras::default() },
+            Extras { soft_cap: Some(2.0), window: Some(64), ..Extras::default() },
+            Extras { alibi: Some(slopes), ..Extras::default() },
+        ] {
+            check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts: dtype, parts: &mix(), extras });
+        }
+    }
+}

@@ -320,11 +320,14 @@ pub trait Backend: Send {
     fn begin(&mut self, batch: Batch<'_>);
     /// `out[row] = table[token(row) - first_entry]`, zero for tokens outside the table (vocabulary-parallel embedding); times `scale`.
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act);
+    /// `x[row] += table[position(row) + offset]` (learned positions). The entries exist.
+    fn add_positions(&mut self, table: Table, offset: usize, x: Act);
     /// `out = norm(x)`; `out` may be `x`.
     fn norm(&mut self, x: Act, norm: Norm, out: Act);
     /// `residual += delta; out = norm(residual)`.
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act);
-    /// Norm of each head of `x`'s columns `first_col .. first_col + heads * dim`, in place (q/k norm).
+    /// Norm of each head of `x`'s columns `first_col .. first_col + heads * dim`, in place (q/k norm). The norm's vectors are `[dim]`, for
+    /// all heads, or `[heads * dim]`, each head's own.
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm);
     /// `out = x w^T + bias`, or accumulated.
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act);
@@ -354,6 +357,8 @@ pub trait Backend: Send {
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize);
     /// `x += y` (all rows).
     fn add(&mut self, x: Act, y: Act);
+    /// `x = min(max(x, -limit), limit)`; a NaN stays one.
+    fn clamp(&mut self, x: Act, limit: f32);
     /// `x *= factor`.
     fn scale(&mut self, x: Act, factor: f32);
     /// `x = cap * tanh(x / cap)`.

@@ -171,6 +171,10 @@ impl Args {
                 Format::Dummy => LoadFormat::Dummy,
             },
             seed: self.seed,
+            max_len: match self.max_model_len {
+                Some(MaxModelLen::Tokens(tokens)) => Some(tokens as usize),
+                Some(MaxModelLen::Auto) | None => None,
+            },
             max_rows: self.max_num_batched_tokens.max(self.max_num_seqs) as usize,
             max_logit_rows: self.max_num_seqs as usize,
         }

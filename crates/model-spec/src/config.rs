@@ -82,6 +82,11 @@ impl ConfigFile {
         Ok(self.size_opt(key)?.unwrap_or(default))
     }
 
+    /// The first of `keys` that is there: families spell the same size differently.
+    pub fn spelled<'a>(&self, keys: &[&'a str]) -> Option<&'a str> {
+        keys.iter().copied().find(|key| self.get(key).is_some())
+    }
+
     /// A finite number, or absent.
     pub fn number_opt(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         self.typed(key, "a number", |value| value.as_f64().filter(|x| x.is_finite()))

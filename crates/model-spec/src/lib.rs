@@ -4,6 +4,7 @@
 //! for all architectures is read here: rotary scaling ([`RopeSpec`]), special tokens and sampling defaults ([`GenerationConfig`]), and the
 //! [`fingerprint`] by which processes check that they serve the same folder.
 
+mod alibi;
 mod config;
 mod error;
 mod feed_forward;
@@ -15,6 +16,7 @@ mod rope;
 mod rope_config;
 mod spec;
 
+pub use alibi::alibi_slopes;
 pub use config::ConfigFile;
 pub use error::ConfigError;
 pub use feed_forward::{Activation, FeedForwardSpec, MlpKind, MlpSpec};
@@ -23,8 +25,8 @@ pub use generation::{GenerationConfig, SamplingDefaults, eos_token_ids};
 pub use gguf::GgufFamily;
 pub use nearest::nearest;
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
-pub use rope_config::{RopeDefaults, context_len, read_rope};
+pub use rope_config::{RopeDefaults, context_len, context_len_opt, read_rope};
 pub use spec::{
     AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MixerSpec, ModelKind, ModelSpec,
-    NormKind, NormScale, NormSpec, Position, QkNorm, Residual,
+    NormKind, NormScale, NormSpec, Position, PositionTable, QkNorm, Residual,
 };

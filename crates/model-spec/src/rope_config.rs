@@ -19,12 +19,13 @@ pub struct RopeDefaults {
 /// newer `rope_parameters` that holds both.
 pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec, ConfigError> {
     let parameters = scaling_object(config)?;
-    let mut theta = config.number_or("rope_theta", defaults.theta)?;
+    let key = config.spelled(&["rope_theta", "rotary_emb_base"]).unwrap_or("rope_theta");
+    let mut theta = config.number_or(key, defaults.theta)?;
     if let Some(parameters) = &parameters {
         theta = parameters.number_or("rope_theta", theta)?;
     }
     if theta <= 1.0 {
-        return Err(config.unsupported("rope_theta", "the base must be greater than 1"));
+        return Err(config.unsupported(key, "the base must be greater than 1"));
     }
     if defaults.rotary_dim < 2 || !defaults.rotary_dim.is_multiple_of(2) {
         return Err(config.unsupported("head_dim", "the rotated part of a head must be even"));
@@ -36,10 +37,21 @@ pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec
     Ok(RopeSpec { theta, rotary_dim: defaults.rotary_dim, style: defaults.style, scaling })
 }
 
-/// The context that the model serves, in tokens: `max_position_embeddings`, stretched where the scaling rule means it to be.
+/// What families call the context of the training.
+const CONTEXT_KEYS: [&str; 5] =
+    ["max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "seq_length"];
+
+/// The context that the model serves, in tokens: `max_position_embeddings` (or what the family calls it), stretched where the scaling
+/// rule means it to be.
 pub fn context_len(config: &ConfigFile) -> Result<usize, ConfigError> {
-    let base = config.size("max_position_embeddings")?;
-    let Some(parameters) = scaling_object(config)? else { return Ok(base) };
+    context_len_opt(config)?.ok_or_else(|| config.missing(CONTEXT_KEYS[0], "a number of tokens"))
+}
+
+/// The same for families whose files need not say.
+pub fn context_len_opt(config: &ConfigFile) -> Result<Option<usize>, ConfigError> {
+    let Some(key) = config.spelled(&CONTEXT_KEYS) else { return Ok(None) };
+    let base = config.size(key)?;
+    let Some(parameters) = scaling_object(config)? else { return Ok(Some(base)) };
     let stretch = match kind(&parameters)?.as_str() {
         "linear" | "dynamic" => base as f64 * factor(&parameters)?,
         "yarn" => match parameters.number_opt("original_max_position_embeddings")? {
@@ -48,7 +60,7 @@ pub fn context_len(config: &ConfigFile) -> Result<usize, ConfigError> {
         },
         _ => base as f64,
     };
-    Ok(stretch as usize)
+    Ok(Some(stretch as usize))
 }
 
 fn scaling_object(config: &ConfigFile) -> Result<Option<ConfigFile>, ConfigError> {

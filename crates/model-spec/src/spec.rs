@@ -72,13 +72,34 @@ impl FloatType {
     }
 }
 
-/// From tokens to the residual stream.
+/// From tokens to the residual stream: `norm(project_in(scale * table[token]) + positions[position + offset])`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingSpec {
+    /// Width of the table, and of the head's rows. Where it is not `hidden_size`, a projection without bias stands after the table and
+    /// one before the head (OPT 350m).
+    pub width: usize,
     /// Multiplies the looked-up row (Gemma: `sqrt(hidden)`); 1 otherwise.
     pub scale: f32,
-    /// Norm right after the lookup (BLOOM).
+    /// Learned positions, added.
+    pub positions: Option<PositionTable>,
+    /// Norm at the end (BLOOM).
     pub norm: Option<NormSpec>,
+}
+
+impl EmbeddingSpec {
+    /// A table of rows as wide as the residual stream, and nothing else.
+    pub fn plain(hidden_size: usize) -> Self {
+        Self { width: hidden_size, scale: 1.0, positions: None, norm: None }
+    }
+}
+
+/// Learned positions: a row of `hidden_size` for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PositionTable {
+    /// Rows.
+    pub rows: usize,
+    /// Row of position 0 (OPT: 2).
+    pub offset: usize,
 }
 
 /// From the residual stream to logits.
@@ -88,10 +109,19 @@ pub struct HeadSpec {
     pub tied: bool,
     /// There is a bias.
     pub bias: bool,
+    /// The matrix's rows are scaled to length one (Baichuan 2).
+    pub unit_rows: bool,
     /// Multiplies logits (Cohere, MiniCPM, Granite); 1 otherwise.
     pub scale: f32,
     /// `cap * tanh(logit / cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
+}
+
+impl HeadSpec {
+    /// A matrix, and nothing else.
+    pub fn plain(tied: bool) -> Self {
+        Self { tied, bias: false, unit_rows: false, scale: 1.0, soft_cap: None }
+    }
 }
 
 /// One layer.
@@ -122,6 +152,28 @@ pub struct LayerNorms {
     pub after_mlp: Option<NormSpec>,
 }
 
+impl LayerNorms {
+    /// On the input of both parts.
+    pub fn before(norm: NormSpec) -> Self {
+        Self { before_attention: Some(norm), before_mlp: Some(norm), ..Self::default() }
+    }
+
+    /// On the output of both parts.
+    pub fn after(norm: NormSpec) -> Self {
+        Self { after_attention: Some(norm), after_mlp: Some(norm), ..Self::default() }
+    }
+
+    /// On the input and the output of both parts.
+    pub fn around(norm: NormSpec) -> Self {
+        Self { after_attention: Some(norm), after_mlp: Some(norm), ..Self::before(norm) }
+    }
+
+    /// One for both parts of a parallel layer.
+    pub fn shared(norm: NormSpec) -> Self {
+        Self { before_attention: Some(norm), ..Self::default() }
+    }
+}
+
 /// How attention and MLP join the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
@@ -129,6 +181,9 @@ pub enum Residual {
     Sequential,
     /// Both see the layer's input (GPT-J, Falcon, Phi, Cohere).
     Parallel,
+    /// The MLP sees attention's result, and what each part's output is added to is its normed input: `x = norm(x); x += part(x)`.
+    /// Models that norm after the add (OPT 350m) are the same with each norm counted to the part after it.
+    Normed,
 }
 
 /// A norm.
@@ -220,6 +275,8 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Norm of queries and keys before they rotate.
     pub qk_norm: Option<QkNorm>,
+    /// Queries, keys and values are cut to this size either way, after their norm and before they rotate (MPT, OLMo, DBRX).
+    pub clip: Option<f32>,
     /// Which projections have a bias.
     pub bias: Biases,
 }
@@ -240,6 +297,10 @@ pub enum Position {
 pub enum QkNorm {
     /// Each head alone, one weight `[head_dim]` for all heads (Qwen 3, Gemma 3).
     PerHead(NormSpec),
+    /// Each head alone, with a weight of its own (Command R+, StableLM 2 12B).
+    EachHead(NormSpec),
+    /// All heads' queries as one row, and all keys (OLMo 2).
+    Whole(NormSpec),
 }
 
 /// Biases of a layer's attention projections.

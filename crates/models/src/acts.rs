@@ -20,6 +20,9 @@ pub(crate) struct Acts {
     pub(crate) picked: Act,
     pub(crate) picked_normed: Act,
     pub(crate) picked_mixed: Option<Act>,
+    /// Rows of the embedding, and rows for the head, where those are not as wide as the residual stream.
+    pub(crate) embedded: Option<Act>,
+    pub(crate) projected: Option<Act>,
     pub(crate) logits: Act,
     pub(crate) bytes: u64,
 }
@@ -80,6 +83,8 @@ impl Acts {
             picked: buffers.own(picked_rows, hidden, backend),
             picked_normed: buffers.rounded(picked_rows, hidden, backend),
             picked_mixed: mixed.map(|width| buffers.rounded(picked_rows, width, backend)),
+            embedded: (network.project_in).map(|_| buffers.own(rows, spec.embedding.width, backend)),
+            projected: (network.project_out).map(|_| buffers.rounded(picked_rows, spec.embedding.width, backend)),
             logits: buffers.own(picked_rows, network.head_width, backend),
             bytes: buffers.bytes,
         }

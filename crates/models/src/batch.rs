@@ -18,6 +18,8 @@ pub(crate) struct Blocks {
 pub(crate) struct Entries {
     pub vocab: usize,
     pub slots: usize,
+    /// Of a table of learned ones.
+    pub positions: Option<usize>,
 }
 
 impl Entries {
@@ -34,6 +36,10 @@ pub(crate) fn check(batch: Batch<'_>, blocks: Blocks, entries: Entries, max_rows
     }
     if let Some(&token) = batch.tokens.iter().find(|&&token| !entries.contain(token)) {
         return Err(ForwardError::Token { token, vocab: entries.vocab });
+    }
+    let longest = entries.positions.unwrap_or(usize::MAX);
+    if let Some(&position) = batch.positions.iter().find(|&&position| position as usize >= longest) {
+        return Err(ForwardError::Position { position, positions: longest });
     }
     let mut next_row = 0;
     for (index, sequence) in batch.sequences.iter().enumerate() {
@@ -99,7 +105,7 @@ mod tests {
     use super::*;
 
     const BLOCKS: Blocks = Blocks { count: 4, size: 2 };
-    const ENTRIES: Entries = Entries { vocab: 10, slots: 2 };
+    const ENTRIES: Entries = Entries { vocab: 10, slots: 2, positions: Some(4) };
 
     fn check_one(tokens: &[u32], positions: &[u32], sequence: Sequence<'_>) -> Result<(), ForwardError> {
         check(Batch { tokens, positions, sequences: &[sequence] }, BLOCKS, ENTRIES, 3)
@@ -141,6 +147,7 @@ mod tests {
             check_one(&[1], &[0], sequence(0, 2, &[0])),
             check_one(&[1], &[0], Sequence { first_row: 1, num_rows: 1, start: 0, blocks: &[0] }),
             check_one(&[1], &[0], sequence(usize::MAX, 1, &[0])),
+            check_one(&[1], &[4], sequence(4, 1, &[0, 1, 2])),
             check_logit_rows(&[0, 1], 2, 1),
             check_logit_rows(&[1, 0], 2, 2),
             check_logit_rows(&[2], 2, 2),

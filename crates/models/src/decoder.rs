@@ -193,7 +193,7 @@ impl Decoder {
             self.layer(index, &mut step)?;
         }
         if step.observer.is_some() {
-            self.enter(&mut step, None);
+            self.enter(&mut step, None, Residual::Sequential);
             self.finish_observed(&mut step);
         }
         self.num_logits = logit_rows.len();
@@ -206,14 +206,23 @@ impl Decoder {
             return Err(ForwardError::Group { rank, size, group_rank: group.rank(), group_size: group.world_size() });
         }
         let blocks = self.blocks.ok_or(ForwardError::NoKv)?;
-        let entries = batch::Entries { vocab: self.spec.vocab_size, slots: self.slots };
+        let positions = self.spec.embedding.positions.map(|table| table.rows - table.offset);
+        let entries = batch::Entries { vocab: self.spec.vocab_size, slots: self.slots, positions };
         batch::check(batch, blocks, entries, self.limits.max_rows)?;
         batch::check_logit_rows(logit_rows, batch.tokens.len(), self.limits.max_logit_rows)
     }
 
     fn embed(&mut self, step: &mut Step<'_, '_>) -> Result<(), ForwardError> {
-        self.backend.embed(self.network.embedding, self.network.first_entry, self.spec.embedding.scale, step.x);
-        self.sum_over_ranks(step.x, step)?;
+        let Self { network, acts, .. } = &*self;
+        let (project_in, positions, rows) = (network.project_in, network.positions, acts.embedded.unwrap_or(step.x));
+        self.backend.embed(network.embedding, network.first_entry, self.spec.embedding.scale, rows);
+        self.sum_over_ranks(rows, step)?;
+        if let Some(matrix) = project_in {
+            self.backend.matmul(rows, matrix, None, Epilogue::Store, step.x);
+        }
+        if let Some((table, offset)) = positions {
+            self.backend.add_positions(table, offset, step.x);
+        }
         if let Some(norm) = self.network.embedding_norm {
             self.backend.norm(step.x, norm, step.x);
         }
@@ -234,7 +243,7 @@ impl Decoder {
             && residual == Residual::Sequential
             && step.observer.is_none()
             && step.logit_rows.len() < step.num_rows;
-        let input = self.enter(step, before_attention);
+        let input = self.enter(step, before_attention, residual);
         if index > 0 {
             self.observe(step, index);
         }
@@ -244,32 +253,40 @@ impl Decoder {
         }
         self.mix(index, step, narrow);
         match residual {
-            Residual::Sequential => {
+            Residual::Sequential | Residual::Normed => {
                 self.leave(step, after_attention, scale)?;
                 if !has_feed_forward {
                     return Ok(());
                 }
-                let input = self.enter(step, before_mlp);
+                let input = self.enter(step, before_mlp, residual);
                 self.feed_forward(index, input, Epilogue::Store);
             }
             Residual::Parallel => {
-                let input = if before_mlp.is_some() { self.enter(step, before_mlp) } else { input };
+                let input = if before_mlp.is_some() { self.enter(step, before_mlp, residual) } else { input };
                 self.feed_forward(index, input, Epilogue::Accumulate);
             }
         }
         self.leave(step, after_mlp, scale)
     }
 
-    /// `x += delta` if one is pending; then the input of the next part: the norm of `x`, or `x` itself.
-    fn enter(&mut self, step: &mut Step<'_, '_>, norm: Option<Norm>) -> Act {
+    /// `x += delta` if one is pending; then the input of the next part: the norm of `x` (which may take the place of `x`), or `x` itself.
+    fn enter(&mut self, step: &mut Step<'_, '_>, norm: Option<Norm>, residual: Residual) -> Act {
         let (x, normed, delta) = (step.x, self.acts.normed, self.acts.delta);
-        match (std::mem::take(&mut step.pending), norm) {
-            (true, Some(norm)) => self.backend.add_norm(x, delta, norm, normed),
-            (false, Some(norm)) => self.backend.norm(x, norm, normed),
-            (true, None) => self.backend.add(x, delta),
-            (false, None) => {}
+        let pending = std::mem::take(&mut step.pending);
+        match norm.filter(|_| residual != Residual::Normed) {
+            Some(norm) if pending => self.backend.add_norm(x, delta, norm, normed),
+            Some(norm) => self.backend.norm(x, norm, normed),
+            None => {
+                if pending {
+                    self.backend.add(x, delta);
+                }
+                if let Some(norm) = norm {
+                    self.backend.norm(x, norm, x);
+                }
+                return x;
+            }
         }
-        if norm.is_some() { normed } else { x }
+        normed
     }
 
     /// Makes `delta` what is to be added to `x`.
@@ -311,18 +328,20 @@ impl Decoder {
     }
 
     fn head(&mut self, mut step: Step<'_, '_>) -> Result<(), ForwardError> {
-        self.enter(&mut step, None);
+        self.enter(&mut step, None, Residual::Sequential);
         let Self { backend, network, acts, .. } = self;
         if step.x != acts.picked {
             backend.gather(step.x, RowSelection { rows: step.logit_rows }, acts.picked);
         }
-        let input = match network.final_norm {
-            Some(norm) => {
-                backend.norm(acts.picked, norm, acts.picked_normed);
-                acts.picked_normed
-            }
-            None => acts.picked,
-        };
+        let mut input = acts.picked;
+        if let Some(norm) = network.final_norm {
+            backend.norm(input, norm, acts.picked_normed);
+            input = acts.picked_normed;
+        }
+        if let Some((matrix, projected)) = network.project_out.zip(acts.projected) {
+            backend.matmul(input, matrix, None, Epilogue::Store, projected);
+            input = projected;
+        }
         backend.matmul(input, network.head.matrix, network.head.bias, Epilogue::Store, acts.logits);
         if self.spec.head.scale != 1.0 {
             backend.scale(acts.logits, self.spec.head.scale);

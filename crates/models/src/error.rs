@@ -125,6 +125,14 @@ pub enum ForwardError {
         /// Size of the vocabulary.
         vocab: usize,
     },
+    /// A position beyond the learned ones.
+    #[error("position {position} of a model with {positions} learned positions")]
+    Position {
+        /// The position.
+        position: u32,
+        /// Positions that the model has.
+        positions: usize,
+    },
     /// The batch contradicts itself.
     #[error("sequence {sequence} of the batch: {reason}")]
     Batch {

@@ -28,6 +28,8 @@ pub struct LoadOptions {
     pub format: LoadFormat,
     /// Seed of dummy weights.
     pub seed: u64,
+    /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long ask for it.
+    pub max_len: Option<usize>,
     /// Most tokens in a step.
     pub max_rows: usize,
     /// Most rows of a step whose logits are wanted.
@@ -84,7 +86,8 @@ pub fn load(
     backend: Box<dyn Backend>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Model, LoadError> {
-    let Blueprint { spec, names } = arch::read(dir)?;
+    let Blueprint { mut spec, names } = arch::read(dir)?;
+    spec.context_len = options.max_len.map_or(spec.context_len, |len| len.min(spec.context_len));
     let shard = Shard::new(options.tp_rank, options.tp_size)?;
     let limits = options.limits()?;
     if spec.kind == ModelKind::Echo {

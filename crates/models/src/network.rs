@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use kernels::ops::{self, Matrix, Norm, Rope, Table, Vector};
-use model_spec::{LayerSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, Residual, RopeSpec, RopeStyle};
+use model_spec::{
+    LayerSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, PositionTable, Residual, RopeSpec, RopeStyle,
+};
 
 use crate::error::LoadError;
 use crate::feed_forward::{self, FeedForward};
@@ -16,9 +18,13 @@ pub(crate) struct Network {
     pub embedding: Table,
     /// Token of the table's first row.
     pub first_entry: u32,
+    pub project_in: Option<Matrix>,
+    /// Learned positions, and the row of position 0.
+    pub positions: Option<(Table, usize)>,
     pub embedding_norm: Option<Norm>,
     pub layers: Vec<Layer>,
     pub final_norm: Option<Norm>,
+    pub project_out: Option<Matrix>,
     pub head: Linear,
     /// Columns of this rank's logits, padding included.
     pub head_width: usize,
@@ -70,17 +76,20 @@ pub(crate) type Part1d = (Part, usize, Range<usize>);
 
 impl Builder<'_> {
     fn network(mut self) -> Result<Network, LoadError> {
-        let (vocab, hidden) = (self.spec.vocab_size, self.spec.hidden_size);
+        let (vocab, hidden, width) = (self.spec.vocab_size, self.spec.hidden_size, self.spec.embedding.width);
         let rows = self.shard.vocabulary(vocab);
-        let entries =
-            |slot, builder: &Self| builder.matrix_slice(slot, [vocab, hidden], rows.entries.clone(), 0..hidden);
+        let entries = |slot, builder: &Self| builder.matrix_slice(slot, [vocab, width], rows.entries.clone(), 0..width);
         let embedding = self.store.table(&[entries(Slot::Embedding, &self)], rows.pad_rows)?;
+        let project_in = self.projection(Slot::ProjectIn, [hidden, width])?;
+        let positions = self.positions(hidden)?;
         let embedding_norm = self.norm(self.spec.embedding.norm, Slot::EmbeddingNorm, hidden)?;
         let layers = self.spec.layers.iter().enumerate();
         let layers = layers.map(|(index, layer)| self.layer(index, layer)).collect::<Result<_, _>>()?;
         let final_norm = self.norm(self.spec.final_norm, Slot::FinalNorm, hidden)?;
+        let project_out = self.projection(Slot::ProjectOut, [width, hidden])?;
         let head_slot = if self.spec.head.tied { Slot::Embedding } else { Slot::Head };
-        let matrix = self.store.matrix(&[entries(head_slot, &self)], rows.pad_rows)?;
+        let role = if self.spec.head.unit_rows { Role::UnitRows } else { Role::Matrix };
+        let matrix = self.store.matrix(&[Slice { role, ..entries(head_slot, &self) }], rows.pad_rows)?;
         let bias = match self.spec.head.bias {
             true => Some(self.head_bias(vocab)?),
             false => None,
@@ -88,12 +97,30 @@ impl Builder<'_> {
         Ok(Network {
             embedding,
             first_entry: rows.entries.start as u32,
+            project_in,
+            positions,
             embedding_norm,
             layers,
             final_norm,
+            project_out,
             head: Linear { matrix, bias },
             head_width: rows.entries.len() + rows.pad_rows,
         })
+    }
+
+    /// Between the embedding's width and the residual stream's, where they differ; whole on every rank.
+    fn projection(&mut self, slot: Slot, shape: [usize; 2]) -> Result<Option<Matrix>, LoadError> {
+        let [rows, cols] = shape;
+        if rows == cols {
+            return Ok(None);
+        }
+        self.store.matrix(&[self.matrix_slice(slot, shape, 0..rows, 0..cols)], 0).map(Some)
+    }
+
+    fn positions(&mut self, hidden: usize) -> Result<Option<(Table, usize)>, LoadError> {
+        let Some(PositionTable { rows, offset }) = self.spec.embedding.positions else { return Ok(None) };
+        let slice = self.matrix_slice(Slot::Positions, [rows, hidden], 0..rows, 0..hidden);
+        Ok(Some((self.store.table(&[slice], 0)?, offset)))
     }
 
     /// Split like the head; where rows are padded the bias is padded with what lies before it, which nobody reads.
@@ -185,28 +212,34 @@ impl Builder<'_> {
     }
 
     pub(crate) fn norm(&mut self, spec: Option<NormSpec>, slot: Slot, width: usize) -> Result<Option<Norm>, LoadError> {
-        let Some(spec) = spec else { return Ok(None) };
-        let slice = |kind, role| self.vector_slice(slot, kind, width, 0..width, role);
+        spec.map(|spec| self.norms(spec, &[slot], width)).transpose()
+    }
+
+    /// One norm of `width` columns for each slot, side by side.
+    pub(crate) fn norms(&mut self, spec: NormSpec, slots: &[Slot], width: usize) -> Result<Norm, LoadError> {
+        let slices = |kind, role| -> Vec<Slice> {
+            slots.iter().map(|slot| self.vector_slice(*slot, kind, width, 0..width, role)).collect()
+        };
         let (scale, one_plus, shift) =
-            (slice(Kind::Weight, Role::Scale), slice(Kind::Weight, Role::Shift), slice(Kind::Bias, Role::Shift));
+            (slices(Kind::Weight, Role::Scale), slices(Kind::Weight, Role::Shift), slices(Kind::Bias, Role::Shift));
         let weight = match spec.scale {
-            NormScale::Weight => Some(self.store.vector(&[scale], 0.0)?),
-            NormScale::OnePlusWeight => Some(self.store.vector(&[one_plus], 1.0)?),
+            NormScale::Weight => Some(self.store.vector(&scale, 0.0)?),
+            NormScale::OnePlusWeight => Some(self.store.vector(&one_plus, 1.0)?),
             NormScale::None => None,
         };
-        let bias = if spec.bias { Some(self.store.vector(&[shift], 0.0)?) } else { None };
+        let bias = if spec.bias { Some(self.store.vector(&shift, 0.0)?) } else { None };
         let kind = match spec.kind {
             NormKind::Rms => ops::NormKind::Rms,
             NormKind::Layer => ops::NormKind::Layer,
         };
-        Ok(Some(Norm { kind, weight, bias, eps: spec.eps }))
+        Ok(Norm { kind, weight, bias, eps: spec.eps })
     }
 
     pub(crate) fn matrix_slice(&self, slot: Slot, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
-        Slice { tensor: (self.names)(slot, Kind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
+        Slice { place: (self.names)(slot, Kind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
     }
 
     pub(crate) fn vector_slice(&self, slot: Slot, kind: Kind, len: usize, rows: Range<usize>, role: Role) -> Slice {
-        Slice { tensor: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
+        Slice { place: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
     }
 }

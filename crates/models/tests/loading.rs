@@ -14,7 +14,16 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33
     "eos_token_id": 2, "torch_dtype": "bfloat16"}"#;
 
 fn options(format: LoadFormat, (tp_rank, tp_size): (usize, usize)) -> LoadOptions {
-    LoadOptions { dtype: Some(DType::F32), tp_rank, tp_size, format, seed: 1, max_rows: 8, max_logit_rows: 8 }
+    LoadOptions {
+        dtype: Some(DType::F32),
+        tp_rank,
+        tp_size,
+        format,
+        seed: 1,
+        max_len: None,
+        max_rows: 8,
+        max_logit_rows: 8,
+    }
 }
 
 fn load(dir: &Path, options: &LoadOptions) -> Result<(Model, Progress), LoadError> {

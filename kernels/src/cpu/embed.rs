@@ -1,4 +1,4 @@
-//! Embedding lookup: rows of a table, made f32 and scaled.
+//! Lookup of tokens and of learned positions: rows of a table, made f32.
 
 use super::acts::View;
 use super::memory::Region;
@@ -34,6 +34,10 @@ impl Lookup {
     fn write<E: Element>(&self, entry: usize, scale: f32, out: &mut [f32]) {
         out.iter_mut().zip(self.row::<E>(entry)).for_each(|(out, &bits)| *out = E::decode(bits) * scale);
     }
+
+    fn add<E: Element>(&self, entry: usize, x: &mut [f32]) {
+        x.iter_mut().zip(self.row::<E>(entry)).for_each(|(x, &bits)| *x += E::decode(bits));
+    }
 }
 
 /// `out[row] = table[tokens[row] - first_entry] * scale`, zero outside the table.
@@ -48,6 +52,21 @@ pub(crate) fn embed(pool: &mut Pool, table: &Lookup, tokens: &[u32], first_entry
                 DType::Bf16 => table.write::<Bf16>(entry, scale, out),
                 DType::F16 => table.write::<F16>(entry, scale, out),
             },
+        }
+    });
+}
+
+/// `x[row] += table[positions[row] + offset]`.
+pub(crate) fn add_positions(pool: &mut Pool, table: &Lookup, positions: &[u32], offset: usize, x: View) {
+    assert_eq!((x.rows, x.width), (positions.len(), table.width), "rows that learned positions are added to");
+    x.for_each_row(pool, 1, &|row| {
+        let entry = positions[row] as usize + offset;
+        // SAFETY: each row is one task's.
+        let x = unsafe { x.row_mut(row) };
+        match table.dtype {
+            DType::F32 => table.add::<F32>(entry, x),
+            DType::Bf16 => table.add::<Bf16>(entry, x),
+            DType::F16 => table.add::<F16>(entry, x),
         }
     });
 }

@@ -8,6 +8,7 @@ mod add;
 mod attention;
 mod batch;
 mod choose;
+mod clamp;
 mod combine;
 mod copy_columns;
 mod embed;
@@ -185,6 +186,11 @@ impl Backend for CpuBackend {
         embed::embed(&mut self.pool, table, &self.batch.tokens, first_entry, scale, out);
     }
 
+    fn add_positions(&mut self, table: Table, offset: usize, x: Act) {
+        let table = &self.tables[table.0 as usize];
+        embed::add_positions(&mut self.pool, table, &self.batch.positions, offset, self.acts.view(x));
+    }
+
     fn norm(&mut self, x: Act, norm: Norm, out: Act) {
         let x = self.acts.view(x);
         let out = self.acts.target(out, x.rows, x.width);
@@ -344,6 +350,11 @@ impl Backend for CpuBackend {
     fn add(&mut self, x: Act, y: Act) {
         assert_ne!(x, y, "a buffer added to itself");
         add::add(&mut self.pool, self.acts.view(x), self.acts.view(y));
+    }
+
+    fn clamp(&mut self, x: Act, limit: f32) {
+        assert!(limit >= 0.0, "a limit of {limit}");
+        clamp::clamp(&mut self.pool, self.acts.view(x), limit);
     }
 
     fn scale(&mut self, x: Act, factor: f32) {

@@ -15,11 +15,24 @@ pub(crate) struct Params<'a> {
     pub(crate) eps: f32,
 }
 
-impl Params<'_> {
+impl<'a> Params<'a> {
     fn check(&self, width: usize) {
         for vector in [self.weight, self.bias].into_iter().flatten() {
             assert_eq!(vector.len(), width, "length of a norm's parameters, and width of what it norms");
         }
+    }
+
+    /// Heads share parameters or have their own.
+    fn check_heads(&self, dim: usize, cols: usize) {
+        for vector in [self.weight, self.bias].into_iter().flatten() {
+            let len = vector.len();
+            assert!(len == dim || len == cols, "{len} parameters of a norm for {cols} columns in heads of {dim}");
+        }
+    }
+
+    fn of_head(&self, head: usize, dim: usize) -> Self {
+        let part = |vector: &'a [f32]| if vector.len() == dim { vector } else { &vector[head * dim..][..dim] };
+        Self { weight: self.weight.map(part), bias: self.bias.map(part), ..*self }
     }
 }
 
@@ -54,13 +67,13 @@ pub(crate) fn head_norm(
     params: Params<'_>,
     dim: usize,
 ) {
-    params.check(dim);
+    params.check_heads(dim, cols.len());
     assert!(cols.end <= x.width, "columns {cols:?} of {}", x.width);
     x.for_each_row(pool, 2, &|row| {
-        for col in cols.clone().step_by(dim) {
+        for (head, col) in cols.clone().step_by(dim).enumerate() {
             // SAFETY: a row is one task's, and the head is inside it.
-            let head = unsafe { x.data.at(row * x.width + col) };
-            vectorize(isa, NormRow { residual: None, from: head, to: head, width: dim, params });
+            let at = unsafe { x.data.at(row * x.width + col) };
+            vectorize(isa, NormRow { residual: None, from: at, to: at, width: dim, params: params.of_head(head, dim) });
         }
     });
 }

@@ -222,6 +222,10 @@ impl Backend for CudaBackend {
         );
     }
 
+    fn add_positions(&mut self, _table: Table, _offset: usize, _x: Act) {
+        self.missing("add_positions");
+    }
+
     fn norm(&mut self, x: Act, norm: Norm, out: Act) {
         self.settle();
         let x = self.acts.view(x);
@@ -242,6 +246,10 @@ impl Backend for CudaBackend {
     }
 
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
+        let own = |vector: Vector| self.vectors[vector.0 as usize].len != dim;
+        if norm.weight.is_some_and(own) || norm.bias.is_some_and(own) {
+            return self.missing("head_norm with parameters for each head");
+        }
         self.settle();
         let x = self.acts.view(x);
         let end = first_col + heads * dim;
@@ -333,6 +341,10 @@ impl Backend for CudaBackend {
         let (x, y) = (self.acts.view(x), self.acts.view(y));
         assert_eq!((x.rows, x.width), (y.rows, y.width), "shapes of two addends");
         elementwise::add(&mut self.device, x, y);
+    }
+
+    fn clamp(&mut self, _x: Act, _limit: f32) {
+        self.missing("clamp");
     }
 
     fn scale(&mut self, x: Act, factor: f32) {

@@ -18,6 +18,7 @@ fn model() -> Model {
         tp_size: 1,
         format: LoadFormat::Auto,
         seed: 0,
+        max_len: None,
         max_rows: 256,
         max_logit_rows: LOGIT_ROWS,
     };

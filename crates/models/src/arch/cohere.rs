@@ -1,48 +1,71 @@
-//! Cohere's Command R: attention and MLP in parallel after one layer norm, interleaved rotary embedding, scaled logits.
+//! Cohere's Command R and R7B: attention and MLP in parallel after one layer norm, interleaved rotary embedding, scaled logits.
+//!
+//! R+ has norms on each head. R7B (Cohere 2) slides on most layers, and the others have no positions.
 
 use model_spec::{
-    Biases, ConfigError, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind, ModelSpec,
-    NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
+    AttentionSpec, Biases, ConfigError, ConfigFile, LayerNorms, LayerSpec, MlpKind, NormSpec, Position, QkNorm,
+    Residual, RopeStyle,
 };
 
-use super::parts::{Sizes, activation, llama_part, names};
+use super::naming::LLAMA;
+use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
+use crate::weights::{Names, Part, Place, Slot, Stripes};
 
 pub(super) fn cohere(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let sizes = Sizes::read(config)?;
-    if config.flag_or("use_qk_norm", false)? {
-        return Err(config.unsupported("use_qk_norm", "norms with a weight for each head are not supported"));
-    }
-    let norm = NormSpec { bias: false, ..NormSpec::layer(config.number_or("layer_norm_eps", 1e-5)? as f32) };
-    let rope = RopeDefaults { theta: 10000.0, rotary_dim: sizes.head_dim, style: RopeStyle::Interleaved };
+    let norm = norm(config)?;
+    let attention = AttentionSpec {
+        qk_norm: config.flag_or("use_qk_norm", false)?.then_some(QkNorm::EachHead(norm)),
+        ..attention(config, &sizes)?
+    };
+    let names = names(&sizes);
+    build(folder, &sizes, vec![attention; sizes.layers], names)
+}
+
+pub(super) fn cohere2(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let sizes = Sizes::read(config)?;
+    let (window, period) = (config.size_opt("sliding_window")?, config.size_or("sliding_window_pattern", 4)?);
+    let sliding = AttentionSpec { window, ..attention(config, &sizes)? };
+    let global = AttentionSpec { window: None, position: Position::None, ..sliding.clone() };
+    let layers = sliding_layers(config, sizes.layers, |index| !(index + 1).is_multiple_of(period))?;
+    let layers = layers.into_iter().map(|slides| if slides { sliding.clone() } else { global.clone() });
+    build(folder, &sizes, layers.collect(), LLAMA.names())
+}
+
+fn build(folder: &Folder, sizes: &Sizes, layers: Vec<AttentionSpec>, names: Names) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let norm = norm(config)?;
+    let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, false);
+    let parallel = |attention| layer(attention, mlp, LayerNorms::shared(norm), Residual::Parallel);
+    let layers: Vec<LayerSpec> = layers.into_iter().map(parallel).collect();
+    let mut spec = sizes.model(folder, layers, norm, Tied::UnlessSaid)?;
+    spec.head.scale = config.number_or("logit_scale", 0.0625)? as f32;
+    Ok(Blueprint { spec, names })
+}
+
+fn norm(config: &ConfigFile) -> Result<NormSpec, ConfigError> {
+    Ok(NormSpec { bias: false, ..NormSpec::layer(config.number_or("layer_norm_eps", 1e-5)? as f32) })
+}
+
+fn attention(config: &ConfigFile, sizes: &Sizes) -> Result<AttentionSpec, ConfigError> {
     let bias = config.flag_or("attention_bias", false)?;
-    let layer = LayerSpec {
-        mixer: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }).into(),
-        feed_forward: MlpSpec {
-            kind: MlpKind::Gated,
-            intermediate_size: sizes.intermediate,
-            activation: activation(config, "hidden_act", "silu")?,
-            bias: false,
-        }
-        .into(),
-        norms: LayerNorms { before_attention: Some(norm), ..Default::default() },
-        residual: Residual::Parallel,
-        residual_scale: 1.0,
+    Ok(sizes.attention(sizes.rope(config, RopeStyle::Interleaved)?, Biases { qkv: bias, output: bias }))
+}
+
+/// The norms of all heads are one tensor `[heads, head_dim]`.
+fn names(sizes: &Sizes) -> Names {
+    let (heads, kv_heads, dim) = (sizes.heads, sizes.kv_heads, sizes.head_dim);
+    let names = LLAMA.names();
+    let of_head = move |place: Place, head, heads| Place {
+        rows: Stripes { offset: head * dim, size: dim, period: heads * dim },
+        ..place
     };
-    let scale = config.number_or("logit_scale", 0.0625)? as f32;
-    let spec = ModelSpec {
-        architecture: folder.architecture.clone(),
-        kind: ModelKind::Decoder,
-        vocab_size: sizes.vocab,
-        hidden_size: sizes.hidden,
-        context_len: context_len(config)?,
-        dtype: folder.dtype,
-        eos_token_ids: folder.eos_token_ids.clone(),
-        embedding: EmbeddingSpec { scale: 1.0, norm: None },
-        layers: vec![layer; sizes.layers],
-        final_norm: Some(norm),
-        head: HeadSpec { tied: config.flag_or("tie_word_embeddings", true)?, bias: false, scale, soft_cap: None },
-    };
-    Ok(Blueprint { spec, names: names("model.norm", llama_part) })
+    Box::new(move |slot, kind| match slot {
+        Slot::Layer(_, Part::QueryHeadNorm(head)) => of_head(names(slot, kind), head, heads),
+        Slot::Layer(_, Part::KeyHeadNorm(head)) => of_head(names(slot, kind), head, kv_heads),
+        _ => names(slot, kind),
+    })
 }

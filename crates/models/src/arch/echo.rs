@@ -15,12 +15,12 @@ pub(super) fn echo(folder: &Folder) -> Result<Blueprint, ConfigError> {
         context_len: folder.config.size("max_position_embeddings")?,
         dtype: folder.dtype,
         eos_token_ids: folder.eos_token_ids.clone(),
-        embedding: EmbeddingSpec { scale: 1.0, norm: None },
+        embedding: EmbeddingSpec::plain(1),
         layers: Vec::new(),
         final_norm: None,
-        head: HeadSpec { tied: true, bias: false, scale: 1.0, soft_cap: None },
+        head: HeadSpec::plain(true),
     };
-    Ok(Blueprint { spec, names: Box::new(|_, _| String::new()) })
+    Ok(Blueprint { spec, names: Box::new(|_, _| String::new().into()) })
 }
 
 /// The token after `history` (prompt and output so far): the prompt again and again; 0 without a prompt.

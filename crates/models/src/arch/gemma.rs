@@ -1,96 +1,101 @@
-//! Gemma 1 and 2: norms that multiply by one plus the weight, scaled embeddings; Gemma 2 also norms what each part puts out, caps scores
-//! and logits, and slides its window on every other layer.
+//! Gemma 1, 2 and 3: norms that multiply by one plus the weight, scaled embeddings; 2 also norms what each part puts out, caps scores and
+//! logits, and slides its window on every other layer; 3 norms heads instead of capping, and turns sliding layers by another base.
 
 use model_spec::{
-    AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec,
-    ModelKind, ModelSpec, NormScale, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
+    AttentionSpec, Biases, ConfigError, ConfigFile, LayerNorms, LayerSpec, MlpKind, MlpSpec, NormScale, NormSpec,
+    Position, QkNorm, Residual, RopeScaling, RopeSpec, RopeStyle,
 };
 
-use super::parts::{Sizes, activation, llama_part, names};
+use super::naming::{LLAMA, Naming};
+use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
 use crate::weights::Part;
 
 pub(super) fn gemma(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    let norm = norm(&folder.config)?;
-    let norms = LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() };
-    let layer = layer(&folder.config, norms, attention(&folder.config)?)?;
-    build(folder, |_| layer.clone(), llama_part)
+    let base = Base::read(folder)?;
+    let layer = base.layer(base.attention.clone(), LayerNorms::before(base.norm));
+    base.build(folder, vec![layer; base.sizes.layers], LLAMA)
 }
 
 pub(super) fn gemma2(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let base = Base::read(folder)?;
+    let layers = sliding_layers(&folder.config, base.sizes.layers, |index| index.is_multiple_of(2))?;
+    let layers = layers.into_iter().map(|slides| {
+        let window = base.window.filter(|_| slides);
+        base.layer(AttentionSpec { window, ..base.attention.clone() }, LayerNorms::around(base.norm))
+    });
+    base.build(folder, layers.collect(), Naming { part: norms_around, ..LLAMA })
+}
+
+pub(super) fn gemma3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
-    let norm = Some(norm(config)?);
-    let norms = LayerNorms { before_attention: norm, after_attention: norm, before_mlp: norm, after_mlp: norm };
-    let scale = (config.number("query_pre_attn_scalar")? as f32).sqrt().recip();
-    let soft_cap = config.number_opt("attn_logit_softcapping")?.map(|cap| cap as f32);
-    let attention = AttentionSpec { scale, soft_cap, ..attention(config)? };
-    let layer = layer(config, norms, attention.clone())?;
-    let window = config.size_opt("sliding_window")?;
-    let mut blueprint = build(
-        folder,
-        |index| {
-            let window = window.filter(|_| index.is_multiple_of(2));
-            LayerSpec { mixer: AttentionSpec { window, ..attention.clone() }.into(), ..layer.clone() }
-        },
-        |part| match part {
-            Part::AfterAttention => "post_attention_layernorm",
-            Part::BeforeMlp => "pre_feedforward_layernorm",
-            Part::AfterMlp => "post_feedforward_layernorm",
-            other => llama_part(other),
-        },
-    )?;
-    blueprint.spec.head.soft_cap = config.number_opt("final_logit_softcapping")?.map(|cap| cap as f32);
-    Ok(blueprint)
+    let base = Base::read(folder)?;
+    let period = config.size_or("sliding_window_pattern", 6)?;
+    let theta = config.number_or("rope_local_base_freq", 10000.0)?;
+    let rotary_dim = base.sizes.head_dim;
+    let local = RopeSpec { theta, rotary_dim, style: RopeStyle::Halves, scaling: RopeScaling::None };
+    let global = AttentionSpec { qk_norm: Some(QkNorm::PerHead(base.norm)), ..base.attention.clone() };
+    let sliding = AttentionSpec { window: base.window, position: Position::Rope(local), ..global.clone() };
+    let layers = sliding_layers(config, base.sizes.layers, |index| !(index + 1).is_multiple_of(period))?;
+    let layers = layers.into_iter().map(|slides| {
+        let attention = if slides { &sliding } else { &global };
+        base.layer(attention.clone(), LayerNorms::around(base.norm))
+    });
+    base.build(folder, layers.collect(), Naming { part: norms_around, ..LLAMA })
 }
 
-fn norm(config: &ConfigFile) -> Result<NormSpec, ConfigError> {
-    let eps = config.number_or("rms_norm_eps", 1e-6)? as f32;
-    Ok(NormSpec { scale: NormScale::OnePlusWeight, ..NormSpec::rms(eps) })
+/// What the generations have in common.
+struct Base {
+    sizes: Sizes,
+    norm: NormSpec,
+    attention: AttentionSpec,
+    mlp: MlpSpec,
+    window: Option<usize>,
 }
 
-fn attention(config: &ConfigFile) -> Result<AttentionSpec, ConfigError> {
-    let sizes = Sizes::read(config)?;
-    let rope = RopeDefaults { theta: 10000.0, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
-    let bias = config.flag_or("attention_bias", false)?;
-    Ok(sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: bias, output: bias }))
+impl Base {
+    fn read(folder: &Folder) -> Result<Self, ConfigError> {
+        let config = &folder.config;
+        let sizes = Sizes::read(config)?;
+        let norm = NormSpec {
+            scale: NormScale::OnePlusWeight,
+            ..NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32)
+        };
+        let bias = config.flag_or("attention_bias", false)?;
+        let usual = sizes.attention(sizes.rope(config, RopeStyle::Halves)?, Biases { qkv: bias, output: bias });
+        let scale = config.number_opt("query_pre_attn_scalar")?.map(|width| (width as f32).sqrt().recip());
+        let attention = AttentionSpec {
+            scale: scale.unwrap_or(usual.scale),
+            soft_cap: soft_cap(config, "attn_logit_softcapping")?,
+            ..usual
+        };
+        // The first files say "gelu" in hidden_act and mean the approximation.
+        let activation = activation(config, "hidden_activation", "gelu_pytorch_tanh")?;
+        let mlp = sizes.mlp(MlpKind::Gated, activation, false);
+        Ok(Self { sizes, norm, attention, mlp, window: config.size_opt("sliding_window")? })
+    }
+
+    fn layer(&self, attention: AttentionSpec, norms: LayerNorms) -> LayerSpec {
+        layer(attention, self.mlp, norms, Residual::Sequential)
+    }
+
+    fn build(&self, folder: &Folder, layers: Vec<LayerSpec>, naming: Naming) -> Result<Blueprint, ConfigError> {
+        let mut spec = self.sizes.model(folder, layers, self.norm, Tied::UnlessSaid)?;
+        spec.embedding.scale = (self.sizes.hidden as f32).sqrt();
+        spec.head.soft_cap = soft_cap(&folder.config, "final_logit_softcapping")?;
+        Ok(Blueprint { spec, names: naming.names() })
+    }
 }
 
-fn layer(config: &ConfigFile, norms: LayerNorms, attention: AttentionSpec) -> Result<LayerSpec, ConfigError> {
-    Ok(LayerSpec {
-        mixer: attention.into(),
-        feed_forward: MlpSpec {
-            kind: MlpKind::Gated,
-            intermediate_size: config.size("intermediate_size")?,
-            // The first files say "gelu" in hidden_act and mean the approximation.
-            activation: activation(config, "hidden_activation", "gelu_pytorch_tanh")?,
-            bias: false,
-        }
-        .into(),
-        norms,
-        residual: Residual::Sequential,
-        residual_scale: 1.0,
-    })
+fn soft_cap(config: &ConfigFile, key: &str) -> Result<Option<f32>, ConfigError> {
+    Ok(config.number_opt(key)?.map(|cap| cap as f32))
 }
 
-fn build(
-    folder: &Folder,
-    layer: impl Fn(usize) -> LayerSpec,
-    part: fn(Part) -> &'static str,
-) -> Result<Blueprint, ConfigError> {
-    let config = &folder.config;
-    let sizes = Sizes::read(config)?;
-    let spec = ModelSpec {
-        architecture: folder.architecture.clone(),
-        kind: ModelKind::Decoder,
-        vocab_size: sizes.vocab,
-        hidden_size: sizes.hidden,
-        context_len: context_len(config)?,
-        dtype: folder.dtype,
-        eos_token_ids: folder.eos_token_ids.clone(),
-        embedding: EmbeddingSpec { scale: (sizes.hidden as f32).sqrt(), norm: None },
-        layers: (0..sizes.layers).map(layer).collect(),
-        final_norm: Some(norm(config)?),
-        head: HeadSpec { tied: config.flag_or("tie_word_embeddings", true)?, bias: false, scale: 1.0, soft_cap: None },
-    };
-    Ok(Blueprint { spec, names: names("model.norm", part) })
+fn norms_around(part: Part) -> &'static str {
+    match part {
+        Part::AfterAttention => "post_attention_layernorm",
+        Part::BeforeMlp => "pre_feedforward_layernorm",
+        Part::AfterMlp => "post_feedforward_layernorm",
+        other => (LLAMA.part)(other),
+    }
 }

@@ -1,27 +1,43 @@
 //! The Llama family: one spec with different switches. RMS norm before attention and MLP, rotary embedding, gated MLP.
 
 use model_spec::{
-    AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec,
-    ModelKind, ModelSpec, NormSpec, Position, QkNorm, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
+    AttentionSpec, Biases, ConfigError, ConfigFile, LayerNorms, MlpKind, NormSpec, Position, QkNorm, Residual,
+    RopeDefaults, RopeStyle, read_rope,
 };
 
-use super::parts::{Sizes, activation, llama_part, names};
+use super::naming::LLAMA;
+use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
 
 /// In what the family's members differ.
-#[derive(Default)]
 struct Switches {
     bias: Biases,
     mlp_bias: bool,
     qk_norm: bool,
     windows: Windows,
-    rope_theta: Option<f64>,
+    /// Base of the rotary embedding, unless the file says.
+    theta: f64,
+    tied: Tied,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        let (bias, windows) = (Biases::default(), Windows::None);
+        Self { bias, mlp_bias: false, qk_norm: false, windows, theta: 10000.0, tied: Tied::IfSaid }
+    }
+}
+
+impl Switches {
+    /// Biases as `attention_bias` and `mlp_bias` say.
+    fn read(config: &ConfigFile) -> Result<Self, ConfigError> {
+        let attention = config.flag_or("attention_bias", false)?;
+        let mlp_bias = config.flag_or("mlp_bias", false)?;
+        Ok(Self { bias: Biases { qkv: attention, output: attention }, mlp_bias, ..Self::default() })
+    }
 }
 
 /// Which layers attend through a sliding window.
-#[derive(Default)]
 enum Windows {
-    #[default]
     None,
     /// `sliding_window` on all of them.
     All,
@@ -29,11 +45,9 @@ enum Windows {
     Later,
 }
 
-/// Llama, and models that are Llama under another name: biases as `attention_bias` and `mlp_bias` say.
+/// Llama, and models that are Llama under another name.
 pub(super) fn llama(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    let attention = folder.config.flag_or("attention_bias", false)?;
-    let mlp_bias = folder.config.flag_or("mlp_bias", false)?;
-    build(folder, Switches { bias: Biases { qkv: attention, output: attention }, mlp_bias, ..Default::default() })
+    build(folder, Switches::read(&folder.config)?)
 }
 
 /// Mistral: all layers may have a sliding window.
@@ -62,8 +76,8 @@ pub(super) fn internlm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     {
         return Err(rotary.unsupported("type", "only \"origin\" is supported"));
     }
-    let rope_theta = rotary.map(|rotary| rotary.number_or("base", 10000.0)).transpose()?;
-    build(folder, Switches { bias: Biases { qkv: bias, output: bias }, rope_theta, ..Default::default() })
+    let theta = rotary.map_or(Ok(10000.0), |rotary| rotary.number_or("base", 10000.0))?;
+    build(folder, Switches { bias: Biases { qkv: bias, output: bias }, theta, ..Default::default() })
 }
 
 /// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
@@ -82,64 +96,57 @@ pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(blueprint)
 }
 
+/// MiniCPM: Llama with scales at the embedding, the residual adds and the logits.
+pub(super) fn minicpm(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let hidden = config.number("hidden_size")?;
+    let mut blueprint = build(folder, Switches { tied: Tied::UnlessSaid, ..Switches::read(config)? })?;
+    blueprint.spec.embedding.scale = config.number_or("scale_emb", 1.0)? as f32;
+    blueprint.spec.head.scale = (config.number_or("dim_model_base", hidden)? / hidden) as f32;
+    let depth = blueprint.spec.layers.len() as f64;
+    let scale = config.number_or("scale_depth", depth.sqrt())? / depth.sqrt();
+    blueprint.spec.layers.iter_mut().for_each(|layer| layer.residual_scale = scale as f32);
+    Ok(blueprint)
+}
+
+/// SmolLM 3: Llama with some layers that do not turn.
+pub(super) fn smollm3(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let switches = Switches { tied: Tied::UnlessSaid, windows: Windows::Later, ..Switches::read(config)? };
+    let mut blueprint = build(folder, switches)?;
+    let layers = &mut blueprint.spec.layers;
+    let interval = config.size_or("no_rope_layer_interval", 4)?;
+    let turning = match config.numbers_opt("no_rope_layers")? {
+        Some(list) if list.len() != layers.len() => {
+            return Err(config.unsupported("no_rope_layers", &format!("expected {} entries", layers.len())));
+        }
+        Some(list) => list.into_iter().map(|turns| turns != 0.0).collect(),
+        None => (1..=layers.len()).map(|layer| !layer.is_multiple_of(interval)).collect::<Vec<bool>>(),
+    };
+    for (layer, _) in layers.iter_mut().zip(turning).filter(|(_, turns)| !turns) {
+        if let Some(attention) = layer.mixer.attention_mut() {
+            attention.position = Position::None;
+        }
+    }
+    Ok(blueprint)
+}
+
 fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let sizes = Sizes::read(config)?;
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
-    let attention = attention(config, &sizes, &switches, norm)?;
-    let layer = layer(config, &sizes, &switches, norm, attention.clone())?;
-    let windows = windows(config, &switches.windows, sizes.layers)?.into_iter();
-    let windowed = |window| LayerSpec { mixer: AttentionSpec { window, ..attention.clone() }.into(), ..layer.clone() };
-    let spec = ModelSpec {
-        architecture: folder.architecture.clone(),
-        kind: ModelKind::Decoder,
-        vocab_size: sizes.vocab,
-        hidden_size: sizes.hidden,
-        context_len: context_len(config)?,
-        dtype: folder.dtype,
-        eos_token_ids: folder.eos_token_ids.clone(),
-        embedding: EmbeddingSpec { scale: 1.0, norm: None },
-        layers: windows.map(windowed).collect(),
-        final_norm: Some(norm),
-        head: HeadSpec { tied: config.flag_or("tie_word_embeddings", false)?, bias: false, scale: 1.0, soft_cap: None },
-    };
-    Ok(Blueprint { spec, names: names("model.norm", llama_part) })
-}
-
-fn attention(
-    config: &ConfigFile,
-    sizes: &Sizes,
-    switches: &Switches,
-    norm: NormSpec,
-) -> Result<AttentionSpec, ConfigError> {
-    let theta = switches.rope_theta.unwrap_or(10000.0);
-    let rope = RopeDefaults { theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
-    Ok(AttentionSpec {
+    let rope = RopeDefaults { theta: switches.theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
+    let attention = AttentionSpec {
         qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
         ..sizes.attention(Position::Rope(read_rope(config, rope)?), switches.bias)
-    })
-}
-
-fn layer(
-    config: &ConfigFile,
-    sizes: &Sizes,
-    switches: &Switches,
-    norm: NormSpec,
-    attention: AttentionSpec,
-) -> Result<LayerSpec, ConfigError> {
-    Ok(LayerSpec {
-        mixer: attention.into(),
-        feed_forward: MlpSpec {
-            kind: MlpKind::Gated,
-            intermediate_size: sizes.intermediate,
-            activation: activation(config, "hidden_act", "silu")?,
-            bias: switches.mlp_bias,
-        }
-        .into(),
-        norms: LayerNorms { before_attention: Some(norm), before_mlp: Some(norm), ..Default::default() },
-        residual: Residual::Sequential,
-        residual_scale: 1.0,
-    })
+    };
+    let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, switches.mlp_bias);
+    let layers = windows(config, &switches.windows, sizes.layers)?.into_iter().map(|window| {
+        let attention = AttentionSpec { window, ..attention.clone() };
+        layer(attention, mlp, LayerNorms::before(norm), Residual::Sequential)
+    });
+    let spec = sizes.model(folder, layers.collect(), norm, switches.tied)?;
+    Ok(Blueprint { spec, names: LLAMA.names() })
 }
 
 /// The window of every layer.
@@ -149,16 +156,11 @@ fn windows(config: &ConfigFile, rule: &Windows, layers: usize) -> Result<Vec<Opt
         Windows::None => Ok(vec![None; layers]),
         Windows::All => Ok(vec![window; layers]),
         Windows::Later if !config.flag_or("use_sliding_window", false)? => Ok(vec![None; layers]),
-        Windows::Later => match config.texts_opt("layer_types")? {
-            Some(types) if types.len() != layers => {
-                Err(config.unsupported("layer_types", &format!("expected {layers} entries")))
-            }
-            Some(types) => Ok(types.iter().map(|kind| window.filter(|_| kind == "sliding_attention")).collect()),
-            None => {
-                let full = config.number_or("max_window_layers", layers as f64)? as usize;
-                Ok((0..layers).map(|layer| window.filter(|_| layer >= full)).collect())
-            }
-        },
+        Windows::Later => {
+            let full = config.number_or("max_window_layers", layers as f64)? as usize;
+            let sliding = sliding_layers(config, layers, |layer| layer >= full)?;
+            Ok(sliding.into_iter().map(|slides| window.filter(|_| slides)).collect())
+        }
     }
 }
 

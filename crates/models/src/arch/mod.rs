@@ -1,11 +1,29 @@
 //! Architectures: each is a function from `config.json` to a [`Blueprint`], and one line in [`ARCHITECTURES`].
 
+mod baichuan;
+mod bloom;
 mod cohere;
 pub(crate) mod echo;
+mod exaone;
+mod falcon;
 mod gemma;
+mod glm;
+mod gpt2;
+mod gpt_neox;
+mod gptj;
+mod internlm2;
 mod llama;
+mod mpt;
+mod naming;
+mod nemotron;
+mod olmo;
+mod opt;
 mod parts;
 mod phi;
+mod phi3;
+mod qwen;
+mod stablelm;
+mod starcoder2;
 
 use std::path::Path;
 
@@ -17,17 +35,46 @@ use crate::weights::Names;
 const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("AquilaForCausalLM", llama::llama),
     ("AquilaModel", llama::llama),
+    ("BaiChuanForCausalLM", baichuan::baichuan),
+    ("BaichuanForCausalLM", baichuan::baichuan),
+    ("BloomForCausalLM", bloom::bloom),
+    ("ChatGLMForConditionalGeneration", glm::chatglm),
+    ("ChatGLMModel", glm::chatglm),
+    ("Cohere2ForCausalLM", cohere::cohere2),
     ("CohereForCausalLM", cohere::cohere),
     ("EchoForCausalLM", echo::echo),
+    ("Exaone4ForCausalLM", exaone::exaone4),
+    ("FalconForCausalLM", falcon::falcon),
+    ("GPT2LMHeadModel", gpt2::gpt2),
+    ("GPTBigCodeForCausalLM", gpt2::bigcode),
+    ("GPTJForCausalLM", gptj::gptj),
+    ("GPTNeoXForCausalLM", gpt_neox::gpt_neox),
     ("Gemma2ForCausalLM", gemma::gemma2),
+    ("Gemma3ForCausalLM", gemma::gemma3),
     ("GemmaForCausalLM", gemma::gemma),
+    ("Glm4ForCausalLM", glm::glm4),
+    ("GlmForCausalLM", glm::glm),
     ("GraniteForCausalLM", llama::granite),
+    ("InternLM2ForCausalLM", internlm2::internlm2),
     ("InternLMForCausalLM", llama::internlm),
     ("LlamaForCausalLM", llama::llama),
+    ("MPTForCausalLM", mpt::mpt),
+    ("MiniCPMForCausalLM", llama::minicpm),
     ("MistralForCausalLM", llama::mistral),
+    ("NemotronForCausalLM", nemotron::nemotron),
+    ("OPTForCausalLM", opt::opt),
+    ("Olmo2ForCausalLM", olmo::olmo2),
+    ("OlmoForCausalLM", olmo::olmo),
+    ("Phi3ForCausalLM", phi3::phi3),
     ("PhiForCausalLM", phi::phi),
+    ("QWenLMHeadModel", qwen::qwen),
     ("Qwen2ForCausalLM", llama::qwen2),
     ("Qwen3ForCausalLM", llama::qwen3),
+    ("RWForCausalLM", falcon::falcon),
+    ("SmolLM3ForCausalLM", llama::smollm3),
+    ("StableLMEpochForCausalLM", stablelm::stablelm),
+    ("StableLmForCausalLM", stablelm::stablelm),
+    ("Starcoder2ForCausalLM", starcoder2::starcoder2),
 ];
 
 type Architecture = fn(&Folder) -> Result<Blueprint, ConfigError>;
@@ -98,11 +145,8 @@ mod tests {
             read(dir.path()).err().expect("must be refused").to_string()
         };
         let message = refusal(r#"{"architectures": ["Llama4ForCausalLM"]}"#);
-        assert!(
-            message.contains("nearest: LlamaForCausalLM")
-                && message.contains("MistralForCausalLM, PhiForCausalLM, Qwen2"),
-            "{message}"
-        );
+        let all = supported().collect::<Vec<_>>().join(", ");
+        assert!(message.contains("nearest: LlamaForCausalLM") && message.contains(&all), "{message}");
         let message =
             refusal(r#"{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq"}}"#);
         assert!(message.contains("quantization_config.quant_method") && message.contains("gptq"), "{message}");

@@ -1,11 +1,9 @@
 //! Phi 1, 1.5 and 2: attention and MLP in parallel after one layer norm, rotary embedding on a part of each head, biases everywhere.
 
-use model_spec::{
-    Biases, ConfigError, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, MlpKind, MlpSpec, ModelKind, ModelSpec,
-    NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len, read_rope,
-};
+use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 
-use super::parts::{Sizes, activation, llama_part, names};
+use super::naming::{LLAMA, Naming};
+use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
 use crate::weights::Part;
 
@@ -16,35 +14,13 @@ pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
         return Err(config.unsupported("qk_layernorm", "it is not supported"));
     }
     let norm = NormSpec::layer(config.number_or("layer_norm_eps", 1e-5)? as f32);
-    let rotary_dim = (sizes.head_dim as f64 * config.number_or("partial_rotary_factor", 0.5)?) as usize;
-    let rope = RopeDefaults { theta: 10000.0, rotary_dim, style: RopeStyle::Halves };
-    let layer = LayerSpec {
-        mixer: sizes.attention(Position::Rope(read_rope(config, rope)?), Biases { qkv: true, output: true }).into(),
-        feed_forward: MlpSpec {
-            kind: MlpKind::Plain,
-            intermediate_size: sizes.intermediate,
-            activation: activation(config, "hidden_act", "gelu_new")?,
-            bias: true,
-        }
-        .into(),
-        norms: LayerNorms { before_attention: Some(norm), ..Default::default() },
-        residual: Residual::Parallel,
-        residual_scale: 1.0,
-    };
-    let spec = ModelSpec {
-        architecture: folder.architecture.clone(),
-        kind: ModelKind::Decoder,
-        vocab_size: sizes.vocab,
-        hidden_size: sizes.hidden,
-        context_len: context_len(config)?,
-        dtype: folder.dtype,
-        eos_token_ids: folder.eos_token_ids.clone(),
-        embedding: EmbeddingSpec { scale: 1.0, norm: None },
-        layers: vec![layer; sizes.layers],
-        final_norm: Some(norm),
-        head: HeadSpec { tied: config.flag_or("tie_word_embeddings", false)?, bias: true, scale: 1.0, soft_cap: None },
-    };
-    Ok(Blueprint { spec, names: names("model.final_layernorm", part) })
+    let rope = sizes.partial_rope(config, 0.5, RopeStyle::Halves)?;
+    let attention = sizes.attention(rope, Biases { qkv: true, output: true });
+    let mlp = sizes.mlp(MlpKind::Plain, activation(config, "hidden_act", "gelu_new")?, true);
+    let layer = layer(attention, mlp, LayerNorms::shared(norm), Residual::Parallel);
+    let mut spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
+    spec.head.bias = true;
+    Ok(Blueprint { spec, names: Naming { final_norm: "model.final_layernorm", part, ..LLAMA }.names() })
 }
 
 fn part(part: Part) -> &'static str {
@@ -52,6 +28,6 @@ fn part(part: Part) -> &'static str {
         Part::Output => "self_attn.dense",
         Part::Up => "mlp.fc1",
         Part::Down => "mlp.fc2",
-        other => llama_part(other),
+        other => (LLAMA.part)(other),
     }
 }

@@ -1,5 +1,7 @@
 //! Softmax attention over cached keys and values.
 
+use std::ops::Range;
+
 use kernels::ops::{Act, Attention, Backend, Epilogue, Heads, KvLayer, KvShape, Norm, Rope, Vector};
 use model_spec::{AttentionSpec, Position, QkNorm};
 
@@ -14,13 +16,21 @@ struct AttentionMixer {
     qkv: Linear,
     attention: Attention,
     rope: Option<Rope>,
-    query_norm: Option<Norm>,
-    key_norm: Option<Norm>,
+    norms: Vec<ColumnNorm>,
+    clip: Option<f32>,
     /// `[rows, (q + kv) * dim + kv * v_dim]`.
     projected: Act,
     /// `[rows, q * v_dim]`.
     attended: Act,
     kv: Option<KvLayer>,
+}
+
+/// A norm of some columns of `projected`, `width` after `width`.
+struct ColumnNorm {
+    first_col: usize,
+    heads: usize,
+    width: usize,
+    norm: Norm,
 }
 
 impl AttentionMixer {
@@ -60,11 +70,11 @@ impl Mixer for AttentionMixer {
     fn remember(&self, input: Act, backend: &mut dyn Backend) {
         let heads = self.attention.heads;
         backend.matmul(input, self.qkv.matrix, self.qkv.bias, Epilogue::Store, self.projected);
-        if let Some(norm) = self.query_norm {
-            backend.head_norm(self.projected, 0, heads.q, heads.dim, norm);
+        for ColumnNorm { first_col, heads, width, norm } in &self.norms {
+            backend.head_norm(self.projected, *first_col, *heads, *width, *norm);
         }
-        if let Some(norm) = self.key_norm {
-            backend.head_norm(self.projected, heads.q * heads.dim, heads.kv, heads.dim, norm);
+        if let Some(limit) = self.clip {
+            backend.clamp(self.projected, limit);
         }
         backend.rope_and_cache(self.projected, heads, self.rope, self.kv());
     }
@@ -81,16 +91,63 @@ pub(super) fn build(
     spec: &AttentionSpec,
 ) -> Result<(Box<dyn Mixer>, Linear), LoadError> {
     let (qkv, output) = projections(builder, index, spec)?;
-    let norm = spec.qk_norm.map(|QkNorm::PerHead(norm)| norm);
-    let query_norm = builder.norm(norm, Slot::Layer(index, Part::QueryNorm), spec.head_dim)?;
-    let key_norm = builder.norm(norm, Slot::Layer(index, Part::KeyNorm), spec.head_dim)?;
     let attention = attention(builder, index, spec)?;
+    let norms = norms(builder, index, spec)?;
     let rope = builder.rope(&spec.position);
     let Heads { q, kv, dim, v_dim } = attention.heads;
     let projected = builder.store.buffer("qkv", (q + kv) * dim + kv * v_dim);
     let attended = builder.store.buffer("attended", q * v_dim);
-    let mixer = AttentionMixer { qkv, attention, rope, query_norm, key_norm, projected, attended, kv: None };
+    let mixer = AttentionMixer { qkv, attention, rope, norms, clip: spec.clip, projected, attended, kv: None };
     Ok((Box::new(mixer), output))
+}
+
+/// Queries, or keys.
+struct Side {
+    first_col: usize,
+    /// Heads on this rank, of how many.
+    mine: Range<usize>,
+    all: usize,
+    norm: Part,
+    head_norm: fn(usize) -> Part,
+}
+
+/// Norms of this rank's queries and keys.
+fn norms(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> Result<Vec<ColumnNorm>, LoadError> {
+    let Some(qk_norm) = spec.qk_norm else { return Ok(Vec::new()) };
+    let (queries, keys) = (builder.shard.part(spec.heads), builder.shard.kv_heads(spec.kv_heads));
+    let first_col = queries.len() * spec.head_dim;
+    let (norm, head_norm) = (Part::QueryNorm, Part::QueryHeadNorm as fn(usize) -> Part);
+    let queries = Side { first_col: 0, mine: queries, all: spec.heads, norm, head_norm };
+    let keys = Side { first_col, mine: keys, all: spec.kv_heads, norm: Part::KeyNorm, head_norm: Part::KeyHeadNorm };
+    [queries, keys].into_iter().map(|side| column_norm(builder, index, (qk_norm, spec.head_dim), side)).collect()
+}
+
+fn column_norm(
+    builder: &mut Builder<'_>,
+    index: usize,
+    (norm, dim): (QkNorm, usize),
+    side: Side,
+) -> Result<ColumnNorm, LoadError> {
+    let (first_col, heads) = (side.first_col, side.mine.len());
+    let slot = |part| Slot::Layer(index, part);
+    Ok(match norm {
+        QkNorm::PerHead(norm) => {
+            ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &[slot(side.norm)], dim)? }
+        }
+        QkNorm::EachHead(norm) => {
+            let slots: Vec<Slot> = side.mine.map(|head| slot((side.head_norm)(head))).collect();
+            ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &slots, dim)? }
+        }
+        QkNorm::Whole(norm) if heads == side.all => {
+            let width = heads * dim;
+            ColumnNorm { first_col, heads: 1, width, norm: builder.norms(norm, &[slot(side.norm)], width)? }
+        }
+        QkNorm::Whole(_) => {
+            let remedy = "is 1, for one norm goes over all heads".to_owned();
+            let (size, ranks) = (side.all, builder.shard.size);
+            return Err(LoadError::Shard { what: "num_attention_heads", size, ranks, remedy });
+        }
+    })
 }
 
 fn projections(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> Result<(Linear, Linear), LoadError> {

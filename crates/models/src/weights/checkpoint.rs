@@ -49,47 +49,42 @@ impl Checkpoint {
         Ok(Self { model: model.to_owned(), files })
     }
 
-    fn stored(&self, name: &str) -> Result<Stored<'_>, LoadError> {
-        self.files.find(name).ok_or_else(|| LoadError::MissingTensor {
+    /// The name in the files, and what is there. Files saved from a model without its head lack the first word: `h.0.ln_1` stands for
+    /// `transformer.h.0.ln_1`.
+    fn stored<'a>(&'a self, name: &'a str) -> Result<(&'a str, Stored<'a>), LoadError> {
+        let named = |name: &'a str| Some((name, self.files.find(name)?));
+        let inner = || named(name.split_once('.')?.1);
+        named(name).or_else(inner).ok_or_else(|| LoadError::MissingTensor {
             dir: self.model.clone(),
             tensor: name.to_owned(),
             nearest: nearest(name, self.files.names()).map(str::to_owned),
         })
     }
+
+    /// The name in the files and the element type of a slice that is there and has the right shape.
+    fn checked<'a>(&'a self, slice: &'a Slice) -> Result<(&'a str, DType), LoadError> {
+        let (name, Stored { file, shape, dtype }) = self.stored(&slice.place.tensor)?;
+        let (file, tensor) = (file.to_owned(), name.to_owned());
+        if !slice.fits(shape) {
+            return Err(LoadError::Shape { file, tensor, expected: slice.stored_shape(), found: shape.to_vec() });
+        }
+        let dtype = dtype.map_err(|found| LoadError::ElementType { file, tensor, found })?;
+        Ok((name, dtype))
+    }
 }
 
 impl Weights for Checkpoint {
     fn check(&self, slice: &Slice) -> Result<DType, LoadError> {
-        let name = &slice.tensor;
-        let Stored { file, shape, dtype } = self.stored(name)?;
-        let (file, tensor) = (file.to_owned(), name.clone());
-        if shape != slice.shape {
-            return Err(LoadError::Shape { file, tensor, expected: slice.shape.clone(), found: shape.to_vec() });
-        }
-        dtype.map_err(|found| LoadError::ElementType { file, tensor, found })
+        self.checked(slice).map(|(_, dtype)| dtype)
     }
 
     fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError> {
-        let dtype = self.check(slice)?;
-        let bytes = match self.files.bytes(&slice.tensor)? {
-            Cow::Borrowed(tensor) => cut(tensor, dtype.size(), slice),
-            Cow::Owned(tensor) if tensor.len() == slice.elements() * dtype.size() => Cow::Owned(tensor),
-            Cow::Owned(tensor) => Cow::Owned(cut(&tensor, dtype.size(), slice).into_owned()),
+        let (name, dtype) = self.checked(slice)?;
+        let bytes = match self.files.bytes(name)? {
+            Cow::Borrowed(tensor) => slice.cut(tensor, dtype.size()),
+            Cow::Owned(tensor) if slice.is_whole() => Cow::Owned(tensor),
+            Cow::Owned(tensor) => Cow::Owned(slice.cut(&tensor, dtype.size()).into_owned()),
         };
         Ok(Chunk { dtype, bytes })
     }
-}
-
-/// The slice's bytes of a tensor: borrowed where they lie in one piece.
-fn cut<'a>(tensor: &'a [u8], element: usize, slice: &Slice) -> Cow<'a, [u8]> {
-    let width = slice.width() * element;
-    if slice.cols.len() == slice.width() {
-        return Cow::Borrowed(&tensor[slice.rows.start * width..slice.rows.end * width]);
-    }
-    let mut bytes = Vec::with_capacity(slice.elements() * element);
-    for row in slice.rows.clone() {
-        let start = row * width;
-        bytes.extend_from_slice(&tensor[start + slice.cols.start * element..start + slice.cols.end * element]);
-    }
-    Cow::Owned(bytes)
 }

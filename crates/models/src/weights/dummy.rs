@@ -27,7 +27,7 @@ impl Weights for Dummy {
             Role::Scale => narrow(std::iter::repeat_n(1.0, slice.elements()), self.dtype, &mut bytes),
             Role::Shift => narrow(std::iter::repeat_n(0.0, slice.elements()), self.dtype, &mut bytes),
             // Uniform with variance 1 / width: a product keeps its input's size, whatever the depth.
-            Role::Matrix => self.uniform(slice, (3.0 / slice.width() as f32).sqrt(), &mut bytes),
+            Role::Matrix | Role::UnitRows => self.uniform(slice, (3.0 / slice.width() as f32).sqrt(), &mut bytes),
         }
         Ok(Chunk { dtype: self.dtype, bytes: Cow::Owned(bytes) })
     }
@@ -42,7 +42,7 @@ impl Dummy {
         let mut levels = Vec::new();
         let level = |i: usize| bound * ((2 * i + 1) as f32 / LEVELS as f32 - 1.0);
         narrow((0..LEVELS).map(level), self.dtype, &mut levels);
-        let key = slice.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
+        let key = slice.place.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
         out.resize(slice.elements() * self.dtype.size(), 0);
         match self.dtype {
             DType::F32 => fill::<4>(key, slice, &levels, out),
@@ -54,7 +54,8 @@ impl Dummy {
 /// Fills `out` with elements of `N` bytes picked from `levels`.
 fn fill<const N: usize>(key: u64, slice: &Slice, levels: &[u8], out: &mut [u8]) {
     let (levels, out) = (levels.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
-    for (row, out) in slice.rows.clone().zip(out.chunks_exact_mut(slice.cols.len())) {
+    let rows = slice.rows.clone().map(|row| slice.place.rows.stored(row));
+    for (row, out) in rows.zip(out.chunks_exact_mut(slice.cols.len())) {
         let row_key = mix(key ^ mix(row as u64));
         // Four elements from each 64-bit draw.
         let draw = |col: usize| mix(row_key.wrapping_add((col / 4) as u64));
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     fn fetch(rows: Range<usize>, cols: Range<usize>) -> Vec<f32> {
-        let slice = Slice { tensor: "w".to_owned(), shape: vec![64, 48], rows, cols, role: Role::Matrix };
+        let slice = Slice { place: "w".to_owned().into(), shape: vec![64, 48], rows, cols, role: Role::Matrix };
         let chunk = Dummy { seed: 7, dtype: DType::F32 }.fetch(&slice).unwrap();
         widen(chunk.dtype, &chunk.bytes)
     }

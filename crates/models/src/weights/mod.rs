@@ -5,6 +5,7 @@ mod checkpoint;
 mod dummy;
 mod gguf;
 mod map;
+mod place;
 mod safetensors;
 mod store;
 mod torch;
@@ -18,18 +19,25 @@ use crate::error::LoadError;
 
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
+pub(crate) use place::{Place, Stripes};
 pub(crate) use store::{Loader, Measure, Store};
 
 /// One weight of a model, whatever its file calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
-    /// `[vocab, hidden]`.
+    /// `[vocab, embedding width]`.
     Embedding,
+    /// `[hidden, embedding width]`.
+    ProjectIn,
+    /// One row a position.
+    Positions,
     /// Norm after the embedding.
     EmbeddingNorm,
     /// Norm before the head.
     FinalNorm,
-    /// `[vocab, hidden]`; not asked for when tied.
+    /// `[embedding width, hidden]`.
+    ProjectOut,
+    /// `[vocab, embedding width]`; not asked for when tied.
     Head,
     /// Of a layer, counted from 0.
     Layer(usize, Part),
@@ -54,10 +62,14 @@ pub enum Part {
     Value,
     /// `[hidden, heads * v_head_dim]`.
     Output,
-    /// Norm of query heads.
+    /// Norm of all query heads, alike or together.
     QueryNorm,
-    /// Norm of key heads.
+    /// Norm of all key heads, alike or together.
     KeyNorm,
+    /// Norm of one query head.
+    QueryHeadNorm(usize),
+    /// Norm of one key head.
+    KeyHeadNorm(usize),
     /// `[heads]`.
     Sinks,
     /// `[intermediate, hidden]`.
@@ -77,14 +89,14 @@ pub enum Kind {
     Bias,
 }
 
-/// What an architecture calls its weights: the tensor's name in the files.
-pub type Names = Box<dyn Fn(Slot, Kind) -> String + Send>;
+/// Where an architecture's files hold its weights.
+pub type Names = Box<dyn Fn(Slot, Kind) -> Place + Send>;
 
 /// The part of a weight that a rank needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slice {
-    /// Name in the files.
-    pub tensor: String,
+    /// Where the whole weight lies.
+    pub place: Place,
     /// Shape of the whole weight: `[rows, cols]`, or `[n]` for vectors (then `cols` is `0..1`).
     pub shape: Vec<usize>,
     pub rows: Range<usize>,
@@ -93,10 +105,12 @@ pub(crate) struct Slice {
     pub role: Role,
 }
 
-/// What a tensor does, as far as making one up is concerned.
+/// What a tensor does, as far as making one up, or making it ready, is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Matrix,
+    /// A matrix whose rows are scaled to length one as it is loaded.
+    UnitRows,
     /// Multiplies; neutral is 1.
     Scale,
     /// Added, or added to 1; neutral is 0.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use kernels::ops::{Act, Backend, DType, HostMatrix, Matrix, Table, Vector};
 
-use super::{Chunk, Slice, Weights, cast};
+use super::{Chunk, Role, Slice, Weights, cast};
 use crate::acts::Buffers;
 use crate::error::LoadError;
 
@@ -81,7 +81,8 @@ impl<'a> Loader<'a> {
         let weights = self.weights;
         let mut chunks = Vec::with_capacity(stack.len());
         for slice in stack {
-            chunks.push(weights.fetch(slice)?);
+            let chunk = weights.fetch(slice)?;
+            chunks.push(if slice.role == Role::UnitRows { unit_rows(&chunk, slice.cols.len()) } else { chunk });
         }
         let dtype = self.stored_type(&chunks);
         let chunk = match chunks.pop() {
@@ -110,6 +111,18 @@ impl<'a> Loader<'a> {
             (compute, _) => compute,
         }
     }
+}
+
+/// Each row divided by its length, in f32; rows of zeros stay.
+fn unit_rows(chunk: &Chunk<'_>, width: usize) -> Chunk<'static> {
+    let mut values = cast::widen(chunk.dtype, &chunk.bytes);
+    for row in values.chunks_exact_mut(width) {
+        let length = row.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
+        row.iter_mut().for_each(|x| *x /= length);
+    }
+    let mut bytes = Vec::with_capacity(values.len() * DType::F32.size());
+    cast::narrow(values.into_iter(), DType::F32, &mut bytes);
+    Chunk { dtype: DType::F32, bytes: Cow::Owned(bytes) }
 }
 
 /// Rows and columns of a stack.

@@ -1,6 +1,7 @@
 //! The checks of a reference model.
 
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use collectives::Solo;
@@ -12,6 +13,33 @@ use serde_json::Value;
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, hidden, load, logprob, run};
 use crate::reference::{self, Prompt, Reference};
 use crate::{folders, group};
+
+/// A reference model, or those of its prompts that are served with the same longest length.
+#[derive(Clone)]
+pub struct Case {
+    pub folder: &'static str,
+    pub prompts: Range<usize>,
+    pub max_len: Option<usize>,
+}
+
+impl Case {
+    /// All prompts of a folder.
+    pub fn of(folder: &'static str) -> Self {
+        Self { folder, prompts: 0..usize::MAX, max_len: None }
+    }
+
+    fn read(&self) -> Option<(PathBuf, Reference)> {
+        let dir = folders::zoo(self.folder)?;
+        let mut reference = reference::read(&dir);
+        let mut index = 0..;
+        reference.prompts.retain(|_| index.next().is_some_and(|index| self.prompts.contains(&index)));
+        Some((dir, reference))
+    }
+
+    fn setup(&self, dtype: DType) -> Setup {
+        Setup { max_len: self.max_len, ..Setup::new(dtype) }
+    }
+}
 
 /// Loads a whole model and runs it.
 fn outcomes(dir: &Path, setup: Setup, scripts: &[Script], way: Way) -> Vec<Outcome> {
@@ -48,12 +76,12 @@ fn other_ways() -> [Way; 5] {
 }
 
 /// In f32: as recorded with all instruction sets, and the same bits whatever else is in the batch.
-pub fn float32(name: &str) {
-    let dir = folders::zoo(name);
-    let reference = reference::read(&dir);
+pub fn float32(case: &Case) {
+    let Some((dir, reference)) = case.read() else { return };
+    let name = case.folder;
     let scripts = greedy_scripts(&reference);
     for on in On::all() {
-        let setup = Setup::new(DType::F32).on(on);
+        let setup = case.setup(DType::F32).on(on);
         let plain = outcomes(&dir, setup, &scripts, PLAIN);
         if let Err(difference) = as_recorded(&reference, &plain) {
             panic!("{name}, {on:?}: {difference}; {}", first_difference(&dir, setup, &reference));
@@ -100,10 +128,8 @@ fn as_recorded(reference: &Reference, outcomes: &[Outcome]) -> Result<(), String
     };
     for (k, (prompt, outcome)) in reference.prompts.iter().zip(outcomes).enumerate() {
         let last = prompt.ids.len() - 1;
-        if k == 1 {
-            for (position, want) in reference.all_logits.iter().enumerate() {
-                close(format!("logits of prompt 1 at position {position}"), &outcome.logits[position], want)?;
-            }
+        for (position, want) in prompt.all_logits.iter().enumerate() {
+            close(format!("logits of prompt {k} at position {position}"), &outcome.logits[position], want)?;
         }
         close(format!("last logits of prompt {k}"), &outcome.logits[last], &prompt.last_logits)?;
         let logprobs: Vec<f32> = (1..=last).map(|i| logprob(&outcome.logits[i - 1], prompt.ids[i])).collect();
@@ -123,8 +149,11 @@ fn as_recorded(reference: &Reference, outcomes: &[Outcome]) -> Result<(), String
 
 /// Names the first layer whose output is not as recorded.
 fn first_difference(dir: &Path, setup: Setup, reference: &Reference) -> String {
-    let layers = hidden(&mut load_whole(dir, setup), &mut Solo, &reference.prompts[1].ids);
-    let differences: Vec<f32> = layers.iter().zip(&reference.hidden).map(|(a, b)| max_difference(a, b)).collect();
+    let Some(prompt) = reference.prompts.iter().find(|prompt| !prompt.hidden.is_empty()) else {
+        return "no layer's output was recorded".to_owned();
+    };
+    let layers = hidden(&mut load_whole(dir, setup), &mut Solo, &prompt.ids);
+    let differences: Vec<f32> = layers.iter().zip(&prompt.hidden).map(|(a, b)| max_difference(a, b)).collect();
     match differences.iter().position(|difference| *difference > reference.float32) {
         Some(0) => format!("the embedding differs by {}", differences[0]),
         Some(layer) => format!("layer {} is the first that differs, by {}", layer - 1, differences[layer]),
@@ -133,13 +162,13 @@ fn first_difference(dir: &Path, setup: Setup, reference: &Reference) -> String {
 }
 
 /// In 16 bits along the recorded tokens: close to f32, and the same bits whatever else is in the batch.
-pub fn bfloat16(name: &str, dtype: DType) {
-    let dir = folders::zoo(name);
-    let reference = reference::read(&dir);
+pub fn bfloat16(case: &Case, dtype: DType) {
+    let Some((dir, reference)) = case.read() else { return };
+    let name = case.folder;
     let scripts = forced_scripts(&reference);
-    let exact = outcomes(&dir, Setup::new(DType::F32), &scripts, PLAIN);
+    let exact = outcomes(&dir, case.setup(DType::F32), &scripts, PLAIN);
     for on in On::all() {
-        let setup = Setup::new(dtype).on(on);
+        let setup = case.setup(dtype).on(on);
         let rough = outcomes(&dir, setup, &scripts, PLAIN);
         let what = format!("{name}, {dtype:?}, {on:?}");
         within_quantiles(&what, &reference, &exact, &rough);
@@ -179,9 +208,9 @@ fn same_where_clear(what: &str, reference: &Reference, rough: &[Outcome]) {
 }
 
 /// Split over ranks: as recorded, on every rank the same.
-pub fn tensor_parallel(name: &str, size: usize) {
-    let dir = folders::zoo(name);
-    let reference = reference::read(&dir);
+pub fn tensor_parallel(case: &Case, size: usize) {
+    let Some((dir, reference)) = case.read() else { return };
+    let name = case.folder;
     let scripts = greedy_scripts(&reference);
     for way in [PLAIN, Way { together: true, chunk: 16, scattered: true, wanted: Wanted::All }] {
         let outcomes: Vec<Vec<Outcome>> = thread::scope(|scope| {
@@ -189,7 +218,7 @@ pub fn tensor_parallel(name: &str, size: usize) {
             let rank = |(rank, mut channels)| {
                 scope.spawn(move || {
                     run(
-                        &mut load(dir, Setup { rank: (rank, size), ..Setup::new(DType::F32) }).expect("a rank"),
+                        &mut load(dir, Setup { rank: (rank, size), ..case.setup(DType::F32) }).expect("a rank"),
                         &mut channels,
                         scripts,
                         way,
@@ -206,11 +235,9 @@ pub fn tensor_parallel(name: &str, size: usize) {
 }
 
 /// A size that does not divide is refused by name.
-pub fn tensor_parallel_refused(name: &str, size: usize, what: &str) {
-    let error = load(&folders::zoo(name), Setup { rank: (0, size), ..Setup::new(DType::F32) })
-        .err()
-        .expect("a refusal")
-        .to_string();
+pub fn tensor_parallel_refused(case: &Case, size: usize, what: &str) {
+    let Some((dir, _)) = case.read() else { return };
+    let error = load(&dir, Setup { rank: (0, size), ..case.setup(DType::F32) }).err().expect("a refusal").to_string();
     assert!(error.contains(what) && error.contains(&format!("tensor-parallel size {size}")), "{error}");
 }
 

@@ -58,6 +58,8 @@ pub struct Setup {
     pub dtype: DType,
     /// Rank and ranks.
     pub rank: (usize, usize),
+    /// Longest sequence served.
+    pub max_len: Option<usize>,
     pub on: On,
 }
 
@@ -98,7 +100,7 @@ impl Setup {
     /// One rank on one thread with the best instructions there are, or on the GPU if only that is to be tested.
     pub fn new(dtype: DType) -> Self {
         let cpu = On::Cpu(CpuOptions { threads: 1, isa: Some(Isa::detect()) });
-        Self { dtype, rank: (0, 1), on: if only().as_deref() == Some("cuda") { On::Cuda } else { cpu } }
+        Self { dtype, rank: (0, 1), max_len: None, on: if only().as_deref() == Some("cuda") { On::Cuda } else { cpu } }
     }
 
     pub fn on(self, on: On) -> Self {
@@ -114,6 +116,7 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
         tp_size: setup.rank.1,
         format: LoadFormat::Auto,
         seed: 0,
+        max_len: setup.max_len,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
     };

@@ -11,47 +11,84 @@ mod gpu;
 mod group;
 mod reference;
 
-use checks::{bfloat16, float32, shipped, tensor_parallel, tensor_parallel_refused};
+use checks::{Case, bfloat16, float32, shipped, tensor_parallel, tensor_parallel_refused};
 use kernels::ops::DType;
 
-/// One test a reference model: exact in float32, close in 16 bits, and split over `$ranks`.
+/// Tests of one reference model: exact in float32, close in 16 bits, and split over `$ranks`.
 macro_rules! zoo {
-    ($($test:ident: $folder:literal, $low:expr, ranks: $ranks:expr, refused: $refused:expr;)*) => {$(
+    ($($test:ident: $case:expr, $low:expr, ranks: $ranks:expr, refused: $refused:expr;)*) => {$(
         mod $test {
             use super::*;
 
             #[test]
             fn exact() {
-                float32($folder);
+                float32(&case($case));
             }
 
             #[test]
             fn close_in_16_bits() {
-                $low.iter().for_each(|dtype| bfloat16($folder, *dtype));
+                $low.iter().for_each(|dtype| bfloat16(&case($case), *dtype));
             }
 
             #[test]
             fn split() {
                 let (ranks, refused): (&[usize], &[(usize, &str)]) = (&$ranks, &$refused);
-                ranks.iter().for_each(|ranks| tensor_parallel($folder, *ranks));
-                refused.iter().for_each(|(ranks, what)| tensor_parallel_refused($folder, *ranks, what));
+                ranks.iter().for_each(|ranks| tensor_parallel(&case($case), *ranks));
+                refused.iter().for_each(|(ranks, what)| tensor_parallel_refused(&case($case), *ranks, what));
             }
         }
     )*};
 }
 
+/// A row of the table names a folder, or says more.
+fn case(from: impl Into<Case>) -> Case {
+    from.into()
+}
+
+impl From<&'static str> for Case {
+    fn from(folder: &'static str) -> Self {
+        Self::of(folder)
+    }
+}
+
 const BF16: [DType; 1] = [DType::Bf16];
 const BOTH: [DType; 2] = [DType::Bf16, DType::F16];
+/// Sizes that three heads and an MLP of no multiple of three refuse.
+const THREE_HEADS: [(usize, &str); 2] = [(2, "num_attention_heads"), (3, "intermediate_size")];
+/// The short frequencies, for prompts that stay below the length of the training, and the long ones.
+const SHORT: Case = Case { folder: "phi3-longrope", prompts: 0..3, max_len: Some(64) };
+const LONG: Case = Case { folder: "phi3-longrope", prompts: 3..4, max_len: None };
 
 zoo! {
+    baichuan_13b: "baichuan-13b", BF16, ranks: [], refused: THREE_HEADS;
+    baichuan_7b: "baichuan-7b", BF16, ranks: [], refused: THREE_HEADS;
+    bloom: "bloom", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
+    chatglm3: "chatglm3", BOTH, ranks: [2, 4], refused: [];
     cohere: "cohere", BOTH, ranks: [2], refused: [];
+    cohere2: "cohere2", BF16, ranks: [2, 4], refused: [];
+    cohere_plus: "cohere-plus", BOTH, ranks: [], refused: THREE_HEADS;
+    exaone4: "exaone4", BF16, ranks: [2, 4], refused: [];
+    falcon_11b: "falcon-11b", BF16, ranks: [2], refused: [];
+    falcon_40b: "falcon-40b", BF16, ranks: [2, 4], refused: [];
+    falcon_40b_alibi: "falcon-40b-alibi", BF16, ranks: [2, 4], refused: [];
+    falcon_7b: "falcon-7b", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
+    falcon_7b_alibi: "falcon-7b-alibi", BF16, ranks: [2], refused: [];
+    falcon_rw: "falcon-rw", BF16, ranks: [2], refused: [(4, "num_attention_heads")];
     gemma: "gemma", BF16, ranks: [2, 4], refused: [];
     gemma2: "gemma2", BF16, ranks: [2], refused: [];
+    gemma3: "gemma3", BF16, ranks: [2, 4], refused: [];
+    glm4: "glm4", BF16, ranks: [2, 4], refused: [];
+    gpt2: "gpt2", BOTH, ranks: [2], refused: [];
+    gpt_bigcode: "gpt-bigcode", BF16, ranks: [], refused: THREE_HEADS;
+    gpt_neox: "gpt-neox", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
+    gpt_neox_sequential: "gpt-neox-sequential", BOTH, ranks: [2], refused: [];
+    gptj: "gptj", BOTH, ranks: [], refused: THREE_HEADS;
     granite: "granite", BF16, ranks: [2], refused: [];
     internlm: "internlm", BOTH, ranks: [2], refused: [(4, "num_attention_heads")];
+    internlm2: "internlm2", BF16, ranks: [2, 4], refused: [];
     llama: "llama", BOTH, ranks: [2, 4], refused: [(3, "num_attention_heads")];
     llama_rope_dynamic: "llama-rope-dynamic", BF16, ranks: [2], refused: [];
-    llama_rope_linear: "llama-rope-linear", BF16, ranks: [], refused: [(2, "num_attention_heads"), (3, "intermediate_size")];
+    llama_rope_linear: "llama-rope-linear", BF16, ranks: [], refused: THREE_HEADS;
     llama_rope_llama3: "llama-rope-llama3", BF16, ranks: [2], refused: [];
     llama_rope_yarn: "llama-rope-yarn", BF16, ranks: [2], refused: [];
     gguf_f16: "llama-gguf-f16", BOTH, ranks: [2], refused: [];
@@ -60,10 +97,28 @@ zoo! {
     gguf_q5_k: "llama-gguf-q5_k", BOTH, ranks: [2], refused: [];
     gguf_q6_k: "llama-gguf-q6_k", BOTH, ranks: [2], refused: [];
     gguf_q8_0: "llama-gguf-q8_0", BOTH, ranks: [2], refused: [];
+    minicpm: "minicpm", BF16, ranks: [2], refused: [];
     mistral: "mistral", BF16, ranks: [2], refused: [];
+    mpt: "mpt", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
+    mpt_clip: "mpt-clip", BF16, ranks: [2, 4], refused: [];
+    nemotron: "nemotron", BF16, ranks: [2, 4], refused: [];
+    olmo: "olmo", BF16, ranks: [2], refused: [];
+    olmo2: "olmo2", BF16, ranks: [], refused: [(2, "num_attention_heads")];
+    opt: "opt", BOTH, ranks: [], refused: THREE_HEADS;
+    opt_350m: "opt-350m", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
     phi: "phi", BOTH, ranks: [2], refused: [];
+    phi3_long: LONG, BF16, ranks: [2], refused: [];
+    phi3_short: SHORT, BF16, ranks: [2], refused: [];
+    phi4_mini: "phi4-mini", BF16, ranks: [], refused: THREE_HEADS;
+    qwen1: "qwen1", BF16, ranks: [], refused: THREE_HEADS;
     qwen2: "qwen2", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     qwen3: "qwen3", BF16, ranks: [2, 4], refused: [];
+    smollm3: "smollm3", BF16, ranks: [2], refused: [];
+    spec_draft: "spec-draft", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
+    spec_target: "spec-target", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
+    stablelm: "stablelm", BF16, ranks: [2], refused: [];
+    stablelm_2_12b: "stablelm-2-12b", BF16, ranks: [2], refused: [];
+    starcoder2: "starcoder2", BF16, ranks: [2], refused: [];
 }
 
 #[test]

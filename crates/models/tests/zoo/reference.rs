@@ -11,14 +11,14 @@ pub struct Reference {
     pub float32: f32,
     pub bfloat16_median: f32,
     pub bfloat16_p90: f32,
-    /// Of prompt 1, every position `[7][vocab]`.
-    pub all_logits: Vec<Vec<f32>>,
-    /// Of prompt 1, by layer `[7 * hidden]`.
-    pub hidden: Vec<Vec<f32>>,
 }
 
 pub struct Prompt {
     pub ids: Vec<u32>,
+    /// At every position `[len][vocab]`; recorded for one prompt only.
+    pub all_logits: Vec<Vec<f32>>,
+    /// By layer `[len * hidden]`; the same.
+    pub hidden: Vec<Vec<f32>>,
     pub last_logits: Vec<f32>,
     pub prompt_logprobs: Vec<f32>,
     pub greedy_tokens: Vec<u32>,
@@ -34,8 +34,12 @@ pub fn read(dir: &Path) -> Reference {
     let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
     let get = |name: &str| floats(&tensors, name);
     let prompts = json["prompts"].as_array().expect("prompts").iter().enumerate();
+    let vocab = get("prompt0.last_logits").expect("logits").len();
+    let rows = |all: Vec<f32>| all.chunks_exact(vocab).map(<[f32]>::to_vec).collect();
     let prompts = prompts.map(|(k, prompt)| Prompt {
         ids: ids(&prompt["ids"]),
+        all_logits: get(&format!("prompt{k}.all_logits")).map_or_else(Vec::new, rows),
+        hidden: (0..).map_while(|layer| get(&format!("prompt{k}.hidden.{layer}"))).collect(),
         last_logits: get(&format!("prompt{k}.last_logits")).expect("logits"),
         prompt_logprobs: get(&format!("prompt{k}.prompt_logprobs")).expect("logprobs"),
         greedy_tokens: ids(&prompt["greedy_tokens"]),
@@ -43,14 +47,11 @@ pub fn read(dir: &Path) -> Reference {
         greedy_margins: numbers(&prompt["greedy_margins"]),
     });
     let prompts: Vec<Prompt> = prompts.collect();
-    let vocab = prompts[0].last_logits.len();
     let tolerance = |key: &str| json["tolerance"][key].as_f64().expect("a tolerance") as f32;
     Reference {
         float32: tolerance("float32_max_abs_logit_diff"),
         bfloat16_median: tolerance("bfloat16_median_position_abs_logit_diff"),
         bfloat16_p90: tolerance("bfloat16_p90_position_abs_logit_diff"),
-        all_logits: get("prompt1.all_logits").expect("logits").chunks_exact(vocab).map(<[f32]>::to_vec).collect(),
-        hidden: (0..).map_while(|layer| get(&format!("prompt1.hidden.{layer}"))).collect(),
         prompts,
     }
 }

@@ -1,0 +1,98 @@
+//! What a family's files call the weights, and where those lie in fused tensors.
+
+use crate::weights::{Kind, Names, Part, Place, Slot, Stripes};
+
+/// Names of a family's tensors, without the ending `.weight` or `.bias`.
+#[derive(Clone, Copy)]
+pub(super) struct Naming {
+    pub embedding: &'static str,
+    pub embedding_norm: &'static str,
+    pub positions: &'static str,
+    pub project_in: &'static str,
+    pub project_out: &'static str,
+    pub final_norm: &'static str,
+    pub head: &'static str,
+    /// What a layer's number follows.
+    pub layers: &'static str,
+    /// What follows a layer's number. Fused weights share a name.
+    pub part: fn(Part) -> &'static str,
+    /// Queries, keys and values share a tensor, each with these rows.
+    pub qkv: Option<[Stripes; 3]>,
+    /// Gate and up share a tensor, each with these rows.
+    pub gate_up: Option<[Stripes; 2]>,
+    /// The layers' matrices are stored `[in, out]`.
+    pub transposed: bool,
+}
+
+/// As in Llama's files, which many follow.
+pub(super) const LLAMA: Naming = Naming {
+    embedding: "model.embed_tokens",
+    embedding_norm: "",
+    positions: "",
+    project_in: "",
+    project_out: "",
+    final_norm: "model.norm",
+    head: "lm_head",
+    layers: "model.layers",
+    part: llama_part,
+    qkv: None,
+    gate_up: None,
+    transposed: false,
+};
+
+impl Naming {
+    /// The names as a function.
+    pub(super) fn names(self) -> Names {
+        Box::new(move |slot, kind| {
+            let ending = match kind {
+                Kind::Weight => "weight",
+                Kind::Bias => "bias",
+            };
+            let whole = match slot {
+                Slot::Embedding => self.embedding,
+                Slot::EmbeddingNorm => self.embedding_norm,
+                Slot::Positions => self.positions,
+                Slot::ProjectIn => self.project_in,
+                Slot::ProjectOut => self.project_out,
+                Slot::FinalNorm => self.final_norm,
+                Slot::Head => self.head,
+                Slot::Layer(layer, part) => {
+                    let tensor = format!("{}.{layer}.{}.{ending}", self.layers, (self.part)(part));
+                    return Place { tensor, rows: self.rows(part), transposed: self.transposed };
+                }
+            };
+            format!("{whole}.{ending}").into()
+        })
+    }
+
+    fn rows(&self, part: Part) -> Stripes {
+        match (part, self.qkv, self.gate_up) {
+            (Part::Query, Some([rows, _, _]), _)
+            | (Part::Key, Some([_, rows, _]), _)
+            | (Part::Value, Some([_, _, rows]), _)
+            | (Part::Gate, _, Some([rows, _]))
+            | (Part::Up, _, Some([_, rows])) => rows,
+            _ => Stripes::ALL,
+        }
+    }
+}
+
+/// Names of the parts of a layer as in Llama's files.
+fn llama_part(part: Part) -> &'static str {
+    match part {
+        Part::BeforeAttention => "input_layernorm",
+        Part::BeforeMlp => "post_attention_layernorm",
+        Part::AfterAttention => "post_self_attn_layernorm",
+        Part::AfterMlp => "post_mlp_layernorm",
+        Part::Query => "self_attn.q_proj",
+        Part::Key => "self_attn.k_proj",
+        Part::Value => "self_attn.v_proj",
+        Part::Output => "self_attn.o_proj",
+        Part::QueryNorm | Part::QueryHeadNorm(_) => "self_attn.q_norm",
+        Part::KeyNorm | Part::KeyHeadNorm(_) => "self_attn.k_norm",
+        Part::Sinks => "self_attn.sinks",
+        Part::Gate => "mlp.gate_proj",
+        Part::Up => "mlp.up_proj",
+        Part::Down => "mlp.down_proj",
+    }
+}

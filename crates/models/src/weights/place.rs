@@ -1,0 +1,184 @@
+//! Where a weight lies: files fuse, interleave and transpose what a model keeps apart.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::Slice;
+
+/// A weight inside a stored tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// The tensor's name in the files.
+    pub tensor: String,
+    /// Which of its output features are the weight's.
+    pub rows: Stripes,
+    /// A matrix is stored `[in, out]` (GPT-2). Vectors do not care.
+    pub transposed: bool,
+}
+
+impl From<String> for Place {
+    /// A tensor that holds the weight and nothing else.
+    fn from(tensor: String) -> Self {
+        Self { tensor, rows: Stripes::ALL, transposed: false }
+    }
+}
+
+/// `size` rows of every `period`, from `offset` on.
+///
+/// ```text
+/// q, k, v one after the other   q is one stripe of one period that spans the tensor
+/// grouped by head               q is head_dim rows of every 3 * head_dim
+/// gate and up row by row        gate is 1 row of every 2
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stripes {
+    /// Rows of a period before the weight's.
+    pub offset: usize,
+    /// The weight's rows in a period.
+    pub size: usize,
+    /// Rows of a period; the next one follows at once.
+    pub period: usize,
+}
+
+impl Stripes {
+    /// All rows.
+    pub const ALL: Self = Self { offset: 0, size: 1, period: 1 };
+
+    /// Each of `sizes` takes its rows of a period, in order.
+    pub fn split<const N: usize>(sizes: [usize; N]) -> [Self; N] {
+        let period = sizes.iter().sum();
+        let mut offset = 0;
+        sizes.map(|size| {
+            offset += size;
+            Self { offset: offset - size, size, period }
+        })
+    }
+
+    /// Rows of the tensor in which a weight has `rows`.
+    fn stored_len(self, rows: usize) -> usize {
+        rows / self.size * self.period
+    }
+
+    /// The stored row of a weight's row.
+    pub(super) fn stored(self, row: usize) -> usize {
+        row / self.size * self.period + self.offset + row % self.size
+    }
+
+    /// Ranges of stored rows that follow each other in the weight.
+    fn runs(self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let mut next = rows.start;
+        std::iter::from_fn(move || {
+            let start = next;
+            // Where nothing lies between stripes, they are one run.
+            let end = if self.size == self.period { rows.end } else { (start / self.size + 1) * self.size };
+            next = end.min(rows.end);
+            (start < next).then(|| self.stored(start)..self.stored(start) + next - start)
+        })
+    }
+}
+
+impl Slice {
+    /// Shape that the stored tensor must have.
+    pub(crate) fn stored_shape(&self) -> Vec<usize> {
+        let rows = self.place.rows.stored_len(self.shape[0]);
+        match self.shape.get(1) {
+            None => vec![rows],
+            Some(&cols) if self.place.transposed => vec![cols, rows],
+            Some(&cols) => vec![rows, cols],
+        }
+    }
+
+    /// Whether a tensor of this shape can be the stored one. A vector may be folded: `[heads, head_dim]` for all heads' norms.
+    pub(crate) fn fits(&self, shape: &[usize]) -> bool {
+        let stored = self.stored_shape();
+        shape == stored || (stored.len() == 1 && shape.iter().product::<usize>() == stored[0])
+    }
+
+    /// Whether the slice is the stored tensor as it lies.
+    pub(crate) fn is_whole(&self) -> bool {
+        let len = self.shape.iter().product::<usize>();
+        self.elements() == len && self.place.rows == Stripes::ALL && !(self.place.transposed && self.shape.len() == 2)
+    }
+
+    /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one piece.
+    pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize) -> Cow<'a, [u8]> {
+        if self.place.transposed && self.shape.len() == 2 {
+            return Cow::Owned(self.cut_transposed(tensor, element));
+        }
+        let width = self.width() * element;
+        let mut runs = self.place.rows.runs(self.rows.clone()).peekable();
+        let whole_rows = self.cols.len() == self.width();
+        let first = runs.next().unwrap_or(0..0);
+        if whole_rows && runs.peek().is_none() {
+            return Cow::Borrowed(&tensor[first.start * width..first.end * width]);
+        }
+        let mut bytes = Vec::with_capacity(self.elements() * element);
+        for run in std::iter::once(first).chain(runs) {
+            if whole_rows {
+                bytes.extend_from_slice(&tensor[run.start * width..run.end * width]);
+                continue;
+            }
+            for start in run.map(|row| row * width) {
+                bytes.extend_from_slice(&tensor[start + self.cols.start * element..start + self.cols.end * element]);
+            }
+        }
+        Cow::Owned(bytes)
+    }
+
+    fn cut_transposed(&self, tensor: &[u8], element: usize) -> Vec<u8> {
+        let stride = self.place.rows.stored_len(self.shape[0]);
+        let mut bytes = Vec::with_capacity(self.elements() * element);
+        for row in self.rows.clone().map(|row| self.place.rows.stored(row)) {
+            for start in self.cols.clone().map(|col| (col * stride + row) * element) {
+                bytes.extend_from_slice(&tensor[start..start + element]);
+            }
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Role;
+    use super::*;
+
+    /// Cuts a tensor of bytes `0, 1, 2, …`.
+    fn check(rows: Stripes, transposed: bool, shape: &[usize], part: [Range<usize>; 2], expected: &[u8]) {
+        let place = Place { tensor: "t".to_owned(), rows, transposed };
+        let [rows, cols] = part;
+        let slice = Slice { place, shape: shape.to_vec(), rows, cols, role: Role::Matrix };
+        let tensor: Vec<u8> = (0..slice.stored_shape().iter().product::<usize>() as u8).collect();
+        assert_eq!(&*slice.cut(&tensor, 1), expected, "{slice:?}");
+    }
+
+    #[test]
+    fn cuts_out_of_fused_tensors() {
+        check(Stripes::ALL, false, &[3, 2], [1..3, 0..2], &[2, 3, 4, 5]);
+        check(Stripes::ALL, false, &[3, 2], [0..3, 1..2], &[1, 3, 5]);
+        check(Stripes::ALL, true, &[2, 3], [0..2, 1..3], &[2, 4, 3, 5]);
+        // Two groups of [q q k]: q is rows 0, 1, 3, 4 and k rows 2, 5.
+        let [q, k] = Stripes::split([2, 1]);
+        check(q, false, &[4, 2], [0..4, 0..2], &[0, 1, 2, 3, 6, 7, 8, 9]);
+        check(q, false, &[4, 2], [1..3, 0..1], &[2, 6]);
+        check(k, false, &[2, 2], [1..2, 0..2], &[10, 11]);
+        check(k, false, &[2], [0..2, 0..1], &[2, 5]);
+        check(k, true, &[2, 2], [0..2, 0..2], &[2, 8, 5, 11]);
+    }
+
+    #[test]
+    fn vectors_may_be_folded() {
+        let place = Place::from("t".to_owned());
+        let slice = Slice { place, shape: vec![6], rows: 0..6, cols: 0..1, role: Role::Scale };
+        assert!(slice.fits(&[6]) && slice.fits(&[2, 3]) && !slice.fits(&[2, 2]));
+    }
+
+    #[test]
+    fn pieces_in_one_place_are_borrowed() {
+        let [q, k, v] = Stripes::split([4, 2, 2]);
+        for (rows, len) in [(q, 4), (k, 2), (v, 2), (Stripes::ALL, 8)] {
+            let place = Place { tensor: "t".to_owned(), rows, transposed: false };
+            let slice = Slice { place, shape: vec![len, 1], rows: 0..len, cols: 0..1, role: Role::Matrix };
+            assert!(matches!(slice.cut(&[0; 8], 1), Cow::Borrowed(_)), "{slice:?}");
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! The scheduler's answers on the control plane: questions become [`Command`]s in the event queue.
+//! The scheduler's answers on the control plane: what only the serving loop knows is asked through its event queue.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -6,10 +6,10 @@ use std::{
 };
 
 use proto::ModelInfo;
-use service_kit::control::Handler;
-use tokio::sync::{mpsc, oneshot};
+use service_kit::control::{self, Handler};
+use tokio::sync::mpsc;
 
-use crate::wire::{Command, Event};
+use crate::wire::Event;
 
 /// What the serving loop publishes for others to read.
 #[derive(Clone, Default)]
@@ -35,14 +35,6 @@ pub(crate) struct Answers {
     pub config_json: String,
 }
 
-impl Answers {
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
-        let (answer, wait) = oneshot::channel();
-        self.events.send(Event::Command(command(answer))).await.ok()?;
-        wait.await.ok()
-    }
-}
-
 #[tonic::async_trait]
 impl Handler for Answers {
     fn model(&self) -> Option<ModelInfo> {
@@ -58,21 +50,15 @@ impl Handler for Answers {
     }
 
     async fn drained(&self, deadline: Duration) -> u32 {
-        let empty = self.ask(|done| Command::Drained { done });
-        match tokio::time::timeout(deadline, empty).await {
-            Ok(_) => 0,
-            Err(_) => self.ask(|count| Command::Unfinished { count }).await.unwrap_or(0),
-        }
+        control::drained(&self.events, deadline).await
     }
 
     async fn abort(&self, request_id: &str) -> bool {
-        let request_id = request_id.to_owned();
-        self.ask(|found| Command::Abort { request_id, found }).await.unwrap_or(false)
+        control::abort(&self.events, request_id).await
     }
 
     async fn reset_prefix_cache(&self) -> Result<(), tonic::Status> {
-        self.ask(|done| Command::ResetPrefixCache { done })
-            .await
-            .ok_or_else(|| tonic::Status::unavailable("the scheduler is ending"))
+        let done = control::ask(&self.events, Event::ResetPrefixCache).await;
+        done.ok_or_else(|| tonic::Status::unavailable("the scheduler is ending"))
     }
 }

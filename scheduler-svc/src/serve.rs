@@ -10,7 +10,10 @@ use ids::Epoch;
 use link::Sender;
 use proto::{FromWorker, Inbound, TokenBatch, from_worker, inbound};
 use sched_core::{FinishedChoice, Scheduler};
-use service_kit::{Process, control::ControlServer};
+use service_kit::{
+    Process,
+    control::{ControlServer, Question},
+};
 use tokio::{
     sync::{mpsc, oneshot},
     time::sleep_until,
@@ -25,7 +28,7 @@ use crate::{
     metrics::EngineMetrics,
     spans::Spans,
     stats_line::StatsLine,
-    wire::{Command, Event, Wire},
+    wire::{Event, Wire},
 };
 
 /// Events taken before the core plans again: enough to batch a burst, few enough to keep steps coming.
@@ -47,8 +50,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
     wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     wire.dial_detokenizer(&process, &args.detokenizer, fingerprint);
-    engine.run(events).await;
-    Ok(())
+    engine.run(events).await
 }
 
 /// The core and its surroundings.
@@ -89,13 +91,14 @@ impl Engine {
         }
     }
 
-    async fn run(mut self, mut events: mpsc::Receiver<Event>) {
+    /// Ends with an error where the settings cannot work.
+    async fn run(mut self, mut events: mpsc::Receiver<Event>) -> anyhow::Result<()> {
         let shutdown = self.process.shutdown.clone();
         self.say_readiness();
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(event) => self.apply(event).await,
+                    Some(event) => self.apply(event).await?,
                     None => break,
                 },
                 () = shutdown.cancelled() => break,
@@ -104,15 +107,16 @@ impl Engine {
             }
             for _ in 0..BURST {
                 let Ok(event) = events.try_recv() else { break };
-                self.apply(event).await;
+                self.apply(event).await?;
             }
             self.pump().await;
         }
         self.fail_all(&error::ending());
         self.flush().await;
+        Ok(())
     }
 
-    async fn apply(&mut self, event: Event) {
+    async fn apply(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Inbound(message) => self.inbound(*message),
             Event::WorkerUp { peer, sender, connection } => {
@@ -125,7 +129,7 @@ impl Engine {
                 }
                 self.say_readiness();
             }
-            Event::Worker { connection, message } => self.worker(connection, message).await,
+            Event::Worker { connection, message } => self.worker(connection, message).await?,
             Event::WorkerLost { connection, reason } => self.worker_lost(connection, &reason),
             Event::DetokenizerUp(sender) => {
                 self.detokenizer = Some(sender);
@@ -137,8 +141,13 @@ impl Engine {
                 }
             }
             Event::DetokenizerLost(reason) => self.detokenizer_lost(&reason),
-            Event::Command(command) => self.command(command),
+            Event::Asked(question) => self.asked(question),
+            Event::ResetPrefixCache(done) => {
+                self.core.iter_mut().for_each(Scheduler::reset_prefix_cache);
+                let _ = done.send(());
+            }
         }
+        Ok(())
     }
 
     fn inbound(&mut self, message: Inbound) {
@@ -187,7 +196,7 @@ impl Engine {
         Ok(())
     }
 
-    async fn worker(&mut self, connection: u64, message: FromWorker) {
+    async fn worker(&mut self, connection: u64, message: FromWorker) -> anyhow::Result<()> {
         match message.event {
             Some(from_worker::Event::Loading(loading)) => {
                 let status = &self.process.status;
@@ -199,7 +208,7 @@ impl Engine {
             }
             Some(from_worker::Event::Formed(formed)) => {
                 if let Some(formed) = self.group.formed(connection, formed.epoch) {
-                    self.start_epoch(&formed);
+                    self.start_epoch(&formed)?;
                 }
             }
             Some(from_worker::Event::Result(result)) if self.group.speaks(connection, result.epoch) => {
@@ -210,6 +219,7 @@ impl Engine {
             Some(from_worker::Event::Failed(failed)) => self.worker_lost(connection, &failed.reason),
             None => warn!("an empty message from a worker"),
         }
+        Ok(())
     }
 
     async fn form_group(&mut self) {
@@ -225,7 +235,7 @@ impl Engine {
         self.say_readiness();
     }
 
-    fn start_epoch(&mut self, formed: &Formed) {
+    fn start_epoch(&mut self, formed: &Formed) -> anyhow::Result<()> {
         let config = self.args.core_config(formed);
         info!(
             blocks = formed.num_blocks,
@@ -235,14 +245,7 @@ impl Engine {
             "KV cache"
         );
         if self.core.is_none() {
-            match Scheduler::new(config.clone()) {
-                Ok(core) => self.core = Some(core),
-                Err(impossible) => {
-                    error!("these settings cannot work: {impossible}");
-                    self.process.shutdown.cancel();
-                    return;
-                }
-            }
+            self.core = Some(Scheduler::new(config.clone()).context("these settings cannot work")?);
         }
         if let Some(core) = &mut self.core {
             core.group_formed(Epoch(formed.epoch), formed.num_blocks, now_us());
@@ -250,6 +253,7 @@ impl Engine {
         self.published.set_model(Some(self.args.model_info(&config, formed)));
         self.metrics.cache_config(&config, formed.num_blocks);
         self.say_readiness();
+        Ok(())
     }
 
     fn step_done(&mut self, result: proto::StepResult) {
@@ -310,19 +314,15 @@ impl Engine {
         self.say_readiness();
     }
 
-    fn command(&mut self, command: Command) {
+    fn asked(&mut self, question: Question) {
         let core = self.core.as_mut();
         // Whoever asked may have gone; the answers are then for nobody.
-        match command {
-            Command::Abort { request_id, found } => {
+        match question {
+            Question::Abort { request_id, found } => {
                 let _ = found.send(core.is_some_and(|core| core.abort_by_id(&request_id, now_us())));
             }
-            Command::ResetPrefixCache { done } => {
-                core.into_iter().for_each(Scheduler::reset_prefix_cache);
-                let _ = done.send(());
-            }
-            Command::Drained { done } => self.awaiting_empty.push(done),
-            Command::Unfinished { count } => {
+            Question::Drained { done } => self.awaiting_empty.push(done),
+            Question::Unfinished { count } => {
                 let _ = count.send(core.map_or(0, |core| unfinished(core)));
             }
         }

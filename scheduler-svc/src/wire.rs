@@ -3,7 +3,7 @@
 use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
 use prost::Message;
 use proto::{DetokenizerReply, FromWorker, Hello, Inbound, ToWorker, TokenBatch};
-use service_kit::Process;
+use service_kit::{Process, control::Question};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
@@ -27,26 +27,15 @@ pub(crate) enum Event {
     /// Its link ended.
     DetokenizerLost(String),
     /// Somebody asks through the control plane.
-    Command(Command),
+    Asked(Question),
+    /// All cached prefixes are to be forgotten; answers when they are.
+    ResetPrefixCache(oneshot::Sender<()>),
 }
 
-/// What the control plane can ask of the scheduler.
-pub(crate) enum Command {
-    Abort {
-        request_id: String,
-        found: oneshot::Sender<bool>,
-    },
-    ResetPrefixCache {
-        done: oneshot::Sender<()>,
-    },
-    /// Answers when no request is left.
-    Drained {
-        done: oneshot::Sender<()>,
-    },
-    /// Answers how many requests are unfinished.
-    Unfinished {
-        count: oneshot::Sender<u32>,
-    },
+impl From<Question> for Event {
+    fn from(question: Question) -> Self {
+        Self::Asked(question)
+    }
 }
 
 /// The scheduler's end of all links.

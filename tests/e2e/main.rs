@@ -7,6 +7,7 @@ mod failures;
 mod garbage;
 mod greedy;
 mod idle;
+mod long_prompts;
 mod metrics;
 mod streaming;
 mod traces;

@@ -78,14 +78,19 @@ async fn a_real_prometheus_scrapes_it() -> anyhow::Result<()> {
 
 /// Waits until a metric has a value; it is exact, but counted by several processes, each a moment after the answer.
 pub async fn settles_at(client: &Client, name: &str, expected: f64) -> anyhow::Result<()> {
+    becomes(client, name, |value| value == expected).await.with_context(|| format!("expected {expected}"))
+}
+
+/// Waits until a metric's value is as wanted.
+pub async fn becomes(client: &Client, name: &str, wanted: impl Fn(f64) -> bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let value = client.metric(name, "").await?;
-        if value == expected {
+        if wanted(value) {
             return Ok(());
         }
         if Instant::now() > deadline {
-            bail!("{name} is {value}, not {expected}");
+            bail!("{name} stays at {value}");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -11,45 +11,23 @@ use proto::{
     DetokenizeReply, DetokenizeRequest, Failure, ModelInfo, TokenizeReply, TokenizeRequest,
     tokenizer_service_server::TokenizerService,
 };
-use service_kit::control::Handler;
+use service_kit::control::{self, Handler, Question};
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
 use crate::{encode, error, model::Model, pool::Pool};
-
-/// What the control plane can ask of the serving loop.
-pub(crate) enum Command {
-    Abort {
-        request_id: String,
-        found: oneshot::Sender<bool>,
-    },
-    /// Answers when nothing is being encoded.
-    Drained {
-        done: oneshot::Sender<()>,
-    },
-    /// Answers how many requests are being encoded.
-    Unfinished {
-        count: oneshot::Sender<u32>,
-    },
-}
 
 /// Answers for the tokenizer; cloning shares.
 #[derive(Clone)]
 pub(crate) struct Answers {
     pub(crate) model: Arc<OnceLock<Arc<Model>>>,
     pub(crate) pool: Pool,
-    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) questions: mpsc::Sender<Question>,
     pub(crate) fingerprint: String,
     pub(crate) config_json: String,
 }
 
 impl Answers {
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
-        let (answer, wait) = oneshot::channel();
-        self.commands.send(command(answer)).await.ok()?;
-        wait.await.ok()
-    }
-
     /// Runs `work` on the pool.
     async fn on_pool<T: Send + 'static>(
         &self,
@@ -82,16 +60,11 @@ impl Handler for Answers {
     }
 
     async fn drained(&self, deadline: Duration) -> u32 {
-        let empty = self.ask(|done| Command::Drained { done });
-        match tokio::time::timeout(deadline, empty).await {
-            Ok(_) => 0,
-            Err(_) => self.ask(|count| Command::Unfinished { count }).await.unwrap_or(0),
-        }
+        control::drained(&self.questions, deadline).await
     }
 
     async fn abort(&self, request_id: &str) -> bool {
-        let request_id = request_id.to_owned();
-        self.ask(|found| Command::Abort { request_id, found }).await.unwrap_or(false)
+        control::abort(&self.questions, request_id).await
     }
 }
 

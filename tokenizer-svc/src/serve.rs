@@ -5,13 +5,16 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Context;
 use link::LinkOptions;
 use proto::{Inbound, tokenizer_service_server::TokenizerServiceServer};
-use service_kit::{Process, control::ControlServer};
+use service_kit::{
+    Process,
+    control::{ControlServer, Question},
+};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::{
     config::Args,
-    control::{Answers, Command},
+    control::Answers,
     metrics::TokenizerMetrics,
     model::Model,
     pool::{Limits, Pool},
@@ -20,7 +23,7 @@ use crate::{
 };
 
 /// Questions of the control plane that may wait.
-const COMMANDS: usize = 64;
+const QUESTIONS: usize = 64;
 /// Largest message of the control plane: prompts of `/tokenize`.
 const MAX_CONTROL_MESSAGE: usize = 64 << 20;
 
@@ -37,12 +40,12 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 }
 
 async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result<()> {
-    let (commands, mut questions) = mpsc::channel(COMMANDS);
+    let (asked, mut questions) = mpsc::channel(QUESTIONS);
     let published: Arc<OnceLock<Arc<Model>>> = Arc::default();
     let answers = Answers {
         model: published.clone(),
         pool: pool.clone(),
-        commands,
+        questions: asked,
         fingerprint: args.model_fingerprint.clone(),
         config_json: args.to_json(),
     };
@@ -63,7 +66,7 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
 }
 
 /// Serves schedulers, one after the other.
-async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Command>) -> anyhow::Result<()> {
+async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Question>) -> anyhow::Result<()> {
     let hello = link::hello("tokenizer-svc", "requests", &args.model_fingerprint);
     let options = LinkOptions::default();
     loop {
@@ -85,12 +88,12 @@ async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Comm
 }
 
 /// Answers while there is nothing to do; ends only when nobody can ask any more.
-async fn answer_idle(questions: &mut mpsc::Receiver<Command>) {
-    while let Some(command) = questions.recv().await {
-        match command {
-            Command::Abort { found, .. } => drop(found.send(false)),
-            Command::Drained { done } => drop(done.send(())),
-            Command::Unfinished { count } => drop(count.send(0)),
+async fn answer_idle(questions: &mut mpsc::Receiver<Question>) {
+    while let Some(question) = questions.recv().await {
+        match question {
+            Question::Abort { found, .. } => drop(found.send(false)),
+            Question::Drained { done } => drop(done.send(())),
+            Question::Unfinished { count } => drop(count.send(0)),
         }
     }
 }

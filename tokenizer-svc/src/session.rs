@@ -17,12 +17,11 @@ use jiff::Zoned;
 use link::{Link, LinkOptions};
 use prost::Message;
 use proto::{Abort, Failure, GatewayGone, Inbound, Rejected, Request, RequestKey, inbound::Event, prompt::Kind};
-use service_kit::{Process, trace};
+use service_kit::{Process, control::Question, trace};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{Span, debug, info, info_span, warn};
 
 use crate::{
-    control::Command,
     encode, error,
     metrics::TokenizerMetrics,
     model::Model,
@@ -95,7 +94,7 @@ impl<'a> Session<'a> {
         mut self,
         scheduler: Link<Inbound, Inbound>,
         mut gateways: Gateways,
-        commands: &mut mpsc::Receiver<Command>,
+        questions: &mut mpsc::Receiver<Question>,
     ) -> End {
         let Link { mut sender, mut receiver, .. } = scheduler;
         let shutdown = self.shell.process.shutdown.clone();
@@ -103,7 +102,7 @@ impl<'a> Session<'a> {
             tokio::select! {
                 event = gateways.next() => self.gateway(event),
                 Some(encoded) = self.results.recv() => self.encoded(encoded),
-                Some(command) = commands.recv() => self.command(command),
+                Some(question) = questions.recv() => self.asked(question),
                 message = receiver.recv() => if let Err(error) = message { return End::SchedulerLost(error) },
                 () = shutdown.cancelled() => return End::Shutdown,
             }
@@ -276,9 +275,9 @@ impl<'a> Session<'a> {
         self.outgoing.push(Inbound { event: Some(Event::GatewayGone(GatewayGone { gateway })) });
     }
 
-    fn command(&mut self, command: Command) {
-        match command {
-            Command::Abort { request_id, found } => {
+    fn asked(&mut self, question: Question) {
+        match question {
+            Question::Abort { request_id, found } => {
                 let key =
                     self.pending.iter().find(|(_, pending)| pending.request_id == request_id).map(|(key, _)| *key);
                 if let Some(key) = key {
@@ -286,8 +285,8 @@ impl<'a> Session<'a> {
                 }
                 let _ = found.send(key.is_some());
             }
-            Command::Drained { done } => self.awaiting_empty.push(done),
-            Command::Unfinished { count } => drop(count.send(self.pending.len() as u32)),
+            Question::Drained { done } => self.awaiting_empty.push(done),
+            Question::Unfinished { count } => drop(count.send(self.pending.len() as u32)),
         }
     }
 

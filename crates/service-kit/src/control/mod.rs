@@ -1,7 +1,9 @@
 //! The control plane: health, readiness with reason, drain, info, abort, metrics, on every process.
 
 mod client;
+mod question;
 mod server;
 
 pub use client::{ControlClient, channel};
+pub use question::{Question, abort, ask, drained};
 pub use server::{ControlServer, Handler};

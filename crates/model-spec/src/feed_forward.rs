@@ -1,10 +1,14 @@
 //! The part of a layer that works on each token alone: an MLP, a mixture of them, or nothing.
 
+use crate::mixture::MixtureSpec;
+
 /// A layer's feed-forward part.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardSpec {
     /// One MLP for every token.
     Dense(MlpSpec),
+    /// Many MLPs, of which each token chooses a few.
+    Mixture(MixtureSpec),
     /// None: the mixer is the whole layer (Mamba).
     None,
 }
@@ -14,8 +18,18 @@ impl FeedForwardSpec {
     pub fn inner_sizes(&self) -> Vec<(&'static str, usize)> {
         match self {
             Self::Dense(mlp) => vec![("intermediate_size", mlp.intermediate_size)],
+            Self::Mixture(MixtureSpec { expert, shared, .. }) => {
+                let shared = shared.map(|shared| ("shared_expert_intermediate_size", shared.mlp.intermediate_size));
+                std::iter::once(("moe_intermediate_size", expert.intermediate_size)).chain(shared).collect()
+            }
             Self::None => Vec::new(),
         }
+    }
+}
+
+impl From<MixtureSpec> for FeedForwardSpec {
+    fn from(mixture: MixtureSpec) -> Self {
+        Self::Mixture(mixture)
     }
 }
 
@@ -48,7 +62,7 @@ pub enum MlpKind {
 }
 
 /// Non-linearities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
@@ -60,6 +74,11 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2`.
     ReluSquared,
+    /// `y * sigmoid(1.702 y)` with `y = min(x, limit)`; where it gates, the other half counts as `clamp(up, -limit, limit) + 1` (gpt-oss).
+    ClampedSwiGlu {
+        /// Bound.
+        limit: f32,
+    },
 }
 
 impl Activation {

@@ -11,6 +11,7 @@
 //! is left out.
 
 use crate::feed_forward::FeedForwardSpec;
+use crate::latent::LatentSpec;
 use crate::rope::RopeSpec;
 
 /// Everything that the decoder needs to know about a model beside its weights.
@@ -236,13 +237,17 @@ pub enum NormScale {
 pub enum MixerSpec {
     /// Attention over cached keys and values.
     Attention(AttentionSpec),
+    /// Attention over cached latent vectors (DeepSeek).
+    Latent(LatentSpec),
 }
 
 impl MixerSpec {
     /// Attention, if that is what it is: for architectures that change one field of another's.
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
-        let Self::Attention(attention) = self;
-        Some(attention)
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::Latent(_) => None,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kernels::ops::{Act, Backend, DType};
+use kernels::ops::{Act, Backend, DType, ExpertChoice};
 use model_spec::ModelSpec;
 
 use crate::Limits;
@@ -33,13 +33,14 @@ pub(crate) struct Buffers {
     max_rows: usize,
     /// What values that only feed products and attention may be rounded to.
     compute: DType,
-    shared: HashMap<(&'static str, usize), Act>,
+    shared: HashMap<(&'static str, usize, usize), Act>,
+    choices: HashMap<usize, ExpertChoice>,
     bytes: u64,
 }
 
 impl Buffers {
     pub(crate) fn new(max_rows: usize, compute: DType) -> Self {
-        Self { max_rows, compute, shared: HashMap::new(), bytes: 0 }
+        Self { max_rows, compute, shared: HashMap::new(), choices: HashMap::new(), bytes: 0 }
     }
 
     /// In f32.
@@ -53,14 +54,35 @@ impl Buffers {
         backend.new_rounded_act(rows, width, self.compute)
     }
 
-    /// For what goes on inside a layer: the device may round it to the computing type.
-    pub(crate) fn shared(&mut self, role: &'static str, width: usize, backend: &mut dyn Backend) -> Act {
-        if let Some(act) = self.shared.get(&(role, width)) {
+    /// For what goes on inside a layer, with `times` rows for each of a step: the device may round it to the computing type.
+    pub(crate) fn shared(&mut self, role: &'static str, times: usize, width: usize, backend: &mut dyn Backend) -> Act {
+        self.shared_by(role, times, width, |buffers, rows| buffers.rounded(rows, width, backend))
+    }
+
+    /// The same in f32.
+    pub(crate) fn exact(&mut self, role: &'static str, times: usize, width: usize, backend: &mut dyn Backend) -> Act {
+        self.shared_by(role, times, width, |buffers, rows| buffers.own(rows, width, backend))
+    }
+
+    fn shared_by(
+        &mut self,
+        role: &'static str,
+        times: usize,
+        width: usize,
+        make: impl FnOnce(&mut Self, usize) -> Act,
+    ) -> Act {
+        if let Some(act) = self.shared.get(&(role, times, width)) {
             return *act;
         }
-        let act = self.rounded(self.max_rows, width, backend);
-        self.shared.insert((role, width), act);
+        let act = make(self, self.max_rows * times);
+        self.shared.insert((role, times, width), act);
         act
+    }
+
+    /// Room for the experts of every row.
+    pub(crate) fn choice(&mut self, top_k: usize, backend: &mut dyn Backend) -> ExpertChoice {
+        let rows = self.max_rows;
+        *self.choices.entry(top_k).or_insert_with(|| backend.new_expert_choice(rows, top_k))
     }
 }
 

@@ -159,6 +159,11 @@ impl Builder<'_> {
         })
     }
 
+    /// Width of the residual stream.
+    pub(crate) fn hidden(&self) -> usize {
+        self.spec.hidden_size
+    }
+
     /// Projections from the residual stream, split by output rows and stacked.
     pub(crate) fn by_rows(&mut self, index: usize, stack: &[Part1d], bias: bool) -> Result<Linear, LoadError> {
         let hidden = self.spec.hidden_size;

@@ -4,7 +4,9 @@
 //! q, k, v, gate, up   split by output rows (whole heads)     no communication
 //! o, down             split by input columns                 all-reduce of the product
 //! embedding, head     split by vocabulary                    all-reduce of rows; all-gather of logits
-//! norms               on every rank
+//! norms, routers      on every rank
+//! experts             each like an MLP
+//! latent attention    by heads; the projection to the latent space, and its cache, on every rank
 //! ```
 //!
 //! With fewer key/value heads than ranks, neighbouring ranks hold the same head.
@@ -53,6 +55,7 @@ impl Shard {
         for layer in &spec.layers {
             match &layer.mixer {
                 MixerSpec::Attention(attention) => self.check_attention(attention)?,
+                MixerSpec::Latent(latent) => self.divides("num_attention_heads", latent.heads)?,
             }
             for (what, size) in layer.feed_forward.inner_sizes() {
                 self.divides(what, size)?;

@@ -3,25 +3,34 @@
 mod baichuan;
 mod bloom;
 mod cohere;
+mod dbrx;
+mod deepseek;
 pub(crate) mod echo;
 mod exaone;
+mod expert_naming;
 mod falcon;
 mod gemma;
 mod glm;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod gptj;
+mod granite_moe;
 mod internlm2;
 mod llama;
+mod mixtral;
+mod mixtures;
 mod mpt;
 mod naming;
 mod nemotron;
 mod olmo;
+mod olmoe;
 mod opt;
 mod parts;
 mod phi;
 mod phi3;
 mod qwen;
+mod qwen_moe;
 mod stablelm;
 mod starcoder2;
 
@@ -42,6 +51,9 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("ChatGLMModel", glm::chatglm),
     ("Cohere2ForCausalLM", cohere::cohere2),
     ("CohereForCausalLM", cohere::cohere),
+    ("DbrxForCausalLM", dbrx::dbrx),
+    ("DeepseekV2ForCausalLM", deepseek::deepseek_v2),
+    ("DeepseekV3ForCausalLM", deepseek::deepseek_v3),
     ("EchoForCausalLM", echo::echo),
     ("Exaone4ForCausalLM", exaone::exaone4),
     ("FalconForCausalLM", falcon::falcon),
@@ -54,22 +66,28 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("GemmaForCausalLM", gemma::gemma),
     ("Glm4ForCausalLM", glm::glm4),
     ("GlmForCausalLM", glm::glm),
+    ("GptOssForCausalLM", gpt_oss::gpt_oss),
     ("GraniteForCausalLM", llama::granite),
+    ("GraniteMoeForCausalLM", granite_moe::granite_moe),
     ("InternLM2ForCausalLM", internlm2::internlm2),
     ("InternLMForCausalLM", llama::internlm),
     ("LlamaForCausalLM", llama::llama),
     ("MPTForCausalLM", mpt::mpt),
     ("MiniCPMForCausalLM", llama::minicpm),
     ("MistralForCausalLM", llama::mistral),
+    ("MixtralForCausalLM", mixtral::mixtral),
     ("NemotronForCausalLM", nemotron::nemotron),
     ("OPTForCausalLM", opt::opt),
     ("Olmo2ForCausalLM", olmo::olmo2),
     ("OlmoForCausalLM", olmo::olmo),
+    ("OlmoeForCausalLM", olmoe::olmoe),
     ("Phi3ForCausalLM", phi3::phi3),
     ("PhiForCausalLM", phi::phi),
     ("QWenLMHeadModel", qwen::qwen),
     ("Qwen2ForCausalLM", llama::qwen2),
+    ("Qwen2MoeForCausalLM", qwen_moe::qwen2_moe),
     ("Qwen3ForCausalLM", llama::qwen3),
+    ("Qwen3MoeForCausalLM", qwen_moe::qwen3_moe),
     ("RWForCausalLM", falcon::falcon),
     ("SmolLM3ForCausalLM", llama::smollm3),
     ("StableLMEpochForCausalLM", stablelm::stablelm),

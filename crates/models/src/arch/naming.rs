@@ -1,6 +1,7 @@
 //! What a family's files call the weights, and where those lie in fused tensors.
 
-use crate::weights::{Kind, Names, Part, Place, Slot, Stripes};
+use super::expert_naming::ExpertNaming;
+use crate::weights::{Kind, Names, Part, Piece, Place, Slot, Stripes};
 
 /// Names of a family's tensors, without the ending `.weight` or `.bias`.
 #[derive(Clone, Copy)]
@@ -22,6 +23,8 @@ pub(super) struct Naming {
     pub gate_up: Option<[Stripes; 2]>,
     /// The layers' matrices are stored `[in, out]`.
     pub transposed: bool,
+    /// Where the experts of mixtures lie.
+    pub experts: ExpertNaming,
 }
 
 /// As in Llama's files, which many follow.
@@ -38,6 +41,7 @@ pub(super) const LLAMA: Naming = Naming {
     qkv: None,
     gate_up: None,
     transposed: false,
+    experts: ExpertNaming::None,
 };
 
 impl Naming {
@@ -56,9 +60,13 @@ impl Naming {
                 Slot::ProjectOut => self.project_out,
                 Slot::FinalNorm => self.final_norm,
                 Slot::Head => self.head,
+                Slot::Layer(layer, Part::Expert(expert, piece)) => {
+                    return self.experts.place(&format!("{}.{layer}", self.layers), expert, piece, kind);
+                }
                 Slot::Layer(layer, part) => {
-                    let tensor = format!("{}.{layer}.{}.{ending}", self.layers, (self.part)(part));
-                    return Place { tensor, rows: self.rows(part), transposed: self.transposed };
+                    let name = format!("{}.{layer}.{}", self.layers, (self.part)(part));
+                    let tensor = if is_bare(part) { name } else { format!("{name}.{ending}") };
+                    return Place { tensor, stack: None, rows: self.rows(part), transposed: self.transposed };
                 }
             };
             format!("{whole}.{ending}").into()
@@ -75,6 +83,11 @@ impl Naming {
             _ => Stripes::ALL,
         }
     }
+}
+
+/// Whether a name is the whole of it.
+fn is_bare(part: Part) -> bool {
+    matches!(part, Part::Sinks | Part::RouterCorrection)
 }
 
 /// Names of the parts of a layer as in Llama's files.
@@ -94,5 +107,18 @@ fn llama_part(part: Part) -> &'static str {
         Part::Gate => "mlp.gate_proj",
         Part::Up => "mlp.up_proj",
         Part::Down => "mlp.down_proj",
+        Part::Router => "mlp.gate",
+        Part::RouterCorrection => "mlp.gate.e_score_correction_bias",
+        Part::Shared(Piece::Gate) => "mlp.shared_experts.gate_proj",
+        Part::Shared(Piece::Up) => "mlp.shared_experts.up_proj",
+        Part::Shared(Piece::Down) => "mlp.shared_experts.down_proj",
+        Part::SharedGate => "mlp.shared_expert_gate",
+        Part::Expert(..) => "mlp.experts",
+        Part::QueryDown => "self_attn.q_a_proj",
+        Part::QueryDownNorm => "self_attn.q_a_layernorm",
+        Part::QueryUp => "self_attn.q_b_proj",
+        Part::KvDown => "self_attn.kv_a_proj_with_mqa",
+        Part::KvDownNorm => "self_attn.kv_a_layernorm",
+        Part::KvUp => "self_attn.kv_b_proj",
     }
 }

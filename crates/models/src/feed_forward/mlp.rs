@@ -6,7 +6,7 @@ use model_spec::{Activation, MlpKind, MlpSpec};
 use super::FeedForward;
 use crate::error::LoadError;
 use crate::network::{Builder, Linear};
-use crate::weights::Part;
+use crate::weights::{Part, Piece};
 
 /// An MLP's weights and buffers.
 pub(super) struct Mlp {
@@ -31,14 +31,29 @@ impl FeedForward for Mlp {
     }
 }
 
-pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MlpSpec) -> Result<Mlp, LoadError> {
+/// The parts of an MLP that is a layer's feed-forward part.
+pub(super) fn alone(piece: Piece) -> Part {
+    match piece {
+        Piece::Gate => Part::Gate,
+        Piece::Up => Part::Up,
+        Piece::Down => Part::Down,
+    }
+}
+
+/// `part` says which weights of the layer are the MLP's.
+pub(super) fn build(
+    builder: &mut Builder<'_>,
+    index: usize,
+    spec: &MlpSpec,
+    part: fn(Piece) -> Part,
+) -> Result<Mlp, LoadError> {
     let (inner, rows) = (spec.intermediate_size, builder.shard.part(spec.intermediate_size));
-    let (gate, up) = ((Part::Gate, inner, rows.clone()), (Part::Up, inner, rows.clone()));
+    let (gate, up) = ((part(Piece::Gate), inner, rows.clone()), (part(Piece::Up), inner, rows.clone()));
     let up = match spec.kind {
         MlpKind::Gated => builder.by_rows(index, &[gate, up], spec.bias)?,
         MlpKind::Plain => builder.by_rows(index, &[up], spec.bias)?,
     };
-    let down = builder.by_cols(index, (Part::Down, inner, rows.clone()), spec.bias)?;
+    let down = builder.by_cols(index, (part(Piece::Down), inner, rows.clone()), spec.bias)?;
     let inner = builder.store.buffer("inner", rows.len());
     let raised = match spec.kind {
         MlpKind::Gated => builder.store.buffer("gate_up", 2 * rows.len()),
@@ -47,12 +62,13 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MlpSpec) -> 
     Ok(Mlp { kind: spec.kind, activation: activation(spec.activation), up, down, raised, inner })
 }
 
-fn activation(activation: Activation) -> ops::Activation {
+pub(super) fn activation(activation: Activation) -> ops::Activation {
     match activation {
         Activation::Silu => ops::Activation::Silu,
         Activation::Gelu => ops::Activation::Gelu,
         Activation::GeluTanh => ops::Activation::GeluTanh,
         Activation::Relu => ops::Activation::Relu,
         Activation::ReluSquared => ops::Activation::ReluSquared,
+        Activation::ClampedSwiGlu { limit } => ops::Activation::ClampedSwiGlu { limit },
     }
 }

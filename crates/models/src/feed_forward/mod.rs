@@ -1,5 +1,6 @@
 //! What works on each token alone in a layer: one kind a file, and one line in [`build`].
 
+mod mixture;
 mod mlp;
 
 use kernels::ops::{Act, Backend, Epilogue};
@@ -21,7 +22,8 @@ pub(crate) fn build(
     spec: &FeedForwardSpec,
 ) -> Result<Option<Box<dyn FeedForward>>, LoadError> {
     match spec {
-        FeedForwardSpec::Dense(spec) => Ok(Some(Box::new(mlp::build(builder, index, spec)?))),
+        FeedForwardSpec::Dense(spec) => Ok(Some(Box::new(mlp::build(builder, index, spec, mlp::alone)?))),
+        FeedForwardSpec::Mixture(spec) => Ok(Some(Box::new(mixture::build(builder, index, spec)?))),
         FeedForwardSpec::None => Ok(None),
     }
 }

@@ -5,6 +5,7 @@
 //! computes the rows that go into the output projection.
 
 mod attention;
+mod latent;
 
 use kernels::ops::{Act, Backend, DType};
 use model_spec::MixerSpec;
@@ -50,5 +51,6 @@ pub(crate) fn build(
 ) -> Result<(Box<dyn Mixer>, Linear), LoadError> {
     match spec {
         MixerSpec::Attention(spec) => attention::build(builder, index, spec),
+        MixerSpec::Latent(spec) => latent::build(builder, index, spec),
     }
 }

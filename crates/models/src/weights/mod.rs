@@ -19,7 +19,7 @@ use crate::error::LoadError;
 
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
-pub(crate) use place::{Place, Stripes};
+pub(crate) use place::{Place, Stack, Stripes};
 pub(crate) use store::{Loader, Measure, Store};
 
 /// One weight of a model, whatever its file calls it.
@@ -72,6 +72,39 @@ pub enum Part {
     KeyHeadNorm(usize),
     /// `[heads]`.
     Sinks,
+    /// `[intermediate, hidden]`.
+    Gate,
+    /// `[intermediate, hidden]`.
+    Up,
+    /// `[hidden, intermediate]`.
+    Down,
+    /// `[experts, hidden]`.
+    Router,
+    /// `[experts]`.
+    RouterCorrection,
+    /// Of one expert of a mixture.
+    Expert(usize, Piece),
+    /// Of the MLP that all tokens share beside their experts.
+    Shared(Piece),
+    /// `[1, hidden]`.
+    SharedGate,
+    /// `[query rank, hidden]`.
+    QueryDown,
+    /// Norm of compressed queries.
+    QueryDownNorm,
+    /// `[heads * head_dim, query rank]`.
+    QueryUp,
+    /// `[kv rank + rope_dim, hidden]`.
+    KvDown,
+    /// Norm of the latent vector.
+    KvDownNorm,
+    /// `[heads * (nope_dim + v_head_dim), kv rank]`.
+    KvUp,
+}
+
+/// One projection of an MLP that is a part of something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
     /// `[intermediate, hidden]`.
     Gate,
     /// `[intermediate, hidden]`.

@@ -10,6 +10,8 @@ use super::Slice;
 pub struct Place {
     /// The tensor's name in the files.
     pub tensor: String,
+    /// The tensor is several weights, one after the other.
+    pub stack: Option<Stack>,
     /// Which of its output features are the weight's.
     pub rows: Stripes,
     /// A matrix is stored `[in, out]` (GPT-2). Vectors do not care.
@@ -19,8 +21,17 @@ pub struct Place {
 impl From<String> for Place {
     /// A tensor that holds the weight and nothing else.
     fn from(tensor: String) -> Self {
-        Self { tensor, rows: Stripes::ALL, transposed: false }
+        Self { tensor, stack: None, rows: Stripes::ALL, transposed: false }
     }
+}
+
+/// One of several weights of equal shapes, stored `[count, …]` or with the first two dimensions folded into one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Which one.
+    pub index: usize,
+    /// Of how many.
+    pub count: usize,
 }
 
 /// `size` rows of every `period`, from `offset` on.
@@ -81,27 +92,40 @@ impl Slice {
     /// Shape that the stored tensor must have.
     pub(crate) fn stored_shape(&self) -> Vec<usize> {
         let rows = self.place.rows.stored_len(self.shape[0]);
-        match self.shape.get(1) {
+        let one = match self.shape.get(1) {
             None => vec![rows],
             Some(&cols) if self.place.transposed => vec![cols, rows],
             Some(&cols) => vec![rows, cols],
-        }
+        };
+        self.place.stack.iter().map(|stack| stack.count).chain(one).collect()
     }
 
     /// Whether a tensor of this shape can be the stored one. A vector may be folded: `[heads, head_dim]` for all heads' norms.
     pub(crate) fn fits(&self, shape: &[usize]) -> bool {
         let stored = self.stored_shape();
-        shape == stored || (stored.len() == 1 && shape.iter().product::<usize>() == stored[0])
+        let folded = || {
+            let (first, rest) = (stored[0] * stored.get(1)?, stored.get(2..)?);
+            Some(shape.first() == Some(&first) && shape.get(1..) == Some(rest))
+        };
+        let is_folded = self.place.stack.is_some() && folded() == Some(true);
+        shape == stored || is_folded || (stored.len() == 1 && shape.iter().product::<usize>() == stored[0])
     }
 
     /// Whether the slice is the stored tensor as it lies.
     pub(crate) fn is_whole(&self) -> bool {
         let len = self.shape.iter().product::<usize>();
-        self.elements() == len && self.place.rows == Stripes::ALL && !(self.place.transposed && self.shape.len() == 2)
+        self.elements() == len
+            && self.place.stack.is_none()
+            && self.place.rows == Stripes::ALL
+            && !(self.place.transposed && self.shape.len() == 2)
     }
 
     /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one piece.
     pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize) -> Cow<'a, [u8]> {
+        let tensor = self.place.stack.map_or(tensor, |stack| {
+            let each = tensor.len() / stack.count;
+            &tensor[stack.index * each..][..each]
+        });
         if self.place.transposed && self.shape.len() == 2 {
             return Cow::Owned(self.cut_transposed(tensor, element));
         }
@@ -144,7 +168,7 @@ mod tests {
 
     /// Cuts a tensor of bytes `0, 1, 2, …`.
     fn check(rows: Stripes, transposed: bool, shape: &[usize], part: [Range<usize>; 2], expected: &[u8]) {
-        let place = Place { tensor: "t".to_owned(), rows, transposed };
+        let place = Place { tensor: "t".to_owned(), stack: None, rows, transposed };
         let [rows, cols] = part;
         let slice = Slice { place, shape: shape.to_vec(), rows, cols, role: Role::Matrix };
         let tensor: Vec<u8> = (0..slice.stored_shape().iter().product::<usize>() as u8).collect();
@@ -166,6 +190,28 @@ mod tests {
     }
 
     #[test]
+    fn cuts_out_of_stacked_tensors() {
+        let [gate, up] = Stripes::split([1, 1]);
+        let tensor: Vec<u8> = (0..24).collect();
+        let cut = |index, rows, transposed, shape: &[usize]| {
+            let place = Place { tensor: "t".to_owned(), stack: Some(Stack { index, count: 2 }), rows, transposed };
+            let cols = shape.get(1).copied().unwrap_or(1);
+            let slice = Slice { place, shape: shape.to_vec(), rows: 0..shape[0], cols: 0..cols, role: Role::Matrix };
+            let all: usize = slice.stored_shape().iter().product();
+            (slice.cut(&tensor[..all], 1).into_owned(), slice)
+        };
+        let (bytes, slice) = cut(1, Stripes::ALL, false, &[2, 3]);
+        assert_eq!(bytes, [6, 7, 8, 9, 10, 11]);
+        assert!(slice.fits(&[2, 2, 3]) && slice.fits(&[4, 3]) && !slice.fits(&[2, 3]) && !slice.fits(&[2, 3, 2]));
+        // [2][in = 3][out = 4], gate and up column by column.
+        assert_eq!(cut(0, gate, true, &[2, 3]).0, [0, 4, 8, 2, 6, 10]);
+        assert_eq!(cut(1, up, true, &[2, 3]).0, [13, 17, 21, 15, 19, 23]);
+        let (bytes, slice) = cut(1, up, false, &[3]);
+        assert_eq!(bytes, [7, 9, 11]);
+        assert!(slice.fits(&[2, 6]) && slice.fits(&[12]) && !slice.fits(&[6]));
+    }
+
+    #[test]
     fn vectors_may_be_folded() {
         let place = Place::from("t".to_owned());
         let slice = Slice { place, shape: vec![6], rows: 0..6, cols: 0..1, role: Role::Scale };
@@ -176,7 +222,7 @@ mod tests {
     fn pieces_in_one_place_are_borrowed() {
         let [q, k, v] = Stripes::split([4, 2, 2]);
         for (rows, len) in [(q, 4), (k, 2), (v, 2), (Stripes::ALL, 8)] {
-            let place = Place { tensor: "t".to_owned(), rows, transposed: false };
+            let place = Place { tensor: "t".to_owned(), stack: None, rows, transposed: false };
             let slice = Slice { place, shape: vec![len, 1], rows: 0..len, cols: 0..1, role: Role::Matrix };
             assert!(matches!(slice.cut(&[0; 8], 1), Cow::Borrowed(_)), "{slice:?}");
         }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use kernels::ops::{Act, Backend, DType, HostMatrix, Matrix, Table, Vector};
+use kernels::ops::{Act, Backend, DType, ExpertChoice, HostMatrix, Matrix, MatrixGroup, Table, Vector};
 
 use super::{Chunk, Role, Slice, Weights, cast};
 use crate::acts::Buffers;
@@ -18,8 +18,18 @@ pub(crate) trait Store {
     fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError>;
     /// A vector that is in no file.
     fn constants(&mut self, values: &[f32]) -> Vector;
+    /// Matrices of one shape under one handle.
+    fn group(&mut self, members: &[Matrix]) -> MatrixGroup;
     /// An activation buffer with room for every row of a step, shared by all that ask for the same role and width.
-    fn buffer(&mut self, role: &'static str, width: usize) -> Act;
+    fn buffer(&mut self, role: &'static str, width: usize) -> Act {
+        self.rows_buffer(role, 1, width)
+    }
+    /// The same with `times` rows for each row of a step.
+    fn rows_buffer(&mut self, role: &'static str, times: usize, width: usize) -> Act;
+    /// The same for values that no device may round.
+    fn exact_buffer(&mut self, role: &'static str, times: usize, width: usize) -> Act;
+    /// Room for the experts of every row of a step, `top_k` each; shared like buffers.
+    fn choice(&mut self, top_k: usize) -> ExpertChoice;
 }
 
 /// Checks that all weights are there and counts their bytes.
@@ -55,8 +65,20 @@ impl Store for Measure<'_> {
         Vector(0)
     }
 
-    fn buffer(&mut self, _: &'static str, _: usize) -> Act {
+    fn group(&mut self, _: &[Matrix]) -> MatrixGroup {
+        MatrixGroup(0)
+    }
+
+    fn rows_buffer(&mut self, _: &'static str, _: usize, _: usize) -> Act {
         Act(0)
+    }
+
+    fn exact_buffer(&mut self, _: &'static str, _: usize, _: usize) -> Act {
+        Act(0)
+    }
+
+    fn choice(&mut self, _: usize) -> ExpertChoice {
+        ExpertChoice(0)
     }
 }
 
@@ -162,7 +184,19 @@ impl Store for Loader<'_> {
         self.backend.load_vector(values)
     }
 
-    fn buffer(&mut self, role: &'static str, width: usize) -> Act {
-        self.buffers.shared(role, width, self.backend)
+    fn group(&mut self, members: &[Matrix]) -> MatrixGroup {
+        self.backend.group_matrices(members)
+    }
+
+    fn rows_buffer(&mut self, role: &'static str, times: usize, width: usize) -> Act {
+        self.buffers.shared(role, times, width, self.backend)
+    }
+
+    fn exact_buffer(&mut self, role: &'static str, times: usize, width: usize) -> Act {
+        self.buffers.exact(role, times, width, self.backend)
+    }
+
+    fn choice(&mut self, top_k: usize) -> ExpertChoice {
+        self.buffers.choice(top_k, self.backend)
     }
 }

@@ -67,6 +67,10 @@ zoo! {
     cohere: "cohere", BOTH, ranks: [2], refused: [];
     cohere2: "cohere2", BF16, ranks: [2, 4], refused: [];
     cohere_plus: "cohere-plus", BOTH, ranks: [], refused: THREE_HEADS;
+    dbrx: "dbrx", BF16, ranks: [2, 4], refused: [];
+    deepseek_v2: "deepseek-v2", BF16, ranks: [], refused: THREE_HEADS;
+    deepseek_v2_lite: "deepseek-v2-lite", BF16, ranks: [2, 4], refused: [];
+    deepseek_v3: "deepseek-v3", BF16, ranks: [2, 4], refused: [];
     exaone4: "exaone4", BF16, ranks: [2, 4], refused: [];
     falcon_11b: "falcon-11b", BF16, ranks: [2], refused: [];
     falcon_40b: "falcon-40b", BF16, ranks: [2, 4], refused: [];
@@ -82,8 +86,10 @@ zoo! {
     gpt_bigcode: "gpt-bigcode", BF16, ranks: [], refused: THREE_HEADS;
     gpt_neox: "gpt-neox", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
     gpt_neox_sequential: "gpt-neox-sequential", BOTH, ranks: [2], refused: [];
+    gpt_oss: "gpt-oss", BF16, ranks: [2, 4], refused: [];
     gptj: "gptj", BOTH, ranks: [], refused: THREE_HEADS;
     granite: "granite", BF16, ranks: [2], refused: [];
+    granite_moe: "granite-moe", BF16, ranks: [2, 4], refused: [];
     internlm: "internlm", BOTH, ranks: [2], refused: [(4, "num_attention_heads")];
     internlm2: "internlm2", BF16, ranks: [2, 4], refused: [];
     llama: "llama", BOTH, ranks: [2, 4], refused: [(3, "num_attention_heads")];
@@ -99,11 +105,13 @@ zoo! {
     gguf_q8_0: "llama-gguf-q8_0", BOTH, ranks: [2], refused: [];
     minicpm: "minicpm", BF16, ranks: [2], refused: [];
     mistral: "mistral", BF16, ranks: [2], refused: [];
+    mixtral: "mixtral", BF16, ranks: [2, 4], refused: [(3, "num_attention_heads")];
     mpt: "mpt", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     mpt_clip: "mpt-clip", BF16, ranks: [2, 4], refused: [];
     nemotron: "nemotron", BF16, ranks: [2, 4], refused: [];
     olmo: "olmo", BF16, ranks: [2], refused: [];
     olmo2: "olmo2", BF16, ranks: [], refused: [(2, "num_attention_heads")];
+    olmoe: "olmoe", BF16, ranks: [], refused: [(2, "num_attention_heads")];
     opt: "opt", BOTH, ranks: [], refused: THREE_HEADS;
     opt_350m: "opt-350m", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
     phi: "phi", BOTH, ranks: [2], refused: [];
@@ -112,7 +120,9 @@ zoo! {
     phi4_mini: "phi4-mini", BF16, ranks: [], refused: THREE_HEADS;
     qwen1: "qwen1", BF16, ranks: [], refused: THREE_HEADS;
     qwen2: "qwen2", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
+    qwen2_moe: "qwen2-moe", BF16, ranks: [2, 4], refused: [];
     qwen3: "qwen3", BF16, ranks: [2, 4], refused: [];
+    qwen3_moe: "qwen3-moe", BF16, ranks: [2, 4], refused: [];
     smollm3: "smollm3", BF16, ranks: [2], refused: [];
     spec_draft: "spec-draft", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     spec_target: "spec-target", BF16, ranks: [3], refused: [(2, "num_attention_heads")];

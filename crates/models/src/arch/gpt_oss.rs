@@ -1,0 +1,59 @@
+//! gpt-oss: attention with learned sinks, every other layer through a window; mixtures of clamped experts, gate and up interleaved.
+
+use model_spec::{
+    Activation, AttentionSpec, Biases, ConfigError, LayerNorms, LayerSpec, MlpKind, NormSpec, Residual, RopeStyle,
+    RoutingSpec,
+};
+
+use super::expert_naming::{ExpertNaming, StackedPiece};
+use super::mixtures::{experts, mixture};
+use super::naming::{LLAMA, Naming};
+use super::parts::{Sizes, Tied, sliding_layers};
+use super::{Blueprint, Folder};
+use crate::weights::{Part, Stripes};
+
+pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let sizes = Sizes::read(config)?;
+    let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-5)? as f32);
+    let bias = config.flag_or("attention_bias", true)?;
+    let position = sizes.rope(config, RopeStyle::Halves)?;
+    let attention = AttentionSpec { sinks: true, ..sizes.attention(position, Biases { qkv: bias, output: bias }) };
+    let limit = config.number_or("swiglu_limit", 7.0)? as f32;
+    let (count, routing) = experts(config, "num_local_experts")?;
+    let mlp = sizes.mlp(MlpKind::Gated, Activation::ClampedSwiGlu { limit }, true);
+    let mixture = mixture(mlp, (count, RoutingSpec { bias: true, ..routing }));
+    let window = config.size("sliding_window")?;
+    let sliding = sliding_layers(config, sizes.layers, |layer| layer.is_multiple_of(2))?;
+    let layers = sliding.into_iter().map(|slides| LayerSpec {
+        mixer: AttentionSpec { window: slides.then_some(window), ..attention.clone() }.into(),
+        feed_forward: mixture.into(),
+        norms: LayerNorms::before(norm),
+        residual: Residual::Sequential,
+        residual_scale: 1.0,
+    });
+    let spec = sizes.model(folder, layers.collect(), norm, Tied::IfSaid)?;
+    // Packed matrices are stored as [out, in], others as [in, out].
+    let experts = stacked(count, config.get("quantization_config").is_none());
+    Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
+}
+
+fn stacked(count: usize, transposed: bool) -> ExpertNaming {
+    let [gate, up] = Stripes::split([1, 1]);
+    let gate_up = |rows| StackedPiece {
+        weight: "mlp.experts.gate_up_proj",
+        bias: "mlp.experts.gate_up_proj_bias",
+        rows,
+        transposed,
+    };
+    let (weight, bias) = ("mlp.experts.down_proj", "mlp.experts.down_proj_bias");
+    let down = StackedPiece { weight, bias, rows: Stripes::ALL, transposed };
+    ExpertNaming::Stacked { count, pieces: [gate_up(gate), gate_up(up), down] }
+}
+
+fn part(part: Part) -> &'static str {
+    match part {
+        Part::Router => "mlp.router",
+        other => (LLAMA.part)(other),
+    }
+}

@@ -1,0 +1,28 @@
+//! Granite with mixtures of experts, whose weights are stacked.
+
+use model_spec::ConfigError;
+
+use super::expert_naming::{ExpertNaming, StackedPiece};
+use super::mixtures::{experts, mix_layers, mixture};
+use super::naming::{LLAMA, Naming};
+use super::{Blueprint, Folder, llama};
+use crate::weights::{Part, Stripes};
+
+pub(super) fn granite_moe(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let mut spec = llama::granite(folder)?.spec;
+    let routing = experts(&folder.config, "num_local_experts")?;
+    mix_layers(&mut spec, |_, mlp| mixture(mlp, routing).into());
+    let [gate, up] = Stripes::split([folder.config.size("intermediate_size")?; 2]);
+    let input =
+        |rows| StackedPiece { weight: "block_sparse_moe.input_linear.weight", bias: "", rows, transposed: false };
+    let output = StackedPiece { weight: "block_sparse_moe.output_linear.weight", ..input(Stripes::ALL) };
+    let experts = ExpertNaming::Stacked { count: routing.0, pieces: [input(gate), input(up), output] };
+    Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
+}
+
+fn part(part: Part) -> &'static str {
+    match part {
+        Part::Router => "block_sparse_moe.router.layer",
+        other => (LLAMA.part)(other),
+    }
+}

@@ -1,0 +1,184 @@
+//! A mixture of experts: a router, the chosen experts of each row, and what all rows share.
+//!
+//! Experts are split over ranks like any MLP, by their inner width: every rank routes all rows and computes its part of every expert.
+
+use std::ops::Range;
+
+use kernels::ops::{self, Act, Backend, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
+use model_spec::{MixtureSpec, MlpKind, RouterScore, RoutingSpec, SharedExpertSpec};
+
+use super::FeedForward;
+use super::mlp::{self, Mlp};
+use crate::error::LoadError;
+use crate::network::{Builder, Linear};
+use crate::weights::{Kind, Part, Piece, Role, Slice, Slot};
+
+/// A mixture's weights and buffers.
+pub(super) struct Mixture {
+    /// `[experts, hidden]`.
+    router: Linear,
+    routing: ops::Routing,
+    kind: MlpKind,
+    activation: ops::Activation,
+    /// Gated: `[gate | up]` in each row.
+    up: Experts,
+    down: Experts,
+    shared: Option<Shared>,
+    /// `[rows, experts]`.
+    logits: Act,
+    choice: ExpertChoice,
+    /// One row for each choice: what `up` gives, what goes into `down`, and what that gives.
+    raised: Act,
+    inner: Act,
+    given: Act,
+}
+
+/// A projection of each expert.
+struct Experts {
+    matrices: MatrixGroup,
+    /// `[experts, out_features]`.
+    bias: Option<Vector>,
+}
+
+/// What all rows share.
+struct Shared {
+    mlp: Mlp,
+    gate: Option<Gate>,
+}
+
+/// Where what rows share is gated.
+struct Gate {
+    /// `[1, hidden]`.
+    matrix: Matrix,
+    /// `[rows, 1]`.
+    opening: Act,
+    /// `[rows, hidden]`: what the gate lets through.
+    out: Act,
+}
+
+impl FeedForward for Mixture {
+    fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
+        backend.matmul(input, self.router.matrix, self.router.bias, Epilogue::Store, self.logits);
+        backend.route(self.logits, self.routing, self.choice);
+        backend.expert_matmul(input, self.up.matrices, self.up.bias, self.choice, self.raised);
+        match self.kind {
+            MlpKind::Gated => backend.gated(self.raised, self.activation, self.inner),
+            MlpKind::Plain => backend.activate(self.inner, self.activation),
+        }
+        backend.expert_matmul(self.inner, self.down.matrices, self.down.bias, self.choice, self.given);
+        match &self.shared {
+            None => backend.combine(self.given, self.choice, epilogue, out),
+            Some(Shared { mlp, gate: None }) => {
+                mlp.run(input, epilogue, out, backend);
+                backend.combine(self.given, self.choice, Epilogue::Accumulate, out);
+            }
+            Some(Shared { mlp, gate: Some(gate) }) => {
+                mlp.run(input, Epilogue::Store, gate.out, backend);
+                backend.matmul(input, gate.matrix, None, Epilogue::Store, gate.opening);
+                backend.gate_rows(gate.out, gate.opening);
+                backend.combine(self.given, self.choice, epilogue, out);
+                backend.add(out, gate.out);
+            }
+        }
+    }
+}
+
+pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MixtureSpec) -> Result<Mixture, LoadError> {
+    let MixtureSpec { experts, expert, routing, shared } = *spec;
+    let router = builder.by_rows(index, &[(Part::Router, experts, 0..experts)], routing.bias)?;
+    let correction = if routing.correction { Some(correction(builder, index, experts)?) } else { None };
+    let (inner, mine) = (expert.intermediate_size, builder.shard.part(expert.intermediate_size));
+    let raising: &[Piece] = match expert.kind {
+        MlpKind::Gated => &[Piece::Gate, Piece::Up],
+        MlpKind::Plain => &[Piece::Up],
+    };
+    let (mut ups, mut downs) = (Vec::new(), Vec::new());
+    for number in 0..experts {
+        let part = |piece: &Piece| (Part::Expert(number, *piece), inner, mine.clone());
+        let stack: Vec<_> = raising.iter().map(part).collect();
+        ups.push(builder.by_rows(index, &stack, false)?.matrix);
+        downs.push(builder.by_cols(index, part(&Piece::Down), false)?.matrix);
+    }
+    let (up_bias, down_bias) = match expert.bias {
+        true => (
+            Some(up_bias(builder, index, experts, (raising, inner, mine.clone()))?),
+            down_bias(builder, index, experts)?,
+        ),
+        false => (None, None),
+    };
+    let up = Experts { matrices: builder.store.group(&ups), bias: up_bias };
+    let down = Experts { matrices: builder.store.group(&downs), bias: down_bias };
+    let shared = shared.map(|spec| build_shared(builder, index, spec)).transpose()?;
+    let (k, width) = (routing.top_k, mine.len());
+    let inner = builder.store.rows_buffer("expert inner", k, width);
+    let raised = match expert.kind {
+        MlpKind::Gated => builder.store.rows_buffer("expert gate_up", k, 2 * width),
+        MlpKind::Plain => inner,
+    };
+    Ok(Mixture {
+        router,
+        routing: ops_routing(routing, correction),
+        kind: expert.kind,
+        activation: mlp::activation(expert.activation),
+        up,
+        down,
+        shared,
+        logits: builder.store.exact_buffer("router logits", 1, experts),
+        choice: builder.store.choice(k),
+        raised,
+        inner,
+        given: builder.store.exact_buffer("expert output", k, builder.hidden()),
+    })
+}
+
+fn build_shared(builder: &mut Builder<'_>, index: usize, spec: SharedExpertSpec) -> Result<Shared, LoadError> {
+    let mlp = mlp::build(builder, index, &spec.mlp, Part::Shared)?;
+    if !spec.gated {
+        return Ok(Shared { mlp, gate: None });
+    }
+    let matrix = builder.by_rows(index, &[(Part::SharedGate, 1, 0..1)], false)?.matrix;
+    let opening = builder.store.exact_buffer("shared gate", 1, 1);
+    let out = builder.store.exact_buffer("shared output", 1, builder.hidden());
+    Ok(Shared { mlp, gate: Some(Gate { matrix, opening, out }) })
+}
+
+fn correction(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result<Vector, LoadError> {
+    let slot = Slot::Layer(index, Part::RouterCorrection);
+    let slice = builder.vector_slice(slot, Kind::Weight, experts, 0..experts, Role::Shift);
+    builder.store.vector(&[slice], 0.0)
+}
+
+/// This rank's biases before the non-linearity, expert after expert.
+fn up_bias(
+    builder: &mut Builder<'_>,
+    index: usize,
+    experts: usize,
+    (pieces, inner, mine): (&[Piece], usize, Range<usize>),
+) -> Result<Vector, LoadError> {
+    let numbers = (0..experts).flat_map(|number| pieces.iter().map(move |piece| Part::Expert(number, *piece)));
+    let slice = |part| builder.vector_slice(Slot::Layer(index, part), Kind::Bias, inner, mine.clone(), Role::Shift);
+    let slices: Vec<Slice> = numbers.map(slice).collect();
+    builder.store.vector(&slices, 0.0)
+}
+
+/// Biases of what is summed over ranks: on one of them.
+fn down_bias(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result<Option<Vector>, LoadError> {
+    if !builder.shard.adds_bias() {
+        return Ok(None);
+    }
+    let hidden = builder.hidden();
+    let slot = |number| Slot::Layer(index, Part::Expert(number, Piece::Down));
+    let slice = |number| builder.vector_slice(slot(number), Kind::Bias, hidden, 0..hidden, Role::Shift);
+    let slices: Vec<Slice> = (0..experts).map(slice).collect();
+    builder.store.vector(&slices, 0.0).map(Some)
+}
+
+fn ops_routing(spec: RoutingSpec, correction: Option<Vector>) -> ops::Routing {
+    let RoutingSpec { score, groups, top_k, renormalise, scale, .. } = spec;
+    let score = match score {
+        RouterScore::Softmax => ops::RouterScore::Softmax,
+        RouterScore::Sigmoid => ops::RouterScore::Sigmoid,
+    };
+    let groups = groups.map(|groups| ops::ExpertGroups { count: groups.count, kept: groups.kept, best: groups.best });
+    ops::Routing { score, correction, groups, top_k, renormalise, scale }
+}

@@ -1,0 +1,193 @@
+//! Latent attention: one short vector a token stands for the keys and values of all heads.
+//!
+//! Keys are never made: `q (W_k c)` is `(q W_k) c`, so queries are brought into the latent space and attend there, all heads to one key,
+//! and what they gather is brought back by the values' part of the projection (the absorbed form of arXiv 2405.04434). A key is
+//! `[rope | latent]`, its value its latent part; that is all the cache holds, and every rank holds the same.
+
+use kernels::ops::{Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, KvShape, MatrixGroup, Norm, Rope};
+use model_spec::{LatentSpec, Position};
+
+use super::{Mixer, Pool};
+use crate::error::LoadError;
+use crate::network::{Builder, Linear};
+use crate::tp::head_rows;
+use crate::weights::{Part, Slice, Slot};
+
+struct LatentMixer {
+    queries: Queries,
+    /// Gives `[rope | latent]`.
+    down: Linear,
+    norm: Option<Norm>,
+    /// By head: from the part of a query that does not rotate to the latent space, `[kv_rank, nope_dim]`.
+    absorb: MatrixGroup,
+    /// By head: from the latent space to a value, `[v_head_dim, kv_rank]`.
+    restore: MatrixGroup,
+    attention: Attention,
+    rope: Option<Rope>,
+    nope_dim: usize,
+    rope_dim: usize,
+    v_head_dim: usize,
+    buffers: Buffers,
+    kv: Option<KvLayer>,
+}
+
+/// From the residual stream to heads of `[nope | rope]`.
+enum Queries {
+    Direct(Linear),
+    Compressed { down: Linear, norm: Option<Norm>, up: Linear, compressed: Act },
+}
+
+struct Buffers {
+    /// `[rows, heads * (nope_dim + rope_dim)]`.
+    queries: Act,
+    /// `[rows, rope_dim + kv_rank]`.
+    latent: Act,
+    /// `[rows, (heads + 1) * (rope_dim + kv_rank)]`: queries in the latent space, and the key.
+    qk: Act,
+    /// `[rows, heads * kv_rank]`.
+    attended: Act,
+    /// `[rows, heads * v_head_dim]`.
+    restored: Act,
+}
+
+impl LatentMixer {
+    fn kv(&self) -> KvLayer {
+        self.kv.expect("a step comes after the cache was allocated")
+    }
+
+    fn project_queries(&self, input: Act, backend: &mut dyn Backend) {
+        let (up, from) = match &self.queries {
+            Queries::Direct(linear) => (linear, input),
+            Queries::Compressed { down, norm, up, compressed } => {
+                backend.matmul(input, down.matrix, down.bias, Epilogue::Store, *compressed);
+                if let Some(norm) = norm {
+                    backend.norm(*compressed, *norm, *compressed);
+                }
+                (up, *compressed)
+            }
+        };
+        backend.matmul(from, up.matrix, up.bias, Epilogue::Store, self.buffers.queries);
+    }
+
+    /// Queries and the key side by side, as attention takes them.
+    fn assemble(&self, backend: &mut dyn Backend) {
+        let Self { rope_dim, nope_dim, ref buffers, attention: Attention { heads, .. }, .. } = *self;
+        let at = |first, stride| HeadColumns { first, stride };
+        let stride = nope_dim + rope_dim;
+        backend.head_matmul(buffers.queries, at(0, stride), self.absorb, buffers.qk, at(rope_dim, heads.dim));
+        backend.copy_columns(buffers.queries, at(nope_dim, stride), buffers.qk, at(0, heads.dim), heads.q, rope_dim);
+        backend.copy_columns(buffers.latent, at(0, 0), buffers.qk, at(heads.q * heads.dim, 0), 1, heads.dim);
+    }
+}
+
+impl Mixer for LatentMixer {
+    fn width(&self) -> usize {
+        self.attention.heads.q * self.v_head_dim
+    }
+
+    fn cached_per_token(&self) -> usize {
+        self.attention.heads.dim
+    }
+
+    fn allocate(&mut self, pool: Pool, backend: &mut dyn Backend) {
+        let (Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. }, shared) = (self.attention.heads, true);
+        let Pool { num_blocks, block_size, dtype } = pool;
+        self.kv =
+            Some(backend.new_kv(KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype }));
+    }
+
+    fn copy_blocks(&self, from: &[u32], to: &[u32], backend: &mut dyn Backend) {
+        backend.copy_blocks(self.kv(), from, to);
+    }
+
+    fn remember(&self, input: Act, backend: &mut dyn Backend) {
+        let latent = self.buffers.latent;
+        self.project_queries(input, backend);
+        backend.matmul(input, self.down.matrix, self.down.bias, Epilogue::Store, latent);
+        if let Some(norm) = self.norm {
+            backend.head_norm(latent, self.rope_dim, 1, self.attention.heads.v_dim, norm);
+        }
+        self.assemble(backend);
+        backend.rope_and_cache(self.buffers.qk, self.attention.heads, self.rope, self.kv());
+    }
+
+    fn recall(&self, backend: &mut dyn Backend) -> Act {
+        let Buffers { qk, attended, restored, .. } = self.buffers;
+        let rank = self.attention.heads.v_dim;
+        backend.attention(qk, self.attention, self.kv(), attended);
+        let (from, to) = (HeadColumns { first: 0, stride: rank }, HeadColumns { first: 0, stride: self.v_head_dim });
+        backend.head_matmul(attended, from, self.restore, restored, to);
+        restored
+    }
+}
+
+pub(super) fn build(
+    builder: &mut Builder<'_>,
+    index: usize,
+    spec: &LatentSpec,
+) -> Result<(Box<dyn Mixer>, Linear), LoadError> {
+    let LatentSpec { heads, kv_rank, nope_dim, rope_dim, v_head_dim, bias, .. } = *spec;
+    let (mine, dim) = (builder.shard.part(heads), rope_dim + kv_rank);
+    let queries = build_queries(builder, index, spec)?;
+    // Stored as [latent | rope].
+    let stack = [(Part::KvDown, dim, kv_rank..dim), (Part::KvDown, dim, 0..kv_rank)];
+    let down = builder.by_rows(index, &stack, bias)?;
+    let norm = builder.norm(Some(spec.norm), Slot::Layer(index, Part::KvDownNorm), kv_rank)?;
+    let (mut absorb, mut restore) = (Vec::new(), Vec::new());
+    for head in mine.clone() {
+        let [key, value] = key_and_value(builder, index, spec, head);
+        absorb.push(builder.store.matrix(&[key], 0)?);
+        restore.push(builder.store.matrix(&[value], 0)?);
+    }
+    let (absorb, restore) = (builder.store.group(&absorb), builder.store.group(&restore));
+    let output = builder.by_cols(index, (Part::Output, heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
+    let heads = Heads { q: mine.len(), kv: 1, dim, v_dim: kv_rank };
+    let attention = Attention { heads, scale: spec.scale, window: None, soft_cap: None, sinks: None, alibi: None };
+    let rope = builder.rope(&Position::Rope(spec.rope.clone()));
+    let buffers = Buffers {
+        queries: builder.store.buffer("latent queries", heads.q * (nope_dim + rope_dim)),
+        latent: builder.store.buffer("latent", dim),
+        qk: builder.store.buffer("qkv", (heads.q + 1) * dim),
+        attended: builder.store.buffer("latent attended", heads.q * kv_rank),
+        restored: builder.store.buffer("attended", heads.q * v_head_dim),
+    };
+    let mixer = LatentMixer {
+        queries,
+        down,
+        norm,
+        absorb,
+        restore,
+        attention,
+        rope,
+        nope_dim,
+        rope_dim,
+        v_head_dim,
+        buffers,
+        kv: None,
+    };
+    Ok((Box::new(mixer), output))
+}
+
+fn build_queries(builder: &mut Builder<'_>, index: usize, spec: &LatentSpec) -> Result<Queries, LoadError> {
+    let dim = spec.nope_dim + spec.rope_dim;
+    let (all, rows) = (spec.heads * dim, head_rows(&builder.shard.part(spec.heads), dim));
+    let Some(rank) = spec.query_rank else {
+        return Ok(Queries::Direct(builder.by_rows(index, &[(Part::Query, all, rows)], false)?));
+    };
+    let down = builder.by_rows(index, &[(Part::QueryDown, rank, 0..rank)], spec.bias)?;
+    let norm = builder.norm(Some(spec.norm), Slot::Layer(index, Part::QueryDownNorm), rank)?;
+    let slice = builder.matrix_slice(Slot::Layer(index, Part::QueryUp), [all, rank], rows, 0..rank);
+    let up = Linear { matrix: builder.store.matrix(&[slice], 0)?, bias: None };
+    let compressed = builder.store.buffer("compressed queries", rank);
+    Ok(Queries::Compressed { down, norm, up, compressed })
+}
+
+/// A head's parts of the projection from the latent space to keys and values: the former turned around.
+fn key_and_value(builder: &Builder<'_>, index: usize, spec: &LatentSpec, head: usize) -> [Slice; 2] {
+    let (rank, each) = (spec.kv_rank, spec.nope_dim + spec.v_head_dim);
+    let (slot, all, first) = (Slot::Layer(index, Part::KvUp), spec.heads * each, head * each);
+    let value = builder.matrix_slice(slot, [all, rank], first + spec.nope_dim..first + each, 0..rank);
+    let mut key = builder.matrix_slice(slot, [rank, all], 0..rank, first..first + spec.nope_dim);
+    key.place.transposed = !key.place.transposed;
+    [key, value]
+}

@@ -95,6 +95,9 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("Starcoder2ForCausalLM", starcoder2::starcoder2),
 ];
 
+/// Quantised weights that are unpacked as they are loaded: class names and `quant_method`.
+const UNPACKED: &[(&str, &str)] = &[("GptOssForCausalLM", "mxfp4")];
+
 type Architecture = fn(&Folder) -> Result<Blueprint, ConfigError>;
 
 /// What an architecture is told.
@@ -128,7 +131,9 @@ pub(crate) fn read(dir: &Path) -> Result<Blueprint, ConfigError> {
     let architecture = config.architecture()?;
     let found = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
     let Some((_, read)) = found else { return Err(unknown(&config, architecture)) };
-    if let Some(quantization) = config.object("quantization_config")? {
+    if let Some(quantization) = config.object("quantization_config")?
+        && !UNPACKED.contains(&(&architecture, &quantization.text_or("quant_method", "")?))
+    {
         return Err(quantization
             .unsupported("quant_method", "quantised weights are not supported; use the bf16, f16 or f32 checkpoint"));
     }

@@ -10,7 +10,7 @@ use model_spec::nearest;
 use super::gguf::GgufFiles;
 use super::safetensors::SafetensorsFiles;
 use super::torch::TorchFiles;
-use super::{Chunk, Slice, Weights};
+use super::{Chunk, Slice, Weights, mxfp4};
 use crate::error::LoadError;
 
 /// The weight files of a model.
@@ -25,7 +25,7 @@ pub(super) trait Files {
     fn find(&self, name: &str) -> Option<Stored<'_>>;
     /// Names of all tensors, for messages.
     fn names(&self) -> Vec<&str>;
-    /// All elements of a tensor that [`find`](Self::find) found and has an element type, row-major, little-endian.
+    /// All elements of a tensor that [`find`](Self::find) found, row-major, little-endian; as they are stored where its type cannot be read.
     fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError>;
 }
 
@@ -73,12 +73,64 @@ impl Checkpoint {
     }
 }
 
+/// Two tensors that stand for one.
+struct Packed {
+    blocks: String,
+    scales: String,
+}
+
+impl Checkpoint {
+    /// The tensors that stand for the slice's, where that is not there itself; checks that they fit it.
+    fn packed(&self, slice: &Slice) -> Result<Option<Packed>, LoadError> {
+        let name = &slice.place.tensor;
+        let (blocks, scales) = mxfp4::names(name);
+        let (None, Some(stored), Some(factors)) =
+            (self.files.find(name), self.files.find(&blocks), self.files.find(&scales))
+        else {
+            return Ok(None);
+        };
+        let whole = mxfp4::shape(stored.shape, factors.shape);
+        if !whole.is_some_and(|shape| slice.fits(&shape)) {
+            let (file, found) = (stored.file.to_owned(), stored.shape.to_vec());
+            return Err(LoadError::Shape { file, tensor: blocks, expected: slice.stored_shape(), found });
+        }
+        for (tensor, dtype) in [(&blocks, &stored.dtype), (&scales, &factors.dtype)] {
+            match dtype {
+                Err(name) if name == "U8" => {}
+                other => {
+                    let (file, tensor) = (stored.file.to_owned(), tensor.clone());
+                    let found = other.as_ref().map_or_else(String::clone, |dtype| format!("{dtype:?}"));
+                    return Err(LoadError::ElementType { file, tensor, found });
+                }
+            }
+        }
+        Ok(Some(Packed { blocks, scales }))
+    }
+
+    /// Unpacks what the slice needs: its matrix alone where there are several.
+    fn unpack(&self, slice: &Slice, packed: &Packed) -> Result<Chunk<'_>, LoadError> {
+        let (blocks, scales) = (self.files.bytes(&packed.blocks)?, self.files.bytes(&packed.scales)?);
+        let (index, count) = slice.place.stack.map_or((0, 1), |stack| (stack.index, stack.count));
+        let mine = |bytes: &Cow<'_, [u8]>| index * bytes.len() / count..(index + 1) * bytes.len() / count;
+        let bytes = mxfp4::decode(&blocks[mine(&blocks)], &scales[mine(&scales)]);
+        let mut alone = slice.clone();
+        alone.place.stack = None;
+        Ok(Chunk { dtype: DType::Bf16, bytes: Cow::Owned(alone.cut(&bytes, DType::Bf16.size()).into_owned()) })
+    }
+}
+
 impl Weights for Checkpoint {
     fn check(&self, slice: &Slice) -> Result<DType, LoadError> {
+        if self.packed(slice)?.is_some() {
+            return Ok(DType::Bf16);
+        }
         self.checked(slice).map(|(_, dtype)| dtype)
     }
 
     fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError> {
+        if let Some(packed) = self.packed(slice)? {
+            return self.unpack(slice, &packed);
+        }
         let (name, dtype) = self.checked(slice)?;
         let bytes = match self.files.bytes(name)? {
             Cow::Borrowed(tensor) => slice.cut(tensor, dtype.size()),

@@ -43,6 +43,7 @@ impl Dummy {
         let level = |i: usize| bound * ((2 * i + 1) as f32 / LEVELS as f32 - 1.0);
         narrow((0..LEVELS).map(level), self.dtype, &mut levels);
         let key = slice.place.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
+        let key = slice.place.stack.map_or(key, |stack| mix(key ^ stack.index as u64));
         out.resize(slice.elements() * self.dtype.size(), 0);
         match self.dtype {
             DType::F32 => fill::<4>(key, slice, &levels, out),

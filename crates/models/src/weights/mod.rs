@@ -5,6 +5,7 @@ mod checkpoint;
 mod dummy;
 mod gguf;
 mod map;
+mod mxfp4;
 mod place;
 mod safetensors;
 mod store;

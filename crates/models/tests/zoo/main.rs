@@ -12,6 +12,7 @@ mod group;
 mod reference;
 
 use checks::{Case, bfloat16, float32, shipped, tensor_parallel, tensor_parallel_refused};
+use engine::{Setup, load};
 use kernels::ops::DType;
 
 /// Tests of one reference model: exact in float32, close in 16 bits, and split over `$ranks`.
@@ -88,6 +89,7 @@ zoo! {
     gpt_neox_sequential: "gpt-neox-sequential", BOTH, ranks: [2], refused: [];
     gpt_oss: "gpt-oss", BF16, ranks: [2, 4], refused: [];
     gptj: "gptj", BOTH, ranks: [], refused: THREE_HEADS;
+    gpt_oss_mxfp4: "gpt-oss-mxfp4", BF16, ranks: [2, 4], refused: [];
     granite: "granite", BF16, ranks: [2], refused: [];
     granite_moe: "granite-moe", BF16, ranks: [2, 4], refused: [];
     internlm: "internlm", BOTH, ranks: [2], refused: [(4, "num_attention_heads")];
@@ -129,6 +131,19 @@ zoo! {
     stablelm: "stablelm", BF16, ranks: [2], refused: [];
     stablelm_2_12b: "stablelm-2-12b", BF16, ranks: [2], refused: [];
     starcoder2: "starcoder2", BF16, ranks: [2], refused: [];
+}
+
+#[test]
+fn latent_caches_hold_one_vector_a_token() {
+    let Some(dir) = folders::zoo("deepseek-v3") else { return };
+    // Three layers of 32 latent and 16 rotated elements; every rank holds all of them.
+    for rank in [(0, 1), (1, 2)] {
+        for (dtype, size) in [(DType::F32, 4), (DType::Bf16, 2)] {
+            let setup = Setup { rank, ..Setup::new(dtype) };
+            let model = load(&dir, setup).expect("a model");
+            assert_eq!(model.kv_bytes_per_token(), 3 * (32 + 16) * size, "{dtype:?}");
+        }
+    }
 }
 
 #[test]

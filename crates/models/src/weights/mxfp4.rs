@@ -1,0 +1,85 @@
+//! MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 values of four bits, each block with a power of two as its scale.
+//!
+//! A matrix `[rows, cols]` is stored as `{name}_blocks` `[rows, cols / 32, 16]`, two values a byte and the low half first, and
+//! `{name}_scales` `[rows, cols / 32]`, exponents plus 127. Every value is a bf16 exactly, and becomes one here.
+
+use half::bf16;
+
+/// What four bits mean: a sign, two bits of exponent, one of mantissa.
+const VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+/// Bytes of a block.
+const BLOCK_BYTES: usize = 16;
+/// Values of a block.
+const BLOCK: usize = 32;
+
+/// Names of the two tensors that stand for one.
+pub(super) fn names(tensor: &str) -> (String, String) {
+    (format!("{tensor}_blocks"), format!("{tensor}_scales"))
+}
+
+/// The shape of what two tensors of these shapes stand for, if they fit together.
+pub(super) fn shape(blocks: &[usize], scales: &[usize]) -> Option<Vec<usize>> {
+    let [outer @ .., BLOCK_BYTES] = blocks else { return None };
+    let [rows @ .., groups] = outer else { return None };
+    (outer == scales).then(|| rows.iter().copied().chain([groups * BLOCK]).collect())
+}
+
+/// Values as bf16, little-endian.
+pub(super) fn decode(blocks: &[u8], scales: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(blocks.len() * 4);
+    for (block, &scale) in blocks.chunks_exact(BLOCK_BYTES).zip(scales) {
+        let factor = power_of_two(scale);
+        let values = VALUES.map(|value| bf16::from_f32(value * factor).to_le_bytes());
+        for &pair in block {
+            bytes.extend_from_slice(&values[usize::from(pair & 15)]);
+            bytes.extend_from_slice(&values[usize::from(pair >> 4)]);
+        }
+    }
+    bytes
+}
+
+/// `2^(exponent - 127)`; 255 is no number.
+fn power_of_two(exponent: u8) -> f32 {
+    match exponent {
+        255 => f32::NAN,
+        // 2^-127 is below the normal numbers: its one bit is a mantissa's.
+        0 => f32::from_bits(1 << 22),
+        normal => f32::from_bits(u32::from(normal) << 23),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(blocks: &[u8], scales: &[u8]) -> Vec<f32> {
+        decode(blocks, scales).chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+    }
+
+    #[test]
+    fn every_code_with_its_scale() {
+        let pairs: Vec<u8> = (0..8).map(|i| (2 * i) | ((2 * i + 1) << 4)).collect();
+        let blocks = [pairs.clone(), vec![0; 8], pairs, vec![0; 8]].concat();
+        let values = decoded(&blocks, &[127, 124]);
+        assert_eq!(values[..16], VALUES);
+        assert_eq!(values[16..32], [0.0; 16]);
+        assert_eq!(values[32..48], VALUES.map(|x| x / 8.0));
+    }
+
+    #[test]
+    fn scales_at_the_edges() {
+        let one = [2; BLOCK_BYTES];
+        assert_eq!(decoded(&one, &[0])[0], 2.0_f32.powi(-127));
+        assert_eq!(decoded(&one, &[1])[0], 2.0_f32.powi(-126));
+        assert_eq!(decoded(&one, &[254])[0], 2.0_f32.powi(127));
+        assert!(decoded(&one, &[255])[0].is_nan());
+    }
+
+    #[test]
+    fn shapes_fit_together_or_not() {
+        assert_eq!(shape(&[4, 64, 2, 16], &[4, 64, 2]), Some(vec![4, 64, 64]));
+        for (blocks, scales) in [(&[4, 64, 2, 15][..], &[4, 64, 2][..]), (&[4, 64, 2, 16], &[4, 64, 3]), (&[16], &[])] {
+            assert_eq!(shape(blocks, scales), None);
+        }
+    }
+}

@@ -231,7 +231,30 @@ impl Collective for Pair {
 
 #[test]
 fn dummy_weights_are_one_model_however_split() {
-    let dir = folder(CONFIG);
+    one_model_however_split(CONFIG);
+}
+
+#[test]
+fn so_they_are_with_latent_attention_and_experts_beside_shared_ones() {
+    one_model_however_split(
+        r#"{"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4, "v_head_dim": 12, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 8, "max_position_embeddings": 64}"#,
+    );
+}
+
+#[test]
+fn so_they_are_with_stacked_experts_and_biases() {
+    one_model_however_split(
+        r#"{"architectures": ["GptOssForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 8,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "sliding_window": 2, "max_position_embeddings": 64}"#,
+    );
+}
+
+fn one_model_however_split(config: &str) {
+    let dir = folder(config);
     let whole = |seed| {
         let options = LoadOptions { seed, ..options(LoadFormat::Dummy, (0, 1)) };
         logits(&mut load(dir.path(), &options).expect("loads").0, &mut Solo)

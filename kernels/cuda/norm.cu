@@ -1,5 +1,5 @@
 // Normalisation of rows, alone or after a residual add (one block a row), and of heads inside a row (one warp a head).
-// Sums run over a block or warp whose size depends on the width alone.
+// Sums run over a block or warp whose size depends on the width alone. A row that fits is read once and kept in registers.
 #include "quire.cuh"
 
 // `ops::Norm`; see kernels/src/cuda/norm.rs.
@@ -17,8 +17,68 @@ DEVICE f32 normed(const Norm& norm, f32 x, f32 mean, f32 factor, u32 i) {
     return y;
 }
 
+// Four elements at a time, and how often at most a thread takes them for a row to be kept.
+constexpr u32 EACH = 4, TIMES = 4;
+
+DEVICE float4 load_four(const f32* x) { return *(const float4*)x; }
+template <typename T> DEVICE float4 load_four(const T* x) {
+    uint2 bits = *(const uint2*)x;
+    const T* y = (const T*)&bits;
+    return make_float4(load(y[0]), load(y[1]), load(y[2]), load(y[3]));
+}
+DEVICE void store_four(f32* to, float4 x) { *(float4*)to = x; }
+template <typename T> DEVICE void store_four(T* to, float4 x) {
+    uint2 bits;
+    T* y = (T*)&bits;
+    y[0] = Cast<T>::from(x.x);
+    y[1] = Cast<T>::from(x.y);
+    y[2] = Cast<T>::from(x.z);
+    y[3] = Cast<T>::from(x.w);
+    *(uint2*)to = bits;
+}
+
+DEVICE bool kept(u32 width) { return width % EACH == 0 && width <= EACH * TIMES * blockDim.x; }
+
+// A row in registers.
+struct Row {
+    float4 x[TIMES];
+
+    DEVICE f32 square_sum(f32 mean, u32 width) const {
+        f32 sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < TIMES; i++) {
+            if ((i * blockDim.x + threadIdx.x) * EACH >= width) break;
+            f32 a = x[i].x - mean, b = x[i].y - mean, c = x[i].z - mean, d = x[i].w - mean;
+            sum += a * a + b * b + c * c + d * d;
+        }
+        return sum;
+    }
+
+    template <typename Out> DEVICE void write(const Norm& norm, Out* out, u32 width) const {
+        f32 mean = 0.0f;
+        if (norm.subtract_mean) {
+            f32 sum = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < TIMES; i++)
+                if ((i * blockDim.x + threadIdx.x) * EACH < width) sum += x[i].x + x[i].y + x[i].z + x[i].w;
+            mean = block_sum(sum) / width;
+        }
+        f32 factor = 1.0f / sqrtf(block_sum(square_sum(mean, width)) / width + norm.eps);
+#pragma unroll
+        for (u32 i = 0; i < TIMES; i++) {
+            u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+            if (at >= width) break;
+            store_four(
+                out + at,
+                make_float4(
+                    normed(norm, x[i].x, mean, factor, at), normed(norm, x[i].y, mean, factor, at + 1),
+                    normed(norm, x[i].z, mean, factor, at + 2), normed(norm, x[i].w, mean, factor, at + 3)));
+        }
+    }
+};
+
 // `x` and `out` may be the same: an element is read and written by one thread, and all are read before any is written.
-template <typename In, typename Out> DEVICE void norm_row(const In* x, Norm norm, Out* out, u32 width) {
+template <typename In, typename Out> DEVICE void norm_row(const In* x, const Norm& norm, Out* out, u32 width) {
     f32 mean = 0.0f;
     if (norm.subtract_mean) {
         f32 sum = 0.0f;
@@ -34,15 +94,45 @@ template <typename In, typename Out> DEVICE void norm_row(const In* x, Norm norm
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = Cast<Out>::from(normed(norm, load(x[i]), mean, factor, i));
 }
 
-template <typename Delta, typename Out>
-DEVICE void add_norm(f32* residual, const Delta* delta, Norm norm, Out* out, u32 width) {
+template <typename In, typename Out> DEVICE void norm(const In* x, const Norm& norm, Out* out, u32 width) {
+    launch_dependents();
+    wait_for_inputs();
     u64 row = blockIdx.x * (u64)width;
-    // Each thread reads back below only what it wrote here itself.
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) residual[row + i] += load(delta[row + i]);
-    norm_row(residual + row, norm, out + row, width);
+    if (!kept(width)) return norm_row(x + row, norm, out + row, width);
+    Row kept;
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++) {
+        u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+        if (at < width) kept.x[i] = load_four(x + row + at);
+    }
+    kept.write(norm, out + row, width);
 }
 
-template <typename T> DEVICE void head_norm(T* x, Norm norm, u32 first_col, u32 heads, u32 dim, u32 width) {
+template <typename Delta, typename Out>
+DEVICE void add_norm(f32* residual, const Delta* delta, const Norm& norm, Out* out, u32 width) {
+    launch_dependents();
+    wait_for_inputs();
+    u64 row = blockIdx.x * (u64)width;
+    if (!kept(width)) {
+        // Each thread reads back below only what it wrote here itself.
+        for (u32 i = threadIdx.x; i < width; i += blockDim.x) residual[row + i] += load(delta[row + i]);
+        return norm_row(residual + row, norm, out + row, width);
+    }
+    Row kept;
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++) {
+        u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+        if (at >= width) break;
+        float4 a = load_four(residual + row + at), b = load_four(delta + row + at);
+        kept.x[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+        store_four(residual + row + at, kept.x[i]);
+    }
+    kept.write(norm, out + row, width);
+}
+
+template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_col, u32 heads, u32 dim, u32 width) {
+    launch_dependents();
+    wait_for_inputs();
     u32 head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (head >= heads) return;
     T* values = x + blockIdx.x * (u64)width + first_col + head * dim;
@@ -62,15 +152,15 @@ template <typename T> DEVICE void head_norm(T* x, Norm norm, u32 first_col, u32 
 }
 
 #define NORM(IN, OUT) \
-    extern "C" __global__ void norm_##IN##_##OUT(const IN* x, Norm norm, OUT* out, u32 width) { \
-        norm_row(x + blockIdx.x * (u64)width, norm, out + blockIdx.x * (u64)width, width); \
+    extern "C" __global__ void norm_##IN##_##OUT(const IN* x, const Norm how, OUT* out, u32 width) { \
+        norm(x, how, out, width); \
     } \
-    extern "C" __global__ void add_norm_##IN##_##OUT(f32* residual, const IN* delta, Norm norm, OUT* out, u32 width) { \
-        add_norm(residual, delta, norm, out, width); \
+    extern "C" __global__ void add_norm_##IN##_##OUT(f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
+        add_norm(residual, delta, how, out, width); \
     }
 #define HEAD_NORM(T) \
-    extern "C" __global__ void head_norm_##T(T* x, Norm norm, u32 first_col, u32 heads, u32 dim, u32 width) { \
-        head_norm(x, norm, first_col, heads, dim, width); \
+    extern "C" __global__ void head_norm_##T(T* x, const Norm how, u32 first_col, u32 heads, u32 dim, u32 width) { \
+        head_norm(x, how, first_col, heads, dim, width); \
     }
 
 NORM(f32, f32)

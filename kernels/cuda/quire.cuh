@@ -83,6 +83,21 @@ DEVICE f32 block_max(f32 x) {
     return warp_max(lane < warps ? parts[lane] : -infinity());
 }
 
+// Lets the next kernel of the stream start its blocks while this one still runs, if it was launched to allow that.
+DEVICE void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Returns when all earlier kernels are done and what they wrote can be read. Every thread of a kernel that may be launched early calls it before it
+// touches anything but weights and the batch's description: "all earlier" holds only if each kernel of the chain waits. Nothing below 9.0.
+DEVICE void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 #define NOBODY 0xffffffffu
 
 // The step's rows and sequences; see README.md. `kernels/src/cuda/batch.rs` has its twin.

@@ -1,4 +1,4 @@
-// Rotates q and k of a row in place and writes k and v to the cache. One block a row; angles are made once a row.
+// Rotates q and k of a row in place and writes k and v to the cache. One block a row; angles are made once a row, before the row is there.
 #include "quire.cuh"
 
 // Head counts, and the rotation; see kernels/src/cuda/rope_and_cache.rs.
@@ -15,18 +15,23 @@ struct Layer {
     u32 qkv_width;
 };
 
-template <typename T, typename C> DEVICE void rope_and_cache(T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values) {
-    extern __shared__ f32 angles[]; // [rotary_dim / 2] cosines, then as many sines
-    u32 row = blockIdx.x, sequence = batch.row_sequence[row];
-    if (sequence == NOBODY) return;
-    u32 position = batch.positions[row], half = layer.rotary_dim / 2;
+// Cosines [rotary_dim / 2], then as many sines. A product of f32, as in the reference implementations.
+DEVICE void make_angles(f32* angles, const Layer& layer, u32 position) {
+    u32 half = layer.rotary_dim / 2;
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
-        // A product of f32, as in the reference implementations.
         f32 sine, cosine;
         sincosf((f32)position * layer.inv_freq[i], &sine, &cosine);
         angles[i] = cosine * layer.mscale;
         angles[half + i] = sine * layer.mscale;
     }
+}
+
+template <typename T, typename C> DEVICE void rope_and_cache(T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values) {
+    extern __shared__ f32 angles[];
+    u32 row = blockIdx.x, sequence = batch.row_sequence[row], half = layer.rotary_dim / 2;
+    if (sequence == NOBODY) return;
+    u32 position = batch.positions[row];
+    make_angles(angles, layer, position);
     __syncthreads();
     T* x = qkv + row * (u64)layer.qkv_width;
     for (u32 i = threadIdx.x; i < (layer.q_heads + layer.kv_heads) * half; i += blockDim.x) {
@@ -53,6 +58,128 @@ template <typename T, typename C> DEVICE void rope_and_cache(T* qkv, const Batch
     }
 }
 
+// 16 bytes of a 16-bit type.
+template <typename T> union Piece {
+    uint4 bits;
+    T x[8];
+};
+
+template <typename T> DEVICE Piece<T> load_piece(const T* from) {
+    Piece<T> piece;
+    piece.bits = *(const uint4*)from;
+    return piece;
+}
+
+// A norm of each head before its rotation; as in norm.cu.
+struct HeadNorm {
+    const f32* weight;
+    const f32* bias;
+    f32 eps;
+    u32 subtract_mean;
+};
+
+struct HeadNorms {
+    HeadNorm q, k;
+};
+
+// The sum over the `lanes` neighbours (a power of two) that share a head.
+DEVICE f32 head_sum(f32 x, u32 lanes) {
+    u32 mask = ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+    for (u32 distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(mask, x, distance);
+    return x;
+}
+
+// Norms a head of which this lane has 8 elements from `low` on and 8 from `high` on.
+DEVICE void norm_head(f32 (&x)[16], const HeadNorm& norm, u32 low, u32 high, u32 lanes) {
+    f32 width = 16.0f * lanes, mean = 0.0f, square = 0.0f;
+    if (norm.subtract_mean) {
+        f32 sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) sum += x[i];
+        mean = head_sum(sum, lanes) / width;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 16; i++) square += (x[i] - mean) * (x[i] - mean);
+    f32 factor = 1.0f / sqrtf(head_sum(square, lanes) / width + norm.eps);
+#pragma unroll
+    for (u32 i = 0; i < 16; i++) {
+        u32 at = i < 8 ? low + i : high + i - 8;
+        x[i] = (x[i] - mean) * factor;
+        if (norm.weight) x[i] *= norm.weight[at];
+        if (norm.bias) x[i] += norm.bias[at];
+    }
+}
+
+// Eight pairs, in place, and to `cache` if that is not null; after the norm, if there is one.
+template <typename T>
+DEVICE void rotate(T* head, T* cache, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
+    u32 low = interleaved ? 2 * pair : pair, high = interleaved ? low + 8 : pair + half;
+    Piece<T> a = load_piece(head + low), b = load_piece(head + high);
+    f32 x[16];
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        x[i] = load(a.x[i]);
+        x[i + 8] = load(b.x[i]);
+    }
+    if (norm) norm_head(x, *norm, low, high, half / 8);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        f32& first = interleaved ? x[2 * i] : x[i];
+        f32& second = interleaved ? x[2 * i + 1] : x[i + 8];
+        f32 y = first, z = second, cosine = angles[pair + i], sine = angles[half + pair + i];
+        first = y * cosine - z * sine;
+        second = z * cosine + y * sine;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        a.x[i] = Cast<T>::from(x[i]);
+        b.x[i] = Cast<T>::from(x[i + 8]);
+    }
+    *(uint4*)(head + low) = a.bits;
+    *(uint4*)(head + high) = b.bits;
+    if (cache) {
+        *(uint4*)(cache + low) = a.bits;
+        *(uint4*)(cache + high) = b.bits;
+    }
+}
+
+// The same where row and cache have one 16-bit type, and `rotary_dim` is a multiple of 16, `dim` and `v_dim` of 8. With `norms`, the rotary
+// dimension is the head's, and a power of two from 16 to 256.
+template <typename T>
+DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, T* keys, T* values, const HeadNorms* norms) {
+    extern __shared__ f32 angles[];
+    u32 row = blockIdx.x, sequence = batch.row_sequence[row], half = layer.rotary_dim / 2;
+    u32 position = sequence == NOBODY ? 0 : batch.positions[row];
+    make_angles(angles, layer, position);
+    u64 block = sequence == NOBODY ? 0 : batch.blocks[batch.first_block[sequence] + position / layer.block_size];
+    u32 slot = position % layer.block_size;
+    launch_dependents();
+    wait_for_inputs();
+    __syncthreads();
+    if (sequence == NOBODY) return;
+    T* x = qkv + row * (u64)layer.qkv_width;
+    T* k = x + layer.q_heads * layer.dim;
+    T* v = k + layer.kv_heads * layer.dim;
+    auto cached = [&](T* cache, u32 head, u32 dim) { return cache + ((block * layer.kv_heads + head) * layer.block_size + slot) * dim; };
+    u32 turns = half / 8, rest = (layer.dim - layer.rotary_dim) / 8, pieces = layer.v_dim / 8;
+    u32 rotated = (layer.q_heads + layer.kv_heads) * turns;
+    for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {
+        u32 head = i / turns;
+        T* cache = head < layer.q_heads ? (T*)0 : cached(keys, head - layer.q_heads, layer.dim);
+        const HeadNorm* norm = !norms ? (const HeadNorm*)0 : head < layer.q_heads ? &norms->q : &norms->k;
+        if (layer.interleaved) rotate(x + head * layer.dim, cache, angles, half, i % turns * 8, true, norm);
+        else rotate(x + head * layer.dim, cache, angles, half, i % turns * 8, false, norm);
+    }
+    for (u32 i = threadIdx.x; i < layer.kv_heads * rest; i += blockDim.x) {
+        u32 head = i / rest, at = layer.rotary_dim + i % rest * 8;
+        *(uint4*)(cached(keys, head, layer.dim) + at) = *(const uint4*)(k + head * layer.dim + at);
+    }
+    for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
+        u32 head = i / pieces, at = i % pieces * 8;
+        *(uint4*)(cached(values, head, layer.v_dim) + at) = *(const uint4*)(v + head * layer.v_dim + at);
+    }
+}
+
 #define ROPE_AND_CACHE(T, C) \
     extern "C" __global__ void rope_and_cache_##T##_##C( \
         T* qkv, const Batch batch, const Layer layer, C* keys, C* values) { \
@@ -64,3 +191,15 @@ ROPE_AND_CACHE(f32, bf16)
 ROPE_AND_CACHE(f32, f16)
 ROPE_AND_CACHE(bf16, bf16)
 ROPE_AND_CACHE(f16, f16)
+
+#define ROPE_AND_CACHE_WIDE(T) \
+    extern "C" __global__ void rope_and_cache_wide_##T(T* qkv, const Batch batch, const Layer layer, T* keys, T* values) { \
+        rope_and_cache_wide(qkv, batch, layer, keys, values, (const HeadNorms*)0); \
+    } \
+    extern "C" __global__ void rope_and_cache_normed_##T( \
+        T* qkv, const Batch batch, const Layer layer, T* keys, T* values, const HeadNorms norms) { \
+        rope_and_cache_wide(qkv, batch, layer, keys, values, &norms); \
+    }
+
+ROPE_AND_CACHE_WIDE(bf16)
+ROPE_AND_CACHE_WIDE(f16)

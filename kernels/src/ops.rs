@@ -25,6 +25,15 @@ impl DType {
             Self::Bf16 | Self::F16 => 2,
         }
     }
+
+    /// As kernels and people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
 }
 
 /// An activation buffer `[max_rows, width]`.

@@ -1,12 +1,15 @@
-//! Chooses and launches the attention kernels of `kernels/cuda`.
+//! Chooses the attention kernels of `kernels/cuda`, and launches the plain one.
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
-use super::batch::Batch;
+use super::attention_decode::{self, Scratch};
+use super::attention_prefill;
+use super::batch::{Batch, Rows};
 use super::device::{Device, Name, Shape, args};
 use super::rope_and_cache::Kv;
-use crate::ops;
+use super::special::LOWEST;
+use crate::ops::{self, DType};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
@@ -16,16 +19,16 @@ const MOST_V_DIM: usize = 4 * THREADS;
 /// `struct Attention` of kernels/cuda/quire.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Layer {
+pub(crate) struct Layer {
     sinks: CUdeviceptr,
-    alibi: CUdeviceptr,
+    pub(crate) alibi: CUdeviceptr,
     scale: f32,
-    soft_cap: f32,
+    pub(crate) soft_cap: f32,
     window: u32,
-    q_heads: u32,
-    kv_heads: u32,
-    dim: u32,
-    v_dim: u32,
+    pub(crate) q_heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) dim: u32,
+    pub(crate) v_dim: u32,
     block_size: u32,
     qkv_width: u32,
     v_stride: u32,
@@ -39,14 +42,62 @@ pub(crate) struct Params {
     pub(crate) alibi: CUdeviceptr,
 }
 
-pub(crate) fn attention(device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
+/// What attention reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensors {
+    pub(crate) qkv: View,
+    pub(crate) keys: CUdeviceptr,
+    pub(crate) values: CUdeviceptr,
+    pub(crate) out: View,
+}
+
+/// What attention keeps between launches.
+#[derive(Debug, Default)]
+pub(crate) struct Attention {
+    scratch: Option<Scratch>,
+}
+
+impl Attention {
+    pub(crate) fn run(&mut self, device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
+        let layer = layer(qkv, params, batch, kv);
+        let (keys, values) = kv.pointers();
+        let tensors = Tensors { qkv, keys, values, out };
+        if !self.fast(device, tensors, layer, batch, kv) {
+            plain(device, tensors, layer, kv.shape.dtype, batch);
+        }
+    }
+
+    /// The kernels for 16-bit types, which between them do all rows; false where one of them cannot.
+    fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
+        let Tensors { qkv, out, .. } = tensors;
+        let dtype = kv.shape.dtype;
+        let fits = device.context.arch >= LOWEST
+            && dtype.size() == 2
+            && (qkv.dtype, out.dtype) == (dtype, dtype)
+            && !kv.shape.shared
+            && [layer.dim, layer.v_dim].iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
+            && kv.shape.block_size.is_multiple_of(16);
+        if !fits {
+            return false;
+        }
+        if self.scratch.is_none() {
+            self.scratch = Scratch::new(device);
+        }
+        let Some(scratch) = &self.scratch else { return true };
+        (!batch.has(Rows::Several) || attention_prefill::run(device, tensors, layer, kv.maps.as_ref(), batch))
+            && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch))
+    }
+}
+
+/// Checks shapes, and puts together what kernels are told.
+fn layer(qkv: View, params: Params, batch: &Batch, kv: &Kv) -> Layer {
     let heads = params.layer.heads;
     let width = heads.q * heads.dim + kv.row_width();
     assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
     kv.check(heads);
     batch.check_blocks(kv.shape.block_size);
     assert!(heads.v_dim <= MOST_V_DIM, "value heads of {}", heads.v_dim);
-    let layer = Layer {
+    Layer {
         sinks: params.sinks,
         alibi: params.alibi,
         scale: params.layer.scale,
@@ -59,9 +110,13 @@ pub(crate) fn attention(device: &mut Device, qkv: View, params: Params, batch: &
         block_size: kv.shape.block_size as u32,
         qkv_width: width as u32,
         v_stride: kv.value_stride() as u32,
-    };
-    let (keys, values) = kv.pointers();
-    let name = Name::of("attention", &[qkv.dtype, kv.shape.dtype, out.dtype]);
-    let shape = Shape { grid: [qkv.rows, heads.q], block: THREADS, shared: heads.dim * size_of::<f32>() };
+    }
+}
+
+fn plain(device: &mut Device, tensors: Tensors, layer: Layer, cache: DType, batch: &Batch) {
+    let Tensors { qkv, keys, values, out } = tensors;
+    let name = Name::of("attention", &[qkv.dtype, cache, out.dtype]);
+    let shared = layer.dim as usize * size_of::<f32>();
+    let shape = Shape { grid: [qkv.rows, layer.q_heads as usize], block: THREADS, shared };
     device.launch(name, shape, args![qkv.ptr, batch.pointers, layer, keys, values, out.ptr]);
 }

@@ -80,6 +80,13 @@ struct Capacity {
     blocks: usize,
 }
 
+/// How many rows a sequence has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rows {
+    One,
+    Several,
+}
+
 /// The batch of the step under way.
 #[derive(Default)]
 pub(crate) struct Batch {
@@ -90,11 +97,30 @@ pub(crate) struct Batch {
     rows: usize,
     /// Tokens and room of each sequence, to check against the cache's block size.
     ends: Vec<(usize, usize)>,
+    /// Rows of each sequence.
+    lengths: Vec<usize>,
 }
 
 impl Batch {
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    pub(crate) fn sequences(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Whether some sequence has one row, or several.
+    pub(crate) fn has(&self, rows: Rows) -> bool {
+        self.lengths.iter().any(|length| match rows {
+            Rows::One => *length == 1,
+            Rows::Several => *length > 1,
+        })
+    }
+
+    /// Tiles of `size` (row, query head) pairs of the sequences with several rows, `group` heads a row.
+    pub(crate) fn tiles(&self, group: usize, size: usize) -> usize {
+        self.lengths.iter().filter(|length| **length > 1).map(|length| (length * group).div_ceil(size)).sum()
     }
 
     /// Sends a batch to the device.
@@ -103,8 +129,10 @@ impl Batch {
         assert_eq!(tokens.len(), positions.len(), "tokens and positions of a batch");
         self.rows = tokens.len();
         self.ends.clear();
+        self.lengths.clear();
         for sequence in sequences {
             assert!(sequence.first_row + sequence.num_rows <= self.rows, "rows of {sequence:?} in {}", self.rows);
+            self.lengths.push(sequence.num_rows);
             self.ends.push((sequence.start + sequence.num_rows, sequence.blocks.len()));
         }
         let blocks = self.ends.iter().map(|(_, blocks)| blocks).sum();

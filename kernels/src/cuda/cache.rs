@@ -63,8 +63,9 @@ impl Cache {
 /// All of a name but the compiler's version.
 fn stem(source: Source, arch: Arch) -> String {
     let mut hash = Sha256::new();
+    let special = source.special.map(|special| special.options()).unwrap_or_default();
     let parts = [source.text].into_iter().chain(HEADERS.iter().map(|(_, text)| *text)).chain(OPTIONS.iter().copied());
-    for part in parts {
+    for part in parts.chain(special.iter().map(String::as_str)) {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -90,7 +91,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    const SOURCE: Source = Source { name: "x", text: "one" };
+    const SOURCE: Source = Source { name: "x", text: "one", special: None };
     const ARCH: Arch = Arch::new(9, 0);
 
     #[test]

@@ -21,6 +21,10 @@ pub(crate) struct Context {
     pub(crate) stream: sys::CUstream,
     pub(crate) name: String,
     pub(crate) arch: Arch,
+    pub(crate) multiprocessors: usize,
+    /// Bytes of shared memory that a block may ask for, and that a multiprocessor has.
+    pub(crate) shared_of_block: usize,
+    pub(crate) shared_of_multiprocessor: usize,
 }
 
 // SAFETY: contexts and streams are handles that any thread may use; the driver locks what needs it.
@@ -57,11 +61,17 @@ impl Context {
                 "GPU {ordinal} ({name}) has compute capability {has}; {needs} is the lowest that is supported"
             ));
         }
+        let size = |which| attribute(which).map(|value| value as usize);
+        let multiprocessors = size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared_of_block = size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let shared_of_multiprocessor =
+            size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
         // SAFETY: the device is the driver's; the context is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed)?;
         // Dropped on the way out, it releases the context.
         let stream = std::ptr::null_mut();
-        let mut this = Self { device, context, stream, name, arch };
+        let mut this =
+            Self { device, context, stream, name, arch, multiprocessors, shared_of_block, shared_of_multiprocessor };
         this.bind().map_err(failed)?;
         this.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
         Ok(Arc::new(this))

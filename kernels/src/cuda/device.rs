@@ -11,6 +11,7 @@ use cudarc::driver::sys;
 use super::context::{Context, Event, Memory, Pinned, explain, load_module};
 use super::libraries::Folders;
 use super::modules::Compiler;
+use super::special::{HOPPER, Special};
 use crate::ops::DType;
 
 /// A GPU with its kernels.
@@ -18,7 +19,18 @@ pub(crate) struct Device {
     pub(crate) context: Arc<Context>,
     modules: HashMap<&'static str, sys::CUmodule>,
     functions: HashMap<Name, sys::CUfunction>,
+    /// What makes kernels for a shape, and those made: absent where that failed.
+    compiler: Compiler,
+    special: HashMap<Special, Option<Module>>,
     fault: Option<String>,
+}
+
+/// A module with one function, and the dynamic shared memory that the function may use so far.
+#[derive(Clone, Copy)]
+struct Module {
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+    shared: usize,
 }
 
 /// A kernel: its file, its function, and the element types that end the function's name.
@@ -42,17 +54,8 @@ impl Name {
     }
 
     fn symbol(&self) -> String {
-        let types = self.types.iter().flatten().map(|dtype| format!("_{}", type_name(*dtype)));
+        let types = self.types.iter().flatten().map(|dtype| format!("_{}", dtype.name()));
         std::iter::once(self.function.to_owned()).chain(types).collect()
-    }
-}
-
-/// What kernels call an element type.
-fn type_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "f32",
-        DType::Bf16 => "bf16",
-        DType::F16 => "f16",
     }
 }
 
@@ -89,14 +92,15 @@ impl Device {
     /// Opens a GPU and loads its kernels; several starts may share the cache.
     pub(crate) fn open(ordinal: u32, folders: &Folders, cache: Option<&Path>) -> Result<Self, String> {
         let context = Context::open(ordinal)?;
-        let (compiled, _) = Compiler::new(folders, cache).all(context.arch)?;
+        let compiler = Compiler::new(folders, cache);
+        let (compiled, _) = compiler.all(context.arch)?;
         let mut modules = HashMap::new();
         for file in compiled {
             let module =
                 load_module(&file.cubin).map_err(|error| format!("kernel {}: {}", file.name, explain(error)))?;
             modules.insert(file.name, module);
         }
-        Ok(Self { context, modules, functions: HashMap::new(), fault: None })
+        Ok(Self { context, modules, functions: HashMap::new(), compiler, special: HashMap::new(), fault: None })
     }
 
     pub(crate) fn fault(&self) -> Option<&str> {
@@ -206,6 +210,96 @@ impl Device {
         );
     }
 
+    /// Makes memory all zeros.
+    pub(crate) fn clear(&mut self, memory: &Memory) {
+        self.attempt(
+            || "clearing memory".to_owned(),
+            // SAFETY: as many bytes as the memory has.
+            |context| unsafe { sys::cuMemsetD8Async(memory.ptr, 0, memory.bytes, context.stream).result() },
+        );
+    }
+
+    /// Queues a kernel that is compiled for its shape, like [`Self::launch_early`]; false, and nothing happens, where it cannot be compiled.
+    pub(crate) fn launch_special(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) -> bool {
+        if shape.grid.contains(&0) || self.fault.is_some() {
+            return true;
+        }
+        let Some(function) = self.special(special, shape.shared) else { return false };
+        self.queue_early(function, special.file, shape, arguments);
+        true
+    }
+
+    /// Queues a kernel that may start while the one before it ends: it waits inside (`wait_for_inputs`) for what that writes.
+    pub(crate) fn launch_early(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
+        if shape.grid.contains(&0) || self.fault.is_some() {
+            return;
+        }
+        let Some(function) = self.function(name) else { return };
+        self.queue_early(function, name.function, shape, arguments);
+    }
+
+    fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
+        let Shape { grid, block, shared } = shape;
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        self.attempt(
+            || format!("kernel {name}"),
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
+            |context| unsafe {
+                let config = sys::CUlaunchConfig {
+                    gridDimX: grid[0] as u32,
+                    gridDimY: grid[1] as u32,
+                    gridDimZ: 1,
+                    blockDimX: block as u32,
+                    blockDimY: 1,
+                    blockDimZ: 1,
+                    sharedMemBytes: shared as u32,
+                    hStream: context.stream,
+                    attrs: &raw mut early,
+                    numAttrs: u32::from(context.arch >= HOPPER),
+                };
+                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+                    .result()
+            },
+        );
+    }
+
+    /// The function, with leave to use `shared` bytes.
+    fn special(&mut self, special: Special, shared: usize) -> Option<sys::CUfunction> {
+        if !self.special.contains_key(&special) {
+            let made = self.make_special(special);
+            self.special.insert(special, made);
+        }
+        let Some(Some(module)) = self.special.get(&special) else { return None };
+        let Module { function, shared: before, .. } = *module;
+        /// What any function may use.
+        const FREE: usize = 48 << 10;
+        if shared > before.max(FREE) {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            self.attempt(
+                || format!("{shared} bytes of shared memory for {}", special.file),
+                // SAFETY: the function is in a loaded module.
+                |_| unsafe { sys::cuFuncSetAttribute(function, attribute, shared as i32).result() },
+            )?;
+            if let Some(Some(module)) = self.special.get_mut(&special) {
+                module.shared = shared;
+            }
+        }
+        Some(function)
+    }
+
+    fn make_special(&mut self, special: Special) -> Option<Module> {
+        let (cubin, _) = self.compiler.one(special.source(), self.context.arch).ok()?;
+        let module = load_module(&cubin).ok()?;
+        let symbol = CString::new(special.file).expect("names hold no NUL");
+        // SAFETY: the module is loaded in the current context.
+        let function = unsafe { result::module::get_function(module, symbol) }.ok()?;
+        Some(Module { module, function, shared: 0 })
+    }
+
     fn function(&mut self, name: Name) -> Option<sys::CUfunction> {
         if let Some(function) = self.functions.get(&name) {
             return Some(*function);
@@ -234,8 +328,9 @@ impl Drop for Device {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             let _ = self.context.synchronize();
-            for module in self.modules.values() {
-                // SAFETY: loaded in `open`, and its functions are not used again.
+            let special = self.special.values().flatten().map(|module| &module.module);
+            for module in self.modules.values().chain(special) {
+                // SAFETY: loaded by this, and its functions are not used again.
                 let _ = unsafe { result::module::unload(*module) };
             }
         }

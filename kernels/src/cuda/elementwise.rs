@@ -38,8 +38,8 @@ pub(crate) fn activate(device: &mut Device, x: View, activation: Activation) {
 /// Rows `[gate | up]`, twice as wide as `out`.
 pub(crate) fn gated(device: &mut Device, gate_up: View, activation: Activation, out: View) {
     const BLOCK: usize = 256;
-    let shape = Shape { grid: [out.rows, out.width.div_ceil(4 * BLOCK)], block: BLOCK, shared: 0 };
-    device.launch(
+    let shape = Shape { grid: [out.rows, out.width.div_ceil(8 * BLOCK)], block: BLOCK, shared: 0 };
+    device.launch_early(
         Name::of("gated", &[gate_up.dtype, out.dtype]),
         shape,
         args![gate_up.ptr, out.ptr, Function::from(activation), out.width as u32],

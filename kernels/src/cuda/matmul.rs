@@ -1,9 +1,10 @@
-//! Chooses who multiplies: cuBLASLt for 16-bit weights and inputs, the plain kernel `kernels/cuda/matmul.cu` for the rest.
+//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, cuBLASLt for other 16-bit weights and inputs, the plain kernel `kernels/cuda/matmul.cu` for the rest.
 
 use super::acts::{View, cast};
 use super::blas::{Blas, Key, Operands};
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
+use super::matmul_few;
 use super::weights::{Vector, Weights};
 use crate::ops::Epilogue;
 
@@ -48,11 +49,14 @@ impl Matmul {
                 epilogue,
             };
             let input = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
+            product.x = input;
+            if matmul_few::run(device, &product) {
+                return;
+            }
             let bias = product.bias.as_deref_mut().map_or(0, |bias| bias.ptr_in(device, out.dtype));
             if self.blas.run(device, key, Operands { x: input.ptr, w: w.ptr(), bias, out: out.ptr }) {
                 return;
             }
-            product.x = input;
         }
         plain(device, &product);
     }

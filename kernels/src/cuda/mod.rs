@@ -7,6 +7,8 @@
 mod acts;
 mod arch;
 mod attention;
+mod attention_decode;
+mod attention_prefill;
 mod batch;
 mod blas;
 mod cache;
@@ -14,13 +16,17 @@ mod choose;
 mod context;
 mod device;
 mod elementwise;
+mod head_norms;
 mod libraries;
 mod matmul;
+mod matmul_few;
 mod modules;
 mod norm;
 mod nvrtc;
 mod rope_and_cache;
 mod sources;
+mod special;
+mod tensor_map;
 mod weights;
 
 use std::path::PathBuf;
@@ -35,11 +41,13 @@ use crate::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKi
 use crate::ops::{Table, Vector};
 use acts::Acts;
 use arch::LOWEST_BF16;
+use attention::Attention;
 use blas::Blas;
 use cudarc::driver::sys::CUdeviceptr;
 use device::{Device, Name, Shape, args};
+use head_norms::{HeadNorm, Waiting};
 use matmul::{Matmul, Product};
-use rope_and_cache::Kv;
+use rope_and_cache::{Kv, takes_norms};
 use weights::{Staging, Weights};
 
 /// How to open a [`CudaBackend`].
@@ -65,6 +73,8 @@ pub struct CudaBackend {
     tables: Vec<Weights>,
     vectors: Vec<weights::Vector>,
     caches: Vec<Kv>,
+    attention: Attention,
+    waiting: Waiting,
 }
 
 // SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The context is made
@@ -88,12 +98,22 @@ impl CudaBackend {
             tables: Vec::new(),
             vectors: Vec::new(),
             caches: Vec::new(),
+            attention: Attention::default(),
+            waiting: Waiting::default(),
         })
     }
 
     /// Before each operation: what the host wrote to an activation goes to the device.
     fn settle(&mut self) {
         self.acts.settle(&mut self.device);
+        self.norm_heads();
+    }
+
+    /// Does the norms of heads that wait.
+    fn norm_heads(&mut self) {
+        for HeadNorm { x, first_col, heads, dim, params } in self.waiting.take() {
+            norm::head_norm(&mut self.device, self.acts.view(x), first_col, heads, dim, params);
+        }
     }
 
     fn vector(&self, vector: Option<Vector>) -> CUdeviceptr {
@@ -250,12 +270,14 @@ impl Backend for CudaBackend {
         if norm.weight.is_some_and(own) || norm.bias.is_some_and(own) {
             return self.missing("head_norm with parameters for each head");
         }
-        self.settle();
-        let x = self.acts.view(x);
-        let end = first_col + heads * dim;
-        assert!(end <= x.width, "columns {first_col}..{end} of {}", x.width);
+        self.acts.settle(&mut self.device);
+        if !self.waiting.has_room(x) {
+            self.norm_heads();
+        }
+        let (end, width) = (first_col + heads * dim, self.acts.view(x).width);
+        assert!(end <= width, "columns {first_col}..{end} of {width}");
         let params = self.norm_params(norm, dim);
-        norm::head_norm(&mut self.device, x, first_col, heads, dim, params);
+        self.waiting.push(HeadNorm { x, first_col, heads, dim, params });
     }
 
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
@@ -290,6 +312,12 @@ impl Backend for CudaBackend {
     }
 
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
+        let (row, cache) = (self.acts.view(qkv).dtype, self.caches[kv.0 as usize].shape.dtype);
+        let fused = rope.filter(|rope| takes_norms(row, cache, heads, rope.rotary_dim));
+        let norms = fused.and_then(|_| self.waiting.of(qkv, heads));
+        if norms.is_some() {
+            self.waiting = Waiting::default();
+        }
         self.settle();
         let rope = rope.map(|rope| {
             let frequencies = &self.vectors[rope.inv_freq.0 as usize];
@@ -298,7 +326,7 @@ impl Backend for CudaBackend {
             (rope, frequencies.ptr())
         });
         let (qkv, kv) = (self.acts.view(qkv), &self.caches[kv.0 as usize]);
-        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, &self.batch, kv);
+        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, kv);
     }
 
     fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
@@ -308,7 +336,7 @@ impl Backend for CudaBackend {
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
         let params = attention::Params { layer: attention, sinks, alibi };
-        attention::attention(&mut self.device, qkv, params, &self.batch, &self.caches[kv.0 as usize], out);
+        self.attention.run(&mut self.device, qkv, params, &self.batch, &self.caches[kv.0 as usize], out);
     }
 
     fn route(&mut self, _logits: Act, _routing: Routing, _out: ExpertChoice) {
@@ -374,11 +402,13 @@ impl Backend for CudaBackend {
 
     fn read(&mut self, x: Act) -> &[f32] {
         self.device.bind();
+        self.norm_heads();
         self.acts.read(&mut self.device, x)
     }
 
     fn host_mut(&mut self, x: Act) -> &mut [f32] {
         self.device.bind();
+        self.norm_heads();
         self.acts.write(&mut self.device, x)
     }
 

@@ -9,6 +9,7 @@ use super::cache::Cache;
 use super::libraries::Folders;
 use super::nvrtc::Nvrtc;
 use super::sources::{KERNELS, Source};
+use super::special::{self, Special};
 
 /// Threads that compile at most.
 const MOST_THREADS: usize = 8;
@@ -41,14 +42,20 @@ pub fn fill_cache(folders: &Folders, cache: &Path, archs: &[Arch]) -> Result<Fil
     let compiler = Compiler { cache: Some(Cache::new(cache)), nvrtc: Ok(Nvrtc::load(folders)?) };
     let mut filled = Filled::default();
     for arch in archs {
-        let (_, part) = compiler.all(*arch)?;
+        let (_, part) = compiler.several(&sources(*arch), *arch)?;
         filled = Filled { compiled: filled.compiled + part.compiled, cached: filled.cached + part.cached };
     }
-    let found = |arch: &&Arch| KERNELS.iter().all(|source| compiler.cached(*source, **arch).is_some());
+    let found = |arch: &&Arch| sources(**arch).iter().all(|source| compiler.cached(*source, **arch).is_some());
     match archs.iter().find(|arch| !found(arch)) {
         None => Ok(filled),
         Some(arch) => Err(format!("cannot write the kernels for {arch} to {}", cache.display())),
     }
+}
+
+/// What an image has compiled ahead.
+fn sources(arch: Arch) -> Vec<Source> {
+    let usual = special::usual(arch);
+    KERNELS.iter().copied().chain(usual.iter().map(Special::source)).collect()
 }
 
 impl Compiler {
@@ -56,15 +63,20 @@ impl Compiler {
         Self { cache: cache.map(Cache::new), nvrtc: Nvrtc::load(folders) }
     }
 
-    /// All kernels, several at a time; and how many were compiled or cached.
+    /// All kernels that are compiled as they are; and how many were compiled or cached.
     pub(crate) fn all(&self, arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
+        self.several(KERNELS, arch)
+    }
+
+    /// Several at a time.
+    fn several(&self, sources: &[Source], arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
         if let Ok(nvrtc) = &self.nvrtc {
             nvrtc.check_knows(arch)?;
         }
         let (next, compiled) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let results = Mutex::new(Vec::with_capacity(KERNELS.len()));
+        let results = Mutex::new(Vec::with_capacity(sources.len()));
         let work = || {
-            while let Some(source) = KERNELS.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let one = self.one(*source, arch).map(|(cubin, fresh)| {
                     compiled.fetch_add(usize::from(fresh), Ordering::Relaxed);
                     Compiled { name: source.name, cubin }
@@ -87,7 +99,7 @@ impl Compiler {
     }
 
     /// A file's machine code, and whether it was compiled now.
-    fn one(&self, source: Source, arch: Arch) -> Result<(Vec<u8>, bool), String> {
+    pub(crate) fn one(&self, source: Source, arch: Arch) -> Result<(Vec<u8>, bool), String> {
         if let Some(cubin) = self.cached(source, arch) {
             return Ok((cubin, false));
         }

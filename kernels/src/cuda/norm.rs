@@ -15,16 +15,21 @@ pub(crate) struct Params {
     pub(crate) subtract_mean: u32,
 }
 
+/// A block for each row, its threads a multiple of 32 that depends on the width alone: they keep a row of up to 16 elements each.
+fn shape(rows: usize, width: usize) -> Shape {
+    Shape { grid: [rows, 1], block: width.div_ceil(8).next_multiple_of(32).min(1024), shared: 0 }
+}
+
 pub(crate) fn norm(device: &mut Device, x: View, params: Params, out: View) {
-    let shape = Shape::rows(x.rows, x.width);
-    device.launch(Name::of("norm", &[x.dtype, out.dtype]), shape, args![x.ptr, params, out.ptr, x.width as u32]);
+    let shape = shape(x.rows, x.width);
+    device.launch_early(Name::of("norm", &[x.dtype, out.dtype]), shape, args![x.ptr, params, out.ptr, x.width as u32]);
 }
 
 /// The residual is f32.
 pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params: Params, out: View) {
     let name = Name::in_file("norm", "add_norm", &[delta.dtype, out.dtype]);
-    let shape = Shape::rows(residual.rows, residual.width);
-    device.launch(name, shape, args![residual.ptr, delta.ptr, params, out.ptr, residual.width as u32]);
+    let shape = shape(residual.rows, residual.width);
+    device.launch_early(name, shape, args![residual.ptr, delta.ptr, params, out.ptr, residual.width as u32]);
 }
 
 /// Norm of `heads` heads of `dim` columns from `first_col` on, in place.
@@ -34,5 +39,5 @@ pub(crate) fn head_norm(device: &mut Device, x: View, first_col: usize, heads: u
     let name = Name::in_file("norm", "head_norm", &[x.dtype]);
     let shape = Shape { grid: [x.rows, heads.div_ceil(HEADS_A_BLOCK)], block: 32 * HEADS_A_BLOCK, shared: 0 };
     let [first_col, heads, dim, width] = [first_col, heads, dim, x.width].map(|number| number as u32);
-    device.launch(name, shape, args![x.ptr, params, first_col, heads, dim, width]);
+    device.launch_early(name, shape, args![x.ptr, params, first_col, heads, dim, width]);
 }

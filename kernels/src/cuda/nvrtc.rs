@@ -50,6 +50,7 @@ impl Nvrtc {
         let headers: Vec<CString> = HEADERS.iter().map(|(_, header)| text(header)).collect::<Result<_, _>>()?;
         let names: Vec<CString> = HEADERS.iter().map(|(name, _)| text(name)).collect::<Result<_, _>>()?;
         let options = OPTIONS.iter().map(|option| (*option).to_owned()).chain([format!("--gpu-architecture={arch}")]);
+        let options = options.chain(source.special.map(|special| special.options()).unwrap_or_default());
         let options: Vec<CString> = options.map(|option| text(&option)).collect::<Result<_, _>>()?;
         let pointers = |list: &[CString]| -> Vec<_> { list.iter().map(|text| text.as_ptr()).collect() };
         let (headers, names, options) = (pointers(&headers), pointers(&names), pointers(&options));

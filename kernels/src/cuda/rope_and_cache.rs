@@ -1,18 +1,31 @@
 //! Launches `kernels/cuda/rope_and_cache.cu`; keeps a layer's keys and values.
 
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 
 use super::acts::View;
+use super::attention_prefill::hopper_fits;
 use super::batch::Batch;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
-use crate::ops::{Heads, KvShape, Rope, RopeStyle};
+use super::head_norms::QkNorms;
+use super::special::HOPPER;
+use super::tensor_map::tensor_map;
+use crate::ops::{DType, Heads, KvShape, Rope, RopeStyle};
 
 /// K and V of one layer: `[block][kv head][token][dim]`.
 pub(crate) struct Kv {
     pub(crate) shape: KvShape,
     keys: Option<Memory>,
     values: Option<Memory>,
+    /// Where the Hopper kernel serves.
+    pub(crate) maps: Option<Maps>,
+}
+
+/// Keys and values as the copy engine sees them: `[block, kv head, token][dim]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Maps {
+    pub(crate) keys: CUtensorMap,
+    pub(crate) values: CUtensorMap,
 }
 
 impl Kv {
@@ -23,7 +36,8 @@ impl Kv {
         let heads = num_blocks * block_size * kv_heads * dtype.size();
         let keys = device.allocate(heads * head_dim, "keys");
         let values = if shared { None } else { device.allocate(heads * v_head_dim, "values") };
-        Self { shape, keys, values }
+        let maps = keys.as_ref().zip(values.as_ref()).and_then(|(keys, values)| Maps::new(device, shape, keys, values));
+        Self { shape, keys, values, maps }
     }
 
     /// Where keys and values begin. Values that are a part of keys are the last elements of each.
@@ -71,6 +85,22 @@ impl Kv {
     }
 }
 
+impl Maps {
+    /// None where the device or the shape is not the Hopper kernel's.
+    fn new(device: &mut Device, shape: KvShape, keys: &Memory, values: &Memory) -> Option<Self> {
+        let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, dtype, .. } = shape;
+        if device.context.arch != HOPPER || dtype.size() != 2 || !hopper_fits(head_dim, v_head_dim, block_size) {
+            return None;
+        }
+        let rows = num_blocks * kv_heads * block_size;
+        let mut map = |memory: &Memory| {
+            let what = || "describing the cache".to_owned();
+            device.attempt(what, |_| tensor_map(memory.ptr, dtype, [rows, head_dim], block_size))
+        };
+        Some(Self { keys: map(keys)?, values: map(values)? })
+    }
+}
+
 /// `struct Layer` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -87,12 +117,13 @@ struct Layer {
     qkv_width: u32,
 }
 
-/// `rope` comes with where its frequencies are.
+/// `rope` comes with where its frequencies are; `norms`, if any, are done first, where [`takes_norms`] says so.
 pub(crate) fn rope_and_cache(
     device: &mut Device,
     qkv: View,
     heads: Heads,
     rope: Option<(Rope, CUdeviceptr)>,
+    norms: Option<QkNorms>,
     batch: &Batch,
     kv: &Kv,
 ) {
@@ -114,7 +145,31 @@ pub(crate) fn rope_and_cache(
         qkv_width: width as u32,
     };
     let (keys, values) = kv.pointers();
-    let shape = Shape { shared: rotary_dim * size_of::<f32>(), ..Shape::rows(qkv.rows, width.min(256)) };
-    let name = Name::of("rope_and_cache", &[qkv.dtype, kv.shape.dtype]);
-    device.launch(name, shape, args![qkv.ptr, batch.pointers, layer, keys, values]);
+    let shared = rotary_dim * size_of::<f32>();
+    let arguments = args![qkv.ptr, batch.pointers, layer, keys, values];
+    if let Some(norms) = norms {
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, (width / 8).min(512)) };
+        let arguments = args![qkv.ptr, batch.pointers, layer, keys, values, norms];
+        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_normed", &[qkv.dtype]), shape, arguments);
+    } else if takes_pieces(qkv.dtype, kv.shape.dtype, heads, rotary_dim) {
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, (width / 8).min(512)) };
+        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_wide", &[qkv.dtype]), shape, arguments);
+    } else {
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, width.min(256)) };
+        device.launch(Name::of("rope_and_cache", &[qkv.dtype, kv.shape.dtype]), shape, arguments);
+    }
+}
+
+/// Whether norms of heads can be done with their rotation.
+pub(crate) fn takes_norms(row: DType, cache: DType, heads: Heads, rotary_dim: usize) -> bool {
+    takes_pieces(row, cache, heads, rotary_dim)
+        && rotary_dim == heads.dim
+        && (16..=256).contains(&rotary_dim)
+        && rotary_dim.is_power_of_two()
+}
+
+/// Whether rows can be worked on 16 bytes at a time.
+fn takes_pieces(row: DType, cache: DType, heads: Heads, rotary_dim: usize) -> bool {
+    let whole = [heads.dim, heads.v_dim, rotary_dim / 2].iter().all(|count| count.is_multiple_of(8));
+    row == cache && row.size() == 2 && whole
 }

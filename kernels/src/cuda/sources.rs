@@ -1,20 +1,24 @@
 //! The kernels' sources, embedded in the binary.
 
+use super::special::Special;
+
 /// One file of `kernels/cuda`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     /// Name without extension: the operation.
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
+    /// What it is compiled for, if that is one type and shape.
+    pub(crate) special: Option<Special>,
 }
 
 macro_rules! sources {
     ($($name:literal)*) => {
-        &[$(Source { name: $name, text: include_str!(concat!("../../cuda/", $name, ".cu")) }),*]
+        &[$(Source { name: $name, text: include_str!(concat!("../../cuda/", $name, ".cu")), special: None }),*]
     };
 }
 
-/// Every kernel file, sorted.
+/// Every kernel file that is compiled as it is, sorted.
 pub(crate) const KERNELS: &[Source] = sources! {
     "activate"
     "add"
@@ -30,9 +34,20 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "soft_cap"
 };
 
+/// Those that are compiled for one type and shape at a time, sorted.
+pub(crate) const SPECIAL: &[Source] = sources! {
+    "attention_decode"
+    "attention_prefill"
+    "attention_prefill_hopper"
+    "matmul_few"
+};
+
 /// What they include: name and text.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../cuda/activation.cuh")),
+    ("hopper.cuh", include_str!("../../cuda/hopper.cuh")),
+    ("mma.cuh", include_str!("../../cuda/mma.cuh")),
+    ("prefill.cuh", include_str!("../../cuda/prefill.cuh")),
     ("quire.cuh", include_str!("../../cuda/quire.cuh")),
 ];
 
@@ -49,8 +64,10 @@ mod tests {
             .filter(|name| !name.ends_with(".md"))
             .collect();
         names.sort();
-        let mut listed: Vec<String> = KERNELS.iter().map(|source| format!("{}.cu", source.name)).collect();
+        let file = |source: &Source| format!("{}.cu", source.name);
+        let mut listed: Vec<String> = KERNELS.iter().map(file).collect();
         assert!(listed.is_sorted());
+        listed.extend(SPECIAL.iter().map(file));
         listed.extend(HEADERS.iter().map(|(name, _)| (*name).to_owned()));
         listed.sort();
         assert_eq!(listed, names);

@@ -2,7 +2,9 @@
 
 use super::attention::{Case, Extras, check_case, mix};
 use super::{Random, backends, check, encode, filled, filled_in, host, round};
-use kernels::ops::{Activation, Backend, DType, Epilogue, Heads, Norm, NormKind};
+use kernels::ops::{
+    Activation, Backend, Batch, DType, Epilogue, Heads, KvShape, Norm, NormKind, Rope, RopeStyle, Sequence,
+};
 
 const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
 const ROWS: usize = 5;
@@ -66,6 +68,57 @@ fn rowwise_operations() {
                 check_rounded("head_norm", dtype, &rounded.head_normed, &exact.head_normed);
                 check_rounded("gated", dtype, &rounded.gated, &exact.gated);
                 check_rounded("activate", dtype, &rounded.activated, &exact.activated);
+            }
+        }
+    }
+}
+
+/// Norms of queries and keys may be done with the rotation that follows them, and must give what they give one by one.
+#[test]
+fn norms_before_a_rotation() {
+    const HEADS: Heads = Heads { q: 6, kv: 2, dim: 64, v_dim: 64 };
+    const WIDTH: usize = (6 + 2 + 2) * 64;
+    let mut random = Random(5);
+    let (values, scales) = (random.values(ROWS * WIDTH), [random.values(64), random.values(64)]);
+    let frequencies: Vec<f32> = (0..32).map(|i| 0.9_f32.powi(i)).collect();
+    for mut backend in backends() {
+        for dtype in TYPES {
+            for style in [RopeStyle::Halves, RopeStyle::Interleaved] {
+                let backend = &mut *backend;
+                let shape = KvShape {
+                    num_blocks: 1,
+                    block_size: 16,
+                    kv_heads: HEADS.kv,
+                    head_dim: HEADS.dim,
+                    v_head_dim: HEADS.v_dim,
+                    shared: false,
+                    dtype,
+                };
+                let kv = backend.new_kv(shape);
+                let [q, k] = [0, 1].map(|i| {
+                    let weight = Some(backend.load_vector(&scales[i]));
+                    Norm { kind: [NormKind::Rms, NormKind::Layer][i], weight, bias: None, eps: 1e-6 }
+                });
+                let inv_freq = backend.load_vector(&frequencies);
+                let rope = Some(Rope { inv_freq, rotary_dim: HEADS.dim, style, mscale: 1.0 });
+                let mut run = |one_by_one: bool| {
+                    let sequence = Sequence { first_row: 0, num_rows: ROWS, start: 0, blocks: &[0] };
+                    let positions: Vec<u32> = (0..ROWS as u32).collect();
+                    let qkv = filled_in(backend, WIDTH, &values, dtype);
+                    backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &[sequence] });
+                    for (norm, first_col, heads) in [(q, 0, HEADS.q), (k, HEADS.q * HEADS.dim, HEADS.kv)] {
+                        backend.head_norm(qkv, first_col, heads, HEADS.dim, norm);
+                        if one_by_one {
+                            backend.read(qkv);
+                        }
+                    }
+                    backend.rope_and_cache(qkv, HEADS, rope, kv);
+                    backend.read(qkv).to_vec()
+                };
+                let want: Vec<f64> = run(true).iter().map(|x| f64::from(*x)).collect();
+                let what = format!("norms and rotation in {dtype:?}, {style:?}");
+                // Normed values are up to about 8, and are rounded before the rotation only where they are written before it.
+                check(&what, &run(false), &want, |_| 24.0 * step(dtype));
             }
         }
     }

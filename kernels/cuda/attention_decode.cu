@@ -1,0 +1,509 @@
+// Attention for sequences with one row in this step, limited by reading their cache once. Sequences with more rows are left alone.
+//
+// All (sequence, head, tile of keys) of the step lie in one list, cut into equal parts, one for each block of a grid that is as large as
+// the device: any mix of lengths keeps all multiprocessors equally busy, and the grid does not depend on the lengths, so the launch can
+// be captured in a graph. The query heads that share a key head are one matrix operand (GQA packing), so that the cache is read once.
+//
+//     list    | s0 h0: tiles | s0 h1: tiles | s1 h0: tiles ......... | s1 h1: tiles ......... |
+//     blocks  |      0      |      1      |      2      |      3      |      4      |      5  |
+//
+// A block whose part ends inside a head leaves a partial sum in `scratch`; whichever block of that head is last to do so adds them up,
+// in their order along the keys. Each warp streams its own 16 keys of a tile through its own ring in shared memory, and keeps its own
+// softmax until the head ends; no barrier is inside. Where the list is cut depends on the whole batch, and so does rounding.
+//
+// Scores are computed transposed, S^T = K Q^T and O^T = V^T P^T, so that up to 8 heads cost no padding rows.
+#include "mma.cuh"
+
+// Compiled for one type, shape and configuration (`../src/cuda/attention_decode.rs`); TILES_Q: 8 query heads of a key head each.
+#ifndef TYPE
+#define TYPE bf16
+#define DIM 128
+#define V_DIM 128
+#define TILES_Q 1
+#define WARPS 4
+#define STAGES 3
+#endif
+
+#define KEYS 16u
+#define TILE (WARPS * KEYS)
+// Tiles that a block takes at least: below, adding up parts costs more than it gains.
+#define LEAST (256 / TILE)
+#define LOG2E 1.4426950408889634f
+
+// Where in the list of tiles a warp is.
+struct Cursor {
+    u32 sequence;
+    // Counts the groups of query heads of a sequence.
+    u32 head;
+    u32 tile;
+    // Of this sequence.
+    u32 first_tile;
+    u32 end_tile;
+    u32 begin;
+    u32 end;
+    const u32* table;
+};
+
+// Tiles of a sequence that its row sees, as [first, end), or an empty range if it does not decode in this step.
+DEVICE void visible(const Batch& batch, u32 window, u32 sequence, Cursor& at) {
+    const bool decodes = batch.num_rows[sequence] == 1;
+    at.end = decodes ? batch.start[sequence] + 1 : 0;
+    at.begin = at.end > window ? at.end - window : 0;
+    at.first_tile = at.begin / TILE;
+    at.end_tile = (at.end + TILE - 1) / TILE;
+}
+
+DEVICE void enter(const Batch& batch, u32 window, u32 sequence, Cursor& at) {
+    visible(batch, window, sequence, at);
+    at.sequence = sequence;
+    at.table = batch.blocks + batch.first_block[sequence];
+}
+
+// `before[s]`: tiles of one head in all sequences before s.
+DEVICE Cursor seek(const Batch& batch, u32 window, u32 heads, u32 sequences, const u32* before, u32 unit) {
+    u32 low = 0, high = sequences;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (before[middle] * heads <= unit) low = middle;
+        else high = middle;
+    }
+    Cursor at;
+    enter(batch, window, low, at);
+    const u32 inside = unit - before[low] * heads, tiles = at.end_tile - at.first_tile;
+    at.head = inside / tiles;
+    at.tile = at.first_tile + inside % tiles;
+    return at;
+}
+
+DEVICE void advance(const Batch& batch, u32 window, u32 heads, u32 sequences, const u32* before, Cursor& at) {
+    if (++at.tile < at.end_tile) return;
+    if (++at.head == heads) {
+        at.head = 0;
+        u32 next = at.sequence + 1;
+        while (next < sequences && before[next + 1] == before[next]) next++;
+        if (next == sequences) return;
+        enter(batch, window, next, at);
+    }
+    at.tile = at.first_tile;
+}
+
+// Fills `before` and returns the number of tiles of one head in the whole step.
+DEVICE u32 plan(const Batch& batch, u32 window, u32 sequences, u32* before) {
+    __shared__ u32 warp_tiles[WARPS];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 total = 0;
+    for (u32 base = 0; base < sequences; base += WARPS * 32) {
+        const u32 sequence = base + threadIdx.x;
+        Cursor at;
+        at.first_tile = at.end_tile = 0;
+        if (sequence < sequences) visible(batch, window, sequence, at);
+        const u32 mine = at.end_tile - at.first_tile;
+        u32 sum = mine;
+#pragma unroll
+        for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+            const u32 other = __shfl_up_sync(~0u, sum, lanes);
+            if (lane >= lanes) sum += other;
+        }
+        if (lane == 31) warp_tiles[warp] = sum;
+        __syncthreads();
+        u32 offset = total;
+#pragma unroll
+        for (u32 i = 0; i < WARPS; i++) {
+            if (i < warp) offset += warp_tiles[i];
+            total += warp_tiles[i];
+        }
+        if (sequence < sequences) before[sequence] = offset + sum - mine;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) before[sequences] = total;
+    __syncthreads();
+    return total;
+}
+
+// A key or value in shared memory. The 8 rows of a matrix must lie in different banks: 16-byte pieces are swizzled if a row is a multiple
+// of 128 bytes, else rows are padded.
+template <int WIDTH>
+struct Row {
+    static const bool SWIZZLED = WIDTH % 64 == 0;
+    static const u32 BYTES = SWIZZLED ? 2 * WIDTH : 2 * WIDTH + 16;
+    DEVICE static u32 at(u32 row, u32 piece) { return row * BYTES + (SWIZZLED ? piece ^ row % 8 : piece) * 16; }
+};
+
+struct Decode {
+    typedef TYPE T;
+    static const u32 GROUP = 8 * TILES_Q;
+    static const u32 K_ROW = Row<DIM>::BYTES, V_ROW = Row<V_DIM>::BYTES;
+    static const u32 STAGE_BYTES = KEYS * (K_ROW + V_ROW), RING_BYTES = STAGES * STAGE_BYTES;
+    static const u32 SUM_ROW = V_DIM + 4;
+    // Shared memory for `group` query heads a key head and `sequences` of the launch: the warps' rings, their sums, tiles before a sequence.
+    DEVICE static u32 shared_bytes(u32 group, u32 sequences) {
+        return WARPS * RING_BYTES + WARPS * min(group, GROUP) * (SUM_ROW + 2) * 4 + (sequences + 1) * 4;
+    }
+    // f32 values that a block leaves for a part of a head.
+    static const u32 SLOT = GROUP * (V_DIM + 2);
+
+    T* out;
+    const T* qkv;
+    const T* keys;
+    const T* values;
+    // [2 * blocks][SLOT]: the end of a head that another block began, and the beginning of one that another block ends.
+    f32* scratch;
+    // [sequences][head groups], zero between launches.
+    u32* counters;
+    Batch batch;
+    Attention attention;
+
+    // Query heads of a key head; of them in one matrix operand; head groups of a sequence.
+    u32 group_size, group_heads, groups_per_head, heads, sequences;
+    // Tiles of the step, and the blocks they are cut among (at least a tile each).
+    u32 total, blocks;
+    u32 ring;
+    // [warp][head of the group]
+    f32* sums;
+    f32* heads_m;
+    f32* heads_l;
+    // Tiles of one head in all sequences before each.
+    u32* before;
+
+    u32 q[TILES_Q][DIM / 16][2];
+    f32 o[V_DIM / 16][TILES_Q][4];
+    // Of columns 2t and 2t + 1: the largest score so far (base 2), and this lane's part of the sum of weights.
+    f32 m[TILES_Q][2], l[TILES_Q][2];
+
+    // First query head of a cursor's group, and how many there are.
+    DEVICE u32 first_q(const Cursor& at) const {
+        return at.head / groups_per_head * group_size + at.head % groups_per_head * GROUP;
+    }
+    DEVICE u32 num_q(const Cursor& at) const { return min(GROUP, group_size - at.head % groups_per_head * GROUP); }
+
+    // Starts copying this warp's keys of a tile into a stage of its ring.
+    DEVICE void fetch(const Cursor& at, u32 stage) const {
+        const u32 lane = threadIdx.x % 32;
+        const u32 first = at.tile * TILE + threadIdx.x / 32 * KEYS;
+        if (first >= at.end || first + KEYS <= at.begin) return;
+        const u32 block = at.table[first / attention.block_size];
+        const size_t row = ((size_t)block * attention.kv_heads + at.head / groups_per_head) * attention.block_size
+            + first % attention.block_size;
+        const T *from_k = keys + row * DIM, *from_v = values + row * V_DIM;
+        const u32 to = ring + stage * STAGE_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < KEYS * DIM / 8; i += 32) {
+            const u32 piece = i + lane, key = piece / (DIM / 8), column = piece % (DIM / 8);
+            const bool valid = first + key >= at.begin && first + key < at.end;
+            if (KEYS * DIM / 8 % 32 == 0 || piece < KEYS * DIM / 8)
+                copy_async(to + Row<DIM>::at(key, column), from_k + (valid ? piece * 8 : 0), valid);
+        }
+#pragma unroll
+        for (u32 i = 0; i < KEYS * V_DIM / 8; i += 32) {
+            const u32 piece = i + lane, key = piece / (V_DIM / 8), column = piece % (V_DIM / 8);
+            const bool valid = first + key >= at.begin && first + key < at.end;
+            if (KEYS * V_DIM / 8 % 32 == 0 || piece < KEYS * V_DIM / 8)
+                copy_async(to + KEYS * K_ROW + Row<V_DIM>::at(key, column), from_v + (valid ? piece * 8 : 0), valid);
+        }
+    }
+
+    DEVICE void load_queries(const Cursor& at) {
+        const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const u32 row = batch.first_row[at.sequence], have = num_q(at);
+#pragma unroll
+        for (u32 tile = 0; tile < TILES_Q; tile++) {
+            const u32 head = 8 * tile + g;
+            const T* from = qkv + (size_t)row * attention.qkv_width + (first_q(at) + head) * DIM + 2 * t;
+#pragma unroll
+            for (u32 k = 0; k < DIM / 16; k++) {
+                q[tile][k][0] = head < have ? *(const u32*)(from + 16 * k) : 0;
+                q[tile][k][1] = head < have ? *(const u32*)(from + 16 * k + 8) : 0;
+            }
+        }
+    }
+
+    DEVICE void clear() {
+#pragma unroll
+        for (u32 tile = 0; tile < TILES_Q; tile++) {
+            m[tile][0] = m[tile][1] = -infinity();
+            l[tile][0] = l[tile][1] = 0.0f;
+#pragma unroll
+            for (u32 d = 0; d < V_DIM / 16; d++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) o[d][tile][i] = 0.0f;
+        }
+    }
+
+    // Score of a key for query head `head` of the group, times log2(e); -infinity where not visible.
+    DEVICE f32 score(const Cursor& at, f32 product, u32 key, u32 head) const {
+        f32 s = product * attention.scale;
+        if (attention.soft_cap != 0.0f) s = attention.soft_cap * tanhf(s / attention.soft_cap);
+        if (attention.alibi && head < num_q(at)) s -= attention.alibi[first_q(at) + head] * (f32)(at.end - 1 - key);
+        return key >= at.begin && key < at.end ? s * LOG2E : -infinity();
+    }
+
+    DEVICE void use(const Cursor& at, u32 stage) {
+        const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const u32 first = at.tile * TILE + threadIdx.x / 32 * KEYS;
+        if (first >= at.end || first + KEYS <= at.begin) return;
+        const u32 from_k = ring + stage * STAGE_BYTES;
+        f32 s[TILES_Q][4];
+#pragma unroll
+        for (u32 tile = 0; tile < TILES_Q; tile++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) s[tile][i] = 0.0f;
+#pragma unroll
+        for (u32 k = 0; k < DIM / 16; k++) {
+            u32 a[4];
+            load_matrices(a, from_k + Row<DIM>::at(lane % 16, 2 * k + lane / 16));
+#pragma unroll
+            for (u32 tile = 0; tile < TILES_Q; tile++)
+                Tensor<T>::multiply(s[tile], a[0], a[1], a[2], a[3], q[tile][k][0], q[tile][k][1]);
+        }
+        u32 p[TILES_Q][2];
+#pragma unroll
+        for (u32 tile = 0; tile < TILES_Q; tile++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) s[tile][i] = score(at, s[tile][i], first + g + 8 * (i / 2), 8 * tile + 2 * t + i % 2);
+            f32 shrink[2];
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                f32 most = fmaxf(s[tile][i], s[tile][i + 2]);
+#pragma unroll
+                for (u32 lanes = 4; lanes < 32; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+                // Some key of these 16 is visible, so this is finite.
+                most = fmaxf(most, m[tile][i]);
+                shrink[i] = exp2_fast(m[tile][i] - most);
+                m[tile][i] = most;
+                s[tile][i] = exp2_fast(s[tile][i] - most);
+                s[tile][i + 2] = exp2_fast(s[tile][i + 2] - most);
+                l[tile][i] = l[tile][i] * shrink[i] + s[tile][i] + s[tile][i + 2];
+            }
+            p[tile][0] = transpose(Tensor<T>::pack(s[tile][0], s[tile][1]));
+            p[tile][1] = transpose(Tensor<T>::pack(s[tile][2], s[tile][3]));
+#pragma unroll
+            for (u32 d = 0; d < V_DIM / 16; d++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) o[d][tile][i] *= shrink[i % 2];
+        }
+        const u32 from_v = ring + stage * STAGE_BYTES + KEYS * K_ROW;
+#pragma unroll
+        for (u32 d = 0; d < V_DIM / 16; d++) {
+            u32 a[4];
+            load_matrices_transposed(a, from_v + Row<V_DIM>::at(lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2));
+#pragma unroll
+            for (u32 tile = 0; tile < TILES_Q; tile++)
+                Tensor<T>::multiply(o[d][tile], a[0], a[1], a[2], a[3], p[tile][0], p[tile][1]);
+        }
+    }
+
+    // Puts the warps' sums side by side in shared memory.
+    DEVICE void gather_warps() {
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (u32 tile = 0; tile < TILES_Q; tile++) {
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                f32 sum = l[tile][i];
+#pragma unroll
+                for (u32 lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+                const u32 head = 8 * tile + 2 * t + i;
+                if (head >= group_heads) continue;
+                const u32 line = warp * group_heads + head;
+                if (g == 0) {
+                    heads_m[line] = m[tile][i];
+                    heads_l[line] = sum;
+                }
+#pragma unroll
+                for (u32 d = 0; d < V_DIM / 16; d++) {
+                    sums[line * SUM_ROW + 16 * d + g] = o[d][tile][i];
+                    sums[line * SUM_ROW + 16 * d + g + 8] = o[d][tile][i + 2];
+                }
+            }
+        }
+        __syncthreads();
+    }
+
+    // Four columns of a query head's result.
+    DEVICE void write_out(const Cursor& at, u32 head, u32 column, f32 most, f32 weight, float4 sum) const {
+        const u32 q_head = first_q(at) + head;
+        f32 factor = 1.0f;
+        if (attention.sinks) {
+            const f32 sink = attention.sinks[q_head] * LOG2E, all = fmaxf(most, sink);
+            factor = exp2_fast(most - all);
+            weight = weight * factor + exp2_fast(sink - all);
+        }
+        factor /= weight;
+        const size_t row = batch.first_row[at.sequence];
+        u32* to = (u32*)(out + (row * attention.q_heads + q_head) * V_DIM + column);
+        *(uint2*)to = make_uint2(Tensor<T>::pack(sum.x * factor, sum.y * factor), Tensor<T>::pack(sum.z * factor, sum.w * factor));
+    }
+
+    DEVICE f32* slot_of(u32 block, bool began) const { return scratch + (size_t)(2 * block + (began ? 1 : 0)) * SLOT; }
+
+    // Ends a block's part of a head: writes the result if the part is the whole head, else the block's slot.
+    DEVICE void finish(const Cursor& at, bool began, bool ended) {
+        gather_warps();
+        f32* slot = slot_of(blockIdx.x, began);
+        for (u32 i = threadIdx.x; i < num_q(at) * (V_DIM / 4); i += WARPS * 32) {
+            const u32 head = i / (V_DIM / 4), column = i % (V_DIM / 4) * 4;
+            f32 most = heads_m[head], weight = 0.0f;
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (u32 warp = 1; warp < WARPS; warp++) most = fmaxf(most, heads_m[warp * group_heads + head]);
+#pragma unroll
+            for (u32 warp = 0; warp < WARPS; warp++) {
+                const u32 line = warp * group_heads + head;
+                const f32 shrink = exp2_fast(heads_m[line] - most);
+                weight += heads_l[line] * shrink;
+                add_scaled(sum, *(const float4*)(sums + line * SUM_ROW + column), shrink);
+            }
+            if (began && ended) write_out(at, head, column, most, weight, sum);
+            else {
+                *(float4*)(slot + head * V_DIM + column) = sum;
+                if (column == 0) {
+                    slot[GROUP * V_DIM + head] = most;
+                    slot[GROUP * V_DIM + GROUP + head] = weight;
+                }
+            }
+        }
+        __syncthreads();
+        if (!(began && ended)) add_parts(at);
+    }
+
+    DEVICE static void add_scaled(float4& sum, const float4& x, f32 factor) {
+        sum.x += x.x * factor;
+        sum.y += x.y * factor;
+        sum.z += x.z * factor;
+        sum.w += x.w * factor;
+    }
+
+    DEVICE u32 block_of(u32 unit) const { return (u32)((((u64)unit + 1) * blocks - 1) / total); }
+
+    // Counts this block's part of a head as done; the last one to come adds all parts.
+    DEVICE void add_parts(const Cursor& at) {
+        __shared__ u32 done;
+        const u32 tiles = at.end_tile - at.first_tile, unit = before[at.sequence] * heads + at.head * tiles;
+        const u32 from = block_of(unit), parts = block_of(unit + tiles - 1) - from + 1;
+        u32* counter = counters + at.sequence * heads + at.head;
+        if (threadIdx.x == 0) {
+            __threadfence();
+            done = atomicAdd(counter, 1u);
+            __threadfence();
+        }
+        __syncthreads();
+        if (done + 1 != parts) return;
+        if (threadIdx.x == 0) *counter = 0;
+        // The parts' scales lie in place of the warps' sums.
+        for (u32 head = threadIdx.x / 32; head < num_q(at); head += WARPS) {
+            f32 most = -infinity(), weight = 0.0f;
+            for (u32 part = threadIdx.x % 32; part < parts; part += 32) {
+                const f32 its = __ldcg(slot_of(from + part, part == 0) + GROUP * V_DIM + head);
+                sums[head * parts + part] = its;
+                most = fmaxf(most, its);
+            }
+            most = warp_max(most);
+            for (u32 part = threadIdx.x % 32; part < parts; part += 32) {
+                const f32 scale = exp2_fast(sums[head * parts + part] - most);
+                sums[head * parts + part] = scale;
+                weight += __ldcg(slot_of(from + part, part == 0) + GROUP * V_DIM + GROUP + head) * scale;
+            }
+            weight = warp_sum(weight);
+            if (threadIdx.x % 32 == 0) {
+                heads_m[head] = most;
+                heads_l[head] = weight;
+            }
+        }
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < num_q(at) * (V_DIM / 4); i += WARPS * 32) {
+            const u32 head = i / (V_DIM / 4), column = i % (V_DIM / 4) * 4;
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+            for (u32 part = 0; part < parts; part++)
+                add_scaled(sum, __ldcg((const float4*)(slot_of(from + part, part == 0) + head * V_DIM + column)), sums[head * parts + part]);
+            write_out(at, head, column, heads_m[head], heads_l[head], sum);
+        }
+        __syncthreads();
+    }
+
+    // `rows`: of the launch, padding included.
+    DEVICE void run(char* shared, u32 rows) {
+        ring = shared_address(shared) + threadIdx.x / 32 * RING_BYTES;
+        sums = (f32*)(shared + WARPS * RING_BYTES);
+        group_size = attention.q_heads / attention.kv_heads;
+        group_heads = min(group_size, GROUP);
+        heads_m = sums + WARPS * group_heads * SUM_ROW;
+        heads_l = heads_m + WARPS * group_heads;
+        before = (u32*)(heads_l + WARPS * group_heads);
+        groups_per_head = (group_size + GROUP - 1) / GROUP;
+        heads = attention.kv_heads * groups_per_head;
+        sequences = batch.counts[1];
+        const u32 window = attention.window;
+        total = plan(batch, window, sequences, before) * heads;
+        // A head has no more parts than `sums` has room for their scales.
+        blocks = min(min(gridDim.x, WARPS * SUM_ROW), (total + LEAST - 1) / LEAST);
+        u32 begin = 0, end = 0;
+        if (blockIdx.x < blocks) {
+            begin = (u32)((u64)blockIdx.x * total / blocks);
+            end = (u32)((u64)(blockIdx.x + 1) * total / blocks);
+        }
+        Cursor next, at;
+        if (begin < end) at = next = seek(batch, window, heads, sequences, before, begin);
+        launch_dependents();
+        wait_for_inputs();
+
+        for (u32 row = batch.counts[0] + blockIdx.x; row < rows; row += gridDim.x)
+            for (u32 i = threadIdx.x; i < attention.q_heads * V_DIM; i += WARPS * 32)
+                out[(size_t)row * attention.q_heads * V_DIM + i] = Cast<T>::from(0.0f);
+        if (begin == end) return;
+
+        u32 fetched = begin;
+#pragma unroll
+        for (u32 stage = 0; stage < STAGES - 1; stage++) {
+            if (fetched < end) {
+                fetch(next, stage);
+                advance(batch, window, heads, sequences, before, next);
+                fetched++;
+            }
+            copy_commit();
+        }
+        bool began = at.tile == at.first_tile;
+        load_queries(at);
+        clear();
+        u32 stage = 0;
+        for (u32 unit = begin; unit < end; unit++) {
+            copy_wait<STAGES - 2>();
+            __syncwarp();
+            if (fetched < end) {
+                fetch(next, stage == 0 ? STAGES - 1 : stage - 1);
+                advance(batch, window, heads, sequences, before, next);
+                fetched++;
+            }
+            copy_commit();
+            use(at, stage);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            const Cursor used = at;
+            const bool ended = at.tile + 1 == at.end_tile;
+            advance(batch, window, heads, sequences, before, at);
+            if (!ended && unit + 1 < end) continue;
+            // On their way while the head that ends is written.
+            if (unit + 1 < end) load_queries(at);
+            finish(used, began, ended);
+            clear();
+            began = true;
+        }
+    }
+};
+
+extern __shared__ __align__(128) char dynamic_shared[];
+
+// Grid: any number of blocks; with `2 * blocks` slots in `scratch`.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_decode(
+    TYPE* out, const TYPE* qkv, const TYPE* keys, const TYPE* values, f32* scratch, u32* counters, const Batch batch,
+    const Attention attention, u32 rows) {
+    Decode it;
+    it.out = out;
+    it.qkv = qkv;
+    it.keys = keys;
+    it.values = values;
+    it.scratch = scratch;
+    it.counters = counters;
+    it.batch = batch;
+    it.attention = attention;
+    it.run(dynamic_shared, rows);
+}

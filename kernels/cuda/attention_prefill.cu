@@ -1,0 +1,231 @@
+// Attention for sequences with several rows in this step, on the tensor cores of any device from compute capability 8.0 on.
+//
+// A block has 16 query rows for each of its warps, where "row" is a pair (token, query head of one key head's group): the heads that
+// share keys also share the copies of them, and a short chunk fills a block. Keys and values come in tiles of 64 through two stages of
+// shared memory; softmax goes along with them (FlashAttention-2). A row's sums follow absolute key positions, so they depend on
+// neither the batch nor on how its prompt was cut into chunks.
+#include "mma.cuh"
+#include "prefill.cuh"
+
+// Compiled for one type and shape (`../src/cuda/attention_prefill.rs`).
+#ifndef TYPE
+#define TYPE bf16
+#define DIM 128
+#define V_DIM 128
+#define WARPS 8
+#endif
+
+#define KEYS 64u
+#define LOG2E 1.4426950408889634f
+
+struct Prefill {
+    typedef TYPE T;
+    static const u32 ROWS = 16 * WARPS, THREADS = 32 * WARPS;
+    // Rows are padded by 16 bytes, so that the 8 rows of a matrix lie in different banks.
+    static const u32 K_ROW = 2 * DIM + 16, V_ROW = 2 * V_DIM + 16;
+    static const u32 STAGE_BYTES = KEYS * (K_ROW + V_ROW), SHARED_BYTES = 2 * STAGE_BYTES;
+
+    const T* keys;
+    const T* values;
+    const u32* table;
+    Attention attention;
+    u32 kv_head, ring;
+    // Keys that some row of the block sees; others may never have been written.
+    u32 begin, end;
+
+    u32 q[DIM / 16][4];
+    f32 o[V_DIM / 8][4];
+    // Of rows g and g + 8: position, query head (for ALiBi), largest score so far (base 2), this lane's part of the sum of weights.
+    u32 position[2], head[2];
+    f32 m[2], l[2];
+
+    template <int WIDTH>
+    DEVICE void fetch_rows(const T* from, u32 first, u32 to) const {
+#pragma unroll
+        for (u32 i = 0; i < KEYS * WIDTH / 8; i += THREADS) {
+            const u32 piece = i + threadIdx.x, key = piece / (WIDTH / 8), column = piece % (WIDTH / 8);
+            if (KEYS * WIDTH / 8 % THREADS != 0 && piece >= KEYS * WIDTH / 8) break;
+            const u32 at = first + key;
+            const bool valid = at >= begin && at < end;
+            const u32 block = valid ? table[at / attention.block_size] : 0;
+            const size_t row = ((size_t)block * attention.kv_heads + kv_head) * attention.block_size + at % attention.block_size;
+            copy_async(to + key * (2 * WIDTH + 16) + column * 16, from + (valid ? row * WIDTH + column * 8 : 0), valid);
+        }
+    }
+
+    DEVICE void fetch(u32 first, u32 stage) const {
+        fetch_rows<DIM>(keys, first, ring + stage * STAGE_BYTES);
+        fetch_rows<V_DIM>(values, first, ring + stage * STAGE_BYTES + KEYS * K_ROW);
+    }
+
+    DEVICE void multiply_keys(f32 (&s)[KEYS / 8][4], u32 stage) const {
+        const u32 lane = threadIdx.x % 32;
+        const u32 from = ring + stage * STAGE_BYTES + (lane % 8 + lane / 16 * 8) * K_ROW + lane / 8 % 2 * 16;
+#pragma unroll
+        for (u32 i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) s[i][j] = 0.0f;
+#pragma unroll
+        for (u32 k = 0; k < DIM / 16; k++)
+#pragma unroll
+            for (u32 pair = 0; pair < KEYS / 16; pair++) {
+                u32 b[4];
+                load_matrices(b, from + pair * 16 * K_ROW + 32 * k);
+                Tensor<T>::multiply(s[2 * pair], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+                Tensor<T>::multiply(s[2 * pair + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+            }
+    }
+
+    // Scores times log2(e); -infinity where not visible.
+    DEVICE void finish_scores(f32 (&s)[KEYS / 8][4], u32 first, bool all_visible) const {
+        const u32 t = threadIdx.x % 4;
+#pragma unroll
+        for (u32 i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                const u32 key = first + 8 * i + 2 * t + j % 2, at = position[j / 2];
+                f32 x = s[i][j] * attention.scale;
+                if (attention.soft_cap != 0.0f) x = attention.soft_cap * tanhf(x / attention.soft_cap);
+                if (attention.alibi) x -= attention.alibi[head[j / 2]] * (f32)((int)at - (int)key);
+                x *= LOG2E;
+                s[i][j] = all_visible || (key <= at && at - key < attention.window) ? x : -infinity();
+            }
+    }
+
+    // Turns scores into weights and rescales what was summed.
+    DEVICE void weigh(f32 (&s)[KEYS / 8][4]) {
+#pragma unroll
+        for (u32 row = 0; row < 2; row++) {
+            f32 most = m[row];
+#pragma unroll
+            for (u32 i = 0; i < KEYS / 8; i++) most = fmaxf(most, fmaxf(s[i][2 * row], s[i][2 * row + 1]));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const f32 base = most == -infinity() ? 0.0f : most, shrink = exp2_fast(m[row] - base);
+            m[row] = most;
+            l[row] *= shrink;
+#pragma unroll
+            for (u32 i = 0; i < KEYS / 8; i++)
+#pragma unroll
+                for (u32 j = 2 * row; j < 2 * row + 2; j++) {
+                    s[i][j] = exp2_fast(s[i][j] - base);
+                    l[row] += s[i][j];
+                }
+#pragma unroll
+            for (u32 d = 0; d < V_DIM / 8; d++) {
+                o[d][2 * row] *= shrink;
+                o[d][2 * row + 1] *= shrink;
+            }
+        }
+    }
+
+    DEVICE void multiply_values(const f32 (&s)[KEYS / 8][4], u32 stage) {
+        const u32 lane = threadIdx.x % 32;
+        const u32 from = ring + stage * STAGE_BYTES + KEYS * K_ROW + lane % 16 * V_ROW + lane / 16 * 16;
+#pragma unroll
+        for (u32 pair = 0; pair < KEYS / 16; pair++) {
+            const u32 a0 = Tensor<T>::pack(s[2 * pair][0], s[2 * pair][1]), a1 = Tensor<T>::pack(s[2 * pair][2], s[2 * pair][3]);
+            const u32 a2 = Tensor<T>::pack(s[2 * pair + 1][0], s[2 * pair + 1][1]);
+            const u32 a3 = Tensor<T>::pack(s[2 * pair + 1][2], s[2 * pair + 1][3]);
+#pragma unroll
+            for (u32 d = 0; d < V_DIM / 16; d++) {
+                u32 b[4];
+                load_matrices_transposed(b, from + pair * 16 * V_ROW + 32 * d);
+                Tensor<T>::multiply(o[2 * d], a0, a1, a2, a3, b[0], b[1]);
+                Tensor<T>::multiply(o[2 * d + 1], a0, a1, a2, a3, b[2], b[3]);
+            }
+        }
+    }
+
+    DEVICE void run(char* shared, T* out, const T* qkv, const Batch& batch, u32 least) {
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+        const u32 group_size = attention.q_heads / attention.kv_heads;
+        u32 sequence, tile;
+        // The last tiles of a sequence see most keys: they go first.
+        const bool found = find_tile(batch, group_size, ROWS, least, gridDim.y - 1 - blockIdx.y, sequence, tile);
+        launch_dependents();
+        wait_for_inputs();
+        if (!found) return;
+        kv_head = blockIdx.x;
+        ring = shared_address(shared);
+        table = batch.blocks + batch.first_block[sequence];
+        const u32 start = batch.start[sequence], num_rows = batch.num_rows[sequence], packed = num_rows * group_size;
+        const u32 first_token = tile * ROWS / group_size, last_token = (min((tile + 1) * ROWS, packed) - 1) / group_size;
+        end = start + last_token + 1;
+        const u32 seen_by_first = start + first_token + 1;
+        begin = seen_by_first > attention.window ? seen_by_first - attention.window : 0;
+        fetch(begin / KEYS * KEYS, 0);
+        copy_commit();
+
+        u32 row[2];
+        bool valid[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u32 mine = tile * ROWS + warp * 16 + g + 8 * i;
+            valid[i] = mine < packed;
+            const u32 token = valid[i] ? mine / group_size : last_token;
+            row[i] = batch.first_row[sequence] + token;
+            position[i] = start + token;
+            head[i] = kv_head * group_size + (valid[i] ? mine % group_size : 0);
+            m[i] = -infinity();
+            l[i] = 0.0f;
+            const T* from = qkv + (size_t)row[i] * attention.qkv_width + head[i] * DIM + 2 * t;
+#pragma unroll
+            for (u32 k = 0; k < DIM / 16; k++) {
+                q[k][i] = *(const u32*)(from + 16 * k);
+                q[k][i + 2] = *(const u32*)(from + 16 * k + 8);
+            }
+        }
+#pragma unroll
+        for (u32 d = 0; d < V_DIM / 8; d++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) o[d][i] = 0.0f;
+
+        // Keys from `clear` to `clear_end` are seen by all rows of the block.
+        const u32 clear = end > attention.window ? end - attention.window : 0, clear_end = seen_by_first;
+        u32 stage = 0;
+        for (u32 first = begin / KEYS * KEYS; first < end; first += KEYS) {
+            if (first + KEYS < end) fetch(first + KEYS, stage ^ 1);
+            copy_commit();
+            copy_wait<1>();
+            __syncthreads();
+            f32 s[KEYS / 8][4];
+            multiply_keys(s, stage);
+            finish_scores(s, first, first >= clear && first + KEYS <= clear_end);
+            weigh(s);
+            multiply_values(s, stage);
+            __syncthreads();
+            stage ^= 1;
+        }
+
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            f32 sum = l[i];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            f32 factor = 1.0f;
+            if (attention.sinks) {
+                const f32 sink = attention.sinks[head[i]] * LOG2E, all = fmaxf(m[i], sink);
+                factor = exp2_fast(m[i] - all);
+                sum = sum * factor + exp2_fast(sink - all);
+            }
+            factor /= sum;
+            if (!valid[i]) continue;
+            u32* to = (u32*)(out + ((size_t)row[i] * attention.q_heads + head[i]) * V_DIM + 2 * t);
+#pragma unroll
+            for (u32 d = 0; d < V_DIM / 8; d++) to[4 * d] = Tensor<T>::pack(o[d][2 * i] * factor, o[d][2 * i + 1] * factor);
+        }
+    }
+};
+
+extern __shared__ __align__(128) char dynamic_shared[];
+
+// Grid: [key heads, tiles of 16 WARPS packed rows: at least as many as there are]. Sequences with fewer than `least` rows are left alone.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_prefill(
+    TYPE* out, const TYPE* qkv, const TYPE* keys, const TYPE* values, const Batch batch, const Attention attention, u32 least) {
+    Prefill it;
+    it.keys = keys;
+    it.values = values;
+    it.attention = attention;
+    it.run(dynamic_shared, out, qkv, batch, least);
+}

@@ -1,0 +1,131 @@
+//! Launches `kernels/cuda/attention_decode.cu` for sequences with one row.
+
+use super::attention::{Layer, Tensors};
+use super::batch::Batch;
+use super::context::{Context, Memory};
+use super::device::{Device, Shape, args};
+use super::special::Special;
+use crate::ops::DType;
+
+/// Keys that a warp takes at a time.
+const KEYS: usize = 16;
+/// Query heads of one tile of a matrix operand, and most tiles.
+const TILE_HEADS: usize = 8;
+const MOST_TILES: usize = 2;
+/// Blocks of the grid at most, on any device.
+const MOST_BLOCKS: usize = 2 * 256;
+/// (sequence, group of heads) pairs at most: 4,096 sequences of 64 groups.
+const MOST_COUNTERS: usize = 1 << 18;
+
+/// A block's warps, and stages of each warp's ring in shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Ring {
+    warps: usize,
+    stages: usize,
+}
+
+impl Ring {
+    /// For few heads and for many: with few, a block has a multiprocessor to itself and a head's keys go to more warps.
+    pub(crate) fn of(dim: usize, v_dim: usize) -> [Self; 2] {
+        if dim + v_dim <= 256 {
+            [Self { warps: 8, stages: 2 }, Self { warps: 4, stages: 3 }]
+        } else {
+            [Self { warps: 4, stages: 2 }; 2]
+        }
+    }
+
+    /// Shared memory of a block; as `Decode::shared_bytes` of the kernel.
+    fn shared(&self, (dim, v_dim): (usize, usize), group: usize, sequences: usize) -> usize {
+        let stage = KEYS * (row_bytes(dim) + row_bytes(v_dim));
+        let sums = group * (v_dim + 6) * size_of::<f32>();
+        self.warps * (self.stages * stage + sums) + (sequences + 1) * size_of::<u32>()
+    }
+}
+
+/// As `Row` of the kernel.
+fn row_bytes(dim: usize) -> usize {
+    if dim.is_multiple_of(64) { 2 * dim } else { 2 * dim + 16 }
+}
+
+pub(crate) fn special(dtype: DType, (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> Special {
+    let sizes = [("DIM", dim), ("V_DIM", v_dim), ("TILES_Q", tiles), ("WARPS", ring.warps), ("STAGES", ring.stages)];
+    Special::new("attention_decode", dtype, &sizes)
+}
+
+/// Partial sums of heads that several blocks share, and how many of them are there.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    sums: Memory,
+    counters: Memory,
+}
+
+impl Scratch {
+    /// For any shape and batch.
+    pub(crate) fn new(device: &mut Device) -> Option<Self> {
+        const WIDEST: usize = MOST_TILES * TILE_HEADS * (256 + 2);
+        let sums = device.allocate(2 * MOST_BLOCKS * WIDEST * size_of::<f32>(), "attention's partial sums")?;
+        let counters = device.allocate(MOST_COUNTERS * size_of::<u32>(), "attention's counters")?;
+        device.clear(&counters);
+        Some(Self { sums, counters })
+    }
+}
+
+/// How to launch it, or none where its memory does not suffice.
+struct Plan {
+    special: Special,
+    shape: Shape,
+}
+
+impl Plan {
+    fn new(context: &Context, dtype: DType, layer: &Layer, sequences: usize) -> Option<Self> {
+        let (group, dims) = ((layer.q_heads / layer.kv_heads) as usize, (layer.dim as usize, layer.v_dim as usize));
+        let tiles = group.div_ceil(TILE_HEADS).min(MOST_TILES);
+        let heads = sequences * layer.kv_heads as usize * group.div_ceil(TILE_HEADS * MOST_TILES);
+        let multiprocessors = context.multiprocessors;
+        let [few, many] = Ring::of(dims.0, dims.1);
+        let ring = if heads <= multiprocessors { few } else { many };
+        let shared = ring.shared(dims, group.min(TILE_HEADS * tiles), sequences);
+        // A block has 1 KiB beside what it asks for.
+        let fit = context.shared_of_multiprocessor / (shared + 1024);
+        let blocks = multiprocessors * fit.min(2);
+        let fits = shared <= context.shared_of_block && heads <= MOST_COUNTERS && blocks <= MOST_BLOCKS;
+        fits.then(|| Self {
+            special: special(dtype, dims, tiles, ring),
+            shape: Shape { grid: [blocks, 1], block: 32 * ring.warps, shared },
+        })
+    }
+}
+
+/// Queues attention of the sequences with one row, and zeros for rows of none; false if that cannot be here.
+pub(crate) fn run(device: &mut Device, scratch: &Scratch, tensors: Tensors, layer: Layer, batch: &Batch) -> bool {
+    let Some(Plan { special, shape }) = Plan::new(&device.context, tensors.qkv.dtype, &layer, batch.sequences()) else {
+        return false;
+    };
+    let Tensors { qkv, keys, values, out } = tensors;
+    let (sums, counters, rows) = (scratch.sums.ptr, scratch.counters.ptr, qkv.rows as u32);
+    let arguments = args![out.ptr, qkv.ptr, keys, values, sums, counters, batch.pointers, layer, rows];
+    device.launch_special(special, shape, arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_head_size_fits_a_block() {
+        for dim in [64, 80, 96, 112, 128, 192, 256] {
+            for ring in Ring::of(dim, dim) {
+                for (tiles, sequences) in [(1, 256), (2, 64)] {
+                    let shared = ring.shared((dim, dim), TILE_HEADS * tiles, sequences);
+                    assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} with {ring:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_usual_shape_has_two_blocks_a_multiprocessor() {
+        let [_, many] = Ring::of(128, 128);
+        assert!(2 * (many.shared((128, 128), 4, 256) + 1024) <= 228 << 10);
+    }
+}

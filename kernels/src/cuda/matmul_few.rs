@@ -1,0 +1,126 @@
+//! Launches `kernels/cuda/matmul_few.cu`: products of up to 16 rows, which read the weights at the memory's speed.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::device::{Device, Shape, args};
+use super::matmul::Product;
+use super::special::{LOWEST, Special};
+use crate::ops::{DType, Epilogue};
+
+/// Rows of `x` at most.
+const MOST_ROWS: usize = 16;
+/// Rows of `x` that share a half of a matrix operand.
+const HALF: usize = 8;
+/// Rows of `w` in a tile.
+const TILE: usize = 8;
+/// Elements of 16 bytes: what a row of `w` must be a multiple of.
+const PIECE: usize = 8;
+
+/// How the kernel is compiled: warps of a block, which share `k` among them; halves of rows of `x`; tiles of rows of `w` of a block;
+/// loads under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Config {
+    warps: usize,
+    halves: usize,
+    tiles: usize,
+    depth: usize,
+}
+
+const fn config(warps: usize, halves: usize, tiles: usize, depth: usize) -> Config {
+    Config { warps, halves, tiles, depth }
+}
+
+impl Config {
+    /// Those that were the fastest on an H200 for some shape of Llama-8B or Qwen3-0.6B.
+    pub(crate) const ALL: [Self; 10] = [
+        config(4, 1, 2, 2),
+        config(4, 2, 2, 4),
+        config(8, 1, 1, 4),
+        config(8, 1, 2, 4),
+        config(8, 2, 2, 4),
+        config(8, 2, 4, 2),
+        config(16, 1, 2, 2),
+        config(16, 2, 4, 2),
+        config(16, 1, 2, 4),
+        config(16, 2, 2, 4),
+    ];
+
+    /// The number of warps, on which the order of sums depends, follows from the matrix alone: a row's result does not depend on how many
+    /// rows it comes with. Small matrices want many warps a row, so that all multiprocessors have work; large ones want few, which wait
+    /// less for each other; those in between fill the device once.
+    fn choose(rows: usize, n: usize, k: usize) -> Self {
+        let one = rows <= HALF;
+        match (n, k) {
+            (..=2048, _) if one => config(16, 1, 2, 4),
+            (..=2048, _) => config(16, 2, 2, 4),
+            (16384.., _) if one => config(4, 1, 2, 2),
+            (16384.., _) => config(4, 2, 2, 4),
+            (_, 8192..) if one => config(16, 1, 2, 2),
+            (_, 8192..) => config(16, 2, 4, 2),
+            (..=4224, _) if one => config(8, 1, 1, 4),
+            (..=4224, _) => config(8, 2, 2, 4),
+            _ if one => config(8, 1, 2, 4),
+            _ => config(8, 2, 4, 2),
+        }
+    }
+
+    pub(crate) fn special(&self, dtype: DType) -> Special {
+        let Self { warps, halves, tiles, depth } = *self;
+        Special::new("matmul_few", dtype, &[("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth)])
+    }
+}
+
+/// `struct FewShape` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct FewShape {
+    rows: u32,
+    n: u32,
+    k: u32,
+    accumulate: u32,
+    wide: u32,
+}
+
+/// Queues a product; false if it is none for this kernel.
+pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
+    let Product { x, w, bias, epilogue, out } = product;
+    let fits = device.context.arch >= LOWEST
+        && w.dtype.size() == 2
+        && x.dtype == w.dtype
+        && (out.dtype == DType::F32 || out.dtype == w.dtype)
+        && x.rows <= MOST_ROWS
+        && w.cols % PIECE == 0;
+    if !fits {
+        return false;
+    }
+    let config = Config::choose(x.rows, w.rows, w.cols);
+    let shape = Shape { grid: [w.rows.div_ceil(TILE * config.tiles), 1], block: 32 * config.warps, shared: 0 };
+    let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
+    let few = FewShape {
+        rows: x.rows as u32,
+        n: w.rows as u32,
+        k: w.cols as u32,
+        accumulate: u32::from(*epilogue == Epilogue::Accumulate),
+        wide: u32::from(out.dtype == DType::F32),
+    };
+    device.launch_special(config.special(w.dtype), shape, args![out.ptr, x.ptr, w.ptr(), bias, few])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_choice_is_compiled_ahead_and_warps_follow_from_the_matrix() {
+        for n in [64, 1024, 2048, 4096, 6144, 14336, 28672, 128_256] {
+            for k in [1024, 4096, 14336] {
+                let choices: Vec<Config> = (1..=MOST_ROWS).map(|rows| Config::choose(rows, n, k)).collect();
+                assert!(choices.iter().all(|choice| Config::ALL.contains(choice)), "{n} x {k}");
+                assert!(choices.iter().all(|choice| choice.warps == choices[0].warps), "{n} x {k}");
+                for (rows, choice) in (1..).zip(&choices) {
+                    assert!(choice.halves * HALF >= rows, "{rows} rows of {n} x {k}");
+                }
+            }
+        }
+    }
+}

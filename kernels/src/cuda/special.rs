@@ -1,0 +1,69 @@
+//! Kernels that are compiled for one element type and shape, when a model first needs them: each is a function, alone in its module, named
+//! like its file.
+
+use super::arch::Arch;
+use super::attention_decode::{self, Ring};
+use super::attention_prefill;
+use super::matmul_few;
+use super::sources::{SPECIAL, Source};
+use crate::ops::DType;
+
+/// From here on the hardware has what these kernels use: matrix products of 16-bit types and asynchronous copies.
+pub(crate) const LOWEST: Arch = Arch::new(8, 0);
+/// The architecture of `attention_prefill_hopper`.
+pub(crate) const HOPPER: Arch = Arch::new(9, 0);
+
+/// Most sizes that a kernel is compiled for.
+const SIZES: usize = 5;
+
+/// A file and the macros it is compiled with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Special {
+    pub(crate) file: &'static str,
+    /// `TYPE`.
+    dtype: DType,
+    /// Further macros.
+    sizes: [(&'static str, usize); SIZES],
+}
+
+impl Special {
+    /// At most [`SIZES`] sizes.
+    pub(crate) fn new(file: &'static str, dtype: DType, sizes: &[(&'static str, usize)]) -> Self {
+        let mut all = [("", 0); SIZES];
+        all[..sizes.len()].copy_from_slice(sizes);
+        Self { file, dtype, sizes: all }
+    }
+
+    /// What the compiler is given.
+    pub(crate) fn source(&self) -> Source {
+        let found = SPECIAL.iter().find(|source| source.name == self.file);
+        Source { special: Some(*self), ..*found.expect("a file in the list of sources") }
+    }
+
+    /// The compiler's options.
+    pub(crate) fn options(&self) -> Vec<String> {
+        let sizes = self.sizes.iter().filter(|(name, _)| !name.is_empty());
+        std::iter::once(format!("-DTYPE={}", self.dtype.name()))
+            .chain(sizes.map(|(name, value)| format!("-D{name}={value}")))
+            .collect()
+    }
+}
+
+/// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head.
+pub(crate) fn usual(arch: Arch) -> Vec<Special> {
+    const DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
+    let dtype = DType::Bf16;
+    if arch < LOWEST {
+        return Vec::new();
+    }
+    let few = matmul_few::Config::ALL.iter().map(|config| config.special(dtype));
+    let decode = DIMS
+        .iter()
+        .flat_map(|dim| Ring::of(*dim, *dim).map(|ring| attention_decode::special(dtype, (*dim, *dim), 1, ring)));
+    let prefill = DIMS.iter().map(|dim| attention_prefill::special(dtype, (*dim, *dim)));
+    let hopper = attention_prefill::HOPPER_DIMS.iter().map(|dim| attention_prefill::hopper_special(dtype, *dim));
+    let mut all: Vec<Special> = few.chain(decode).chain(prefill).chain(hopper.filter(|_| arch == HOPPER)).collect();
+    let mut known = std::collections::HashSet::new();
+    all.retain(|special| known.insert(*special));
+    all
+}

@@ -1,0 +1,283 @@
+//! What each kernel of the CUDA backend takes at the shapes of two models, and its share of what the GPU could do.
+//!
+//! `cargo run --release -p kernels --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products]`
+//!
+//! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's. Weights and caches are
+//! rotated so that none is still in the GPU's cache.
+
+use kernels::cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
+use kernels::ops::*;
+use std::time::Instant;
+
+/// Rows of the largest step, tokens of a block, and bytes that a rotation covers at least.
+const MOST_ROWS: usize = 8192;
+const BLOCK: usize = 16;
+const ROTATION: usize = 256 << 20;
+/// Products that keep the GPU busy meanwhile, launches that are timed, and rounds of which the median counts.
+const LEADS: usize = 24;
+const CALLS: usize = 48;
+const ROUNDS: usize = 5;
+
+struct Model {
+    name: &'static str,
+    hidden: usize,
+    heads: Heads,
+    inner: usize,
+}
+
+const MODELS: [Model; 2] = [
+    Model { name: "Llama-8B", hidden: 4096, heads: Heads { q: 32, kv: 8, dim: 128, v_dim: 128 }, inner: 14336 },
+    Model { name: "Qwen3-0.6B", hidden: 1024, heads: Heads { q: 16, kv: 8, dim: 128, v_dim: 128 }, inner: 3072 },
+];
+
+/// What a launch must at least move and compute.
+struct Work {
+    bytes: f64,
+    flops: f64,
+}
+
+struct Bench {
+    backend: CudaBackend,
+    /// A long product: input, weights, output.
+    lead: (Act, Matrix, Act),
+    flag: Act,
+    /// Bytes and operations a second.
+    memory: f64,
+    tensor: f64,
+    noise: Vec<u8>,
+}
+
+fn main() -> Result<(), String> {
+    let mut numbers = std::env::args().skip(1).map_while(|word| word.parse::<f64>().ok());
+    let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
+    let mut bench = Bench::open(memory * 1e12, tensor * 1e12)?;
+    println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
+    for model in &MODELS {
+        bench.products(model);
+        bench.decode(model);
+        bench.prefill(model);
+        bench.rowwise(model);
+    }
+    bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))
+}
+
+impl Bench {
+    fn open(memory: f64, tensor: f64) -> Result<Self, String> {
+        let variable = std::env::var_os;
+        let (named, virtual_env, path) =
+            (variable("QUIRE_CUDA_LIBRARY_PATH"), variable("VIRTUAL_ENV"), variable("PATH"));
+        let surroundings =
+            Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
+        let mut backend =
+            CudaBackend::open(&CudaOptions { folders: Folders::of(surroundings), ..CudaOptions::default() })?;
+        let noise = noise(256 << 20);
+        let (rows, width) = (65536, 2048);
+        let bytes = &noise[..rows * width * 2];
+        let matrix = backend.load_matrix(HostMatrix { dtype: DType::Bf16, rows, cols: width, bytes }, DType::Bf16);
+        let flag = backend.new_act(MOST_ROWS, 1);
+        let lead = (flag, matrix, backend.new_act(256, rows));
+        let mut bench = Self { backend, lead, flag, memory, tensor, noise };
+        bench.lead.0 = bench.act(256, width);
+        Ok(bench)
+    }
+
+    /// Starts a step of sequences with (tokens in the cache, rows), the blocks of each after those of the one before.
+    fn begin(&mut self, sequences: &[(usize, usize)]) {
+        let rows = sequences.iter().map(|(_, rows)| rows).sum();
+        let positions: Vec<u32> =
+            sequences.iter().flat_map(|(start, rows)| (*start..start + rows).map(|position| position as u32)).collect();
+        let (mut tables, mut first): (Vec<Vec<u32>>, u32) = (Vec::new(), 0);
+        for (start, rows) in sequences {
+            let count = (start + rows).div_ceil(BLOCK) as u32;
+            tables.push((first..first + count).collect());
+            first += count;
+        }
+        let mut first_row = 0;
+        let parts: Vec<Sequence<'_>> = (sequences.iter().zip(&tables))
+            .map(|((start, num_rows), blocks)| {
+                first_row += num_rows;
+                Sequence { first_row: first_row - num_rows, num_rows: *num_rows, start: *start, blocks }
+            })
+            .collect();
+        self.backend.begin(Batch { tokens: &vec![0; rows], positions: &positions, sequences: &parts });
+    }
+
+    /// Seconds of a launch.
+    fn time(&mut self, leads: usize, mut call: impl FnMut(&mut CudaBackend, usize)) -> f64 {
+        (0..CALLS).for_each(|i| call(&mut self.backend, i));
+        let mut round = |calls: usize| {
+            self.backend.read(self.flag);
+            let start = Instant::now();
+            for _ in 0..leads {
+                let (input, matrix, output) = self.lead;
+                self.backend.matmul(input, matrix, None, Epilogue::Store, output);
+            }
+            (0..calls).for_each(|i| call(&mut self.backend, i));
+            self.backend.read(self.flag);
+            start.elapsed().as_secs_f64()
+        };
+        let mut times: Vec<f64> = (0..ROUNDS).map(|_| (round(CALLS) - round(0)) / CALLS as f64).collect();
+        times.sort_by(f64::total_cmp);
+        times[ROUNDS / 2]
+    }
+
+    fn report(&self, model: &Model, what: &str, seconds: f64, work: Work) {
+        let (moved, computed) = (work.bytes / self.memory, work.flops / self.tensor);
+        let bound = if moved > computed { "memory" } else { "tensor" };
+        let (rate, unit) = if moved > computed {
+            (work.bytes / seconds / 1e12, "TB/s")
+        } else {
+            (work.flops / seconds / 1e12, "TFLOP/s")
+        };
+        let share = 100.0 * moved.max(computed) / seconds;
+        let name = model.name;
+        println!("{name:10} | {what:34} | {:9.1} us | {rate:7.2} {unit:7} | {share:3.0} % of {bound}", seconds * 1e6);
+    }
+
+    fn matrix(&mut self, rows: usize, cols: usize) -> Matrix {
+        let bytes = &self.noise[..rows * cols * 2];
+        self.backend.load_matrix(HostMatrix { dtype: DType::Bf16, rows, cols, bytes }, DType::Bf16)
+    }
+
+    fn products(&mut self, model: &Model) {
+        let Model { hidden, heads, inner, .. } = *model;
+        let qkv = (heads.q + 2 * heads.kv) * heads.dim;
+        let shapes = [
+            ("qkv", qkv, hidden, DType::Bf16),
+            ("o", hidden, heads.q * heads.dim, DType::F32),
+            ("gate_up", 2 * inner, hidden, DType::Bf16),
+            ("down", hidden, inner, DType::F32),
+        ];
+        for (name, n, k, output) in shapes {
+            let copies = (ROTATION / (n * k * 2)).clamp(2, 64);
+            let weights: Vec<Matrix> = (0..copies).map(|_| self.matrix(n, k)).collect();
+            let (x, out) = (self.act(256, k), self.backend.new_rounded_act(256, n, output));
+            for rows in [1, 4, 8, 16, 32, 64, 128, 256] {
+                self.begin(&vec![(0, 1); rows]);
+                let seconds =
+                    self.time(LEADS, |backend, i| backend.matmul(x, weights[i % copies], None, Epilogue::Store, out));
+                let bytes = (n * k * 2 + rows * (k * 2 + n * output.size())) as f64;
+                let work = Work { bytes, flops: (2 * rows * n * k) as f64 };
+                self.report(model, &format!("{name} [{n}, {k}], {rows} rows"), seconds, work);
+            }
+        }
+    }
+
+    /// An activation of bf16 noise.
+    fn act(&mut self, rows: usize, width: usize) -> Act {
+        let act = self.backend.new_rounded_act(rows, width, DType::Bf16);
+        // A step of all its rows, so that the buffer is written whole.
+        self.begin(&[(0, rows)]);
+        let noise = &self.noise;
+        for (value, bits) in self.backend.host_mut(act).iter_mut().zip(noise.as_chunks::<2>().0.iter().cycle()) {
+            *value = f32::from_bits(u32::from(u16::from_le_bytes(*bits)) << 16);
+        }
+        act
+    }
+
+    fn attention(&self, heads: Heads) -> Attention {
+        let scale = (heads.dim as f32).sqrt().recip();
+        Attention { heads, scale, window: None, soft_cap: None, sinks: None, alibi: None }
+    }
+
+    /// Layers of a cache whose first `tokens` tokens are noise.
+    fn caches(&mut self, heads: Heads, qkv: Act, tokens: usize) -> Vec<KvLayer> {
+        let bytes = tokens * heads.kv * heads.dim * 4;
+        let layers = (ROTATION / bytes).clamp(1, 48);
+        let num_blocks = tokens.div_ceil(BLOCK) + 1;
+        let (kv_heads, head_dim, v_head_dim) = (heads.kv, heads.dim, heads.v_dim);
+        let shape = KvShape {
+            num_blocks,
+            block_size: BLOCK,
+            kv_heads,
+            head_dim,
+            v_head_dim,
+            shared: false,
+            dtype: DType::Bf16,
+        };
+        let caches: Vec<KvLayer> = (0..layers).map(|_| self.backend.new_kv(shape)).collect();
+        for start in (0..tokens).step_by(MOST_ROWS) {
+            self.begin(&[(start, MOST_ROWS.min(tokens - start))]);
+            caches.iter().for_each(|kv| self.backend.rope_and_cache(qkv, heads, None, *kv));
+        }
+        caches
+    }
+
+    fn decode(&mut self, model: &Model) {
+        let heads = model.heads;
+        let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
+        let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
+        let attention = self.attention(heads);
+        for (rows, length) in
+            [(1, 256), (1, 4096), (1, 65536), (8, 256), (8, 1024), (64, 256), (64, 1024), (256, 256), (256, 1024)]
+        {
+            // A whole number of blocks each, so that the blocks of all sequences are those of one long one.
+            let caches = self.caches(heads, qkv, rows * length);
+            self.begin(&vec![(length - 1, 1); rows]);
+            let seconds =
+                self.time(LEADS, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
+            let bytes = (rows * length * heads.kv * heads.dim * 4) as f64;
+            let work = Work { bytes, flops: (4 * rows * length * heads.q * heads.dim) as f64 };
+            self.report(model, &format!("decode attention, {rows} rows of {length}"), seconds, work);
+        }
+    }
+
+    fn prefill(&mut self, model: &Model) {
+        let heads = model.heads;
+        let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
+        let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
+        let attention = self.attention(heads);
+        for (sequences, start, rows) in [(1, 0, 512), (1, 0, 2048), (1, 0, 8192), (4, 0, 2048), (1, 6144, 2048)] {
+            let caches = self.caches(heads, qkv, sequences * (start + rows));
+            self.begin(&vec![(start, rows); sequences]);
+            let seconds = self.time(0, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
+            let seen = rows * start + rows * (rows + 1) / 2;
+            let work = Work { bytes: 0.0, flops: (4 * sequences * seen * heads.q * heads.dim) as f64 };
+            self.report(model, &format!("prefill attention, {sequences} x {rows} after {start}"), seconds, work);
+        }
+    }
+
+    fn rowwise(&mut self, model: &Model) {
+        let Model { hidden, heads, inner, .. } = *model;
+        let qkv_width = (heads.q + 2 * heads.kv) * heads.dim;
+        let qkv = self.act(MOST_ROWS, qkv_width);
+        let (x, delta) = (self.backend.new_act(MOST_ROWS, hidden), self.backend.new_act(MOST_ROWS, hidden));
+        let normed = self.backend.new_rounded_act(MOST_ROWS, hidden, DType::Bf16);
+        let (gate_up, gated) =
+            (self.act(MOST_ROWS, 2 * inner), self.backend.new_rounded_act(MOST_ROWS, inner, DType::Bf16));
+        let weight = Some(self.backend.load_vector(&vec![1.0; hidden]));
+        let norm = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
+        let inv_freq = self.backend.load_vector(&vec![0.5; heads.dim / 2]);
+        let rope = Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 });
+        let cache = self.caches(heads, qkv, MOST_ROWS)[0];
+        for rows in [1, 64, MOST_ROWS] {
+            self.begin(&[(0, rows)]);
+            let leads = if rows > 256 { 0 } else { LEADS };
+            let work = |bytes: usize| Work { bytes: (rows * bytes) as f64, flops: 0.0 };
+            let seconds = self.time(leads, |backend, _| backend.add_norm(x, delta, norm, normed));
+            self.report(model, &format!("add and norm, {rows} rows"), seconds, work(14 * hidden));
+            let seconds = self.time(leads, |backend, _| backend.rope_and_cache(qkv, heads, rope, cache));
+            let cached = heads.kv * heads.dim * 2 * 2;
+            self.report(
+                model,
+                &format!("rotate and cache, {rows} rows"),
+                seconds,
+                work(4 * qkv_width + cached - heads.kv * heads.dim * 2),
+            );
+            let seconds = self.time(leads, |backend, _| backend.gated(gate_up, Activation::Silu, gated));
+            self.report(model, &format!("gate, {rows} rows"), seconds, work(6 * inner));
+        }
+    }
+}
+
+/// bf16 numbers of any sign between 1/16 and 1/8.
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_u32;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 16) as u16 & 0x807f | 0x3d80
+    };
+    (0..bytes / 2).flat_map(|_| next().to_le_bytes()).collect()
+}

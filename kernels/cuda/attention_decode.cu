@@ -437,6 +437,12 @@ struct Decode {
         total = plan(batch, window, sequences, before) * heads;
         // A head has no more parts than `sums` has room for their scales.
         blocks = min(min(gridDim.x, WARPS * SUM_ROW), (total + LEAST - 1) / LEAST);
+        if (total > 0) {
+            // Whole heads, if they are of one length and that leaves few blocks without work: there is nothing to add up then.
+            const u32 share = (total + blocks - 1) / blocks, head = (total + sequences * heads - 1) / (sequences * heads);
+            const u32 whole = (share + head - 1) / head * head;
+            if (whole * 4 <= share * 5) blocks = (total + whole - 1) / whole;
+        }
         u32 begin = 0, end = 0;
         if (blockIdx.x < blocks) {
             begin = (u32)((u64)blockIdx.x * total / blocks);

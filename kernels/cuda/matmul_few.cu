@@ -1,4 +1,4 @@
-// out[m, n] = x[m, k] w[n, k]^T (+ bias) (+ out) for up to 16 rows of x: limited by reading w once, so everything serves that.
+// out[m, n] = x[m, k] w[n, k]^T (+ bias) (+ out) for up to 32 rows of x: limited by reading w once, so everything serves that.
 //
 // A block owns 8 * TILES rows of w and all of k, its warps take turns along k. Each lane reads 16 bytes of a row of w straight into the
 // registers of a tensor-core operand: a sum does not mind its order, so the k that a fragment calls 2t, 2t + 1, 2t + 8, 2t + 9 may be
@@ -8,7 +8,8 @@
 // The order of a row's sum depends on k alone, not on the number of rows.
 #include "mma.cuh"
 
-// Compiled for one type and configuration (`../src/cuda/matmul_few.rs`); HALVES: 1 for up to 8 rows of x, 2 for up to 16.
+// Compiled for one type and configuration (`../src/cuda/matmul_few.rs`); HALVES: 1 for up to 8 rows of x, 2 for up to 16, 4
+// for up to 32.
 #ifndef TYPE
 #define TYPE bf16
 #define WARPS 8
@@ -65,11 +66,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         from_x[half] = x + (size_t)(8 * half + g) * shape.k + warp * 32 + 8 * t;
     }
     uint4 a[DEPTH][HALVES], b[DEPTH][TILES];
-    f32 c[TILES][4];
+    // Of each 16 rows of x.
+    const int PAIRS = (HALVES + 1) / 2;
+    f32 c[PAIRS][TILES][4];
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
+    for (int pair = 0; pair < PAIRS; pair++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) c[tile][i] = 0.0f;
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[pair][tile][i] = 0.0f;
 
 #pragma unroll
     for (int stage = 0; stage < DEPTH; stage++)
@@ -91,12 +96,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         for (int half = 0; half < HALVES; half++) from_x[half] += DEPTH * stride;
 #pragma unroll
         for (int stage = 0; stage < DEPTH; stage++) {
-            const uint4 low = a[stage][0], high = HALVES == 2 ? a[stage][HALVES - 1] : make_uint4(0, 0, 0, 0);
 #pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
-                const uint4 y = b[stage][tile];
-                Tensor<T>::multiply(c[tile], low.x, high.x, low.y, high.y, y.x, y.y);
-                Tensor<T>::multiply(c[tile], low.z, high.z, low.w, high.w, y.z, y.w);
+            for (int pair = 0; pair < PAIRS; pair++) {
+                const uint4 low = a[stage][2 * pair];
+                const uint4 high = HALVES > 1 ? a[stage][(2 * pair + 1) % HALVES] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+                for (int tile = 0; tile < TILES; tile++) {
+                    const uint4 y = b[stage][tile];
+                    Tensor<T>::multiply(c[pair][tile], low.x, high.x, low.y, high.y, y.x, y.y);
+                    Tensor<T>::multiply(c[pair][tile], low.z, high.z, low.w, high.w, y.z, y.w);
+                }
             }
             const bool more = chunk + (stage + DEPTH) * WARPS < limit;
 #pragma unroll
@@ -108,9 +117,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     }
 
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
+    for (int half = 0; half < HALVES; half++)
 #pragma unroll
-        for (int i = 0; i < 2 * HALVES; i++) parts[warp][g + 8 * (i / 2)][8 * tile + 2 * t + i % 2] = c[tile][i];
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) parts[warp][8 * half + g][8 * tile + 2 * t + i] = c[half / 2][tile][2 * (half % 2) + i];
     __syncthreads();
     for (u32 i = threadIdx.x; i < shape.rows * 8 * TILES; i += WARPS * 32) {
         const u32 row = i / (8 * TILES), column = i % (8 * TILES), n = first + column;

@@ -1,4 +1,4 @@
-//! Launches `kernels/cuda/matmul_few.cu`: products of up to 16 rows, which read the weights at the memory's speed.
+//! Launches `kernels/cuda/matmul_few.cu`: products of few rows, which read the weights at the memory's speed.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -7,8 +7,10 @@ use super::matmul::Product;
 use super::special::{LOWEST, Special};
 use crate::ops::{DType, Epilogue};
 
-/// Rows of `x` at most.
+/// Rows of `x` from which on cuBLASLt is faster; it is later for matrices of so few rows that it cannot fill the device.
 const MOST_ROWS: usize = 16;
+const MOST_ROWS_OF_SMALL: usize = 32;
+const SMALL: usize = 2048;
 /// Rows of `x` that share a half of a matrix operand.
 const HALF: usize = 8;
 /// Rows of `w` in a tile.
@@ -32,7 +34,7 @@ const fn config(warps: usize, halves: usize, tiles: usize, depth: usize) -> Conf
 
 impl Config {
     /// Those that were the fastest on an H200 for some shape of Llama-8B or Qwen3-0.6B.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         config(4, 1, 2, 2),
         config(4, 2, 2, 4),
         config(8, 1, 1, 4),
@@ -43,6 +45,7 @@ impl Config {
         config(16, 2, 4, 2),
         config(16, 1, 2, 4),
         config(16, 2, 2, 4),
+        config(16, 4, 2, 2),
     ];
 
     /// The number of warps, on which the order of sums depends, follows from the matrix alone: a row's result does not depend on how many
@@ -51,8 +54,9 @@ impl Config {
     fn choose(rows: usize, n: usize, k: usize) -> Self {
         let one = rows <= HALF;
         match (n, k) {
-            (..=2048, _) if one => config(16, 1, 2, 4),
-            (..=2048, _) => config(16, 2, 2, 4),
+            (..=SMALL, _) if one => config(16, 1, 2, 4),
+            (..=SMALL, _) if rows <= 2 * HALF => config(16, 2, 2, 4),
+            (..=SMALL, _) => config(16, 4, 2, 2),
             (16384.., _) if one => config(4, 1, 2, 2),
             (16384.., _) => config(4, 2, 2, 4),
             (_, 8192..) if one => config(16, 1, 2, 2),
@@ -62,6 +66,11 @@ impl Config {
             _ if one => config(8, 1, 2, 4),
             _ => config(8, 2, 4, 2),
         }
+    }
+
+    /// Rows of `x` at most, for a matrix of `n` rows.
+    fn most_rows(n: usize) -> usize {
+        if n <= SMALL { MOST_ROWS_OF_SMALL } else { MOST_ROWS }
     }
 
     pub(crate) fn special(&self, dtype: DType) -> Special {
@@ -88,7 +97,7 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
         && w.dtype.size() == 2
         && x.dtype == w.dtype
         && (out.dtype == DType::F32 || out.dtype == w.dtype)
-        && x.rows <= MOST_ROWS
+        && x.rows <= Config::most_rows(w.rows)
         && w.cols % PIECE == 0;
     if !fits {
         return false;
@@ -114,7 +123,7 @@ mod tests {
     fn every_choice_is_compiled_ahead_and_warps_follow_from_the_matrix() {
         for n in [64, 1024, 2048, 4096, 6144, 14336, 28672, 128_256] {
             for k in [1024, 4096, 14336] {
-                let choices: Vec<Config> = (1..=MOST_ROWS).map(|rows| Config::choose(rows, n, k)).collect();
+                let choices: Vec<Config> = (1..=Config::most_rows(n)).map(|rows| Config::choose(rows, n, k)).collect();
                 assert!(choices.iter().all(|choice| Config::ALL.contains(choice)), "{n} x {k}");
                 assert!(choices.iter().all(|choice| choice.warps == choices[0].warps), "{n} x {k}");
                 for (rows, choice) in (1..).zip(&choices) {

@@ -148,16 +148,21 @@ pub(crate) fn rope_and_cache(
     let shared = rotary_dim * size_of::<f32>();
     let arguments = args![qkv.ptr, batch.pointers, layer, keys, values];
     if let Some(norms) = norms {
-        let shape = Shape { shared, ..Shape::rows(qkv.rows, (width / 8).min(512)) };
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
         let arguments = args![qkv.ptr, batch.pointers, layer, keys, values, norms];
         device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_normed", &[qkv.dtype]), shape, arguments);
     } else if takes_pieces(qkv.dtype, kv.shape.dtype, heads, rotary_dim) {
-        let shape = Shape { shared, ..Shape::rows(qkv.rows, (width / 8).min(512)) };
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
         device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_wide", &[qkv.dtype]), shape, arguments);
     } else {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, width.min(256)) };
         device.launch(Name::of("rope_and_cache", &[qkv.dtype, kv.shape.dtype]), shape, arguments);
     }
+}
+
+/// Threads of a row's block where they work on 16 bytes at a time: with few rows, all at once; with many, more blocks at a time.
+fn threads(rows: usize, width: usize) -> usize {
+    (width / 8).min(if rows > 512 { 256 } else { 512 })
 }
 
 /// Whether norms of heads can be done with their rotation.

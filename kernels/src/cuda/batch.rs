@@ -30,7 +30,7 @@ pub(crate) struct Pointers {
 
 /// Numbers sent to the device through pinned memory, without waiting for earlier ones to arrive.
 #[derive(Default)]
-struct Upload {
+pub(crate) struct Upload {
     slots: Vec<(Pinned, Event)>,
     next: usize,
     memory: Option<Memory>,
@@ -39,7 +39,7 @@ struct Upload {
 
 impl Upload {
     /// Makes room for `count` numbers; true if addresses changed.
-    fn reserve(&mut self, device: &mut Device, count: usize) -> bool {
+    pub(crate) fn reserve(&mut self, device: &mut Device, count: usize) -> bool {
         if count <= self.capacity {
             return false;
         }
@@ -56,12 +56,13 @@ impl Upload {
         true
     }
 
-    fn address(&self, offset: usize) -> CUdeviceptr {
+    /// Where the numbers from `offset` on lie.
+    pub(crate) fn address(&self, offset: usize) -> CUdeviceptr {
         self.memory.as_ref().map_or(0, |memory| memory.ptr + (offset * size_of::<u32>()) as u64)
     }
 
     /// Lets `fill` write the first `count` numbers and sends them.
-    fn send(&mut self, device: &mut Device, count: usize, fill: impl FnOnce(&mut [u32])) {
+    pub(crate) fn send(&mut self, device: &mut Device, count: usize, fill: impl FnOnce(&mut [u32])) {
         let to = self.address(0);
         self.next = (self.next + 1) % SLOTS;
         let Some((pinned, event)) = self.slots.get_mut(self.next) else { return };

@@ -1,64 +1,205 @@
-//! Choosing the greedy tokens, on the host so far: logits are read, and the next batch gets the tokens.
+//! Launches `kernels/cuda/choose.cu`: settings of slots travel once, a step sends its rows, and its results come when they are asked for.
 
 use std::collections::VecDeque;
 
-use crate::choose::{self, ChoiceRow, Sampled, Ticket};
+use cudarc::driver::sys::CUdeviceptr;
 
-/// The last token of every slot, and results nobody has taken yet.
+use super::acts::View;
+use super::batch::Upload;
+use super::choose_numbers::{CHOICE_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMBERS, SPLITS};
+use super::choose_numbers::{can_choose, read_row, write_row, write_settings};
+use super::context::{Event, Memory, Pinned};
+use super::device::{Device, Name, Shape, args};
+use crate::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket, slot_of};
+use crate::ops::DType;
+
+/// `struct Tables` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Tables {
+    choices: CUdeviceptr,
+    masks: CUdeviceptr,
+    biased: CUdeviceptr,
+    biases: CUdeviceptr,
+    counts: CUdeviceptr,
+    last: CUdeviceptr,
+    vocab: u32,
+    words: u32,
+}
+
+/// Where results of a step are written, and where they come to on the host.
+#[derive(Clone, Copy, Debug, Default)]
+struct Results {
+    best: CUdeviceptr,
+    tokens: CUdeviceptr,
+    details: CUdeviceptr,
+}
+
+/// What slots have on the device, and steps whose results nobody has taken.
 #[derive(Default)]
 pub(crate) struct Slots {
-    last: Vec<u32>,
-    chosen: VecDeque<(Ticket, Vec<Sampled>)>,
+    memory: Option<Memory>,
+    count: usize,
+    vocab: usize,
+    tables: Tables,
+    results: Results,
+    /// Log-probabilities that each slot wants.
+    wanted: Vec<Option<usize>>,
+    /// Settings that wait for the next step: their numbers, and where each slot's begin.
+    settings: Vec<u32>,
+    starts: Vec<u32>,
+    upload: Upload,
+    buffers: Vec<(Pinned, Event)>,
+    flights: VecDeque<Flight>,
     next: u64,
-    /// The batch's tokens, without entries that name slots.
-    tokens: Vec<u32>,
+}
+
+/// A step under way.
+struct Flight {
+    ticket: Ticket,
+    /// Of each row.
+    wanted: Vec<Option<usize>>,
 }
 
 impl Slots {
-    pub(crate) fn set_count(&mut self, count: usize) {
-        self.last.clear();
-        self.last.resize(count, 0);
-        self.chosen.clear();
+    pub(crate) fn set_count(&mut self, device: &mut Device, count: usize, vocab: usize) {
+        self.flights.clear();
+        self.settings.clear();
+        self.starts.clear();
+        self.wanted.clear();
+        self.wanted.resize(count, None);
+        if count <= self.count && vocab == self.vocab {
+            return;
+        }
+        device.synchronize();
+        self.memory = None;
+        self.buffers.clear();
+        (self.count, self.vocab) = (count, vocab);
+        let words = vocab.div_ceil(32);
+        let sizes = [
+            count * CHOICE_BYTES,
+            count * 2 * words * 4,
+            count * words * 4,
+            count * MOST_BIASES * 8,
+            count * vocab * 2,
+            count * 4,
+            count * SPLITS * 8,
+            count * 4,
+            count * DETAILS_NUMBERS * 4,
+        ];
+        let bytes = sizes.iter().map(|size| size.next_multiple_of(256)).sum();
+        self.memory = device.allocate(bytes, "the choice of tokens");
+        let mut at = self.memory.as_ref().map_or(0, |memory| memory.ptr);
+        let places = sizes.map(|size| {
+            let place = at;
+            at += size.next_multiple_of(256) as u64;
+            place
+        });
+        let [choices, masks, biased, biases, counts, last, best, tokens, details] = places;
+        let (vocab, words) = (vocab as u32, words as u32);
+        self.tables = Tables { choices, masks, biased, biases, counts, last, vocab, words };
+        self.results = Results { best, tokens, details };
+        for _ in 0..STEPS_IN_FLIGHT {
+            let (pinned, event) = (device.pin(count * (1 + DETAILS_NUMBERS) * 4), device.event());
+            self.buffers.extend(pinned.zip(event));
+        }
     }
 
-    /// Puts tokens in the place of entries that name slots.
-    pub(crate) fn resolve(&mut self, tokens: &[u32]) -> &[u32] {
-        self.tokens.clear();
-        let token = |&entry: &u32| choose::slot_of(entry).map_or(entry, |slot| self.last[slot as usize]);
-        self.tokens.extend(tokens.iter().map(token));
-        &self.tokens
+    pub(crate) fn can_choose(&self, choice: &Choice) -> bool {
+        can_choose(choice, self.vocab)
     }
 
-    /// `logits` has rows of `width`; after a fault it may have none.
-    pub(crate) fn choose(&mut self, logits: &[f32], width: usize, rows: &[ChoiceRow]) -> Ticket {
+    pub(crate) fn set(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
+        assert!(self.can_choose(choice), "a choice that was not agreed on: {choice:?}");
+        self.wanted[slot as usize] = choice.logprobs;
+        self.starts.push(self.settings.len() as u32);
+        write_settings(slot, choice, counts, self.vocab, &mut self.settings);
+    }
+
+    /// Puts tokens in the place of a batch's entries that name slots; `on_device` is where they lie.
+    pub(crate) fn resolve(&self, device: &mut Device, entries: &[u32], on_device: CUdeviceptr) {
+        if entries.iter().any(|&entry| slot_of(entry).is_some()) {
+            let name = Name::in_file("choose", "choose_inputs", &[]);
+            let (rows, last) = (entries.len() as u32, self.tables.last);
+            device.launch(name, Shape::elements(entries.len()), args![on_device, last, rows]);
+        }
+    }
+
+    pub(crate) fn choose(&mut self, device: &mut Device, logits: Option<View>, rows: &[ChoiceRow]) -> Ticket {
+        assert!(self.flights.len() < STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
+        assert!(rows.len() <= self.count, "{} rows for {} slots", rows.len(), self.count);
+        let data = self.send(device, rows);
+        if let Some(logits) = logits {
+            assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
+            assert!(rows.iter().all(|row| (row.row as usize) < logits.rows), "rows of {} rows of logits", logits.rows);
+            let (tables, Results { best, tokens, details }) = (self.tables, self.results);
+            let name = Name::in_file("choose", "choose_best", &[]);
+            let shape = Shape { grid: [SPLITS, rows.len()], block: 256, shared: 0 };
+            device.launch(name, shape, args![tables, data, logits.ptr, best]);
+            let shape = Shape { grid: [rows.len(), 1], block: 1024, shared: 0 };
+            device.launch(Name::of("choose", &[]), shape, args![tables, data, logits.ptr, best, tokens, details]);
+        }
         let ticket = Ticket(self.next);
         self.next += 1;
-        let mut chosen = Vec::with_capacity(rows.len());
-        for row in rows {
-            let logits = logits.get(row.row as usize * width..).and_then(|rest| rest.get(..width)).unwrap_or(&[]);
-            let token = best(logits);
-            self.last[row.slot as usize] = token;
-            chosen.push(Sampled { token, logprobs: None });
-        }
-        self.chosen.push_back((ticket, chosen));
-        assert!(self.chosen.len() <= choose::STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
+        let wanted: Vec<_> = rows.iter().map(|row| self.wanted[row.slot as usize]).collect();
+        self.fetch(device, ticket, &wanted);
+        self.flights.push_back(Flight { ticket, wanted });
         ticket
     }
 
-    pub(crate) fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
-        let (oldest, mut chosen) = self.chosen.pop_front().expect("a step under way");
+    /// Whether a step's results are on the host. After a fault they are as much there as they will ever be.
+    pub(crate) fn is_done(&self, device: &Device, ticket: Ticket) -> bool {
+        device.fault().is_some() || self.buffers.get(buffer_of(ticket)).is_none_or(|(_, event)| event.is_done())
+    }
+
+    pub(crate) fn take(&mut self, device: &mut Device, ticket: Ticket, out: &mut Vec<Sampled>) {
+        let Flight { ticket: oldest, wanted } = self.flights.pop_front().expect("a step under way");
         assert_eq!(oldest, ticket, "results are taken in the order of their steps");
-        out.append(&mut chosen);
+        let Some((pinned, event)) = self.buffers.get(buffer_of(ticket)) else { return };
+        device.attempt(|| "a step".to_owned(), |_| event.wait());
+        let numbers: &[u32] = pinned.slice(self.count * (1 + DETAILS_NUMBERS));
+        let (tokens, details) = numbers.split_at(self.count);
+        let rows = tokens.iter().zip(details.chunks_exact(DETAILS_NUMBERS)).zip(wanted);
+        out.extend(rows.map(|((token, details), top)| read_row(*token, details, top, self.vocab)));
+    }
+
+    /// Sends the rows, and with them the settings that wait; returns where the rows lie.
+    fn send(&mut self, device: &mut Device, rows: &[ChoiceRow]) -> CUdeviceptr {
+        let (first_start, first_setting) = (rows.len() * ROW_NUMBERS, rows.len() * ROW_NUMBERS + self.starts.len());
+        let total = first_setting + self.settings.len();
+        self.upload.reserve(device, total.next_power_of_two().max(1 << 12));
+        let (starts, settings) = (&self.starts, &self.settings);
+        self.upload.send(device, total, |numbers| {
+            let (to, rest) = numbers.split_at_mut(first_start);
+            to.chunks_exact_mut(ROW_NUMBERS).zip(rows).for_each(|(to, row)| write_row(row, to));
+            let (to, rest) = rest.split_at_mut(starts.len());
+            to.iter_mut().zip(starts).for_each(|(to, start)| *to = starts.len() as u32 + start);
+            rest.copy_from_slice(settings);
+        });
+        let tables = self.tables;
+        if !self.starts.is_empty() {
+            let name = Name::in_file("choose", "choose_set", &[]);
+            let shape = Shape { grid: [self.starts.len(), 1], block: 256, shared: 0 };
+            device.launch(name, shape, args![tables, self.upload.address(first_start)]);
+        }
+        self.starts.clear();
+        self.settings.clear();
+        self.upload.address(0)
+    }
+
+    /// Queues the copy of a step's results to the host.
+    fn fetch(&mut self, device: &mut Device, ticket: Ticket, wanted: &[Option<usize>]) {
+        let Some((pinned, event)) = self.buffers.get_mut(buffer_of(ticket)) else { return };
+        let (rows, Results { tokens, details, .. }) = (wanted.len(), self.results);
+        device.fetch(tokens, pinned, 0, rows * 4);
+        if wanted.iter().any(Option::is_some) {
+            device.fetch(details, pinned, self.count * 4, rows * DETAILS_NUMBERS * 4);
+        }
+        device.attempt(|| "an event".to_owned(), |_| event.record());
     }
 }
 
-/// Index of the largest number, the lowest on ties; NaN is passed over, and 0 stands for a row without numbers above -inf.
-fn best(row: &[f32]) -> u32 {
-    let mut best = (f32::NEG_INFINITY, 0);
-    for (at, &x) in row.iter().enumerate() {
-        if x > best.0 {
-            best = (x, at);
-        }
-    }
-    best.1 as u32
+/// Steps take turns.
+fn buffer_of(ticket: Ticket) -> usize {
+    ticket.0 as usize % STEPS_IN_FLIGHT
 }

@@ -230,6 +230,12 @@ impl Event {
         unsafe { result::event::record(self.event, self.context.stream) }
     }
 
+    /// Whether waiting would return at once, be it with an error.
+    pub(crate) fn is_done(&self) -> bool {
+        // SAFETY: the event is alive.
+        unsafe { sys::cuEventQuery(self.event) != sys::cudaError_enum::CUDA_ERROR_NOT_READY }
+    }
+
     pub(crate) fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
         unsafe { result::event::synchronize(self.event) }

@@ -184,6 +184,22 @@ impl Device {
         self.synchronize();
     }
 
+    /// Queues a copy to pinned host memory, `at` bytes from its beginning; what comes is there once the stream has got so far.
+    pub(crate) fn fetch(&mut self, from: sys::CUdeviceptr, to: &mut Pinned, at: usize, bytes: usize) {
+        assert!(at + bytes <= to.bytes);
+        if bytes == 0 {
+            return;
+        }
+        self.attempt(
+            || "a copy from the device".to_owned(),
+            // SAFETY: there is room (checked), and `bytes` bytes at `from` (the caller's).
+            |context| unsafe {
+                let to = to.slice_mut::<u8>(at + bytes)[at..].as_mut_ptr().cast();
+                sys::cuMemcpyDtoHAsync_v2(to, from, bytes, context.stream).result()
+            },
+        );
+    }
+
     /// Queues a copy inside the device's memory.
     pub(crate) fn copy(&mut self, from: sys::CUdeviceptr, to: sys::CUdeviceptr, bytes: usize) {
         self.attempt(

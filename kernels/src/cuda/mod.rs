@@ -13,6 +13,7 @@ mod batch;
 mod blas;
 mod cache;
 mod choose;
+mod choose_numbers;
 mod context;
 mod device;
 mod elementwise;
@@ -225,8 +226,8 @@ impl Backend for CudaBackend {
     fn begin(&mut self, batch: ops::Batch<'_>) {
         self.device.bind();
         self.settle();
-        let tokens = self.slots.resolve(batch.tokens);
-        self.batch.set(&mut self.device, ops::Batch { tokens, ..batch });
+        self.batch.set(&mut self.device, batch);
+        self.slots.resolve(&mut self.device, batch.tokens, self.batch.pointers.tokens);
         self.acts.begin(self.batch.rows());
     }
 
@@ -412,30 +413,33 @@ impl Backend for CudaBackend {
         self.acts.write(&mut self.device, x)
     }
 
-    fn set_slots(&mut self, count: usize, _vocab: usize) {
-        self.slots.set_count(count);
+    fn set_slots(&mut self, count: usize, vocab: usize) {
+        self.device.bind();
+        self.slots.set_count(&mut self.device, count, vocab);
     }
 
     fn can_choose(&self, choice: &Choice) -> bool {
-        *choice == Choice::default()
+        self.slots.can_choose(choice)
     }
 
-    fn set_slot(&mut self, _slot: u32, choice: &Choice, _counts: &[(u32, u32)]) {
-        assert!(*choice == Choice::default(), "a choice that was not agreed on: {choice:?}");
+    fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
+        self.slots.set(slot, choice, counts);
     }
 
     fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
         self.device.bind();
-        let width = self.acts.view(logits).width;
-        let logits = if rows.is_empty() { &[] } else { self.acts.read(&mut self.device, logits) };
-        self.slots.choose(logits, width, rows)
+        self.settle();
+        let logits = (!rows.is_empty()).then(|| self.acts.view(logits));
+        self.slots.choose(&mut self.device, logits, rows)
     }
 
-    fn is_done(&mut self, _ticket: Ticket) -> bool {
-        true
+    fn is_done(&mut self, ticket: Ticket) -> bool {
+        self.device.bind();
+        self.slots.is_done(&self.device, ticket)
     }
 
     fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
-        self.slots.take(ticket, out);
+        self.device.bind();
+        self.slots.take(&mut self.device, ticket, out);
     }
 }

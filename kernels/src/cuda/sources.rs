@@ -24,6 +24,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "add"
     "attention"
     "cast"
+    "choose"
     "embed"
     "gated"
     "gather"

@@ -204,3 +204,49 @@ fn a_step_without_choices_gives_none() {
         assert_eq!(take(&mut *backend, act, &[]), []);
     }
 }
+
+/// `cargo test --release -p kernels --test conformance choose::time -- --ignored --nocapture`
+#[test]
+#[ignore = "prints times, asserts nothing"]
+fn time_of_a_step() {
+    const VOCAB: usize = 151_936;
+    const STEPS: u32 = 50;
+    let drawn = Sampling { temperature: 0.8, ..Sampling::default() };
+    let cases = [
+        ("greedy", Sampling::default()),
+        ("temperature", drawn.clone()),
+        ("top_k 20, top_p 0.95", Sampling { top_k: 20, top_p: 0.95, ..drawn.clone() }),
+        ("top_p 0.95", Sampling { top_p: 0.95, ..drawn.clone() }),
+        ("flat, top_p 0.95", Sampling { temperature: 50.0, top_p: 0.95, ..Sampling::default() }),
+        ("penalties", Sampling { repetition_penalty: 1.1, frequency_penalty: 0.1, ..drawn }),
+        ("20 logprobs", Sampling { logprobs: Some(20), ..Sampling::default() }),
+    ];
+    for mut backend in backends() {
+        for rows in [1, 64, 256] {
+            let logits: Vec<f32> = Random(5).values(rows * VOCAB).iter().map(|x| x * 6.0).collect();
+            let act = filled(&mut *backend, VOCAB, &logits);
+            backend.set_slots(rows, VOCAB);
+            for (name, sampling) in &cases {
+                let sequence = Reference::new(sampling, 1, (0..100).collect(), 50);
+                let choice = sequence.plan.choice().expect("the host's alone");
+                if !backend.can_choose(&choice) {
+                    continue;
+                }
+                let counts: Vec<(u32, u32)> = sequence.history.counts().collect();
+                (0..rows as u32).for_each(|slot| backend.set_slot(slot, &choice, &counts));
+                let asked: Vec<ChoiceRow> = (0..rows as u32).map(|row| sequence.row(row, row)).collect();
+                let mut taken = take(&mut *backend, act, &asked);
+                // Two steps under way, as a worker has them.
+                let start = std::time::Instant::now();
+                let mut ahead = backend.choose(act, &asked);
+                for _ in 1..STEPS {
+                    let next = backend.choose(act, &asked);
+                    backend.take(ahead, &mut taken);
+                    ahead = next;
+                }
+                backend.take(ahead, &mut taken);
+                println!("{}: {rows} rows, {name}: {:?}", backend.describe(), start.elapsed() / STEPS);
+            }
+        }
+    }
+}

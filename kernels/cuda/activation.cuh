@@ -2,7 +2,7 @@
 #pragma once
 #include "quire.cuh"
 
-enum Function : u32 { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLAMPED_SWIGLU };
+enum Function : u32 { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLAMPED_SWIGLU, SIGMOID };
 
 // kernels/src/cuda/elementwise.rs has its twin.
 struct Activation {
@@ -24,6 +24,7 @@ DEVICE f32 activated(Activation activation, f32 x) {
         f32 positive = fmaxf(x, 0.0f);
         return positive * positive;
     }
+    case SIGMOID: return sigmoid(x);
     default: {
         // Written so that NaN stays NaN.
         f32 bounded = x > activation.limit ? activation.limit : x;

@@ -101,10 +101,16 @@ fn attention(isa: Isa, threads: usize) {
             let blocks: Vec<u32> = (0..(sequences * per_sequence) as u32).collect();
             for (from, count) in [(0, start), (start, rows)].into_iter().filter(|(_, count)| *count > 0) {
                 let zeros = vec![0; sequences * count];
-                let tables = blocks.chunks(per_sequence).enumerate();
-                let parts: Vec<Sequence<'_>> = tables
-                    .map(|(index, blocks)| Sequence { first_row: index * count, num_rows: count, start: from, blocks })
-                    .collect();
+                let tables: Vec<[Vec<u32>; 1]> = blocks.chunks(per_sequence).map(|blocks| [blocks.to_vec()]).collect();
+                let part = |(slot, tables): (usize, _)| Sequence {
+                    first_row: slot * count,
+                    num_rows: count,
+                    start: from,
+                    tables,
+                    slot,
+                };
+                let parts: Vec<Sequence<'_>> =
+                    tables.iter().enumerate().map(|(slot, tables)| part((slot, tables.as_slice()))).collect();
                 backend.begin(Batch { tokens: &zeros, positions: &zeros, sequences: &parts });
                 backend.host_mut(qkv).iter_mut().enumerate().for_each(|(i, x)| *x = (i % 97) as f32 / 97.0 - 0.5);
                 backend.rope_and_cache(qkv, heads, None, kv);

@@ -93,10 +93,10 @@ impl Bench {
             first += count;
         }
         let mut first_row = 0;
-        let parts: Vec<Sequence<'_>> = (sequences.iter().zip(&tables))
-            .map(|((start, num_rows), blocks)| {
+        let parts: Vec<Sequence<'_>> = (sequences.iter().zip(tables.chunks(1)).enumerate())
+            .map(|(slot, ((start, num_rows), tables))| {
                 first_row += num_rows;
-                Sequence { first_row: first_row - num_rows, num_rows: *num_rows, start: *start, blocks }
+                Sequence { first_row: first_row - num_rows, num_rows: *num_rows, start: *start, tables, slot }
             })
             .collect();
         self.backend.begin(Batch { tokens: &vec![0; rows], positions: &positions, sequences: &parts });

@@ -119,7 +119,7 @@ impl Model {
         let b = &mut self.backend;
         let tokens: Vec<u32> = (0..rows as u32).map(|i| i * 7 % 1000).collect();
         let positions: Vec<u32> = (start..start + rows).map(|position| position as u32).collect();
-        let sequences = [Sequence { first_row: 0, num_rows: rows, start, blocks }];
+        let sequences = [Sequence { first_row: 0, num_rows: rows, start, tables: &[blocks.to_vec()], slot: 0 }];
         b.begin(Batch { tokens: &tokens, positions: &positions, sequences: &sequences });
         b.embed(self.embedding, 0, 1.0, x);
         let attention =

@@ -4,7 +4,10 @@
 //! Handles are plain numbers that only the backend that gave them understands, so nothing above this file owns device memory.
 //! Shapes are checked by the backend; a mismatch is a bug above it and panics with both shapes.
 
+mod recurrent;
+
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
+pub use recurrent::{Cols, Conv, DeltaInput, DeltaRule, Scan, ScanInput, State};
 
 /// Element type of stored weights and of the KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -60,9 +63,15 @@ pub struct MatrixGroup(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertChoice(pub u32);
 
-/// One layer's paged K and V.
+/// Paged K and V, and which of a sequence's block tables leads into it. Layers with different tables may share one memory, since no two
+/// tables name the same block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KvLayer(pub u32);
+pub struct KvLayer {
+    /// The memory; [`Backend::new_kv`] gives it.
+    pub memory: u32,
+    /// Index into [`Sequence::tables`].
+    pub table: u32,
+}
 
 /// A matrix as it lies in a file or buffer: row-major `[rows, cols]`, little-endian.
 #[derive(Clone, Copy)]
@@ -116,8 +125,11 @@ pub struct Sequence<'a> {
     pub num_rows: usize,
     /// Position of the first row: tokens already in the cache.
     pub start: usize,
-    /// Physical blocks; entry `i` holds positions `i * block_size ..`.
-    pub blocks: &'a [u32],
+    /// Block tables, one a group of layers: entry `i` of each is the physical block that holds positions `i * block_size ..`. An entry
+    /// that lies wholly behind a layer's window may be any block; nobody looks there.
+    pub tables: &'a [Vec<u32>],
+    /// Its row in every [`State`]; sequences of one batch differ in it. Means nothing to models without states.
+    pub slot: usize,
 }
 
 /// Normalisation over the width of a row.
@@ -207,6 +219,8 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2`.
     ReluSquared,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
     /// `y * sigmoid(1.702 y)` with `y = min(x, limit)`; where it gates, the other half counts as `clamp(up, -limit, limit) + 1` (gpt-oss).
     ClampedSwiGlu {
         /// Bound.
@@ -320,9 +334,11 @@ pub trait Backend: Send {
         let _ = precision;
         self.new_act(max_rows, width)
     }
-    /// Allocates one layer's KV memory, once.
+    /// Allocates KV memory, once; it answers with table 0.
     fn new_kv(&mut self, shape: KvShape) -> KvLayer;
-    /// Copies whole blocks within a layer: `from[i]` to `to[i]`.
+    /// Allocates one layer's recurrent states: `slots` rows of `len` f32.
+    fn new_state(&mut self, slots: usize, len: usize) -> State;
+    /// Copies whole blocks within a memory: `from[i]` to `to[i]`.
     fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]);
 
     /// Starts a step: rows of all later operations are this batch's tokens.
@@ -344,6 +360,14 @@ pub trait Backend: Send {
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act);
     /// `x = activation(x)`.
     fn activate(&mut self, x: Act, activation: Activation);
+    /// `x *= activation(gate)`, with as many columns of `gate` as `x` has.
+    fn gate(&mut self, x: Act, gate: Cols, activation: Activation);
+    /// Convolves `conv.channels` columns of `x` along each sequence, into the whole of `out`; see [`Conv`].
+    fn causal_conv(&mut self, x: Cols, conv: Conv, out: Act);
+    /// See [`Scan`]; `out` is `[rows, heads * head_dim]`.
+    fn selective_scan(&mut self, input: ScanInput, scan: Scan, out: Act);
+    /// See [`DeltaRule`]; `out` is `[rows, value_heads * value_dim]`.
+    fn delta_rule(&mut self, input: DeltaInput, rule: DeltaRule, out: Act);
     /// Rotates q and k of `qkv` (`[q | k | v]` in each row; `rope` absent: no rotation) in place, and writes k and v to the cache.
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer);
     /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`. With a bf16 cache the

@@ -112,13 +112,16 @@ impl Args {
     /// The core's settings for a group: these flags, within what its workers offer.
     pub(crate) fn core_config(&self, formed: &Formed) -> Config {
         let ready = &formed.ready;
-        let kv_tokens = formed.num_blocks.saturating_mul(ready.block_size);
         let wanted = self.max_model_len.unwrap_or(ready.max_model_len).min(ready.max_model_len);
-        Config {
+        let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
+        let recurrent = ready.state_bytes > 0;
+        let config = Config {
             block_size: ready.block_size,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens.max(self.max_num_seqs),
-            max_model_len: wanted.min(kv_tokens),
+            max_model_len: wanted,
+            windows: if ready.cache_groups.is_empty() { vec![None] } else { windows },
+            recurrent,
             long_prefill_token_threshold: self.long_prefill_token_threshold,
             max_prefill_tokens_beside_decodes: if self.enable_chunked_prefill {
                 self.max_prefill_tokens_beside_decodes
@@ -126,7 +129,7 @@ impl Args {
                 0
             },
             enable_chunked_prefill: self.enable_chunked_prefill,
-            enable_prefix_caching: self.enable_prefix_caching,
+            enable_prefix_caching: self.enable_prefix_caching && !recurrent,
             policy: match self.scheduling_policy {
                 Policy::Fcfs => sched_core::Policy::Fcfs,
                 Policy::Priority => sched_core::Policy::Priority,
@@ -139,6 +142,16 @@ impl Args {
             vocab_size: ready.vocab_size,
             max_choices: self.max_num_seqs,
             seed: self.seed,
+        };
+        Config { max_model_len: wanted.min(config.positions_in(formed.num_blocks)), ..config }
+    }
+
+    /// Why there is no prefix cache, if there is none.
+    pub(crate) fn prefix_cache_off(&self, config: &Config) -> Option<&'static str> {
+        match (self.enable_prefix_caching, config.recurrent) {
+            (false, _) => Some("switched off"),
+            (true, true) => Some("the model has a recurrent state, which is not in the blocks of a prefix"),
+            (true, false) => None,
         }
     }
 
@@ -153,6 +166,7 @@ impl Args {
             max_num_seqs: config.max_num_seqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
             eos_token_ids: config.eos_token_ids.clone(),
+            prefix_cache_off: self.prefix_cache_off(config).unwrap_or_default().into(),
             ..ModelInfo::default()
         }
     }

@@ -16,6 +16,8 @@ use proto::{StepPlan, StepResult};
 use sched_core::{Config, FinishedChoice, QueueBound, Refusal, Stats};
 use service_kit::metrics::Metrics;
 
+use crate::group::Formed;
+
 type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Seconds, for all request-phase histograms (vLLM's buckets).
@@ -38,6 +40,16 @@ struct CacheConfig {
     num_gpu_blocks: u32,
     enable_prefix_caching: String,
     max_model_len: u32,
+    /// Why there is no prefix cache; empty when there is one.
+    prefix_cache_off: &'static str,
+}
+
+#[derive(Clone, Hash, PartialEq, Eq, Debug, EncodeLabelSet)]
+struct CacheGroup {
+    group: u32,
+    layers: u32,
+    /// Tokens that the group keeps; 0: all.
+    window: u32,
 }
 
 /// All of them, ready to be set.
@@ -47,6 +59,8 @@ pub(crate) struct EngineMetrics {
     waiting_by_reason: Family<Reason, Gauge>,
     kv_usage: FloatGauge,
     cache_config: Family<CacheConfig, Gauge>,
+    cache_groups: Family<CacheGroup, Gauge>,
+    state_bytes: Gauge,
     prefix_queries: Counter,
     prefix_hits: Counter,
     preemptions: Counter,
@@ -76,6 +90,8 @@ impl EngineMetrics {
             waiting_by_reason: Family::default(),
             kv_usage: Gauge::default(),
             cache_config: Family::default(),
+            cache_groups: Family::default(),
+            state_bytes: Gauge::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
             preemptions: Counter::default(),
@@ -111,6 +127,16 @@ impl EngineMetrics {
         );
         r.register("vllm:kv_cache_usage_perc", "KV cache in use, 1 is all of it", self.kv_usage.clone());
         r.register("vllm:cache_config_info", "The KV cache's settings", self.cache_config.clone());
+        r.register(
+            "quire:kv_bytes_per_token",
+            "Bytes of a kept token, by group of layers, on each rank",
+            self.cache_groups.clone(),
+        );
+        r.register(
+            "quire:state_bytes_per_sequence",
+            "Bytes of recurrent state of a sequence, on each rank",
+            self.state_bytes.clone(),
+        );
         r.register("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", self.prefix_queries.clone());
         r.register("vllm:prefix_cache_hits", "Tokens found in the prefix cache", self.prefix_hits.clone());
         r.register("vllm:num_preemptions", "Preemptions", self.preemptions.clone());
@@ -195,13 +221,20 @@ impl EngineMetrics {
     }
 
     /// A group formed with this cache.
-    pub(crate) fn cache_config(&self, config: &Config, num_blocks: u32) {
+    pub(crate) fn cache_config(&self, config: &Config, formed: &Formed, prefix_cache_off: Option<&'static str>) {
+        self.cache_groups.clear();
+        for (number, group) in formed.ready.cache_groups.iter().enumerate() {
+            let labels = CacheGroup { group: number as u32, layers: group.layers, window: group.window };
+            self.cache_groups.get_or_create(&labels).set(group.bytes_per_token as i64);
+        }
+        self.state_bytes.set(formed.ready.state_bytes as i64);
         self.cache_config.clear();
         let labels = CacheConfig {
             block_size: config.block_size,
-            num_gpu_blocks: num_blocks,
+            num_gpu_blocks: formed.num_blocks,
             enable_prefix_caching: if config.enable_prefix_caching { "True" } else { "False" }.into(),
             max_model_len: config.max_model_len,
+            prefix_cache_off: prefix_cache_off.unwrap_or_default(),
         };
         self.cache_config.get_or_create(&labels).set(1);
     }

@@ -241,9 +241,12 @@ impl Engine {
             blocks = formed.num_blocks,
             block_size = config.block_size,
             max_model_len = config.max_model_len,
-            kv_tokens = u64::from(formed.num_blocks) * u64::from(config.block_size),
+            kv_tokens = config.positions_in(formed.num_blocks),
             "KV cache"
         );
+        if let Some(reason) = self.args.prefix_cache_off(&config) {
+            info!(reason, "no prefix cache");
+        }
         if self.core.is_none() {
             self.core = Some(Scheduler::new(config.clone()).context("these settings cannot work")?);
         }
@@ -251,7 +254,7 @@ impl Engine {
             core.group_formed(Epoch(formed.epoch), formed.num_blocks, now_us());
         }
         self.published.set_model(Some(self.args.model_info(&config, formed)));
-        self.metrics.cache_config(&config, formed.num_blocks);
+        self.metrics.cache_config(&config, formed, self.args.prefix_cache_off(&config));
         self.say_readiness();
         Ok(())
     }

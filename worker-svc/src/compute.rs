@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, anyhow};
 use collectives::{AbortHandle, Collective, Place, SharedMemory, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions, available_memory};
-use models::Model;
+use models::{Memory, Model};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use tokio::sync::mpsc;
 
@@ -78,7 +78,7 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
     let (mut model, ready) = load(args, replies)?;
     let num_blocks = ready.num_blocks;
-    let end_tokens = ready.eos_token_ids.clone();
+    let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
     say(replies, Reply::Ready(Box::new(ready)))?;
     let mut next = jobs.recv().ok();
     // Each round is one epoch; it ends with the job that forms the next one.
@@ -86,7 +86,7 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
         next = match job {
             Job::Step(_) => jobs.recv().ok(),
             Job::Form(form, abort) => {
-                let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), end_tokens.clone());
+                let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), groups, end_tokens.clone());
                 epoch(args, &mut model, slots, (form, abort), jobs, replies)?
             }
         };
@@ -194,10 +194,14 @@ fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, Wo
     let spec = model.spec();
     let eos_token_ids = spec.eos_token_ids.clone();
     let (vocab_size, context_len) = (spec.vocab_size as u32, spec.context_len as u32);
-    let kv_bytes_per_token = model.kv_bytes_per_token();
-    let facts = memory::Facts { kv_bytes_per_token, context_len, available: available_memory() };
+    let cache = model.cache();
+    let facts = memory::Facts { cache: &cache, context_len, available: available_memory() };
     let num_blocks = memory::num_blocks(args, facts)?;
-    model.allocate_kv(num_blocks as usize, args.block_size as usize);
+    model.allocate(Memory {
+        num_blocks: num_blocks as usize,
+        block_size: args.block_size as usize,
+        max_sequences: args.max_num_seqs as usize,
+    });
     let ready = WorkerReady {
         rank: args.rank,
         world_size: args.tensor_parallel_size,
@@ -205,13 +209,25 @@ fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, Wo
         dtype: dtype_name(args, &model).into(),
         block_size: args.block_size,
         num_blocks,
-        kv_bytes_per_token,
+        kv_bytes_per_token: cache.groups.iter().map(|group| group.bytes_per_token).sum(),
         vocab_size,
         max_model_len: context_len,
         weight_bytes: model.weight_bytes(),
         eos_token_ids,
+        cache_groups: cache.groups.iter().map(cache_group).collect(),
+        state_bytes: cache.state_bytes,
+        cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
+            + u64::from(args.max_num_seqs) * cache.state_bytes,
     };
     Ok((model, ready))
+}
+
+fn cache_group(group: &models::CacheGroup) -> proto::CacheGroup {
+    proto::CacheGroup {
+        layers: group.layers as u32,
+        window: group.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+        bytes_per_token: group.bytes_per_token,
+    }
 }
 
 fn dtype_name(args: &Args, model: &Model) -> &'static str {

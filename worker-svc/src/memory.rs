@@ -1,5 +1,7 @@
 //! How many KV blocks fit, decided once at start so that memory is never found missing later.
 
+use models::CacheLayout;
+
 use crate::config::{Args, MaxModelLen};
 
 /// KV memory a CPU worker takes at most when nothing else is said, bytes (vLLM's default for its CPU backend).
@@ -9,61 +11,90 @@ const FREE_BLOCKS: u64 = 1 << 20;
 
 /// What the sizing goes by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
-    /// Bytes of this rank's K and V of one token; 0 when the model has none.
-    pub kv_bytes_per_token: u64,
+pub(crate) struct Facts<'a> {
+    /// What the model keeps of past tokens on this rank.
+    pub cache: &'a CacheLayout,
     /// Longest sequence of the model.
     pub context_len: u32,
     /// Memory that a new workload could take now, bytes; absent where it cannot be read.
     pub available: Option<u64>,
 }
 
-/// Not even one sequence fits.
+/// What a model keeps does not fit.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[error(
-    "the KV cache has room for {fits} tokens ({budget_mib} MiB), but one sequence of {wanted} tokens needs {needed_mib} MiB; \
-     start with --max-model-len {fits} or --max-model-len auto, or give it more memory with --kv-cache-memory-bytes"
-)]
-pub(crate) struct TooSmall {
-    fits: u64,
-    budget_mib: u64,
-    wanted: u64,
-    needed_mib: u64,
+pub(crate) enum TooSmall {
+    /// Not even one sequence.
+    #[error(
+        "the KV cache has room for {fits} tokens ({budget_mib} MiB), but one sequence of {wanted} tokens needs {needed_mib} MiB; \
+         start with --max-model-len {fits} or --max-model-len auto, or give it more memory with --kv-cache-memory-bytes"
+    )]
+    Blocks { fits: u64, budget_mib: u64, wanted: u64, needed_mib: u64 },
+    /// The recurrent states alone.
+    #[error(
+        "recurrent states of {sequences} sequences need {needed_mib} MiB, but there are {budget_mib}; \
+         start with a smaller --max-num-seqs, or give it more memory with --kv-cache-memory-bytes"
+    )]
+    States { sequences: u32, needed_mib: u64, budget_mib: u64 },
 }
 
 /// Blocks of this worker's KV cache.
-pub(crate) fn num_blocks(args: &Args, facts: Facts) -> Result<u32, TooSmall> {
-    let block_size = u64::from(args.block_size);
-    let block_bytes = facts.kv_bytes_per_token * block_size;
+pub(crate) fn num_blocks(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
+    let block_bytes = facts.cache.place_bytes * u64::from(args.block_size);
+    let sizing = sizing(args, facts.cache);
     let longest = match args.max_model_len {
         Some(MaxModelLen::Tokens(tokens)) => tokens.min(facts.context_len),
         Some(MaxModelLen::Auto) | None => facts.context_len,
     };
+    let needed = sizing.blocks_for(longest);
+    let budget = || after_states(args, facts);
     let blocks = if let Some(blocks) = args.num_gpu_blocks_override {
         u64::from(blocks)
     } else if block_bytes == 0 {
+        budget()?;
         FREE_BLOCKS
-    } else if let Some(bytes) = args.kv_cache_memory_bytes {
-        bytes / block_bytes
+    } else if args.kv_cache_memory_bytes.is_some() {
+        budget()? / block_bytes
     } else {
         // More than all slots filled to the brim would only hold old prefixes.
-        let useful = u64::from(args.max_num_seqs) * u64::from(longest).div_ceil(block_size);
-        (default_budget(args, facts) / block_bytes).min(useful)
+        (budget()? / block_bytes).min(u64::from(args.max_num_seqs) * needed)
     };
-    let fits = blocks * block_size;
+    let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
     let must_fit = args.max_model_len != Some(MaxModelLen::Auto);
-    if fits == 0 || (must_fit && fits < u64::from(longest)) {
-        return Err(TooSmall {
-            fits,
-            budget_mib: (blocks * block_bytes) >> 20,
+    let fits = sizing.positions_in(blocks);
+    if fits == 0 || (must_fit && fits < longest) {
+        return Err(TooSmall::Blocks {
+            fits: fits.into(),
+            budget_mib: (u64::from(blocks) * block_bytes) >> 20,
             wanted: longest.into(),
-            needed_mib: (u64::from(longest) * facts.kv_bytes_per_token).div_ceil(1 << 20),
+            needed_mib: (needed * block_bytes).div_ceil(1 << 20),
         });
     }
-    Ok(u32::try_from(blocks).unwrap_or(u32::MAX))
+    Ok(blocks)
 }
 
-fn default_budget(args: &Args, facts: Facts) -> u64 {
+/// The scheduler's arithmetic of what a sequence holds, for the largest steps there may be.
+fn sizing(args: &Args, cache: &CacheLayout) -> sched_core::Config {
+    let window = |window: usize| u32::try_from(window).unwrap_or(u32::MAX);
+    sched_core::Config {
+        block_size: args.block_size,
+        max_num_batched_tokens: args.max_num_batched_tokens.max(args.max_num_seqs),
+        windows: cache.groups.iter().map(|group| group.window.map(window)).collect(),
+        ..sched_core::Config::default()
+    }
+}
+
+/// What is left for blocks once every sequence has its recurrent state.
+fn after_states(args: &Args, facts: Facts<'_>) -> Result<u64, TooSmall> {
+    let budget = args.kv_cache_memory_bytes.unwrap_or_else(|| default_budget(args, facts));
+    let states = facts.cache.state_bytes * u64::from(args.max_num_seqs);
+    budget.checked_sub(states).ok_or(TooSmall::States {
+        sequences: args.max_num_seqs,
+        needed_mib: states.div_ceil(1 << 20),
+        budget_mib: budget >> 20,
+    })
+}
+
+fn default_budget(args: &Args, facts: Facts<'_>) -> u64 {
     let share = facts.available.unwrap_or(CPU_DEFAULT) as f64 * args.gpu_memory_utilization;
     (share as u64 / u64::from(args.tensor_parallel_size)).min(CPU_DEFAULT)
 }
@@ -71,6 +102,7 @@ fn default_budget(args: &Args, facts: Facts) -> u64 {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use models::CacheGroup;
 
     use super::*;
 
@@ -80,35 +112,61 @@ mod tests {
         args: Args,
     }
 
-    fn blocks(flags: &[&str], facts: Facts) -> Result<u32, TooSmall> {
+    fn blocks(flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+        let facts = Facts { cache, context_len: 1000, available: Some(100 << 20) };
         num_blocks(&Cli::parse_from(required.iter().chain(flags)).args, facts)
     }
 
-    const FACTS: Facts = Facts { kv_bytes_per_token: 1024, context_len: 1000, available: Some(100 << 20) };
+    /// Groups of one window each, that keep so many bytes a token in turn.
+    fn cache(windows: &[Option<usize>], bytes_per_token: u64, state_bytes: u64) -> CacheLayout {
+        let group = |&window| CacheGroup { layers: 1, window, bytes_per_token };
+        CacheLayout { groups: windows.iter().map(group).collect(), place_bytes: bytes_per_token, state_bytes }
+    }
 
     #[test]
     fn the_budget_is_what_is_left_and_never_more_than_useful() {
-        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5"], FACTS), Ok(50 * 64));
-        assert_eq!(blocks(&["--max-num-seqs", "2"], FACTS), Ok(2 * 63));
-        assert_eq!(blocks(&["--kv-cache-memory-bytes", "16777216"], FACTS), Ok(1024));
-        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5", "--tensor-parallel-size", "2"], FACTS), Ok(25 * 64));
-        assert_eq!(blocks(&["--num-gpu-blocks-override", "70"], FACTS), Ok(70));
+        let cache = cache(&[None], 1024, 0);
+        let blocks = |flags: &[&str]| blocks(flags, &cache);
+        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5"]), Ok(50 * 64));
+        assert_eq!(blocks(&["--max-num-seqs", "2"]), Ok(2 * 63));
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "16777216"]), Ok(1024));
+        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5", "--tensor-parallel-size", "2"]), Ok(25 * 64));
+        assert_eq!(blocks(&["--num-gpu-blocks-override", "70"]), Ok(70));
+    }
+
+    #[test]
+    fn windows_need_no_more_than_they_cover() {
+        let flags = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64"];
+        // All of 1000 tokens; a window of 32 with two steps of 64; both.
+        assert_eq!(blocks(&flags, &cache(&[None], 1024, 0)), Ok(2 * 63));
+        assert_eq!(blocks(&flags, &cache(&[Some(32)], 1024, 0)), Ok(2 * 9));
+        assert_eq!(blocks(&flags, &cache(&[None, Some(32)], 1024, 0)), Ok(2 * (63 + 9)));
+    }
+
+    #[test]
+    fn states_come_first() {
+        let cache = cache(&[None], 1024, 1 << 20);
+        assert_eq!(blocks(&["--max-num-seqs", "4", "--kv-cache-memory-bytes", "5242880"], &cache), Ok(64));
+        let error = blocks(&["--max-num-seqs", "6", "--kv-cache-memory-bytes", "5242880"], &cache).unwrap_err();
+        assert_eq!(error, TooSmall::States { sequences: 6, needed_mib: 6, budget_mib: 5 });
+        assert!(error.to_string().contains("--max-num-seqs"), "{error}");
     }
 
     #[test]
     fn one_sequence_must_fit() {
-        let error = blocks(&["--kv-cache-memory-bytes", "524288"], FACTS).unwrap_err();
-        assert_eq!(error, TooSmall { fits: 512, budget_mib: 0, wanted: 1000, needed_mib: 1 });
+        let cache = cache(&[None], 1024, 0);
+        let blocks = |flags: &[&str]| blocks(flags, &cache);
+        let error = blocks(&["--kv-cache-memory-bytes", "524288"]).unwrap_err();
+        assert_eq!(error, TooSmall::Blocks { fits: 512, budget_mib: 0, wanted: 1000, needed_mib: 1 });
         assert!(error.to_string().contains("--max-model-len 512"), "{error}");
-        assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "auto"], FACTS), Ok(32));
-        assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "512"], FACTS), Ok(32));
-        assert!(blocks(&["--kv-cache-memory-bytes", "10", "--max-model-len", "auto"], FACTS).is_err());
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "auto"]), Ok(32));
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "512"]), Ok(32));
+        assert!(blocks(&["--kv-cache-memory-bytes", "10", "--max-model-len", "auto"]).is_err());
     }
 
     #[test]
     fn a_model_without_kv_has_blocks_for_nothing() {
-        let facts = Facts { kv_bytes_per_token: 0, ..FACTS };
-        assert_eq!(blocks(&[], facts), Ok(1 << 20));
+        assert_eq!(blocks(&[], &cache(&[None], 0, 0)), Ok(1 << 20));
     }
 }

@@ -28,16 +28,15 @@ impl WorkerMetrics {
             r.register("quire:worker_steps", "Steps executed", all.steps.clone());
             r.register("quire:worker_compute_seconds", "Time spent in steps", all.compute_seconds.clone());
             r.register("quire:worker_weight_bytes", "Weights in memory", all.weight_bytes.clone());
-            r.register("quire:worker_kv_bytes", "KV memory", all.kv_bytes.clone());
+            r.register("quire:worker_kv_bytes", "Memory for keys, values and recurrent states", all.kv_bytes.clone());
         });
         all
     }
 
     /// The model is loaded.
     pub(crate) fn ready(&self, ready: &WorkerReady) {
-        let tokens = u64::from(ready.num_blocks) * u64::from(ready.block_size);
         self.weight_bytes.set(ready.weight_bytes as i64);
-        self.kv_bytes.set((tokens * ready.kv_bytes_per_token) as i64);
+        self.kv_bytes.set(ready.cache_bytes as i64);
     }
 
     /// A step is done.

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn slots(prompt_logprobs: Option<i32>) -> Slots {
-        let mut slots = Slots::new(4, 10, vec![]);
+        let mut slots = Slots::new(4, 10, 1, vec![]);
         let added = (0..4).map(|slot| NewSequence {
             slot,
             tokens: vec![1; 10],

@@ -62,7 +62,7 @@ impl<'a> Rows<'a> {
         // Only the newest token can be unknown: `passes` has checked that.
         self.tokens.resize(first_row + num_rows, last_token(piece.slot));
         self.positions.extend(piece.start..piece.start + piece.len);
-        self.sequences.push(Sequence { first_row, num_rows, start, blocks: &slot.blocks });
+        self.sequences.push(Sequence { first_row, num_rows, start, tables: &slot.tables, slot: piece.slot as usize });
         let end = self.tokens.len() as u32;
         match piece.wanted {
             Wanted::Nothing => {}

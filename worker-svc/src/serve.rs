@@ -201,8 +201,19 @@ impl Worker {
             weights_mib = ready.weight_bytes >> 20,
             kv_blocks = ready.num_blocks,
             kv_bytes_per_token = ready.kv_bytes_per_token,
+            state_bytes_per_sequence = ready.state_bytes,
+            cache_mib = ready.cache_bytes >> 20,
             "model loaded"
         );
+        for (number, group) in ready.cache_groups.iter().enumerate().filter(|_| ready.cache_groups.len() > 1) {
+            info!(
+                number,
+                layers = group.layers,
+                bytes_per_token = group.bytes_per_token,
+                window = if group.window == 0 { "none".into() } else { group.window.to_string() },
+                "group of layers with their own KV blocks"
+            );
+        }
         self.metrics.ready(&ready);
         self.ready = Some(ready);
     }

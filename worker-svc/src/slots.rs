@@ -11,8 +11,8 @@ use crate::error::StepError;
 pub(crate) struct Slot {
     pub history: History,
     pub sampling: SamplingPlan,
-    /// Physical blocks, in order of positions.
-    pub blocks: Vec<u32>,
+    /// Physical blocks in order of positions, a table for each group of layers.
+    pub tables: Vec<Vec<u32>>,
     /// Log-probabilities wanted for prompt positions.
     pub prompt_logprobs: Option<usize>,
     /// The device chooses its tokens.
@@ -37,14 +37,16 @@ impl Slot {
 pub(crate) struct Slots {
     table: Vec<Option<Slot>>,
     num_blocks: u32,
+    /// Block tables of a sequence.
+    groups: usize,
     end_tokens: Vec<u32>,
     added: u64,
 }
 
 impl Slots {
     /// An empty table of a new epoch.
-    pub(crate) fn new(max_num_seqs: u32, num_blocks: u32, end_tokens: Vec<u32>) -> Self {
-        Self { table: (0..max_num_seqs).map(|_| None).collect(), num_blocks, end_tokens, added: 0 }
+    pub(crate) fn new(max_num_seqs: u32, num_blocks: u32, groups: usize, end_tokens: Vec<u32>) -> Self {
+        Self { table: (0..max_num_seqs).map(|_| None).collect(), num_blocks, groups, end_tokens, added: 0 }
     }
 
     /// How many there are.
@@ -75,9 +77,11 @@ impl Slots {
         if plan.new_block.len() != plan.new_block_slot.len() {
             return Err(malformed(step, "new_block and new_block_slot differ in length"));
         }
-        for (slot, block) in plan.new_block_slot.iter().zip(&plan.new_block) {
+        self.check_groups(step, &plan.new_block_group, plan.new_block.len())?;
+        for (at, (slot, block)) in plan.new_block_slot.iter().zip(&plan.new_block).enumerate() {
             self.check_blocks(step, &[*block])?;
-            self.get_mut(*slot).ok_or_else(|| no_slot(step, *slot))?.blocks.push(*block);
+            let held = self.get_mut(*slot).ok_or_else(|| no_slot(step, *slot))?;
+            held.tables[group(&plan.new_block_group, at)].push(*block);
         }
         self.check_blocks(step, &plan.copy_from)?;
         self.check_blocks(step, &plan.copy_to)?;
@@ -94,16 +98,17 @@ impl Slots {
             return Err(malformed(step, "replace_* differ in length"));
         }
         self.check_blocks(step, &plan.replace_block)?;
-        for ((slot, index), block) in plan.replace_slot.iter().zip(&plan.replace_index).zip(&plan.replace_block) {
+        self.check_groups(step, &plan.replace_group, plan.replace_block.len())?;
+        for (at, (slot, block)) in plan.replace_slot.iter().zip(&plan.replace_block).enumerate() {
             let held = self.get_mut(*slot).ok_or_else(|| no_slot(step, *slot))?;
-            let entry = held.blocks.get_mut(*index as usize);
+            let entry = held.tables[group(&plan.replace_group, at)].get_mut(plan.replace_index[at] as usize);
             *entry.ok_or_else(|| malformed(step, "replace_index is outside the block table"))? = *block;
         }
         Ok(())
     }
 
     fn add(&mut self, step: u64, new: NewSequence) -> Result<(), StepError> {
-        self.check_blocks(step, &new.blocks)?;
+        let tables = self.tables(step, &new)?;
         let span = info_span!("sequence", request_id = new.request_id, slot = new.slot);
         trace::set_parent(&span, &new.traceparent);
         debug!(request_id = new.request_id, slot = new.slot, tokens = new.tokens.len(), "sequence added");
@@ -119,7 +124,7 @@ impl Slots {
         *place = Some(Slot {
             history,
             sampling,
-            blocks: new.blocks,
+            tables,
             prompt_logprobs,
             on_device: false,
             pending: 0,
@@ -129,12 +134,48 @@ impl Slots {
         Ok(())
     }
 
+    /// A new sequence's block tables, one a group.
+    fn tables(&self, step: u64, new: &NewSequence) -> Result<Vec<Vec<u32>>, StepError> {
+        self.check_blocks(step, &new.blocks)?;
+        if self.groups == 1 && new.group_len.is_empty() && new.group_first.is_empty() {
+            return Ok(vec![new.blocks.clone()]);
+        }
+        let total: u64 = new.group_len.iter().map(|len| u64::from(*len)).sum();
+        let most_first = new.group_first.iter().max().copied().unwrap_or(0);
+        if (new.group_len.len(), new.group_first.len()) != (self.groups, self.groups)
+            || total != new.blocks.len() as u64
+            || most_first > new.tokens.len() as u32
+        {
+            return Err(malformed(step, "blocks, group_len and group_first do not make a table for each group"));
+        }
+        let mut left = new.blocks.as_slice();
+        let tables = new.group_len.iter().zip(&new.group_first).map(|(len, first)| {
+            let (own, others) = left.split_at(*len as usize);
+            left = others;
+            // Nobody looks behind a window, so any block will do there.
+            std::iter::repeat_n(0, *first as usize).chain(own.iter().copied()).collect()
+        });
+        Ok(tables.collect())
+    }
+
+    /// A list of groups has an entry for each of `count` blocks; where there is one group it may be absent.
+    fn check_groups(&self, step: u64, named: &[u32], count: usize) -> Result<(), StepError> {
+        let absent = named.is_empty() && self.groups == 1;
+        let whole = named.len() == count && named.iter().all(|group| (*group as usize) < self.groups);
+        if absent || whole { Ok(()) } else { Err(malformed(step, "blocks of groups that the model does not have")) }
+    }
+
     fn check_blocks(&self, step: u64, blocks: &[u32]) -> Result<(), StepError> {
         match blocks.iter().find(|block| **block >= self.num_blocks) {
             None => Ok(()),
             Some(block) => Err(malformed(step, &format!("block {block} of {}", self.num_blocks))),
         }
     }
+}
+
+/// The group of a plan's block, which may be left out where there is one.
+fn group(named: &[u32], at: usize) -> usize {
+    named.get(at).map_or(0, |group| *group as usize)
 }
 
 pub(crate) fn malformed(step: u64, reason: &str) -> StepError {

@@ -5,12 +5,16 @@ use kernels::ops::{Batch, Sequence};
 
 use crate::error::ForwardError;
 
-/// The pool of key/value blocks.
+/// What a sequence may name: blocks and slots.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks {
     pub count: usize,
     /// Tokens a block.
     pub size: usize,
+    /// Block tables of a sequence.
+    pub tables: usize,
+    /// Sequences that may be under way at once.
+    pub slots: usize,
 }
 
 /// What batch entries may name.
@@ -68,11 +72,19 @@ fn sequence_fault(batch: Batch<'_>, sequence: &Sequence<'_>, blocks: Blocks) -> 
     {
         return Some("its positions do not count up from its start");
     }
-    if end > sequence.blocks.len().saturating_mul(blocks.size) {
-        return Some("its blocks do not reach its last position");
+    if sequence.tables.len() != blocks.tables {
+        return Some("it has another number of block tables than the model");
     }
-    if sequence.blocks[..end.div_ceil(blocks.size)].iter().any(|&block| block as usize >= blocks.count) {
-        return Some("it has a block outside the pool");
+    if sequence.slot >= blocks.slots {
+        return Some("its slot is outside the pool");
+    }
+    for table in sequence.tables {
+        if end > table.len().saturating_mul(blocks.size) {
+            return Some("its blocks do not reach its last position");
+        }
+        if table[..end.div_ceil(blocks.size)].iter().any(|&block| block as usize >= blocks.count) {
+            return Some("it has a block outside the pool");
+        }
     }
     None
 }
@@ -104,24 +116,24 @@ mod tests {
 
     use super::*;
 
-    const BLOCKS: Blocks = Blocks { count: 4, size: 2 };
+    const BLOCKS: Blocks = Blocks { count: 4, size: 2, tables: 1, slots: 2 };
     const ENTRIES: Entries = Entries { vocab: 10, slots: 2, positions: Some(4) };
 
     fn check_one(tokens: &[u32], positions: &[u32], sequence: Sequence<'_>) -> Result<(), ForwardError> {
         check(Batch { tokens, positions, sequences: &[sequence] }, BLOCKS, ENTRIES, 3)
     }
 
-    fn sequence(start: usize, num_rows: usize, blocks: &[u32]) -> Sequence<'_> {
-        Sequence { first_row: 0, num_rows, start, blocks }
+    fn sequence(start: usize, num_rows: usize, tables: &[Vec<u32>]) -> Sequence<'_> {
+        Sequence { first_row: 0, num_rows, start, tables, slot: 0 }
     }
 
     #[test]
     fn good_batches_pass() {
-        check_one(&[1, 2], &[0, 1], sequence(0, 2, &[3])).unwrap();
-        check_one(&[1, 2, 3], &[1, 2, 3], sequence(1, 3, &[3, 0])).unwrap();
-        check_one(&[last_token(1)], &[0], sequence(0, 1, &[3])).unwrap();
+        check_one(&[1, 2], &[0, 1], sequence(0, 2, &[vec![3]])).unwrap();
+        check_one(&[1, 2, 3], &[1, 2, 3], sequence(1, 3, &[vec![3, 0]])).unwrap();
+        check_one(&[last_token(1)], &[0], sequence(0, 1, &[vec![3]])).unwrap();
         // A block beyond those in use may be anything.
-        check_one(&[1], &[0], sequence(0, 1, &[3, 99])).unwrap();
+        check_one(&[1], &[0], sequence(0, 1, &[vec![3, 99]])).unwrap();
     }
 
     #[test]
@@ -136,18 +148,20 @@ mod tests {
     #[test]
     fn bad_batches_are_refused() {
         let refused = [
-            check_one(&[], &[], sequence(0, 0, &[0])),
-            check_one(&[1; 4], &[0, 1, 2, 3], sequence(0, 4, &[0, 1])),
-            check_one(&[10], &[0], sequence(0, 1, &[0])),
-            check_one(&[last_token(2)], &[0], sequence(0, 1, &[0])),
-            check_one(&[1], &[1], sequence(0, 1, &[0])),
-            check_one(&[1, 1], &[1, 2], sequence(1, 2, &[0])),
-            check_one(&[1], &[0], sequence(0, 1, &[4])),
-            check_one(&[1, 1], &[0, 1], sequence(0, 1, &[0])),
-            check_one(&[1], &[0], sequence(0, 2, &[0])),
-            check_one(&[1], &[0], Sequence { first_row: 1, num_rows: 1, start: 0, blocks: &[0] }),
-            check_one(&[1], &[0], sequence(usize::MAX, 1, &[0])),
-            check_one(&[1], &[4], sequence(4, 1, &[0, 1, 2])),
+            check_one(&[], &[], sequence(0, 0, &[vec![0]])),
+            check_one(&[1; 4], &[0, 1, 2, 3], sequence(0, 4, &[vec![0, 1]])),
+            check_one(&[10], &[0], sequence(0, 1, &[vec![0]])),
+            check_one(&[last_token(2)], &[0], sequence(0, 1, &[vec![0]])),
+            check_one(&[1], &[1], sequence(0, 1, &[vec![0]])),
+            check_one(&[1, 1], &[1, 2], sequence(1, 2, &[vec![0]])),
+            check_one(&[1], &[0], sequence(0, 1, &[vec![4]])),
+            check_one(&[1, 1], &[0, 1], sequence(0, 1, &[vec![0]])),
+            check_one(&[1], &[0], sequence(0, 2, &[vec![0]])),
+            check_one(&[1], &[0], Sequence { first_row: 1, num_rows: 1, start: 0, tables: &[vec![0]], slot: 0 }),
+            check_one(&[1], &[0], sequence(usize::MAX, 1, &[vec![0]])),
+            check_one(&[1], &[0], sequence(0, 1, &[vec![0], vec![1]])),
+            check_one(&[1], &[0], Sequence { slot: 2, ..sequence(0, 1, &[vec![0]]) }),
+            check_one(&[1], &[4], sequence(4, 1, &[vec![0, 1, 2]])),
             check_logit_rows(&[0, 1], 2, 1),
             check_logit_rows(&[1, 0], 2, 2),
             check_logit_rows(&[2], 2, 2),

@@ -5,16 +5,17 @@
 
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use kernels::ops::{Act, Backend, Batch, DType, Epilogue, Norm, RowSelection};
+use kernels::ops::{Act, Backend, Batch, DType, Epilogue, KvLayer, Norm, RowSelection};
 use model_spec::{ModelSpec, Residual};
 
 use crate::acts::{Acts, Buffers};
 use crate::batch;
+use crate::cache::{self, CacheLayout, Keeps, Pool};
 use crate::error::ForwardError;
-use crate::mixer::Pool;
+use crate::mixer::{Kept, Run};
 use crate::network::Network;
 use crate::tp::Shard;
-use crate::{Limits, Logits};
+use crate::{Limits, Logits, Memory};
 
 /// Called with the residual stream after the embedding (0) and after each layer (1, 2, …), `[rows, hidden]`; the last is normalised.
 pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
@@ -28,6 +29,8 @@ pub(crate) struct Decoder {
     network: Network,
     acts: Acts,
     blocks: Option<batch::Blocks>,
+    /// Keys and values; layers of different groups share them.
+    memories: Vec<KvLayer>,
     slots: usize,
     /// Rows of the newest step's logits.
     num_logits: usize,
@@ -76,6 +79,7 @@ impl Decoder {
             network,
             acts,
             blocks: None,
+            memories: Vec::new(),
             slots: 0,
             num_logits: 0,
             gathered: vec![0.0; gathered],
@@ -95,23 +99,34 @@ impl Decoder {
         self.acts.bytes + ((self.gathered.len() + self.logits.len()) * size_of::<f32>()) as u64
     }
 
-    pub(crate) fn kv_bytes_per_token(&self) -> u64 {
-        let layers = self.network.layers.iter().map(|layer| layer.mixer.cached_per_token() * self.compute.size());
-        layers.sum::<usize>() as u64
+    pub(crate) fn cache(&self) -> CacheLayout {
+        let keeps = self.keeps();
+        cache::arrange(&keeps).layout(&keeps, self.compute.size())
     }
 
-    pub(crate) fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) {
-        assert!(self.blocks.is_none(), "key/value memory is allocated once");
+    fn keeps(&self) -> Vec<Keeps> {
+        self.network.layers.iter().map(|layer| layer.mixer.keeps()).collect()
+    }
+
+    pub(crate) fn allocate(&mut self, memory: Memory) {
+        assert!(self.blocks.is_none(), "a model's memory is allocated once");
+        let Memory { num_blocks, block_size, max_sequences } = memory;
         let pool = Pool { num_blocks, block_size, dtype: self.compute };
-        for layer in &mut self.network.layers {
-            layer.mixer.allocate(pool, &mut *self.backend);
+        let keeps = self.keeps();
+        let arrangement = cache::arrange(&keeps);
+        self.memories = arrangement.memories.iter().map(|tokens| self.backend.new_kv(tokens.kv_shape(pool))).collect();
+        for (layer, (keeps, place)) in self.network.layers.iter_mut().zip(keeps.iter().zip(arrangement.places)) {
+            let kv = place.map(|place| KvLayer { table: place.group as u32, ..self.memories[place.memory] });
+            let states = keeps.states.iter().map(|&len| self.backend.new_state(max_sequences, len)).collect();
+            layer.mixer.take(Kept { kv, states });
         }
-        self.blocks = Some(batch::Blocks { count: num_blocks, size: block_size });
+        let tables = arrangement.groups.len();
+        self.blocks = Some(batch::Blocks { count: num_blocks, size: block_size, tables, slots: max_sequences });
     }
 
     pub(crate) fn copy_blocks(&mut self, from: &[u32], to: &[u32]) {
-        for layer in &self.network.layers {
-            layer.mixer.copy_blocks(from, to, &mut *self.backend);
+        for memory in &self.memories {
+            self.backend.copy_blocks(*memory, from, to);
         }
     }
 
@@ -247,7 +262,8 @@ impl Decoder {
         if index > 0 {
             self.observe(step, index);
         }
-        self.network.layers[index].mixer.remember(input, &mut *self.backend);
+        let mut run = Run { backend: &mut *self.backend, group: &mut *step.group };
+        self.network.layers[index].mixer.remember(input, &mut run)?;
         if narrow && step.logit_rows.is_empty() {
             return Ok(());
         }

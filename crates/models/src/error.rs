@@ -155,7 +155,7 @@ pub enum ForwardError {
         /// Slots.
         slots: usize,
     },
-    /// [`Model::allocate_kv`](crate::Model::allocate_kv) was not called.
+    /// [`Model::allocate`](crate::Model::allocate) was not called.
     #[error("no key/value memory was allocated")]
     NoKv,
     /// The group is not the one that the model was split for.

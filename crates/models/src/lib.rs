@@ -6,6 +6,7 @@
 mod acts;
 mod arch;
 mod batch;
+mod cache;
 mod decoder;
 mod error;
 mod feed_forward;
@@ -17,8 +18,9 @@ mod tp;
 mod weights;
 
 pub use arch::supported;
+pub use cache::{CacheGroup, CacheLayout};
 pub use decoder::Observer;
 pub use error::{ForwardError, LoadError};
 pub(crate) use load::Limits;
 pub use load::{LoadFormat, LoadOptions, Progress, load, read_spec};
-pub use model::{Logits, Model};
+pub use model::{Logits, Memory, Model};

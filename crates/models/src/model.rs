@@ -6,6 +6,7 @@ use kernels::ops::Batch;
 use model_spec::ModelSpec;
 
 use crate::arch::echo;
+use crate::cache::CacheLayout;
 use crate::decoder::{Decoder, Observer};
 use crate::error::ForwardError;
 
@@ -36,6 +37,17 @@ impl Logits<'_> {
     pub fn row(&self, row: usize) -> &[f32] {
         &self.data[row * self.vocab..(row + 1) * self.vocab]
     }
+}
+
+/// How much a model may keep of past tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Blocks of keys and values in every layer.
+    pub num_blocks: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Sequences that may be under way at once; their slots are below this.
+    pub max_sequences: usize,
 }
 
 impl Model {
@@ -86,25 +98,25 @@ impl Model {
         }
     }
 
-    /// Bytes that one token takes in this rank's KV cache, all layers together; 0 for the echo model.
-    pub fn kv_bytes_per_token(&self) -> u64 {
+    /// What it keeps of past tokens on this rank, in bytes; one group of nothing for the echo model.
+    pub fn cache(&self) -> CacheLayout {
         match &self.inner {
-            Inner::Decoder(decoder) => decoder.kv_bytes_per_token(),
-            Inner::Echo(_) => 0,
+            Inner::Decoder(decoder) => decoder.cache(),
+            Inner::Echo(_) => CacheLayout::nothing(),
         }
     }
 
-    /// Takes the KV memory: `num_blocks` blocks of `block_size` tokens in every layer. To be called once.
+    /// Takes the memory that steps leave their traces in. To be called once.
     ///
     /// # Panics
     /// When called a second time.
-    pub fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) {
+    pub fn allocate(&mut self, memory: Memory) {
         if let Inner::Decoder(decoder) = &mut self.inner {
-            decoder.allocate_kv(num_blocks, block_size);
+            decoder.allocate(memory);
         }
     }
 
-    /// Fails once the device has: after [`Model::allocate_kv`], when its memory did not suffice.
+    /// Fails once the device has: after [`Model::allocate`], when its memory did not suffice.
     pub fn check_device(&self) -> Result<(), ForwardError> {
         match &self.inner {
             Inner::Decoder(decoder) => decoder.check_device(),

@@ -6,7 +6,7 @@ use std::thread;
 use collectives::{Collective, CollectiveError, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::{Batch, DType, Sequence};
-use models::{ForwardError, LoadError, LoadFormat, LoadOptions, Model, Progress};
+use models::{ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, Progress};
 use safetensors::{Dtype, View};
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
@@ -39,10 +39,14 @@ fn folder(config: &str) -> tempfile::TempDir {
     dir
 }
 
+fn memory(num_blocks: usize) -> Memory {
+    Memory { num_blocks, block_size: 4, max_sequences: 1 }
+}
+
 /// Runs five tokens and returns all logits.
 fn logits(model: &mut Model, group: &mut dyn Collective) -> Vec<f32> {
-    model.allocate_kv(4, 4);
-    let sequence = Sequence { first_row: 0, num_rows: 5, start: 0, blocks: &[2, 1] };
+    model.allocate(memory(4));
+    let sequence = Sequence { first_row: 0, num_rows: 5, start: 0, tables: &[vec![2, 1]], slot: 0 };
     let batch = Batch { tokens: &[1, 32, 3, 4, 5], positions: &[0, 1, 2, 3, 4], sequences: &[sequence] };
     model.forward(batch, &[0, 1, 2, 3, 4], group).expect("a step").data.to_vec()
 }
@@ -117,7 +121,7 @@ fn shards_are_the_single_file_in_parts() {
     assert_eq!(progress, Progress { bytes_done: bytes, bytes_total: bytes });
     assert!(single.weight_bytes() >= bytes && single.activation_bytes() > 0);
     // Two layers of K and V of two heads of 8 in f32.
-    assert_eq!(single.kv_bytes_per_token(), 2 * 2 * 2 * 8 * 4);
+    assert_eq!(single.cache().place_bytes, 2 * 2 * 2 * 8 * 4);
 
     std::fs::remove_file(dir.path().join("model.safetensors")).expect("removed");
     let map: Vec<String> =
@@ -285,7 +289,7 @@ fn copied_blocks_hold_the_same() {
     logits(&mut model, &mut Solo);
     model.copy_blocks(&[2, 1], &[3, 0]);
     let mut next = |blocks: &[u32]| {
-        let sequence = Sequence { first_row: 0, num_rows: 1, start: 5, blocks };
+        let sequence = Sequence { first_row: 0, num_rows: 1, start: 5, tables: &[blocks.to_vec()], slot: 0 };
         let batch = Batch { tokens: &[7], positions: &[5], sequences: &[sequence] };
         model.forward(batch, &[0], &mut Solo).expect("a step").data.to_vec()
     };
@@ -297,10 +301,10 @@ fn copied_blocks_hold_the_same() {
 fn faulty_steps_are_errors() {
     let dir = folder(CONFIG);
     let mut model = load(dir.path(), &options(LoadFormat::Dummy, (0, 1))).expect("loads").0;
-    let sequence = [Sequence { first_row: 0, num_rows: 1, start: 0, blocks: &[0] }];
+    let sequence = [Sequence { first_row: 0, num_rows: 1, start: 0, tables: &[vec![0]], slot: 0 }];
     let batch = |token: &'static [u32]| Batch { tokens: token, positions: &[0], sequences: &sequence };
     assert!(matches!(model.forward(batch(&[1]), &[0], &mut Solo), Err(ForwardError::NoKv)));
-    model.allocate_kv(1, 4);
+    model.allocate(memory(1));
     assert!(matches!(model.forward(batch(&[33]), &[0], &mut Solo), Err(ForwardError::Token { token: 33, vocab: 33 })));
     assert!(matches!(model.forward(batch(&[1]), &[1], &mut Solo), Err(ForwardError::LogitRows { .. })));
     let [mut pair, _other] = Pair::both();
@@ -319,8 +323,8 @@ fn the_echo_model_needs_a_config_only() {
         (model.spec().vocab_size, model.spec().context_len, &model.spec().eos_token_ids[..]),
         (8192, 1024, &[4][..])
     );
-    assert_eq!((model.weight_bytes(), model.kv_bytes_per_token()), (0, 0));
-    model.allocate_kv(10, 16);
+    assert_eq!((model.weight_bytes(), model.cache().place_bytes), (0, 0));
+    model.allocate(memory(10));
     assert_eq!(Model::echo_next(&[5, 6, 7, 5], 3), 6);
     let batch = Batch { tokens: &[1], positions: &[0], sequences: &[] };
     assert!(matches!(model.forward(batch, &[], &mut Solo), Err(ForwardError::NoLogits)));

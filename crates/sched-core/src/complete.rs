@@ -174,9 +174,13 @@ impl Scheduler {
         }
         let request = &self.requests[sequence.request];
         while (sequence.named + 1) * block_size <= computed {
-            let at = sequence.named as usize;
-            let name = block_name(sequence, request, at, block_size);
-            self.pool.name(sequence.table[at], name);
+            let at = sequence.named;
+            let name = block_name(sequence, request, at as usize, block_size);
+            for (group, table) in sequence.tables.iter().enumerate() {
+                if let Some(block) = table.get(at) {
+                    self.pool.name(block, name.in_group(group));
+                }
+            }
             sequence.named += 1;
         }
     }

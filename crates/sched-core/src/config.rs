@@ -1,5 +1,7 @@
 //! What the scheduler is told once, at start.
 
+use crate::groups::Groups;
+
 /// Which waiting sequence runs first, and which running one gives way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
@@ -50,6 +52,11 @@ pub struct Config {
     pub enable_chunked_prefill: bool,
     /// Find blocks again by the hash of their tokens.
     pub enable_prefix_caching: bool,
+    /// Groups of layers with a block table each: `None` keeps everything, `Some(window)` what a token and the `window - 1` before
+    /// it need. At least one; they all take from the same blocks.
+    pub windows: Vec<Option<u32>>,
+    /// The model has a recurrent state, which is not in the blocks: neither cached prefixes nor a sibling's prompt can be shared.
+    pub recurrent: bool,
     /// Order of the queue and of preemption.
     pub policy: Policy,
     /// In order, or one step ahead.
@@ -81,6 +88,8 @@ impl Default for Config {
             max_prefill_tokens_beside_decodes: 0,
             enable_chunked_prefill: true,
             enable_prefix_caching: true,
+            windows: vec![None],
+            recurrent: false,
             policy: Policy::Fcfs,
             pipeline: Pipeline::RunAhead,
             max_num_queued_reqs: None,
@@ -119,12 +128,28 @@ pub enum ConfigError {
         /// `max_model_len`.
         len: u32,
     },
+    /// No groups, or more than there are tables for, or a window without a token.
+    #[error("windows must be 1 to 255 groups, each with a window of at least 1 token or none, not {0:?}")]
+    Windows(Vec<Option<u32>>),
+    /// A recurrent state is not in the blocks that the prefix cache finds.
+    #[error("a model with a recurrent state cannot have a prefix cache; switch prefix caching off")]
+    RecurrentPrefixCache,
     /// A share outside `0.0 ..= 1.0`.
     #[error("watermark must be between 0 and 1, not {0}")]
     Watermark(f32),
 }
 
 impl Config {
+    /// Positions of the longest sequence that so many blocks hold, over all groups of layers.
+    pub fn positions_in(&self, num_blocks: u32) -> u32 {
+        Groups::new(self).positions_in(num_blocks)
+    }
+
+    /// Blocks that a sequence of so many positions holds at most, over all groups of layers.
+    pub fn blocks_for(&self, positions: u32) -> u64 {
+        Groups::new(self).blocks_for(positions)
+    }
+
     /// Refuses what cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
         let positive = [
@@ -144,6 +169,12 @@ impl Config {
         }
         if !self.enable_chunked_prefill && batched < len {
             return Err(ConfigError::BudgetBelowPrompt { batched, len });
+        }
+        if !(1..=255).contains(&self.windows.len()) || self.windows.contains(&Some(0)) {
+            return Err(ConfigError::Windows(self.windows.clone()));
+        }
+        if self.recurrent && self.enable_prefix_caching {
+            return Err(ConfigError::RecurrentPrefixCache);
         }
         if !(0.0..=1.0).contains(&self.watermark) {
             return Err(ConfigError::Watermark(self.watermark));

@@ -1,13 +1,19 @@
 //! What must hold between any two events.
 
-use crate::{error::Broken, scheduler::Scheduler, sequence::Place};
+use crate::{
+    error::Broken,
+    scheduler::Scheduler,
+    sequence::{Place, Sequence},
+    table::Table,
+};
 
 impl Scheduler {
     /// Blocks that are held by nobody and yet not free, or held more often than they are counted. Always 0; cheap
     /// enough for a metric.
     pub fn lost_blocks(&self) -> u64 {
         let live = self.running.iter().filter_map(|entry| self.sequences.get(entry.index));
-        let held: u64 = live.map(|sequence| sequence.table.len() as u64).sum();
+        let held = live.flat_map(|sequence| &sequence.tables).map(|table| table.live().len() as u64);
+        let held: u64 = held.sum();
         self.pool.references().abs_diff(held)
     }
 
@@ -22,7 +28,7 @@ impl Scheduler {
     fn check_blocks(&self) -> Result<(), Broken> {
         let mut held = vec![0u32; self.pool.num_blocks() as usize];
         for (_, sequence) in self.sequences.iter() {
-            for block in &sequence.table {
+            for block in sequence.tables.iter().flat_map(Table::live) {
                 held[block.index()] += 1;
             }
         }
@@ -31,23 +37,38 @@ impl Scheduler {
     }
 
     fn check_sequences(&self) -> Result<(), Broken> {
-        let block_size = self.config.block_size;
         for (index, sequence) in self.sequences.iter() {
             let id = sequence.id;
             let running = sequence.place == Place::Running;
             ensure(running == (sequence.incarnation != 0), || format!("sequence {id}: {:?}", sequence.place))?;
-            ensure(running || sequence.table.is_empty(), || format!("sequence {id} waits and holds blocks"))?;
+            ensure(running || sequence.tables.iter().all(|table| table.len() == 0), || {
+                format!("sequence {id} waits and holds blocks")
+            })?;
             ensure(sequence.computed <= sequence.planned_len(), || format!("sequence {id} computes ahead of itself"))?;
             ensure(sequence.planned_len() <= sequence.limit, || format!("sequence {id} is planned past its limit"))?;
-            let room = sequence.table.len() as u64 * u64::from(block_size);
-            ensure(u64::from(sequence.computed) <= room, || format!("sequence {id} writes past its blocks"))?;
-            let written = (sequence.computed / block_size) as usize;
-            ensure(sequence.table.get(written).is_none_or(|block| !self.pool.is_shared(*block)), || {
-                format!("sequence {id} is about to write to a shared block")
-            })?;
+            self.check_tables(sequence)?;
             let request = self.requests.get(sequence.request);
             let listed = request.and_then(|request| request.choices.get(sequence.choice as usize).copied().flatten());
             ensure(listed == Some(index), || format!("sequence {id} is not among its request's choices"))?;
+        }
+        Ok(())
+    }
+
+    fn check_tables(&self, sequence: &Sequence) -> Result<(), Broken> {
+        let (id, block_size) = (sequence.id, self.config.block_size);
+        let entries = sequence.tables.iter().map(Table::len).min().unwrap_or(0);
+        ensure(sequence.room == entries * block_size, || format!("sequence {id} has room for {}", sequence.room))?;
+        ensure(sequence.computed <= sequence.room, || format!("sequence {id} writes past its blocks"))?;
+        let written = sequence.computed / block_size;
+        for (group, table) in sequence.tables.iter().enumerate() {
+            ensure(table.get(written).is_none_or(|block| !self.pool.is_shared(block)), || {
+                format!("sequence {id} is about to write to a shared block")
+            })?;
+            let first = self.groups.first_seen(group, sequence.computed);
+            ensure(table.dropped() <= first, || format!("sequence {id} dropped what group {group} looks at"))?;
+            let most = self.groups.most_held(group, sequence.limit.max(sequence.computed));
+            let held = table.live().len();
+            ensure(held as u32 <= most, || format!("sequence {id} holds {held} blocks in group {group}, not {most}"))?;
         }
         Ok(())
     }

@@ -6,7 +6,8 @@
 //! 1. [`Config`] and [`Refusal`]: what is accepted.
 //! 2. `sequence.rs`, `request.rs`: what is known about one choice, and about the request that its choices share.
 //! 3. `blocks.rs`, `prefix.rs`: where KV blocks are, who holds them, which of them can be found again.
-//! 4. `plan.rs`: what runs next. Decodes, then prompt chunks, then newcomers.
+//! 4. `plan.rs`, `start.rs`, `room.rs`: what runs next. Decodes, then prompt chunks, then newcomers; what a newcomer shares, and
+//!    where blocks come from. `groups.rs`, `table.rs`: layers with a window keep only the blocks that it covers.
 //! 5. `complete.rs`: what a finished step means. Tokens, ends, cache entries.
 //! 6. `scheduler.rs`: the facade, where all other events come in.
 //!
@@ -41,15 +42,19 @@ mod blocks;
 mod complete;
 mod config;
 mod error;
+mod groups;
 mod invariants;
 mod plan;
 mod prefix;
 mod queue;
 mod request;
+mod room;
 mod scheduler;
 mod sequence;
 mod slab;
+mod start;
 mod stats;
+mod table;
 
 pub use config::{Config, ConfigError, Pipeline, Policy};
 pub use error::{Broken, ProtocolError, QueueBound, Refusal};

@@ -2,10 +2,10 @@
 //!
 //! # Blocks
 //!
-//! A sequence starts only when all blocks for the tokens it knows are free, and takes them at once. So a prompt in
-//! chunks never runs out half-way, and only decodes (one block every `block_size` tokens) ever have to ask again. When
-//! one of them asks in vain, the sequence of the worst rank gives everything up and is computed anew later; that may be
-//! the asking one itself. `running` is sorted by rank, so the victim is its last entry, which no row names yet: decodes
+//! A sequence starts only when all blocks that the tokens it knows will ever need are free, and takes them at once (in
+//! groups with a window, those of its first chunk). So without windows a prompt in chunks never runs out half-way, and only
+//! decodes (one block every `block_size` tokens) have to ask again. When one of them asks in vain, the sequence of the worst
+//! rank gives everything up and is computed anew later; that may be the asking one itself. (`room.rs` has the details.) `running` is sorted by rank, so the victim is its last entry, which no row names yet: decodes
 //! are planned from the front. The best-ranked sequence can take everything from everybody, so something always ends.
 //! The victim does not bounce back in the same plan: it needs as many blocks as it gave, and the asking one took one.
 //!
@@ -25,19 +25,20 @@
 use crate::{
     complete::{Flight, FlightRow},
     queue::Rank,
-    scheduler::{RunningEntry, Scheduler},
+    scheduler::Scheduler,
     sequence::Place,
+    table::Table,
 };
-use ids::BlockId;
-use proto::{NewSequence, StepPlan};
+use ids::{BlockId, SlotId};
+use proto::StepPlan;
 
 /// Buffers and notes that live from plan to plan.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// Running sequences with more than one token to compute.
     prefills: Vec<u32>,
-    /// Blocks that a newcomer shares.
-    shared: Vec<BlockId>,
+    /// Blocks that a newcomer shares, by group.
+    pub shared: Vec<Table>,
     /// Requests whose prompt the current plan completes.
     prompts_done: Vec<u32>,
     /// The queue's head and the pool's release count when it last did not fit: until either changes, neither does the
@@ -46,21 +47,36 @@ pub(crate) struct Scratch {
 }
 
 /// A plan in the making.
-struct Draft {
-    plan: StepPlan,
+pub(crate) struct Draft {
+    pub plan: StepPlan,
     flight: Flight,
     /// Tokens that the step may still compute.
     left: u32,
+    /// Block tables of a sequence; with one, the plan need not say which.
+    groups: usize,
 }
 
-/// How a waiting sequence would start.
-struct Start {
-    /// Positions that need not be computed; their blocks are `Scratch::shared`.
-    computed: u32,
-    /// Blocks to take beside those.
-    fresh: u32,
-    /// Shares a sibling's blocks, the last of which it will write to.
-    fork: bool,
+impl Draft {
+    /// The next entry of a group's table in `slot`.
+    pub fn new_block(&mut self, slot: SlotId, group: u32, block: BlockId) {
+        self.plan.new_block_slot.push(slot.0);
+        self.plan.new_block.push(block.0);
+        if self.groups > 1 {
+            self.plan.new_block_group.push(group);
+        }
+    }
+
+    /// Entry `at` of a group's table in `slot` becomes a copy of the block that it was.
+    pub fn replace(&mut self, slot: SlotId, group: u32, at: u32, (from, to): (BlockId, BlockId)) {
+        self.plan.copy_from.push(from.0);
+        self.plan.copy_to.push(to.0);
+        self.plan.replace_slot.push(slot.0);
+        self.plan.replace_index.push(at);
+        self.plan.replace_block.push(to.0);
+        if self.groups > 1 {
+            self.plan.replace_group.push(group);
+        }
+    }
 }
 
 impl Scheduler {
@@ -98,7 +114,7 @@ impl Scheduler {
             sample: Vec::with_capacity(rows),
             ..StepPlan::default()
         };
-        Draft { plan, flight, left: self.config.max_num_batched_tokens }
+        Draft { plan, flight, left: self.config.max_num_batched_tokens, groups: self.groups.count() }
     }
 
     /// Drops the entries of sequences that ended since the last plan, all in one pass.
@@ -112,7 +128,6 @@ impl Scheduler {
     }
 
     fn plan_decodes(&mut self, draft: &mut Draft) {
-        let block_size = self.config.block_size;
         self.scratch.prefills.clear();
         let mut at = 0;
         // `running` may shrink from behind while this goes on.
@@ -128,35 +143,16 @@ impl Scheduler {
             if planned >= sequence.limit {
                 continue; // All its tokens are on their way.
             }
-            let needs_block = sequence.computed as usize == sequence.table.len() * block_size as usize;
-            if needs_block && !self.grow(index, draft) {
+            if sequence.computed == sequence.room && !self.grow(index, draft) {
                 continue;
             }
             self.push_row(draft, index, 1);
         }
     }
 
-    /// One more block for `index`, at the cost of worse-ranked sequences if need be. False: it was preempted itself.
-    fn grow(&mut self, index: u32, draft: &mut Draft) -> bool {
-        loop {
-            if let Some(block) = self.pool.take() {
-                let sequence = &mut self.sequences[index];
-                sequence.table.push(block);
-                draft.plan.new_block_slot.push(sequence.slot.0);
-                draft.plan.new_block.push(block.0);
-                return true;
-            }
-            let Some(victim) = self.running.pop() else { return false };
-            self.preempt(victim.index);
-            if victim.index == index {
-                return false;
-            }
-        }
-    }
-
     /// Back to the queue, to be computed anew from its tokens. What is in flight for it will be dropped and sampled
     /// again, with the same result: seed and position are the same.
-    fn preempt(&mut self, index: u32) {
+    pub(crate) fn preempt(&mut self, index: u32) {
         self.free_worker_state(index);
         self.sequences[index].times.preemptions += 1;
         self.totals.preemptions += 1;
@@ -167,8 +163,12 @@ impl Scheduler {
         let prefills = std::mem::take(&mut self.scratch.prefills);
         for index in &prefills {
             let sequence = &self.sequences[*index];
-            let chunk = self.chunk(sequence.planned_len() - sequence.computed, draft.left);
-            if chunk > 0 {
+            if sequence.place != Place::Running {
+                continue; // It made room for another chunk.
+            }
+            let computed = sequence.computed;
+            let chunk = self.chunk(sequence.planned_len() - computed, draft.left);
+            if chunk > 0 && self.make_room(*index, computed + chunk, draft) {
                 self.push_row(draft, *index, chunk);
             }
         }
@@ -202,8 +202,8 @@ impl Scheduler {
             return false;
         }
         let start = self.find_start(index);
-        let shared = &self.scratch.shared;
-        let reclaimed = shared.iter().filter(|block| self.pool.is_unreferenced(**block)).count() as u32;
+        let shared = self.scratch.shared.iter().flat_map(Table::live);
+        let reclaimed = shared.filter(|block| self.pool.is_unreferenced(**block)).count() as u32;
         // Alone, a sequence may take everything; admission made sure that it fits.
         let reserve = if alone { 0 } else { self.watermark_blocks() };
         if start.fresh + reserve + reclaimed > self.pool.available() {
@@ -214,128 +214,13 @@ impl Scheduler {
         if chunk == 0 {
             return false;
         }
-        self.start(index, &start, draft, now_us);
+        self.start(index, &start, start.computed + chunk, draft, now_us);
         self.push_row(draft, index, chunk);
         true
     }
 
     fn watermark_blocks(&self) -> u32 {
         (f64::from(self.config.watermark) * f64::from(self.pool.num_blocks())) as u32
-    }
-
-    /// Finds what a waiting sequence can share; fills `Scratch::shared`.
-    fn find_start(&mut self, index: u32) -> Start {
-        let block_size = self.config.block_size;
-        let sequence = &self.sequences[index];
-        let request = &self.requests[sequence.request];
-        let shared = &mut self.scratch.shared;
-        shared.clear();
-        let wants_logprobs = sequence.wants_prompt_logprobs(&request.sampling);
-        if request.n > 1 && sequence.output.is_empty() && !wants_logprobs {
-            let step = self.next_step.0;
-            let mut siblings = request.choices.iter().flatten().map(|sibling| &self.sequences[*sibling]);
-            // Only prompts that an earlier plan completed: copies of a plan run before its rows.
-            if let Some(source) = siblings.find(|s| s.prompt_done_in != 0 && s.prompt_done_in < step) {
-                shared.extend(&source.table[..sequence.prompt_len.div_ceil(block_size) as usize]);
-                return Start { computed: sequence.prompt_len - 1, fresh: 1, fork: true };
-            }
-        }
-        let known = sequence.known_len();
-        if self.config.enable_prefix_caching && !wants_logprobs {
-            // At least the last token is computed: its logits are what the next token is sampled from.
-            let most = ((known - 1) / block_size) as usize;
-            shared.extend(self.pool.find(request.prompt_hashes.iter().chain(&sequence.output_hashes).take(most)));
-        }
-        let hits = shared.len() as u32;
-        Start { computed: hits * block_size, fresh: known.div_ceil(block_size) - hits, fork: false }
-    }
-
-    /// Gives a waiting sequence its slot and blocks and tells the workers.
-    fn start(&mut self, index: u32, start: &Start, draft: &mut Draft, now_us: u64) {
-        self.count_start(index, start, now_us);
-        for block in &self.scratch.shared {
-            self.pool.hold(*block);
-        }
-        let sequence = &mut self.sequences[index];
-        self.waiting.remove(sequence.rank);
-        sequence.place = Place::Running;
-        sequence.slot = self.free_slots.pop().expect("a free slot was seen");
-        sequence.incarnation = self.next_incarnation;
-        self.next_incarnation += 1;
-        sequence.cacheable = true;
-        sequence.computed = start.computed;
-        sequence.table.extend(&self.scratch.shared);
-        if !start.fork {
-            sequence.named = sequence.table.len() as u32;
-            for _ in 0..start.fresh {
-                sequence.table.push(self.pool.take().expect("availability was checked"));
-            }
-        }
-        let entry = RunningEntry { rank: sequence.rank, index, incarnation: sequence.incarnation };
-        let at = self.running.partition_point(|other| other.rank < entry.rank);
-        self.running.insert(at, entry);
-        let added = self.new_sequence(index);
-        draft.plan.added.push(added);
-        if start.fork {
-            self.copy_before_write(index, draft);
-        }
-    }
-
-    /// First start only: timestamps, cache counters, and `Started` for the request.
-    fn count_start(&mut self, index: u32, start: &Start, now_us: u64) {
-        let sequence = &mut self.sequences[index];
-        if sequence.times.scheduled_us.is_some() {
-            return;
-        }
-        sequence.times.scheduled_us = Some(now_us);
-        let request = sequence.request;
-        if self.config.enable_prefix_caching && !start.fork {
-            self.totals.prefix_cache_queries += u64::from(sequence.prompt_len);
-            self.totals.prefix_cache_hits += u64::from(start.computed);
-        }
-        self.report_started(request, start.computed);
-    }
-
-    fn new_sequence(&self, index: u32) -> NewSequence {
-        let sequence = &self.sequences[index];
-        let request = &self.requests[sequence.request];
-        let mut tokens = Vec::with_capacity(sequence.known_len() as usize);
-        tokens.extend_from_slice(&request.prompt);
-        tokens.extend_from_slice(&sequence.output);
-        let mut sampling = request.sampling.clone();
-        if !sequence.wants_prompt_logprobs(&request.sampling) {
-            sampling.prompt_logprobs = None;
-        }
-        NewSequence {
-            slot: sequence.slot.0,
-            tokens,
-            num_prompt_tokens: sequence.prompt_len,
-            blocks: sequence.table.iter().map(|block| block.0).collect(),
-            sampling: Some(sampling),
-            seed: sequence.seed,
-            request_id: request.request_id.clone(),
-            traceparent: request.traceparent.clone(),
-        }
-    }
-
-    /// Copy-on-write: the block that the next row writes to becomes the sequence's own. Only a fork needs it; cache hits
-    /// are whole blocks before the first position that a row writes.
-    fn copy_before_write(&mut self, index: u32, draft: &mut Draft) {
-        let sequence = &mut self.sequences[index];
-        let at = (sequence.computed / self.config.block_size) as usize;
-        let shared = sequence.table[at];
-        if !self.pool.is_shared(shared) {
-            return;
-        }
-        let own = self.pool.take().expect("availability was checked");
-        // The source stays intact until the copy ran: its other holder keeps it, and rows run after copies.
-        self.pool.release(shared);
-        sequence.table[at] = own;
-        draft.plan.copy_from.push(shared.0);
-        draft.plan.copy_to.push(own.0);
-        draft.plan.replace_slot.push(sequence.slot.0);
-        draft.plan.replace_index.push(at as u32);
-        draft.plan.replace_block.push(own.0);
     }
 
     /// A row of `num_tokens` more tokens; it samples when it reaches the last one.
@@ -345,6 +230,7 @@ impl Scheduler {
         let end = start + num_tokens;
         let sample = end == sequence.planned_len();
         sequence.computed = end;
+        sequence.row_in = self.next_step.0;
         sequence.in_flight += u32::from(sample);
         if sequence.prompt_done_in == 0 && end >= sequence.prompt_len {
             sequence.prompt_done_in = self.next_step.0;

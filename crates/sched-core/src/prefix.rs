@@ -25,6 +25,12 @@ impl BlockHash {
         Self(sha.finalize().into())
     }
 
+    /// The name of the block that holds the same tokens for another group of layers.
+    pub fn in_group(mut self, group: usize) -> Self {
+        self.0[0] ^= group as u8;
+        self
+    }
+
     /// The block that continues `self` with these tokens.
     pub fn child(&self, tokens: impl IntoIterator<Item = u32>) -> Self {
         let mut sha = Sha256::new();

@@ -3,6 +3,7 @@
 use crate::{
     config::Config,
     error::Refusal,
+    groups::Groups,
     prefix::{self, BlockHash},
 };
 use ids::SequenceId;
@@ -61,7 +62,12 @@ pub(crate) fn prompt_ids(request: &proto::Request) -> Result<&[u32], Refusal> {
 
 /// The checks that depend on the request alone; `num_blocks` is what the worker group has. Gives its key and its limit
 /// of tokens, prompt and output together.
-pub(crate) fn check(request: &proto::Request, config: &Config, num_blocks: u32) -> Result<(RequestKey, u32), Refusal> {
+pub(crate) fn check(
+    request: &proto::Request,
+    config: &Config,
+    groups: &Groups,
+    num_blocks: u32,
+) -> Result<(RequestKey, u32), Refusal> {
     let key = request.key.ok_or(Refusal::Incomplete("key"))?;
     let prompt = prompt_ids(request)?;
     check_prompt(prompt, config)?;
@@ -69,7 +75,13 @@ pub(crate) fn check(request: &proto::Request, config: &Config, num_blocks: u32) 
     if request.n == 0 || request.n > max {
         return Err(Refusal::Choices { n: request.n, max });
     }
-    let limit = token_limit(prompt.len() as u32, request.max_tokens, config, num_blocks)?;
+    let limit = token_limit(prompt.len() as u32, request.max_tokens, config.max_model_len, || {
+        groups.positions_in(num_blocks).saturating_add(1)
+    })?;
+    let blocks = groups.blocks_for(limit - 1);
+    if blocks > num_blocks.into() {
+        return Err(Refusal::NeverFits { blocks: blocks.min(u32::MAX.into()) as u32, num_blocks });
+    }
     Ok((key, limit))
 }
 
@@ -91,23 +103,23 @@ fn check_prompt(prompt: &[u32], config: &Config) -> Result<(), Refusal> {
     }
 }
 
-/// Prompt and output together. The last token's keys and values are never computed, so `limit - 1` positions must fit.
-fn token_limit(prompt_tokens: u32, max_tokens: Option<u32>, config: &Config, num_blocks: u32) -> Result<u32, Refusal> {
-    let max_model_len = config.max_model_len;
-    let capacity = (u64::from(num_blocks) * u64::from(config.block_size) + 1).min(u64::from(u32::MAX)) as u32;
-    let limit = match max_tokens {
-        Some(0) => return Err(Refusal::ZeroMaxTokens),
+/// Prompt and output together; `capacity` is what the blocks hold. The last token's keys and values are never computed, so `limit - 1`
+/// positions must fit.
+fn token_limit(
+    prompt_tokens: u32,
+    max_tokens: Option<u32>,
+    max_model_len: u32,
+    capacity: impl Fn() -> u32,
+) -> Result<u32, Refusal> {
+    match max_tokens {
+        Some(0) => Err(Refusal::ZeroMaxTokens),
         Some(max_tokens) if max_tokens > max_model_len - prompt_tokens => {
-            return Err(Refusal::MaxTokensTooLarge { max_tokens, prompt_tokens, max_model_len });
+            Err(Refusal::MaxTokensTooLarge { max_tokens, prompt_tokens, max_model_len })
         }
-        Some(max_tokens) => prompt_tokens + max_tokens,
+        Some(max_tokens) => Ok(prompt_tokens + max_tokens),
         // What the context leaves, and what the blocks leave should they be fewer than one context.
-        None => max_model_len.min(capacity.max(prompt_tokens + 1)),
-    };
-    if limit > capacity {
-        return Err(Refusal::NeverFits { blocks: (limit - 1).div_ceil(config.block_size), num_blocks });
+        None => Ok(max_model_len.min(capacity().max(prompt_tokens + 1))),
     }
-    Ok(limit)
 }
 
 impl Request {

@@ -5,6 +5,7 @@ use crate::{
     complete::Flight,
     config::{Config, ConfigError},
     error::{QueueBound, Refusal},
+    groups::Groups,
     queue::{Queue, Rank},
     request::{self, Admitted, Request, Seeds},
     sequence::{Place, Sequence},
@@ -22,6 +23,7 @@ pub struct Scheduler {
     /// The formed group's epoch; `None` while there is none.
     pub(crate) epoch: Option<Epoch>,
     draining: bool,
+    pub(crate) groups: Groups,
     pub(crate) pool: BlockPool,
     pub(crate) requests: Slab<Request>,
     pub(crate) sequences: Slab<Sequence>,
@@ -66,6 +68,7 @@ impl Scheduler {
         config.check()?;
         Ok(Self {
             seeds: Seeds(config.seed),
+            groups: Groups::new(&config),
             config,
             epoch: None,
             draining: false,
@@ -161,13 +164,15 @@ impl Scheduler {
         self.by_key.insert(key, index);
         self.deferred += n;
         for choice in 0..n {
-            let sequence = Sequence::new(index, &self.requests[index], choice, self.config.policy);
+            let groups = self.groups.count();
+            let sequence = Sequence::new(index, &self.requests[index], choice, groups, self.config.policy);
             let id = sequence.id;
             let sequence = self.sequences.insert(sequence);
             self.by_sequence.insert(id, sequence);
             self.requests[index].choices.push(Some(sequence));
-            // Choice 0 computes the prompt; the others wait for it outside of the queue (see `release_siblings`).
-            if choice == 0 {
+            // Choice 0 computes the prompt; the others wait for it outside of the queue (see `release_siblings`). A recurrent
+            // state cannot be shared: there each computes its own.
+            if choice == 0 || self.config.recurrent {
                 self.enqueue(sequence);
             }
         }
@@ -181,7 +186,7 @@ impl Scheduler {
         if self.epoch.is_none() {
             return Err(Refusal::NotReady);
         }
-        let (key, token_limit) = request::check(request, &self.config, self.pool.num_blocks())?;
+        let (key, token_limit) = request::check(request, &self.config, &self.groups, self.pool.num_blocks())?;
         if self.by_key.contains_key(&key) {
             return Err(Refusal::Duplicate);
         }
@@ -389,8 +394,10 @@ impl Scheduler {
         self.removed.push(sequence.slot.0);
         self.free_slots.push(sequence.slot);
         // Last block first: of a cached chain, the end is evicted before what it depends on.
-        while let Some(block) = sequence.table.pop() {
-            self.pool.release(block);
+        for table in &mut sequence.tables {
+            while let Some(block) = table.pop() {
+                self.pool.release(block);
+            }
         }
         sequence.forget_workers();
     }

@@ -5,8 +5,9 @@ use crate::{
     prefix::BlockHash,
     queue::Rank,
     request::{self, Request},
+    table::Table,
 };
-use ids::{BlockId, SequenceId, SlotId};
+use ids::{SequenceId, SlotId};
 
 /// Where a sequence is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,9 +40,14 @@ pub(crate) struct Sequence {
     pub in_flight: u32,
     /// Tokens it may have, prompt and output together.
     pub limit: u32,
-    pub table: Vec<BlockId>,
+    /// Positions that every table has a block for.
+    pub room: u32,
+    /// The plan with its latest row.
+    pub row_in: u64,
+    /// By group of layers.
+    pub tables: Vec<Table>,
     pub output: Vec<u32>,
-    /// Leading blocks of the table that were offered to the prefix cache in this incarnation.
+    /// Leading blocks of the tables that were offered to the prefix cache in this incarnation.
     pub named: u32,
     /// Off for what was running when the cache was reset.
     pub cacheable: bool,
@@ -73,8 +79,8 @@ pub(crate) struct Times {
 }
 
 impl Sequence {
-    /// Choice number `choice` of `request`, which is at `index` of the request table.
-    pub fn new(index: u32, request: &Request, choice: u32, policy: Policy) -> Self {
+    /// Choice number `choice` of `request`, which is at `index` of the request table; with so many block tables.
+    pub fn new(index: u32, request: &Request, choice: u32, groups: usize, policy: Policy) -> Self {
         let id = SequenceId(request.first_sequence.0 + u64::from(choice));
         Self {
             incarnation: 0,
@@ -83,7 +89,9 @@ impl Sequence {
             computed: 0,
             in_flight: 0,
             limit: request.limit,
-            table: Vec::new(),
+            room: 0,
+            row_in: 0,
+            tables: vec![Table::default(); groups],
             output: Vec::new(),
             named: 0,
             cacheable: true,
@@ -112,6 +120,12 @@ impl Sequence {
         self.known_len() + self.in_flight
     }
 
+    /// Looks again how far the tables reach.
+    pub fn find_room(&mut self, block_size: u32) {
+        let entries = self.tables.iter().map(Table::len).min().unwrap_or(0);
+        self.room = entries.saturating_mul(block_size);
+    }
+
     /// Forgets everything that lives on the workers. The caller has freed slot and blocks.
     pub fn forget_workers(&mut self) {
         self.incarnation = 0;
@@ -119,7 +133,9 @@ impl Sequence {
         self.in_flight = 0;
         self.named = 0;
         self.prompt_done_in = 0;
-        self.table.clear();
+        self.room = 0;
+        self.row_in = 0;
+        self.tables.iter_mut().for_each(|table| table.begin(0));
     }
 
     /// Whether the workers still have to compute log-probabilities of the prompt. Once for all choices, and not again

@@ -34,6 +34,7 @@ impl Kernel for Gate {
             Activation::Relu => self.each::<S, Relu>(),
             Activation::ReluSquared => self.each::<S, ReluSquared>(),
             Activation::ClampedSwiGlu { limit } => self.clamped::<S>(limit),
+            Activation::Sigmoid => self.each::<S, Sigmoid>(),
         }
     }
 }
@@ -90,6 +91,7 @@ struct Gelu;
 struct GeluTanh;
 struct Relu;
 struct ReluSquared;
+struct Sigmoid;
 
 impl Function for Silu {
     #[inline(always)]
@@ -128,5 +130,12 @@ impl Function for ReluSquared {
     fn apply<S: Simd>(x: S) -> S {
         let positive = S::splat(0.0).max(x);
         positive.mul(positive)
+    }
+}
+
+impl Function for Sigmoid {
+    #[inline(always)]
+    fn apply<S: Simd>(x: S) -> S {
+        math::sigmoid(x)
     }
 }

@@ -9,6 +9,8 @@ pub(crate) struct Batch {
     pub(crate) positions: Vec<u32>,
     pub(crate) sequences: Vec<Sequence>,
     blocks: Vec<u32>,
+    /// Where each table lies in `blocks`: first and count.
+    tables: Vec<(usize, usize)>,
     /// Which sequence a row belongs to.
     owners: Vec<u32>,
 }
@@ -22,8 +24,9 @@ pub(crate) struct Sequence {
     pub(crate) first_row: usize,
     pub(crate) num_rows: usize,
     pub(crate) start: usize,
-    first_block: usize,
-    num_blocks: usize,
+    pub(crate) slot: usize,
+    first_table: usize,
+    num_tables: usize,
 }
 
 impl Batch {
@@ -35,21 +38,26 @@ impl Batch {
         self.positions.extend_from_slice(batch.positions);
         self.sequences.clear();
         self.blocks.clear();
+        self.tables.clear();
         self.owners.clear();
         self.owners.resize(self.tokens.len(), NOBODY);
         for (index, sequence) in batch.sequences.iter().enumerate() {
-            let ops::Sequence { first_row, num_rows, start, blocks } = *sequence;
+            let ops::Sequence { first_row, num_rows, start, tables, slot } = *sequence;
             assert!(first_row + num_rows <= self.tokens.len(), "rows of {sequence:?} in {}", self.tokens.len());
             self.owners[first_row..first_row + num_rows].fill(index as u32);
-            let (first_block, num_blocks) = (self.blocks.len(), blocks.len());
-            self.sequences.push(Sequence { first_row, num_rows, start, first_block, num_blocks });
-            self.blocks.extend_from_slice(blocks);
+            let (first_table, num_tables) = (self.tables.len(), tables.len());
+            self.sequences.push(Sequence { first_row, num_rows, start, slot, first_table, num_tables });
+            for blocks in tables {
+                self.tables.push((self.blocks.len(), blocks.len()));
+                self.blocks.extend_from_slice(blocks);
+            }
         }
     }
 
-    /// The block table of a sequence.
-    pub(crate) fn blocks(&self, sequence: &Sequence) -> &[u32] {
-        &self.blocks[sequence.first_block..][..sequence.num_blocks]
+    /// A block table of a sequence.
+    pub(crate) fn blocks(&self, sequence: &Sequence, table: u32) -> &[u32] {
+        let (first, count) = self.tables[sequence.first_table..][..sequence.num_tables][table as usize];
+        &self.blocks[first..][..count]
     }
 
     /// The sequence of a row.

@@ -10,7 +10,9 @@ mod batch;
 mod choose;
 mod clamp;
 mod combine;
+mod conv;
 mod copy_columns;
+mod delta;
 mod embed;
 mod gate_rows;
 mod gated;
@@ -25,8 +27,10 @@ mod pool;
 mod rope_and_cache;
 mod route;
 mod scale;
+mod scan;
 mod simd;
 mod soft_cap;
+mod state;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 
@@ -35,9 +39,10 @@ pub use memory::{MachineMemory, available_memory, machine_memory};
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use crate::ops::{
-    self, Act, Activation, Backend, DType, Epilogue, ExpertChoice, HeadColumns, Heads, HostMatrix, KvLayer,
+    self, Act, Activation, Backend, Cols, DType, DeltaInput, Epilogue, ExpertChoice, HeadColumns, Heads, HostMatrix,
+    KvLayer,
 };
-use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, Table, Vector};
+use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
 use acts::Acts;
 use matmul::{Product, Rows};
 use memory::Shared;
@@ -63,6 +68,7 @@ pub struct CpuBackend {
     tables: Vec<embed::Lookup>,
     vectors: Vec<Vec<f32>>,
     caches: Vec<kv::Kv>,
+    states: Vec<state::States>,
     batch: batch::Batch,
     slots: choose::Slots,
     angles: rope_and_cache::Angles,
@@ -85,6 +91,7 @@ impl CpuBackend {
             tables: Vec::new(),
             vectors: Vec::new(),
             caches: Vec::new(),
+            states: Vec::new(),
             batch: batch::Batch::default(),
             slots: choose::Slots::default(),
             angles: rope_and_cache::Angles::default(),
@@ -165,11 +172,16 @@ impl Backend for CpuBackend {
 
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.caches.push(kv::Kv::new(shape, self.isa));
-        KvLayer(newest(&self.caches))
+        KvLayer { memory: newest(&self.caches), table: 0 }
+    }
+
+    fn new_state(&mut self, slots: usize, len: usize) -> State {
+        self.states.push(state::States::new(slots, len));
+        State(newest(&self.states))
     }
 
     fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
-        self.caches[kv.0 as usize].copy_blocks(&mut self.pool, from, to);
+        self.caches[kv.memory as usize].copy_blocks(&mut self.pool, from, to);
     }
 
     fn begin(&mut self, batch: ops::Batch<'_>) {
@@ -240,6 +252,69 @@ impl Backend for CpuBackend {
         activate::activate(self.isa, &mut self.pool, self.acts.view(x), activation);
     }
 
+    fn gate(&mut self, x: Act, gate: Cols, activation: Activation) {
+        assert_ne!(x, gate.act, "a gate cannot gate itself");
+        let (x, view) = (self.acts.view(x), self.acts.view(gate.act));
+        gated::gate(self.isa, &mut self.pool, x, view, gate.first, activation);
+    }
+
+    fn causal_conv(&mut self, x: Cols, conv: ops::Conv, out: Act) {
+        assert_ne!(x.act, out, "a convolution cannot overwrite its input");
+        let view = self.acts.view(x.act);
+        let call = conv::Call {
+            x: view,
+            first_col: x.first,
+            channels: conv.channels,
+            kernel: conv.kernel,
+            taps: &self.vectors[conv.taps.0 as usize],
+            bias: lookup(&self.vectors, conv.bias),
+            states: &self.states[conv.state.0 as usize],
+            batch: &self.batch,
+            out: self.acts.target(out, view.rows, conv.channels),
+        };
+        conv::causal_conv(self.isa, &mut self.pool, call);
+    }
+
+    fn selective_scan(&mut self, input: ScanInput, scan: ops::Scan, out: Act) {
+        let ScanInput { x, dt, b, c } = input;
+        assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
+        let target = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
+        let cols = |cols: Cols| scan::Columns { view: self.acts.view(cols.act), first: cols.first };
+        let call = scan::Call {
+            scan,
+            x: cols(x),
+            dt: cols(dt),
+            b: cols(b),
+            c: cols(c),
+            decay: &self.vectors[scan.decay.0 as usize],
+            skip: &self.vectors[scan.skip.0 as usize],
+            dt_bias: lookup(&self.vectors, scan.dt_bias),
+            states: &self.states[scan.state.0 as usize],
+            batch: &self.batch,
+            out: target,
+        };
+        scan::selective_scan(self.isa, &mut self.pool, call);
+    }
+
+    fn delta_rule(&mut self, input: DeltaInput, rule: ops::DeltaRule, out: Act) {
+        let DeltaInput { qkv, beta, dt } = input;
+        assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "the delta rule cannot overwrite its input");
+        let target = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
+        let cols = |cols: Cols| scan::Columns { view: self.acts.view(cols.act), first: cols.first };
+        let call = delta::Call {
+            rule,
+            qkv: self.acts.view(qkv),
+            beta: cols(beta),
+            dt: cols(dt),
+            rate: &self.vectors[rule.rate.0 as usize],
+            dt_bias: &self.vectors[rule.dt_bias.0 as usize],
+            states: &self.states[rule.state.0 as usize],
+            batch: &self.batch,
+            out: target,
+        };
+        delta::delta_rule(self.isa, &mut self.pool, call);
+    }
+
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
         let qkv = self.acts.view(qkv);
         let rotation = rope.map(|rope| {
@@ -249,8 +324,8 @@ impl Backend for CpuBackend {
             let table = self.angles.get(&rope, inv_freq, &self.batch.positions);
             rope_and_cache::Rotation { table, dim: rope.rotary_dim, style: rope.style }
         });
-        let kv = &self.caches[kv.0 as usize];
-        rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, kv);
+        let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
+        rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, (kv, table));
     }
 
     fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
@@ -262,8 +337,8 @@ impl Backend for CpuBackend {
             sinks: lookup(&self.vectors, attention.sinks),
             alibi: lookup(&self.vectors, attention.alibi),
         };
-        let kv = &self.caches[kv.0 as usize];
-        let call = attention::Call { qkv, params, batch: &self.batch, kv, out };
+        let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
+        let call = attention::Call { qkv, params, batch: &self.batch, kv, table, out };
         attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
     }
 

@@ -77,7 +77,7 @@ pub(crate) fn rope_and_cache(
     heads: Heads,
     rotation: Option<Rotation<'_>>,
     batch: &Batch,
-    kv: &Kv,
+    (kv, table): (&Kv, u32),
 ) {
     let shape = kv.shape;
     let width = heads.q * heads.dim + kv.row_width();
@@ -88,7 +88,7 @@ pub(crate) fn rope_and_cache(
         "cache of {heads:?}"
     );
     for sequence in &batch.sequences {
-        let (end, blocks) = (sequence.start + sequence.num_rows, batch.blocks(sequence).len());
+        let (end, blocks) = (sequence.start + sequence.num_rows, batch.blocks(sequence, table).len());
         assert!(end <= blocks * shape.block_size, "{end} tokens in {blocks} blocks of {}", shape.block_size);
     }
     qkv.for_each_row(pool, 4, &|row| {
@@ -101,7 +101,7 @@ pub(crate) fn rope_and_cache(
             qkv[..rotated].chunks_exact_mut(heads.dim).for_each(|head| rotate(head, rotation, angles));
         }
         let position = sequence.start + row - sequence.first_row;
-        let slot = (batch.blocks(sequence)[position / shape.block_size], position % shape.block_size);
+        let slot = (batch.blocks(sequence, table)[position / shape.block_size], position % shape.block_size);
         match shape.dtype {
             DType::F32 => store::<F32>(qkv, heads, slot, kv),
             DType::Bf16 => store::<Bf16>(qkv, heads, slot, kv),

@@ -78,6 +78,8 @@ impl Upload {
 struct Capacity {
     rows: usize,
     sequences: usize,
+    /// Tables of a sequence.
+    tables: usize,
     blocks: usize,
 }
 
@@ -94,10 +96,15 @@ pub(crate) struct Batch {
     upload: Upload,
     selection: Upload,
     capacity: Capacity,
+    /// `first_block` is the list of the table turned to.
     pub(crate) pointers: Pointers,
     rows: usize,
-    /// Tokens and room of each sequence, to check against the cache's block size.
-    ends: Vec<(usize, usize)>,
+    /// Block tables of a sequence, and which of them kernels see.
+    tables: usize,
+    table: usize,
+    /// Tokens of each sequence, and blocks of each of its tables, to check against the cache's block size.
+    ends: Vec<usize>,
+    blocks: Vec<usize>,
     /// Rows of each sequence.
     lengths: Vec<usize>,
 }
@@ -129,22 +136,35 @@ impl Batch {
         let ops::Batch { tokens, positions, sequences } = batch;
         assert_eq!(tokens.len(), positions.len(), "tokens and positions of a batch");
         self.rows = tokens.len();
+        self.tables = sequences.first().map_or(0, |sequence| sequence.tables.len());
         self.ends.clear();
+        self.blocks.clear();
         self.lengths.clear();
         for sequence in sequences {
             assert!(sequence.first_row + sequence.num_rows <= self.rows, "rows of {sequence:?} in {}", self.rows);
             self.lengths.push(sequence.num_rows);
-            self.ends.push((sequence.start + sequence.num_rows, sequence.blocks.len()));
+            assert_eq!(sequence.tables.len(), self.tables, "tables of {sequence:?}, and of the first");
+            self.ends.push(sequence.start + sequence.num_rows);
+            self.blocks.extend(sequence.tables.iter().map(Vec::len));
         }
-        let blocks = self.ends.iter().map(|(_, blocks)| blocks).sum();
-        self.reserve(device, Capacity { rows: self.rows, sequences: sequences.len(), blocks });
+        let (tables, blocks) = (self.tables, self.blocks.iter().sum());
+        self.reserve(device, Capacity { rows: self.rows, sequences: sequences.len(), tables, blocks });
+        self.turn_to(0);
         let capacity = self.capacity;
         self.upload.send(device, capacity.layout().len(blocks), |numbers| capacity.fill(batch, numbers));
     }
 
+    /// From here on, kernels see this block table of each sequence.
+    pub(crate) fn turn_to(&mut self, table: u32) {
+        let list = |table: usize| (table * self.capacity.sequences * size_of::<u32>()) as u64;
+        self.pointers.first_block = self.pointers.first_block - list(self.table) + list(table as usize);
+        self.table = table as usize;
+    }
+
     /// Fails where a sequence is longer than its blocks.
     pub(crate) fn check_blocks(&self, block_size: usize) {
-        for (end, blocks) in &self.ends {
+        for (end, blocks) in self.ends.iter().zip(self.blocks.chunks(self.tables.max(1))) {
+            let blocks = blocks[self.table];
             assert!(*end <= blocks * block_size, "{end} tokens in {blocks} blocks of {block_size}");
         }
     }
@@ -161,11 +181,13 @@ impl Batch {
         let capacity = Capacity {
             rows: grow(self.capacity.rows, need.rows),
             sequences: grow(self.capacity.sequences, need.sequences),
+            tables: self.capacity.tables.max(need.tables),
             blocks: grow(self.capacity.blocks, need.blocks),
         };
         let layout = capacity.layout();
         if self.upload.reserve(device, layout.len(capacity.blocks)) || self.pointers.counts == 0 {
             self.capacity = capacity;
+            self.table = 0;
             let at = |offset| self.upload.address(offset);
             self.pointers = Pointers {
                 counts: at(0),
@@ -210,7 +232,8 @@ impl Capacity {
         let num_rows = first_row + sequences;
         let start = num_rows + sequences;
         let first_block = start + sequences;
-        let blocks = first_block + sequences;
+        // A list for each table.
+        let blocks = first_block + self.tables * sequences;
         Layout { tokens, positions, row_sequence, first_row, num_rows, start, first_block, blocks }
     }
 
@@ -232,9 +255,11 @@ impl Capacity {
             numbers[layout.first_row + index] = sequence.first_row as u32;
             numbers[layout.num_rows + index] = sequence.num_rows as u32;
             numbers[layout.start + index] = sequence.start as u32;
-            numbers[layout.first_block + index] = first_block as u32;
-            numbers[layout.blocks + first_block..][..sequence.blocks.len()].copy_from_slice(sequence.blocks);
-            first_block += sequence.blocks.len();
+            for (table, blocks) in sequence.tables.iter().enumerate() {
+                numbers[layout.first_block + table * self.sequences + index] = first_block as u32;
+                numbers[layout.blocks + first_block..][..blocks.len()].copy_from_slice(blocks);
+                first_block += blocks.len();
+            }
         }
     }
 }
@@ -246,20 +271,21 @@ mod tests {
 
     #[test]
     fn a_batch_lies_as_kernels_expect_it() {
-        let capacity = Capacity { rows: 64, sequences: 64, blocks: 64 };
+        let capacity = Capacity { rows: 64, sequences: 64, tables: 2, blocks: 64 };
         let layout = capacity.layout();
         let sequences = [
-            Sequence { first_row: 0, num_rows: 2, start: 5, blocks: &[9, 8] },
-            Sequence { first_row: 2, num_rows: 1, start: 0, blocks: &[7] },
+            Sequence { first_row: 0, num_rows: 2, start: 5, tables: &[vec![9, 8], vec![6, 5]], slot: 0 },
+            Sequence { first_row: 2, num_rows: 1, start: 0, tables: &[vec![7], vec![4]], slot: 1 },
         ];
         let batch = ops::Batch { tokens: &[1, 2, 3, 4], positions: &[5, 6, 0, 0], sequences: &sequences };
-        let mut numbers = vec![77; layout.len(3)];
+        let mut numbers = vec![77; layout.len(6)];
         capacity.fill(batch, &mut numbers);
         assert_eq!(numbers[..4], [4, 2, 7, 2]);
         assert_eq!(numbers[layout.tokens..][..4], [1, 2, 3, 4]);
         assert_eq!(numbers[layout.row_sequence..][..5], [0, 0, 1, NOBODY, NOBODY]);
         assert_eq!(numbers[layout.num_rows..][..3], [2, 1, 0]);
-        assert_eq!(numbers[layout.first_block..][..2], [0, 2]);
-        assert_eq!(numbers[layout.blocks..], [9, 8, 7]);
+        assert_eq!(numbers[layout.first_block..][..2], [0, 4]);
+        assert_eq!(numbers[layout.first_block + 64..][..2], [2, 5]);
+        assert_eq!(numbers[layout.blocks..], [9, 8, 6, 5, 7, 4]);
     }
 }

@@ -21,6 +21,7 @@ impl From<Activation> for Function {
             Activation::Relu => (3, 0.0),
             Activation::ReluSquared => (4, 0.0),
             Activation::ClampedSwiGlu { limit } => (5, limit),
+            Activation::Sigmoid => (6, 0.0),
         };
         Self { number, limit }
     }

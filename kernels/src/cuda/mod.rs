@@ -37,9 +37,11 @@ pub use libraries::{Folders, Surroundings};
 pub use modules::{Filled, fill_cache};
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use crate::ops::{self, Act, Activation, Backend, DType, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads};
+use crate::ops::{
+    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads,
+};
 use crate::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
-use crate::ops::{Table, Vector};
+use crate::ops::{ScanInput, State, Table, Vector};
 use acts::Acts;
 use arch::LOWEST_BF16;
 use attention::Attention;
@@ -215,12 +217,17 @@ impl Backend for CudaBackend {
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.device.bind();
         self.caches.push(Kv::new(&mut self.device, shape));
-        KvLayer(newest(&self.caches))
+        KvLayer { memory: newest(&self.caches), table: 0 }
+    }
+
+    fn new_state(&mut self, _slots: usize, _len: usize) -> State {
+        self.missing("new_state");
+        State(0)
     }
 
     fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
         self.device.bind();
-        self.caches[kv.0 as usize].copy_blocks(&mut self.device, from, to);
+        self.caches[kv.memory as usize].copy_blocks(&mut self.device, from, to);
     }
 
     fn begin(&mut self, batch: ops::Batch<'_>) {
@@ -312,8 +319,24 @@ impl Backend for CudaBackend {
         elementwise::activate(&mut self.device, self.acts.view(x), activation);
     }
 
+    fn gate(&mut self, _x: Act, _gate: Cols, _activation: Activation) {
+        self.missing("gate");
+    }
+
+    fn causal_conv(&mut self, _x: Cols, _conv: ops::Conv, _out: Act) {
+        self.missing("causal_conv");
+    }
+
+    fn selective_scan(&mut self, _input: ScanInput, _scan: ops::Scan, _out: Act) {
+        self.missing("selective_scan");
+    }
+
+    fn delta_rule(&mut self, _input: DeltaInput, _rule: ops::DeltaRule, _out: Act) {
+        self.missing("delta_rule");
+    }
+
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
-        let (row, cache) = (self.acts.view(qkv).dtype, self.caches[kv.0 as usize].shape.dtype);
+        let (row, cache) = (self.acts.view(qkv).dtype, self.caches[kv.memory as usize].shape.dtype);
         let fused = rope.filter(|rope| takes_norms(row, cache, heads, rope.rotary_dim));
         let norms = fused.and_then(|_| self.waiting.of(qkv, heads));
         if norms.is_some() {
@@ -326,7 +349,8 @@ impl Backend for CudaBackend {
             assert!(rope.rotary_dim <= heads.dim, "rotary dimension {} of a head of {}", rope.rotary_dim, heads.dim);
             (rope, frequencies.ptr())
         });
-        let (qkv, kv) = (self.acts.view(qkv), &self.caches[kv.0 as usize]);
+        self.batch.turn_to(kv.table);
+        let (qkv, kv) = (self.acts.view(qkv), &self.caches[kv.memory as usize]);
         rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, kv);
     }
 
@@ -337,7 +361,8 @@ impl Backend for CudaBackend {
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
         let params = attention::Params { layer: attention, sinks, alibi };
-        self.attention.run(&mut self.device, qkv, params, &self.batch, &self.caches[kv.0 as usize], out);
+        self.batch.turn_to(kv.table);
+        self.attention.run(&mut self.device, qkv, params, &self.batch, &self.caches[kv.memory as usize], out);
     }
 
     fn route(&mut self, _logits: Act, _routing: Routing, _out: ExpertChoice) {

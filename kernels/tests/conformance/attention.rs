@@ -64,9 +64,11 @@ impl World {
         let positions: Vec<u32> = parts.iter().flat_map(rows).map(|position| position as u32).collect();
         let mut first_row = 0;
         let mut sequences = Vec::new();
+        let tables: Vec<[Vec<u32>; 1]> = self.blocks.iter().map(|blocks| [blocks.clone()]).collect();
         for part in parts {
             let Part { sequence, start, rows } = *part;
-            sequences.push(Sequence { first_row, num_rows: rows, start, blocks: &self.blocks[sequence] });
+            let tables = &tables[sequence];
+            sequences.push(Sequence { first_row, num_rows: rows, start, tables, slot: sequence });
             first_row += rows;
         }
         backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &sequences });

@@ -46,7 +46,13 @@ impl Cache {
         let mut first_row = 0;
         for part in parts {
             let Part { sequence, start, rows } = *part;
-            sequences.push(Sequence { first_row, num_rows: rows, start, blocks: &blocks[sequence] });
+            sequences.push(Sequence {
+                first_row,
+                num_rows: rows,
+                start,
+                tables: &blocks[sequence..=sequence],
+                slot: sequence,
+            });
             first_row += rows;
         }
         backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &sequences });

@@ -8,6 +8,7 @@ mod latent;
 mod matmul;
 mod mixture;
 mod random;
+mod recurrent;
 mod rounded;
 mod rowwise;
 

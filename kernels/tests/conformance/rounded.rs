@@ -102,7 +102,7 @@ fn norms_before_a_rotation() {
                 let inv_freq = backend.load_vector(&frequencies);
                 let rope = Some(Rope { inv_freq, rotary_dim: HEADS.dim, style, mscale: 1.0 });
                 let mut run = |one_by_one: bool| {
-                    let sequence = Sequence { first_row: 0, num_rows: ROWS, start: 0, blocks: &[0] };
+                    let sequence = Sequence { first_row: 0, num_rows: ROWS, start: 0, tables: &[vec![0]], slot: 0 };
                     let positions: Vec<u32> = (0..ROWS as u32).collect();
                     let qkv = filled_in(backend, WIDTH, &values, dtype);
                     backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &[sequence] });

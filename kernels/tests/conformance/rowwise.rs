@@ -118,6 +118,7 @@ fn reference_activation(x: f64, activation: Activation) -> f64 {
             let x = x.min(f64::from(limit));
             x / (1.0 + (-1.702 * x).exp())
         }
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
     }
 }
 
@@ -137,10 +138,10 @@ fn gauss(x: f64) -> f64 {
 
 #[test]
 fn activations_alone_and_gating() {
-    use Activation::{ClampedSwiGlu, Gelu, GeluTanh, Relu, ReluSquared, Silu};
+    use Activation::{ClampedSwiGlu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Silu};
     for mut backend in backends() {
         for width in WIDTHS {
-            for activation in [Silu, Gelu, GeluTanh, Relu, ReluSquared, ClampedSwiGlu { limit: 3.0 }] {
+            for activation in [Silu, Gelu, GeluTanh, Relu, ReluSquared, ClampedSwiGlu { limit: 3.0 }, Sigmoid] {
                 let rows = 5;
                 let gate_up: Vec<f32> = Random(width as u64).values(rows * width * 2).iter().map(|x| x * 4.0).collect();
                 let input = filled(&mut *backend, width * 2, &gate_up);

@@ -24,12 +24,12 @@ fn model() -> Model {
     };
     let backend = CpuBackend::new(CpuOptions { threads: 1, isa: None });
     let mut model = models::load(folder.as_ref(), &options, Box::new(backend), &mut |_| {}).unwrap();
-    model.allocate_kv(BLOCKS as usize, 16);
+    model.allocate(models::Memory { num_blocks: BLOCKS as usize, block_size: 16, max_sequences: 8 });
     model
 }
 
 fn engine(model: &mut Model) -> Engine<'_> {
-    let slots = Slots::new(8, BLOCKS, vec![2]);
+    let slots = Slots::new(8, BLOCKS, 1, vec![2]);
     Engine::new(model, slots, Box::new(Solo), Options { threads: 1, max_logit_rows: LOGIT_ROWS })
 }
 

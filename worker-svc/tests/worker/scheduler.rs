@@ -197,6 +197,7 @@ pub fn sequence(slot: u32, prompt: &[u32], sampling: Sampling) -> NewSequence {
         seed: 7,
         request_id: format!("test-{slot}"),
         traceparent: String::new(),
+        ..NewSequence::default()
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Act, Attention, Backend, Epilogue, Heads, KvLayer, KvShape, Norm, Rope, Vector};
+use kernels::ops::{Act, Attention, Backend, Epilogue, Heads, KvLayer, Norm, Rope, Vector};
 use model_spec::{AttentionSpec, Position, QkNorm};
 
-use super::{Mixer, Pool};
-use crate::error::LoadError;
+use super::{Kept, Mixer, Run};
+use crate::cache::{Keeps, TokenCache};
+use crate::error::{ForwardError, LoadError};
 use crate::network::{Builder, Linear};
 use crate::tp::head_rows;
 use crate::weights::{Kind, Part, Role, Slot};
@@ -44,30 +45,18 @@ impl Mixer for AttentionMixer {
         self.attention.heads.q * self.attention.heads.v_dim
     }
 
-    fn cached_per_token(&self) -> usize {
-        let Heads { kv, dim, v_dim, .. } = self.attention.heads;
-        kv * (dim + v_dim)
+    fn keeps(&self) -> Keeps {
+        let Attention { heads: Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. }, window, .. } =
+            self.attention;
+        let tokens = TokenCache { kv_heads, head_dim, v_head_dim, shared: false, window };
+        Keeps { tokens: Some(tokens), states: Vec::new() }
     }
 
-    fn allocate(&mut self, pool: Pool, backend: &mut dyn Backend) {
-        let (heads, Pool { num_blocks, block_size, dtype }) = (self.attention.heads, pool);
-        let (kv_heads, head_dim, v_head_dim) = (heads.kv, heads.dim, heads.v_dim);
-        self.kv = Some(backend.new_kv(KvShape {
-            num_blocks,
-            block_size,
-            kv_heads,
-            head_dim,
-            v_head_dim,
-            shared: false,
-            dtype,
-        }));
+    fn take(&mut self, kept: Kept) {
+        self.kv = kept.kv;
     }
 
-    fn copy_blocks(&self, from: &[u32], to: &[u32], backend: &mut dyn Backend) {
-        backend.copy_blocks(self.kv(), from, to);
-    }
-
-    fn remember(&self, input: Act, backend: &mut dyn Backend) {
+    fn remember(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
         let heads = self.attention.heads;
         backend.matmul(input, self.qkv.matrix, self.qkv.bias, Epilogue::Store, self.projected);
         for ColumnNorm { first_col, heads, width, norm } in &self.norms {
@@ -77,6 +66,7 @@ impl Mixer for AttentionMixer {
             backend.clamp(self.projected, limit);
         }
         backend.rope_and_cache(self.projected, heads, self.rope, self.kv());
+        Ok(())
     }
 
     fn recall(&self, backend: &mut dyn Backend) -> Act {

@@ -4,11 +4,12 @@
 //! and what they gather is brought back by the values' part of the projection (the absorbed form of arXiv 2405.04434). A key is
 //! `[rope | latent]`, its value its latent part; that is all the cache holds, and every rank holds the same.
 
-use kernels::ops::{Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, KvShape, MatrixGroup, Norm, Rope};
+use kernels::ops::{Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixGroup, Norm, Rope};
 use model_spec::{LatentSpec, Position};
 
-use super::{Mixer, Pool};
-use crate::error::LoadError;
+use super::{Kept, Mixer, Run};
+use crate::cache::{Keeps, TokenCache};
+use crate::error::{ForwardError, LoadError};
 use crate::network::{Builder, Linear};
 use crate::tp::head_rows;
 use crate::weights::{Part, Slice, Slot};
@@ -85,23 +86,18 @@ impl Mixer for LatentMixer {
         self.attention.heads.q * self.v_head_dim
     }
 
-    fn cached_per_token(&self) -> usize {
-        self.attention.heads.dim
+    fn keeps(&self) -> Keeps {
+        let Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. } = self.attention.heads;
+        let window = self.attention.window;
+        Keeps { tokens: Some(TokenCache { kv_heads, head_dim, v_head_dim, shared: true, window }), states: Vec::new() }
     }
 
-    fn allocate(&mut self, pool: Pool, backend: &mut dyn Backend) {
-        let (Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. }, shared) = (self.attention.heads, true);
-        let Pool { num_blocks, block_size, dtype } = pool;
-        self.kv =
-            Some(backend.new_kv(KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype }));
+    fn take(&mut self, kept: Kept) {
+        self.kv = kept.kv;
     }
 
-    fn copy_blocks(&self, from: &[u32], to: &[u32], backend: &mut dyn Backend) {
-        backend.copy_blocks(self.kv(), from, to);
-    }
-
-    fn remember(&self, input: Act, backend: &mut dyn Backend) {
-        let latent = self.buffers.latent;
+    fn remember(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
+        let (latent, backend) = (self.buffers.latent, &mut *run.backend);
         self.project_queries(input, backend);
         backend.matmul(input, self.down.matrix, self.down.bias, Epilogue::Store, latent);
         if let Some(norm) = self.norm {
@@ -109,6 +105,7 @@ impl Mixer for LatentMixer {
         }
         self.assemble(backend);
         backend.rope_and_cache(self.buffers.qk, self.attention.heads, self.rope, self.kv());
+        Ok(())
     }
 
     fn recall(&self, backend: &mut dyn Backend) -> Act {

@@ -7,10 +7,12 @@
 mod attention;
 mod latent;
 
-use kernels::ops::{Act, Backend, DType};
+use collectives::Collective;
+use kernels::ops::{Act, Backend, KvLayer, State};
 use model_spec::MixerSpec;
 
-use crate::error::LoadError;
+use crate::cache::Keeps;
+use crate::error::{ForwardError, LoadError};
 use crate::network::{Builder, Linear};
 
 /// What mixes tokens, on this rank.
@@ -18,29 +20,43 @@ pub(crate) trait Mixer: Send {
     /// Columns of what [`Self::recall`] returns.
     fn width(&self) -> usize;
 
-    /// Elements that a token takes in the paged cache.
-    fn cached_per_token(&self) -> usize;
+    /// What it keeps of past tokens.
+    fn keeps(&self) -> Keeps;
 
-    /// Takes the cache's memory. Called once, before the first step.
-    fn allocate(&mut self, pool: Pool, backend: &mut dyn Backend);
-
-    /// Copies cache block `from[i]` to `to[i]`.
-    fn copy_blocks(&self, from: &[u32], to: &[u32], backend: &mut dyn Backend);
+    /// Is given memory for that. Called once, before the first step.
+    fn take(&mut self, kept: Kept);
 
     /// Takes a step's rows `[rows, hidden]` and puts down what later tokens need of them.
-    fn remember(&self, input: Act, backend: &mut dyn Backend);
+    fn remember(&self, input: Act, step: &mut Run<'_>) -> Result<(), ForwardError>;
 
     /// Mixes the rows just remembered: `[rows, width]`.
     fn recall(&self, backend: &mut dyn Backend) -> Act;
 }
 
-/// The cache's memory, the same in every layer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pool {
-    pub num_blocks: usize,
-    /// Tokens a block.
-    pub block_size: usize,
-    pub dtype: DType,
+/// Memory for what [`Mixer::keeps`] named.
+#[derive(Clone, Debug, Default)]
+#[allow(dead_code, reason = "recurrent mixers read the states")]
+pub(crate) struct Kept {
+    pub kv: Option<KvLayer>,
+    pub states: Vec<State>,
+}
+
+/// What a step runs on.
+#[allow(dead_code, reason = "recurrent mixers sum over the group")]
+pub(crate) struct Run<'a> {
+    pub backend: &'a mut dyn Backend,
+    pub group: &'a mut dyn Collective,
+}
+
+#[allow(dead_code, reason = "recurrent mixers sum over the group")]
+impl Run<'_> {
+    /// Adds up a buffer over the ranks of the group.
+    pub(crate) fn sum_over_ranks(&mut self, act: Act) -> Result<(), ForwardError> {
+        if self.group.world_size() > 1 {
+            self.group.all_reduce_sum(self.backend.host_mut(act))?;
+        }
+        Ok(())
+    }
 }
 
 /// Loads a layer's mixer and its output projection.

@@ -5,13 +5,14 @@ use std::path::Path;
 use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Backend, Batch, DType, Sequence};
-use models::{LoadError, LoadFormat, LoadOptions, Model};
+use models::{LoadError, LoadFormat, LoadOptions, Memory, Model};
 
 use crate::gpu;
 
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 512;
 const MAX_ROWS: usize = 256;
+const MEMORY: Memory = Memory { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, max_sequences: 8 };
 
 /// How prompts are run.
 #[derive(Clone, Copy, Debug)]
@@ -130,15 +131,18 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
 
 /// Runs all scripts.
 pub fn run(model: &mut Model, group: &mut dyn Collective, scripts: &[Script], way: Way) -> Vec<Outcome> {
-    model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE);
+    model.allocate(MEMORY);
     let mut blocks: Vec<u32> = (0..NUM_BLOCKS as u32).collect();
     if way.scattered {
         // 37 and 512 have no common factor, so this is a permutation without neighbours.
         blocks.iter_mut().for_each(|block| *block = *block * 37 % NUM_BLOCKS as u32);
     }
+    let groups = model.cache().groups.len();
     let need = |script: &Script| (script.prompt.len() + script.steps).div_ceil(BLOCK_SIZE);
-    let mut runs: Vec<Run> =
-        scripts.iter().map(|script| Run::new(script, blocks.split_off(blocks.len() - need(script)))).collect();
+    let mut tables = |script: &Script| -> Vec<Vec<u32>> {
+        (0..groups).map(|_| blocks.split_off(blocks.len() - need(script))).collect()
+    };
+    let mut runs: Vec<Run> = scripts.iter().map(|script| Run::new(script, tables(script))).collect();
     match way.together {
         true => finish(model, group, &mut runs, way),
         false => runs.chunks_mut(1).for_each(|alone| finish(model, group, alone, way)),
@@ -151,14 +155,15 @@ struct Run<'a> {
     script: &'a Script,
     tokens: Vec<u32>,
     computed: usize,
-    blocks: Vec<u32>,
+    /// By group of layers.
+    tables: Vec<Vec<u32>>,
     outcome: Outcome,
 }
 
 impl<'a> Run<'a> {
-    fn new(script: &'a Script, blocks: Vec<u32>) -> Self {
+    fn new(script: &'a Script, tables: Vec<Vec<u32>>) -> Self {
         let outcome = Outcome { logits: Vec::new(), greedy: Vec::new() };
-        Self { script, tokens: script.prompt.clone(), computed: 0, blocks, outcome }
+        Self { script, tokens: script.prompt.clone(), computed: 0, tables, outcome }
     }
 
     fn done(&self) -> bool {
@@ -182,6 +187,7 @@ fn finish(model: &mut Model, group: &mut dyn Collective, runs: &mut [Run<'_>], w
     while runs.iter().any(|run| !run.done()) {
         let (mut tokens, mut positions, mut sequences, mut wanted) = (vec![], vec![], vec![], vec![]);
         let mut takers = Vec::new();
+        let tables: Vec<Vec<Vec<u32>>> = runs.iter().map(|run| run.tables.clone()).collect();
         for (index, run) in runs.iter().enumerate().filter(|(_, run)| !run.done()) {
             let end = run.tokens.len().min(run.computed + way.chunk);
             let first_row = tokens.len();
@@ -191,7 +197,8 @@ fn finish(model: &mut Model, group: &mut dyn Collective, runs: &mut [Run<'_>], w
                 first_row,
                 num_rows: end - run.computed,
                 start: run.computed,
-                blocks: &run.blocks,
+                tables: &tables[index],
+                slot: index,
             });
             let takes = (run.computed..end).filter(|p| way.wanted == Wanted::All || p + 1 == run.tokens.len());
             for position in takes {
@@ -225,10 +232,12 @@ pub fn logprob(logits: &[f32], token: u32) -> f32 {
 
 /// The residual stream of a prompt, by layer.
 pub fn hidden(model: &mut Model, group: &mut dyn Collective, prompt: &[u32]) -> Vec<Vec<f32>> {
-    model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE);
+    model.allocate(MEMORY);
     let positions: Vec<u32> = (0..prompt.len() as u32).collect();
+    let groups = model.cache().groups.len();
     let blocks: Vec<u32> = (0..NUM_BLOCKS as u32).collect();
-    let sequence = Sequence { first_row: 0, num_rows: prompt.len(), start: 0, blocks: &blocks };
+    let tables: Vec<Vec<u32>> = blocks.chunks(NUM_BLOCKS / groups).take(groups).map(<[u32]>::to_vec).collect();
+    let sequence = Sequence { first_row: 0, num_rows: prompt.len(), start: 0, tables: &tables, slot: 0 };
     let batch = Batch { tokens: prompt, positions: &positions, sequences: &[sequence] };
     let mut layers = Vec::new();
     model.forward_observed(batch, &[], group, &mut |_, x| layers.push(x.to_vec())).expect("a step");

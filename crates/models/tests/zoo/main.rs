@@ -141,7 +141,7 @@ fn latent_caches_hold_one_vector_a_token() {
         for (dtype, size) in [(DType::F32, 4), (DType::Bf16, 2)] {
             let setup = Setup { rank, ..Setup::new(dtype) };
             let model = load(&dir, setup).expect("a model");
-            assert_eq!(model.kv_bytes_per_token(), 3 * (32 + 16) * size, "{dtype:?}");
+            assert_eq!(model.cache().place_bytes, 3 * (32 + 16) * size, "{dtype:?}");
         }
     }
 }

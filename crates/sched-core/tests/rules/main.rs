@@ -5,6 +5,7 @@ mod cache;
 mod ends;
 mod memory;
 mod steps;
+mod windows;
 
 use ids::Epoch;
 use proto::{RequestKey, Sampling, StepPlan, StepResult, TokenBatch, prompt::Kind};

@@ -10,6 +10,7 @@ pub fn config(source: &mut Source) -> Config {
     let max_model_len = source.between(4, 40);
     let enable_chunked_prefill = source.chance(80);
     let least = if enable_chunked_prefill { max_num_seqs } else { max_num_seqs.max(max_model_len) };
+    let recurrent = source.chance(8);
     let optional = |source: &mut Source, most| if source.chance(30) { source.between(1, most) } else { 0 };
     Config {
         block_size: source.between(1, 5),
@@ -19,7 +20,9 @@ pub fn config(source: &mut Source) -> Config {
         long_prefill_token_threshold: optional(source, 9),
         max_prefill_tokens_beside_decodes: optional(source, 9),
         enable_chunked_prefill,
-        enable_prefix_caching: source.chance(75),
+        enable_prefix_caching: !recurrent && source.chance(75),
+        windows: windows(source),
+        recurrent,
         policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
         pipeline: if source.chance(70) { Pipeline::RunAhead } else { Pipeline::InOrder },
         max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
@@ -30,6 +33,14 @@ pub fn config(source: &mut Source) -> Config {
         max_choices: 4,
         seed: 11,
     }
+}
+
+/// Mostly one group that keeps everything; else up to three with and without windows.
+fn windows(source: &mut Source) -> Vec<Option<u32>> {
+    if source.chance(50) {
+        return vec![None];
+    }
+    (0..source.between(1, 3)).map(|_| source.chance(65).then(|| source.between(1, 12))).collect()
 }
 
 /// Prompts come from three families with common beginnings, so that blocks are worth sharing.

@@ -71,7 +71,7 @@ impl<'a> World<'a> {
     /// A world of this configuration.
     pub fn with(mut source: Source<'a>, config: Config) -> Self {
         // Most worlds hold one or two full contexts, so that running sequences fight for blocks; some hold not even one.
-        let context = config.max_model_len.div_ceil(config.block_size);
+        let context = config.blocks_for(config.max_model_len) as u32;
         let num_blocks = if source.chance(80) { source.between(context, 2 * context) } else { source.between(2, 30) };
         let scheduler = Scheduler::new(config.clone()).expect("a possible configuration");
         let mut world = Self {
@@ -197,7 +197,7 @@ impl<'a> World<'a> {
         let Some(Kind::Ids(ids)) = request.prompt.as_ref().and_then(|prompt| prompt.kind.clone()) else {
             unreachable!("all prompts are ids")
         };
-        let capacity = (self.num_blocks * self.config.block_size + 1) as usize;
+        let capacity = self.config.positions_in(self.num_blocks) as usize + 1;
         let limit = match request.max_tokens {
             Some(max_tokens) => ids.ids.len() + max_tokens as usize,
             None => (self.config.max_model_len as usize).min(capacity.max(ids.ids.len() + 1)),

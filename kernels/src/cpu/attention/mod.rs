@@ -41,6 +41,7 @@ pub(crate) struct Call<'a> {
     pub(crate) params: Params<'a>,
     pub(crate) batch: &'a Batch,
     pub(crate) kv: &'a Kv,
+    pub(crate) table: u32,
     pub(crate) out: View,
 }
 
@@ -156,7 +157,7 @@ impl Call<'_> {
             assert_eq!(vector.len(), q, "sinks or slopes of {q} heads");
         }
         for sequence in &self.batch.sequences {
-            let (end, blocks) = (sequence.start + sequence.num_rows, self.batch.blocks(sequence).len());
+            let (end, blocks) = (sequence.start + sequence.num_rows, self.batch.blocks(sequence, self.table).len());
             assert!(end <= blocks * shape.block_size, "{end} tokens in {blocks} blocks of {}", shape.block_size);
         }
     }

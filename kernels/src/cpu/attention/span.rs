@@ -122,7 +122,7 @@ impl<'a, E: Element> Span<'a, E> {
     ) -> Self {
         let heads = call.params.layer.heads;
         let group = heads.q / heads.kv;
-        let blocks = call.batch.blocks(&tile.sequence);
+        let blocks = call.batch.blocks(&tile.sequence, call.table);
         // The batch outlives the call; its table is borrowed for as long.
         Self { call, tile, span, blocks, group, queries: tile.rows * group, workspace, state, element: PhantomData }
     }

@@ -29,6 +29,20 @@ pub(crate) fn sigmoid<S: Simd>(x: S) -> S {
     S::splat(1.0).div(S::splat(1.0).add(exp(S::splat(0.0).sub(x))))
 }
 
+/// `ln(1 + e^x)`, absolute error near 1e-7: `max(x, 0) + ln(1 + e^-|x|)`, the logarithm by its series in `u / (2 + u)`.
+#[inline(always)]
+pub(crate) fn softplus<S: Simd>(x: S) -> S {
+    let zero = S::splat(0.0);
+    let u = exp(zero.sub(zero.sub(x).max(x)));
+    let s = u.div(u.add(S::splat(2.0)));
+    let square = s.mul(s);
+    let mut series = S::splat(2.0 / 17.0);
+    for odd in [15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        series = series.fma(square, S::splat(2.0 / odd));
+    }
+    series.fma(s, zero.max(x))
+}
+
 /// Hyperbolic tangent: a series near zero, where the quotient would cancel.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(x: S) -> S {
@@ -106,6 +120,7 @@ mod tests {
     function!(Exp, exp);
     function!(Tanh, tanh);
     function!(Erfc, erfc);
+    function!(Softplus, softplus);
 
     fn check(function: impl Function + Copy, reference: fn(f64) -> f64, range: (f32, f32), relative: f64) {
         for isa in Isa::available() {
@@ -125,6 +140,11 @@ mod tests {
     #[test]
     fn exp_is_accurate() {
         check(Exp, f64::exp, (-87.0, 88.0), 2.5e-7);
+    }
+
+    #[test]
+    fn softplus_is_accurate() {
+        check(Softplus, |x| x.exp().ln_1p(), (-30.0, 80.0), 1e-6);
     }
 
     #[test]

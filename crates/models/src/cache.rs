@@ -1,0 +1,237 @@
+//! How a model's layers share the memory that keeps past tokens.
+//!
+//! Layers that keep the same tokens form groups with a block table each: all tokens, or those of a window. The tables of all groups take
+//! blocks from one pool, so that what windows do not need is there for whoever needs it. For that, a block must be of use to any group:
+//! it is a block of *every* memory, and the groups' layers use the same memories in turn.
+//!
+//! ```text
+//!            memory 0   memory 1
+//! group 0    layer 5    layer 11     keeps everything
+//! group 1    layer 0    layer 1      window
+//! group 2    layer 2    layer 3      window                 (Gemma 3; the idea is that of vLLM's hybrid cache)
+//! ```
+
+use kernels::ops::KvShape;
+
+/// Most block tables of a sequence.
+const MOST_GROUPS: usize = 8;
+
+/// What one layer keeps of past tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Keeps {
+    /// Keys and values.
+    pub tokens: Option<TokenCache>,
+    /// Recurrent states of a sequence, in f32 values each.
+    pub states: Vec<usize>,
+}
+
+/// Paged keys and values of one layer, on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenCache {
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub v_head_dim: usize,
+    /// Values are a part of keys.
+    pub shared: bool,
+    /// A token sees itself and `window - 1` before it; absent: all.
+    pub window: Option<usize>,
+}
+
+impl TokenCache {
+    /// Elements of a token.
+    fn elements(&self) -> usize {
+        self.kv_heads * (self.head_dim + if self.shared { 0 } else { self.v_head_dim })
+    }
+
+    /// Layers of one shape can use one memory.
+    fn shape(self) -> Self {
+        Self { window: None, ..self }
+    }
+
+    pub(crate) fn kv_shape(self, pool: Pool) -> KvShape {
+        let Self { kv_heads, head_dim, v_head_dim, shared, .. } = self;
+        let Pool { num_blocks, block_size, dtype } = pool;
+        KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype }
+    }
+}
+
+/// Blocks of every memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pool {
+    pub num_blocks: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    pub dtype: kernels::ops::DType,
+}
+
+/// What a model keeps of past tokens, on this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheLayout {
+    /// At least one; each has a block table in every sequence.
+    pub groups: Vec<CacheGroup>,
+    /// Bytes that a token's place takes in a block: that of all memories.
+    pub place_bytes: u64,
+    /// Bytes of recurrent state of one sequence.
+    pub state_bytes: u64,
+}
+
+impl CacheLayout {
+    /// Of a model that keeps nothing: its blocks are numbers that stand for nothing.
+    pub(crate) fn nothing() -> Self {
+        let group = CacheGroup { layers: 0, window: None, bytes_per_token: 0 };
+        Self { groups: vec![group], place_bytes: 0, state_bytes: 0 }
+    }
+}
+
+/// Layers that keep the same tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheGroup {
+    /// How many.
+    pub layers: usize,
+    /// A token sees itself and `window - 1` before it; absent: all before it.
+    pub window: Option<usize>,
+    /// Bytes that a kept token takes in them.
+    pub bytes_per_token: u64,
+}
+
+/// Which table and which memory each layer uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Arrangement {
+    /// By layer; none where it keeps no tokens.
+    pub places: Vec<Option<Place>>,
+    pub memories: Vec<TokenCache>,
+    pub groups: Vec<Vec<usize>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub group: usize,
+    pub memory: usize,
+}
+
+/// Arranges layers in groups over as few memories as go.
+pub(crate) fn arrange(layers: &[Keeps]) -> Arrangement {
+    let groups = group(layers);
+    let mut places = vec![None; layers.len()];
+    let mut memories: Vec<TokenCache> = Vec::new();
+    for (group, members) in groups.iter().enumerate() {
+        let mut taken = vec![false; memories.len()];
+        for &layer in members {
+            let Some(shape) = layers[layer].tokens.map(TokenCache::shape) else { continue };
+            let free = (0..memories.len()).find(|&memory| memories[memory] == shape && !taken[memory]);
+            let memory = free.unwrap_or_else(|| {
+                memories.push(shape);
+                taken.push(false);
+                memories.len() - 1
+            });
+            taken[memory] = true;
+            places[layer] = Some(Place { group, memory });
+        }
+    }
+    Arrangement { places, memories, groups }
+}
+
+/// Layers by window, those without one first, each kind cut into groups of about the same size.
+fn group(layers: &[Keeps]) -> Vec<Vec<usize>> {
+    let mut kinds: Vec<(Option<usize>, Vec<usize>)> = Vec::new();
+    for (layer, tokens) in layers.iter().enumerate().filter_map(|(layer, keeps)| Some((layer, keeps.tokens?))) {
+        match kinds.iter_mut().find(|(window, _)| *window == tokens.window) {
+            Some((_, members)) => members.push(layer),
+            None => kinds.push((tokens.window, vec![layer])),
+        }
+    }
+    if kinds.is_empty() {
+        return vec![Vec::new()];
+    }
+    kinds.sort_by_key(|(window, _)| *window);
+    let size = group_size(&kinds);
+    kinds.iter().flat_map(|(_, members)| members.chunks(size).map(<[usize]>::to_vec)).collect()
+}
+
+/// Layers a group: as many as waste the fewest places, first in groups that keep everything, then in those with a window.
+fn group_size(kinds: &[(Option<usize>, Vec<usize>)]) -> usize {
+    let largest = kinds.iter().map(|(_, members)| members.len()).max().unwrap_or(1);
+    let count = |size: usize| kinds.iter().map(|(_, members)| members.len().div_ceil(size)).sum::<usize>();
+    let waste = |size: usize, windows: bool| -> usize {
+        let kinds = kinds.iter().filter(|(window, _)| window.is_some() == windows);
+        kinds.map(|(_, members)| members.len().next_multiple_of(size) - members.len()).sum()
+    };
+    let possible = (1..=largest).filter(|&size| count(size) <= MOST_GROUPS.max(kinds.len()));
+    possible.min_by_key(|&size| (waste(size, false), waste(size, true), count(size))).unwrap_or(largest)
+}
+
+impl Arrangement {
+    /// The same in bytes, for elements of so many.
+    pub(crate) fn layout(&self, layers: &[Keeps], element: usize) -> CacheLayout {
+        let bytes = |tokens: &TokenCache| (tokens.elements() * element) as u64;
+        let group = |members: &Vec<usize>| {
+            let tokens = || members.iter().filter_map(|&layer| layers[layer].tokens);
+            CacheGroup {
+                layers: members.len(),
+                window: tokens().next().and_then(|tokens| tokens.window),
+                bytes_per_token: tokens().map(|tokens| bytes(&tokens)).sum(),
+            }
+        };
+        let states = layers.iter().flat_map(|keeps| &keeps.states);
+        CacheLayout {
+            groups: self.groups.iter().map(group).collect(),
+            place_bytes: self.memories.iter().map(bytes).sum(),
+            state_bytes: states.map(|values| (values * size_of::<f32>()) as u64).sum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keeps(windows: &[Option<usize>]) -> Vec<Keeps> {
+        let tokens = |window| TokenCache { kv_heads: 2, head_dim: 8, v_head_dim: 8, shared: false, window };
+        windows.iter().map(|&window| Keeps { tokens: Some(tokens(window)), states: Vec::new() }).collect()
+    }
+
+    fn check(windows: &[Option<usize>], groups: &[&[usize]], memories: usize) {
+        let layers = keeps(windows);
+        let arrangement = arrange(&layers);
+        assert_eq!(arrangement.groups, groups, "{windows:?}");
+        assert_eq!(arrangement.memories.len(), memories, "{windows:?}");
+        let mut used: Vec<_> = arrangement.places.iter().flatten().map(|place| (place.group, place.memory)).collect();
+        used.sort_unstable();
+        used.dedup();
+        assert_eq!(used.len(), windows.len(), "no two layers of a group share a memory");
+    }
+
+    #[test]
+    fn layers_of_a_kind_are_one_group() {
+        check(&[None; 4], &[&[0, 1, 2, 3]], 4);
+        check(&[Some(16); 3], &[&[0, 1, 2]], 3);
+    }
+
+    #[test]
+    fn kinds_share_memories() {
+        check(&[Some(16), None, Some(16), None], &[&[1, 3], &[0, 2]], 2);
+        check(&[Some(16), Some(16), None, Some(16)], &[&[2], &[0], &[1], &[3]], 1);
+        // As many layers of each as Gemma 3 27B: 10 keep everything, 52 a window.
+        let layers: Vec<Option<usize>> = (0..62).map(|layer| (layer % 6 != 5).then_some(1024)).collect();
+        let arrangement = arrange(&keeps(&layers));
+        assert_eq!((arrangement.groups.len(), arrangement.memories.len()), (7, 10));
+        assert_eq!(arrangement.groups[0].len(), 10);
+    }
+
+    #[test]
+    fn shapes_have_memories_of_their_own() {
+        let mut layers = keeps(&[None, Some(16)]);
+        layers[1].tokens.as_mut().unwrap().head_dim = 4;
+        let arrangement = arrange(&layers);
+        assert_eq!(arrangement.memories.len(), 2);
+        assert_eq!(arrangement.layout(&layers, 2).place_bytes, (2 * 16 + 2 * 12) * 2);
+    }
+
+    #[test]
+    fn a_model_without_tokens_has_a_group_of_nothing() {
+        let layers = vec![Keeps { tokens: None, states: vec![30, 12] }; 2];
+        let layout = arrange(&layers).layout(&layers, 2);
+        assert_eq!(layout.groups, [CacheGroup { layers: 0, window: None, bytes_per_token: 0 }]);
+        assert_eq!((layout.place_bytes, layout.state_bytes), (0, 2 * 42 * 4));
+    }
+}

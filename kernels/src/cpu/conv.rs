@@ -1,0 +1,103 @@
+//! Causal convolution of each channel along a sequence, with the last inputs carried from step to step.
+
+use super::acts::View;
+use super::batch::{Batch, Sequence};
+use super::isa::Isa;
+use super::pool::Pool;
+use super::simd::{Kernel, Simd, math, vectorize};
+use super::state::States;
+
+/// Channels a task.
+const CHANNELS: usize = 64;
+/// Longest kernel.
+const KERNEL: usize = 8;
+
+/// A call with everything looked up.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub(crate) x: View,
+    pub(crate) first_col: usize,
+    pub(crate) channels: usize,
+    pub(crate) kernel: usize,
+    pub(crate) taps: &'a [f32],
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) states: &'a States,
+    pub(crate) batch: &'a Batch,
+    pub(crate) out: View,
+}
+
+/// See [`crate::ops::Conv`].
+pub(crate) fn causal_conv(isa: Isa, pool: &mut Pool, call: Call<'_>) {
+    let Call { channels, kernel, .. } = call;
+    assert!((2..=KERNEL).contains(&kernel), "a convolution over {kernel} rows");
+    assert_eq!(call.taps.len(), kernel * channels, "taps of {channels} channels, {kernel} rows");
+    assert!(call.bias.is_none_or(|bias| bias.len() == channels), "bias of {channels} channels");
+    assert!(call.first_col + channels <= call.x.width, "columns from {} of {}", call.first_col, call.x.width);
+    assert_eq!((call.x.rows, call.states.len), (call.batch.rows(), (kernel - 1) * channels), "rows and state");
+    call.states.check(call.batch);
+    let blocks = channels.div_ceil(CHANNELS);
+    let work = call.x.rows * channels * (kernel + 16);
+    pool.run_sized(call.batch.sequences.len() * blocks, work, &|task, _| {
+        let sequence = &call.batch.sequences[task / blocks];
+        let first = task % blocks * CHANNELS;
+        vectorize(isa, Channels { call, sequence, first, count: CHANNELS.min(channels - first) });
+    });
+}
+
+/// Some channels of one sequence.
+struct Channels<'a> {
+    call: Call<'a>,
+    sequence: &'a Sequence,
+    first: usize,
+    count: usize,
+}
+
+impl Kernel for Channels<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let mut at = 0;
+        while at < self.count {
+            let lanes = S::N.min(self.count - at);
+            self.walk::<S>(self.first + at, lanes);
+            at += lanes;
+        }
+    }
+}
+
+impl Channels<'_> {
+    /// Channels `channel .. channel + lanes`, all rows in order.
+    #[inline(always)]
+    fn walk<S: Simd>(&self, channel: usize, lanes: usize) {
+        let Call { x, first_col, channels, kernel, taps, bias, states, out, .. } = self.call;
+        let past = kernel - 1;
+        let mut tap = [S::splat(0.0); KERNEL];
+        let mut seen = [S::splat(0.0); KERNEL];
+        // SAFETY: `lanes` channels are left in every row of the taps, the bias, the inputs, the outputs and the state (checked); a
+        // task has its sequence's rows of these channels, in the state too, to itself.
+        unsafe {
+            for (row, tap) in tap[..kernel].iter_mut().enumerate() {
+                *tap = S::load_up_to(taps.as_ptr().add(row * channels + channel), lanes);
+            }
+            let mut kept = [std::ptr::null_mut(); KERNEL];
+            for (row, kept) in kept[..past].iter_mut().enumerate() {
+                *kept = states.part(self.sequence, row * channels + channel, lanes).as_mut_ptr();
+                seen[row] = S::load_up_to(kept.cast_const(), lanes);
+            }
+            let shift = bias.map_or(S::splat(0.0), |bias| S::load_up_to(bias.as_ptr().add(channel), lanes));
+            for row in self.sequence.first_row..self.sequence.first_row + self.sequence.num_rows {
+                seen[past] = S::load_up_to(x.data.at(row * x.width + first_col + channel).cast_const(), lanes);
+                let mut sum = shift;
+                for back in 0..kernel {
+                    sum = seen[back].fma(tap[back], sum);
+                }
+                sum.mul(math::sigmoid(sum)).store_up_to(out.data.at(row * out.width + channel), lanes);
+                for back in 0..past {
+                    seen[back] = seen[back + 1];
+                }
+            }
+            for (seen, kept) in seen[..past].iter().zip(kept) {
+                seen.store_up_to(kept, lanes);
+            }
+        }
+    }
+}

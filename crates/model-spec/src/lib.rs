@@ -14,6 +14,7 @@ mod gguf;
 mod latent;
 mod mixture;
 mod nearest;
+mod recurrent;
 mod rope;
 mod rope_config;
 mod spec;
@@ -28,6 +29,7 @@ pub use gguf::GgufFamily;
 pub use latent::LatentSpec;
 pub use mixture::{ExpertGroups, MixtureSpec, RouterScore, RoutingSpec, SharedExpertSpec};
 pub use nearest::nearest;
+pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, context_len, context_len_opt, read_rope};
 pub use spec::{

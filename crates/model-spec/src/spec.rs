@@ -12,6 +12,7 @@
 
 use crate::feed_forward::FeedForwardSpec;
 use crate::latent::LatentSpec;
+use crate::recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 use crate::rope::RopeSpec;
 
 /// Everything that the decoder needs to know about a model beside its weights.
@@ -237,6 +238,12 @@ pub enum NormScale {
 pub enum MixerSpec {
     /// Attention over cached keys and values.
     Attention(AttentionSpec),
+    /// A state-space model, a state for each channel.
+    Mamba(MambaSpec),
+    /// A state-space model, heads that share a decay.
+    Mamba2(Mamba2Spec),
+    /// Linear attention by the gated delta rule.
+    Delta(DeltaSpec),
     /// Attention over cached latent vectors (DeepSeek).
     Latent(LatentSpec),
 }
@@ -246,7 +253,7 @@ impl MixerSpec {
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::Latent(_) => None,
+            _ => None,
         }
     }
 }
@@ -284,6 +291,8 @@ pub struct AttentionSpec {
     pub clip: Option<f32>,
     /// Which projections have a bias.
     pub bias: Biases,
+    /// The result is multiplied by the sigmoid of another projection of the input (Qwen3-Next).
+    pub gated: bool,
 }
 
 /// How attention knows where a token stands.

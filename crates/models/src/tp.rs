@@ -5,6 +5,7 @@
 //! o, down             split by input columns                 all-reduce of the product
 //! embedding, head     split by vocabulary                    all-reduce of rows; all-gather of logits
 //! norms, routers      on every rank
+//! recurrent states    by channels or whole heads             all-reduce of Mamba 1's small projections
 //! experts             each like an MLP
 //! latent attention    by heads; the projection to the latent space, and its cache, on every rank
 //! ```
@@ -55,6 +56,15 @@ impl Shard {
         for layer in &spec.layers {
             match &layer.mixer {
                 MixerSpec::Attention(attention) => self.check_attention(attention)?,
+                MixerSpec::Mamba(mamba) => self.divides("intermediate_size", mamba.inner)?,
+                MixerSpec::Mamba2(mamba) => {
+                    self.divides("num_heads", mamba.heads)?;
+                    self.divides("n_groups", mamba.groups)?;
+                }
+                MixerSpec::Delta(delta) => {
+                    self.divides("linear_num_key_heads", delta.key_heads)?;
+                    self.divides("linear_num_value_heads", delta.value_heads)?;
+                }
                 MixerSpec::Latent(latent) => self.divides("num_attention_heads", latent.heads)?,
             }
             for (what, size) in layer.feed_forward.inner_sizes() {

@@ -18,6 +18,7 @@ mod gptj;
 mod granite_moe;
 mod internlm2;
 mod llama;
+mod mamba;
 mod mixtral;
 mod mixtures;
 mod mpt;
@@ -30,6 +31,7 @@ mod parts;
 mod phi;
 mod phi3;
 mod qwen;
+mod qwen3_next;
 mod qwen_moe;
 mod stablelm;
 mod starcoder2;
@@ -73,6 +75,8 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("InternLMForCausalLM", llama::internlm),
     ("LlamaForCausalLM", llama::llama),
     ("MPTForCausalLM", mpt::mpt),
+    ("Mamba2ForCausalLM", mamba::mamba2),
+    ("MambaForCausalLM", mamba::mamba),
     ("MiniCPMForCausalLM", llama::minicpm),
     ("MistralForCausalLM", llama::mistral),
     ("MixtralForCausalLM", mixtral::mixtral),
@@ -88,6 +92,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("Qwen2MoeForCausalLM", qwen_moe::qwen2_moe),
     ("Qwen3ForCausalLM", llama::qwen3),
     ("Qwen3MoeForCausalLM", qwen_moe::qwen3_moe),
+    ("Qwen3NextForCausalLM", qwen3_next::qwen3_next),
     ("RWForCausalLM", falcon::falcon),
     ("SmolLM3ForCausalLM", llama::smollm3),
     ("StableLMEpochForCausalLM", stablelm::stablelm),

@@ -104,6 +104,17 @@ fn llama_part(part: Part) -> &'static str {
         Part::QueryNorm | Part::QueryHeadNorm(_) => "self_attn.q_norm",
         Part::KeyNorm | Part::KeyHeadNorm(_) => "self_attn.k_norm",
         Part::Sinks => "self_attn.sinks",
+        Part::MixerGate | Part::MixerNorm => "self_attn.gate",
+        Part::Taps
+        | Part::ScanInput
+        | Part::StateInput
+        | Part::StateOutput
+        | Part::Step
+        | Part::StepDown
+        | Part::StepBias
+        | Part::Beta
+        | Part::Decay
+        | Part::Skip => "linear_attn",
         Part::Gate => "mlp.gate_proj",
         Part::Up => "mlp.up_proj",
         Part::Down => "mlp.down_proj",

@@ -91,6 +91,7 @@ impl Sizes {
             qk_norm: None,
             clip: None,
             bias,
+            gated: false,
         }
     }
 

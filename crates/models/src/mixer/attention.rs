@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Act, Attention, Backend, Epilogue, Heads, KvLayer, Norm, Rope, Vector};
+use kernels::ops::{Act, Activation, Attention, Backend, Cols, Epilogue, Heads, KvLayer, Norm, Rope, Vector};
 use model_spec::{AttentionSpec, Position, QkNorm};
 
 use super::{Kept, Mixer, Run};
@@ -23,6 +23,8 @@ struct AttentionMixer {
     projected: Act,
     /// `[rows, q * v_dim]`.
     attended: Act,
+    /// What gates the result, `[rows, q * v_dim]`.
+    gate: Option<(Linear, Act)>,
     kv: Option<KvLayer>,
 }
 
@@ -66,11 +68,17 @@ impl Mixer for AttentionMixer {
             backend.clamp(self.projected, limit);
         }
         backend.rope_and_cache(self.projected, heads, self.rope, self.kv());
+        if let Some((linear, gate)) = &self.gate {
+            backend.matmul(input, linear.matrix, linear.bias, Epilogue::Store, *gate);
+        }
         Ok(())
     }
 
     fn recall(&self, backend: &mut dyn Backend) -> Act {
         backend.attention(self.projected, self.attention, self.kv(), self.attended);
+        if let Some((_, gate)) = self.gate {
+            backend.gate(self.attended, Cols { act: gate, first: 0 }, Activation::Sigmoid);
+        }
         self.attended
     }
 }
@@ -87,7 +95,16 @@ pub(super) fn build(
     let Heads { q, kv, dim, v_dim } = attention.heads;
     let projected = builder.store.buffer("qkv", (q + kv) * dim + kv * v_dim);
     let attended = builder.store.buffer("attended", q * v_dim);
-    let mixer = AttentionMixer { qkv, attention, rope, norms, clip: spec.clip, projected, attended, kv: None };
+    let gate = match spec.gated {
+        true => {
+            let rows = head_rows(&builder.shard.part(spec.heads), spec.v_head_dim);
+            let linear =
+                builder.by_rows(index, &[(Part::MixerGate, spec.heads * spec.v_head_dim, rows)], spec.bias.qkv)?;
+            Some((linear, builder.store.buffer("gate", q * v_dim)))
+        }
+        false => None,
+    };
+    let mixer = AttentionMixer { qkv, attention, rope, norms, clip: spec.clip, projected, attended, gate, kv: None };
     Ok((Box::new(mixer), output))
 }
 

@@ -5,7 +5,11 @@
 //! computes the rows that go into the output projection.
 
 mod attention;
+mod delta;
 mod latent;
+mod mamba;
+mod mamba2;
+mod recurrent;
 
 use collectives::Collective;
 use kernels::ops::{Act, Backend, KvLayer, State};
@@ -35,20 +39,17 @@ pub(crate) trait Mixer: Send {
 
 /// Memory for what [`Mixer::keeps`] named.
 #[derive(Clone, Debug, Default)]
-#[allow(dead_code, reason = "recurrent mixers read the states")]
 pub(crate) struct Kept {
     pub kv: Option<KvLayer>,
     pub states: Vec<State>,
 }
 
 /// What a step runs on.
-#[allow(dead_code, reason = "recurrent mixers sum over the group")]
 pub(crate) struct Run<'a> {
     pub backend: &'a mut dyn Backend,
     pub group: &'a mut dyn Collective,
 }
 
-#[allow(dead_code, reason = "recurrent mixers sum over the group")]
 impl Run<'_> {
     /// Adds up a buffer over the ranks of the group.
     pub(crate) fn sum_over_ranks(&mut self, act: Act) -> Result<(), ForwardError> {
@@ -67,6 +68,9 @@ pub(crate) fn build(
 ) -> Result<(Box<dyn Mixer>, Linear), LoadError> {
     match spec {
         MixerSpec::Attention(spec) => attention::build(builder, index, spec),
+        MixerSpec::Delta(spec) => delta::build(builder, index, spec),
+        MixerSpec::Mamba(spec) => mamba::build(builder, index, spec),
+        MixerSpec::Mamba2(spec) => mamba2::build(builder, index, spec),
         MixerSpec::Latent(spec) => latent::build(builder, index, spec),
     }
 }

@@ -73,6 +73,30 @@ pub enum Part {
     KeyHeadNorm(usize),
     /// `[heads]`.
     Sinks,
+    /// What gates a mixer's output: `[width of the output, hidden]`.
+    MixerGate,
+    /// Norm of a recurrent mixer's output.
+    MixerNorm,
+    /// Weights of a convolution, `[channels, 1, kernel]`, and its bias.
+    Taps,
+    /// What goes through a state-space model: `[inner, hidden]`.
+    ScanInput,
+    /// What a state takes in: `[groups * state_size, ...]`.
+    StateInput,
+    /// What is read out of it: `[groups * state_size, ...]`.
+    StateOutput,
+    /// Step sizes: `[heads, hidden]`, or `[inner, step rank]` with a bias.
+    Step,
+    /// `[step rank, inner]`.
+    StepDown,
+    /// `[heads]`.
+    StepBias,
+    /// How much of the new a delta rule takes: `[heads, hidden]`.
+    Beta,
+    /// Logarithms of rates: `[heads]` or `[inner, state_size]`.
+    Decay,
+    /// `[heads]` or `[inner]`.
+    Skip,
     /// `[intermediate, hidden]`.
     Gate,
     /// `[intermediate, hidden]`.

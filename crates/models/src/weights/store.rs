@@ -16,6 +16,8 @@ pub(crate) trait Store {
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError>;
     /// A vector, plus `offset` in every element.
     fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError>;
+    /// A vector made of what is stored.
+    fn vector_of(&mut self, stack: &[Slice], make: &dyn Fn(Vec<f32>) -> Vec<f32>) -> Result<Vector, LoadError>;
     /// A vector that is in no file.
     fn constants(&mut self, values: &[f32]) -> Vector;
     /// Matrices of one shape under one handle.
@@ -58,6 +60,10 @@ impl Store for Measure<'_> {
     }
 
     fn vector(&mut self, stack: &[Slice], _: f32) -> Result<Vector, LoadError> {
+        self.add(stack).map(|()| Vector(0))
+    }
+
+    fn vector_of(&mut self, stack: &[Slice], _: &dyn Fn(Vec<f32>) -> Vec<f32>) -> Result<Vector, LoadError> {
         self.add(stack).map(|()| Vector(0))
     }
 
@@ -169,14 +175,18 @@ impl Store for Loader<'_> {
     }
 
     fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError> {
+        self.vector_of(stack, &|values| values.into_iter().map(|x| x + offset).collect())
+    }
+
+    fn vector_of(&mut self, stack: &[Slice], make: &dyn Fn(Vec<f32>) -> Vec<f32>) -> Result<Vector, LoadError> {
         let mut values = Vec::new();
         for slice in stack {
             let chunk = self.weights.fetch(slice)?;
             self.read += chunk.bytes.len() as u64;
-            values.extend(cast::widen(chunk.dtype, &chunk.bytes).into_iter().map(|x| x + offset));
+            values.extend(cast::widen(chunk.dtype, &chunk.bytes));
         }
         (self.progress)(self.read);
-        Ok(self.constants(&values))
+        Ok(self.constants(&make(values)))
     }
 
     fn constants(&mut self, values: &[f32]) -> Vector {

@@ -106,6 +106,8 @@ zoo! {
     gguf_q6_k: "llama-gguf-q6_k", BOTH, ranks: [2], refused: [];
     gguf_q8_0: "llama-gguf-q8_0", BOTH, ranks: [2], refused: [];
     minicpm: "minicpm", BF16, ranks: [2], refused: [];
+    mamba: "mamba", BF16, ranks: [2, 4], refused: [(3, "intermediate_size")];
+    mamba2: "mamba2", BF16, ranks: [2], refused: [(4, "n_groups")];
     mistral: "mistral", BF16, ranks: [2], refused: [];
     mixtral: "mixtral", BF16, ranks: [2, 4], refused: [(3, "num_attention_heads")];
     mpt: "mpt", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
@@ -125,12 +127,43 @@ zoo! {
     qwen2_moe: "qwen2-moe", BF16, ranks: [2, 4], refused: [];
     qwen3: "qwen3", BF16, ranks: [2, 4], refused: [];
     qwen3_moe: "qwen3-moe", BF16, ranks: [2, 4], refused: [];
+    qwen3_next: "qwen3-next", BF16, ranks: [2], refused: [(4, "linear_num_key_heads")];
     smollm3: "smollm3", BF16, ranks: [2], refused: [];
     spec_draft: "spec-draft", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     spec_target: "spec-target", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     stablelm: "stablelm", BF16, ranks: [2], refused: [];
     stablelm_2_12b: "stablelm-2-12b", BF16, ranks: [2], refused: [];
     starcoder2: "starcoder2", BF16, ranks: [2], refused: [];
+}
+
+/// What a token takes in each group of layers, `(window, bytes)`, and in the blocks, and a sequence in states; in float32.
+fn keeps(folder: &str, groups: &[(Option<usize>, u64)], place_bytes: u64, state_bytes: u64) {
+    let Some(dir) = folders::zoo(folder) else { return };
+    let cache = load(&dir, Setup::new(DType::F32)).expect("a model").cache();
+    let found: Vec<_> = cache.groups.iter().map(|group| (group.window, group.bytes_per_token)).collect();
+    assert_eq!(
+        (found.as_slice(), cache.place_bytes, cache.state_bytes),
+        (groups, place_bytes, state_bytes),
+        "{folder}"
+    );
+}
+
+#[test]
+fn caches_hold_what_layers_look_at() {
+    // Two key/value heads of 32, keys and values: 512 bytes a layer.
+    keeps("llama", &[(None, 2 * 512)], 2 * 512, 0);
+    keeps("mistral", &[(Some(16), 3 * 512)], 3 * 512, 0);
+    keeps("gemma2", &[(None, 2 * 512), (Some(16), 2 * 512)], 2 * 512, 0);
+    keeps("gpt-oss", &[(None, 2 * 512), (Some(16), 2 * 512)], 2 * 512, 0);
+    // One layer keeps everything and three a window: groups of one, over one layer's memory.
+    keeps("cohere2", &[(None, 512), (Some(16), 512), (Some(16), 512), (Some(16), 512)], 512, 0);
+    keeps("gemma3", &[(None, 256), (Some(16), 256), (Some(16), 256), (Some(16), 256)], 256, 0);
+    // Three layers of 128 channels: three inputs and 16 values each.
+    keeps("mamba", &[(None, 0)], 0, 3 * 128 * (3 + 16) * 4);
+    // Three layers: three inputs of 192 channels, and 128 channels of 16 values.
+    keeps("mamba2", &[(None, 0)], 0, 3 * (3 * 192 + 128 * 16) * 4);
+    // Two layers of each kind: three inputs of 128 channels, and four heads of 16 by 16.
+    keeps("qwen3-next", &[(None, 2 * 512)], 2 * 512, 2 * (3 * 128 + 4 * 16 * 16) * 4);
 }
 
 #[test]

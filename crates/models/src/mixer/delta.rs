@@ -1,0 +1,122 @@
+//! Linear attention by the gated delta rule: a convolution over queries, keys and values, then a matrix for each value head. Heads are
+//! split over ranks.
+
+use kernels::ops::{Act, Activation, Cols, Conv, DeltaInput, DeltaRule, Epilogue, Norm, NormKind};
+use model_spec::DeltaSpec;
+
+use super::recurrent::{NOT_YET, decay, taps, vector};
+use super::{Kept, Mixer, Run};
+use crate::cache::Keeps;
+use crate::error::{ForwardError, LoadError};
+use crate::network::{Builder, Linear};
+use crate::tp::head_rows;
+use crate::weights::{Kind, Part, Role};
+
+struct DeltaMixer {
+    /// Gives `[q | k | v | gate]`.
+    input: Linear,
+    /// Gives `[beta | dt]`.
+    rates: Linear,
+    /// Of `[q | k | v]`.
+    conv: Conv,
+    rule: DeltaRule,
+    /// Of each value head.
+    norm: Norm,
+    buffers: Buffers,
+}
+
+struct Buffers {
+    /// `[rows, 2 * key_heads * key_dim + 2 * value_heads * value_dim]`.
+    projected: Act,
+    /// `[rows, 2 * value_heads]`.
+    rates: Act,
+    /// `[rows, 2 * key_heads * key_dim + value_heads * value_dim]`.
+    convolved: Act,
+    /// `[rows, value_heads * value_dim]`.
+    mixed: Act,
+}
+
+impl Mixer for DeltaMixer {
+    fn width(&self) -> usize {
+        self.rule.value_heads * self.rule.value_dim
+    }
+
+    fn keeps(&self) -> Keeps {
+        let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.width() * self.rule.key_dim];
+        Keeps { tokens: None, states }
+    }
+
+    fn take(&mut self, kept: Kept) {
+        (self.conv.state, self.rule.state) = (kept.states[0], kept.states[1]);
+    }
+
+    fn remember(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
+        let Buffers { projected, rates, convolved, mixed } = self.buffers;
+        let cols = |act, first| Cols { act, first };
+        backend.matmul(input, self.input.matrix, None, Epilogue::Store, projected);
+        backend.matmul(input, self.rates.matrix, None, Epilogue::Store, rates);
+        backend.causal_conv(cols(projected, 0), self.conv, convolved);
+        let input = DeltaInput { qkv: convolved, beta: cols(rates, 0), dt: cols(rates, self.rule.value_heads) };
+        backend.delta_rule(input, self.rule, mixed);
+        Ok(())
+    }
+
+    fn recall(&self, backend: &mut dyn kernels::ops::Backend) -> Act {
+        let Buffers { projected, mixed, .. } = self.buffers;
+        backend.head_norm(mixed, 0, self.rule.value_heads, self.rule.value_dim, self.norm);
+        backend.gate(mixed, Cols { act: projected, first: self.conv.channels }, Activation::Silu);
+        mixed
+    }
+}
+
+pub(super) fn build(
+    builder: &mut Builder<'_>,
+    index: usize,
+    spec: &DeltaSpec,
+) -> Result<(Box<dyn Mixer>, Linear), LoadError> {
+    let DeltaSpec { key_heads, value_heads, key_dim, value_dim, conv_kernel: kernel, norm_eps } = *spec;
+    let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+    let (my_key_heads, my_value_heads) = (builder.shard.part(key_heads), builder.shard.part(value_heads));
+    let (my_keys, my_values) = (head_rows(&my_key_heads, key_dim), head_rows(&my_value_heads, value_dim));
+    let stack = [
+        (Part::Query, keys, my_keys.clone()),
+        (Part::Key, keys, my_keys.clone()),
+        (Part::Value, values, my_values.clone()),
+        (Part::MixerGate, values, my_values.clone()),
+    ];
+    let input = builder.by_rows(index, &stack, false)?;
+    let heads = my_value_heads.clone();
+    let stack = [(Part::Beta, value_heads, heads.clone()), (Part::Step, value_heads, heads.clone())];
+    let rates = builder.by_rows(index, &stack, false)?;
+    // The convolution's channels are [q | k | v] of all ranks.
+    let behind = |first: usize, mine: &std::ops::Range<usize>| first + mine.start..first + mine.end;
+    let convolved = [my_keys.clone(), behind(keys, &my_keys), behind(2 * keys, &my_values)];
+    let conv = Conv {
+        channels: 2 * my_keys.len() + my_values.len(),
+        kernel,
+        taps: taps(builder, index, kernel, 2 * keys + values, &convolved)?,
+        bias: None,
+        state: NOT_YET,
+    };
+    let rule = DeltaRule {
+        key_heads: my_key_heads.len(),
+        value_heads: heads.len(),
+        key_dim,
+        value_dim,
+        rate: decay(builder, index, value_heads, heads.clone())?,
+        dt_bias: vector(builder, index, (Part::StepBias, Kind::Weight), value_heads, &[heads], Role::Shift)?,
+        state: NOT_YET,
+    };
+    let all = 0..value_dim;
+    let weight =
+        vector(builder, index, (Part::MixerNorm, Kind::Weight), value_dim, std::slice::from_ref(&all), Role::Scale)?;
+    let norm = Norm { kind: NormKind::Rms, weight: Some(weight), bias: None, eps: norm_eps };
+    let buffers = Buffers {
+        projected: builder.store.buffer("projected", conv.channels + my_values.len()),
+        rates: builder.store.buffer("rates", 2 * rule.value_heads),
+        convolved: builder.store.buffer("convolved", conv.channels),
+        mixed: builder.store.buffer("mixed", my_values.len()),
+    };
+    let output = builder.by_cols(index, (Part::Output, values, my_values), false)?;
+    Ok((Box::new(DeltaMixer { input, rates, conv, rule, norm, buffers }), output))
+}

@@ -1,0 +1,135 @@
+//! Mamba's mixer: a convolution, then a state for each channel.
+//!
+//! Channels are split over ranks; the small projections that all channels feed are summed over them.
+
+use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Scan, ScanInput};
+use model_spec::MambaSpec;
+
+use super::recurrent::{NOT_YET, decay, taps};
+use super::{Kept, Mixer, Run};
+use crate::cache::Keeps;
+use crate::error::{ForwardError, LoadError};
+use crate::network::{Builder, Linear};
+use crate::weights::{Kind, Part, Role, Slot};
+
+struct MambaMixer {
+    /// Gives `[x | gate]`.
+    input: Linear,
+    conv: Conv,
+    /// From x to what steps are projected from, and from that to the channels' steps.
+    step_down: Linear,
+    step: Linear,
+    /// From x to `[b | c]`.
+    state: Linear,
+    scan: Scan,
+    buffers: Buffers,
+}
+
+struct Buffers {
+    /// `[rows, 2 * inner]`.
+    projected: Act,
+    /// `[rows, inner]`.
+    convolved: Act,
+    /// `[rows, step_rank]`.
+    step_down: Act,
+    /// `[rows, inner]`.
+    step: Act,
+    /// `[rows, 2 * state_size]`.
+    state: Act,
+    /// `[rows, inner]`.
+    mixed: Act,
+}
+
+impl Mixer for MambaMixer {
+    fn width(&self) -> usize {
+        self.scan.heads
+    }
+
+    fn keeps(&self) -> Keeps {
+        let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.scan.heads * self.scan.state_dim];
+        Keeps { tokens: None, states }
+    }
+
+    fn take(&mut self, kept: Kept) {
+        (self.conv.state, self.scan.state) = (kept.states[0], kept.states[1]);
+    }
+
+    fn remember(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
+        let Buffers { projected, convolved, step_down, step, state, mixed } = self.buffers;
+        let cols = |act, first| Cols { act, first };
+        run.backend.matmul(input, self.input.matrix, self.input.bias, Epilogue::Store, projected);
+        run.backend.causal_conv(cols(projected, 0), self.conv, convolved);
+        run.backend.matmul(convolved, self.step_down.matrix, None, Epilogue::Store, step_down);
+        run.sum_over_ranks(step_down)?;
+        run.backend.matmul(convolved, self.state.matrix, None, Epilogue::Store, state);
+        run.sum_over_ranks(state)?;
+        run.backend.matmul(step_down, self.step.matrix, self.step.bias, Epilogue::Store, step);
+        let (x, dt) = (cols(convolved, 0), cols(step, 0));
+        let (b, c) = (cols(state, 0), cols(state, self.scan.state_dim));
+        run.backend.selective_scan(ScanInput { x, dt, b, c }, self.scan, mixed);
+        run.backend.gate(mixed, cols(projected, self.scan.heads), Activation::Silu);
+        Ok(())
+    }
+
+    fn recall(&self, _: &mut dyn kernels::ops::Backend) -> Act {
+        self.buffers.mixed
+    }
+}
+
+pub(super) fn build(
+    builder: &mut Builder<'_>,
+    index: usize,
+    spec: &MambaSpec,
+) -> Result<(Box<dyn Mixer>, Linear), LoadError> {
+    let MambaSpec { inner, state_size, conv_kernel: kernel, step_rank, conv_bias, bias } = *spec;
+    let mine = builder.shard.part(inner);
+    let channels = mine.len();
+    let slot = |part| Slot::Layer(index, part);
+    let stack = [(Part::ScanInput, inner, mine.clone()), (Part::MixerGate, inner, mine.clone())];
+    let input = builder.by_rows(index, &stack, bias)?;
+    let conv = Conv {
+        channels,
+        kernel,
+        taps: taps(builder, index, kernel, inner, std::slice::from_ref(&mine))?,
+        bias: match conv_bias {
+            true => {
+                let slice = builder.vector_slice(slot(Part::Taps), Kind::Bias, inner, mine.clone(), Role::Shift);
+                Some(builder.store.vector(&[slice], 0.0)?)
+            }
+            false => None,
+        },
+        state: NOT_YET,
+    };
+    let down = builder.matrix_slice(slot(Part::StepDown), [step_rank, inner], 0..step_rank, mine.clone());
+    let step_down = Linear { matrix: builder.store.matrix(&[down], 0)?, bias: None };
+    let state = [Part::StateInput, Part::StateOutput]
+        .map(|part| builder.matrix_slice(slot(part), [state_size, inner], 0..state_size, mine.clone()));
+    let state = Linear { matrix: builder.store.matrix(&state, 0)?, bias: None };
+    let step = builder.matrix_slice(slot(Part::Step), [inner, step_rank], mine.clone(), 0..step_rank);
+    let step_bias = builder.vector_slice(slot(Part::Step), Kind::Bias, inner, mine.clone(), Role::Shift);
+    let step =
+        Linear { matrix: builder.store.matrix(&[step], 0)?, bias: Some(builder.store.vector(&[step_bias], 0.0)?) };
+    let decay_rows = mine.start * state_size..mine.end * state_size;
+    let skip = builder.vector_slice(slot(Part::Skip), Kind::Weight, inner, mine.clone(), Role::Scale);
+    let scan = Scan {
+        heads: channels,
+        head_dim: 1,
+        groups: 1,
+        state_dim: state_size,
+        decay: decay(builder, index, inner * state_size, decay_rows)?,
+        skip: builder.store.vector(&[skip], 0.0)?,
+        dt_bias: None,
+        dt_limit: (0.0, f32::INFINITY),
+        state: NOT_YET,
+    };
+    let output = builder.by_cols(index, (Part::Output, inner, mine), bias)?;
+    let buffers = Buffers {
+        projected: builder.store.buffer("projected", 2 * channels),
+        convolved: builder.store.buffer("convolved", channels),
+        step_down: builder.store.buffer("step down", step_rank),
+        step: builder.store.buffer("step", channels),
+        state: builder.store.buffer("state", 2 * state_size),
+        mixed: builder.store.buffer("mixed", channels),
+    };
+    Ok((Box::new(MambaMixer { input, conv, step_down, step, state, scan, buffers }), output))
+}

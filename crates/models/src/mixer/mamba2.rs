@@ -1,0 +1,115 @@
+//! Mamba 2's mixer: a convolution, then heads whose channels share a decay. Heads, and the groups they form, are split over ranks.
+
+use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Norm, NormKind, Scan, ScanInput};
+use model_spec::Mamba2Spec;
+
+use super::recurrent::{NOT_YET, decay, taps, vector};
+use super::{Kept, Mixer, Run};
+use crate::cache::Keeps;
+use crate::error::{ForwardError, LoadError};
+use crate::network::{Builder, Linear};
+use crate::tp::head_rows;
+use crate::weights::{Kind, Part, Role};
+
+struct Mamba2Mixer {
+    /// Gives `[gate | x | b | c | dt]`.
+    input: Linear,
+    /// Of `[x | b | c]`.
+    conv: Conv,
+    scan: Scan,
+    norm: Norm,
+    /// `[rows, 2 * inner + 2 * groups * state_size + heads]`.
+    projected: Act,
+    /// `[rows, inner + 2 * groups * state_size]`.
+    convolved: Act,
+    /// `[rows, inner]`.
+    mixed: Act,
+}
+
+impl Mixer for Mamba2Mixer {
+    fn width(&self) -> usize {
+        self.scan.heads * self.scan.head_dim
+    }
+
+    fn keeps(&self) -> Keeps {
+        let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.width() * self.scan.state_dim];
+        Keeps { tokens: None, states }
+    }
+
+    fn take(&mut self, kept: Kept) {
+        (self.conv.state, self.scan.state) = (kept.states[0], kept.states[1]);
+    }
+
+    fn remember(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
+        let (inner, groups) = (self.width(), self.scan.groups);
+        let projected = |first| Cols { act: self.projected, first };
+        let convolved = |first| Cols { act: self.convolved, first };
+        backend.matmul(input, self.input.matrix, self.input.bias, Epilogue::Store, self.projected);
+        backend.causal_conv(projected(inner), self.conv, self.convolved);
+        let (x, dt) = (convolved(0), projected(inner + self.conv.channels));
+        let (b, c) = (convolved(inner), convolved(inner + groups * self.scan.state_dim));
+        backend.selective_scan(ScanInput { x, dt, b, c }, self.scan, self.mixed);
+        backend.gate(self.mixed, projected(0), Activation::Silu);
+        backend.head_norm(self.mixed, 0, groups, inner / groups, self.norm);
+        Ok(())
+    }
+
+    fn recall(&self, _: &mut dyn kernels::ops::Backend) -> Act {
+        self.mixed
+    }
+}
+
+pub(super) fn build(
+    builder: &mut Builder<'_>,
+    index: usize,
+    spec: &Mamba2Spec,
+) -> Result<(Box<dyn Mixer>, Linear), LoadError> {
+    let Mamba2Spec { heads, head_dim, groups, state_size, conv_kernel: kernel, bias, .. } = *spec;
+    let (inner, shared) = (heads * head_dim, groups * state_size);
+    let (my_heads, my_groups) = (builder.shard.part(heads), builder.shard.part(groups));
+    let (mine, my_shared) = (head_rows(&my_heads, head_dim), head_rows(&my_groups, state_size));
+    let stack = [
+        (Part::MixerGate, inner, mine.clone()),
+        (Part::ScanInput, inner, mine.clone()),
+        (Part::StateInput, shared, my_shared.clone()),
+        (Part::StateOutput, shared, my_shared.clone()),
+        (Part::Step, heads, my_heads.clone()),
+    ];
+    let input = builder.by_rows(index, &stack, bias)?;
+    // The convolution's channels are [x | b | c] of all ranks.
+    let behind = |first: usize| first + my_shared.start..first + my_shared.end;
+    let convolved = [mine.clone(), behind(inner), behind(inner + shared)];
+    let channels = inner + 2 * shared;
+    let conv = Conv {
+        channels: mine.len() + 2 * my_shared.len(),
+        kernel,
+        taps: taps(builder, index, kernel, channels, &convolved)?,
+        bias: match spec.conv_bias {
+            true => Some(vector(builder, index, (Part::Taps, Kind::Bias), channels, &convolved, Role::Shift)?),
+            false => None,
+        },
+        state: NOT_YET,
+    };
+    let of_heads = |builder: &mut Builder<'_>, part, role| {
+        vector(builder, index, (part, Kind::Weight), heads, std::slice::from_ref(&my_heads), role)
+    };
+    let scan = Scan {
+        heads: my_heads.len(),
+        head_dim,
+        groups: my_groups.len(),
+        state_dim: state_size,
+        decay: decay(builder, index, heads, my_heads.clone())?,
+        skip: of_heads(builder, Part::Skip, Role::Scale)?,
+        dt_bias: Some(of_heads(builder, Part::StepBias, Role::Shift)?),
+        dt_limit: spec.step_limit,
+        state: NOT_YET,
+    };
+    let weight =
+        vector(builder, index, (Part::MixerNorm, Kind::Weight), inner, std::slice::from_ref(&mine), Role::Scale)?;
+    let norm = Norm { kind: NormKind::Rms, weight: Some(weight), bias: None, eps: spec.norm_eps };
+    let projected = builder.store.buffer("projected", mine.len() + conv.channels + my_heads.len());
+    let convolved = builder.store.buffer("convolved", conv.channels);
+    let mixed = builder.store.buffer("mixed", mine.len());
+    let output = builder.by_cols(index, (Part::Output, inner, mine), bias)?;
+    Ok((Box::new(Mamba2Mixer { input, conv, scan, norm, projected, convolved, mixed }), output))
+}

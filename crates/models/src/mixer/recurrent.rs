@@ -1,0 +1,61 @@
+//! What recurrent mixers load alike.
+
+use std::ops::Range;
+
+use kernels::ops::{State, Vector};
+
+use crate::error::LoadError;
+use crate::network::Builder;
+use crate::weights::{Kind, Part, Role, Slice, Slot};
+
+/// Stands in for a state until memory is given out.
+pub(super) const NOT_YET: State = State(u32::MAX);
+
+/// A convolution's weights, stored `[channels, 1, kernel]`, as `[kernel, channels]` of these channels.
+pub(super) fn taps(
+    builder: &mut Builder<'_>,
+    index: usize,
+    kernel: usize,
+    channels: usize,
+    mine: &[Range<usize>],
+) -> Result<Vector, LoadError> {
+    let slot = Slot::Layer(index, Part::Taps);
+    let slices: Vec<Slice> = (mine.iter())
+        .map(|part| part.start * kernel..part.end * kernel)
+        .map(|rows| builder.vector_slice(slot, Kind::Weight, channels * kernel, rows, Role::Scale))
+        .collect();
+    let turned = |stored: Vec<f32>| {
+        let count = stored.len() / kernel;
+        (0..kernel)
+            .flat_map(|tap| (0..count).map(move |channel| (tap, channel)))
+            .map(|(t, c)| stored[c * kernel + t])
+            .collect()
+    };
+    builder.store.vector_of(&slices, &turned)
+}
+
+/// Rates of decay, stored as the logarithm of their negative.
+pub(super) fn decay(
+    builder: &mut Builder<'_>,
+    index: usize,
+    len: usize,
+    rows: Range<usize>,
+) -> Result<Vector, LoadError> {
+    let slice = builder.vector_slice(Slot::Layer(index, Part::Decay), Kind::Weight, len, rows, Role::Shift);
+    builder.store.vector_of(&[slice], &|stored| stored.into_iter().map(|log| -log.exp()).collect())
+}
+
+/// This rank's part of a vector of a layer.
+pub(super) fn vector(
+    builder: &mut Builder<'_>,
+    index: usize,
+    (part, kind): (Part, Kind),
+    len: usize,
+    rows: &[Range<usize>],
+    role: Role,
+) -> Result<Vector, LoadError> {
+    let slot = Slot::Layer(index, part);
+    let slices: Vec<Slice> =
+        rows.iter().map(|rows| builder.vector_slice(slot, kind, len, rows.clone(), role)).collect();
+    builder.store.vector(&slices, 0.0)
+}

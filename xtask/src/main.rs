@@ -1,5 +1,6 @@
 //! Chores, as `cargo xtask <chore>`.
 
+mod models;
 mod test;
 mod tidy;
 
@@ -11,6 +12,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
+    /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see crates/models/tests/zoo)
+    Models,
     /// Pass all tests: tidy, unit, model checking, end to end. Installs what the tests need under target/.
     Test(test::Args),
     /// Check the house rules: import directions, module docs, unsafe allow-list, environment reads, file sizes
@@ -19,6 +22,7 @@ enum Chore {
 
 fn main() -> anyhow::Result<()> {
     match Chore::parse() {
+        Chore::Models => models::run(&root()),
         Chore::Test(args) => test::run(&root(), &args),
         Chore::Tidy => tidy::run(&root()),
     }

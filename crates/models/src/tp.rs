@@ -10,7 +10,7 @@
 //! latent attention    by heads; the projection to the latent space, and its cache, on every rank
 //! ```
 //!
-//! With fewer key/value heads than ranks, neighbouring ranks hold the same head.
+//! Where one norm goes over all heads' queries, and one over all keys, every rank projects all of them and keeps its own. With fewer key/value heads than ranks, neighbouring ranks hold the same head.
 
 use std::ops::Range;
 

@@ -27,6 +27,37 @@ fn embedding_looks_up_scales_and_skips_strangers() {
     }
 }
 
+#[test]
+fn learned_positions_are_added() {
+    for mut backend in backends() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            for width in [1, 7, 48, 960] {
+                let (bytes, values) = encode(&Random(width as u64).values(9 * width), dtype);
+                let table = backend.load_table(host(dtype, 9, width, &bytes));
+                let (tokens, positions) = ([0; 4], [0, 6, 2, 6]);
+                let x = Random(3).values(positions.len() * width);
+                backend.begin(Batch { tokens: &tokens, positions: &positions, sequences: &[] });
+                let act = filled(&mut *backend, width, &x);
+                backend.add_positions(table, 2, act);
+                let entry = |position: &u32| &values[(*position as usize + 2) * width..][..width];
+                let want: Vec<f32> = x.iter().zip(positions.iter().flat_map(entry)).map(|(x, y)| x + y).collect();
+                check_same("add_positions", backend.read(act), &want);
+            }
+        }
+    }
+}
+
+#[test]
+fn clamp_cuts_either_way() {
+    for mut backend in backends() {
+        let x = [-3.0, -2.5, -1.0, 0.0, 2.4, 2.5, 2.6, f32::INFINITY];
+        begin_rows(&mut *backend, 2);
+        let act = filled(&mut *backend, 4, &x);
+        backend.clamp(act, 2.5);
+        check_same("clamp", backend.read(act), &[-2.5, -2.5, -1.0, 0.0, 2.4, 2.5, 2.5, 2.5]);
+    }
+}
+
 fn reference_norm(x: &[f32], kind: NormKind, weight: Option<&[f32]>, bias: Option<&[f32]>, eps: f32) -> Vec<f64> {
     let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
     let count = x.len() as f64;
@@ -85,24 +116,31 @@ fn check_norm(backend: &mut dyn Backend, width: usize, kind: NormKind, with_weig
 fn head_norm_touches_its_heads_only() {
     for mut backend in backends() {
         for (dim, heads) in [(16, 3), (64, 4), (80, 2), (128, 5), (6, 7)] {
-            let (rows, first) = (5, 24);
-            let width = first + heads * dim + 11;
-            let mut random = Random(dim as u64);
-            let (x, weight) = (random.values(rows * width), random.values(dim));
-            let norm = Norm { kind: NormKind::Rms, weight: Some(backend.load_vector(&weight)), bias: None, eps: 1e-6 };
-            let act = filled(&mut *backend, width, &x);
-            backend.head_norm(act, first, heads, dim, norm);
-            let mut want: Vec<f64> = x.iter().copied().map(f64::from).collect();
-            for row in 0..rows {
-                for head in 0..heads {
-                    let at = row * width + first + head * dim;
-                    let normed = reference_norm(&x[at..at + dim], norm.kind, Some(&weight), None, norm.eps);
-                    want[at..at + dim].copy_from_slice(&normed);
-                }
-            }
-            check_relative("head_norm", backend.read(act), &want, 1e-5);
+            check_head_norm(&mut *backend, dim, heads, NormKind::Rms, 1);
+            check_head_norm(&mut *backend, dim, heads, NormKind::Layer, heads);
         }
     }
+}
+
+/// With `weights` weights: one for all heads, or one for each.
+fn check_head_norm(backend: &mut dyn Backend, dim: usize, heads: usize, kind: NormKind, weights: usize) {
+    let (rows, first) = (5, 24);
+    let width = first + heads * dim + 11;
+    let mut random = Random(dim as u64);
+    let (x, weight) = (random.values(rows * width), random.values(weights * dim));
+    let norm = Norm { kind, weight: Some(backend.load_vector(&weight)), bias: None, eps: 1e-6 };
+    let act = filled(backend, width, &x);
+    backend.head_norm(act, first, heads, dim, norm);
+    let mut want: Vec<f64> = x.iter().copied().map(f64::from).collect();
+    for row in 0..rows {
+        for head in 0..heads {
+            let at = row * width + first + head * dim;
+            let weight = &weight[head % weights * dim..][..dim];
+            let normed = reference_norm(&x[at..at + dim], norm.kind, Some(weight), None, norm.eps);
+            want[at..at + dim].copy_from_slice(&normed);
+        }
+    }
+    check_relative("head_norm", backend.read(act), &want, 1e-5);
 }
 
 fn reference_activation(x: f64, activation: Activation) -> f64 {

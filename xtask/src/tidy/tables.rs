@@ -25,7 +25,21 @@ pub(super) fn check(root: &Path) -> anyhow::Result<Vec<String>> {
             }
         }
     }
+    found.extend(unlisted_models(root));
     Ok(found)
+}
+
+/// Classes of the table of architectures that `docs/models.md` lacks.
+fn unlisted_models(root: &Path) -> Vec<String> {
+    let table = fs::read_to_string(root.join("crates/models/src/arch/mod.rs")).unwrap_or_default();
+    let docs = fs::read_to_string(root.join("docs/models.md")).unwrap_or_default();
+    let class = |line: &str| line.trim().strip_prefix("(\"")?.split_once('"').map(|(class, _)| class.to_owned());
+    let classes: Vec<String> = table.lines().filter_map(class).collect();
+    if classes.is_empty() {
+        return vec!["crates/models/src/arch/mod.rs lists no class".to_owned()];
+    }
+    let missing = classes.into_iter().filter(|class| !docs.contains(&format!("| `{class}` |")));
+    missing.map(|class| format!("docs/models.md lacks {class}: run `cargo xtask models`")).collect()
 }
 
 fn module_of(line: &str) -> Option<&str> {

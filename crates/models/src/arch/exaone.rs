@@ -1,4 +1,5 @@
-//! EXAONE 4: norms on the outputs of both parts and on each head; where layers slide, those that do not have no positions.
+//! EXAONE 3 and 3.5: Llama under other names. EXAONE 4: norms on the outputs of both parts and on each head; where layers slide, those
+//! that do not have no positions.
 
 use model_spec::{
     AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Position, QkNorm, Residual, RopeStyle,
@@ -8,6 +9,37 @@ use super::naming::{LLAMA, Naming};
 use super::olmo::norms_after;
 use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
+use crate::weights::Part;
+
+pub(super) fn exaone(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let sizes = Sizes::read(config)?;
+    let norm = NormSpec::rms(config.number_or("layer_norm_epsilon", 1e-5)? as f32);
+    let attention = sizes.attention(sizes.rope(config, RopeStyle::Halves)?, Biases::default());
+    let mlp = sizes.mlp(MlpKind::Gated, activation(config, "activation_function", "silu")?, false);
+    let layer = layer(attention, mlp, LayerNorms::before(norm), Residual::Sequential);
+    let spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
+    Ok(Blueprint { spec, names: NAMING.names() })
+}
+
+const NAMING: Naming = Naming {
+    embedding: "transformer.wte",
+    final_norm: "transformer.ln_f",
+    layers: "transformer.h",
+    part: |part| match part {
+        Part::BeforeAttention => "ln_1",
+        Part::BeforeMlp => "ln_2",
+        Part::Query => "attn.attention.q_proj",
+        Part::Key => "attn.attention.k_proj",
+        Part::Value => "attn.attention.v_proj",
+        Part::Output => "attn.attention.out_proj",
+        Part::Gate => "mlp.c_fc_0",
+        Part::Up => "mlp.c_fc_1",
+        Part::Down => "mlp.c_proj",
+        other => (LLAMA.part)(other),
+    },
+    ..LLAMA
+};
 
 pub(super) fn exaone4(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;

@@ -58,6 +58,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("DeepseekV3ForCausalLM", deepseek::deepseek_v3),
     ("EchoForCausalLM", echo::echo),
     ("Exaone4ForCausalLM", exaone::exaone4),
+    ("ExaoneForCausalLM", exaone::exaone),
     ("FalconForCausalLM", falcon::falcon),
     ("GPT2LMHeadModel", gpt2::gpt2),
     ("GPTBigCodeForCausalLM", gpt2::bigcode),

@@ -10,8 +10,10 @@ use crate::weights::{Names, Part, Slot};
 pub(super) fn stablelm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let sizes = Sizes::read(config)?;
-    let norm = NormSpec::layer(config.number_or("layer_norm_eps", 1e-5)? as f32);
-    let rope = sizes.partial_rope(config, 0.25, RopeStyle::Halves)?;
+    let norm = NormSpec::layer(
+        config.number_or(config.spelled(&["layer_norm_eps", "norm_eps"]).unwrap_or("layer_norm_eps"), 1e-5)? as f32,
+    );
+    let rope = sizes.partial_rope(config, config.number_or("rope_pct", 0.25)?, RopeStyle::Halves)?;
     let head_norm = NormSpec { bias: false, ..norm };
     let attention = AttentionSpec {
         qk_norm: config.flag_or("qk_layernorm", false)?.then_some(QkNorm::EachHead(head_norm)),

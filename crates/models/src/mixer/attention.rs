@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Act, Activation, Attention, Backend, Cols, Epilogue, Heads, KvLayer, Norm, Rope, Vector};
+use kernels::ops::{
+    Act, Activation, Attention, Backend, Cols, Epilogue, HeadColumns, Heads, KvLayer, Norm, Rope, Vector,
+};
 use model_spec::{AttentionSpec, Position, QkNorm};
 
 use super::{Kept, Mixer, Run};
@@ -17,7 +19,11 @@ struct AttentionMixer {
     qkv: Linear,
     attention: Attention,
     rope: Option<Rope>,
+    /// Where queries, keys and values are projected and normed: `projected`, unless one norm goes over the heads of all ranks. Then all
+    /// queries and keys are projected here, and this rank's are picked out.
+    normed: Act,
     norms: Vec<ColumnNorm>,
+    picked: Vec<Columns>,
     clip: Option<f32>,
     /// `[rows, (q + kv) * dim + kv * v_dim]`.
     projected: Act,
@@ -28,12 +34,19 @@ struct AttentionMixer {
     kv: Option<KvLayer>,
 }
 
-/// A norm of some columns of `projected`, `width` after `width`.
+/// A norm of some columns of `normed`, `width` after `width`.
 struct ColumnNorm {
     first_col: usize,
     heads: usize,
     width: usize,
     norm: Norm,
+}
+
+/// Columns of `normed` that are copied to `projected`.
+struct Columns {
+    from: usize,
+    to: usize,
+    width: usize,
 }
 
 impl AttentionMixer {
@@ -60,9 +73,13 @@ impl Mixer for AttentionMixer {
 
     fn remember(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
         let heads = self.attention.heads;
-        backend.matmul(input, self.qkv.matrix, self.qkv.bias, Epilogue::Store, self.projected);
+        backend.matmul(input, self.qkv.matrix, self.qkv.bias, Epilogue::Store, self.normed);
         for ColumnNorm { first_col, heads, width, norm } in &self.norms {
-            backend.head_norm(self.projected, *first_col, *heads, *width, *norm);
+            backend.head_norm(self.normed, *first_col, *heads, *width, *norm);
+        }
+        for Columns { from, to, width } in &self.picked {
+            let at = |first| HeadColumns { first, stride: 0 };
+            backend.copy_columns(self.normed, at(*from), self.projected, at(*to), 1, *width);
         }
         if let Some(limit) = self.clip {
             backend.clamp(self.projected, limit);
@@ -104,16 +121,46 @@ pub(super) fn build(
         }
         false => None,
     };
-    let mixer = AttentionMixer { qkv, attention, rope, norms, clip: spec.clip, projected, attended, gate, kv: None };
+    let (picked, width) = picked(builder, spec);
+    let normed = if picked.is_empty() { projected } else { builder.store.buffer("all qkv", width) };
+    let clip = spec.clip;
+    let mixer =
+        AttentionMixer { qkv, attention, rope, normed, norms, picked, clip, projected, attended, gate, kv: None };
     Ok((Box::new(mixer), output))
+}
+
+/// Query and key heads that this rank projects: its own, or all where one norm goes over all.
+fn projected_heads(builder: &Builder<'_>, spec: &AttentionSpec) -> (Range<usize>, Range<usize>) {
+    match spec.qk_norm {
+        Some(QkNorm::Whole(_)) => (0..spec.heads, 0..spec.kv_heads),
+        _ => (builder.shard.part(spec.heads), builder.shard.kv_heads(spec.kv_heads)),
+    }
+}
+
+/// What this rank needs of what it projects, and the width of that; nothing where it needs all.
+fn picked(builder: &Builder<'_>, spec: &AttentionSpec) -> (Vec<Columns>, usize) {
+    let (queries, keys) = (builder.shard.part(spec.heads), builder.shard.kv_heads(spec.kv_heads));
+    let (all_queries, all_keys) = projected_heads(builder, spec);
+    let dim = spec.head_dim;
+    let (first_key, first_value) = (all_queries.len() * dim, (all_queries.len() + all_keys.len()) * dim);
+    let values = keys.len() * spec.v_head_dim;
+    if all_queries == queries && all_keys == keys {
+        return (Vec::new(), first_value + values);
+    }
+    let (q, k) = (queries.len() * dim, keys.len() * dim);
+    let pieces = vec![
+        Columns { from: queries.start * dim, to: 0, width: q },
+        Columns { from: first_key + keys.start * dim, to: q, width: k },
+        Columns { from: first_value, to: q + k, width: values },
+    ];
+    (pieces, first_value + values)
 }
 
 /// Queries, or keys.
 struct Side {
     first_col: usize,
-    /// Heads on this rank, of how many.
-    mine: Range<usize>,
-    all: usize,
+    /// Those that this rank projects.
+    heads: Range<usize>,
     norm: Part,
     head_norm: fn(usize) -> Part,
 }
@@ -121,11 +168,11 @@ struct Side {
 /// Norms of this rank's queries and keys.
 fn norms(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> Result<Vec<ColumnNorm>, LoadError> {
     let Some(qk_norm) = spec.qk_norm else { return Ok(Vec::new()) };
-    let (queries, keys) = (builder.shard.part(spec.heads), builder.shard.kv_heads(spec.kv_heads));
+    let (queries, keys) = projected_heads(builder, spec);
     let first_col = queries.len() * spec.head_dim;
     let (norm, head_norm) = (Part::QueryNorm, Part::QueryHeadNorm as fn(usize) -> Part);
-    let queries = Side { first_col: 0, mine: queries, all: spec.heads, norm, head_norm };
-    let keys = Side { first_col, mine: keys, all: spec.kv_heads, norm: Part::KeyNorm, head_norm: Part::KeyHeadNorm };
+    let queries = Side { first_col: 0, heads: queries, norm, head_norm };
+    let keys = Side { first_col, heads: keys, norm: Part::KeyNorm, head_norm: Part::KeyHeadNorm };
     [queries, keys].into_iter().map(|side| column_norm(builder, index, (qk_norm, spec.head_dim), side)).collect()
 }
 
@@ -135,33 +182,29 @@ fn column_norm(
     (norm, dim): (QkNorm, usize),
     side: Side,
 ) -> Result<ColumnNorm, LoadError> {
-    let (first_col, heads) = (side.first_col, side.mine.len());
+    let (first_col, heads) = (side.first_col, side.heads.len());
     let slot = |part| Slot::Layer(index, part);
     Ok(match norm {
         QkNorm::PerHead(norm) => {
             ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &[slot(side.norm)], dim)? }
         }
         QkNorm::EachHead(norm) => {
-            let slots: Vec<Slot> = side.mine.map(|head| slot((side.head_norm)(head))).collect();
+            let slots: Vec<Slot> = side.heads.map(|head| slot((side.head_norm)(head))).collect();
             ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &slots, dim)? }
         }
-        QkNorm::Whole(norm) if heads == side.all => {
+        QkNorm::Whole(norm) => {
             let width = heads * dim;
             ColumnNorm { first_col, heads: 1, width, norm: builder.norms(norm, &[slot(side.norm)], width)? }
-        }
-        QkNorm::Whole(_) => {
-            let remedy = "is 1, for one norm goes over all heads".to_owned();
-            let (size, ranks) = (side.all, builder.shard.size);
-            return Err(LoadError::Shard { what: "num_attention_heads", size, ranks, remedy });
         }
     })
 }
 
 fn projections(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> Result<(Linear, Linear), LoadError> {
     let (queries, kv) = (builder.shard.part(spec.heads), builder.shard.kv_heads(spec.kv_heads));
+    let (projected, keys) = projected_heads(builder, spec);
     let stack = [
-        (Part::Query, spec.heads * spec.head_dim, head_rows(&queries, spec.head_dim)),
-        (Part::Key, spec.kv_heads * spec.head_dim, head_rows(&kv, spec.head_dim)),
+        (Part::Query, spec.heads * spec.head_dim, head_rows(&projected, spec.head_dim)),
+        (Part::Key, spec.kv_heads * spec.head_dim, head_rows(&keys, spec.head_dim)),
         (Part::Value, spec.kv_heads * spec.v_head_dim, head_rows(&kv, spec.v_head_dim)),
     ];
     let qkv = builder.by_rows(index, &stack, spec.bias.qkv)?;

@@ -78,15 +78,19 @@ fn other_ways() -> [Way; 5] {
 /// In f32: as recorded with all instruction sets, and the same bits whatever else is in the batch.
 pub fn float32(case: &Case) {
     let Some((dir, reference)) = case.read() else { return };
-    let name = case.folder;
-    let scripts = greedy_scripts(&reference);
+    float32_in(case, &dir, &reference);
+}
+
+/// The same of a folder that may lie elsewhere.
+pub fn float32_in(case: &Case, dir: &Path, reference: &Reference) {
+    let scripts = greedy_scripts(reference);
     for on in On::all() {
         let setup = case.setup(DType::F32).on(on);
-        let plain = outcomes(&dir, setup, &scripts, PLAIN);
-        if let Err(difference) = as_recorded(&reference, &plain) {
-            panic!("{name}, {on:?}: {difference}; {}", first_difference(&dir, setup, &reference));
+        let plain = outcomes(dir, setup, &scripts, PLAIN);
+        if let Err(difference) = as_recorded(reference, &plain) {
+            panic!("{}, {on:?}: {difference}; {}", dir.display(), first_difference(dir, setup, reference));
         }
-        same_in_other_ways(&dir, setup, &scripts, &plain);
+        same_in_other_ways(dir, setup, &scripts, &plain);
     }
 }
 

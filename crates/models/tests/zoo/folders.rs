@@ -29,7 +29,8 @@ pub fn shipped(name: &str) -> PathBuf {
     repository().join("crates/default-model/files").join(name)
 }
 
-fn repository() -> PathBuf {
+/// The root of the repository.
+pub fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).expect("this crate lies two folders down").to_owned()
 }

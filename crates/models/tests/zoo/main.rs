@@ -10,6 +10,8 @@ mod folders;
 mod gpu;
 mod group;
 mod reference;
+mod relabelled;
+mod table;
 
 use checks::{Case, bfloat16, float32, shipped, tensor_parallel, tensor_parallel_refused};
 use engine::{Setup, load};
@@ -38,7 +40,20 @@ macro_rules! zoo {
                 refused.iter().for_each(|(ranks, what)| tensor_parallel_refused(&case($case), *ranks, what));
             }
         }
-    )*};
+    )*
+
+        /// What is checked above.
+        fn checked() -> Vec<Checked> {
+            vec![$(Checked { folder: case($case).folder, low: $low.to_vec(), ranks: $ranks.to_vec() }),*]
+        }
+    };
+}
+
+/// A row of the table, for `docs/models.md`.
+struct Checked {
+    folder: &'static str,
+    low: Vec<DType>,
+    ranks: Vec<usize>,
 }
 
 /// A row of the table names a folder, or says more.
@@ -114,8 +129,8 @@ zoo! {
     mpt_clip: "mpt-clip", BF16, ranks: [2, 4], refused: [];
     nemotron: "nemotron", BF16, ranks: [2, 4], refused: [];
     olmo: "olmo", BF16, ranks: [2], refused: [];
-    olmo2: "olmo2", BF16, ranks: [], refused: [(2, "num_attention_heads")];
-    olmoe: "olmoe", BF16, ranks: [], refused: [(2, "num_attention_heads")];
+    olmo2: "olmo2", BF16, ranks: [2], refused: [];
+    olmoe: "olmoe", BF16, ranks: [2], refused: [];
     opt: "opt", BOTH, ranks: [], refused: THREE_HEADS;
     opt_350m: "opt-350m", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
     phi: "phi", BOTH, ranks: [2], refused: [];

@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use collectives::{AbortHandle, Collective, Place, SharedMemory, Solo};
-use kernels::cpu::{CpuBackend, CpuOptions, available_memory};
 use models::{Memory, Model};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use tokio::sync::mpsc;
 
 use crate::{
     config::Args,
+    device,
     engine::{Engine, Options},
     error::StepError,
     memory,
@@ -183,25 +183,26 @@ fn join(
 
 /// Loads the weights and takes the KV memory.
 fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
-    let backend = CpuBackend::new(CpuOptions { threads: args.threads(), isa: None });
+    let backend = device::open(args)?;
     let mut progress = |progress: models::Progress| {
         // Nobody may be listening yet, and only the newest figure matters.
         let _ = replies.try_send(Reply::Loading { done: progress.bytes_done, total: progress.bytes_total });
     };
-    let mut model = models::load(&args.model, &args.load_options(), Box::new(backend), &mut progress)?;
+    let mut model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
     // Before the cache takes what memory is left.
     model.set_slots(args.max_num_seqs as usize);
     let spec = model.spec();
     let eos_token_ids = spec.eos_token_ids.clone();
     let (vocab_size, context_len) = (spec.vocab_size as u32, spec.context_len as u32);
     let cache = model.cache();
-    let facts = memory::Facts { cache: &cache, context_len, available: available_memory() };
+    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&model) };
     let num_blocks = memory::num_blocks(args, facts)?;
     model.allocate(Memory {
         num_blocks: num_blocks as usize,
         block_size: args.block_size as usize,
         max_sequences: args.max_num_seqs as usize,
     });
+    model.check_device()?;
     let ready = WorkerReady {
         rank: args.rank,
         world_size: args.tensor_parallel_size,

@@ -1,9 +1,12 @@
 //! The worker's flags, checked once.
 
-use std::{path::PathBuf, str::FromStr, thread::available_parallelism};
+use std::{env, ffi::OsString, path::PathBuf, str::FromStr, thread::available_parallelism};
 
 use clap::ValueEnum;
-use kernels::ops::DType;
+use kernels::{
+    cuda::{CudaOptions, Folders, Surroundings},
+    ops::DType,
+};
 use models::{LoadFormat, LoadOptions};
 use service_kit::{Address, CommonArgs};
 
@@ -37,6 +40,14 @@ pub struct Args {
     /// Which device to compute on
     #[arg(long, default_value = "auto")]
     pub device: Device,
+
+    /// Folders in which CUDA's libraries are looked for first, `:` between them
+    #[arg(long, value_name = "DIRS", env = "QUIRE_CUDA_LIBRARY_PATH", hide_env_values = true)]
+    pub cuda_library_path: Option<OsString>,
+
+    /// Folder of compiled GPU kernels [default: quire/kernels in the user's cache folder]
+    #[arg(long, value_name = "DIR", env = "QUIRE_KERNEL_CACHE", hide_env_values = true)]
+    pub kernel_cache: Option<PathBuf>,
 
     /// What to compute in; auto is what the model's config says
     #[arg(long, default_value = "auto")]
@@ -90,6 +101,8 @@ pub enum Device {
     Auto,
     /// The machine's own processors.
     Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
 }
 
 /// What to compute in.
@@ -140,6 +153,13 @@ impl FromStr for MaxModelLen {
     }
 }
 
+/// `quire/kernels` in the user's cache folder (XDG Base Directory Specification); absent without a home.
+pub fn default_kernel_cache() -> Option<PathBuf> {
+    let folder = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")))?;
+    Some(cache.join("quire/kernels"))
+}
+
 /// Parses a share of a whole: above 0, at most 1.
 fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -153,6 +173,21 @@ impl Args {
     pub(crate) fn threads(&self) -> usize {
         let cores = || available_parallelism().map_or(1, usize::from) / self.tensor_parallel_size as usize;
         self.threads.unwrap_or_else(cores).max(1)
+    }
+
+    /// The GPU of this rank, and where what it needs may be.
+    pub(crate) fn cuda_options(&self) -> CudaOptions {
+        let (virtual_env, path) = (env::var_os("VIRTUAL_ENV"), env::var_os("PATH"));
+        let surroundings = Surroundings {
+            named: self.cuda_library_path.as_deref(),
+            virtual_env: virtual_env.as_deref(),
+            path: path.as_deref(),
+        };
+        CudaOptions {
+            ordinal: self.rank,
+            folders: Folders::of(surroundings),
+            kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
+        }
     }
 
     /// The model loader's part of the flags.

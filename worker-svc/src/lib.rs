@@ -6,6 +6,7 @@
 
 mod compute;
 mod config;
+mod device;
 mod engine;
 mod error;
 mod memory;
@@ -17,7 +18,7 @@ mod serve;
 mod slots;
 mod wire;
 
-pub use config::{Args, MaxModelLen};
+pub use config::{Args, MaxModelLen, default_kernel_cache};
 pub use serve::serve;
 
 use service_kit::Threads;

@@ -1,6 +1,7 @@
 //! How many KV blocks fit, decided once at start so that memory is never found missing later.
 
-use models::CacheLayout;
+use kernels::{cpu::available_memory, ops::DeviceMemory};
+use models::{CacheLayout, Model};
 
 use crate::config::{Args, MaxModelLen};
 
@@ -16,8 +17,22 @@ pub(crate) struct Facts<'a> {
     pub cache: &'a CacheLayout,
     /// Longest sequence of the model.
     pub context_len: u32,
-    /// Memory that a new workload could take now, bytes; absent where it cannot be read.
-    pub available: Option<u64>,
+    /// What the cache's memory is taken from.
+    pub memory: Memory,
+}
+
+/// Memory as it is now, with weights and activations in place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {
+    /// The machine's, which others use too: bytes that a new workload could take; absent where it cannot be read.
+    Machine(Option<u64>),
+    /// A device's own.
+    Device(DeviceMemory),
+}
+
+/// The memory of the device that a model is on.
+pub(crate) fn of(model: &Model) -> Memory {
+    model.device_memory().map_or_else(|| Memory::Machine(available_memory()), Memory::Device)
 }
 
 /// What a model keeps does not fit.
@@ -26,7 +41,8 @@ pub(crate) enum TooSmall {
     /// Not even one sequence.
     #[error(
         "the KV cache has room for {fits} tokens ({budget_mib} MiB), but one sequence of {wanted} tokens needs {needed_mib} MiB; \
-         start with --max-model-len {fits} or --max-model-len auto, or give it more memory with --kv-cache-memory-bytes"
+         start with --max-model-len {fits} or --max-model-len auto, or give it more memory with --kv-cache-memory-bytes or \
+         --gpu-memory-utilization"
     )]
     Blocks { fits: u64, budget_mib: u64, wanted: u64, needed_mib: u64 },
     /// The recurrent states alone.
@@ -55,8 +71,12 @@ pub(crate) fn num_blocks(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall>
     } else if args.kv_cache_memory_bytes.is_some() {
         budget()? / block_bytes
     } else {
-        // More than all slots filled to the brim would only hold old prefixes.
-        (budget()? / block_bytes).min(u64::from(args.max_num_seqs) * needed)
+        let fit = budget()? / block_bytes;
+        match facts.memory {
+            // More than all slots filled to the brim would only hold old prefixes.
+            Memory::Machine(_) => fit.min(u64::from(args.max_num_seqs) * needed),
+            Memory::Device(_) => fit,
+        }
     };
     let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
     let must_fit = args.max_model_len != Some(MaxModelLen::Auto);
@@ -85,7 +105,7 @@ fn sizing(args: &Args, cache: &CacheLayout) -> sched_core::Config {
 
 /// What is left for blocks once every sequence has its recurrent state.
 fn after_states(args: &Args, facts: Facts<'_>) -> Result<u64, TooSmall> {
-    let budget = args.kv_cache_memory_bytes.unwrap_or_else(|| default_budget(args, facts));
+    let budget = args.kv_cache_memory_bytes.unwrap_or_else(|| default_budget(args, facts.memory));
     let states = facts.cache.state_bytes * u64::from(args.max_num_seqs);
     budget.checked_sub(states).ok_or(TooSmall::States {
         sequences: args.max_num_seqs,
@@ -94,9 +114,22 @@ fn after_states(args: &Args, facts: Facts<'_>) -> Result<u64, TooSmall> {
     })
 }
 
-fn default_budget(args: &Args, facts: Facts<'_>) -> u64 {
-    let share = facts.available.unwrap_or(CPU_DEFAULT) as f64 * args.gpu_memory_utilization;
+fn default_budget(args: &Args, memory: Memory) -> u64 {
+    match memory {
+        Memory::Machine(available) => machine_budget(args, available),
+        Memory::Device(memory) => device_budget(args, memory),
+    }
+}
+
+fn machine_budget(args: &Args, available: Option<u64>) -> u64 {
+    let share = available.unwrap_or(CPU_DEFAULT) as f64 * args.gpu_memory_utilization;
     (share as u64 / u64::from(args.tensor_parallel_size)).min(CPU_DEFAULT)
+}
+
+/// What is free, less the share of the device that is to stay so.
+fn device_budget(args: &Args, memory: DeviceMemory) -> u64 {
+    let spared = memory.total as f64 * (1.0 - args.gpu_memory_utilization);
+    memory.free.saturating_sub(spared as u64)
 }
 
 #[cfg(test)]
@@ -113,8 +146,12 @@ mod tests {
     }
 
     fn blocks(flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
+        blocks_in(Memory::Machine(Some(100 << 20)), flags, cache)
+    }
+
+    fn blocks_in(memory: Memory, flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
-        let facts = Facts { cache, context_len: 1000, available: Some(100 << 20) };
+        let facts = Facts { cache, context_len: 1000, memory };
         num_blocks(&Cli::parse_from(required.iter().chain(flags)).args, facts)
     }
 
@@ -151,6 +188,17 @@ mod tests {
         let error = blocks(&["--max-num-seqs", "6", "--kv-cache-memory-bytes", "5242880"], &cache).unwrap_err();
         assert_eq!(error, TooSmall::States { sequences: 6, needed_mib: 6, budget_mib: 5 });
         assert!(error.to_string().contains("--max-num-seqs"), "{error}");
+    }
+
+    #[test]
+    fn a_device_is_filled_up_to_its_share() {
+        let memory = Memory::Device(DeviceMemory { free: 60 << 20, total: 100 << 20 });
+        let cache = cache(&[None], 1024, 0);
+        let blocks = |flags: &[&str]| blocks_in(memory, flags, &cache);
+        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5"]), Ok(10 * 64));
+        assert_eq!(blocks(&["--gpu-memory-utilization", "1"]), Ok(60 * 64));
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "16777216"]), Ok(1024));
+        assert!(blocks(&["--gpu-memory-utilization", "0.4"]).is_err());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use kernels::ops::{Act, Backend, Batch, DType, Epilogue, KvLayer, Norm, RowSelection};
+use kernels::ops::{Act, Backend, Batch, DType, DeviceMemory, Epilogue, KvLayer, Norm, RowSelection};
 use model_spec::{ModelSpec, Residual};
 
 use crate::acts::{Acts, Buffers};
@@ -369,6 +369,10 @@ impl Decoder {
             self.gather_logits(step.logit_rows.len(), step.group)?;
         }
         Ok(())
+    }
+
+    pub(crate) fn device_memory(&self) -> Option<DeviceMemory> {
+        self.backend.memory()
     }
 
     /// Fails once the device has.

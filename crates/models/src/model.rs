@@ -2,7 +2,7 @@
 
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use kernels::ops::Batch;
+use kernels::ops::{Batch, DeviceMemory};
 use model_spec::ModelSpec;
 
 use crate::arch::echo;
@@ -113,6 +113,14 @@ impl Model {
     pub fn allocate(&mut self, memory: Memory) {
         if let Inner::Decoder(decoder) = &mut self.inner {
             decoder.allocate(memory);
+        }
+    }
+
+    /// The memory of the device, where it has its own.
+    pub fn device_memory(&self) -> Option<DeviceMemory> {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.device_memory(),
+            Inner::Echo(_) => None,
         }
     }
 

@@ -25,7 +25,7 @@ pub(super) const GROUPS: &[Group] = &[
 #[rustfmt::skip]
 const MODEL: &[Flag] = &[
     flag("config", Kind::Text, "", To::SERVE, "YAML file with flags by their long names; the command line wins over it"),
-    flag("device", Kind::Choice(&["auto", "cpu"]), "auto", To::WORKER, "What to compute on"),
+    flag("device", Kind::Choice(&["auto", "cpu", "cuda"]), "auto", To::WORKER, "What to compute on; auto: a GPU where one can be used"),
     flag("download-dir", Kind::Text, "the hub cache", To::SERVE, "Folder for downloaded models"),
     flag("dtype", Kind::Choice(&["auto", "bfloat16", "half", "float16", "float", "float32"]), "auto", To::WORKER, "Number type of weights and KV cache; auto: the model's"),
     flag("hf-token", Kind::Text, "HF_TOKEN", To::SERVE, "Hugging Face token for gated models"),

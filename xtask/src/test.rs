@@ -28,6 +28,7 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<()> {
     stage("undefined behaviour in the ring (miri)", &|| miri(root))?;
     // The same selection of packages throughout, so that dependencies are built once.
     stage("the quire command", &|| cargo(root, &["build", "--workspace", "--bin", "quire"], None))?;
+    stage("CUDA kernels compile", &|| kernels(root))?;
     match args.no_e2e {
         true => stage("unit and conformance tests", &|| {
             cargo(root, &["test", "--workspace", "--exclude", "e2e-tests"], None)
@@ -36,6 +37,29 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<()> {
     }?;
     Ok(())
 }
+
+/// Compiles every CUDA kernel for each generation of GPUs, which needs no GPU but NVRTC; installs that under target/.
+fn kernels(root: &Path) -> anyhow::Result<()> {
+    let environment = root.join("target/nvrtc");
+    let python = environment.join("bin/python3");
+    let run =
+        |program: &Path, args: &[&str]| Command::new(program).args(args).status().is_ok_and(|ended| ended.success());
+    let made = python.exists() || run(Path::new("python3"), &["-m", "venv", &environment.to_string_lossy()]);
+    if !made || !run(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", NVRTC]) {
+        println!("{NVRTC} cannot be installed here: skipped");
+        return Ok(());
+    }
+    let cache = root.join("target/kernels");
+    let mut build = Command::new(root.join("target/debug/quire"));
+    build.args(["kernels", "build", "--arch", "sm_75,sm_80,sm_90a,sm_100a", "--cache"]).arg(cache);
+    if !build.env("VIRTUAL_ENV", environment).status().context("quire kernels build")?.success() {
+        bail!("a CUDA kernel does not compile");
+    }
+    Ok(())
+}
+
+/// The compiler of kernels, as a Python package.
+const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.*";
 
 /// Runs the ring's tests under miri where the toolchain has it (`rustup +nightly component add miri`); says so where it does not.
 fn miri(root: &Path) -> anyhow::Result<()> {

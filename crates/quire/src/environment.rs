@@ -1,6 +1,6 @@
 //! The environment variables that the command reads, read once.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use model_source::Options;
 
@@ -11,6 +11,14 @@ pub struct Environment {
     pub models: Options,
     /// The user's folder for sockets, `XDG_RUNTIME_DIR`.
     pub runtime_dir: Option<PathBuf>,
+    /// Folders of CUDA's libraries, `QUIRE_CUDA_LIBRARY_PATH`.
+    pub cuda_library_path: Option<OsString>,
+    /// Where compiled GPU kernels are kept: `QUIRE_KERNEL_CACHE`, else the worker's own place for them.
+    pub kernel_cache: Option<PathBuf>,
+    /// The Python environment in use, `VIRTUAL_ENV`.
+    pub virtual_env: Option<OsString>,
+    /// `PATH`.
+    pub path: Option<OsString>,
     /// `QUIRE_LOG`.
     pub log_level: Option<String>,
     /// `QUIRE_LOG_FORMAT`.
@@ -24,6 +32,10 @@ impl Environment {
         Self {
             models: Options::from_env(variable),
             runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
+            cuda_library_path: std::env::var_os("QUIRE_CUDA_LIBRARY_PATH"),
+            kernel_cache: variable("QUIRE_KERNEL_CACHE").map(PathBuf::from).or_else(worker_svc::default_kernel_cache),
+            virtual_env: std::env::var_os("VIRTUAL_ENV"),
+            path: std::env::var_os("PATH"),
             log_level: variable("QUIRE_LOG"),
             log_format: variable("QUIRE_LOG_FORMAT"),
         }

@@ -4,6 +4,7 @@ mod bench;
 mod client;
 mod collect_env;
 mod environment;
+mod kernels;
 mod processes;
 mod serve;
 mod sse;
@@ -42,6 +43,8 @@ enum Command {
     Complete(Box<talk::CompleteArgs>),
     /// Measure a server
     Bench(bench::args::BenchArgs),
+    /// Compile GPU kernels ahead
+    Kernels(kernels::KernelsArgs),
     #[command(flatten)]
     Process(ProcessCommand),
     /// Print what a bug report should say about this machine
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => talk::chat(&args),
         Command::Complete(args) => talk::complete(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Kernels(args) => kernels::run(&args, &Environment::read()),
         Command::CollectEnv => {
             collect_env::print(&Environment::read());
             Ok(())

@@ -202,11 +202,9 @@ impl Scheduler {
             return false;
         }
         let start = self.find_start(index);
-        let shared = self.scratch.shared.iter().flat_map(Table::live);
-        let reclaimed = shared.filter(|block| self.pool.is_unreferenced(**block)).count() as u32;
         // Alone, a sequence may take everything; admission made sure that it fits.
         let reserve = if alone { 0 } else { self.watermark_blocks() };
-        if start.fresh + reserve + reclaimed > self.pool.available() {
+        if start.needs + reserve > self.pool.available() {
             self.scratch.blocked = Some(here);
             return false;
         }

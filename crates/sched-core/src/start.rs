@@ -16,8 +16,8 @@ use proto::NewSequence;
 pub(crate) struct Start {
     /// Positions that need not be computed; their blocks are `Scratch::shared`.
     pub computed: u32,
-    /// Most blocks that it takes beside those, now and as its prompt goes on.
-    pub fresh: u32,
+    /// Most of the available blocks that it takes, now and as its prompt goes on: fresh ones, and shared ones that nobody else holds.
+    pub needs: u32,
     /// Shares a sibling's blocks, the last of which it will write to.
     pub fork: bool,
 }
@@ -36,16 +36,18 @@ impl Scheduler {
             && self.find_fork(index)
         {
             let prompt_len = self.sequences[index].prompt_len;
-            return Start { computed: prompt_len - 1, fresh: self.groups.count() as u32, fork: true };
+            return Start { computed: prompt_len - 1, needs: self.groups.count() as u32, fork: true };
         }
         let (known, block_size) = (self.sequences[index].known_len(), self.config.block_size);
         let hits = if self.config.enable_prefix_caching && !wants_logprobs { self.find_cached(index) } else { 0 };
         self.share_cached(index, hits);
-        let fresh = (0..self.groups.count()).map(|group| {
-            let missing = known.div_ceil(block_size) - hits;
-            missing.min(self.groups.most_held(group, known))
+        let missing = known.div_ceil(block_size) - hits;
+        let needs = self.scratch.shared.iter().enumerate().map(|(group, shared)| {
+            let reclaimed = shared.live().iter().filter(|block| self.pool.is_unreferenced(**block)).count() as u32;
+            // What a window leaves behind is there for what it comes to.
+            (missing + reclaimed).min(self.groups.most_held(group, known))
         });
-        Start { computed: hits * block_size, fresh: fresh.sum(), fork: false }
+        Start { computed: hits * block_size, needs: needs.sum(), fork: false }
     }
 
     /// Shares the prompt's blocks of a sibling, if one has computed it and still has them.

@@ -130,7 +130,8 @@ DEVICE void add_norm(f32* residual, const Delta* delta, const Norm& norm, Out* o
     kept.write(norm, out + row, width);
 }
 
-template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_col, u32 heads, u32 dim, u32 width) {
+// `stride`: from one head's parameters to the next one's; 0 where all share theirs.
+template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) {
     launch_dependents();
     wait_for_inputs();
     u32 head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -148,7 +149,7 @@ template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_co
         square += centred * centred;
     }
     f32 factor = 1.0f / sqrtf(warp_sum(square) / dim + norm.eps);
-    for (u32 i = lane; i < dim; i += 32) values[i] = Cast<T>::from(normed(norm, load(values[i]), mean, factor, i));
+    for (u32 i = lane; i < dim; i += 32) values[i] = Cast<T>::from(normed(norm, load(values[i]), mean, factor, head * stride + i));
 }
 
 #define NORM(IN, OUT) \
@@ -159,8 +160,8 @@ template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_co
         add_norm(residual, delta, how, out, width); \
     }
 #define HEAD_NORM(T) \
-    extern "C" __global__ void head_norm_##T(T* x, const Norm how, u32 first_col, u32 heads, u32 dim, u32 width) { \
-        head_norm(x, how, first_col, heads, dim, width); \
+    extern "C" __global__ void head_norm_##T(T* x, const Norm how, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) { \
+        head_norm(x, how, first_col, heads, dim, width, stride); \
     }
 
 NORM(f32, f32)

@@ -19,7 +19,7 @@ const COUNTS: usize = 4;
 pub(crate) struct Pointers {
     counts: CUdeviceptr,
     pub(crate) tokens: CUdeviceptr,
-    positions: CUdeviceptr,
+    pub(crate) positions: CUdeviceptr,
     row_sequence: CUdeviceptr,
     first_row: CUdeviceptr,
     num_rows: CUdeviceptr,

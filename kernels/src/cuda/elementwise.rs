@@ -1,4 +1,4 @@
-//! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `scale.cu`, `soft_cap.cu`.
+//! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `clamp.cu`, `scale.cu`, `soft_cap.cu`.
 
 use super::acts::View;
 use super::device::{Device, Name, Shape, args};
@@ -50,6 +50,11 @@ pub(crate) fn gated(device: &mut Device, gate_up: View, activation: Activation, 
 pub(crate) fn add(device: &mut Device, x: View, y: View) {
     let count = x.elements();
     device.launch(Name::of("add", &[x.dtype, y.dtype]), Shape::elements(count), args![x.ptr, y.ptr, count as u64]);
+}
+
+pub(crate) fn clamp(device: &mut Device, x: View, limit: f32) {
+    let count = x.elements();
+    device.launch(Name::of("clamp", &[x.dtype]), Shape::elements(count), args![x.ptr, limit, count as u64]);
 }
 
 pub(crate) fn scale(device: &mut Device, x: View, factor: f32) {

@@ -17,6 +17,7 @@ mod choose_numbers;
 mod context;
 mod device;
 mod elementwise;
+mod groups;
 mod head_norms;
 mod libraries;
 mod matmul;
@@ -48,6 +49,7 @@ use attention::Attention;
 use blas::Blas;
 use cudarc::driver::sys::CUdeviceptr;
 use device::{Device, Name, Shape, args};
+use groups::{Choices, Group};
 use head_norms::{HeadNorm, Waiting};
 use matmul::{Matmul, Product};
 use rope_and_cache::{Kv, takes_norms};
@@ -73,6 +75,8 @@ pub struct CudaBackend {
     matmul: Matmul,
     staging: Staging,
     matrices: Vec<Weights>,
+    groups: Vec<Group>,
+    choices: Vec<Choices>,
     tables: Vec<Weights>,
     vectors: Vec<weights::Vector>,
     caches: Vec<Kv>,
@@ -98,6 +102,8 @@ impl CudaBackend {
             matmul,
             staging: Staging::default(),
             matrices: Vec::new(),
+            groups: Vec::new(),
+            choices: Vec::new(),
             tables: Vec::new(),
             vectors: Vec::new(),
             caches: Vec::new(),
@@ -195,14 +201,19 @@ impl Backend for CudaBackend {
         Vector(newest(&self.vectors))
     }
 
-    fn group_matrices(&mut self, _members: &[Matrix]) -> MatrixGroup {
-        self.missing("group_matrices");
-        MatrixGroup(0)
+    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
+        self.device.bind();
+        let members: Vec<&Weights> = members.iter().map(|matrix| &self.matrices[matrix.0 as usize]).collect();
+        let pointers: Vec<u8> = members.iter().flat_map(|matrix| matrix.ptr().to_ne_bytes()).collect();
+        let pointers = self.staging.load(&mut self.device, &pointers);
+        self.groups.push(Group::new(&members, pointers));
+        MatrixGroup(newest(&self.groups))
     }
 
-    fn new_expert_choice(&mut self, _max_rows: usize, _top_k: usize) -> ExpertChoice {
-        self.missing("new_expert_choice");
-        ExpertChoice(0)
+    fn new_expert_choice(&mut self, max_rows: usize, top_k: usize) -> ExpertChoice {
+        self.device.bind();
+        self.choices.push(Choices::new(&mut self.device, max_rows, top_k));
+        ExpertChoice(newest(&self.choices))
     }
 
     fn new_act(&mut self, max_rows: usize, width: usize) -> Act {
@@ -250,8 +261,16 @@ impl Backend for CudaBackend {
         );
     }
 
-    fn add_positions(&mut self, _table: Table, _offset: usize, _x: Act) {
-        self.missing("add_positions");
+    fn add_positions(&mut self, table: Table, offset: usize, x: Act) {
+        self.settle();
+        let (table, x) = (&self.tables[table.0 as usize], self.acts.view(x));
+        assert_eq!((x.dtype, x.width), (DType::F32, table.cols), "what positions are added to");
+        let [offset, entries, width] = [offset, table.rows, table.cols].map(|number| number as u32);
+        self.device.launch(
+            Name::of("add_positions", &[table.dtype]),
+            Shape::rows(x.rows, x.width),
+            args![table.ptr(), self.batch.pointers.positions, x.ptr, offset, entries, width],
+        );
     }
 
     fn norm(&mut self, x: Act, norm: Norm, out: Act) {
@@ -276,7 +295,11 @@ impl Backend for CudaBackend {
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
         let own = |vector: Vector| self.vectors[vector.0 as usize].len != dim;
         if norm.weight.is_some_and(own) || norm.bias.is_some_and(own) {
-            return self.missing("head_norm with parameters for each head");
+            self.settle();
+            let params = self.norm_params(norm, heads * dim);
+            let x = self.acts.view(x);
+            assert!(first_col + heads * dim <= x.width, "columns from {first_col} on of {}", x.width);
+            return norm::own_head_norm(&mut self.device, x, first_col, heads, dim, params);
         }
         self.acts.settle(&mut self.device);
         if !self.waiting.has_room(x) {
@@ -365,28 +388,61 @@ impl Backend for CudaBackend {
         self.attention.run(&mut self.device, qkv, params, &self.batch, &self.caches[kv.memory as usize], out);
     }
 
-    fn route(&mut self, _logits: Act, _routing: Routing, _out: ExpertChoice) {
-        self.missing("route");
+    fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {
+        self.settle();
+        let logits = self.acts.view(logits);
+        let corrections = routing.correction.map(|vector| self.vectors[vector.0 as usize].len);
+        assert!(corrections.is_none_or(|len| len == logits.width), "corrections of {} experts", logits.width);
+        let correction = self.vector(routing.correction);
+        groups::route(&mut self.device, logits, routing, correction, &mut self.choices[out.0 as usize]);
     }
 
-    fn expert_matmul(&mut self, _x: Act, _w: MatrixGroup, _bias: Option<Vector>, _choice: ExpertChoice, _out: Act) {
-        self.missing("expert_matmul");
+    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        self.settle();
+        let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
+        let pairs = choices.rows * choices.top_k;
+        assert_eq!(x.width, group.k, "width of x, and input features of experts");
+        assert_eq!(group.count, choices.among, "experts, and what rows chose among");
+        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
+        let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
+        assert!(biases.is_none_or(|len| len == group.count * group.n), "biases of {} experts", group.count);
+        let out = self.acts.target(out, pairs, group.n);
+        let bias = self.vector(bias);
+        groups::expert_matmul(&mut self.device, x, group, bias, choices, out);
     }
 
-    fn combine(&mut self, _x: Act, _choice: ExpertChoice, _epilogue: Epilogue, _out: Act) {
-        self.missing("combine");
+    fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {
+        assert_ne!(x, out, "a sum cannot overwrite what it sums");
+        self.settle();
+        let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
+        if epilogue == Epilogue::Accumulate {
+            assert_eq!(self.acts.view(out).rows, choices.rows, "rows added to, and rows to add");
+        }
+        let out = self.acts.target(out, choices.rows, x.width);
+        groups::combine(&mut self.device, x, choices, epilogue, out);
     }
 
-    fn gate_rows(&mut self, _x: Act, _gate: Act) {
-        self.missing("gate_rows");
+    fn gate_rows(&mut self, x: Act, gate: Act) {
+        assert_ne!(x, gate, "rows that gate themselves");
+        self.settle();
+        groups::gate_rows(&mut self.device, self.acts.view(x), self.acts.view(gate));
     }
 
-    fn head_matmul(&mut self, _x: Act, _from: HeadColumns, _w: MatrixGroup, _out: Act, _to: HeadColumns) {
-        self.missing("head_matmul");
+    fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        self.settle();
+        let (x, width) = (self.acts.view(x), self.acts.view(out).width);
+        let out = self.acts.target(out, x.rows, width);
+        groups::head_matmul(&mut self.device, (x, from), &self.groups[w.0 as usize], (out, to));
     }
 
-    fn copy_columns(&mut self, _x: Act, _from: HeadColumns, _out: Act, _to: HeadColumns, _heads: usize, _width: usize) {
-        self.missing("copy_columns");
+    fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
+        assert_ne!(x, out, "columns copied within a buffer");
+        self.settle();
+        let (x, out_width) = (self.acts.view(x), self.acts.view(out).width);
+        let out = self.acts.target(out, x.rows, out_width);
+        groups::copy_columns(&mut self.device, (x, from), (out, to), heads, width);
     }
 
     fn add(&mut self, x: Act, y: Act) {
@@ -397,8 +453,9 @@ impl Backend for CudaBackend {
         elementwise::add(&mut self.device, x, y);
     }
 
-    fn clamp(&mut self, _x: Act, _limit: f32) {
-        self.missing("clamp");
+    fn clamp(&mut self, x: Act, limit: f32) {
+        self.settle();
+        elementwise::clamp(&mut self.device, self.acts.view(x), limit);
     }
 
     fn scale(&mut self, x: Act, factor: f32) {

@@ -34,10 +34,25 @@ pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params:
 
 /// Norm of `heads` heads of `dim` columns from `first_col` on, in place.
 pub(crate) fn head_norm(device: &mut Device, x: View, first_col: usize, heads: usize, dim: usize, params: Params) {
+    head_norm_by(device, x, (first_col, heads, dim), params, 0);
+}
+
+/// The same where each head has its own parameters: `[heads * dim]`.
+pub(crate) fn own_head_norm(device: &mut Device, x: View, first_col: usize, heads: usize, dim: usize, params: Params) {
+    head_norm_by(device, x, (first_col, heads, dim), params, dim);
+}
+
+fn head_norm_by(
+    device: &mut Device,
+    x: View,
+    (first_col, heads, dim): (usize, usize, usize),
+    params: Params,
+    stride: usize,
+) {
     /// A warp for each.
     const HEADS_A_BLOCK: usize = 4;
     let name = Name::in_file("norm", "head_norm", &[x.dtype]);
     let shape = Shape { grid: [x.rows, heads.div_ceil(HEADS_A_BLOCK)], block: 32 * HEADS_A_BLOCK, shared: 0 };
-    let [first_col, heads, dim, width] = [first_col, heads, dim, x.width].map(|number| number as u32);
-    device.launch_early(name, shape, args![x.ptr, params, first_col, heads, dim, width]);
+    let [first_col, heads, dim, width, stride] = [first_col, heads, dim, x.width, stride].map(|number| number as u32);
+    device.launch_early(name, shape, args![x.ptr, params, first_col, heads, dim, width, stride]);
 }

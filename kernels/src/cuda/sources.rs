@@ -22,15 +22,23 @@ macro_rules! sources {
 pub(crate) const KERNELS: &[Source] = sources! {
     "activate"
     "add"
+    "add_positions"
     "attention"
     "cast"
     "choose"
+    "clamp"
+    "combine"
+    "copy_columns"
     "embed"
+    "expert_matmul"
+    "gate_rows"
     "gated"
     "gather"
+    "head_matmul"
     "matmul"
     "norm"
     "rope_and_cache"
+    "route"
     "scale"
     "soft_cap"
 };
@@ -49,6 +57,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("hopper.cuh", include_str!("../../cuda/hopper.cuh")),
     ("mma.cuh", include_str!("../../cuda/mma.cuh")),
     ("prefill.cuh", include_str!("../../cuda/prefill.cuh")),
+    ("product.cuh", include_str!("../../cuda/product.cuh")),
     ("quire.cuh", include_str!("../../cuda/quire.cuh")),
 ];
 

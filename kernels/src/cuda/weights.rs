@@ -80,7 +80,7 @@ impl Staging {
     }
 
     /// New device memory with these bytes. Copies may still be under way; the stream orders them before what uses them.
-    fn load(&mut self, device: &mut Device, bytes: &[u8]) -> Option<Memory> {
+    pub(crate) fn load(&mut self, device: &mut Device, bytes: &[u8]) -> Option<Memory> {
         let memory = device.allocate(bytes.len(), "weights")?;
         self.reserve(device, bytes.len().min(PIECE));
         for (index, piece) in bytes.chunks(PIECE).enumerate() {

@@ -163,7 +163,7 @@ fn products() {
                         format!("{} {rows} x {n} x {k} {dtype:?} to {output:?} {epilogue:?}", backend.describe());
                     // Inputs are exact. A CPU may multiply f16 weights with inputs rounded to bf16.
                     let inexact = if dtype == DType::F16 { 2.0_f64.powi(-9) } else { 1e-6 };
-                    let ends = if output == DType::F32 { 0.0 } else { 2.0 * step(dtype) };
+                    let ends = if output == DType::F32 { 0.0 } else { 3.0 * step(dtype) };
                     check(&what, backend.read(out), &want, |i| inexact * size[i] + ends * (want[i].abs() + 2.0));
                 }
             }

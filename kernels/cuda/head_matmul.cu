@@ -1,0 +1,29 @@
+// A product for each head: out's columns of head h are x's columns of head h times w[h]^T. Blocks (row and head, outputs).
+#include "product.cuh"
+
+// Where heads lie in rows; see kernels/src/cuda/groups.rs.
+struct Columns {
+    u32 first;
+    u32 stride;
+    u32 width; // of the whole row
+};
+
+template <typename X, typename W, typename Out>
+DEVICE void head_matmul(const X* x, Columns from, const W* const* weights, Out* out, Columns to, u32 heads, u32 n, u32 k) {
+    u32 row = blockIdx.x / heads, head = blockIdx.x % heads;
+    const X* input = x + (u64)row * from.width + from.first + head * from.stride;
+    Out* output = out + (u64)row * to.width + to.first + head * to.stride;
+    row_product(input, weights[head], (const f32*)nullptr, output, n, k);
+}
+
+#define HEAD_MATMUL(X, W, OUT) \
+    extern "C" __global__ void __launch_bounds__(32 * OUTPUTS) head_matmul_##X##_##W##_##OUT( \
+        const X* x, Columns from, const W* const* weights, OUT* out, Columns to, u32 heads, u32 n, u32 k) { \
+        head_matmul(x, from, weights, out, to, heads, n, k); \
+    }
+
+HEAD_MATMUL(f32, f32, f32)
+HEAD_MATMUL(f32, bf16, f32)
+HEAD_MATMUL(f32, f16, f32)
+HEAD_MATMUL(bf16, bf16, bf16)
+HEAD_MATMUL(f16, f16, f16)

@@ -14,13 +14,14 @@ pub enum FeedForwardSpec {
 }
 
 impl FeedForwardSpec {
-    /// Inner widths, each with its name in `config.json`: what tensor parallelism divides.
+    /// Inner widths, each with a name for messages: what tensor parallelism divides.
     pub fn inner_sizes(&self) -> Vec<(&'static str, usize)> {
         match self {
             Self::Dense(mlp) => vec![("intermediate_size", mlp.intermediate_size)],
             Self::Mixture(MixtureSpec { expert, shared, .. }) => {
-                let shared = shared.map(|shared| ("shared_expert_intermediate_size", shared.mlp.intermediate_size));
-                std::iter::once(("moe_intermediate_size", expert.intermediate_size)).chain(shared).collect()
+                let shared =
+                    shared.map(|shared| ("intermediate size of the shared expert", shared.mlp.intermediate_size));
+                std::iter::once(("intermediate size of experts", expert.intermediate_size)).chain(shared).collect()
             }
             Self::None => Vec::new(),
         }

@@ -14,9 +14,11 @@ mod conv;
 mod copy_columns;
 mod delta;
 mod embed;
+mod expert_matmul;
 mod gate_rows;
 mod gated;
 mod gather;
+mod head_matmul;
 mod isa;
 mod kv;
 mod matmul;
@@ -45,7 +47,6 @@ use crate::ops::{
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
 use acts::Acts;
 use matmul::{Product, Rows};
-use memory::Shared;
 use pool::Pool;
 
 /// How to build a [`CpuBackend`].
@@ -351,25 +352,12 @@ impl Backend for CpuBackend {
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
         assert_ne!(x, out, "a product cannot overwrite its input");
         let (x, choices, group) = (self.acts.view(x), &self.choices[choice.0 as usize], &self.groups[w.0 as usize]);
+        let experts = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
         let first = &self.matrices[group[0].0 as usize];
-        let (n, pairs) = (first.n, choices.rows * choices.top_k);
         assert_eq!(x.width, first.k, "width of x, and input features of experts");
-        assert_eq!(group.len(), choices.experts(), "experts, and what rows chose among");
-        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
+        let out = self.acts.target(out, choices.rows * choices.top_k, first.n);
         let bias = lookup(&self.vectors, bias);
-        assert!(bias.is_none_or(|bias| bias.len() == group.len() * n), "biases of {} experts", group.len());
-        let out = self.acts.target(out, pairs, n);
-        let products = group.iter().enumerate().map(|(expert, matrix)| {
-            let chosen = choices.pairs(expert);
-            Product {
-                x: Rows::picked(x.data, x.width, chosen, pairs / x.rows.max(1)),
-                rows: chosen.len(),
-                w: &self.matrices[matrix.0 as usize],
-                bias: bias.map(|bias| &bias[expert * n..][..n]),
-                epilogue: Epilogue::Store,
-                out: Rows::picked(out.data, n, chosen, 1),
-            }
-        });
+        let products = expert_matmul::products(experts, expert_matmul::Call { x, bias, choices, out });
         // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps others away.
         unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }
@@ -392,24 +380,10 @@ impl Backend for CpuBackend {
     fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns) {
         assert_ne!(x, out, "a product cannot overwrite its input");
         let (x, group) = (self.acts.view(x), &self.groups[w.0 as usize]);
+        let heads = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
         let (first, width) = (&self.matrices[group[0].0 as usize], self.acts.view(out).width);
         let out = self.acts.target(out, x.rows, width);
-        let end = |columns: HeadColumns, width: usize| columns.first + (group.len() - 1) * columns.stride + width;
-        assert!(end(from, first.k) <= x.width && end(to, first.n) <= out.width, "heads inside rows");
-        assert!(group.len() == 1 || to.stride >= first.n, "heads of an output that overlap");
-        let products = group.iter().enumerate().map(|(head, matrix)| {
-            // SAFETY: the columns are inside a row (checked).
-            let (x_head, out_head) =
-                unsafe { (x.data.at(from.first + head * from.stride), out.data.at(to.first + head * to.stride)) };
-            Product {
-                x: Rows::dense(Shared::new(x_head), x.width),
-                rows: x.rows,
-                w: &self.matrices[matrix.0 as usize],
-                bias: None,
-                epilogue: Epilogue::Store,
-                out: Rows::dense(Shared::new(out_head), out.width),
-            }
-        });
+        let products = head_matmul::products(heads, (first.k, first.n), (x, from), (out, to));
         // SAFETY: the two buffers differ (checked) and hold these rows, heads do not overlap (checked); `&mut self` keeps others away.
         unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }

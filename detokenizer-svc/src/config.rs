@@ -19,11 +19,11 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub listen_events: Address,
 
-    /// Folder of the model
+    /// The model: a folder, or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
 
-    /// Folder of the tokenizer, where it is not the model's
+    /// The tokenizer, where it is not the model's: a folder, or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
 

@@ -21,11 +21,11 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub scheduler: Address,
 
-    /// Folder of the model
+    /// The model: a folder, or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
 
-    /// Folder of the tokenizer, where it is not the model's
+    /// The tokenizer, where it is not the model's: a folder, or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
 

@@ -30,7 +30,7 @@ impl Model {
         };
         let settings = ChatSettings { template, content_format: args.content_format() };
         let chat = ChatFormat::load(dir, settings).context("loading the chat template")?;
-        let config = ConfigFile::read_optional(&args.model.join("config.json"))?;
+        let config = ConfigFile::of_model_optional(&args.model)?;
         let own_len = config.as_ref().and_then(|config| model_spec::context_len(config).ok());
         let max_model_len = args.max_model_len.or(own_len.and_then(|len| u32::try_from(len).ok()));
         let info = ModelInfo {

@@ -17,7 +17,7 @@ pub struct Args {
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// Folder of the model: config.json, safetensors
+    /// The model: a folder with config.json and weights, or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
 
@@ -123,10 +123,14 @@ pub enum Precision {
 /// Where weights come from.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The folder's files.
+    /// The model's files.
     Auto,
-    /// The folder's safetensors files.
+    /// The model's files, which must be safetensors.
     Safetensors,
+    /// The model's files, which must be PyTorch's.
+    Pt,
+    /// The model's files, which must be GGUF.
+    Gguf,
     /// Random numbers; only config.json is needed.
     Dummy,
 }
@@ -202,7 +206,10 @@ impl Args {
             tp_rank: self.rank as usize,
             tp_size: self.tensor_parallel_size as usize,
             format: match self.load_format {
-                Format::Auto | Format::Safetensors => LoadFormat::Auto,
+                Format::Auto => LoadFormat::Auto,
+                Format::Safetensors => LoadFormat::Safetensors,
+                Format::Pt => LoadFormat::Torch,
+                Format::Gguf => LoadFormat::Gguf,
                 Format::Dummy => LoadFormat::Dummy,
             },
             seed: self.seed,

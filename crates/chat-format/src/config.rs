@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use model_files::{Gguf, gguf_of};
 use serde_json::{Map, Value};
 
 use crate::ChatError;
@@ -22,20 +23,43 @@ pub(crate) struct ModelTemplates {
 }
 
 impl ModelTemplates {
-    /// Reads the tokenizer folder `dir`. A `chat_template.jinja` or `chat_template.json` wins over `tokenizer_config.json`.
-    pub(crate) fn read(dir: &Path) -> Result<Self, ChatError> {
-        let config = object(&dir.join("tokenizer_config.json"))?;
-        let map = object(&dir.join("special_tokens_map.json"))?;
-        let mut templates = match text(&dir.join("chat_template.jinja"))? {
+    /// Reads a tokenizer's folder, or a GGUF file. A `chat_template.jinja` or `chat_template.json` wins over `tokenizer_config.json`, and each
+    /// of them over what a GGUF file in the folder says.
+    pub(crate) fn read(model: &Path) -> Result<Self, ChatError> {
+        let config = object(&model.join("tokenizer_config.json"))?;
+        let map = object(&model.join("special_tokens_map.json"))?;
+        let mut templates = match text(&model.join("chat_template.jinja"))? {
             Some(template) => vec![("default".to_owned(), template)],
-            None => match object(&dir.join("chat_template.json"))?.get("chat_template") {
+            None => match object(&model.join("chat_template.json"))?.get("chat_template") {
                 Some(template) => named(template),
                 None => config.get("chat_template").map(named).unwrap_or_default(),
             },
         };
-        templates.extend(additional(&dir.join("additional_chat_templates"))?);
-        Ok(Self { templates, tokens: tokens(&config, &map) })
+        templates.extend(additional(&model.join("additional_chat_templates"))?);
+        let mut tokens = tokens(&config, &map);
+        if templates.is_empty()
+            && let Some(file) = gguf_of(model)?
+        {
+            let gguf = Gguf::read(&file)?;
+            templates = templates_of(&gguf)?;
+            for (role, token) in gguf.token_roles()? {
+                tokens.entry(role).or_insert_with(|| token.into());
+            }
+        }
+        Ok(Self { templates, tokens })
     }
+}
+
+/// The templates in a GGUF file: the usual one, and others by name.
+fn templates_of(gguf: &Gguf) -> Result<Vec<(String, String)>, ChatError> {
+    const KEY: &str = "tokenizer.chat_template";
+    let mut found = Vec::new();
+    found.extend(gguf.text(KEY)?.map(|template| ("default".to_owned(), template.to_owned())));
+    for name in gguf.texts("tokenizer.chat_templates")?.unwrap_or_default() {
+        let template = gguf.text(&format!("{KEY}.{name}"))?;
+        found.extend(template.map(|template| (name.to_owned(), template.to_owned())));
+    }
+    Ok(found)
 }
 
 /// Where a template given by the user comes from.
@@ -135,7 +159,8 @@ fn tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> Map<String, 
 fn text(path: &Path) -> Result<Option<String>, ChatError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        // A model that is one file has nothing beside it.
+        Err(source) if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
         Err(source) => Err(ChatError::Read { path: path.to_owned(), source }),
     }
 }

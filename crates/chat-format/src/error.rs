@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use model_files::FilesError;
+
 /// Why a conversation cannot be rendered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -51,6 +53,9 @@ pub enum ChatError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// The model's files themselves.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// A file of the model is not the JSON that it should be.
     #[error("{path} is not valid: {source}")]
     Json {

@@ -61,6 +61,23 @@ fn recorded_renderings() {
     assert!(checked > 0, "no renderings found in {}", zoo.display());
 }
 
+/// The templates and special tokens inside a GGUF file are those of the tokenizer that it was made from.
+#[test]
+fn gguf_files_hold_templates() {
+    let Some(zoo) = zoo() else { return };
+    let (file, dir) = (zoo.join("llama-gguf-q8_0/model.gguf"), zoo.join("tokenizer/bpe"));
+    if !file.is_file() {
+        return;
+    }
+    let [inside, beside] =
+        [file, dir].map(|model| ChatFormat::load(&model, ChatSettings::default()).expect("a template"));
+    let mut one = conversation(&json!([{"role": "user", "content": "x"}]));
+    one.add_generation_prompt = true;
+    assert_eq!(inside.render(&one, &moment()).expect("a text"), beside.render(&one, &moment()).expect("a text"));
+    one.chat_template = Some("{{ bos_token }}{{ eos_token }}".to_owned());
+    assert_eq!(inside.render(&one, &moment()).expect("a text"), "<|bos|><|endoftext|>");
+}
+
 #[test]
 fn the_model_that_ships() {
     let Some(dir) = default_model() else { return };

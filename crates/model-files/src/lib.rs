@@ -14,4 +14,4 @@ pub use error::FilesError;
 pub use gguf::{Gguf, TensorInfo, TensorType, Value};
 pub use lfs::is_lfs_pointer;
 pub use pick::{Format, Pick, pick};
-pub use weights::{WeightFiles, gguf_of};
+pub use weights::{WeightFiles, gguf_of, shards_of};

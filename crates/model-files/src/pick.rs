@@ -11,6 +11,17 @@ pub enum Format {
     Gguf,
 }
 
+impl Format {
+    /// What `--load-format` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Safetensors => "safetensors",
+            Self::Torch => "pt",
+            Self::Gguf => "gguf",
+        }
+    }
+}
+
 /// The files to read, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pick {

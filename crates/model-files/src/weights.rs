@@ -88,16 +88,23 @@ fn names(dir: &Path) -> Result<Vec<String>, FilesError> {
 /// The files that an index names.
 fn shards(index: &Path) -> Result<BTreeSet<String>, FilesError> {
     let text = std::fs::read(index).map_err(|source| FilesError::Read { file: index.to_owned(), source })?;
-    let damaged = |reason: String| match is_lfs_pointer(index) {
+    shards_of(&text).map_err(|reason| match is_lfs_pointer(index) {
         true => FilesError::LfsPointer { file: index.to_owned() },
         false => FilesError::Damaged { file: index.to_owned(), reason },
-    };
-    let Index { weight_map } = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    })
+}
+
+/// The files that the text of an index names, sorted.
+///
+/// # Errors
+/// When it is not what an index is; the text says why.
+pub fn shards_of(index: &[u8]) -> Result<BTreeSet<String>, String> {
+    let Index { weight_map } = serde_json::from_slice(index).map_err(|error| error.to_string())?;
     let shards: BTreeSet<String> = weight_map.into_values().collect();
     // A name with a slash could lead out of the folder.
-    match shards.iter().find(|name| name.contains('/') || name.is_empty()) {
-        Some(name) => Err(damaged(format!("weight_map names the file {name:?}"))),
-        None if shards.is_empty() => Err(damaged("weight_map is empty".to_owned())),
+    match shards.iter().find(|name| name.contains('/') || name.starts_with('.') || name.is_empty()) {
+        Some(name) => Err(format!("weight_map names the file {name:?}")),
+        None if shards.is_empty() => Err("weight_map is empty".to_owned()),
         None => Ok(shards),
     }
 }

@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Need, SourceError, folder};
+use crate::{SourceError, folder::Wanted};
 
 /// One model's part of the hub cache.
 #[derive(Clone, Debug)]
@@ -29,14 +29,14 @@ impl Cache {
     }
 
     /// The snapshot of a branch, tag or commit, when all that is needed lies in it.
-    pub(crate) fn complete_snapshot(&self, revision: &str, need: Need) -> Option<PathBuf> {
+    pub(crate) fn complete_snapshot(&self, revision: &str, wanted: Wanted<'_>) -> Option<PathBuf> {
         let reference = fs::read_to_string(self.reference(revision)).ok();
         let commit = reference.as_deref().map_or(revision, str::trim);
         if !is_name(commit) {
             return None;
         }
         let snapshot = self.snapshot(commit);
-        folder::missing(&snapshot, need).is_none().then_some(snapshot)
+        wanted.check(&snapshot).is_ok().then_some(snapshot)
     }
 
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
@@ -107,6 +107,9 @@ pub(crate) fn is_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Need;
+
+    const CONFIG: Wanted<'_> = Wanted { need: Need::NoWeights, variant: None };
 
     #[test]
     fn a_snapshot_is_found_by_branch_and_by_commit() {
@@ -116,12 +119,12 @@ mod tests {
         fs::write(cache.blob("e1"), "{}").unwrap();
         cache.link("abc", "config.json", "e1").unwrap();
         cache.link("abc", "config.json", "e1").unwrap();
-        assert_eq!(cache.complete_snapshot("main", Need::NoWeights), None);
+        assert_eq!(cache.complete_snapshot("main", CONFIG), None);
         cache.refer("main", "abc").unwrap();
         let snapshot = folder.path().join("models--owner--name/snapshots/abc");
-        assert_eq!(cache.complete_snapshot("main", Need::NoWeights), Some(snapshot.clone()));
-        assert_eq!(cache.complete_snapshot("abc", Need::NoWeights), Some(snapshot));
-        assert_eq!(cache.complete_snapshot("main", Need::Everything), None);
+        assert_eq!(cache.complete_snapshot("main", CONFIG), Some(snapshot.clone()));
+        assert_eq!(cache.complete_snapshot("abc", CONFIG), Some(snapshot));
+        assert_eq!(cache.complete_snapshot("main", Wanted { need: Need::Everything, ..CONFIG }), None);
     }
 
     #[test]
@@ -130,7 +133,7 @@ mod tests {
         let cache = Cache::new(folder.path(), "a/b");
         cache.create("abc").unwrap();
         cache.refer("main", "../../..").unwrap();
-        assert_eq!(cache.complete_snapshot("main", Need::NoWeights), None);
-        assert_eq!(cache.complete_snapshot("../x", Need::NoWeights), None);
+        assert_eq!(cache.complete_snapshot("main", CONFIG), None);
+        assert_eq!(cache.complete_snapshot("../x", CONFIG), None);
     }
 }

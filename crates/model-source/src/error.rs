@@ -5,12 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use model_files::FilesError;
+
 /// Why there is no model to load.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
     /// Looks like a path, and nothing is there.
-    #[error("there is no model folder at `{path}` (a Hugging Face id has the form owner/name)")]
+    #[error("there is no model folder and no GGUF file at `{path}` (a Hugging Face id has the form owner/name)")]
     NoFolder {
         /// As typed.
         path: PathBuf,
@@ -94,11 +96,40 @@ pub enum SourceError {
         what: String,
     },
     /// The repository has no weights in a format that Quire reads.
-    #[error("the model `{id}` has no .safetensors weights")]
+    #[error(
+        "the model `{id}` has no weights that can be read: no .safetensors, no pytorch_model.bin and no .gguf file"
+    )]
     NoWeights {
         /// The id.
         id: String,
     },
+    /// The repository holds an adapter, which is no model.
+    #[error("`{id}` holds only a LoRA adapter; serve the model that it was made for")]
+    AdapterOnly {
+        /// The id.
+        id: String,
+    },
+    /// Several GGUF files, each a whole model.
+    #[error("the model `{id}` has several GGUF files ({}); choose one by part of its name, as in {id}:Q4_K_M", files.join(", "))]
+    SeveralGguf {
+        /// The id.
+        id: String,
+        /// The files, sorted.
+        files: Vec<String>,
+    },
+    /// No GGUF file has the part of a name that was asked for.
+    #[error("the model `{id}` has no GGUF file with `{variant}` in its name (there are: {})", files.join(", "))]
+    NoVariant {
+        /// The id.
+        id: String,
+        /// What was asked for.
+        variant: String,
+        /// The GGUF files that there are.
+        files: Vec<String>,
+    },
+    /// The model's files themselves.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// A downloaded file is not what the hub announced.
     #[error("{file} is damaged: its {what} should be {expected}, is {found} (it was removed; try again)")]
     Damaged {

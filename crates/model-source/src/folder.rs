@@ -1,13 +1,10 @@
 //! What makes a folder a complete model, and which of a repository's files that takes.
 
-use std::{collections::BTreeSet, path::Path};
+use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use model_files::{FilesError, Pick, WeightFiles, gguf_of, is_lfs_pointer, pick};
 
 use crate::{Need, SourceError};
-
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
 
 /// Small files worth having when a repository has them, sorted.
 const SMALL: &[&str] = &[
@@ -19,7 +16,10 @@ const SMALL: &[&str] = &[
     "merges.txt",
     "preprocessor_config.json",
     "processor_config.json",
+    "sentencepiece.bpe.model",
     "special_tokens_map.json",
+    "spiece.model",
+    "tiktoken.model",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -27,111 +27,138 @@ const SMALL: &[&str] = &[
     "vocab.txt",
 ];
 
-/// The weight files that the index of a sharded model names.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: std::collections::BTreeMap<String, String>,
+/// What is wanted of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) need: Need,
+    /// Of a repository with several GGUF files, the one with this in its name.
+    pub(crate) variant: Option<&'a str>,
 }
 
-/// Refuses a folder that lacks something it obviously needs.
-pub(crate) fn check(folder: &Path, need: Need) -> Result<(), SourceError> {
-    match missing(folder, need) {
-        None => Ok(()),
-        Some(missing) => Err(SourceError::Incomplete { folder: folder.to_owned(), missing }),
+impl Wanted<'_> {
+    /// Whether a file may be among the weights.
+    fn admits(&self, name: &str) -> bool {
+        let has = |variant: &str| name.to_ascii_lowercase().contains(&variant.to_ascii_lowercase());
+        self.variant.is_none_or(|variant| name.ends_with(".gguf") && has(variant))
     }
-}
 
-/// What a folder lacks, if anything.
-pub(crate) fn missing(folder: &Path, need: Need) -> Option<String> {
-    let has = |name: &str| folder.join(name).is_file();
-    if !has("config.json") {
-        return Some("config.json".to_owned());
+    /// Which of these files hold the weights.
+    pub(crate) fn pick(&self, names: &[String]) -> Pick {
+        pick(names.iter().map(String::as_str).filter(|name| self.admits(name)))
     }
-    if need == Need::NoWeights || has(SINGLE) && !has(INDEX) {
-        return None;
+
+    /// The path that stands for the model in a folder that is complete: the folder, or the one GGUF file asked for.
+    pub(crate) fn path(&self, folder: &Path) -> PathBuf {
+        let names: Vec<String> = std::fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .flat_map(|e| e.file_name().into_string())
+            .collect();
+        match (self.variant, self.pick(&names)) {
+            (Some(_), Pick::Files(_, files)) => folder.join(&files[0]),
+            _ => folder.to_owned(),
+        }
     }
-    if let Ok(text) = std::fs::read(folder.join(INDEX)) {
-        return match shards(&text) {
-            None => Some(format!("a readable {INDEX}")),
-            Some(shards) => shards.into_iter().find(|shard| !has(shard)),
-        };
+
+    /// Refuses a folder, or a GGUF file, that lacks something it obviously needs.
+    pub(crate) fn check(&self, folder: &Path) -> Result<(), SourceError> {
+        let model = self.path(folder);
+        if self.variant.is_some() && model == folder {
+            return Err(SourceError::Incomplete { folder: folder.to_owned(), missing: "the GGUF file".to_owned() });
+        }
+        let incomplete =
+            |missing: &str| SourceError::Incomplete { folder: folder.to_owned(), missing: missing.to_owned() };
+        match self.need {
+            Need::Tokenizer if !has_tokenizer(&model) => {
+                return Err(incomplete("a tokenizer (such as tokenizer.json)"));
+            }
+            Need::Tokenizer => return Ok(()),
+            _ => {}
+        }
+        let config = folder.join("config.json");
+        if gguf_of(&model)?.is_none() && !config.is_file() {
+            // An adapter has no config.json either, and is worth a better word.
+            return Err(match WeightFiles::find(&model) {
+                Err(error @ FilesError::AdapterOnly { .. }) => error.into(),
+                _ => incomplete("config.json"),
+            });
+        }
+        if is_lfs_pointer(&config) {
+            return Err(FilesError::LfsPointer { file: config }.into());
+        }
+        if self.need == Need::Everything {
+            WeightFiles::find(&model)?;
+        }
+        Ok(())
     }
-    let mut names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    if names.any(|name| name.to_str().is_some_and(is_weights)) {
-        return None;
-    }
-    Some("a .safetensors file".to_owned())
 }
 
 /// The small files to fetch from a repository with these files.
-pub(crate) fn small_files(names: &[String], need: Need) -> Vec<&str> {
-    let wanted = |name: &&str| SMALL.contains(name) || need == Need::Everything && *name == INDEX;
+pub(crate) fn small_files(names: &[String]) -> Vec<&str> {
+    let wanted = |name: &&str| SMALL.contains(name) || name.ends_with(".tiktoken") && !name.contains('/');
     names.iter().map(String::as_str).filter(wanted).collect()
 }
 
-/// The weight files to fetch: those that the index names, else the single file, else every one.
-///
-/// Some repositories hold the same weights twice under different names; the index says which set belongs to `config.json`.
-pub(crate) fn weight_files<'a>(names: &'a [String], index: Option<&[u8]>) -> Vec<&'a str> {
-    let all = || names.iter().map(String::as_str).filter(|name| is_weights(name));
-    if let Some(shards) = index.and_then(shards) {
-        return all().filter(|name| shards.contains(*name)).collect();
-    }
-    if all().any(|name| name == SINGLE) {
-        return vec![SINGLE];
-    }
-    all().collect()
-}
-
-fn is_weights(name: &str) -> bool {
-    name.ends_with(".safetensors") && !name.contains('/') && !name.starts_with('.')
-}
-
-fn shards(index: &[u8]) -> Option<BTreeSet<String>> {
-    let index: Index = serde_json::from_slice(index).ok()?;
-    let shards: BTreeSet<_> = index.weight_map.into_values().collect();
-    shards.iter().all(|shard| is_weights(shard)).then_some(shards)
+fn has_tokenizer(model: &Path) -> bool {
+    const ANY: [&str; 6] = [
+        "tokenizer.json",
+        "tokenizer.model",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "tiktoken.model",
+        "vocab.json",
+    ];
+    let tiktoken = |entry: std::fs::DirEntry| entry.path().extension().is_some_and(|extension| extension == "tiktoken");
+    ANY.iter().any(|name| model.join(name).is_file())
+        || std::fs::read_dir(model).into_iter().flatten().flatten().any(tiktoken)
+        || gguf_of(model).is_ok_and(|file| file.is_some())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn names(names: &[&str]) -> Vec<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
+    fn gap(folder: &Path, need: Need, variant: Option<&str>) -> String {
+        Wanted { need, variant }.check(folder).err().map(|error| error.to_string()).unwrap_or_default()
     }
 
     #[test]
-    fn weights_follow_the_index() {
-        let index = br#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}"#;
-        let repository = names(&["consolidated.safetensors", "m-1.safetensors", "m-2.safetensors", "x/y.safetensors"]);
-        assert_eq!(weight_files(&repository, Some(index)), ["m-1.safetensors", "m-2.safetensors"]);
-        assert_eq!(weight_files(&names(&["consolidated.safetensors", SINGLE]), None), [SINGLE]);
-        assert_eq!(weight_files(&names(&["a.safetensors", "b.bin"]), None), ["a.safetensors"]);
-        assert!(weight_files(&names(&["b.bin"]), None).is_empty());
-    }
-
-    #[test]
-    fn an_index_cannot_point_outside() {
-        assert!(shards(br#"{"weight_map": {"a": "../../etc/x.safetensors"}}"#).is_none());
-        assert!(shards(br#"{"weight_map": 3}"#).is_none());
-    }
-
-    #[test]
-    fn missing_names_the_first_gap() {
+    fn the_first_gap_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let gap = |need| missing(folder.path(), need);
-        assert_eq!(gap(Need::NoWeights).as_deref(), Some("config.json"));
+        let check = |need, word: &str| {
+            let found = gap(folder.path(), need, None);
+            assert!(found.contains(word) && found.is_empty() == word.is_empty(), "{found:?} lacks {word:?}");
+        };
+        check(Need::NoWeights, "config.json is missing");
+        check(Need::Tokenizer, "a tokenizer");
+        write("tokenizer.model", "");
+        check(Need::Tokenizer, "");
         write("config.json", "{}");
-        assert_eq!(gap(Need::NoWeights), None);
-        assert_eq!(gap(Need::Everything).as_deref(), Some("a .safetensors file"));
-        write(INDEX, r#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}"#);
+        check(Need::NoWeights, "");
+        check(Need::Everything, "no .safetensors, no pytorch_model.bin");
+        write("model.safetensors.index.json", r#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}"#);
         write("m-1.safetensors", "");
-        assert_eq!(gap(Need::Everything).as_deref(), Some("m-2.safetensors"));
+        check(Need::Everything, "m-2.safetensors does not exist");
         write("m-2.safetensors", "");
-        assert_eq!(gap(Need::Everything), None);
-        write(INDEX, "not json");
-        assert_eq!(gap(Need::Everything).as_deref(), Some("a readable model.safetensors.index.json"));
+        check(Need::Everything, "");
+        write("model.safetensors.index.json", "not json");
+        check(Need::Everything, "model.safetensors.index.json is damaged");
+        write("config.json", "version https://git-lfs.github.com/spec/v1\n");
+        check(Need::NoWeights, "git lfs pull");
+    }
+
+    #[test]
+    fn a_gguf_file_is_chosen_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["m-Q4_K_M.gguf", "m-Q8_0.gguf"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        assert!(gap(folder.path(), Need::Everything, None).contains("m-Q4_K_M.gguf, m-Q8_0.gguf"));
+        assert_eq!(gap(folder.path(), Need::Everything, Some("q8_0")), "");
+        assert!(gap(folder.path(), Need::Everything, Some("Q6_K")).contains("the GGUF file is missing"));
+        let wanted = Wanted { need: Need::Everything, variant: Some("q4_k_m") };
+        assert_eq!(wanted.path(folder.path()), folder.path().join("m-Q4_K_M.gguf"));
     }
 }

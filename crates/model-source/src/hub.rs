@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use futures::{StreamExt, TryStreamExt, stream};
+use model_files::{FilesError, Pick, shards_of};
 use reqwest::{
     Client, Method, RequestBuilder, Response, StatusCode, Url,
     header::{AUTHORIZATION, CONTENT_LENGTH, ETAG, HeaderMap, LOCATION},
@@ -13,7 +14,8 @@ use serde::Deserialize;
 use crate::{
     Need, Options, Progress, SourceError,
     cache::{Cache, is_name},
-    download, folder,
+    download,
+    folder::{self, Wanted},
 };
 
 /// Files downloaded at the same time.
@@ -71,7 +73,7 @@ impl<'a> Hub<'a> {
     pub(crate) async fn download(
         &self,
         id: &str,
-        need: Need,
+        wanted: Wanted<'_>,
         cache: &Cache,
         progress: &dyn Progress,
     ) -> Result<PathBuf, SourceError> {
@@ -80,16 +82,23 @@ impl<'a> Hub<'a> {
         let names: Vec<_> = revision.siblings.into_iter().map(|file| file.rfilename).collect();
         cache.create(&commit)?;
         let snapshot = cache.snapshot(&commit);
-        self.fetch_all(id, &commit, folder::small_files(&names, need), cache, progress).await?;
-        if need == Need::Everything {
-            let index = std::fs::read(snapshot.join(folder::INDEX)).ok();
-            let weights = folder::weight_files(&names, index.as_deref());
-            if weights.is_empty() {
-                return Err(SourceError::NoWeights { id: id.to_owned() });
-            }
-            self.fetch_all(id, &commit, weights, cache, progress).await?;
+        self.fetch_all(id, &commit, folder::small_files(&names), cache, progress).await?;
+        if wanted.need == Need::Everything {
+            let weights = match wanted.pick(&names) {
+                Pick::Files(_, files) => files,
+                Pick::Index(_, index) => {
+                    self.fetch_all(id, &commit, vec![&index], cache, progress).await?;
+                    let file = snapshot.join(&index);
+                    let text = std::fs::read(&file).map_err(|source| SourceError::io("read", &file, source))?;
+                    let shards = shards_of(&text).map_err(|reason| FilesError::Damaged { file, reason })?;
+                    shards.into_iter().collect()
+                }
+                Pick::OneOf(files) => return Err(SourceError::SeveralGguf { id: id.to_owned(), files }),
+                Pick::Nothing => return Err(no_weights(id, wanted, &names)),
+            };
+            self.fetch_all(id, &commit, weights.iter().map(String::as_str).collect(), cache, progress).await?;
         }
-        folder::check(&snapshot, need)?;
+        wanted.check(&snapshot)?;
         // Last, so that a branch never points to a snapshot that is not complete.
         cache.refer(&self.options.revision, &commit)?;
         Ok(snapshot)
@@ -193,6 +202,18 @@ impl<'a> Hub<'a> {
             (StatusCode::NOT_FOUND | StatusCode::UNAUTHORIZED, _) => SourceError::NotFound { id, endpoint },
             (status, _) => SourceError::Status { url: url.to_owned(), status: status.as_u16() },
         }
+    }
+}
+
+fn no_weights(id: &str, wanted: Wanted<'_>, names: &[String]) -> SourceError {
+    let id = id.to_owned();
+    match wanted.variant {
+        Some(variant) => {
+            let files = names.iter().filter(|name| name.ends_with(".gguf")).cloned().collect();
+            SourceError::NoVariant { id, variant: variant.to_owned(), files }
+        }
+        None if names.iter().any(|name| name == "adapter_config.json") => SourceError::AdapterOnly { id },
+        None => SourceError::NoWeights { id },
     }
 }
 

@@ -1,5 +1,5 @@
-//! Turns what a user types as `MODEL` into a folder with a model in it: a folder, a Hugging Face id found in the local cache or
-//! downloaded into it, or the model that ships with Quire.
+//! Turns what a user types as `MODEL` into a folder with a model in it, or a GGUF file: either by its path, a Hugging Face id found in the
+//! local cache or downloaded into it (`owner/name:Q4_K_M` where a repository holds several GGUF files), or the model that ships with Quire.
 //!
 //! The cache has the layout of the Hugging Face libraries (`models--org--name/{blobs,refs,snapshots}`), so both sides share what
 //! either has downloaded. What is complete in the cache is used without asking the network.
@@ -17,11 +17,12 @@ pub use error::SourceError;
 pub use options::Options;
 
 use cache::Cache;
+use folder::Wanted;
 
 /// A model that is ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Folder with `config.json`, tokenizer files and weights.
+    /// Folder with `config.json`, tokenizer files and weights; or a GGUF file, which holds all of them.
     pub path: PathBuf,
     /// What the user called it; the default of `--served-model-name`.
     pub name: String,
@@ -47,8 +48,10 @@ pub enum Origin {
 pub enum Need {
     /// Configuration, tokenizer and weights.
     Everything,
-    /// Configuration and tokenizer: `--load-format dummy`, or a separate `--tokenizer`.
+    /// Configuration and tokenizer: `--load-format dummy`.
     NoWeights,
+    /// A tokenizer: a separate `--tokenizer`.
+    Tokenizer,
 }
 
 /// What happens during a download.
@@ -100,27 +103,28 @@ pub async fn resolve(
     let Some(model) = model else { return built_in(&options.quire_cache) };
     let name = model.to_owned();
     let path = Path::new(model);
-    if path.is_dir() {
-        folder::check(path, need)?;
+    if path.is_dir() || path.is_file() && path.extension().is_some_and(|extension| extension == "gguf") {
+        Wanted { need, variant: None }.check(path)?;
         // Processes get the path as it is; make it independent of their working directory.
-        let path = path.canonicalize().map_err(|source| SourceError::io("open", path, source))?;
+        let path = std::path::absolute(path).map_err(|source| SourceError::io("open", path, source))?;
         return Ok(Model { path, name, origin: Origin::Folder });
     }
-    if looks_like_path(model) {
+    if looks_like_path(model) || model.ends_with(".gguf") {
         return Err(SourceError::NoFolder { path: path.to_owned() });
     }
-    if !is_id(model) {
+    let (id, variant) = model.split_once(':').map_or((model, None), |(id, variant)| (id, Some(variant)));
+    if !is_id(id) || variant.is_some_and(|variant| !is_variant(variant)) {
         return Err(SourceError::BadId { id: name });
     }
-    let cache = Cache::new(&options.hub_cache, model);
-    if let Some(path) = cache.complete_snapshot(&options.revision, need) {
-        return Ok(Model { path, name, origin: Origin::Cache });
+    let (cache, wanted) = (Cache::new(&options.hub_cache, id), Wanted { need, variant });
+    if let Some(snapshot) = cache.complete_snapshot(&options.revision, wanted) {
+        return Ok(Model { path: wanted.path(&snapshot), name, origin: Origin::Cache });
     }
     if options.offline {
         return Err(SourceError::Offline { id: name, cache: options.hub_cache.clone() });
     }
-    let path = hub::Hub::new(options)?.download(model, need, &cache, progress).await?;
-    Ok(Model { path, name, origin: Origin::Downloaded })
+    let snapshot = hub::Hub::new(options)?.download(id, wanted, &cache, progress).await?;
+    Ok(Model { path: wanted.path(&snapshot), name, origin: Origin::Downloaded })
 }
 
 /// The model that ships with Quire, laid out under `cache`.
@@ -143,6 +147,11 @@ fn is_id(model: &str) -> bool {
             && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
     model.len() <= 200 && model.split('/').all(part)
+}
+
+/// What may stand behind the colon of an id: part of a file's name.
+fn is_variant(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 #[cfg(test)]

@@ -164,6 +164,8 @@ async fn every_refusal_is_told_apart() {
     };
     assert!(get("owner/other", &options).await.contains("was not found"));
     assert!(get("./owner/name", &options).await.contains("no model folder"));
+    assert!(get("model.gguf", &options).await.contains("no GGUF file at `model.gguf`"));
+    assert!(get("owner/name:", &options).await.contains("neither a folder nor"));
     assert!(get("owner name", &options).await.contains("neither a folder nor"));
     assert!(get(cache.path().to_str().unwrap(), &options).await.contains("config.json is missing"));
     let tag = Options { revision: "v9".to_owned(), ..options.clone() };
@@ -172,10 +174,65 @@ async fn every_refusal_is_told_apart() {
     assert!(get(ID, &offline).await.contains("HF_HUB_OFFLINE"));
     let nowhere = Options { endpoint: "http://127.0.0.1:1".to_owned(), ..options.clone() };
     assert!(get(ID, &nowhere).await.contains("cannot reach http://127.0.0.1:1"));
-    let unconvertible = BTreeMap::from([("config.json", b"{}".to_vec()), ("pytorch_model.bin", b"x".to_vec())]);
-    let hub = FakeHub::start(unconvertible, Behaviour::default());
-    let bin_only = Options { endpoint: hub.endpoint.clone(), ..options.clone() };
-    assert!(get(ID, &bin_only).await.contains("no .safetensors weights"));
+    for (name, word) in
+        [("flax_model.msgpack", "no weights that can be read"), ("adapter_config.json", "only a LoRA adapter")]
+    {
+        let hub = FakeHub::start(
+            BTreeMap::from([("config.json", b"{}".to_vec()), (name, b"x".to_vec())]),
+            Behaviour::default(),
+        );
+        assert!(get(ID, &Options { endpoint: hub.endpoint.clone(), ..options.clone() }).await.contains(word), "{name}");
+    }
+}
+
+/// What a repository's files lead to: the names in the snapshot, and the path that stands for the model inside it.
+async fn fetched(files: &[(&'static str, &str)], model: &str) -> Result<(Vec<String>, String), SourceError> {
+    let cache = tempfile::tempdir().unwrap();
+    let files = files.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())).collect();
+    let hub = FakeHub::start(files, Behaviour::default());
+    let options = options(cache.path(), &hub.endpoint);
+    let model_name = model;
+    let model = resolve(Some(model), Need::Everything, &options, &Quiet).await?;
+    let again = resolve(Some(model_name), Need::Everything, &options, &Quiet).await?;
+    assert_eq!((again.origin, &again.path), (Origin::Cache, &model.path));
+    let snapshot = cache.path().join("hub/models--owner--name/snapshots").join(COMMIT);
+    let mut names: Vec<_> =
+        fs::read_dir(&snapshot).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    Ok((names, model.path.strip_prefix(&snapshot).unwrap().to_str().unwrap().to_owned()))
+}
+
+#[tokio::test]
+async fn every_format_is_fetched_once() {
+    let index = r#"{"weight_map": {"a": "pytorch_model-1-of-2.bin", "b": "pytorch_model-2-of-2.bin"}}"#;
+    let bins = [
+        ("config.json", "{}"),
+        ("consolidated.00.pth", "x"),
+        ("pytorch_model-1-of-2.bin", "one"),
+        ("pytorch_model-2-of-2.bin", "and two"),
+        ("pytorch_model.bin.index.json", index),
+        ("tokenizer.model", "a model"),
+    ];
+    let (names, path) = fetched(&bins, ID).await.unwrap();
+    let expected = bins.iter().map(|(name, _)| *name).filter(|name| !name.ends_with(".pth"));
+    assert_eq!((names, path.as_str()), (expected.map(str::to_owned).collect(), ""));
+    let both = [bins[0], ("model.safetensors", "weights"), ("pytorch_model.bin", "again"), ("qwen.tiktoken", "tokens")];
+    let (names, _) = fetched(&both, ID).await.unwrap();
+    assert_eq!(names, ["config.json", "model.safetensors", "qwen.tiktoken"]);
+}
+
+#[tokio::test]
+async fn one_of_several_gguf_files_is_chosen() {
+    let files =
+        [("README.md", "x"), ("m-Q4_K_M.gguf", "four bits"), ("m-Q8_0.gguf", "eight"), ("mmproj-m.gguf", "images")];
+    let error = fetched(&files, ID).await.unwrap_err().to_string();
+    assert!(error.contains("m-Q4_K_M.gguf, m-Q8_0.gguf") && error.contains("owner/name:"), "{error}");
+    let found = fetched(&files, "owner/name:q8_0").await.unwrap();
+    assert_eq!(found, (vec!["m-Q8_0.gguf".to_owned()], "m-Q8_0.gguf".to_owned()));
+    let error = fetched(&files, "owner/name:Q6_K").await.unwrap_err().to_string();
+    assert!(error.contains("`Q6_K`") && error.contains("m-Q8_0.gguf"), "{error}");
+    let (names, path) = fetched(&files[..2], ID).await.unwrap();
+    assert_eq!((names, path.as_str()), (vec!["m-Q4_K_M.gguf".to_owned()], ""));
 }
 
 #[tokio::test]

@@ -63,6 +63,14 @@ impl ConfigFile {
         }
     }
 
+    /// The same of a model that need not have a description.
+    pub fn of_model_optional(model: &Path) -> Result<Option<Self>, ConfigError> {
+        match gguf_of(model)? {
+            Some(file) => Self::of_gguf(&Gguf::read(&file)?).map(Some),
+            None => Self::read_optional(&model.join("config.json")),
+        }
+    }
+
     /// What `config.json` would say beside a GGUF file.
     pub fn of_gguf(gguf: &Gguf) -> Result<Self, ConfigError> {
         let family = GgufFamily::of(gguf)?;

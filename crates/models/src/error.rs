@@ -16,6 +16,16 @@ pub enum LoadError {
     /// The weight files.
     #[error(transparent)]
     Files(#[from] FilesError),
+    /// Weights in another format than was asked for.
+    #[error("the weights of {} are stored as {found}, but --load-format {asked} asks for others; pass auto", model.display())]
+    Format {
+        /// The model.
+        model: PathBuf,
+        /// How they are stored.
+        found: &'static str,
+        /// What was asked for.
+        asked: &'static str,
+    },
     /// A file could not be read.
     #[error("cannot read {}: {source}", file.display())]
     Read {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kernels::ops::{Backend, DType};
+use model_files::Format;
 use model_spec::{FloatType, ModelKind, ModelSpec};
 
 use crate::acts::Buffers;
@@ -51,9 +52,15 @@ impl LoadOptions {
 /// Where weights come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LoadFormat {
-    /// The folder's safetensors files.
+    /// The model's files.
     #[default]
     Auto,
+    /// The model's files, which must be safetensors.
+    Safetensors,
+    /// The model's files, which must be PyTorch's.
+    Torch,
+    /// The model's files, which must be GGUF.
+    Gguf,
     /// Random numbers; only `config.json` is needed.
     Dummy,
 }
@@ -96,7 +103,10 @@ pub fn load(
     shard.check(&spec)?;
     let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
     let weights: Box<dyn Weights> = match options.format {
-        LoadFormat::Auto => Box::new(Checkpoint::open(dir)?),
+        LoadFormat::Auto => Box::new(Checkpoint::open(dir, None)?),
+        LoadFormat::Safetensors => Box::new(Checkpoint::open(dir, Some(Format::Safetensors))?),
+        LoadFormat::Torch => Box::new(Checkpoint::open(dir, Some(Format::Torch))?),
+        LoadFormat::Gguf => Box::new(Checkpoint::open(dir, Some(Format::Gguf))?),
         LoadFormat::Dummy => Box::new(Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) }),
     };
     let mut measure = Measure { weights: &*weights, bytes: 0 };

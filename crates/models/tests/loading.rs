@@ -163,6 +163,8 @@ fn faults_are_named() {
         let message = attempt();
         assert!(words.iter().all(|word| message.contains(word)), "{message} lacks one of {words:?}");
     };
+    let message = refusal(load(dir.path(), &options(LoadFormat::Gguf, (0, 1))));
+    assert!(message.contains("stored as pt") && message.contains("--load-format gguf"), "{message}");
     check(&|all| all[1].0 = "lm_heat.weight".to_owned(), &["\"lm_head.weight\"", "nearest name: \"lm_heat.weight\""]);
     check(&|all| all[5].1.shape = vec![16, 64], &["model.safetensors", "self_attn.q_proj", "[16, 64]", "[32, 32]"]);
     check(&|all| all[5].1.dtype = Dtype::I32, &["self_attn.q_proj", "I32", "BF16"]);

@@ -38,9 +38,14 @@ pub(super) struct Stored<'a> {
 }
 
 impl Checkpoint {
-    /// Opens the weight files of a model, a folder or a `.gguf` file, and reads their headers.
-    pub(crate) fn open(model: &Path) -> Result<Self, LoadError> {
+    /// Opens the weight files of a model, a folder or a `.gguf` file, and reads their headers. They must be in the format `only`, if given.
+    pub(crate) fn open(model: &Path, only: Option<Format>) -> Result<Self, LoadError> {
         let WeightFiles { format, files } = WeightFiles::find(model)?;
+        if let Some(only) = only
+            && only != format
+        {
+            return Err(LoadError::Format { model: model.to_owned(), found: format.name(), asked: only.name() });
+        }
         let files: Box<dyn Files> = match format {
             Format::Safetensors => Box::new(SafetensorsFiles::open(&files)?),
             Format::Torch => Box::new(TorchFiles::open(&files)?),

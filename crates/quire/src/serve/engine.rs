@@ -37,7 +37,7 @@ pub struct Engine<'a> {
     pub settings: &'a Settings,
     /// The model, found.
     pub model: &'a Model,
-    /// Another tokenizer's folder.
+    /// Another tokenizer: its folder, or a GGUF file.
     pub tokenizer: Option<PathBuf>,
     /// Tells this model from others; processes with different ones refuse each other.
     pub fingerprint: &'a str,
@@ -202,9 +202,9 @@ impl Engine<'_> {
         }
     }
 
-    /// `hf` and `safetensors` are what `auto` does.
-    fn load_format(&self) -> Option<&'static str> {
-        (self.settings.text("load-format") == Some("dummy")).then_some("dummy")
+    /// `hf` is what `auto` does.
+    fn load_format(&self) -> Option<&str> {
+        self.settings.text("load-format").filter(|format| !matches!(*format, "auto" | "hf"))
     }
 
     /// The name that answers carry.

@@ -154,7 +154,7 @@ async fn find(
     let tokenizer = match settings.text("tokenizer") {
         None => None,
         Some(name) => {
-            let found = model_source::resolve(Some(name), Need::NoWeights, &options, screen).await;
+            let found = model_source::resolve(Some(name), Need::Tokenizer, &options, screen).await;
             Some(found.with_context(|| format!("--tokenizer {name}"))?.path)
         }
     };
@@ -165,7 +165,7 @@ async fn find(
 
 /// Refuses a length that the model cannot do; processes would only shorten it.
 fn check_length(settings: &Settings, model: &Path) -> anyhow::Result<()> {
-    let config = model_spec::ConfigFile::read(&model.join("config.json"))?;
+    let config = model_spec::ConfigFile::of_model(model)?;
     let (wanted, possible) = (settings.number::<usize>("max-model-len"), model_spec::context_len(&config).ok());
     match wanted.zip(possible) {
         Some((wanted, possible)) if wanted > possible => {
@@ -229,12 +229,19 @@ fn address(engine: &Engine<'_>) -> String {
     format!("{scheme}://{address}")
 }
 
+/// Whether a model's files seem to hold a chat template.
+fn has_template(model: &Path) -> bool {
+    let config = std::fs::read_to_string(model.join("tokenizer_config.json")).unwrap_or_default();
+    let gguf = || model_files::gguf_of(model).ok().flatten().and_then(|file| model_files::Gguf::read(&file).ok());
+    model.join("chat_template.jinja").is_file()
+        || config.contains("\"chat_template\"")
+        || gguf().is_some_and(|gguf| gguf.get("tokenizer.chat_template").is_some())
+}
+
 fn example(engine: &Engine<'_>) -> String {
     let (name, path) = (engine.served_name(), &engine.model.path);
-    let tokenizer_config = std::fs::read_to_string(path.join("tokenizer_config.json")).unwrap_or_default();
-    let chats = path.join("chat_template.jinja").is_file()
-        || tokenizer_config.contains("\"chat_template\"")
-        || engine.settings.text("chat-template").is_some();
+    let chats =
+        has_template(engine.tokenizer.as_deref().unwrap_or(path)) || engine.settings.text("chat-template").is_some();
     let key = match engine.settings.list("api-key") {
         [] => "",
         _ => " -H 'Authorization: Bearer YOUR-KEY'",

@@ -7,12 +7,14 @@ Serve a model over OpenAI's API: starts the five kinds of process, watches over 
 
 Usage: quire serve [MODEL] [FLAGS]
 
-  MODEL  a folder, or a Hugging Face id such as Qwen/Qwen3-0.6B (found in the local cache, or downloaded).
+  MODEL  a folder, a .gguf file, or a Hugging Face id such as Qwen/Qwen3-0.6B (found in the local cache, or downloaded);
+         behind a colon, part of a file's name where a repository has several GGUF files: owner/name:Q4_K_M.
          Without one, Wren is served: a small chat model that is part of this program.
 
 Examples:
   quire serve                                      try it: no network, no GPU, ready in a second
-  quire serve ./my-model --port 9000               a folder with config.json, tokenizer.json and safetensors
+  quire serve ./my-model --port 9000               a folder with config.json, tokenizer files and weights
+  quire serve ./my-model.gguf                      one file with everything in it
   quire serve Qwen/Qwen3-0.6B --max-model-len 16k  bound the context, and with it the memory
   quire serve --config server.yaml                 flags from a file: `max-model-len: 16k`
 

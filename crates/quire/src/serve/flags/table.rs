@@ -29,7 +29,7 @@ const MODEL: &[Flag] = &[
     flag("download-dir", Kind::Text, "the hub cache", To::SERVE, "Folder for downloaded models"),
     flag("dtype", Kind::Choice(&["auto", "bfloat16", "half", "float16", "float", "float32"]), "auto", To::WORKER, "Number type of weights and KV cache; auto: the model's"),
     flag("hf-token", Kind::Text, "HF_TOKEN", To::SERVE, "Hugging Face token for gated models"),
-    flag("load-format", Kind::Choice(&["auto", "hf", "safetensors", "dummy"]), "auto", To::SERVE, "How weights are stored; dummy: random weights from config.json alone"),
+    flag("load-format", Kind::Choice(&["auto", "hf", "safetensors", "pt", "gguf", "dummy"]), "auto", To::SERVE, "How weights must be stored; auto: whatever there is, dummy: random weights from config.json alone"),
     flag("max-model-len", Kind::MaxLen, "the model's", To::SCHEDULER.and(To::TOKENIZER).and(To::WORKER), "Longest prompt and answer together, in tokens (16k, 1M); auto or -1: what memory allows"),
     flag("model", Kind::Text, "wren, built in", To::SERVE, "The model, as the positional MODEL"),
     flag("revision", Kind::Text, "main", To::SERVE, "Branch, tag or commit of a Hugging Face model"),

@@ -152,8 +152,10 @@ impl Reader<'_> {
         if let Value::Object(fields) = fields {
             object.extend(fields);
         }
-        if self.family.name == "llama" && self.gguf.tensor("blk.0.attn_q.bias").is_some() {
-            object.insert("attention_bias".to_owned(), true.into());
+        if self.family.name == "llama" {
+            for (key, tensor) in [("attention_bias", "blk.0.attn_q.bias"), ("mlp_bias", "blk.0.ffn_up.bias")] {
+                object.insert(key.to_owned(), self.gguf.tensor(tensor).is_some().into());
+            }
         }
         if self.family.name == "gemma2" {
             // The scale of scores is not in the file: the largest model divides by its width, the others by a head's.

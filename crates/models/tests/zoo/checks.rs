@@ -245,6 +245,30 @@ pub fn tensor_parallel_refused(case: &Case, size: usize, what: &str) {
     assert!(error.contains(what) && error.contains(&format!("tensor-parallel size {size}")), "{error}");
 }
 
+/// Damages a GGUF file in many ways and loads each.
+pub fn damaged_gguf(name: &str) {
+    let Some(folder) = folders::zoo(name) else { return };
+    let good = std::fs::read(folder.join("model.gguf")).expect("model.gguf");
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("damaged.gguf");
+    let attempt = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).expect("written");
+        load(&file, Setup::new(DType::F32)).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(attempt(&good), Ok(()));
+    for end in (0..good.len()).step_by(good.len() / 20) {
+        let message = attempt(&good[..end]).expect_err("must be refused");
+        assert!(message.contains("damaged.gguf"), "{message}");
+    }
+    // Keys and the list of tensors are at both ends of the header; between them is the vocabulary.
+    let header = good.windows(4).rposition(|bytes| bytes == b"norm").expect("a name") + 64;
+    for (round, at) in (0..1500).step_by(7).chain((header - 2000..header).step_by(11)).enumerate() {
+        let mut bytes = good.clone();
+        bytes[at] ^= [1, 0x10, 0x80, 0xff][round % 4];
+        let _ = attempt(&bytes);
+    }
+}
+
 /// A model that ships: greedy continuations as recorded.
 pub fn shipped(folder: &str, key: &str) {
     let dir = folders::shipped(folder);

@@ -13,7 +13,7 @@ mod reference;
 mod relabelled;
 mod table;
 
-use checks::{Case, bfloat16, float32, shipped, tensor_parallel, tensor_parallel_refused};
+use checks::{Case, bfloat16, damaged_gguf, float32, shipped, tensor_parallel, tensor_parallel_refused};
 use engine::{Setup, load};
 use kernels::ops::DType;
 
@@ -179,6 +179,12 @@ fn caches_hold_what_layers_look_at() {
     keeps("mamba2", &[(None, 0)], 0, 3 * (3 * 192 + 128 * 16) * 4);
     // Two layers of each kind: three inputs of 128 channels, and four heads of 16 by 16.
     keeps("qwen3-next", &[(None, 2 * 512)], 2 * 512, 2 * (3 * 128 + 4 * 16 * 16) * 4);
+}
+
+/// A GGUF file with bytes changed in its header, or cut off: a model or an error, never a panic.
+#[test]
+fn damaged_gguf_files() {
+    damaged_gguf("llama-gguf-q4_k");
 }
 
 #[test]

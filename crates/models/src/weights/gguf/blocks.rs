@@ -163,3 +163,46 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
         *out = d * f32::from(scales[i / 16] as i8) * f32::from(q);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two blocks of made-up bytes, in which scales and offsets (at these places of a block) lie between 1/16 and 5/64.
+    fn made_up(block_bytes: usize, scales: &[usize]) -> Vec<u8> {
+        let mut state = 7u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let mut bytes: Vec<u8> = (0..2 * block_bytes).map(|_| next()).collect();
+        for block in [0, block_bytes] {
+            scales.iter().for_each(|at| bytes[block + at + 1] = 0x2c);
+        }
+        bytes
+    }
+
+    /// The first element, the last one, and the sum of all multiplied by their places, as ggml's own Python package decodes them.
+    #[test]
+    fn blocks_are_decoded_as_ggml_does() {
+        let check = |kind: TensorType, scales: &[usize], first: f32, last: f32, sum: f64| {
+            let (elements, block_bytes) = kind.block().unwrap();
+            let bytes = decode(kind, &made_up(block_bytes, scales));
+            let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            assert_eq!(values.len(), 2 * elements);
+            let found: f64 = values.iter().zip(1..).map(|(value, place)| f64::from(*value) * f64::from(place)).sum();
+            assert_eq!((values[0], values[2 * elements - 1]), (first, last), "{kind:?}");
+            assert!((found - sum).abs() < 1e-9 * sum.abs(), "{kind:?}: {found} is not {sum}");
+        };
+        check(TensorType::Q4_0, &[0], 0.0, -0.127_441_41, -111.214_477_539_062_5);
+        check(TensorType::Q4_1, &[0, 2], 0.357_421_88, 0.536_987_3, 1134.442_871_093_75);
+        check(TensorType::Q5_0, &[0], -0.631_713_87, 0.867_187_5, -476.197_998_046_875);
+        check(TensorType::Q5_1, &[0, 2], 0.848_754_9, 1.113_708_5, 2342.952_514_648_437_5);
+        check(TensorType::Q8_0, &[0], -1.684_570_3, 0.147_827_15, 262.070_495_605_468_75);
+        check(TensorType::Q2K, &[80, 82], -0.501_159_67, -0.503_295_9, 17_726.344_970_703_125);
+        check(TensorType::Q3K, &[108], -4.859_985_4, -1.881_958, -10_337.600_463_867_188);
+        check(TensorType::Q4K, &[0, 2], -3.399_902_3, 3.695_068_4, 1_824_729.733_032_226_6);
+        check(TensorType::Q5K, &[0, 2], -4.522_949, 15.944_092, 3_915_574.409_301_758);
+        check(TensorType::Q6K, &[208], 88.942_02, 28.382_813, 879_257.144_897_460_9);
+    }
+}

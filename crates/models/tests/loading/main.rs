@@ -1,5 +1,7 @@
 //! Loading: what is read, what is refused and how, random weights, and the echo model.
 
+mod torch;
+
 use std::path::Path;
 use std::thread;
 

@@ -41,7 +41,7 @@ enum Command {
     Chat(Box<talk::ChatArgs>),
     /// Let a server continue text from the terminal
     Complete(Box<talk::CompleteArgs>),
-    /// Measure a server
+    /// Measure a server, or an engine without one
     Bench(bench::args::BenchArgs),
     /// Compile GPU kernels ahead
     Kernels(kernels::KernelsArgs),
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Command::Process(command) => return processes::run(command),
         Command::Chat(args) => talk::chat(&args),
         Command::Complete(args) => talk::complete(&args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(&args, &Environment::read()),
         Command::Kernels(args) => kernels::run(&args, &Environment::read()),
         Command::CollectEnv => {
             collect_env::print(&Environment::read());

@@ -21,6 +21,23 @@ pub enum What {
     #[command(after_help = "Example: quire bench serve --num-prompts 200 --max-concurrency 32 --random-input-len 128 \
                             --random-output-len 128 --ignore-eos")]
     Serve(Box<ServeArgs>),
+    /// The time of one batch, without HTTP (see `quire bench latency --help`)
+    #[command(disable_help_flag = true)]
+    Latency(Words),
+    /// A start up to its first token (see `quire bench startup --help`)
+    #[command(disable_help_flag = true)]
+    Startup(Words),
+    /// Many prompts at once, without HTTP (see `quire bench throughput --help`)
+    #[command(disable_help_flag = true)]
+    Throughput(Words),
+}
+
+/// What follows; the benchmark and the engine that it starts read it.
+#[derive(Args, Clone, Debug)]
+pub struct Words {
+    /// MODEL and flags
+    #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+    pub words: Vec<String>,
 }
 
 /// Which API to speak.

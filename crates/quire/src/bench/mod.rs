@@ -1,4 +1,4 @@
-//! `quire bench serve`: generates load over HTTP and reports the figures that `vllm bench serve` does.
+//! `quire bench serve` generates load over HTTP and reports the figures that `vllm bench serve` does.
 //!
 //! Everything runs on one thread: the generator shares its cores with the servers it measures, and one thread that reads sockets
 //! and scans bytes keeps up with several hundred thousand tokens a second.
@@ -6,6 +6,7 @@
 pub mod args;
 mod http;
 mod measure;
+mod offline;
 mod pace;
 mod prompts;
 mod report;
@@ -22,14 +23,20 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use tokio::{sync::Semaphore, task::LocalSet};
 
+use crate::environment::Environment;
 use args::{BenchArgs, LoadArgs, ServeArgs, What};
 use http::{Connection, Target};
 use measure::{Outcome, Pool, measure};
 use statistics::Figures;
 
-/// Runs the benchmark and prints its report.
-pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let What::Serve(args) = &args.what;
+/// Runs a benchmark and prints its report.
+pub fn run(args: &BenchArgs, environment: &Environment) -> anyhow::Result<()> {
+    let args = match &args.what {
+        What::Serve(args) => args,
+        What::Latency(words) => return offline::run(offline::What::Latency, &words.words, environment),
+        What::Startup(words) => return offline::run(offline::What::Startup, &words.words, environment),
+        What::Throughput(words) => return offline::run(offline::What::Throughput, &words.words, environment),
+    };
     raise_file_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let figures = LocalSet::new().block_on(&runtime, serve(args))?;

@@ -2,9 +2,10 @@
 
 mod backoff;
 mod engine;
-mod flags;
+pub mod flags;
 mod keeper;
 mod last_words;
+pub mod offline;
 mod port;
 mod runtime_dir;
 mod screen;
@@ -98,7 +99,7 @@ async fn serve(
         program: &program,
     };
     let found_after = start.elapsed();
-    let mut supervisor = Supervisor::start(members(&engine)?, screen.clone());
+    let mut supervisor = Supervisor::start(members(&engine, engine.roles())?, screen.clone());
     let report = match supervisor.ready(&process.shutdown).await {
         Ok(Some(report)) => report,
         Ok(None) => return supervisor.end().await,
@@ -191,7 +192,7 @@ fn options(settings: &Settings, environment: &Environment) -> Options {
 }
 
 /// The engine's processes. Gateways end first, then whatever is behind them, in the direction of the requests.
-fn members(engine: &Engine<'_>) -> anyhow::Result<Vec<Member<ControlClient>>> {
+fn members(engine: &Engine<'_>, roles: impl IntoIterator<Item = Role>) -> anyhow::Result<Vec<Member<ControlClient>>> {
     let stage = |role| match role {
         Role::Gateway(_) => 0,
         Role::Tokenizer => 1,
@@ -203,7 +204,7 @@ fn members(engine: &Engine<'_>) -> anyhow::Result<Vec<Member<ControlClient>>> {
         let probe = ControlClient::new(&engine.control(role))?;
         Ok(Member { spec: engine.spec(role), probe, stage: stage(role) })
     };
-    engine.roles().into_iter().map(member).collect()
+    roles.into_iter().map(member).collect()
 }
 
 /// The lines that end a start: where, what, how long, and something to try.

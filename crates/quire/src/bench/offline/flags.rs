@@ -1,0 +1,201 @@
+//! Flags of the offline benchmarks: their own ones, with vLLM's names and defaults, and all of `quire serve` beside them.
+
+use std::{path::PathBuf, str::FromStr};
+
+use anyhow::anyhow;
+use clap::{ArgAction, Args, Command, FromArgMatches};
+
+use crate::serve::flags::{self as engine, Settings};
+
+/// Which benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Latency,
+    Throughput,
+    Startup,
+}
+
+/// A benchmark and its flags.
+pub(super) enum Bench {
+    Latency(LatencyArgs),
+    Throughput(ThroughputArgs),
+    Startup(StartupArgs),
+}
+
+/// Flags of `quire bench latency`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct LatencyArgs {
+    /// Tokens of each prompt
+    #[arg(long, default_value = "32")]
+    pub input_len: Lengths,
+    /// Tokens to generate for each
+    #[arg(long, default_value = "128")]
+    pub output_len: Lengths,
+    /// Prompts at the same time
+    #[arg(long, default_value_t = 8)]
+    pub batch_size: usize,
+    /// Rounds before those that count
+    #[arg(long, default_value_t = 10)]
+    pub num_iters_warmup: usize,
+    /// Rounds
+    #[arg(long, default_value_t = 30, value_parser = at_least_one)]
+    pub num_iters: usize,
+    /// Temperature of the draws; 0: greedy
+    #[arg(long, default_value_t = 1.0)]
+    pub temperature: f32,
+    /// Write the figures to this JSON file
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
+}
+
+/// Flags of `quire bench throughput`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct ThroughputArgs {
+    /// Tokens of each prompt: a number, or LEAST:MOST
+    #[arg(long, default_value = "1024", alias = "random-input-len")]
+    pub input_len: Lengths,
+    /// Tokens to generate for each: a number, or LEAST:MOST
+    #[arg(long, default_value = "128", alias = "random-output-len")]
+    pub output_len: Lengths,
+    /// Prompts, all there from the beginning
+    #[arg(long, default_value_t = 1000)]
+    pub num_prompts: usize,
+    /// Prompts of the same kind that run before, and do not count
+    #[arg(long, default_value_t = 0)]
+    pub num_warmups: usize,
+    /// Temperature of the draws; 0: greedy
+    #[arg(long, default_value_t = 1.0)]
+    pub temperature: f32,
+    /// Write the figures to this JSON file
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
+}
+
+/// Flags of `quire bench startup`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct StartupArgs {
+    /// Starts before those that count
+    #[arg(long, default_value_t = 1)]
+    pub num_iters_warmup: usize,
+    /// Starts, files and kernels being in caches
+    #[arg(long, default_value_t = 3, alias = "num-iters", value_parser = at_least_one)]
+    pub num_iters_warm: usize,
+    /// Write the figures to this JSON file
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
+}
+
+/// Numbers of tokens: all the same, or drawn evenly between two bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths {
+    pub least: u32,
+    pub most: u32,
+}
+
+impl FromStr for Lengths {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (least, most) = text.split_once(':').unwrap_or((text, text));
+        match (least.parse(), most.parse()) {
+            (Ok(least), Ok(most)) if 0 < least && least <= most => Ok(Self { least, most }),
+            _ => Err("expected a number of tokens above 0, or LEAST:MOST".to_owned()),
+        }
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "expected a number above 0".to_owned())
+}
+
+/// Reads the words after a benchmark's name; `None` when they asked for help, which was given.
+pub(super) fn parse(what: What, words: &[String]) -> anyhow::Result<Option<(Bench, Settings)>> {
+    let command = match what {
+        What::Latency => LatencyArgs::augment_args(Command::new("quire bench latency"))
+            .about("Measure the time of one batch, without HTTP or text"),
+        What::Throughput => ThroughputArgs::augment_args(Command::new("quire bench throughput"))
+            .about("Measure tokens per second of many prompts at once, without HTTP or text"),
+        What::Startup => StartupArgs::augment_args(Command::new("quire bench startup"))
+            .about("Measure how long a start takes, up to the first token"),
+    };
+    let mut command =
+        command.after_help("The flags of `quire serve` that concern scheduler and workers are taken too.");
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        command.print_help()?;
+        return Ok(None);
+    }
+    let (own, mut others) = split(&command, words);
+    let asked = |others: &[String], name: &str| others.iter().any(|word| word.contains(name));
+    for (name, default) in [("enable-prefix-caching", "--no-enable-prefix-caching"), ("log-level", "--log-level=warn")]
+    {
+        if !asked(&others, name) {
+            others.push(default.to_owned());
+        }
+    }
+    let settings = engine::parse(&others).map_err(|error| anyhow!("{error}"))?;
+    let matches = command.try_get_matches_from(std::iter::once("bench".to_owned()).chain(own))?;
+    let bench = match what {
+        What::Latency => Bench::Latency(LatencyArgs::from_arg_matches(&matches)?),
+        What::Throughput => Bench::Throughput(ThroughputArgs::from_arg_matches(&matches)?),
+        What::Startup => Bench::Startup(StartupArgs::from_arg_matches(&matches)?),
+    };
+    Ok(Some((bench, settings)))
+}
+
+/// The command's own flags with their values, and all other words.
+fn split(command: &Command, words: &[String]) -> (Vec<String>, Vec<String>) {
+    let (mut own, mut others) = (Vec::new(), Vec::new());
+    let mut words = words.iter().cloned();
+    while let Some(word) = words.next() {
+        let name = word.strip_prefix("--").map(|rest| rest.split('=').next().unwrap_or(rest));
+        let known = |arg: &&clap::Arg| {
+            let aliases = arg.get_all_aliases().unwrap_or_default();
+            name.is_some_and(|name| arg.get_long() == Some(name) || aliases.contains(&name))
+        };
+        let Some(arg) = command.get_arguments().find(known) else {
+            others.push(word);
+            continue;
+        };
+        let value_follows = !word.contains('=') && matches!(arg.get_action(), ArgAction::Set);
+        own.push(word);
+        own.extend(value_follows.then(|| words.next()).flatten());
+    }
+    (own, others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(what: What, line: &str) -> anyhow::Result<(Bench, Settings)> {
+        let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        parse(what, &words).map(|parsed| parsed.unwrap())
+    }
+
+    #[test]
+    fn own_flags_and_the_engine_s_are_told_apart() {
+        let line = "--model m --input-len 7 --dtype bfloat16 --batch-size=3 -tp 2 --load-format dummy";
+        let (Bench::Latency(args), settings) = parsed(What::Latency, line).unwrap() else { panic!("not latency") };
+        assert_eq!((args.input_len, args.batch_size), (Lengths { least: 7, most: 7 }, 3));
+        assert_eq!((settings.text("model"), settings.text("dtype")), (Some("m"), Some("bfloat16")));
+        assert_eq!(settings.text("tensor-parallel-size"), Some("2"));
+        assert_eq!(settings.text("log-level"), Some("warn"));
+    }
+
+    #[test]
+    fn lengths_may_vary() {
+        let (Bench::Throughput(args), _) = parsed(What::Throughput, "m --random-input-len 64:1024").unwrap() else {
+            panic!("not throughput")
+        };
+        assert_eq!(args.input_len, Lengths { least: 64, most: 1024 });
+        for bad in ["0", "9:3", "x", "1:", ""] {
+            assert!(Lengths::from_str(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused() {
+        for line in ["--batch-sise 3", "--num-iters 0", "--input-len 0", "--batch-size"] {
+            assert!(parsed(What::Latency, line).is_err(), "{line}");
+        }
+    }
+}

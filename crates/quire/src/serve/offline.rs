@@ -1,0 +1,172 @@
+//! Scheduler and workers without HTTP and text: this process takes the places of tokenizer and detokenizer, and speaks token ids.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, anyhow, bail};
+use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
+use proto::{DetokenizerReply, Inbound, Output, Prompt, RequestKey, Sampling, TokenBatch, TokenIds, inbound, prompt};
+use service_kit::{CancellationToken, control::ControlClient};
+
+use super::{
+    engine::{Engine, Role},
+    find,
+    flags::Settings,
+    members,
+    runtime_dir::RuntimeDir,
+    screen::{Form, Screen},
+    supervisor::Supervisor,
+};
+use crate::environment::Environment;
+
+/// A prompt, and how many tokens are to follow it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub prompt: Vec<u32>,
+    pub output_len: u32,
+}
+
+/// What a request gave. Times count from the moment that all requests were there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Generated {
+    pub tokens: usize,
+    /// When the first token came.
+    pub first: Duration,
+    /// When the last one came.
+    pub last: Duration,
+}
+
+/// The running processes, ready to generate.
+pub struct Offline {
+    supervisor: Supervisor,
+    requests: Link<Inbound, Inbound>,
+    tokens: Link<DetokenizerReply, TokenBatch>,
+    next: u64,
+    /// Tokens that the model knows.
+    pub vocab_size: u32,
+    _runtime_dir: RuntimeDir,
+}
+
+impl Offline {
+    /// Starts scheduler and workers with a user's flags, and waits until they are ready; `None` when the user ends it before that.
+    pub async fn start(
+        settings: &Settings,
+        environment: &Environment,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<Option<Self>> {
+        let screen = Arc::new(Screen::new(Form::Text));
+        let runtime_dir =
+            RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
+        let found = find(settings, environment, runtime_dir.path(), &screen).await?;
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let engine = Engine {
+            settings,
+            model: &found.model,
+            tokenizer: None,
+            fingerprint: &found.fingerprint,
+            runtime_dir: &runtime_dir,
+            port: None,
+            program: &program,
+        };
+        let ring = |name| Address::Ring(runtime_dir.socket(name));
+        let hello = |service, channel| link::hello(service, channel, &found.fingerprint);
+        let mut listener =
+            Listener::bind(&ring("tokens"), hello("detokenizer-svc", "tokens"), LinkOptions::default()).await?;
+        let roles = engine.roles().into_iter().filter(|role| matches!(role, Role::Scheduler | Role::Worker(_)));
+        let mut supervisor = Supervisor::start(members(&engine, roles)?, screen);
+        let connected = async {
+            let tokens = listener.accept().await?;
+            let requests =
+                link::redial(&ring("encoded"), hello("tokenizer-svc", "requests"), &LinkOptions::default()).await;
+            anyhow::Ok((tokens, requests))
+        };
+        let started = async { tokio::try_join!(supervisor.ready(shutdown), connected) };
+        let (tokens, requests) = match started.await {
+            Ok((Some(_), links)) => links,
+            Ok((None, _)) => return supervisor.end().await.map(|()| None),
+            Err(error) => {
+                supervisor.abort().await;
+                return Err(error);
+            }
+        };
+        let info = ControlClient::new(&engine.control(Role::Scheduler))?.info().await?;
+        let vocab_size = info.model.context("the scheduler knows no model")?.vocab_size;
+        Ok(Some(Self { supervisor, requests, tokens, next: 0, vocab_size, _runtime_dir: runtime_dir }))
+    }
+
+    /// Sends all requests at once and waits for the last token.
+    pub async fn generate(&mut self, requests: &[Request], sampling: &Sampling) -> anyhow::Result<Vec<Generated>> {
+        let first = self.next;
+        self.next += requests.len() as u64;
+        let start = Instant::now();
+        let sending = send(&mut self.requests.sender, requests, sampling, first);
+        let receiving = receive(&mut self.tokens.receiver, requests.len(), first, start);
+        let ((), generated) = tokio::try_join!(sending, receiving)?;
+        Ok(generated)
+    }
+
+    /// Ends the processes.
+    pub async fn end(self) -> anyhow::Result<()> {
+        self.supervisor.end().await
+    }
+}
+
+async fn send(
+    sender: &mut Sender<Inbound>,
+    requests: &[Request],
+    sampling: &Sampling,
+    first: u64,
+) -> anyhow::Result<()> {
+    for (request, number) in requests.iter().zip(first..) {
+        let request = proto::Request {
+            key: Some(RequestKey { gateway: 1, number }),
+            request_id: format!("bench-{number}"),
+            prompt: Some(Prompt {
+                kind: Some(prompt::Kind::Ids(TokenIds { ids: request.prompt.clone() })),
+                ..Prompt::default()
+            }),
+            sampling: Some(sampling.clone()),
+            output: Some(Output { stream: true, ..Output::default() }),
+            n: 1,
+            max_tokens: Some(request.output_len),
+            ..proto::Request::default()
+        };
+        sender.send(&Inbound { event: Some(inbound::Event::Request(request)) }).await?;
+    }
+    Ok(())
+}
+
+/// Takes tokens until `count` requests, numbered from `first` on, have ended.
+async fn receive(
+    receiver: &mut Receiver<TokenBatch>,
+    count: usize,
+    first: u64,
+    start: Instant,
+) -> anyhow::Result<Vec<Generated>> {
+    let mut generated = vec![Generated::default(); count];
+    let mut running = HashMap::new();
+    let mut unfinished = count;
+    while unfinished > 0 {
+        let batch = receiver.recv().await.context("the scheduler is gone")?;
+        let now = start.elapsed();
+        for started in &batch.started {
+            let number = started.key.as_ref().map_or(0, |key| key.number);
+            running.insert(started.first_sequence, number.checked_sub(first).map(|place| place as usize));
+        }
+        for sequence in &batch.sequence {
+            let Some(one) = running.get(sequence).and_then(|place| generated.get_mut((*place)?)) else { continue };
+            one.first = if one.tokens == 0 { now } else { one.first };
+            (one.tokens, one.last) = (one.tokens + 1, now);
+        }
+        for finished in &batch.finished {
+            unfinished -= usize::from(running.remove(&finished.sequence).is_some());
+        }
+        if let Some(failed) = batch.failed.first() {
+            bail!(failed.failure.as_ref().map_or_else(|| anyhow!("a request failed"), |f| anyhow!("{}", f.message)));
+        }
+    }
+    Ok(generated)
+}

@@ -36,8 +36,8 @@ fn learned_positions_are_added() {
                 let table = backend.load_table(host(dtype, 9, width, &bytes));
                 let (tokens, positions) = ([0; 4], [0, 6, 2, 6]);
                 let x = Random(3).values(positions.len() * width);
-                backend.begin(Batch { tokens: &tokens, positions: &positions, sequences: &[] });
                 let act = filled(&mut *backend, width, &x);
+                backend.begin(Batch { tokens: &tokens, positions: &positions, sequences: &[] });
                 backend.add_positions(table, 2, act);
                 let entry = |position: &u32| &values[(*position as usize + 2) * width..][..width];
                 let want: Vec<f32> = x.iter().zip(positions.iter().flat_map(entry)).map(|(x, y)| x + y).collect();

@@ -48,7 +48,9 @@ fn memory(num_blocks: usize) -> Memory {
 /// Runs five tokens and returns all logits.
 fn logits(model: &mut Model, group: &mut dyn Collective) -> Vec<f32> {
     model.allocate(memory(4));
-    let sequence = Sequence { first_row: 0, num_rows: 5, start: 0, tables: &[vec![2, 1]], slot: 0 };
+    // Each group of layers has blocks of its own.
+    let tables = &[vec![2, 1], vec![0, 3]][..model.cache().groups.len()];
+    let sequence = Sequence { first_row: 0, num_rows: 5, start: 0, tables, slot: 0 };
     let batch = Batch { tokens: &[1, 32, 3, 4, 5], positions: &[0, 1, 2, 3, 4], sequences: &[sequence] };
     model.forward(batch, &[0, 1, 2, 3, 4], group).expect("a step").data.to_vec()
 }

@@ -4,6 +4,7 @@
 
 mod clients;
 mod failures;
+mod folders;
 mod garbage;
 mod greedy;
 mod idle;

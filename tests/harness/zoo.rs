@@ -30,6 +30,34 @@ pub fn cases(model: &str) -> Option<Vec<Case>> {
     Some(prompts.iter().map(|p| Case { prompt: ids(&p["ids"]), greedy: ids(&p["greedy_tokens"]) }).collect())
 }
 
+/// The models of this zoo that generate text and are stored in a way that is served, sorted. Quantised checkpoints are refused, but for
+/// those whose tensors name their type themselves (GGUF) and MXFP4.
+pub fn causal_models() -> std::io::Result<Vec<String>> {
+    let mut models = Vec::new();
+    for entry in std::fs::read_dir(folder())? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let generates = cases(&name).is_some_and(|cases| {
+            !cases.is_empty() && cases.iter().all(|case| !case.prompt.is_empty() && !case.greedy.is_empty())
+        });
+        if generates && is_served(&name) {
+            models.push(name);
+        }
+    }
+    models.sort_unstable();
+    Ok(models)
+}
+
+fn is_served(model: &str) -> bool {
+    let folder = folder().join(model);
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let config: Value = serde_json::from_str(&config).unwrap_or_default();
+    let method = config["quantization_config"]["quant_method"].as_str();
+    let has_encoder = config.get("vision_config").is_some() || config["model_type"] == "whisper";
+    let is_adapter = folder.join("adapter_config.json").exists();
+    let is_quantised = method.is_some_and(|method| method != "mxfp4") || folder.join("quant_config.json").exists();
+    !has_encoder && !is_adapter && !is_quantised
+}
+
 /// The cases of the model that ships.
 pub fn default_model_cases() -> Vec<Case> {
     let path = crate::root().join("crates/default-model/files/reference.json");

@@ -53,34 +53,25 @@ DEVICE u32 transpose(u32 x) {
     return y;
 }
 
+// `multiply`: c[16][8] += a[16][16] b[16][8]. Lane 4 g + t has a[g][2t..], a[g + 8][2t..], a[g][2t + 8..], a[g + 8][2t + 8..]; b[2t..][g],
+// b[2t + 8..][g]; c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1]. `pack`: two elements in a register, the first in the low half.
 template <typename T> struct Tensor;
-template <> struct Tensor<bf16> {
-    // c[16][8] += a[16][16] b[16][8]. Lane 4 g + t has a[g][2t..], a[g + 8][2t..], a[g][2t + 8..], a[g + 8][2t + 8..]; b[2t..][g],
-    // b[2t + 8..][g]; c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
-    DEVICE static void multiply(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    }
-    // Two elements in a register, the first in the low half.
-    DEVICE static u32 pack(f32 low, f32 high) {
-        u32 y;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-        return y;
-    }
-};
-template <> struct Tensor<f16> {
-    DEVICE static void multiply(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    }
-    DEVICE static u32 pack(f32 low, f32 high) {
-        u32 y;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-        return y;
-    }
-};
+#define TENSOR_OF(T) \
+    template <> struct Tensor<T> { \
+        DEVICE static void multiply(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { \
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." #T "." #T \
+                         ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
+                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)); \
+        } \
+        DEVICE static u32 pack(f32 low, f32 high) { \
+            u32 y; \
+            asm("cvt.rn." #T "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); \
+            return y; \
+        } \
+    };
+TENSOR_OF(bf16)
+TENSOR_OF(f16)
 
 // 2^x, to about 2 units in the last place; 0 for -infinity.
 DEVICE f32 exp2_fast(f32 x) {

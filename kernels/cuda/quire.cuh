@@ -62,26 +62,18 @@ DEVICE f32 warp_max(f32 x) {
     return x;
 }
 
-// The sum over all threads of a block (a multiple of 32, at most 1024), the same bits in each of them.
-DEVICE f32 block_sum(f32 x) {
+// `WARP` over all threads of a block (a multiple of 32, at most 1024), the same bits in each of them.
+template <f32 (*WARP)(f32)> DEVICE f32 block_reduce(f32 x, f32 neutral) {
     __shared__ f32 parts[32];
-    x = warp_sum(x);
+    x = WARP(x);
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();
     if (lane == 0) parts[warp] = x;
     __syncthreads();
-    return warp_sum(lane < warps ? parts[lane] : 0.0f);
+    return WARP(lane < warps ? parts[lane] : neutral);
 }
-
-DEVICE f32 block_max(f32 x) {
-    __shared__ f32 parts[32];
-    x = warp_max(x);
-    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __syncthreads();
-    if (lane == 0) parts[warp] = x;
-    __syncthreads();
-    return warp_max(lane < warps ? parts[lane] : -infinity());
-}
+DEVICE f32 block_sum(f32 x) { return block_reduce<warp_sum>(x, 0.0f); }
+DEVICE f32 block_max(f32 x) { return block_reduce<warp_max>(x, -infinity()); }
 
 // Lets the next kernel of the stream start its blocks while this one still runs, if it was launched to allow that.
 DEVICE void launch_dependents() {

@@ -3,10 +3,8 @@
 use std::{env, ffi::OsString, path::PathBuf, str::FromStr, thread::available_parallelism};
 
 use clap::ValueEnum;
-use kernels::{
-    cuda::{CudaOptions, Folders, Surroundings},
-    ops::DType,
-};
+use kernels::ops::DType;
+use kernels_cuda::{CudaOptions, Folders, Surroundings};
 use models::{LoadFormat, LoadOptions};
 use service_kit::{Address, CommonArgs};
 

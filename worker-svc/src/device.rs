@@ -3,9 +3,9 @@
 use anyhow::anyhow;
 use kernels::{
     cpu::{CpuBackend, CpuOptions},
-    cuda::CudaBackend,
     ops::Backend,
 };
+use kernels_cuda::CudaBackend;
 use tracing::info;
 
 use crate::config::{Args, Device};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
-use kernels::cuda::{Arch, Folders, Surroundings, fill_cache};
+use kernels_cuda::{Arch, Folders, Surroundings, fill_cache};
 
 use crate::environment::Environment;
 

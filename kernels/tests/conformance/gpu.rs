@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use kernels::cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
 use kernels::ops::Backend;
+use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
 
 /// A backend on the first GPU; says once in a line why there is none, or fails where one is `required`.
 pub fn backend(required: bool) -> Option<Box<dyn Backend>> {

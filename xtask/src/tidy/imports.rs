@@ -29,6 +29,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("e2e-tests", Outside),
     ("ids", Ground),
     ("kernels", Contract),
+    ("kernels-cuda", Plumbing),
     ("link", Plumbing),
     ("model-files", Ground),
     ("model-source", Plumbing),

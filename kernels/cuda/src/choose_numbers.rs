@@ -1,6 +1,6 @@
 //! What the kernels of `kernels/cuda/choose.cu` read and write, as numbers: settings of slots, rows, results.
 
-use crate::choose::{Choice, ChoiceRow, Logprobs, Sampled};
+use kernels::choose::{Choice, ChoiceRow, Logprobs, Sampled};
 
 /// Largest vocabulary: token masses add up in 64 bits.
 pub(crate) const MOST_VOCAB: usize = 1 << 19;

@@ -2,7 +2,7 @@
 
 use super::acts::View;
 use super::device::{Device, Name, Shape, args};
-use crate::ops::Activation;
+use kernels::ops::Activation;
 
 /// `struct Activation` of kernels/cuda/activation.cuh.
 #[repr(C)]

@@ -1,7 +1,7 @@
 //! Norms of heads that wait for the rotation that follows them, so that one kernel does both.
 
 use super::norm;
-use crate::ops::{Act, Heads};
+use kernels::ops::{Act, Heads};
 
 /// A norm of `heads` heads of `dim` columns, the first from `first_col` on.
 #[derive(Clone, Copy, Debug)]

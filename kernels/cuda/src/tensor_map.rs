@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
 
-use crate::ops::DType;
+use kernels::ops::DType;
 
 /// Columns of a box: 128 bytes of 16-bit elements, the widest that a swizzle takes.
 const BOX_COLUMNS: u32 = 64;

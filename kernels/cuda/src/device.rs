@@ -12,7 +12,7 @@ use super::context::{Context, Event, Memory, Pinned, explain, load_module};
 use super::libraries::Folders;
 use super::modules::Compiler;
 use super::special::{HOPPER, Special};
-use crate::ops::DType;
+use kernels::ops::DType;
 
 /// A GPU with its kernels.
 pub(crate) struct Device {

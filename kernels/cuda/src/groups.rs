@@ -7,7 +7,7 @@ use super::acts::View;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::weights::Weights;
-use crate::ops::{Epilogue, HeadColumns, RouterScore, Routing};
+use kernels::ops::{Epilogue, HeadColumns, RouterScore, Routing};
 
 /// Outputs of a block of a grouped product: a warp each.
 const OUTPUTS: usize = 8;
@@ -18,7 +18,7 @@ pub(crate) struct Group {
     pub(crate) count: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    dtype: crate::ops::DType,
+    dtype: kernels::ops::DType,
 }
 
 impl Group {

@@ -5,7 +5,7 @@ use super::batch::Batch;
 use super::context::{Context, Memory};
 use super::device::{Device, Shape, args};
 use super::special::Special;
-use crate::ops::DType;
+use kernels::ops::DType;
 
 /// Keys that a warp takes at a time.
 const KEYS: usize = 16;

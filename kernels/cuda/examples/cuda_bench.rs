@@ -1,12 +1,12 @@
 //! What each kernel of the CUDA backend takes at the shapes of two models, and its share of what the GPU could do.
 //!
-//! `cargo run --release -p kernels --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products]`
+//! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products]`
 //!
 //! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's. Weights and caches are
 //! rotated so that none is still in the GPU's cache.
 
-use kernels::cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
 use kernels::ops::*;
+use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
 use std::time::Instant;
 
 /// Rows of the largest step, tokens of a block, and bytes that a rotation covers at least.

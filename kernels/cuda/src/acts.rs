@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::context::{Memory, Pinned};
 use super::device::{Device, Name, Shape, args};
-use crate::ops::{Act, DType};
+use kernels::ops::{Act, DType};
 
 /// All activation buffers of a backend.
 #[derive(Default)]

@@ -13,7 +13,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::context::Memory;
 use super::device::Device;
 use super::libraries::Folders;
-use crate::ops::{DType, Epilogue};
+use kernels::ops::{DType, Epilogue};
 
 /// What NVIDIA advises for Hopper; enough for older ones.
 const WORKSPACE: usize = 32 << 20;

@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::context::{Event, Memory, Pinned};
 use super::device::Device;
-use crate::ops;
+use kernels::ops;
 
 /// Row of no sequence.
 const NOBODY: u32 = u32::MAX;
@@ -267,7 +267,7 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Sequence;
+    use kernels::ops::Sequence;
 
     #[test]
     fn a_batch_lies_as_kernels_expect_it() {

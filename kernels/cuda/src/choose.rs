@@ -10,8 +10,8 @@ use super::choose_numbers::{CHOICE_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMB
 use super::choose_numbers::{can_choose, read_row, write_row, write_settings};
 use super::context::{Event, Memory, Pinned};
 use super::device::{Device, Name, Shape, args};
-use crate::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket, slot_of};
-use crate::ops::DType;
+use kernels::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket, slot_of};
+use kernels::ops::DType;
 
 /// `struct Tables` of the kernel.
 #[repr(C)]

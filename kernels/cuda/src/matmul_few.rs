@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::device::{Device, Shape, args};
 use super::matmul::Product;
 use super::special::{LOWEST, Special};
-use crate::ops::{DType, Epilogue};
+use kernels::ops::{DType, Epilogue};
 
 /// Rows of `x` from which on cuBLASLt is faster; it is later for matrices of so few rows that it cannot fill the device.
 const MOST_ROWS: usize = 16;

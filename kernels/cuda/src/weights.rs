@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::acts::cast;
 use super::context::{Event, Memory, Pinned};
 use super::device::Device;
-use crate::ops::{DType, HostMatrix};
+use kernels::ops::{DType, HostMatrix};
 
 /// A piece of a copy.
 const PIECE: usize = 16 << 20;

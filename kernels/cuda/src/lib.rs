@@ -37,12 +37,6 @@ pub use arch::Arch;
 pub use libraries::{Folders, Surroundings};
 pub use modules::{Filled, fill_cache};
 
-use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use crate::ops::{
-    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads,
-};
-use crate::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
-use crate::ops::{ScanInput, State, Table, Vector};
 use acts::Acts;
 use arch::LOWEST_BF16;
 use attention::Attention;
@@ -51,6 +45,12 @@ use cudarc::driver::sys::CUdeviceptr;
 use device::{Device, Name, Shape, args};
 use groups::{Choices, Group};
 use head_norms::{HeadNorm, Waiting};
+use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
+use kernels::ops::{
+    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads,
+};
+use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
+use kernels::ops::{ScanInput, State, Table, Vector};
 use matmul::{Matmul, Product};
 use rope_and_cache::{Kv, takes_norms};
 use weights::{Staging, Weights};

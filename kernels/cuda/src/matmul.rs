@@ -6,7 +6,7 @@ use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::matmul_few;
 use super::weights::{Vector, Weights};
-use crate::ops::Epilogue;
+use kernels::ops::Epilogue;
 
 /// Tile of the plain kernel, and its threads.
 const TILE: usize = 64;

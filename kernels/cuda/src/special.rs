@@ -6,7 +6,7 @@ use super::attention_decode::{self, Ring};
 use super::attention_prefill;
 use super::matmul_few;
 use super::sources::{SPECIAL, Source};
-use crate::ops::DType;
+use kernels::ops::DType;
 
 /// From here on the hardware has what these kernels use: matrix products of 16-bit types and asynchronous copies.
 pub(crate) const LOWEST: Arch = Arch::new(8, 0);

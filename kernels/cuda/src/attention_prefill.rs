@@ -5,7 +5,7 @@ use super::batch::Batch;
 use super::device::{Device, Shape, args};
 use super::rope_and_cache::Maps;
 use super::special::Special;
-use crate::ops::DType;
+use kernels::ops::DType;
 
 /// Warps of a block of the general kernel, and keys of a tile.
 const WARPS: usize = 8;

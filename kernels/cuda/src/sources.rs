@@ -14,7 +14,7 @@ pub(crate) struct Source {
 
 macro_rules! sources {
     ($($name:literal)*) => {
-        &[$(Source { name: $name, text: include_str!(concat!("../../cuda/", $name, ".cu")), special: None }),*]
+        &[$(Source { name: $name, text: include_str!(concat!("../", $name, ".cu")), special: None }),*]
     };
 }
 
@@ -53,12 +53,12 @@ pub(crate) const SPECIAL: &[Source] = sources! {
 
 /// What they include: name and text.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
-    ("activation.cuh", include_str!("../../cuda/activation.cuh")),
-    ("hopper.cuh", include_str!("../../cuda/hopper.cuh")),
-    ("mma.cuh", include_str!("../../cuda/mma.cuh")),
-    ("prefill.cuh", include_str!("../../cuda/prefill.cuh")),
-    ("product.cuh", include_str!("../../cuda/product.cuh")),
-    ("quire.cuh", include_str!("../../cuda/quire.cuh")),
+    ("activation.cuh", include_str!("../activation.cuh")),
+    ("hopper.cuh", include_str!("../hopper.cuh")),
+    ("mma.cuh", include_str!("../mma.cuh")),
+    ("prefill.cuh", include_str!("../prefill.cuh")),
+    ("product.cuh", include_str!("../product.cuh")),
+    ("quire.cuh", include_str!("../quire.cuh")),
 ];
 
 #[cfg(test)]
@@ -67,11 +67,11 @@ mod tests {
 
     #[test]
     fn every_file_of_the_folder_is_listed_in_order() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda");
+        let folder = env!("CARGO_MANIFEST_DIR");
         let mut names: Vec<String> = std::fs::read_dir(folder)
             .expect("kernels/cuda")
             .map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name"))
-            .filter(|name| !name.ends_with(".md"))
+            .filter(|name| name.ends_with(".cu") || name.ends_with(".cuh"))
             .collect();
         names.sort();
         let file = |source: &Source| format!("{}.cu", source.name);

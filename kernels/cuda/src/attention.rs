@@ -9,7 +9,7 @@ use super::batch::{Batch, Rows};
 use super::device::{Device, Name, Shape, args};
 use super::rope_and_cache::Kv;
 use super::special::LOWEST;
-use crate::ops::{self, DType};
+use kernels::ops::{self, DType};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;

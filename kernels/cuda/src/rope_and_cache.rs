@@ -10,7 +10,7 @@ use super::device::{Device, Name, Shape, args};
 use super::head_norms::QkNorms;
 use super::special::HOPPER;
 use super::tensor_map::tensor_map;
-use crate::ops::{DType, Heads, KvShape, Rope, RopeStyle};
+use kernels::ops::{DType, Heads, KvShape, Rope, RopeStyle};
 
 /// K and V of one layer: `[block][kv head][token][dim]`.
 pub(crate) struct Kv {

@@ -4,9 +4,13 @@
 //! Handles are plain numbers that only the backend that gave them understands, so nothing above this file owns device memory.
 //! Shapes are checked by the backend; a mismatch is a bug above it and panics with both shapes.
 
+mod noise;
+mod recording;
 mod recurrent;
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
+pub use noise::{Noise, NoiseRows, mix};
+pub use recording::{Recordable, Timing};
 pub use recurrent::{Cols, Conv, DeltaInput, DeltaRule, Scan, ScanInput, State};
 
 /// Element type of stored weights and of the KV cache.
@@ -321,6 +325,17 @@ pub trait Backend: Send {
     fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix;
     /// Takes a lookup table.
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table;
+    /// Makes a weight matrix of random numbers where it will lie, as [`Backend::load_matrix`] takes a stored one; absent where only the host
+    /// can make them.
+    fn make_matrix(&mut self, noise: Noise<'_>, compute: DType) -> Option<Matrix> {
+        let _ = (noise, compute);
+        None
+    }
+    /// The same for a lookup table.
+    fn make_table(&mut self, noise: Noise<'_>) -> Option<Table> {
+        let _ = noise;
+        None
+    }
     /// Takes a vector of f32.
     fn load_vector(&mut self, values: &[f32]) -> Vector;
     /// Makes one handle of matrices that were loaded with equal shapes, element types and computing types; they stay usable alone.
@@ -343,6 +358,11 @@ pub trait Backend: Send {
 
     /// Starts a step: rows of all later operations are this batch's tokens.
     fn begin(&mut self, batch: Batch<'_>);
+    /// The same for a step of one row a sequence: the device may add rows of no sequence, up to a number of rows that it would record
+    /// ([`Backend::set_recordable`]). They come last, in every buffer, and mean nothing.
+    fn begin_padded(&mut self, batch: Batch<'_>) {
+        self.begin(batch);
+    }
     /// `out[row] = table[token(row) - first_entry]`, zero for tokens outside the table (vocabulary-parallel embedding); times `scale`.
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act);
     /// `x[row] += table[position(row) + offset]` (learned positions). The entries exist.
@@ -419,4 +439,39 @@ pub trait Backend: Send {
     fn is_done(&mut self, ticket: Ticket) -> bool;
     /// Waits for a step and appends what its rows gave to `out`, in the order of the rows. To be called once a ticket, in order.
     fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>);
+
+    /// Numbers of rows, ascending, of the steps that the device should record, to replay them as a whole: steps of one row a sequence whose
+    /// tokens it chooses. None: it records nothing. A device that cannot record ignores this.
+    fn set_recordable(&mut self, rows: &[usize]) {
+        let _ = rows;
+    }
+    /// Bytes that recordings of as many kinds of steps may take, of a model with so many layers.
+    fn recording_bytes(&self, kinds: usize, layers: usize) -> u64 {
+        let _ = (kinds, layers);
+        0
+    }
+    /// What to record next; absent when there is nothing (more) to record.
+    fn next_recording(&self) -> Option<Recordable> {
+        None
+    }
+    /// From here on nothing runs: operations are recorded, from [`Backend::begin_padded`] with a batch of rows without sequences, to
+    /// [`Backend::choose`] without rows, whose ticket is not taken. Such a step must have run.
+    fn start_recording(&mut self) {}
+    /// Keeps what was recorded, or says why steps cannot be: then nothing will be recorded any more.
+    fn end_recording(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+    /// Does a whole step, from [`Backend::begin_padded`] to [`Backend::choose`], from a recording. Row `i` is that of sequence `i`, and
+    /// `rows[i]` chooses from its logits. Absent, and nothing happens, without such a recording.
+    fn replay(&mut self, batch: Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
+        let _ = (batch, rows);
+        None
+    }
+
+    /// From here on the device notes when everything that it does begins and ends. What overlapped before may not do so any more.
+    fn start_profile(&mut self) {}
+    /// Stops that, waits for the device, and returns what it did, in order; nothing for a device that cannot tell.
+    fn end_profile(&mut self) -> Vec<Timing> {
+        Vec::new()
+    }
 }

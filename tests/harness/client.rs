@@ -13,6 +13,34 @@ pub struct Client {
     http: reqwest::Client,
 }
 
+/// A greedy completion of token ids.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ask<'a> {
+    /// Token ids, taken as they are.
+    pub prompt: &'a [u32],
+    /// Tokens to generate.
+    pub max_tokens: usize,
+    /// Keeps the prompt apart from equal ones in the prefix cache.
+    pub cache_salt: Option<&'a str>,
+    /// Whether to ask for the log-probabilities of the generated tokens.
+    pub logprobs: bool,
+    /// Whether to ask for those of the prompt.
+    pub prompt_logprobs: bool,
+}
+
+/// What came back.
+#[derive(Clone, Debug, Default)]
+pub struct Said {
+    /// Generated tokens.
+    pub tokens: Vec<u32>,
+    /// Their log-probabilities, if asked for.
+    pub logprobs: Vec<f64>,
+    /// Log-probability and rank of each prompt token from the second on, if asked for.
+    pub prompt_logprobs: Vec<(f64, u64)>,
+    /// Prompt tokens found in the prefix cache, where the server tells.
+    pub cached: Option<u64>,
+}
+
 /// A streamed answer, event by event.
 pub struct Stream {
     body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
@@ -63,14 +91,37 @@ impl Client {
 
     /// Greedy completion of token ids: the tokens.
     pub async fn greedy(&self, model: &str, prompt: &[u32], max_tokens: usize) -> anyhow::Result<Vec<u32>> {
-        let body = serde_json::json!({
-            "model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
-            "return_token_ids": true, "add_special_tokens": false,
+        Ok(self.complete(model, Ask { prompt, max_tokens, ..Ask::default() }).await?.tokens)
+    }
+
+    /// Greedy completion of token ids: all that there is to know.
+    pub async fn complete(&self, model: &str, ask: Ask<'_>) -> anyhow::Result<Said> {
+        let mut body = serde_json::json!({
+            "model": model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0, "ignore_eos": true,
+            "return_token_ids": true, "add_special_tokens": false, "cache_salt": ask.cache_salt,
         });
+        if ask.logprobs {
+            body["logprobs"] = 0.into();
+        }
+        if ask.prompt_logprobs {
+            body["prompt_logprobs"] = 0.into();
+        }
         let (status, answer) = self.post("/v1/completions", &body).await?;
         anyhow::ensure!(status == 200, "{status}: {answer}");
-        let ids = answer["choices"][0]["token_ids"].as_array().context("token_ids")?;
-        Ok(ids.iter().filter_map(|id| id.as_u64().map(|id| id as u32)).collect())
+        let choice = &answer["choices"][0];
+        let ids = choice["token_ids"].as_array().context("token_ids")?;
+        let logprobs = choice["logprobs"]["token_logprobs"].as_array().into_iter().flatten();
+        let of_prompt = choice["prompt_logprobs"].as_array().into_iter().flatten().skip(1).zip(&ask.prompt[1..]);
+        let scored = |(entry, id): (&Value, &u32)| {
+            let entry = &entry[id.to_string()];
+            entry["logprob"].as_f64().zip(entry["rank"].as_u64()).context("a prompt token's log-probability")
+        };
+        Ok(Said {
+            tokens: ids.iter().filter_map(|id| id.as_u64().map(|id| id as u32)).collect(),
+            logprobs: logprobs.filter_map(Value::as_f64).collect(),
+            prompt_logprobs: of_prompt.map(scored).collect::<anyhow::Result<_>>()?,
+            cached: answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64(),
+        })
     }
 
     /// Value of a metric, summed over its label sets whose text contains `labels`; 0 when absent.

@@ -5,7 +5,7 @@ mod processes;
 mod server;
 pub mod zoo;
 
-pub use client::{Client, Stream};
+pub use client::{Ask, Client, Said, Stream};
 pub use processes::{Pid, cpu_ticks, descendants, resident_bytes};
 pub use server::{Server, quire_binary};
 

@@ -20,6 +20,9 @@ const READY: Duration = Duration::from_secs(120);
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(40);
 
+/// What servers of tests compute on when they say nothing else: a `--device`.
+const DEVICE: &str = "QUIRE_TEST_DEVICE";
+
 /// One server at a time: a test machine has few cores, and idleness is measured.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
@@ -62,6 +65,7 @@ impl Server {
         let child = Command::new(quire_binary())
             .arg("serve")
             .args(args)
+            .args(std::env::var(DEVICE).into_iter().flat_map(|device| ["--device".to_owned(), device]))
             .args(["--host", "127.0.0.1", "--port", &port.to_string()])
             .env("XDG_RUNTIME_DIR", dir.path())
             .envs(environment.iter().copied())

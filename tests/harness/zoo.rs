@@ -13,6 +13,19 @@ pub fn folder() -> PathBuf {
     if beside.is_dir() { beside } else { crate::root().join("tests/fixtures/zoo") }
 }
 
+/// What was recorded of a model.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// Prompts and what follows.
+    pub cases: Vec<Case>,
+    /// Largest difference of a log-probability in float32.
+    pub float32: f64,
+    /// Bound on the median difference in bfloat16, over positions.
+    pub bfloat16_median: f64,
+    /// Bound on the 90 % quantile of differences in bfloat16.
+    pub bfloat16_p90: f64,
+}
+
 /// One prompt of a reference and its greedy continuation.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -20,14 +33,47 @@ pub struct Case {
     pub prompt: Vec<u32>,
     /// Greedy tokens in float32.
     pub greedy: Vec<u32>,
+    /// Log-probabilities of the prompt's tokens from the second on.
+    pub prompt_logprobs: Vec<f64>,
+    /// Log-probabilities of the greedy tokens.
+    pub greedy_logprobs: Vec<f64>,
+    /// How far the best token's logit is above the second's.
+    pub greedy_margins: Vec<f64>,
+}
+
+impl Case {
+    /// Tokens of prompt and continuation.
+    pub fn tokens(&self) -> usize {
+        self.prompt.len() + self.greedy.len()
+    }
+}
+
+/// What was recorded of a model of the zoo; `None` when this zoo lacks it, or holds something else under that name.
+pub fn reference(model: &str) -> Option<Reference> {
+    let reference = std::fs::read_to_string(folder().join(model).join("reference.json")).ok()?;
+    let reference: Value = serde_json::from_str(&reference).ok()?;
+    let tolerance = |key: &str| reference["tolerance"][key].as_f64();
+    Some(Reference {
+        cases: reference["prompts"].as_array()?.iter().map(case).collect(),
+        float32: tolerance("float32_max_abs_logit_diff")?,
+        bfloat16_median: tolerance("bfloat16_median_position_abs_logit_diff")?,
+        bfloat16_p90: tolerance("bfloat16_p90_position_abs_logit_diff")?,
+    })
+}
+
+fn case(prompt: &Value) -> Case {
+    Case {
+        prompt: ids(&prompt["ids"]),
+        greedy: ids(&prompt["greedy_tokens"]),
+        prompt_logprobs: numbers(&prompt["prompt_logprobs"]),
+        greedy_logprobs: numbers(&prompt["greedy_logprobs"]),
+        greedy_margins: numbers(&prompt["greedy_margins"]),
+    }
 }
 
 /// The cases of a model of the zoo; `None` when this zoo lacks it.
 pub fn cases(model: &str) -> Option<Vec<Case>> {
-    let reference = std::fs::read_to_string(folder().join(model).join("reference.json")).ok()?;
-    let reference: Value = serde_json::from_str(&reference).ok()?;
-    let prompts = reference["prompts"].as_array()?;
-    Some(prompts.iter().map(|p| Case { prompt: ids(&p["ids"]), greedy: ids(&p["greedy_tokens"]) }).collect())
+    Some(reference(model)?.cases)
 }
 
 /// The models of this zoo that generate text and are stored in a way that is served, sorted. Quantised checkpoints are refused, but for
@@ -58,15 +104,26 @@ fn is_served(model: &str) -> bool {
     !has_encoder && !is_adapter && !is_quantised
 }
 
-/// The cases of the model that ships.
+/// The cases of the model that ships: prompts and greedy tokens alone.
 pub fn default_model_cases() -> Vec<Case> {
     let path = crate::root().join("crates/default-model/files/reference.json");
     let text = std::fs::read_to_string(path).expect("the default model's reference");
     let reference: Value = serde_json::from_str(&text).expect("JSON");
-    let prompts = reference["prompts"].as_array().expect("prompts");
-    prompts.iter().map(|p| Case { prompt: ids(&p["prompt_ids"]), greedy: ids(&p["main"]["ids"]) }).collect()
+    let case = |prompt: &Value| Case {
+        prompt: ids(&prompt["prompt_ids"]),
+        greedy: ids(&prompt["main"]["ids"]),
+        prompt_logprobs: Vec::new(),
+        greedy_logprobs: numbers(&prompt["main"]["logprobs"]),
+        greedy_margins: Vec::new(),
+    };
+    reference["prompts"].as_array().expect("prompts").iter().map(case).collect()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().into_iter().flatten().filter_map(|id| id.as_u64().map(|id| id as u32)).collect()
+}
+
+/// Numbers of a list, without its nulls: a first token has no probability.
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
 }

@@ -54,6 +54,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
 /// What they include: name and text.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../activation.cuh")),
+    ("few.cuh", include_str!("../few.cuh")),
     ("hopper.cuh", include_str!("../hopper.cuh")),
     ("mma.cuh", include_str!("../mma.cuh")),
     ("prefill.cuh", include_str!("../prefill.cuh")),

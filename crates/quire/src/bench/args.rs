@@ -21,6 +21,9 @@ pub enum What {
     #[command(after_help = "Example: quire bench serve --num-prompts 200 --max-concurrency 32 --random-input-len 128 \
                             --random-output-len 128 --ignore-eos")]
     Serve(Box<ServeArgs>),
+    /// Batches of given lengths, without HTTP (see `quire bench cases --help`)
+    #[command(disable_help_flag = true)]
+    Cases(Words),
     /// The time of one batch, without HTTP (see `quire bench latency --help`)
     #[command(disable_help_flag = true)]
     Latency(Words),

@@ -33,6 +33,7 @@ use statistics::Figures;
 pub fn run(args: &BenchArgs, environment: &Environment) -> anyhow::Result<()> {
     let args = match &args.what {
         What::Serve(args) => args,
+        What::Cases(words) => return offline::run(offline::What::Cases, &words.words, environment),
         What::Latency(words) => return offline::run(offline::What::Latency, &words.words, environment),
         What::Startup(words) => return offline::run(offline::What::Startup, &words.words, environment),
         What::Throughput(words) => return offline::run(offline::What::Throughput, &words.words, environment),

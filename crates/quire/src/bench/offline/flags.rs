@@ -13,6 +13,7 @@ pub enum What {
     Latency,
     Throughput,
     Startup,
+    Cases,
 }
 
 /// A benchmark and its flags.
@@ -20,6 +21,7 @@ pub(super) enum Bench {
     Latency(LatencyArgs),
     Throughput(ThroughputArgs),
     Startup(StartupArgs),
+    Cases(CasesArgs),
 }
 
 /// Flags of `quire bench latency`.
@@ -85,6 +87,20 @@ pub(super) struct StartupArgs {
     pub output_json: Option<PathBuf>,
 }
 
+/// Flags of `quire bench cases`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct CasesArgs {
+    /// A JSON line for each case: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 3}, lengths in tokens
+    #[arg(long, value_name = "FILE", required = true)]
+    pub cases: PathBuf,
+    /// Temperature of the draws; 0: greedy
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Append a JSON line for each case to this file, as soon as it is over
+    #[arg(long, value_name = "FILE")]
+    pub output_jsonl: Option<PathBuf>,
+}
+
 /// Numbers of tokens: all the same, or drawn evenly between two bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lengths {
@@ -116,6 +132,8 @@ pub(super) fn parse(what: What, words: &[String]) -> anyhow::Result<Option<(Benc
             .about("Measure tokens per second of many prompts at once, without HTTP or text"),
         What::Startup => StartupArgs::augment_args(Command::new("quire bench startup"))
             .about("Measure how long a start takes, up to the first token"),
+        What::Cases => CasesArgs::augment_args(Command::new("quire bench cases"))
+            .about("Measure many batches of given lengths with one start, without HTTP or text"),
     };
     let mut command =
         command.after_help("The flags of `quire serve` that concern scheduler and workers are taken too.");
@@ -137,6 +155,7 @@ pub(super) fn parse(what: What, words: &[String]) -> anyhow::Result<Option<(Benc
         What::Latency => Bench::Latency(LatencyArgs::from_arg_matches(&matches)?),
         What::Throughput => Bench::Throughput(ThroughputArgs::from_arg_matches(&matches)?),
         What::Startup => Bench::Startup(StartupArgs::from_arg_matches(&matches)?),
+        What::Cases => Bench::Cases(CasesArgs::from_arg_matches(&matches)?),
     };
     Ok(Some((bench, settings)))
 }

@@ -1,6 +1,7 @@
 //! `quire bench latency`, `throughput` and `startup`: scheduler and workers alone, without HTTP or text, in the terms of vLLM's benchmarks
-//! of the same names.
+//! of the same names; `quire bench cases` for many measurements with one start.
 
+mod cases;
 mod flags;
 mod latency;
 mod startup;
@@ -46,6 +47,7 @@ async fn measure(
         Bench::Latency(args) => latency::run(&args, stage).await,
         Bench::Throughput(args) => throughput::run(&args, stage).await,
         Bench::Startup(args) => startup::run(&args, stage).await,
+        Bench::Cases(args) => cases::run(&args, stage).await,
     }
 }
 
@@ -65,14 +67,18 @@ fn sampling(temperature: f32) -> Sampling {
 /// Random prompts: other ones for another seed.
 fn prompts(count: usize, (input, output): (Lengths, Lengths), vocab_size: u32, seed: u64) -> Vec<Request> {
     let mut random = StdRng::seed_from_u64(seed);
-    // Ids that every model knows, past those with a meaning of their own.
-    let ids = if vocab_size > 1000 { 100..vocab_size.min(10_000) } else { 0..vocab_size.max(1) };
     let one = |_| {
         let len = random.random_range(input.least..=input.most);
         let output_len = random.random_range(output.least..=output.most);
-        Request { prompt: (0..len).map(|_| random.random_range(ids.clone())).collect(), output_len }
+        Request { prompt: random_prompt(&mut random, len, vocab_size), output_len }
     };
     (0..count).map(one).collect()
+}
+
+fn random_prompt(random: &mut StdRng, len: u32, vocab_size: u32) -> Vec<u32> {
+    // Ids that every model knows, past those with a meaning of their own.
+    let ids = if vocab_size > 1000 { 100..vocab_size.min(10_000) } else { 0..vocab_size.max(1) };
+    (0..len).map(|_| random.random_range(ids.clone())).collect()
 }
 
 fn save(path: Option<&Path>, report: &Value) -> anyhow::Result<()> {

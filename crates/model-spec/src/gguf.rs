@@ -37,6 +37,11 @@ const TURN_ENDS: &[&str] = &["<|eom_id|>", "<|eot_id|>", "<|end|>", "<|im_end|>"
 const CONTROL: f64 = 3.0;
 
 impl GgufFamily {
+    /// All, sorted by name.
+    pub fn all() -> &'static [Self] {
+        FAMILIES
+    }
+
     /// The family of a file.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ pub use mixture::{ExpertGroups, MixtureSpec, RouterScore, RoutingSpec, SharedExp
 pub use nearest::nearest;
 pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
-pub use rope_config::{RopeDefaults, context_len, context_len_opt, read_rope};
+pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes};
 pub use spec::{
     AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MixerSpec, ModelKind, ModelSpec,
     NormKind, NormScale, NormSpec, Position, PositionTable, QkNorm, Residual,

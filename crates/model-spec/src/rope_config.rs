@@ -18,7 +18,54 @@ pub struct RopeDefaults {
 /// The rotary embedding that `config.json` describes: `rope_theta` and `rope_scaling` (kind in `rope_type` or the older `type`), or the
 /// newer `rope_parameters` that holds both.
 pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec, ConfigError> {
-    let parameters = scaling_object(config)?;
+    if of_layer_type(config, GLOBAL)?.is_some() {
+        return Err(config.unsupported(BY_TYPE, "this class has one rotary embedding for all layers"));
+    }
+    read_with(config, scaling_object(config)?, defaults)
+}
+
+/// Rotary embeddings of a model whose layers have two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ropes {
+    /// Of layers that see everything.
+    pub global: RopeSpec,
+    /// Of layers with a window.
+    pub sliding: RopeSpec,
+}
+
+/// The rotary embeddings of a model whose layers have two: newer files hold `rope_parameters` by the type of layer. In older ones all that
+/// [`read_rope`] reads is for the layers that see everything; the others turn by `sliding_theta`.
+pub fn read_ropes(config: &ConfigFile, defaults: RopeDefaults, sliding_theta: f64) -> Result<Ropes, ConfigError> {
+    let sliding = RopeDefaults { theta: sliding_theta, ..defaults };
+    let Some(global) = of_layer_type(config, GLOBAL)? else {
+        let RopeDefaults { theta, rotary_dim, style } = sliding;
+        let sliding = RopeSpec { theta, rotary_dim, style, scaling: RopeScaling::None };
+        return Ok(Ropes { global: read_rope(config, defaults)?, sliding });
+    };
+    let of_sliding = of_layer_type(config, SLIDING)?;
+    let of_sliding = of_sliding.ok_or_else(|| config.missing(BY_TYPE, "parameters for sliding_attention too"))?;
+    Ok(Ropes {
+        global: read_with(config, Some(global), defaults)?,
+        sliding: read_with(config, Some(of_sliding), sliding)?,
+    })
+}
+
+/// Types of layers, as `layer_types` has them.
+const GLOBAL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+/// Where newer files keep base and scaling.
+const BY_TYPE: &str = "rope_parameters";
+
+/// The parameters of one type of layers, where a file tells them apart.
+fn of_layer_type(config: &ConfigFile, kind: &str) -> Result<Option<ConfigFile>, ConfigError> {
+    config.object(BY_TYPE)?.map_or(Ok(None), |parameters| parameters.object(kind))
+}
+
+fn read_with(
+    config: &ConfigFile,
+    parameters: Option<ConfigFile>,
+    defaults: RopeDefaults,
+) -> Result<RopeSpec, ConfigError> {
     let key = config.spelled(&["rope_theta", "rotary_emb_base"]).unwrap_or("rope_theta");
     let mut theta = config.number_or(key, defaults.theta)?;
     if let Some(parameters) = &parameters {
@@ -66,7 +113,10 @@ pub fn context_len_opt(config: &ConfigFile) -> Result<Option<usize>, ConfigError
 fn scaling_object(config: &ConfigFile) -> Result<Option<ConfigFile>, ConfigError> {
     match config.object("rope_scaling")? {
         Some(scaling) => Ok(Some(scaling)),
-        None => config.object("rope_parameters"),
+        None => match of_layer_type(config, GLOBAL)? {
+            Some(parameters) => Ok(Some(parameters)),
+            None => config.object(BY_TYPE),
+        },
     }
 }
 
@@ -204,6 +254,26 @@ mod tests {
             linear,
             160,
         );
+    }
+
+    #[test]
+    fn types_of_layers() {
+        let text = r#"{"max_position_embeddings": 64, "rope_theta": 3, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5}}}"#;
+        let config = ConfigFile::parse(Path::new("config.json"), text.as_bytes()).unwrap();
+        let defaults = RopeDefaults { theta: 10000.0, rotary_dim: 4, style: RopeStyle::Halves };
+        let ropes = read_ropes(&config, defaults, 11.0).unwrap();
+        assert_eq!((ropes.global.theta, ropes.global.scaling), (7.0, RopeScaling::Linear { factor: 2.5 }));
+        assert_eq!((ropes.sliding.theta, ropes.sliding.scaling), (5.0, RopeScaling::None));
+        assert_eq!(context_len(&config).unwrap(), 160);
+        // A class that has one for all must not take any of them.
+        assert!(read(text).unwrap_err().to_string().contains("rope_parameters"));
+        let older = r#"{"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2.5}}"#;
+        let older = ConfigFile::parse(Path::new("config.json"), older.as_bytes()).unwrap();
+        let ropes = read_ropes(&older, defaults, 11.0).unwrap();
+        assert_eq!((ropes.global.theta, ropes.global.scaling), (10000.0, RopeScaling::Linear { factor: 2.5 }));
+        assert_eq!((ropes.sliding.theta, ropes.sliding.scaling), (11.0, RopeScaling::None));
     }
 
     #[test]

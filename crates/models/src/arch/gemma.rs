@@ -3,7 +3,7 @@
 
 use model_spec::{
     AttentionSpec, Biases, ConfigError, ConfigFile, LayerNorms, LayerSpec, MlpKind, MlpSpec, NormScale, NormSpec,
-    Position, QkNorm, Residual, RopeScaling, RopeSpec, RopeStyle,
+    Position, QkNorm, Residual, RopeDefaults, RopeStyle, Ropes, read_ropes,
 };
 
 use super::naming::{LLAMA, Naming};
@@ -12,13 +12,13 @@ use super::{Blueprint, Folder};
 use crate::weights::Part;
 
 pub(super) fn gemma(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    let base = Base::read(folder)?;
+    let base = Base::read(folder, everywhere)?;
     let layer = base.layer(base.attention.clone(), LayerNorms::before(base.norm));
     base.build(folder, vec![layer; base.sizes.layers], LLAMA)
 }
 
 pub(super) fn gemma2(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    let base = Base::read(folder)?;
+    let base = Base::read(folder, everywhere)?;
     let layers = sliding_layers(&folder.config, base.sizes.layers, |index| index.is_multiple_of(2))?;
     let layers = layers.into_iter().map(|slides| {
         let window = base.window.filter(|_| slides);
@@ -29,19 +29,30 @@ pub(super) fn gemma2(folder: &Folder) -> Result<Blueprint, ConfigError> {
 
 pub(super) fn gemma3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
-    let base = Base::read(folder)?;
+    let base = Base::read(folder, |config, sizes| Ok(Position::Rope(ropes(config, sizes)?.global)))?;
     let period = config.size_or("sliding_window_pattern", 6)?;
-    let theta = config.number_or("rope_local_base_freq", 10000.0)?;
-    let rotary_dim = base.sizes.head_dim;
-    let local = RopeSpec { theta, rotary_dim, style: RopeStyle::Halves, scaling: RopeScaling::None };
     let global = AttentionSpec { qk_norm: Some(QkNorm::PerHead(base.norm)), ..base.attention.clone() };
-    let sliding = AttentionSpec { window: base.window, position: Position::Rope(local), ..global.clone() };
+    let position = Position::Rope(ropes(config, &base.sizes)?.sliding);
+    let sliding = AttentionSpec { window: base.window, position, ..global.clone() };
     let layers = sliding_layers(config, base.sizes.layers, |index| !(index + 1).is_multiple_of(period))?;
     let layers = layers.into_iter().map(|slides| {
         let attention = if slides { &sliding } else { &global };
         base.layer(attention.clone(), LayerNorms::around(base.norm))
     });
     base.build(folder, layers.collect(), Naming { part: norms_around, ..LLAMA })
+}
+
+/// How a generation's layers that see everything know positions.
+type Positions = fn(&ConfigFile, &Sizes) -> Result<Position, ConfigError>;
+
+/// All layers turn by the same base.
+fn everywhere(config: &ConfigFile, sizes: &Sizes) -> Result<Position, ConfigError> {
+    sizes.rope(config, RopeStyle::Halves)
+}
+
+fn ropes(config: &ConfigFile, sizes: &Sizes) -> Result<Ropes, ConfigError> {
+    let defaults = RopeDefaults { theta: 1e6, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
+    read_ropes(config, defaults, config.number_or("rope_local_base_freq", 10000.0)?)
 }
 
 /// What the generations have in common.
@@ -54,7 +65,7 @@ struct Base {
 }
 
 impl Base {
-    fn read(folder: &Folder) -> Result<Self, ConfigError> {
+    fn read(folder: &Folder, position: Positions) -> Result<Self, ConfigError> {
         let config = &folder.config;
         let sizes = Sizes::read(config)?;
         let norm = NormSpec {
@@ -62,7 +73,7 @@ impl Base {
             ..NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32)
         };
         let bias = config.flag_or("attention_bias", false)?;
-        let usual = sizes.attention(sizes.rope(config, RopeStyle::Halves)?, Biases { qkv: bias, output: bias });
+        let usual = sizes.attention(position(config, &sizes)?, Biases { qkv: bias, output: bias });
         let scale = config.number_opt("query_pre_attn_scalar")?.map(|width| (width as f32).sqrt().recip());
         let attention = AttentionSpec {
             scale: scale.unwrap_or(usual.scale),

@@ -84,6 +84,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("NemotronForCausalLM", nemotron::nemotron),
     ("OPTForCausalLM", opt::opt),
     ("Olmo2ForCausalLM", olmo::olmo2),
+    ("Olmo3ForCausalLM", olmo::olmo3),
     ("OlmoForCausalLM", olmo::olmo),
     ("OlmoeForCausalLM", olmoe::olmoe),
     ("Phi3ForCausalLM", phi3::phi3),

@@ -1,40 +1,68 @@
 //! OLMo 1: layer norms without parameters, clipped queries, keys and values. OLMo 2: norms on the outputs of both parts, and on all
-//! queries and all keys.
+//! queries and all keys. OLMo 3: that, with three layers of four sliding.
 
 use model_spec::{
-    AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormScale, NormSpec, QkNorm, Residual, RopeStyle,
+    AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormScale, NormSpec, Position, QkNorm, Residual,
+    RopeDefaults, RopeStyle, read_ropes,
 };
 
 use super::naming::{LLAMA, Naming};
-use super::parts::{Sizes, Tied, activation, layer};
+use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
 use crate::weights::Part;
 
 pub(super) fn olmo(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let sizes = Sizes::read(&folder.config)?;
     let norm = NormSpec { scale: NormScale::None, bias: false, ..NormSpec::layer(1e-5) };
     let clip = folder.config.number_opt("clip_qkv")?.map(|clip| clip as f32);
-    build(folder, norm, LayerNorms::before(norm), |attention| AttentionSpec { clip, ..attention })
+    let position = sizes.rope(&folder.config, RopeStyle::Halves)?;
+    let attention = AttentionSpec { clip, ..attention(folder, &sizes, position)? };
+    build(folder, &sizes, vec![attention; sizes.layers], (norm, LayerNorms::before(norm)))
 }
 
 pub(super) fn olmo2(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    let norm = NormSpec::rms(folder.config.number_or("rms_norm_eps", 1e-5)? as f32);
-    let qk_norm = Some(QkNorm::Whole(norm));
-    build(folder, norm, LayerNorms::after(norm), |attention| AttentionSpec { qk_norm, ..attention })
+    let sizes = Sizes::read(&folder.config)?;
+    let norm = rms(folder)?;
+    let position = sizes.rope(&folder.config, RopeStyle::Halves)?;
+    let attention = AttentionSpec { qk_norm: Some(QkNorm::Whole(norm)), ..attention(folder, &sizes, position)? };
+    build(folder, &sizes, vec![attention; sizes.layers], (norm, LayerNorms::after(norm)))
 }
 
-fn build(
-    folder: &Folder,
-    norm: NormSpec,
-    norms: LayerNorms,
-    change: impl Fn(AttentionSpec) -> AttentionSpec,
-) -> Result<Blueprint, ConfigError> {
+/// Scaling of the rotary embedding is for the layers that see everything.
+pub(super) fn olmo3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let sizes = Sizes::read(config)?;
-    let bias = config.flag_or("attention_bias", false)?;
-    let attention = change(sizes.attention(sizes.rope(config, RopeStyle::Halves)?, Biases { qkv: bias, output: bias }));
-    let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, false);
-    let layers = vec![layer(attention, mlp, norms, Residual::Sequential); sizes.layers];
-    let spec = sizes.model(folder, layers, norm, Tied::IfSaid)?;
+    let norm = rms(folder)?;
+    let rope = RopeDefaults { theta: 500_000.0, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
+    let ropes = read_ropes(config, rope, config.number_or("rope_theta", rope.theta)?)?;
+    let qk_norm = Some(QkNorm::Whole(norm));
+    let global = AttentionSpec { qk_norm, ..attention(folder, &sizes, Position::Rope(ropes.global))? };
+    let window = Some(config.size_or("sliding_window", 4096)?);
+    let sliding = AttentionSpec { window, position: Position::Rope(ropes.sliding), ..global.clone() };
+    let layers = sliding_layers(config, sizes.layers, |index| !(index + 1).is_multiple_of(4))?;
+    let layers = layers.into_iter().map(|slides| if slides { sliding.clone() } else { global.clone() });
+    build(folder, &sizes, layers.collect(), (norm, LayerNorms::after(norm)))
+}
+
+fn rms(folder: &Folder) -> Result<NormSpec, ConfigError> {
+    Ok(NormSpec::rms(folder.config.number_or("rms_norm_eps", 1e-5)? as f32))
+}
+
+fn attention(folder: &Folder, sizes: &Sizes, position: Position) -> Result<AttentionSpec, ConfigError> {
+    let bias = folder.config.flag_or("attention_bias", false)?;
+    Ok(sizes.attention(position, Biases { qkv: bias, output: bias }))
+}
+
+/// A model of these layers, its last norm, and where norms stand in a layer.
+fn build(
+    folder: &Folder,
+    sizes: &Sizes,
+    layers: Vec<AttentionSpec>,
+    (norm, norms): (NormSpec, LayerNorms),
+) -> Result<Blueprint, ConfigError> {
+    let mlp = sizes.mlp(MlpKind::Gated, activation(&folder.config, "hidden_act", "silu")?, false);
+    let layers = layers.into_iter().map(|attention| layer(attention, mlp, norms.clone(), Residual::Sequential));
+    let spec = sizes.model(folder, layers.collect(), norm, Tied::IfSaid)?;
     Ok(Blueprint { spec, names: Naming { part: norms_after, ..LLAMA }.names() })
 }
 

@@ -17,6 +17,11 @@ pub fn zoo(name: &str) -> Option<PathBuf> {
     };
     SAY.call_once(|| eprintln!("reference models from {what}: {}", zoo.display()));
     let folder = zoo.join(name);
+    // What no collection holds was made for this repository.
+    let made = repository.join("tests/fixtures/made").join(name);
+    if made.exists() {
+        return Some(made);
+    }
     if what == "the fixtures" && !folder.exists() {
         eprintln!("not checked, for it is not among the fixtures: {name}");
         return None;

@@ -130,6 +130,7 @@ zoo! {
     nemotron: "nemotron", BF16, ranks: [2, 4], refused: [];
     olmo: "olmo", BF16, ranks: [2], refused: [];
     olmo2: "olmo2", BF16, ranks: [2], refused: [];
+    olmo3: "olmo3", BF16, ranks: [2], refused: [];
     olmoe: "olmoe", BF16, ranks: [2], refused: [];
     opt: "opt", BOTH, ranks: [], refused: THREE_HEADS;
     opt_350m: "opt-350m", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];

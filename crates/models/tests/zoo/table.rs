@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use kernels::ops::DType;
 use model_spec::{
-    AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, ModelKind, ModelSpec, Position, QkNorm, Residual,
+    AttentionSpec, FeedForwardSpec, GgufFamily, LayerSpec, MixerSpec, ModelKind, ModelSpec, Position, QkNorm, Residual,
 };
+use serde_json::Value;
 
 use crate::relabelled::RELABELLED;
 use crate::{Checked, checked, folders};
@@ -29,8 +31,8 @@ fn is_fresh() {
 const HEAD: &str = "\
 # Models
 
-Written by `cargo xtask models` from the table of architectures (`crates/models/src/arch/mod.rs`) and the table of checks
-(`crates/models/tests/zoo/main.rs`); do not edit. How to add one: [adding-a-model.md](adding-a-model.md).
+Written by `cargo xtask models` from the table of architectures (`crates/models/src/arch/mod.rs`), the table of checks
+(`crates/models/tests/zoo/main.rs`) and the reference models; do not edit. How to add one: [adding-a-model.md](adding-a-model.md).
 
 A model is served when the first of `architectures` in its `config.json` is one of these classes. Weights may be safetensors, sharded or
 not, `pytorch_model.bin`, or GGUF where the family has it.
@@ -40,28 +42,32 @@ types named; alone and batched, in chunks, over scattered blocks, with the same 
 says. Other sizes work where they divide the heads and the inner width; what does not divide is refused. *Under the names of* means that
 the class is another's arithmetic under its own names: the other's reference model, rewritten in these names, gives the other's outputs.
 
-Prefixes are shared in the cache for every model made of attention alone. Quantised weights are read from GGUF, and MXFP4
-experts as gpt-oss has them; other quantised checkpoints, and LoRA adapters, are refused.
+Through `quire serve` (`tests/e2e/folders.rs`) the same models give the recorded tokens and log-probabilities: in float32 with prompts in
+chunks, one by one and all at once, each cold and from the prefix cache; over two workers, or refused with the size that does not divide;
+and in bfloat16 within its bounds. *Made for this repository* marks references that are not part of the collection, and so not served there.
 
-| class | made of | tensor parallel | checked on |
-|---|---|---|---|
+*Prefix cache* says whether the KV blocks of equal prompt beginnings are shared. *Quantised* names the stored types that are checked, and
+GGUF where the family can be read from it without a reference to check it on; other quantised checkpoints are refused. *LoRA* names the
+adapters that are checked; adapters are refused where it says no.
+
+| class | made of | tensor parallel | prefix cache | quantised | LoRA | checked on |
+|---|---|---|---|---|---|---|
 ";
 
 /// The whole file; absent where the reference models are only a selection.
 fn render() -> Option<String> {
-    let all = checked();
-    let mut rows = Vec::new();
-    for row in &all {
-        let dir = folders::zoo(row.folder)?;
-        let spec = models::read_spec(&dir).unwrap_or_else(|error| panic!("{}: {error}", row.folder));
-        rows.push((spec, row));
-    }
+    let rows = checked().into_iter().map(Row::read).collect::<Option<Vec<Row>>>()?;
     let mut text = HEAD.to_owned();
     for class in models::supported() {
-        let mine: Vec<&(ModelSpec, &Checked)> = rows.iter().filter(|(spec, _)| spec.architecture == class).collect();
+        let mine: Vec<&Row> = rows.iter().filter(|row| row.spec.architecture == class).collect();
         let line = match (mine.as_slice(), RELABELLED.iter().find(|(name, _)| *name == class)) {
-            ([], Some((_, other))) => relabelled(class, other, &rows),
-            ([], None) if class == "EchoForCausalLM" => format!("| `{class}` | nothing: repeats the prompt | any | |"),
+            ([], Some((_, other))) => {
+                let other = rows.iter().find(|row| row.checked.folder == *other).expect("a folder of the table");
+                relabelled(class, other)
+            }
+            ([], None) if class == "EchoForCausalLM" => {
+                format!("| `{class}` | nothing: repeats the prompt | any | yes | no | no | |")
+            }
             ([], None) => panic!("{class} is checked on nothing"),
             (mine, _) => line(class, mine),
         };
@@ -70,20 +76,73 @@ fn render() -> Option<String> {
     Some(text)
 }
 
-fn relabelled(class: &str, folder: &str, rows: &[(ModelSpec, &Checked)]) -> String {
-    let (spec, _) = rows.iter().find(|(_, row)| row.folder == folder).expect("a folder of the table");
-    format!("| `{class}` | {} | as it | `{folder}`, under the names of `{}` |", made_of(&[spec]), spec.architecture)
+/// A reference model of the table of checks.
+struct Row {
+    spec: ModelSpec,
+    checked: Checked,
+    dir: PathBuf,
+    /// How its weights are stored, where they are quantised.
+    quantization: Option<String>,
 }
 
-fn line(class: &str, rows: &[&(ModelSpec, &Checked)]) -> String {
-    let specs: Vec<&ModelSpec> = rows.iter().map(|(spec, _)| spec).collect();
-    let ranks: BTreeSet<usize> = rows.iter().flat_map(|(_, row)| row.ranks.clone()).collect();
+impl Row {
+    fn read(checked: Checked) -> Option<Self> {
+        let dir = folders::zoo(checked.folder)?;
+        let spec = models::read_spec(&dir).unwrap_or_else(|error| panic!("{}: {error}", checked.folder));
+        let reference = std::fs::read(dir.join("reference.json")).expect("reference.json");
+        let reference: Value = serde_json::from_slice(&reference).expect("JSON");
+        // GGUF's F16 is stored as it is.
+        let stored = reference["quantization"].as_str().filter(|stored| !stored.ends_with("F16"));
+        Some(Self { spec, checked, dir, quantization: stored.map(str::to_owned) })
+    }
+
+    fn is_adapter(&self) -> bool {
+        self.dir.join("adapter_config.json").exists()
+    }
+
+    fn is_made_here(&self) -> bool {
+        self.dir.starts_with(folders::repository().join("tests/fixtures/made"))
+    }
+}
+
+fn relabelled(class: &str, other: &Row) -> String {
+    let (folder, original) = (other.checked.folder, &other.spec.architecture);
+    let (made_of, cache) = (made_of(&[other]), prefix_cache(&[other]));
+    let (quantised, on) = (quantised(class, &[]), format!("`{folder}`, under the names of `{original}`"));
+    format!("| `{class}` | {made_of} | as it | {cache} | {quantised} | no | {on} |")
+}
+
+fn line(class: &str, rows: &[&Row]) -> String {
+    let ranks: BTreeSet<usize> = rows.iter().flat_map(|row| row.checked.ranks.clone()).collect();
     let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
     let ranks = if ranks.is_empty() { "refusal only".to_owned() } else { ranks.join(", ") };
-    let mut folders: Vec<String> =
-        rows.iter().map(|(_, row)| format!("`{}` ({})", row.folder, types(&row.low))).collect();
+    let (adapters, models): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.is_adapter());
+    let mut folders: Vec<String> = models.iter().map(|row| folder(row)).collect();
     folders.dedup();
-    format!("| `{class}` | {} | {ranks} | {} |", made_of(&specs), folders.join(", "))
+    let adapters: Vec<String> = adapters.iter().map(|row| folder(row)).collect();
+    let adapters = if adapters.is_empty() { "no".to_owned() } else { adapters.join(", ") };
+    let (made_of, cache, quantised) = (made_of(rows), prefix_cache(rows), quantised(class, rows));
+    format!("| `{class}` | {made_of} | {ranks} | {cache} | {quantised} | {adapters} | {} |", folders.join(", "))
+}
+
+fn folder(row: &Row) -> String {
+    let made = if row.is_made_here() { "; made for this repository" } else { "" };
+    format!("`{}` ({}{made})", row.checked.folder, types(&row.checked.low))
+}
+
+/// Stored types that are checked, and whether GGUF files of the family can be read at all.
+fn quantised(class: &str, rows: &[&Row]) -> String {
+    let checked: BTreeSet<String> = rows.iter().filter_map(|row| row.quantization.clone()).collect();
+    let mut found: Vec<String> = checked.into_iter().collect();
+    if found.is_empty() && GgufFamily::all().iter().any(|family| family.class == class) {
+        found.push("gguf, not checked".to_owned());
+    }
+    if found.is_empty() { "no".to_owned() } else { found.join(", ") }
+}
+
+fn prefix_cache(rows: &[&Row]) -> &'static str {
+    let recurrent = |layer: &LayerSpec| !matches!(layer.mixer, MixerSpec::Attention(_) | MixerSpec::Latent(_));
+    if rows.iter().any(|row| row.spec.layers.iter().any(recurrent)) { "no: recurrent state" } else { "yes" }
 }
 
 fn types(low: &[DType]) -> String {
@@ -96,8 +155,8 @@ fn types(low: &[DType]) -> String {
 }
 
 /// What any of these models has.
-fn made_of(specs: &[&ModelSpec]) -> String {
-    let features: BTreeSet<&str> = specs.iter().flat_map(|spec| features(spec)).collect();
+fn made_of(rows: &[&Row]) -> String {
+    let features: BTreeSet<&str> = rows.iter().flat_map(|row| features(&row.spec)).collect();
     features.into_iter().collect::<Vec<_>>().join(", ")
 }
 

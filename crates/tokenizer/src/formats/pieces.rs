@@ -78,9 +78,8 @@ impl Pieces {
     /// The tokenizer, without a template.
     pub(super) fn build(mut self, beside: &Beside) -> tokenizers::Result<Reference> {
         self.fix(beside)?;
-        let merges = self.merges();
-        let added = self.added(&merges, beside);
-        let mut reference = Reference::new(self.model(merges)?);
+        let added = self.added(beside);
+        let mut reference = Reference::new(self.model(self.merges())?);
         reference.with_normalizer(Some(self.normalizer()?))?;
         reference.with_decoder(Some(self.decoder()?));
         mark_added(&mut reference, added)?;
@@ -120,7 +119,9 @@ impl Pieces {
         let bytes = self.pieces.iter().any(|piece| piece.kind == PieceKind::Byte);
         let unknown = self.pieces.iter().position(|piece| piece.kind == PieceKind::Unknown);
         if self.algorithm == Algorithm::Unigram {
-            let vocab = self.pieces.iter().map(|piece| (piece.text.clone(), f64::from(piece.score))).collect();
+            // Bytes stand for characters without a piece; texts that read like them are none.
+            let score = |piece: &Piece| if piece.kind == PieceKind::Byte { NEVER } else { piece.score };
+            let vocab = self.pieces.iter().map(|piece| (piece.text.clone(), f64::from(score(piece)))).collect();
             return Ok(Unigram::from(vocab, unknown, bytes)?.into());
         }
         let text = |id: usize| self.pieces[id].text.clone();
@@ -135,24 +136,16 @@ impl Pieces {
     }
 
     /// Tokens that are cut out of texts before anything else.
-    fn added(&self, merges: &[(u32, u32)], beside: &Beside) -> Vec<AddedToken> {
-        let mut made: Vec<&str> = Vec::new();
-        for (left, right) in merges {
-            made.extend([*left, *right].map(|id| self.pieces[id as usize].text.as_str()));
-        }
-        made.sort_unstable();
-        let is_part = |text: &str| made.binary_search(&text).is_ok();
+    fn added(&self, beside: &Beside) -> Vec<AddedToken> {
         let added = |(id, piece): (usize, &Piece)| {
             if let Some(token) = beside.fixed.get(&(id as u32)) {
                 return Some(token.clone());
             }
-            let plain = |special| AddedToken::from(piece.text.as_str(), special).normalized(false);
+            let token = |special| AddedToken::from(piece.text.as_str(), special);
             match piece.kind {
-                PieceKind::Control | PieceKind::Unknown => Some(plain(true)),
-                // Cutting one out would put a prefix before what follows; where merging finds it, it need not be.
-                PieceKind::UserDefined if piece.text.contains(SPACE) => None,
-                PieceKind::UserDefined if self.add_dummy_prefix && is_part(&piece.text) => None,
-                PieceKind::UserDefined => Some(plain(false)),
+                PieceKind::Control | PieceKind::Unknown => Some(token(true).normalized(false)),
+                // Found once the prefix is there and spaces are escaped, so that what follows gets no prefix of its own.
+                PieceKind::UserDefined => Some(token(false).normalized(true)),
                 PieceKind::Normal | PieceKind::Unused | PieceKind::Byte => None,
             }
         };
@@ -166,14 +159,25 @@ impl Pieces {
             steps.push(Precompiled::from(&self.charsmap)?.into());
         }
         if self.remove_extra_whitespaces {
-            steps.push(Replace::new(ReplacePattern::Regex(r"\A +| +\z".to_owned()), "")?.into());
+            steps.push(Replace::new(ReplacePattern::Regex(format!(r"\A +|[ {SPACE}]+\z")), "")?.into());
             steps.push(Replace::new(ReplacePattern::Regex(" {2,}".to_owned()), " ")?.into());
         }
         if self.add_dummy_prefix {
-            steps.push(Prepend::new(SPACE.to_string()).into());
+            steps.push(self.prefix()?);
         }
         steps.push(Replace::new(" ", SPACE.to_string())?.into());
         Ok(Normalizers::new(steps).into())
+    }
+
+    /// Puts a space before texts. The texts of user-defined pieces are normalised too before they are looked for, and must not get it.
+    fn prefix(&self) -> tokenizers::Result<NormalizerWrapper> {
+        let own = self.pieces.iter().filter(|piece| piece.kind == PieceKind::UserDefined);
+        let own: Vec<String> = own.map(|piece| escaped(&piece.text)).collect();
+        if own.is_empty() {
+            return Ok(Prepend::new(SPACE.to_string()).into());
+        }
+        let pattern = format!(r"\A(?!\z)(?!(?:{})\z)", own.join("|"));
+        Ok(Replace::new(ReplacePattern::Regex(pattern), SPACE.to_string())?.into())
     }
 
     fn decoder(&self) -> tokenizers::Result<DecoderWrapper> {
@@ -184,4 +188,15 @@ impl Pieces {
         }
         Ok(Decoders::new(steps).into())
     }
+}
+
+/// A text as a regular expression that matches it alone.
+fn escaped(text: &str) -> String {
+    text.chars().fold(String::new(), |mut pattern, c| {
+        if c.is_ascii_punctuation() {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+        pattern
+    })
 }

@@ -115,9 +115,10 @@ impl Args {
         let wanted = self.max_model_len.unwrap_or(ready.max_model_len).min(ready.max_model_len);
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
         let recurrent = ready.state_bytes > 0;
+        let max_num_seqs = self.max_num_seqs.min(formed.max_num_seqs);
         let config = Config {
             block_size: ready.block_size,
-            max_num_seqs: self.max_num_seqs,
+            max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens.max(self.max_num_seqs),
             max_model_len: wanted,
             windows: if ready.cache_groups.is_empty() { vec![None] } else { windows },
@@ -140,7 +141,7 @@ impl Args {
             watermark: self.watermark,
             eos_token_ids: ready.eos_token_ids.clone(),
             vocab_size: ready.vocab_size,
-            max_choices: self.max_num_seqs,
+            max_choices: max_num_seqs,
             seed: self.seed,
         };
         Config { max_model_len: wanted.min(config.positions_in(formed.num_blocks)), ..config }

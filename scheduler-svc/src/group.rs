@@ -13,6 +13,8 @@ use tracing::info;
 pub(crate) struct Formed {
     pub epoch: u64,
     pub num_blocks: u32,
+    /// Sequences that all of them have room for.
+    pub max_num_seqs: u32,
     /// What rank 0 said of the model; the others say the same.
     pub ready: WorkerReady,
 }
@@ -89,7 +91,7 @@ impl Group {
             epoch: self.epoch,
             world_size: self.ranks.len() as u32,
             num_blocks: self.num_blocks(),
-            max_num_seqs: limits.max_num_seqs,
+            max_num_seqs: limits.max_num_seqs.min(self.max_num_seqs()),
             max_num_batched_tokens: limits.max_num_batched_tokens,
             // Not the process id: containers that share /dev/shm may all be process 1.
             rendezvous: format!("quire-{:x}-{}", link::hello("", "", "").instance, self.epoch),
@@ -113,7 +115,7 @@ impl Group {
         self.state = State::Formed;
         let ready = self.ranks[0].as_ref()?.ready.clone()?;
         info!(epoch, workers = self.ranks.len(), device = ready.device, dtype = ready.dtype, "workers ready");
-        Some(Formed { epoch, num_blocks: self.num_blocks(), ready })
+        Some(Formed { epoch, num_blocks: self.num_blocks(), max_num_seqs: self.max_num_seqs(), ready })
     }
 
     /// Whether steps can run.
@@ -162,8 +164,15 @@ impl Group {
     }
 
     fn num_blocks(&self) -> u32 {
-        let offers = self.ranks.iter().flatten().filter_map(|rank| rank.ready.as_ref());
-        offers.map(|ready| ready.num_blocks).min().unwrap_or(0)
+        self.offers().map(|ready| ready.num_blocks).min().unwrap_or(0)
+    }
+
+    fn max_num_seqs(&self) -> u32 {
+        self.offers().map(|ready| ready.max_num_seqs).filter(|&bound| bound > 0).min().unwrap_or(u32::MAX)
+    }
+
+    fn offers(&self) -> impl Iterator<Item = &WorkerReady> {
+        self.ranks.iter().flatten().filter_map(|rank| rank.ready.as_ref())
     }
 
     fn rank_of(&self, connection: u64) -> Option<usize> {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use ids::Epoch;
 use link::Sender;
 use proto::{FromWorker, Inbound, TokenBatch, from_worker, inbound};
@@ -251,6 +251,10 @@ impl Engine {
             self.core = Some(Scheduler::new(config.clone()).context("these settings cannot work")?);
         }
         if let Some(core) = &mut self.core {
+            // A scheduler that starts afresh plans for as many as there is room for now.
+            if formed.max_num_seqs < core.config().max_num_seqs {
+                bail!("the workers have room for {} sequences only", formed.max_num_seqs);
+            }
             core.group_formed(Epoch(formed.epoch), formed.num_blocks, now_us());
         }
         self.published.set_model(Some(self.args.model_info(&config, formed)));

@@ -7,18 +7,19 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, Place, SharedMemory, Solo};
 use models::{Memory, Model};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use tokio::sync::mpsc;
+use tracing::info;
 
 use crate::{
     config::Args,
     device,
     engine::{Engine, Options},
     error::StepError,
-    memory,
+    memory::{self, Room},
     slots::Slots,
 };
 
@@ -77,7 +78,7 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 
 fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
     let (mut model, ready) = load(args, replies)?;
-    let num_blocks = ready.num_blocks;
+    let (num_blocks, max_num_seqs) = (ready.num_blocks, ready.max_num_seqs);
     let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
     say(replies, Reply::Ready(Box::new(ready)))?;
     let mut next = jobs.recv().ok();
@@ -85,6 +86,9 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
     while let Some(job) = next {
         next = match job {
             Job::Step(_) => jobs.recv().ok(),
+            Job::Form(form, _) if form.max_num_seqs > max_num_seqs => {
+                bail!("{} sequences are to run at the same time; there is memory for {max_num_seqs}", form.max_num_seqs)
+            }
             Job::Form(form, abort) => {
                 let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), groups, end_tokens.clone());
                 epoch(args, &mut model, slots, (form, abort), jobs, replies)?
@@ -190,17 +194,24 @@ fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, Wo
     };
     let mut model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
     // Before the cache takes what memory is left.
-    model.set_slots(args.max_num_seqs as usize);
+    model.set_slots(args.max_num_seqs() as usize);
     let spec = model.spec();
     let eos_token_ids = spec.eos_token_ids.clone();
     let (vocab_size, context_len) = (spec.vocab_size as u32, spec.context_len as u32);
     let cache = model.cache();
     let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&model) };
-    let num_blocks = memory::num_blocks(args, facts)?;
+    let Room { num_blocks, max_num_seqs } = memory::room(args, facts)?;
+    if max_num_seqs < args.max_num_seqs() {
+        info!(
+            max_num_seqs,
+            state_bytes_per_sequence = cache.state_bytes,
+            "there is memory for the recurrent states of fewer sequences than usual; --kv-cache-memory-bytes gives it more"
+        );
+    }
     model.allocate(Memory {
         num_blocks: num_blocks as usize,
         block_size: args.block_size as usize,
-        max_sequences: args.max_num_seqs as usize,
+        max_sequences: max_num_seqs as usize,
     });
     model.check_device()?;
     let ready = WorkerReady {
@@ -218,7 +229,8 @@ fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, Wo
         cache_groups: cache.groups.iter().map(cache_group).collect(),
         state_bytes: cache.state_bytes,
         cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
-            + u64::from(args.max_num_seqs) * cache.state_bytes,
+            + u64::from(max_num_seqs) * cache.state_bytes,
+        max_num_seqs,
     };
     Ok((model, ready))
 }

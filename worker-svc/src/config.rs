@@ -67,9 +67,9 @@ pub struct Args {
     #[arg(long)]
     pub max_model_len: Option<MaxModelLen>,
 
-    /// Sequences that run at the same time at most
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub max_num_seqs: u32,
+    /// Sequences that run at the same time at most; absent: 256, or as many as their recurrent states have memory for
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_num_seqs: Option<u32>,
 
     /// Tokens in one step at most
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
@@ -91,6 +91,9 @@ pub struct Args {
     #[arg(long)]
     pub threads: Option<usize>,
 }
+
+/// Sequences that run at the same time where nothing else is said.
+const DEFAULT_NUM_SEQS: u32 = 256;
 
 /// Which device to compute on.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +174,11 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
+    /// Sequences that may be asked for at the same time.
+    pub(crate) fn max_num_seqs(&self) -> u32 {
+        self.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS)
+    }
+
     /// Threads to compute with: at least one.
     pub(crate) fn threads(&self) -> usize {
         let cores = || available_parallelism().map_or(1, usize::from) / self.tensor_parallel_size as usize;
@@ -215,8 +223,8 @@ impl Args {
                 Some(MaxModelLen::Tokens(tokens)) => Some(tokens as usize),
                 Some(MaxModelLen::Auto) | None => None,
             },
-            max_rows: self.max_num_batched_tokens.max(self.max_num_seqs) as usize,
-            max_logit_rows: self.max_num_seqs as usize,
+            max_rows: self.max_num_batched_tokens.max(self.max_num_seqs()) as usize,
+            max_logit_rows: self.max_num_seqs() as usize,
         }
     }
 }

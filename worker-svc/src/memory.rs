@@ -1,4 +1,4 @@
-//! How many KV blocks fit, decided once at start so that memory is never found missing later.
+//! How many KV blocks and recurrent states fit, decided once at start so that memory is never found missing later.
 
 use kernels::{cpu::available_memory, ops::DeviceMemory};
 use models::{CacheLayout, Model};
@@ -53,8 +53,43 @@ pub(crate) enum TooSmall {
     States { sequences: u32, needed_mib: u64, budget_mib: u64 },
 }
 
-/// Blocks of this worker's KV cache.
-pub(crate) fn num_blocks(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
+/// What this worker has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Blocks of its KV cache.
+    pub num_blocks: u32,
+    /// Sequences that run at the same time.
+    pub max_num_seqs: u32,
+}
+
+impl TooSmall {
+    fn states(sequences: u32, needed: u64, budget: u64) -> Self {
+        Self::States { sequences, needed_mib: needed.div_ceil(1 << 20), budget_mib: budget >> 20 }
+    }
+}
+
+/// Divides the memory.
+pub(crate) fn room(args: &Args, facts: Facts<'_>) -> Result<Room, TooSmall> {
+    let max_num_seqs = max_num_seqs(args, facts)?;
+    Ok(Room { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
+}
+
+/// As many sequences as the flags say; where they do not, as many as usual, or as have states in the memory. Where keys and values are kept
+/// too, states get half of it.
+fn max_num_seqs(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
+    let (usual, state) = (args.max_num_seqs(), facts.cache.state_bytes);
+    if args.max_num_seqs.is_some() || state == 0 {
+        return Ok(usual);
+    }
+    let budget = budget(args, facts);
+    let for_states = if facts.cache.place_bytes == 0 { budget } else { budget / 2 };
+    match u32::try_from(for_states / state).unwrap_or(u32::MAX).min(usual) {
+        0 => Err(TooSmall::states(1, state, for_states)),
+        sequences => Ok(sequences),
+    }
+}
+
+fn num_blocks(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u32, TooSmall> {
     let block_bytes = facts.cache.place_bytes * u64::from(args.block_size);
     let sizing = sizing(args, facts.cache);
     let longest = match args.max_model_len {
@@ -62,7 +97,7 @@ pub(crate) fn num_blocks(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall>
         Some(MaxModelLen::Auto) | None => facts.context_len,
     };
     let needed = sizing.blocks_for(longest);
-    let budget = || after_states(args, facts);
+    let budget = || after_states(args, facts, max_num_seqs);
     let blocks = if let Some(blocks) = args.num_gpu_blocks_override {
         u64::from(blocks)
     } else if block_bytes == 0 {
@@ -74,7 +109,7 @@ pub(crate) fn num_blocks(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall>
         let fit = budget()? / block_bytes;
         match facts.memory {
             // More than all slots filled to the brim would only hold old prefixes.
-            Memory::Machine(_) => fit.min(u64::from(args.max_num_seqs) * needed),
+            Memory::Machine(_) => fit.min(u64::from(max_num_seqs) * needed),
             Memory::Device(_) => fit,
         }
     };
@@ -97,28 +132,25 @@ fn sizing(args: &Args, cache: &CacheLayout) -> sched_core::Config {
     let window = |window: usize| u32::try_from(window).unwrap_or(u32::MAX);
     sched_core::Config {
         block_size: args.block_size,
-        max_num_batched_tokens: args.max_num_batched_tokens.max(args.max_num_seqs),
+        max_num_batched_tokens: args.max_num_batched_tokens.max(args.max_num_seqs()),
         windows: cache.groups.iter().map(|group| group.window.map(window)).collect(),
         ..sched_core::Config::default()
     }
 }
 
 /// What is left for blocks once every sequence has its recurrent state.
-fn after_states(args: &Args, facts: Facts<'_>) -> Result<u64, TooSmall> {
-    let budget = args.kv_cache_memory_bytes.unwrap_or_else(|| default_budget(args, facts.memory));
-    let states = facts.cache.state_bytes * u64::from(args.max_num_seqs);
-    budget.checked_sub(states).ok_or(TooSmall::States {
-        sequences: args.max_num_seqs,
-        needed_mib: states.div_ceil(1 << 20),
-        budget_mib: budget >> 20,
-    })
+fn after_states(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u64, TooSmall> {
+    let budget = budget(args, facts);
+    let states = facts.cache.state_bytes * u64::from(max_num_seqs);
+    budget.checked_sub(states).ok_or(TooSmall::states(max_num_seqs, states, budget))
 }
 
-fn default_budget(args: &Args, memory: Memory) -> u64 {
-    match memory {
+/// Bytes for all that is kept of past tokens.
+fn budget(args: &Args, facts: Facts<'_>) -> u64 {
+    args.kv_cache_memory_bytes.unwrap_or_else(|| match facts.memory {
         Memory::Machine(available) => machine_budget(args, available),
         Memory::Device(memory) => device_budget(args, memory),
-    }
+    })
 }
 
 fn machine_budget(args: &Args, available: Option<u64>) -> u64 {
@@ -152,7 +184,7 @@ mod tests {
     fn blocks_in(memory: Memory, flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
         let facts = Facts { cache, context_len: 1000, memory };
-        num_blocks(&Cli::parse_from(required.iter().chain(flags)).args, facts)
+        room(&Cli::parse_from(required.iter().chain(flags)).args, facts).map(|room| room.num_blocks)
     }
 
     /// Groups of one window each, that keep so many bytes a token in turn.
@@ -188,6 +220,26 @@ mod tests {
         let error = blocks(&["--max-num-seqs", "6", "--kv-cache-memory-bytes", "5242880"], &cache).unwrap_err();
         assert_eq!(error, TooSmall::States { sequences: 6, needed_mib: 6, budget_mib: 5 });
         assert!(error.to_string().contains("--max-num-seqs"), "{error}");
+    }
+
+    #[test]
+    fn states_of_fewer_sequences_by_default() {
+        let room_in = |flags: &[&str], cache: &CacheLayout| {
+            let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+            let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)) };
+            room(&Cli::parse_from(required.iter().chain(flags)).args, facts)
+        };
+        let room = |num_blocks, max_num_seqs| Ok(Room { num_blocks, max_num_seqs });
+        let alone = cache(&[None], 0, 1 << 20);
+        assert_eq!(room_in(&[], &alone), room(1 << 20, 92));
+        assert_eq!(room_in(&["--kv-cache-memory-bytes", "1073741824"], &alone), room(1 << 20, 256));
+        // Half of it is for keys and values.
+        let both = cache(&[None], 1024, 1 << 20);
+        assert_eq!(room_in(&["--kv-cache-memory-bytes", "41943040"], &both), room(20 * 64, 20));
+        let error = room_in(&["--kv-cache-memory-bytes", "1000000"], &both).unwrap_err();
+        assert!(matches!(error, TooSmall::States { sequences: 1, .. }), "{error:?}");
+        // What was asked for is honoured or refused.
+        assert!(room_in(&["--max-num-seqs", "256"], &alone).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // A product for each head: out's columns of head h are x's columns of head h times w[h]^T. Blocks (row and head, outputs).
 #include "product.cuh"
 
-// Where heads lie in rows; see kernels/src/cuda/groups.rs.
+// Where heads lie in rows; see src/groups.rs.
 struct Columns {
     u32 first;
     u32 stride;
@@ -13,7 +13,12 @@ DEVICE void head_matmul(const X* x, Columns from, const W* const* weights, Out* 
     u32 row = blockIdx.x / heads, head = blockIdx.x % heads;
     const X* input = x + (u64)row * from.width + from.first + head * from.stride;
     Out* output = out + (u64)row * to.width + to.first + head * to.stride;
-    row_product(input, weights[head], (const f32*)nullptr, output, n, k);
+    u32 col = blockIdx.y * OUTPUTS + threadIdx.x / 32;
+    if (col >= n) return;
+    const X* const rows[1] = {input};
+    f32 sums[1];
+    warp_dots<sizeof(X)>(rows, weights[head] + (u64)col * k, k, sums);
+    if (threadIdx.x % 32 == 0) output[col] = Cast<Out>::from(sums[0]);
 }
 
 #define HEAD_MATMUL(X, W, OUT) \

@@ -17,12 +17,21 @@ DEVICE void barrier_arrive(u32 barrier) {
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Arrives when all copies that this thread has asked for so far (`copy_async`) are done.
+DEVICE void barrier_arrive_after_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Waits until the phase of this parity has ended.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
         "{\n.reg .pred p;\nretry:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra retry;\ndone:\n}\n" ::"r"(barrier),
         "r"(parity)
         : "memory");
+}
+
+// To be called before a block uses a map that lies in global memory.
+DEVICE void acquire_map(const TensorMap* map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
 // Copies a box of a matrix to shared memory; what lies outside the matrix becomes zeros. Counts as bytes at the barrier.
@@ -64,36 +73,40 @@ DEVICE u64 operand(u32 address, u32 next_part) {
 }
 
 // The registers of an accumulator, as an instruction names them and as C++ hands them over.
-#define NAMES_32 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_64 \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define REGISTERS_8(c, i) \
     "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define REGISTERS_32(c, i) REGISTERS_8(c, i), REGISTERS_8(c, i + 8), REGISTERS_8(c, i + 16), REGISTERS_8(c, i + 24)
-#define REGISTERS_64(c) REGISTERS_32(c, 0), REGISTERS_32(c, 32)
+#define REGISTERS_16(c) REGISTERS_8(c, 0), REGISTERS_8(c, 8)
+#define REGISTERS_32(c) REGISTERS_16(c), REGISTERS_8(c, 16), REGISTERS_8(c, 24)
+#define REGISTERS_64(c) REGISTERS_32(c), REGISTERS_8(c, 32), REGISTERS_8(c, 40), REGISTERS_8(c, 48), REGISTERS_8(c, 56)
 
 // c[64][n] (+)= a[64][16] b[16][n] by a warpgroup. Warp w has rows 16 w ..; its lanes hold c and a as in `Tensor::multiply`, 8 columns of c
 // after another. `multiply_shared`: both from shared memory, rows along k; clears c first unless `add`. `multiply_registers`: a from
-// registers, b from shared memory, rows along n; adds.
-#define PRODUCTS_OF(T) \
-    DEVICE void multiply_shared(T, f32 (&c)[64], u64 a, u64 b, u32 add) { \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." #T "." #T " {" NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}\n" \
-                     : REGISTERS_64(c) \
+// registers, b from shared memory, rows along n; adds. A, B, C, D, P: the operands' numbers, after those of the accumulator.
+#define SHARED_PRODUCT(T, N, COUNT, A, B, P) \
+    DEVICE void multiply_shared(T, f32 (&c)[COUNT], u64 a, u64 b, u32 add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" NAMES_##COUNT "}, %" #A ", %" #B \
+                     ", p, 1, 1, 0, 0;\n}\n" \
+                     : REGISTERS_##COUNT(c) \
                      : "l"(a), "l"(b), "r"(add)); \
-    } \
-    DEVICE void multiply_registers(T, f32 (&c)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) { \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." #T "." #T " {" NAMES_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;" \
-                     : REGISTERS_64(c) \
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b)); \
-    } \
-    DEVICE void multiply_registers(T, f32 (&c)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) { \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." #T "." #T " {" NAMES_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;" \
-                     : REGISTERS_32(c, 0) \
+    }
+#define REGISTER_PRODUCT(T, N, COUNT, A, B, C, D, P) \
+    DEVICE void multiply_registers(T, f32 (&c)[COUNT], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) { \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" NAMES_##COUNT "}, {%" #A ", %" #B ", %" #C ", %" #D \
+                     "}, %" #P ", 1, 1, 1, 1;" \
+                     : REGISTERS_##COUNT(c) \
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b)); \
     }
+#define PRODUCTS_OF(T) \
+    SHARED_PRODUCT(T, 32, 16, 16, 17, 18) \
+    SHARED_PRODUCT(T, 64, 32, 32, 33, 34) \
+    SHARED_PRODUCT(T, 128, 64, 64, 65, 66) \
+    REGISTER_PRODUCT(T, 64, 32, 32, 33, 34, 35, 36) \
+    REGISTER_PRODUCT(T, 128, 64, 64, 65, 66, 67, 68)
 PRODUCTS_OF(bf16)
 PRODUCTS_OF(f16)

@@ -17,7 +17,7 @@ const COUNTS: usize = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pointers {
-    counts: CUdeviceptr,
+    pub(crate) counts: CUdeviceptr,
     pub(crate) tokens: CUdeviceptr,
     pub(crate) positions: CUdeviceptr,
     row_sequence: CUdeviceptr,

@@ -1,5 +1,4 @@
-//! Launches what works on groups of matrices and columns: `route.cu`, `expert_matmul.cu`, `combine.cu`, `gate_rows.cu`,
-//! `head_matmul.cu`, `copy_columns.cu`.
+//! Groups of matrices, and launches of what works on heads and columns: `head_matmul.cu`, `copy_columns.cu`, `gate_rows.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -7,10 +6,10 @@ use super::acts::View;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::weights::Weights;
-use kernels::ops::{Epilogue, HeadColumns, RouterScore, Routing};
+use kernels::ops::{DType, HeadColumns};
 
 /// Outputs of a block of a grouped product: a warp each.
-const OUTPUTS: usize = 8;
+pub(crate) const OUTPUTS: usize = 8;
 
 /// Matrices of one shape, and where they are, on the device.
 pub(crate) struct Group {
@@ -18,59 +17,24 @@ pub(crate) struct Group {
     pub(crate) count: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    dtype: kernels::ops::DType,
+    pub(crate) dtype: DType,
+    /// Descriptions of the members for the copy engine, where it can be used.
+    pub(crate) maps: Option<Memory>,
 }
 
 impl Group {
-    /// `pointers` has the address of each member.
-    pub(crate) fn new(members: &[&Weights], pointers: Option<Memory>) -> Self {
+    /// `pointers` has the address of each member; see [`Group::maps`].
+    pub(crate) fn new(members: &[&Weights], pointers: Option<Memory>, maps: Option<Memory>) -> Self {
         let shape = |matrix: &Weights| (matrix.rows, matrix.cols, matrix.dtype, matrix.compute);
         assert!(!members.is_empty(), "a group of no matrices");
         let first = members[0];
         assert!(members.iter().all(|matrix| shape(matrix) == shape(first)), "matrices of a group differ in shape");
-        Self { pointers, count: members.len(), n: first.rows, k: first.cols, dtype: first.dtype }
+        Self { pointers, count: members.len(), n: first.rows, k: first.cols, dtype: first.dtype, maps }
     }
 
-    fn ptr(&self) -> CUdeviceptr {
+    pub(crate) fn ptr(&self) -> CUdeviceptr {
         self.pointers.as_ref().map_or(0, |memory| memory.ptr)
     }
-}
-
-/// Which experts rows chose: `[rows][top_k]` numbers and weights.
-pub(crate) struct Choices {
-    experts: Option<Memory>,
-    weights: Option<Memory>,
-    max_rows: usize,
-    pub(crate) top_k: usize,
-    /// Rows of the newest choice, and the experts it was made among.
-    pub(crate) rows: usize,
-    pub(crate) among: usize,
-}
-
-impl Choices {
-    pub(crate) fn new(device: &mut Device, max_rows: usize, top_k: usize) -> Self {
-        let mut numbers = || device.allocate(max_rows * top_k * size_of::<u32>(), "choices of experts");
-        Self { experts: numbers(), weights: numbers(), max_rows, top_k, rows: 0, among: 0 }
-    }
-
-    fn pointers(&self) -> (CUdeviceptr, CUdeviceptr) {
-        let start = |memory: &Option<Memory>| memory.as_ref().map_or(0, |memory| memory.ptr);
-        (start(&self.experts), start(&self.weights))
-    }
-}
-
-/// `struct Routing` of route.cu.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Router {
-    correction: CUdeviceptr,
-    sigmoid: u32,
-    groups: u32,
-    groups_kept: u32,
-    group_best: u32,
-    top_k: u32,
-    renormalise: u32,
-    scale: f32,
 }
 
 /// `struct Columns` of head_matmul.cu and copy_columns.cu.
@@ -86,73 +50,6 @@ impl Columns {
     fn of(columns: HeadColumns, view: View) -> Self {
         Self { first: columns.first as u32, stride: columns.stride as u32, width: view.width as u32 }
     }
-}
-
-/// `correction` is where the corrections are: null for none.
-pub(crate) fn route(
-    device: &mut Device,
-    logits: View,
-    routing: Routing,
-    correction: CUdeviceptr,
-    choices: &mut Choices,
-) {
-    let (experts, top_k) = (logits.width, routing.top_k);
-    assert_eq!(top_k, choices.top_k, "experts a row, and room for them");
-    assert!(logits.rows <= choices.max_rows, "{} rows in choices for {}", logits.rows, choices.max_rows);
-    let eligible = routing.groups.map_or(experts, |groups| {
-        let (count, best) = (groups.count, groups.best);
-        assert!(
-            count > 0 && groups.kept <= count && experts.is_multiple_of(count) && best <= experts / count,
-            "{groups:?}"
-        );
-        experts / count * groups.kept
-    });
-    assert!(top_k <= eligible, "{top_k} experts a row of {eligible}");
-    (choices.rows, choices.among) = (logits.rows, experts);
-    let groups = routing.groups.map_or((0, 0, 0), |groups| (groups.count, groups.kept, groups.best));
-    let router = Router {
-        correction,
-        sigmoid: u32::from(routing.score == RouterScore::Sigmoid),
-        groups: groups.0 as u32,
-        groups_kept: groups.1 as u32,
-        group_best: groups.2 as u32,
-        top_k: top_k as u32,
-        renormalise: u32::from(routing.renormalise),
-        scale: routing.scale,
-    };
-    let (chosen, weights) = choices.pointers();
-    let shape = Shape { grid: [logits.rows, 1], block: 32, shared: (2 * experts + groups.0) * size_of::<f32>() };
-    device.launch(
-        Name::of("route", &[logits.dtype]),
-        shape,
-        args![logits.ptr, router, chosen, weights, experts as u32],
-    );
-}
-
-/// `out` has a row for every choice; `x` one for every choice or for every row.
-pub(crate) fn expert_matmul(
-    device: &mut Device,
-    x: View,
-    group: &Group,
-    bias: CUdeviceptr,
-    choices: &Choices,
-    out: View,
-) {
-    let pairs_a_row = out.rows / x.rows.max(1);
-    let (experts, _) = choices.pointers();
-    let [pairs_a_row, n, k] = [pairs_a_row, group.n, group.k].map(|number| number as u32);
-    let shape = Shape { grid: [out.rows, group.n.div_ceil(OUTPUTS)], block: 32 * OUTPUTS, shared: 0 };
-    let name = Name::of("expert_matmul", &[x.dtype, group.dtype, out.dtype]);
-    device.launch(name, shape, args![x.ptr, group.ptr(), bias, experts, out.ptr, pairs_a_row, n, k]);
-}
-
-pub(crate) fn combine(device: &mut Device, x: View, choices: &Choices, epilogue: Epilogue, out: View) {
-    assert_eq!((x.rows, x.width), (out.rows * choices.top_k, out.width), "what experts gave, and its sums");
-    let (_, weights) = choices.pointers();
-    let [top_k, width] = [choices.top_k, out.width].map(|number| number as u32);
-    let accumulate = u32::from(epilogue == Epilogue::Accumulate);
-    let name = Name::of("combine", &[x.dtype, out.dtype]);
-    device.launch(name, Shape::rows(out.rows, out.width), args![x.ptr, weights, out.ptr, top_k, width, accumulate]);
 }
 
 pub(crate) fn gate_rows(device: &mut Device, x: View, gate: View) {

@@ -17,6 +17,7 @@ mod choose_numbers;
 mod context;
 mod device;
 mod elementwise;
+mod experts;
 mod groups;
 mod head_norms;
 mod libraries;
@@ -26,6 +27,7 @@ mod modules;
 mod norm;
 mod nvrtc;
 mod rope_and_cache;
+mod routing;
 mod sources;
 mod special;
 mod tensor_map;
@@ -43,7 +45,7 @@ use attention::Attention;
 use blas::Blas;
 use cudarc::driver::sys::CUdeviceptr;
 use device::{Device, Name, Shape, args};
-use groups::{Choices, Group};
+use groups::Group;
 use head_norms::{HeadNorm, Waiting};
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{
@@ -53,6 +55,7 @@ use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, Norm
 use kernels::ops::{ScanInput, State, Table, Vector};
 use matmul::{Matmul, Product};
 use rope_and_cache::{Kv, takes_norms};
+use routing::Choices;
 use weights::{Staging, Weights};
 
 /// How to open a [`CudaBackend`].
@@ -206,7 +209,8 @@ impl Backend for CudaBackend {
         let members: Vec<&Weights> = members.iter().map(|matrix| &self.matrices[matrix.0 as usize]).collect();
         let pointers: Vec<u8> = members.iter().flat_map(|matrix| matrix.ptr().to_ne_bytes()).collect();
         let pointers = self.staging.load(&mut self.device, &pointers);
-        self.groups.push(Group::new(&members, pointers));
+        let maps = experts::maps(&mut self.device, &mut self.staging, &members);
+        self.groups.push(Group::new(&members, pointers, maps));
         MatrixGroup(newest(&self.groups))
     }
 
@@ -394,14 +398,15 @@ impl Backend for CudaBackend {
         let corrections = routing.correction.map(|vector| self.vectors[vector.0 as usize].len);
         assert!(corrections.is_none_or(|len| len == logits.width), "corrections of {} experts", logits.width);
         let correction = self.vector(routing.correction);
-        groups::route(&mut self.device, logits, routing, correction, &mut self.choices[out.0 as usize]);
+        let live = self.batch.pointers.counts;
+        routing::route(&mut self.device, logits, (routing, correction), live, &mut self.choices[out.0 as usize]);
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
         assert_ne!(x, out, "a product cannot overwrite its input");
         self.settle();
         let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
-        let pairs = choices.rows * choices.top_k;
+        let pairs = choices.pairs();
         assert_eq!(x.width, group.k, "width of x, and input features of experts");
         assert_eq!(group.count, choices.among, "experts, and what rows chose among");
         assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
@@ -409,7 +414,7 @@ impl Backend for CudaBackend {
         assert!(biases.is_none_or(|len| len == group.count * group.n), "biases of {} experts", group.count);
         let out = self.acts.target(out, pairs, group.n);
         let bias = self.vector(bias);
-        groups::expert_matmul(&mut self.device, x, group, bias, choices, out);
+        experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, out });
     }
 
     fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {
@@ -420,7 +425,7 @@ impl Backend for CudaBackend {
             assert_eq!(self.acts.view(out).rows, choices.rows, "rows added to, and rows to add");
         }
         let out = self.acts.target(out, choices.rows, x.width);
-        groups::combine(&mut self.device, x, choices, epilogue, out);
+        experts::combine(&mut self.device, x, choices, epilogue, out);
     }
 
     fn gate_rows(&mut self, x: Act, gate: Act) {

@@ -48,12 +48,15 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_decode"
     "attention_prefill"
     "attention_prefill_hopper"
+    "expert_matmul_few"
+    "expert_matmul_hopper"
     "matmul_few"
 };
 
 /// What they include: name and text.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../activation.cuh")),
+    ("experts.cuh", include_str!("../experts.cuh")),
     ("few.cuh", include_str!("../few.cuh")),
     ("hopper.cuh", include_str!("../hopper.cuh")),
     ("mma.cuh", include_str!("../mma.cuh")),

@@ -4,6 +4,7 @@
 use super::arch::Arch;
 use super::attention_decode::{self, Ring};
 use super::attention_prefill;
+use super::experts;
 use super::matmul_few;
 use super::sources::{SPECIAL, Source};
 use kernels::ops::DType;
@@ -62,7 +63,12 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
         .flat_map(|dim| Ring::of(*dim, *dim).map(|ring| attention_decode::special(dtype, (*dim, *dim), 1, ring)));
     let prefill = DIMS.iter().map(|dim| attention_prefill::special(dtype, (*dim, *dim)));
     let hopper = attention_prefill::HOPPER_DIMS.iter().map(|dim| attention_prefill::hopper_special(dtype, *dim));
-    let mut all: Vec<Special> = few.chain(decode).chain(prefill).chain(hopper.filter(|_| arch == HOPPER)).collect();
+    let mut all: Vec<Special> = few
+        .chain(experts::usual(arch, dtype))
+        .chain(decode)
+        .chain(prefill)
+        .chain(hopper.filter(|_| arch == HOPPER))
+        .collect();
     let mut known = std::collections::HashSet::new();
     all.retain(|special| known.insert(*special));
     all

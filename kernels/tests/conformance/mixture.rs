@@ -1,6 +1,8 @@
 //! Mixtures of experts: which experts a row chooses and with what weights, their products and sums, against float64.
 
-use super::{Random, backends, begin_rows, check, check_relative, check_same, encode, filled, host, poisoned};
+use super::{
+    Random, backends, begin_rows, check, check_relative, check_same, encode, filled, filled_in, host, poisoned, round,
+};
 use kernels::ops::{
     Act, Backend, DType, Epilogue, ExpertChoice, ExpertGroups, HeadColumns, MatrixGroup, RouterScore, Routing,
 };
@@ -212,6 +214,65 @@ fn each_row_meets_its_experts() {
                 backend.expert_matmul(x, group, Some(bias), choice, again);
                 let first = backend.read(out).to_vec();
                 check_same(&what, backend.read(again), &first);
+            }
+        }
+    }
+}
+
+/// Numbers of rows for which a device may choose different tiles, and shapes that these do not divide.
+const SIXTEEN_BIT: [((usize, usize), usize, usize); 9] = [
+    ((136, 200), 4, 1),
+    ((40, 96), 8, 7),
+    ((136, 72), 8, 30),
+    ((136, 200), 8, 70),
+    ((328, 64), 8, 90),
+    ((136, 520), 8, 200),
+    ((264, 192), 3, 400),
+    ((136, 200), 4, 700),
+    ((520, 1032), 2, 260),
+];
+
+#[test]
+fn rounded_rows_meet_their_experts() {
+    for mut backend in backends() {
+        for dtype in [DType::Bf16, DType::F16] {
+            for (shape, experts, rows) in SIXTEEN_BIT {
+                let mut layer = Layer::new(shape, experts, rows, dtype, dtype);
+                // The first expert is liked by most rows, the last one by none.
+                for logits in layer.logits.chunks_mut(experts) {
+                    logits[0] += 1.5;
+                    logits[experts - 1] = if experts > 2 { -9.0 } else { 0.0 };
+                }
+                layer.x.iter_mut().for_each(|x| *x = round(*x, dtype));
+                let (group, choice) = (layer.load(&mut *backend), layer.choose(&mut *backend, 0..rows));
+                let bias = backend.load_vector(&layer.bias);
+                let rounded_rows: Vec<Vec<f64>> = (0..rows)
+                    .flat_map(|row| {
+                        layer.chosen(row).map(|expert| layer.product(&layer.x[row * layer.k..][..layer.k], expert))
+                    })
+                    .collect();
+                let want = rounded_rows.concat();
+                // A CPU may multiply f16 weights with inputs rounded to bf16.
+                let inexact = if dtype == DType::F16 { 2.0_f64.powi(-9) } else { 1e-6 } * layer.k as f64;
+                for output in [dtype, DType::F32] {
+                    let rounding = match output {
+                        DType::F32 => 2.0_f64.powi(-24),
+                        DType::Bf16 => 2.0_f64.powi(-8),
+                        DType::F16 => 2.0_f64.powi(-11),
+                    };
+                    let twice: Vec<f32> = layer.x.chunks(layer.k).flat_map(|row| [row, row].concat()).collect();
+                    for x in [&layer.x, &twice] {
+                        let what = format!(
+                            "{} {shape:?} {experts} experts, {} rows for {rows}, {dtype:?} to {output:?}",
+                            backend.describe(),
+                            x.len() / layer.k
+                        );
+                        let out = filled_in(&mut *backend, layer.n, &vec![f32::NAN; want.len()], output);
+                        let x = filled_in(&mut *backend, layer.k, x, dtype);
+                        backend.expert_matmul(x, group, Some(bias), choice, out);
+                        check(&what, backend.read(out), &want, |i| inexact + rounding * want[i].abs());
+                    }
+                }
             }
         }
     }

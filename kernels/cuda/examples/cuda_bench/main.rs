@@ -1,9 +1,11 @@
-//! What each kernel of the CUDA backend takes at the shapes of two models, and its share of what the GPU could do.
+//! What each kernel of the CUDA backend takes at the shapes of some models, and its share of what the GPU could do.
 //!
-//! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products]`
+//! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [dense|mixture]`
 //!
 //! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's. Weights and caches are
 //! rotated so that none is still in the GPU's cache.
+
+mod mixture;
 
 use kernels::ops::*;
 use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
@@ -52,11 +54,19 @@ fn main() -> Result<(), String> {
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
     let mut bench = Bench::open(memory * 1e12, tensor * 1e12)?;
     println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
-    for model in &MODELS {
-        bench.products(model);
-        bench.decode(model);
-        bench.prefill(model);
-        bench.rowwise(model);
+    let only = std::env::args().skip(1).find(|word| word.parse::<f64>().is_err());
+    if only.as_deref() != Some("mixture") {
+        for model in &MODELS {
+            bench.products(model);
+            bench.decode(model);
+            bench.prefill(model);
+            bench.rowwise(model);
+        }
+    }
+    if only.as_deref() != Some("dense") {
+        for model in &mixture::MODELS {
+            bench.mixture(model);
+        }
     }
     bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))
 }
@@ -121,7 +131,7 @@ impl Bench {
         times[ROUNDS / 2]
     }
 
-    fn report(&self, model: &Model, what: &str, seconds: f64, work: Work) {
+    fn report(&self, name: &str, what: &str, seconds: f64, work: Work) {
         let (moved, computed) = (work.bytes / self.memory, work.flops / self.tensor);
         let bound = if moved > computed { "memory" } else { "tensor" };
         let (rate, unit) = if moved > computed {
@@ -130,7 +140,6 @@ impl Bench {
             (work.flops / seconds / 1e12, "TFLOP/s")
         };
         let share = 100.0 * moved.max(computed) / seconds;
-        let name = model.name;
         println!("{name:10} | {what:34} | {:9.1} us | {rate:7.2} {unit:7} | {share:3.0} % of {bound}", seconds * 1e6);
     }
 
@@ -158,7 +167,7 @@ impl Bench {
                     self.time(LEADS, |backend, i| backend.matmul(x, weights[i % copies], None, Epilogue::Store, out));
                 let bytes = (n * k * 2 + rows * (k * 2 + n * output.size())) as f64;
                 let work = Work { bytes, flops: (2 * rows * n * k) as f64 };
-                self.report(model, &format!("{name} [{n}, {k}], {rows} rows"), seconds, work);
+                self.report(model.name, &format!("{name} [{n}, {k}], {rows} rows"), seconds, work);
             }
         }
     }
@@ -218,7 +227,7 @@ impl Bench {
                 self.time(LEADS, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
             let bytes = (rows * length * heads.kv * heads.dim * 4) as f64;
             let work = Work { bytes, flops: (4 * rows * length * heads.q * heads.dim) as f64 };
-            self.report(model, &format!("decode attention, {rows} rows of {length}"), seconds, work);
+            self.report(model.name, &format!("decode attention, {rows} rows of {length}"), seconds, work);
         }
     }
 
@@ -233,7 +242,7 @@ impl Bench {
             let seconds = self.time(0, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
             let seen = rows * start + rows * (rows + 1) / 2;
             let work = Work { bytes: 0.0, flops: (4 * sequences * seen * heads.q * heads.dim) as f64 };
-            self.report(model, &format!("prefill attention, {sequences} x {rows} after {start}"), seconds, work);
+            self.report(model.name, &format!("prefill attention, {sequences} x {rows} after {start}"), seconds, work);
         }
     }
 
@@ -255,17 +264,17 @@ impl Bench {
             let leads = if rows > 256 { 0 } else { LEADS };
             let work = |bytes: usize| Work { bytes: (rows * bytes) as f64, flops: 0.0 };
             let seconds = self.time(leads, |backend, _| backend.add_norm(x, delta, norm, normed));
-            self.report(model, &format!("add and norm, {rows} rows"), seconds, work(14 * hidden));
+            self.report(model.name, &format!("add and norm, {rows} rows"), seconds, work(14 * hidden));
             let seconds = self.time(leads, |backend, _| backend.rope_and_cache(qkv, heads, rope, cache));
             let cached = heads.kv * heads.dim * 2 * 2;
             self.report(
-                model,
+                model.name,
                 &format!("rotate and cache, {rows} rows"),
                 seconds,
                 work(4 * qkv_width + cached - heads.kv * heads.dim * 2),
             );
             let seconds = self.time(leads, |backend, _| backend.gated(gate_up, Activation::Silu, gated));
-            self.report(model, &format!("gate, {rows} rows"), seconds, work(6 * inner));
+            self.report(model.name, &format!("gate, {rows} rows"), seconds, work(6 * inner));
         }
     }
 }

@@ -1,0 +1,46 @@
+// The pairs of row and expert of a step, sorted by expert and cut into tiles: what `route.cu` leaves for products of experts.
+#pragma once
+#include "quire.cuh"
+
+// Pairs `begin .. ` of one expert in the order of tiles, at most as many as a tile has rows; `end` is the expert's end.
+struct __align__(16) Tile {
+    u32 expert;
+    u32 begin;
+    u32 end;
+    // The expert's first tile.
+    u32 first_tile;
+};
+
+// See src/routing.rs.
+struct Choices {
+    // Of each pair `row * top_k + slot`.
+    u32* experts;
+    f32* weights;
+    // Pairs by expert, and where tiles lie in them; null: each pair is a tile.
+    u32* order;
+    Tile* tiles;
+    // How many tiles there are, and a counter that `route` leaves at zero.
+    u32* counts;
+    u32 tile_rows;
+
+    DEVICE u32 num_tiles(u32 pairs) const { return order ? counts[0] : pairs; }
+
+    DEVICE Tile tile(u32 index) const {
+        if (order) return tiles[index];
+        return {experts[index], index, index + 1, index};
+    }
+
+    DEVICE u32 rows_of(const Tile& tile) const { return min(tile.end - tile.begin, tile_rows); }
+
+    // The pair at a place in the order.
+    DEVICE u32 pair(u32 at) const { return order ? order[at] : at; }
+};
+
+// A product of rows with their experts.
+struct ExpertShape {
+    u32 pairs;
+    // Pairs for which `x` has one row.
+    u32 pairs_a_row;
+    u32 n;
+    u32 k;
+};

@@ -1,0 +1,223 @@
+//! Launches products of rows with the experts they chose, and their sums: `expert_matmul_few.cu` and `expert_matmul_hopper.cu` for 16-bit
+//! weights and inputs, `expert_matmul.cu` for the rest, `combine.cu`.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::acts::View;
+use super::arch::Arch;
+use super::context::Memory;
+use super::device::{Device, Name, Shape, args};
+use super::groups::{Group, OUTPUTS};
+use super::routing::{Choices, Chosen};
+use super::special::{HOPPER, LOWEST, Special};
+use super::tensor_map::tensor_map;
+use super::weights::{Staging, Weights};
+use kernels::ops::{DType, Epilogue};
+
+/// What rows of 16-bit inputs and weights must be a multiple of: elements of 16 bytes.
+const PIECE: usize = 8;
+/// Columns of a box of weights for the copy engine.
+const BOX: usize = 128;
+/// Threads of a block of the Hopper kernel.
+const HOPPER_THREADS: usize = 384;
+
+/// Rows of a tile: about as many as an expert has, where that can be. Tiles of other rows than here are nobody's.
+pub(crate) fn tile_rows(arch: Arch, rows: usize, top_k: usize, experts: usize) -> usize {
+    let largest = if arch == HOPPER { 128 } else { 32 };
+    let tile = match rows * top_k / experts.max(1) {
+        _ if rows <= 1 => 1,
+        0..=4 => 8,
+        5..=10 => 16,
+        11..=24 => 32,
+        25..=40 => 64,
+        _ => 128,
+    };
+    tile.min(largest)
+}
+
+/// How `expert_matmul_few.cu` is compiled: see `few.cuh`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Few {
+    warps: usize,
+    halves: usize,
+    tiles: usize,
+    depth: usize,
+}
+
+impl Few {
+    /// For tiles of up to 8, 16 and 32 rows. Where k is large blocks are few, and have many warps to share it.
+    const ALL: [Self; 5] = [
+        Self { warps: 4, halves: 1, tiles: 2, depth: 4 },
+        Self { warps: 16, halves: 1, tiles: 2, depth: 2 },
+        Self { warps: 4, halves: 2, tiles: 2, depth: 4 },
+        Self { warps: 16, halves: 2, tiles: 4, depth: 2 },
+        Self { warps: 8, halves: 4, tiles: 2, depth: 2 },
+    ];
+
+    fn of(tile_rows: usize, k: usize) -> Option<Self> {
+        let deep = k >= 8192;
+        Self::ALL.into_iter().find(|few| tile_rows <= 8 * few.halves && (few.warps == 16) == (deep && few.halves < 4))
+    }
+
+    fn special(&self, dtype: DType) -> Special {
+        let Self { warps, halves, tiles, depth } = *self;
+        let sizes = [("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth)];
+        Special::new("expert_matmul_few", dtype, &sizes)
+    }
+}
+
+/// How `expert_matmul_hopper.cu` is compiled: rows of a tile, its boxes of columns, stages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Many {
+    rows: usize,
+    parts: usize,
+    depth: usize,
+}
+
+impl Many {
+    const ALL: [Self; 3] = [
+        Self { rows: 32, parts: 1, depth: 8 },
+        Self { rows: 64, parts: 2, depth: 5 },
+        Self { rows: 128, parts: 2, depth: 4 },
+    ];
+
+    fn of(tile_rows: usize) -> Option<Self> {
+        Self::ALL.into_iter().find(|many| tile_rows == many.rows)
+    }
+
+    fn special(&self, dtype: DType) -> Special {
+        let Self { rows, parts, depth } = *self;
+        Special::new("expert_matmul_hopper", dtype, &[("ROWS", rows), ("PARTS", parts), ("DEPTH", depth)])
+    }
+
+    /// Stages of weights and inputs, two barriers each, and room to align them.
+    fn shared(&self) -> usize {
+        const STEP_BYTES: usize = 128;
+        1024 + self.depth * ((BOX * self.parts + self.rows) * STEP_BYTES + 2 * size_of::<u64>())
+    }
+}
+
+/// What is compiled ahead.
+pub(crate) fn usual(arch: Arch, dtype: DType) -> impl Iterator<Item = Special> {
+    let many = Many::ALL.into_iter().filter(move |_| arch == HOPPER);
+    Few::ALL.into_iter().map(move |few| few.special(dtype)).chain(many.map(move |many| many.special(dtype)))
+}
+
+/// Descriptions of each matrix for the copy engine, on the device; absent where it cannot be used.
+pub(crate) fn maps(device: &mut Device, staging: &mut Staging, members: &[&Weights]) -> Option<Memory> {
+    if device.context.arch != HOPPER || members.first()?.dtype.size() != 2 || !members[0].cols.is_multiple_of(PIECE) {
+        return None;
+    }
+    let map = |matrix: &&Weights| tensor_map(matrix.ptr(), matrix.dtype, [matrix.rows, matrix.cols], BOX).ok();
+    let maps: Vec<_> = members.iter().map(map).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = maps.iter().flat_map(|map| map.opaque).flat_map(u64::to_ne_bytes).collect();
+    staging.load(device, &bytes)
+}
+
+/// `struct ExpertShape` of experts.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct ExpertShape {
+    pairs: u32,
+    pairs_a_row: u32,
+    n: u32,
+    k: u32,
+}
+
+/// A call with everything looked up. `out` has a row for every choice; `x` one for every choice or for every row.
+pub(crate) struct Call<'a> {
+    pub(crate) x: View,
+    pub(crate) group: &'a Group,
+    pub(crate) bias: CUdeviceptr,
+    pub(crate) choices: &'a Choices,
+    pub(crate) out: View,
+}
+
+/// Queues the products of rows with their experts.
+pub(crate) fn expert_matmul(device: &mut Device, call: &Call<'_>) {
+    let Call { x, group, bias, choices, out } = call;
+    let [pairs, pairs_a_row] = [out.rows, out.rows / x.rows.max(1)].map(|number| number as u32);
+    let shape = ExpertShape { pairs, pairs_a_row, n: group.n as u32, k: group.k as u32 };
+    let chosen = choices.chosen();
+    if call.many(device, chosen, shape) || call.few(device, chosen, shape) {
+        return;
+    }
+    let grid = [choices.most_tiles(), group.n.div_ceil(OUTPUTS)];
+    let name = Name::of("expert_matmul", &[x.dtype, group.dtype, out.dtype]);
+    let launch = Shape { grid, block: 32 * OUTPUTS, shared: 0 };
+    device.launch_early(name, launch, args![x.ptr, group.ptr(), *bias, chosen, out.ptr, shape]);
+}
+
+impl Call<'_> {
+    fn is_16_bit(&self) -> bool {
+        let Self { x, group, out, .. } = self;
+        let outputs = [DType::F32, group.dtype];
+        group.dtype.size() == 2
+            && x.dtype == group.dtype
+            && outputs.contains(&out.dtype)
+            && group.k.is_multiple_of(PIECE)
+    }
+
+    fn wide(&self) -> u32 {
+        u32::from(self.out.dtype == DType::F32)
+    }
+
+    /// Queues the kernel for tiles of few rows; false where it is not for these.
+    fn few(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
+        let Self { x, group, bias, choices, out } = self;
+        let Some(few) = Few::of(choices.tile_rows, group.k) else { return false };
+        if device.context.arch < LOWEST || !self.is_16_bit() {
+            return false;
+        }
+        let grid = [choices.most_tiles(), group.n.div_ceil(8 * few.tiles)];
+        let launch = Shape { grid, block: 32 * few.warps, shared: 0 };
+        let special = few.special(group.dtype);
+        device.launch_special(special, launch, args![out.ptr, x.ptr, group.ptr(), *bias, chosen, shape, self.wide()])
+    }
+
+    /// Queues the kernel for tiles of many rows; false where it is not for these.
+    fn many(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
+        let Self { x, group, bias, choices, out } = self;
+        let (Some(many), Some(maps)) = (Many::of(choices.tile_rows), &group.maps) else { return false };
+        if !self.is_16_bit() || !group.n.is_multiple_of(PIECE) || many.shared() > device.context.shared_of_block {
+            return false;
+        }
+        let work = choices.most_tiles() * group.n.div_ceil(BOX * many.parts);
+        let grid = [work.min(device.context.multiprocessors), 1];
+        let launch = Shape { grid, block: HOPPER_THREADS, shared: many.shared() };
+        let special = many.special(group.dtype);
+        device.launch_special(special, launch, args![out.ptr, x.ptr, maps.ptr, *bias, chosen, shape, self.wide()])
+    }
+}
+
+/// Queues the weighted sums of what experts gave.
+pub(crate) fn combine(device: &mut Device, x: View, choices: &Choices, epilogue: Epilogue, out: View) {
+    assert_eq!((x.rows, x.width), (out.rows * choices.top_k, out.width), "what experts gave, and its sums");
+    let [top_k, width] = [choices.top_k, out.width].map(|number| number as u32);
+    let accumulate = u32::from(epilogue == Epilogue::Accumulate);
+    let name = Name::of("combine", &[x.dtype, out.dtype]);
+    const BLOCK: usize = 256;
+    let shape = Shape { grid: [out.rows, out.width.div_ceil(4 * BLOCK)], block: BLOCK, shared: 0 };
+    device.launch_early(name, shape, args![x.ptr, choices.chosen().weights, out.ptr, top_k, width, accumulate]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_have_a_kernel() {
+        for arch in [LOWEST, HOPPER, Arch::new(10, 0)] {
+            for rows in [1, 2, 8, 64, 256, 2048, 8192] {
+                for (top_k, experts) in [(2, 8), (8, 128), (1, 16), (6, 160)] {
+                    let tile = tile_rows(arch, rows, top_k, experts);
+                    for k in [768, 4096, 14336] {
+                        let few = Few::of(tile, k).is_some_and(|few| tile <= 8 * few.halves);
+                        let many = arch == HOPPER && Many::of(tile).is_some();
+                        assert!(few || many, "{rows} rows of {k}, tiles of {tile} on {arch}");
+                    }
+                }
+            }
+        }
+    }
+}

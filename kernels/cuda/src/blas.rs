@@ -19,6 +19,8 @@ use kernels::ops::{DType, Epilogue};
 const WORKSPACE: usize = 32 << 20;
 /// `CUBLAS_OP_T` of `cublasOperation_t`, which cuBLASLt's own header does not have.
 const TRANSPOSED: i32 = 1;
+/// Parts of a sum that several blocks share are added in f32, never in the output's type.
+const EXACT_SUMS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 /// Plans kept at most; prefills come in many lengths.
 const MOST_PLANS: usize = 4096;
 
@@ -135,11 +137,15 @@ impl Plan {
     fn choose(&self, handle: sys::cublasLtHandle_t) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
         let preference = result::create_matmul_pref()?;
         let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: all descriptors are alive; the attribute is a size.
+        let sums = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        // SAFETY: all descriptors are alive; the attributes are a size and a mask.
         unsafe {
-            let bytes = WORKSPACE;
+            let (bytes, exact) = (WORKSPACE, EXACT_SUMS);
             let set =
                 result::set_matmul_pref_attribute(preference, most, (&raw const bytes).cast(), size_of::<usize>());
+            let set = set.and_then(|()| {
+                result::set_matmul_pref_attribute(preference, sums, (&raw const exact).cast(), size_of::<u32>())
+            });
             let chosen = set.and_then(|()| {
                 let (operation, w, x, out) = (self.operation, self.w, self.x, self.out);
                 result::get_matmul_algo_heuristic(handle, operation, w, x, out, out, preference)

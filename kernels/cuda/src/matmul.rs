@@ -6,7 +6,7 @@ use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::matmul_few;
 use super::weights::{Vector, Weights};
-use kernels::ops::Epilogue;
+use kernels::ops::{DType, Epilogue};
 
 /// Tile of the plain kernel, and its threads.
 const TILE: usize = 64;
@@ -53,8 +53,9 @@ impl Matmul {
             if matmul_few::run(device, &product) {
                 return;
             }
+            let once = rounds_once(&product);
             let bias = product.bias.as_deref_mut().map_or(0, |bias| bias.ptr_in(device, out.dtype));
-            if self.blas.run(device, key, Operands { x: input.ptr, w: w.ptr(), bias, out: out.ptr }) {
+            if once && self.blas.run(device, key, Operands { x: input.ptr, w: w.ptr(), bias, out: out.ptr }) {
                 return;
             }
         }
@@ -72,6 +73,13 @@ impl Matmul {
         cast(device, (x.ptr, x.dtype), (ptr, w.dtype), x.elements());
         View { ptr, dtype: w.dtype, ..x }
     }
+}
+
+/// Whether cuBLASLt rounds only what it writes. Where rows do not begin at multiples of 16 bytes it rounds products before it adds a bias.
+fn rounds_once(product: &Product<'_>) -> bool {
+    const PIECE: usize = 8;
+    let Product { w, bias, out, .. } = product;
+    bias.is_none() || out.dtype == DType::F32 || (w.rows.is_multiple_of(PIECE) && w.cols.is_multiple_of(PIECE))
 }
 
 fn plain(device: &mut Device, product: &Product<'_>) {

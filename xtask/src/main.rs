@@ -1,5 +1,6 @@
 //! Chores, as `cargo xtask <chore>`.
 
+mod gpu_compare;
 mod models;
 mod test;
 mod tidy;
@@ -12,6 +13,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
+    /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
+    GpuCompare(gpu_compare::Args),
     /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see crates/models/tests/zoo)
     Models,
     /// Pass all tests: tidy, unit, model checking, end to end. Installs what the tests need under target/.
@@ -22,6 +25,7 @@ enum Chore {
 
 fn main() -> anyhow::Result<()> {
     match Chore::parse() {
+        Chore::GpuCompare(args) => gpu_compare::run(&args),
         Chore::Models => models::run(&root()),
         Chore::Test(args) => test::run(&root(), &args),
         Chore::Tidy => tidy::run(&root()),

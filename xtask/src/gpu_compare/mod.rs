@@ -1,0 +1,103 @@
+//! `cargo xtask gpu-compare`: Quire and vLLM on the same work, one after the other on one machine, and the table of both.
+//!
+//! Every figure is appended to the folder of results as soon as it is known, so that a run that is cut off loses nothing and several
+//! runs (other models, the other side) make one table. `--table` only prints what is there.
+
+mod offline;
+mod online;
+mod process;
+mod results;
+mod shape;
+mod side;
+mod table;
+mod tokenizer;
+mod work;
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+
+use results::Results;
+use shape::Shape;
+use side::Side;
+
+/// What to compare, and with which programs.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The `quire` command
+    #[arg(long, default_value = "target/release/quire")]
+    quire: PathBuf,
+    /// A Python that has vLLM
+    #[arg(long, default_value = "python3")]
+    python: PathBuf,
+    /// Folder of results, which are added to those that it has
+    #[arg(long, default_value = "target/gpu-compare")]
+    out: PathBuf,
+    /// Shapes, in this order
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "llama-8b,qwen3-0.6b,mixtral-8x7b,qwen3-30b-a3b")]
+    models: Vec<Shape>,
+    /// Programs, in this order
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "quire,vllm")]
+    sides: Vec<Side>,
+    /// Without servers, with servers, or both
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "offline,online")]
+    parts: Vec<Part>,
+    /// What Quire computes on
+    #[arg(long, default_value = "cuda")]
+    device: String,
+    /// Instead of the shapes' own config.json: a small one, to try the comparison itself
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Measure nothing, print the table of the results that are there
+    #[arg(long)]
+    table: bool,
+}
+
+/// How the engines are used.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// As a library: tokens in, tokens out.
+    Offline,
+    /// Behind HTTP, under load.
+    Online,
+}
+
+/// Measures, and prints the table. What one program cannot do is told at the end; the rest is measured all the same.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let results = Results::new(&args.out);
+    let mut failures = Vec::new();
+    if !args.table {
+        let gpu = process::first_line("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]);
+        results.note("gpu", &gpu.unwrap_or_else(|| "no GPU".to_owned()))?;
+        for shape in &args.models {
+            for part in &args.parts {
+                for side in &args.sides {
+                    if let Err(error) = measure(args, *shape, *part, *side, &results) {
+                        eprintln!("{side} {shape} {part:?}: {error:#}");
+                        failures.push(format!("{side} {shape}"));
+                    }
+                }
+            }
+        }
+    }
+    let table = table::Table::new(&results.read()?);
+    fs::write(args.out.join("table.json"), table.json() + "\n")?;
+    fs::write(args.out.join("table.md"), table.markdown())?;
+    print!("{}", table.markdown());
+    if !failures.is_empty() {
+        bail!("not measured: {} (see log.txt in {})", failures.join(", "), args.out.display());
+    }
+    Ok(())
+}
+
+fn measure(args: &Args, shape: Shape, part: Part, side: Side, results: &Results) -> anyhow::Result<()> {
+    println!("── {side}, {shape}, {part:?}");
+    let stage = side::Stage::new(args, shape, side)?;
+    match part {
+        Part::Offline => offline::run(&stage, results),
+        Part::Online if shape.is_served() => online::run(&stage, results),
+        Part::Online => Ok(()),
+    }
+}

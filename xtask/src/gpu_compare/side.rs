@@ -1,0 +1,141 @@
+//! The two programs, called with the same limits.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use serde_json::Value;
+
+use super::{Args, process, shape::Shape, tokenizer};
+
+/// A program of the comparison.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// This one.
+    Quire,
+    /// The peer.
+    Vllm,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quire => "quire",
+            Self::Vllm => "vllm",
+        })
+    }
+}
+
+/// Limits of both engines.
+const MAX_NUM_SEQS: u32 = 256;
+const MAX_NUM_BATCHED_TOKENS: u32 = 8192;
+const GPU_MEMORY_UTILIZATION: f64 = 0.85;
+
+/// A program and a model.
+pub struct Stage<'a> {
+    args: &'a Args,
+    pub shape: Shape,
+    pub side: Side,
+    /// Scratch files of the comparison, the model's folder among them.
+    pub work: PathBuf,
+    /// Ids below this are tokens.
+    pub vocab_size: u32,
+}
+
+impl<'a> Stage<'a> {
+    /// Writes the folder of the model, which is the same for both programs.
+    pub fn new(args: &'a Args, shape: Shape, side: Side) -> anyhow::Result<Self> {
+        let work = std::env::temp_dir().join("quire-gpu-compare");
+        let config = match &args.config {
+            Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
+            None => shape.config().to_owned(),
+        };
+        let value: Value = serde_json::from_str(&config).context("config.json")?;
+        let vocab_size =
+            value["vocab_size"].as_u64().and_then(|size| u32::try_from(size).ok()).context("vocab_size")?;
+        let stage = Self { args, shape, side, work, vocab_size };
+        fs::create_dir_all(stage.model()).with_context(|| stage.model().display().to_string())?;
+        fs::write(stage.model().join("config.json"), config)?;
+        tokenizer::write(&stage.model(), vocab_size)?;
+        Ok(stage)
+    }
+
+    fn model(&self) -> PathBuf {
+        self.work.join(self.shape.to_string())
+    }
+
+    /// Measures the cases of a file and appends a line for each to another.
+    pub fn offline(&self, cases: &Path, output: &Path) -> anyhow::Result<Command> {
+        let mut command = match self.side {
+            Side::Quire => {
+                let mut command = self.quire();
+                command.args(["bench", "cases"]).arg(self.model());
+                self.quire_engine(&mut command);
+                command
+            }
+            Side::Vllm => {
+                let script = self.work.join("vllm_offline.py");
+                fs::write(&script, include_str!("../../../tests/peers/vllm_offline.py"))?;
+                let mut command = Command::new(&self.args.python);
+                command.arg(script).arg(self.model());
+                command
+            }
+        };
+        command.arg("--cases").arg(cases).arg("--output-jsonl").arg(output).args(self.limits());
+        process::log_to(&mut command, &self.args.out)?;
+        Ok(command)
+    }
+
+    /// Serves the model on a port.
+    pub fn server(&self, port: u16) -> anyhow::Result<Command> {
+        let mut command = match self.side {
+            Side::Quire => {
+                let mut command = self.quire();
+                command.arg("serve").arg(self.model());
+                self.quire_engine(&mut command);
+                command
+            }
+            Side::Vllm => {
+                let mut command = Command::new(&self.args.python);
+                command.args(["-m", "vllm.entrypoints.cli.main", "serve"]).arg(self.model());
+                command.args(["--load-format", "dummy", "--dtype", "bfloat16"]);
+                command
+            }
+        };
+        command.args(self.limits()).args(["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]);
+        command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "--served-model-name", "model"]);
+        process::log_to(&mut command, &self.args.out)?;
+        Ok(command)
+    }
+
+    /// The `quire` command, which makes the load for both sides too.
+    pub fn quire(&self) -> Command {
+        Command::new(&self.args.quire)
+    }
+
+    /// The output of a command that is not measured goes where that of the others goes.
+    pub fn logged(&self, mut command: Command) -> anyhow::Result<Command> {
+        process::log_to(&mut command, &self.args.out)?;
+        Ok(command)
+    }
+
+    fn quire_engine(&self, command: &mut Command) {
+        command.args(["--load-format", "dummy", "--dtype", "bfloat16", "--device", &self.args.device]);
+        if self.args.device == "cpu" {
+            command.args(["--kv-cache-memory-bytes", "1G"]);
+        }
+    }
+
+    fn limits(&self) -> [String; 4] {
+        [
+            format!("--max-model-len={}", self.shape.max_model_len()),
+            format!("--max-num-seqs={MAX_NUM_SEQS}"),
+            format!("--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}"),
+            format!("--gpu-memory-utilization={GPU_MEMORY_UTILIZATION}"),
+        ]
+    }
+}

@@ -21,6 +21,8 @@ pub struct Model {
     config: Arc<Config>,
     limits: RwLock<Arc<Limits>>,
     max_model_len: RwLock<Option<u32>>,
+    /// Why prompts are not looked up in a prefix cache; empty where they are.
+    prefix_cache_off: RwLock<String>,
     /// Set once the tokenizer has told what it knows. Before, sampling defaults would be wrong.
     learned: AtomicBool,
 }
@@ -45,6 +47,7 @@ impl Model {
             config,
             limits: RwLock::new(Arc::new(limits)),
             max_model_len: RwLock::new(None),
+            prefix_cache_off: RwLock::default(),
             learned: AtomicBool::new(false),
         }
     }
@@ -64,6 +67,11 @@ impl Model {
         *self.max_model_len.read()
     }
 
+    /// Why there is no prefix cache, if there is none.
+    pub fn prefix_cache_off(&self) -> Option<String> {
+        Some(self.prefix_cache_off.read().clone()).filter(|reason| !reason.is_empty())
+    }
+
     /// The tokenizer knows the vocabulary and the sampling defaults.
     pub fn learn_from_tokenizer(&self, info: &ModelInfo) {
         let mut limits = Limits::clone(&self.limits.read());
@@ -79,6 +87,7 @@ impl Model {
     /// The scheduler knows the length that the KV memory allows.
     pub fn learn_from_scheduler(&self, info: &ModelInfo) {
         *self.max_model_len.write() = Some(info.max_model_len);
+        self.prefix_cache_off.write().clone_from(&info.prefix_cache_off);
         self.forget_zero();
     }
 

@@ -10,5 +10,6 @@ mod greedy;
 mod idle;
 mod long_prompts;
 mod metrics;
+mod models;
 mod streaming;
 mod traces;

@@ -7,7 +7,7 @@ pub mod zoo;
 
 pub use client::{Ask, Client, Said, Stream};
 pub use processes::{Pid, cpu_ticks, descendants, resident_bytes};
-pub use server::{Server, quire_binary};
+pub use server::{Server, max_workers, quire_binary};
 
 use std::path::{Path, PathBuf};
 

@@ -20,8 +20,10 @@ const READY: Duration = Duration::from_secs(120);
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(40);
 
-/// What servers of tests compute on when they say nothing else: a `--device`.
+/// What servers of tests compute on: a `--device`.
 const DEVICE: &str = "QUIRE_TEST_DEVICE";
+/// Memory for past tokens on a GPU, where several tests may run at the same time.
+const GPU_CACHE: [&str; 2] = ["--kv-cache-memory-bytes", "512M"];
 
 /// One server at a time: a test machine has few cores, and idleness is measured.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -33,6 +35,23 @@ pub struct Server {
     /// Where it listens.
     pub port: u16,
     dir: TempDir,
+}
+
+fn device() -> Option<String> {
+    std::env::var(DEVICE).ok()
+}
+
+/// Whether servers compute on a GPU.
+fn is_on_gpu() -> bool {
+    device().is_some_and(|device| device == "cuda")
+}
+
+/// Most workers of a group: each takes a GPU, of which `QUIRE_TEST_GPUS` says how many there are; on processors two are enough.
+pub fn max_workers() -> usize {
+    match is_on_gpu() {
+        true => std::env::var("QUIRE_TEST_GPUS").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
+        false => 2,
+    }
 }
 
 /// The program under test: `QUIRE_BIN`, or what `cargo build -p quire` made.
@@ -65,7 +84,8 @@ impl Server {
         let child = Command::new(quire_binary())
             .arg("serve")
             .args(args)
-            .args(std::env::var(DEVICE).into_iter().flat_map(|device| ["--device".to_owned(), device]))
+            .args(device().iter().flat_map(|device| ["--device", device]))
+            .args(GPU_CACHE.iter().filter(|_| is_on_gpu()))
             .args(["--host", "127.0.0.1", "--port", &port.to_string()])
             .env("XDG_RUNTIME_DIR", dir.path())
             .envs(environment.iter().copied())

@@ -41,10 +41,10 @@ async fn retrieve(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>)
     })
 }
 
-/// vLLM's ModelCard.
+/// vLLM's ModelCard. Where there is no prefix cache, it says why.
 fn card(gateway: &Gateway, name: &str) -> Value {
     let root = if gateway.config.answers.model.is_empty() { name } else { &gateway.config.answers.model };
-    json!({
+    let mut card = json!({
         "id": name,
         "object": "model",
         "created": gateway.started,
@@ -66,5 +66,9 @@ fn card(gateway: &Gateway, name: &str) -> Value {
             "group": null,
             "is_blocking": false,
         }],
-    })
+    });
+    if let Some(reason) = gateway.model.prefix_cache_off() {
+        card["prefix_cache_off"] = reason.into();
+    }
+    card
 }

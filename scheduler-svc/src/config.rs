@@ -55,8 +55,9 @@ pub struct Args {
     pub long_prefill_token_threshold: u32,
 
     /// Prompt tokens in a step beside running decodes at most, which bounds the time between their tokens; 0: no such bound
-    #[arg(long, default_value_t = 512)]
-    pub max_prefill_tokens_beside_decodes: u32,
+    /// [default: 512, more where a step ends within 100 ms all the same]
+    #[arg(long)]
+    pub max_prefill_tokens_beside_decodes: Option<u32>,
 
     /// Reuse the KV blocks of equal prompt beginnings
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
@@ -108,6 +109,11 @@ pub enum Policy {
     Priority,
 }
 
+/// What every device computes soon enough beside decodes, tokens.
+const PREFILL_TOKENS_BESIDE_DECODES: u32 = 512;
+/// How long decodes may wait for prompts that came later, microseconds.
+const PREFILL_US_BESIDE_DECODES: u32 = 100_000;
+
 impl Args {
     /// The core's settings for a group: these flags, within what its workers offer.
     pub(crate) fn core_config(&self, formed: &Formed) -> Config {
@@ -125,9 +131,13 @@ impl Args {
             recurrent,
             long_prefill_token_threshold: self.long_prefill_token_threshold,
             max_prefill_tokens_beside_decodes: if self.enable_chunked_prefill {
-                self.max_prefill_tokens_beside_decodes
+                self.max_prefill_tokens_beside_decodes.unwrap_or(PREFILL_TOKENS_BESIDE_DECODES)
             } else {
                 0
+            },
+            prefill_us_beside_decodes: match self.max_prefill_tokens_beside_decodes {
+                Some(_) => 0,
+                None => PREFILL_US_BESIDE_DECODES,
             },
             enable_chunked_prefill: self.enable_chunked_prefill,
             enable_prefix_caching: self.enable_prefix_caching && !recurrent,

@@ -16,6 +16,8 @@ use proto::{FinishReason, StepResult, TokenLogprobs};
 pub(crate) struct Flight {
     pub step: StepId,
     pub rows: Vec<FlightRow>,
+    /// Tokens of rows with more than one.
+    pub prompt_tokens: u32,
     sampled: usize,
 }
 
@@ -35,6 +37,7 @@ impl Flight {
     pub fn clear(&mut self, step: StepId) {
         self.step = step;
         self.rows.clear();
+        self.prompt_tokens = 0;
         self.sampled = 0;
     }
 
@@ -75,6 +78,7 @@ impl Scheduler {
     pub fn complete(&mut self, result: StepResult, now_us: u64) -> Result<(), ProtocolError> {
         self.check_result(&result)?;
         let Some(flight) = self.flights.pop_front() else { return Ok(()) };
+        self.pace.learn(flight.prompt_tokens, result.compute_us);
         let first_token = self.out.token.len() as u32;
         // Where each sampled token went in the output; only log-probabilities ask for it.
         let mut places = Vec::with_capacity(if result.logprobs.is_empty() { 0 } else { result.token.len() });

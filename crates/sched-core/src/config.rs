@@ -48,6 +48,9 @@ pub struct Config {
     /// Prompt tokens that a step computes at most while it also decodes; 0: no such limit. This is what bounds
     /// inter-token latency: a step's time grows with its prompt tokens, and decoding sequences wait for the whole step.
     pub max_prefill_tokens_beside_decodes: u32,
+    /// More prompt tokens than that are fine where the step is expected to end within this time all the same, going by the pace of
+    /// earlier steps, microseconds; 0: the bound holds always.
+    pub prefill_us_beside_decodes: u32,
     /// Split prompts over steps. Off: a prompt runs in one step, alone or beside others.
     pub enable_chunked_prefill: bool,
     /// Find blocks again by the hash of their tokens.
@@ -86,6 +89,7 @@ impl Default for Config {
             max_model_len: 4096,
             long_prefill_token_threshold: 0,
             max_prefill_tokens_beside_decodes: 0,
+            prefill_us_beside_decodes: 0,
             enable_chunked_prefill: true,
             enable_prefix_caching: true,
             windows: vec![None],

@@ -44,6 +44,7 @@ mod config;
 mod error;
 mod groups;
 mod invariants;
+mod pace;
 mod plan;
 mod prefix;
 mod queue;

@@ -20,7 +20,8 @@
 //! # Latency
 //!
 //! Decodes always fit (`max_num_batched_tokens >= max_num_seqs`) and go first. What prompts may add to a step that also
-//! decodes is bounded by `max_prefill_tokens_beside_decodes`, since all rows of a step wait for its longest part.
+//! decodes is bounded by `max_prefill_tokens_beside_decodes`, since all rows of a step wait for its longest part; where
+//! prompts are computed fast enough, by `prefill_us_beside_decodes` instead.
 
 use crate::{
     complete::{Flight, FlightRow},
@@ -92,9 +93,8 @@ impl Scheduler {
         self.sweep_running();
         let mut draft = self.new_draft();
         self.plan_decodes(&mut draft);
-        let decodes = draft.flight.rows.len();
-        if decodes > 0 && self.config.enable_chunked_prefill && self.config.max_prefill_tokens_beside_decodes > 0 {
-            draft.left = draft.left.min(self.config.max_prefill_tokens_beside_decodes);
+        if !draft.flight.rows.is_empty() {
+            draft.left = draft.left.min(self.most_beside_decodes());
         }
         self.plan_chunks(&mut draft);
         self.start_waiting(&mut draft, now_us);
@@ -175,6 +175,16 @@ impl Scheduler {
         self.scratch.prefills = prefills;
     }
 
+    /// Prompt tokens that a step may compute while it also decodes.
+    fn most_beside_decodes(&self) -> u32 {
+        match self.config.max_prefill_tokens_beside_decodes {
+            bound if self.config.enable_chunked_prefill && bound > 0 => {
+                bound.max(self.pace.tokens_within(self.config.prefill_us_beside_decodes))
+            }
+            _ => u32::MAX,
+        }
+    }
+
     /// How many of `remaining` tokens run in this step.
     fn chunk(&self, remaining: u32, left: u32) -> u32 {
         if !self.config.enable_chunked_prefill {
@@ -235,6 +245,7 @@ impl Scheduler {
             self.scratch.prompts_done.push(sequence.request);
         }
         draft.left = draft.left.saturating_sub(num_tokens);
+        draft.flight.prompt_tokens += if num_tokens > 1 { num_tokens } else { 0 };
         let plan = &mut draft.plan;
         plan.slot.push(sequence.slot.0);
         plan.start.push(start);

@@ -6,6 +6,7 @@ use crate::{
     config::{Config, ConfigError},
     error::{QueueBound, Refusal},
     groups::Groups,
+    pace::Pace,
     queue::{Queue, Rank},
     request::{self, Admitted, Request, Seeds},
     sequence::{Place, Sequence},
@@ -41,6 +42,7 @@ pub struct Scheduler {
     pub(crate) flights: VecDeque<Flight>,
     pub(crate) spare_flights: Vec<Flight>,
     pub(crate) next_step: StepId,
+    pub(crate) pace: Pace,
     next_sequence: u64,
     pub(crate) next_incarnation: u64,
     seeds: Seeds,
@@ -86,6 +88,7 @@ impl Scheduler {
             flights: VecDeque::new(),
             spare_flights: Vec::new(),
             next_step: StepId(1),
+            pace: Pace::default(),
             next_sequence: 1,
             next_incarnation: 1,
             queued_requests: 0,
@@ -113,6 +116,7 @@ impl Scheduler {
         self.pool = BlockPool::new(num_blocks);
         self.free_slots = (0..self.config.max_num_seqs).rev().map(SlotId).collect();
         self.next_step = StepId(1);
+        self.pace = Pace::default();
     }
 
     /// The group is gone, with all its KV: everything live fails as unavailable, the prefix cache is empty, and nothing

@@ -53,6 +53,34 @@ fn decodes_go_first_and_prompts_come_in_chunks() {
 }
 
 #[test]
+fn prompts_beside_decodes_take_what_has_time() {
+    let config = with(|c| {
+        c.max_num_batched_tokens = 2048;
+        c.max_model_len = 4000;
+        c.vocab_size = 9000;
+        c.max_prefill_tokens_beside_decodes = 100;
+        c.prefill_us_beside_decodes = 10_000;
+    });
+    let mut scheduler = formed(config, 9000);
+    let timed = |scheduler: &mut Scheduler, compute_us| {
+        let plan = plan(scheduler);
+        scheduler.complete(StepResult { compute_us, ..result(&plan, 1) }, 0).expect("a right result");
+        rows(&plan)
+    };
+    admit(&mut scheduler, stranger(1, 20, 50));
+    assert_eq!(timed(&mut scheduler, 50), [(0, 20, 1)]);
+    admit(&mut scheduler, stranger(2, 3000, 50));
+    assert_eq!(timed(&mut scheduler, 50)[1], (0, 100, 0), "nothing is known yet");
+    scheduler.abort(&key(1), 0);
+    assert_eq!(timed(&mut scheduler, 20_000)[0], (100, 2048, 0), "no decode: nothing to wait for it");
+    admit(&mut scheduler, stranger(3, 20, 50));
+    timed(&mut scheduler, 0);
+    admit(&mut scheduler, stranger(4, 3000, 50));
+    let beside = timed(&mut scheduler, 0);
+    assert_eq!(beside.last(), Some(&(0, 1024, 0)), "2048 tokens took twice the time that there is");
+}
+
+#[test]
 fn without_chunks_a_prompt_waits_for_room() {
     let config = with(|c| {
         c.enable_chunked_prefill = false;

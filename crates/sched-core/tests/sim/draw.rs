@@ -19,6 +19,7 @@ pub fn config(source: &mut Source) -> Config {
         max_model_len,
         long_prefill_token_threshold: optional(source, 9),
         max_prefill_tokens_beside_decodes: optional(source, 9),
+        prefill_us_beside_decodes: optional(source, 9),
         enable_chunked_prefill,
         enable_prefix_caching: !recurrent && source.chance(75),
         windows: windows(source),

@@ -61,7 +61,7 @@ const MEMORY: &[Flag] = &[
 const SCHEDULING: &[Flag] = &[
     flag("async-scheduling", Kind::Toggle, "on", To::SCHEDULER, "Plan the next step while this one runs"),
     flag("enable-chunked-prefill", Kind::Toggle, "on", To::SCHEDULER, "Compute long prompts in chunks, beside running decodes"),
-    flag("max-prefill-tokens-beside-decodes", FROM_ZERO, "512", To::SCHEDULER, "Prompt tokens in a step beside running decodes at most; 0: no such bound"),
+    flag("max-prefill-tokens-beside-decodes", FROM_ZERO, "512, or more where a step takes 100 ms at most", To::SCHEDULER, "Prompt tokens in a step beside running decodes at most; 0: no such bound"),
     flag("long-prefill-token-threshold", FROM_ZERO, "0", To::SCHEDULER, "Longest prefill chunk while others decode; 0: chosen by the scheduler"),
     flag("max-num-batched-tokens", Kind::Size, "2048", To::SCHEDULER.and(To::WORKER), "Tokens in one step at most"),
     flag("max-num-queued-reqs", COUNT, "no bound", To::SCHEDULER, "Requests that may wait; one more gets a 503"),

@@ -20,6 +20,7 @@ use crate::{
     engine::{Engine, Options},
     error::StepError,
     memory::{self, Room},
+    recording::Recorder,
     slots::Slots,
 };
 
@@ -82,6 +83,7 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
     let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
     say(replies, Reply::Ready(Box::new(ready)))?;
     let mut next = jobs.recv().ok();
+    let mut recorder = Recorder::new(args.enforce_eager);
     // Each round is one epoch; it ends with the job that forms the next one.
     while let Some(job) = next {
         next = match job {
@@ -91,7 +93,7 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
             }
             Job::Form(form, abort) => {
                 let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), groups, end_tokens.clone());
-                epoch(args, &mut model, slots, (form, abort), jobs, replies)?
+                epoch(args, (&mut model, &mut recorder), slots, (form, abort), jobs, replies)?
             }
         };
     }
@@ -101,7 +103,7 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
 /// Works in one group until the next one is to be formed, which it returns.
 fn epoch(
     args: &Args,
-    model: &mut Model,
+    device: (&mut Model, &mut Recorder),
     slots: Slots,
     (form, abort): (FormGroup, AbortHandle),
     jobs: &Receiver<Job>,
@@ -115,11 +117,12 @@ fn epoch(
         }
     };
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let mut engine = Engine::new(model, slots, group, options);
+    let mut engine = Engine::new(device, slots, group, options);
     say(replies, Reply::Formed(form.epoch))?;
     loop {
         let step = match next(&mut engine, jobs) {
             Next::Finish => engine.finish().map(|result| result.map(Box::new)),
+            Next::Record => engine.record(false).map(|_| None),
             Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None),
             Next::Job(Some(Job::Step(_))) => Ok(None),
             Next::Job(other) => return Ok(other),
@@ -139,11 +142,13 @@ fn epoch(
 enum Next {
     /// The oldest plan is done.
     Finish,
+    /// Nobody asks for anything, and there is a step to be recorded.
+    Record,
     /// Do this; absent: the process is ending.
     Job(Option<Job>),
 }
 
-/// Results come first; then jobs, when the engine has room for them.
+/// Results come first; then jobs, when the engine has room for them; then steps to be recorded.
 ///
 /// While the device works this looks for both without sleeping: being woken takes longer than what is left of a short step.
 fn next(engine: &mut Engine<'_>, jobs: &Receiver<Job>) -> Next {
@@ -159,6 +164,13 @@ fn next(engine: &mut Engine<'_>, jobs: &Receiver<Job>) -> Next {
             }
         }
         std::thread::yield_now();
+    }
+    if engine.has_to_record() {
+        return match jobs.try_recv() {
+            Ok(job) => Next::Job(Some(job)),
+            Err(TryRecvError::Disconnected) => Next::Job(None),
+            Err(TryRecvError::Empty) => Next::Record,
+        };
     }
     Next::Job(jobs.recv().ok())
 }
@@ -186,7 +198,7 @@ fn join(
 }
 
 /// Loads the weights and takes the KV memory.
-fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
+pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
     let backend = device::open(args)?;
     let mut progress = |progress: models::Progress| {
         // Nobody may be listening yet, and only the newest figure matters.
@@ -195,11 +207,14 @@ fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, Wo
     let mut model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
     // Before the cache takes what memory is left.
     model.set_slots(args.max_num_seqs() as usize);
+    let recordable = args.recordable();
+    model.set_recordable(&recordable);
     let spec = model.spec();
     let eos_token_ids = spec.eos_token_ids.clone();
     let (vocab_size, context_len) = (spec.vocab_size as u32, spec.context_len as u32);
     let cache = model.cache();
-    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&model) };
+    let recordings = if args.enforce_eager { 0 } else { model.recording_bytes(recordable.len()) };
+    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&model), recordings };
     let Room { num_blocks, max_num_seqs } = memory::room(args, facts)?;
     if max_num_seqs < args.max_num_seqs() {
         info!(

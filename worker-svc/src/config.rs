@@ -1,12 +1,14 @@
 //! The worker's flags, checked once.
 
-use std::{env, ffi::OsString, path::PathBuf, str::FromStr, thread::available_parallelism};
+use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, str::FromStr, thread::available_parallelism};
 
 use clap::ValueEnum;
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Folders, Surroundings};
 use models::{LoadFormat, LoadOptions};
 use service_kit::{Address, CommonArgs};
+
+use crate::recording;
 
 /// Flags of `quire worker`.
 #[derive(clap::Args, Clone, Debug)]
@@ -86,6 +88,18 @@ pub struct Args {
     /// KV blocks, whatever the memory (for tests)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub num_gpu_blocks_override: Option<u32>,
+
+    /// Run every step kernel by kernel, instead of recording decode steps and replaying them
+    #[arg(long)]
+    pub enforce_eager: bool,
+
+    /// Sequences of the largest decode step that is recorded, 512 at most unless said here
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_cudagraph_capture_size: Option<u32>,
+
+    /// Sequences of the decode steps that are recorded; others are padded to the next of them
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub cudagraph_capture_sizes: Vec<u32>,
 
     /// Threads to compute with; absent: this machine's cores divided by the workers of the group
     #[arg(long)]
@@ -198,6 +212,18 @@ impl Args {
             folders: Folders::of(surroundings),
             kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
         }
+    }
+
+    /// Numbers of sequences whose decode steps are to be recorded, ascending.
+    pub(crate) fn recordable(&self) -> Vec<usize> {
+        let most = self.max_cudagraph_capture_size.unwrap_or(recording::MOST_ROWS);
+        if self.cudagraph_capture_sizes.is_empty() {
+            return recording::kinds(self.max_num_seqs(), most);
+        }
+        let most = self.max_cudagraph_capture_size.unwrap_or(u32::MAX).min(self.max_num_seqs());
+        let asked: BTreeSet<usize> =
+            self.cudagraph_capture_sizes.iter().filter(|size| **size <= most).map(|size| *size as usize).collect();
+        asked.into_iter().collect()
     }
 
     /// The model loader's part of the flags.

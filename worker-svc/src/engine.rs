@@ -7,7 +7,10 @@
 use std::{collections::VecDeque, time::Instant};
 
 use collectives::Collective;
-use kernels::choose::{STEPS_IN_FLIGHT, Ticket};
+use kernels::{
+    choose::{STEPS_IN_FLIGHT, Ticket},
+    ops::Timing,
+};
 use models::{Logits, Model};
 use proto::{StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
@@ -15,6 +18,7 @@ use sampling::{Logprobs, Sampled, token_logprobs};
 use crate::{
     error::StepError,
     passes::{Piece, Wanted, passes},
+    recording::Recorder,
     rows::{Chooser, Rows},
     sampler::Sampler,
     slots::{Slot, Slots, no_slot},
@@ -25,6 +29,7 @@ pub(crate) struct Engine<'m> {
     model: &'m mut Model,
     slots: Slots,
     group: Box<dyn Collective>,
+    recorder: &'m mut Recorder,
     sampler: Sampler,
     max_logit_rows: usize,
     /// Plans submitted and not finished, oldest first.
@@ -49,12 +54,18 @@ struct Awaited {
 
 impl<'m> Engine<'m> {
     /// A group's engine. The slots are empty, on the device too.
-    pub(crate) fn new(model: &'m mut Model, slots: Slots, group: Box<dyn Collective>, options: Options) -> Self {
+    pub(crate) fn new(
+        (model, recorder): (&'m mut Model, &'m mut Recorder),
+        slots: Slots,
+        group: Box<dyn Collective>,
+        options: Options,
+    ) -> Self {
         model.set_slots(slots.count());
         Self {
             model,
             slots,
             group,
+            recorder,
             sampler: Sampler::new(options.threads),
             max_logit_rows: options.max_logit_rows,
             flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
@@ -105,7 +116,36 @@ impl<'m> Engine<'m> {
             }
         }
         self.flights.push_back(Flight { result, submitted, awaited });
-        Ok(())
+        // While the device works.
+        self.record(true).map(|_| ())
+    }
+
+    /// From here on, the device times what it does.
+    pub(crate) fn start_profile(&mut self) {
+        self.model.start_profile();
+    }
+
+    /// What it did since then.
+    pub(crate) fn end_profile(&mut self) -> Vec<Timing> {
+        self.model.end_profile()
+    }
+
+    /// Steps run kernel by kernel from here on.
+    pub(crate) fn forget_recordings(&mut self, recordable: &[usize]) {
+        *self.recorder = Recorder::new(true);
+        self.model.set_recordable(recordable);
+    }
+
+    /// Whether something is left to be recorded while nothing runs.
+    pub(crate) fn has_to_record(&self) -> bool {
+        self.recorder.next(self.model, false).is_some()
+    }
+
+    /// Lets the device record a kind of step, if there is one left; whether there was. `busy`: plans are under way.
+    pub(crate) fn record(&mut self, busy: bool) -> Result<bool, StepError> {
+        let Some(step) = self.recorder.next(self.model, busy) else { return Ok(false) };
+        self.recorder.record(step, self.model, &mut *self.group)?;
+        Ok(true)
     }
 
     /// Waits for the oldest plan. The result has rows on rank 0 only; every rank appends the tokens, so that all keep the same history.

@@ -12,6 +12,8 @@ mod error;
 mod memory;
 mod metrics;
 mod passes;
+mod profile;
+mod recording;
 mod rows;
 mod sampler;
 mod serve;
@@ -19,6 +21,7 @@ mod slots;
 mod wire;
 
 pub use config::{Args, MaxModelLen, default_kernel_cache};
+pub use profile::{Profile, Shape, Share, profile};
 pub use serve::serve;
 
 use service_kit::Threads;

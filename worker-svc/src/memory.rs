@@ -19,6 +19,8 @@ pub(crate) struct Facts<'a> {
     pub context_len: u32,
     /// What the cache's memory is taken from.
     pub memory: Memory,
+    /// Bytes of a device's memory that recorded steps will take.
+    pub recordings: u64,
 }
 
 /// Memory as it is now, with weights and activations in place.
@@ -149,7 +151,7 @@ fn after_states(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u64,
 fn budget(args: &Args, facts: Facts<'_>) -> u64 {
     args.kv_cache_memory_bytes.unwrap_or_else(|| match facts.memory {
         Memory::Machine(available) => machine_budget(args, available),
-        Memory::Device(memory) => device_budget(args, memory),
+        Memory::Device(memory) => device_budget(args, memory).saturating_sub(facts.recordings),
     })
 }
 
@@ -183,7 +185,7 @@ mod tests {
 
     fn blocks_in(memory: Memory, flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
-        let facts = Facts { cache, context_len: 1000, memory };
+        let facts = Facts { cache, context_len: 1000, memory, recordings: 10 << 20 };
         room(&Cli::parse_from(required.iter().chain(flags)).args, facts).map(|room| room.num_blocks)
     }
 
@@ -226,7 +228,7 @@ mod tests {
     fn states_of_fewer_sequences_by_default() {
         let room_in = |flags: &[&str], cache: &CacheLayout| {
             let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
-            let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)) };
+            let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)), recordings: 0 };
             room(&Cli::parse_from(required.iter().chain(flags)).args, facts)
         };
         let room = |num_blocks, max_num_seqs| Ok(Room { num_blocks, max_num_seqs });
@@ -247,10 +249,11 @@ mod tests {
         let memory = Memory::Device(DeviceMemory { free: 60 << 20, total: 100 << 20 });
         let cache = cache(&[None], 1024, 0);
         let blocks = |flags: &[&str]| blocks_in(memory, flags, &cache);
-        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5"]), Ok(10 * 64));
-        assert_eq!(blocks(&["--gpu-memory-utilization", "1"]), Ok(60 * 64));
+        // Less what recordings take.
+        assert_eq!(blocks(&["--gpu-memory-utilization", "0.6"]), Ok(10 * 64));
+        assert_eq!(blocks(&["--gpu-memory-utilization", "1"]), Ok(50 * 64));
         assert_eq!(blocks(&["--kv-cache-memory-bytes", "16777216"]), Ok(1024));
-        assert!(blocks(&["--gpu-memory-utilization", "0.4"]).is_err());
+        assert!(blocks(&["--gpu-memory-utilization", "0.5"]).is_err());
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use kernels::ops::{Act, Backend, Batch, DType, DeviceMemory, Epilogue, KvLayer, Norm, RowSelection};
+use kernels::ops::{
+    Act, Backend, Batch, DType, DeviceMemory, Epilogue, KvLayer, Norm, Recordable, RowSelection, Timing,
+};
 use model_spec::{ModelSpec, Residual};
 
 use crate::acts::{Acts, Buffers};
@@ -153,8 +155,64 @@ impl Decoder {
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
         batch::check_choices(choices, logit_rows.len(), self.slots)?;
-        self.run(batch, logit_rows, group, None)?;
+        self.check(batch, logit_rows, group)?;
+        // A row a sequence, and a choice from each of them.
+        let is_plain = [batch.sequences.len(), choices.len()] == [batch.tokens.len(); 2];
+        if is_plain && let Some(ticket) = self.backend.replay(batch, choices) {
+            self.num_logits = logit_rows.len();
+            return Ok(ticket);
+        }
+        if is_plain {
+            self.backend.begin_padded(batch);
+        } else {
+            self.backend.begin(batch);
+        }
+        self.walk(batch.tokens.len(), logit_rows, group, None)?;
         Ok(self.backend.choose(self.acts.logits, choices))
+    }
+
+    pub(crate) fn set_recordable(&mut self, rows: &[usize]) {
+        self.backend.set_recordable(rows);
+    }
+
+    pub(crate) fn recording_bytes(&self, kinds: usize) -> u64 {
+        self.backend.recording_bytes(kinds, self.network.layers.len())
+    }
+
+    pub(crate) fn next_recording(&self) -> Option<Recordable> {
+        // Ranks meet on the host.
+        self.backend.next_recording().filter(|_| self.shard.size == 1)
+    }
+
+    pub(crate) fn record(
+        &mut self,
+        step: Recordable,
+        group: &mut dyn Collective,
+    ) -> Result<Result<(), String>, ForwardError> {
+        if !step.has_run {
+            let ticket = self.pass_of_nobody(step.rows, group)?;
+            self.take(ticket, &mut Vec::new())?;
+        }
+        self.backend.start_recording();
+        let passed = self.pass_of_nobody(step.rows, group);
+        let recorded = self.backend.end_recording();
+        passed.map(|_| recorded)
+    }
+
+    /// A step of rows that belong to no sequence.
+    fn pass_of_nobody(&mut self, rows: usize, group: &mut dyn Collective) -> Result<Ticket, ForwardError> {
+        let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
+        self.backend.begin_padded(Batch { tokens: &zeros, positions: &zeros, sequences: &[] });
+        self.walk(rows, &every, group, None)?;
+        Ok(self.backend.choose(self.acts.logits, &[]))
+    }
+
+    pub(crate) fn start_profile(&mut self) {
+        self.backend.start_profile();
+    }
+
+    pub(crate) fn end_profile(&mut self) -> Vec<Timing> {
+        self.backend.end_profile()
     }
 
     pub(crate) fn is_done(&mut self, ticket: Ticket) -> bool {
@@ -174,7 +232,8 @@ impl Decoder {
         self.check_device()?;
         let data = match (rows, self.shard.size) {
             (0, _) => &[],
-            (_, 1) => self.backend.read(self.acts.logits),
+            // Rows of padding come last.
+            (_, 1) => &self.backend.read(self.acts.logits)[..rows * vocab],
             _ => &self.logits[..rows * vocab],
         };
         Ok(Logits { rows, vocab, data })
@@ -187,22 +246,21 @@ impl Decoder {
         group: &mut dyn Collective,
         observer: Option<Observer<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
-        self.run(batch, logit_rows, group, observer)?;
+        self.check(batch, logit_rows, group)?;
+        self.backend.begin(batch);
+        self.walk(batch.tokens.len(), logit_rows, group, observer)?;
         self.logits()
     }
 
-    /// Runs a step up to its logits.
-    fn run(
+    /// Runs a step that has begun up to its logits.
+    fn walk(
         &mut self,
-        batch: Batch<'_>,
+        num_rows: usize,
         logit_rows: &[u32],
         group: &mut dyn Collective,
         observer: Option<Observer<'_>>,
     ) -> Result<(), ForwardError> {
-        self.check(batch, logit_rows, group)?;
-        self.backend.begin(batch);
-        let mut step =
-            Step { x: self.acts.x, pending: false, num_rows: batch.tokens.len(), logit_rows, group, observer };
+        let mut step = Step { x: self.acts.x, pending: false, num_rows, logit_rows, group, observer };
         self.embed(&mut step)?;
         for index in 0..self.network.layers.len() {
             self.layer(index, &mut step)?;
@@ -344,16 +402,13 @@ impl Decoder {
     }
 
     fn head(&mut self, mut step: Step<'_, '_>) -> Result<(), ForwardError> {
-        self.enter(&mut step, None, Residual::Sequential);
+        let norm = self.network.final_norm;
+        let mut input = if step.x != self.acts.picked && step.logit_rows.len() == step.num_rows {
+            self.enter(&mut step, norm, Residual::Sequential)
+        } else {
+            self.pick(&mut step, norm)
+        };
         let Self { backend, network, acts, .. } = self;
-        if step.x != acts.picked {
-            backend.gather(step.x, RowSelection { rows: step.logit_rows }, acts.picked);
-        }
-        let mut input = acts.picked;
-        if let Some(norm) = network.final_norm {
-            backend.norm(input, norm, acts.picked_normed);
-            input = acts.picked_normed;
-        }
         if let Some((matrix, projected)) = network.project_out.zip(acts.projected) {
             backend.matmul(input, matrix, None, Epilogue::Store, projected);
             input = projected;
@@ -369,6 +424,18 @@ impl Decoder {
             self.gather_logits(step.logit_rows.len(), step.group)?;
         }
         Ok(())
+    }
+
+    /// The rows with logits alone, and their norm.
+    fn pick(&mut self, step: &mut Step<'_, '_>, norm: Option<Norm>) -> Act {
+        self.enter(step, None, Residual::Sequential);
+        let Self { backend, acts, .. } = self;
+        if step.x != acts.picked {
+            backend.gather(step.x, RowSelection { rows: step.logit_rows }, acts.picked);
+        }
+        let Some(norm) = norm else { return acts.picked };
+        backend.norm(acts.picked, norm, acts.picked_normed);
+        acts.picked_normed
     }
 
     pub(crate) fn device_memory(&self) -> Option<DeviceMemory> {

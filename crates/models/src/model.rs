@@ -2,7 +2,7 @@
 
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use kernels::ops::{Batch, DeviceMemory};
+use kernels::ops::{Batch, DeviceMemory, Recordable, Timing};
 use model_spec::ModelSpec;
 
 use crate::arch::echo;
@@ -143,6 +143,55 @@ impl Model {
     pub fn set_slots(&mut self, count: usize) {
         if let Inner::Decoder(decoder) = &mut self.inner {
             decoder.set_slots(count);
+        }
+    }
+
+    /// Numbers of rows, ascending, that steps of one row a sequence are padded to, and that a device should record steps of: see
+    /// [`kernels::ops::Backend::set_recordable`].
+    pub fn set_recordable(&mut self, rows: &[usize]) {
+        if let Inner::Decoder(decoder) = &mut self.inner {
+            decoder.set_recordable(rows);
+        }
+    }
+
+    /// Bytes of device memory that recordings of so many kinds of steps may take.
+    pub fn recording_bytes(&self, kinds: usize) -> u64 {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.recording_bytes(kinds),
+            Inner::Echo(_) => 0,
+        }
+    }
+
+    /// What the device should record next; absent when there is nothing left, or the device records nothing, or the step passes through the
+    /// host: that of a group of several ranks does.
+    pub fn next_recording(&self) -> Option<Recordable> {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.next_recording(),
+            Inner::Echo(_) => None,
+        }
+    }
+
+    /// Lets the device record a kind of step; steps under way go on meanwhile. One that has not run is run first, which needs room for a
+    /// step under way. The inner error says why steps cannot be recorded; they run all the same.
+    pub fn record(&mut self, step: Recordable, group: &mut dyn Collective) -> Result<Result<(), String>, ForwardError> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.record(step, group),
+            Inner::Echo(_) => Err(ForwardError::NoLogits),
+        }
+    }
+
+    /// From here on the device times what it does: see [`kernels::ops::Backend::start_profile`].
+    pub fn start_profile(&mut self) {
+        if let Inner::Decoder(decoder) = &mut self.inner {
+            decoder.start_profile();
+        }
+    }
+
+    /// Waits for the device and returns what it did since [`Model::start_profile`].
+    pub fn end_profile(&mut self) -> Vec<Timing> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.end_profile(),
+            Inner::Echo(_) => Vec::new(),
         }
     }
 

@@ -56,6 +56,11 @@ impl Acts {
         Act(u32::try_from(self.buffers.len() - 1).expect("far fewer buffers"))
     }
 
+    /// Rows that the largest buffer has room for.
+    pub(crate) fn most_rows(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.max_rows).max().unwrap_or(0)
+    }
+
     /// A step of `rows` rows begins.
     pub(crate) fn begin(&mut self, rows: usize) {
         self.rows = rows;

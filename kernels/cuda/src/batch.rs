@@ -98,14 +98,16 @@ pub(crate) struct Batch {
     capacity: Capacity,
     /// `first_block` is the list of the table turned to.
     pub(crate) pointers: Pointers,
+    /// Rows of the step, padding included; and without.
     rows: usize,
+    own_rows: usize,
     /// Block tables of a sequence, and which of them kernels see.
     tables: usize,
     table: usize,
     /// Tokens of each sequence, and blocks of each of its tables, to check against the cache's block size.
     ends: Vec<usize>,
     blocks: Vec<usize>,
-    /// Rows of each sequence.
+    /// Rows of each sequence; 1 for each of padding.
     lengths: Vec<usize>,
 }
 
@@ -114,6 +116,12 @@ impl Batch {
         self.rows
     }
 
+    /// Rows without padding.
+    pub(crate) fn own_rows(&self) -> usize {
+        self.own_rows
+    }
+
+    /// Those that launches are made for.
     pub(crate) fn sequences(&self) -> usize {
         self.lengths.len()
     }
@@ -131,11 +139,20 @@ impl Batch {
         self.lengths.iter().filter(|length| **length > 1).map(|length| (length * group).div_ceil(size)).sum()
     }
 
-    /// Sends a batch to the device.
-    pub(crate) fn set(&mut self, device: &mut Device, batch: ops::Batch<'_>) {
+    /// Makes room for steps of the usual sizes, so that addresses stay.
+    pub(crate) fn prepare(&mut self, device: &mut Device, rows: usize, sequences: usize) {
+        /// Blocks of a sequence.
+        const BLOCKS: usize = 512;
+        self.reserve(device, Capacity { rows, sequences, tables: 1, blocks: sequences * BLOCKS });
+    }
+
+    /// Sends a batch to the device; if `padded`, with rows up to that number at its end that count as sequences of one row each. While steps
+    /// are recorded, nothing is sent.
+    pub(crate) fn set(&mut self, device: &mut Device, batch: ops::Batch<'_>, padded: Option<usize>) {
         let ops::Batch { tokens, positions, sequences } = batch;
         assert_eq!(tokens.len(), positions.len(), "tokens and positions of a batch");
-        self.rows = tokens.len();
+        let rows = padded.unwrap_or(tokens.len());
+        (self.rows, self.own_rows) = (rows, sequences.iter().map(|sequence| sequence.num_rows).sum());
         self.tables = sequences.first().map_or(0, |sequence| sequence.tables.len());
         self.ends.clear();
         self.blocks.clear();
@@ -147,11 +164,17 @@ impl Batch {
             self.ends.push(sequence.start + sequence.num_rows);
             self.blocks.extend(sequence.tables.iter().map(Vec::len));
         }
+        if padded.is_some() {
+            assert!(self.lengths.iter().all(|length| *length == 1), "a padded step has one row a sequence");
+            self.lengths.resize(rows, 1);
+        }
         let (tables, blocks) = (self.tables, self.blocks.iter().sum());
-        self.reserve(device, Capacity { rows: self.rows, sequences: sequences.len(), tables, blocks });
+        self.reserve(device, Capacity { rows, sequences: self.lengths.len(), tables, blocks });
         self.turn_to(0);
         let capacity = self.capacity;
-        self.upload.send(device, capacity.layout().len(blocks), |numbers| capacity.fill(batch, numbers));
+        if !device.is_recording() {
+            self.upload.send(device, capacity.layout().len(blocks), |numbers| capacity.fill(batch, rows, numbers));
+        }
     }
 
     /// From here on, kernels see this block table of each sequence.
@@ -237,9 +260,11 @@ impl Capacity {
         Layout { tokens, positions, row_sequence, first_row, num_rows, start, first_block, blocks }
     }
 
-    fn fill(&self, batch: ops::Batch<'_>, numbers: &mut [u32]) {
+    /// `rows`: padding included.
+    fn fill(&self, batch: ops::Batch<'_>, rows: usize, numbers: &mut [u32]) {
         let ops::Batch { tokens, positions, sequences } = batch;
         let layout = self.layout();
+        let padding = tokens.len()..rows;
         let rows = tokens.len();
         let longest = sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
         let chunk = sequences.iter().map(|sequence| sequence.num_rows).max().unwrap_or(0);
@@ -247,6 +272,9 @@ impl Capacity {
         numbers[..COUNTS].copy_from_slice(&counts);
         numbers[layout.tokens..][..rows].copy_from_slice(tokens);
         numbers[layout.positions..][..rows].copy_from_slice(positions);
+        // Any token will do, but must be one.
+        numbers[layout.tokens..][padding.clone()].fill(0);
+        numbers[layout.positions..][padding].fill(0);
         numbers[layout.row_sequence..][..self.rows].fill(NOBODY);
         numbers[layout.num_rows..][..self.sequences].fill(0);
         let mut first_block = 0;
@@ -279,9 +307,10 @@ mod tests {
         ];
         let batch = ops::Batch { tokens: &[1, 2, 3, 4], positions: &[5, 6, 0, 0], sequences: &sequences };
         let mut numbers = vec![77; layout.len(6)];
-        capacity.fill(batch, &mut numbers);
+        capacity.fill(batch, 6, &mut numbers);
         assert_eq!(numbers[..4], [4, 2, 7, 2]);
-        assert_eq!(numbers[layout.tokens..][..4], [1, 2, 3, 4]);
+        assert_eq!(numbers[layout.tokens..][..7], [1, 2, 3, 4, 0, 0, 77]);
+        assert_eq!(numbers[layout.positions..][..7], [5, 6, 0, 0, 0, 0, 77]);
         assert_eq!(numbers[layout.row_sequence..][..5], [0, 0, 1, NOBODY, NOBODY]);
         assert_eq!(numbers[layout.num_rows..][..3], [2, 1, 0]);
         assert_eq!(numbers[layout.first_block..][..2], [0, 4]);

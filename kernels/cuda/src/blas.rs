@@ -83,11 +83,19 @@ impl Blas {
         }
         let Some(Some(plan)) = self.plans.get(&key) else { return false };
         let (handle, workspace) = (self.handle, &self.workspace);
-        let stream = device.context.stream;
-        if device.fault().is_none()
-            && let Err(error) = plan.run(handle, workspace, stream.cast(), key, operands)
-        {
-            device.fail(format!("cuBLASLt failed at {key:?}: {error}"));
+        let mut failed = None;
+        device.queue(
+            || format!("cuBLASLt [{} x {} x {}]", key.rows, key.n, key.k),
+            |context| {
+                failed = plan.run(handle, workspace, context.stream.cast(), key, operands).err();
+                Ok(())
+            },
+        );
+        if let Some(error) = failed {
+            let reason = || format!("cuBLASLt failed at {key:?}: {error}");
+            if !device.refuse(reason) {
+                device.fail(reason());
+            }
         }
         true
     }

@@ -10,7 +10,7 @@ use super::choose_numbers::{CHOICE_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMB
 use super::choose_numbers::{can_choose, read_row, write_row, write_settings};
 use super::context::{Event, Memory, Pinned};
 use super::device::{Device, Name, Shape, args};
-use kernels::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket, slot_of};
+use kernels::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket};
 use kernels::ops::DType;
 
 /// `struct Tables` of the kernel.
@@ -48,6 +48,8 @@ pub(crate) struct Slots {
     /// Settings that wait for the next step: their numbers, and where each slot's begin.
     settings: Vec<u32>,
     starts: Vec<u32>,
+    /// Where a step's rows lie, and settings on their way.
+    rows: Upload,
     upload: Upload,
     buffers: Vec<(Pinned, Event)>,
     flights: VecDeque<Flight>,
@@ -99,6 +101,7 @@ impl Slots {
         let (vocab, words) = (vocab as u32, words as u32);
         self.tables = Tables { choices, masks, biased, biases, counts, last, vocab, words };
         self.results = Results { best, tokens, details };
+        self.rows.reserve(device, count * ROW_NUMBERS);
         for _ in 0..STEPS_IN_FLIGHT {
             let (pinned, event) = (device.pin(count * (1 + DETAILS_NUMBERS) * 4), device.event());
             self.buffers.extend(pinned.zip(event));
@@ -116,29 +119,52 @@ impl Slots {
         write_settings(slot, choice, counts, self.vocab, &mut self.settings);
     }
 
-    /// Puts tokens in the place of a batch's entries that name slots; `on_device` is where they lie.
-    pub(crate) fn resolve(&self, device: &mut Device, entries: &[u32], on_device: CUdeviceptr) {
-        if entries.iter().any(|&entry| slot_of(entry).is_some()) {
-            let name = Name::in_file("choose", "choose_inputs", &[]);
-            let (rows, last) = (entries.len() as u32, self.tables.last);
-            device.launch(name, Shape::elements(entries.len()), args![on_device, last, rows]);
-        }
+    /// Puts tokens in the place of a batch's first `rows` entries that name slots; `on_device` is where they lie.
+    pub(crate) fn resolve(&self, device: &mut Device, rows: usize, on_device: CUdeviceptr) {
+        let name = Name::in_file("choose", "choose_inputs", &[]);
+        device.launch(name, Shape::elements(rows), args![on_device, self.tables.last, rows as u32]);
     }
 
-    pub(crate) fn choose(&mut self, device: &mut Device, logits: Option<View>, rows: &[ChoiceRow]) -> Ticket {
-        assert!(self.flights.len() < STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
-        assert!(rows.len() <= self.count, "{} rows for {} slots", rows.len(), self.count);
-        let data = self.send(device, rows);
+    /// Ends a step.
+    pub(crate) fn choose(
+        &mut self,
+        device: &mut Device,
+        logits: Option<View>,
+        rows: &[ChoiceRow],
+        padded: usize,
+    ) -> Ticket {
+        self.send(device, rows, padded);
         if let Some(logits) = logits {
-            assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
             assert!(rows.iter().all(|row| (row.row as usize) < logits.rows), "rows of {} rows of logits", logits.rows);
-            let (tables, Results { best, tokens, details }) = (self.tables, self.results);
-            let name = Name::in_file("choose", "choose_best", &[]);
-            let shape = Shape { grid: [SPLITS, rows.len()], block: 256, shared: 0 };
-            device.launch(name, shape, args![tables, data, logits.ptr, best]);
-            let shape = Shape { grid: [rows.len(), 1], block: 1024, shared: 0 };
-            device.launch(Name::of("choose", &[]), shape, args![tables, data, logits.ptr, best, tokens, details]);
+            self.launch(device, logits, padded);
         }
+        self.expect(device, rows)
+    }
+
+    /// Sends rows, with rows of no slot after them, up to `padded`, and the settings that wait.
+    pub(crate) fn send(&mut self, device: &mut Device, rows: &[ChoiceRow], padded: usize) {
+        assert!(self.flights.len() < STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
+        assert!(padded <= self.count, "{padded} rows for {} slots", self.count);
+        self.rows.send(device, padded * ROW_NUMBERS, |numbers| {
+            let own = rows.iter().map(Some).chain(std::iter::repeat(None));
+            numbers.chunks_exact_mut(ROW_NUMBERS).zip(own).for_each(|(to, row)| write_row(row, to));
+        });
+        self.send_settings(device);
+    }
+
+    /// Queues the choice of `rows` rows of those sent.
+    pub(crate) fn launch(&self, device: &mut Device, logits: View, rows: usize) {
+        assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
+        let (tables, data, Results { best, tokens, details }) = (self.tables, self.rows.address(0), self.results);
+        let name = Name::in_file("choose", "choose_best", &[]);
+        let shape = Shape { grid: [SPLITS, rows], block: 256, shared: 0 };
+        device.launch(name, shape, args![tables, data, logits.ptr, best]);
+        let shape = Shape { grid: [rows, 1], block: 1024, shared: 0 };
+        device.launch(Name::of("choose", &[]), shape, args![tables, data, logits.ptr, best, tokens, details]);
+    }
+
+    /// Queues the results' way to the host.
+    pub(crate) fn expect(&mut self, device: &mut Device, rows: &[ChoiceRow]) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
         let wanted: Vec<_> = rows.iter().map(|row| self.wanted[row.slot as usize]).collect();
@@ -163,28 +189,24 @@ impl Slots {
         out.extend(rows.map(|((token, details), top)| read_row(*token, details, top, self.vocab)));
     }
 
-    /// Sends the rows, and with them the settings that wait; returns where the rows lie.
-    fn send(&mut self, device: &mut Device, rows: &[ChoiceRow]) -> CUdeviceptr {
-        let (first_start, first_setting) = (rows.len() * ROW_NUMBERS, rows.len() * ROW_NUMBERS + self.starts.len());
-        let total = first_setting + self.settings.len();
-        self.upload.reserve(device, total.next_power_of_two().max(1 << 12));
+    fn send_settings(&mut self, device: &mut Device) {
+        if self.starts.is_empty() {
+            return;
+        }
+        let total = self.starts.len() + self.settings.len();
+        self.upload.reserve(device, total.next_power_of_two().max(1 << 16));
         let (starts, settings) = (&self.starts, &self.settings);
         self.upload.send(device, total, |numbers| {
-            let (to, rest) = numbers.split_at_mut(first_start);
-            to.chunks_exact_mut(ROW_NUMBERS).zip(rows).for_each(|(to, row)| write_row(row, to));
-            let (to, rest) = rest.split_at_mut(starts.len());
+            let (to, rest) = numbers.split_at_mut(starts.len());
             to.iter_mut().zip(starts).for_each(|(to, start)| *to = starts.len() as u32 + start);
             rest.copy_from_slice(settings);
         });
         let tables = self.tables;
-        if !self.starts.is_empty() {
-            let name = Name::in_file("choose", "choose_set", &[]);
-            let shape = Shape { grid: [self.starts.len(), 1], block: 256, shared: 0 };
-            device.launch(name, shape, args![tables, self.upload.address(first_start)]);
-        }
+        let name = Name::in_file("choose", "choose_set", &[]);
+        let shape = Shape { grid: [self.starts.len(), 1], block: 256, shared: 0 };
+        device.launch(name, shape, args![tables, self.upload.address(0)]);
         self.starts.clear();
         self.settings.clear();
-        self.upload.address(0)
     }
 
     /// Queues the copy of a step's results to the host.

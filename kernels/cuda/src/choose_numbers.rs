@@ -18,6 +18,7 @@ pub(crate) const ROW_NUMBERS: usize = 6;
 pub(crate) const DETAILS_NUMBERS: usize = 2 + 2 * MOST_TOP;
 
 const NO_LOGPROBS: u32 = u32::MAX;
+const NOBODY: u32 = u32::MAX;
 const MASKED: u32 = 1;
 const HOLDS: u32 = 2;
 const PENALISED: u32 = 4;
@@ -55,8 +56,9 @@ pub(crate) fn write_settings(slot: u32, choice: &Choice, counts: &[(u32, u32)], 
     out.extend(counts().flat_map(|(token, count)| [*token, *count]));
 }
 
-/// Writes a row as `struct Row`.
-pub(crate) fn write_row(row: &ChoiceRow, out: &mut [u32]) {
+/// Writes a row as `struct Row`; absent: one of no slot.
+pub(crate) fn write_row(row: Option<&ChoiceRow>, out: &mut [u32]) {
+    let Some(row) = row else { return out.copy_from_slice(&[0, 0, 0, NOBODY, 0, 0]) };
     let uniform = row.uniform.to_bits();
     let numbers = [uniform as u32, (uniform >> 32) as u32, row.row, row.slot, u32::from(row.hold_stops), 0];
     out.copy_from_slice(&numbers);

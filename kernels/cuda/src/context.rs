@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
@@ -25,6 +26,8 @@ pub(crate) struct Context {
     /// Bytes of shared memory that a block may ask for, and that a multiprocessor has.
     pub(crate) shared_of_block: usize,
     pub(crate) shared_of_multiprocessor: usize,
+    /// Pieces of device memory freed so far.
+    frees: AtomicU64,
 }
 
 // SAFETY: contexts and streams are handles that any thread may use; the driver locks what needs it.
@@ -70,8 +73,17 @@ impl Context {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed)?;
         // Dropped on the way out, it releases the context.
         let stream = std::ptr::null_mut();
-        let mut this =
-            Self { device, context, stream, name, arch, multiprocessors, shared_of_block, shared_of_multiprocessor };
+        let mut this = Self {
+            device,
+            context,
+            stream,
+            name,
+            arch,
+            multiprocessors,
+            shared_of_block,
+            shared_of_multiprocessor,
+            frees: AtomicU64::new(0),
+        };
         this.bind().map_err(failed)?;
         this.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
         Ok(Arc::new(this))
@@ -81,6 +93,16 @@ impl Context {
     pub(crate) fn bind(&self) -> Result<(), DriverError> {
         // SAFETY: the context lives as long as this.
         unsafe { result::ctx::set_current(self.context) }
+    }
+
+    /// How often device memory was freed. Addresses that were good at the same count are good now.
+    pub(crate) fn frees(&self) -> u64 {
+        self.frees.load(Ordering::Relaxed)
+    }
+
+    /// Whether the driver can tell the time between two events in the way that is asked for here: from CUDA 12.8 on.
+    pub(crate) fn tells_time(&self) -> bool {
+        driver_version().is_ok_and(|version| version >= 12_080)
     }
 
     /// Waits until all work is done.
@@ -102,11 +124,16 @@ impl Drop for Context {
     }
 }
 
-fn check_driver() -> Result<(), String> {
+/// The newest CUDA that the driver knows, as CUDA counts versions.
+fn driver_version() -> Result<c_int, DriverError> {
     let mut version = 0;
     // SAFETY: the driver is present, and the pointer is to an integer.
-    let result = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
-    result.map_err(|error| format!("the NVIDIA driver does not say its version: {}", explain(error)))?;
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map(|()| version)
+}
+
+fn check_driver() -> Result<(), String> {
+    let failed = |error| format!("the NVIDIA driver does not say its version: {}", explain(error));
+    let version = driver_version().map_err(failed)?;
     if version >= LOWEST_DRIVER {
         return Ok(());
     }
@@ -146,6 +173,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        self.context.frees.fetch_add(1, Ordering::Relaxed);
         if self.context.bind().is_ok() {
             // SAFETY: allocated in `new`; freeing waits for work that uses it.
             let _ = unsafe { result::free_sync(self.ptr) };
@@ -223,6 +251,22 @@ impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
         Ok(Self { context: context.clone(), event })
+    }
+
+    /// One that knows when it was: the stream has got so far.
+    pub(crate) fn stamp(context: &Arc<Context>) -> Result<Self, DriverError> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        let stamp = Self { context: context.clone(), event };
+        stamp.record()?;
+        Ok(stamp)
+    }
+
+    /// Microseconds from one stamp to another, both of which the stream has passed.
+    pub(crate) fn micros_since(&self, start: &Self) -> Result<f64, DriverError> {
+        let mut millis = 0.0_f32;
+        // SAFETY: both events are alive, of one context, and know their times.
+        unsafe { sys::cuEventElapsedTime_v2(&raw mut millis, start.event, self.event) }.result()?;
+        Ok(f64::from(millis) * 1e3)
     }
 
     pub(crate) fn record(&self) -> Result<(), DriverError> {

@@ -9,10 +9,12 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use super::context::{Context, Event, Memory, Pinned, explain, load_module};
+use super::graph::{self, Graph};
 use super::libraries::Folders;
 use super::modules::Compiler;
+use super::profile::Profile;
 use super::special::{HOPPER, Special};
-use kernels::ops::DType;
+use kernels::ops::{DType, Timing};
 
 /// A GPU with its kernels.
 pub(crate) struct Device {
@@ -23,6 +25,15 @@ pub(crate) struct Device {
     compiler: Compiler,
     special: HashMap<Special, Option<Module>>,
     fault: Option<String>,
+    recording: Option<Recording>,
+    profile: Option<Profile>,
+}
+
+/// What is queued is recorded instead of run.
+#[derive(Default)]
+struct Recording {
+    /// Why it cannot be used: something was asked for that cannot be recorded, or failed.
+    refused: Option<String>,
 }
 
 /// A module with one function, and the dynamic shared memory that the function may use so far.
@@ -67,6 +78,13 @@ pub(crate) struct Shape {
     pub(crate) shared: usize,
 }
 
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { grid: [x, y], block, .. } = self;
+        write!(f, "[{x} x {y} blocks of {block}]")
+    }
+}
+
 impl Shape {
     /// Blocks of `block` threads for `count` elements, each thread taking several when there are very many.
     pub(crate) fn elements(count: usize) -> Self {
@@ -100,7 +118,16 @@ impl Device {
                 load_module(&file.cubin).map_err(|error| format!("kernel {}: {}", file.name, explain(error)))?;
             modules.insert(file.name, module);
         }
-        Ok(Self { context, modules, functions: HashMap::new(), compiler, special: HashMap::new(), fault: None })
+        Ok(Self {
+            context,
+            modules,
+            functions: HashMap::new(),
+            compiler,
+            special: HashMap::new(),
+            fault: None,
+            recording: None,
+            profile: None,
+        })
     }
 
     pub(crate) fn fault(&self) -> Option<&str> {
@@ -123,12 +150,92 @@ impl Device {
         }
         match run(&self.context) {
             Ok(value) => Some(value),
+            // Nothing has run.
+            Err(error) if self.is_recording() => {
+                self.refuse(|| format!("{} cannot be recorded: {}", what(), explain(error)));
+                None
+            }
             Err(error) => {
                 let name = &self.context.name;
                 self.fail(format!("GPU {name} failed: {}: {}", what(), explain(error)));
                 None
             }
         }
+    }
+
+    /// Does what must not be part of a recording.
+    fn attempt_now<T>(
+        &mut self,
+        what: impl Fn() -> String,
+        run: impl FnOnce(&Arc<Context>) -> Result<T, DriverError>,
+    ) -> Option<T> {
+        if self.refuse(|| format!("a step needs {}", what())) { None } else { self.attempt(&what, run) }
+    }
+
+    /// Queues a kernel or the like; a profile notes it.
+    pub(crate) fn queue(
+        &mut self,
+        name: impl Fn() -> String,
+        run: impl FnOnce(&Arc<Context>) -> Result<(), DriverError>,
+    ) {
+        let mut profile = self.profile.take();
+        self.attempt(
+            || format!("kernel {}", name()),
+            |context| match &mut profile {
+                Some(profile) => profile.note(context, name(), run),
+                None => run(context),
+            },
+        );
+        self.profile = profile;
+    }
+
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// Gives a recording up, if there is one; whether there is.
+    pub(crate) fn refuse(&mut self, reason: impl FnOnce() -> String) -> bool {
+        let Some(recording) = &mut self.recording else { return false };
+        recording.refused.get_or_insert_with(reason);
+        true
+    }
+
+    /// From here on what is queued is recorded and does not run.
+    pub(crate) fn start_recording(&mut self) {
+        if self.attempt(|| "starting to record".to_owned(), |context| graph::begin(context)).is_some() {
+            self.recording = Some(Recording::default());
+        }
+    }
+
+    /// What was recorded since then, or why it cannot be used.
+    pub(crate) fn end_recording(&mut self) -> Result<Graph, String> {
+        let Some(Recording { refused }) = self.recording.take() else {
+            return Err(self.fault.clone().unwrap_or_else(|| "nothing was recorded".to_owned()));
+        };
+        if let Some(reason) = refused {
+            graph::abandon(&self.context);
+            return Err(reason);
+        }
+        graph::end(&self.context).map_err(|error| format!("the driver does not take the recording: {}", explain(error)))
+    }
+
+    /// Queues a recording.
+    pub(crate) fn replay(&mut self, graph: &Graph) {
+        self.queue(|| "recorded step".to_owned(), |_| graph.launch());
+    }
+
+    /// From here on, what is queued is timed.
+    pub(crate) fn start_profile(&mut self) {
+        if self.context.tells_time() {
+            self.profile = self.attempt(|| "a profile".to_owned(), Profile::start);
+        }
+    }
+
+    /// Waits for what was queued since then, and says how long it took.
+    pub(crate) fn end_profile(&mut self) -> Vec<Timing> {
+        self.synchronize();
+        let Some(profile) = self.profile.take() else { return Vec::new() };
+        self.attempt(|| "a profile".to_owned(), |_| profile.timings()).unwrap_or_default()
     }
 
     /// To be called where another thread may have worked before.
@@ -141,26 +248,28 @@ impl Device {
             let free = super::context::free_and_total().map_or(0, |(free, _)| free);
             format!("{} MiB for {what} ({} MiB are free)", bytes.div_ceil(1 << 20), free >> 20)
         };
-        self.attempt(size, |context| Memory::new(context, bytes))
+        self.attempt_now(size, |context| Memory::new(context, bytes))
     }
 
     pub(crate) fn pin(&mut self, bytes: usize) -> Option<Pinned> {
-        self.attempt(|| format!("{bytes} bytes of pinned host memory"), |context| Pinned::new(context, bytes))
+        self.attempt_now(|| format!("{bytes} bytes of pinned host memory"), |context| Pinned::new(context, bytes))
     }
 
     pub(crate) fn event(&mut self) -> Option<Event> {
-        self.attempt(|| "an event".to_owned(), Event::new)
+        self.attempt_now(|| "an event".to_owned(), Event::new)
     }
 
     /// Waits for all work. A kernel's fault shows here.
     pub(crate) fn synchronize(&mut self) {
-        self.attempt(|| "a step".to_owned(), |context| context.synchronize());
+        if !self.refuse(|| "a step waits for the device".to_owned()) {
+            self.attempt(|| "a step".to_owned(), |context| context.synchronize());
+        }
     }
 
     /// Queues a copy from pinned host memory, which must stay as it is until the copy was waited for.
     pub(crate) fn upload(&mut self, from: &Pinned, range: std::ops::Range<usize>, to: sys::CUdeviceptr) {
         assert!(range.end <= from.bytes, "{range:?} of {} bytes", from.bytes);
-        self.attempt(
+        self.attempt_now(
             || "a copy to the device".to_owned(),
             // SAFETY: the range is inside the pinned memory (checked); the caller gives room for it at `to`.
             |context| unsafe {
@@ -173,7 +282,7 @@ impl Device {
     /// Copies to pinned host memory and waits for it.
     pub(crate) fn download(&mut self, from: sys::CUdeviceptr, to: &mut Pinned, bytes: usize) {
         assert!(bytes <= to.bytes);
-        self.attempt(
+        self.attempt_now(
             || "a copy from the device".to_owned(),
             // SAFETY: there is room (checked), and `bytes` bytes at `from` (the caller's).
             |context| unsafe {
@@ -190,7 +299,7 @@ impl Device {
         if bytes == 0 {
             return;
         }
-        self.attempt(
+        self.attempt_now(
             || "a copy from the device".to_owned(),
             // SAFETY: there is room (checked), and `bytes` bytes at `from` (the caller's).
             |context| unsafe {
@@ -216,8 +325,8 @@ impl Device {
             return;
         }
         let Some(function) = self.function(name) else { return };
-        self.attempt(
-            || format!("kernel {}", name.symbol()),
+        self.queue(
+            || format!("{} {shape}", name.symbol()),
             // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes.
             |context| unsafe {
                 let grid = (grid[0] as u32, grid[1] as u32, 1);
@@ -261,8 +370,8 @@ impl Device {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        self.attempt(
-            || format!("kernel {name}"),
+        self.queue(
+            || format!("{name} {shape}"),
             // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
             |context| unsafe {
                 let config = sys::CUlaunchConfig {
@@ -286,6 +395,9 @@ impl Device {
     /// The function, with leave to use `shared` bytes.
     fn special(&mut self, special: Special, shared: usize) -> Option<sys::CUfunction> {
         if !self.special.contains_key(&special) {
+            if self.refuse(|| format!("a step needs {}, which was not compiled before", special.file)) {
+                return None;
+            }
             let made = self.make_special(special);
             self.special.insert(special, made);
         }

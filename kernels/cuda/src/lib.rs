@@ -18,6 +18,7 @@ mod context;
 mod device;
 mod elementwise;
 mod experts;
+mod graph;
 mod groups;
 mod head_norms;
 mod libraries;
@@ -26,6 +27,8 @@ mod matmul_few;
 mod modules;
 mod norm;
 mod nvrtc;
+mod profile;
+mod recordings;
 mod rope_and_cache;
 mod routing;
 mod sources;
@@ -47,13 +50,14 @@ use cudarc::driver::sys::CUdeviceptr;
 use device::{Device, Name, Shape, args};
 use groups::Group;
 use head_norms::{HeadNorm, Waiting};
-use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
+use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket, slot_of};
 use kernels::ops::{
     self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads,
 };
 use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
-use kernels::ops::{ScanInput, State, Table, Vector};
+use kernels::ops::{Recordable, ScanInput, State, Table, Timing, Vector};
 use matmul::{Matmul, Product};
+use recordings::Recordings;
 use rope_and_cache::{Kv, takes_norms};
 use routing::Choices;
 use weights::{Staging, Weights};
@@ -85,6 +89,9 @@ pub struct CudaBackend {
     caches: Vec<Kv>,
     attention: Attention,
     waiting: Waiting,
+    recordings: Recordings,
+    /// The step under way was begun padded.
+    padded: bool,
 }
 
 // SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The context is made
@@ -112,6 +119,8 @@ impl CudaBackend {
             caches: Vec::new(),
             attention: Attention::default(),
             waiting: Waiting::default(),
+            recordings: Recordings::default(),
+            padded: false,
         })
     }
 
@@ -119,6 +128,20 @@ impl CudaBackend {
     fn settle(&mut self) {
         self.acts.settle(&mut self.device);
         self.norm_heads();
+    }
+
+    /// Starts a step, padded to so many rows if it is to be.
+    fn start(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
+        self.device.bind();
+        self.settle();
+        self.padded = padded.is_some();
+        self.batch.set(&mut self.device, batch, padded);
+        self.acts.begin(self.batch.rows());
+    }
+
+    /// Puts tokens in the place of entries that name slots.
+    fn resolve(&mut self) {
+        self.slots.resolve(&mut self.device, self.batch.rows(), self.batch.pointers.tokens);
     }
 
     /// Does the norms of heads that wait.
@@ -246,11 +269,15 @@ impl Backend for CudaBackend {
     }
 
     fn begin(&mut self, batch: ops::Batch<'_>) {
-        self.device.bind();
-        self.settle();
-        self.batch.set(&mut self.device, batch);
-        self.slots.resolve(&mut self.device, batch.tokens, self.batch.pointers.tokens);
-        self.acts.begin(self.batch.rows());
+        self.start(batch, None);
+        if batch.tokens.iter().any(|&entry| slot_of(entry).is_some()) {
+            self.resolve();
+        }
+    }
+
+    fn begin_padded(&mut self, batch: ops::Batch<'_>) {
+        self.start(batch, Some(self.recordings.padded(batch.tokens.len())));
+        self.resolve();
     }
 
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
@@ -503,6 +530,7 @@ impl Backend for CudaBackend {
     fn set_slots(&mut self, count: usize, vocab: usize) {
         self.device.bind();
         self.slots.set_count(&mut self.device, count, vocab);
+        self.batch.prepare(&mut self.device, self.acts.most_rows(), count);
     }
 
     fn can_choose(&self, choice: &Choice) -> bool {
@@ -516,8 +544,18 @@ impl Backend for CudaBackend {
     fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
         self.device.bind();
         self.settle();
-        let logits = (!rows.is_empty()).then(|| self.acts.view(logits));
-        self.slots.choose(&mut self.device, logits, rows)
+        // In a padded step all rows are chosen from, if any.
+        let padded = self.padded && rows.len() == self.batch.own_rows();
+        let count = if padded { self.batch.rows() } else { rows.len() };
+        let logits = (count > 0).then(|| self.acts.view(logits));
+        if self.device.is_recording() {
+            logits.into_iter().for_each(|logits| self.slots.launch(&mut self.device, logits, count));
+            return Ticket(u64::MAX);
+        }
+        if padded {
+            self.recordings.ran(count);
+        }
+        self.slots.choose(&mut self.device, logits, rows, count)
     }
 
     fn is_done(&mut self, ticket: Ticket) -> bool {
@@ -528,5 +566,55 @@ impl Backend for CudaBackend {
     fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
         self.device.bind();
         self.slots.take(&mut self.device, ticket, out);
+    }
+
+    fn set_recordable(&mut self, rows: &[usize]) {
+        self.recordings.set(rows);
+    }
+
+    fn recording_bytes(&self, kinds: usize, layers: usize) -> u64 {
+        recordings::bytes(kinds, layers)
+    }
+
+    fn next_recording(&self) -> Option<Recordable> {
+        self.device.fault().is_none().then(|| self.recordings.next())?
+    }
+
+    fn start_recording(&mut self) {
+        self.device.bind();
+        self.settle();
+        self.device.start_recording();
+    }
+
+    fn end_recording(&mut self) -> Result<(), String> {
+        self.device.bind();
+        match self.device.end_recording() {
+            Ok(graph) => self.recordings.keep(self.batch.rows(), graph),
+            Err(reason) => {
+                self.recordings.refuse();
+                return Err(reason);
+            }
+        }
+        Ok(())
+    }
+
+    fn replay(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
+        let padded = self.recordings.padded(batch.tokens.len());
+        self.recordings.graph(padded)?;
+        self.start(batch, Some(padded));
+        self.slots.send(&mut self.device, rows, padded);
+        // Not before the batch is there: making room for it frees memory.
+        self.device.replay(self.recordings.graph(padded)?);
+        Some(self.slots.expect(&mut self.device, rows))
+    }
+
+    fn start_profile(&mut self) {
+        self.device.bind();
+        self.device.start_profile();
+    }
+
+    fn end_profile(&mut self) -> Vec<Timing> {
+        self.device.bind();
+        self.device.end_profile()
     }
 }

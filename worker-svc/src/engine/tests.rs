@@ -1,7 +1,10 @@
-//! Plans submitted before the ones ahead of them are finished give what they give in order.
+//! Plans submitted before the ones ahead of them are finished give what they give in order, and recorded steps what steps give that run
+//! kernel by kernel. `QUIRE_TEST_DEVICE=cuda` computes on a GPU, which is the one that records.
 
 use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::ops::Backend;
+use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
 use models::{LoadFormat, LoadOptions};
 use proto::{LogitBias, NewSequence, Sampling, TokenIds};
 
@@ -22,15 +25,26 @@ fn model() -> Model {
         max_rows: 256,
         max_logit_rows: LOGIT_ROWS,
     };
-    let backend = CpuBackend::new(CpuOptions { threads: 1, isa: None });
-    let mut model = models::load(folder.as_ref(), &options, Box::new(backend), &mut |_| {}).unwrap();
+    let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap();
+    model.set_recordable(&[1, 2, 4, 8]);
     model.allocate(models::Memory { num_blocks: BLOCKS as usize, block_size: 16, max_sequences: 8 });
     model
 }
 
-fn engine(model: &mut Model) -> Engine<'_> {
+fn backend() -> Box<dyn Backend> {
+    if std::env::var("QUIRE_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+        let environment = std::env::var_os("VIRTUAL_ENV");
+        let surroundings = Surroundings { virtual_env: environment.as_deref(), ..Surroundings::default() };
+        let kernel_cache = Some(std::env::temp_dir().join("quire-test-kernels"));
+        let options = CudaOptions { ordinal: 0, folders: Folders::of(surroundings), kernel_cache };
+        return Box::new(CudaBackend::open(&options).unwrap());
+    }
+    Box::new(CpuBackend::new(CpuOptions { threads: 1, isa: None }))
+}
+
+fn engine<'m>(model: &'m mut Model, recorder: &'m mut Recorder) -> Engine<'m> {
     let slots = Slots::new(8, BLOCKS, 1, vec![2]);
-    Engine::new(model, slots, Box::new(Solo), Options { threads: 1, max_logit_rows: LOGIT_ROWS })
+    Engine::new((model, recorder), slots, Box::new(Solo), Options { threads: 1, max_logit_rows: LOGIT_ROWS })
 }
 
 fn sequence(slot: u32, prompt: &[u32], sampling: Sampling) -> NewSequence {
@@ -57,10 +71,21 @@ fn plan(step: u64, added: Vec<NewSequence>, rows: &[(u32, usize, usize, bool)]) 
     plan
 }
 
+/// When steps are recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Record {
+    Never,
+    /// Once they have run.
+    Meanwhile,
+    /// All of them, before the first plan.
+    First,
+}
+
 /// What plans give, each submitted as early as the engine lets it be, or when the one before it is finished.
-fn results(plans: &[StepPlan], ahead: bool) -> Vec<StepResult> {
-    let mut model = model();
-    let mut engine = engine(&mut model);
+fn results(plans: &[StepPlan], ahead: bool, record: Record) -> Vec<StepResult> {
+    let (mut model, mut recorder) = (model(), Recorder::new(record == Record::Never));
+    let mut engine = engine(&mut model, &mut recorder);
+    while record == Record::First && engine.record(false).unwrap() {}
     let mut waiting = plans.iter().cloned();
     let mut results = Vec::new();
     while results.len() < plans.len() {
@@ -76,8 +101,10 @@ fn results(plans: &[StepPlan], ahead: bool) -> Vec<StepResult> {
 }
 
 fn check(plans: &[StepPlan]) -> Vec<StepResult> {
-    let in_order = results(plans, false);
-    assert_eq!(results(plans, true), in_order);
+    let in_order = results(plans, false, Record::Never);
+    for record in [Record::Never, Record::Meanwhile, Record::First] {
+        assert_eq!(results(plans, true, record), in_order);
+    }
     in_order
 }
 
@@ -104,8 +131,8 @@ fn greedy_plans_run_ahead() {
     let given = check(&plans);
     assert!(given[1..].iter().all(|result| result.token.len() == 3));
     // They are ahead indeed: two tokens of a sequence are on their way.
-    let mut model = model();
-    let mut engine = engine(&mut model);
+    let (mut model, mut recorder) = (model(), Recorder::default());
+    let mut engine = engine(&mut model, &mut recorder);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
     let slot = engine.slots.get(0).unwrap();
@@ -170,8 +197,8 @@ fn a_slot_changes_hands_while_its_token_is_under_way() {
 #[test]
 fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
     let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 3);
-    let mut model = model();
-    let mut engine = engine(&mut model);
+    let (mut model, mut recorder) = (model(), Recorder::default());
+    let mut engine = engine(&mut model, &mut recorder);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
     // Position 2 is taken by plan 2; of what is under way, only position 3 is at hand.

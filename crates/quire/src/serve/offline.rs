@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
+use clap::{Args, Command, FromArgMatches};
 use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
 use proto::{DetokenizerReply, Inbound, Output, Prompt, RequestKey, Sampling, TokenBatch, TokenIds, inbound, prompt};
 use service_kit::{CancellationToken, control::ControlClient};
@@ -48,6 +49,30 @@ pub struct Offline {
     /// Tokens that the model knows.
     pub vocab_size: u32,
     _runtime_dir: RuntimeDir,
+}
+
+/// The flags of a single worker for a user's flags, and the folder that it may need until its end.
+pub async fn worker(settings: &Settings, environment: &Environment) -> anyhow::Result<(worker_svc::Args, RuntimeDir)> {
+    let screen = Screen::new(Form::Text);
+    let runtime_dir =
+        RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
+    let found = find(settings, environment, runtime_dir.path(), &screen).await?;
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let engine = Engine {
+        settings,
+        model: &found.model,
+        tokenizer: None,
+        fingerprint: &found.fingerprint,
+        runtime_dir: &runtime_dir,
+        port: None,
+        program: &program,
+    };
+    let role = Role::Worker(0);
+    let own = |word: &String| *word != role.word() && !word.starts_with("--supervised-by");
+    let words = engine.spec(role).args.into_iter().filter(own);
+    let command = worker_svc::Args::augment_args(Command::new(role.word()).no_binary_name(true));
+    let args = worker_svc::Args::from_arg_matches(&command.try_get_matches_from(words)?)?;
+    Ok((args, runtime_dir))
 }
 
 impl Offline {

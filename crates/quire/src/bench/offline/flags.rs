@@ -45,6 +45,9 @@ pub(super) struct LatencyArgs {
     /// Temperature of the draws; 0: greedy
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f32,
+    /// Instead, write to this JSON file where the time of a decode step and of the prefill goes on the device, kernel by kernel
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
     /// Write the figures to this JSON file
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,

@@ -4,6 +4,7 @@
 mod cases;
 mod flags;
 mod latency;
+mod profile;
 mod startup;
 mod throughput;
 
@@ -44,7 +45,10 @@ async fn measure(
 ) -> anyhow::Result<()> {
     let stage = Stage { settings, environment, process };
     match bench {
-        Bench::Latency(args) => latency::run(&args, stage).await,
+        Bench::Latency(args) => match &args.profile {
+            Some(file) => profile::run(&args, file, stage).await,
+            None => latency::run(&args, stage).await,
+        },
         Bench::Throughput(args) => throughput::run(&args, stage).await,
         Bench::Startup(args) => startup::run(&args, stage).await,
         Bench::Cases(args) => cases::run(&args, stage).await,

@@ -32,7 +32,7 @@ const fn short(name: &'static str, aliases: &'static [&'static str], takes: Take
     Foreign { name, aliases, takes }
 }
 
-/// Sorted by name. `Either` and `Any` need a reason: no model code is ever run, CPU steps are always eager, metrics and logs
+/// Sorted by name. `Either` and `Any` need a reason: no model code is ever run, metrics and logs
 /// have flags of their own, Quire's API needs no web framework.
 pub(super) const FOREIGN: &[Foreign] = &[
     flag("additional-config", Only(&["{}"])),
@@ -75,7 +75,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     flag("enable-scale-out", Off),
     flag("enable-sleep-mode", Off),
     flag("enable-tokenizer-info-endpoint", Off),
-    flag("enforce-eager", Either),
     flag("fingerprint-mode", Only(&["full"])),
     flag("fully-sharded-loras", Off),
     flag("grpc-port", Only(&[])),

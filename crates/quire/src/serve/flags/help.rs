@@ -55,6 +55,7 @@ fn placeholder(kind: Kind) -> &'static str {
         Kind::Seconds => " SECONDS",
         Kind::Json => " JSON",
         Kind::List => " VALUE...",
+        Kind::Counts => " N...",
     }
 }
 

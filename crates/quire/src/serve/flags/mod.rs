@@ -101,6 +101,7 @@ mod tests {
         match kind {
             Kind::Switch | Kind::Toggle => Value::Bool(true),
             Kind::List => Value::Many(vec!["a".to_owned(), "b".to_owned()]),
+            Kind::Counts => Value::Many(vec!["1".to_owned(), "2".to_owned()]),
             Kind::Choice(choices) => text(choices[0]),
             Kind::Json => text("{}"),
             Kind::Fraction => text("0.5"),

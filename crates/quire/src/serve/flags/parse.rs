@@ -175,7 +175,7 @@ impl Reader {
             if takes_value && value.is_none() {
                 value = words.next_if(|word| !is_flag(word) || word.parse::<f64>().is_ok());
             }
-            let list = matches!(&known, Known::Ours { flag, .. } if flag.kind == Kind::List);
+            let list = matches!(&known, Known::Ours { flag, .. } if flag.kind.is_list());
             self.take(&known, name, value)?;
             while let Some(more) = words.next_if(|word| list && !is_flag(word)) {
                 self.take(&known, name, Some(more))?;

@@ -25,11 +25,14 @@ pub(super) const GROUPS: &[Group] = &[
 #[rustfmt::skip]
 const MODEL: &[Flag] = &[
     flag("config", Kind::Text, "", To::SERVE, "YAML file with flags by their long names; the command line wins over it"),
+    flag("cudagraph-capture-sizes", Kind::Counts, "1, 2, 4, 8, 16, ...", To::WORKER, "Sequences of the decode steps that a GPU records and replays; others are padded to the next of them"),
     flag("device", Kind::Choice(&["auto", "cpu", "cuda"]), "auto", To::WORKER, "What to compute on; auto: a GPU where one can be used"),
     flag("download-dir", Kind::Text, "the hub cache", To::SERVE, "Folder for downloaded models"),
     flag("dtype", Kind::Choice(&["auto", "bfloat16", "half", "float16", "float", "float32"]), "auto", To::WORKER, "Number type of weights and KV cache; auto: the model's"),
+    flag("enforce-eager", Kind::Switch, "off", To::WORKER, "Run every step kernel by kernel, instead of recording decode steps (CUDA graphs)"),
     flag("hf-token", Kind::Text, "HF_TOKEN", To::SERVE, "Hugging Face token for gated models"),
     flag("load-format", Kind::Choice(&["auto", "hf", "safetensors", "pt", "gguf", "dummy"]), "auto", To::SERVE, "How weights must be stored; auto: whatever there is, dummy: random weights from config.json alone"),
+    flag("max-cudagraph-capture-size", COUNT, "512", To::WORKER, "Sequences of the largest decode step that a GPU records"),
     flag("max-model-len", Kind::MaxLen, "the model's", To::SCHEDULER.and(To::TOKENIZER).and(To::WORKER), "Longest prompt and answer together, in tokens (16k, 1M); auto or -1: what memory allows"),
     flag("model", Kind::Text, "wren, built in", To::SERVE, "The model, as the positional MODEL"),
     flag("revision", Kind::Text, "main", To::SERVE, "Branch, tag or commit of a Hugging Face model"),

@@ -30,6 +30,8 @@ pub(super) enum Kind {
     Json,
     /// One or more texts.
     List,
+    /// One or more whole numbers, 1 or more each.
+    Counts,
 }
 
 /// A checked value.
@@ -48,12 +50,21 @@ impl Kind {
         matches!(self, Self::Switch | Self::Toggle)
     }
 
+    pub(super) fn is_list(self) -> bool {
+        matches!(self, Self::List | Self::Counts)
+    }
+
     /// Checks one text and brings it into the form that processes parse.
     pub(super) fn check(self, text: &str) -> Result<Value, String> {
         let own = |fine: bool, problem: &str| if fine { Ok(text.to_owned()) } else { Err(problem.to_owned()) };
         let checked = match self {
             Self::Text => Ok(text.to_owned()),
             Self::List => return Ok(Value::Many(vec![text.to_owned()])),
+            Self::Counts => {
+                let fine = text.parse::<u32>().is_ok_and(|number| number > 0);
+                let number = own(fine, "must be whole numbers, 1 or more");
+                return number.map(|text| Value::Many(vec![text]));
+            }
             Self::Switch | Self::Toggle => return boolean(text).map(Value::Bool),
             Self::Count { least } => {
                 let fine = text.parse::<i64>().is_ok_and(|number| number >= least);
@@ -140,6 +151,7 @@ mod tests {
             (Kind::Count { least: 1 }, "3", "0"),
             (Kind::Count { least: -1 }, "-1", "x"),
             (Kind::Choice(&["a", "b"]), "b", "c"),
+            (Kind::Counts, "8", "0"),
             (Kind::Json, r#"["*"]"#, "*"),
             (Kind::Toggle, "False", "maybe"),
         ] {

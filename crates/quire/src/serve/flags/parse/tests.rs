@@ -46,7 +46,7 @@ fn members_of_json_flags_are_joined() {
 fn defaults_of_foreign_flags_are_fine() {
     for line in [
         "--pipeline-parallel-size 1 -dp 1 -O 3",
-        "--trust-remote-code --enforce-eager --disable-log-requests --swap-space 4",
+        "--trust-remote-code --disable-log-requests --swap-space 4",
         "--no-enable-lora --kv-cache-dtype auto",
         "--enable-lora=false",
     ] {

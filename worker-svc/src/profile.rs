@@ -1,0 +1,276 @@
+//! Where the time of steps goes, without a scheduler: a prefill and a decode step kernel by kernel, and replayed decode steps one after
+//! the other, submitted ahead as in service.
+
+use anyhow::{Context, bail};
+use collectives::Solo;
+use kernels::ops::Timing;
+use proto::{NewSequence, Sampling, StepPlan};
+use tokio::sync::mpsc;
+
+use crate::{
+    compute::load,
+    config::Args,
+    engine::{Engine, Options},
+    recording::Recorder,
+    slots::Slots,
+};
+
+/// Decode steps before those that count, and those.
+const WARM_STEPS: usize = 8;
+const STEPS: usize = 64;
+/// Kernels are queued behind a prefill of so many tokens, so that the device never waits for the host.
+const COVER: u32 = 8192;
+
+/// What to profile.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Sequences.
+    pub batch: u32,
+    /// Tokens of each prompt.
+    pub context: u32,
+}
+
+/// What the device did, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    /// The device, for people.
+    pub device: String,
+    /// The prompts, in as many steps as they take.
+    pub prefill: Vec<Timing>,
+    /// One decode step, kernel by kernel: their times add up to more than a step's, because in one they overlap.
+    pub decode: Vec<Timing>,
+    /// Decode steps, each a replay where steps can be recorded; otherwise empty.
+    pub replays: Vec<Timing>,
+}
+
+/// Profiles a model.
+pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
+    let (replies, _nobody) = mpsc::channel(1);
+    let (mut model, ready) = load(args, &replies)?;
+    let device = ready.device.clone();
+    let Shape { batch, context } = shape;
+    if batch >= ready.max_num_seqs {
+        bail!("--batch-size {batch}: a profile needs --max-num-seqs {} or more", batch + 1);
+    }
+    let mut recorder = Recorder::new(args.enforce_eager);
+    let slots = Slots::new(ready.max_num_seqs, ready.num_blocks, ready.cache_groups.len(), Vec::new());
+    let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
+    let engine = Engine::new((&mut model, &mut recorder), slots, Box::new(Solo), options);
+    let cover = args.max_num_batched_tokens.min(COVER).min(ready.max_model_len);
+    let budget = args.max_num_batched_tokens;
+    let groups = ready.cache_groups.len() as u32;
+    let mut stage = Stage { engine, block_size: args.block_size, groups, budget, next_block: 0, step: 0 };
+    let room = u64::from(batch) * u64::from(stage.blocks_of(context + (WARM_STEPS + 2 * STEPS) as u32))
+        + u64::from(stage.blocks_of(cover));
+    if room * u64::from(groups) > u64::from(ready.num_blocks) {
+        bail!("{batch} sequences of {context} tokens do not fit the KV cache ({} blocks)", ready.num_blocks);
+    }
+    let mut profile = Profile { device, ..Profile::default() };
+    while stage.engine.record(false)? {}
+    // Once for everything that is made at first use.
+    stage.prefill(shape)?;
+    stage.start_over(shape)?;
+    stage.engine.start_profile();
+    stage.prefill(shape)?;
+    profile.prefill = stage.engine.end_profile();
+    stage.decode(shape, WARM_STEPS, 0)?;
+    stage.engine.start_profile();
+    stage.decode(shape, STEPS, WARM_STEPS)?;
+    // One thing a step is a replay.
+    profile.replays = Some(stage.engine.end_profile()).filter(|timings| timings.len() == STEPS).unwrap_or_default();
+    profile.decode = stage.decode_under_cover(shape, cover, &args.recordable())?;
+    Ok(profile)
+}
+
+/// An engine and the plans it gets.
+struct Stage<'m> {
+    engine: Engine<'m>,
+    block_size: u32,
+    groups: u32,
+    /// Tokens of a step at most.
+    budget: u32,
+    next_block: u32,
+    step: u64,
+}
+
+impl Stage<'_> {
+    fn blocks_of(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.block_size)
+    }
+
+    /// A sequence with a prompt of `len` tokens and room for all steps.
+    fn sequence(&mut self, slot: u32, len: u32) -> NewSequence {
+        let each = self.blocks_of(len + (WARM_STEPS + 2 * STEPS) as u32);
+        let first = self.next_block;
+        self.next_block += each * self.groups;
+        NewSequence {
+            slot,
+            tokens: (0..len).map(|place| 1 + place % 97).collect(),
+            num_prompt_tokens: len,
+            blocks: (first..first + each * self.groups).collect(),
+            group_len: vec![each; self.groups as usize],
+            group_first: vec![0; self.groups as usize],
+            sampling: Some(Sampling { ignore_eos: true, ..Sampling::default() }),
+            ..NewSequence::default()
+        }
+    }
+
+    fn plan(&mut self) -> StepPlan {
+        self.step += 1;
+        StepPlan { step: self.step, ..StepPlan::default() }
+    }
+
+    fn add_row(plan: &mut StepPlan, slot: u32, start: u32, len: u32, sample: bool) {
+        plan.slot.push(slot);
+        plan.start.push(start);
+        plan.num_tokens.push(len);
+        plan.sample.push(sample.into());
+    }
+
+    /// Computes new sequences' prompts, as many tokens a step as there may be.
+    fn prefill(&mut self, shape: Shape) -> anyhow::Result<()> {
+        let mut plan = self.plan();
+        plan.added = (0..shape.batch).map(|slot| self.sequence(slot, shape.context)).collect();
+        let mut left = self.budget;
+        for slot in 0..shape.batch {
+            let mut start = 0;
+            while start < shape.context {
+                let len = left.min(shape.context - start);
+                Self::add_row(&mut plan, slot, start, len, start + len == shape.context);
+                (start, left) = (start + len, left - len);
+                if left == 0 {
+                    let next = self.plan();
+                    self.run(std::mem::replace(&mut plan, next))?;
+                    left = self.budget;
+                }
+            }
+        }
+        if !plan.slot.is_empty() {
+            self.run(plan)?;
+        }
+        self.drain()
+    }
+
+    /// Takes `steps` tokens of each sequence after the first and `done` more.
+    fn decode(&mut self, shape: Shape, steps: usize, done: usize) -> anyhow::Result<()> {
+        for step in 0..steps {
+            let plan = self.decode_plan(shape, done + step);
+            self.run(plan)?;
+        }
+        self.drain()
+    }
+
+    fn decode_plan(&mut self, shape: Shape, done: usize) -> StepPlan {
+        let mut plan = self.plan();
+        (0..shape.batch).for_each(|slot| Self::add_row(&mut plan, slot, shape.context + done as u32, 1, true));
+        plan
+    }
+
+    /// A decode step kernel by kernel, queued while a prefill of `cover` tokens runs.
+    fn decode_under_cover(&mut self, shape: Shape, cover: u32, recordable: &[usize]) -> anyhow::Result<Vec<Timing>> {
+        self.engine.forget_recordings(recordable);
+        let mut timings = Vec::new();
+        // Once for what is compiled for a prefill of this length.
+        for round in 0..2 {
+            let mut plan = self.plan();
+            plan.removed = if round == 0 { Vec::new() } else { vec![shape.batch] };
+            if round > 0 {
+                self.next_block -= self.blocks_of(cover + (WARM_STEPS + 2 * STEPS) as u32) * self.groups;
+            }
+            plan.added = vec![self.sequence(shape.batch, cover)];
+            Self::add_row(&mut plan, shape.batch, 0, cover, false);
+            self.engine.submit(plan)?;
+            self.engine.start_profile();
+            let plan = self.decode_plan(shape, WARM_STEPS + STEPS + round);
+            self.engine.submit(plan)?;
+            timings = self.engine.end_profile();
+            self.drain()?;
+        }
+        Ok(timings)
+    }
+
+    /// Forgets all sequences.
+    fn start_over(&mut self, shape: Shape) -> anyhow::Result<()> {
+        let mut plan = self.plan();
+        plan.removed = (0..shape.batch).collect();
+        self.next_block = 0;
+        self.run(plan)
+    }
+
+    /// Submits a plan as early as there is room for it.
+    fn run(&mut self, plan: StepPlan) -> anyhow::Result<()> {
+        while !self.engine.has_room() {
+            self.engine.finish().context("a step")?;
+        }
+        Ok(self.engine.submit(plan)?)
+    }
+
+    fn drain(&mut self) -> anyhow::Result<()> {
+        while !self.engine.is_idle() {
+            self.engine.finish().context("a step")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a kernel took in all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Share {
+    /// Its name and shape.
+    pub name: String,
+    /// How often it ran.
+    pub count: usize,
+    /// Microseconds in all.
+    pub micros: f64,
+}
+
+impl Profile {
+    /// Time by kernel, most first.
+    pub fn shares(timings: &[Timing]) -> Vec<Share> {
+        let mut shares: Vec<Share> = Vec::new();
+        for Timing { name, begin, end } in timings {
+            let micros = end - begin;
+            match shares.iter_mut().find(|share| share.name == *name) {
+                Some(share) => (share.count, share.micros) = (share.count + 1, share.micros + micros),
+                None => shares.push(Share { name: name.clone(), count: 1, micros }),
+            }
+        }
+        shares.sort_by(|a, b| b.micros.total_cmp(&a.micros));
+        shares
+    }
+
+    /// Median microseconds of a replay, and from the end of one to the beginning of the next; absent without replays.
+    pub fn replay_and_gap(&self) -> Option<(f64, f64)> {
+        let median = |mut values: Vec<f64>| {
+            values.sort_by(f64::total_cmp);
+            values.get(values.len() / 2).copied()
+        };
+        let steps = self.replays.iter().map(|timing| timing.end - timing.begin).collect();
+        let gaps = self.replays.windows(2).map(|pair| pair[1].begin - pair[0].end).collect();
+        median(steps).zip(median(gaps))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timing(name: &str, begin: f64, end: f64) -> Timing {
+        Timing { name: name.to_owned(), begin, end }
+    }
+
+    #[test]
+    fn kernels_are_summed_by_name() {
+        let timings = [timing("a", 0.0, 2.0), timing("b", 2.0, 7.0), timing("a", 7.0, 8.5)];
+        let share = |name: &str, count, micros| Share { name: name.to_owned(), count, micros };
+        assert_eq!(Profile::shares(&timings), [share("b", 1, 5.0), share("a", 2, 3.5)]);
+    }
+
+    #[test]
+    fn gaps_lie_between_replays() {
+        let profile = |replays: &[Timing]| Profile { replays: replays.to_vec(), ..Profile::default() };
+        let three = [timing("s", 0.0, 10.0), timing("s", 11.0, 20.0), timing("s", 23.0, 35.0)];
+        assert_eq!(profile(&three).replay_and_gap(), Some((10.0, 3.0)));
+        assert_eq!(profile(&three[..1]).replay_and_gap(), None);
+    }
+}

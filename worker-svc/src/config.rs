@@ -254,3 +254,13 @@ impl Args {
         }
     }
 }
+
+/// The GPU that tests are to run on: with `QUIRE_TEST_DEVICE=cuda`.
+#[cfg(test)]
+pub(crate) fn test_gpu() -> Option<CudaOptions> {
+    env::var("QUIRE_TEST_DEVICE").ok().filter(|device| device == "cuda")?;
+    let (virtual_env, path) = (env::var_os("VIRTUAL_ENV"), env::var_os("PATH"));
+    let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
+    let kernel_cache = Some(env::temp_dir().join("quire-test-kernels"));
+    Some(CudaOptions { ordinal: 0, folders: Folders::of(surroundings), kernel_cache })
+}

@@ -4,11 +4,12 @@
 use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
-use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
+use kernels_cuda::CudaBackend;
 use models::{LoadFormat, LoadOptions};
 use proto::{LogitBias, NewSequence, Sampling, TokenIds};
 
 use super::*;
+use crate::config;
 
 const BLOCKS: u32 = 64;
 const LOGIT_ROWS: usize = 8;
@@ -32,11 +33,7 @@ fn model() -> Model {
 }
 
 fn backend() -> Box<dyn Backend> {
-    if std::env::var("QUIRE_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
-        let environment = std::env::var_os("VIRTUAL_ENV");
-        let surroundings = Surroundings { virtual_env: environment.as_deref(), ..Surroundings::default() };
-        let kernel_cache = Some(std::env::temp_dir().join("quire-test-kernels"));
-        let options = CudaOptions { ordinal: 0, folders: Folders::of(surroundings), kernel_cache };
+    if let Some(options) = config::test_gpu() {
         return Box::new(CudaBackend::open(&options).unwrap());
     }
     Box::new(CpuBackend::new(CpuOptions { threads: 1, isa: None }))

@@ -103,6 +103,12 @@ impl<'a> Stage<'a> {
                 let mut command = Command::new(&self.args.python);
                 command.args(["-m", "vllm.entrypoints.cli.main", "serve"]).arg(self.model());
                 command.args(["--load-format", "dummy", "--dtype", "bfloat16"]);
+                // As the offline script does.
+                command.envs([
+                    ("HF_HUB_OFFLINE", "1"),
+                    ("VLLM_NO_USAGE_STATS", "1"),
+                    ("VLLM_LOGGING_LEVEL", "WARNING"),
+                ]);
                 command
             }
         };

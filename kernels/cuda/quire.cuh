@@ -103,6 +103,7 @@ struct Batch {
     u32* start;
     u32* first_block;
     u32* blocks;
+    u32* slots;
 };
 
 // What attention does; see README.md. `kernels/src/cuda/attention.rs` has its twin.

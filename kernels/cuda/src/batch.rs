@@ -26,6 +26,7 @@ pub(crate) struct Pointers {
     start: CUdeviceptr,
     first_block: CUdeviceptr,
     blocks: CUdeviceptr,
+    slots: CUdeviceptr,
 }
 
 /// Numbers sent to the device through pinned memory, without waiting for earlier ones to arrive.
@@ -109,6 +110,8 @@ pub(crate) struct Batch {
     blocks: Vec<usize>,
     /// Rows of each sequence; 1 for each of padding.
     lengths: Vec<usize>,
+    /// The highest slot of a sequence.
+    last_slot: Option<usize>,
 }
 
 impl Batch {
@@ -146,6 +149,16 @@ impl Batch {
         self.reserve(device, Capacity { rows, sequences, tables: 1, blocks: sequences * BLOCKS });
     }
 
+    /// Chunks of at most `size` rows of all sequences.
+    pub(crate) fn chunks(&self, size: usize) -> usize {
+        self.lengths.iter().map(|length| length.div_ceil(size)).sum()
+    }
+
+    /// Fails where a sequence's slot is none of these.
+    pub(crate) fn check_slots(&self, slots: usize) {
+        assert!(self.last_slot.is_none_or(|last| last < slots), "slot {:?} of {slots}", self.last_slot);
+    }
+
     /// Sends a batch to the device; if `padded`, with rows up to that number at its end that count as sequences of one row each. While steps
     /// are recorded, nothing is sent.
     pub(crate) fn set(&mut self, device: &mut Device, batch: ops::Batch<'_>, padded: Option<usize>) {
@@ -168,6 +181,7 @@ impl Batch {
             assert!(self.lengths.iter().all(|length| *length == 1), "a padded step has one row a sequence");
             self.lengths.resize(rows, 1);
         }
+        self.last_slot = sequences.iter().map(|sequence| sequence.slot).max();
         let (tables, blocks) = (self.tables, self.blocks.iter().sum());
         self.reserve(device, Capacity { rows, sequences: self.lengths.len(), tables, blocks });
         self.turn_to(0);
@@ -222,6 +236,7 @@ impl Batch {
                 start: at(layout.start),
                 first_block: at(layout.first_block),
                 blocks: at(layout.blocks),
+                slots: at(layout.slots),
             };
         }
     }
@@ -236,6 +251,7 @@ struct Layout {
     num_rows: usize,
     start: usize,
     first_block: usize,
+    slots: usize,
     blocks: usize,
 }
 
@@ -256,8 +272,9 @@ impl Capacity {
         let start = num_rows + sequences;
         let first_block = start + sequences;
         // A list for each table.
-        let blocks = first_block + self.tables * sequences;
-        Layout { tokens, positions, row_sequence, first_row, num_rows, start, first_block, blocks }
+        let slots = first_block + self.tables * sequences;
+        let blocks = slots + sequences;
+        Layout { tokens, positions, row_sequence, first_row, num_rows, start, first_block, slots, blocks }
     }
 
     /// `rows`: padding included.
@@ -283,6 +300,7 @@ impl Capacity {
             numbers[layout.first_row + index] = sequence.first_row as u32;
             numbers[layout.num_rows + index] = sequence.num_rows as u32;
             numbers[layout.start + index] = sequence.start as u32;
+            numbers[layout.slots + index] = sequence.slot as u32;
             for (table, blocks) in sequence.tables.iter().enumerate() {
                 numbers[layout.first_block + table * self.sequences + index] = first_block as u32;
                 numbers[layout.blocks + first_block..][..blocks.len()].copy_from_slice(blocks);
@@ -313,6 +331,7 @@ mod tests {
         assert_eq!(numbers[layout.positions..][..7], [5, 6, 0, 0, 0, 0, 77]);
         assert_eq!(numbers[layout.row_sequence..][..5], [0, 0, 1, NOBODY, NOBODY]);
         assert_eq!(numbers[layout.num_rows..][..3], [2, 1, 0]);
+        assert_eq!(numbers[layout.slots..][..2], [0, 1]);
         assert_eq!(numbers[layout.first_block..][..2], [0, 4]);
         assert_eq!(numbers[layout.first_block + 64..][..2], [2, 5]);
         assert_eq!(numbers[layout.blocks..], [9, 8, 6, 5, 7, 4]);

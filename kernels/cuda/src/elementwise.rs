@@ -7,7 +7,7 @@ use kernels::ops::Activation;
 /// `struct Activation` of kernels/cuda/activation.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Function {
+pub(crate) struct Function {
     number: u32,
     limit: f32,
 }

@@ -29,6 +29,7 @@ mod norm;
 mod nvrtc;
 mod profile;
 mod recordings;
+mod recurrent;
 mod rope_and_cache;
 mod routing;
 mod sources;
@@ -87,6 +88,7 @@ pub struct CudaBackend {
     tables: Vec<Weights>,
     vectors: Vec<weights::Vector>,
     caches: Vec<Kv>,
+    states: Vec<recurrent::States>,
     attention: Attention,
     waiting: Waiting,
     recordings: Recordings,
@@ -117,6 +119,7 @@ impl CudaBackend {
             tables: Vec::new(),
             vectors: Vec::new(),
             caches: Vec::new(),
+            states: Vec::new(),
             attention: Attention::default(),
             waiting: Waiting::default(),
             recordings: Recordings::default(),
@@ -170,9 +173,13 @@ impl CudaBackend {
         }
     }
 
-    /// For an operation without kernels.
-    fn missing(&mut self, operation: &str) {
-        self.device.fail(format!("{operation} has no CUDA kernel yet; start with --device cpu"));
+    fn values(&self, vector: Vector) -> recurrent::Values {
+        let vector = &self.vectors[vector.0 as usize];
+        recurrent::Values { ptr: vector.ptr(), len: vector.len }
+    }
+
+    fn cols(&self, cols: Cols) -> recurrent::Cols {
+        recurrent::Cols { view: self.acts.view(cols.act), first: cols.first }
     }
 
     /// Fails where the hardware does not know a type.
@@ -258,9 +265,10 @@ impl Backend for CudaBackend {
         KvLayer { memory: newest(&self.caches), table: 0 }
     }
 
-    fn new_state(&mut self, _slots: usize, _len: usize) -> State {
-        self.missing("new_state");
-        State(0)
+    fn new_state(&mut self, slots: usize, len: usize) -> State {
+        self.device.bind();
+        self.states.push(recurrent::States::new(&mut self.device, slots, len));
+        State(newest(&self.states))
     }
 
     fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
@@ -373,20 +381,47 @@ impl Backend for CudaBackend {
         elementwise::activate(&mut self.device, self.acts.view(x), activation);
     }
 
-    fn gate(&mut self, _x: Act, _gate: Cols, _activation: Activation) {
-        self.missing("gate");
+    fn gate(&mut self, x: Act, gate: Cols, activation: Activation) {
+        assert_ne!(x, gate.act, "columns that gate themselves");
+        self.settle();
+        let (x, gate) = (self.acts.view(x), self.cols(gate));
+        recurrent::gate(&mut self.device, x, gate, activation);
     }
 
-    fn causal_conv(&mut self, _x: Cols, _conv: ops::Conv, _out: Act) {
-        self.missing("causal_conv");
+    fn causal_conv(&mut self, x: Cols, conv: ops::Conv, out: Act) {
+        assert_ne!(x.act, out, "a convolution cannot overwrite its input");
+        self.settle();
+        let out = self.acts.target(out, self.batch.rows(), conv.channels);
+        let vectors = (conv, self.values(conv.taps), conv.bias.map(|bias| self.values(bias)));
+        let (x, states) = (self.cols(x), &self.states[conv.state.0 as usize]);
+        recurrent::causal_conv(&mut self.device, x, vectors, states, &self.batch, out);
     }
 
-    fn selective_scan(&mut self, _input: ScanInput, _scan: ops::Scan, _out: Act) {
-        self.missing("selective_scan");
+    fn selective_scan(&mut self, input: ScanInput, scan: ops::Scan, out: Act) {
+        let ScanInput { x, dt, b, c } = input;
+        assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
+        self.settle();
+        let out = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
+        let vectors = recurrent::ScanVectors {
+            decay: self.values(scan.decay),
+            skip: self.values(scan.skip),
+            dt_bias: scan.dt_bias.map(|bias| self.values(bias)),
+        };
+        let input = recurrent::ScanInput { x: self.cols(x), dt: self.cols(dt), b: self.cols(b), c: self.cols(c) };
+        let states = &self.states[scan.state.0 as usize];
+        recurrent::selective_scan(&mut self.device, input, (scan, vectors), states, &self.batch, out);
     }
 
-    fn delta_rule(&mut self, _input: DeltaInput, _rule: ops::DeltaRule, _out: Act) {
-        self.missing("delta_rule");
+    fn delta_rule(&mut self, input: DeltaInput, rule: ops::DeltaRule, out: Act) {
+        let DeltaInput { qkv, beta, dt } = input;
+        assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "linear attention cannot overwrite its input");
+        self.settle();
+        let out = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
+        let vectors = (rule, self.values(rule.rate), self.values(rule.dt_bias));
+        let qkv = self.cols(Cols { act: qkv, first: 0 });
+        let input = recurrent::DeltaInput { qkv, beta: self.cols(beta), dt: self.cols(dt) };
+        let states = &self.states[rule.state.0 as usize];
+        recurrent::delta_rule(&mut self.device, input, vectors, states, &self.batch, out);
     }
 
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {

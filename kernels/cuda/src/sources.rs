@@ -25,12 +25,15 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "add_positions"
     "attention"
     "cast"
+    "causal_conv"
     "choose"
     "clamp"
     "combine"
     "copy_columns"
+    "delta_rule"
     "embed"
     "expert_matmul"
+    "gate"
     "gate_rows"
     "gated"
     "gather"
@@ -40,6 +43,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "rope_and_cache"
     "route"
     "scale"
+    "selective_scan"
     "soft_cap"
 };
 
@@ -63,6 +67,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("prefill.cuh", include_str!("../prefill.cuh")),
     ("product.cuh", include_str!("../product.cuh")),
     ("quire.cuh", include_str!("../quire.cuh")),
+    ("recurrent.cuh", include_str!("../recurrent.cuh")),
 ];
 
 #[cfg(test)]

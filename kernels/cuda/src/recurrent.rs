@@ -1,0 +1,258 @@
+//! States of slots, and launches of what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`; and `gate.cu`.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::acts::View;
+use super::batch::Batch;
+use super::context::Memory;
+use super::device::{Device, Name, Shape, args};
+use super::elementwise::Function;
+use kernels::ops::{self, Activation};
+
+/// Rows of a chunk of a convolution, and channels of a block.
+const CHUNK: usize = 64;
+const CHANNELS: usize = 128;
+/// Longest convolution.
+const KERNEL: usize = 8;
+/// Values of a channel that a lane keeps at most; how many it should, for many lanes to work.
+const EACH: usize = 8;
+const EACH_SHOULD: usize = 4;
+/// Columns of a state of the delta rule that a warp keeps, and the widest key.
+const COLUMNS: usize = 8;
+const KEY_DIM: usize = 256;
+/// Threads of a block of the scans.
+const THREADS: usize = 128;
+
+/// One layer's states: `[slots, len]` f32.
+pub(crate) struct States {
+    memory: Option<Memory>,
+    slots: usize,
+    len: usize,
+}
+
+impl States {
+    pub(crate) fn new(device: &mut Device, slots: usize, len: usize) -> Self {
+        let memory = device.allocate(slots * len * size_of::<f32>(), "recurrent states");
+        if let Some(memory) = &memory {
+            device.clear(memory);
+        }
+        Self { memory, slots, len }
+    }
+
+    /// Where they are; there must be `len` values for each of the batch's slots.
+    fn ptr(&self, batch: &Batch, len: usize) -> CUdeviceptr {
+        assert_eq!(self.len, len, "values of a state");
+        batch.check_slots(self.slots);
+        self.memory.as_ref().map_or(0, |memory| memory.ptr)
+    }
+}
+
+/// A vector with its length.
+#[derive(Clone, Copy)]
+pub(crate) struct Values {
+    pub(crate) ptr: CUdeviceptr,
+    pub(crate) len: usize,
+}
+
+/// Columns of a buffer from `first` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Cols {
+    pub(crate) view: View,
+    pub(crate) first: usize,
+}
+
+/// `struct Columns` of recurrent.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    first: CUdeviceptr,
+    width: u32,
+}
+
+impl Cols {
+    /// `count` columns of as many rows as `out` has, in its element type.
+    fn columns(&self, count: usize, out: View) -> Columns {
+        let Self { view, first } = *self;
+        assert!(first + count <= view.width, "columns {first}..{} of {}", first + count, view.width);
+        assert_eq!((view.rows, view.dtype), (out.rows, out.dtype), "rows and element type of what a scan reads");
+        Columns { first: view.ptr + (first * view.dtype.size()) as u64, width: view.width as u32 }
+    }
+}
+
+/// `struct Conv` of causal_conv.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Conv {
+    state: CUdeviceptr,
+    taps: CUdeviceptr,
+    bias: CUdeviceptr,
+    channels: u32,
+    kernel: u32,
+}
+
+/// See [`ops::Conv`].
+pub(crate) fn causal_conv(
+    device: &mut Device,
+    x: Cols,
+    (conv, taps, bias): (ops::Conv, Values, Option<Values>),
+    states: &States,
+    batch: &Batch,
+    out: View,
+) {
+    let ops::Conv { channels, kernel, .. } = conv;
+    assert!((2..=KERNEL).contains(&kernel), "a convolution over {kernel} rows");
+    assert_eq!(taps.len, kernel * channels, "taps of {channels} channels, {kernel} rows");
+    assert!(bias.is_none_or(|bias| bias.len == channels), "bias of {channels} channels");
+    let parameters = Conv {
+        state: states.ptr(batch, (kernel - 1) * channels),
+        taps: taps.ptr,
+        bias: bias.map_or(0, |bias| bias.ptr),
+        channels: channels as u32,
+        kernel: kernel as u32,
+    };
+    let shape = Shape { grid: [channels.div_ceil(CHANNELS), batch.chunks(CHUNK)], block: CHANNELS, shared: 0 };
+    let name = Name::of("causal_conv", &[out.dtype]);
+    device.launch(name, shape, args![x.columns(channels, out), parameters, batch.pointers, out.ptr]);
+}
+
+/// What a scan reads.
+pub(crate) struct ScanInput {
+    pub(crate) x: Cols,
+    pub(crate) dt: Cols,
+    pub(crate) b: Cols,
+    pub(crate) c: Cols,
+}
+
+/// `decay`, `skip` and `dt_bias` of a scan.
+pub(crate) struct ScanVectors {
+    pub(crate) decay: Values,
+    pub(crate) skip: Values,
+    pub(crate) dt_bias: Option<Values>,
+}
+
+/// `struct Scan` of selective_scan.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Scan {
+    state: CUdeviceptr,
+    decay: CUdeviceptr,
+    skip: CUdeviceptr,
+    dt_bias: CUdeviceptr,
+    least_dt: f32,
+    most_dt: f32,
+    heads: u32,
+    head_dim: u32,
+    groups: u32,
+    state_dim: u32,
+    each_value: u32,
+    lanes: u32,
+}
+
+/// See [`ops::Scan`].
+pub(crate) fn selective_scan(
+    device: &mut Device,
+    input: ScanInput,
+    (scan, vectors): (ops::Scan, ScanVectors),
+    states: &States,
+    batch: &Batch,
+    out: View,
+) {
+    let ops::Scan { heads, head_dim, groups, state_dim, dt_limit, .. } = scan;
+    let ScanVectors { decay, skip, dt_bias } = vectors;
+    assert!(groups > 0 && heads.is_multiple_of(groups), "{heads} heads in {groups} groups");
+    assert!(decay.len == heads || decay.len == heads * state_dim, "decay of {heads} heads");
+    assert_eq!(skip.len, heads, "skip of {heads} heads");
+    assert!(dt_bias.is_none_or(|bias| bias.len == heads), "dt_bias of {heads} heads");
+    let lanes = state_dim.div_ceil(EACH_SHOULD).next_power_of_two().min(32);
+    if state_dim > EACH * lanes {
+        return device
+            .fail(format!("states of {state_dim} values a channel have no CUDA kernel; start with --device cpu"));
+    }
+    let parameters = Scan {
+        state: states.ptr(batch, heads * head_dim * state_dim),
+        decay: decay.ptr,
+        skip: skip.ptr,
+        dt_bias: dt_bias.map_or(0, |bias| bias.ptr),
+        least_dt: dt_limit.0,
+        most_dt: dt_limit.1,
+        heads: heads as u32,
+        head_dim: head_dim as u32,
+        groups: groups as u32,
+        state_dim: state_dim as u32,
+        each_value: u32::from(decay.len != heads),
+        lanes: lanes as u32,
+    };
+    let columns = [
+        input.x.columns(heads * head_dim, out),
+        input.dt.columns(heads, out),
+        input.b.columns(groups * state_dim, out),
+        input.c.columns(groups * state_dim, out),
+    ];
+    let blocks = (heads * head_dim * lanes).div_ceil(THREADS);
+    let shape = Shape { grid: [blocks, batch.sequences()], block: THREADS, shared: 0 };
+    let name = Name::of("selective_scan", &[out.dtype]);
+    device.launch(name, shape, args![columns, parameters, batch.pointers, out.ptr]);
+}
+
+/// What the delta rule reads.
+pub(crate) struct DeltaInput {
+    pub(crate) qkv: Cols,
+    pub(crate) beta: Cols,
+    pub(crate) dt: Cols,
+}
+
+/// `struct Rule` of delta_rule.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Rule {
+    state: CUdeviceptr,
+    rate: CUdeviceptr,
+    dt_bias: CUdeviceptr,
+    key_heads: u32,
+    value_heads: u32,
+    key_dim: u32,
+    value_dim: u32,
+}
+
+/// See [`ops::DeltaRule`].
+pub(crate) fn delta_rule(
+    device: &mut Device,
+    input: DeltaInput,
+    (rule, rate, dt_bias): (ops::DeltaRule, Values, Values),
+    states: &States,
+    batch: &Batch,
+    out: View,
+) {
+    let ops::DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = rule;
+    assert!(key_heads > 0 && value_heads.is_multiple_of(key_heads), "{value_heads} value heads, {key_heads} key heads");
+    assert_eq!((rate.len, dt_bias.len), (value_heads, value_heads), "rate and dt_bias");
+    let width = 2 * key_heads * key_dim + value_heads * value_dim;
+    assert_eq!(input.qkv.view.width, width, "width of [q | k | v]");
+    if key_dim > KEY_DIM {
+        return device
+            .fail(format!("keys of {key_dim} in linear attention have no CUDA kernel; start with --device cpu"));
+    }
+    let parameters = Rule {
+        state: states.ptr(batch, value_heads * key_dim * value_dim),
+        rate: rate.ptr,
+        dt_bias: dt_bias.ptr,
+        key_heads: key_heads as u32,
+        value_heads: value_heads as u32,
+        key_dim: key_dim as u32,
+        value_dim: value_dim as u32,
+    };
+    let columns =
+        [input.qkv.columns(width, out), input.beta.columns(value_heads, out), input.dt.columns(value_heads, out)];
+    let blocks = (value_heads * value_dim.div_ceil(COLUMNS) * 32).div_ceil(THREADS);
+    let shape = Shape { grid: [blocks, batch.sequences()], block: THREADS, shared: 0 };
+    let name = Name::of("delta_rule", &[out.dtype]);
+    device.launch(name, shape, args![columns, parameters, batch.pointers, out.ptr]);
+}
+
+/// `x *= activation(gate)`.
+pub(crate) fn gate(device: &mut Device, x: View, gate: Cols, activation: Activation) {
+    let gates = gate.columns(x.width, x);
+    let name = Name::of("gate", &[x.dtype]);
+    let (function, width) = (Function::from(activation), x.width as u32);
+    device.launch(name, Shape::rows(x.rows, x.width), args![x.ptr, gates.first, function, width, gates.width]);
+}

@@ -26,99 +26,12 @@
 
 #define KEYS 16u
 #define TILE (WARPS * KEYS)
+#include "decode.cuh"
 // Tiles that a block takes at least: below, adding up parts costs more than it gains.
 #define LEAST (256 / TILE)
+// Parts of a head that are read while their scales are made.
+#define EARLY 8
 #define LOG2E 1.4426950408889634f
-
-// Where in the list of tiles a warp is.
-struct Cursor {
-    u32 sequence;
-    // Counts the groups of query heads of a sequence.
-    u32 head;
-    u32 tile;
-    // Of this sequence.
-    u32 first_tile;
-    u32 end_tile;
-    u32 begin;
-    u32 end;
-    const u32* table;
-};
-
-// Tiles of a sequence that its row sees, as [first, end), or an empty range if it does not decode in this step.
-DEVICE void visible(const Batch& batch, u32 window, u32 sequence, Cursor& at) {
-    const bool decodes = batch.num_rows[sequence] == 1;
-    at.end = decodes ? batch.start[sequence] + 1 : 0;
-    at.begin = at.end > window ? at.end - window : 0;
-    at.first_tile = at.begin / TILE;
-    at.end_tile = (at.end + TILE - 1) / TILE;
-}
-
-DEVICE void enter(const Batch& batch, u32 window, u32 sequence, Cursor& at) {
-    visible(batch, window, sequence, at);
-    at.sequence = sequence;
-    at.table = batch.blocks + batch.first_block[sequence];
-}
-
-// `before[s]`: tiles of one head in all sequences before s.
-DEVICE Cursor seek(const Batch& batch, u32 window, u32 heads, u32 sequences, const u32* before, u32 unit) {
-    u32 low = 0, high = sequences;
-    while (high - low > 1) {
-        const u32 middle = (low + high) / 2;
-        if (before[middle] * heads <= unit) low = middle;
-        else high = middle;
-    }
-    Cursor at;
-    enter(batch, window, low, at);
-    const u32 inside = unit - before[low] * heads, tiles = at.end_tile - at.first_tile;
-    at.head = inside / tiles;
-    at.tile = at.first_tile + inside % tiles;
-    return at;
-}
-
-DEVICE void advance(const Batch& batch, u32 window, u32 heads, u32 sequences, const u32* before, Cursor& at) {
-    if (++at.tile < at.end_tile) return;
-    if (++at.head == heads) {
-        at.head = 0;
-        u32 next = at.sequence + 1;
-        while (next < sequences && before[next + 1] == before[next]) next++;
-        if (next == sequences) return;
-        enter(batch, window, next, at);
-    }
-    at.tile = at.first_tile;
-}
-
-// Fills `before` and returns the number of tiles of one head in the whole step.
-DEVICE u32 plan(const Batch& batch, u32 window, u32 sequences, u32* before) {
-    __shared__ u32 warp_tiles[WARPS];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 total = 0;
-    for (u32 base = 0; base < sequences; base += WARPS * 32) {
-        const u32 sequence = base + threadIdx.x;
-        Cursor at;
-        at.first_tile = at.end_tile = 0;
-        if (sequence < sequences) visible(batch, window, sequence, at);
-        const u32 mine = at.end_tile - at.first_tile;
-        u32 sum = mine;
-#pragma unroll
-        for (u32 lanes = 1; lanes < 32; lanes *= 2) {
-            const u32 other = __shfl_up_sync(~0u, sum, lanes);
-            if (lane >= lanes) sum += other;
-        }
-        if (lane == 31) warp_tiles[warp] = sum;
-        __syncthreads();
-        u32 offset = total;
-#pragma unroll
-        for (u32 i = 0; i < WARPS; i++) {
-            if (i < warp) offset += warp_tiles[i];
-            total += warp_tiles[i];
-        }
-        if (sequence < sequences) before[sequence] = offset + sum - mine;
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) before[sequences] = total;
-    __syncthreads();
-    return total;
-}
 
 // A key or value in shared memory. The 8 rows of a matrix must lie in different banks: 16-byte pieces are swizzled if a row is a multiple
 // of 128 bytes, else rows are padded.
@@ -176,10 +89,16 @@ struct Decode {
     }
     DEVICE u32 num_q(const Cursor& at) const { return min(GROUP, group_size - at.head % groups_per_head * GROUP); }
 
+    // The first of this warp's keys of a tile.
+    DEVICE static u32 first_key(const Cursor& at) { return at.tile * TILE + threadIdx.x / 32 * KEYS; }
+
+    // Whether this warp's keys of a tile were there before this step: all but a sequence's last one.
+    DEVICE static bool is_old(const Cursor& at) { return first_key(at) + KEYS < at.end || first_key(at) >= at.end; }
+
     // Starts copying this warp's keys of a tile into a stage of its ring.
     DEVICE void fetch(const Cursor& at, u32 stage) const {
         const u32 lane = threadIdx.x % 32;
-        const u32 first = at.tile * TILE + threadIdx.x / 32 * KEYS;
+        const u32 first = first_key(at);
         if (first >= at.end || first + KEYS <= at.begin) return;
         const u32 block = at.table[first / attention.block_size];
         const size_t row = ((size_t)block * attention.kv_heads + at.head / groups_per_head) * attention.block_size
@@ -239,7 +158,7 @@ struct Decode {
 
     DEVICE void use(const Cursor& at, u32 stage) {
         const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        const u32 first = at.tile * TILE + threadIdx.x / 32 * KEYS;
+        const u32 first = first_key(at);
         if (first >= at.end || first + KEYS <= at.begin) return;
         const u32 from_k = ring + stage * STAGE_BYTES;
         f32 s[TILES_Q][4];
@@ -389,34 +308,52 @@ struct Decode {
         __syncthreads();
         if (done + 1 != parts) return;
         if (threadIdx.x == 0) *counter = 0;
-        // The parts' scales lie in place of the warps' sums.
+        // Parts of this thread's first columns are on their way while their scales are made.
+        const auto load_part = [&](u32 i, u32 part) {
+            return __ldcg((const float4*)(slot_of(from + part, part == 0) + i / (V_DIM / 4) * V_DIM + i % (V_DIM / 4) * 4));
+        };
+        const u32 items = num_q(at) * (V_DIM / 4);
+        float4 early[EARLY];
+#pragma unroll
+        for (u32 part = 0; part < EARLY; part++)
+            early[part] = part < parts && threadIdx.x < items ? load_part(threadIdx.x, part) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        scale_parts(at, from, parts);
+        for (u32 i = threadIdx.x; i < items; i += WARPS * 32) {
+            const u32 head = i / (V_DIM / 4);
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const bool first = i == threadIdx.x;
+            if (first) {
+#pragma unroll
+                for (u32 part = 0; part < EARLY; part++)
+                    if (part < parts) add_scaled(sum, early[part], sums[head * parts + part]);
+            }
+#pragma unroll 8
+            for (u32 part = first ? EARLY : 0; part < parts; part++) add_scaled(sum, load_part(i, part), sums[head * parts + part]);
+            write_out(at, head, i % (V_DIM / 4) * 4, heads_m[head], heads_l[head], sum);
+        }
+        __syncthreads();
+    }
+
+    // How much each part of a head counts, in place of the warps' sums; and the head's scale and weight.
+    DEVICE void scale_parts(const Cursor& at, u32 from, u32 parts) {
         for (u32 head = threadIdx.x / 32; head < num_q(at); head += WARPS) {
             f32 most = -infinity(), weight = 0.0f;
             for (u32 part = threadIdx.x % 32; part < parts; part += 32) {
-                const f32 its = __ldcg(slot_of(from + part, part == 0) + GROUP * V_DIM + head);
+                const f32* slot = slot_of(from + part, part == 0) + GROUP * V_DIM + head;
+                const f32 its = __ldcg(slot), its_weight = __ldcg(slot + GROUP);
                 sums[head * parts + part] = its;
-                most = fmaxf(most, its);
+                const f32 all = fmaxf(most, its);
+                weight = weight * exp2_fast(most - all) + its_weight * exp2_fast(its - all);
+                most = all;
             }
-            most = warp_max(most);
-            for (u32 part = threadIdx.x % 32; part < parts; part += 32) {
-                const f32 scale = exp2_fast(sums[head * parts + part] - most);
-                sums[head * parts + part] = scale;
-                weight += __ldcg(slot_of(from + part, part == 0) + GROUP * V_DIM + GROUP + head) * scale;
-            }
-            weight = warp_sum(weight);
+            const f32 all = warp_max(most);
+            weight = warp_sum(most == -infinity() ? 0.0f : weight * exp2_fast(most - all));
+            for (u32 part = threadIdx.x % 32; part < parts; part += 32)
+                sums[head * parts + part] = exp2_fast(sums[head * parts + part] - all);
             if (threadIdx.x % 32 == 0) {
-                heads_m[head] = most;
+                heads_m[head] = all;
                 heads_l[head] = weight;
             }
-        }
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < num_q(at) * (V_DIM / 4); i += WARPS * 32) {
-            const u32 head = i / (V_DIM / 4), column = i % (V_DIM / 4) * 4;
-            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-            for (u32 part = 0; part < parts; part++)
-                add_scaled(sum, __ldcg((const float4*)(slot_of(from + part, part == 0) + head * V_DIM + column)), sums[head * parts + part]);
-            write_out(at, head, column, heads_m[head], heads_l[head], sum);
         }
         __syncthreads();
     }
@@ -451,37 +388,37 @@ struct Decode {
         Cursor next, at;
         if (begin < end) at = next = seek(batch, window, heads, sequences, before, begin);
         launch_dependents();
-        wait_for_inputs();
-
-        for (u32 row = batch.counts[0] + blockIdx.x; row < rows; row += gridDim.x)
-            for (u32 i = threadIdx.x; i < attention.q_heads * V_DIM; i += WARPS * 32)
-                out[(size_t)row * attention.q_heads * V_DIM + i] = Cast<T>::from(0.0f);
-        if (begin == end) return;
 
         u32 fetched = begin;
-#pragma unroll
-        for (u32 stage = 0; stage < STAGES - 1; stage++) {
+        const auto fetch_next = [&](u32 stage) {
             if (fetched < end) {
                 fetch(next, stage);
                 advance(batch, window, heads, sequences, before, next);
                 fetched++;
             }
             copy_commit();
-        }
-        bool began = at.tile == at.first_tile;
-        load_queries(at);
-        clear();
+        };
+        // What earlier steps left in the cache can be had before this step's keys are there.
         u32 stage = 0;
+        for (; stage < STAGES && fetched < end && is_old(next); stage++) fetch_next(stage);
+        wait_for_inputs();
+        for (; stage < STAGES; stage++) fetch_next(stage);
+
+        if (begin < end) load_queries(at);
+        for (u32 row = batch.counts[0] + blockIdx.x; row < rows; row += gridDim.x)
+            for (u32 i = threadIdx.x; i < attention.q_heads * V_DIM; i += WARPS * 32)
+                out[(size_t)row * attention.q_heads * V_DIM + i] = Cast<T>::from(0.0f);
+        if (begin == end) return;
+
+        bool began = at.tile == at.first_tile;
+        clear();
+        stage = 0;
         for (u32 unit = begin; unit < end; unit++) {
-            copy_wait<STAGES - 2>();
+            copy_wait<STAGES - 1>();
             __syncwarp();
-            if (fetched < end) {
-                fetch(next, stage == 0 ? STAGES - 1 : stage - 1);
-                advance(batch, window, heads, sequences, before, next);
-                fetched++;
-            }
-            copy_commit();
             use(at, stage);
+            __syncwarp();
+            fetch_next(stage);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             const Cursor used = at;
             const bool ended = at.tile + 1 == at.end_tile;

@@ -77,6 +77,14 @@ struct Row {
     }
 };
 
+// To be called before the input is waited for: parameters are there already, but not in a cache near by. A register each would cost more.
+DEVICE void fetch_params(const Norm& norm, u32 width) {
+    for (u32 i = threadIdx.x * EACH; i < width; i += blockDim.x * EACH) {
+        if (norm.weight) touch(norm.weight + i);
+        if (norm.bias) touch(norm.bias + i);
+    }
+}
+
 // `x` and `out` may be the same: an element is read and written by one thread, and all are read before any is written.
 template <typename In, typename Out> DEVICE void norm_row(const In* x, const Norm& norm, Out* out, u32 width) {
     f32 mean = 0.0f;
@@ -96,6 +104,7 @@ template <typename In, typename Out> DEVICE void norm_row(const In* x, const Nor
 
 template <typename In, typename Out> DEVICE void norm(const In* x, const Norm& norm, Out* out, u32 width) {
     launch_dependents();
+    fetch_params(norm, width);
     wait_for_inputs();
     u64 row = blockIdx.x * (u64)width;
     if (!kept(width)) return norm_row(x + row, norm, out + row, width);
@@ -111,6 +120,7 @@ template <typename In, typename Out> DEVICE void norm(const In* x, const Norm& n
 template <typename Delta, typename Out>
 DEVICE void add_norm(f32* residual, const Delta* delta, const Norm& norm, Out* out, u32 width) {
     launch_dependents();
+    fetch_params(norm, width);
     wait_for_inputs();
     u64 row = blockIdx.x * (u64)width;
     if (!kept(width)) {

@@ -76,6 +76,12 @@ struct HeadNorm {
     const f32* bias;
     f32 eps;
     u32 subtract_mean;
+
+    // Brings parameters near before they are used.
+    DEVICE void touch(u32 i) const {
+        if (weight) ::touch(weight + i);
+        if (bias) ::touch(bias + i);
+    }
 };
 
 struct HeadNorms {
@@ -153,6 +159,10 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
     make_angles(angles, layer, position);
     u64 block = sequence == NOBODY ? 0 : batch.blocks[batch.first_block[sequence] + position / layer.block_size];
     u32 slot = position % layer.block_size;
+    if (norms && threadIdx.x < layer.dim) {
+        norms->q.touch(threadIdx.x);
+        norms->k.touch(threadIdx.x);
+    }
     launch_dependents();
     wait_for_inputs();
     __syncthreads();

@@ -60,6 +60,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
 /// What they include: name and text.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../activation.cuh")),
+    ("decode.cuh", include_str!("../decode.cuh")),
     ("experts.cuh", include_str!("../experts.cuh")),
     ("few.cuh", include_str!("../few.cuh")),
     ("hopper.cuh", include_str!("../hopper.cuh")),

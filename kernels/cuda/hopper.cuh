@@ -45,6 +45,38 @@ DEVICE void copy_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barr
 // Makes this thread's writes to shared memory visible to the tensor cores and the copy engine.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Blocks of a cluster, which read and write each other's shared memory. `address_in`: what lies at `address` in the block of a rank.
+DEVICE u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+DEVICE u32 address_in(u32 address, u32 rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// Of all threads of all blocks.
+DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Writes 8 bytes to some block, and counts them at a barrier of that block.
+DEVICE void send_pair(u32 to, f32 a, f32 b, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(barrier)
+                 : "memory");
+}
+DEVICE void barrier_arrive_in(u32 barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// `barrier_wait` for what other blocks of the cluster did.
+DEVICE void barrier_wait_for_cluster(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nretry:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra retry;\ndone:\n}\n" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+}
+
 // A barrier of `threads` threads (whole warps) by number, 1 to 15.
 DEVICE void named_barrier(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 

@@ -12,12 +12,6 @@ struct FewShape {
     u32 wide;
 };
 
-template <typename O>
-DEVICE void finish(O* to, f32 sum, u32 accumulate) {
-    if (accumulate) sum += load(*to);
-    *to = Cast<O>::from(sum);
-}
-
 // Grid: [n / (8 TILES), rounded up]. `k` is a multiple of 8.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS)
     matmul_few(void* out, const TYPE* x, const TYPE* w, const f32* bias, const FewShape shape) {
@@ -31,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS)
     product.run(parts);
     product.finish(parts, shape.rows, first, shape.n, bias, [=](u32 row, u32 column, f32 sum) {
         const size_t at = (size_t)row * shape.n + column;
-        if (shape.wide) finish((f32*)out + at, sum, shape.accumulate);
-        else finish((TYPE*)out + at, sum, shape.accumulate);
+        if (shape.wide) store_sum((f32*)out + at, sum, shape.accumulate);
+        else store_sum((TYPE*)out + at, sum, shape.accumulate);
     });
 }

@@ -79,3 +79,10 @@ DEVICE f32 exp2_fast(f32 x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+// Ends a product: stores a sum, or adds it to what is there.
+template <typename O>
+DEVICE void store_sum(O* to, f32 sum, u32 accumulate) {
+    if (accumulate) sum += load(*to);
+    *to = Cast<O>::from(sum);
+}

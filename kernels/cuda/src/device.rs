@@ -392,6 +392,33 @@ impl Device {
         );
     }
 
+    /// How many clusters of a kernel that has such run at once, or none where it cannot be compiled.
+    pub(crate) fn clusters_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
+        let Shape { grid, block, shared } = shape;
+        let function = self.special(special, shared)?;
+        self.attempt(
+            || format!("clusters of {}", special.file),
+            // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
+            |context| unsafe {
+                let config = sys::CUlaunchConfig {
+                    gridDimX: grid[0] as u32,
+                    gridDimY: grid[1] as u32,
+                    gridDimZ: 1,
+                    blockDimX: block as u32,
+                    blockDimY: 1,
+                    blockDimZ: 1,
+                    sharedMemBytes: shared as u32,
+                    hStream: context.stream,
+                    attrs: std::ptr::null_mut(),
+                    numAttrs: 0,
+                };
+                let mut clusters = 0;
+                sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config).result()?;
+                Ok(clusters as usize)
+            },
+        )
+    }
+
     /// The function, with leave to use `shared` bytes.
     fn special(&mut self, special: Special, shared: usize) -> Option<sys::CUfunction> {
         if !self.special.contains_key(&special) {

@@ -23,6 +23,7 @@ mod groups;
 mod head_norms;
 mod libraries;
 mod matmul;
+mod matmul_cluster;
 mod matmul_few;
 mod modules;
 mod norm;

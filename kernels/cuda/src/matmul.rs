@@ -1,9 +1,11 @@
-//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, cuBLASLt for other 16-bit weights and inputs, the plain kernel `kernels/cuda/matmul.cu` for the rest.
+//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, on Hopper `kernels/cuda/matmul_cluster.cu` for some more, cuBLASLt for
+//! other 16-bit weights and inputs, the plain kernel `kernels/cuda/matmul.cu` for the rest.
 
 use super::acts::{View, cast};
 use super::blas::{Blas, Key, Operands};
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
+use super::matmul_cluster::Clusters;
 use super::matmul_few;
 use super::weights::{Vector, Weights};
 use kernels::ops::{DType, Epilogue};
@@ -15,6 +17,7 @@ const THREADS: usize = 256;
 /// What products need beside their operands.
 pub(crate) struct Matmul {
     pub(crate) blas: Blas,
+    clusters: Clusters,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
 }
@@ -30,7 +33,7 @@ pub(crate) struct Product<'a> {
 
 impl Matmul {
     pub(crate) fn new(blas: Blas) -> Self {
-        Self { blas, rounded: None }
+        Self { blas, clusters: Clusters::default(), rounded: None }
     }
 
     pub(crate) fn run(&mut self, device: &mut Device, mut product: Product<'_>) {
@@ -50,7 +53,7 @@ impl Matmul {
             };
             let input = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
             product.x = input;
-            if matmul_few::run(device, &product) {
+            if matmul_few::run(device, &product) || self.clusters.run(device, &product) {
                 return;
             }
             let once = rounds_once(&product);

@@ -54,6 +54,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_prefill_hopper"
     "expert_matmul_few"
     "expert_matmul_hopper"
+    "matmul_cluster"
     "matmul_few"
 };
 

@@ -5,13 +5,14 @@ use super::arch::Arch;
 use super::attention_decode::{self, Ring};
 use super::attention_prefill;
 use super::experts;
+use super::matmul_cluster;
 use super::matmul_few;
 use super::sources::{SPECIAL, Source};
 use kernels::ops::DType;
 
 /// From here on the hardware has what these kernels use: matrix products of 16-bit types and asynchronous copies.
 pub(crate) const LOWEST: Arch = Arch::new(8, 0);
-/// The architecture of `attention_prefill_hopper`.
+/// The architecture of `attention_prefill_hopper` and `matmul_cluster`.
 pub(crate) const HOPPER: Arch = Arch::new(9, 0);
 
 /// Most sizes that a kernel is compiled for.
@@ -63,6 +64,7 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
         .flat_map(|dim| Ring::of(*dim, *dim).map(|ring| attention_decode::special(dtype, (*dim, *dim), 1, ring)));
     let prefill = DIMS.iter().map(|dim| attention_prefill::special(dtype, (*dim, *dim)));
     let hopper = attention_prefill::HOPPER_DIMS.iter().map(|dim| attention_prefill::hopper_special(dtype, *dim));
+    let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
     let mut all: Vec<Special> = few
         .chain(experts::usual(arch, dtype))
         .chain(decode)

@@ -1,4 +1,4 @@
-//! Launches `kernels/cuda/choose.cu`: settings of slots travel once, a step sends its rows, and its results come when they are asked for.
+//! Launches `kernels/cuda/choose*.cu`: settings of slots travel once, a step sends its rows, and its results come when they are asked for.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
 use super::batch::Upload;
-use super::choose_numbers::{CHOICE_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMBERS, SPLITS};
+use super::choose_numbers::{CHOICE_BYTES, CUT_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMBERS, SPLITS};
 use super::choose_numbers::{can_choose, read_row, write_row, write_settings};
 use super::context::{Event, Memory, Pinned};
 use super::device::{Device, Name, Shape, args};
@@ -31,8 +31,30 @@ struct Tables {
 #[derive(Clone, Copy, Debug, Default)]
 struct Results {
     best: CUdeviceptr,
+    cuts: CUdeviceptr,
     tokens: CUdeviceptr,
     details: CUdeviceptr,
+}
+
+/// How a slot's token is found; what comes later needs all kernels of what comes before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Draw {
+    /// It is the best one.
+    Greedy,
+    /// Drawn from all tokens.
+    All,
+    /// Drawn from those that top-k and top-p leave.
+    Cut,
+}
+
+impl Draw {
+    fn of(choice: &Choice) -> Self {
+        match choice.inverse_temperature {
+            None => Self::Greedy,
+            Some(_) if choice.top_k > 0 || choice.top_p < 1.0 => Self::Cut,
+            Some(_) => Self::All,
+        }
+    }
 }
 
 /// What slots have on the device, and steps whose results nobody has taken.
@@ -45,6 +67,8 @@ pub(crate) struct Slots {
     results: Results,
     /// Log-probabilities that each slot wants.
     wanted: Vec<Option<usize>>,
+    /// Which kernels each slot's choice needs.
+    draws: Vec<Draw>,
     /// Settings that wait for the next step: their numbers, and where each slot's begin.
     settings: Vec<u32>,
     starts: Vec<u32>,
@@ -70,6 +94,8 @@ impl Slots {
         self.starts.clear();
         self.wanted.clear();
         self.wanted.resize(count, None);
+        self.draws.clear();
+        self.draws.resize(count, Draw::Greedy);
         if count <= self.count && vocab == self.vocab {
             return;
         }
@@ -86,21 +112,24 @@ impl Slots {
             count * vocab * 2,
             count * 4,
             count * SPLITS * 8,
+            count * CUT_BYTES,
             count * 4,
             count * DETAILS_NUMBERS * 4,
         ];
         let bytes = sizes.iter().map(|size| size.next_multiple_of(256)).sum();
         self.memory = device.allocate(bytes, "the choice of tokens");
+        // Cuts begin as zeros.
+        self.memory.iter().for_each(|memory| device.clear(memory));
         let mut at = self.memory.as_ref().map_or(0, |memory| memory.ptr);
         let places = sizes.map(|size| {
             let place = at;
             at += size.next_multiple_of(256) as u64;
             place
         });
-        let [choices, masks, biased, biases, counts, last, best, tokens, details] = places;
+        let [choices, masks, biased, biases, counts, last, best, cuts, tokens, details] = places;
         let (vocab, words) = (vocab as u32, words as u32);
         self.tables = Tables { choices, masks, biased, biases, counts, last, vocab, words };
-        self.results = Results { best, tokens, details };
+        self.results = Results { best, cuts, tokens, details };
         self.rows.reserve(device, count * ROW_NUMBERS);
         for _ in 0..STEPS_IN_FLIGHT {
             let (pinned, event) = (device.pin(count * (1 + DETAILS_NUMBERS) * 4), device.event());
@@ -115,13 +144,14 @@ impl Slots {
     pub(crate) fn set(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
         assert!(self.can_choose(choice), "a choice that was not agreed on: {choice:?}");
         self.wanted[slot as usize] = choice.logprobs;
+        self.draws[slot as usize] = Draw::of(choice);
         self.starts.push(self.settings.len() as u32);
         write_settings(slot, choice, counts, self.vocab, &mut self.settings);
     }
 
     /// Puts tokens in the place of a batch's first `rows` entries that name slots; `on_device` is where they lie.
     pub(crate) fn resolve(&self, device: &mut Device, rows: usize, on_device: CUdeviceptr) {
-        let name = Name::in_file("choose", "choose_inputs", &[]);
+        let name = Name::in_file("choose_set", "choose_inputs", &[]);
         device.launch(name, Shape::elements(rows), args![on_device, self.tables.last, rows as u32]);
     }
 
@@ -136,7 +166,8 @@ impl Slots {
         self.send(device, rows, padded);
         if let Some(logits) = logits {
             assert!(rows.iter().all(|row| (row.row as usize) < logits.rows), "rows of {} rows of logits", logits.rows);
-            self.launch(device, logits, padded);
+            let draw = rows.iter().map(|row| self.draws[row.slot as usize]).max();
+            self.launch(device, logits, padded, draw.unwrap_or(Draw::Greedy));
         }
         self.expect(device, rows)
     }
@@ -152,15 +183,26 @@ impl Slots {
         self.send_settings(device);
     }
 
-    /// Queues the choice of `rows` rows of those sent.
-    pub(crate) fn launch(&self, device: &mut Device, logits: View, rows: usize) {
+    /// Queues the choice of `rows` rows of those sent, of which none needs more than `draw`.
+    pub(crate) fn launch(&self, device: &mut Device, logits: View, rows: usize, draw: Draw) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
-        let (tables, data, Results { best, tokens, details }) = (self.tables, self.rows.address(0), self.results);
+        let (tables, data) = (self.tables, self.rows.address(0));
+        let Results { best, cuts, tokens, details } = self.results;
+        let shared_by_blocks = Shape { grid: [SPLITS, rows], block: 256, shared: 0 };
         let name = Name::in_file("choose", "choose_best", &[]);
-        let shape = Shape { grid: [SPLITS, rows], block: 256, shared: 0 };
-        device.launch(name, shape, args![tables, data, logits.ptr, best]);
+        device.launch(name, shared_by_blocks, args![tables, data, logits.ptr, best]);
+        let before: &[&'static str] = match draw {
+            Draw::Greedy => &[],
+            Draw::All => &["choose_count"],
+            Draw::Cut => &["choose_count", "choose_gather", "choose_regions"],
+        };
+        for function in before {
+            let name = Name::in_file("choose_cut", function, &[]);
+            device.launch_early(name, shared_by_blocks, args![tables, data, logits.ptr, best, cuts]);
+        }
         let shape = Shape { grid: [rows, 1], block: 1024, shared: 0 };
-        device.launch(Name::of("choose", &[]), shape, args![tables, data, logits.ptr, best, tokens, details]);
+        let arguments = args![tables, data, logits.ptr, best, cuts, tokens, details];
+        device.launch_early(Name::of("choose", &[]), shape, arguments);
     }
 
     /// Queues the results' way to the host.
@@ -202,7 +244,7 @@ impl Slots {
             rest.copy_from_slice(settings);
         });
         let tables = self.tables;
-        let name = Name::in_file("choose", "choose_set", &[]);
+        let name = Name::of("choose_set", &[]);
         let shape = Shape { grid: [self.starts.len(), 1], block: 256, shared: 0 };
         device.launch(name, shape, args![tables, self.upload.address(0)]);
         self.starts.clear();

@@ -1,4 +1,4 @@
-//! What the kernels of `kernels/cuda/choose.cu` read and write, as numbers: settings of slots, rows, results.
+//! What the kernels of `kernels/cuda/choose*.cu` read and write, as numbers: settings of slots, rows, results.
 
 use kernels::choose::{Choice, ChoiceRow, Logprobs, Sampled};
 
@@ -8,10 +8,12 @@ pub(crate) const MOST_VOCAB: usize = 1 << 19;
 pub(crate) const MOST_BIASES: usize = 512;
 /// Best tokens whose log-probabilities can be had.
 pub(crate) const MOST_TOP: usize = 20;
-/// Blocks that look for the best logit of a row.
+/// Blocks that share a row, until one block chooses.
 pub(crate) const SPLITS: usize = 16;
 /// Bytes of `struct Choice`.
 pub(crate) const CHOICE_BYTES: usize = 56;
+/// Bytes of `struct Cut`.
+pub(crate) const CUT_BYTES: usize = 4 * 8 + 4 * 4 + 2048 * (8 + 4) + 1024 * 8 + 8 * SPLITS * 8;
 /// Numbers of `struct Row`.
 pub(crate) const ROW_NUMBERS: usize = 6;
 /// Numbers of `struct Details`.

@@ -48,6 +48,7 @@ use acts::Acts;
 use arch::LOWEST_BF16;
 use attention::Attention;
 use blas::Blas;
+use choose::Draw;
 use cudarc::driver::sys::CUdeviceptr;
 use device::{Device, Name, Shape, args};
 use groups::Group;
@@ -585,7 +586,8 @@ impl Backend for CudaBackend {
         let count = if padded { self.batch.rows() } else { rows.len() };
         let logits = (count > 0).then(|| self.acts.view(logits));
         if self.device.is_recording() {
-            logits.into_iter().for_each(|logits| self.slots.launch(&mut self.device, logits, count));
+            // Rows of any settings will come.
+            logits.into_iter().for_each(|logits| self.slots.launch(&mut self.device, logits, count, Draw::Cut));
             return Ticket(u64::MAX);
         }
         if padded {

@@ -27,6 +27,8 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "cast"
     "causal_conv"
     "choose"
+    "choose_cut"
+    "choose_set"
     "clamp"
     "combine"
     "copy_columns"
@@ -61,6 +63,8 @@ pub(crate) const SPECIAL: &[Source] = sources! {
 /// What they include: name and text.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../activation.cuh")),
+    ("choose.cuh", include_str!("../choose.cuh")),
+    ("choose_rank.cuh", include_str!("../choose_rank.cuh")),
     ("decode.cuh", include_str!("../decode.cuh")),
     ("experts.cuh", include_str!("../experts.cuh")),
     ("few.cuh", include_str!("../few.cuh")),

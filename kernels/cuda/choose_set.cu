@@ -1,0 +1,65 @@
+// What happens around choosing tokens: new settings of slots, and chosen tokens as the next step's inputs.
+#include "choose.cuh"
+
+// New settings of slots, one block each. `data` begins with where each block's numbers are; these are the twin of `Settings` in
+// kernels/src/cuda/choose.rs.
+extern "C" __global__ void choose_set(const Tables tables, const u32* data) {
+    const u32* from = data + data[blockIdx.x];
+    u32 slot = from[0], flags = from[11], allowed = from[13], forbidden = from[14], stops = from[15], biases = from[16];
+    u32 counted = from[17], words = tables.words, t = threadIdx.x;
+    const u32* list = from + 18;
+    if (t == 0) {
+        Choice choice;
+        choice.greedy = from[1];
+        choice.inverse_temperature = __uint_as_float(from[2]);
+        choice.min_p = __uint_as_float(from[3]);
+        choice.top_k = from[4];
+        choice.top_p = __longlong_as_double((long long)((u64)from[6] << 32 | from[5]));
+        choice.fallback = from[7];
+        choice.repetition = __uint_as_float(from[8]);
+        choice.frequency = __uint_as_float(from[9]);
+        choice.presence = __uint_as_float(from[10]);
+        choice.flags = flags;
+        choice.logprobs = from[12];
+        choice.biases = biases;
+        tables.choices[slot] = choice;
+    }
+    if (flags & (MASKED | HOLDS)) {
+        u32* masks = tables.masks + slot * 2 * (u64)words;
+        for (u32 i = t; i < 2 * words; i += blockDim.x) masks[i] = flags & LISTED ? ~0u : 0u;
+        __syncthreads();
+        for (u32 i = t; i < allowed; i += blockDim.x) {
+            atomicAnd(&masks[list[i] / 32], ~(1u << list[i] % 32));
+            atomicAnd(&masks[words + list[i] / 32], ~(1u << list[i] % 32));
+        }
+        __syncthreads();
+        for (u32 i = allowed + t; i < allowed + forbidden + stops; i += blockDim.x) {
+            if (i < allowed + forbidden) atomicOr(&masks[list[i] / 32], 1u << list[i] % 32);
+            atomicOr(&masks[words + list[i] / 32], 1u << list[i] % 32);
+        }
+    }
+    list += allowed + forbidden + stops;
+    if (biases > 0) {
+        u32* biased = tables.biased + slot * (u64)words;
+        for (u32 i = t; i < words; i += blockDim.x) biased[i] = 0;
+        __syncthreads();
+        for (u32 i = t; i < biases; i += blockDim.x) {
+            u32 token = list[2 * i];
+            tables.biases[slot * (u64)MOST_BIASES + i] = {token, __uint_as_float(list[2 * i + 1])};
+            atomicOr(&biased[token / 32], 1u << token % 32);
+        }
+    }
+    list += 2 * biases;
+    if (flags & PENALISED) {
+        u16* counts = tables.counts + slot * (u64)tables.vocab;
+        for (u32 i = t; i < tables.vocab; i += blockDim.x) counts[i] = 0;
+        __syncthreads();
+        for (u32 i = t; i < counted; i += blockDim.x) counts[list[2 * i]] = (u16)min(list[2 * i + 1] + 1, 65535u);
+    }
+}
+
+// Puts tokens in the place of batch entries that name slots.
+extern "C" __global__ void choose_inputs(u32* tokens, const u32* last, u32 rows) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < rows && tokens[i] >> 31 && tokens[i] != NOBODY) tokens[i] = last[tokens[i] & 0x7fffffffu];
+}

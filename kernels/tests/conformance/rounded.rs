@@ -128,7 +128,9 @@ fn norms_before_a_rotation() {
 fn products() {
     let mut backends = backends();
     for dtype in TYPES {
-        for (rows, n, k) in [(1, 96, 48), (5, 272, 224), (33, 17, 33), (64, 130, 960), (19, 2100, 2056), (200, 256, 512)] {
+        for (rows, n, k) in
+            [(1, 96, 48), (5, 272, 224), (33, 17, 33), (64, 130, 960), (19, 2100, 2056), (200, 256, 512)]
+        {
             for (output, epilogue, with_bias) in [
                 (dtype, Epilogue::Store, true),
                 (dtype, Epilogue::Store, false),

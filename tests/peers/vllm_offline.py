@@ -21,7 +21,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder with config.json")
-    parser.add_argument("--cases", required=True, help='JSON lines: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 1}')
+    parser.add_argument("--cases", required=True, help='JSON lines: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 1, "idle_s": 0}')
     parser.add_argument("--output-jsonl", required=True, help="a JSON line for each case is appended to this file")
     parser.add_argument("--max-model-len", type=int, required=True)
     parser.add_argument("--max-num-seqs", type=int, required=True)
@@ -81,6 +81,7 @@ def main():
     measure([[8, 1]])
     report("startup", [[8, 1]], [time.perf_counter() - START])
     for case in cases:
+        time.sleep(case.get("idle_s", 0))
         report(case["name"], case["prompts"], [measure(case["prompts"]) for _ in range(case.get("runs", 1))])
 
 

@@ -1,6 +1,6 @@
 //! Engines behind HTTP, under load from `quire bench serve`, which is the same for both sides.
 
-use std::{ffi::OsStr, fs, path::PathBuf, process::Child};
+use std::{ffi::OsStr, fs, path::PathBuf, process::Child, time::Duration};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use super::{
     process::Server,
     results::{Figure, Results},
     side::Stage,
+    work::PAUSE_S,
 };
 
 /// Requests under way, and how many there are in all.
@@ -27,6 +28,8 @@ pub fn run(stage: &Stage<'_>, results: &Results) -> anyhow::Result<()> {
     keep(vec![Figure::new("start to serving", "s", started.as_secs_f64())])?;
     let generator = Generator { stage, port: server.port };
     generator.measure("warm-up", 64, &["--num-prompts=128", "--random-input-len=512", "--random-output-len=32"])?;
+    // As without a server: what is done beside serving belongs to no figure.
+    std::thread::sleep(Duration::from_secs_f64(PAUSE_S));
     for (concurrency, count) in LOADS {
         let (input, output) = LENGTHS;
         let flags = [

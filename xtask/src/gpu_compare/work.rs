@@ -22,13 +22,19 @@ const DECODE_OUTPUTS: (u32, u32) = (8, 264);
 /// Requests of mixed lengths, all at once: how many, and the bounds of their input and output.
 const MIXED: (u64, (u32, u32), (u32, u32)) = (512, (64, 1024), (64, 512));
 const PREFILL_RUNS: usize = 3;
+/// Seconds between warming up and measuring.
+pub const PAUSE_S: f64 = 3.0;
 
 /// The lines of the file that both sides read.
 pub fn cases(shape: Shape) -> String {
     let mut lines = vec![case("warm-up 4x64", vec![(64, 16); 4], 1), case("warm-up 64x512", vec![(512, 32); 64], 1)];
+    // Quire records its decode steps when it has nothing else to do; vLLM does before it is ready.
+    lines.push(json!({"name": "after a pause", "prompts": [(64, 16)], "idle_s": PAUSE_S}));
     for batch in batches(shape) {
         for output in [DECODE_OUTPUTS.0, DECODE_OUTPUTS.1] {
-            lines.push(case(&decode_name(*batch, output), vec![(DECODE_INPUT, output); *batch as usize], 1));
+            // The first run meets the batch size for the first time.
+            let runs = if output == DECODE_OUTPUTS.0 { 2 } else { 1 };
+            lines.push(case(&decode_name(*batch, output), vec![(DECODE_INPUT, output); *batch as usize], runs));
         }
     }
     for (count, len) in prefills(shape) {
@@ -153,7 +159,7 @@ mod tests {
                 .map(|name| Line { name, seconds: vec![1.0], input_tokens: 1, output_tokens: 1 })
                 .collect();
             let steps = batches(shape).len();
-            assert_eq!(figures(shape, &lines).len(), lines.len() - 2 - steps);
+            assert_eq!(figures(shape, &lines).len(), lines.len() - 3 - steps);
         }
     }
 }

@@ -16,7 +16,7 @@ use super::{Stage, flags::CasesArgs, random_prompt, sampling};
 use crate::serve::offline::{Generated, Offline, Request};
 
 /// What to measure: prompts that are all there from the beginning, some number of times.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields)]
 struct Case {
     name: String,
@@ -24,6 +24,9 @@ struct Case {
     prompts: Vec<(u32, u32)>,
     #[serde(default = "once")]
     runs: usize,
+    /// Seconds to leave the engine alone first, for what it does beside serving (recording steps): that belongs to no figure.
+    #[serde(default)]
+    idle_s: f64,
 }
 
 fn once() -> usize {
@@ -37,7 +40,7 @@ pub(super) async fn run(args: &CasesArgs, stage: Stage<'_>) -> anyhow::Result<()
     let shutdown = &stage.process.shutdown;
     let Some(mut engine) = Offline::start(stage.settings, stage.environment, shutdown).await? else { return Ok(()) };
     let mut bench = Bench { random: StdRng::seed_from_u64(0), temperature: args.temperature };
-    let first = Case { name: "startup".to_owned(), prompts: vec![(8, 1)], runs: 1 };
+    let first = Case { name: "startup".to_owned(), prompts: vec![(8, 1)], runs: 1, idle_s: 0.0 };
     for case in std::iter::once(&first).chain(&cases) {
         let Some(runs) = shutdown.run_until_cancelled(bench.measure(&mut engine, case)).await else { break };
         let mut runs = runs.with_context(|| case.name.clone())?;
@@ -60,6 +63,9 @@ fn read(path: &Path) -> anyhow::Result<Vec<Case>> {
         {
             bail!("line {}: a case needs prompts, and lengths and runs above 0", number + 1);
         }
+        if !(0.0..=3600.0).contains(&case.idle_s) {
+            bail!("line {}: idle_s must be from 0 to 3600", number + 1);
+        }
         cases.push(case);
     }
     Ok(cases)
@@ -74,6 +80,7 @@ struct Bench {
 impl Bench {
     /// From sending to the last token, for each run.
     async fn measure(&mut self, engine: &mut Offline, case: &Case) -> anyhow::Result<Vec<Duration>> {
+        tokio::time::sleep(Duration::from_secs_f64(case.idle_s)).await;
         let mut runs = Vec::with_capacity(case.runs);
         for _ in 0..case.runs {
             let request = |&(len, output_len): &(u32, u32)| Request {
@@ -148,7 +155,7 @@ mod tests {
     fn a_line_is_a_case() {
         let cases = read_text("{\"name\": \"a\", \"prompts\": [[4, 2], [9, 1]], \"runs\": 3}\n\n{\"name\": \"b\", \"prompts\": [[1, 1]]}\n").unwrap();
         let expected = [("a", vec![(4, 2), (9, 1)], 3), ("b", vec![(1, 1)], 1)];
-        let expected = expected.map(|(name, prompts, runs)| Case { name: name.to_owned(), prompts, runs });
+        let expected = expected.map(|(name, prompts, runs)| Case { name: name.to_owned(), prompts, runs, idle_s: 0.0 });
         assert_eq!(cases, expected);
     }
 
@@ -161,6 +168,7 @@ mod tests {
             "{\"name\": \"b\", \"prompts\": []}",
             "{\"name\": \"b\", \"prompts\": [[0, 1]]}",
             "{\"name\": \"b\", \"prompts\": [[1, 1]], \"rums\": 3}",
+            "{\"name\": \"b\", \"prompts\": [[1, 1]], \"idle_s\": -1}",
         ] {
             let error = format!("{:#}", read_text(&format!("{good}{bad}\n")).unwrap_err());
             assert!(error.starts_with("line 2"), "{error}");
@@ -171,7 +179,7 @@ mod tests {
     fn figures_are_appended() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.jsonl");
-        let case = Case { name: "a".to_owned(), prompts: vec![(4, 2), (3, 1)], runs: 2 };
+        let case = Case { name: "a".to_owned(), prompts: vec![(4, 2), (3, 1)], runs: 2, idle_s: 0.0 };
         for _ in 0..2 {
             let mut report = Report::open(Some(&path)).unwrap();
             report.case(&case, &[Duration::from_millis(500), Duration::from_millis(250)]).unwrap();

@@ -93,7 +93,7 @@ pub(super) struct StartupArgs {
 /// Flags of `quire bench cases`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CasesArgs {
-    /// A JSON line for each case: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 3}, lengths in tokens
+    /// A JSON line for each case: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 3, "idle_s": 0}, lengths in tokens
     #[arg(long, value_name = "FILE", required = true)]
     pub cases: PathBuf,
     /// Temperature of the draws; 0: greedy

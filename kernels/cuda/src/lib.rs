@@ -26,6 +26,7 @@ mod matmul;
 mod matmul_cluster;
 mod matmul_few;
 mod modules;
+mod noise;
 mod norm;
 mod nvrtc;
 mod profile;
@@ -58,7 +59,7 @@ use kernels::ops::{
     self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads,
 };
 use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
-use kernels::ops::{Recordable, ScanInput, State, Table, Timing, Vector};
+use kernels::ops::{Noise, Recordable, ScanInput, State, Table, Timing, Vector};
 use matmul::{Matmul, Product};
 use recordings::Recordings;
 use rope_and_cache::{Kv, takes_norms};
@@ -84,6 +85,7 @@ pub struct CudaBackend {
     slots: choose::Slots,
     matmul: Matmul,
     staging: Staging,
+    levels: noise::Levels,
     matrices: Vec<Weights>,
     groups: Vec<Group>,
     choices: Vec<Choices>,
@@ -115,6 +117,7 @@ impl CudaBackend {
             slots: choose::Slots::default(),
             matmul,
             staging: Staging::default(),
+            levels: noise::Levels::default(),
             matrices: Vec::new(),
             groups: Vec::new(),
             choices: Vec::new(),
@@ -228,6 +231,19 @@ impl Backend for CudaBackend {
         self.device.bind();
         self.tables.push(self.staging.matrix(&mut self.device, source, source.dtype));
         Table(newest(&self.tables))
+    }
+
+    fn make_matrix(&mut self, noise: Noise<'_>, compute: DType) -> Option<Matrix> {
+        self.device.bind();
+        self.check_type(compute);
+        self.matrices.push(self.levels.matrix(&mut self.device, &mut self.staging, noise, compute));
+        Some(Matrix(newest(&self.matrices)))
+    }
+
+    fn make_table(&mut self, noise: Noise<'_>) -> Option<Table> {
+        self.device.bind();
+        self.tables.push(self.levels.matrix(&mut self.device, &mut self.staging, noise, noise.dtype));
+        Some(Table(newest(&self.tables)))
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Vector {

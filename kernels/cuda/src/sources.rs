@@ -41,6 +41,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "gather"
     "head_matmul"
     "matmul"
+    "noise"
     "norm"
     "rope_and_cache"
     "route"

@@ -26,6 +26,17 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
+    /// Room for a matrix, with nothing in it yet.
+    pub(crate) fn empty(device: &mut Device, (rows, cols): (usize, usize), dtype: DType, compute: DType) -> Self {
+        let memory = device.allocate(rows * cols * dtype.size(), "weights");
+        Self { memory, dtype, rows, cols, compute }
+    }
+
+    /// Makes all of it zero.
+    pub(crate) fn clear(&self, device: &mut Device) {
+        self.memory.iter().for_each(|memory| device.clear(memory));
+    }
+
     pub(crate) fn ptr(&self) -> CUdeviceptr {
         self.memory.as_ref().map_or(0, |memory| memory.ptr)
     }

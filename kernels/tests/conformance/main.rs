@@ -7,6 +7,7 @@ mod invariance;
 mod latent;
 mod matmul;
 mod mixture;
+mod noise;
 mod random;
 mod recurrent;
 mod rounded;

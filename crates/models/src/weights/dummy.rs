@@ -4,10 +4,10 @@
 
 use std::borrow::Cow;
 
-use kernels::ops::DType;
+use kernels::ops::{DType, NoiseRows, mix};
 
-use super::cast::narrow;
-use super::{Chunk, Role, Slice, Weights};
+use super::cast::{append, narrow};
+use super::{Chunk, Random, Role, Slice, Weights};
 use crate::error::LoadError;
 
 /// Random weights of one element type.
@@ -26,10 +26,13 @@ impl Weights for Dummy {
         match slice.role {
             Role::Scale => narrow(std::iter::repeat_n(1.0, slice.elements()), self.dtype, &mut bytes),
             Role::Shift => narrow(std::iter::repeat_n(0.0, slice.elements()), self.dtype, &mut bytes),
-            // Uniform with variance 1 / width: a product keeps its input's size, whatever the depth.
-            Role::Matrix | Role::UnitRows => self.uniform(slice, (3.0 / slice.width() as f32).sqrt(), &mut bytes),
+            Role::Matrix | Role::UnitRows => self.uniform(slice, &mut bytes),
         }
         Ok(Chunk { dtype: self.dtype, bytes: Cow::Owned(bytes) })
+    }
+
+    fn random(&self, slice: &Slice, dtype: DType) -> Option<Random> {
+        (slice.role == Role::Matrix).then(|| self.values(slice, dtype))
     }
 }
 
@@ -37,30 +40,40 @@ impl Weights for Dummy {
 const LEVELS: usize = 4096;
 
 impl Dummy {
-    fn uniform(&self, slice: &Slice, bound: f32, out: &mut Vec<u8>) {
-        // Values are looked up ready-made: making billions of them should take seconds.
-        let mut levels = Vec::new();
+    /// The elements' values, rounded to the weights' type and then to `dtype`, and what they are drawn from. Looked up ready-made: making
+    /// billions of elements should take seconds.
+    fn values(&self, slice: &Slice, dtype: DType) -> Random {
+        // Uniform with variance 1 / width: a product keeps its input's size, whatever the depth.
+        let bound = (3.0 / slice.width() as f32).sqrt();
         let level = |i: usize| bound * ((2 * i + 1) as f32 / LEVELS as f32 - 1.0);
-        narrow((0..LEVELS).map(level), self.dtype, &mut levels);
+        let (mut stored, mut levels) = (Vec::new(), Vec::new());
+        narrow((0..LEVELS).map(level), self.dtype, &mut stored);
+        append(self.dtype, &stored, dtype, &mut levels);
         let key = slice.place.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
         let key = slice.place.stack.map_or(key, |stack| mix(key ^ stack.index as u64));
+        Random { key, levels }
+    }
+
+    fn uniform(&self, slice: &Slice, out: &mut Vec<u8>) {
+        let values = self.values(slice, self.dtype);
+        let rows = values.rows(slice);
         out.resize(slice.elements() * self.dtype.size(), 0);
         match self.dtype {
-            DType::F32 => fill::<4>(key, slice, &levels, out),
-            DType::Bf16 | DType::F16 => fill::<2>(key, slice, &levels, out),
+            DType::F32 => fill::<4>(&rows, slice.cols.len(), out),
+            DType::Bf16 | DType::F16 => fill::<2>(&rows, slice.cols.len(), out),
         }
     }
 }
 
-/// Fills `out` with elements of `N` bytes picked from `levels`.
-fn fill<const N: usize>(key: u64, slice: &Slice, levels: &[u8], out: &mut [u8]) {
-    let (levels, out) = (levels.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
-    let rows = slice.rows.clone().map(|row| slice.place.rows.stored(row));
-    for (row, out) in rows.zip(out.chunks_exact_mut(slice.cols.len())) {
-        let row_key = mix(key ^ mix(row as u64));
+/// Fills `out` with elements of `N` bytes.
+fn fill<const N: usize>(rows: &NoiseRows<'_>, cols: usize, out: &mut [u8]) {
+    let (levels, out) = (rows.levels.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+    let first = rows.first_col;
+    for (row, out) in out.chunks_exact_mut(cols).enumerate() {
+        let row_key = rows.row_key(row);
         // Four elements from each 64-bit draw.
         let draw = |col: usize| mix(row_key.wrapping_add((col / 4) as u64));
-        let (mut col, mut bits) = (slice.cols.start, draw(slice.cols.start) >> (16 * (slice.cols.start % 4)));
+        let (mut col, mut bits) = (first, draw(first) >> (16 * (first % 4)));
         for element in out {
             if col.is_multiple_of(4) {
                 bits = draw(col);
@@ -69,14 +82,6 @@ fn fill<const N: usize>(key: u64, slice: &Slice, levels: &[u8], out: &mut [u8]) 
             (col, bits) = (col + 1, bits >> 16);
         }
     }
-}
-
-/// The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod torch;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use kernels::ops::DType;
+use kernels::ops::{DType, NoiseRows};
 
 use crate::error::LoadError;
 
@@ -197,4 +197,24 @@ pub(crate) trait Weights {
     fn check(&self, slice: &Slice) -> Result<DType, LoadError>;
     /// Fetches the slice, touching nothing else.
     fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError>;
+    /// What the slice's elements are drawn from, if they are random; then they need not be fetched. Their values have the type `dtype`.
+    fn random(&self, slice: &Slice, dtype: DType) -> Option<Random> {
+        let _ = (slice, dtype);
+        None
+    }
+}
+
+/// What the elements of a random matrix are drawn from: see [`NoiseRows`].
+pub(crate) struct Random {
+    pub key: u64,
+    pub levels: Vec<u8>,
+}
+
+impl Random {
+    /// The slice's rows.
+    fn rows(&self, slice: &Slice) -> NoiseRows<'_> {
+        let Stripes { offset, size, period } = slice.place.rows;
+        let (rows, first_col) = (slice.rows.clone(), slice.cols.start);
+        NoiseRows { key: self.key, rows, size, period, offset, first_col, levels: &self.levels }
+    }
 }

@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 
-use kernels::ops::{Act, Backend, DType, ExpertChoice, HostMatrix, Matrix, MatrixGroup, Table, Vector};
+use kernels::ops::{
+    Act, Backend, DType, ExpertChoice, HostMatrix, Matrix, MatrixGroup, Noise, NoiseRows, Table, Vector,
+};
 
-use super::{Chunk, Role, Slice, Weights, cast};
+use super::{Chunk, Random, Role, Slice, Weights, cast};
 use crate::acts::Buffers;
 use crate::error::LoadError;
 
@@ -112,7 +114,7 @@ impl<'a> Loader<'a> {
             let chunk = weights.fetch(slice)?;
             chunks.push(if slice.role == Role::UnitRows { unit_rows(&chunk, slice.cols.len()) } else { chunk });
         }
-        let dtype = self.stored_type(&chunks);
+        let dtype = self.stored_type(chunks.iter().map(|chunk| chunk.dtype));
         let chunk = match chunks.pop() {
             Some(only) if chunks.is_empty() && pad_rows == 0 && only.dtype == dtype => only,
             last => {
@@ -125,17 +127,44 @@ impl<'a> Loader<'a> {
                 Chunk { dtype, bytes: Cow::Owned(bytes) }
             }
         };
-        for slice in stack {
-            self.read += (slice.elements() * weights.check(slice)?.size()) as u64;
-        }
-        (self.progress)(self.read);
+        self.count(stack)?;
         Ok(chunk)
     }
 
+    /// Tells that a stack was read.
+    fn count(&mut self, stack: &[Slice]) -> Result<(), LoadError> {
+        for slice in stack {
+            self.read += (slice.elements() * self.weights.check(slice)?.size()) as u64;
+        }
+        (self.progress)(self.read);
+        Ok(())
+    }
+
+    /// Lets the device make a stack of random matrices; absent where they must be fetched.
+    fn made<T>(
+        &mut self,
+        stack: &[Slice],
+        pad_rows: usize,
+        make: impl FnOnce(&mut dyn Backend, Noise<'_>) -> Option<T>,
+    ) -> Result<Option<T>, LoadError> {
+        let dtypes = stack.iter().map(|slice| self.weights.check(slice)).collect::<Result<Vec<_>, _>>()?;
+        let dtype = self.stored_type(dtypes.into_iter());
+        let values: Option<Vec<Random>> = stack.iter().map(|slice| self.weights.random(slice, dtype)).collect();
+        let Some(values) = values.filter(|values| !values.is_empty()) else { return Ok(None) };
+        let parts: Vec<NoiseRows<'_>> = values.iter().zip(stack).map(|(values, slice)| values.rows(slice)).collect();
+        let (rows, cols) = shape(stack, pad_rows);
+        let Some(made) = make(&mut *self.backend, Noise { dtype, cols, parts: &parts, pad_rows }) else {
+            return Ok(None);
+        };
+        self.resident += (rows * cols * dtype.size()) as u64;
+        self.count(stack)?;
+        Ok(Some(made))
+    }
+
     /// Element type on the device: as stored when computing in f32 (which holds every type exactly), else the computing type.
-    fn stored_type(&self, chunks: &[Chunk<'_>]) -> DType {
-        match (self.compute, chunks) {
-            (DType::F32, [first, rest @ ..]) if rest.iter().all(|chunk| chunk.dtype == first.dtype) => first.dtype,
+    fn stored_type(&self, mut stored: impl Iterator<Item = DType>) -> DType {
+        match (self.compute, stored.next()) {
+            (DType::F32, Some(first)) if stored.all(|dtype| dtype == first) => first,
             (compute, _) => compute,
         }
     }
@@ -161,6 +190,10 @@ fn shape(stack: &[Slice], pad_rows: usize) -> (usize, usize) {
 
 impl Store for Loader<'_> {
     fn matrix(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Matrix, LoadError> {
+        let compute = self.compute;
+        if let Some(matrix) = self.made(stack, pad_rows, |backend, noise| backend.make_matrix(noise, compute))? {
+            return Ok(matrix);
+        }
         let (rows, cols) = shape(stack, pad_rows);
         let chunk = self.stacked(stack, pad_rows)?;
         self.resident += chunk.bytes.len() as u64;
@@ -168,6 +201,9 @@ impl Store for Loader<'_> {
     }
 
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError> {
+        if let Some(table) = self.made(stack, pad_rows, |backend, noise| backend.make_table(noise))? {
+            return Ok(table);
+        }
         let (rows, cols) = shape(stack, pad_rows);
         let chunk = self.stacked(stack, pad_rows)?;
         self.resident += chunk.bytes.len() as u64;

@@ -8,11 +8,11 @@ constexpr u32 EACH = 8;
 template <typename X, typename W, typename Out>
 DEVICE void expert_matmul(
     const X* x, const W* const* weights, const f32* bias, const Choices& choices, Out* out, const ExpertShape& shape) {
-    const auto [pairs, pairs_a_row, n, k] = shape;
+    const u32 pairs_a_row = shape.pairs_a_row, n = shape.n, k = shape.k;
     const u32 column = blockIdx.y * OUTPUTS + threadIdx.x / 32;
     launch_dependents();
     wait_for_inputs();
-    if (blockIdx.x >= choices.num_tiles(pairs) || column >= n) return;
+    if (blockIdx.x >= choices.num_tiles(shape.pairs) || column >= n) return;
     const Tile tile = choices.tile(blockIdx.x);
     const u32 rows = choices.rows_of(tile);
     const W* w = weights[tile.expert] + (u64)column * k;

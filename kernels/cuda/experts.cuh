@@ -1,6 +1,6 @@
 // The pairs of row and expert of a step, sorted by expert and cut into tiles: what `route.cu` leaves for products of experts.
 #pragma once
-#include "quire.cuh"
+#include "activation.cuh"
 
 // Pairs `begin .. ` of one expert in the order of tiles, at most as many as a tile has rows; `end` is the expert's end.
 struct __align__(16) Tile {
@@ -19,7 +19,7 @@ struct Choices {
     // Pairs by expert, and where tiles lie in them; null: each pair is a tile.
     u32* order;
     Tile* tiles;
-    // How many tiles there are, and a counter that `route` leaves at zero.
+    // How many tiles there are; then what `route` counts with, and leaves at zero.
     u32* counts;
     u32 tile_rows;
 
@@ -36,6 +36,13 @@ struct Choices {
     DEVICE u32 pair(u32 at) const { return order ? order[at] : at; }
 };
 
+// What a kernel that is compiled for a configuration keeps of a product: all of its columns, or `function(gate) * up` of columns [gate | up].
+#define ALL 7
+#ifndef FUNCTION
+#define FUNCTION ALL
+#endif
+constexpr bool GATED = FUNCTION != ALL;
+
 // A product of rows with their experts.
 struct ExpertShape {
     u32 pairs;
@@ -43,4 +50,15 @@ struct ExpertShape {
     u32 pairs_a_row;
     u32 n;
     u32 k;
+    // Whether the output is f32; else it has the input's type.
+    u32 wide;
+    // Of the function.
+    f32 limit;
+
+    // Columns of the output.
+    DEVICE u32 width() const { return GATED ? n / 2 : n; }
+    DEVICE f32 gated(f32 gate, f32 up) const {
+        const Activation activation = {FUNCTION, limit};
+        return activated(activation, gate) * gated_half(activation, up);
+    }
 };

@@ -54,8 +54,13 @@ struct Few {
 
     // Starts reading the rows of w from `first` on; rows past the last are the last again.
     DEVICE void start_weights(const T* w, u32 first, u32 n, u32 k) {
+        start_weights(w, k, [=](u32 at) { return min(first + at, n - 1); });
+    }
+
+    // The same for any rows: `row_of(i)` is the block's i-th.
+    template <typename RowOf> DEVICE void start_weights(const T* w, u32 k, RowOf row_of) {
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) from_w[tile] = w + (size_t)min(first + 8 * tile + row(), n - 1) * k + warp * 32 + column();
+        for (u32 tile = 0; tile < TILES; tile++) from_w[tile] = w + (size_t)row_of(8 * tile + row()) * k + warp * 32 + column();
 #pragma unroll
         for (u32 stage = 0; stage < DEPTH; stage++)
 #pragma unroll
@@ -106,15 +111,19 @@ struct Few {
     }
 
     // Hands each sum over all warps, and `bias[n]`, to `take(row, n, sum)`.
-    template <typename Take> DEVICE void finish(const Parts& parts, u32 rows, u32 first, u32 n, const f32* bias, Take take) const {
+    template <typename Take> DEVICE static void finish(const Parts& parts, u32 rows, u32 first, u32 n, const f32* bias, Take take) {
         for (u32 i = threadIdx.x; i < rows * COLUMNS; i += WARPS * 32) {
             const u32 row = i / COLUMNS, column = i % COLUMNS, at = first + column;
             if (at >= n) continue;
-            f32 sum = bias ? bias[at] : 0.0f;
-#pragma unroll
-            for (u32 part = 0; part < WARPS; part++) sum += parts[part][row][column];
-            take(row, at, sum);
+            take(row, at, add(parts, row, column, bias ? bias[at] : 0.0f));
         }
+    }
+
+    // The sum over all warps, and something before them.
+    DEVICE static f32 add(const Parts& parts, u32 row, u32 column, f32 sum) {
+#pragma unroll
+        for (u32 part = 0; part < WARPS; part++) sum += parts[part][row][column];
+        return sum;
     }
 
 private:

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS)
     wait_for_inputs();
     product.start_rows(shape.rows, [=](u32 row) { return x + (size_t)row * shape.k; });
     product.run(parts);
-    product.finish(parts, shape.rows, first, shape.n, bias, [=](u32 row, u32 column, f32 sum) {
+    Few::finish(parts, shape.rows, first, shape.n, bias, [=](u32 row, u32 column, f32 sum) {
         const size_t at = (size_t)row * shape.n + column;
         if (shape.wide) store_sum((f32*)out + at, sum, shape.accumulate);
         else store_sum((TYPE*)out + at, sum, shape.accumulate);

@@ -24,13 +24,25 @@ struct Best {
 
 DEVICE bool better(Best a, Best b) { return a.value > b.value || (a.value == b.value && a.at < b.at); }
 
+// Bits that are ordered as numbers are; both zeros are the same.
+DEVICE u32 ordered(f32 x) {
+    const u32 bits = __float_as_uint(x + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 DEVICE Best warp_best(Best best) {
+#if __CUDA_ARCH__ >= 800
+    const u32 mine = ordered(best.value), highest = __reduce_max_sync(~0u, mine);
+    const u32 at = __reduce_min_sync(~0u, mine == highest ? best.at : NOBODY);
+    return {__shfl_sync(~0u, best.value, __ffs(__ballot_sync(~0u, mine == highest)) - 1), at};
+#else
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) {
         Best other = {__shfl_xor_sync(~0u, best.value, lanes), __shfl_xor_sync(~0u, best.at, lanes)};
         if (better(other, best)) best = other;
     }
     return best;
+#endif
 }
 
 DEVICE Best best_of(const f32* values, u32 count) {
@@ -158,11 +170,24 @@ template <typename Take> DEVICE void each_pair(const u32* chosen, u32 pairs, Tak
     }
 }
 
-// Sorts pairs by expert. The order of an expert's pairs may vary, and no result depends on it. `counts`, `begins`: shared, [experts].
-DEVICE void sort(const Choices& to, u32 pairs, u32 experts, u32* counts, u32* begins) {
+// Adds this block's choices to what all rows chose. `chosen`: of the warp's row, null for none; `counts`: shared, [experts].
+DEVICE void count(const u32* chosen, u32 top_k, u32* totals, u32 experts, u32* counts) {
+    __syncthreads();
     for (u32 i = threadIdx.x; i < experts; i += blockDim.x) counts[i] = 0;
     __syncthreads();
-    each_pair(to.experts, pairs, [=](u32, u32 expert) { atomicAdd(counts + expert, 1u); });
+    if (chosen)
+        for (u32 slot = threadIdx.x % 32; slot < top_k; slot += 32) atomicAdd(counts + chosen[slot], 1u);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < experts; i += blockDim.x)
+        if (counts[i]) atomicAdd(totals + i, counts[i]);
+}
+
+// Sorts pairs by expert. The order of an expert's pairs may vary, and no result depends on it. `counts`, `begins`: shared, [experts].
+DEVICE void sort(const Choices& to, u32 pairs, u32* totals, u32 experts, u32* counts, u32* begins) {
+    for (u32 i = threadIdx.x; i < experts; i += blockDim.x) {
+        counts[i] = __ldcg(totals + i);
+        totals[i] = 0;
+    }
     __syncthreads();
     if (threadIdx.x < 32) cut_tiles(to, counts, begins, experts);
     __syncthreads();
@@ -176,12 +201,14 @@ extern "C" __global__ void route_f32(
     __shared__ bool last;
     launch_dependents();
     wait_for_inputs();
-    const u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, row = blockIdx.x * warps + warp;
+    const u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, row = blockIdx.x * warps + warp, own = min(rows, live[0]);
     const u64 first = (u64)row * routing.top_k;
     if (row < rows)
         choose(logits + (u64)row * experts, routing, to.experts + first, to.weights + first, experts,
                numbers + warp * (2 * experts + routing.groups));
     if (!to.order) return;
+    u32 *counts = (u32*)numbers, *totals = to.counts + 2;
+    count(row < own ? to.experts + first : nullptr, routing.top_k, totals, experts, counts);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -191,5 +218,5 @@ extern "C" __global__ void route_f32(
     __syncthreads();
     if (!last) return;
     __threadfence();
-    sort(to, min(rows, live[0]) * routing.top_k, experts, (u32*)numbers, (u32*)numbers + experts);
+    sort(to, own * routing.top_k, totals, experts, counts, counts + experts);
 }

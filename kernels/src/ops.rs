@@ -269,6 +269,19 @@ pub struct ExpertGroups {
     pub best: usize,
 }
 
+/// What experts with a gate do first: see [`Backend::gated_experts`].
+#[derive(Clone, Copy, Debug)]
+pub struct GatedExperts {
+    /// `[gate | up]` of each expert.
+    pub w: MatrixGroup,
+    /// `[experts, out_features]`.
+    pub bias: Option<Vector>,
+    /// Of the gate.
+    pub activation: Activation,
+    /// Room for the products, a row for every choice; what is in it afterwards means nothing.
+    pub raised: Act,
+}
+
 /// Where heads lie in a row: the first from column `first` on, each `stride` columns after the one before.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadColumns {
@@ -399,6 +412,11 @@ pub trait Backend: Send {
     /// `out[row * k + slot] = x[row] w[e]^T + bias[e]`, or `x[row * k + slot] w[e]^T + bias[e]` where `x` has a row for every choice.
     /// `bias` is `[experts, out_features]`. Reads the weights of chosen experts only.
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act);
+    /// [`Backend::expert_matmul`], whose rows `[gate | up]` give `out = activation(gate) * up`.
+    fn gated_experts(&mut self, x: Act, experts: GatedExperts, choice: ExpertChoice, out: Act) {
+        self.expert_matmul(x, experts.w, experts.bias, choice, experts.raised);
+        self.gated(experts.raised, experts.activation, out);
+    }
     /// `out[row] = sum over slots of weight[row][slot] * x[row * top_k + slot]`, slots in ascending order; or added to `out`.
     fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act);
     /// `x[row] *= sigmoid(gate[row])`; `gate` has one column.

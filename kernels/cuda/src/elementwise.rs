@@ -8,8 +8,8 @@ use kernels::ops::Activation;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function {
-    number: u32,
-    limit: f32,
+    pub(crate) number: u32,
+    pub(crate) limit: f32,
 }
 
 impl From<Activation> for Function {

@@ -7,17 +7,19 @@ use super::acts::View;
 use super::arch::Arch;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
+use super::elementwise::Function;
 use super::groups::{Group, OUTPUTS};
 use super::routing::{Choices, Chosen};
 use super::special::{HOPPER, LOWEST, Special};
 use super::tensor_map::tensor_map;
 use super::weights::{Staging, Weights};
-use kernels::ops::{DType, Epilogue};
+use kernels::ops::{Activation, DType, Epilogue};
 
 /// What rows of 16-bit inputs and weights must be a multiple of: elements of 16 bytes.
 const PIECE: usize = 8;
-/// Columns of a box of weights for the copy engine.
+/// Columns of a box of weights for the copy engine, and boxes of a tile.
 const BOX: usize = 128;
+const BOXES: usize = 2;
 /// Threads of a block of the Hopper kernel.
 const HOPPER_THREADS: usize = 384;
 
@@ -35,6 +37,28 @@ pub(crate) fn tile_rows(arch: Arch, rows: usize, top_k: usize, experts: usize) -
     tile.min(largest)
 }
 
+/// What is kept of a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keep {
+    All,
+    /// `activation(gate) * up` of columns `[gate | up]`.
+    Gated(Function),
+}
+
+impl Keep {
+    /// `FUNCTION` of experts.cuh.
+    fn macro_value(self) -> (&'static str, usize) {
+        /// `ALL`.
+        const ALL: usize = 7;
+        ("FUNCTION", if let Self::Gated(function) = self { function.number as usize } else { ALL })
+    }
+
+    /// Columns of the output for one.
+    pub(crate) fn columns(self) -> usize {
+        if let Self::Gated(_) = self { 2 } else { 1 }
+    }
+}
+
 /// How `expert_matmul_few.cu` is compiled: see `few.cuh`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Few {
@@ -45,62 +69,72 @@ pub(crate) struct Few {
 }
 
 impl Few {
-    /// For tiles of up to 8, 16 and 32 rows. Where k is large blocks are few, and have many warps to share it.
-    const ALL: [Self; 5] = [
-        Self { warps: 4, halves: 1, tiles: 2, depth: 4 },
-        Self { warps: 16, halves: 1, tiles: 2, depth: 2 },
-        Self { warps: 4, halves: 2, tiles: 2, depth: 4 },
-        Self { warps: 16, halves: 2, tiles: 4, depth: 2 },
-        Self { warps: 8, halves: 4, tiles: 2, depth: 2 },
-    ];
-
-    fn of(tile_rows: usize, k: usize) -> Option<Self> {
-        let deep = k >= 8192;
-        Self::ALL.into_iter().find(|few| tile_rows <= 8 * few.halves && (few.warps == 16) == (deep && few.halves < 4))
+    /// For tiles of up to 8 rows three, then of up to 16 and 32. Where columns are gated, fewer loads are under way in the first two, whose
+    /// registers would not suffice otherwise.
+    fn all(keep: Keep) -> [Self; 5] {
+        let depth = if let Keep::All = keep { 4 } else { 3 };
+        [
+            Self { warps: 4, halves: 1, tiles: 2, depth },
+            Self { warps: 8, halves: 1, tiles: 2, depth },
+            Self { warps: 16, halves: 1, tiles: 2, depth: 2 },
+            Self { warps: 4, halves: 2, tiles: 2, depth: 4 },
+            Self { warps: 8, halves: 4, tiles: 2, depth: 2 },
+        ]
     }
 
-    fn special(&self, dtype: DType) -> Special {
+    /// The one for so many tiles of so many rows. Where k is large blocks are few, and have many warps to share it.
+    fn of((tiles, tile_rows): (usize, usize), [n, k]: [usize; 2], keep: Keep) -> Option<Self> {
+        let [narrow, deep, deepest, two, four] = Self::all(keep);
+        match tile_rows {
+            ..=8 if k < 8192 => Some(narrow),
+            ..=8 if tiles * n > 16384 => Some(deep),
+            ..=8 => Some(deepest),
+            9..=16 => Some(two),
+            17..=32 => Some(four),
+            _ => None,
+        }
+    }
+
+    fn special(&self, dtype: DType, keep: Keep) -> Special {
         let Self { warps, halves, tiles, depth } = *self;
-        let sizes = [("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth)];
+        let sizes = [("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth), keep.macro_value()];
         Special::new("expert_matmul_few", dtype, &sizes)
     }
 }
 
-/// How `expert_matmul_hopper.cu` is compiled: rows of a tile, its boxes of columns, stages.
+/// How `expert_matmul_hopper.cu` is compiled: rows of a tile, stages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Many {
     rows: usize,
-    parts: usize,
     depth: usize,
 }
 
 impl Many {
-    const ALL: [Self; 3] = [
-        Self { rows: 32, parts: 1, depth: 8 },
-        Self { rows: 64, parts: 2, depth: 5 },
-        Self { rows: 128, parts: 2, depth: 4 },
-    ];
+    const ALL: [Self; 3] = [Self { rows: 32, depth: 6 }, Self { rows: 64, depth: 5 }, Self { rows: 128, depth: 4 }];
 
     fn of(tile_rows: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|many| tile_rows == many.rows)
     }
 
-    fn special(&self, dtype: DType) -> Special {
-        let Self { rows, parts, depth } = *self;
-        Special::new("expert_matmul_hopper", dtype, &[("ROWS", rows), ("PARTS", parts), ("DEPTH", depth)])
+    fn special(&self, dtype: DType, keep: Keep) -> Special {
+        let Self { rows, depth } = *self;
+        Special::new("expert_matmul_hopper", dtype, &[("ROWS", rows), ("DEPTH", depth), keep.macro_value()])
     }
 
     /// Stages of weights and inputs, two barriers each, and room to align them.
     fn shared(&self) -> usize {
         const STEP_BYTES: usize = 128;
-        1024 + self.depth * ((BOX * self.parts + self.rows) * STEP_BYTES + 2 * size_of::<u64>())
+        1024 + self.depth * ((BOX * BOXES + self.rows) * STEP_BYTES + 2 * size_of::<u64>())
     }
 }
 
-/// What is compiled ahead.
+/// What is compiled ahead: gates are nearly always SiLU.
 pub(crate) fn usual(arch: Arch, dtype: DType) -> impl Iterator<Item = Special> {
-    let many = Many::ALL.into_iter().filter(move |_| arch == HOPPER);
-    Few::ALL.into_iter().map(move |few| few.special(dtype)).chain(many.map(move |many| many.special(dtype)))
+    [Keep::All, Keep::Gated(Activation::Silu.into())].into_iter().flat_map(move |keep| {
+        let few = Few::all(keep).into_iter().map(move |few| few.special(dtype, keep));
+        let many = Many::ALL.into_iter().filter(move |_| arch == HOPPER).map(move |many| many.special(dtype, keep));
+        few.chain(many)
+    })
 }
 
 /// Descriptions of each matrix for the copy engine, on the device; absent where it cannot be used.
@@ -122,6 +156,8 @@ struct ExpertShape {
     pairs_a_row: u32,
     n: u32,
     k: u32,
+    wide: u32,
+    limit: f32,
 }
 
 /// A call with everything looked up. `out` has a row for every choice; `x` one for every choice or for every row.
@@ -130,22 +166,29 @@ pub(crate) struct Call<'a> {
     pub(crate) group: &'a Group,
     pub(crate) bias: CUdeviceptr,
     pub(crate) choices: &'a Choices,
+    pub(crate) keep: Keep,
     pub(crate) out: View,
 }
 
-/// Queues the products of rows with their experts.
-pub(crate) fn expert_matmul(device: &mut Device, call: &Call<'_>) {
-    let Call { x, group, bias, choices, out } = call;
+/// Queues the products of rows with their experts; false, and nothing happens, where they cannot be gated at once.
+pub(crate) fn expert_matmul(device: &mut Device, call: &Call<'_>) -> bool {
+    let Call { x, group, bias, choices, keep, out } = call;
     let [pairs, pairs_a_row] = [out.rows, out.rows / x.rows.max(1)].map(|number| number as u32);
-    let shape = ExpertShape { pairs, pairs_a_row, n: group.n as u32, k: group.k as u32 };
+    let limit = if let Keep::Gated(function) = keep { function.limit } else { 0.0 };
+    let wide = u32::from(out.dtype == DType::F32);
+    let shape = ExpertShape { pairs, pairs_a_row, n: group.n as u32, k: group.k as u32, wide, limit };
     let chosen = choices.chosen();
     if call.many(device, chosen, shape) || call.few(device, chosen, shape) {
-        return;
+        return true;
+    }
+    if let Keep::Gated(_) = keep {
+        return false;
     }
     let grid = [choices.most_tiles(), group.n.div_ceil(OUTPUTS)];
     let name = Name::of("expert_matmul", &[x.dtype, group.dtype, out.dtype]);
     let launch = Shape { grid, block: 32 * OUTPUTS, shared: 0 };
     device.launch_early(name, launch, args![x.ptr, group.ptr(), *bias, chosen, out.ptr, shape]);
+    true
 }
 
 impl Call<'_> {
@@ -158,35 +201,33 @@ impl Call<'_> {
             && group.k.is_multiple_of(PIECE)
     }
 
-    fn wide(&self) -> u32 {
-        u32::from(self.out.dtype == DType::F32)
-    }
-
     /// Queues the kernel for tiles of few rows; false where it is not for these.
     fn few(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
-        let Self { x, group, bias, choices, out } = self;
-        let Some(few) = Few::of(choices.tile_rows, group.k) else { return false };
+        let Self { x, group, bias, choices, keep, out } = self;
+        let Some(few) = Few::of((choices.most_tiles(), choices.tile_rows), [group.n, group.k], *keep) else {
+            return false;
+        };
         if device.context.arch < LOWEST || !self.is_16_bit() {
             return false;
         }
-        let grid = [choices.most_tiles(), group.n.div_ceil(8 * few.tiles)];
+        let grid = [choices.most_tiles(), out.width.div_ceil(8 * few.tiles / keep.columns())];
         let launch = Shape { grid, block: 32 * few.warps, shared: 0 };
-        let special = few.special(group.dtype);
-        device.launch_special(special, launch, args![out.ptr, x.ptr, group.ptr(), *bias, chosen, shape, self.wide()])
+        let special = few.special(group.dtype, *keep);
+        device.launch_special(special, launch, args![out.ptr, x.ptr, group.ptr(), *bias, chosen, shape])
     }
 
     /// Queues the kernel for tiles of many rows; false where it is not for these.
     fn many(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
-        let Self { x, group, bias, choices, out } = self;
+        let Self { x, group, bias, choices, keep, out } = self;
         let (Some(many), Some(maps)) = (Many::of(choices.tile_rows), &group.maps) else { return false };
-        if !self.is_16_bit() || !group.n.is_multiple_of(PIECE) || many.shared() > device.context.shared_of_block {
+        if !self.is_16_bit() || !out.width.is_multiple_of(PIECE) || many.shared() > device.context.shared_of_block {
             return false;
         }
-        let work = choices.most_tiles() * group.n.div_ceil(BOX * many.parts);
+        let work = choices.most_tiles() * out.width.div_ceil(BOX * BOXES / keep.columns());
         let grid = [work.min(device.context.multiprocessors), 1];
         let launch = Shape { grid, block: HOPPER_THREADS, shared: many.shared() };
-        let special = many.special(group.dtype);
-        device.launch_special(special, launch, args![out.ptr, x.ptr, maps.ptr, *bias, chosen, shape, self.wide()])
+        let special = many.special(group.dtype, *keep);
+        device.launch_special(special, launch, args![out.ptr, x.ptr, maps.ptr, *bias, chosen, shape])
     }
 }
 
@@ -212,7 +253,7 @@ mod tests {
                 for (top_k, experts) in [(2, 8), (8, 128), (1, 16), (6, 160)] {
                     let tile = tile_rows(arch, rows, top_k, experts);
                     for k in [768, 4096, 14336] {
-                        let few = Few::of(tile, k).is_some_and(|few| tile <= 8 * few.halves);
+                        let few = Few::of((rows, tile), [4096, k], Keep::All).is_some_and(|few| tile <= 8 * few.halves);
                         let many = arch == HOPPER && Many::of(tile).is_some();
                         assert!(few || many, "{rows} rows of {k}, tiles of {tile} on {arch}");
                     }

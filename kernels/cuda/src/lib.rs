@@ -56,7 +56,8 @@ use groups::Group;
 use head_norms::{HeadNorm, Waiting};
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket, slot_of};
 use kernels::ops::{
-    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, HeadColumns, Heads,
+    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, GatedExperts,
+    HeadColumns, Heads,
 };
 use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
 use kernels::ops::{Noise, Recordable, ScanInput, State, Table, Timing, Vector};
@@ -176,6 +177,29 @@ impl CudaBackend {
             eps: norm.eps,
             subtract_mean: u32::from(norm.kind == NormKind::Layer),
         }
+    }
+
+    /// Queues products with experts; false, and nothing happens, where they cannot be gated at once.
+    fn multiply_experts(
+        &mut self,
+        x: Act,
+        (w, bias): (MatrixGroup, Option<Vector>),
+        choice: ExpertChoice,
+        keep: experts::Keep,
+        out: Act,
+    ) -> bool {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        self.settle();
+        let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
+        let pairs = choices.pairs();
+        assert_eq!(x.width, group.k, "width of x, and input features of experts");
+        assert_eq!(group.count, choices.among, "experts, and what rows chose among");
+        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
+        let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
+        assert!(biases.is_none_or(|len| len == group.count * group.n), "biases of {} experts", group.count);
+        let out = self.acts.target(out, pairs, group.n / keep.columns());
+        let bias = self.vector(bias);
+        experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, keep, out })
     }
 
     fn values(&self, vector: Vector) -> recurrent::Values {
@@ -483,18 +507,15 @@ impl Backend for CudaBackend {
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
-        assert_ne!(x, out, "a product cannot overwrite its input");
-        self.settle();
-        let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
-        let pairs = choices.pairs();
-        assert_eq!(x.width, group.k, "width of x, and input features of experts");
-        assert_eq!(group.count, choices.among, "experts, and what rows chose among");
-        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
-        let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
-        assert!(biases.is_none_or(|len| len == group.count * group.n), "biases of {} experts", group.count);
-        let out = self.acts.target(out, pairs, group.n);
-        let bias = self.vector(bias);
-        experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, out });
+        self.multiply_experts(x, (w, bias), choice, experts::Keep::All, out);
+    }
+
+    fn gated_experts(&mut self, x: Act, gated: GatedExperts, choice: ExpertChoice, out: Act) {
+        let GatedExperts { w, bias, activation, raised } = gated;
+        if !self.multiply_experts(x, (w, bias), choice, experts::Keep::Gated(activation.into()), out) {
+            self.expert_matmul(x, w, bias, choice, raised);
+            self.gated(raised, activation, out);
+        }
     }
 
     fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {

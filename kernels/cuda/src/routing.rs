@@ -1,5 +1,7 @@
 //! Launches `route.cu`: which experts rows choose, and the pairs of row and expert sorted by expert.
 
+use std::ops::RangeInclusive;
+
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
@@ -8,9 +10,11 @@ use super::device::{Device, Name, Shape, args};
 use super::experts::tile_rows;
 use kernels::ops::{RouterScore, Routing};
 
-/// Warps of a block of the router at most, and shared memory that it may use.
-const MOST_WARPS: usize = 32;
+/// Warps of a block of the router, and shared memory that it may use.
+const WARPS: RangeInclusive<usize> = 4..=32;
 const MOST_SHARED: usize = 48 << 10;
+/// Experts at most.
+const MOST_EXPERTS: usize = 2048;
 /// Bytes of `struct Tile` of experts.cuh.
 const TILE_BYTES: usize = 16;
 
@@ -47,7 +51,7 @@ impl Choices {
         let mut room = |bytes: usize| device.allocate(bytes, "choices of experts");
         let mut numbers = || room(pairs.next_multiple_of(4) * size_of::<u32>());
         let (experts, weights, order) = (numbers(), numbers(), numbers());
-        let (tiles, counts) = (room(pairs * TILE_BYTES), room(2 * size_of::<u32>()));
+        let (tiles, counts) = (room(pairs * TILE_BYTES), room((2 + MOST_EXPERTS) * size_of::<u32>()));
         if let Some(counts) = &counts {
             device.clear(counts);
         }
@@ -124,6 +128,7 @@ fn check(logits: View, routing: Routing, choices: &Choices) {
         experts / count * groups.kept
     });
     assert!(top_k <= eligible, "{top_k} experts a row of {eligible}");
+    assert!(experts <= MOST_EXPERTS, "{experts} experts");
 }
 
 /// `correction` is where the corrections are: null for none. `live`: where the device finds how many rows are no padding.
@@ -140,7 +145,9 @@ pub(crate) fn route(
     choices.tile_rows = tile_rows(device.context.arch, rows, routing.top_k, experts);
     let router = Router::of(routing, correction);
     let shared_of_warp = (2 * experts + router.groups as usize) * size_of::<f32>();
-    let warps = (MOST_SHARED / shared_of_warp).clamp(1, MOST_WARPS);
+    // Few rows are spread over multiprocessors; where there are many, the last block has much to sort.
+    let wanted = rows.div_ceil(device.context.multiprocessors).next_power_of_two();
+    let warps = wanted.clamp(*WARPS.start(), *WARPS.end()).min(MOST_SHARED / shared_of_warp).max(1);
     let shape = Shape { grid: [rows.div_ceil(warps), 1], block: 32 * warps, shared: warps * shared_of_warp };
     let name = Name::of("route", &[logits.dtype]);
     device.launch_early(name, shape, args![logits.ptr, router, choices.chosen(), rows as u32, experts as u32, live]);

@@ -4,7 +4,8 @@ use super::{
     Random, backends, begin_rows, check, check_relative, check_same, encode, filled, filled_in, host, poisoned, round,
 };
 use kernels::ops::{
-    Act, Backend, DType, Epilogue, ExpertChoice, ExpertGroups, HeadColumns, MatrixGroup, RouterScore, Routing,
+    Act, Activation, Backend, DType, Epilogue, ExpertChoice, ExpertGroups, GatedExperts, HeadColumns, MatrixGroup,
+    RouterScore, Routing,
 };
 
 const PLAIN: Routing =
@@ -221,15 +222,15 @@ fn each_row_meets_its_experts() {
 
 /// Numbers of rows for which a device may choose different tiles, and shapes that these do not divide.
 const SIXTEEN_BIT: [((usize, usize), usize, usize); 9] = [
-    ((136, 200), 4, 1),
+    ((144, 200), 4, 1),
     ((40, 96), 8, 7),
     ((136, 72), 8, 30),
-    ((136, 200), 8, 70),
-    ((328, 64), 8, 90),
-    ((136, 520), 8, 200),
-    ((264, 192), 3, 400),
-    ((136, 200), 4, 700),
-    ((520, 1032), 2, 260),
+    ((144, 200), 8, 70),
+    ((336, 64), 8, 90),
+    ((144, 520), 8, 200),
+    ((272, 192), 3, 400),
+    ((144, 200), 4, 700),
+    ((528, 1032), 2, 260),
 ];
 
 #[test]
@@ -273,6 +274,44 @@ fn rounded_rows_meet_their_experts() {
                         check(&what, backend.read(out), &want, |i| inexact + rounding * want[i].abs());
                     }
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_follow_products() {
+    for mut backend in backends() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            for (shape, experts, rows) in SIXTEEN_BIT {
+                let activation =
+                    if rows % 2 == 0 { Activation::Silu } else { Activation::ClampedSwiGlu { limit: 3.0 } };
+                let mut layer = Layer::new(shape, experts, rows, dtype, dtype);
+                layer.x.iter_mut().for_each(|x| *x = round(0.25 * *x, dtype));
+                let (group, choice) = (layer.load(&mut *backend), layer.choose(&mut *backend, 0..rows));
+                let (bias, half) = (backend.load_vector(&layer.bias), layer.n / 2);
+                let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+                let gate = |gate: f64, up: f64| match activation {
+                    Activation::Silu => gate * sigmoid(gate) * up,
+                    _ => gate.min(3.0) * sigmoid(1.702 * gate.min(3.0)) * (up.clamp(-3.0, 3.0) + 1.0),
+                };
+                let (mut want, mut size) = (Vec::new(), Vec::new());
+                for row in 0..rows {
+                    for expert in layer.chosen(row) {
+                        let product = layer.product(&layer.x[row * layer.k..][..layer.k], expert);
+                        want.extend((0..half).map(|i| gate(product[i], product[half + i])));
+                        size.extend((0..half).map(|i| (product[i].abs() + 1.0) * (product[half + i].abs() + 1.0)));
+                    }
+                }
+                let x = filled_in(&mut *backend, layer.k, &layer.x, dtype);
+                let raised = filled_in(&mut *backend, layer.n, &vec![f32::NAN; 2 * want.len()], dtype);
+                let out = filled_in(&mut *backend, half, &vec![f32::NAN; want.len()], dtype);
+                begin_rows(&mut *backend, rows);
+                backend.gated_experts(x, GatedExperts { w: group, bias: Some(bias), activation, raised }, choice, out);
+                let what = format!("{} {shape:?} {experts} experts, {rows} rows, {dtype:?}", backend.describe());
+                // Gate, up and what they give are each rounded at most once; a CPU may round f16 inputs to bf16.
+                let rounding = if dtype == DType::F32 { 2e-5 } else { 3.0 * 2.0_f64.powi(-8) };
+                check(&what, backend.read(out), &want, |i| rounding * size[i]);
             }
         }
     }

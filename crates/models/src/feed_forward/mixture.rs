@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Act, Backend, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
+use kernels::ops::{self, Act, Backend, Epilogue, ExpertChoice, GatedExperts, Matrix, MatrixGroup, Vector};
 use model_spec::{MixtureSpec, MlpKind, RouterScore, RoutingSpec, SharedExpertSpec};
 
 use super::FeedForward;
@@ -34,6 +34,7 @@ pub(super) struct Mixture {
 }
 
 /// A projection of each expert.
+#[derive(Clone, Copy)]
 struct Experts {
     matrices: MatrixGroup,
     /// `[experts, out_features]`.
@@ -60,10 +61,16 @@ impl FeedForward for Mixture {
     fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
         backend.matmul(input, self.router.matrix, self.router.bias, Epilogue::Store, self.logits);
         backend.route(self.logits, self.routing, self.choice);
-        backend.expert_matmul(input, self.up.matrices, self.up.bias, self.choice, self.raised);
+        let Experts { matrices: w, bias } = self.up;
         match self.kind {
-            MlpKind::Gated => backend.gated(self.raised, self.activation, self.inner),
-            MlpKind::Plain => backend.activate(self.inner, self.activation),
+            MlpKind::Gated => {
+                let (activation, raised) = (self.activation, self.raised);
+                backend.gated_experts(input, GatedExperts { w, bias, activation, raised }, self.choice, self.inner);
+            }
+            MlpKind::Plain => {
+                backend.expert_matmul(input, w, bias, self.choice, self.inner);
+                backend.activate(self.inner, self.activation);
+            }
         }
         backend.expert_matmul(self.inner, self.down.matrices, self.down.bias, self.choice, self.given);
         match &self.shared {

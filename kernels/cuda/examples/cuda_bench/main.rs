@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [part ...]`, of [`PARTS`] and `mixture`
 //!
+//! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
+//!
 //! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's. Weights and caches are
 //! rotated so that none is still in the GPU's cache.
 
@@ -87,8 +89,9 @@ impl Bench {
             (variable("QUIRE_CUDA_LIBRARY_PATH"), variable("VIRTUAL_ENV"), variable("PATH"));
         let surroundings =
             Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
-        let mut backend =
-            CudaBackend::open(&CudaOptions { folders: Folders::of(surroundings), ..CudaOptions::default() })?;
+        let kernel_cache = variable("QUIRE_KERNEL_CACHE").map(Into::into);
+        let options = CudaOptions { folders: Folders::of(surroundings), kernel_cache, ..CudaOptions::default() };
+        let mut backend = CudaBackend::open(&options)?;
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);
         let bytes = &noise[..rows * width * 2];

@@ -21,7 +21,13 @@ impl Recorded {
 
     /// Loads the model that is stored under `key` from a file of the name that its format has.
     fn load(&self, key: &str, file: &str) -> Tokenizer {
+        self.load_as(key, file, "{}")
+    }
+
+    /// The same beside this `tokenizer_config.json`.
+    fn load_as(&self, key: &str, file: &str, config: &str) -> Tokenizer {
         let dir = tempfile::tempdir().expect("a folder");
+        fs::write(dir.path().join("tokenizer_config.json"), config).expect("written");
         let bytes = STANDARD.decode(self.json[key].as_str().expect("a file")).expect("base64");
         fs::write(dir.path().join(file), bytes).expect("written");
         Tokenizer::load(dir.path()).unwrap_or_else(|error| panic!("{error}"))
@@ -57,6 +63,25 @@ fn check(name: &str, key: &str, file: &str) {
         }
     }
     assert!(wrong.is_empty(), "{name}, {file}:\n{}", wrong.join("\n"));
+}
+
+/// Classes whose repositories hold a slow tokenizer and nothing else: SentencePiece, with the token that begins a text unless their files
+/// say otherwise.
+#[test]
+fn slow_tokenizers_begin_texts() {
+    for (name, class) in [("bpe-plain", "BaichuanTokenizer"), ("bpe-prefix", "InternLMTokenizer")] {
+        let recorded = Recorded::read(name);
+        let begin = recorded.json["bos_id"].as_u64().expect("an id") as u32;
+        for (config, expected) in [("", Some(begin)), (r#", "add_bos_token": false"#, None)] {
+            let config =
+                format!(r#"{{"tokenizer_class": "{class}", "bos_token": "<s>", "eos_token": "</s>"{config}}}"#);
+            let tokenizer = recorded.load_as("model", "tokenizer.model", &config);
+            let (plain, ids) = (tokenizer.encode("The model", false), tokenizer.encode("The model", true));
+            let (plain, ids) = (plain.expect("ids"), ids.expect("ids"));
+            assert_eq!(ids, [expected.into_iter().collect(), plain].concat(), "{class}");
+            assert_eq!(tokenizer.special_tokens().get("eos_token"), Some("</s>"), "{class}");
+        }
+    }
 }
 
 /// Tests of one model in both formats.

@@ -251,6 +251,7 @@ impl Args {
             },
             max_rows: self.max_num_batched_tokens.max(self.max_num_seqs()) as usize,
             max_logit_rows: self.max_num_seqs() as usize,
+            threads: self.threads(),
         }
     }
 }

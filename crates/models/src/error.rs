@@ -26,22 +26,6 @@ pub enum LoadError {
         /// What was asked for.
         asked: &'static str,
     },
-    /// A file could not be read.
-    #[error("cannot read {}: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A file is not what its name says.
-    #[error("{} is damaged: {reason}; download it again", file.display())]
-    Damaged {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
     /// A tensor that the architecture needs is in no file.
     #[error("tensor {tensor:?} is in no weight file of {}{}; do config.json and weights belong together?",
             dir.display(), nearest.as_ref().map(|n| format!(" (nearest name: {n:?})")).unwrap_or_default())]

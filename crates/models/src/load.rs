@@ -35,6 +35,8 @@ pub struct LoadOptions {
     pub max_rows: usize,
     /// Most rows of a step whose logits are wanted.
     pub max_logit_rows: usize,
+    /// Threads that unpack quantised weights.
+    pub threads: usize,
 }
 
 impl LoadOptions {
@@ -102,11 +104,12 @@ pub fn load(
     }
     shard.check(&spec)?;
     let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
+    let stored = |only| Checkpoint::open(dir, only, options.threads).map(Box::new);
     let weights: Box<dyn Weights> = match options.format {
-        LoadFormat::Auto => Box::new(Checkpoint::open(dir, None)?),
-        LoadFormat::Safetensors => Box::new(Checkpoint::open(dir, Some(Format::Safetensors))?),
-        LoadFormat::Torch => Box::new(Checkpoint::open(dir, Some(Format::Torch))?),
-        LoadFormat::Gguf => Box::new(Checkpoint::open(dir, Some(Format::Gguf))?),
+        LoadFormat::Auto => stored(None)?,
+        LoadFormat::Safetensors => stored(Some(Format::Safetensors))?,
+        LoadFormat::Torch => stored(Some(Format::Torch))?,
+        LoadFormat::Gguf => stored(Some(Format::Gguf))?,
         LoadFormat::Dummy => Box::new(Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) }),
     };
     let mut measure = Measure { weights: &*weights, bytes: 0 };

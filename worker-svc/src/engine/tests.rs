@@ -25,6 +25,7 @@ fn model() -> Model {
         max_len: None,
         max_rows: 256,
         max_logit_rows: LOGIT_ROWS,
+        threads: 1,
     };
     let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap();
     model.set_recordable(&[1, 2, 4, 8]);

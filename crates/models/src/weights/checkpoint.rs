@@ -17,6 +17,8 @@ use crate::error::LoadError;
 pub(crate) struct Checkpoint {
     model: PathBuf,
     files: Box<dyn Files>,
+    /// How many unpack what is quantised.
+    threads: usize,
 }
 
 /// Weight files of one format.
@@ -39,7 +41,8 @@ pub(super) struct Stored<'a> {
 
 impl Checkpoint {
     /// Opens the weight files of a model, a folder or a `.gguf` file, and reads their headers. They must be in the format `only`, if given.
-    pub(crate) fn open(model: &Path, only: Option<Format>) -> Result<Self, LoadError> {
+    /// So many threads unpack what is quantised.
+    pub(crate) fn open(model: &Path, only: Option<Format>, threads: usize) -> Result<Self, LoadError> {
         let WeightFiles { format, files } = WeightFiles::find(model)?;
         if let Some(only) = only
             && only != format
@@ -49,9 +52,9 @@ impl Checkpoint {
         let files: Box<dyn Files> = match format {
             Format::Safetensors => Box::new(SafetensorsFiles::open(&files)?),
             Format::Torch => Box::new(TorchFiles::open(&files)?),
-            Format::Gguf => Box::new(GgufFiles::open(&files)?),
+            Format::Gguf => Box::new(GgufFiles::open(&files, threads)?),
         };
-        Ok(Self { model: model.to_owned(), files })
+        Ok(Self { model: model.to_owned(), files, threads })
     }
 
     /// The name in the files, and what is there. Files saved from a model without its head lack the first word: `h.0.ln_1` stands for
@@ -112,12 +115,16 @@ impl Checkpoint {
         Ok(Some(Packed { blocks, scales }))
     }
 
-    /// Unpacks what the slice needs: its matrix alone where there are several.
+    /// Unpacks what the slice needs: its own blocks, or where it cuts through some, its matrix.
     fn unpack(&self, slice: &Slice, packed: &Packed) -> Result<Chunk<'_>, LoadError> {
         let (blocks, scales) = (self.files.bytes(&packed.blocks)?, self.files.bytes(&packed.scales)?);
+        if let Some(whole) = slice.in_blocks(mxfp4::BLOCK) {
+            let (blocks, scales) = (whole.cut(&blocks, mxfp4::BLOCK_BYTES), whole.cut(&scales, 1));
+            return Ok(Chunk { dtype: DType::Bf16, bytes: Cow::Owned(mxfp4::decode(&blocks, &scales, self.threads)) });
+        }
         let (index, count) = slice.place.stack.map_or((0, 1), |stack| (stack.index, stack.count));
         let mine = |bytes: &Cow<'_, [u8]>| index * bytes.len() / count..(index + 1) * bytes.len() / count;
-        let bytes = mxfp4::decode(&blocks[mine(&blocks)], &scales[mine(&scales)]);
+        let bytes = mxfp4::decode(&blocks[mine(&blocks)], &scales[mine(&scales)], self.threads);
         let mut alone = slice.clone();
         alone.place.stack = None;
         Ok(Chunk { dtype: DType::Bf16, bytes: Cow::Owned(alone.cut(&bytes, DType::Bf16.size()).into_owned()) })

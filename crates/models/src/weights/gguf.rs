@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use kernels::ops::DType;
 use memmap2::Mmap;
-use model_files::{Gguf, TensorInfo, TensorType};
+use model_files::{FilesError, Gguf, TensorInfo, TensorType};
 use model_spec::GgufFamily;
 
 use super::cast;
@@ -23,6 +23,8 @@ pub(super) struct GgufFiles {
     heads: Heads,
     parts: Vec<(PathBuf, Mmap)>,
     tensors: HashMap<String, (usize, TensorInfo)>,
+    /// How many decode.
+    threads: usize,
 }
 
 /// Heads whose rows may be permuted.
@@ -33,7 +35,7 @@ struct Heads {
 
 impl GgufFiles {
     /// Maps the files and reads their headers; the first one's metadata count.
-    pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
+    pub(super) fn open(files: &[PathBuf], threads: usize) -> Result<Self, LoadError> {
         let (mut first, mut parts, mut tensors) = (None, Vec::new(), HashMap::new());
         for file in files {
             let gguf = Gguf::read(file)?;
@@ -41,10 +43,8 @@ impl GgufFiles {
             for tensor in gguf.tensors() {
                 // The file may have changed since its header was read.
                 if tensor.start + tensor.bytes > map.len() {
-                    return Err(LoadError::Damaged {
-                        file: file.clone(),
-                        reason: format!("{:?} is cut off", tensor.name),
-                    });
+                    let reason = format!("{:?} is cut off", tensor.name);
+                    return Err(FilesError::Damaged { file: file.clone(), reason }.into());
                 }
                 tensors.insert(tensor.name.clone(), (parts.len(), tensor.clone()));
             }
@@ -52,10 +52,10 @@ impl GgufFiles {
             first.get_or_insert(gguf);
         }
         let Some(first) = first else {
-            return Err(LoadError::Damaged { file: PathBuf::new(), reason: "no file".to_owned() });
+            return Err(FilesError::Damaged { file: PathBuf::new(), reason: "no file".to_owned() }.into());
         };
         let family = GgufFamily::of(&first)?;
-        Ok(Self { family, heads: Heads::read(&first, family)?, parts, tensors })
+        Ok(Self { family, heads: Heads::read(&first, family)?, parts, tensors, threads })
     }
 
     fn tensor(&self, name: &str) -> Option<&(usize, TensorInfo)> {
@@ -66,7 +66,7 @@ impl GgufFiles {
     fn elements<'a>(&self, name: &str, tensor: &TensorInfo, bytes: &'a [u8]) -> (DType, Cow<'a, [u8]>) {
         let (dtype, mut bytes) = match plain(tensor.kind) {
             Some(dtype) => (dtype, Cow::Borrowed(bytes)),
-            None => (DType::F32, Cow::Owned(blocks::decode(tensor.kind, bytes))),
+            None => (DType::F32, Cow::Owned(blocks::decode(tensor.kind, bytes, self.threads))),
         };
         if let Some(heads) = self.permuted_heads(name) {
             bytes = Cow::Owned(halves_from_pairs(&bytes, tensor.shape[0], heads));

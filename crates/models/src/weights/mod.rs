@@ -8,6 +8,7 @@ mod map;
 mod mxfp4;
 mod place;
 mod safetensors;
+mod spread;
 mod store;
 mod torch;
 

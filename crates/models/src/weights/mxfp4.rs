@@ -4,13 +4,16 @@
 //! `{name}_scales` `[rows, cols / 32]`, exponents plus 127. Every value is a bf16 exactly, and becomes one here.
 
 use half::bf16;
+use kernels::ops::DType;
+
+use super::spread::spread;
 
 /// What four bits mean: a sign, two bits of exponent, one of mantissa.
 const VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 /// Bytes of a block.
-const BLOCK_BYTES: usize = 16;
+pub(super) const BLOCK_BYTES: usize = 16;
 /// Values of a block.
-const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 /// Names of the two tensors that stand for one.
 pub(super) fn names(tensor: &str) -> (String, String) {
@@ -24,17 +27,19 @@ pub(super) fn shape(blocks: &[usize], scales: &[usize]) -> Option<Vec<usize>> {
     (outer == scales).then(|| rows.iter().copied().chain([groups * BLOCK]).collect())
 }
 
-/// Values as bf16, little-endian.
-pub(super) fn decode(blocks: &[u8], scales: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(blocks.len() * 4);
-    for (block, &scale) in blocks.chunks_exact(BLOCK_BYTES).zip(scales) {
-        let factor = power_of_two(scale);
-        let values = VALUES.map(|value| bf16::from_f32(value * factor).to_le_bytes());
-        for &pair in block {
-            bytes.extend_from_slice(&values[usize::from(pair & 15)]);
-            bytes.extend_from_slice(&values[usize::from(pair >> 4)]);
+/// Values as bf16, little-endian, decoded by so many threads.
+pub(super) fn decode(blocks: &[u8], scales: &[u8], threads: usize) -> Vec<u8> {
+    let mut bytes = vec![0; blocks.len() * 4];
+    spread(&mut bytes, BLOCK * DType::Bf16.size(), threads, |first, out| {
+        let blocks = blocks[first * BLOCK_BYTES..].chunks_exact(BLOCK_BYTES).zip(&scales[first..]);
+        for ((block, &scale), out) in blocks.zip(out.chunks_exact_mut(BLOCK * DType::Bf16.size())) {
+            let factor = power_of_two(scale);
+            let values = VALUES.map(|value| bf16::from_f32(value * factor).to_le_bytes());
+            for (&pair, [low, high]) in block.iter().zip(out.as_chunks_mut::<2>().0.as_chunks_mut::<2>().0) {
+                (*low, *high) = (values[usize::from(pair & 15)], values[usize::from(pair >> 4)]);
+            }
         }
-    }
+    });
     bytes
 }
 
@@ -53,7 +58,7 @@ mod tests {
     use super::*;
 
     fn decoded(blocks: &[u8], scales: &[u8]) -> Vec<f32> {
-        decode(blocks, scales).chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+        decode(blocks, scales, 1).chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
     }
 
     #[test]

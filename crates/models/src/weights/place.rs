@@ -120,6 +120,17 @@ impl Slice {
             && !(self.place.transposed && self.shape.len() == 2)
     }
 
+    /// The same slice of a tensor whose rows consist of blocks of so many elements, with blocks for elements; none where it cuts through one.
+    pub(crate) fn in_blocks(&self, size: usize) -> Option<Self> {
+        let [rows, cols] = self.shape[..] else { return None };
+        let whole = [cols, self.cols.start, self.cols.end].iter().all(|place| place.is_multiple_of(size));
+        (whole && !self.place.transposed).then(|| Self {
+            shape: vec![rows, cols / size],
+            cols: self.cols.start / size..self.cols.end / size,
+            ..self.clone()
+        })
+    }
+
     /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one piece.
     pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize) -> Cow<'a, [u8]> {
         let tensor = self.place.stack.map_or(tensor, |stack| {
@@ -209,6 +220,18 @@ mod tests {
         let (bytes, slice) = cut(1, up, false, &[3]);
         assert_eq!(bytes, [7, 9, 11]);
         assert!(slice.fits(&[2, 6]) && slice.fits(&[12]) && !slice.fits(&[6]));
+    }
+
+    #[test]
+    fn blocks_are_cut_out_whole() {
+        let slice = |transposed, cols| {
+            let place = Place { tensor: "t".to_owned(), stack: None, rows: Stripes::ALL, transposed };
+            Slice { place, shape: vec![2, 8], rows: 1..2, cols, role: Role::Matrix }
+        };
+        let blocks = slice(false, 4..8).in_blocks(4).unwrap();
+        assert_eq!(blocks.cut(&[0, 1, 2, 3], 1), [3].as_slice());
+        assert_eq!(slice(false, 2..6).in_blocks(4), None);
+        assert_eq!(slice(true, 4..8).in_blocks(4), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use ::safetensors::{Dtype, SafeTensors};
 use kernels::ops::DType;
 use memmap2::Mmap;
+use model_files::FilesError;
 
 use super::checkpoint::{Files, Stored};
 use super::map::map;
@@ -45,7 +46,7 @@ impl SafetensorsFiles {
 
     fn add(&mut self, path: PathBuf) -> Result<(), LoadError> {
         let map = map(&path)?;
-        let damaged = |reason: String| LoadError::Damaged { file: path.clone(), reason };
+        let damaged = |reason: String| FilesError::Damaged { file: path.clone(), reason };
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| damaged(error.to_string()))?;
         let data = 8 + header_len;
         for (name, info) in header.tensors() {

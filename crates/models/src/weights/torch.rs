@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use kernels::ops::DType;
+use model_files::FilesError;
 use pytorch_reader::{PytorchReader, Tensor};
 
 use super::checkpoint::{Files, Stored};
@@ -21,7 +22,7 @@ impl TorchFiles {
         let mut tensors = HashMap::new();
         for file in files {
             let reader = PytorchReader::new(file)
-                .map_err(|error| LoadError::Damaged { file: file.clone(), reason: error.to_string() })?;
+                .map_err(|error| FilesError::Damaged { file: file.clone(), reason: error.to_string() })?;
             tensors.extend(reader.into_tensors().into_iter().map(|(name, tensor)| (name, (file.clone(), tensor))));
         }
         Ok(Self { tensors })
@@ -40,7 +41,7 @@ impl Files for TorchFiles {
 
     fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError> {
         let Some((file, tensor)) = self.tensors.get(name) else { return Ok(Cow::default()) };
-        tensor.read().map(Cow::Owned).map_err(|source| LoadError::Read { file: file.clone(), source })
+        Ok(Cow::Owned(tensor.read().map_err(|source| FilesError::Read { file: file.clone(), source })?))
     }
 }
 

@@ -25,6 +25,7 @@ fn options(format: LoadFormat, (tp_rank, tp_size): (usize, usize)) -> LoadOption
         max_len: None,
         max_rows: 8,
         max_logit_rows: 8,
+        threads: 2,
     }
 }
 

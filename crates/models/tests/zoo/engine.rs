@@ -120,6 +120,7 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
         max_len: setup.max_len,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
+        threads: 2,
     };
     let mut progress = Vec::new();
     let model = models::load(dir, &options, setup.on.backend(), &mut |p| progress.push(p))?;

@@ -7,17 +7,23 @@
 use half::f16;
 use model_files::TensorType;
 
-/// The elements of whole blocks, as little-endian f32. Empty for types that have no block.
-pub(super) fn decode(kind: TensorType, bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    let Some((elements, block_bytes)) = kind.block() else { return out };
-    out.reserve_exact(bytes.len() / block_bytes * elements * size_of::<f32>());
+use super::super::spread::spread;
+
+/// The elements of whole blocks, as little-endian f32, decoded by so many threads. Empty for types that have no block.
+pub(super) fn decode(kind: TensorType, bytes: &[u8], threads: usize) -> Vec<u8> {
+    let Some((elements, block_bytes)) = kind.block() else { return Vec::new() };
+    let decoded = elements * size_of::<f32>();
+    let mut out = vec![0; bytes.len() / block_bytes * decoded];
     let mut all = |block: fn(&[u8], &mut [f32])| {
-        let mut values = [0.0; 256];
-        for bytes in bytes.chunks_exact(block_bytes) {
-            block(bytes, &mut values[..elements]);
-            values[..elements].iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
-        }
+        spread(&mut out, decoded, threads, |first, out| {
+            let mut values = [0.0; 256];
+            let blocks = bytes[first * block_bytes..].chunks_exact(block_bytes);
+            for (bytes, out) in blocks.zip(out.chunks_exact_mut(decoded)) {
+                block(bytes, &mut values[..elements]);
+                let places = out.as_chunks_mut::<4>().0;
+                places.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
+            }
+        });
     };
     match kind {
         TensorType::Q4_0 => all(q4_0),
@@ -187,7 +193,7 @@ mod tests {
     fn blocks_are_decoded_as_ggml_does() {
         let check = |kind: TensorType, scales: &[usize], first: f32, last: f32, sum: f64| {
             let (elements, block_bytes) = kind.block().unwrap();
-            let bytes = decode(kind, &made_up(block_bytes, scales));
+            let bytes = decode(kind, &made_up(block_bytes, scales), 1);
             let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
             assert_eq!(values.len(), 2 * elements);
             let found: f64 = values.iter().zip(1..).map(|(value, place)| f64::from(*value) * f64::from(place)).sum();

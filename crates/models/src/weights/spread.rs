@@ -1,0 +1,41 @@
+//! Work that is divided among threads while a model loads.
+
+use std::thread;
+
+/// Less than this is not worth a thread, bytes.
+const LEAST: usize = 1 << 18;
+
+/// Fills `out`, which consists of pieces of `piece` bytes, by so many threads. Each fills a part of its own, given the number of its first
+/// piece.
+pub(super) fn spread(out: &mut [u8], piece: usize, threads: usize, fill: impl Fn(usize, &mut [u8]) + Sync) {
+    let threads = threads.min(out.len() / LEAST).max(1);
+    let pieces = (out.len() / piece).div_ceil(threads);
+    if threads == 1 {
+        return fill(0, out);
+    }
+    thread::scope(|scope| {
+        for (number, part) in out.chunks_mut(pieces * piece).enumerate() {
+            let fill = &fill;
+            scope.spawn(move || fill(number * pieces, part));
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_is_filled_once() {
+        for (pieces, threads) in [(0, 4), (5, 4), (3 * LEAST + 1, 2), (3 * LEAST + 1, 7)] {
+            let mut out = vec![0; pieces * 2];
+            spread(&mut out, 2, threads, |first, part| {
+                for (number, piece) in part.chunks_exact_mut(2).enumerate() {
+                    piece[0] += (first + number) as u8;
+                    piece[1] += 1;
+                }
+            });
+            assert!(out.chunks_exact(2).zip(0..).all(|(piece, number)| piece == [number as u8, 1]), "{pieces}");
+        }
+    }
+}

@@ -126,7 +126,10 @@ impl Shell {
                 self.metrics.batches(began.elapsed());
             }
             FromScheduler::Lost(reason) => {
-                warn!(requests = self.streams.len(), "scheduler lost: {reason}");
+                match self.streams.len() {
+                    0 => info!("scheduler left: {reason}"),
+                    requests => warn!(requests, "scheduler lost: {reason}"),
+                }
                 self.process.status.not_ready("no scheduler connected");
                 self.streams.fail_all(&error::engine_lost(), &mut self.output);
             }

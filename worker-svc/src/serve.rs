@@ -41,6 +41,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         replies,
         ready: None,
         epoch: None,
+        steps: 0,
         abort: AbortHandle::new(),
         process: process.clone(),
     };
@@ -50,7 +51,10 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
             worker.disconnected();
             let link = worker.connect(wire::dial(&args, &fingerprint)).await?;
             let reason = worker.talk(link).await?;
-            warn!("the scheduler's link ended: {reason}");
+            match worker.steps {
+                0 => info!("scheduler left: {reason}"),
+                steps => warn!(steps, "scheduler lost: {reason}"),
+            }
         }
     });
     let ended = ended.await;
@@ -66,6 +70,8 @@ struct Worker {
     ready: Option<WorkerReady>,
     /// The group that this worker is part of, as far as the scheduler knows.
     epoch: Option<u64>,
+    /// Steps of the group that are under way.
+    steps: u32,
     /// Ends the current group's waits.
     abort: AbortHandle,
     metrics: WorkerMetrics,
@@ -126,7 +132,10 @@ impl Worker {
     async fn command(&mut self, message: ToWorker) -> anyhow::Result<()> {
         let job = match message.command {
             Some(to_worker::Command::FormGroup(form)) => self.form(form),
-            Some(to_worker::Command::Step(plan)) => Job::Step(Box::new(plan)),
+            Some(to_worker::Command::Step(plan)) => {
+                self.steps += u32::from(Some(plan.epoch) == self.epoch);
+                Job::Step(Box::new(plan))
+            }
             None => bail!("an empty message from the scheduler"),
         };
         self.hand_over(job).await
@@ -137,6 +146,7 @@ impl Worker {
         self.abort.abort();
         self.abort = AbortHandle::new();
         self.epoch = Some(form.epoch);
+        self.steps = 0;
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
         Job::Form(form, self.abort.clone())
     }
@@ -182,6 +192,7 @@ impl Worker {
             Reply::Result(result) => {
                 self.process.status.advance();
                 self.metrics.step(&result);
+                self.steps = self.steps.saturating_sub(1);
                 from_worker::Event::Result(*result)
             }
             // Leaving the link tells the scheduler; the next one starts afresh.

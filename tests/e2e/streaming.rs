@@ -57,7 +57,8 @@ async fn stop_strings_cut_the_text() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn seeds_repeat_whatever_else_runs() -> anyhow::Result<()> {
-    let server = Server::start(&[]).await?;
+    // In 16 bits the last bits of a row may change with its company on a GPU.
+    let server = Server::start(&["--dtype", "float32"]).await?;
     let client = server.client();
     let body = json!({"prompt": "The little dog", "max_tokens": 40, "temperature": 1.0, "seed": 42, "top_p": 0.95});
     let (_, alone) = client.post("/v1/completions", &body).await?;

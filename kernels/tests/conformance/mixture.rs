@@ -183,6 +183,12 @@ impl Layer {
         };
         (0..self.n).map(cell).collect()
     }
+
+    /// Of the first `rows` rows with each of their experts, in the order of choices.
+    fn products(&self, rows: usize) -> Vec<Vec<f64>> {
+        let row = |row: usize| &self.x[row * self.k..][..self.k];
+        (0..rows).flat_map(|index| self.chosen(index).map(|expert| self.product(row(index), expert))).collect()
+    }
 }
 
 const TYPES: [(DType, DType); 4] =
@@ -199,12 +205,7 @@ fn each_row_meets_its_experts() {
                 let what = format!("{} {shape:?} {experts} {rows} {weights:?} {compute:?}", backend.describe());
                 // Rounding x costs 2^-9 of each product at most; sums of k of them grow with its root.
                 let bound = (layer.k as f64).sqrt() * if compute == DType::Bf16 { 8e-3 } else { 2e-5 };
-                let want: Vec<f64> = (0..rows)
-                    .flat_map(|row| {
-                        layer.chosen(row).map(|expert| layer.product(&layer.x[row * layer.k..][..layer.k], expert))
-                    })
-                    .flatten()
-                    .collect();
+                let want = layer.products(rows).concat();
                 let (x, out) = (filled(&mut *backend, layer.k, &layer.x), backend.new_act(rows * 2, layer.n));
                 backend.expert_matmul(x, group, Some(bias), choice, out);
                 check(&what, backend.read(out), &want, |_| bound);
@@ -233,43 +234,40 @@ const SIXTEEN_BIT: [((usize, usize), usize, usize); 9] = [
     ((528, 1032), 2, 260),
 ];
 
+/// A layer whose first expert is liked by most rows, and the last by none, with inputs of this type.
+fn unbalanced(shape: (usize, usize), experts: usize, rows: usize, dtype: DType) -> Layer {
+    let mut layer = Layer::new(shape, experts, rows, dtype, dtype);
+    for logits in layer.logits.chunks_mut(experts) {
+        logits[0] += 1.5;
+        logits[experts - 1] = if experts > 2 { -9.0 } else { 0.0 };
+    }
+    layer.x.iter_mut().for_each(|x| *x = round(0.25 * *x, dtype));
+    layer
+}
+
 #[test]
 fn rounded_rows_meet_their_experts() {
-    for mut backend in backends() {
-        for dtype in [DType::Bf16, DType::F16] {
-            for (shape, experts, rows) in SIXTEEN_BIT {
-                let mut layer = Layer::new(shape, experts, rows, dtype, dtype);
-                // The first expert is liked by most rows, the last one by none.
-                for logits in layer.logits.chunks_mut(experts) {
-                    logits[0] += 1.5;
-                    logits[experts - 1] = if experts > 2 { -9.0 } else { 0.0 };
-                }
-                layer.x.iter_mut().for_each(|x| *x = round(*x, dtype));
-                let (group, choice) = (layer.load(&mut *backend), layer.choose(&mut *backend, 0..rows));
+    let mut backends = backends();
+    for dtype in [DType::Bf16, DType::F16] {
+        for (shape, experts, rows) in SIXTEEN_BIT {
+            let layer = unbalanced(shape, experts, rows, dtype);
+            let want = layer.products(rows).concat();
+            let twice: Vec<f32> = layer.x.chunks(layer.k).flat_map(|row| [row, row].concat()).collect();
+            // A CPU may multiply f16 weights with inputs rounded to bf16.
+            let inexact = if dtype == DType::F16 { 2.0_f64.powi(-10) } else { 1e-6 } * layer.k as f64;
+            for backend in &mut backends {
+                let backend = &mut **backend;
+                let (group, choice) = (layer.load(backend), layer.choose(backend, 0..rows));
                 let bias = backend.load_vector(&layer.bias);
-                let rounded_rows: Vec<Vec<f64>> = (0..rows)
-                    .flat_map(|row| {
-                        layer.chosen(row).map(|expert| layer.product(&layer.x[row * layer.k..][..layer.k], expert))
-                    })
-                    .collect();
-                let want = rounded_rows.concat();
-                // A CPU may multiply f16 weights with inputs rounded to bf16.
-                let inexact = if dtype == DType::F16 { 2.0_f64.powi(-9) } else { 1e-6 } * layer.k as f64;
-                for output in [dtype, DType::F32] {
-                    let rounding = match output {
-                        DType::F32 => 2.0_f64.powi(-24),
-                        DType::Bf16 => 2.0_f64.powi(-8),
-                        DType::F16 => 2.0_f64.powi(-11),
-                    };
-                    let twice: Vec<f32> = layer.x.chunks(layer.k).flat_map(|row| [row, row].concat()).collect();
+                for (output, rounding) in [(dtype, half_step(dtype)), (DType::F32, 2.0_f64.powi(-24))] {
                     for x in [&layer.x, &twice] {
+                        let given = x.len() / layer.k;
                         let what = format!(
-                            "{} {shape:?} {experts} experts, {} rows for {rows}, {dtype:?} to {output:?}",
-                            backend.describe(),
-                            x.len() / layer.k
+                            "{} {shape:?} {experts} experts, {given} rows for {rows}, {dtype:?} to {output:?}",
+                            backend.describe()
                         );
-                        let out = filled_in(&mut *backend, layer.n, &vec![f32::NAN; want.len()], output);
-                        let x = filled_in(&mut *backend, layer.k, x, dtype);
+                        let out = filled_in(backend, layer.n, &vec![f32::NAN; want.len()], output);
+                        let x = filled_in(backend, layer.k, x, dtype);
                         backend.expert_matmul(x, group, Some(bias), choice, out);
                         check(&what, backend.read(out), &want, |i| inexact + rounding * want[i].abs());
                     }
@@ -279,38 +277,47 @@ fn rounded_rows_meet_their_experts() {
     }
 }
 
+/// The most that rounding changes a value, relative to its size.
+fn half_step(dtype: DType) -> f64 {
+    2.0_f64.powi(if dtype == DType::Bf16 { -8 } else { -11 })
+}
+
+/// `activation(gate) * up`.
+fn gated(activation: Activation, gate: f64, up: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match activation {
+        Activation::ClampedSwiGlu { limit } => {
+            let (limit, gate) = (f64::from(limit), gate.min(f64::from(limit)));
+            gate * sigmoid(1.702 * gate) * (up.clamp(-limit, limit) + 1.0)
+        }
+        _ => gate * sigmoid(gate) * up,
+    }
+}
+
 #[test]
 fn gates_follow_products() {
-    for mut backend in backends() {
-        for dtype in [DType::F32, DType::Bf16, DType::F16] {
-            for (shape, experts, rows) in SIXTEEN_BIT {
-                let activation =
-                    if rows % 2 == 0 { Activation::Silu } else { Activation::ClampedSwiGlu { limit: 3.0 } };
-                let mut layer = Layer::new(shape, experts, rows, dtype, dtype);
-                layer.x.iter_mut().for_each(|x| *x = round(0.25 * *x, dtype));
-                let (group, choice) = (layer.load(&mut *backend), layer.choose(&mut *backend, 0..rows));
-                let (bias, half) = (backend.load_vector(&layer.bias), layer.n / 2);
-                let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-                let gate = |gate: f64, up: f64| match activation {
-                    Activation::Silu => gate * sigmoid(gate) * up,
-                    _ => gate.min(3.0) * sigmoid(1.702 * gate.min(3.0)) * (up.clamp(-3.0, 3.0) + 1.0),
-                };
-                let (mut want, mut size) = (Vec::new(), Vec::new());
-                for row in 0..rows {
-                    for expert in layer.chosen(row) {
-                        let product = layer.product(&layer.x[row * layer.k..][..layer.k], expert);
-                        want.extend((0..half).map(|i| gate(product[i], product[half + i])));
-                        size.extend((0..half).map(|i| (product[i].abs() + 1.0) * (product[half + i].abs() + 1.0)));
-                    }
-                }
-                let x = filled_in(&mut *backend, layer.k, &layer.x, dtype);
-                let raised = filled_in(&mut *backend, layer.n, &vec![f32::NAN; 2 * want.len()], dtype);
-                let out = filled_in(&mut *backend, half, &vec![f32::NAN; want.len()], dtype);
-                begin_rows(&mut *backend, rows);
-                backend.gated_experts(x, GatedExperts { w: group, bias: Some(bias), activation, raised }, choice, out);
+    let mut backends = backends();
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        for (shape, experts, rows) in SIXTEEN_BIT {
+            let activation = [Activation::Silu, Activation::ClampedSwiGlu { limit: 3.0 }][rows % 2];
+            let layer = unbalanced(shape, experts, rows, dtype);
+            let half = layer.n / 2;
+            let products = layer.products(rows);
+            let pairs = || products.iter().flat_map(|row| row[..half].iter().zip(&row[half..]));
+            let want: Vec<f64> = pairs().map(|(gate, up)| gated(activation, *gate, *up)).collect();
+            let size: Vec<f64> = pairs().map(|(gate, up)| (gate.abs() + 1.0) * (up.abs() + 1.0)).collect();
+            // Gate, up and what they give are each rounded at most once; a CPU may round f16 inputs to bf16.
+            let rounding = if dtype == DType::F32 { 2e-5 } else { 3.0 * 2.0_f64.powi(-8) };
+            for backend in &mut backends {
+                let backend = &mut **backend;
+                let (w, choice) = (layer.load(backend), layer.choose(backend, 0..rows));
+                let bias = Some(backend.load_vector(&layer.bias));
+                let x = filled_in(backend, layer.k, &layer.x, dtype);
+                let raised = filled_in(backend, layer.n, &vec![f32::NAN; 2 * want.len()], dtype);
+                let out = filled_in(backend, half, &vec![f32::NAN; want.len()], dtype);
+                begin_rows(backend, rows);
+                backend.gated_experts(x, GatedExperts { w, bias, activation, raised }, choice, out);
                 let what = format!("{} {shape:?} {experts} experts, {rows} rows, {dtype:?}", backend.describe());
-                // Gate, up and what they give are each rounded at most once; a CPU may round f16 inputs to bf16.
-                let rounding = if dtype == DType::F32 { 2e-5 } else { 3.0 * 2.0_f64.powi(-8) };
                 check(&what, backend.read(out), &want, |i| rounding * size[i]);
             }
         }

@@ -307,6 +307,18 @@ pub struct RowSelection<'a> {
     pub rows: &'a [u32],
 }
 
+/// A rank of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Which one.
+    pub rank: usize,
+    /// Ranks in the group.
+    pub size: usize,
+}
+
+/// Tells all ranks this rank's bytes, and returns those of all, in rank order. All give as many bytes at a time.
+pub type Exchange<'a> = &'a mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, String>;
+
 /// A device's own memory, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceMemory {
@@ -440,6 +452,24 @@ pub trait Backend: Send {
     fn read(&mut self, x: Act) -> &[f32];
     /// The same for writing: what a host-side collective works on.
     fn host_mut(&mut self, x: Act) -> &mut [f32];
+
+    /// Whether devices of several ranks can meet ([`Backend::join`]). Where not, the host carries what ranks exchange.
+    fn can_join(&self) -> bool {
+        false
+    }
+    /// Meets the devices of a group's other ranks, for the two operations that follow. Once in a backend's life; all ranks call it.
+    fn join(&mut self, place: Place, exchange: Exchange<'_>) -> Result<(), String> {
+        let _ = exchange;
+        Err(format!("rank {} of {}: this backend leaves to the host what ranks exchange", place.rank, place.size))
+    }
+    /// `x = sum over ranks of x`, the same bits on all of them. Every rank calls it with a buffer of the same shape, after joining.
+    fn sum_over_ranks(&mut self, x: Act) {
+        unreachable!("{x:?} of a backend that cannot join others");
+    }
+    /// `out[row] = [x[row] of rank 0 | x[row] of rank 1 | ...]`, cut to `out`'s width. Called like [`Backend::sum_over_ranks`].
+    fn gather_over_ranks(&mut self, x: Act, out: Act) {
+        unreachable!("{x:?} and {out:?} of a backend that cannot join others");
+    }
 
     /// Makes room for the sequences of `count` slots, empty, over logits of `vocab` columns. Steps under way must have been taken.
     fn set_slots(&mut self, count: usize, vocab: usize);

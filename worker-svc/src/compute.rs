@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use collectives::{AbortHandle, Collective, Place, SharedMemory, Solo};
+use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
 use models::{Memory, Model};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use tokio::sync::mpsc;
@@ -37,13 +37,23 @@ pub(crate) enum Job {
     Step(Box<StepPlan>),
 }
 
+/// Whether this worker's device works together with those of other ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Joins {
+    /// Work on the device may wait for a rank that is gone.
+    Others,
+    /// It never waits for anybody.
+    Nobody,
+}
+
 /// What the compute thread says.
 pub(crate) enum Reply {
     Loading {
         done: u64,
         total: u64,
     },
-    Ready(Box<WorkerReady>),
+    /// The model is there; whether devices of several ranks are to meet.
+    Ready(Box<WorkerReady>, Joins),
     Formed(u64),
     Result(Box<StepResult>),
     /// The epoch is over; the weights are fine.
@@ -81,7 +91,8 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
     let (mut model, ready) = load(args, replies)?;
     let (num_blocks, max_num_seqs) = (ready.num_blocks, ready.max_num_seqs);
     let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
-    say(replies, Reply::Ready(Box::new(ready)))?;
+    let joins = if model.can_join() { Joins::Others } else { Joins::Nobody };
+    say(replies, Reply::Ready(Box::new(ready), joins))?;
     let mut next = jobs.recv().ok();
     let mut recorder = Recorder::new(args.enforce_eager);
     // Each round is one epoch; it ends with the job that forms the next one.
@@ -109,12 +120,13 @@ fn epoch(
     jobs: &Receiver<Job>,
     replies: &mpsc::Sender<Reply>,
 ) -> anyhow::Result<Option<Job>> {
-    let group = match join(args, &form, abort) {
+    let group = match meet(args, &form, abort, device.0) {
         Ok(group) => group,
-        Err(error) => {
-            say(replies, Reply::EpochLost { epoch: form.epoch, reason: error.to_string() })?;
+        Err(StepError::GroupLost(reason)) => {
+            say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
             return Ok(until_forming(jobs));
         }
+        Err(error) => return Err(error.into()),
     };
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
     let mut engine = Engine::new(device, slots, group, options);
@@ -180,11 +192,19 @@ fn until_forming(jobs: &Receiver<Job>) -> Option<Job> {
     jobs.iter().find(|job| matches!(job, Job::Form(..)))
 }
 
-fn join(
+/// Meets the other ranks, this process theirs and then this device theirs.
+fn meet(
     args: &Args,
     form: &FormGroup,
     abort: AbortHandle,
-) -> Result<Box<dyn Collective>, collectives::CollectiveError> {
+    model: &mut Model,
+) -> Result<Box<dyn Collective>, StepError> {
+    let mut group = join(args, form, abort).map_err(|error| StepError::GroupLost(error.to_string()))?;
+    model.join(&mut *group)?;
+    Ok(group)
+}
+
+fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Collective>, CollectiveError> {
     if form.world_size <= 1 {
         return Ok(Box::new(Solo));
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, str::FromStr
 
 use clap::ValueEnum;
 use kernels::ops::DType;
-use kernels_cuda::{CudaOptions, Folders, Surroundings};
+use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings};
 use models::{LoadFormat, LoadOptions};
 use service_kit::{Address, CommonArgs};
 
@@ -37,9 +37,13 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub tensor_parallel_size: u32,
 
-    /// Which device to compute on
+    /// Which device to compute on; of several GPUs, each rank takes the one of its number
     #[arg(long, default_value = "auto")]
     pub device: Device,
+
+    /// Leave small messages between GPUs to NCCL too
+    #[arg(long)]
+    pub disable_custom_all_reduce: bool,
 
     /// Folders in which CUDA's libraries are looked for first, `:` between them
     #[arg(long, value_name = "DIRS", env = "QUIRE_CUDA_LIBRARY_PATH", hide_env_values = true)]
@@ -211,6 +215,10 @@ impl Args {
             ordinal: self.rank,
             folders: Folders::of(surroundings),
             kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
+            ranks: (self.tensor_parallel_size > 1).then(|| match self.disable_custom_all_reduce {
+                true => RankOptions { one_shot_bytes: 0 },
+                false => RankOptions::default(),
+            }),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Opens what this worker computes on.
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use kernels::{
     cpu::{CpuBackend, CpuOptions},
     ops::Backend,
@@ -15,9 +15,17 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     if args.device == Device::Cpu {
         return Ok(cpu(args));
     }
-    match CudaBackend::open(&args.cuda_options()) {
+    let gpus = kernels_cuda::gpus();
+    // Every rank sees the same GPUs, so that all of them decide alike.
+    if let Ok(gpus) = gpus {
+        enough(gpus, args.tensor_parallel_size)?;
+    }
+    // A rank alone on the CPU could not work with others on GPUs.
+    let must = args.device == Device::Cuda || (args.tensor_parallel_size > 1 && gpus.is_ok());
+    match gpus.and_then(|_| CudaBackend::open(&args.cuda_options())) {
         Ok(backend) => Ok(Box::new(backend)),
         Err(reason) if args.device == Device::Cuda => Err(anyhow!("--device cuda: {reason}")),
+        Err(reason) if must => Err(anyhow!("{reason}; start with --device cpu to do without GPUs")),
         Err(reason) => {
             info!("computing on the CPU: {reason}");
             Ok(cpu(args))
@@ -25,6 +33,29 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     }
 }
 
+/// Refuses more ranks than there are GPUs.
+fn enough(gpus: u32, ranks: u32) -> anyhow::Result<()> {
+    if ranks > gpus {
+        bail!(
+            "--tensor-parallel-size {ranks} needs {ranks} GPUs, but the NVIDIA driver shows {gpus}; pass at most {gpus}, show more \
+             with CUDA_VISIBLE_DEVICES, or start with --device cpu"
+        );
+    }
+    Ok(())
+}
+
 fn cpu(args: &Args) -> Box<dyn Backend> {
     Box::new(CpuBackend::new(CpuOptions { threads: args.threads(), isa: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_needs_a_gpu() {
+        assert!(enough(2, 2).is_ok() && enough(8, 1).is_ok());
+        let error = enough(1, 2).unwrap_err().to_string();
+        assert!(error.contains("--tensor-parallel-size 2") && error.contains("pass at most 1"), "{error}");
+    }
 }

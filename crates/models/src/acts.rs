@@ -23,7 +23,9 @@ pub(crate) struct Acts {
     /// Rows of the embedding, and rows for the head, where those are not as wide as the residual stream.
     pub(crate) embedded: Option<Act>,
     pub(crate) projected: Option<Act>,
+    /// This rank's part of them, and where devices of several ranks meet, whole rows.
     pub(crate) logits: Act,
+    pub(crate) all_logits: Option<Act>,
     pub(crate) bytes: u64,
 }
 
@@ -98,6 +100,8 @@ impl Acts {
         let (rows, hidden) = (limits.max_rows, spec.hidden_size);
         let mixed = network.layers.last().map(|layer| layer.mixer.width());
         let picked_rows = limits.max_logit_rows;
+        // Each of several ranks has a part of the head.
+        let meets = network.head_width < spec.vocab_size && backend.can_join();
         Self {
             x: buffers.own(rows, hidden, backend),
             normed: buffers.rounded(rows, hidden, backend),
@@ -108,6 +112,7 @@ impl Acts {
             embedded: (network.project_in).map(|_| buffers.own(rows, spec.embedding.width, backend)),
             projected: (network.project_out).map(|_| buffers.rounded(picked_rows, spec.embedding.width, backend)),
             logits: buffers.own(picked_rows, network.head_width, backend),
+            all_logits: meets.then(|| buffers.own(picked_rows, spec.vocab_size, backend)),
             bytes: buffers.bytes,
         }
     }

@@ -6,7 +6,7 @@
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{
-    Act, Backend, Batch, DType, DeviceMemory, Epilogue, KvLayer, Norm, Recordable, RowSelection, Timing,
+    Act, Backend, Batch, DType, DeviceMemory, Epilogue, KvLayer, Norm, Place, Recordable, RowSelection, Timing,
 };
 use model_spec::{ModelSpec, Residual};
 
@@ -16,6 +16,7 @@ use crate::cache::{self, CacheLayout, Keeps, Pool};
 use crate::error::ForwardError;
 use crate::mixer::{Kept, Run};
 use crate::network::Network;
+use crate::ranks::{HostLogits, Ranks};
 use crate::tp::Shard;
 use crate::{Limits, Logits, Memory};
 
@@ -36,9 +37,10 @@ pub(crate) struct Decoder {
     slots: usize,
     /// Rows of the newest step's logits.
     num_logits: usize,
-    /// Logits of all ranks `[ranks, rows, head_width]`, and then `[rows, vocab]`; unused with one rank.
-    gathered: Vec<f32>,
-    logits: Vec<f32>,
+    /// The devices of all ranks have met.
+    joined: bool,
+    /// Logits of all ranks, where devices cannot meet.
+    host_logits: HostLogits,
 }
 
 /// A step under way.
@@ -49,7 +51,7 @@ struct Step<'a, 'o> {
     pending: bool,
     num_rows: usize,
     logit_rows: &'a [u32],
-    group: &'a mut dyn Collective,
+    ranks: Ranks<'a>,
     observer: Option<Observer<'o>>,
 }
 
@@ -68,9 +70,9 @@ impl Decoder {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { spec, shard, limits, compute, mut backend, network, buffers } = parts;
         let acts = Acts::new(&spec, &network, limits, buffers, &mut *backend);
-        let (gathered, logits) = match shard.size {
-            1 => (0, 0),
-            size => (size * limits.max_logit_rows * network.head_width, limits.max_logit_rows * spec.vocab_size),
+        let host_logits = match (shard.size, acts.all_logits) {
+            (1, _) | (_, Some(_)) => HostLogits::default(),
+            (size, None) => HostLogits::new(limits.max_logit_rows, spec.vocab_size, size, network.head_width),
         };
         Self {
             spec,
@@ -84,8 +86,8 @@ impl Decoder {
             memories: Vec::new(),
             slots: 0,
             num_logits: 0,
-            gathered: vec![0.0; gathered],
-            logits: vec![0.0; logits],
+            joined: false,
+            host_logits,
         }
     }
 
@@ -98,7 +100,7 @@ impl Decoder {
     }
 
     pub(crate) fn activation_bytes(&self) -> u64 {
-        self.acts.bytes + ((self.gathered.len() + self.logits.len()) * size_of::<f32>()) as u64
+        self.acts.bytes + self.host_logits.bytes() as u64
     }
 
     pub(crate) fn cache(&self) -> CacheLayout {
@@ -138,13 +140,40 @@ impl Decoder {
     }
 
     pub(crate) fn can_choose(&self, choice: &Choice) -> bool {
-        // The logits of several ranks meet on the host, so there the host of every rank chooses.
-        self.shard.size == 1 && self.backend.can_choose(choice)
+        // Where the logits of several ranks meet on the host, the host of every rank chooses; on devices, the device of every rank.
+        (self.shard.size == 1 || self.joined) && self.backend.can_choose(choice)
     }
 
     pub(crate) fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
         assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
         self.backend.set_slot(slot, choice, counts);
+    }
+
+    pub(crate) fn can_join(&self) -> bool {
+        self.shard.size > 1 && self.backend.can_join()
+    }
+
+    /// The devices of all ranks meet, where they can; all ranks call it, before the first step.
+    pub(crate) fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        let Shard { rank, size } = self.shard;
+        if size == 1 {
+            return Ok(());
+        }
+        let can_join = self.can_join();
+        if group.exchange(&[u8::from(can_join)])?.iter().any(|other| *other != [u8::from(can_join)]) {
+            return Err(ForwardError::Device("the ranks compute on devices of different kinds".to_owned()));
+        }
+        if can_join {
+            let exchange = &mut |mine: &[u8]| group.exchange(mine).map_err(|error| error.to_string());
+            self.backend.join(Place { rank, size }, exchange).map_err(ForwardError::Device)?;
+            self.joined = true;
+        }
+        Ok(())
+    }
+
+    /// Where the device has whole rows of logits, if it has.
+    fn logits_on_device(&self) -> Act {
+        self.acts.all_logits.filter(|_| self.joined).unwrap_or(self.acts.logits)
     }
 
     pub(crate) fn submit(
@@ -168,7 +197,7 @@ impl Decoder {
             self.backend.begin(batch);
         }
         self.walk(batch.tokens.len(), logit_rows, group, None)?;
-        Ok(self.backend.choose(self.acts.logits, choices))
+        Ok(self.backend.choose(self.logits_on_device(), choices))
     }
 
     pub(crate) fn set_recordable(&mut self, rows: &[usize]) {
@@ -180,8 +209,10 @@ impl Decoder {
     }
 
     pub(crate) fn next_recording(&self) -> Option<Recordable> {
-        // Ranks meet on the host.
-        self.backend.next_recording().filter(|_| self.shard.size == 1)
+        // Where ranks meet on the host nothing can be recorded; where devices meet, only what needs no step: each rank records when it has
+        // time, and a step would wait for the others.
+        let possible = |step: &Recordable| self.shard.size == 1 || (self.joined && step.has_run);
+        self.backend.next_recording().filter(possible)
     }
 
     pub(crate) fn record(
@@ -204,7 +235,7 @@ impl Decoder {
         let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
         self.backend.begin_padded(Batch { tokens: &zeros, positions: &zeros, sequences: &[] });
         self.walk(rows, &every, group, None)?;
-        Ok(self.backend.choose(self.acts.logits, &[]))
+        Ok(self.backend.choose(self.logits_on_device(), &[]))
     }
 
     pub(crate) fn start_profile(&mut self) {
@@ -228,13 +259,14 @@ impl Decoder {
     pub(crate) fn logits(&mut self) -> Result<Logits<'_>, ForwardError> {
         let (rows, vocab) = (self.num_logits, self.spec.vocab_size);
         // Waits for the device; without logits too, so that the step is over.
-        self.backend.read(if rows == 0 { self.acts.x } else { self.acts.logits });
+        let on_device = self.logits_on_device();
+        self.backend.read(if rows == 0 { self.acts.x } else { on_device });
         self.check_device()?;
-        let data = match (rows, self.shard.size) {
-            (0, _) => &[],
+        let data = match rows {
+            0 => &[],
             // Rows of padding come last.
-            (_, 1) => &self.backend.read(self.acts.logits)[..rows * vocab],
-            _ => &self.logits[..rows * vocab],
+            _ if self.shard.size == 1 || self.joined => &self.backend.read(on_device)[..rows * vocab],
+            _ => self.host_logits.rows(rows),
         };
         Ok(Logits { rows, vocab, data })
     }
@@ -260,7 +292,8 @@ impl Decoder {
         group: &mut dyn Collective,
         observer: Option<Observer<'_>>,
     ) -> Result<(), ForwardError> {
-        let mut step = Step { x: self.acts.x, pending: false, num_rows, logit_rows, group, observer };
+        let ranks = Ranks { group, joined: self.joined };
+        let mut step = Step { x: self.acts.x, pending: false, num_rows, logit_rows, ranks, observer };
         self.embed(&mut step)?;
         for index in 0..self.network.layers.len() {
             self.layer(index, &mut step)?;
@@ -289,7 +322,7 @@ impl Decoder {
         let Self { network, acts, .. } = &*self;
         let (project_in, positions, rows) = (network.project_in, network.positions, acts.embedded.unwrap_or(step.x));
         self.backend.embed(network.embedding, network.first_entry, self.spec.embedding.scale, rows);
-        self.sum_over_ranks(rows, step)?;
+        step.ranks.sum(&mut *self.backend, rows)?;
         if let Some(matrix) = project_in {
             self.backend.matmul(rows, matrix, None, Epilogue::Store, step.x);
         }
@@ -320,7 +353,7 @@ impl Decoder {
         if index > 0 {
             self.observe(step, index);
         }
-        let mut run = Run { backend: &mut *self.backend, group: &mut *step.group };
+        let mut run = Run { backend: &mut *self.backend, ranks: step.ranks.reborrow() };
         self.network.layers[index].mixer.remember(input, &mut run)?;
         if narrow && step.logit_rows.is_empty() {
             return Ok(());
@@ -365,7 +398,7 @@ impl Decoder {
 
     /// Makes `delta` what is to be added to `x`.
     fn leave(&mut self, step: &mut Step<'_, '_>, norm: Option<Norm>, scale: f32) -> Result<(), ForwardError> {
-        self.sum_over_ranks(self.acts.delta, step)?;
+        step.ranks.sum(&mut *self.backend, self.acts.delta)?;
         if let Some(norm) = norm {
             self.backend.norm(self.acts.delta, norm, self.acts.delta);
         }
@@ -420,8 +453,12 @@ impl Decoder {
         if let Some(cap) = self.spec.head.soft_cap {
             backend.soft_cap(acts.logits, cap);
         }
-        if self.shard.size > 1 {
-            self.gather_logits(step.logit_rows.len(), step.group)?;
+        match acts.all_logits.filter(|_| self.joined) {
+            Some(all) => backend.gather_over_ranks(acts.logits, all),
+            None if self.shard.size == 1 => {}
+            None => {
+                self.host_logits.gather(backend.read(acts.logits), step.logit_rows.len(), step.ranks.group)?;
+            }
         }
         Ok(())
     }
@@ -445,30 +482,6 @@ impl Decoder {
     /// Fails once the device has.
     pub(crate) fn check_device(&self) -> Result<(), ForwardError> {
         self.backend.fault().map_or(Ok(()), |fault| Err(ForwardError::Device(fault.to_owned())))
-    }
-
-    /// Puts the ranks' parts of each row side by side, without the padding at the end.
-    fn gather_logits(&mut self, rows: usize, group: &mut dyn Collective) -> Result<(), ForwardError> {
-        let (vocab, width) = (self.spec.vocab_size, self.network.head_width);
-        let all = &mut self.gathered[..self.shard.size * rows * width];
-        group.all_gather(self.backend.read(self.acts.logits), all)?;
-        for (rank, part) in all.chunks_exact(rows * width).enumerate() {
-            let columns = rank * width..vocab.min((rank + 1) * width);
-            for (row, source) in part.chunks_exact(width).enumerate() {
-                let target = &mut self.logits[row * vocab..(row + 1) * vocab];
-                if let Some(target) = target.get_mut(columns.clone()) {
-                    target.copy_from_slice(&source[..target.len()]);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn sum_over_ranks(&mut self, act: Act, step: &mut Step<'_, '_>) -> Result<(), ForwardError> {
-        if self.shard.size > 1 {
-            step.group.all_reduce_sum(self.backend.host_mut(act))?;
-        }
-        Ok(())
     }
 
     fn observe(&mut self, step: &mut Step<'_, '_>, index: usize) {

@@ -14,6 +14,7 @@ mod load;
 mod mixer;
 mod model;
 mod network;
+mod ranks;
 mod tp;
 mod weights;
 

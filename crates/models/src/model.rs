@@ -132,6 +132,23 @@ impl Model {
         }
     }
 
+    /// Whether this rank's device works together with those of other ranks ([`Model::join`]); otherwise the host carries what they exchange.
+    pub fn can_join(&self) -> bool {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.can_join(),
+            Inner::Echo(_) => false,
+        }
+    }
+
+    /// The devices of all ranks of a group meet, where they can; all ranks call it before their first step, and whenever the group is a
+    /// new one.
+    pub fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.join(group),
+            Inner::Echo(_) => Ok(()),
+        }
+    }
+
     /// Copies block `from[i]` to `to[i]` in every layer.
     pub fn copy_blocks(&mut self, from: &[u32], to: &[u32]) {
         if let Inner::Decoder(decoder) = &mut self.inner {

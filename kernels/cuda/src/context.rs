@@ -38,17 +38,11 @@ unsafe impl Sync for Context {}
 impl Context {
     /// The device with this number, or why it cannot be used.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
-        libraries::open_driver()?;
-        result::init().map_err(|error| format!("the NVIDIA driver does not start: {}", explain(error)))?;
-        check_driver()?;
+        let count = count()?;
+        if ordinal >= count {
+            return Err(format!("there is no GPU {ordinal}: the NVIDIA driver shows {count}"));
+        }
         let failed = |error| format!("GPU {ordinal}: {}", explain(error));
-        let count = result::device::get_count().map_err(failed)?;
-        if count == 0 {
-            return Err("the NVIDIA driver finds no GPU".to_owned());
-        }
-        if ordinal as c_int >= count {
-            return Err(format!("there is no GPU {ordinal}: this machine has {count}"));
-        }
         let device = result::device::get(ordinal as c_int).map_err(failed)?;
         let attribute = |attribute| {
             // SAFETY: the device was just got from the driver.
@@ -105,6 +99,28 @@ impl Context {
         driver_version().is_ok_and(|version| version >= 12_080)
     }
 
+    /// As the driver counts the devices it shows.
+    pub(crate) fn ordinal(&self) -> u32 {
+        self.device.cast_unsigned()
+    }
+
+    /// Makes memory of another device of this process usable from this one's kernels.
+    pub(crate) fn reach(&self, ordinal: u32) -> Result<(), String> {
+        let failed = |error| format!("GPU {ordinal} from GPU {}: {}", self.ordinal(), explain(error));
+        let other = result::device::get(ordinal.cast_signed()).map_err(failed)?;
+        // SAFETY: the device is the driver's, and its context alive (its memory was named); released right after.
+        let enabled = unsafe {
+            let context = result::primary_ctx::retain(other).map_err(failed)?;
+            let enabled = sys::cuCtxEnablePeerAccess(context, 0);
+            let _ = result::primary_ctx::release(other);
+            enabled
+        };
+        match enabled {
+            sys::cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            enabled => enabled.result().map_err(failed),
+        }
+    }
+
     /// Waits until all work is done.
     pub(crate) fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: the stream lives as long as this.
@@ -122,6 +138,18 @@ impl Drop for Context {
         // SAFETY: retained once in `open`.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
+}
+
+/// How many GPUs the driver shows this process; at least one, or why there is none.
+pub(crate) fn count() -> Result<u32, String> {
+    libraries::open_driver()?;
+    result::init().map_err(|error| format!("the NVIDIA driver does not start: {}", explain(error)))?;
+    check_driver()?;
+    let count = result::device::get_count().map_err(|error| format!("counting GPUs: {}", explain(error)))?;
+    if count == 0 {
+        return Err("the NVIDIA driver finds no GPU".to_owned());
+    }
+    Ok(count.cast_unsigned())
 }
 
 /// The newest CUDA that the driver knows, as CUDA counts versions.

@@ -335,6 +335,15 @@ impl Device {
         );
     }
 
+    /// Queues what a library launches on the stream; its error says what failed.
+    pub(crate) fn run(&mut self, queue: impl FnOnce(sys::CUstream) -> Result<(), String>) {
+        if self.fault.is_none()
+            && let Err(reason) = queue(self.context.stream)
+        {
+            self.fail(format!("GPU {} failed: {reason}", self.context.name));
+        }
+    }
+
     /// Makes memory all zeros.
     pub(crate) fn clear(&mut self, memory: &Memory) {
         self.attempt(

@@ -26,10 +26,13 @@ mod matmul;
 mod matmul_cluster;
 mod matmul_few;
 mod modules;
+mod nccl;
 mod noise;
 mod norm;
 mod nvrtc;
+mod one_shot;
 mod profile;
+mod ranks;
 mod recordings;
 mod recurrent;
 mod rope_and_cache;
@@ -44,6 +47,7 @@ use std::path::PathBuf;
 pub use arch::Arch;
 pub use libraries::{Folders, Surroundings};
 pub use modules::{Filled, fill_cache};
+pub use ranks::RankOptions;
 
 use acts::Acts;
 use arch::LOWEST_BF16;
@@ -56,12 +60,16 @@ use groups::Group;
 use head_norms::{HeadNorm, Waiting};
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket, slot_of};
 use kernels::ops::{
-    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, ExpertChoice, GatedExperts,
-    HeadColumns, Heads,
+    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpertChoice,
+    GatedExperts, HeadColumns, Heads,
 };
-use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Rope, Routing, RowSelection};
+use kernels::ops::{
+    HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Place, Rope, Routing, RowSelection,
+};
 use kernels::ops::{Noise, Recordable, ScanInput, State, Table, Timing, Vector};
 use matmul::{Matmul, Product};
+use nccl::Nccl;
+use ranks::Ranks;
 use recordings::Recordings;
 use rope_and_cache::{Kv, takes_norms};
 use routing::Choices;
@@ -76,10 +84,19 @@ pub struct CudaOptions {
     pub folders: Folders,
     /// Folder of compiled kernels; absent: they are compiled at each start.
     pub kernel_cache: Option<PathBuf>,
+    /// The device is to meet those of other ranks; that takes NCCL.
+    pub ranks: Option<RankOptions>,
+}
+
+/// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
+pub fn gpus() -> Result<u32, String> {
+    context::count()
 }
 
 /// One GPU. After a fault ([`Backend::fault`]) operations do nothing.
 pub struct CudaBackend {
+    /// First to be dropped: a kernel that waits for another rank would keep the device from ending.
+    ranks: Option<Ranks>,
     device: Device,
     acts: Acts,
     batch: batch::Batch,
@@ -109,9 +126,11 @@ impl CudaBackend {
     /// Opens a GPU, or says in one line why it cannot be used.
     pub fn open(options: &CudaOptions) -> Result<Self, String> {
         let cache = options.kernel_cache.as_deref();
+        let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
         let mut device = Device::open(options.ordinal, &options.folders, cache)?;
         let matmul = Matmul::new(Blas::open(&options.folders, &mut device)?);
         Ok(Self {
+            ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
             acts: Acts::default(),
             batch: batch::Batch::default(),
@@ -599,6 +618,30 @@ impl Backend for CudaBackend {
         self.device.bind();
         self.norm_heads();
         self.acts.write(&mut self.device, x)
+    }
+
+    fn can_join(&self) -> bool {
+        self.ranks.is_some()
+    }
+
+    fn join(&mut self, place: Place, exchange: Exchange<'_>) -> Result<(), String> {
+        self.device.bind();
+        let ranks = self.ranks.as_mut().ok_or("this GPU was opened to work alone")?;
+        ranks.join(&mut self.device, place, exchange)
+    }
+
+    fn sum_over_ranks(&mut self, x: Act) {
+        self.settle();
+        let x = self.acts.view(x);
+        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x);
+    }
+
+    fn gather_over_ranks(&mut self, x: Act, out: Act) {
+        assert_ne!(x, out, "rows gathered into their own buffer");
+        self.settle();
+        let (x, width) = (self.acts.view(x), self.acts.view(out).width);
+        let out = self.acts.target(out, x.rows, width);
+        self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
     }
 
     fn set_slots(&mut self, count: usize, vocab: usize) {

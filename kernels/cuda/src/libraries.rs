@@ -3,7 +3,7 @@
 //! cudarc opens libraries by bare name and panics when one is missing. So each is opened here first, by its full path where it is not
 //! installed for the whole system (the loader then knows it by name), and asked for before anything is called.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString, OsStr, c_void};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -37,6 +37,30 @@ const NVRTC: Library =
     Library { what: "NVRTC", files: &["libnvrtc-builtins.so.", "libnvrtc.so."], present: nvrtc::sys::is_culib_present };
 const CUBLASLT: Library =
     Library { what: "cuBLASLt", files: &["libcublasLt.so."], present: cublaslt::sys::is_culib_present };
+
+/// Names of NCCL's file: Python's packages have the one with a version only.
+const NCCL: &str = "libnccl.so.2";
+
+/// A library that is open until the process ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Opened(*mut c_void);
+
+impl Opened {
+    /// A function of the library.
+    ///
+    /// # Safety
+    /// `F` must be a function pointer of the right type.
+    pub(crate) unsafe fn function<F: Copy>(self, name: &CStr) -> Result<F, String> {
+        assert_eq!(size_of::<F>(), size_of::<*mut c_void>(), "the size of a function pointer");
+        // SAFETY: the handle is open, the name a C string.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        if address.is_null() {
+            return Err(format!("{NCCL} has no {}; a newer one is needed", name.to_string_lossy()));
+        }
+        // SAFETY: a pointer that is not null, of the size of `F` (checked), and of its type (the caller's promise).
+        Ok(unsafe { std::mem::transmute_copy(&address) })
+    }
+}
 
 impl Folders {
     /// The folders that these surroundings hint at, those that exist.
@@ -81,6 +105,13 @@ impl Folders {
         self.open(&CUBLASLT)
     }
 
+    /// NCCL, or why it is not there.
+    pub(crate) fn open_nccl(&self) -> Result<Opened, String> {
+        let found = self.0.iter().find_map(|folder| file_in(folder, NCCL));
+        let opened = found.map_or_else(|| open_path(Path::new(NCCL)), |path| open_path(&path));
+        opened.map_err(|reason| self.absent("NCCL", NCCL, "nvidia-nccl-cu13", &reason))
+    }
+
     fn open(&self, library: &Library) -> Result<(), String> {
         let folder = self.0.iter().find(|folder| library.files.iter().all(|start| file_in(folder, start).is_some()));
         if let Some(folder) = folder {
@@ -92,14 +123,18 @@ impl Folders {
         if unsafe { (library.present)() } {
             return Ok(());
         }
+        let file = format!("{}*", library.files.last().copied().unwrap_or_default());
+        Err(self.absent(library.what, &file, "nvidia-cuda-nvrtc nvidia-cublas", ""))
+    }
+
+    fn absent(&self, what: &str, file: &str, packages: &str, reason: &str) -> String {
         let places: Vec<_> = self.0.iter().map(|folder| folder.display().to_string()).collect();
-        Err(format!(
-            "{} ({}*) is neither installed nor in {}; name its folder in QUIRE_CUDA_LIBRARY_PATH, or install it (for example \
-             pip install nvidia-cuda-nvrtc nvidia-cublas)",
-            library.what,
-            library.files.last().copied().unwrap_or_default(),
-            if places.is_empty() { "any Python environment".to_owned() } else { places.join(", ") },
-        ))
+        let places = if places.is_empty() { "any Python environment".to_owned() } else { places.join(", ") };
+        let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+        format!(
+            "{what} ({file}) is neither installed nor in {places}; name its folder in QUIRE_CUDA_LIBRARY_PATH, or install it \
+             (for example pip install {packages}){reason}"
+        )
     }
 }
 
@@ -138,11 +173,15 @@ fn subfolders(folder: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Opens a library for the life of the process, so that its name is known to the loader.
 fn keep_open(path: &Path) -> Result<(), String> {
+    open_path(path).map(drop)
+}
+
+fn open_path(path: &Path) -> Result<Opened, String> {
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| format!("{} holds a NUL", path.display()))?;
     // SAFETY: the name is a C string; CUDA's libraries have no preconditions for being loaded.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_GLOBAL) };
     if !handle.is_null() {
-        return Ok(());
+        return Ok(Opened(handle));
     }
     // SAFETY: after a failed dlopen, dlerror returns a C string of this thread, or null.
     let reason = unsafe {

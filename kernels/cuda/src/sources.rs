@@ -43,6 +43,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "matmul"
     "noise"
     "norm"
+    "ranks"
     "rope_and_cache"
     "route"
     "scale"

@@ -19,13 +19,19 @@ pub fn backend(required: bool) -> Option<Box<dyn Backend>> {
         found.inspect_err(|reason| eprintln!("CUDA: skipped: {reason}"))
     });
     match first {
-        Ok(options) => Some(Box::new(CudaBackend::open(options).expect("a GPU that was there before"))),
+        Ok(options) => Some(open(options)),
         Err(reason) if required => panic!("QUIRE_TEST_DEVICE asks for a GPU: {reason}"),
         Err(_) => None,
     }
 }
 
-fn options() -> CudaOptions {
+/// A backend on a GPU that is there.
+pub fn open(options: &CudaOptions) -> Box<dyn Backend> {
+    Box::new(CudaBackend::open(options).expect("a GPU that was there before"))
+}
+
+/// How the first GPU is opened.
+pub fn options() -> CudaOptions {
     let variable = std::env::var_os;
     let (named, virtual_env, path) = (variable("QUIRE_CUDA_LIBRARY_PATH"), variable("VIRTUAL_ENV"), variable("PATH"));
     let surroundings =
@@ -34,5 +40,6 @@ fn options() -> CudaOptions {
         ordinal: 0,
         folders: Folders::of(surroundings),
         kernel_cache: Some(std::env::temp_dir().join("quire-test-kernels")),
+        ..CudaOptions::default()
     }
 }

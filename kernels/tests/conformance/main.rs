@@ -9,6 +9,7 @@ mod matmul;
 mod mixture;
 mod noise;
 mod random;
+mod ranks;
 mod recurrent;
 mod rounded;
 mod rowwise;

@@ -11,13 +11,13 @@ mod mamba;
 mod mamba2;
 mod recurrent;
 
-use collectives::Collective;
 use kernels::ops::{Act, Backend, KvLayer, State};
 use model_spec::MixerSpec;
 
 use crate::cache::Keeps;
 use crate::error::{ForwardError, LoadError};
 use crate::network::{Builder, Linear};
+use crate::ranks::Ranks;
 
 /// What mixes tokens, on this rank.
 pub(crate) trait Mixer: Send {
@@ -47,16 +47,13 @@ pub(crate) struct Kept {
 /// What a step runs on.
 pub(crate) struct Run<'a> {
     pub backend: &'a mut dyn Backend,
-    pub group: &'a mut dyn Collective,
+    pub ranks: Ranks<'a>,
 }
 
 impl Run<'_> {
     /// Adds up a buffer over the ranks of the group.
     pub(crate) fn sum_over_ranks(&mut self, act: Act) -> Result<(), ForwardError> {
-        if self.group.world_size() > 1 {
-            self.group.all_reduce_sum(self.backend.host_mut(act))?;
-        }
-        Ok(())
+        self.ranks.sum(self.backend, act)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use collectives::Solo;
@@ -228,11 +229,16 @@ fn chooses_experts(dir: &Path) -> bool {
     spec.layers.iter().any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Mixture(_)))
 }
 
+/// One group at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Split over ranks: as recorded, on every rank the same.
 pub fn tensor_parallel(case: &Case, size: usize) {
     let Some((dir, reference)) = case.read() else { return };
     let name = case.folder;
     let scripts = greedy_scripts(&reference);
+    // A kernel that waits for another rank holds up what other tests of this process do on its GPU, and so perhaps that rank.
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for way in [PLAIN, Way { together: true, chunk: 16, scattered: true, wanted: Wanted::All }] {
         let outcomes: Vec<Vec<Outcome>> = thread::scope(|scope| {
             let (dir, scripts) = (&dir, &scripts);

@@ -5,6 +5,7 @@ use std::path::Path;
 use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Backend, Batch, DType, Sequence};
+use kernels_cuda::{CudaOptions, RankOptions};
 use models::{LoadError, LoadFormat, LoadOptions, Memory, Model};
 
 use crate::gpu;
@@ -85,9 +86,14 @@ impl On {
         all
     }
 
-    fn backend(self) -> Box<dyn Backend> {
+    /// Ranks have a GPU each where there are enough; else they share the first, and the host carries what they exchange.
+    fn backend(self, (rank, size): (usize, usize)) -> Box<dyn Backend> {
         match self {
             Self::Cpu(options) => Box::new(CpuBackend::new(options)),
+            Self::Cuda if size > 1 && kernels_cuda::gpus().is_ok_and(|gpus| gpus as usize >= size) => {
+                let ranks = Some(RankOptions::default());
+                gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() })
+            }
             Self::Cuda => gpu::backend(true).expect("a GPU"),
         }
     }
@@ -123,7 +129,7 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
         threads: 2,
     };
     let mut progress = Vec::new();
-    let model = models::load(dir, &options, setup.on.backend(), &mut |p| progress.push(p))?;
+    let model = models::load(dir, &options, setup.on.backend(setup.rank), &mut |p| progress.push(p))?;
     assert!(progress.windows(2).all(|pair| pair[0].bytes_done <= pair[1].bytes_done), "progress goes back");
     let last = progress.last().expect("progress");
     assert_eq!(last.bytes_done, last.bytes_total, "progress ends at the total");
@@ -132,6 +138,7 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
 
 /// Runs all scripts.
 pub fn run(model: &mut Model, group: &mut dyn Collective, scripts: &[Script], way: Way) -> Vec<Outcome> {
+    model.join(group).expect("ranks that meet");
     model.allocate(MEMORY);
     let mut blocks: Vec<u32> = (0..NUM_BLOCKS as u32).collect();
     if way.scattered {

@@ -58,7 +58,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     flag("data-parallel-size-local", Only(&["1"])),
     flag("data-parallel-start-rank", Only(&["0"])),
     flag("decode-context-parallel-size", Only(&["1"])),
-    flag("disable-custom-all-reduce", Either),
     flag("disable-fastapi-docs", Either),
     flag("disable-frontend-multiprocessing", Off),
     flag("disable-hybrid-kv-cache-manager", Either),

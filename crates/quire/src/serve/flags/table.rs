@@ -79,6 +79,7 @@ const SCHEDULING: &[Flag] = &[
 const PARALLELISM: &[Flag] = &[
     Flag { aliases: &["-asc"], ..flag("api-server-count", COUNT, "1", To::SERVE, "Gateways that share the port") },
     flag("cpu-threads", COUNT, "cores / workers", To::SERVE, "Threads of each worker"),
+    flag("disable-custom-all-reduce", Kind::Switch, "off", To::WORKER, "Leave small messages between GPUs to NCCL too"),
     Flag { aliases: &["-tp"], ..flag("tensor-parallel-size", COUNT, "1", To::SCHEDULER.and(To::WORKER), "Workers that each hold one slice of the model") },
     flag("tokenizer-pool-size", COUNT, "CPUs, 2 to 8", To::TOKENIZER, "Threads that render templates and encode text"),
 ];

@@ -1,0 +1,81 @@
+//! Sums between two GPUs, in one shot and through NCCL: where does the faster way change?
+//!
+//! `ranks_bench` prints microseconds a call, calls following each other on the stream.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+use kernels::ops::{Backend, Batch, Place, Sequence};
+use kernels_cuda::{CudaBackend, CudaOptions, Folders, RankOptions, Surroundings};
+
+const RANKS: usize = 2;
+const CALLS: u32 = 200;
+/// Numbers of a message.
+const WIDTHS: [usize; 10] = [1 << 10, 1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 21];
+
+fn main() -> Result<(), String> {
+    println!("{:>10} {:>12} {:>12}", "bytes", "one shot us", "NCCL us");
+    let (one_shot, nccl) = (measure(usize::MAX >> 8)?, measure(0)?);
+    for ((width, one_shot), nccl) in WIDTHS.iter().zip(one_shot).zip(nccl) {
+        println!("{:>10} {one_shot:>12.2} {nccl:>12.2}", width * 4);
+    }
+    Ok(())
+}
+
+/// Microseconds of each width, as rank 0 sees them.
+fn measure(one_shot_bytes: usize) -> Result<Vec<f64>, String> {
+    let most = WIDTHS[WIDTHS.len() - 1] * 4;
+    let ranks = RankOptions { one_shot_bytes: one_shot_bytes.min(most) };
+    let ((to_first, from_second), (to_second, from_first)) = (channel(), channel());
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| rank(0, ranks, to_second, from_second));
+        let second = scope.spawn(|| rank(1, ranks, to_first, from_first));
+        let times = first.join().map_err(|_| "a rank panicked")?;
+        second.join().map_err(|_| "a rank panicked")??;
+        times
+    })
+}
+
+fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec<u8>>) -> Result<Vec<f64>, String> {
+    let (virtual_env, path) = (std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH"));
+    let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
+    let options = CudaOptions {
+        ordinal: rank as u32,
+        folders: Folders::of(surroundings),
+        kernel_cache: std::env::var_os("QUIRE_KERNEL_CACHE").map(Into::into),
+        ranks: Some(ranks),
+    };
+    let mut backend = CudaBackend::open(&options)?;
+    let mut exchange = move |mine: &[u8]| -> Result<Vec<Vec<u8>>, String> {
+        to.send(mine.to_vec()).map_err(|error| error.to_string())?;
+        let other = from.recv().map_err(|error| error.to_string())?;
+        Ok(if rank == 0 { vec![mine.to_vec(), other] } else { vec![other, mine.to_vec()] })
+    };
+    backend.join(Place { rank, size: RANKS }, &mut exchange)?;
+    let flag = backend.new_act(1, 1);
+    let mut times = Vec::new();
+    for width in WIDTHS {
+        let act = backend.new_act(1, width);
+        let sequence = Sequence { first_row: 0, num_rows: 1, start: 0, tables: &[vec![0]], slot: 0 };
+        backend.begin(Batch { tokens: &[0], positions: &[0], sequences: &[sequence] });
+        backend.host_mut(act).fill(0.0);
+        let calls = |backend: &mut CudaBackend, count| -> Result<f64, String> {
+            // Ranks begin together.
+            exchange(&[])?;
+            let start = Instant::now();
+            (0..count).for_each(|_| backend.sum_over_ranks(act));
+            // The first thing to wait for all of them.
+            backend.read(flag);
+            Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
+        };
+        calls(&mut backend, 20)?;
+        let mut rounds = [0.0; 5];
+        for round in &mut rounds {
+            *round = calls(&mut backend, CALLS)?;
+        }
+        rounds.sort_by(f64::total_cmp);
+        times.push(rounds[2]);
+    }
+    exchange(&[])?;
+    backend.fault().map_or(Ok(times), |fault| Err(fault.to_owned()))
+}

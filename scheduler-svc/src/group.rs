@@ -24,6 +24,8 @@ pub(crate) struct Group {
     ranks: Vec<Option<Rank>>,
     epoch: u64,
     state: State,
+    /// Why the last epoch ended, or the next one cannot begin.
+    loss: Option<String>,
 }
 
 struct Rank {
@@ -52,7 +54,7 @@ impl Group {
     pub(crate) fn new(world_size: u32) -> Self {
         // Epochs start at the clock, so that a restarted scheduler's are newer than its predecessor's.
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        Self { ranks: (0..world_size).map(|_| None).collect(), epoch, state: State::Incomplete }
+        Self { ranks: (0..world_size).map(|_| None).collect(), epoch, state: State::Incomplete, loss: None }
     }
 
     /// A worker connected. Returns `false` when its rank is none of this group's.
@@ -63,10 +65,15 @@ impl Group {
     }
 
     /// A worker's link ended. Returns its rank, if it still had one.
-    pub(crate) fn lost(&mut self, connection: u64) -> Option<u32> {
+    ///
+    /// The others of its group are hung up on, and dial again: what they have begun may wait for the one that is gone.
+    pub(crate) fn lost(&mut self, connection: u64, reason: &str) -> Option<u32> {
         let rank = self.rank_of(connection)?;
         self.ranks[rank] = None;
-        self.state = State::Incomplete;
+        self.loss = Some(format!("worker {rank} was lost: {reason}"));
+        if self.state != State::Incomplete {
+            self.disband();
+        }
         Some(rank as u32)
     }
 
@@ -113,6 +120,7 @@ impl Group {
             return None;
         }
         self.state = State::Formed;
+        self.loss = None;
         let ready = self.ranks[0].as_ref()?.ready.clone()?;
         info!(epoch, workers = self.ranks.len(), device = ready.device, dtype = ready.dtype, "workers ready");
         Some(Formed { epoch, num_blocks: self.num_blocks(), max_num_seqs: self.max_num_seqs(), ready })
@@ -139,8 +147,13 @@ impl Group {
         self.state = State::Incomplete;
     }
 
-    /// What the group waits for, in words.
+    /// What the group waits for, in words, and why.
     pub(crate) fn waits_for(&self) -> String {
+        let cause = self.loss.as_ref().map_or_else(String::new, |loss| format!("; {loss}"));
+        format!("{}{cause}", self.lacks())
+    }
+
+    fn lacks(&self) -> String {
         let missing = self.ranks.iter().filter(|rank| rank.is_none()).count();
         let loading = self.ranks.iter().flatten().filter(|rank| rank.ready.is_none()).count();
         match (missing, loading) {

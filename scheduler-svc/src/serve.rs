@@ -279,7 +279,7 @@ impl Engine {
 
     fn worker_lost(&mut self, connection: u64, reason: &str) {
         let was_formed = self.group.is_formed();
-        if let Some(rank) = self.group.lost(connection) {
+        if let Some(rank) = self.group.lost(connection, reason) {
             warn!(rank, "worker lost: {reason}");
             if was_formed {
                 self.lose_group(&format!("worker {rank} was lost ({reason})"));

@@ -6,7 +6,8 @@ use clap::Parser;
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
     Abort, DetokenizerReply, FromWorker, GroupFormed, Inbound, Output, Prompt, Request, RequestKey, Sampling, StepPlan,
-    StepResult, ToWorker, TokenBatch, TokenIds, WorkerReady, failure::Kind, from_worker, inbound, prompt, to_worker,
+    StepResult, ToWorker, TokenBatch, TokenIds, WorkerFailed, WorkerReady, failure::Kind, from_worker, inbound, prompt,
+    to_worker,
 };
 use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
 use tempfile::TempDir;
@@ -196,24 +197,25 @@ async fn a_lost_worker_fails_what_runs_and_the_group_forms_again() {
     stage.ask(1, 100).await;
     first.step().await;
     second.step().await;
+    second.send(from_worker::Event::Failed(WorkerFailed { reason: "its GPU broke".to_owned() })).await;
     drop(second);
     let (_, last) = stage.until_end().await;
-    assert_eq!(last.failed[0].failure.as_ref().unwrap().kind(), Kind::Unavailable);
+    let failure = last.failed[0].failure.as_ref().unwrap();
+    assert_eq!(failure.kind(), Kind::Unavailable);
+    assert!(failure.message.contains("its GPU broke"), "{}", failure.message);
     assert!(!stage.process.status.is_ready());
+    // Who comes now is told the same.
+    stage.ask(9, 1).await;
+    let refused = stage.output().await.failed.remove(0).failure.unwrap();
+    assert!(refused.message.contains("its GPU broke"), "{}", refused.message);
 
-    let mut second = stage.worker(1, 2).await;
-    // The survivor may still have plans of the old epoch before the new forming.
-    loop {
-        match timeout(DEADLINE, first.link.receiver.recv()).await.expect("in time").unwrap().command {
-            Some(to_worker::Command::Step(plan)) => assert_eq!(plan.epoch, first.epoch),
-            Some(to_worker::Command::FormGroup(form)) => {
-                first.epoch = form.epoch;
-                first.send(from_worker::Event::Formed(GroupFormed { epoch: form.epoch })).await;
-                break;
-            }
-            None => panic!("an empty command"),
-        }
+    // The survivor may still have plans of the old epoch before it is hung up on.
+    while let Ok(message) = timeout(DEADLINE, first.link.receiver.recv()).await.expect("in time") {
+        assert!(matches!(message.command, Some(to_worker::Command::Step(plan)) if plan.epoch == first.epoch));
     }
+    let mut first = stage.worker(0, 2).await;
+    let mut second = stage.worker(1, 2).await;
+    first.form().await;
     second.form().await;
     stage.ready().await;
     stage.ask(2, 1).await;

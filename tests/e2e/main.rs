@@ -4,6 +4,7 @@
 
 mod clients;
 mod failures;
+mod faults;
 mod folders;
 mod garbage;
 mod greedy;

@@ -1,6 +1,7 @@
 //! What end-to-end tests stand on: a real `quire serve`, its processes, an HTTP client, and the reference models.
 
 mod client;
+pub mod faults;
 mod processes;
 mod server;
 pub mod zoo;

@@ -271,5 +271,5 @@ pub(crate) fn test_gpu() -> Option<CudaOptions> {
     let (virtual_env, path) = (env::var_os("VIRTUAL_ENV"), env::var_os("PATH"));
     let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
     let kernel_cache = Some(env::temp_dir().join("quire-test-kernels"));
-    Some(CudaOptions { ordinal: 0, folders: Folders::of(surroundings), kernel_cache })
+    Some(CudaOptions { ordinal: 0, folders: Folders::of(surroundings), kernel_cache, ranks: None })
 }

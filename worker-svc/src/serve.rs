@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::{
-    compute::{self, Job, Reply},
+    compute::{self, Job, Joins, Reply},
     config::Args,
     metrics::WorkerMetrics,
     wire::{self, Out, SchedulerLink},
@@ -25,6 +25,9 @@ use crate::{
 
 /// A compute thread that does not come back from a lost epoch within this time is stuck; a new process is better.
 const STUCK: Duration = Duration::from_secs(330);
+
+/// A worker that fails before it has found the scheduler looks for it this long, so that clients are told why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Runs the worker until the process shuts down.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
@@ -40,6 +43,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         jobs,
         replies,
         ready: None,
+        joins: Joins::Nobody,
+        spent: false,
         epoch: None,
         steps: 0,
         abort: AbortHandle::new(),
@@ -50,6 +55,12 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         loop {
             worker.disconnected();
             let link = worker.connect(wire::dial(&args, &fingerprint)).await?;
+            if worker.spent {
+                // Only now: a scheduler that ends for good is no reason to start afresh.
+                bail!(
+                    "the group was lost, and what its GPUs have begun may wait for a rank that is gone: starting afresh"
+                );
+            }
             let reason = worker.talk(link).await?;
             match worker.steps {
                 0 => info!("scheduler left: {reason}"),
@@ -68,6 +79,9 @@ struct Worker {
     replies: mpsc::Receiver<Reply>,
     /// Set once the model is loaded; told to every scheduler anew.
     ready: Option<WorkerReady>,
+    joins: Joins,
+    /// The device was in a group that is over.
+    spent: bool,
     /// The group that this worker is part of, as far as the scheduler knows.
     epoch: Option<u64>,
     /// Steps of the group that are under way.
@@ -82,7 +96,7 @@ impl Worker {
     /// Without a scheduler, whatever group there was is void.
     fn disconnected(&mut self) {
         self.abort.abort();
-        self.epoch = None;
+        self.spent |= self.epoch.take().is_some() && self.joins == Joins::Others;
         if self.ready.is_some() {
             self.process.status.not_ready("the scheduler is not connected");
         }
@@ -95,8 +109,14 @@ impl Worker {
             tokio::select! {
                 link = &mut link => return Ok(link),
                 reply = self.replies.recv() => match reply.ok_or_else(thread_gone)? {
-                    Reply::Failed(reason) => bail!("{reason}"),
-                    Reply::Ready(ready) => self.loaded(*ready),
+                    Reply::Failed(reason) => {
+                        if let Ok(link) = tokio::time::timeout(LAST_WORDS, &mut link).await {
+                            let failed = from_worker::Event::Failed(WorkerFailed { reason: reason.clone() });
+                            let _ = Out(link.sender).say(failed).await;
+                        }
+                        bail!("{reason}");
+                    }
+                    Reply::Ready(ready, joins) => self.loaded(*ready, joins),
                     Reply::Loading { done, total } => self.process.status.loading("loading weights", done, total),
                     // Of an epoch that is over.
                     Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
@@ -180,8 +200,8 @@ impl Worker {
                     phase: "loading weights".into(),
                 })
             }
-            Reply::Ready(ready) => {
-                self.loaded(*ready.clone());
+            Reply::Ready(ready, joins) => {
+                self.loaded(*ready.clone(), joins);
                 self.process.status.ready();
                 from_worker::Event::Ready(*ready)
             }
@@ -205,7 +225,8 @@ impl Worker {
         Ok(out.say(event).await)
     }
 
-    fn loaded(&mut self, ready: WorkerReady) {
+    fn loaded(&mut self, ready: WorkerReady, joins: Joins) {
+        self.joins = joins;
         info!(
             device = ready.device,
             dtype = ready.dtype,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A process that never became ready this often in a row is given up.
+/// A process that has never been ready is given up after so many deaths.
 const ATTEMPTS: u32 = 5;
 /// A process that worked for this long starts with a clean slate.
 const STEADY: Duration = Duration::from_secs(10);
@@ -13,20 +13,20 @@ const LONGEST: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub struct Backoff {
     deaths: u32,
-    never_ready: u32,
+    has_been_ready: bool,
 }
 
 impl Backoff {
     /// The process died; how long to wait before it is started again, or `None` to give up.
     ///
-    /// The first death of a working process costs no wait. One that becomes ready each time is restarted for ever: its service
-    /// may be worth having between two deaths.
+    /// The first death of a working process costs no wait. One that was ready once is restarted for ever: its settings work, and what it
+    /// lacks now (a GPU that was lost, memory that somebody else holds) may come back.
     pub fn died(&mut self, was_ready: bool, lived: Duration) -> Option<Duration> {
         if was_ready && lived >= STEADY {
-            *self = Self::default();
+            self.deaths = 0;
         }
-        self.never_ready = if was_ready { 0 } else { self.never_ready + 1 };
-        if self.never_ready >= ATTEMPTS {
+        self.has_been_ready |= was_ready;
+        if !self.has_been_ready && self.deaths + 1 >= ATTEMPTS {
             return None;
         }
         let wait = if self.deaths == 0 { Duration::ZERO } else { FIRST * (1 << (self.deaths - 1).min(10)) };
@@ -55,10 +55,16 @@ mod tests {
         let mut backoff = Backoff::default();
         let given_up = (0..10).position(|_| backoff.died(false, SHORT).is_none());
         assert_eq!(given_up, Some(ATTEMPTS as usize - 1));
+    }
+
+    #[test]
+    fn one_that_was_ready_once_is_tried_for_ever() {
         let mut backoff = Backoff::default();
-        for _ in 0..30 {
-            assert!(backoff.died(false, SHORT).is_some());
-            assert!(backoff.died(true, SHORT).is_some());
-        }
+        assert_eq!(backoff.died(true, STEADY), Some(Duration::ZERO));
+        let waits: Vec<_> = (0..100).map(|_| backoff.died(false, SHORT)).collect();
+        assert!(waits.iter().all(Option::is_some));
+        assert_eq!(waits.last(), Some(&Some(LONGEST)));
+        // Back for good, it starts with a clean slate.
+        assert_eq!(backoff.died(true, STEADY), Some(Duration::ZERO));
     }
 }

@@ -1,0 +1,214 @@
+//! What a worker computes on fails: clients hear why within seconds, `/health` says it, and the service returns when the device does.
+//!
+//! The faults are real ones (see `tests/faults`). Those of GPUs need one: they run where `QUIRE_TEST_DEVICE` is `cuda`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use e2e_tests::{Client, Server, descendants, faults, root, zoo};
+use futures::future::join_all;
+use rustix::process::{Signal, kill_process};
+use serde_json::json;
+
+/// Within this, clients must have heard, and `/health` must say why.
+const HEARD: Duration = Duration::from_secs(5);
+/// Within this, the service must be back once the device is (debug builds load slowly).
+const BACK: Duration = Duration::from_secs(60);
+/// Requests that run when the fault comes.
+const REQUESTS: usize = 20;
+/// Failed starts after which a worker was given up before it had ever been ready.
+const ATTEMPTS: usize = 6;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_is_tried_until_what_it_lacks_is_back() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (model, away) = (folder.path().join("model"), folder.path().join("away"));
+    copy(&default_model(), &model)?;
+    let mut server = start(&model, &[]).await?;
+    // The others have what they need of it in memory.
+    fs::rename(&model, &away)?;
+    let answers = under_load(&server, Signal::KILL).await?;
+    ensure!(answers.iter().all(|answer| answer.contains("worker 0 was lost")), "{answers:?}");
+    unhealthy_because(&server, &model.display().to_string()).await?;
+    refused_because(&server.client(), &model.display().to_string()).await?;
+    let tries = || server.log().matches("starting it again").count();
+    eventually("another try", || async { tries() > ATTEMPTS }).await?;
+    fs::rename(&away, &model)?;
+    serves_again(&mut server).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
+    if !on_gpu() {
+        return Ok(());
+    }
+    for ranks in 1..=gpus().min(2) {
+        let folder = tempfile::tempdir()?;
+        let (library, lost) = (faults::break_context(folder.path())?, folder.path().join("lost"));
+        let ranks = ranks.to_string();
+        let flags = ["--tensor-parallel-size", &ranks];
+        let environment =
+            [("LD_PRELOAD", library.display().to_string()), ("QUIRE_TEST_LOST", lost.display().to_string())];
+        let mut server = start_with(&default_model(), &flags, &environment).await?;
+        let answers = under_load(&server, Signal::USR1).await.with_context(|| server.log())?;
+        ensure!(answers.iter().all(|answer| answer.contains("CUDA_ERROR")), "{answers:?}");
+        serves_again(&mut server).await?;
+        // Now the GPU does not come back at once.
+        fs::write(&lost, "")?;
+        let answers = under_load(&server, Signal::USR1).await.with_context(|| server.log())?;
+        ensure!(answers.iter().all(|answer| answer.contains("CUDA_ERROR")), "{answers:?}");
+        unhealthy_because(&server, "CUDA_ERROR_NO_DEVICE").await?;
+        refused_because(&server.client(), "CUDA_ERROR_NO_DEVICE").await?;
+        fs::remove_file(&lost)?;
+        serves_again(&mut server).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_another_process_holds_is_waited_for() -> anyhow::Result<()> {
+    if !on_gpu() {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let mut server = start(&default_model(), &["--gpu-memory-utilization", "0.1"]).await?;
+    let holder = faults::MemoryHolder::start(folder.path())?;
+    under_load(&server, Signal::KILL).await?;
+    unhealthy_because(&server, "CUDA_ERROR_OUT_OF_MEMORY").await?;
+    refused_because(&server.client(), "CUDA_ERROR_OUT_OF_MEMORY").await?;
+    drop(holder);
+    serves_again(&mut server).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_without_enough_gpus_is_refused_in_one_line() -> anyhow::Result<()> {
+    // Servers of a run on GPUs are told so anyway.
+    let device: &[&str] = if on_gpu() { &[] } else { &["--device", "cuda"] };
+    refused(device, "", "--device cuda: ").await?;
+    if on_gpu() {
+        refused(&["--tensor-parallel-size", "2"], "0", "--tensor-parallel-size 2 needs 2 GPUs").await?;
+    }
+    Ok(())
+}
+
+async fn refused(flags: &[&str], visible: &str, want: &str) -> anyhow::Result<()> {
+    let mut server = Server::spawn(flags, &[("CUDA_VISIBLE_DEVICES", visible)]).await?;
+    let status = server.ended(BACK)?;
+    let log = server.log();
+    let last = log.lines().last().unwrap_or_default();
+    ensure!(!status.success() && last.starts_with("error: ") && last.contains(want), "{status}: {log}");
+    Ok(())
+}
+
+fn on_gpu() -> bool {
+    std::env::var("QUIRE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
+}
+
+fn default_model() -> PathBuf {
+    root().join("crates/default-model/files/model")
+}
+
+/// GPUs of this machine.
+fn gpus() -> usize {
+    let files = fs::read_dir("/proc/driver/nvidia/gpus").map(|files| files.count());
+    files.unwrap_or(1).max(1)
+}
+
+async fn start(model: &Path, flags: &[&str]) -> anyhow::Result<Server> {
+    start_with(model, flags, &[]).await
+}
+
+async fn start_with(model: &Path, flags: &[&str], environment: &[(&str, String)]) -> anyhow::Result<Server> {
+    let model = model.display().to_string();
+    let args = [&[model.as_str(), "--served-model-name", "m", "--dtype", "float32"], flags].concat();
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    Server::start_with(&args, &environment).await
+}
+
+/// Sends the last worker a signal while requests run; returns the messages of their 503s. Those that were answered before do not count.
+async fn under_load(server: &Server, signal: Signal) -> anyhow::Result<Vec<String>> {
+    let client = server.client();
+    let case = zoo::default_model_cases().remove(0);
+    let requests: Vec<_> = (0..REQUESTS as u64)
+        .map(|seed| {
+            let (client, prompt) = (client.clone(), case.prompt.clone());
+            let body = json!({
+                "model": "m", "prompt": prompt, "max_tokens": 400, "ignore_eos": true, "temperature": 1, "seed": seed,
+            });
+            tokio::spawn(async move { (client.post("/v1/completions", &body).await, Instant::now()) })
+        })
+        .collect();
+    eventually("requests that run", || async {
+        client.metric("vllm:num_requests_running", "").await.is_ok_and(|running| running >= REQUESTS as f64 / 4.0)
+    })
+    .await?;
+    let worker = descendants(server.pid()).into_iter().rev().find(|process| process.role == "worker");
+    kill_process(worker.context("a worker")?.pid, signal)?;
+    let hit = Instant::now();
+    let mut messages = Vec::new();
+    for answered in join_all(requests).await {
+        let (answer, at) = answered?;
+        let (status, body) = answer?;
+        if status == 200 && at < hit + HEARD {
+            continue;
+        }
+        ensure!(status == 503, "{status}: {body}");
+        ensure!(at < hit + HEARD, "a client heard only after {:?}", at - hit);
+        messages.push(body["error"]["message"].as_str().context("a message")?.to_owned());
+    }
+    ensure!(!messages.is_empty(), "all requests ended before the fault");
+    Ok(messages)
+}
+
+/// Waits until `/health` names a cause.
+async fn unhealthy_because(server: &Server, cause: &str) -> anyhow::Result<()> {
+    let client = server.client();
+    let said = eventually("/health names the cause", || async {
+        client.get("/health").await.is_ok_and(|(status, text)| status == 503 && text.contains(cause))
+    });
+    said.await.with_context(|| format!("{cause}\n{}", server.log()))
+}
+
+/// Waits until requests are refused for a cause.
+async fn refused_because(client: &Client, cause: &str) -> anyhow::Result<()> {
+    let body = json!({"model": "m", "prompt": [5, 6, 7], "max_tokens": 1});
+    eventually("a refusal that names the cause", || async {
+        let answer = client.post("/v1/completions", &body).await;
+        answer.is_ok_and(|(status, body)| status == 503 && body.to_string().contains(cause))
+    })
+    .await
+    .with_context(|| cause.to_owned())
+}
+
+/// Waits until the service is back, by itself, and says what it said before.
+async fn serves_again(server: &mut Server) -> anyhow::Result<()> {
+    server.healthy(BACK).await?;
+    let case = zoo::default_model_cases().remove(0);
+    let tokens = server.client().greedy("m", &case.prompt, case.greedy.len()).await?;
+    ensure!(tokens == case.greedy, "{tokens:?}");
+    crate::metrics::settles_at(&server.client(), "quire:kv_blocks_used", 0.0).await
+}
+
+/// Asks again and again; fails after a minute.
+async fn eventually<Asked: Future<Output = bool>>(what: &str, ask: impl Fn() -> Asked) -> anyhow::Result<()> {
+    let deadline = Instant::now() + BACK;
+    while !ask().await {
+        ensure!(Instant::now() < deadline, "never seen: {what}");
+        // What a process says can only be seen from outside by asking again.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(())
+}

@@ -20,6 +20,7 @@ mod elementwise;
 mod experts;
 mod graph;
 mod groups;
+mod handles;
 mod head_norms;
 mod libraries;
 mod matmul;
@@ -50,11 +51,9 @@ pub use modules::{Filled, fill_cache};
 pub use ranks::RankOptions;
 
 use acts::Acts;
-use arch::LOWEST_BF16;
 use attention::Attention;
 use blas::Blas;
 use choose::Draw;
-use cudarc::driver::sys::CUdeviceptr;
 use device::{Device, Name, Shape, args};
 use groups::Group;
 use head_norms::{HeadNorm, Waiting};
@@ -63,9 +62,7 @@ use kernels::ops::{
     self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpertChoice,
     GatedExperts, HeadColumns, Heads,
 };
-use kernels::ops::{
-    HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, NormKind, Place, Rope, Routing, RowSelection,
-};
+use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, Place, Rope, Routing, RowSelection};
 use kernels::ops::{Noise, Recordable, ScanInput, State, Table, Timing, Vector};
 use matmul::{Matmul, Product};
 use nccl::Nccl;
@@ -179,25 +176,6 @@ impl CudaBackend {
         }
     }
 
-    fn vector(&self, vector: Option<Vector>) -> CUdeviceptr {
-        vector.map_or(0, |vector| self.vectors[vector.0 as usize].ptr())
-    }
-
-    fn norm_params(&self, norm: Norm, width: usize) -> norm::Params {
-        for vector in [norm.weight, norm.bias].into_iter().flatten() {
-            assert_eq!(
-                self.vectors[vector.0 as usize].len, width,
-                "length of a norm's parameters, and width of what it norms"
-            );
-        }
-        norm::Params {
-            weight: self.vector(norm.weight),
-            bias: self.vector(norm.bias),
-            eps: norm.eps,
-            subtract_mean: u32::from(norm.kind == NormKind::Layer),
-        }
-    }
-
     /// Queues products with experts; false, and nothing happens, where they cannot be gated at once.
     fn multiply_experts(
         &mut self,
@@ -219,27 +197,6 @@ impl CudaBackend {
         let out = self.acts.target(out, pairs, group.n / keep.columns());
         let bias = self.vector(bias);
         experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, keep, out })
-    }
-
-    fn values(&self, vector: Vector) -> recurrent::Values {
-        let vector = &self.vectors[vector.0 as usize];
-        recurrent::Values { ptr: vector.ptr(), len: vector.len }
-    }
-
-    fn cols(&self, cols: Cols) -> recurrent::Cols {
-        recurrent::Cols { view: self.acts.view(cols.act), first: cols.first }
-    }
-
-    /// Fails where the hardware does not know a type.
-    fn check_type(&mut self, dtype: DType) {
-        let context = &self.device.context;
-        if dtype == DType::Bf16 && context.arch < LOWEST_BF16 {
-            let (name, has, needs) = (&context.name, context.arch.capability(), LOWEST_BF16.capability());
-            let reason = format!(
-                "GPU {name} (compute capability {has}) has no bfloat16, which needs {needs}; start with --dtype float16"
-            );
-            self.device.fail(reason);
-        }
     }
 }
 

@@ -1,4 +1,7 @@
 //! The other ranks of a group, as this device meets them: small messages in one shot ([`OneShot`]), all others through NCCL.
+//!
+//! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order depends on the size of the
+//! message, so there a row's last bits may change with its company.
 
 use super::acts::View;
 use super::context::Memory;

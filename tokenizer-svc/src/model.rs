@@ -56,10 +56,9 @@ fn generation_config(dir: &Path) -> anyhow::Result<String> {
 
 /// What the model's files say; the tokenizer's own end-of-text token where they say nothing.
 fn eos_token_ids(dir: &Path, config: Option<&ConfigFile>, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
-    let generation = GenerationConfig::read(dir)?;
     let ids = match config {
-        Some(config) => model_spec::eos_token_ids(config, &generation)?,
-        None => generation.eos_token_ids,
+        Some(config) => model_spec::eos_token_ids(dir, config)?,
+        None => GenerationConfig::read(dir)?.eos_token_ids,
     };
     if !ids.is_empty() {
         return Ok(ids);

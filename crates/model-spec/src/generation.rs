@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use crate::config::ConfigFile;
 use crate::error::ConfigError;
 
@@ -60,13 +62,24 @@ impl GenerationConfig {
     }
 }
 
-/// All tokens that end a sequence, sorted: those of `config.json` and those of `generation_config.json`.
-pub fn eos_token_ids(config: &ConfigFile, generation: &GenerationConfig) -> Result<Vec<u32>, ConfigError> {
+/// All tokens that end a sequence, sorted: those of `config.json`, of `generation_config.json`, and the tokenizer's own, which people who
+/// tune a model for chats often change there alone.
+pub fn eos_token_ids(dir: &Path, config: &ConfigFile) -> Result<Vec<u32>, ConfigError> {
     let mut ids = config.token_ids("eos_token_id")?;
-    ids.extend(&generation.eos_token_ids);
+    ids.extend(GenerationConfig::read(dir)?.eos_token_ids);
+    ids.extend(eos_of_tokenizer(dir)?);
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)
+}
+
+/// The id that `tokenizer_config.json` lists for its `eos_token`.
+fn eos_of_tokenizer(dir: &Path) -> Result<Option<u32>, ConfigError> {
+    let Some(file) = ConfigFile::read_optional(&dir.join("tokenizer_config.json"))? else { return Ok(None) };
+    let text = |token: &Value| token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned);
+    let Some(eos) = file.get("eos_token").and_then(text) else { return Ok(None) };
+    let listed = file.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten();
+    Ok(listed.filter(|(_, token)| text(token).is_some_and(|text| text == eos)).find_map(|(id, _)| id.parse().ok()))
 }
 
 #[cfg(test)]
@@ -83,7 +96,15 @@ mod tests {
         assert_eq!((generation.sampling.temperature, generation.sampling.top_p), (Some(0.7), Some(0.9)));
         assert_eq!((generation.sampling.top_k, generation.bos_token_id), (None, Some(1)));
         let config = ConfigFile::parse(Path::new("config.json"), br#"{"eos_token_id": 9}"#).unwrap();
-        assert_eq!(eos_token_ids(&config, &generation).unwrap(), [2, 4, 9]);
+        assert_eq!(eos_token_ids(dir.path(), &config).unwrap(), [2, 4, 9]);
+        for eos in [r#""<|im_end|>""#, r#"{"content": "<|im_end|>"}"#] {
+            let added = r#"{"6": {"content": "<s>"}, "7": {"content": "<|im_end|>"}}"#;
+            let text = format!(r#"{{"eos_token": {eos}, "added_tokens_decoder": {added}}}"#);
+            std::fs::write(dir.path().join("tokenizer_config.json"), text).unwrap();
+            assert_eq!(eos_token_ids(dir.path(), &config).unwrap(), [2, 4, 7, 9]);
+        }
+        std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"eos_token": null}"#).unwrap();
+        assert_eq!(eos_token_ids(dir.path(), &config).unwrap(), [2, 4, 9]);
     }
 
     #[test]

@@ -24,6 +24,13 @@
 #define STAGES 3
 #endif
 
+// What the cache keeps: with NARROW 8-bit floats, which are widened on their way to shared memory.
+#ifdef NARROW
+typedef e4m3 Cached;
+#else
+typedef TYPE Cached;
+#endif
+
 #define KEYS 16u
 #define TILE (WARPS * KEYS)
 #include "decode.cuh"
@@ -57,8 +64,8 @@ struct Decode {
 
     T* out;
     const T* qkv;
-    const T* keys;
-    const T* values;
+    const Cached* keys;
+    const Cached* values;
     // [2 * blocks][SLOT]: the end of a head that another block began, and the beginning of one that another block ends.
     f32* scratch;
     // [sequences][head groups], zero between launches.
@@ -95,6 +102,53 @@ struct Decode {
     // Whether this warp's keys of a tile were there before this step: all but a sequence's last one.
     DEVICE static bool is_old(const Cursor& at) { return first_key(at) + KEYS < at.end || first_key(at) >= at.end; }
 
+#ifdef NARROW
+    // Eight numbers at a time of this warp's keys and values of a tile, which its lanes have on the way to the ring.
+    struct Pieces {
+        uint2 k[(KEYS * DIM / 8 + 31) / 32], v[(KEYS * V_DIM / 8 + 31) / 32];
+    };
+
+    template <int WIDTH, u32 COUNT>
+    DEVICE static void load_rows(const Cursor& at, u32 first, const Cached* from, uint2 (&pieces)[COUNT]) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            const u32 piece = 32 * i + threadIdx.x % 32, key = first + piece / (WIDTH / 8);
+            const bool valid = piece < KEYS * WIDTH / 8 && key >= at.begin && key < at.end;
+            pieces[i] = valid ? __ldcg((const uint2*)(from + piece * 8)) : make_uint2(0, 0);
+        }
+    }
+
+    DEVICE void load_pieces(const Cursor& at, Pieces& pieces) const {
+        const u32 first = first_key(at);
+        const u32 block = first < at.end && first + KEYS > at.begin ? at.table[first / attention.block_size] : 0;
+        const size_t row = ((size_t)block * attention.kv_heads + at.head / groups_per_head) * attention.block_size
+            + first % attention.block_size;
+        load_rows<DIM>(at, first, keys + row * DIM, pieces.k);
+        load_rows<V_DIM>(at, first, values + row * V_DIM, pieces.v);
+    }
+
+    template <int WIDTH, u32 COUNT>
+    DEVICE static void store_rows(const uint2 (&pieces)[COUNT], u32 to) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            const u32 piece = 32 * i + threadIdx.x % 32;
+            if (KEYS * WIDTH / 8 % 32 == 0 || piece < KEYS * WIDTH / 8)
+                store_shared(to + Row<WIDTH>::at(piece / (WIDTH / 8), piece % (WIDTH / 8)), widen<T>(pieces[i]));
+        }
+    }
+
+    DEVICE void store_pieces(const Pieces& pieces, u32 stage) const {
+        const u32 to = ring + stage * STAGE_BYTES;
+        store_rows<DIM>(pieces.k, to);
+        store_rows<V_DIM>(pieces.v, to + KEYS * K_ROW);
+    }
+
+    DEVICE void fetch(const Cursor& at, u32 stage) const {
+        Pieces pieces;
+        load_pieces(at, pieces);
+        store_pieces(pieces, stage);
+    }
+#else
     // Starts copying this warp's keys of a tile into a stage of its ring.
     DEVICE void fetch(const Cursor& at, u32 stage) const {
         const u32 lane = threadIdx.x % 32;
@@ -120,6 +174,8 @@ struct Decode {
                 copy_async(to + KEYS * K_ROW + Row<V_DIM>::at(key, column), from_v + (valid ? piece * 8 : 0), valid);
         }
     }
+
+#endif
 
     DEVICE void load_queries(const Cursor& at) {
         const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -416,9 +472,22 @@ struct Decode {
         for (u32 unit = begin; unit < end; unit++) {
             copy_wait<STAGES - 1>();
             __syncwarp();
+#ifdef NARROW
+            const bool more = fetched < end;
+            Pieces pieces;
+            if (more) load_pieces(next, pieces);
+            use(at, stage);
+            __syncwarp();
+            if (more) {
+                store_pieces(pieces, stage);
+                advance(batch, window, heads, sequences, before, next);
+                fetched++;
+            }
+#else
             use(at, stage);
             __syncwarp();
             fetch_next(stage);
+#endif
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             const Cursor used = at;
             const bool ended = at.tile + 1 == at.end_tile;
@@ -437,7 +506,7 @@ extern __shared__ __align__(128) char dynamic_shared[];
 
 // Grid: any number of blocks; with `2 * blocks` slots in `scratch`.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_decode(
-    TYPE* out, const TYPE* qkv, const TYPE* keys, const TYPE* values, f32* scratch, u32* counters, const Batch batch,
+    TYPE* out, const TYPE* qkv, const Cached* keys, const Cached* values, f32* scratch, u32* counters, const Batch batch,
     const Attention attention, u32 rows) {
     Decode it;
     it.out = out;

@@ -15,6 +15,13 @@
 #define WARPS 8
 #endif
 
+// What the cache keeps: with NARROW 8-bit floats, which are widened on their way to shared memory.
+#ifdef NARROW
+typedef e4m3 Cached;
+#else
+typedef TYPE Cached;
+#endif
+
 #define KEYS 64u
 #define LOG2E 1.4426950408889634f
 
@@ -25,8 +32,8 @@ struct Prefill {
     static const u32 K_ROW = 2 * DIM + 16, V_ROW = 2 * V_DIM + 16;
     static const u32 STAGE_BYTES = KEYS * (K_ROW + V_ROW), SHARED_BYTES = 2 * STAGE_BYTES;
 
-    const T* keys;
-    const T* values;
+    const Cached* keys;
+    const Cached* values;
     const u32* table;
     Attention attention;
     u32 kv_head, ring;
@@ -39,8 +46,9 @@ struct Prefill {
     u32 position[2], head[2];
     f32 m[2], l[2];
 
-    template <int WIDTH>
-    DEVICE void fetch_rows(const T* from, u32 first, u32 to) const {
+    // Calls `each(turn, where it goes, where it comes from, whether that is a key some row sees)` for this thread's pieces of a tile.
+    template <int WIDTH, typename F>
+    DEVICE void for_pieces(const Cached* from, u32 first, u32 to, const F& each) const {
 #pragma unroll
         for (u32 i = 0; i < KEYS * WIDTH / 8; i += THREADS) {
             const u32 piece = i + threadIdx.x, key = piece / (WIDTH / 8), column = piece % (WIDTH / 8);
@@ -49,8 +57,22 @@ struct Prefill {
             const bool valid = at >= begin && at < end;
             const u32 block = valid ? table[at / attention.block_size] : 0;
             const size_t row = ((size_t)block * attention.kv_heads + kv_head) * attention.block_size + at % attention.block_size;
-            copy_async(to + key * (2 * WIDTH + 16) + column * 16, from + (valid ? row * WIDTH + column * 8 : 0), valid);
+            each(i / THREADS, to + key * (2 * WIDTH + 16) + column * 16, from + (valid ? row * WIDTH + column * 8 : 0), valid);
         }
+    }
+
+    template <int WIDTH>
+    DEVICE void fetch_rows(const Cached* from, u32 first, u32 to) const {
+#ifdef NARROW
+        // All on their way before the first is stored.
+        uint2 pieces[(KEYS * WIDTH / 8 + THREADS - 1) / THREADS];
+        for_pieces<WIDTH>(from, first, to, [&](u32 turn, u32, const Cached* at, bool valid) {
+            pieces[turn] = valid ? __ldcg((const uint2*)at) : make_uint2(0, 0);
+        });
+        for_pieces<WIDTH>(from, first, to, [&](u32 turn, u32 there, const Cached*, bool) { store_shared(there, widen<T>(pieces[turn])); });
+#else
+        for_pieces<WIDTH>(from, first, to, [](u32, u32 there, const Cached* at, bool valid) { copy_async(there, at, valid); });
+#endif
     }
 
     DEVICE void fetch(u32 first, u32 stage) const {
@@ -222,7 +244,7 @@ extern __shared__ __align__(128) char dynamic_shared[];
 
 // Grid: [key heads, tiles of 16 WARPS packed rows: at least as many as there are]. Sequences with fewer than `least` rows are left alone.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_prefill(
-    TYPE* out, const TYPE* qkv, const TYPE* keys, const TYPE* values, const Batch batch, const Attention attention, u32 least) {
+    TYPE* out, const TYPE* qkv, const Cached* keys, const Cached* values, const Batch batch, const Attention attention, u32 least) {
     Prefill it;
     it.keys = keys;
     it.values = values;

@@ -73,6 +73,16 @@ template <typename T> struct Tensor;
 TENSOR_OF(bf16)
 TENSOR_OF(f16)
 
+// 8 numbers of 8 bits as 16-bit floats, which hold them exactly.
+template <typename T>
+DEVICE uint4 widen(uint2 x) {
+    const e4m3* from = (const e4m3*)&x;
+    u32 to[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) to[i] = Tensor<T>::pack(load(from[2 * i]), load(from[2 * i + 1]));
+    return make_uint4(to[0], to[1], to[2], to[3]);
+}
+
 // 2^x, to about 2 units in the last place; 0 for -infinity.
 DEVICE f32 exp2_fast(f32 x) {
     f32 y;

@@ -22,6 +22,16 @@ DEVICE f32 load(f16 x) {
     return y;
 }
 
+// 8-bit floats of a cache, as `kernels::e4m3` defines them.
+struct e4m3 { u8 bits; };
+
+DEVICE f32 load(e4m3 x) {
+    const u32 rest = x.bits & 0x7f;
+    // Read as an f32 with the bits in their places, the number is 2^120 too small, subnormal or not.
+    const f32 size = __uint_as_float(rest << 20) * __uint_as_float((120 + 127) << 23);
+    return __uint_as_float((rest == 0x7f ? 0x7fffffffu : __float_as_uint(size)) | (x.bits & 0x80u) << 24);
+}
+
 template <typename T> struct Cast;
 template <> struct Cast<f32> {
     DEVICE static f32 from(f32 x) { return x; }
@@ -45,6 +55,20 @@ template <> struct Cast<f16> {
         u16 y;
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
         return {y};
+    }
+};
+
+template <> struct Cast<e4m3> {
+    // To nearest, ties to even; what is too large becomes 448, and NaN stays NaN.
+    DEVICE static e4m3 from(f32 x) {
+        const u32 bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+        u32 code;
+        if (size > 0x7f800000u) code = 0x7f;
+        else if (size >= 0x43e00000u) code = 0x7e;
+        // From 2^-6 on; exponents are biased by 127 there and 7 here.
+        else if (size >= 0x3c800000u) code = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3);
+        else code = __float2uint_rn(__uint_as_float(size) * 512.0f);
+        return {(u8)(bits >> 24 & 0x80u | code)};
     }
 };
 

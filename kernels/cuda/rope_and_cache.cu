@@ -70,6 +70,15 @@ template <typename T> DEVICE Piece<T> load_piece(const T* from) {
     return piece;
 }
 
+template <typename T> DEVICE void store_piece(T* to, const Piece<T>& piece) { *(uint4*)to = piece.bits; }
+template <typename T> DEVICE void store_piece(e4m3* to, const Piece<T>& piece) {
+    uint2 bits;
+    e4m3* narrow = (e4m3*)&bits;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) narrow[i] = Cast<e4m3>::from(load(piece.x[i]));
+    *(uint2*)to = bits;
+}
+
 // A norm of each head before its rotation; as in norm.cu.
 struct HeadNorm {
     const f32* weight;
@@ -117,8 +126,8 @@ DEVICE void norm_head(f32 (&x)[16], const HeadNorm& norm, u32 low, u32 high, u32
 }
 
 // Eight pairs, in place, and to `cache` if that is not null; after the norm, if there is one.
-template <typename T>
-DEVICE void rotate(T* head, T* cache, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
+template <typename T, typename C>
+DEVICE void rotate(T* head, C* cache, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
     u32 low = interleaved ? 2 * pair : pair, high = interleaved ? low + 8 : pair + half;
     Piece<T> a = load_piece(head + low), b = load_piece(head + high);
     f32 x[16];
@@ -144,15 +153,15 @@ DEVICE void rotate(T* head, T* cache, const f32* angles, u32 half, u32 pair, boo
     *(uint4*)(head + low) = a.bits;
     *(uint4*)(head + high) = b.bits;
     if (cache) {
-        *(uint4*)(cache + low) = a.bits;
-        *(uint4*)(cache + high) = b.bits;
+        store_piece(cache + low, a);
+        store_piece(cache + high, b);
     }
 }
 
-// The same where row and cache have one 16-bit type, and `rotary_dim` is a multiple of 16, `dim` and `v_dim` of 8. With `norms`, the rotary
+// The same for rows of 16 bits in a cache of the same type or of 8 bits, where `rotary_dim` is a multiple of 16, `dim` and `v_dim` of 8. With `norms`, the rotary
 // dimension is the head's, and a power of two from 16 to 256.
-template <typename T>
-DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, T* keys, T* values, const HeadNorms* norms) {
+template <typename T, typename C>
+DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values, const HeadNorms* norms) {
     extern __shared__ f32 angles[];
     u32 row = blockIdx.x, sequence = batch.row_sequence[row], half = layer.rotary_dim / 2;
     u32 position = sequence == NOBODY ? 0 : batch.positions[row];
@@ -170,23 +179,23 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
     T* x = qkv + row * (u64)layer.qkv_width;
     T* k = x + layer.q_heads * layer.dim;
     T* v = k + layer.kv_heads * layer.dim;
-    auto cached = [&](T* cache, u32 head, u32 dim) { return cache + ((block * layer.kv_heads + head) * layer.block_size + slot) * dim; };
+    auto cached = [&](C* cache, u32 head, u32 dim) { return cache + ((block * layer.kv_heads + head) * layer.block_size + slot) * dim; };
     u32 turns = half / 8, rest = (layer.dim - layer.rotary_dim) / 8, pieces = layer.v_dim / 8;
     u32 rotated = (layer.q_heads + layer.kv_heads) * turns;
     for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {
         u32 head = i / turns;
-        T* cache = head < layer.q_heads ? (T*)0 : cached(keys, head - layer.q_heads, layer.dim);
+        C* cache = head < layer.q_heads ? (C*)0 : cached(keys, head - layer.q_heads, layer.dim);
         const HeadNorm* norm = !norms ? (const HeadNorm*)0 : head < layer.q_heads ? &norms->q : &norms->k;
         if (layer.interleaved) rotate(x + head * layer.dim, cache, angles, half, i % turns * 8, true, norm);
         else rotate(x + head * layer.dim, cache, angles, half, i % turns * 8, false, norm);
     }
     for (u32 i = threadIdx.x; i < layer.kv_heads * rest; i += blockDim.x) {
         u32 head = i / rest, at = layer.rotary_dim + i % rest * 8;
-        *(uint4*)(cached(keys, head, layer.dim) + at) = *(const uint4*)(k + head * layer.dim + at);
+        store_piece(cached(keys, head, layer.dim) + at, load_piece(k + head * layer.dim + at));
     }
     for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
         u32 head = i / pieces, at = i % pieces * 8;
-        *(uint4*)(cached(values, head, layer.v_dim) + at) = *(const uint4*)(v + head * layer.v_dim + at);
+        store_piece(cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at));
     }
 }
 
@@ -201,15 +210,20 @@ ROPE_AND_CACHE(f32, bf16)
 ROPE_AND_CACHE(f32, f16)
 ROPE_AND_CACHE(bf16, bf16)
 ROPE_AND_CACHE(f16, f16)
+ROPE_AND_CACHE(f32, e4m3)
+ROPE_AND_CACHE(bf16, e4m3)
+ROPE_AND_CACHE(f16, e4m3)
 
-#define ROPE_AND_CACHE_WIDE(T) \
-    extern "C" __global__ void rope_and_cache_wide_##T(T* qkv, const Batch batch, const Layer layer, T* keys, T* values) { \
+#define ROPE_AND_CACHE_WIDE(T, C) \
+    extern "C" __global__ void rope_and_cache_wide_##T##_##C(T* qkv, const Batch batch, const Layer layer, C* keys, C* values) { \
         rope_and_cache_wide(qkv, batch, layer, keys, values, (const HeadNorms*)0); \
     } \
-    extern "C" __global__ void rope_and_cache_normed_##T( \
-        T* qkv, const Batch batch, const Layer layer, T* keys, T* values, const HeadNorms norms) { \
+    extern "C" __global__ void rope_and_cache_normed_##T##_##C( \
+        T* qkv, const Batch batch, const Layer layer, C* keys, C* values, const HeadNorms norms) { \
         rope_and_cache_wide(qkv, batch, layer, keys, values, &norms); \
     }
 
-ROPE_AND_CACHE_WIDE(bf16)
-ROPE_AND_CACHE_WIDE(f16)
+ROPE_AND_CACHE_WIDE(bf16, bf16)
+ROPE_AND_CACHE_WIDE(f16, f16)
+ROPE_AND_CACHE_WIDE(bf16, e4m3)
+ROPE_AND_CACHE_WIDE(f16, e4m3)

@@ -5,4 +5,5 @@
 
 pub mod choose;
 pub mod cpu;
+pub mod e4m3;
 pub mod ops;

@@ -22,6 +22,8 @@ pub enum DType {
     Bf16,
     /// IEEE half.
     F16,
+    /// [`crate::e4m3`]: of a KV cache alone.
+    E4m3,
 }
 
 impl DType {
@@ -30,6 +32,7 @@ impl DType {
         match self {
             Self::F32 => 4,
             Self::Bf16 | Self::F16 => 2,
+            Self::E4m3 => 1,
         }
     }
 
@@ -39,6 +42,7 @@ impl DType {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
+            Self::E4m3 => "e4m3",
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tracing::info;
 
 use crate::{
-    config::Args,
+    config::{Args, CachePrecision},
     device,
     engine::{Engine, Options},
     error::StepError,
@@ -242,6 +242,9 @@ pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result
             state_bytes_per_sequence = cache.state_bytes,
             "there is memory for the recurrent states of fewer sequences than usual; --kv-cache-memory-bytes gives it more"
         );
+    }
+    if args.kv_cache_dtype == CachePrecision::Fp8E4m3 {
+        info!("keys and values are kept in 8-bit floats (fp8_e4m3), with a scale of 1");
     }
     model.allocate(Memory {
         num_blocks: num_blocks as usize,

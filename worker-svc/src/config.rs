@@ -57,6 +57,10 @@ pub struct Args {
     #[arg(long, default_value = "auto")]
     pub dtype: Precision,
 
+    /// What keys and values are kept in; auto is what is computed in
+    #[arg(long, default_value = "auto")]
+    pub kv_cache_dtype: CachePrecision,
+
     /// Where weights come from
     #[arg(long, default_value = "auto")]
     pub load_format: Format,
@@ -137,6 +141,20 @@ pub enum Precision {
     /// IEEE half.
     #[value(alias = "half")]
     Float16,
+}
+
+/// What keys and values are kept in.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CachePrecision {
+    /// What is computed in.
+    Auto,
+    /// bfloat16, where that is computed in.
+    Bfloat16,
+    /// IEEE half, where that is computed in.
+    Float16,
+    /// 8-bit floats with 4 bits of exponent, unscaled.
+    #[value(name = "fp8_e4m3", alias = "fp8")]
+    Fp8E4m3,
 }
 
 /// Where weights come from.
@@ -242,6 +260,12 @@ impl Args {
                 Precision::Float32 => Some(DType::F32),
                 Precision::Bfloat16 => Some(DType::Bf16),
                 Precision::Float16 => Some(DType::F16),
+            },
+            kv_cache_dtype: match self.kv_cache_dtype {
+                CachePrecision::Auto => None,
+                CachePrecision::Bfloat16 => Some(DType::Bf16),
+                CachePrecision::Float16 => Some(DType::F16),
+                CachePrecision::Fp8E4m3 => Some(DType::E4m3),
             },
             tp_rank: self.rank as usize,
             tp_size: self.tensor_parallel_size as usize,

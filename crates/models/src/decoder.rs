@@ -27,7 +27,8 @@ pub(crate) struct Decoder {
     spec: ModelSpec,
     shard: Shard,
     limits: Limits,
-    compute: DType,
+    /// Element type of keys and values.
+    cache: DType,
     backend: Box<dyn Backend>,
     network: Network,
     acts: Acts,
@@ -60,7 +61,7 @@ pub(crate) struct Parts {
     pub spec: ModelSpec,
     pub shard: Shard,
     pub limits: Limits,
-    pub compute: DType,
+    pub cache: DType,
     pub backend: Box<dyn Backend>,
     pub network: Network,
     pub buffers: Buffers,
@@ -68,7 +69,7 @@ pub(crate) struct Parts {
 
 impl Decoder {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { spec, shard, limits, compute, mut backend, network, buffers } = parts;
+        let Parts { spec, shard, limits, cache, mut backend, network, buffers } = parts;
         let acts = Acts::new(&spec, &network, limits, buffers, &mut *backend);
         let host_logits = match (shard.size, acts.all_logits) {
             (1, _) | (_, Some(_)) => HostLogits::default(),
@@ -78,7 +79,7 @@ impl Decoder {
             spec,
             shard,
             limits,
-            compute,
+            cache,
             backend,
             network,
             acts,
@@ -105,7 +106,7 @@ impl Decoder {
 
     pub(crate) fn cache(&self) -> CacheLayout {
         let keeps = self.keeps();
-        cache::arrange(&keeps).layout(&keeps, self.compute.size())
+        cache::arrange(&keeps).layout(&keeps, self.cache.size())
     }
 
     fn keeps(&self) -> Vec<Keeps> {
@@ -115,7 +116,7 @@ impl Decoder {
     pub(crate) fn allocate(&mut self, memory: Memory) {
         assert!(self.blocks.is_none(), "a model's memory is allocated once");
         let Memory { num_blocks, block_size, max_sequences } = memory;
-        let pool = Pool { num_blocks, block_size, dtype: self.compute };
+        let pool = Pool { num_blocks, block_size, dtype: self.cache };
         let keeps = self.keeps();
         let arrangement = cache::arrange(&keeps);
         self.memories = arrangement.memories.iter().map(|tokens| self.backend.new_kv(tokens.kv_shape(pool))).collect();

@@ -26,6 +26,16 @@ pub enum LoadError {
         /// What was asked for.
         asked: &'static str,
     },
+    /// A cache of a type that keys and values cannot be kept in.
+    #[error(
+        "a KV cache of {asked} beside computing in {compute}: --kv-cache-dtype is auto or fp8, or what --dtype says"
+    )]
+    CacheType {
+        /// What was asked for.
+        asked: &'static str,
+        /// What is computed in.
+        compute: &'static str,
+    },
     /// A tensor that the architecture needs is in no file.
     #[error("tensor {tensor:?} is in no weight file of {}{}; do config.json and weights belong together?",
             dir.display(), nearest.as_ref().map(|n| format!(" (nearest name: {n:?})")).unwrap_or_default())]

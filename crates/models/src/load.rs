@@ -18,9 +18,11 @@ use crate::weights::{Checkpoint, Dummy, Loader, Measure, Weights};
 /// How to load a model.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// What to compute in, and the KV cache's element type; absent: as `config.json` says, else f32. `F32` is exact on the stored weights;
+    /// What to compute in; absent: as `config.json` says, else f32. `F32` is exact on the stored weights;
     /// the 16-bit types round weights stored otherwise, and may round the inputs of products.
     pub dtype: Option<DType>,
+    /// The KV cache's element type; absent: what is computed in.
+    pub kv_cache_dtype: Option<DType>,
     /// This process among the ranks of a tensor-parallel group.
     pub tp_rank: usize,
     /// Ranks of the group.
@@ -130,10 +132,20 @@ pub fn load(
     };
     let network = network::build(&spec, &names, shard, &mut loader)?;
     let (weight_bytes, buffers) = (loader.resident, loader.buffers);
-    let parts = Parts { spec, shard, limits, compute, backend, network, buffers };
+    let cache = cache_type(options, compute)?;
+    let parts = Parts { spec, shard, limits, cache, backend, network, buffers };
     let decoder = Decoder::new(parts);
     decoder.check_device().map_err(|fault| LoadError::Device(fault.to_string()))?;
     Ok(Model::decoder(decoder, weight_bytes))
+}
+
+/// Keys and values are kept as they are computed, or in 8-bit floats.
+fn cache_type(options: &LoadOptions, compute: DType) -> Result<DType, LoadError> {
+    match options.kv_cache_dtype {
+        None => Ok(compute),
+        Some(asked) if asked == compute || asked == DType::E4m3 => Ok(asked),
+        Some(asked) => Err(LoadError::CacheType { asked: asked.name(), compute: compute.name() }),
+    }
 }
 
 fn element_type(dtype: FloatType) -> DType {

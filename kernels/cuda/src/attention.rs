@@ -48,6 +48,8 @@ pub(crate) struct Tensors {
     pub(crate) qkv: View,
     pub(crate) keys: CUdeviceptr,
     pub(crate) values: CUdeviceptr,
+    /// Element type of keys and values.
+    pub(crate) cache: DType,
     pub(crate) out: View,
 }
 
@@ -61,19 +63,19 @@ impl Attention {
     pub(crate) fn run(&mut self, device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
         let layer = layer(qkv, params, batch, kv);
         let (keys, values) = kv.pointers();
-        let tensors = Tensors { qkv, keys, values, out };
+        let tensors = Tensors { qkv, keys, values, cache: kv.shape.dtype, out };
         if !self.fast(device, tensors, layer, batch, kv) {
-            plain(device, tensors, layer, kv.shape.dtype, batch);
+            plain(device, tensors, layer, batch);
         }
     }
 
-    /// The kernels for 16-bit types, which between them do all rows; false where one of them cannot.
+    /// The kernels for rows of 16-bit types, which between them do all rows; false where one of them cannot.
     fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
-        let Tensors { qkv, out, .. } = tensors;
-        let dtype = kv.shape.dtype;
+        let Tensors { qkv, out, cache, .. } = tensors;
         let fits = device.context.arch >= LOWEST
-            && dtype.size() == 2
-            && (qkv.dtype, out.dtype) == (dtype, dtype)
+            && qkv.dtype.size() == 2
+            && out.dtype == qkv.dtype
+            && [qkv.dtype, DType::E4m3].contains(&cache)
             && !kv.shape.shared
             && [layer.dim, layer.v_dim].iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
             && kv.shape.block_size.is_multiple_of(16);
@@ -113,8 +115,13 @@ fn layer(qkv: View, params: Params, batch: &Batch, kv: &Kv) -> Layer {
     }
 }
 
-fn plain(device: &mut Device, tensors: Tensors, layer: Layer, cache: DType, batch: &Batch) {
-    let Tensors { qkv, keys, values, out } = tensors;
+/// What the fast kernels are told of a cache of another type than rows have.
+pub(crate) fn narrow(cache: DType) -> &'static [(&'static str, usize)] {
+    if cache == DType::E4m3 { &[("NARROW", 1)] } else { &[] }
+}
+
+fn plain(device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) {
+    let Tensors { qkv, keys, values, cache, out } = tensors;
     let name = Name::of("attention", &[qkv.dtype, cache, out.dtype]);
     let shared = layer.dim as usize * size_of::<f32>();
     let shape = Shape { grid: [qkv.rows, layer.q_heads as usize], block: THREADS, shared };

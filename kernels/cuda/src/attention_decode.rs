@@ -1,6 +1,6 @@
 //! Launches `kernels/cuda/attention_decode.cu` for sequences with one row.
 
-use super::attention::{Layer, Tensors};
+use super::attention::{Layer, Tensors, narrow};
 use super::batch::Batch;
 use super::context::{Context, Memory};
 use super::device::{Device, Shape, args};
@@ -47,9 +47,10 @@ fn row_bytes(dim: usize) -> usize {
     if dim.is_multiple_of(64) { 2 * dim } else { 2 * dim + 16 }
 }
 
-pub(crate) fn special(dtype: DType, (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> Special {
+/// For rows of a type, and a cache of the same or of 8-bit floats.
+pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> Special {
     let sizes = [("DIM", dim), ("V_DIM", v_dim), ("TILES_Q", tiles), ("WARPS", ring.warps), ("STAGES", ring.stages)];
-    Special::new("attention_decode", dtype, &sizes)
+    Special::new("attention_decode", dtype, &[&sizes, narrow(cache)].concat())
 }
 
 /// Partial sums of heads that several blocks share, and how many of them are there.
@@ -77,7 +78,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(context: &Context, dtype: DType, layer: &Layer, sequences: usize) -> Option<Self> {
+    fn new(context: &Context, types: [DType; 2], layer: &Layer, sequences: usize) -> Option<Self> {
         let (group, dims) = ((layer.q_heads / layer.kv_heads) as usize, (layer.dim as usize, layer.v_dim as usize));
         let tiles = group.div_ceil(TILE_HEADS).min(MOST_TILES);
         let heads = sequences * layer.kv_heads as usize * group.div_ceil(TILE_HEADS * MOST_TILES);
@@ -90,7 +91,7 @@ impl Plan {
         let blocks = multiprocessors * fit.min(2);
         let fits = shared <= context.shared_of_block && heads <= MOST_COUNTERS && blocks <= MOST_BLOCKS;
         fits.then(|| Self {
-            special: special(dtype, dims, tiles, ring),
+            special: special(types, dims, tiles, ring),
             shape: Shape { grid: [blocks, 1], block: 32 * ring.warps, shared },
         })
     }
@@ -98,10 +99,11 @@ impl Plan {
 
 /// Queues attention of the sequences with one row, and zeros for rows of none; false if that cannot be here.
 pub(crate) fn run(device: &mut Device, scratch: &Scratch, tensors: Tensors, layer: Layer, batch: &Batch) -> bool {
-    let Some(Plan { special, shape }) = Plan::new(&device.context, tensors.qkv.dtype, &layer, batch.sequences()) else {
+    let types = [tensors.qkv.dtype, tensors.cache];
+    let Some(Plan { special, shape }) = Plan::new(&device.context, types, &layer, batch.sequences()) else {
         return false;
     };
-    let Tensors { qkv, keys, values, out } = tensors;
+    let Tensors { qkv, keys, values, out, .. } = tensors;
     let (sums, counters, rows) = (scratch.sums.ptr, scratch.counters.ptr, qkv.rows as u32);
     let arguments = args![out.ptr, qkv.ptr, keys, values, sums, counters, batch.pointers, layer, rows];
     device.launch_special(special, shape, arguments)

@@ -1,6 +1,6 @@
 //! Launches `kernels/cuda/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for sequences with several rows.
 
-use super::attention::{Layer, Tensors};
+use super::attention::{Layer, Tensors, narrow};
 use super::batch::Batch;
 use super::device::{Device, Shape, args};
 use super::rope_and_cache::Maps;
@@ -20,8 +20,10 @@ const BARRIERS: usize = 8;
 /// Sequences with fewer rows are not these kernels'.
 const LEAST: u32 = 2;
 
-pub(crate) fn special(dtype: DType, (dim, v_dim): (usize, usize)) -> Special {
-    Special::new("attention_prefill", dtype, &[("DIM", dim), ("V_DIM", v_dim), ("WARPS", WARPS)])
+/// For rows of a type, and a cache of the same or of 8-bit floats.
+pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize)) -> Special {
+    let sizes = [("DIM", dim), ("V_DIM", v_dim), ("WARPS", WARPS)];
+    Special::new("attention_prefill", dtype, &[&sizes, narrow(cache)].concat())
 }
 
 pub(crate) fn hopper_special(dtype: DType, dim: usize) -> Special {
@@ -31,7 +33,7 @@ pub(crate) fn hopper_special(dtype: DType, dim: usize) -> Special {
 /// Queues attention of the sequences with several rows; false if that cannot be here. `maps`: where the device has what the
 /// Hopper kernel needs.
 pub(crate) fn run(device: &mut Device, tensors: Tensors, layer: Layer, maps: Option<&Maps>, batch: &Batch) -> bool {
-    let Tensors { qkv, keys, values, out } = tensors;
+    let Tensors { qkv, keys, values, cache, out } = tensors;
     let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
     let grid = [layer.kv_heads as usize, batch.tiles((layer.q_heads / layer.kv_heads) as usize, ROWS)];
     if let Some(maps) = maps.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
@@ -45,7 +47,7 @@ pub(crate) fn run(device: &mut Device, tensors: Tensors, layer: Layer, maps: Opt
     }
     let shape = Shape { grid, block: 32 * WARPS, shared };
     device.launch_special(
-        special(dtype, dims),
+        special([dtype, cache], dims),
         shape,
         args![out.ptr, qkv.ptr, keys, values, batch.pointers, layer, LEAST],
     )

@@ -146,17 +146,18 @@ pub(crate) fn rope_and_cache(
     };
     let (keys, values) = kv.pointers();
     let shared = rotary_dim * size_of::<f32>();
+    let types = [qkv.dtype, kv.shape.dtype];
     let arguments = args![qkv.ptr, batch.pointers, layer, keys, values];
     if let Some(norms) = norms {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
         let arguments = args![qkv.ptr, batch.pointers, layer, keys, values, norms];
-        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_normed", &[qkv.dtype]), shape, arguments);
+        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_normed", &types), shape, arguments);
     } else if takes_pieces(qkv.dtype, kv.shape.dtype, heads, rotary_dim) {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
-        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_wide", &[qkv.dtype]), shape, arguments);
+        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_wide", &types), shape, arguments);
     } else {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, width.min(256)) };
-        device.launch(Name::of("rope_and_cache", &[qkv.dtype, kv.shape.dtype]), shape, arguments);
+        device.launch(Name::of("rope_and_cache", &types), shape, arguments);
     }
 }
 
@@ -176,5 +177,5 @@ pub(crate) fn takes_norms(row: DType, cache: DType, heads: Heads, rotary_dim: us
 /// Whether rows can be worked on 16 bytes at a time.
 fn takes_pieces(row: DType, cache: DType, heads: Heads, rotary_dim: usize) -> bool {
     let whole = [heads.dim, heads.v_dim, rotary_dim / 2].iter().all(|count| count.is_multiple_of(8));
-    row == cache && row.size() == 2 && whole
+    row.size() == 2 && [row, DType::E4m3].contains(&cache) && whole
 }

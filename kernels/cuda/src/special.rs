@@ -16,7 +16,7 @@ pub(crate) const LOWEST: Arch = Arch::new(8, 0);
 pub(crate) const HOPPER: Arch = Arch::new(9, 0);
 
 /// Most sizes that a kernel is compiled for.
-const SIZES: usize = 5;
+const SIZES: usize = 6;
 
 /// A file and the macros it is compiled with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -61,8 +61,8 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
     let few = matmul_few::Config::ALL.iter().map(|config| config.special(dtype));
     let decode = DIMS
         .iter()
-        .flat_map(|dim| Ring::of(*dim, *dim).map(|ring| attention_decode::special(dtype, (*dim, *dim), 1, ring)));
-    let prefill = DIMS.iter().map(|dim| attention_prefill::special(dtype, (*dim, *dim)));
+        .flat_map(|dim| Ring::of(*dim, *dim).map(|ring| attention_decode::special([dtype; 2], (*dim, *dim), 1, ring)));
+    let prefill = DIMS.iter().map(|dim| attention_prefill::special([dtype; 2], (*dim, *dim)));
     let hopper = attention_prefill::HOPPER_DIMS.iter().map(|dim| attention_prefill::hopper_special(dtype, *dim));
     let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
     let mut all: Vec<Special> = few

@@ -51,6 +51,7 @@ pub(crate) fn embed(pool: &mut Pool, table: &Lookup, tokens: &[u32], first_entry
                 DType::F32 => table.write::<F32>(entry, scale, out),
                 DType::Bf16 => table.write::<Bf16>(entry, scale, out),
                 DType::F16 => table.write::<F16>(entry, scale, out),
+                DType::E4m3 => unreachable!("only caches have 8-bit floats"),
             },
         }
     });
@@ -67,6 +68,7 @@ pub(crate) fn add_positions(pool: &mut Pool, table: &Lookup, positions: &[u32], 
             DType::F32 => table.add::<F32>(entry, x),
             DType::Bf16 => table.add::<Bf16>(entry, x),
             DType::F16 => table.add::<F16>(entry, x),
+            DType::E4m3 => unreachable!("only caches have 8-bit floats"),
         }
     });
 }

@@ -51,6 +51,7 @@ impl Packed {
                 DType::F32 => transpose::<4>(part, k * 4, panel),
                 DType::F16 => transpose::<2>(part, k * 2, panel),
                 DType::Bf16 => transpose_pairs(part, k, panel),
+                DType::E4m3 => unreachable!("only caches have 8-bit floats"),
             }
         });
         Self { dtype, n, k, k_padded, rounds: compute == DType::Bf16, region }

@@ -4,7 +4,7 @@ use super::acts::View;
 use super::batch::Batch;
 use super::kv::Kv;
 use super::pool::Pool;
-use super::simd::{Bf16, Element, F16, F32};
+use super::simd::{Bf16, E4m3, Element, F16, F32};
 use crate::ops::{DType, Heads, Rope, RopeStyle, Vector};
 
 /// Cosines and sines of the step's positions, computed once per kind of rope and step; layers share them.
@@ -106,6 +106,7 @@ pub(crate) fn rope_and_cache(
             DType::F32 => store::<F32>(qkv, heads, slot, kv),
             DType::Bf16 => store::<Bf16>(qkv, heads, slot, kv),
             DType::F16 => store::<F16>(qkv, heads, slot, kv),
+            DType::E4m3 => store::<E4m3>(qkv, heads, slot, kv),
         }
     });
 }

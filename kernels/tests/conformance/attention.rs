@@ -252,7 +252,7 @@ fn block_sizes() {
     let mut backends = backends();
     let heads = Heads { q: 4, kv: 2, dim: 32, v_dim: 32 };
     for block_size in [1, 5, 8, 16, 24, 32, 64, 128, 256] {
-        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::E4m3] {
             check_case(
                 &mut backends,
                 &Case { heads, block_size, dtype, acts: DType::F32, parts: &mix(), extras: &Extras::default() },
@@ -276,7 +276,7 @@ fn windows_caps_sinks_and_slopes() {
     ];
     let mut backends = backends();
     for extras in &cases {
-        for dtype in [DType::F32, DType::Bf16] {
+        for dtype in [DType::F32, DType::Bf16, DType::E4m3] {
             check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts: DType::F32, parts: &mix(), extras });
         }
     }

@@ -15,6 +15,7 @@ mod rounded;
 mod rowwise;
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
+use kernels::e4m3;
 use kernels::ops::{Act, Backend, Batch, DType, HostMatrix};
 use random::Random;
 
@@ -68,6 +69,7 @@ fn round(value: f32, dtype: DType) -> f32 {
         DType::F32 => value,
         DType::Bf16 => half::bf16::from_f32(value).to_f32(),
         DType::F16 => half::f16::from_f32(value).to_f32(),
+        DType::E4m3 => e4m3::decode(e4m3::encode(value)),
     }
 }
 
@@ -78,6 +80,7 @@ fn encode(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
         DType::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         DType::Bf16 => values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect(),
+        DType::E4m3 => values.iter().map(|&value| e4m3::encode(value)).collect(),
     };
     (bytes, rounded)
 }

@@ -174,6 +174,11 @@ fn products() {
     }
 }
 
+/// What a cache may keep beside rows in a type: the same, or 8-bit floats.
+fn caches(acts: DType) -> [DType; 2] {
+    [acts, DType::E4m3]
+}
+
 #[test]
 fn attention() {
     let mut backends = backends();
@@ -182,10 +187,13 @@ fn attention() {
             for block_size in [16, 32] {
                 let heads = Heads { q, kv, dim, v_dim: dim };
                 let extras = Extras::default();
-                check_case(
-                    &mut backends,
-                    &Case { heads, block_size, dtype, acts: dtype, parts: &mix(), extras: &extras },
-                );
+                for cache in caches(dtype) {
+                    let parts = &mix();
+                    check_case(
+                        &mut backends,
+                        &Case { heads, block_size, dtype: cache, acts: dtype, parts, extras: &extras },
+                    );
+                }
             }
         }
         let heads = Heads { q: 4, kv: 2, dim: 64, v_dim: 64 };
@@ -195,7 +203,10 @@ fn attention() {
             Extras { soft_cap: Some(2.0), window: Some(64), ..Extras::default() },
             Extras { alibi: Some(slopes), ..Extras::default() },
         ] {
-            check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts: dtype, parts: &mix(), extras });
+            for cache in caches(dtype) {
+                let parts = &mix();
+                check_case(&mut backends, &Case { heads, block_size: 16, dtype: cache, acts: dtype, parts, extras });
+            }
         }
     }
 }

@@ -18,6 +18,7 @@ fn model() -> Model {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/zoo/llama");
     let options = LoadOptions {
         dtype: None,
+        kv_cache_dtype: None,
         tp_rank: 0,
         tp_size: 1,
         format: LoadFormat::Auto,

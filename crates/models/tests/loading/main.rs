@@ -18,6 +18,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33
 fn options(format: LoadFormat, (tp_rank, tp_size): (usize, usize)) -> LoadOptions {
     LoadOptions {
         dtype: Some(DType::F32),
+        kv_cache_dtype: None,
         tp_rank,
         tp_size,
         format,
@@ -198,6 +199,22 @@ fn impossible_options_are_refused() {
     }
     let nothing = LoadOptions { max_rows: 0, ..options(LoadFormat::Dummy, (0, 1)) };
     assert!(refusal(load(dir.path(), &nothing)).contains("max_rows"));
+}
+
+#[test]
+fn a_cache_is_of_what_is_computed_in_or_of_8_bits() {
+    let dir = folder(CONFIG);
+    let cached = |dtype, kv_cache_dtype| {
+        let options = LoadOptions { dtype: Some(dtype), kv_cache_dtype, ..options(LoadFormat::Dummy, (0, 1)) };
+        load(dir.path(), &options)
+    };
+    let place_bytes = |dtype, kv| cached(dtype, kv).expect("loads").0.cache().place_bytes;
+    let whole = place_bytes(DType::F32, None);
+    assert_eq!(place_bytes(DType::F32, Some(DType::F32)), whole);
+    assert_eq!(place_bytes(DType::F32, Some(DType::E4m3)) * 4, whole);
+    assert_eq!(place_bytes(DType::Bf16, Some(DType::E4m3)) * 4, whole);
+    let message = refusal(cached(DType::F32, Some(DType::F16)));
+    assert!(message.contains("f16") && message.contains("--kv-cache-dtype"), "{message}");
 }
 
 /// Two ranks in one process, meeting in a barrier.

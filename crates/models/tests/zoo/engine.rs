@@ -119,6 +119,7 @@ impl Setup {
 pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
     let options = LoadOptions {
         dtype: Some(setup.dtype),
+        kv_cache_dtype: None,
         tp_rank: setup.rank.0,
         tp_size: setup.rank.1,
         format: LoadFormat::Auto,

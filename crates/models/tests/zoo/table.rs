@@ -153,6 +153,7 @@ fn types(low: &[DType]) -> String {
         DType::F32 => "f32",
         DType::Bf16 => "bf16",
         DType::F16 => "f16",
+        DType::E4m3 => "e4m3",
     };
     low.iter().map(name).collect::<Vec<_>>().join(", ")
 }

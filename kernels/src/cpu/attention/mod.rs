@@ -15,7 +15,7 @@ use super::isa::Isa;
 use super::kv::Kv;
 use super::memory::Shared;
 use super::pool::Pool;
-use super::simd::{Bf16, Element, F16, F32, vectorize_dividing};
+use super::simd::{Bf16, E4m3, Element, F16, F32, vectorize_dividing};
 use crate::ops::{self, DType};
 use span::{Span, State};
 
@@ -95,6 +95,7 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
             DType::F32 => run::<F32>(isa, call, tile, span, workspace, state),
             DType::Bf16 => run::<Bf16>(isa, call, tile, span, workspace, state),
             DType::F16 => run::<F16>(isa, call, tile, span, workspace, state),
+            DType::E4m3 => run::<E4m3>(isa, call, tile, span, workspace, state),
         }
     };
     if spread {

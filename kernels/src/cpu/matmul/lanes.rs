@@ -132,6 +132,7 @@ impl<'a> Job<'a> {
             DType::F32 => vectorize(isa, Typed::<Plain<F32>>(strip, Plain(F32))),
             DType::F16 => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
             DType::Bf16 => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
+            DType::E4m3 => unreachable!("only caches have 8-bit floats"),
         }
     }
 }

@@ -8,7 +8,10 @@ pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
+use std::sync::LazyLock;
+
 use super::isa::Isa;
+use crate::e4m3;
 use crate::ops::DType;
 
 /// A vector of `N` f32 lanes.
@@ -141,6 +144,10 @@ pub(crate) struct Bf16;
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
 
+/// [`Element`] of [`DType::E4m3`].
+#[derive(Clone, Copy)]
+pub(crate) struct E4m3;
+
 impl Element for F32 {
     const DTYPE: DType = DType::F32;
     type Bits = f32;
@@ -192,6 +199,32 @@ impl Element for F16 {
     #[inline(always)]
     fn decode(bits: u16) -> f32 {
         half::f16::from_bits(bits).to_f32()
+    }
+}
+
+/// Numbers of [`E4m3`] by code.
+static E4M3_NUMBERS: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| e4m3::decode(code as u8)));
+
+impl Element for E4m3 {
+    const DTYPE: DType = DType::E4m3;
+    type Bits = u8;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S {
+        let (numbers, mut lanes) = (&*E4M3_NUMBERS, [0.0_f32; 16]);
+        for (lane, i) in lanes.iter_mut().zip(0..S::N) {
+            // SAFETY: the caller's promise: S::N elements are readable.
+            *lane = numbers[usize::from(unsafe { *from.add(i) })];
+        }
+        // SAFETY: N <= 16 lanes.
+        unsafe { S::load(lanes.as_ptr()) }
+    }
+    #[inline(always)]
+    fn encode(value: f32) -> u8 {
+        e4m3::encode(value)
+    }
+    #[inline(always)]
+    fn decode(bits: u8) -> f32 {
+        E4M3_NUMBERS[usize::from(bits)]
     }
 }
 

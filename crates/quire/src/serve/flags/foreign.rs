@@ -80,7 +80,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     flag("headless", Off),
     flag("hf-config-path", Only(&[])),
     flag("hf-overrides", Only(&["{}"])),
-    flag("kv-cache-dtype", Only(&["auto"])),
     flag("kv-cache-metrics", Off),
     flag("kv-events-config", Only(&[])),
     flag("kv-offloading-backend", Any),

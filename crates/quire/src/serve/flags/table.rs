@@ -28,7 +28,7 @@ const MODEL: &[Flag] = &[
     flag("cudagraph-capture-sizes", Kind::Counts, "1, 2, 4, 8, 16, ...", To::WORKER, "Sequences of the decode steps that a GPU records and replays; others are padded to the next of them"),
     flag("device", Kind::Choice(&["auto", "cpu", "cuda"]), "auto", To::WORKER, "What to compute on; auto: a GPU where one can be used"),
     flag("download-dir", Kind::Text, "the hub cache", To::SERVE, "Folder for downloaded models"),
-    flag("dtype", Kind::Choice(&["auto", "bfloat16", "half", "float16", "float", "float32"]), "auto", To::WORKER, "Number type of weights and KV cache; auto: the model's"),
+    flag("dtype", Kind::Choice(&["auto", "bfloat16", "half", "float16", "float", "float32"]), "auto", To::WORKER, "Number type of weights and computation; auto: the model's"),
     flag("enforce-eager", Kind::Switch, "off", To::WORKER, "Run every step kernel by kernel, instead of recording decode steps (CUDA graphs)"),
     flag("hf-token", Kind::Text, "HF_TOKEN", To::SERVE, "Hugging Face token for gated models"),
     flag("load-format", Kind::Choice(&["auto", "hf", "safetensors", "pt", "gguf", "dummy"]), "auto", To::SERVE, "How weights must be stored; auto: whatever there is, dummy: random weights from config.json alone"),
@@ -56,6 +56,7 @@ const MEMORY: &[Flag] = &[
     flag("block-size", COUNT, "16", To::WORKER, "Tokens per KV block"),
     flag("enable-prefix-caching", Kind::Toggle, "on", To::SCHEDULER, "Reuse the KV blocks of equal prompt beginnings"),
     flag("gpu-memory-utilization", Kind::Fraction, "0.92", To::WORKER, "Share of the device's memory to use"),
+    flag("kv-cache-dtype", Kind::Choice(&["auto", "bfloat16", "float16", "fp8", "fp8_e4m3"]), "auto", To::WORKER, "What keys and values are kept in; auto: as computed, fp8: 8-bit floats, for twice the tokens"),
     flag("kv-cache-memory-bytes", Kind::Size, "measured", To::WORKER, "Memory of the KV cache per worker, instead of measuring (4G)"),
     flag("num-gpu-blocks-override", COUNT, "measured", To::WORKER, "Number of KV blocks, instead of measuring"),
 ];

@@ -47,7 +47,7 @@ fn defaults_of_foreign_flags_are_fine() {
     for line in [
         "--pipeline-parallel-size 1 -dp 1 -O 3",
         "--trust-remote-code --disable-log-requests --swap-space 4",
-        "--no-enable-lora --kv-cache-dtype auto",
+        "--no-enable-lora --kv-offloading-size 0",
         "--enable-lora=false",
     ] {
         assert_eq!(parsed(line), Ok(Settings::default()), "{line}");

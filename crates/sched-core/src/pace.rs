@@ -4,13 +4,15 @@
 const TELLING: u32 = 256;
 /// Chunks are multiples of this, which products of matrices compute best.
 const GRAIN: u32 = 256;
-/// How much the newest step counts.
-const NEWEST: f64 = 0.25;
+/// What a step counts, one step later.
+const FADE: f64 = 0.75;
 
-/// Prompt tokens that a microsecond computes; 0: not known yet.
+/// Prompt tokens of the newest steps and the time that they took, older ones counting less. They are added up before one is divided by
+/// the other: the end of a step that is noticed late lengthens this step and shortens the next, and the mean of both quotients would flatter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    tokens_per_us: f64,
+    tokens: f64,
+    us: f64,
 }
 
 impl Pace {
@@ -19,14 +21,13 @@ impl Pace {
         if prompt_tokens < TELLING || took_us == 0 {
             return;
         }
-        let newest = f64::from(prompt_tokens) / f64::from(took_us);
-        let known = if self.tokens_per_us > 0.0 { self.tokens_per_us } else { newest };
-        self.tokens_per_us = known + NEWEST * (newest - known);
+        self.tokens = FADE * self.tokens + f64::from(prompt_tokens);
+        self.us = FADE * self.us + f64::from(took_us);
     }
 
     /// Prompt tokens that a step of this length is expected to have time for.
     pub fn tokens_within(self, us: u32) -> u32 {
-        (self.tokens_per_us * f64::from(us)) as u32 / GRAIN * GRAIN
+        if self.us == 0.0 { 0 } else { (self.tokens / self.us * f64::from(us)) as u32 / GRAIN * GRAIN }
     }
 }
 
@@ -44,6 +45,16 @@ mod tests {
             pace.learn(1024, 100_000);
         }
         assert_eq!(pace.tokens_within(110_000), 1024);
+    }
+
+    #[test]
+    fn an_end_that_is_noticed_late_changes_nothing() {
+        let mut pace = Pace::default();
+        for step in 0..60 {
+            pace.learn(4096, if step % 2 == 0 { 190_000 } else { 10_000 });
+        }
+        let tokens = pace.tokens_within(100_000);
+        assert!((3000..5500).contains(&tokens), "{tokens}");
     }
 
     #[test]

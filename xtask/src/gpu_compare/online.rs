@@ -38,7 +38,8 @@ pub fn run(stage: &Stage<'_>, results: &Results) -> anyhow::Result<()> {
             format!("--random-output-len={output}"),
         ];
         let report = generator.measure("load", *concurrency, &flags)?;
-        keep(figures(&format!("{concurrency} clients, 1k in, 256 out"), &report))?;
+        let clients = if *concurrency == 1 { "client" } else { "clients" };
+        keep(figures(&format!("{concurrency} {clients}, 1k in, 256 out"), &report))?;
     }
     if stage.shape.max_model_len() as usize > LONG.0 + LONG.1 {
         keep(long_prompt(&generator, &server)?)?;

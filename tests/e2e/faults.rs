@@ -44,6 +44,7 @@ async fn a_worker_is_tried_until_what_it_lacks_is_back() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
     if !on_gpu() {
+        println!("skipped: QUIRE_TEST_DEVICE is not cuda");
         return Ok(());
     }
     for ranks in 1..=gpus().min(2) {
@@ -72,6 +73,7 @@ async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_another_process_holds_is_waited_for() -> anyhow::Result<()> {
     if !on_gpu() {
+        println!("skipped: QUIRE_TEST_DEVICE is not cuda");
         return Ok(());
     }
     let folder = tempfile::tempdir()?;

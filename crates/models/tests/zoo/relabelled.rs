@@ -28,6 +28,10 @@ type Rename = fn(name: &str, len: usize) -> Vec<(String, Range<usize>)>;
 /// Writes `folder` again as a model of `class` and checks it.
 fn check(class: &str, config: Value, rename: Rename) {
     let (_, folder) = RELABELLED.iter().find(|(name, _)| *name == class).expect("a class of the list");
+    check_folder(folder, class, config, rename);
+}
+
+fn check_folder(folder: &'static str, class: &str, config: Value, rename: Rename) {
     let Some(from) = folders::zoo(folder) else { return };
     let to = tempfile::tempdir().expect("a folder");
     write_config(&from, to.path(), class, config);
@@ -68,6 +72,19 @@ fn same(name: &str, len: usize) -> Vec<(String, Range<usize>)> {
 /// Each pair of `words` that is found is replaced, in order.
 fn replaced(name: &str, words: &[(&str, &str)]) -> String {
     words.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
+}
+
+/// As the library's newest version writes it.
+#[test]
+fn gemma_3_with_rotary_parameters_by_type_of_layer() {
+    let parameters = json!({
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    });
+    let config = json!({
+        "rope_theta": null, "rope_local_base_freq": null, "rope_scaling": null, "rope_parameters": parameters,
+    });
+    check_folder("gemma3", "Gemma3ForCausalLM", config, same);
 }
 
 #[test]

@@ -4,7 +4,10 @@
 //! plan may be submitted in between: its rows name slots whose newest token is not known yet. What needs a token or logits on the host
 //! (choices that the device cannot make, log-probabilities of prompts) is completed while its plan is submitted, after all plans before it.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use collectives::Collective;
 use kernels::{
@@ -128,6 +131,11 @@ impl<'m> Engine<'m> {
     /// What it did since then.
     pub(crate) fn end_profile(&mut self) -> Vec<Timing> {
         self.model.end_profile()
+    }
+
+    /// What [`Recorder::made`] says.
+    pub(crate) fn recordings(&self) -> (usize, Duration, u64) {
+        self.recorder.made()
     }
 
     /// Steps run kernel by kernel from here on.

@@ -35,12 +35,14 @@ pub struct Shape {
 pub struct Profile {
     /// The device, for people.
     pub device: String,
+    /// Recorded steps, seconds that recording them took, and bytes of device memory that they hold.
+    pub recordings: (usize, f64, u64),
     /// The prompts, in as many steps as they take.
     pub prefill: Vec<Timing>,
     /// One decode step, kernel by kernel: their times add up to more than a step's, because in one they overlap.
     pub decode: Vec<Timing>,
-    /// Decode steps, each a replay where steps can be recorded; otherwise empty.
-    pub replays: Vec<Timing>,
+    /// When each of several decode steps began and ended, where they are replays; otherwise empty.
+    pub replays: Vec<(f64, f64)>,
 }
 
 /// Profiles a model.
@@ -67,6 +69,8 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     }
     let mut profile = Profile { device, ..Profile::default() };
     while stage.engine.record(false)? {}
+    let (count, took, bytes) = stage.engine.recordings();
+    profile.recordings = (count, took.as_secs_f64(), bytes);
     // Once for everything that is made at first use.
     stage.prefill(shape)?;
     stage.start_over(shape)?;
@@ -76,8 +80,10 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     stage.decode(shape, WARM_STEPS, 0)?;
     stage.engine.start_profile();
     stage.decode(shape, STEPS, WARM_STEPS)?;
-    // One thing a step is a replay.
-    profile.replays = Some(stage.engine.end_profile()).filter(|timings| timings.len() == STEPS).unwrap_or_default();
+    let timings = stage.engine.end_profile();
+    if count > 0 {
+        profile.replays = spans(&timings, STEPS);
+    }
     profile.decode = stage.decode_under_cover(shape, cover, &args.recordable())?;
     Ok(profile)
 }
@@ -224,6 +230,12 @@ pub struct Share {
     pub micros: f64,
 }
 
+/// When each of `steps` steps that did the same began and ended.
+fn spans(timings: &[Timing], steps: usize) -> Vec<(f64, f64)> {
+    let chunks = timings.chunks((timings.len() / steps).max(1));
+    chunks.filter_map(|step| Some((step.first()?.begin, step.last()?.end))).collect()
+}
+
 impl Profile {
     /// Time by kernel, most first.
     pub fn shares(timings: &[Timing]) -> Vec<Share> {
@@ -245,8 +257,8 @@ impl Profile {
             values.sort_by(f64::total_cmp);
             values.get(values.len() / 2).copied()
         };
-        let steps = self.replays.iter().map(|timing| timing.end - timing.begin).collect();
-        let gaps = self.replays.windows(2).map(|pair| pair[1].begin - pair[0].end).collect();
+        let steps = self.replays.iter().map(|(begin, end)| end - begin).collect();
+        let gaps = self.replays.windows(2).map(|pair| pair[1].0 - pair[0].1).collect();
         median(steps).zip(median(gaps))
     }
 }
@@ -268,9 +280,15 @@ mod tests {
 
     #[test]
     fn gaps_lie_between_replays() {
-        let profile = |replays: &[Timing]| Profile { replays: replays.to_vec(), ..Profile::default() };
-        let three = [timing("s", 0.0, 10.0), timing("s", 11.0, 20.0), timing("s", 23.0, 35.0)];
+        let profile = |replays: &[(f64, f64)]| Profile { replays: replays.to_vec(), ..Profile::default() };
+        let three = [(0.0, 10.0), (11.0, 20.0), (23.0, 35.0)];
         assert_eq!(profile(&three).replay_and_gap(), Some((10.0, 3.0)));
         assert_eq!(profile(&three[..1]).replay_and_gap(), None);
+    }
+
+    #[test]
+    fn a_step_is_a_replay_and_what_follows_it() {
+        let timings = [timing("s", 0.0, 8.0), timing("c", 8.5, 9.0), timing("s", 11.0, 18.0), timing("c", 18.5, 20.0)];
+        assert_eq!(spans(&timings, 2), [(0.0, 9.0), (11.0, 20.0)]);
     }
 }

@@ -30,8 +30,9 @@ pub(crate) struct Recorder {
     off: bool,
     count: usize,
     took: Duration,
-    /// Free device memory before the first.
+    /// Free device memory before the first, and how much less there is since the last.
     free_before: u64,
+    bytes: u64,
 }
 
 impl Recorder {
@@ -61,10 +62,16 @@ impl Recorder {
             Err(reason) => warn!("decode steps run kernel by kernel: {reason}"),
         }
         if self.count > 0 && model.next_recording().is_none() {
-            let mib = self.free_before.saturating_sub(free(model)) >> 20;
-            info!(graphs = self.count, seconds = self.took.as_secs_f64(), mib, "decode steps are recorded");
+            self.bytes = self.free_before.saturating_sub(free(model));
+            let (seconds, mib) = (self.took.as_secs_f64(), self.bytes >> 20);
+            info!(graphs = self.count, seconds, mib, "decode steps are recorded");
         }
         Ok(())
+    }
+
+    /// Recordings, the time that they took, and the device memory that they hold once all are made.
+    pub(crate) fn made(&self) -> (usize, Duration, u64) {
+        (self.count, self.took, self.bytes)
     }
 }
 

@@ -38,7 +38,7 @@ struct Results {
 
 /// How a slot's token is found; what comes later needs all kernels of what comes before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Draw {
+enum Draw {
     /// It is the best one.
     Greedy,
     /// Drawn from all tokens.
@@ -155,15 +155,14 @@ impl Slots {
         device.launch(name, Shape::elements(rows), args![on_device, self.tables.last, rows as u32]);
     }
 
-    /// Ends a step.
-    pub(crate) fn choose(
+    /// Ends a step whose rows were sent ([`Self::send`]): chooses from `logits`, if there are any, of `padded` rows.
+    pub(crate) fn end(
         &mut self,
         device: &mut Device,
         logits: Option<View>,
         rows: &[ChoiceRow],
         padded: usize,
     ) -> Ticket {
-        self.send(device, rows, padded);
         if let Some(logits) = logits {
             assert!(rows.iter().all(|row| (row.row as usize) < logits.rows), "rows of {} rows of logits", logits.rows);
             let draw = rows.iter().map(|row| self.draws[row.slot as usize]).max();
@@ -184,7 +183,7 @@ impl Slots {
     }
 
     /// Queues the choice of `rows` rows of those sent, of which none needs more than `draw`.
-    pub(crate) fn launch(&self, device: &mut Device, logits: View, rows: usize, draw: Draw) {
+    fn launch(&self, device: &mut Device, logits: View, rows: usize, draw: Draw) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
         let (tables, data) = (self.tables, self.rows.address(0));
         let Results { best, cuts, tokens, details } = self.results;
@@ -206,7 +205,7 @@ impl Slots {
     }
 
     /// Queues the results' way to the host.
-    pub(crate) fn expect(&mut self, device: &mut Device, rows: &[ChoiceRow]) -> Ticket {
+    fn expect(&mut self, device: &mut Device, rows: &[ChoiceRow]) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
         let wanted: Vec<_> = rows.iter().map(|row| self.wanted[row.slot as usize]).collect();

@@ -41,6 +41,7 @@ mod routing;
 mod sources;
 mod special;
 mod tensor_map;
+mod ungated;
 mod weights;
 
 use std::path::PathBuf;
@@ -53,7 +54,6 @@ pub use ranks::RankOptions;
 use acts::Acts;
 use attention::Attention;
 use blas::Blas;
-use choose::Draw;
 use device::{Device, Name, Shape, args};
 use groups::Group;
 use head_norms::{HeadNorm, Waiting};
@@ -70,6 +70,7 @@ use ranks::Ranks;
 use recordings::Recordings;
 use rope_and_cache::{Kv, takes_norms};
 use routing::Choices;
+use ungated::Ungated;
 use weights::{Staging, Weights};
 
 /// How to open a [`CudaBackend`].
@@ -110,6 +111,8 @@ pub struct CudaBackend {
     states: Vec<recurrent::States>,
     attention: Attention,
     waiting: Waiting,
+    /// A product that waits for a gate to follow it.
+    ungated: Option<Ungated>,
     recordings: Recordings,
     /// The step under way was begun padded.
     padded: bool,
@@ -144,6 +147,7 @@ impl CudaBackend {
             states: Vec::new(),
             attention: Attention::default(),
             waiting: Waiting::default(),
+            ungated: None,
             recordings: Recordings::default(),
             padded: false,
         })
@@ -152,7 +156,7 @@ impl CudaBackend {
     /// Before each operation: what the host wrote to an activation goes to the device.
     fn settle(&mut self) {
         self.acts.settle(&mut self.device);
-        self.norm_heads();
+        self.catch_up();
     }
 
     /// Starts a step, padded to so many rows if it is to be.
@@ -359,6 +363,7 @@ impl Backend for CudaBackend {
             return norm::own_head_norm(&mut self.device, x, first_col, heads, dim, params);
         }
         self.acts.settle(&mut self.device);
+        self.multiply();
         if !self.waiting.has_room(x) {
             self.norm_heads();
         }
@@ -371,6 +376,7 @@ impl Backend for CudaBackend {
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
         assert_ne!(x, out, "a product cannot overwrite its input");
         self.settle();
+        let (handle, bias_handle, act) = (w, bias, out);
         let x = self.acts.view(x);
         let w = &self.matrices[w.0 as usize];
         assert_eq!(x.width, w.cols, "width of x, and input features of a [{}, {}] matrix", w.rows, w.cols);
@@ -383,14 +389,27 @@ impl Backend for CudaBackend {
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
         let bias_len = bias.as_ref().map(|bias| bias.len);
         assert!(bias_len.is_none_or(|len| len == w.rows), "bias of {bias_len:?} for {} outputs", w.rows);
-        self.matmul.run(&mut self.device, Product { x, w, bias, epilogue, out });
+        let product = Product { x, w, bias, epilogue, out };
+        if matmul_few::may_gate(&self.device, &product) {
+            self.ungated = Some(Ungated { x, w: handle, bias: bias_handle, out: (act, out) });
+        } else {
+            self.matmul.run(&mut self.device, product);
+        }
     }
 
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
         assert_ne!(gate_up, out, "a gate cannot overwrite its input");
+        let ungated = self.ungated.take_if(|product| product.out.0 == gate_up);
         self.settle();
         let gate_up = self.acts.view(gate_up);
         let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
+        if let Some(ungated) = ungated {
+            if ungated.x.ptr != out.ptr && self.multiply_gated(ungated, activation, out) {
+                return;
+            }
+            self.ungated = Some(ungated);
+            self.multiply();
+        }
         elementwise::gated(&mut self.device, gate_up, activation, out);
     }
 
@@ -567,13 +586,13 @@ impl Backend for CudaBackend {
 
     fn read(&mut self, x: Act) -> &[f32] {
         self.device.bind();
-        self.norm_heads();
+        self.catch_up();
         self.acts.read(&mut self.device, x)
     }
 
     fn host_mut(&mut self, x: Act) -> &mut [f32] {
         self.device.bind();
-        self.norm_heads();
+        self.catch_up();
         self.acts.write(&mut self.device, x)
     }
 
@@ -623,14 +642,15 @@ impl Backend for CudaBackend {
         let count = if padded { self.batch.rows() } else { rows.len() };
         let logits = (count > 0).then(|| self.acts.view(logits));
         if self.device.is_recording() {
-            // Rows of any settings will come.
-            logits.into_iter().for_each(|logits| self.slots.launch(&mut self.device, logits, count, Draw::Cut));
+            // How tokens are drawn differs from step to step, and with it what is launched: that follows a recording.
+            self.recordings.logits = logits;
             return Ticket(u64::MAX);
         }
         if padded {
             self.recordings.ran(count);
         }
-        self.slots.choose(&mut self.device, logits, rows, count)
+        self.slots.send(&mut self.device, rows, count);
+        self.slots.end(&mut self.device, logits, rows, count)
     }
 
     fn is_done(&mut self, ticket: Ticket) -> bool {
@@ -679,8 +699,9 @@ impl Backend for CudaBackend {
         self.start(batch, Some(padded));
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
-        self.device.replay(self.recordings.graph(padded)?);
-        Some(self.slots.expect(&mut self.device, rows))
+        let (graph, logits) = self.recordings.graph(padded)?;
+        self.device.replay(graph);
+        Some(self.slots.end(&mut self.device, logits, rows, padded))
     }
 
     fn start_profile(&mut self) {

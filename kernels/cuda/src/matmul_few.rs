@@ -1,11 +1,14 @@
-//! Launches `kernels/cuda/matmul_few.cu`: products of few rows, which read the weights at the memory's speed.
+//! Launches `kernels/cuda/matmul_few.cu`: products of few rows, which read the weights at the memory's speed; and
+//! `kernels/cuda/matmul_few_gated.cu`, which gates their outputs too.
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::acts::View;
 use super::device::{Device, Shape, args};
+use super::elementwise::Function;
 use super::matmul::Product;
 use super::special::{LOWEST, Special};
-use kernels::ops::{DType, Epilogue};
+use kernels::ops::{Activation, DType, Epilogue};
 
 /// Rows of `x` from which on cuBLASLt is faster; it is later for matrices of so few rows that it cannot fill the device.
 const MOST_ROWS: usize = 16;
@@ -74,8 +77,17 @@ impl Config {
     }
 
     pub(crate) fn special(&self, dtype: DType) -> Special {
+        self.special_of("matmul_few", dtype)
+    }
+
+    /// With the gate that follows, where a block has as many tiles of gates as of what they gate.
+    pub(crate) fn gated_special(&self, dtype: DType) -> Option<Special> {
+        self.tiles.is_multiple_of(2).then(|| self.special_of("matmul_few_gated", dtype))
+    }
+
+    fn special_of(&self, file: &'static str, dtype: DType) -> Special {
         let Self { warps, halves, tiles, depth } = *self;
-        Special::new("matmul_few", dtype, &[("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth)])
+        Special::new(file, dtype, &[("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth)])
     }
 }
 
@@ -93,13 +105,7 @@ struct FewShape {
 /// Queues a product; false if it is none for this kernel.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
     let Product { x, w, bias, epilogue, out } = product;
-    let fits = device.context.arch >= LOWEST
-        && w.dtype.size() == 2
-        && x.dtype == w.dtype
-        && (out.dtype == DType::F32 || out.dtype == w.dtype)
-        && x.rows <= Config::most_rows(w.rows)
-        && w.cols % PIECE == 0;
-    if !fits {
+    if !fits(device, product) {
         return false;
     }
     let config = Config::choose(x.rows, w.rows, w.cols);
@@ -113,6 +119,38 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
         wide: u32::from(out.dtype == DType::F32),
     };
     device.launch_special(config.special(w.dtype), shape, args![out.ptr, x.ptr, w.ptr(), bias, few])
+}
+
+fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> bool {
+    device.context.arch >= LOWEST
+        && w.dtype.size() == 2
+        && x.dtype == w.dtype
+        && (out.dtype == DType::F32 || out.dtype == w.dtype)
+        && x.rows <= Config::most_rows(w.rows)
+        && w.cols % PIECE == 0
+}
+
+/// Whether a product could be one with a gate that follows.
+pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
+    let Product { x, w, out, epilogue, .. } = product;
+    fits(device, product)
+        && out.dtype == w.dtype
+        && *epilogue == Epilogue::Store
+        && x.rows > 0
+        && w.rows.is_multiple_of(2)
+        && Config::choose(x.rows, w.rows, w.cols).tiles.is_multiple_of(2)
+}
+
+/// Queues such a product and the gate of its outputs, into `out`, without writing the product's own; false where it cannot be compiled.
+pub(crate) fn run_gated(device: &mut Device, product: &Product<'_>, activation: Activation, out: View) -> bool {
+    let Product { x, w, bias, .. } = product;
+    let config = Config::choose(x.rows, w.rows, w.cols);
+    let Some(special) = config.gated_special(w.dtype).filter(|_| out.dtype == w.dtype) else { return false };
+    let (columns, outputs) = (TILE * config.tiles / 2, w.rows / 2);
+    let shape = Shape { grid: [outputs.div_ceil(columns), 1], block: 32 * config.warps, shared: 0 };
+    let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
+    let [rows, n, k] = [x.rows, outputs, w.cols].map(|number| number as u32);
+    device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, rows, n, k, Function::from(activation)])
 }
 
 #[cfg(test)]

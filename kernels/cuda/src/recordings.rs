@@ -1,6 +1,7 @@
 //! Which kinds of steps are recorded, and their graphs. A step of one row a sequence is padded to the next kind's rows, recorded or not, so
 //! that it gives the same bits either way.
 
+use super::acts::View;
 use super::graph::Graph;
 use kernels::ops::Recordable;
 
@@ -17,18 +18,22 @@ pub(crate) struct Recordings {
     kinds: Vec<Kind>,
     /// Steps cannot be recorded; they are padded all the same.
     refused: bool,
+    /// Where the step under recording leaves its logits.
+    pub(crate) logits: Option<View>,
 }
 
 struct Kind {
     rows: usize,
     has_run: bool,
     graph: Option<Graph>,
+    /// Where the graph leaves them.
+    logits: Option<View>,
 }
 
 impl Recordings {
     pub(crate) fn set(&mut self, rows: &[usize]) {
         assert!(rows.is_sorted_by(|a, b| a < b), "kinds of steps in another order: {rows:?}");
-        self.kinds = rows.iter().map(|&rows| Kind { rows, has_run: false, graph: None }).collect();
+        self.kinds = rows.iter().map(|&rows| Kind { rows, has_run: false, graph: None, logits: None }).collect();
     }
 
     /// Rows that a step of `rows` is padded to.
@@ -51,8 +56,9 @@ impl Recordings {
     }
 
     pub(crate) fn keep(&mut self, rows: usize, graph: Graph) {
+        let logits = self.logits.take();
         if let Some(kind) = self.kind(rows) {
-            kind.graph = Some(graph);
+            (kind.graph, kind.logits) = (Some(graph), logits);
         }
     }
 
@@ -62,9 +68,10 @@ impl Recordings {
         self.kinds.iter_mut().for_each(|kind| kind.graph = None);
     }
 
-    /// The recording of a step of so many rows, padding included.
-    pub(crate) fn graph(&self, rows: usize) -> Option<&Graph> {
-        self.kinds.iter().find(|kind| kind.rows == rows)?.current()
+    /// The recording of a step of so many rows, padding included, and the logits that it leaves.
+    pub(crate) fn graph(&self, rows: usize) -> Option<(&Graph, Option<View>)> {
+        let kind = self.kinds.iter().find(|kind| kind.rows == rows)?;
+        Some((kind.current()?, kind.logits))
     }
 
     fn kind(&mut self, rows: usize) -> Option<&mut Kind> {

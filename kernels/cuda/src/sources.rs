@@ -60,6 +60,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "expert_matmul_hopper"
     "matmul_cluster"
     "matmul_few"
+    "matmul_few_gated"
 };
 
 /// What they include: name and text.

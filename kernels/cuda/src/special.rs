@@ -59,6 +59,7 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
         return Vec::new();
     }
     let few = matmul_few::Config::ALL.iter().map(|config| config.special(dtype));
+    let few = few.chain(matmul_few::Config::ALL.iter().filter_map(|config| config.gated_special(dtype)));
     let decode = DIMS
         .iter()
         .flat_map(|dim| Ring::of(*dim, *dim).map(|ring| attention_decode::special([dtype; 2], (*dim, *dim), 1, ring)));

@@ -210,3 +210,35 @@ fn attention() {
         }
     }
 }
+
+/// A backend may do a product and the gate of its outputs in one; looking at the product in between keeps them apart.
+#[test]
+fn a_gate_that_follows_a_product_at_once_changes_no_bit() {
+    let shapes = [(1, 96, 64), (3, 96, 48), (5, 6144, 1024), (8, 200, 2048), (12, 6144, 512), (16, 20_480, 256)];
+    for mut backend in backends() {
+        let backend = &mut *backend;
+        for dtype in TYPES {
+            for (rows, n, k) in shapes {
+                let mut random = Random((rows * n + k) as u64);
+                let (bytes, _) = encode(&random.values(n * k), dtype);
+                let (x, shift) = (random.values(rows * k), random.values(n));
+                let matrix = backend.load_matrix(host(dtype, n, k, &bytes), dtype);
+                let bias = (rows % 2 == 0).then(|| backend.load_vector(&shift));
+                let activation = if rows == 3 { Activation::GeluTanh } else { Activation::Silu };
+                let input = filled_in(backend, k, &x, dtype);
+                let mut gated = |apart: bool| {
+                    let both = filled_in(backend, n, &vec![f32::NAN; rows * n], dtype);
+                    let out = filled_in(backend, n / 2, &vec![f32::NAN; rows * n / 2], dtype);
+                    backend.matmul(input, matrix, bias, Epilogue::Store, both);
+                    if apart {
+                        assert!(backend.read(both).iter().all(|value| value.is_finite()));
+                    }
+                    backend.gated(both, activation, out);
+                    backend.read(out).to_vec()
+                };
+                let (apart, at_once) = (gated(true), gated(false));
+                super::check_same(&format!("{rows} x {n} x {k} in {dtype:?}"), &at_once, &apart);
+            }
+        }
+    }
+}

@@ -16,6 +16,8 @@ pub(super) async fn run(args: &LatencyArgs, file: &Path, stage: Stage<'_>) -> an
     let shape = Shape { batch: u32::try_from(args.batch_size)?, context: args.input_len.most };
     let profile = worker_svc::profile(&worker, shape)?;
     println!("{}: {} sequences, context {}", profile.device, shape.batch, shape.context);
+    let (count, seconds, bytes) = profile.recordings;
+    println!("{count} decode steps recorded in {seconds:.2} s, {} MiB", bytes >> 20);
     let replay = profile.replay_and_gap();
     match replay {
         Some((step, gap)) => println!(
@@ -30,6 +32,7 @@ pub(super) async fn run(args: &LatencyArgs, file: &Path, stage: Stage<'_>) -> an
         "device": profile.device,
         "batch_size": shape.batch,
         "context": shape.context,
+        "recordings": {"count": count, "seconds": seconds, "bytes": bytes},
         "replay_us": replay.map(|(step, _)| step),
         "gap_us": replay.map(|(_, gap)| gap),
         "decode": decode,

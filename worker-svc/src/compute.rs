@@ -4,7 +4,7 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -224,7 +224,11 @@ pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result
         // Nobody may be listening yet, and only the newest figure matters.
         let _ = replies.try_send(Reply::Loading { done: progress.bytes_done, total: progress.bytes_total });
     };
+    let start = Instant::now();
     let mut model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let gb_per_s = model.weight_bytes() as f64 / seconds.max(1e-9) * 1e-9;
+    info!(seconds, gb_per_s, "weights are loaded");
     // Before the cache takes what memory is left.
     model.set_slots(args.max_num_seqs() as usize);
     let recordable = args.recordable();

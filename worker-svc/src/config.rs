@@ -297,3 +297,30 @@ pub(crate) fn test_gpu() -> Option<CudaOptions> {
     let kernel_cache = Some(env::temp_dir().join("quire-test-kernels"));
     Some(CudaOptions { ordinal: 0, folders: Folders::of(surroundings), kernel_cache, ranks: None })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn recorded_steps_are_those_asked_for_that_can_occur() {
+        let recordable = |flags: &[&str]| {
+            let required = ["worker", "--model", "m", "--scheduler", "ring:/x", "--max-num-seqs", "20"];
+            Cli::try_parse_from(required.iter().chain(flags)).map(|cli| cli.args.recordable())
+        };
+        assert_eq!(recordable(&[]).unwrap(), [1, 2, 4, 8, 16, 20]);
+        assert_eq!(recordable(&["--max-cudagraph-capture-size", "8"]).unwrap(), [1, 2, 4, 8]);
+        let sizes = ["--cudagraph-capture-sizes=12", "--cudagraph-capture-sizes=3", "--cudagraph-capture-sizes=64"];
+        assert_eq!(recordable(&sizes).unwrap(), [3, 12]);
+        assert_eq!(recordable(&["--cudagraph-capture-sizes=12,3", "--max-cudagraph-capture-size=4"]).unwrap(), [3]);
+        assert!(recordable(&["--cudagraph-capture-sizes=0"]).is_err());
+    }
+}

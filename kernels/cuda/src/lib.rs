@@ -153,12 +153,6 @@ impl CudaBackend {
         })
     }
 
-    /// Before each operation: what the host wrote to an activation goes to the device.
-    fn settle(&mut self) {
-        self.acts.settle(&mut self.device);
-        self.catch_up();
-    }
-
     /// Starts a step, padded to so many rows if it is to be.
     fn start(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
         self.device.bind();
@@ -171,13 +165,6 @@ impl CudaBackend {
     /// Puts tokens in the place of entries that name slots.
     fn resolve(&mut self) {
         self.slots.resolve(&mut self.device, self.batch.rows(), self.batch.pointers.tokens);
-    }
-
-    /// Does the norms of heads that wait.
-    fn norm_heads(&mut self) {
-        for HeadNorm { x, first_col, heads, dim, params } in self.waiting.take() {
-            norm::head_norm(&mut self.device, self.acts.view(x), first_col, heads, dim, params);
-        }
     }
 
     /// Queues products with experts; false, and nothing happens, where they cannot be gated at once.
@@ -398,19 +385,7 @@ impl Backend for CudaBackend {
     }
 
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
-        assert_ne!(gate_up, out, "a gate cannot overwrite its input");
-        let ungated = self.ungated.take_if(|product| product.out.0 == gate_up);
-        self.settle();
-        let gate_up = self.acts.view(gate_up);
-        let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
-        if let Some(ungated) = ungated {
-            if ungated.x.ptr != out.ptr && self.multiply_gated(ungated, activation, out) {
-                return;
-            }
-            self.ungated = Some(ungated);
-            self.multiply();
-        }
-        elementwise::gated(&mut self.device, gate_up, activation, out);
+        self.gate_product(gate_up, activation, out);
     }
 
     fn activate(&mut self, x: Act, activation: Activation) {

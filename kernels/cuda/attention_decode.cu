@@ -34,20 +34,12 @@ typedef TYPE Cached;
 #define KEYS 16u
 #define TILE (WARPS * KEYS)
 #include "decode.cuh"
+#include "ring.cuh"
 // Tiles that a block takes at least: below, adding up parts costs more than it gains.
 #define LEAST (256 / TILE)
 // Parts of a head that are read while their scales are made.
 #define EARLY 8
 #define LOG2E 1.4426950408889634f
-
-// A key or value in shared memory. The 8 rows of a matrix must lie in different banks: 16-byte pieces are swizzled if a row is a multiple
-// of 128 bytes, else rows are padded.
-template <int WIDTH>
-struct Row {
-    static const bool SWIZZLED = WIDTH % 64 == 0;
-    static const u32 BYTES = SWIZZLED ? 2 * WIDTH : 2 * WIDTH + 16;
-    DEVICE static u32 at(u32 row, u32 piece) { return row * BYTES + (SWIZZLED ? piece ^ row % 8 : piece) * 16; }
-};
 
 struct Decode {
     typedef TYPE T;
@@ -108,16 +100,6 @@ struct Decode {
         uint2 k[(KEYS * DIM / 8 + 31) / 32], v[(KEYS * V_DIM / 8 + 31) / 32];
     };
 
-    template <int WIDTH, u32 COUNT>
-    DEVICE static void load_rows(const Cursor& at, u32 first, const Cached* from, uint2 (&pieces)[COUNT]) {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            const u32 piece = 32 * i + threadIdx.x % 32, key = first + piece / (WIDTH / 8);
-            const bool valid = piece < KEYS * WIDTH / 8 && key >= at.begin && key < at.end;
-            pieces[i] = valid ? __ldcg((const uint2*)(from + piece * 8)) : make_uint2(0, 0);
-        }
-    }
-
     DEVICE void load_pieces(const Cursor& at, Pieces& pieces) const {
         const u32 first = first_key(at);
         const u32 block = first < at.end && first + KEYS > at.begin ? at.table[first / attention.block_size] : 0;
@@ -127,20 +109,10 @@ struct Decode {
         load_rows<V_DIM>(at, first, values + row * V_DIM, pieces.v);
     }
 
-    template <int WIDTH, u32 COUNT>
-    DEVICE static void store_rows(const uint2 (&pieces)[COUNT], u32 to) {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            const u32 piece = 32 * i + threadIdx.x % 32;
-            if (KEYS * WIDTH / 8 % 32 == 0 || piece < KEYS * WIDTH / 8)
-                store_shared(to + Row<WIDTH>::at(piece / (WIDTH / 8), piece % (WIDTH / 8)), widen<T>(pieces[i]));
-        }
-    }
-
     DEVICE void store_pieces(const Pieces& pieces, u32 stage) const {
         const u32 to = ring + stage * STAGE_BYTES;
-        store_rows<DIM>(pieces.k, to);
-        store_rows<V_DIM>(pieces.v, to + KEYS * K_ROW);
+        store_rows<T, DIM>(pieces.k, to);
+        store_rows<T, V_DIM>(pieces.v, to + KEYS * K_ROW);
     }
 
     DEVICE void fetch(const Cursor& at, u32 stage) const {

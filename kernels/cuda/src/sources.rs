@@ -76,6 +76,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("prefill.cuh", include_str!("../prefill.cuh")),
     ("product.cuh", include_str!("../product.cuh")),
     ("quire.cuh", include_str!("../quire.cuh")),
+    ("ring.cuh", include_str!("../ring.cuh")),
     ("recurrent.cuh", include_str!("../recurrent.cuh")),
 ];
 

@@ -86,6 +86,22 @@ impl std::fmt::Display for Shape {
 }
 
 impl Shape {
+    /// For a launch on `stream` with these attributes, which must outlive its use.
+    fn config(self, stream: sys::CUstream, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
+        sys::CUlaunchConfig {
+            gridDimX: self.grid[0] as u32,
+            gridDimY: self.grid[1] as u32,
+            gridDimZ: 1,
+            blockDimX: self.block as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared as u32,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
+
     /// Blocks of `block` threads for `count` elements, each thread taking several when there are very many.
     pub(crate) fn elements(count: usize) -> Self {
         const BLOCK: usize = 256;
@@ -373,7 +389,6 @@ impl Device {
     }
 
     fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
-        let Shape { grid, block, shared } = shape;
         let mut early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -383,18 +398,8 @@ impl Device {
             || format!("{name} {shape}"),
             // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
             |context| unsafe {
-                let config = sys::CUlaunchConfig {
-                    gridDimX: grid[0] as u32,
-                    gridDimY: grid[1] as u32,
-                    gridDimZ: 1,
-                    blockDimX: block as u32,
-                    blockDimY: 1,
-                    blockDimZ: 1,
-                    sharedMemBytes: shared as u32,
-                    hStream: context.stream,
-                    attrs: &raw mut early,
-                    numAttrs: u32::from(context.arch >= HOPPER),
-                };
+                let attributes = if context.arch >= HOPPER { std::slice::from_mut(&mut early) } else { &mut [] };
+                let config = shape.config(context.stream, attributes);
                 sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
                     .result()
             },
@@ -403,24 +408,12 @@ impl Device {
 
     /// How many clusters of a kernel that has such run at once, or none where it cannot be compiled.
     pub(crate) fn clusters_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
-        let Shape { grid, block, shared } = shape;
-        let function = self.special(special, shared)?;
+        let function = self.special(special, shape.shared)?;
         self.attempt(
             || format!("clusters of {}", special.file),
             // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
             |context| unsafe {
-                let config = sys::CUlaunchConfig {
-                    gridDimX: grid[0] as u32,
-                    gridDimY: grid[1] as u32,
-                    gridDimZ: 1,
-                    blockDimX: block as u32,
-                    blockDimY: 1,
-                    blockDimZ: 1,
-                    sharedMemBytes: shared as u32,
-                    hStream: context.stream,
-                    attrs: std::ptr::null_mut(),
-                    numAttrs: 0,
-                };
+                let config = shape.config(context.stream, &mut []);
                 let mut clusters = 0;
                 sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config).result()?;
                 Ok(clusters as usize)

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,6 +14,7 @@ use proto::{DetokenizerReply, Inbound, Output, Prompt, RequestKey, Sampling, Tok
 use service_kit::{CancellationToken, control::ControlClient};
 
 use super::{
+    Found,
     engine::{Engine, Role},
     find,
     flags::Settings,
@@ -51,28 +53,46 @@ pub struct Offline {
     _runtime_dir: RuntimeDir,
 }
 
+/// What an engine without HTTP and text stands on.
+struct Ground {
+    found: Found,
+    runtime_dir: RuntimeDir,
+    program: PathBuf,
+}
+
+impl Ground {
+    async fn lay(settings: &Settings, environment: &Environment, screen: &Screen) -> anyhow::Result<Self> {
+        let runtime_dir =
+            RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
+        let found = find(settings, environment, runtime_dir.path(), screen).await?;
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        Ok(Self { found, runtime_dir, program })
+    }
+
+    fn engine<'a>(&'a self, settings: &'a Settings) -> Engine<'a> {
+        Engine {
+            settings,
+            model: &self.found.model,
+            tokenizer: None,
+            fingerprint: &self.found.fingerprint,
+            runtime_dir: &self.runtime_dir,
+            port: None,
+            program: &self.program,
+        }
+    }
+}
+
 /// The flags of a single worker for a user's flags, and the folder that it may need until its end.
 pub async fn worker(settings: &Settings, environment: &Environment) -> anyhow::Result<(worker_svc::Args, RuntimeDir)> {
     let screen = Screen::new(Form::Text);
-    let runtime_dir =
-        RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
-    let found = find(settings, environment, runtime_dir.path(), &screen).await?;
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let engine = Engine {
-        settings,
-        model: &found.model,
-        tokenizer: None,
-        fingerprint: &found.fingerprint,
-        runtime_dir: &runtime_dir,
-        port: None,
-        program: &program,
-    };
+    let ground = Ground::lay(settings, environment, &screen).await?;
+    let engine = ground.engine(settings);
     let role = Role::Worker(0);
     let own = |word: &String| *word != role.word() && !word.starts_with("--supervised-by");
     let words = engine.spec(role).args.into_iter().filter(own);
     let command = worker_svc::Args::augment_args(Command::new(role.word()).no_binary_name(true));
     let args = worker_svc::Args::from_arg_matches(&command.try_get_matches_from(words)?)?;
-    Ok((args, runtime_dir))
+    Ok((args, ground.runtime_dir))
 }
 
 impl Offline {
@@ -83,21 +103,10 @@ impl Offline {
         shutdown: &CancellationToken,
     ) -> anyhow::Result<Option<Self>> {
         let screen = Arc::new(Screen::new(Form::Text));
-        let runtime_dir =
-            RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
-        let found = find(settings, environment, runtime_dir.path(), &screen).await?;
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let engine = Engine {
-            settings,
-            model: &found.model,
-            tokenizer: None,
-            fingerprint: &found.fingerprint,
-            runtime_dir: &runtime_dir,
-            port: None,
-            program: &program,
-        };
-        let ring = |name| Address::Ring(runtime_dir.socket(name));
-        let hello = |service, channel| link::hello(service, channel, &found.fingerprint);
+        let ground = Ground::lay(settings, environment, &screen).await?;
+        let engine = ground.engine(settings);
+        let ring = |name| Address::Ring(ground.runtime_dir.socket(name));
+        let hello = |service, channel| link::hello(service, channel, &ground.found.fingerprint);
         let mut listener =
             Listener::bind(&ring("tokens"), hello("detokenizer-svc", "tokens"), LinkOptions::default()).await?;
         let roles = engine.roles().into_iter().filter(|role| matches!(role, Role::Scheduler | Role::Worker(_)));
@@ -119,7 +128,7 @@ impl Offline {
         };
         let info = ControlClient::new(&engine.control(Role::Scheduler))?.info().await?;
         let vocab_size = info.model.context("the scheduler knows no model")?.vocab_size;
-        Ok(Some(Self { supervisor, requests, tokens, next: 0, vocab_size, _runtime_dir: runtime_dir }))
+        Ok(Some(Self { supervisor, requests, tokens, next: 0, vocab_size, _runtime_dir: ground.runtime_dir }))
     }
 
     /// Sends all requests at once and waits for the last token.

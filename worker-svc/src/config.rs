@@ -38,7 +38,7 @@ pub struct Args {
     pub tensor_parallel_size: u32,
 
     /// Which device to compute on; of several GPUs, each rank takes the one of its number
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", overrides_with = "device")]
     pub device: Device,
 
     /// Leave small messages between GPUs to NCCL too
@@ -308,6 +308,14 @@ mod tests {
     struct Cli {
         #[command(flatten)]
         args: Args,
+    }
+
+    #[test]
+    fn the_last_device_named_counts() {
+        let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+        let flags = ["--device=auto", "--device=cuda"];
+        let cli = Cli::try_parse_from(required.iter().chain(&flags)).expect("flags that may be repeated");
+        assert_eq!(cli.args.device, Device::Cuda);
     }
 
     #[test]

@@ -227,6 +227,10 @@ impl Worker {
 
     fn loaded(&mut self, ready: WorkerReady, joins: Joins) {
         self.joins = joins;
+        if ready.device.starts_with("cuda") {
+            // Started again without its GPU, it would serve on the CPU: better wait for the GPU.
+            self.process.status.decide("--device=cuda");
+        }
         info!(
             device = ready.device,
             dtype = ready.dtype,

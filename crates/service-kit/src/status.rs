@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -37,13 +37,15 @@ struct Inner {
     started: Instant,
     progress: AtomicU64,
     readiness: watch::Sender<Readiness>,
+    decided: Mutex<Vec<String>>,
 }
 
 impl Status {
     /// A process that is starting.
     pub fn new(service: &'static str) -> Self {
         let (readiness, _) = watch::channel(Readiness::NotReady { reason: "starting".into(), permille: None });
-        Self { inner: Arc::new(Inner { service, started: Instant::now(), progress: AtomicU64::new(0), readiness }) }
+        let (started, progress) = (Instant::now(), AtomicU64::new(0));
+        Self { inner: Arc::new(Inner { service, started, progress, readiness, decided: Mutex::default() }) }
     }
 
     /// The process's name.
@@ -64,6 +66,16 @@ impl Status {
     /// Units of work so far.
     pub fn progress(&self) -> u64 {
         self.inner.progress.load(Ordering::Relaxed)
+    }
+
+    /// This start came to mean `flag` by a setting that left it open; one after a crash is to do the same.
+    pub fn decide(&self, flag: impl Into<String>) {
+        self.inner.decided.lock().unwrap_or_else(PoisonError::into_inner).push(flag.into());
+    }
+
+    /// All that was decided.
+    pub fn decided(&self) -> Vec<String> {
+        self.inner.decided.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// It can do its work (unless it is draining, which is final).

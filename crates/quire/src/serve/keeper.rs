@@ -39,8 +39,8 @@ pub struct Spec {
 /// Whether a process can do its work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It can.
-    Ready,
+    /// It can. When it is started again it is to have these flags too.
+    Ready { decided: Vec<String> },
     /// It cannot yet, for this reason; progress from 0 to 1000.
     Waiting { reason: String, permille: Option<u32> },
     /// It cannot be asked yet.
@@ -80,16 +80,19 @@ enum End {
     /// It was told to.
     Stopped,
     /// By itself.
-    Died { status: ExitStatus, was_ready: bool, lived: Duration, cause: Option<String> },
+    Died { status: ExitStatus, ready: Option<Vec<String>>, lived: Duration, cause: Option<String> },
 }
 
 /// Keeps the process running until `stop` is cancelled or it cannot be kept running.
-pub async fn keep(spec: Spec, probe: impl Probe, shared: Shared, stop: CancellationToken) {
+pub async fn keep(mut spec: Spec, probe: impl Probe, shared: Shared, stop: CancellationToken) {
     let mut backoff = Backoff::default();
     loop {
         let failure = match live(&spec, &probe, &shared, &stop).await {
             Ok(End::Stopped) => return,
-            Ok(End::Died { status, was_ready, lived, cause }) => {
+            Ok(End::Died { status, ready, lived, cause }) => {
+                let was_ready = ready.is_some();
+                let new = ready.into_iter().flatten().filter(|flag| !spec.args.contains(flag)).collect::<Vec<_>>();
+                spec.args.extend(new);
                 let how = cause.map_or_else(|| how_ended(status), |cause| format!("{cause} ({})", how_ended(status)));
                 // A refusal to start is not worth a second try; a kill may be.
                 let refused = shared.starting.load(Ordering::Relaxed) && !was_ready && status.code().unwrap_or(0) != 0;
@@ -122,7 +125,7 @@ async fn live(spec: &Spec, probe: &impl Probe, shared: &Shared, stop: &Cancellat
         let hold = move || starting.load(Ordering::Relaxed);
         tokio::spawn(async move { last_words::follow(stderr, &name, &screen, hold).await })
     };
-    let mut was_ready = false;
+    let mut ready = None;
     let status = loop {
         tokio::select! {
             status = child.wait() => break status?,
@@ -133,8 +136,8 @@ async fn live(spec: &Spec, probe: &impl Probe, shared: &Shared, stop: &Cancellat
                 shared.screen.settle(&spec.name);
                 return Ok(End::Stopped);
             }
-            () = until_ready(spec, probe, shared, started), if !was_ready => {
-                was_ready = true;
+            decided = until_ready(spec, probe, shared, started), if ready.is_none() => {
+                ready = Some(decided);
                 shared.screen.settle(&spec.name);
                 let event = Event::Ready { name: spec.name.clone(), after: started.elapsed() };
                 let _ = shared.events.send(event).await;
@@ -142,14 +145,14 @@ async fn live(spec: &Spec, probe: &impl Probe, shared: &Shared, stop: &Cancellat
         }
     };
     let cause = lines.await.ok().flatten().filter(|_| status.code().unwrap_or(0) != 0);
-    Ok(End::Died { status, was_ready, lived: started.elapsed(), cause })
+    Ok(End::Died { status, ready, lived: started.elapsed(), cause })
 }
 
-/// Asks until the answer is yes. Readiness is another process's, so it can only be seen by asking again.
-async fn until_ready(spec: &Spec, probe: &impl Probe, shared: &Shared, started: Instant) {
+/// Asks until the answer is yes; returns what the process decided. Readiness is another process's, so it can only be seen by asking again.
+async fn until_ready(spec: &Spec, probe: &impl Probe, shared: &Shared, started: Instant) -> Vec<String> {
     loop {
         match probe.ask().await {
-            Readiness::Ready => return,
+            Readiness::Ready { decided } => return decided,
             Readiness::Waiting { reason, permille } => shared.screen.progress(&spec.name, &reason, permille),
             Readiness::Silent => {}
         }

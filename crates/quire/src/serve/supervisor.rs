@@ -144,7 +144,7 @@ impl Supervisor {
 impl Probe for ControlClient {
     async fn ask(&self) -> Readiness {
         match self.ready().await {
-            Ok(reply) if reply.ready => Readiness::Ready,
+            Ok(reply) if reply.ready => Readiness::Ready { decided: reply.decided },
             Ok(reply) => Readiness::Waiting { reason: reply.reason, permille: reply.progress_permille },
             Err(_) => Readiness::Silent,
         }

@@ -167,7 +167,12 @@ impl Control for Answers {
             Readiness::NotReady { reason, permille } => (false, reason, permille),
             Readiness::Draining => (false, "draining".into(), None),
         };
-        Ok(Response::new(proto::ReadyReply { ready, reason, progress_permille }))
+        Ok(Response::new(proto::ReadyReply {
+            ready,
+            reason,
+            progress_permille,
+            decided: self.process.status.decided(),
+        }))
     }
 
     async fn drain(&self, request: Request<proto::DrainRequest>) -> Answer<proto::DrainReply> {

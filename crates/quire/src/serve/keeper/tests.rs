@@ -13,7 +13,9 @@ struct FileProbe(PathBuf);
 
 impl Probe for FileProbe {
     async fn ask(&self) -> Readiness {
-        if self.0.exists() { Readiness::Ready } else { Readiness::Silent }
+        // A line in the file is a flag for the next start.
+        let decided = |text: String| Readiness::Ready { decided: text.lines().map(str::to_owned).collect() };
+        fs::read_to_string(&self.0).map_or(Readiness::Silent, decided)
     }
 }
 
@@ -74,6 +76,36 @@ async fn what_is_killed_comes_back_and_all_ends_in_order() {
     let ends = fs::read_to_string(path.join("ends")).unwrap();
     assert_eq!(ends.lines().last(), Some("behind"), "{ends}");
     assert_eq!(pids(path, "behind").len(), 1);
+}
+
+#[tokio::test]
+async fn what_a_start_decided_holds_for_the_next_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    // A shell calls the words after its script $0, $1 and so on.
+    let script =
+        format!("echo \"$0\" >> words; echo --device=cuda > decided; mv decided decided.ready\n{}", steady("worker"));
+    let mut member = member(path, "worker", &script, 0);
+    member.probe = FileProbe(path.join("decided.ready"));
+    let shutdown = CancellationToken::new();
+    let mut supervisor = start(vec![member]);
+    supervisor.ready(&shutdown).await.unwrap().unwrap();
+    for round in 1..3 {
+        kill_process(Pid::from_raw(*pids(path, "worker").last().unwrap()).unwrap(), Signal::KILL).unwrap();
+        let back = CancellationToken::new();
+        let watcher = async {
+            while pids(path, "worker").len() <= round {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            back.cancel();
+        };
+        let (watched, ()) = tokio::join!(supervisor.watch(&back), watcher);
+        watched.unwrap();
+    }
+    supervisor.end().await.unwrap();
+    let words = fs::read_to_string(path.join("words")).unwrap();
+    let words: Vec<&str> = words.lines().collect();
+    assert_eq!(words[1..], ["--device=cuda", "--device=cuda"], "{words:?}");
 }
 
 #[tokio::test]

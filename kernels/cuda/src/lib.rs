@@ -1,7 +1,7 @@
 //! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time (`libraries`), kernels are
 //! compiled for the GPU found (`nvrtc`, `cache`), and one stream runs all operations in order. See `kernels/cuda/README.md`.
 //!
-//! What holds of [`Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
+//! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
 //! With 16-bit weights cuBLASLt chooses its algorithm by the number of rows, so a row's last bits may change with its company.
 
 mod acts;
@@ -32,6 +32,7 @@ mod noise;
 mod norm;
 mod nvrtc;
 mod one_shot;
+mod operations;
 mod profile;
 mod ranks;
 mod recordings;
@@ -54,21 +55,15 @@ pub use ranks::RankOptions;
 use acts::Acts;
 use attention::Attention;
 use blas::Blas;
-use device::{Device, Name, Shape, args};
+use device::Device;
 use groups::Group;
-use head_norms::{HeadNorm, Waiting};
-use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket, slot_of};
-use kernels::ops::{
-    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpertChoice,
-    GatedExperts, HeadColumns, Heads,
-};
-use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, Place, Rope, Routing, RowSelection};
-use kernels::ops::{Noise, Recordable, ScanInput, State, Table, Timing, Vector};
+use head_norms::Waiting;
+use kernels::ops::{self, Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
 use matmul::{Matmul, Product};
 use nccl::Nccl;
 use ranks::Ranks;
 use recordings::Recordings;
-use rope_and_cache::{Kv, takes_norms};
+use rope_and_cache::Kv;
 use routing::Choices;
 use ungated::Ungated;
 use weights::{Staging, Weights};
@@ -91,7 +86,7 @@ pub fn gpus() -> Result<u32, String> {
     context::count()
 }
 
-/// One GPU. After a fault ([`Backend::fault`]) operations do nothing.
+/// One GPU. After a fault ([`ops::Backend::fault`]) operations do nothing.
 pub struct CudaBackend {
     /// First to be dropped: a kernel that waits for another rank would keep the device from ending.
     ranks: Option<Ranks>,
@@ -167,200 +162,8 @@ impl CudaBackend {
         self.slots.resolve(&mut self.device, self.batch.rows(), self.batch.pointers.tokens);
     }
 
-    /// Queues products with experts; false, and nothing happens, where they cannot be gated at once.
-    fn multiply_experts(
-        &mut self,
-        x: Act,
-        (w, bias): (MatrixGroup, Option<Vector>),
-        choice: ExpertChoice,
-        keep: experts::Keep,
-        out: Act,
-    ) -> bool {
-        assert_ne!(x, out, "a product cannot overwrite its input");
-        self.settle();
-        let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
-        let pairs = choices.pairs();
-        assert_eq!(x.width, group.k, "width of x, and input features of experts");
-        assert_eq!(group.count, choices.among, "experts, and what rows chose among");
-        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
-        let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
-        assert!(biases.is_none_or(|len| len == group.count * group.n), "biases of {} experts", group.count);
-        let out = self.acts.target(out, pairs, group.n / keep.columns());
-        let bias = self.vector(bias);
-        experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, keep, out })
-    }
-}
-
-/// The handle of the element just pushed.
-fn newest<T>(list: &[T]) -> u32 {
-    u32::try_from(list.len() - 1).expect("far fewer handles")
-}
-
-impl Backend for CudaBackend {
-    fn describe(&self) -> String {
-        format!("cuda ({}, {})", self.device.context.name, self.device.context.arch)
-    }
-
-    fn fault(&self) -> Option<&str> {
-        self.device.fault()
-    }
-
-    fn memory(&self) -> Option<DeviceMemory> {
-        self.device.context.bind().ok()?;
-        let (free, total) = context::free_and_total().ok()?;
-        Some(DeviceMemory { free: free as u64, total: total as u64 })
-    }
-
-    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
-        self.device.bind();
-        self.check_type(compute);
-        self.matrices.push(self.staging.matrix(&mut self.device, source, compute));
-        Matrix(newest(&self.matrices))
-    }
-
-    fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
-        self.device.bind();
-        self.tables.push(self.staging.matrix(&mut self.device, source, source.dtype));
-        Table(newest(&self.tables))
-    }
-
-    fn make_matrix(&mut self, noise: Noise<'_>, compute: DType) -> Option<Matrix> {
-        self.device.bind();
-        self.check_type(compute);
-        self.matrices.push(self.levels.matrix(&mut self.device, &mut self.staging, noise, compute));
-        Some(Matrix(newest(&self.matrices)))
-    }
-
-    fn make_table(&mut self, noise: Noise<'_>) -> Option<Table> {
-        self.device.bind();
-        self.tables.push(self.levels.matrix(&mut self.device, &mut self.staging, noise, noise.dtype));
-        Some(Table(newest(&self.tables)))
-    }
-
-    fn load_vector(&mut self, values: &[f32]) -> Vector {
-        self.device.bind();
-        self.vectors.push(self.staging.vector(&mut self.device, values));
-        Vector(newest(&self.vectors))
-    }
-
-    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
-        self.device.bind();
-        let members: Vec<&Weights> = members.iter().map(|matrix| &self.matrices[matrix.0 as usize]).collect();
-        let pointers: Vec<u8> = members.iter().flat_map(|matrix| matrix.ptr().to_ne_bytes()).collect();
-        let pointers = self.staging.load(&mut self.device, &pointers);
-        let maps = experts::maps(&mut self.device, &mut self.staging, &members);
-        self.groups.push(Group::new(&members, pointers, maps));
-        MatrixGroup(newest(&self.groups))
-    }
-
-    fn new_expert_choice(&mut self, max_rows: usize, top_k: usize) -> ExpertChoice {
-        self.device.bind();
-        self.choices.push(Choices::new(&mut self.device, max_rows, top_k));
-        ExpertChoice(newest(&self.choices))
-    }
-
-    fn new_act(&mut self, max_rows: usize, width: usize) -> Act {
-        self.new_rounded_act(max_rows, width, DType::F32)
-    }
-
-    fn new_rounded_act(&mut self, max_rows: usize, width: usize, precision: DType) -> Act {
-        self.device.bind();
-        self.acts.add(&mut self.device, max_rows, width, precision)
-    }
-
-    fn new_kv(&mut self, shape: KvShape) -> KvLayer {
-        self.device.bind();
-        self.caches.push(Kv::new(&mut self.device, shape));
-        KvLayer { memory: newest(&self.caches), table: 0 }
-    }
-
-    fn new_state(&mut self, slots: usize, len: usize) -> State {
-        self.device.bind();
-        self.states.push(recurrent::States::new(&mut self.device, slots, len));
-        State(newest(&self.states))
-    }
-
-    fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
-        self.device.bind();
-        self.caches[kv.memory as usize].copy_blocks(&mut self.device, from, to);
-    }
-
-    fn begin(&mut self, batch: ops::Batch<'_>) {
-        self.start(batch, None);
-        if batch.tokens.iter().any(|&entry| slot_of(entry).is_some()) {
-            self.resolve();
-        }
-    }
-
-    fn begin_padded(&mut self, batch: ops::Batch<'_>) {
-        self.start(batch, Some(self.recordings.padded(batch.tokens.len())));
-        self.resolve();
-    }
-
-    fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
-        self.settle();
-        let table = &self.tables[table.0 as usize];
-        let out = self.acts.target(out, self.batch.rows(), table.cols);
-        let [entries, width] = [table.rows, table.cols].map(|number| number as u32);
-        self.device.launch(
-            Name::of("embed", &[table.dtype, out.dtype]),
-            Shape::rows(out.rows, out.width),
-            args![table.ptr(), self.batch.pointers.tokens, out.ptr, first_entry, entries, width, scale],
-        );
-    }
-
-    fn add_positions(&mut self, table: Table, offset: usize, x: Act) {
-        self.settle();
-        let (table, x) = (&self.tables[table.0 as usize], self.acts.view(x));
-        assert_eq!((x.dtype, x.width), (DType::F32, table.cols), "what positions are added to");
-        let [offset, entries, width] = [offset, table.rows, table.cols].map(|number| number as u32);
-        self.device.launch(
-            Name::of("add_positions", &[table.dtype]),
-            Shape::rows(x.rows, x.width),
-            args![table.ptr(), self.batch.pointers.positions, x.ptr, offset, entries, width],
-        );
-    }
-
-    fn norm(&mut self, x: Act, norm: Norm, out: Act) {
-        self.settle();
-        let x = self.acts.view(x);
-        let out = self.acts.target(out, x.rows, x.width);
-        let params = self.norm_params(norm, x.width);
-        norm::norm(&mut self.device, x, params, out);
-    }
-
-    fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
-        assert!(residual != delta && residual != out, "a residual that is also addend or output");
-        self.settle();
-        let (residual, delta) = (self.acts.view(residual), self.acts.view(delta));
-        assert_eq!((residual.rows, residual.width), (delta.rows, delta.width), "shapes of a residual and its addend");
-        assert_eq!(residual.dtype, DType::F32, "element type of a residual");
-        let out = self.acts.target(out, residual.rows, residual.width);
-        let params = self.norm_params(norm, residual.width);
-        norm::add_norm(&mut self.device, residual, delta, params, out);
-    }
-
-    fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
-        let own = |vector: Vector| self.vectors[vector.0 as usize].len != dim;
-        if norm.weight.is_some_and(own) || norm.bias.is_some_and(own) {
-            self.settle();
-            let params = self.norm_params(norm, heads * dim);
-            let x = self.acts.view(x);
-            assert!(first_col + heads * dim <= x.width, "columns from {first_col} on of {}", x.width);
-            return norm::own_head_norm(&mut self.device, x, first_col, heads, dim, params);
-        }
-        self.acts.settle(&mut self.device);
-        self.multiply();
-        if !self.waiting.has_room(x) {
-            self.norm_heads();
-        }
-        let (end, width) = (first_col + heads * dim, self.acts.view(x).width);
-        assert!(end <= width, "columns {first_col}..{end} of {width}");
-        let params = self.norm_params(norm, dim);
-        self.waiting.push(HeadNorm { x, first_col, heads, dim, params });
-    }
-
-    fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
+    /// Queues a product, or keeps it back for what may gate its outputs next.
+    fn queue_product(&mut self, x: Act, (w, bias): (Matrix, Option<Vector>), epilogue: Epilogue, out: Act) {
         assert_ne!(x, out, "a product cannot overwrite its input");
         self.settle();
         let (handle, bias_handle, act) = (w, bias, out);
@@ -384,308 +187,26 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
-        self.gate_product(gate_up, activation, out);
-    }
-
-    fn activate(&mut self, x: Act, activation: Activation) {
-        self.settle();
-        elementwise::activate(&mut self.device, self.acts.view(x), activation);
-    }
-
-    fn gate(&mut self, x: Act, gate: Cols, activation: Activation) {
-        assert_ne!(x, gate.act, "columns that gate themselves");
-        self.settle();
-        let (x, gate) = (self.acts.view(x), self.cols(gate));
-        recurrent::gate(&mut self.device, x, gate, activation);
-    }
-
-    fn causal_conv(&mut self, x: Cols, conv: ops::Conv, out: Act) {
-        assert_ne!(x.act, out, "a convolution cannot overwrite its input");
-        self.settle();
-        let out = self.acts.target(out, self.batch.rows(), conv.channels);
-        let vectors = (conv, self.values(conv.taps), conv.bias.map(|bias| self.values(bias)));
-        let (x, states) = (self.cols(x), &self.states[conv.state.0 as usize]);
-        recurrent::causal_conv(&mut self.device, x, vectors, states, &self.batch, out);
-    }
-
-    fn selective_scan(&mut self, input: ScanInput, scan: ops::Scan, out: Act) {
-        let ScanInput { x, dt, b, c } = input;
-        assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
-        self.settle();
-        let out = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
-        let vectors = recurrent::ScanVectors {
-            decay: self.values(scan.decay),
-            skip: self.values(scan.skip),
-            dt_bias: scan.dt_bias.map(|bias| self.values(bias)),
-        };
-        let input = recurrent::ScanInput { x: self.cols(x), dt: self.cols(dt), b: self.cols(b), c: self.cols(c) };
-        let states = &self.states[scan.state.0 as usize];
-        recurrent::selective_scan(&mut self.device, input, (scan, vectors), states, &self.batch, out);
-    }
-
-    fn delta_rule(&mut self, input: DeltaInput, rule: ops::DeltaRule, out: Act) {
-        let DeltaInput { qkv, beta, dt } = input;
-        assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "linear attention cannot overwrite its input");
-        self.settle();
-        let out = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
-        let vectors = (rule, self.values(rule.rate), self.values(rule.dt_bias));
-        let qkv = self.cols(Cols { act: qkv, first: 0 });
-        let input = recurrent::DeltaInput { qkv, beta: self.cols(beta), dt: self.cols(dt) };
-        let states = &self.states[rule.state.0 as usize];
-        recurrent::delta_rule(&mut self.device, input, vectors, states, &self.batch, out);
-    }
-
-    fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
-        let (row, cache) = (self.acts.view(qkv).dtype, self.caches[kv.memory as usize].shape.dtype);
-        let fused = rope.filter(|rope| takes_norms(row, cache, heads, rope.rotary_dim));
-        let norms = fused.and_then(|_| self.waiting.of(qkv, heads));
-        if norms.is_some() {
-            self.waiting = Waiting::default();
-        }
-        self.settle();
-        let rope = rope.map(|rope| {
-            let frequencies = &self.vectors[rope.inv_freq.0 as usize];
-            assert_eq!(frequencies.len * 2, rope.rotary_dim, "twice the frequencies, and the rotary dimension");
-            assert!(rope.rotary_dim <= heads.dim, "rotary dimension {} of a head of {}", rope.rotary_dim, heads.dim);
-            (rope, frequencies.ptr())
-        });
-        self.batch.turn_to(kv.table);
-        let (qkv, kv) = (self.acts.view(qkv), &self.caches[kv.memory as usize]);
-        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, kv);
-    }
-
-    fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        assert_ne!(qkv, out, "attention cannot overwrite its input");
-        self.settle();
-        let qkv = self.acts.view(qkv);
-        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
-        let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
-        let params = attention::Params { layer: attention, sinks, alibi };
-        self.batch.turn_to(kv.table);
-        self.attention.run(&mut self.device, qkv, params, &self.batch, &self.caches[kv.memory as usize], out);
-    }
-
-    fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {
-        self.settle();
-        let logits = self.acts.view(logits);
-        let corrections = routing.correction.map(|vector| self.vectors[vector.0 as usize].len);
-        assert!(corrections.is_none_or(|len| len == logits.width), "corrections of {} experts", logits.width);
-        let correction = self.vector(routing.correction);
-        let live = self.batch.pointers.counts;
-        routing::route(&mut self.device, logits, (routing, correction), live, &mut self.choices[out.0 as usize]);
-    }
-
-    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
-        self.multiply_experts(x, (w, bias), choice, experts::Keep::All, out);
-    }
-
-    fn gated_experts(&mut self, x: Act, gated: GatedExperts, choice: ExpertChoice, out: Act) {
-        let GatedExperts { w, bias, activation, raised } = gated;
-        if !self.multiply_experts(x, (w, bias), choice, experts::Keep::Gated(activation.into()), out) {
-            self.expert_matmul(x, w, bias, choice, raised);
-            self.gated(raised, activation, out);
-        }
-    }
-
-    fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {
-        assert_ne!(x, out, "a sum cannot overwrite what it sums");
-        self.settle();
-        let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
-        if epilogue == Epilogue::Accumulate {
-            assert_eq!(self.acts.view(out).rows, choices.rows, "rows added to, and rows to add");
-        }
-        let out = self.acts.target(out, choices.rows, x.width);
-        experts::combine(&mut self.device, x, choices, epilogue, out);
-    }
-
-    fn gate_rows(&mut self, x: Act, gate: Act) {
-        assert_ne!(x, gate, "rows that gate themselves");
-        self.settle();
-        groups::gate_rows(&mut self.device, self.acts.view(x), self.acts.view(gate));
-    }
-
-    fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns) {
+    /// Queues products with experts; false, and nothing happens, where they cannot be gated at once.
+    fn multiply_experts(
+        &mut self,
+        x: Act,
+        (w, bias): (MatrixGroup, Option<Vector>),
+        choice: ExpertChoice,
+        keep: experts::Keep,
+        out: Act,
+    ) -> bool {
         assert_ne!(x, out, "a product cannot overwrite its input");
         self.settle();
-        let (x, width) = (self.acts.view(x), self.acts.view(out).width);
-        let out = self.acts.target(out, x.rows, width);
-        groups::head_matmul(&mut self.device, (x, from), &self.groups[w.0 as usize], (out, to));
-    }
-
-    fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
-        assert_ne!(x, out, "columns copied within a buffer");
-        self.settle();
-        let (x, out_width) = (self.acts.view(x), self.acts.view(out).width);
-        let out = self.acts.target(out, x.rows, out_width);
-        groups::copy_columns(&mut self.device, (x, from), (out, to), heads, width);
-    }
-
-    fn add(&mut self, x: Act, y: Act) {
-        assert_ne!(x, y, "a buffer added to itself");
-        self.settle();
-        let (x, y) = (self.acts.view(x), self.acts.view(y));
-        assert_eq!((x.rows, x.width), (y.rows, y.width), "shapes of two addends");
-        elementwise::add(&mut self.device, x, y);
-    }
-
-    fn clamp(&mut self, x: Act, limit: f32) {
-        self.settle();
-        elementwise::clamp(&mut self.device, self.acts.view(x), limit);
-    }
-
-    fn scale(&mut self, x: Act, factor: f32) {
-        self.settle();
-        elementwise::scale(&mut self.device, self.acts.view(x), factor);
-    }
-
-    fn soft_cap(&mut self, x: Act, cap: f32) {
-        self.settle();
-        elementwise::soft_cap(&mut self.device, self.acts.view(x), cap);
-    }
-
-    fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act) {
-        assert_ne!(x, out, "rows gathered into their own buffer");
-        self.settle();
-        let x = self.acts.view(x);
-        assert!(selection.rows.iter().all(|&row| (row as usize) < x.rows), "rows {:?} of {}", selection.rows, x.rows);
-        let out = self.acts.target(out, selection.rows.len(), x.width);
-        assert_eq!(x.dtype, out.dtype, "element types of a gather");
-        let rows = self.batch.select(&mut self.device, selection.rows);
-        self.device.launch(
-            Name::of("gather", &[x.dtype]),
-            Shape::rows(out.rows, x.width),
-            args![x.ptr, rows, out.ptr, x.width as u32],
-        );
-    }
-
-    fn read(&mut self, x: Act) -> &[f32] {
-        self.device.bind();
-        self.catch_up();
-        self.acts.read(&mut self.device, x)
-    }
-
-    fn host_mut(&mut self, x: Act) -> &mut [f32] {
-        self.device.bind();
-        self.catch_up();
-        self.acts.write(&mut self.device, x)
-    }
-
-    fn can_join(&self) -> bool {
-        self.ranks.is_some()
-    }
-
-    fn join(&mut self, place: Place, exchange: Exchange<'_>) -> Result<(), String> {
-        self.device.bind();
-        let ranks = self.ranks.as_mut().ok_or("this GPU was opened to work alone")?;
-        ranks.join(&mut self.device, place, exchange)
-    }
-
-    fn sum_over_ranks(&mut self, x: Act) {
-        self.settle();
-        let x = self.acts.view(x);
-        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x);
-    }
-
-    fn gather_over_ranks(&mut self, x: Act, out: Act) {
-        assert_ne!(x, out, "rows gathered into their own buffer");
-        self.settle();
-        let (x, width) = (self.acts.view(x), self.acts.view(out).width);
-        let out = self.acts.target(out, x.rows, width);
-        self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
-    }
-
-    fn set_slots(&mut self, count: usize, vocab: usize) {
-        self.device.bind();
-        self.slots.set_count(&mut self.device, count, vocab);
-        self.batch.prepare(&mut self.device, self.acts.most_rows(), count);
-    }
-
-    fn can_choose(&self, choice: &Choice) -> bool {
-        self.slots.can_choose(choice)
-    }
-
-    fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
-        self.slots.set(slot, choice, counts);
-    }
-
-    fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
-        self.device.bind();
-        self.settle();
-        // In a padded step all rows are chosen from, if any.
-        let padded = self.padded && rows.len() == self.batch.own_rows();
-        let count = if padded { self.batch.rows() } else { rows.len() };
-        let logits = (count > 0).then(|| self.acts.view(logits));
-        if self.device.is_recording() {
-            // How tokens are drawn differs from step to step, and with it what is launched: that follows a recording.
-            self.recordings.logits = logits;
-            return Ticket(u64::MAX);
-        }
-        if padded {
-            self.recordings.ran(count);
-        }
-        self.slots.send(&mut self.device, rows, count);
-        self.slots.end(&mut self.device, logits, rows, count)
-    }
-
-    fn is_done(&mut self, ticket: Ticket) -> bool {
-        self.device.bind();
-        self.slots.is_done(&self.device, ticket)
-    }
-
-    fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
-        self.device.bind();
-        self.slots.take(&mut self.device, ticket, out);
-    }
-
-    fn set_recordable(&mut self, rows: &[usize]) {
-        self.recordings.set(rows);
-    }
-
-    fn recording_bytes(&self, kinds: usize, layers: usize) -> u64 {
-        recordings::bytes(kinds, layers)
-    }
-
-    fn next_recording(&self) -> Option<Recordable> {
-        self.device.fault().is_none().then(|| self.recordings.next())?
-    }
-
-    fn start_recording(&mut self) {
-        self.device.bind();
-        self.settle();
-        self.device.start_recording();
-    }
-
-    fn end_recording(&mut self) -> Result<(), String> {
-        self.device.bind();
-        match self.device.end_recording() {
-            Ok(graph) => self.recordings.keep(self.batch.rows(), graph),
-            Err(reason) => {
-                self.recordings.refuse();
-                return Err(reason);
-            }
-        }
-        Ok(())
-    }
-
-    fn replay(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
-        let padded = self.recordings.padded(batch.tokens.len());
-        self.recordings.graph(padded)?;
-        self.start(batch, Some(padded));
-        self.slots.send(&mut self.device, rows, padded);
-        // Not before the batch is there: making room for it frees memory.
-        let (graph, logits) = self.recordings.graph(padded)?;
-        self.device.replay(graph);
-        Some(self.slots.end(&mut self.device, logits, rows, padded))
-    }
-
-    fn start_profile(&mut self) {
-        self.device.bind();
-        self.device.start_profile();
-    }
-
-    fn end_profile(&mut self) -> Vec<Timing> {
-        self.device.bind();
-        self.device.end_profile()
+        let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
+        let pairs = choices.pairs();
+        assert_eq!(x.width, group.k, "width of x, and input features of experts");
+        assert_eq!(group.count, choices.among, "experts, and what rows chose among");
+        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
+        let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
+        assert!(biases.is_none_or(|len| len == group.count * group.n), "biases of {} experts", group.count);
+        let out = self.acts.target(out, pairs, group.n / keep.columns());
+        let bias = self.vector(bias);
+        experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, keep, out })
     }
 }

@@ -50,6 +50,21 @@ fn pids(folder: &Path, name: &str) -> Vec<i32> {
     text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
+/// Kills the newest life of a process that has had `lives`, and watches until it has had one more.
+async fn kill_and_see_back(supervisor: &mut Supervisor, folder: &Path, name: &str, lives: usize) {
+    let victim = *pids(folder, name).last().unwrap();
+    kill_process(Pid::from_raw(victim).unwrap(), Signal::KILL).unwrap();
+    let back = CancellationToken::new();
+    let watcher = async {
+        while pids(folder, name).len() <= lives {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        back.cancel();
+    };
+    let (watched, ()) = tokio::join!(supervisor.watch(&back), watcher);
+    watched.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_killed_comes_back_and_all_ends_in_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -60,17 +75,7 @@ async fn what_is_killed_comes_back_and_all_ends_in_order() {
     let report = supervisor.ready(&shutdown).await.unwrap().unwrap();
     assert_eq!(report.len(), 2);
     for round in 1..4 {
-        let victim = *pids(path, "front").last().unwrap();
-        kill_process(Pid::from_raw(victim).unwrap(), Signal::KILL).unwrap();
-        let back = CancellationToken::new();
-        let watcher = async {
-            while pids(path, "front").len() <= round {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            back.cancel();
-        };
-        let (watched, ()) = tokio::join!(supervisor.watch(&back), watcher);
-        watched.unwrap();
+        kill_and_see_back(&mut supervisor, path, "front", round).await;
     }
     supervisor.end().await.unwrap();
     let ends = fs::read_to_string(path.join("ends")).unwrap();
@@ -91,16 +96,7 @@ async fn what_a_start_decided_holds_for_the_next_ones() {
     let mut supervisor = start(vec![member]);
     supervisor.ready(&shutdown).await.unwrap().unwrap();
     for round in 1..3 {
-        kill_process(Pid::from_raw(*pids(path, "worker").last().unwrap()).unwrap(), Signal::KILL).unwrap();
-        let back = CancellationToken::new();
-        let watcher = async {
-            while pids(path, "worker").len() <= round {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            back.cancel();
-        };
-        let (watched, ()) = tokio::join!(supervisor.watch(&back), watcher);
-        watched.unwrap();
+        kill_and_see_back(&mut supervisor, path, "worker", round).await;
     }
     supervisor.end().await.unwrap();
     let words = fs::read_to_string(path.join("words")).unwrap();

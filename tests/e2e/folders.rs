@@ -1,8 +1,11 @@
 //! Every causal language model of the zoo, served as its users would.
 //!
-//! Three servers a folder. The first computes in float32, cuts prompts in chunks and keeps prefixes: prompts go to it one by one, cold and
-//! warm, and all at once, cold and warm. The second splits the model over two workers, or says why it cannot. The third computes in bfloat16.
-//! What comes back is compared with what was recorded, not with what another of them said.
+//! Three servers a folder, each with a test of its own. The first computes in float32, cuts prompts in chunks and keeps prefixes: prompts go
+//! to it one by one, cold and warm, and all at once, cold and warm. The second splits the model over two workers, or says why it cannot. The
+//! third computes in bfloat16. What comes back is compared with what was recorded, not with what another of them said.
+//!
+//! Every folder is tried, whatever came of those before it. `QUIRE_TEST_PART=2/8` takes the second of eight parts of the folders, so that a
+//! machine of many cores or GPUs may run eight tests at a time.
 
 use std::ops::Range;
 
@@ -14,6 +17,8 @@ use futures::future::try_join_all;
 const CHUNK: &str = "32";
 /// Tokens of a KV block, and so of what the prefix cache finds again.
 const BLOCK: usize = 16;
+/// Which of how many parts of the folders to check.
+const PART: &str = "QUIRE_TEST_PART";
 /// Folders whose models have a recurrent state, which a prefix's blocks do not hold.
 const RECURRENT: &[&str] = &["mamba", "mamba2", "qwen3-next"];
 
@@ -23,20 +28,61 @@ const SERVED: &[(&str, &[&str], Range<usize>)] =
     &[("phi3-longrope", &["--max-model-len", "64"], 0..3), ("phi3-longrope", &[], 3..4)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_model_says_what_its_reference_says() -> anyhow::Result<()> {
+async fn in_chunks_with_a_cache() -> anyhow::Result<()> {
+    every_folder(Folder::in_chunks_with_a_cache).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_two_workers() -> anyhow::Result<()> {
+    if max_workers() < 2 {
+        println!("not checked: there is one GPU");
+        return Ok(());
+    }
+    every_folder(Folder::over_two_workers).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_bfloat16() -> anyhow::Result<()> {
+    every_folder(Folder::in_bfloat16).await
+}
+
+/// Checks all folders of this part, and says of each what came of it.
+async fn every_folder(check: impl AsyncFn(&Folder) -> anyhow::Result<&'static str>) -> anyhow::Result<()> {
     println!("reference models: {}", zoo::folder().display());
-    for model in zoo::causal_models()? {
-        let special: Vec<_> = SERVED.iter().filter(|(name, ..)| *name == model).collect();
-        let ways = match special.as_slice() {
-            [] => vec![(&[][..], 0..usize::MAX)],
-            ways => ways.iter().map(|(_, flags, prompts)| (*flags, prompts.clone())).collect(),
-        };
-        for (flags, prompts) in ways {
+    let (part, parts) = part()?;
+    let mut failed = Vec::new();
+    for model in zoo::causal_models()?.into_iter().skip(part - 1).step_by(parts) {
+        for (flags, prompts) in ways(&model) {
             let folder = Folder::read(&model, flags, prompts)?;
-            folder.check().await.with_context(|| format!("{model} {flags:?}"))?;
+            match check(&folder).await {
+                Ok(said) => println!("{model} {flags:?}: {said}"),
+                Err(error) => {
+                    println!("{model} {flags:?}: FAILED: {error:#}");
+                    failed.push(model.clone());
+                }
+            }
         }
     }
+    ensure!(failed.is_empty(), "failed: {failed:?}");
     Ok(())
+}
+
+/// Which part of the folders, counted from one, and of how many.
+fn part() -> anyhow::Result<(usize, usize)> {
+    let Ok(text) = std::env::var(PART) else { return Ok((1, 1)) };
+    let numbers = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    let (part, parts) = numbers.with_context(|| format!("{PART}={text}, which is not like 2/8"))?;
+    ensure!(1 <= part && part <= parts, "{PART}={text}: there is no such part");
+    Ok((part, parts))
+}
+
+/// Flags of the servers of a model, and the prompts for each.
+fn ways(model: &str) -> Vec<(&'static [&'static str], Range<usize>)> {
+    let special: Vec<_> = SERVED.iter().filter(|(name, ..)| *name == model).collect();
+    match special.as_slice() {
+        [] => vec![(&[], 0..usize::MAX)],
+        ways => ways.iter().map(|(_, flags, prompts)| (*flags, prompts.clone())).collect(),
+    }
 }
 
 /// A reference model, and how it is served.
@@ -54,18 +100,12 @@ impl Folder {
         Ok(Self { name: name.to_owned(), flags, reference })
     }
 
-    async fn check(&self) -> anyhow::Result<()> {
-        self.in_chunks_with_a_cache().await.context("in chunks, with a prefix cache")?;
-        self.over_two_workers().await.context("over two workers")?;
-        self.in_bfloat16().await.context("in bfloat16")
-    }
-
     async fn start(&self, flags: &[&str]) -> anyhow::Result<Server> {
-        let path = zoo::folder().join(&self.name).display().to_string();
+        let path = zoo::path(&self.name).display().to_string();
         Server::start(&[&[path.as_str(), "--served-model-name", "m"], self.flags, flags].concat()).await
     }
 
-    async fn in_chunks_with_a_cache(&self) -> anyhow::Result<()> {
+    async fn in_chunks_with_a_cache(&self) -> anyhow::Result<&'static str> {
         let flags = ["--max-num-batched-tokens", CHUNK, "--max-num-seqs", CHUNK, "--enable-prompt-tokens-details"];
         let server = self.start(&[&["--dtype", "float32"][..], &flags].concat()).await?;
         let client = server.client();
@@ -79,7 +119,7 @@ impl Folder {
             let all = self.reference.cases.iter().map(|case| self.say(&client, case, Some("together"), temperature));
             try_join_all(all).await.with_context(|| format!("together, {temperature:?}"))?;
         }
-        Ok(())
+        Ok("as recorded")
     }
 
     /// The server tells whether it keeps prefixes, and why it does not.
@@ -94,17 +134,14 @@ impl Folder {
         RECURRENT.contains(&self.name.as_str())
     }
 
-    async fn over_two_workers(&self) -> anyhow::Result<()> {
-        if max_workers() < 2 {
-            return Ok(());
-        }
+    async fn over_two_workers(&self) -> anyhow::Result<&'static str> {
         let server = match self.start(&["--dtype", "float32", "--tensor-parallel-size", "2"]).await {
             Ok(server) => server,
-            Err(error) => return refused_rightly(&format!("{error:#}")),
+            Err(error) => return refused_rightly(&format!("{error:#}")).map(|()| "rightly refused"),
         };
         let client = server.client();
         try_join_all(self.reference.cases.iter().map(|case| self.say(&client, case, None, Temperature::Cold))).await?;
-        Ok(())
+        Ok("as recorded")
     }
 
     /// Generates, and compares tokens and log-probabilities. A prompt's log-probabilities need all of it computed, so only cold ones
@@ -146,7 +183,7 @@ impl Folder {
     }
 
     /// Along the recorded tokens. Whole steps, which the others have only over two workers.
-    async fn in_bfloat16(&self) -> anyhow::Result<()> {
+    async fn in_bfloat16(&self) -> anyhow::Result<&'static str> {
         let server = self.start(&["--dtype", "bfloat16"]).await?;
         let client = server.client();
         let (mut all_found, mut all_recorded) = (Vec::new(), Vec::new());
@@ -167,7 +204,7 @@ impl Folder {
         let (median, p90) = (quantile(0.5), quantile(0.9));
         let allowed = (self.reference.bfloat16_median, self.reference.bfloat16_p90);
         ensure!(median < allowed.0 && p90 < allowed.1, "differs by {median}, {p90}; allowed {allowed:?}");
-        Ok(())
+        Ok("within its bounds")
     }
 }
 

@@ -13,6 +13,15 @@ pub fn folder() -> PathBuf {
     if beside.is_dir() { beside } else { crate::root().join("tests/fixtures/zoo") }
 }
 
+/// Models that were made for this repository, with references like the zoo's.
+const MADE: &str = "tests/fixtures/made";
+
+/// Where a reference model is: in the zoo, or among those that were made for this repository.
+pub fn path(model: &str) -> PathBuf {
+    let made = crate::root().join(MADE).join(model);
+    if made.is_dir() { made } else { folder().join(model) }
+}
+
 /// What was recorded of a model.
 #[derive(Clone, Debug)]
 pub struct Reference {
@@ -50,7 +59,7 @@ impl Case {
 
 /// What was recorded of a model of the zoo; `None` when this zoo lacks it, or holds something else under that name.
 pub fn reference(model: &str) -> Option<Reference> {
-    let reference = std::fs::read_to_string(folder().join(model).join("reference.json")).ok()?;
+    let reference = std::fs::read_to_string(path(model).join("reference.json")).ok()?;
     let reference: Value = serde_json::from_str(&reference).ok()?;
     let tolerance = |key: &str| reference["tolerance"][key].as_f64();
     Some(Reference {
@@ -76,11 +85,12 @@ pub fn cases(model: &str) -> Option<Vec<Case>> {
     Some(reference(model)?.cases)
 }
 
-/// The models of this zoo that generate text and are stored in a way that is served, sorted. Quantised checkpoints are refused, but for
+/// The models of this zoo, and those made for this repository, that generate text and are stored in a way that is served, sorted. Quantised checkpoints are refused, but for
 /// those whose tensors name their type themselves (GGUF) and MXFP4.
 pub fn causal_models() -> std::io::Result<Vec<String>> {
     let mut models = Vec::new();
-    for entry in std::fs::read_dir(folder())? {
+    let made = std::fs::read_dir(crate::root().join(MADE))?;
+    for entry in std::fs::read_dir(folder())?.chain(made) {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let generates = cases(&name).is_some_and(|cases| {
             !cases.is_empty() && cases.iter().all(|case| !case.prompt.is_empty() && !case.greedy.is_empty())
@@ -94,7 +104,7 @@ pub fn causal_models() -> std::io::Result<Vec<String>> {
 }
 
 fn is_served(model: &str) -> bool {
-    let folder = folder().join(model);
+    let folder = path(model);
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
     let config: Value = serde_json::from_str(&config).unwrap_or_default();
     let method = config["quantization_config"]["quant_method"].as_str();

@@ -12,7 +12,11 @@ use anyhow::{Context, ensure};
 use e2e_tests::{Client, Server, descendants, faults, root, zoo};
 use futures::future::join_all;
 use rustix::process::{Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+/// What came back for a request, and when.
+type Answered = (anyhow::Result<(u16, Value)>, Instant);
 
 /// Within this, clients must have heard, and `/health` must say why.
 const HEARD: Duration = Duration::from_secs(5);
@@ -78,8 +82,13 @@ async fn memory_that_another_process_holds_is_waited_for() -> anyhow::Result<()>
     }
     let folder = tempfile::tempdir()?;
     let mut server = start(&default_model(), &["--gpu-memory-utilization", "0.1"]).await?;
+    // The driver takes memory for a kernel when it first runs: what the load needs has run before none is left.
+    for answered in join_all(load(&server.client())).await {
+        let (status, body) = answered?.0?;
+        ensure!(status == 200, "{status}: {body}");
+    }
     let holder = faults::MemoryHolder::start(folder.path())?;
-    under_load(&server, Signal::KILL).await?;
+    under_load(&server, Signal::KILL).await.with_context(|| server.log())?;
     unhealthy_because(&server, "CUDA_ERROR_OUT_OF_MEMORY").await?;
     refused_because(&server.client(), "CUDA_ERROR_OUT_OF_MEMORY").await?;
     drop(holder);
@@ -134,16 +143,7 @@ async fn start_with(model: &Path, flags: &[&str], environment: &[(&str, String)]
 /// Sends the last worker a signal while requests run; returns the messages of their 503s. Those that were answered before do not count.
 async fn under_load(server: &Server, signal: Signal) -> anyhow::Result<Vec<String>> {
     let client = server.client();
-    let case = zoo::default_model_cases().remove(0);
-    let requests: Vec<_> = (0..REQUESTS as u64)
-        .map(|seed| {
-            let (client, prompt) = (client.clone(), case.prompt.clone());
-            let body = json!({
-                "model": "m", "prompt": prompt, "max_tokens": 400, "ignore_eos": true, "temperature": 1, "seed": seed,
-            });
-            tokio::spawn(async move { (client.post("/v1/completions", &body).await, Instant::now()) })
-        })
-        .collect();
+    let requests = load(&client);
     eventually("requests that run", || async {
         client.metric("vllm:num_requests_running", "").await.is_ok_and(|running| running >= REQUESTS as f64 / 4.0)
     })
@@ -164,6 +164,19 @@ async fn under_load(server: &Server, signal: Signal) -> anyhow::Result<Vec<Strin
     }
     ensure!(!messages.is_empty(), "all requests ended before the fault");
     Ok(messages)
+}
+
+/// Sends requests that take a while; each ends with its answer and when it came.
+fn load(client: &Client) -> Vec<JoinHandle<Answered>> {
+    let case = zoo::default_model_cases().remove(0);
+    let one = |seed: u64| {
+        let (client, prompt) = (client.clone(), case.prompt.clone());
+        let body = json!({
+            "model": "m", "prompt": prompt, "max_tokens": 400, "ignore_eos": true, "temperature": 1, "seed": seed,
+        });
+        tokio::spawn(async move { (client.post("/v1/completions", &body).await, Instant::now()) })
+    };
+    (0..REQUESTS as u64).map(one).collect()
 }
 
 /// Waits until `/health` names a cause.

@@ -237,6 +237,7 @@ impl Args {
                 true => RankOptions { one_shot_bytes: 0 },
                 false => RankOptions::default(),
             }),
+            ..CudaOptions::default()
         }
     }
 
@@ -295,7 +296,7 @@ pub(crate) fn test_gpu() -> Option<CudaOptions> {
     let (virtual_env, path) = (env::var_os("VIRTUAL_ENV"), env::var_os("PATH"));
     let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
     let kernel_cache = Some(env::temp_dir().join("quire-test-kernels"));
-    Some(CudaOptions { ordinal: 0, folders: Folders::of(surroundings), kernel_cache, ranks: None })
+    Some(CudaOptions { folders: Folders::of(surroundings), kernel_cache, ..CudaOptions::default() })
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec
         folders: Folders::of(surroundings),
         kernel_cache: std::env::var_os("QUIRE_KERNEL_CACHE").map(Into::into),
         ranks: Some(ranks),
+        ..CudaOptions::default()
     };
     let mut backend = CudaBackend::open(&options)?;
     let mut exchange = move |mine: &[u8]| -> Result<Vec<Vec<u8>>, String> {

@@ -1,22 +1,25 @@
-//! Products by cuBLASLt: 16-bit inputs, sums in f32. Descriptors and the choice of algorithm are made once a shape.
+//! Products by cuBLASLt: 16-bit inputs, sums in f32. Descriptors are made once a shape, and cuBLASLt may be asked for several algorithms: which
+//! of them is the fastest is measured (`ways`).
 //!
 //! cuBLASLt thinks in columns. Read so, `out[rows, n]` is an `n x rows` matrix, `w[n, k]` a `k x n` one to be transposed, and `x[rows, k]`
 //! a `k x rows` one: `out = w^T x`.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::context::Memory;
+use super::context::{Context, Memory};
 use super::device::Device;
 use super::libraries::Folders;
 use kernels::ops::{DType, Epilogue};
 
-/// What NVIDIA advises for Hopper; enough for older ones.
-const WORKSPACE: usize = 32 << 20;
+/// More than NVIDIA advises for Hopper (32 MiB), and than any device's cache holds, which is overwritten with it before something is timed.
+const WORKSPACE: usize = 64 << 20;
 /// `CUBLAS_OP_T` of `cublasOperation_t`, which cuBLASLt's own header does not have.
 const TRANSPOSED: i32 = 1;
 /// Parts of a sum that several blocks share are added in f32, never in the output's type.
@@ -46,20 +49,45 @@ pub(crate) struct Operands {
     pub(crate) out: CUdeviceptr,
 }
 
+/// How cuBLASLt does a product: its own description, good for the same version of it and any number of rows that it says is possible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Algorithm(sys::cublasLtMatmulAlgo_t);
+
+impl Algorithm {
+    const NAME: &str = "cublaslt";
+
+    pub(crate) fn text(&self) -> String {
+        let words = self.0.data.iter().map(|word| format!(" {word:x}"));
+        std::iter::once(Self::NAME.to_owned()).chain(words).collect()
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let words = text.strip_prefix(Self::NAME)?.split_whitespace();
+        let words: Vec<u64> = words.map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<_>>()?;
+        Some(Self(sys::cublasLtMatmulAlgo_t { data: words.try_into().ok()? }))
+    }
+}
+
+/// cuBLASLt's own.
+pub(crate) fn version() -> usize {
+    // SAFETY: the library is open (the caller has a `Blas`), and the function takes nothing.
+    unsafe { sys::cublasLtGetVersion() }
+}
+
 /// cuBLASLt on one device.
 pub(crate) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: Memory,
     /// Absent: cuBLASLt has no algorithm for it.
-    plans: HashMap<Key, Option<Plan>>,
+    plans: HashMap<Key, Option<(Plan, Algorithm)>>,
 }
 
+/// A product's descriptors.
 struct Plan {
     operation: sys::cublasLtMatmulDesc_t,
     w: sys::cublasLtMatrixLayout_t,
     x: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
-    algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
 impl Blas {
@@ -72,22 +100,32 @@ impl Blas {
         }
     }
 
-    /// Queues a product; false where cuBLASLt has no algorithm for it.
-    pub(crate) fn run(&mut self, device: &mut Device, key: Key, operands: Operands) -> bool {
+    /// Memory whose content does not matter between products.
+    pub(crate) fn workspace(&self) -> &Memory {
+        &self.workspace
+    }
+
+    /// Queues a product; false where cuBLASLt has no algorithm for it. It takes `wanted` where that can do these rows, else its own first choice;
+    /// what a key first ran with stays.
+    pub(crate) fn run(&mut self, device: &mut Device, key: Key, wanted: Option<Algorithm>, operands: Operands) -> bool {
         if !self.plans.contains_key(&key) {
             if self.plans.len() >= MOST_PLANS {
                 self.plans.clear();
             }
-            let plan = Plan::new(self.handle, key).ok();
+            let plan = Plan::new(key).ok().and_then(|plan| {
+                let possible = wanted.filter(|algorithm| plan.allows(self.handle, algorithm));
+                let algorithm = possible.or_else(|| plan.algorithms(self.handle, 1).into_iter().next())?;
+                Some((plan, algorithm))
+            });
             self.plans.insert(key, plan);
         }
-        let Some(Some(plan)) = self.plans.get(&key) else { return false };
+        let Some(Some((plan, algorithm))) = self.plans.get(&key) else { return false };
         let (handle, workspace) = (self.handle, &self.workspace);
         let mut failed = None;
         device.queue(
             || format!("cuBLASLt [{} x {} x {}]", key.rows, key.n, key.k),
             |context| {
-                failed = plan.run(handle, workspace, context.stream.cast(), key, operands).err();
+                failed = plan.run(handle, workspace, context.stream.cast(), algorithm, key, operands).err();
                 Ok(())
             },
         );
@@ -98,6 +136,32 @@ impl Blas {
             }
         }
         true
+    }
+
+    /// Algorithms for a product, `most` of them at most, the one that cuBLASLt takes for the best first; and what queues the product with one of
+    /// them (false: it cannot be).
+    pub(crate) fn candidates(&self, key: Key, most: usize) -> Option<Candidates<'_>> {
+        let plan = Plan::new(key).ok()?;
+        let algorithms = plan.algorithms(self.handle, most);
+        Some(Candidates { blas: self, plan, key, algorithms })
+    }
+}
+
+/// See [`Blas::candidates`].
+pub(crate) struct Candidates<'a> {
+    blas: &'a Blas,
+    plan: Plan,
+    key: Key,
+    pub(crate) algorithms: Vec<Algorithm>,
+}
+
+impl Candidates<'_> {
+    pub(crate) fn run(&self, device: &mut Device, algorithm: &Algorithm, operands: Operands) -> bool {
+        let Self { blas: Blas { handle, workspace, .. }, plan, key, .. } = self;
+        let queue = |context: &Arc<Context>| {
+            Ok(plan.run(*handle, workspace, context.stream.cast(), algorithm, *key, operands).is_ok())
+        };
+        device.attempt(|| "trying cuBLASLt".to_owned(), queue).unwrap_or(false)
     }
 }
 
@@ -119,7 +183,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
 }
 
 impl Plan {
-    fn new(handle: sys::cublasLtHandle_t, key: Key) -> Result<Self, CublasError> {
+    fn new(key: Key) -> Result<Self, CublasError> {
         let Key { rows, n, k, input, output, bias, .. } = key;
         let layout = |dtype, lines: usize, columns: usize| {
             result::create_matrix_layout(data_type(dtype), lines as u64, columns as u64, lines as i64)
@@ -128,9 +192,7 @@ impl Plan {
         let operation = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
         // From here on a plan owns what was made, and frees it when something fails. (A null descriptor may be destroyed.)
         let none = std::ptr::null_mut();
-        // SAFETY: an algorithm is plain data.
-        let algorithm = unsafe { std::mem::zeroed() };
-        let mut plan = Self { operation, w: none, x: none, out: none, algorithm };
+        let mut plan = Self { operation, w: none, x: none, out: none };
         plan.w = layout(input, k, n)?;
         plan.x = layout(input, k, rows)?;
         plan.out = layout(output, n, rows)?;
@@ -139,28 +201,63 @@ impl Plan {
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(output))?;
         }
-        plan.algorithm = plan.choose(handle)?;
         Ok(plan)
     }
 
-    fn choose(&self, handle: sys::cublasLtHandle_t) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
-        let preference = result::create_matmul_pref()?;
-        let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        let sums = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
-        // SAFETY: all descriptors are alive; the attributes are a size and a mask.
+    /// Algorithms that cuBLASLt proposes, the best in its view first; none where there is none.
+    fn algorithms(&self, handle: sys::cublasLtHandle_t, most: usize) -> Vec<Algorithm> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Wish;
+        let Ok(preference) = result::create_matmul_pref() else { return Vec::new() };
+        let mut found = vec![MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); most];
+        let (mut count, (operation, w, x, out)) = (0, (self.operation, self.w, self.x, self.out));
+        let (bytes, exact) = (WORKSPACE, EXACT_SUMS);
+        let (most, first) = (most as i32, found.as_mut_ptr().cast());
+        // SAFETY: all descriptors are alive; the attributes are a size and a mask; there is room for `most` results, of which `count` are written.
         unsafe {
-            let (bytes, exact) = (WORKSPACE, EXACT_SUMS);
-            let set =
-                result::set_matmul_pref_attribute(preference, most, (&raw const bytes).cast(), size_of::<usize>());
-            let set = set.and_then(|()| {
-                result::set_matmul_pref_attribute(preference, sums, (&raw const exact).cast(), size_of::<u32>())
-            });
-            let chosen = set.and_then(|()| {
-                let (operation, w, x, out) = (self.operation, self.w, self.x, self.out);
-                result::get_matmul_algo_heuristic(handle, operation, w, x, out, out, preference)
+            let set = |wish, value, size| result::set_matmul_pref_attribute(preference, wish, value, size);
+            let room =
+                set(Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const bytes).cast(), size_of::<usize>());
+            let sums =
+                set(Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const exact).cast(), size_of::<u32>());
+            let asked = room.and(sums).and_then(|()| {
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    handle,
+                    operation,
+                    w,
+                    x,
+                    out,
+                    out,
+                    preference,
+                    most,
+                    first,
+                    &raw mut count,
+                )
+                .result()
             });
             let _ = result::destroy_matmul_pref(preference);
-            chosen.map(|chosen| chosen.algo)
+            found.truncate(if asked.is_ok() { count.clamp(0, most) as usize } else { 0 });
+            let found = found.iter().map(|result| result.assume_init_ref());
+            found.filter(|result| result.state.result().is_ok()).map(|result| Algorithm(result.algo)).collect()
+        }
+    }
+
+    /// Whether an algorithm that was proposed for other rows can do these.
+    fn allows(&self, handle: sys::cublasLtHandle_t, algorithm: &Algorithm) -> bool {
+        let (operation, w, x, out) = (self.operation, self.w, self.x, self.out);
+        let mut needs = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit();
+        // SAFETY: all descriptors are alive, and the result is read only where it was written.
+        unsafe {
+            let checked = sys::cublasLtMatmulAlgoCheck(
+                handle,
+                operation,
+                w,
+                x,
+                out,
+                out,
+                &raw const algorithm.0,
+                needs.as_mut_ptr(),
+            );
+            checked.result().is_ok() && needs.assume_init().workspaceSize <= WORKSPACE
         }
     }
 
@@ -175,6 +272,7 @@ impl Plan {
         handle: sys::cublasLtHandle_t,
         workspace: &Memory,
         stream: sys::cudaStream_t,
+        algorithm: &Algorithm,
         key: Key,
         operands: Operands,
     ) -> Result<(), CublasError> {
@@ -199,7 +297,7 @@ impl Plan {
                 self.out,
                 at(operands.out),
                 self.out,
-                &raw const self.algorithm,
+                &raw const algorithm.0,
                 at(workspace.ptr),
                 workspace.bytes,
                 stream,

@@ -1,4 +1,4 @@
-//! Compiled kernels on disk.
+//! Compiled kernels on disk, and what was measured beside them.
 //!
 //! A file's name says all that went into it, so several versions live side by side; it is written beside its place and moved there, so
 //! that processes that start at the same time never see half of one; and it carries its checksum, so that a damaged one is made again.
@@ -17,7 +17,7 @@ use super::sources::{HEADERS, Source};
 const MAGIC: &[u8; 8] = b"quirek01";
 const CHECKSUM: usize = 32;
 
-/// A folder of compiled kernels.
+/// A folder of files that are whole or absent.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
     folder: PathBuf,
@@ -47,37 +47,51 @@ impl Cache {
 
     /// Stores machine code. What cannot be written is only lost time at the next start.
     pub(crate) fn put(&self, source: Source, arch: Arch, version: &str, cubin: &[u8]) -> std::io::Result<()> {
+        self.store(&file_name(&stem(source, arch), version), cubin)
+    }
+
+    /// What was stored under this name.
+    pub(crate) fn content(&self, name: &str) -> Option<Vec<u8>> {
+        read(&self.folder.join(name))
+    }
+
+    /// Stores something else, or replaces it.
+    pub(crate) fn store(&self, name: &str, content: &[u8]) -> std::io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         // Readable by all: an image is built by one user and run by another.
         let readable = fs::Permissions::from_mode(0o644);
         let mut file = tempfile::Builder::new().permissions(readable).tempfile_in(&self.folder)?;
         file.write_all(MAGIC)?;
-        file.write_all(&Sha256::digest(cubin))?;
-        file.write_all(cubin)?;
+        file.write_all(&Sha256::digest(content))?;
+        file.write_all(content)?;
         file.as_file().sync_all()?;
-        file.persist(self.folder.join(file_name(&stem(source, arch), version)))?;
+        file.persist(self.folder.join(name))?;
         Ok(())
     }
 }
 
 /// All of a name but the compiler's version.
 fn stem(source: Source, arch: Arch) -> String {
-    let mut hash = Sha256::new();
     let special = source.special.map(|special| special.options()).unwrap_or_default();
     let parts = [source.text].into_iter().chain(HEADERS.iter().map(|(_, text)| *text)).chain(OPTIONS.iter().copied());
-    for part in parts.chain(special.iter().map(String::as_str)) {
+    format!("{}-{arch}-{}-", source.name, digest(parts.chain(special.iter().map(String::as_str))))
+}
+
+/// What tells texts from others in a file's name.
+pub(crate) fn digest<'a>(parts: impl Iterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    let digest: String = hash.finalize()[..12].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{arch}-{digest}-", source.name)
+    hash.finalize()[..12].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn file_name(stem: &str, version: &str) -> String {
     format!("{stem}nvrtc{version}.cubin")
 }
 
-/// The machine code in a file, if all of it is there.
+/// What a file holds, if all of it is there.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let head = MAGIC.len() + CHECKSUM;

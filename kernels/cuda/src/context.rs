@@ -153,7 +153,7 @@ pub(crate) fn count() -> Result<u32, String> {
 }
 
 /// The newest CUDA that the driver knows, as CUDA counts versions.
-fn driver_version() -> Result<c_int, DriverError> {
+pub(crate) fn driver_version() -> Result<c_int, DriverError> {
     let mut version = 0;
     // SAFETY: the driver is present, and the pointer is to an integer.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map(|()| version)

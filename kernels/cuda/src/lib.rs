@@ -2,7 +2,9 @@
 //! compiled for the GPU found (`nvrtc`, `cache`), and one stream runs all operations in order. See `kernels/cuda/README.md`.
 //!
 //! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
-//! With 16-bit weights cuBLASLt chooses its algorithm by the number of rows, so a row's last bits may change with its company.
+//! With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may change with its company; and from
+//! what was measured on this machine (`ways`), so they may differ from another machine's. In a process the same rows are always multiplied
+//! in the same way.
 
 mod acts;
 mod arch;
@@ -26,6 +28,8 @@ mod libraries;
 mod matmul;
 mod matmul_cluster;
 mod matmul_few;
+mod matmul_hopper;
+mod measure;
 mod modules;
 mod nccl;
 mod noise;
@@ -43,6 +47,7 @@ mod sources;
 mod special;
 mod tensor_map;
 mod ungated;
+mod ways;
 mod weights;
 
 use std::path::PathBuf;
@@ -65,7 +70,8 @@ use ranks::Ranks;
 use recordings::Recordings;
 use rope_and_cache::Kv;
 use routing::Choices;
-use ungated::Ungated;
+use ungated::{Ungated, waits};
+use ways::Ways;
 use weights::{Staging, Weights};
 
 /// How to open a [`CudaBackend`].
@@ -79,6 +85,20 @@ pub struct CudaOptions {
     pub kernel_cache: Option<PathBuf>,
     /// The device is to meet those of other ranks; that takes NCCL.
     pub ranks: Option<RankOptions>,
+    /// How products of many rows of 16 bits are done.
+    pub products: Products,
+}
+
+/// Who does products of many rows of 16 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Products {
+    /// Whatever is the fastest on this machine: measured when a kind of product is first needed, and remembered beside compiled kernels.
+    #[default]
+    Fastest,
+    /// cuBLASLt, as it chooses itself. For comparisons.
+    Library,
+    /// This crate's own kernel, wherever it can. For tests of it.
+    Own,
 }
 
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
@@ -123,7 +143,8 @@ impl CudaBackend {
         let cache = options.kernel_cache.as_deref();
         let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
         let mut device = Device::open(options.ordinal, &options.folders, cache)?;
-        let matmul = Matmul::new(Blas::open(&options.folders, &mut device)?);
+        let blas = Blas::open(&options.folders, &mut device)?;
+        let matmul = Matmul::new(blas, Ways::new(&device.context, cache, options.products));
         Ok(Self {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
@@ -180,7 +201,7 @@ impl CudaBackend {
         let bias_len = bias.as_ref().map(|bias| bias.len);
         assert!(bias_len.is_none_or(|len| len == w.rows), "bias of {bias_len:?} for {} outputs", w.rows);
         let product = Product { x, w, bias, epilogue, out };
-        if matmul_few::may_gate(&self.device, &product) {
+        if waits(&self.device, &product) {
             self.ungated = Some(Ungated { x, w: handle, bias: bias_handle, out: (act, out) });
         } else {
             self.matmul.run(&mut self.device, product);

@@ -1,23 +1,33 @@
-//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, on Hopper `kernels/cuda/matmul_cluster.cu` for some more, cuBLASLt for
-//! other 16-bit weights and inputs, the plain kernel `kernels/cuda/matmul.cu` for the rest.
+//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, on Hopper `kernels/cuda/matmul_cluster.cu` for some more, for other 16-bit
+//! weights and inputs whichever way is the fastest (cuBLASLt with one of its algorithms, on Hopper `kernels/cuda/matmul_hopper.cu`), the plain
+//! kernel `kernels/cuda/matmul.cu` for the rest.
 
 use super::acts::{View, cast};
 use super::blas::{Blas, Key, Operands};
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
+use super::elementwise::{self, Function};
 use super::matmul_cluster::Clusters;
-use super::matmul_few;
+use super::special::LOWEST;
+use super::ways::{Kind, Way, Ways};
 use super::weights::{Vector, Weights};
-use kernels::ops::{DType, Epilogue};
+use super::{matmul_few, matmul_hopper, measure};
+use kernels::ops::{Activation, DType, Epilogue};
 
 /// Tile of the plain kernel, and its threads.
 const TILE: usize = 64;
 const THREADS: usize = 256;
 
+/// Algorithms of cuBLASLt that are tried: more where trying is cheap.
+const CANDIDATES: usize = 16;
+const CANDIDATES_OF_MANY: usize = 8;
+const MANY_ROWS: usize = 1024;
+
 /// What products need beside their operands.
 pub(crate) struct Matmul {
-    pub(crate) blas: Blas,
+    blas: Blas,
     clusters: Clusters,
+    ways: Ways,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
 }
@@ -32,37 +42,143 @@ pub(crate) struct Product<'a> {
 }
 
 impl Matmul {
-    pub(crate) fn new(blas: Blas) -> Self {
-        Self { blas, clusters: Clusters::default(), rounded: None }
+    pub(crate) fn new(blas: Blas, ways: Ways) -> Self {
+        Self { blas, clusters: Clusters::default(), ways, rounded: None }
     }
 
     pub(crate) fn run(&mut self, device: &mut Device, mut product: Product<'_>) {
-        let Product { x, w, out, epilogue, .. } = product;
+        let Product { x, w, .. } = product;
         if x.rows == 0 {
             return;
         }
         if w.dtype.size() == 2 && (w.compute == w.dtype || x.dtype == w.dtype) {
-            let key = Key {
-                rows: x.rows,
-                n: w.rows,
-                k: w.cols,
-                input: w.dtype,
-                output: out.dtype,
-                bias: product.bias.is_some(),
-                epilogue,
-            };
-            let input = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
-            product.x = input;
-            if matmul_few::run(device, &product) || self.clusters.run(device, &product) {
-                return;
-            }
-            let once = rounds_once(&product);
-            let bias = product.bias.as_deref_mut().map_or(0, |bias| bias.ptr_in(device, out.dtype));
-            if once && self.blas.run(device, key, Operands { x: input.ptr, w: w.ptr(), bias, out: out.ptr }) {
+            product.x = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
+            if matmul_few::run(device, &product)
+                || self.clusters.run(device, &product)
+                || self.run_many(device, &mut product)
+            {
                 return;
             }
         }
         plain(device, &product);
+    }
+
+    /// Queues a product of 16-bit operands in the way that is the fastest; false where there is none.
+    fn run_many(&mut self, device: &mut Device, product: &mut Product<'_>) -> bool {
+        let (key, out) = (product.key(), product.out);
+        let wanted = match self.way(device, product) {
+            Way::Own if matmul_hopper::fits(device, product) => return matmul_hopper::run(device, product, None, out),
+            Way::Library(algorithm) => Some(algorithm),
+            Way::Own | Way::Usual => None,
+        };
+        rounds_once(product) && {
+            let operands = product.operands(device);
+            self.blas.run(device, key, wanted, operands)
+        }
+    }
+
+    /// The way of such a product. One that is added to its output can only be measured as one that overwrites it ([`Self::run_added`]).
+    fn way(&mut self, device: &mut Device, product: &mut Product<'_>) -> Way {
+        let kind = Kind::of(&product.key(), None);
+        if let Some(way) = self.ways.get(kind) {
+            return way;
+        }
+        let own = matmul_hopper::fits(device, product);
+        if product.epilogue == Epilogue::Accumulate || !rounds_once(product) {
+            let way = if rounds_once(product) || !own { Way::Usual } else { Way::Own };
+            self.ways.settle(kind, way, None);
+            return way;
+        }
+        let (key, out, operands) = (product.key(), product.out, product.operands(device));
+        let most = if key.rows > MANY_ROWS { CANDIDATES_OF_MANY } else { CANDIDATES };
+        let candidates = self.blas.candidates(key, most);
+        let algorithms = candidates.as_ref().map_or(&[][..], |candidates| &candidates.algorithms);
+        let count = algorithms.len() + usize::from(own);
+        let measured = measure::fastest(device, self.blas.workspace(), count, |device, way| {
+            match (&candidates, algorithms.get(way)) {
+                (Some(candidates), Some(algorithm)) => candidates.run(device, algorithm, operands),
+                _ => matmul_hopper::run(device, product, None, out),
+            }
+        });
+        let way = measured.as_ref().map_or(Way::Usual, |measured| {
+            algorithms.get(measured.best).map_or(Way::Own, |algorithm| Way::Library(*algorithm))
+        });
+        let times = measured.map(|measured| measured.text());
+        self.ways.settle(kind, way, times.as_deref());
+        way
+    }
+
+    /// Queues a product and the gate of its outputs, into `out`: together where that is the fastest. What `product` leaves in its own output
+    /// nobody may read. False where it is no product for that: nothing happens then.
+    pub(crate) fn run_gated(
+        &mut self,
+        device: &mut Device,
+        product: &mut Product<'_>,
+        activation: Activation,
+        out: View,
+    ) -> bool {
+        if matmul_few::may_gate(device, product) && matmul_few::run_gated(device, product, activation, out) {
+            return true;
+        }
+        if !matmul_hopper::may_gate(device, product) || out.dtype != product.w.dtype {
+            return false;
+        }
+        let function = Function::from(activation);
+        match self.gated_way(device, product, activation, out) {
+            Way::Own => matmul_hopper::run(device, product, Some(function), out),
+            Way::Usual | Way::Library(_) => false,
+        }
+    }
+
+    fn gated_way(&mut self, device: &mut Device, product: &mut Product<'_>, activation: Activation, out: View) -> Way {
+        let function = Function::from(activation);
+        let kind = Kind::of(&product.key(), Some(function));
+        if let Some(way) = self.ways.get(kind) {
+            return way;
+        }
+        // Measured first, if it was not: what it is compared with is the product in its own best way.
+        let apart = self.way(device, product);
+        let (key, gate_up, operands) = (product.key(), product.out, product.operands(device));
+        let candidates = self.blas.candidates(key, 1);
+        let measured = measure::fastest(device, self.blas.workspace(), 2, |device, way| {
+            if way == 1 {
+                return matmul_hopper::run(device, product, Some(function), out);
+            }
+            let multiplied = match (apart, &candidates) {
+                (Way::Own, _) => matmul_hopper::run(device, product, None, gate_up),
+                (Way::Library(algorithm), Some(candidates)) => candidates.run(device, &algorithm, operands),
+                (_, Some(candidates)) => {
+                    candidates.algorithms.first().is_some_and(|first| candidates.run(device, first, operands))
+                }
+                (_, None) => false,
+            };
+            elementwise::gated(device, gate_up, activation, out);
+            multiplied
+        });
+        let way = measured.as_ref().filter(|measured| measured.best == 1).map_or(Way::Usual, |_| Way::Own);
+        let times = measured.map(|measured| measured.text());
+        self.ways.settle(kind, way, times.as_deref());
+        way
+    }
+
+    /// Whether it pays to wait for what a product may be added to: one launch less to read and write what it gave.
+    pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
+        /// Fewer rows are in the device's cache when they are added.
+        const LEAST_ROWS: usize = 512;
+        let Product { x, w, epilogue, out, .. } = product;
+        device.context.arch >= LOWEST
+            && w.dtype.size() == 2
+            && x.dtype == w.dtype
+            && out.dtype == DType::F32
+            && *epilogue == Epilogue::Store
+            && x.rows >= LEAST_ROWS
+    }
+
+    /// Queues a product that [`Self::may_add`] and adds it to `sum` instead of writing it to its own output, whose content is lost.
+    pub(crate) fn run_added(&mut self, device: &mut Device, mut product: Product<'_>, sum: View) {
+        // Measured, if it was not, where that harms nobody.
+        self.way(device, &mut product);
+        self.run(device, Product { epilogue: Epilogue::Accumulate, out: sum, ..product });
     }
 
     /// `x` in the weights' element type.
@@ -75,6 +191,21 @@ impl Matmul {
         let ptr = self.rounded.as_ref().map_or(0, |memory| memory.ptr);
         cast(device, (x.ptr, x.dtype), (ptr, w.dtype), x.elements());
         View { ptr, dtype: w.dtype, ..x }
+    }
+}
+
+impl Product<'_> {
+    fn key(&self) -> Key {
+        let Self { x, w, bias, epilogue, out } = self;
+        let (rows, n, k, bias) = (x.rows, w.rows, w.cols, bias.is_some());
+        Key { rows, n, k, input: w.dtype, output: out.dtype, bias, epilogue: *epilogue }
+    }
+
+    /// For cuBLASLt, which wants a bias in the output's type.
+    fn operands(&mut self, device: &mut Device) -> Operands {
+        let output = self.out.dtype;
+        let bias = self.bias.as_deref_mut().map_or(0, |bias| bias.ptr_in(device, output));
+        Operands { x: self.x.ptr, w: self.w.ptr(), bias, out: self.out.ptr }
     }
 }
 

@@ -156,12 +156,17 @@ impl Backend for CudaBackend {
 
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
         assert!(residual != delta && residual != out, "a residual that is also addend or output");
-        self.settle();
-        let (residual, delta) = (self.acts.view(residual), self.acts.view(delta));
+        self.acts.settle(&mut self.device);
+        self.norm_heads();
+        let (handle, residual, delta) = (delta, self.acts.view(residual), self.acts.view(delta));
         assert_eq!((residual.rows, residual.width), (delta.rows, delta.width), "shapes of a residual and its addend");
         assert_eq!(residual.dtype, DType::F32, "element type of a residual");
         let out = self.acts.target(out, residual.rows, residual.width);
         let params = self.norm_params(norm, residual.width);
+        if self.add_product(residual, handle, params, out) {
+            return;
+        }
+        self.multiply();
         norm::add_norm(&mut self.device, residual, delta, params, out);
     }
 

@@ -61,6 +61,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "matmul_cluster"
     "matmul_few"
     "matmul_few_gated"
+    "matmul_hopper"
 };
 
 /// What they include: name and text.

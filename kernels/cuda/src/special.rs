@@ -7,12 +7,13 @@ use super::attention_prefill;
 use super::experts;
 use super::matmul_cluster;
 use super::matmul_few;
+use super::matmul_hopper;
 use super::sources::{SPECIAL, Source};
 use kernels::ops::DType;
 
 /// From here on the hardware has what these kernels use: matrix products of 16-bit types and asynchronous copies.
 pub(crate) const LOWEST: Arch = Arch::new(8, 0);
-/// The architecture of `attention_prefill_hopper` and `matmul_cluster`.
+/// The architecture of the files that speak of it, and of `matmul_cluster`.
 pub(crate) const HOPPER: Arch = Arch::new(9, 0);
 
 /// Most sizes that a kernel is compiled for.
@@ -66,6 +67,7 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
     let prefill = DIMS.iter().map(|dim| attention_prefill::special([dtype; 2], (*dim, *dim)));
     let hopper = attention_prefill::HOPPER_DIMS.iter().map(|dim| attention_prefill::hopper_special(dtype, *dim));
     let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
+    let hopper = hopper.chain(matmul_hopper::usual(dtype));
     let mut all: Vec<Special> = few
         .chain(experts::usual(arch, dtype))
         .chain(decode)

@@ -1,12 +1,13 @@
-//! What waits for what follows it, so that one kernel does both: products for gates, norms of heads for rotations. Whatever else comes next
-//! first does what waits.
+//! What waits for what follows it, so that one kernel does both: products for gates or for what they are added to, norms of heads for
+//! rotations. Whatever else comes next first does what waits.
 
 use super::CudaBackend;
 use super::acts::View;
+use super::device::Device;
 use super::head_norms::HeadNorm;
-use super::matmul::Product;
-use super::{elementwise, matmul_few, norm};
-use kernels::ops::{Act, Activation, Epilogue, Matrix, Vector};
+use super::matmul::{Matmul, Product};
+use super::{elementwise, matmul_few, matmul_hopper, norm};
+use kernels::ops::{Act, Activation, DType, Epilogue, Matrix, Vector};
 
 /// A product, checked, that nothing was launched for yet.
 #[derive(Clone, Copy)]
@@ -15,6 +16,13 @@ pub(crate) struct Ungated {
     pub(crate) w: Matrix,
     pub(crate) bias: Option<Vector>,
     pub(crate) out: (Act, View),
+}
+
+/// Whether a product should wait.
+pub(crate) fn waits(device: &Device, product: &Product<'_>) -> bool {
+    matmul_few::may_gate(device, product)
+        || matmul_hopper::may_gate(device, product)
+        || Matmul::may_add(device, product)
 }
 
 impl CudaBackend {
@@ -42,8 +50,22 @@ impl CudaBackend {
     pub(crate) fn multiply_gated(&mut self, ungated: Ungated, activation: Activation, out: View) -> bool {
         let w = &self.matrices[ungated.w.0 as usize];
         let bias = ungated.bias.map(|bias| &mut self.vectors[bias.0 as usize]);
-        let product = Product { x: ungated.x, w, bias, epilogue: Epilogue::Store, out: ungated.out.1 };
-        matmul_few::run_gated(&mut self.device, &product, activation, out)
+        let mut product = Product { x: ungated.x, w, bias, epilogue: Epilogue::Store, out: ungated.out.1 };
+        self.matmul.run_gated(&mut self.device, &mut product, activation, out)
+    }
+
+    /// Adds the product that waits for it to a residual, and norms that; false, and nothing happens, where none does.
+    pub(crate) fn add_product(&mut self, residual: View, delta: Act, params: norm::Params, out: View) -> bool {
+        let fits = |product: &mut Ungated| {
+            product.out.0 == delta && product.out.1.dtype == DType::F32 && product.x.ptr != residual.ptr
+        };
+        let Some(Ungated { x, w, bias, out: (_, own) }) = self.ungated.take_if(fits) else { return false };
+        let w = &self.matrices[w.0 as usize];
+        let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
+        let product = Product { x, w, bias, epilogue: Epilogue::Store, out: own };
+        self.matmul.run_added(&mut self.device, product, residual);
+        norm::norm(&mut self.device, residual, params, out);
+        true
     }
 
     /// Does the norms of heads that wait.

@@ -5,6 +5,7 @@ mod choose;
 mod gpu;
 mod invariance;
 mod latent;
+mod many;
 mod matmul;
 mod mixture;
 mod noise;

@@ -7,6 +7,7 @@ impl Bench {
     /// A layer of a decode step, kernel after kernel as a model has them; the share is that of reading weights and cache once.
     pub(crate) fn decode_layer(&mut self, model: &Model) {
         const TOKENS: usize = 256;
+        const ROWS: usize = 256;
         let Model { hidden, heads, inner, .. } = *model;
         let qkv_width = (heads.q + 2 * heads.kv) * heads.dim;
         let shapes = [(qkv_width, hidden), (hidden, heads.q * heads.dim), (2 * inner, hidden), (hidden, inner)];
@@ -14,17 +15,17 @@ impl Bench {
         let copies = ROTATION.div_ceil(weight_bytes).max(2);
         let weights: Vec<[Matrix; 4]> = (0..copies).map(|_| shapes.map(|(n, k)| self.matrix(n, k))).collect();
         let qkv = self.act(MOST_ROWS, qkv_width);
-        let caches = self.caches(heads, qkv, 128 * TOKENS);
+        let caches = self.caches(heads, qkv, ROWS * TOKENS);
         let scales = Some(self.backend.load_vector(&vec![1.0; hidden]));
         let norm = Norm { kind: NormKind::Rms, weight: scales, bias: None, eps: 1e-5 };
         let inv_freq = self.backend.load_vector(&vec![0.5; heads.dim / 2]);
         let rope = Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 });
         let attention = self.attention(heads);
         let mut rounded = |rows, width| self.backend.new_rounded_act(rows, width, DType::Bf16);
-        let (normed, attended) = (rounded(128, hidden), rounded(128, heads.q * heads.dim));
-        let (gate_up, gated) = (rounded(128, 2 * inner), rounded(128, inner));
-        let (residual, delta) = (self.backend.new_act(128, hidden), self.backend.new_act(128, hidden));
-        for rows in [1, 8, 16, 24, 32, 48, 64, 96, 128] {
+        let (normed, attended) = (rounded(ROWS, hidden), rounded(ROWS, heads.q * heads.dim));
+        let (gate_up, gated) = (rounded(ROWS, 2 * inner), rounded(ROWS, inner));
+        let (residual, delta) = (self.backend.new_act(ROWS, hidden), self.backend.new_act(ROWS, hidden));
+        for rows in [1, 8, 16, 24, 32, 48, 64, 96, 128, ROWS] {
             self.begin(&vec![(TOKENS - 1, 1); rows]);
             let seconds = self.time(2 * LEADS, |backend, i| {
                 let ([qkv_w, o, gate_up_w, down], cache) = (weights[i % copies], caches[i % caches.len()]);

@@ -2,16 +2,19 @@
 //!
 //! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [part ...]`, of [`PARTS`] and `mixture`
 //!
+//! `library` or `own` as first word: products of many rows by cuBLASLt as it chooses itself, or by our own kernel wherever that can.
+//!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
 //! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's. Weights and caches are
 //! rotated so that none is still in the GPU's cache.
 
 mod layer;
+mod many;
 mod mixture;
 
 use kernels::ops::*;
-use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
+use kernels_cuda::{CudaBackend, CudaOptions, Folders, Products, Surroundings};
 use std::time::Instant;
 
 /// Rows of the largest step, tokens of a block, and bytes that a rotation covers at least.
@@ -53,21 +56,27 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 5] = [
+const PARTS: [(&str, Part); 6] = [
     ("products", Bench::products),
     ("decode", Bench::decode),
     ("prefill", Bench::prefill),
     ("rowwise", Bench::rowwise),
     ("layer", Bench::decode_layer),
+    ("many", Bench::many),
 ];
 type Part = fn(&mut Bench, &Model);
 
 fn main() -> Result<(), String> {
-    let mut numbers = std::env::args().skip(1).map_while(|word| word.parse::<f64>().ok());
+    let mut words = std::env::args().skip(1).peekable();
+    let products = words.next_if(|word| ["library", "own"].contains(&word.as_str()));
+    let products =
+        products.map_or(Products::Fastest, |word| if word == "own" { Products::Own } else { Products::Library });
+    let words: Vec<String> = words.collect();
+    let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
-    let mut bench = Bench::open(memory * 1e12, tensor * 1e12)?;
+    let mut bench = Bench::open(memory * 1e12, tensor * 1e12, products)?;
     println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
-    let named: Vec<String> = std::env::args().skip(1).filter(|word| word.parse::<f64>().is_err()).collect();
+    let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
     let wanted = |name: &str| named.is_empty() || named.iter().any(|word| word == name);
     for model in &MODELS {
         for (_, part) in PARTS.iter().filter(|(name, _)| wanted(name)) {
@@ -83,14 +92,15 @@ fn main() -> Result<(), String> {
 }
 
 impl Bench {
-    fn open(memory: f64, tensor: f64) -> Result<Self, String> {
+    fn open(memory: f64, tensor: f64, products: Products) -> Result<Self, String> {
         let variable = std::env::var_os;
         let (named, virtual_env, path) =
             (variable("QUIRE_CUDA_LIBRARY_PATH"), variable("VIRTUAL_ENV"), variable("PATH"));
         let surroundings =
             Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
         let kernel_cache = variable("QUIRE_KERNEL_CACHE").map(Into::into);
-        let options = CudaOptions { folders: Folders::of(surroundings), kernel_cache, ..CudaOptions::default() };
+        let options =
+            CudaOptions { folders: Folders::of(surroundings), kernel_cache, products, ..CudaOptions::default() };
         let mut backend = CudaBackend::open(&options)?;
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);

@@ -1,0 +1,251 @@
+// out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for many rows on Hopper, or activation(gate) * up of the columns [gate | up] of such a
+// product: as expert_matmul_hopper.cu, with the copy engine for both operands and the largest products there are.
+//
+// Blocks stay and take tiles of 128 rows and two boxes of 128 columns in turn: neighbours, or where columns are gated, one of gates and one
+// of what they gate. Two blocks of a cluster have neighbouring rows and the same columns: each fetches one of the boxes for both.
+//
+//                boxes: | w 0 | w 1 |        warpgroup 0 feeds four stages of 64 elements of k,
+//     block 0, rows 128 |     |     |        1 and 2 own 64 rows each, with all columns in registers;
+//     block 1, rows 128 |     |     |        while one writes its sums, the other multiplies on
+//
+// The order of a row's sum depends on k alone, not on the other rows.
+#include "activation.cuh"
+#include "hopper.cuh"
+
+// Compiled for one type and what is kept: `FUNCTION` of `activation.cuh`, or all columns (`src/matmul_hopper.rs`).
+#define ALL 7
+#ifndef TYPE
+#define TYPE bf16
+#define FUNCTION ALL
+#endif
+
+// `HopperShape` of src/matmul_hopper.rs.
+struct HopperShape {
+    u32 rows;
+    u32 n;
+    u32 k;
+    // Whether to add to `out` instead of overwriting it; it is f32 then.
+    u32 accumulate;
+    // Whether `out` is f32; else it has the input's type.
+    u32 wide;
+    // Of the function.
+    f32 limit;
+};
+
+struct HopperProduct {
+    typedef TYPE T;
+    static constexpr bool GATED = FUNCTION != ALL;
+    static constexpr u32 ROWS = 128, BOX = 128, STEP = 64, DEPTH = 4, BLOCKS = 2;
+    static constexpr u32 BOX_BYTES = BOX * STEP * 2, X_BYTES = ROWS * STEP * 2, STAGE_BYTES = X_BYTES + 2 * BOX_BYTES;
+    static constexpr u32 CONSUMING_WARPS = 8;
+    // Columns of `out` that a tile has, and numbers of a row that a thread holds.
+    static constexpr u32 COLUMNS = GATED ? BOX : 2 * BOX, SUMS = 128;
+    // Pairs of row tiles that are walked together, so that their columns of w are still in the cache.
+    static constexpr u32 TOGETHER = 8;
+
+    HopperShape shape;
+    u32 rank, stages, full, empty;
+    // Columns of `out`; tiles of a cluster.
+    u32 width, row_pairs, column_tiles, total, steps;
+
+    struct Work {
+        u32 row, column;
+    };
+
+    DEVICE Work work(u32 index) const {
+        const u32 first = index / (TOGETHER * column_tiles) * TOGETHER, inside = index % (TOGETHER * column_tiles);
+        const u32 height = min(TOGETHER, row_pairs - first);
+        return {((first + inside % height) * BLOCKS + rank) * ROWS, inside / height * COLUMNS};
+    }
+
+    // By one thread.
+    DEVICE void feed(const TensorMap* x, const TensorMap* w) const {
+        u32 filled = 0;
+        for (u32 index = blockIdx.x / BLOCKS; index < total; index += gridDim.x / BLOCKS) {
+            const Work work = this->work(index);
+            const u32 column = work.column + rank * (GATED ? width : BOX);
+            for (u32 step = 0; step < steps; step++, filled++) {
+                const u32 stage = filled % DEPTH, at = stages + stage * STAGE_BYTES;
+                barrier_wait(empty + 8 * stage, filled / DEPTH % 2 ^ 1);
+                barrier_expect(full + 8 * stage, STAGE_BYTES);
+                copy_box(at, x, step * STEP, work.row, full + 8 * stage);
+                copy_box_to(at + X_BYTES + rank * BOX_BYTES, w, step * STEP, column, full + 8 * stage, (1 << BLOCKS) - 1);
+            }
+        }
+    }
+
+    // Both blocks wait for both blocks' readers before they write to a stage.
+    DEVICE void release(u32 used) const {
+        const u32 lane = threadIdx.x % 32;
+        if (lane < BLOCKS) barrier_arrive_after_reading(address_in(empty + 8 * (used % DEPTH), lane));
+    }
+
+    DEVICE void consume(void* out, const f32* bias, u32 group) const {
+        const u32 lane = threadIdx.x % 32;
+        u32 used = 0;
+        f32 c[SUMS];
+        for (u32 index = blockIdx.x / BLOCKS; index < total; index += gridDim.x / BLOCKS) {
+            for (u32 step = 0; step < steps; step++, used++) {
+                const u32 stage = used % DEPTH, at = stages + stage * STAGE_BYTES;
+                barrier_wait(full + 8 * stage, used / DEPTH % 2);
+                products_begin();
+#pragma unroll
+                for (u32 k = 0; k < STEP / 16; k++)
+                    multiply_shared(T(), c, operand(at + group * (64 * 128) + k * 32, 0), operand(at + X_BYTES + k * 32, 0), step + k);
+                products_commit();
+                // The stage before is no longer read.
+                products_wait<1>();
+                if (step > 0) release(used - 1);
+            }
+            products_wait<0>();
+            release(used - 1);
+            settle(c);
+            const Work work = this->work(index);
+            if (bias) add_bias(c, work.column, bias);
+            const u32 row = work.row + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+            if constexpr (GATED) gate(c);
+            if (!shape.wide) write((T*)out, c, row, work.column);
+            else if (shape.accumulate) add_to((f32*)out, c, row, work.column);
+            else write((f32*)out, c, row, work.column);
+        }
+    }
+
+    // Sums `4 i ..` of a thread: two of its row, two of the row 8 further, at the columns 8 i + 2 t and its neighbour.
+    DEVICE void add_bias(f32 (&c)[SUMS], u32 column, const f32* bias) const {
+        const u32 t = threadIdx.x % 4;
+#pragma unroll
+        for (u32 i = 0; i < SUMS / 4; i++) {
+            const u32 box = i / (BOX / 8), at = column + i % (BOX / 8) * 8 + 2 * t + box * (GATED ? width : BOX);
+            if (at >= shape.n) continue;
+            const float2 shift = *(const float2*)(bias + at);
+            c[4 * i] += shift.x, c[4 * i + 1] += shift.y;
+            c[4 * i + 2] += shift.x, c[4 * i + 3] += shift.y;
+        }
+    }
+
+    // The first half becomes what is kept.
+    DEVICE void gate(f32 (&c)[SUMS]) const {
+        const Activation activation = {FUNCTION, shape.limit};
+#pragma unroll
+        for (u32 i = 0; i < SUMS / 2; i++) c[i] = kept(activation, c[i]) * gated_half(activation, c[SUMS / 2 + i]);
+    }
+
+    // SiLU to some units in the last place of f32, far below what rounding to 16 bits leaves: the exact one takes as long as 6 % of a tile.
+    DEVICE static f32 kept(Activation activation, f32 x) {
+        if (FUNCTION != SILU) return activated(activation, x);
+        f32 y;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(x * -1.4426950408889634f)));
+        return x * y;
+    }
+
+    // 32 bytes of a row by four lanes at a time.
+    DEVICE void write(f32* out, const f32 (&c)[SUMS], u32 row, u32 column) const {
+        const u32 t = threadIdx.x % 4;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            if (row + 8 * half >= shape.rows) continue;
+            f32* to = out + (size_t)(row + 8 * half) * width;
+#pragma unroll
+            for (u32 i = 0; i < COLUMNS / 8; i++) {
+                const u32 at = column + 8 * i + 2 * t;
+                if (at < width) *(float2*)(to + at) = make_float2(c[4 * i + 2 * half], c[4 * i + 2 * half + 1]);
+            }
+        }
+    }
+
+    // The same, added to what is there: as many loads at a time as there are registers for.
+    DEVICE void add_to(f32* out, const f32 (&c)[SUMS], u32 row, u32 column) const {
+        static constexpr u32 AT_ONCE = 8;
+        const u32 t = threadIdx.x % 4;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            if (row + 8 * half >= shape.rows) continue;
+            f32* to = out + (size_t)(row + 8 * half) * width;
+#pragma unroll
+            for (u32 first = 0; first < COLUMNS / 8; first += AT_ONCE) {
+                float2 before[AT_ONCE];
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; i++) {
+                    const u32 at = column + 8 * (first + i) + 2 * t;
+                    before[i] = at < width ? *(const float2*)(to + at) : make_float2(0.0f, 0.0f);
+                }
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; i++) {
+                    const u32 at = column + 8 * (first + i) + 2 * t, from = 4 * (first + i) + 2 * half;
+                    if (at < width) *(float2*)(to + at) = make_float2(before[i].x + c[from], before[i].y + c[from + 1]);
+                }
+            }
+        }
+    }
+
+    // Four lanes exchange what they have of four groups of 8 columns, so that each writes 16 bytes of one.
+    DEVICE void write(T* out, const f32 (&c)[SUMS], u32 row, u32 column) const {
+        const u32 t = threadIdx.x % 4;
+#pragma unroll
+        for (u32 first = 0; first < COLUMNS / 8; first += 4)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                u32 p[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) p[i] = Tensor<T>::pack(c[4 * (first + i) + 2 * half], c[4 * (first + i) + 2 * half + 1]);
+                exchange(p[0], p[1], t & 1, 1);
+                exchange(p[2], p[3], t & 1, 1);
+                exchange(p[0], p[2], t & 2, 2);
+                exchange(p[1], p[3], t & 2, 2);
+                const u32 at = column + 8 * (first + t);
+                if (row + 8 * half < shape.rows && at < width)
+                    *(uint4*)(out + (size_t)(row + 8 * half) * width + at) = make_uint4(p[0], p[1], p[2], p[3]);
+            }
+    }
+
+    // The upper lane of two gives its `a` for the lower one's `b`.
+    DEVICE static void exchange(u32& a, u32& b, u32 upper, u32 distance) {
+        const u32 got = __shfl_xor_sync(~0u, upper ? a : b, distance);
+        if (upper) a = got;
+        else b = got;
+    }
+
+    DEVICE void plan(char* shared) {
+        rank = cluster_rank();
+        stages = (shared_address(shared) + 1023) / 1024 * 1024;
+        full = stages + DEPTH * STAGE_BYTES;
+        empty = full + 8 * DEPTH;
+        width = GATED ? shape.n / 2 : shape.n;
+        row_pairs = (shape.rows + BLOCKS * ROWS - 1) / (BLOCKS * ROWS);
+        column_tiles = (width + COLUMNS - 1) / COLUMNS;
+        total = row_pairs * column_tiles;
+        steps = (shape.k + STEP - 1) / STEP;
+        if (threadIdx.x == 0) {
+            for (u32 stage = 0; stage < DEPTH; stage++) {
+                barrier_init(full + 8 * stage, 1);
+                barrier_init(empty + 8 * stage, CONSUMING_WARPS * BLOCKS);
+            }
+            barrier_init_done();
+        }
+    }
+};
+
+extern __shared__ __align__(1024) char dynamic_shared[];
+
+// Grid: [2 * any number], 384 threads. The maps describe x and w in boxes of 64 columns and 128 rows, swizzled by 128 bytes. k and the columns
+// of `out` are multiples of 8.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) matmul_hopper(
+    void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape) {
+    HopperProduct it;
+    it.shape = shape;
+    it.plan(dynamic_shared);
+    __syncwarp();
+    cluster_barrier();
+    launch_dependents();
+    wait_for_inputs();
+    if (threadIdx.x < 128) {
+        give_registers<40>();
+        if (threadIdx.x == 0) it.feed(&x, &w);
+    } else {
+        take_registers<232>();
+        it.consume(out, bias, threadIdx.x / 128 - 1);
+    }
+    __syncwarp();
+    // Nobody leaves while others may still write to its shared memory.
+    cluster_barrier();
+}

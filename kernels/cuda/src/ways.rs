@@ -1,0 +1,208 @@
+//! How products of many rows are done on this machine: measured once for a kind of product, then remembered in a folder.
+//!
+//! A way is chosen when a kind is first needed, and stays for the life of the process. Files lie beside compiled kernels and are written as
+//! they are (`cache`): processes that start together may share the folder, and a damaged file is measured again. They are text: what was
+//! measured, the way taken, and what each way took.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::Products;
+use super::blas::{self, Algorithm};
+use super::cache::{self, digest};
+use super::context::{Context, driver_version};
+use super::elementwise::Function;
+use super::sources::{HEADERS, SPECIAL};
+use kernels::ops::DType;
+
+/// Products that are done in the same way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Kind {
+    /// See [`bucket`].
+    rows: usize,
+    n: usize,
+    k: usize,
+    input: DType,
+    output: DType,
+    bias: bool,
+    /// The gate function that follows, as its number.
+    gate: Option<u32>,
+}
+
+/// How a product is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// cuBLASLt as it chooses itself; where columns are gated, the product in its own best way, and then the gate.
+    Usual,
+    /// cuBLASLt with this algorithm.
+    Library(Algorithm),
+    /// `matmul_hopper.cu`.
+    Own,
+}
+
+impl Kind {
+    pub(crate) fn of(key: &blas::Key, gate: Option<Function>) -> Self {
+        let blas::Key { rows, n, k, input, output, bias, .. } = *key;
+        Self { rows: bucket(rows), n, k, input, output, bias, gate: gate.map(|function| function.number) }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rows, n, k, input, output, bias, gate } = self;
+        write!(f, "{} to {}, [{n}, {k}], up to {rows} rows", input.name(), output.name())?;
+        write!(f, "{}", if *bias { ", bias" } else { "" })?;
+        gate.map_or(Ok(()), |number| write!(f, ", gate {number}"))
+    }
+}
+
+impl Way {
+    fn text(self) -> String {
+        match self {
+            Self::Usual => "usual".to_owned(),
+            Self::Own => "own".to_owned(),
+            Self::Library(algorithm) => algorithm.text(),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "usual" => Some(Self::Usual),
+            "own" => Some(Self::Own),
+            _ => Algorithm::parse(text).map(Self::Library),
+        }
+    }
+}
+
+/// Rows that are measured as one: the next of a list that grows finer towards few rows, where the tiles of a product count most.
+fn bucket(rows: usize) -> usize {
+    let step = match rows {
+        ..=64 => 16,
+        65..=256 => 32,
+        257..=1024 => 128,
+        1025..=4096 => 512,
+        _ => 2048,
+    };
+    rows.next_multiple_of(step)
+}
+
+/// The ways known so far.
+pub(crate) struct Ways {
+    cache: Option<cache::Cache>,
+    /// What a measurement is good for beside its kind: device, driver, library, own kernel.
+    machine: String,
+    known: HashMap<Kind, Way>,
+    /// The same for all kinds, measured or not.
+    only: Option<Way>,
+}
+
+impl Ways {
+    pub(crate) fn new(context: &Context, cache: Option<&Path>, products: Products) -> Self {
+        let driver = driver_version().unwrap_or_default();
+        let library = blas::version();
+        let own = SPECIAL.iter().filter(|source| source.name == "matmul_hopper").map(|source| source.text);
+        let own = digest(own.chain(HEADERS.iter().map(|(_, text)| *text)));
+        let machine = format!(
+            "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernel {own}",
+            context.name, context.multiprocessors
+        );
+        let only = match products {
+            Products::Fastest => None,
+            Products::Library => Some(Way::Usual),
+            Products::Own => Some(Way::Own),
+        };
+        Self { cache: cache.map(cache::Cache::new), machine, known: HashMap::new(), only }
+    }
+
+    /// The way of a kind, if it was measured or settled before.
+    pub(crate) fn get(&mut self, kind: Kind) -> Option<Way> {
+        if let Some(way) = self.only.as_ref().or_else(|| self.known.get(&kind)) {
+            return Some(*way);
+        }
+        let stored = self.cache.as_ref()?.content(&self.file_name(kind))?;
+        let mut lines = std::str::from_utf8(&stored).ok()?.lines();
+        let way = lines.next().filter(|line| *line == self.title(kind)).and_then(|_| Way::parse(lines.next()?))?;
+        self.known.insert(kind, way);
+        Some(way)
+    }
+
+    /// From now on a kind is done in this way; `times` (text) is what measuring it showed, without which nothing is stored.
+    pub(crate) fn settle(&mut self, kind: Kind, way: Way, times: Option<&str>) {
+        self.known.insert(kind, way);
+        if let (Some(cache), Some(times)) = (&self.cache, times) {
+            let content = format!("{}\n{}\n{times}\n", self.title(kind), way.text());
+            // What cannot be written is measured again at the next start.
+            let _ = cache.store(&self.file_name(kind), content.as_bytes());
+        }
+    }
+
+    fn title(&self, kind: Kind) -> String {
+        format!("{kind}; {}", self.machine)
+    }
+
+    fn file_name(&self, kind: Kind) -> String {
+        format!("product-{}.way", digest([self.title(kind).as_str()].into_iter()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::ops::Epilogue;
+
+    fn ways(folder: &Path, machine: &str) -> Ways {
+        Ways { cache: Some(cache::Cache::new(folder)), machine: machine.to_owned(), known: HashMap::new(), only: None }
+    }
+
+    fn kind(rows: usize, gate: bool) -> Kind {
+        let (n, k, input, output) = (28672, 4096, DType::Bf16, DType::Bf16);
+        let key = blas::Key { rows, n, k, input, output, bias: false, epilogue: Epilogue::Store };
+        Kind::of(&key, gate.then(|| kernels::ops::Activation::Silu.into()))
+    }
+
+    #[test]
+    fn rows_share_a_kind_with_those_up_to_the_next_of_a_list() {
+        assert_eq!(
+            [17, 32, 33, 64, 65, 250, 264, 1000, 1100, 8192].map(bucket),
+            [32, 32, 48, 64, 96, 256, 384, 1024, 1536, 8192]
+        );
+        for rows in 1..20_000 {
+            assert!(bucket(rows) >= rows && bucket(bucket(rows)) == bucket(rows), "{rows}");
+        }
+        assert_eq!(kind(250, false), kind(256, false));
+        assert_ne!(kind(250, false), kind(250, true));
+    }
+
+    #[test]
+    fn what_was_measured_is_known_at_the_next_start_of_the_same_machine() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let algorithm = Algorithm::parse(&format!("cublaslt{}", " 1f".repeat(8))).expect("an algorithm");
+        let mut first = ways(folder.path(), "one");
+        for (rows, way) in [(64, Way::Usual), (128, Way::Own), (256, Way::Library(algorithm))] {
+            assert_eq!(first.get(kind(rows, false)), None);
+            first.settle(kind(rows, false), way, Some("1.0 2.0"));
+            assert_eq!(ways(folder.path(), "one").get(kind(rows, false)), Some(way));
+            assert_eq!(ways(folder.path(), "another").get(kind(rows, false)), None);
+            assert_eq!(ways(folder.path(), "one").get(kind(rows, true)), None);
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_stored_and_a_damaged_file_is_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ways_here = ways(folder.path(), "one");
+        ways_here.settle(kind(64, false), Way::Own, None);
+        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        ways_here.settle(kind(64, false), Way::Own, Some("1.0"));
+        let path = folder.path().join(ways_here.file_name(kind(64, false)));
+        let mut bytes = std::fs::read(&path).expect("stored");
+        let last = bytes.len() - 2;
+        bytes[last] ^= 1;
+        std::fs::write(&path, &bytes).expect("damaged");
+        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        std::fs::write(&path, &bytes[..20]).expect("cut");
+        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        // In the process that knows it nothing changes.
+        assert_eq!(ways_here.get(kind(64, false)), Some(Way::Own));
+    }
+}

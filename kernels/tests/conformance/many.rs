@@ -1,0 +1,204 @@
+//! Products of so many rows of 16 bits that a GPU has several ways for them, each of which must be right.
+
+use super::{Random, encode, filled_in, gpu, host, round};
+use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
+use kernels_cuda::{CudaOptions, Products};
+
+/// Rows, outputs and inputs: ragged in each, many tiles, and a k that is no multiple of a stage.
+const SHAPES: [(usize, usize, usize); 6] =
+    [(129, 16, 8), (256, 512, 64), (300, 272, 520), (700, 1040, 200), (2305, 2064, 72), (513, 4112, 328)];
+
+/// A gate function and its name.
+type Gate = (Activation, fn(f64, f64) -> f64);
+
+/// The first GPU with each way forced on it; none where there is none.
+fn backends() -> Vec<(String, Box<dyn Backend>)> {
+    let only = std::env::var("QUIRE_TEST_DEVICE").ok();
+    if only.as_deref() == Some("cpu") || gpu::backend(only.is_some()).is_none() {
+        return Vec::new();
+    }
+    let open = |products| {
+        let backend = gpu::open(&CudaOptions { products, ..gpu::options() });
+        (format!("{products:?} on {}", backend.describe()), backend)
+    };
+    [Products::Own, Products::Library, Products::Fastest].map(open).into()
+}
+
+/// A product's operands, and some of its rows in float64.
+struct Case {
+    rows: usize,
+    n: usize,
+    k: usize,
+    dtype: DType,
+    w: Vec<f32>,
+    bytes: Vec<u8>,
+    x: Vec<f32>,
+    bias: Option<Vec<f32>>,
+}
+
+impl Case {
+    fn new((rows, n, k): (usize, usize, usize), dtype: DType, with_bias: bool) -> Self {
+        let mut random = Random((rows * n + k) as u64);
+        let (bytes, w) = encode(&random.values(n * k), dtype);
+        let (_, x) = encode(&random.values(rows * k), dtype);
+        let bias = with_bias.then(|| random.values(n).iter().map(|shift| round(*shift, dtype)).collect());
+        Self { rows, n, k, dtype, w, bytes, x, bias }
+    }
+
+    /// Rows that are compared: about 20, the first and the last ones of tiles among them.
+    fn compared(&self) -> impl Iterator<Item = usize> {
+        let rows = self.rows;
+        (0..rows).filter(move |row| row % (rows / 12) == 0 || [63, 64, 127, 128, 255, rows - 1].contains(row))
+    }
+
+    fn row(&self, row: usize) -> Vec<f64> {
+        let x = &self.x[row * self.k..][..self.k];
+        let outputs = self.w.chunks(self.k).enumerate();
+        let sum = |w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
+        outputs.map(|(col, w)| sum(w) + self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[col]))).collect()
+    }
+
+    fn what(&self, name: &str) -> String {
+        let Self { rows, n, k, dtype, .. } = self;
+        format!("{name}: {rows} x {n} x {k} {dtype:?}, bias: {}", self.bias.is_some())
+    }
+}
+
+/// To what 16 bits keep of it; sums of f32 stay far below.
+fn check_row(what: &str, row: usize, got: &[f32], want: &[f64], step: f64) {
+    for (col, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*got) - want).abs();
+        let bound = step * (want.abs() + 0.1) + 1e-4;
+        assert!(error <= bound, "{what}: row {row}, column {col} is {got}, want {want} (off by {error:e})");
+    }
+}
+
+fn step(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 => 2.0_f64.powi(-10),
+        _ => 2.0_f64.powi(-7),
+    }
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    let types = [DType::Bf16, DType::F16];
+    types.into_iter().flat_map(|dtype| SHAPES.into_iter().map(move |shape| Case::new(shape, dtype, shape.0 % 2 == 0)))
+}
+
+#[test]
+fn products() {
+    for (name, mut backend) in backends() {
+        let backend = &mut *backend;
+        for case in cases() {
+            let matrix = backend.load_matrix(host(case.dtype, case.n, case.k, &case.bytes), case.dtype);
+            let bias = case.bias.as_ref().map(|bias| backend.load_vector(bias));
+            let x = filled_in(backend, case.k, &case.x, case.dtype);
+            for output in [case.dtype, DType::F32] {
+                let out = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], output);
+                backend.matmul(x, matrix, bias, Epilogue::Store, out);
+                let got = backend.read(out);
+                assert!(got.iter().all(|value| value.is_finite()), "{}: all is written", case.what(&name));
+                for row in case.compared() {
+                    check_row(&case.what(&name), row, &got[row * case.n..][..case.n], &case.row(row), step(output));
+                }
+            }
+        }
+    }
+}
+
+/// A product, and what comes after it at once.
+#[test]
+fn gated() {
+    for (name, mut backend) in backends() {
+        let backend = &mut *backend;
+        for case in cases() {
+            let half = case.n / 2;
+            let matrix = backend.load_matrix(host(case.dtype, case.n, case.k, &case.bytes), case.dtype);
+            let bias = case.bias.as_ref().map(|bias| backend.load_vector(bias));
+            let x = filled_in(backend, case.k, &case.x, case.dtype);
+            let functions: [Gate; 2] = [
+                (Activation::Silu, |gate, up| gate / (1.0 + (-gate).exp()) * up),
+                (Activation::Relu, |gate, up| gate.max(0.0) * up),
+            ];
+            for (activation, function) in functions {
+                let gate_up = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], case.dtype);
+                let out = filled_in(backend, half, &vec![f32::NAN; case.rows * half], case.dtype);
+                backend.matmul(x, matrix, bias, Epilogue::Store, gate_up);
+                backend.gated(gate_up, activation, out);
+                let got = backend.read(out);
+                assert!(got.iter().all(|value| value.is_finite()), "{}: all is written", case.what(&name));
+                for row in case.compared() {
+                    let sums = case.row(row);
+                    let want: Vec<f64> = (0..half).map(|col| function(sums[col], sums[half + col])).collect();
+                    // Where the sums are rounded before they are gated, each adds its share; and a small gate is its sum's error.
+                    let largest = sums.iter().fold(1.0_f64, |most, sum| most.max(sum.abs()));
+                    let what = format!("{} {activation:?}", case.what(&name));
+                    for (col, (got, want)) in got[row * half..][..half].iter().zip(&want).enumerate() {
+                        let (error, bound) = ((f64::from(*got) - want).abs(), 2.0 * step(case.dtype));
+                        let bound = bound * (want.abs() + 0.1 * largest);
+                        assert!(
+                            error <= bound,
+                            "{what}: row {row}, column {col} is {got}, want {want} (off by {error:e})"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn added_to_a_residual_and_normed() {
+    let norm = Norm { kind: NormKind::Rms, weight: None, bias: None, eps: 1e-5 };
+    for (name, mut backend) in backends() {
+        let backend = &mut *backend;
+        for case in cases() {
+            let before = Random(case.n as u64).values(case.rows * case.n);
+            let matrix = backend.load_matrix(host(case.dtype, case.n, case.k, &case.bytes), case.dtype);
+            let bias = case.bias.as_ref().map(|bias| backend.load_vector(bias));
+            let x = filled_in(backend, case.k, &case.x, case.dtype);
+            let delta = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], DType::F32);
+            let out = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], case.dtype);
+            // The last one written by the host: looking at another buffer sends it off.
+            let residual = filled_in(backend, case.n, &before, DType::F32);
+            // Twice, so that what was measured the first time has not been added too often.
+            for times in 1..=2 {
+                backend.matmul(x, matrix, bias, Epilogue::Store, delta);
+                backend.add_norm(residual, delta, norm, out);
+                let sums = backend.read(residual).to_vec();
+                let normed = backend.read(out);
+                for row in case.compared() {
+                    let range = row * case.n..(row + 1) * case.n;
+                    let added = case.row(row).into_iter().zip(&before[range.clone()]);
+                    let want: Vec<f64> =
+                        added.map(|(sum, before)| f64::from(times) * sum + f64::from(*before)).collect();
+                    check_row(&case.what(&name), row, &sums[range.clone()], &want, step(DType::F32));
+                    let mean = want.iter().map(|sum| sum * sum).sum::<f64>() / case.n as f64;
+                    let want: Vec<f64> = want.iter().map(|sum| sum / (mean + 1e-5).sqrt()).collect();
+                    check_row(&case.what(&name), row, &normed[range], &want, step(case.dtype));
+                }
+            }
+        }
+    }
+}
+
+/// The same rows give the same bits, however often: what was measured first stays.
+#[test]
+fn a_way_once_taken_stays() {
+    for (name, mut backend) in backends() {
+        let backend = &mut *backend;
+        let case = Case::new((300, 1024, 512), DType::Bf16, false);
+        let matrix = backend.load_matrix(host(case.dtype, case.n, case.k, &case.bytes), case.dtype);
+        let x = filled_in(backend, case.k, &case.x, case.dtype);
+        let out = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], case.dtype);
+        let mut run = || {
+            backend.matmul(x, matrix, None, Epilogue::Store, out);
+            backend.read(out).to_vec()
+        };
+        let first = run();
+        for _ in 0..4 {
+            super::check_same(&name, &run(), &first);
+        }
+    }
+}

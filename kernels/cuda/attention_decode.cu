@@ -24,11 +24,13 @@
 #define STAGES 3
 #endif
 
-// What the cache keeps: with NARROW 8-bit floats, which are widened on their way to shared memory.
+// What the cache keeps, and what products take: with NARROW 8-bit floats, which f16 holds exactly.
 #ifdef NARROW
 typedef e4m3 Cached;
+typedef f16 Operand;
 #else
 typedef TYPE Cached;
+typedef TYPE Operand;
 #endif
 
 #define KEYS 16u
@@ -94,60 +96,30 @@ struct Decode {
     // Whether this warp's keys of a tile were there before this step: all but a sequence's last one.
     DEVICE static bool is_old(const Cursor& at) { return first_key(at) + KEYS < at.end || first_key(at) >= at.end; }
 
-#ifdef NARROW
-    // Eight numbers at a time of this warp's keys and values of a tile, which its lanes have on the way to the ring.
-    struct Pieces {
-        uint2 k[(KEYS * DIM / 8 + 31) / 32], v[(KEYS * V_DIM / 8 + 31) / 32];
-    };
-
-    DEVICE void load_pieces(const Cursor& at, Pieces& pieces) const {
-        const u32 first = first_key(at);
-        const u32 block = first < at.end && first + KEYS > at.begin ? at.table[first / attention.block_size] : 0;
-        const size_t row = ((size_t)block * attention.kv_heads + at.head / groups_per_head) * attention.block_size
-            + first % attention.block_size;
-        load_rows<DIM>(at, first, keys + row * DIM, pieces.k);
-        load_rows<V_DIM>(at, first, values + row * V_DIM, pieces.v);
+    // Starts copying 16 bytes at a time of a warp's keys, or values, from row `first` of a sequence on; zeros where nobody sees a row.
+    template <int WIDTH>
+    DEVICE static void copy_rows(const Cursor& at, u32 first, const Cached* from, u32 to) {
+        const u32 PIECES = Row<WIDTH>::PIECES;
+#pragma unroll
+        for (u32 i = 0; i < KEYS * PIECES; i += 32) {
+            const u32 piece = i + threadIdx.x % 32, key = piece / PIECES;
+            const bool valid = first + key >= at.begin && first + key < at.end;
+            if (KEYS * PIECES % 32 == 0 || piece < KEYS * PIECES)
+                copy_async(to + Row<WIDTH>::at(key, piece % PIECES), from + (valid ? piece * (16 / sizeof(Cached)) : 0), valid);
+        }
     }
 
-    DEVICE void store_pieces(const Pieces& pieces, u32 stage) const {
-        const u32 to = ring + stage * STAGE_BYTES;
-        store_rows<T, DIM>(pieces.k, to);
-        store_rows<T, V_DIM>(pieces.v, to + KEYS * K_ROW);
-    }
-
-    DEVICE void fetch(const Cursor& at, u32 stage) const {
-        Pieces pieces;
-        load_pieces(at, pieces);
-        store_pieces(pieces, stage);
-    }
-#else
     // Starts copying this warp's keys of a tile into a stage of its ring.
     DEVICE void fetch(const Cursor& at, u32 stage) const {
-        const u32 lane = threadIdx.x % 32;
         const u32 first = first_key(at);
         if (first >= at.end || first + KEYS <= at.begin) return;
         const u32 block = at.table[first / attention.block_size];
         const size_t row = ((size_t)block * attention.kv_heads + at.head / groups_per_head) * attention.block_size
             + first % attention.block_size;
-        const T *from_k = keys + row * DIM, *from_v = values + row * V_DIM;
         const u32 to = ring + stage * STAGE_BYTES;
-#pragma unroll
-        for (u32 i = 0; i < KEYS * DIM / 8; i += 32) {
-            const u32 piece = i + lane, key = piece / (DIM / 8), column = piece % (DIM / 8);
-            const bool valid = first + key >= at.begin && first + key < at.end;
-            if (KEYS * DIM / 8 % 32 == 0 || piece < KEYS * DIM / 8)
-                copy_async(to + Row<DIM>::at(key, column), from_k + (valid ? piece * 8 : 0), valid);
-        }
-#pragma unroll
-        for (u32 i = 0; i < KEYS * V_DIM / 8; i += 32) {
-            const u32 piece = i + lane, key = piece / (V_DIM / 8), column = piece % (V_DIM / 8);
-            const bool valid = first + key >= at.begin && first + key < at.end;
-            if (KEYS * V_DIM / 8 % 32 == 0 || piece < KEYS * V_DIM / 8)
-                copy_async(to + KEYS * K_ROW + Row<V_DIM>::at(key, column), from_v + (valid ? piece * 8 : 0), valid);
-        }
+        copy_rows<DIM>(at, first, keys + row * DIM, to);
+        copy_rows<V_DIM>(at, first, values + row * V_DIM, to + KEYS * K_ROW);
     }
-
-#endif
 
     DEVICE void load_queries(const Cursor& at) {
         const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -155,11 +127,11 @@ struct Decode {
 #pragma unroll
         for (u32 tile = 0; tile < TILES_Q; tile++) {
             const u32 head = 8 * tile + g;
-            const T* from = qkv + (size_t)row * attention.qkv_width + (first_q(at) + head) * DIM + 2 * t;
+            const T* from = qkv + (size_t)row * attention.qkv_width + (first_q(at) + head) * DIM;
 #pragma unroll
             for (u32 k = 0; k < DIM / 16; k++) {
-                q[tile][k][0] = head < have ? *(const u32*)(from + 16 * k) : 0;
-                q[tile][k][1] = head < have ? *(const u32*)(from + 16 * k + 8) : 0;
+                q[tile][k][0] = head < have ? as_operand<T>(*(const u32*)(from + 16 * k + pair_of(t, 0))) : 0;
+                q[tile][k][1] = head < have ? as_operand<T>(*(const u32*)(from + 16 * k + pair_of(t, 1))) : 0;
             }
         }
     }
@@ -197,10 +169,10 @@ struct Decode {
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
             u32 a[4];
-            load_matrices(a, from_k + Row<DIM>::at(lane % 16, 2 * k + lane / 16));
+            load_keys<DIM>(a, from_k, k);
 #pragma unroll
             for (u32 tile = 0; tile < TILES_Q; tile++)
-                Tensor<T>::multiply(s[tile], a[0], a[1], a[2], a[3], q[tile][k][0], q[tile][k][1]);
+                Tensor<Operand>::multiply(s[tile], a[0], a[1], a[2], a[3], q[tile][k][0], q[tile][k][1]);
         }
         u32 p[TILES_Q][2];
 #pragma unroll
@@ -221,8 +193,8 @@ struct Decode {
                 s[tile][i + 2] = exp2_fast(s[tile][i + 2] - most);
                 l[tile][i] = l[tile][i] * shrink[i] + s[tile][i] + s[tile][i + 2];
             }
-            p[tile][0] = transpose(Tensor<T>::pack(s[tile][0], s[tile][1]));
-            p[tile][1] = transpose(Tensor<T>::pack(s[tile][2], s[tile][3]));
+            p[tile][0] = transpose(Tensor<Operand>::pack(s[tile][0], s[tile][1]));
+            p[tile][1] = transpose(Tensor<Operand>::pack(s[tile][2], s[tile][3]));
 #pragma unroll
             for (u32 d = 0; d < V_DIM / 16; d++)
 #pragma unroll
@@ -232,10 +204,10 @@ struct Decode {
 #pragma unroll
         for (u32 d = 0; d < V_DIM / 16; d++) {
             u32 a[4];
-            load_matrices_transposed(a, from_v + Row<V_DIM>::at(lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2));
+            load_values<V_DIM>(a, from_v, d);
 #pragma unroll
             for (u32 tile = 0; tile < TILES_Q; tile++)
-                Tensor<T>::multiply(o[d][tile], a[0], a[1], a[2], a[3], p[tile][0], p[tile][1]);
+                Tensor<Operand>::multiply(o[d][tile], a[0], a[1], a[2], a[3], p[tile][0], p[tile][1]);
         }
     }
 
@@ -258,8 +230,8 @@ struct Decode {
                 }
 #pragma unroll
                 for (u32 d = 0; d < V_DIM / 16; d++) {
-                    sums[line * SUM_ROW + 16 * d + g] = o[d][tile][i];
-                    sums[line * SUM_ROW + 16 * d + g + 8] = o[d][tile][i + 2];
+                    sums[line * SUM_ROW + 16 * d + column_of(g)] = o[d][tile][i];
+                    sums[line * SUM_ROW + 16 * d + column_of(g + 8)] = o[d][tile][i + 2];
                 }
             }
         }
@@ -444,22 +416,9 @@ struct Decode {
         for (u32 unit = begin; unit < end; unit++) {
             copy_wait<STAGES - 1>();
             __syncwarp();
-#ifdef NARROW
-            const bool more = fetched < end;
-            Pieces pieces;
-            if (more) load_pieces(next, pieces);
-            use(at, stage);
-            __syncwarp();
-            if (more) {
-                store_pieces(pieces, stage);
-                advance(batch, window, heads, sequences, before, next);
-                fetched++;
-            }
-#else
             use(at, stage);
             __syncwarp();
             fetch_next(stage);
-#endif
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             const Cursor used = at;
             const bool ended = at.tile + 1 == at.end_tile;

@@ -51,6 +51,14 @@ DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 b
         : "memory");
 }
 
+// Copies a box of whole rows, in groups of 8 (`tensor_map_of_groups` of `src/tensor_map.rs`), from row `8 * group` on.
+DEVICE void copy_rows(u32 to, const TensorMap* map, u32 group, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %2, %3}], [%4];" ::"r"(to), "l"(map),
+        "r"(0), "r"(group), "r"(barrier)
+        : "memory");
+}
+
 // Makes this thread's writes to shared memory visible to the tensor cores and the copy engine.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -93,6 +101,9 @@ DEVICE void barrier_wait_for_cluster(u32 barrier, u32 parity) {
 // A barrier of `threads` threads (whole warps) by number, 1 to 15.
 DEVICE void named_barrier(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
+// Arrives there and goes on.
+DEVICE void named_barrier_arrive(u32 number, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+
 template <u32 REGISTERS>
 DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <u32 REGISTERS>
@@ -113,9 +124,11 @@ DEVICE void settle(f32 (&c)[N]) {
 // Where an operand lies in shared memory: rows of 128 bytes, swizzled by 128 bytes, in groups of 8 rows (1,024 bytes, aligned so).
 // For an operand whose rows run along k, the groups follow each other; `next_part` is unused. For one whose rows run along n (a
 // transposed operand), rows are k, and columns from 64 on lie `next_part` bytes further.
-DEVICE u64 operand(u32 address, u32 next_part) {
-    return (u64)(address >> 4 & 0x3fff) | (u64)(next_part >> 4 & 0x3fff) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+// `operand_in`: the same where groups of 8 rows lie `next_group` bytes apart.
+DEVICE u64 operand_in(u32 address, u32 next_part, u32 next_group) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)(next_part >> 4 & 0x3fff) << 16 | (u64)(next_group >> 4) << 32 | (u64)1 << 62;
 }
+DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next_part, 1024); }
 
 // The registers of an accumulator, as an instruction names them and as C++ hands them over.
 #define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"

@@ -46,6 +46,14 @@ DEVICE void load_matrices_transposed(u32 (&x)[4], u32 from) {
                  : "memory");
 }
 
+// Two of them: lanes 0 to 15 give addresses.
+DEVICE void load_two_matrices(u32 (&x)[2], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(from) : "memory");
+}
+DEVICE void load_two_matrices_transposed(u32 (&x)[2], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(from) : "memory");
+}
+
 // Transposes an 8x8 matrix of 16-bit elements that lies over a warp as `load_matrices` leaves it.
 DEVICE u32 transpose(u32 x) {
     u32 y;
@@ -72,6 +80,17 @@ template <typename T> struct Tensor;
     };
 TENSOR_OF(bf16)
 TENSOR_OF(f16)
+
+// The two numbers of 8 bits in the low half, as f16.
+DEVICE u32 widen_pair(u32 x) {
+#if __CUDA_ARCH__ >= 890
+    u32 y;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((u16)x));
+    return y;
+#else
+    return Tensor<f16>::pack(load(e4m3{(u8)x}), load(e4m3{(u8)(x >> 8)}));
+#endif
+}
 
 // 8 numbers of 8 bits as 16-bit floats, which hold them exactly.
 template <typename T>

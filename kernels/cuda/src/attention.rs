@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
 use super::attention_decode::{self, Scratch};
-use super::attention_prefill;
+use super::attention_prefill::{self, Counter};
 use super::batch::{Batch, Rows};
 use super::device::{Device, Name, Shape, args};
 use super::rope_and_cache::Kv;
@@ -56,7 +56,7 @@ pub(crate) struct Tensors {
 /// What attention keeps between launches.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
-    scratch: Option<Scratch>,
+    scratch: Option<(Scratch, Counter)>,
 }
 
 impl Attention {
@@ -83,10 +83,10 @@ impl Attention {
             return false;
         }
         if self.scratch.is_none() {
-            self.scratch = Scratch::new(device);
+            self.scratch = Scratch::new(device).zip(Counter::new(device));
         }
-        let Some(scratch) = &self.scratch else { return true };
-        (!batch.has(Rows::Several) || attention_prefill::run(device, tensors, layer, kv.maps.as_ref(), batch))
+        let Some((scratch, counter)) = &self.scratch else { return true };
+        (!batch.has(Rows::Several) || attention_prefill::run(device, counter, tensors, layer, kv.maps.as_ref(), batch))
             && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch))
     }
 }

@@ -13,7 +13,7 @@ const KEYS: usize = 16;
 const TILE_HEADS: usize = 8;
 const MOST_TILES: usize = 2;
 /// Blocks of the grid at most, on any device.
-const MOST_BLOCKS: usize = 2 * 256;
+const MOST_BLOCKS: usize = 4 * 256;
 /// (sequence, group of heads) pairs at most: 4,096 sequences of 64 groups.
 const MOST_COUNTERS: usize = 1 << 18;
 
@@ -25,26 +25,37 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// For few heads and for many: with few, a block has a multiprocessor to itself and a head's keys go to more warps.
-    pub(crate) fn of(dim: usize, v_dim: usize) -> [Self; 2] {
+    /// For few heads and for many: with few, a head's keys go to more warps.
+    pub(crate) fn of(cache: DType, dim: usize, v_dim: usize) -> [Self; 2] {
         if dim + v_dim <= 256 {
-            [Self { warps: 8, stages: 2 }, Self { warps: 4, stages: 3 }]
+            [Self { warps: 8, stages: 2 }, Self { warps: 4, stages: if cache == DType::E4m3 { 2 } else { 3 } }]
         } else {
             [Self { warps: 4, stages: 2 }; 2]
         }
     }
 
     /// Shared memory of a block; as `Decode::shared_bytes` of the kernel.
-    fn shared(&self, (dim, v_dim): (usize, usize), group: usize, sequences: usize) -> usize {
-        let stage = KEYS * (row_bytes(dim) + row_bytes(v_dim));
+    fn shared(&self, cache: DType, (dim, v_dim): (usize, usize), group: usize, sequences: usize) -> usize {
+        let stage = KEYS * (row_bytes(cache, dim) + row_bytes(cache, v_dim));
         let sums = group * (v_dim + 6) * size_of::<f32>();
         self.warps * (self.stages * stage + sums) + (sequences + 1) * size_of::<u32>()
     }
 }
 
-/// As `Row` of the kernel.
-fn row_bytes(dim: usize) -> usize {
-    if dim.is_multiple_of(64) { 2 * dim } else { 2 * dim + 16 }
+/// Blocks of a multiprocessor at most. A warp waits for what it does with 16 keys, one after another: where these are half as many bytes, twice the
+/// warps keep as many on their way, if registers suffice.
+fn most_blocks(cache: DType, (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> usize {
+    match cache {
+        DType::E4m3 if dim + v_dim <= 256 && tiles == 1 => 16 / ring.warps,
+        DType::E4m3 => 8 / ring.warps,
+        _ => 2,
+    }
+}
+
+/// As `Row` of the kernel: pieces of 16 bytes, swizzled or an odd number of them.
+fn row_bytes(cache: DType, dim: usize) -> usize {
+    let bytes = dim * cache.size();
+    if bytes.is_multiple_of(128) || !bytes.is_multiple_of(32) { bytes } else { bytes + 16 }
 }
 
 /// For rows of a type, and a cache of the same or of 8-bit floats.
@@ -83,12 +94,12 @@ impl Plan {
         let tiles = group.div_ceil(TILE_HEADS).min(MOST_TILES);
         let heads = sequences * layer.kv_heads as usize * group.div_ceil(TILE_HEADS * MOST_TILES);
         let multiprocessors = context.multiprocessors;
-        let [few, many] = Ring::of(dims.0, dims.1);
+        let [few, many] = Ring::of(types[1], dims.0, dims.1);
         let ring = if heads <= multiprocessors { few } else { many };
-        let shared = ring.shared(dims, group.min(TILE_HEADS * tiles), sequences);
+        let shared = ring.shared(types[1], dims, group.min(TILE_HEADS * tiles), sequences);
         // A block has 1 KiB beside what it asks for.
         let fit = context.shared_of_multiprocessor / (shared + 1024);
-        let blocks = multiprocessors * fit.min(2);
+        let blocks = multiprocessors * fit.min(most_blocks(types[1], dims, tiles, ring));
         let fits = shared <= context.shared_of_block && heads <= MOST_COUNTERS && blocks <= MOST_BLOCKS;
         fits.then(|| Self {
             special: special(types, dims, tiles, ring),
@@ -115,19 +126,25 @@ mod tests {
 
     #[test]
     fn every_head_size_fits_a_block() {
-        for dim in [64, 80, 96, 112, 128, 192, 256] {
-            for ring in Ring::of(dim, dim) {
+        for (cache, dim) in [DType::Bf16, DType::E4m3]
+            .iter()
+            .flat_map(|cache| [64, 80, 96, 112, 128, 192, 256].map(|dim| (*cache, dim)))
+        {
+            for ring in Ring::of(cache, dim, dim) {
                 for (tiles, sequences) in [(1, 256), (2, 64)] {
-                    let shared = ring.shared((dim, dim), TILE_HEADS * tiles, sequences);
-                    assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} with {ring:?}");
+                    let shared = ring.shared(cache, (dim, dim), TILE_HEADS * tiles, sequences);
+                    assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} {cache:?} with {ring:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn the_usual_shape_has_two_blocks_a_multiprocessor() {
-        let [_, many] = Ring::of(128, 128);
-        assert!(2 * (many.shared((128, 128), 4, 256) + 1024) <= 228 << 10);
+    fn the_usual_shape_has_as_many_blocks_a_multiprocessor_as_it_may() {
+        for cache in [DType::Bf16, DType::E4m3] {
+            let [_, many] = Ring::of(cache, 128, 128);
+            let blocks = most_blocks(cache, (128, 128), 1, many);
+            assert!(blocks * (many.shared(cache, (128, 128), 4, 256) + 1024) <= 228 << 10, "{cache:?}");
+        }
     }
 }

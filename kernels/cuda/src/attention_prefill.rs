@@ -2,6 +2,7 @@
 
 use super::attention::{Layer, Tensors, narrow};
 use super::batch::Batch;
+use super::context::Memory;
 use super::device::{Device, Shape, args};
 use super::rope_and_cache::Maps;
 use super::special::Special;
@@ -12,11 +13,13 @@ const WARPS: usize = 8;
 const KEYS: usize = 64;
 /// Pairs of token and query head that a block of either kernel has.
 const ROWS: usize = 16 * WARPS;
-/// Head sizes of the Hopper kernel, keys of a tile, its threads and barriers.
+/// Head sizes of the Hopper kernel, keys of a tile, tiles of keys (and of values) that a block holds, and its threads.
 pub(crate) const HOPPER_DIMS: [usize; 2] = [64, 128];
 const HOPPER_KEYS: usize = 128;
+const HOPPER_STAGES: usize = 2;
 const HOPPER_THREADS: usize = 384;
-const BARRIERS: usize = 8;
+/// Rows that the copy engine brings at least: those of a swizzle.
+pub(crate) const ROW_GROUP: usize = 8;
 /// Sequences with fewer rows are not these kernels'.
 const LEAST: u32 = 2;
 
@@ -27,25 +30,46 @@ pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize)) 
 }
 
 pub(crate) fn hopper_special(dtype: DType, dim: usize) -> Special {
-    Special::new("attention_prefill_hopper", dtype, &[("DIM", dim)])
+    Special::new("attention_prefill_hopper", dtype, &[("DIM", dim), ("STAGES", HOPPER_STAGES)])
+}
+
+/// What blocks of the Hopper kernel count their tiles with: zero between launches.
+#[derive(Debug)]
+pub(crate) struct Counter(Memory);
+
+impl Counter {
+    pub(crate) fn new(device: &mut Device) -> Option<Self> {
+        let memory = device.allocate(size_of::<u32>(), "attention's counter of tiles")?;
+        device.clear(&memory);
+        Some(Self(memory))
+    }
 }
 
 /// Queues attention of the sequences with several rows; false if that cannot be here. `maps`: where the device has what the
 /// Hopper kernel needs.
-pub(crate) fn run(device: &mut Device, tensors: Tensors, layer: Layer, maps: Option<&Maps>, batch: &Batch) -> bool {
+pub(crate) fn run(
+    device: &mut Device,
+    counter: &Counter,
+    tensors: Tensors,
+    layer: Layer,
+    maps: Option<&Maps>,
+    batch: &Batch,
+) -> bool {
     let Tensors { qkv, keys, values, cache, out } = tensors;
     let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
-    let grid = [layer.kv_heads as usize, batch.tiles((layer.q_heads / layer.kv_heads) as usize, ROWS)];
+    let (heads, tiles) = (layer.kv_heads as usize, batch.tiles((layer.q_heads / layer.kv_heads) as usize, ROWS));
     if let Some(maps) = maps.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
-        let shape = Shape { grid, block: HOPPER_THREADS, shared: hopper_shared(dims.0) };
-        let arguments = args![out.ptr, qkv.ptr, maps.keys, maps.values, batch.pointers, layer, LEAST];
+        let blocks = device.context.multiprocessors.min(heads * tiles);
+        let shape = Shape { grid: [blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dims.0) };
+        let (tiles, counter) = (tiles as u32, counter.0.ptr);
+        let arguments = args![out.ptr, qkv.ptr, maps.keys, maps.values, batch.pointers, layer, LEAST, tiles, counter];
         return device.launch_special(hopper_special(dtype, dims.0), shape, arguments);
     }
     let shared = shared(dims);
     if shared > device.context.shared_of_block {
         return false;
     }
-    let shape = Shape { grid, block: 32 * WARPS, shared };
+    let shape = Shape { grid: [heads, tiles], block: 32 * WARPS, shared };
     device.launch_special(
         special([dtype, cache], dims),
         shape,
@@ -58,12 +82,19 @@ fn shared((dim, v_dim): (usize, usize)) -> usize {
     2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
 }
 
-/// `HopperPrefill::SHARED_BYTES` of the kernel: queries, two stages of keys and of values, barriers, and room to align them.
+/// As `HopperPrefill::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles' descriptions, and room to
+/// align them.
 fn hopper_shared(dim: usize) -> usize {
-    1024 + ROWS * dim * 2 + 4 * HOPPER_KEYS * dim * 2 + BARRIERS * size_of::<u64>()
+    const BARRIERS: usize = 4 * HOPPER_STAGES + 6;
+    const TILE: usize = 12 * size_of::<u32>();
+    let rows = ROWS + 2 * HOPPER_STAGES * HOPPER_KEYS;
+    1024 + rows * dim * 2 + BARRIERS * size_of::<u64>() + 2 * TILE
 }
 
 /// Whether blocks of the cache fit the Hopper kernel's tiles.
 pub(crate) fn hopper_fits(dim: usize, v_dim: usize, block_size: usize) -> bool {
-    dim == v_dim && HOPPER_DIMS.contains(&dim) && block_size >= 8 && HOPPER_KEYS.is_multiple_of(block_size)
+    dim == v_dim
+        && HOPPER_DIMS.contains(&dim)
+        && block_size.is_multiple_of(ROW_GROUP)
+        && HOPPER_KEYS.is_multiple_of(block_size)
 }

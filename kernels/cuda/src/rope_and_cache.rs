@@ -9,7 +9,7 @@ use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::head_norms::QkNorms;
 use super::special::HOPPER;
-use super::tensor_map::tensor_map;
+use super::tensor_map::tensor_map_of_groups;
 use kernels::ops::{DType, Heads, KvShape, Rope, RopeStyle};
 
 /// K and V of one layer: `[block][kv head][token][dim]`.
@@ -21,7 +21,7 @@ pub(crate) struct Kv {
     pub(crate) maps: Option<Maps>,
 }
 
-/// Keys and values as the copy engine sees them: `[block, kv head, token][dim]`.
+/// Keys and values as the copy engine sees them: rows `[block, kv head, token][dim]`, in groups of 8.
 #[derive(Clone, Copy)]
 pub(crate) struct Maps {
     pub(crate) keys: CUtensorMap,
@@ -95,7 +95,7 @@ impl Maps {
         let rows = num_blocks * kv_heads * block_size;
         let mut map = |memory: &Memory| {
             let what = || "describing the cache".to_owned();
-            device.attempt(what, |_| tensor_map(memory.ptr, dtype, [rows, head_dim], block_size))
+            device.attempt(what, |_| tensor_map_of_groups(memory.ptr, dtype, [rows, head_dim], block_size))
         };
         Some(Self { keys: map(keys)?, values: map(values)? })
     }

@@ -52,19 +52,22 @@ impl Special {
     }
 }
 
-/// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head.
+/// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head; of 8-bit caches, heads of 64 and 128.
 pub(crate) fn usual(arch: Arch) -> Vec<Special> {
     const DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
+    const NARROW_DIMS: [usize; 2] = [64, 128];
     let dtype = DType::Bf16;
     if arch < LOWEST {
         return Vec::new();
     }
     let few = matmul_few::Config::ALL.iter().map(|config| config.special(dtype));
     let few = few.chain(matmul_few::Config::ALL.iter().filter_map(|config| config.gated_special(dtype)));
-    let decode = DIMS
-        .iter()
-        .flat_map(|dim| Ring::of(*dim, *dim).map(|ring| attention_decode::special([dtype; 2], (*dim, *dim), 1, ring)));
-    let prefill = DIMS.iter().map(|dim| attention_prefill::special([dtype; 2], (*dim, *dim)));
+    let caches: Vec<(DType, usize)> =
+        DIMS.iter().map(|dim| (dtype, *dim)).chain(NARROW_DIMS.iter().map(|dim| (DType::E4m3, *dim))).collect();
+    let decode = caches.iter().flat_map(|&(cache, dim)| {
+        Ring::of(cache, dim, dim).map(|ring| attention_decode::special([dtype, cache], (dim, dim), 1, ring))
+    });
+    let prefill = caches.iter().map(|&(cache, dim)| attention_prefill::special([dtype, cache], (dim, dim)));
     let hopper = attention_prefill::HOPPER_DIMS.iter().map(|dim| attention_prefill::hopper_special(dtype, *dim));
     let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
     let hopper = hopper.chain(matmul_hopper::usual(dtype));

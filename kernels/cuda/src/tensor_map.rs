@@ -11,6 +11,9 @@ use kernels::ops::DType;
 /// Columns of a box: 128 bytes of 16-bit elements, the widest that a swizzle takes.
 const BOX_COLUMNS: u32 = 64;
 
+/// Rows of a swizzle of 128 bytes.
+const GROUP: usize = 8;
+
 /// A row-major matrix of 16-bit elements, to be copied in boxes of 64 columns and `box_rows` rows, swizzled by 128 bytes.
 pub(crate) fn tensor_map(
     ptr: sys::CUdeviceptr,
@@ -18,21 +21,45 @@ pub(crate) fn tensor_map(
     [rows, columns]: [usize; 2],
     box_rows: usize,
 ) -> Result<sys::CUtensorMap, DriverError> {
+    encode(ptr, dtype, [columns as u64, rows as u64], [columns as u64 * 2], [BOX_COLUMNS, box_rows as u32])
+}
+
+/// The same matrix, of a multiple of 64 columns and of 8 rows, to be copied in boxes of `box_rows` whole rows: 8 rows of the first 64 columns, the
+/// same rows of the next 64, ..., then the next 8 rows.
+pub(crate) fn tensor_map_of_groups(
+    ptr: sys::CUdeviceptr,
+    dtype: DType,
+    [rows, columns]: [usize; 2],
+    box_rows: usize,
+) -> Result<sys::CUtensorMap, DriverError> {
+    let (parts, row) = (columns / BOX_COLUMNS as usize, columns as u64 * 2);
+    let sizes = [u64::from(BOX_COLUMNS), GROUP as u64, parts as u64, (rows / GROUP) as u64];
+    let strides = [row, u64::from(BOX_COLUMNS) * 2, GROUP as u64 * row];
+    encode(ptr, dtype, sizes, strides, [BOX_COLUMNS, GROUP as u32, parts as u32, (box_rows / GROUP) as u32])
+}
+
+/// A tensor whose rows of `sizes[0]` elements touch; `strides`, in bytes, are those of its other dimensions.
+fn encode<const RANK: usize, const STRIDES: usize>(
+    ptr: sys::CUdeviceptr,
+    dtype: DType,
+    sizes: [u64; RANK],
+    strides: [u64; STRIDES],
+    box_sizes: [u32; RANK],
+) -> Result<sys::CUtensorMap, DriverError> {
+    const { assert!(STRIDES + 1 == RANK, "a stride for each dimension but the first") };
     assert_eq!(dtype.size(), 2, "bytes of an element");
     let kind = match dtype {
         DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
-    let sizes = [columns as u64, rows as u64];
-    let strides = [columns as u64 * 2];
-    let (box_sizes, steps) = ([BOX_COLUMNS, box_rows as u32], [1_u32, 1]);
+    let steps = [1_u32; RANK];
     let mut map = MaybeUninit::uninit();
-    // SAFETY: a matrix has two sizes, one stride, two box sizes and two steps; the driver only writes the map.
+    // SAFETY: there are as many sizes, box sizes and steps as dimensions, and one stride fewer; the driver only writes the map.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),
             kind,
-            2,
+            RANK as u32,
             ptr as *mut c_void,
             sizes.as_ptr(),
             strides.as_ptr(),

@@ -15,7 +15,7 @@ impl Bench {
         let copies = ROTATION.div_ceil(weight_bytes).max(2);
         let weights: Vec<[Matrix; 4]> = (0..copies).map(|_| shapes.map(|(n, k)| self.matrix(n, k))).collect();
         let qkv = self.act(MOST_ROWS, qkv_width);
-        let caches = self.caches(heads, qkv, ROWS * TOKENS);
+        let caches = self.caches(heads, qkv, ROWS * TOKENS, DType::Bf16);
         let scales = Some(self.backend.load_vector(&vec![1.0; hidden]));
         let norm = Norm { kind: NormKind::Rms, weight: scales, bias: None, eps: 1e-5 };
         let inv_freq = self.backend.load_vector(&vec![0.5; heads.dim / 2]);

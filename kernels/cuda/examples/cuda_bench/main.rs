@@ -56,10 +56,12 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 6] = [
+const PARTS: [(&str, Part); 8] = [
     ("products", Bench::products),
-    ("decode", Bench::decode),
-    ("prefill", Bench::prefill),
+    ("decode", |bench, model| bench.decode(model, DType::Bf16)),
+    ("decode-fp8", |bench, model| bench.decode(model, DType::E4m3)),
+    ("prefill", |bench, model| bench.prefill(model, DType::Bf16)),
+    ("prefill-fp8", |bench, model| bench.prefill(model, DType::E4m3)),
     ("rowwise", Bench::rowwise),
     ("layer", Bench::decode_layer),
     ("many", Bench::many),
@@ -162,7 +164,7 @@ impl Bench {
             (work.flops / seconds / 1e12, "TFLOP/s")
         };
         let share = 100.0 * moved.max(computed) / seconds;
-        println!("{name:10} | {what:34} | {:9.1} us | {rate:7.2} {unit:7} | {share:3.0} % of {bound}", seconds * 1e6);
+        println!("{name:10} | {what:42} | {:9.1} us | {rate:7.2} {unit:7} | {share:3.0} % of {bound}", seconds * 1e6);
     }
 
     fn matrix(&mut self, rows: usize, cols: usize) -> Matrix {
@@ -212,20 +214,12 @@ impl Bench {
     }
 
     /// Layers of a cache whose first `tokens` tokens are noise.
-    fn caches(&mut self, heads: Heads, qkv: Act, tokens: usize) -> Vec<KvLayer> {
-        let bytes = tokens * heads.kv * heads.dim * 4;
+    fn caches(&mut self, heads: Heads, qkv: Act, tokens: usize, dtype: DType) -> Vec<KvLayer> {
+        let bytes = tokens * heads.kv * heads.dim * 2 * dtype.size();
         let layers = (ROTATION / bytes).clamp(1, 48);
         let num_blocks = tokens.div_ceil(BLOCK) + 1;
         let (kv_heads, head_dim, v_head_dim) = (heads.kv, heads.dim, heads.v_dim);
-        let shape = KvShape {
-            num_blocks,
-            block_size: BLOCK,
-            kv_heads,
-            head_dim,
-            v_head_dim,
-            shared: false,
-            dtype: DType::Bf16,
-        };
+        let shape = KvShape { num_blocks, block_size: BLOCK, kv_heads, head_dim, v_head_dim, shared: false, dtype };
         let caches: Vec<KvLayer> = (0..layers).map(|_| self.backend.new_kv(shape)).collect();
         for start in (0..tokens).step_by(MOST_ROWS) {
             self.begin(&[(start, MOST_ROWS.min(tokens - start))]);
@@ -234,7 +228,7 @@ impl Bench {
         caches
     }
 
-    fn decode(&mut self, model: &Model) {
+    fn decode(&mut self, model: &Model, cache: DType) {
         let heads = model.heads;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
@@ -243,28 +237,38 @@ impl Bench {
             [(1, 256), (1, 4096), (1, 65536), (8, 256), (8, 1024), (64, 256), (64, 1024), (256, 256), (256, 1024)]
         {
             // A whole number of blocks each, so that the blocks of all sequences are those of one long one.
-            let caches = self.caches(heads, qkv, rows * length);
+            let caches = self.caches(heads, qkv, rows * length, cache);
             self.begin(&vec![(length - 1, 1); rows]);
             let seconds =
                 self.time(LEADS, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
-            let bytes = (rows * length * heads.kv * heads.dim * 4) as f64;
+            let bytes = (rows * length * heads.kv * heads.dim * 2 * cache.size()) as f64;
             let work = Work { bytes, flops: (4 * rows * length * heads.q * heads.dim) as f64 };
-            self.report(model.name, &format!("decode attention, {rows} rows of {length}"), seconds, work);
+            self.report(
+                model.name,
+                &format!("decode attention, {rows} rows of {length}, {}", cache.name()),
+                seconds,
+                work,
+            );
         }
     }
 
-    fn prefill(&mut self, model: &Model) {
+    fn prefill(&mut self, model: &Model, cache: DType) {
         let heads = model.heads;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
         let attention = self.attention(heads);
         for (sequences, start, rows) in [(1, 0, 512), (1, 0, 2048), (1, 0, 8192), (4, 0, 2048), (1, 6144, 2048)] {
-            let caches = self.caches(heads, qkv, sequences * (start + rows));
+            let caches = self.caches(heads, qkv, sequences * (start + rows), cache);
             self.begin(&vec![(start, rows); sequences]);
             let seconds = self.time(0, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
             let seen = rows * start + rows * (rows + 1) / 2;
             let work = Work { bytes: 0.0, flops: (4 * sequences * seen * heads.q * heads.dim) as f64 };
-            self.report(model.name, &format!("prefill attention, {sequences} x {rows} after {start}"), seconds, work);
+            self.report(
+                model.name,
+                &format!("prefill attention, {sequences} x {rows} after {start}, {}", cache.name()),
+                seconds,
+                work,
+            );
         }
     }
 
@@ -280,7 +284,7 @@ impl Bench {
         let norm = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
         let inv_freq = self.backend.load_vector(&vec![0.5; heads.dim / 2]);
         let rope = Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 });
-        let cache = self.caches(heads, qkv, MOST_ROWS)[0];
+        let cache = self.caches(heads, qkv, MOST_ROWS, DType::Bf16)[0];
         for rows in [1, 64, MOST_ROWS] {
             self.begin(&[(0, rows)]);
             let leads = if rows > 256 { 0 } else { LEADS };

@@ -136,19 +136,20 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
 #define NAMES_64 \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_128 \
+#define NAMES_112 \
     NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define NAMES_128 \
+    NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define REGISTERS_8(c, i) \
     "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 #define REGISTERS_16(c) REGISTERS_8(c, 0), REGISTERS_8(c, 8)
 #define REGISTERS_32(c) REGISTERS_16(c), REGISTERS_8(c, 16), REGISTERS_8(c, 24)
 #define REGISTERS_64(c) REGISTERS_32(c), REGISTERS_8(c, 32), REGISTERS_8(c, 40), REGISTERS_8(c, 48), REGISTERS_8(c, 56)
-#define REGISTERS_128(c) \
-    REGISTERS_64(c), REGISTERS_8(c, 64), REGISTERS_8(c, 72), REGISTERS_8(c, 80), REGISTERS_8(c, 88), REGISTERS_8(c, 96), \
-        REGISTERS_8(c, 104), REGISTERS_8(c, 112), REGISTERS_8(c, 120)
+#define REGISTERS_112(c) \
+    REGISTERS_64(c), REGISTERS_8(c, 64), REGISTERS_8(c, 72), REGISTERS_8(c, 80), REGISTERS_8(c, 88), REGISTERS_8(c, 96), REGISTERS_8(c, 104)
+#define REGISTERS_128(c) REGISTERS_112(c), REGISTERS_8(c, 112), REGISTERS_8(c, 120)
 
 // c[64][n] (+)= a[64][16] b[16][n] by a warpgroup. Warp w has rows 16 w ..; its lanes hold c and a as in `Tensor::multiply`, 8 columns of c
 // after another. `multiply_shared`: both from shared memory, rows along k; clears c first unless `add`. `multiply_registers`: a from
@@ -172,6 +173,7 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
     SHARED_PRODUCT(T, 32, 16, 16, 17, 18) \
     SHARED_PRODUCT(T, 64, 32, 32, 33, 34) \
     SHARED_PRODUCT(T, 128, 64, 64, 65, 66) \
+    SHARED_PRODUCT(T, 224, 112, 112, 113, 114) \
     SHARED_PRODUCT(T, 256, 128, 128, 129, 130) \
     REGISTER_PRODUCT(T, 64, 32, 32, 33, 34, 35, 36) \
     REGISTER_PRODUCT(T, 128, 64, 64, 65, 66, 67, 68)

@@ -1,23 +1,31 @@
 // out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for many rows on Hopper, or activation(gate) * up of the columns [gate | up] of such a
 // product: as expert_matmul_hopper.cu, with the copy engine for both operands and the largest products there are.
 //
-// Blocks stay and take tiles of 128 rows and two boxes of 128 columns in turn: neighbours, or where columns are gated, one of gates and one
+// Blocks stay and take tiles of 128 rows and two boxes of columns in turn: neighbours, or where columns are gated, one of gates and one
 // of what they gate. Two blocks of a cluster have neighbouring rows and the same columns: each fetches one of the boxes for both.
 //
-//                boxes: | w 0 | w 1 |        warpgroup 0 feeds four stages of 64 elements of k,
+//                boxes: | w 0 | w 1 |        warpgroup 0 feeds stages of 64 elements of k,
 //     block 0, rows 128 |     |     |        1 and 2 own 64 rows each, with all columns in registers;
 //     block 1, rows 128 |     |     |        while one writes its sums, the other multiplies on
+//
+// Where there are fewer rows, weights come from memory for one block, which has 128 or 64 of them.
 //
 // The order of a row's sum depends on k alone, not on the other rows.
 #include "activation.cuh"
 #include "hopper.cuh"
 
-// Compiled for one type and what is kept: `FUNCTION` of `activation.cuh`, or all columns (`src/matmul_hopper.rs`).
+// Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a box (112 or 128), blocks of
+// a cluster, and stages (`src/matmul_hopper.rs`).
 #define ALL 7
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
+#define ROWS 128
+#define BOX 128
+#define BLOCKS 2
+#define DEPTH 4
 #endif
+#define THREADS (128 + 2 * ROWS)
 
 // `HopperShape` of src/matmul_hopper.rs.
 struct HopperShape {
@@ -35,18 +43,18 @@ struct HopperShape {
 struct HopperProduct {
     typedef TYPE T;
     static constexpr bool GATED = FUNCTION != ALL;
-    static constexpr u32 ROWS = 128, BOX = 128, STEP = 64, DEPTH = 4, BLOCKS = 2;
+    static constexpr u32 STEP = 64;
     static constexpr u32 BOX_BYTES = BOX * STEP * 2, X_BYTES = ROWS * STEP * 2, STAGE_BYTES = X_BYTES + 2 * BOX_BYTES;
-    static constexpr u32 CONSUMING_WARPS = 8;
+    static constexpr u32 CONSUMING_WARPS = ROWS / 16;
     // Columns of `out` that a tile has, and numbers of a row that a thread holds.
-    static constexpr u32 COLUMNS = GATED ? BOX : 2 * BOX, SUMS = 128;
-    // Pairs of row tiles that are walked together, so that their columns of w are still in the cache.
+    static constexpr u32 COLUMNS = GATED ? BOX : 2 * BOX, SUMS = BOX;
+    // Clusters' row tiles that are walked together, so that their columns of w are still in the cache.
     static constexpr u32 TOGETHER = 8;
 
     HopperShape shape;
     u32 rank, stages, full, empty;
     // Columns of `out`; tiles of a cluster.
-    u32 width, row_pairs, column_tiles, total, steps;
+    u32 width, row_tiles, column_tiles, total, steps;
 
     struct Work {
         u32 row, column;
@@ -54,30 +62,62 @@ struct HopperProduct {
 
     DEVICE Work work(u32 index) const {
         const u32 first = index / (TOGETHER * column_tiles) * TOGETHER, inside = index % (TOGETHER * column_tiles);
-        const u32 height = min(TOGETHER, row_pairs - first);
+        const u32 height = min(TOGETHER, row_tiles - first);
         return {((first + inside % height) * BLOCKS + rank) * ROWS, inside / height * COLUMNS};
     }
 
-    // By one thread.
-    DEVICE void feed(const TensorMap* x, const TensorMap* w) const {
-        u32 filled = 0;
-        for (u32 index = blockIdx.x / BLOCKS; index < total; index += gridDim.x / BLOCKS) {
-            const Work work = this->work(index);
-            const u32 column = work.column + rank * (GATED ? width : BOX);
-            for (u32 step = 0; step < steps; step++, filled++) {
-                const u32 stage = filled % DEPTH, at = stages + stage * STAGE_BYTES;
-                barrier_wait(empty + 8 * stage, filled / DEPTH % 2 ^ 1);
-                barrier_expect(full + 8 * stage, STAGE_BYTES);
-                copy_box(at, x, step * STEP, work.row, full + 8 * stage);
-                copy_box_to(at + X_BYTES + rank * BOX_BYTES, w, step * STEP, column, full + 8 * stage, (1 << BLOCKS) - 1);
-            }
+    // What comes next of all that this block multiplies.
+    struct Turn {
+        u32 index, step;
+        Work work;
+    };
+
+    DEVICE Turn first() const { return {blockIdx.x / BLOCKS, 0, work(blockIdx.x / BLOCKS)}; }
+
+    DEVICE void next(Turn& turn) const {
+        if (++turn.step < steps) return;
+        turn.step = 0;
+        turn.index += gridDim.x / BLOCKS;
+        if (turn.index < total) turn.work = work(turn.index);
+    }
+
+    DEVICE void fetch_weights(const TensorMap* w, const Turn& turn, u32 filled) const {
+        const u32 stage = filled % DEPTH, to = stages + stage * STAGE_BYTES + X_BYTES, barrier = full + 8 * stage;
+        const u32 column = turn.work.column, jump = GATED ? width : BOX;
+        barrier_expect(barrier, STAGE_BYTES);
+        if constexpr (BLOCKS > 1) {
+            copy_box_to(to + rank * BOX_BYTES, w, turn.step * STEP, column + rank * jump, barrier, (1 << BLOCKS) - 1);
+        } else {
+            copy_box(to, w, turn.step * STEP, column, barrier);
+            copy_box(to + BOX_BYTES, w, turn.step * STEP, column + jump, barrier);
         }
     }
 
-    // Both blocks wait for both blocks' readers before they write to a stage.
+    DEVICE void fetch_rows(const TensorMap* x, const Turn& turn, u32 filled) const {
+        const u32 stage = filled % DEPTH;
+        copy_box(stages + stage * STAGE_BYTES, x, turn.step * STEP, turn.work.row, full + 8 * stage);
+    }
+
+    // By one thread. All stages are filled with weights before the input is waited for.
+    DEVICE void feed(const TensorMap* x, const TensorMap* w) const {
+        Turn turn = first(), behind = first();
+        u32 filled = 0;
+        for (; filled < DEPTH && turn.index < total; filled++, next(turn)) fetch_weights(w, turn, filled);
+        wait_for_inputs();
+        for (u32 stage = 0; stage < filled; stage++, next(behind)) fetch_rows(x, behind, stage);
+        for (; turn.index < total; filled++, next(turn)) {
+            barrier_wait(empty + 8 * (filled % DEPTH), filled / DEPTH % 2 ^ 1);
+            fetch_weights(w, turn, filled);
+            fetch_rows(x, turn, filled);
+        }
+    }
+
+    // All blocks wait for all blocks' readers before they write to a stage.
     DEVICE void release(u32 used) const {
         const u32 lane = threadIdx.x % 32;
-        if (lane < BLOCKS) barrier_arrive_after_reading(address_in(empty + 8 * (used % DEPTH), lane));
+        if constexpr (BLOCKS == 1) {
+            if (lane == 0) barrier_arrive(empty + 8 * (used % DEPTH));
+        } else if (lane < BLOCKS) barrier_arrive_after_reading(address_in(empty + 8 * (used % DEPTH), lane));
     }
 
     DEVICE void consume(void* out, const f32* bias, u32 group) const {
@@ -155,7 +195,8 @@ struct HopperProduct {
 
     // The same, added to what is there: as many loads at a time as there are registers for.
     DEVICE void add_to(f32* out, const f32 (&c)[SUMS], u32 row, u32 column) const {
-        static constexpr u32 AT_ONCE = 8;
+        // A divisor of the groups of columns.
+        static constexpr u32 AT_ONCE = BOX == 128 ? 8 : 7;
         const u32 t = threadIdx.x % 4;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -187,13 +228,16 @@ struct HopperProduct {
             for (u32 half = 0; half < 2; half++) {
                 u32 p[4];
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) p[i] = Tensor<T>::pack(c[4 * (first + i) + 2 * half], c[4 * (first + i) + 2 * half + 1]);
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 from = min(4 * (first + i) + 2 * half, SUMS - 2);
+                    p[i] = Tensor<T>::pack(c[from], c[from + 1]);
+                }
                 exchange(p[0], p[1], t & 1, 1);
                 exchange(p[2], p[3], t & 1, 1);
                 exchange(p[0], p[2], t & 2, 2);
                 exchange(p[1], p[3], t & 2, 2);
                 const u32 at = column + 8 * (first + t);
-                if (row + 8 * half < shape.rows && at < width)
+                if (first + t < COLUMNS / 8 && row + 8 * half < shape.rows && at < width)
                     *(uint4*)(out + (size_t)(row + 8 * half) * width + at) = make_uint4(p[0], p[1], p[2], p[3]);
             }
     }
@@ -211,9 +255,9 @@ struct HopperProduct {
         full = stages + DEPTH * STAGE_BYTES;
         empty = full + 8 * DEPTH;
         width = GATED ? shape.n / 2 : shape.n;
-        row_pairs = (shape.rows + BLOCKS * ROWS - 1) / (BLOCKS * ROWS);
+        row_tiles = (shape.rows + BLOCKS * ROWS - 1) / (BLOCKS * ROWS);
         column_tiles = (width + COLUMNS - 1) / COLUMNS;
-        total = row_pairs * column_tiles;
+        total = row_tiles * column_tiles;
         steps = (shape.k + STEP - 1) / STEP;
         if (threadIdx.x == 0) {
             for (u32 stage = 0; stage < DEPTH; stage++) {
@@ -227,9 +271,9 @@ struct HopperProduct {
 
 extern __shared__ __align__(1024) char dynamic_shared[];
 
-// Grid: [2 * any number], 384 threads. The maps describe x and w in boxes of 64 columns and 128 rows, swizzled by 128 bytes. k and the columns
+// Grid: [BLOCKS * any number]. The maps describe x and w in boxes of 64 columns and ROWS or BOX rows, swizzled by 128 bytes. k and the columns
 // of `out` are multiples of 8.
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) matmul_hopper(
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) matmul_hopper(
     void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape) {
     HopperProduct it;
     it.shape = shape;
@@ -237,12 +281,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) m
     __syncwarp();
     cluster_barrier();
     launch_dependents();
-    wait_for_inputs();
     if (threadIdx.x < 128) {
-        give_registers<40>();
+        if constexpr (ROWS == 128) give_registers<40>();
         if (threadIdx.x == 0) it.feed(&x, &w);
+        else wait_for_inputs();
     } else {
-        take_registers<232>();
+        if constexpr (ROWS == 128) take_registers<232>();
+        wait_for_inputs();
         it.consume(out, bias, threadIdx.x / 128 - 1);
     }
     __syncwarp();

@@ -41,6 +41,8 @@ pub(crate) struct View {
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) width: usize,
+    /// Rows that there is memory for; those from `rows` on may hold anything.
+    pub(crate) most_rows: usize,
 }
 
 impl View {
@@ -72,7 +74,7 @@ impl Acts {
         let buffer = &self.buffers[act.0 as usize];
         assert!(buffer.rows <= buffer.max_rows, "{} rows in a buffer for {}", buffer.rows, buffer.max_rows);
         let ptr = buffer.memory.as_ref().map_or(0, |memory| memory.ptr);
-        View { ptr, dtype: buffer.dtype, rows: buffer.rows, width: buffer.width }
+        View { ptr, dtype: buffer.dtype, rows: buffer.rows, width: buffer.width, most_rows: buffer.max_rows }
     }
 
     /// A buffer about to receive `rows` rows of `width`.

@@ -9,7 +9,7 @@ use super::device::{Device, Name, Shape, args};
 use super::elementwise::{self, Function};
 use super::matmul_cluster::Clusters;
 use super::special::LOWEST;
-use super::ways::{Kind, Way, Ways};
+use super::ways::{Kind, Way, Ways, bucket};
 use super::weights::{Vector, Weights};
 use super::{matmul_few, matmul_hopper, measure};
 use kernels::ops::{Activation, DType, Epilogue};
@@ -89,6 +89,7 @@ impl Matmul {
             self.ways.settle(kind, way, None);
             return way;
         }
+        let rows = product.stretch(&[]);
         let (key, out, operands) = (product.key(), product.out, product.operands(device));
         let most = if key.rows > MANY_ROWS { CANDIDATES_OF_MANY } else { CANDIDATES };
         let candidates = self.blas.candidates(key, most);
@@ -105,6 +106,7 @@ impl Matmul {
         });
         let times = measured.map(|measured| measured.text());
         self.ways.settle(kind, way, times.as_deref());
+        product.set_rows(rows);
         way
     }
 
@@ -138,6 +140,8 @@ impl Matmul {
         }
         // Measured first, if it was not: what it is compared with is the product in its own best way.
         let apart = self.way(device, product);
+        let rows = product.stretch(&[out]);
+        let out = View { rows: product.x.rows, ..out };
         let (key, gate_up, operands) = (product.key(), product.out, product.operands(device));
         let candidates = self.blas.candidates(key, 1);
         let measured = measure::fastest(device, self.blas.workspace(), 2, |device, way| {
@@ -158,6 +162,7 @@ impl Matmul {
         let way = measured.as_ref().filter(|measured| measured.best == 1).map_or(Way::Usual, |_| Way::Own);
         let times = measured.map(|measured| measured.text());
         self.ways.settle(kind, way, times.as_deref());
+        product.set_rows(rows);
         way
     }
 
@@ -190,7 +195,7 @@ impl Matmul {
         }
         let ptr = self.rounded.as_ref().map_or(0, |memory| memory.ptr);
         cast(device, (x.ptr, x.dtype), (ptr, w.dtype), x.elements());
-        View { ptr, dtype: w.dtype, ..x }
+        View { ptr, dtype: w.dtype, most_rows: x.rows, ..x }
     }
 }
 
@@ -199,6 +204,19 @@ impl Product<'_> {
         let Self { x, w, bias, epilogue, out } = self;
         let (rows, n, k, bias) = (x.rows, w.rows, w.cols, bias.is_some());
         Key { rows, n, k, input: w.dtype, output: out.dtype, bias, epilogue: *epilogue }
+    }
+
+    /// Takes as many rows as its kind goes up to, as far as its buffers and these have room; returns its own number. A way that is the fastest
+    /// for some rows may be far from it for a few more, with which a tile more begins.
+    fn stretch(&mut self, others: &[View]) -> usize {
+        let (rows, all) = (self.x.rows, [self.x, self.out]);
+        let room = all.iter().chain(others).map(|view| view.most_rows).min();
+        self.set_rows(bucket(rows).min(room.unwrap_or(rows)));
+        rows
+    }
+
+    fn set_rows(&mut self, rows: usize) {
+        (self.x.rows, self.out.rows) = (rows, rows);
     }
 
     /// For cuBLASLt, which wants a bias in the output's type.

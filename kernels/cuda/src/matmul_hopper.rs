@@ -1,6 +1,6 @@
 //! Launches `kernels/cuda/matmul_hopper.cu`: products of many rows on Hopper, and what gates their outputs or adds them to others.
 
-use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
+use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
 use super::device::{Device, Shape, args};
@@ -10,24 +10,69 @@ use super::special::{HOPPER, Special};
 use super::tensor_map::tensor_map;
 use kernels::ops::{Activation, DType, Epilogue};
 
-/// Rows of a box of `x` and of `w`, columns of `k` in a stage, stages.
-const BOX: usize = 128;
+/// Rows of a box of `w`: whichever leaves fewer multiprocessors idle.
+const BOXES_ROWS: [usize; 2] = [128, 112];
+/// Boxes of a tile, columns of `k` in a stage.
+const BOXES: usize = 2;
 const STEP: usize = 64;
-const DEPTH: usize = 4;
-/// Boxes of a stage: one of `x`, two of `w`.
-const BOXES: usize = 3;
-/// Blocks of a cluster, and their threads.
-const BLOCKS: usize = 2;
-const THREADS: usize = 384;
 /// Elements of 16 bytes, which rows are a multiple of.
 const PIECE: usize = 8;
-/// Rows from which on it can be the fastest way: it takes 256 at a time.
-const LEAST_ROWS: usize = 129;
+/// Fewer rows are `matmul_few`'s.
+const LEAST_ROWS: usize = 17;
+/// A matrix of fewer rows is too small for one block of rows of `x`: its tiles leave multiprocessors idle.
+const LARGE: usize = 8192;
 /// `ALL` of the kernel: no function.
 const ALL: usize = 7;
 
-/// Stages, two barriers each, and room to align them.
-const SHARED: usize = 1024 + DEPTH * (BOXES * BOX * STEP * 2 + 2 * size_of::<u64>());
+/// How the kernel is compiled: rows of `x` in a tile, blocks of a cluster, stages, rows of a box of `w`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Config {
+    rows: usize,
+    blocks: usize,
+    depth: usize,
+    columns: usize,
+}
+
+impl Config {
+    fn all() -> impl Iterator<Item = Self> {
+        BOXES_ROWS.into_iter().flat_map(|columns| [17, 65, 129].map(|rows| Self::with(rows, columns)))
+    }
+
+    fn with(rows: usize, columns: usize) -> Self {
+        match rows {
+            ..=64 => Self { rows: 64, blocks: 1, depth: 5, columns },
+            65..=128 => Self { rows: 128, blocks: 1, depth: 4, columns },
+            _ => Self { rows: 128, blocks: 2, depth: 4, columns },
+        }
+    }
+
+    /// For so many rows of `x` and tiles of a box of the output's columns, or of two.
+    fn of(rows: usize, width: usize, boxes: usize, multiprocessors: usize) -> Self {
+        let all = BOXES_ROWS.map(|columns| Self::with(rows, columns));
+        let time = |config: &Self| {
+            let tiles = rows.div_ceil(config.rows * config.blocks) * width.div_ceil(boxes * config.columns);
+            tiles.div_ceil(multiprocessors / config.blocks) * config.columns
+        };
+        all.into_iter().min_by_key(time).unwrap_or(all[0])
+    }
+
+    fn special(&self, dtype: DType, function: Option<Function>) -> Special {
+        let Self { rows, blocks, depth, columns } = *self;
+        let function = function.map_or(ALL, |function| function.number as usize);
+        let sizes = [("FUNCTION", function), ("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), ("BOX", columns)];
+        Special::new("matmul_hopper", dtype, &sizes)
+    }
+
+    /// One warpgroup that feeds, and those that multiply.
+    fn threads(&self) -> usize {
+        128 + 2 * self.rows
+    }
+
+    /// Stages, two barriers each, and room to align them.
+    fn shared(&self) -> usize {
+        1024 + self.depth * ((self.rows + BOXES * self.columns) * STEP * 2 + 2 * size_of::<u64>())
+    }
+}
 
 /// `struct HopperShape` of the kernel.
 #[repr(C)]
@@ -41,21 +86,22 @@ struct HopperShape {
     limit: f32,
 }
 
-fn special(dtype: DType, function: Option<Function>) -> Special {
-    let function = function.map_or(ALL, |function| function.number as usize);
-    Special::new("matmul_hopper", dtype, &[("FUNCTION", function)])
-}
-
 /// What is compiled ahead: gates are nearly always SiLU.
-pub(crate) fn usual(dtype: DType) -> [Special; 2] {
-    [special(dtype, None), special(dtype, Some(Activation::Silu.into()))]
+pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
+    let functions = [None, Some(Activation::Silu.into())];
+    functions.into_iter().flat_map(move |function| Config::all().map(move |config| config.special(dtype, function)))
 }
 
-/// Whether the kernel can do a product.
-pub(crate) fn fits(device: &Device, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
+/// Whether the kernel can do a product, and may be the fastest.
+pub(crate) fn fits(device: &Device, product: &Product<'_>) -> bool {
+    let Product { x, w, .. } = product;
+    can(device, product) && (Config::with(x.rows, BOXES_ROWS[0]).blocks > 1 || w.rows >= LARGE)
+}
+
+fn can(device: &Device, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
     let adds = *epilogue == Epilogue::Accumulate;
     device.context.arch == HOPPER
-        && device.context.shared_of_block >= SHARED
+        && device.context.shared_of_block >= Config::with(x.rows, BOXES_ROWS[0]).shared()
         && w.dtype.size() == 2
         && x.dtype == w.dtype
         && (out.dtype == DType::F32 || (out.dtype == w.dtype && !adds))
@@ -73,8 +119,12 @@ pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
 /// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where it cannot be done.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
     let Product { x, w, bias, epilogue, .. } = product;
-    let map = |ptr, rows| tensor_map(ptr, w.dtype, [rows, w.cols], BOX);
-    let (Ok(x_map), Ok(w_map)) = (map(x.ptr, x.rows), map(w.ptr(), w.rows)) else { return false };
+    let boxes = if function.is_some() { BOXES / 2 } else { BOXES };
+    let config = Config::of(x.rows, out.width, boxes, device.context.multiprocessors);
+    let map = |ptr, rows, box_rows| tensor_map(ptr, w.dtype, [rows, w.cols], box_rows);
+    let (Ok(x_map), Ok(w_map)) = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns)) else {
+        return false;
+    };
     let shape = HopperShape {
         rows: x.rows as u32,
         n: w.rows as u32,
@@ -83,13 +133,11 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<F
         wide: u32::from(out.dtype == DType::F32),
         limit: function.map_or(0.0, |function| function.limit),
     };
-    let columns = if function.is_some() { BOX } else { 2 * BOX };
-    let work = x.rows.div_ceil(BLOCKS * BOX) * out.width.div_ceil(columns);
-    let grid = [work.min(device.context.multiprocessors / BLOCKS) * BLOCKS, 1];
-    let launch = Shape { grid, block: THREADS, shared: SHARED };
+    let work = x.rows.div_ceil(config.blocks * config.rows) * out.width.div_ceil(boxes * config.columns);
+    let grid = [work.min(device.context.multiprocessors / config.blocks) * config.blocks, 1];
+    let launch = Shape { grid, block: config.threads(), shared: config.shared() };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    let maps: [CUtensorMap; 2] = [x_map, w_map];
-    device.launch_special(special(w.dtype, function), launch, args![out.ptr, maps[0], maps[1], bias, shape])
+    device.launch_special(config.special(w.dtype, function), launch, args![out.ptr, x_map, w_map, bias, shape])
 }
 
 #[cfg(test)]
@@ -99,13 +147,24 @@ mod tests {
     #[test]
     fn stages_fit_into_a_block() {
         const H100: usize = 227 << 10;
-        const { assert!(SHARED <= H100) };
+        assert!(Config::all().all(|config| config.shared() <= H100));
     }
 
     #[test]
-    fn each_function_is_compiled_apart() {
-        let [all, silu] = usual(DType::Bf16);
-        assert_ne!(all, silu);
-        assert_eq!(special(DType::Bf16, Some(Activation::Silu.into())), silu);
+    fn every_kernel_is_compiled_ahead_and_apart() {
+        let ahead: Vec<Special> = usual(DType::Bf16).collect();
+        for rows in [17, 64, 65, 128, 129, 8192] {
+            for (function, boxes) in [(None, 2), (Some(Activation::Silu.into()), 1)] {
+                let special = Config::of(rows, 14336, boxes, 132).special(DType::Bf16, function);
+                assert_eq!(ahead.iter().filter(|known| **known == special).count(), 1, "{rows} rows");
+            }
+        }
+    }
+
+    #[test]
+    fn boxes_are_as_wide_as_keeps_all_multiprocessors_busy() {
+        let columns = |rows| Config::of(rows, 14336, 1, 132).columns;
+        // 128 tiles for 132 multiprocessors, 2 x 128 for 2 x 132; and of many rows the widest.
+        assert_eq!([64, 128, 256, 8192].map(columns), [112, 112, 112, 128]);
     }
 }

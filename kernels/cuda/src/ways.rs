@@ -50,7 +50,7 @@ impl Kind {
 impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { rows, n, k, input, output, bias, gate } = self;
-        write!(f, "{} to {}, [{n}, {k}], up to {rows} rows", input.name(), output.name())?;
+        write!(f, "{} to {}, [{n}, {k}], {rows} rows or some less", input.name(), output.name())?;
         write!(f, "{}", if *bias { ", bias" } else { "" })?;
         gate.map_or(Ok(()), |number| write!(f, ", gate {number}"))
     }
@@ -74,12 +74,13 @@ impl Way {
     }
 }
 
-/// Rows that are measured as one: the next of a list that grows finer towards few rows, where the tiles of a product count most.
-fn bucket(rows: usize) -> usize {
+/// Rows that are measured as one: the next of a list that grows finer towards few rows, where the tiles of a product count most. Up to 256,
+/// each number that decode steps are padded to is of its own: tiles of cuBLASLt come in all multiples of 8.
+pub(crate) fn bucket(rows: usize) -> usize {
     let step = match rows {
-        ..=64 => 16,
-        65..=256 => 32,
-        257..=1024 => 128,
+        ..=256 => 8,
+        257..=512 => 64,
+        513..=1024 => 128,
         1025..=4096 => 512,
         _ => 2048,
     };
@@ -162,10 +163,8 @@ mod tests {
 
     #[test]
     fn rows_share_a_kind_with_those_up_to_the_next_of_a_list() {
-        assert_eq!(
-            [17, 32, 33, 64, 65, 250, 264, 1000, 1100, 8192].map(bucket),
-            [32, 32, 48, 64, 96, 256, 384, 1024, 1536, 8192]
-        );
+        let rows = [17, 32, 33, 64, 65, 250, 264, 1000, 1100, 8192];
+        assert_eq!(rows.map(bucket), [24, 32, 40, 64, 72, 256, 320, 1024, 1536, 8192]);
         for rows in 1..20_000 {
             assert!(bucket(rows) >= rows && bucket(bucket(rows)) == bucket(rows), "{rows}");
         }

@@ -5,8 +5,18 @@ use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
 use kernels_cuda::{CudaOptions, Products};
 
 /// Rows, outputs and inputs: ragged in each, many tiles, and a k that is no multiple of a stage.
-const SHAPES: [(usize, usize, usize); 6] =
-    [(129, 16, 8), (256, 512, 64), (300, 272, 520), (700, 1040, 200), (2305, 2064, 72), (513, 4112, 328)];
+const SHAPES: [(usize, usize, usize); 10] = [
+    (17, 528, 200),
+    (33, 8208, 64),
+    (64, 272, 328),
+    (100, 8208, 136),
+    (129, 16, 8),
+    (256, 512, 64),
+    (300, 272, 520),
+    (700, 1040, 200),
+    (2305, 2064, 72),
+    (513, 4112, 328),
+];
 
 /// A gate function and its name.
 type Gate = (Activation, fn(f64, f64) -> f64);

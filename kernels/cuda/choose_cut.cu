@@ -157,19 +157,30 @@ DEVICE void count_bins(const Weights& weights, const Choice& choice, u32 vocab, 
     if (threadIdx.x < 32) conclude(cut, choice, vocab, shared.all.masses, shared.all.counts);
 }
 
-DEVICE bool is_cut(const Choice& choice, u32 vocab) { return choice.top_p < 1.0 || (choice.top_k > 0 && choice.top_k < vocab); }
-
-// Grid of all three: [SPLITS, rows].
-extern "C" __global__ void __launch_bounds__(REGION_THREADS)
-    choose_count(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
+// What all three kernels begin with: this block's row. Their grid: [SPLITS, rows].
+struct Turn {
+    // Whether a token is drawn, and of which weights.
+    Drawn it;
+    const Choice& choice;
+    Cut& cut;
+    // Whether fewer tokens than all remain.
+    bool is_cut;
+};
+DEVICE Turn turn_of(const Tables& tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
     launch_dependents();
     wait_for_inputs();
     const Row row = rows[blockIdx.y];
     const Drawn it = drawn_of(tables, row, logits, best + blockIdx.y * SPLITS);
-    if (!it.drawn) return;
     const Choice& choice = tables.choices[row.slot];
-    Cut& cut = cuts[blockIdx.y];
-    if (is_cut(choice, tables.vocab)) return count_bins(it.weights, choice, tables.vocab, cut);
+    const bool is_cut = it.drawn && (choice.top_p < 1.0 || (choice.top_k > 0 && choice.top_k < tables.vocab));
+    return {it, choice, cuts[blockIdx.y], is_cut};
+}
+
+extern "C" __global__ void __launch_bounds__(REGION_THREADS)
+    choose_count(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
+    const auto [it, choice, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
+    if (!it.drawn) return;
+    if (is_cut) return count_bins(it.weights, choice, tables.vocab, cut);
     sum_regions(it.weights, tables.vocab, 0, cut.regions);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         cut.from = 0;
@@ -198,12 +209,8 @@ DEVICE void find_end(Cut& cut) {
 
 extern "C" __global__ void __launch_bounds__(REGION_THREADS)
     choose_gather(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
-    launch_dependents();
-    wait_for_inputs();
-    const Row row = rows[blockIdx.y];
-    const Drawn it = drawn_of(tables, row, logits, best + blockIdx.y * SPLITS);
-    Cut& cut = cuts[blockIdx.y];
-    if (!it.drawn || !is_cut(tables.choices[row.slot], tables.vocab) || (cut.kind != FEW && cut.kind != EDGE)) return;
+    const auto [it, choice, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
+    if (!is_cut || (cut.kind != FEW && cut.kind != EDGE)) return;
     const bool edge = cut.kind == EDGE;
     const u64 from = cut.from;
     const u32 first = region_of(blockIdx.x * (REGION_THREADS / 32), tables.vocab).first;
@@ -220,11 +227,7 @@ extern "C" __global__ void __launch_bounds__(REGION_THREADS)
 
 extern "C" __global__ void __launch_bounds__(REGION_THREADS)
     choose_regions(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
-    launch_dependents();
-    wait_for_inputs();
-    const Row row = rows[blockIdx.y];
-    const Drawn it = drawn_of(tables, row, logits, best + blockIdx.y * SPLITS);
-    Cut& cut = cuts[blockIdx.y];
-    if (!it.drawn || !is_cut(tables.choices[row.slot], tables.vocab) || cut.kind != MANY) return;
+    const auto [it, choice, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
+    if (!is_cut || cut.kind != MANY) return;
     sum_regions(it.weights, tables.vocab, cut.from, cut.regions);
 }

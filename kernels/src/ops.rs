@@ -1,14 +1,22 @@
 //! The seam between the decoder and a device: handles to device memory, and one method per fused operation.
 //!
 //! Activations are row-major `[rows, width]`; a step's rows are the tokens of all its sequences, one after the other (a ragged batch).
-//! Handles are plain numbers that only the backend that gave them understands, so nothing above this file owns device memory.
+//! Handles stand for device memory, so nothing above this file owns any.
 //! Shapes are checked by the backend; a mismatch is a bug above it and panics with both shapes.
 
+mod attention;
+mod handles;
+mod host;
+mod mixture;
 mod noise;
 mod recording;
 mod recurrent;
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
+pub use attention::{Attention, Heads, KvShape, Rope, RopeStyle};
+pub use handles::{Act, ExpertChoice, KvLayer, Matrix, MatrixGroup, Table, Vector};
+pub use host::HostMatrix;
+pub use mixture::{ExpertGroups, GatedExperts, RouterScore, Routing};
 pub use noise::{Noise, NoiseRows, mix};
 pub use recording::{Recordable, Timing};
 pub use recurrent::{Cols, Conv, DeltaInput, DeltaRule, Scan, ScanInput, State};
@@ -45,72 +53,6 @@ impl DType {
             Self::E4m3 => "e4m3",
         }
     }
-}
-
-/// An activation buffer `[max_rows, width]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Act(pub u32);
-
-/// A weight matrix `[out_features, in_features]`, in the backend's own packing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Matrix(pub u32);
-
-/// A lookup table `[entries, width]`, rows addressable one by one (embeddings).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Table(pub u32);
-
-/// A vector of f32 (norm weights, biases, sinks).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Vector(pub u32);
-
-/// Matrices of one shape and element type: a layer's experts, or one for each attention head.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MatrixGroup(pub u32);
-
-/// Which experts the rows of a step chose, and with what weights: `[max_rows, top_k]` of both.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ExpertChoice(pub u32);
-
-/// Paged K and V, and which of a sequence's block tables leads into it. Layers with different tables may share one memory, since no two
-/// tables name the same block.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KvLayer {
-    /// The memory; [`Backend::new_kv`] gives it.
-    pub memory: u32,
-    /// Index into [`Sequence::tables`].
-    pub table: u32,
-}
-
-/// A matrix as it lies in a file or buffer: row-major `[rows, cols]`, little-endian.
-#[derive(Clone, Copy)]
-pub struct HostMatrix<'a> {
-    /// Element type of `bytes`.
-    pub dtype: DType,
-    /// Output features.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// `rows * cols * dtype.size()` bytes; need not be aligned.
-    pub bytes: &'a [u8],
-}
-
-/// Shape of one layer's KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Blocks in the pool.
-    pub num_blocks: usize,
-    /// Tokens a block.
-    pub block_size: usize,
-    /// K/V heads on this rank.
-    pub kv_heads: usize,
-    /// Width of a K head.
-    pub head_dim: usize,
-    /// Width of a V head.
-    pub v_head_dim: usize,
-    /// Values are the last `v_head_dim` elements of keys, and not stored again; a row then has no columns for V (latent attention).
-    pub shared: bool,
-    /// Element type.
-    pub dtype: DType,
 }
 
 /// The ragged batch of one step.
@@ -162,58 +104,6 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// Which elements of a head rotate together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RopeStyle {
-    /// Element i with i + dim/2 (Llama, NeoX).
-    Halves,
-    /// Element 2i with 2i + 1 (GPT-J, GLM).
-    Interleaved,
-}
-
-/// Rotary embedding parameters of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Rope {
-    /// Inverse frequencies `[rotary_dim / 2]`; scaling (linear, llama3, yarn, ...) is already in them.
-    pub inv_freq: Vector,
-    /// Elements of each head that rotate.
-    pub rotary_dim: usize,
-    /// Pairing.
-    pub style: RopeStyle,
-    /// Scales cos and sin (yarn, longrope); 1 otherwise.
-    pub mscale: f32,
-}
-
-/// Head counts of an attention layer on this rank.
-#[derive(Clone, Copy, Debug)]
-pub struct Heads {
-    /// Query heads.
-    pub q: usize,
-    /// Key/value heads.
-    pub kv: usize,
-    /// Width of query and key heads.
-    pub dim: usize,
-    /// Width of value heads.
-    pub v_dim: usize,
-}
-
-/// What attention does beside softmax(q k^T * scale) v.
-#[derive(Clone, Copy, Debug)]
-pub struct Attention {
-    /// Head counts.
-    pub heads: Heads,
-    /// Score scale.
-    pub scale: f32,
-    /// A token sees itself and `window - 1` tokens before it; absent: all.
-    pub window: Option<usize>,
-    /// `cap * tanh(score / cap)`.
-    pub soft_cap: Option<f32>,
-    /// One extra logit a query head that takes weight but no value.
-    pub sinks: Option<Vector>,
-    /// ALiBi slope of each query head `[heads.q]`.
-    pub alibi: Option<Vector>,
-}
-
 /// Gate functions of MLPs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
@@ -234,56 +124,6 @@ pub enum Activation {
         /// Bound.
         limit: f32,
     },
-}
-
-/// How a row chooses experts; the order of the fields is the order of the steps.
-#[derive(Clone, Copy, Debug)]
-pub struct Routing {
-    /// What makes scores of logits.
-    pub score: RouterScore,
-    /// Added to scores for choosing only, one for each expert; the weights are of the scores alone (DeepSeek V3).
-    pub correction: Option<Vector>,
-    /// Only experts of the best groups can be chosen.
-    pub groups: Option<ExpertGroups>,
-    /// Experts a row; the best ones. Among equals the lower number wins.
-    pub top_k: usize,
-    /// Weights are divided by their sum.
-    pub renormalise: bool,
-    /// Multiplies weights.
-    pub scale: f32,
-}
-
-/// What makes scores of a router's logits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RouterScore {
-    /// Softmax over all experts. (Renormalised, this is the softmax over the chosen ones.)
-    Softmax,
-    /// Each expert's sigmoid.
-    Sigmoid,
-}
-
-/// Experts in groups of neighbours.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertGroups {
-    /// Groups; divides the experts.
-    pub count: usize,
-    /// Groups that stay.
-    pub kept: usize,
-    /// A group's score is the sum of this many of its best experts' (corrected) scores.
-    pub best: usize,
-}
-
-/// What experts with a gate do first: see [`Backend::gated_experts`].
-#[derive(Clone, Copy, Debug)]
-pub struct GatedExperts {
-    /// `[gate | up]` of each expert.
-    pub w: MatrixGroup,
-    /// `[experts, out_features]`.
-    pub bias: Option<Vector>,
-    /// Of the gate.
-    pub activation: Activation,
-    /// Room for the products, a row for every choice; what is in it afterwards means nothing.
-    pub raised: Act,
 }
 
 /// Where heads lie in a row: the first from column `first` on, each `stride` columns after the one before.
@@ -351,9 +191,15 @@ pub trait Backend: Send {
 
     /// Takes a weight matrix into device memory, packing it as the device likes. `compute` is the activation type it will meet:
     /// with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
-    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix;
+    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
+        self.load_stack(&[source], compute)
+    }
+    /// The same for a matrix whose rows lie in several places, one piece below the other: all of one width and element type.
+    fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix;
     /// Takes a lookup table.
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table;
+    /// The rows of a matrix as a lookup table, in the same memory (tied embeddings).
+    fn table_of(&mut self, matrix: Matrix) -> Table;
     /// Makes a weight matrix of random numbers where it will lie, as [`Backend::load_matrix`] takes a stored one; absent where only the host
     /// can make them.
     fn make_matrix(&mut self, noise: Noise<'_>, compute: DType) -> Option<Matrix> {
@@ -405,7 +251,8 @@ pub trait Backend: Send {
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm);
     /// `out = x w^T + bias`, or accumulated.
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act);
-    /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row.
+    /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row: the product that came last. A device may do both in
+    /// one, so what is in `gate_up` afterwards means nothing.
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act);
     /// `x = activation(x)`.
     fn activate(&mut self, x: Act, activation: Activation);

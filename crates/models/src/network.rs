@@ -79,7 +79,7 @@ impl Builder<'_> {
         let (vocab, hidden, width) = (self.spec.vocab_size, self.spec.hidden_size, self.spec.embedding.width);
         let rows = self.shard.vocabulary(vocab);
         let entries = |slot, builder: &Self| builder.matrix_slice(slot, [vocab, width], rows.entries.clone(), 0..width);
-        let embedding = self.store.table(&[entries(Slot::Embedding, &self)], rows.pad_rows)?;
+        let (embedding, shared) = self.embedding(entries(Slot::Embedding, &self), rows.pad_rows)?;
         let project_in = self.projection(Slot::ProjectIn, [hidden, width])?;
         let positions = self.positions(hidden)?;
         let embedding_norm = self.norm(self.spec.embedding.norm, Slot::EmbeddingNorm, hidden)?;
@@ -88,8 +88,10 @@ impl Builder<'_> {
         let final_norm = self.norm(self.spec.final_norm, Slot::FinalNorm, hidden)?;
         let project_out = self.projection(Slot::ProjectOut, [width, hidden])?;
         let head_slot = if self.spec.head.tied { Slot::Embedding } else { Slot::Head };
-        let role = if self.spec.head.unit_rows { Role::UnitRows } else { Role::Matrix };
-        let matrix = self.store.matrix(&[Slice { role, ..entries(head_slot, &self) }], rows.pad_rows)?;
+        let matrix = match shared {
+            Some(matrix) => matrix,
+            None => self.head(entries(head_slot, &self), rows.pad_rows)?,
+        };
         let bias = match self.spec.head.bias {
             true => Some(self.head_bias(vocab)?),
             false => None,
@@ -106,6 +108,20 @@ impl Builder<'_> {
             head: Linear { matrix, bias },
             head_width: rows.entries.len() + rows.pad_rows,
         })
+    }
+
+    /// The table of tokens; and the matrix whose rows it is, where that is the head.
+    fn embedding(&mut self, slice: Slice, pad_rows: usize) -> Result<(Table, Option<Matrix>), LoadError> {
+        if !self.spec.head.tied || self.spec.head.unit_rows {
+            return Ok((self.store.table(&[slice], pad_rows)?, None));
+        }
+        let matrix = self.head(slice, pad_rows)?;
+        Ok((self.store.table_of(matrix), Some(matrix)))
+    }
+
+    fn head(&mut self, slice: Slice, pad_rows: usize) -> Result<Matrix, LoadError> {
+        let role = if self.spec.head.unit_rows { Role::UnitRows } else { Role::Matrix };
+        self.store.matrix(&[Slice { role, ..slice }], pad_rows)
     }
 
     /// Between the embedding's width and the residual stream's, where they differ; whole on every rank.

@@ -77,6 +77,11 @@ impl Acts {
         View { ptr, dtype: buffer.dtype, rows: buffer.rows, width: buffer.width, most_rows: buffer.max_rows }
     }
 
+    /// Columns of a buffer, which may have room for fewer rows than the step has.
+    pub(crate) fn width(&self, act: Act) -> usize {
+        self.buffers[act.0 as usize].width
+    }
+
     /// A buffer about to receive `rows` rows of `width`.
     pub(crate) fn target(&mut self, act: Act, rows: usize, width: usize) -> View {
         let buffer = &mut self.buffers[act.0 as usize];

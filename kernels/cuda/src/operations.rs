@@ -36,16 +36,21 @@ impl Backend for CudaBackend {
         Some(DeviceMemory { free: free as u64, total: total as u64 })
     }
 
-    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
+    fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.device.bind();
         self.check_type(compute);
-        self.matrices.push(self.staging.matrix(&mut self.device, source, compute));
+        self.matrices.push(self.staging.matrix(&mut self.device, pieces, compute));
         Matrix(newest(&self.matrices))
     }
 
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
         self.device.bind();
-        self.tables.push(self.staging.matrix(&mut self.device, source, source.dtype));
+        self.tables.push(self.staging.matrix(&mut self.device, &[source], source.dtype));
+        Table(newest(&self.tables))
+    }
+
+    fn table_of(&mut self, matrix: Matrix) -> Table {
+        self.tables.push(self.matrices[matrix.0 as usize].clone());
         Table(newest(&self.tables))
     }
 
@@ -318,7 +323,7 @@ impl Backend for CudaBackend {
     fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns) {
         assert_ne!(x, out, "a product cannot overwrite its input");
         self.settle();
-        let (x, width) = (self.acts.view(x), self.acts.view(out).width);
+        let (x, width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, width);
         groups::head_matmul(&mut self.device, (x, from), &self.groups[w.0 as usize], (out, to));
     }
@@ -400,7 +405,7 @@ impl Backend for CudaBackend {
     fn gather_over_ranks(&mut self, x: Act, out: Act) {
         assert_ne!(x, out, "rows gathered into their own buffer");
         self.settle();
-        let (x, width) = (self.acts.view(x), self.acts.view(out).width);
+        let (x, width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, width);
         self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
     }

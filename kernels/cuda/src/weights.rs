@@ -1,5 +1,8 @@
 //! Weights on the device, and how they get there: through pinned memory, the next piece read while the last one is copied.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::cast;
@@ -15,9 +18,10 @@ const SLOTS: usize = 3;
 const WORTH_THREADS: usize = 4 << 20;
 const THREADS: usize = 8;
 
-/// A matrix or table as it lies in device memory: row-major `[rows, cols]`.
+/// A matrix or table as it lies in device memory: row-major `[rows, cols]`. Clones share it.
+#[derive(Clone)]
 pub(crate) struct Weights {
-    memory: Option<Memory>,
+    memory: Option<Arc<Memory>>,
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -28,13 +32,15 @@ pub(crate) struct Weights {
 impl Weights {
     /// Room for a matrix, with nothing in it yet.
     pub(crate) fn empty(device: &mut Device, (rows, cols): (usize, usize), dtype: DType, compute: DType) -> Self {
-        let memory = device.allocate(rows * cols * dtype.size(), "weights");
+        let memory = device.allocate(rows * cols * dtype.size(), "weights").map(Arc::new);
         Self { memory, dtype, rows, cols, compute }
     }
 
     /// Makes all of it zero.
     pub(crate) fn clear(&self, device: &mut Device) {
-        self.memory.iter().for_each(|memory| device.clear(memory));
+        if let Some(memory) = &self.memory {
+            device.clear(memory);
+        }
     }
 
     pub(crate) fn ptr(&self) -> CUdeviceptr {
@@ -78,11 +84,11 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub(crate) fn matrix(&mut self, device: &mut Device, source: HostMatrix<'_>, compute: DType) -> Weights {
-        let HostMatrix { dtype, rows, cols, bytes } = source;
-        let wanted = rows.checked_mul(cols).and_then(|count| count.checked_mul(dtype.size()));
-        assert_eq!(Some(bytes.len()), wanted, "bytes of {rows} x {cols} {dtype:?}");
-        Weights { memory: self.load(device, bytes), dtype, rows, cols, compute }
+    /// One matrix of pieces that lie below each other.
+    pub(crate) fn matrix(&mut self, device: &mut Device, pieces: &[HostMatrix<'_>], compute: DType) -> Weights {
+        let (dtype, rows, cols) = HostMatrix::stacked(pieces);
+        let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes).collect();
+        Weights { memory: self.load_pieces(device, &bytes).map(Arc::new), dtype, rows, cols, compute }
     }
 
     pub(crate) fn vector(&mut self, device: &mut Device, values: &[f32]) -> Vector {
@@ -92,14 +98,21 @@ impl Staging {
 
     /// New device memory with these bytes. Copies may still be under way; the stream orders them before what uses them.
     pub(crate) fn load(&mut self, device: &mut Device, bytes: &[u8]) -> Option<Memory> {
-        let memory = device.allocate(bytes.len(), "weights")?;
-        self.reserve(device, bytes.len().min(PIECE));
-        for (index, piece) in bytes.chunks(PIECE).enumerate() {
+        self.load_pieces(device, &[bytes])
+    }
+
+    /// The same for bytes that lie in several places, one after the other.
+    fn load_pieces(&mut self, device: &mut Device, pieces: &[&[u8]]) -> Option<Memory> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        let memory = device.allocate(bytes, "weights")?;
+        self.reserve(device, bytes.min(PIECE));
+        for start in (0..bytes).step_by(PIECE) {
+            let part = start..bytes.min(start + PIECE);
             self.next = (self.next + 1) % SLOTS;
             let (pinned, event) = self.slots.get_mut(self.next)?;
             device.attempt(|| "loading weights".to_owned(), |_| event.wait());
-            read(piece, pinned.slice_mut(piece.len()));
-            device.upload(pinned, 0..piece.len(), memory.ptr + (index * PIECE) as u64);
+            read(pieces, part.clone(), pinned.slice_mut(part.len()));
+            device.upload(pinned, 0..part.len(), memory.ptr + start as u64);
             device.attempt(|| "loading weights".to_owned(), |_| event.record());
         }
         Some(memory)
@@ -118,15 +131,47 @@ impl Staging {
     }
 }
 
-/// Copies a piece, with several threads where it is long: pages of a file that was not read yet come one by one otherwise.
-fn read(from: &[u8], to: &mut [u8]) {
-    if from.len() < WORTH_THREADS {
-        return to.copy_from_slice(from);
+/// Copies a part of what lies in pieces, with several threads where it is long: pages of a file that was not read yet come one by one
+/// otherwise.
+fn read(pieces: &[&[u8]], part: Range<usize>, to: &mut [u8]) {
+    if part.len() < WORTH_THREADS {
+        return gather(pieces, part.start, to);
     }
-    let share = from.len().div_ceil(THREADS);
+    let share = part.len().div_ceil(THREADS);
     std::thread::scope(|scope| {
-        for (from, to) in from.chunks(share).zip(to.chunks_mut(share)) {
-            scope.spawn(|| to.copy_from_slice(from));
+        for (start, to) in part.step_by(share).zip(to.chunks_mut(share)) {
+            scope.spawn(move || gather(pieces, start, to));
         }
     });
+}
+
+/// Fills `to` with what lies in pieces, from the byte `start` on.
+fn gather(pieces: &[&[u8]], start: usize, to: &mut [u8]) {
+    let (mut skip, mut left) = (start, to);
+    for piece in pieces {
+        let rest = &piece[skip.min(piece.len())..];
+        skip = skip.saturating_sub(piece.len());
+        let (here, after) = left.split_at_mut(rest.len().min(left.len()));
+        here.copy_from_slice(&rest[..here.len()]);
+        left = after;
+    }
+    assert!(left.is_empty(), "{} bytes past the last piece", left.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_read_as_one() {
+        let bytes: Vec<u8> = (0..3 * WORTH_THREADS + 5).map(|i| (i * 31 + i / 253) as u8).collect();
+        let (first, rest) = bytes.split_at(WORTH_THREADS + 1);
+        let pieces = [first, &[], &rest[..7], &rest[7..]];
+        for part in [0..0, 0..9, first.len() - 3..first.len() + 11, 100..bytes.len() - 1, bytes.len() - 1..bytes.len()]
+        {
+            let mut to = vec![0; part.len()];
+            read(&pieces, part.clone(), &mut to);
+            assert!(to == bytes[part.clone()], "{part:?}");
+        }
+    }
 }

@@ -2,41 +2,65 @@
 
 use super::acts::View;
 use super::memory::Region;
+use super::pack::Packed;
 use super::pool::Pool;
 use super::simd::{Bf16, Element, F16, F32};
 use crate::ops::{DType, HostMatrix};
 
-/// A lookup table, stored as it came.
+/// A lookup table.
 pub(crate) struct Lookup {
     dtype: DType,
     entries: usize,
     pub(crate) width: usize,
-    region: Region,
+    rows: Rows,
+}
+
+/// Where a table's rows are.
+enum Rows {
+    /// One after the other, as they came.
+    Own(Region),
+    /// In a matrix that is multiplied with too.
+    Packed(Packed),
 }
 
 impl Lookup {
     pub(crate) fn new(source: HostMatrix<'_>) -> Self {
-        let HostMatrix { dtype, rows: entries, cols: width, bytes } = source;
-        let wanted = entries.checked_mul(width).and_then(|count| count.checked_mul(dtype.size()));
-        assert_eq!(Some(bytes.len()), wanted, "bytes of a table of {entries} x {width} {dtype:?}");
-        let region = Region::new(bytes.len());
+        let (dtype, entries, width) = HostMatrix::stacked(&[source]);
+        let region = Region::new(source.bytes.len());
         // SAFETY: the region was made this long, and is not the source.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), region.ptr(), bytes.len()) };
-        Self { dtype, entries, width, region }
+        unsafe { std::ptr::copy_nonoverlapping(source.bytes.as_ptr(), region.ptr(), source.bytes.len()) };
+        Self { dtype, entries, width, rows: Rows::Own(region) }
     }
 
-    fn row<E: Element>(&self, entry: usize) -> &[E::Bits] {
+    /// The rows of a matrix.
+    pub(crate) fn of(matrix: &Packed) -> Self {
+        Self { dtype: matrix.dtype, entries: matrix.n, width: matrix.k, rows: Rows::Packed(matrix.clone()) }
+    }
+
+    /// Tells `take` each element of `out` and what the table has in its place.
+    fn each<E: Element>(&self, entry: usize, out: &mut [f32], take: impl Fn(&mut f32, f32)) {
         assert!(entry < self.entries);
-        // SAFETY: the row is inside the region, which is page-aligned and was filled with elements of this type.
-        unsafe { std::slice::from_raw_parts(self.region.ptr().cast::<E::Bits>().add(entry * self.width), self.width) }
+        match &self.rows {
+            Rows::Own(region) => {
+                let first = entry * self.width;
+                // SAFETY: the row is inside the region, which is page-aligned and was filled with elements of this type.
+                let row = unsafe { std::slice::from_raw_parts(region.ptr().cast::<E::Bits>().add(first), self.width) };
+                out.iter_mut().zip(row).for_each(|(out, &bits)| take(out, E::decode(bits)));
+            }
+            Rows::Packed(matrix) => {
+                out.iter_mut().zip(matrix.row::<E>(entry)).for_each(|(out, bits)| take(out, E::decode(bits)));
+            }
+        }
     }
 
-    fn write<E: Element>(&self, entry: usize, scale: f32, out: &mut [f32]) {
-        out.iter_mut().zip(self.row::<E>(entry)).for_each(|(out, &bits)| *out = E::decode(bits) * scale);
-    }
-
-    fn add<E: Element>(&self, entry: usize, x: &mut [f32]) {
-        x.iter_mut().zip(self.row::<E>(entry)).for_each(|(x, &bits)| *x += E::decode(bits));
+    /// The same, whatever the elements' type.
+    fn visit(&self, entry: usize, out: &mut [f32], take: impl Fn(&mut f32, f32)) {
+        match self.dtype {
+            DType::F32 => self.each::<F32>(entry, out, take),
+            DType::Bf16 => self.each::<Bf16>(entry, out, take),
+            DType::F16 => self.each::<F16>(entry, out, take),
+            DType::E4m3 => unreachable!("only caches have 8-bit floats"),
+        }
     }
 }
 
@@ -47,12 +71,7 @@ pub(crate) fn embed(pool: &mut Pool, table: &Lookup, tokens: &[u32], first_entry
         let out = unsafe { out.row_mut(row) };
         match tokens[row].checked_sub(first_entry).map(|entry| entry as usize).filter(|&entry| entry < table.entries) {
             None => out.fill(0.0),
-            Some(entry) => match table.dtype {
-                DType::F32 => table.write::<F32>(entry, scale, out),
-                DType::Bf16 => table.write::<Bf16>(entry, scale, out),
-                DType::F16 => table.write::<F16>(entry, scale, out),
-                DType::E4m3 => unreachable!("only caches have 8-bit floats"),
-            },
+            Some(entry) => table.visit(entry, out, |out, x| *out = x * scale),
         }
     });
 }
@@ -64,11 +83,6 @@ pub(crate) fn add_positions(pool: &mut Pool, table: &Lookup, positions: &[u32], 
         let entry = positions[row] as usize + offset;
         // SAFETY: each row is one task's.
         let x = unsafe { x.row_mut(row) };
-        match table.dtype {
-            DType::F32 => table.add::<F32>(entry, x),
-            DType::Bf16 => table.add::<Bf16>(entry, x),
-            DType::F16 => table.add::<F16>(entry, x),
-            DType::E4m3 => unreachable!("only caches have 8-bit floats"),
-        }
+        table.visit(entry, x, |x, y| *x += y);
     });
 }

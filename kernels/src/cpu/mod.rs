@@ -133,13 +133,18 @@ impl Backend for CpuBackend {
         format!("cpu ({}, {threads} thread{})", self.isa.name(), if threads == 1 { "" } else { "s" })
     }
 
-    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
-        self.matrices.push(pack::Packed::new(source, compute, &mut self.pool));
+    fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
+        self.matrices.push(pack::Packed::new(pieces, compute, &mut self.pool));
         Matrix(newest(&self.matrices))
     }
 
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
         self.tables.push(embed::Lookup::new(source));
+        Table(newest(&self.tables))
+    }
+
+    fn table_of(&mut self, matrix: Matrix) -> Table {
+        self.tables.push(embed::Lookup::of(&self.matrices[matrix.0 as usize]));
         Table(newest(&self.tables))
     }
 

@@ -6,8 +6,13 @@
 //! ```
 //! Columns past the last row of the source, and k past its width, are zero.
 
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::memory::{Region, Shared};
 use super::pool::Pool;
+use super::simd::Element;
 use crate::ops::{DType, HostMatrix};
 
 /// Output columns a panel.
@@ -17,7 +22,8 @@ pub(crate) const TILE_K: usize = 32;
 /// Source columns packed at a time: their panel part stays in the first-level cache.
 const STRIP: usize = 64;
 
-/// A packed matrix.
+/// A packed matrix. Clones share its memory.
+#[derive(Clone)]
 pub(crate) struct Packed {
     pub(crate) dtype: DType,
     /// Output features.
@@ -28,22 +34,19 @@ pub(crate) struct Packed {
     pub(crate) k_padded: usize,
     /// Whether activations may be rounded to bf16.
     pub(crate) rounds: bool,
-    region: Region,
+    region: Arc<Region>,
 }
 
 impl Packed {
-    /// Packs `source` with all threads.
-    pub(crate) fn new(source: HostMatrix<'_>, compute: DType, pool: &mut Pool) -> Self {
-        let HostMatrix { dtype, rows: n, cols: k, bytes } = source;
-        let wanted = n.checked_mul(k).and_then(|count| count.checked_mul(dtype.size()));
-        assert_eq!(Some(bytes.len()), wanted, "bytes of a {n} x {k} matrix of {dtype:?}");
+    /// Packs a matrix, given in pieces that lie below each other, with all threads.
+    pub(crate) fn new(pieces: &[HostMatrix<'_>], compute: DType, pool: &mut Pool) -> Self {
+        let (dtype, n, k) = HostMatrix::stacked(pieces);
         let k_padded = k.next_multiple_of(if dtype == DType::Bf16 { TILE_K } else { 2 });
         let panels = n.div_ceil(PANEL);
         let region = Region::new(panels * PANEL * k_padded * dtype.size());
         let target = Shared::new(region.ptr());
         pool.run(panels, &|panel, _| {
-            let rows = panel * PANEL..n.min((panel + 1) * PANEL);
-            let part = &bytes[rows.start * k * dtype.size()..rows.end * k * dtype.size()];
+            let part = &*rows(pieces, panel * PANEL..n.min((panel + 1) * PANEL));
             let size = PANEL * k_padded * dtype.size();
             // SAFETY: each task writes its own panel, which lies inside the region; the region is zeroed and page-aligned.
             let panel = unsafe { std::slice::from_raw_parts_mut(target.at(panel * size), size) };
@@ -54,7 +57,17 @@ impl Packed {
                 DType::E4m3 => unreachable!("only caches have 8-bit floats"),
             }
         });
-        Self { dtype, n, k, k_padded, rounds: compute == DType::Bf16, region }
+        Self { dtype, n, k, k_padded, rounds: compute == DType::Bf16, region: Arc::new(region) }
+    }
+
+    /// The elements of an output column, which is a row of the source; their type is the matrix's.
+    pub(crate) fn row<E: Element>(&self, row: usize) -> impl Iterator<Item = E::Bits> {
+        assert!(row < self.n && size_of::<E::Bits>() == self.dtype.size());
+        let pair = if self.dtype == DType::Bf16 { 2 } else { 1 };
+        // SAFETY: a panel lies inside the region, which is page-aligned and was filled with elements of this size.
+        let panel: &[E::Bits] =
+            unsafe { std::slice::from_raw_parts(self.panel(row / PANEL).cast(), PANEL * self.k_padded) };
+        (0..self.k).map(move |col| panel[(col / pair * PANEL + row % PANEL) * pair + col % pair])
     }
 
     /// Panels, the last one perhaps padded.
@@ -73,6 +86,22 @@ impl Packed {
     pub(crate) fn panel_bytes(&self) -> usize {
         PANEL * self.k_padded * self.dtype.size()
     }
+}
+
+/// Rows of a matrix in pieces: as they lie, where they lie in one.
+fn rows<'a>(pieces: &[HostMatrix<'a>], rows: Range<usize>) -> Cow<'a, [u8]> {
+    let (mut first, mut bytes) = (0, Cow::Borrowed(&[][..]));
+    for piece in pieces {
+        let row_bytes = piece.cols * piece.dtype.size();
+        let [start, end] = [rows.start, rows.end].map(|row| row.saturating_sub(first).min(piece.rows) * row_bytes);
+        match &piece.bytes[start..end] {
+            [] => {}
+            part if bytes.is_empty() => bytes = Cow::Borrowed(part),
+            part => bytes.to_mut().extend_from_slice(part),
+        }
+        first += piece.rows;
+    }
+    bytes
 }
 
 /// `panel[unit][row] = rows[row][unit]` for units of `U` bytes; `source` holds at most sixteen rows of `row_bytes`.
@@ -106,7 +135,16 @@ mod tests {
     fn check(dtype: DType, n: usize, k: usize) {
         let size = dtype.size();
         let bytes: Vec<u8> = (0..n * k * size).map(|i| (i * 37 + i / 251) as u8).collect();
-        let packed = Packed::new(HostMatrix { dtype, rows: n, cols: k, bytes: &bytes }, DType::F32, &mut Pool::new(2));
+        // The second piece begins and ends inside a panel.
+        let (third, second) = (n - n / 3, n / 5);
+        let piece = |rows: Range<usize>| HostMatrix {
+            dtype,
+            rows: rows.len(),
+            cols: k,
+            bytes: &bytes[rows.start * k * size..rows.end * k * size],
+        };
+        let pieces = [piece(0..second), piece(second..third), piece(third..n)];
+        let packed = Packed::new(&pieces, DType::F32, &mut Pool::new(2));
         let pair = if dtype == DType::Bf16 { 2 } else { 1 };
         for row in 0..packed.panels() * PANEL {
             for col in 0..packed.k_padded {

@@ -76,6 +76,28 @@ fn wide_and_deep() {
 }
 
 #[test]
+fn a_matrix_may_come_in_pieces() {
+    const K: usize = 33;
+    for mut backend in backends() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let bytes = encode(&Random(5).values(45 * K), dtype).0;
+            let piece = |rows: std::ops::Range<usize>| {
+                let size = K * dtype.size();
+                host(dtype, rows.len(), K, &bytes[rows.start * size..rows.end * size])
+            };
+            let ways = [vec![piece(0..45)], vec![piece(0..16), piece(16..21), piece(21..21), piece(21..45)]];
+            let x = filled(&mut *backend, K, &Random(6).values(2 * K));
+            let [whole, stacked] = ways.map(|pieces| {
+                let (matrix, out) = (backend.load_stack(&pieces, DType::F32), filled(&mut *backend, 45, &[0.0; 90]));
+                backend.matmul(x, matrix, None, Epilogue::Store, out);
+                backend.read(out).to_vec()
+            });
+            assert_eq!(whole, stacked, "{dtype:?}");
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "width of x")]
 fn a_wrong_width_panics_with_both_shapes() {
     let mut backend = backends().remove(0);

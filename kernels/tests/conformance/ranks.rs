@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use kernels::ops::{Act, Backend, Batch, Place, Sequence};
+use kernels::ops::{Act, Backend, Batch, Place, RowSelection, Sequence};
 use kernels_cuda::{CudaOptions, RankOptions};
 
 use crate::gpu;
@@ -145,6 +145,25 @@ fn parts_of_rows_lie_side_by_side() {
                     assert!(backend.read(whole).iter().copied().eq(want), "rank {}, {rows} x {width}", place.rank);
                 }
             }
+        });
+    }
+}
+
+/// As logits are: those of a long prompt's last row alone.
+#[test]
+fn few_rows_of_a_long_step_are_gathered() {
+    const ROWS: usize = 300;
+    const WIDTH: usize = 50;
+    for one_shot_bytes in WAYS {
+        as_two_ranks(one_shot_bytes, |place, backend| {
+            let all = backend.new_act(ROWS, WIDTH);
+            let [part, whole] = [WIDTH, 2 * WIDTH].map(|width| backend.new_act(2, width));
+            begin(backend, ROWS);
+            write(backend, all, &numbers(place.rank, 0, ROWS * WIDTH));
+            backend.gather(all, RowSelection { rows: &[ROWS as u32 - 1] }, part);
+            backend.gather_over_ranks(part, whole);
+            let last = |rank| numbers(rank, 0, ROWS * WIDTH).split_off((ROWS - 1) * WIDTH);
+            assert_eq!(backend.read(whole), [last(0), last(1)].concat(), "rank {}", place.rank);
         });
     }
 }

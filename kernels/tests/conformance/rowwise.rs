@@ -7,21 +7,29 @@ const WIDTHS: [usize; 8] = [1, 7, 16, 48, 100, 224, 960, 2048];
 
 #[test]
 fn embedding_looks_up_scales_and_skips_strangers() {
+    const ENTRIES: usize = 21;
     for mut backend in backends() {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             for width in WIDTHS {
-                let (bytes, values) = encode(&Random(width as u64).values(5 * width), dtype);
-                let table = backend.load_table(host(dtype, 5, width, &bytes));
-                let tokens = [12, 10, 9, 14, 15, 0, u32::MAX, 11];
-                let out = poisoned(&mut *backend, tokens.len(), width);
-                backend.begin(Batch { tokens: &tokens, positions: &[0; 8], sequences: &[] });
-                backend.embed(table, 10, 3.0, out);
-                let row = |&token: &u32| match token {
-                    10..15 => values[(token as usize - 10) * width..][..width].iter().map(|x| x * 3.0).collect(),
-                    _ => vec![0.0; width],
+                let (bytes, values) = encode(&Random(width as u64).values(ENTRIES * width), dtype);
+                let rows = |rows: std::ops::Range<usize>| {
+                    let size = width * dtype.size();
+                    host(dtype, rows.len(), width, &bytes[rows.start * size..rows.end * size])
                 };
-                let want: Vec<f32> = tokens.iter().flat_map(row).collect();
-                check_same("embed", backend.read(out), &want);
+                let matrix = backend.load_stack(&[rows(0..3), rows(3..ENTRIES)], dtype);
+                let tables = [backend.load_table(rows(0..ENTRIES)), backend.table_of(matrix)];
+                let tokens = [12, 10, 9, 30, 31, 0, u32::MAX, 26];
+                for table in tables {
+                    let out = poisoned(&mut *backend, tokens.len(), width);
+                    backend.begin(Batch { tokens: &tokens, positions: &[0; 8], sequences: &[] });
+                    backend.embed(table, 10, 3.0, out);
+                    let row = |&token: &u32| match token {
+                        10..31 => values[(token as usize - 10) * width..][..width].iter().map(|x| x * 3.0).collect(),
+                        _ => vec![0.0; width],
+                    };
+                    let want: Vec<f32> = tokens.iter().flat_map(row).collect();
+                    check_same("embed", backend.read(out), &want);
+                }
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Conversions between element types of raw little-endian bytes.
 
+use std::borrow::Cow;
+
 use half::{bf16, f16};
 use kernels::e4m3;
 use kernels::ops::DType;
@@ -24,9 +26,14 @@ pub(crate) fn narrow(values: impl Iterator<Item = f32>, dtype: DType, out: &mut 
     }
 }
 
-/// Appends `bytes` in another element type.
-pub(crate) fn append(from: DType, bytes: &[u8], to: DType, out: &mut Vec<u8>) {
-    if from == to { out.extend_from_slice(bytes) } else { narrow(widen(from, bytes).into_iter(), to, out) }
+/// The same elements in another type.
+pub(crate) fn cast(from: DType, bytes: Cow<'_, [u8]>, to: DType) -> Cow<'_, [u8]> {
+    if from == to {
+        return bytes;
+    }
+    let mut out = Vec::with_capacity(bytes.len() / from.size() * to.size());
+    narrow(widen(from, &bytes).into_iter(), to, &mut out);
+    Cow::Owned(out)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use kernels::ops::{DType, NoiseRows, mix};
 
-use super::cast::{append, narrow};
+use super::cast::{cast, narrow};
 use super::{Chunk, Random, Role, Slice, Weights};
 use crate::error::LoadError;
 
@@ -46,9 +46,9 @@ impl Dummy {
         // Uniform with variance 1 / width: a product keeps its input's size, whatever the depth.
         let bound = (3.0 / slice.width() as f32).sqrt();
         let level = |i: usize| bound * ((2 * i + 1) as f32 / LEVELS as f32 - 1.0);
-        let (mut stored, mut levels) = (Vec::new(), Vec::new());
+        let mut stored = Vec::new();
         narrow((0..LEVELS).map(level), self.dtype, &mut stored);
-        append(self.dtype, &stored, dtype, &mut levels);
+        let levels = cast(self.dtype, Cow::Owned(stored), dtype).into_owned();
         let key = slice.place.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
         let key = slice.place.stack.map_or(key, |stack| mix(key ^ stack.index as u64));
         Random { key, levels }

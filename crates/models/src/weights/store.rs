@@ -16,6 +16,8 @@ pub(crate) trait Store {
     fn matrix(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Matrix, LoadError>;
     /// A lookup table, then `pad_rows` rows of zeros.
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError>;
+    /// The rows of a matrix as a lookup table, without further memory.
+    fn table_of(&mut self, matrix: Matrix) -> Table;
     /// A vector, plus `offset` in every element.
     fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError>;
     /// A vector made of what is stored.
@@ -59,6 +61,10 @@ impl Store for Measure<'_> {
 
     fn table(&mut self, stack: &[Slice], _: usize) -> Result<Table, LoadError> {
         self.add(stack).map(|()| Table(0))
+    }
+
+    fn table_of(&mut self, _: Matrix) -> Table {
+        Table(0)
     }
 
     fn vector(&mut self, stack: &[Slice], _: f32) -> Result<Vector, LoadError> {
@@ -106,8 +112,8 @@ pub(crate) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// The stack in one piece, in one element type.
-    fn stacked(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Chunk<'a>, LoadError> {
+    /// The stack's pieces in one element type, as they lie in their files where nothing has to be done to them.
+    fn stacked(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Vec<Chunk<'a>>, LoadError> {
         let weights = self.weights;
         let mut chunks = Vec::with_capacity(stack.len());
         for slice in stack {
@@ -115,20 +121,17 @@ impl<'a> Loader<'a> {
             chunks.push(if slice.role == Role::UnitRows { unit_rows(&chunk, slice.cols.len()) } else { chunk });
         }
         let dtype = self.stored_type(chunks.iter().map(|chunk| chunk.dtype));
-        let chunk = match chunks.pop() {
-            Some(only) if chunks.is_empty() && pad_rows == 0 && only.dtype == dtype => only,
-            last => {
-                let mut bytes = Vec::new();
-                for chunk in chunks.iter().chain(&last) {
-                    cast::append(chunk.dtype, &chunk.bytes, dtype, &mut bytes);
-                }
-                let row_bytes = stack.first().map_or(0, |slice| slice.cols.len() * dtype.size());
-                bytes.resize(bytes.len() + pad_rows * row_bytes, 0);
-                Chunk { dtype, bytes: Cow::Owned(bytes) }
-            }
-        };
+        for Chunk { dtype: stored, bytes } in &mut chunks {
+            *bytes = cast::cast(*stored, std::mem::take(bytes), dtype);
+            *stored = dtype;
+        }
+        if pad_rows > 0 {
+            let zeros = vec![0; pad_rows * shape(stack, 0).1 * dtype.size()];
+            chunks.push(Chunk { dtype, bytes: Cow::Owned(zeros) });
+        }
+        self.resident += chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
         self.count(stack)?;
-        Ok(chunk)
+        Ok(chunks)
     }
 
     /// Tells that a stack was read.
@@ -194,10 +197,15 @@ impl Store for Loader<'_> {
         if let Some(matrix) = self.made(stack, pad_rows, |backend, noise| backend.make_matrix(noise, compute))? {
             return Ok(matrix);
         }
-        let (rows, cols) = shape(stack, pad_rows);
-        let chunk = self.stacked(stack, pad_rows)?;
-        self.resident += chunk.bytes.len() as u64;
-        Ok(self.backend.load_matrix(HostMatrix { dtype: chunk.dtype, rows, cols, bytes: &chunk.bytes }, self.compute))
+        let chunks = self.stacked(stack, pad_rows)?;
+        let (_, cols) = shape(stack, pad_rows);
+        let rows = stack.iter().map(|slice| slice.rows.len()).chain([pad_rows]);
+        let piece = |(chunk, rows)| {
+            let Chunk { dtype, bytes }: &Chunk<'_> = chunk;
+            HostMatrix { dtype: *dtype, rows, cols, bytes }
+        };
+        let pieces: Vec<HostMatrix<'_>> = chunks.iter().zip(rows).map(piece).collect();
+        Ok(self.backend.load_stack(&pieces, self.compute))
     }
 
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError> {
@@ -205,9 +213,14 @@ impl Store for Loader<'_> {
             return Ok(table);
         }
         let (rows, cols) = shape(stack, pad_rows);
-        let chunk = self.stacked(stack, pad_rows)?;
-        self.resident += chunk.bytes.len() as u64;
-        Ok(self.backend.load_table(HostMatrix { dtype: chunk.dtype, rows, cols, bytes: &chunk.bytes }))
+        let mut chunks = self.stacked(stack, pad_rows)?;
+        let Chunk { dtype, mut bytes } = chunks.remove(0);
+        chunks.iter().for_each(|more| bytes.to_mut().extend_from_slice(&more.bytes));
+        Ok(self.backend.load_table(HostMatrix { dtype, rows, cols, bytes: &bytes }))
+    }
+
+    fn table_of(&mut self, matrix: Matrix) -> Table {
+        self.backend.table_of(matrix)
     }
 
     fn vector(&mut self, stack: &[Slice], offset: f32) -> Result<Vector, LoadError> {

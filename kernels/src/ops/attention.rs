@@ -1,0 +1,74 @@
+//! What attention is told: rotation, heads, what it does beside softmax, and the shape of the memory it reads.
+
+use super::{DType, Vector};
+
+/// Which elements of a head rotate together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopeStyle {
+    /// Element i with i + dim/2 (Llama, NeoX).
+    Halves,
+    /// Element 2i with 2i + 1 (GPT-J, GLM).
+    Interleaved,
+}
+
+/// Rotary embedding parameters of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope {
+    /// Inverse frequencies `[rotary_dim / 2]`; scaling (linear, llama3, yarn, ...) is already in them.
+    pub inv_freq: Vector,
+    /// Elements of each head that rotate.
+    pub rotary_dim: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+    /// Scales cos and sin (yarn, longrope); 1 otherwise.
+    pub mscale: f32,
+}
+
+/// Head counts of an attention layer on this rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Query heads.
+    pub q: usize,
+    /// Key/value heads.
+    pub kv: usize,
+    /// Width of query and key heads.
+    pub dim: usize,
+    /// Width of value heads.
+    pub v_dim: usize,
+}
+
+/// What attention does beside softmax(q k^T * scale) v.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Head counts.
+    pub heads: Heads,
+    /// Score scale.
+    pub scale: f32,
+    /// A token sees itself and `window - 1` tokens before it; absent: all.
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// One extra logit a query head that takes weight but no value.
+    pub sinks: Option<Vector>,
+    /// ALiBi slope of each query head `[heads.q]`.
+    pub alibi: Option<Vector>,
+}
+
+/// Shape of one layer's KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Blocks in the pool.
+    pub num_blocks: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// K/V heads on this rank.
+    pub kv_heads: usize,
+    /// Width of a K head.
+    pub head_dim: usize,
+    /// Width of a V head.
+    pub v_head_dim: usize,
+    /// Values are the last `v_head_dim` elements of keys, and not stored again; a row then has no columns for V (latent attention).
+    pub shared: bool,
+    /// Element type.
+    pub dtype: DType,
+}

@@ -1,0 +1,53 @@
+//! Mixtures of experts: how rows choose, and what the chosen do first.
+
+use super::{Act, Activation, MatrixGroup, Vector};
+
+/// How a row chooses experts; the order of the fields is the order of the steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing {
+    /// What makes scores of logits.
+    pub score: RouterScore,
+    /// Added to scores for choosing only, one for each expert; the weights are of the scores alone (DeepSeek V3).
+    pub correction: Option<Vector>,
+    /// Only experts of the best groups can be chosen.
+    pub groups: Option<ExpertGroups>,
+    /// Experts a row; the best ones. Among equals the lower number wins.
+    pub top_k: usize,
+    /// Weights are divided by their sum.
+    pub renormalise: bool,
+    /// Multiplies weights.
+    pub scale: f32,
+}
+
+/// What makes scores of a router's logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RouterScore {
+    /// Softmax over all experts. (Renormalised, this is the softmax over the chosen ones.)
+    Softmax,
+    /// Each expert's sigmoid.
+    Sigmoid,
+}
+
+/// Experts in groups of neighbours.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertGroups {
+    /// Groups; divides the experts.
+    pub count: usize,
+    /// Groups that stay.
+    pub kept: usize,
+    /// A group's score is the sum of this many of its best experts' (corrected) scores.
+    pub best: usize,
+}
+
+/// What experts with a gate do first: see [`Backend::gated_experts`](super::Backend::gated_experts).
+#[derive(Clone, Copy, Debug)]
+pub struct GatedExperts {
+    /// `[gate | up]` of each expert.
+    pub w: MatrixGroup,
+    /// `[experts, out_features]`.
+    pub bias: Option<Vector>,
+    /// Of the gate.
+    pub activation: Activation,
+    /// Room for the products, a row for every choice; what is in it afterwards means nothing.
+    pub raised: Act,
+}

@@ -92,6 +92,14 @@ pub enum LoadError {
     /// The device failed, or its memory did not suffice.
     #[error("{0}")]
     Device(String),
+    /// A file that cannot be written.
+    #[error("cannot write {}: {source}", file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// Options that contradict themselves.
     #[error("{what} is {value}: {reason}")]
     Option {

@@ -25,3 +25,4 @@ pub use error::{ForwardError, LoadError};
 pub(crate) use load::Limits;
 pub use load::{LoadFormat, LoadOptions, Progress, load, read_spec};
 pub use model::{Logits, Memory, Model};
+pub use weights::save_random;

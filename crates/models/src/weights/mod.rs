@@ -8,6 +8,7 @@ mod map;
 mod mxfp4;
 mod place;
 mod safetensors;
+mod save;
 mod spread;
 mod store;
 mod torch;
@@ -22,6 +23,7 @@ use crate::error::LoadError;
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
 pub(crate) use place::{Place, Stack, Stripes};
+pub use save::save_random;
 pub(crate) use store::{Loader, Measure, Store};
 
 /// One weight of a model, whatever its file calls it.

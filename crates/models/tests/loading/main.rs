@@ -263,6 +263,17 @@ fn dummy_weights_are_one_model_however_split() {
 }
 
 #[test]
+fn saved_random_weights_are_the_dummy_ones() {
+    let (dir, saved) = (folder(CONFIG), tempfile::tempdir().unwrap());
+    models::save_random(dir.path(), saved.path(), DType::Bf16, 1).expect("saves");
+    let of = |dir: &Path, format| {
+        let options = LoadOptions { seed: 1, ..options(format, (0, 1)) };
+        logits(&mut load(dir, &options).expect("loads").0, &mut Solo)
+    };
+    assert_eq!(of(saved.path(), LoadFormat::Auto), of(dir.path(), LoadFormat::Dummy));
+}
+
+#[test]
 fn so_they_are_with_latent_attention_and_experts_beside_shared_ones() {
     one_model_however_split(
         r#"{"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
@@ -283,6 +294,12 @@ fn so_they_are_with_stacked_experts_and_biases() {
 
 fn one_model_however_split(config: &str) {
     let dir = folder(config);
+    let saved = tempfile::tempdir().unwrap();
+    let bytes = models::save_random(dir.path(), saved.path(), DType::F32, 1).expect("saves");
+    let (mut model, _) = load(saved.path(), &options(LoadFormat::Safetensors, (0, 1))).expect("loads what was saved");
+    assert!(bytes > 0 && logits(&mut model, &mut Solo).iter().all(|x| x.is_finite() && x.abs() < 100.0));
+    let again = models::save_random(dir.path(), saved.path(), DType::F32, 1).unwrap_err().to_string();
+    assert!(again.contains("cannot write") && again.contains("model.safetensors"), "{again}");
     let whole = |seed| {
         let options = LoadOptions { seed, ..options(LoadFormat::Dummy, (0, 1)) };
         logits(&mut load(dir.path(), &options).expect("loads").0, &mut Solo)

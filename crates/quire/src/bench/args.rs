@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::http::Target;
+use super::{http::Target, weights::WeightsArgs};
 
 /// Flags of `quire bench`.
 #[derive(Args, Clone, Debug)]
@@ -33,6 +33,10 @@ pub enum What {
     /// Many prompts at once, without HTTP (see `quire bench throughput --help`)
     #[command(disable_help_flag = true)]
     Throughput(Words),
+    /// Nothing, but write a model with random weights: a start from files can then be measured without a download
+    #[command(after_help = "Example: quire bench weights tests/fixtures/shapes/llama-1b /tmp/llama-1b && \
+                            quire bench startup --model /tmp/llama-1b")]
+    Weights(WeightsArgs),
 }
 
 /// What follows; the benchmark and the engine that it starts read it.

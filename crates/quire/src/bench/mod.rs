@@ -11,6 +11,7 @@ mod pace;
 mod prompts;
 mod report;
 mod statistics;
+mod weights;
 
 use std::{
     rc::Rc,
@@ -37,6 +38,7 @@ pub fn run(args: &BenchArgs, environment: &Environment) -> anyhow::Result<()> {
         What::Latency(words) => return offline::run(offline::What::Latency, &words.words, environment),
         What::Startup(words) => return offline::run(offline::What::Startup, &words.words, environment),
         What::Throughput(words) => return offline::run(offline::What::Throughput, &words.words, environment),
+        What::Weights(args) => return weights::run(args),
     };
     raise_file_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

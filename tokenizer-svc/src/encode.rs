@@ -28,13 +28,14 @@ pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
     }
 }
 
-/// Replaces the request's prompt by token ids and its bad words by bad tokens.
+/// Replaces the request's prompt by token ids and its bad words by bad tokens, and says which token ends texts.
 pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Result<(), Failure> {
     check_stops(request)?;
     let prompt = request.prompt.take().ok_or_else(|| error::internal("a request without a prompt"))?;
     let mut ids = prompt_ids(model, prompt, now)?;
     truncate(&mut ids, request, model.max_model_len)?;
     if let Some(sampling) = &mut request.sampling {
+        sampling.eos_token_id = model.eos_token_id;
         for word in std::mem::take(&mut sampling.bad_words) {
             let ids = bad_word(&model.tokenizer, &word)?;
             sampling.bad_token_ids.extend(ids.into_iter().map(|ids| TokenIds { ids }));

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::Context;
 use chat_format::{ChatFormat, ChatSettings, template_source};
-use model_spec::{ConfigFile, GenerationConfig};
+use model_spec::ConfigFile;
 use proto::ModelInfo;
 use tokenizer::Tokenizer;
 
@@ -16,6 +16,8 @@ pub(crate) struct Model {
     pub(crate) chat: ChatFormat,
     /// Longest sequence in tokens, where it is known.
     pub(crate) max_model_len: Option<u32>,
+    /// The tokenizer's own end of text.
+    pub(crate) eos_token_id: Option<u32>,
     pub(crate) info: ModelInfo,
 }
 
@@ -33,15 +35,21 @@ impl Model {
         let config = ConfigFile::of_model_optional(&args.model)?;
         let own_len = config.as_ref().and_then(|config| model_spec::context_len(config).ok());
         let max_model_len = args.max_model_len.or(own_len.and_then(|len| u32::try_from(len).ok()));
+        let eos = tokenizer.special_tokens().get("eos_token");
+        let eos_token_id = eos.and_then(|text| tokenizer.token_to_id(text));
+        let mut eos_token_ids = model_spec::eos_token_ids(&args.model, config.as_ref())?;
+        if eos_token_ids.is_empty() {
+            eos_token_ids.extend(eos_token_id);
+        }
         let info = ModelInfo {
             max_model_len: max_model_len.unwrap_or(0),
             vocab_size: tokenizer.vocab_size(),
             has_chat_template: chat.has_template(),
             generation_config_json: generation_config(&args.model)?,
-            eos_token_ids: eos_token_ids(&args.model, config.as_ref(), &tokenizer)?,
+            eos_token_ids,
             ..ModelInfo::default()
         };
-        Ok(Self { tokenizer, chat, max_model_len, info })
+        Ok(Self { tokenizer, chat, max_model_len, eos_token_id, info })
     }
 }
 
@@ -52,17 +60,4 @@ fn generation_config(dir: &Path) -> anyhow::Result<String> {
     serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text)
         .with_context(|| format!("reading {}", path.display()))?;
     Ok(text)
-}
-
-/// What the model's files say; the tokenizer's own end-of-text token where they say nothing.
-fn eos_token_ids(dir: &Path, config: Option<&ConfigFile>, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
-    let ids = match config {
-        Some(config) => model_spec::eos_token_ids(dir, config)?,
-        None => GenerationConfig::read(dir)?.eos_token_ids,
-    };
-    if !ids.is_empty() {
-        return Ok(ids);
-    }
-    let eos = tokenizer.special_tokens().get("eos_token");
-    Ok(eos.and_then(|text| tokenizer.token_to_id(text)).into_iter().collect())
 }

@@ -177,6 +177,8 @@ fn sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, ApiErr
         ignore_eos: fields.flag("ignore_eos", false)?,
         logprobs: None,
         prompt_logprobs: None,
+        // The tokenizer's to say.
+        eos_token_id: None,
     })
 }
 

@@ -1,15 +1,15 @@
 //! What a model is, as data: the facts that one decoder needs to run any architecture.
 //!
 //! [`ModelSpec`] and its parts are plain structs; an architecture is a function from [`ConfigFile`] to a [`ModelSpec`]. What is the same
-//! for all architectures is read here: rotary scaling ([`RopeSpec`]), special tokens and sampling defaults ([`GenerationConfig`]), and the
+//! for all architectures is read here: rotary scaling ([`RopeSpec`]), end tokens ([`eos_token_ids`]), and the
 //! [`fingerprint`] by which processes check that they serve the same folder.
 
 mod alibi;
 mod config;
+mod eos;
 mod error;
 mod feed_forward;
 mod fingerprint;
-mod generation;
 mod gguf;
 mod latent;
 mod mixture;
@@ -21,10 +21,10 @@ mod spec;
 
 pub use alibi::alibi_slopes;
 pub use config::ConfigFile;
+pub use eos::eos_token_ids;
 pub use error::ConfigError;
 pub use feed_forward::{Activation, FeedForwardSpec, MlpKind, MlpSpec};
 pub use fingerprint::fingerprint;
-pub use generation::{GenerationConfig, SamplingDefaults, eos_token_ids};
 pub use gguf::GgufFamily;
 pub use latent::LatentSpec;
 pub use mixture::{ExpertGroups, MixtureSpec, RouterScore, RoutingSpec, SharedExpertSpec};

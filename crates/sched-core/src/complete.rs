@@ -241,7 +241,8 @@ fn ending(
     // The sampler forbids these tokens before `min_tokens`; should one come nevertheless, it does not count.
     if sequence.output.len() >= sampling.min_tokens as usize {
         if !sampling.ignore_eos && config.eos_token_ids.contains(&token) {
-            return Some((FinishReason::Stop, End::Stop, None));
+            let named = Some(token).filter(|_| sampling.eos_token_id != Some(token));
+            return Some((FinishReason::Stop, End::Stop, named));
         }
         if sampling.stop_token_ids.contains(&token) {
             return Some((FinishReason::Stop, End::Stop, Some(token)));

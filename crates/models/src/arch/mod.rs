@@ -144,7 +144,7 @@ pub(crate) fn read(dir: &Path) -> Result<Blueprint, ConfigError> {
         return Err(quantization
             .unsupported("quant_method", "quantised weights are not supported; use the bf16, f16 or f32 checkpoint"));
     }
-    let eos_token_ids = eos_token_ids(dir, &config)?;
+    let eos_token_ids = eos_token_ids(dir, Some(&config))?;
     let dtype = config.float_type()?;
     read(&Folder { config, architecture, dtype, eos_token_ids })
 }

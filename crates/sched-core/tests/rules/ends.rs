@@ -22,10 +22,14 @@ fn how_a_choice_ends() {
         assert!(scheduler.is_idle());
     };
     check(|_| (), &[1, 9], FinishReason::Stop, None);
+    // An end token of the model that is not the tokenizer's own.
+    check(|s| s.eos_token_id = Some(8), &[1, 9], FinishReason::Stop, Some(9));
+    check(|s| s.eos_token_id = None, &[9], FinishReason::Stop, Some(9));
     check(|s| s.ignore_eos = true, &[9, 9, 9, 9, 9], FinishReason::Length, None);
     check(|s| s.stop_token_ids = vec![7, 8], &[1, 8], FinishReason::Stop, Some(8));
     check(|s| s.min_tokens = 3, &[9, 9, 9], FinishReason::Stop, None);
     check(|s| s.stop_token_ids = vec![9], &[9], FinishReason::Stop, None);
+    check(|s| (s.stop_token_ids, s.ignore_eos) = (vec![9], true), &[9], FinishReason::Stop, Some(9));
     check(|_| (), &[1, 1, 1, 1, 9], FinishReason::Stop, None);
 }
 

@@ -49,7 +49,7 @@ fn request(number: u64, prompt_tokens: u32, max_tokens: u32) -> proto::Request {
         key: Some(key(number)),
         request_id: format!("r{number}"),
         prompt: Some(proto::Prompt { kind: Some(Kind::Ids(proto::TokenIds { ids })), ..Default::default() }),
-        sampling: Some(Sampling { seed: Some(5), ..Default::default() }),
+        sampling: Some(Sampling { seed: Some(5), eos_token_id: Some(9), ..Default::default() }),
         n: 1,
         max_tokens: Some(max_tokens),
         ..Default::default()

@@ -62,6 +62,7 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         min_tokens: if source.chance(20) { source.below(6) } else { 0 },
         stop_token_ids: if source.chance(20) { vec![source.below(oracle::VOCAB), 3] } else { Vec::new() },
         ignore_eos: source.chance(40),
+        eos_token_id: source.chance(80).then_some(oracle::EOS),
         logprobs: source.chance(20).then_some(1),
         prompt_logprobs: source.chance(15).then_some(1),
         ..Sampling::default()

@@ -62,7 +62,8 @@ pub fn answer(cache_salt: &str, prompt: &[u32], seed: u64, sampling: &Sampling, 
         kv = next_kv(kv, token);
         let counts = output.len() >= sampling.min_tokens as usize;
         if counts && token == EOS && !sampling.ignore_eos {
-            return (output, Ending::Eos);
+            let own = sampling.eos_token_id == Some(EOS);
+            return (output, if own { Ending::Eos } else { Ending::StopToken(EOS) });
         }
         if counts && sampling.stop_token_ids.contains(&token) {
             return (output, Ending::StopToken(token));

@@ -8,10 +8,10 @@ use std::{
 use anyhow::{Context, bail};
 use ids::Epoch;
 use link::Sender;
-use proto::{FromWorker, Inbound, TokenBatch, from_worker, inbound};
+use proto::{FromWorker, Inbound, TokenBatch, WorkerLoading, from_worker, inbound};
 use sched_core::{FinishedChoice, Scheduler};
 use service_kit::{
-    Process,
+    Far, Process,
     control::{ControlServer, Question},
 };
 use tokio::{
@@ -199,8 +199,8 @@ impl Engine {
     async fn worker(&mut self, connection: u64, message: FromWorker) -> anyhow::Result<()> {
         match message.event {
             Some(from_worker::Event::Loading(loading)) => {
-                let status = &self.process.status;
-                status.loading(&loading.phase, loading.bytes_done, loading.bytes_total);
+                let WorkerLoading { bytes_done: done, bytes_total: total, bytes_per_s, phase } = loading;
+                self.process.status.loading(&phase, Far { done, total, bytes_per_s });
             }
             Some(from_worker::Event::Ready(ready)) => {
                 self.group.ready(connection, ready);

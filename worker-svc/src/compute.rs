@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
 use models::{Memory, Model};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
+use service_kit::Far;
 use tokio::sync::mpsc;
 use tracing::info;
 
@@ -48,10 +49,7 @@ pub(crate) enum Joins {
 
 /// What the compute thread says.
 pub(crate) enum Reply {
-    Loading {
-        done: u64,
-        total: u64,
-    },
+    Loading(Far),
     /// The model is there; whether devices of several ranks are to meet.
     Ready(Box<WorkerReady>, Joins),
     Formed(u64),
@@ -200,7 +198,7 @@ fn meet(
     model: &mut Model,
 ) -> Result<Box<dyn Collective>, StepError> {
     let mut group = join(args, form, abort).map_err(|error| StepError::GroupLost(error.to_string()))?;
-    model.join(&mut *group)?;
+    model.join(&mut *group).map_err(StepError::of_meeting)?;
     Ok(group)
 }
 
@@ -220,15 +218,16 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
 /// Loads the weights and takes the KV memory.
 pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
     let backend = device::open(args)?;
+    let start = Instant::now();
     let mut progress = |progress: models::Progress| {
         // Nobody may be listening yet, and only the newest figure matters.
-        let _ = replies.try_send(Reply::Loading { done: progress.bytes_done, total: progress.bytes_total });
+        let far = Far::after(start.elapsed(), progress.bytes_done, progress.bytes_total);
+        let _ = replies.try_send(Reply::Loading(far));
     };
-    let start = Instant::now();
     let mut model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let gb_per_s = model.weight_bytes() as f64 / seconds.max(1e-9) * 1e-9;
-    info!(seconds, gb_per_s, "weights are loaded");
+    let (bytes, seconds) = (model.weight_bytes() as f64, start.elapsed().as_secs_f64());
+    let (gb, gb_per_s) = (bytes * 1e-9, bytes / seconds.max(1e-9) * 1e-9);
+    info!("weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s");
     // Before the cache takes what memory is left.
     model.set_slots(args.max_num_seqs() as usize);
     let recordable = args.recordable();

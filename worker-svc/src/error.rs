@@ -16,9 +16,22 @@ pub(crate) enum StepError {
     /// Another rank is gone: the weights are fine, the epoch is over.
     #[error("the group is lost: {0}")]
     GroupLost(String),
+    /// The devices of the ranks cannot work together.
+    #[error("the devices of the ranks cannot meet: {0}; --tensor-parallel-size 1 does without")]
+    Meeting(ForwardError),
     /// The forward pass refused its input.
     #[error("the forward pass failed: {0}")]
     Forward(ForwardError),
+}
+
+impl StepError {
+    /// Of ranks that meet.
+    pub(crate) fn of_meeting(error: ForwardError) -> Self {
+        match error {
+            ForwardError::Collective(cause) => Self::GroupLost(cause.to_string()),
+            other => Self::Meeting(other),
+        }
+    }
 }
 
 impl From<ForwardError> for StepError {

@@ -10,7 +10,7 @@ use collectives::AbortHandle;
 use link::Link;
 use proto::{FormGroup, GroupFormed, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, from_worker, to_worker};
 use service_kit::{
-    Process,
+    Far, Process, StartAgain,
     control::{ControlServer, Handler},
 };
 use tokio::sync::mpsc;
@@ -25,6 +25,9 @@ use crate::{
 
 /// A compute thread that does not come back from a lost epoch within this time is stuck; a new process is better.
 const STUCK: Duration = Duration::from_secs(330);
+
+/// What a worker does before it is ready.
+const LOADING: &str = "loading weights";
 
 /// A worker that fails before it has found the scheduler looks for it this long, so that clients are told why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -57,9 +60,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
             let link = worker.connect(wire::dial(&args, &fingerprint)).await?;
             if worker.spent {
                 // Only now: a scheduler that ends for good is no reason to start afresh.
-                bail!(
-                    "the group was lost, and what its GPUs have begun may wait for a rank that is gone: starting afresh"
-                );
+                let why = "the group was lost, and what its GPUs have begun may wait for a rank that is gone: starting afresh";
+                return Err(StartAgain(why.to_owned()).into());
             }
             let reason = worker.talk(link).await?;
             match worker.steps {
@@ -117,7 +119,7 @@ impl Worker {
                         bail!("{reason}");
                     }
                     Reply::Ready(ready, joins) => self.loaded(*ready, joins),
-                    Reply::Loading { done, total } => self.process.status.loading("loading weights", done, total),
+                    Reply::Loading(far) => self.process.status.loading(LOADING, far),
                     // Of an epoch that is over.
                     Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
                 },
@@ -192,12 +194,14 @@ impl Worker {
     /// Passes on what the compute thread says. The inner error is the link's, the outer one ends the process.
     async fn reply(&mut self, reply: Reply, out: &mut Out) -> anyhow::Result<Result<(), String>> {
         let event = match reply {
-            Reply::Loading { done, total } => {
-                self.process.status.loading("loading weights", done, total);
+            Reply::Loading(far) => {
+                self.process.status.loading(LOADING, far);
+                let Far { done: bytes_done, total: bytes_total, bytes_per_s } = far;
                 from_worker::Event::Loading(WorkerLoading {
-                    bytes_done: done,
-                    bytes_total: total,
-                    phase: "loading weights".into(),
+                    bytes_done,
+                    bytes_total,
+                    bytes_per_s,
+                    phase: LOADING.into(),
                 })
             }
             Reply::Ready(ready, joins) => {

@@ -165,8 +165,17 @@ impl Decoder {
             return Err(ForwardError::Device("the ranks compute on devices of different kinds".to_owned()));
         }
         if can_join {
-            let exchange = &mut |mine: &[u8]| group.exchange(mine).map_err(|error| error.to_string());
-            self.backend.join(Place { rank, size }, exchange).map_err(ForwardError::Device)?;
+            let mut lost = None;
+            let exchange = &mut |mine: &[u8]| {
+                group.exchange(mine).map_err(|error| {
+                    let words = error.to_string();
+                    lost = Some(error);
+                    words
+                })
+            };
+            let met = self.backend.join(Place { rank, size }, exchange);
+            // A rank that is gone is no fault of this one's device.
+            met.map_err(|reason| lost.take().map_or(ForwardError::Device(reason), ForwardError::Collective))?;
             self.joined = true;
         }
         Ok(())

@@ -13,8 +13,8 @@ pub mod trace;
 
 pub use args::{CommonArgs, LogFormat};
 pub use link::Address;
-pub use run::{Process, Threads, run};
-pub use status::{Readiness, Status};
+pub use run::{Process, StartAgain, TRY_AGAIN, Threads, run};
+pub use status::{Far, Readiness, Status};
 pub use tokio_util::sync::CancellationToken;
 
 /// The version that all processes report.

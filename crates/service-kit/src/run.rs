@@ -27,9 +27,17 @@ pub enum Threads {
     Pool(usize),
 }
 
+/// What a process ends with that did nothing wrong and is to be started again: `EX_TEMPFAIL` of BSD's `sysexits.h`.
+pub const TRY_AGAIN: u8 = 75;
+
+/// Why a process ends that is to be started again: its error has this kind.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct StartAgain(pub String);
+
 /// Sets the stage (logging, traces, TLS provider, runtime, signals), runs `body`, and turns its end into an exit code.
 ///
-/// An error is the last line the process logs, and the exit code is 1.
+/// An error is the last line the process logs, and the exit code is 1; or [`TRY_AGAIN`] for [`StartAgain`].
 pub fn run<Body, Ended>(service: &'static str, args: &CommonArgs, threads: Threads, body: Body) -> ExitCode
 where
     Body: FnOnce(Process) -> Ended,
@@ -94,7 +102,7 @@ fn report(service: &'static str, ended: anyhow::Result<()>) -> ExitCode {
         }
         Err(error) => {
             tracing::error!(service, "{error:#}");
-            ExitCode::FAILURE
+            if error.is::<StartAgain>() { TRY_AGAIN.into() } else { ExitCode::FAILURE }
         }
     }
 }

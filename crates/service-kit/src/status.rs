@@ -26,6 +26,25 @@ pub enum Readiness {
     Draining,
 }
 
+/// How far loading is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Far {
+    /// Bytes that are there.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+    /// Bytes a second so far; 0: not known yet.
+    pub bytes_per_s: u64,
+}
+
+impl Far {
+    /// After `elapsed`.
+    pub fn after(elapsed: Duration, done: u64, total: u64) -> Self {
+        let seconds = elapsed.as_secs_f64();
+        Self { done, total, bytes_per_s: if seconds > 0.0 { (done as f64 / seconds) as u64 } else { 0 } }
+    }
+}
+
 /// Shared by the process's tasks; cloning shares.
 #[derive(Clone)]
 pub struct Status {
@@ -88,10 +107,12 @@ impl Status {
         self.set(Readiness::NotReady { reason: reason.into(), permille: None });
     }
 
-    /// It is loading; `done` of `total`.
-    pub fn loading(&self, what: &str, done: u64, total: u64) {
+    /// It is loading; how far that is.
+    pub fn loading(&self, what: &str, far: Far) {
+        let Far { done, total, bytes_per_s } = far;
         let permille = (done.saturating_mul(1000) / total.max(1)).min(1000) as u32;
-        let reason = format!("{what}: {} %", permille / 10);
+        let pace = if bytes_per_s == 0 { String::new() } else { format!(", {:.1} GB/s", bytes_per_s as f64 * 1e-9) };
+        let reason = format!("{what}: {} %{pace}", permille / 10);
         self.set(Readiness::NotReady { reason, permille: Some(permille) });
     }
 
@@ -149,10 +170,13 @@ mod tests {
     #[test]
     fn loading_says_how_far() {
         let status = Status::new("test");
-        status.loading("loading weights", 1, 4);
+        status.loading("loading weights", Far { done: 1, total: 4, bytes_per_s: 0 });
         let expected = Readiness::NotReady { reason: "loading weights: 25 %".into(), permille: Some(250) };
         assert_eq!(status.readiness(), expected);
-        status.loading("loading weights", 0, 0);
+        status.loading("loading weights", Far::default());
         assert!(!status.is_ready());
+        status.loading("loading weights", Far::after(Duration::from_secs(2), 15_000_000_000, 16_000_000_000));
+        let Readiness::NotReady { reason, .. } = status.readiness() else { panic!("{:?}", status.readiness()) };
+        assert_eq!(reason, "loading weights: 93 %, 7.5 GB/s");
     }
 }

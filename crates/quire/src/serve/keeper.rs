@@ -11,6 +11,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
+use service_kit::TRY_AGAIN;
 use tokio::{
     process::{Child, Command},
     sync::mpsc,
@@ -94,8 +95,9 @@ pub async fn keep(mut spec: Spec, probe: impl Probe, shared: Shared, stop: Cance
                 let new = ready.into_iter().flatten().filter(|flag| !spec.args.contains(flag)).collect::<Vec<_>>();
                 spec.args.extend(new);
                 let how = cause.map_or_else(|| how_ended(status), |cause| format!("{cause} ({})", how_ended(status)));
-                // A refusal to start is not worth a second try; a kill may be.
-                let refused = shared.starting.load(Ordering::Relaxed) && !was_ready && status.code().unwrap_or(0) != 0;
+                // A refusal to start is not worth a second try; a kill may be, and who only misses one that was killed.
+                let code = status.code().filter(|&code| code != 0 && code != i32::from(TRY_AGAIN));
+                let refused = shared.starting.load(Ordering::Relaxed) && code.is_some();
                 match backoff.died(was_ready, lived).filter(|_| !refused) {
                     Some(wait) => {
                         tracing::warn!(process = spec.name, "{} died: {how}; starting it again", spec.name);

@@ -118,6 +118,41 @@ async fn a_start_that_fails_is_told_once_with_its_cause() {
     }
 }
 
+/// Keeps a process that ends with `code` once it was seen to be ready, while the engine has never been.
+async fn ready_and_then(code: u8) -> Event {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let script = format!(
+        "touch worker.ready; until [ -e seen ]; do sleep 0.01; done; rm seen worker.ready\n\
+         echo 'now ERROR worker: no NCCL' >&2; exit {code}"
+    );
+    let Member { spec, probe, .. } = member(path, "worker", &script, 0);
+    let (send, mut events) = mpsc::channel(4);
+    let screen = Arc::new(Screen::new(Form::Text));
+    let starting = Arc::new(AtomicBool::new(true));
+    let shared = Shared { screen, events: send, starting, hurry: CancellationToken::new() };
+    let stop = CancellationToken::new();
+    let keeper = tokio::spawn(keep(spec, probe, shared.clone(), stop.clone()));
+    assert!(matches!(events.recv().await, Some(Event::Ready { .. })));
+    fs::write(path.join("seen"), "").unwrap();
+    let next = events.recv().await.unwrap();
+    shared.hurry.cancel();
+    stop.cancel();
+    keeper.await.unwrap();
+    next
+}
+
+#[tokio::test]
+async fn an_error_before_all_are_ready_ends_the_start() {
+    let Event::Failed { message } = ready_and_then(1).await else { panic!("it was started again") };
+    assert_eq!(message, "the worker cannot start: no NCCL (exit code 1); look at --this");
+}
+
+#[tokio::test]
+async fn who_asks_to_be_started_again_is() {
+    assert!(matches!(ready_and_then(TRY_AGAIN).await, Event::Ready { .. }));
+}
+
 #[tokio::test]
 async fn what_never_gets_ready_is_given_up() {
     let folder = tempfile::tempdir().unwrap();

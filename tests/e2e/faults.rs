@@ -74,6 +74,36 @@ async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// No GPU is needed for this: the driver is a pretended one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_driver_that_is_lost_is_told_and_waited_for() -> anyhow::Result<()> {
+    if on_gpu() {
+        println!("skipped: the libraries of the GPU's driver come first");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (libraries, lost) = (faults::pretended_driver(folder.path())?, folder.path().join("lost"));
+    let text = |path: &Path| path.display().to_string();
+    let environment = [
+        ("LD_LIBRARY_PATH", text(&libraries)),
+        ("QUIRE_CUDA_LIBRARY_PATH", text(&libraries)),
+        ("QUIRE_KERNEL_CACHE", text(&folder.path().join("kernels"))),
+        ("QUIRE_TEST_LOST", text(&lost)),
+    ];
+    let flags = ["--device", "auto", "--enforce-eager", "--kv-cache-memory-bytes", "64M"];
+    let mut server = start_with(&default_model(), &flags, &environment).await?;
+    // What the pretended GPU says.
+    let zeros = [0; 20];
+    says(&server, &[5, 6, 7], &zeros).await?;
+    let answers = broken_under_load(&server, || Ok(fs::write(&lost, "")?)).await.with_context(|| server.log())?;
+    ensure!(answers.iter().all(|answer| answer.contains("CUDA_ERROR_DEVICE_UNAVAILABLE")), "{answers:?}");
+    unhealthy_because(&server, "CUDA_ERROR_NO_DEVICE").await?;
+    refused_because(&server.client(), "CUDA_ERROR_NO_DEVICE").await?;
+    fs::remove_file(&lost)?;
+    server.healthy(BACK).await?;
+    says(&server, &[5, 6, 7], &zeros).await.with_context(|| server.log())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_another_process_holds_is_waited_for() -> anyhow::Result<()> {
     if !on_gpu() {
@@ -140,16 +170,27 @@ async fn start_with(model: &Path, flags: &[&str], environment: &[(&str, String)]
     Server::start_with(&args, &environment).await
 }
 
-/// Sends the last worker a signal while requests run; returns the messages of their 503s. Those that were answered before do not count.
+/// Sends the last worker a signal while requests run.
 async fn under_load(server: &Server, signal: Signal) -> anyhow::Result<Vec<String>> {
+    let hit = || {
+        let worker = descendants(server.pid()).into_iter().rev().find(|process| process.role == "worker");
+        Ok(kill_process(worker.context("a worker")?.pid, signal)?)
+    };
+    broken_under_load(server, hit).await
+}
+
+/// Breaks something while requests run; returns the messages of their 503s. Those that were answered before do not count.
+async fn broken_under_load(
+    server: &Server,
+    break_it: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<String>> {
     let client = server.client();
     let requests = load(&client);
     eventually("requests that run", || async {
         client.metric("vllm:num_requests_running", "").await.is_ok_and(|running| running >= REQUESTS as f64 / 4.0)
     })
     .await?;
-    let worker = descendants(server.pid()).into_iter().rev().find(|process| process.role == "worker");
-    kill_process(worker.context("a worker")?.pid, signal)?;
+    break_it()?;
     let hit = Instant::now();
     let mut messages = Vec::new();
     for answered in join_all(requests).await {
@@ -203,8 +244,13 @@ async fn refused_because(client: &Client, cause: &str) -> anyhow::Result<()> {
 async fn serves_again(server: &mut Server) -> anyhow::Result<()> {
     server.healthy(BACK).await?;
     let case = zoo::default_model_cases().remove(0);
-    let tokens = server.client().greedy("m", &case.prompt, case.greedy.len()).await?;
-    ensure!(tokens == case.greedy, "{tokens:?}");
+    says(server, &case.prompt, &case.greedy).await
+}
+
+/// What the server says, and that nothing is left of the requests.
+async fn says(server: &Server, prompt: &[u32], expected: &[u32]) -> anyhow::Result<()> {
+    let tokens = server.client().greedy("m", prompt, expected.len()).await?;
+    ensure!(tokens == expected, "{tokens:?}");
     crate::metrics::settles_at(&server.client(), "quire:kv_blocks_used", 0.0).await
 }
 

@@ -13,6 +13,15 @@ pub fn break_context(folder: &Path) -> anyhow::Result<PathBuf> {
     compile(folder, "break_context", &["-shared", "-fPIC", "-pthread"])
 }
 
+/// A folder of libraries that pretend to be a GPU's driver, NVRTC and cuBLASLt.
+pub fn pretended_driver(folder: &Path) -> anyhow::Result<PathBuf> {
+    let library = compile(folder, "pretend_driver", &["-shared", "-fPIC"])?;
+    for name in ["libcuda.so.1", "libcuda.so", "libnvrtc-builtins.so.12", "libnvrtc.so", "libcublasLt.so"] {
+        std::os::unix::fs::symlink(&library, folder.join(name))?;
+    }
+    Ok(folder.to_owned())
+}
+
 /// A process that holds all memory of the first GPU while it lives.
 pub struct MemoryHolder(Child);
 

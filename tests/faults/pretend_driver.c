@@ -1,0 +1,109 @@
+// A driver, NVRTC and cuBLASLt without a GPU, for what no test can do to a real one: that it is lost. Found in LD_LIBRARY_PATH.
+//
+// Memory is the host's, kernels do nothing, and what was queued takes 2 ms, so that requests run for a while; all tokens are 0. While the file that
+// QUIRE_TEST_LOST names exists, every call fails as with a GPU that fell off the bus, and processes that start find none.
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef void *handle;
+typedef unsigned long long address;
+enum { OK = 0, NO_DEVICE = 100, UNAVAILABLE = 46, NOT_READY = 600 };
+static char something[64];
+
+static int state(void) {
+    const char *lost = getenv("QUIRE_TEST_LOST");
+    return lost && access(lost, F_OK) == 0 ? UNAVAILABLE : OK;
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static int done(double at) {
+    for (double left; (left = at - now()) > 0;) usleep((useconds_t)(left * 1e6) + 1);
+    return state();
+}
+
+// The driver.
+int cuInit(unsigned flags) { return state() ? NO_DEVICE : OK; }
+int cuDriverGetVersion(int *version) { return *version = 12000, OK; }
+int cuDeviceGetCount(int *count) { return *count = 1, state(); }
+int cuDeviceGet(int *device, int number) { return *device = number, state(); }
+int cuDeviceGetName(char *name, int room, int device) { return strncpy(name, "pretended", (size_t)room), state(); }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    switch (attribute) {
+        case 75: *value = 7; break;  // compute capability
+        case 76: *value = 5; break;
+        case 81: case 97: *value = 64 << 10; break;  // shared memory
+        default: *value = 4;
+    }
+    return state();
+}
+int cuDevicePrimaryCtxRetain(handle *context, int device) { return *context = something, state(); }
+int cuDevicePrimaryCtxRelease_v2(int device) { return state(); }
+int cuCtxSetCurrent(handle context) { return state(); }
+int cuCtxGetCurrent(handle *context) { return *context = something, state(); }
+int cuMemGetInfo_v2(size_t *unused, size_t *total) { return *unused = 2ul << 30, *total = 4ul << 30, state(); }
+int cuMemAlloc_v2(address *memory, size_t bytes) { return *memory = (address)calloc(1, bytes), state(); }
+int cuMemFree_v2(address memory) { return free((void *)memory), state(); }
+int cuMemHostAlloc(handle *memory, size_t bytes, unsigned flags) { return *memory = calloc(1, bytes), state(); }
+int cuMemFreeHost(handle memory) { return free(memory), state(); }
+int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, handle stream) { return memcpy((void *)to, from, bytes), state(); }
+int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, handle stream) { return memcpy(to, (void *)from, bytes), state(); }
+int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, handle stream) { return memmove((void *)to, (void *)from, bytes), state(); }
+int cuMemsetD8Async(address memory, unsigned char byte, size_t bytes, handle stream) { return memset((void *)memory, byte, bytes), state(); }
+int cuStreamCreate(handle *stream, unsigned flags) { return *stream = something, state(); }
+int cuStreamCreateWithPriority(handle *stream, unsigned flags, int priority) { return *stream = something, state(); }
+int cuStreamDestroy_v2(handle stream) { return state(); }
+int cuStreamSynchronize(handle stream) { return state(); }
+int cuEventCreate(handle *event, unsigned flags) { return *event = calloc(1, sizeof(double)), state(); }
+int cuEventDestroy_v2(handle event) { return free(event), state(); }
+int cuEventRecord(handle event, handle stream) { return *(double *)event = now() + 2e-3, state(); }
+int cuEventQuery(handle event) { return *(double *)event > now() ? NOT_READY : state(); }
+int cuEventSynchronize(handle event) { return done(*(double *)event); }
+int cuModuleLoadData(handle *module, const void *code) { return *module = something, state(); }
+int cuModuleUnload(handle module) { return state(); }
+int cuModuleGetFunction(handle *function, handle module, const char *name) { return *function = something, state(); }
+int cuFuncSetAttribute(handle function, int attribute, int value) { return state(); }
+int cuLaunchKernel(handle function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, handle stream,
+                   void **arguments, void **more) { return state(); }
+int cuLaunchKernelEx(const void *config, handle function, void **arguments, void **more) { return state(); }
+int cuGetErrorName(int error, const char **name) {
+    return *name = error == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_DEVICE_UNAVAILABLE", OK;
+}
+int cuGetErrorString(int error, const char **words) { return *words = "the pretended GPU is lost", OK; }
+
+// NVRTC.
+int nvrtcVersion(int *major, int *minor) { return *major = 12, *minor = 0, OK; }
+int nvrtcGetNumSupportedArchs(int *count) { return *count = 1, OK; }
+int nvrtcGetSupportedArchs(int *archs) { return *archs = 75, OK; }
+int nvrtcCreateProgram(handle *program, const char *code, const char *name, int count, const void *headers, const void *names) {
+    return *program = something, OK;
+}
+int nvrtcCompileProgram(handle program, int count, const void *options) { return OK; }
+int nvrtcGetCUBINSize(handle program, size_t *bytes) { return *bytes = sizeof something, OK; }
+int nvrtcGetCUBIN(handle program, char *code) { return memset(code, 1, sizeof something), OK; }
+int nvrtcDestroyProgram(handle *program) { return OK; }
+const char *nvrtcGetErrorString(int error) { return "never"; }
+
+// cuBLASLt: knows no way to multiply, so that the backend takes its own kernels.
+int cublasLtCreate(handle *library) { return *library = something, OK; }
+int cublasLtDestroy(handle library) { return OK; }
+size_t cublasLtGetVersion(void) { return 120000; }
+int cublasLtMatmulDescCreate(handle *product, int compute, int scale) { return *product = something, OK; }
+int cublasLtMatmulDescDestroy(handle product) { return OK; }
+int cublasLtMatmulDescSetAttribute(handle product, int attribute, const void *value, size_t bytes) { return OK; }
+int cublasLtMatrixLayoutCreate(handle *layout, int type, address rows, address cols, long long stride) { return *layout = something, OK; }
+int cublasLtMatrixLayoutDestroy(handle layout) { return OK; }
+int cublasLtMatrixLayoutSetAttribute(handle layout, int attribute, const void *value, size_t bytes) { return OK; }
+int cublasLtMatmulPreferenceCreate(handle *wishes) { return *wishes = something, OK; }
+int cublasLtMatmulPreferenceDestroy(handle wishes) { return OK; }
+int cublasLtMatmulPreferenceSetAttribute(handle wishes, int attribute, const void *value, size_t bytes) { return OK; }
+int cublasLtMatmulAlgoGetHeuristic(handle library, handle product, handle a, handle b, handle c, handle d, handle wishes, int most,
+                                   void *results, int *found) {
+    return *found = 0, 15;
+}

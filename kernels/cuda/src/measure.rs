@@ -8,14 +8,14 @@ use super::context::{Event, Memory};
 use super::device::Device;
 
 /// Rounds that are timed at most, after one that only loads code.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 5;
 /// From so many microseconds on, fewer: longer work varies less.
 const LONG: f64 = 500.0;
 const ROUNDS_OF_LONG: usize = 3;
 /// How often the cache is overwritten before a round, when the device has nothing else to do.
 const LEADS: usize = 8;
 /// After one timed round, ways this much slower than the fastest are given up.
-const HOPELESS: f64 = 1.15;
+const HOPELESS: f64 = 1.1;
 /// What a way must be faster by to replace one before it: the first is what would be taken without measuring.
 const MARGIN: f64 = 0.99;
 

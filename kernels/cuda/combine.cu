@@ -9,6 +9,7 @@ DEVICE void combine(const X* x, const f32* weights, Out* out, u32 top_k, u32 wid
     const u64 row = blockIdx.x;
     for (u32 i = (blockIdx.y * blockDim.x + threadIdx.x) * N; i < width; i += gridDim.y * blockDim.x * N) {
         f32 sums[N] = {};
+#pragma unroll 4
         for (u32 slot = 0; slot < top_k; ++slot) {
             const auto piece = *(const Several<X, N>*)(x + (row * top_k + slot) * width + i);
 #pragma unroll
@@ -28,7 +29,9 @@ DEVICE void combine(const X* x, const f32* weights, Out* out, u32 top_k, u32 wid
         const X* x, const f32* weights, OUT* out, u32 top_k, u32 width, u32 accumulate) { \
         launch_dependents(); \
         wait_for_inputs(); \
-        if (width % 4 == 0) combine<4>(x, weights, out, top_k, width, accumulate); \
+        /* 16 bytes of x. */ \
+        constexpr u32 N = 16 / sizeof(X); \
+        if (width % N == 0) combine<N>(x, weights, out, top_k, width, accumulate); \
         else combine<1>(x, weights, out, top_k, width, accumulate); \
     }
 

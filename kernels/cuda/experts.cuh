@@ -1,8 +1,8 @@
-// The pairs of row and expert of a step, sorted by expert and cut into tiles: what `route.cu` leaves for products of experts.
+// The pairs of row and expert of a step, in a list for each expert, and those cut into tiles: what `route.cu` leaves for products of experts.
 #pragma once
 #include "activation.cuh"
 
-// Pairs `begin .. ` of one expert in the order of tiles, at most as many as a tile has rows; `end` is the expert's end.
+// Pairs of one expert from place `begin` on, at most as many as a tile has rows; `end` is where the expert's list ends.
 struct __align__(16) Tile {
     u32 expert;
     u32 begin;
@@ -16,24 +16,25 @@ struct Choices {
     // Of each pair `row * top_k + slot`.
     u32* experts;
     f32* weights;
-    // Pairs by expert, and where tiles lie in them; null: each pair is a tile.
-    u32* order;
+    // Lists of pairs, `room` places for each expert, and where tiles lie in them; null: each pair is a tile.
+    u32* lists;
     Tile* tiles;
     // How many tiles there are; then what `route` counts with, and leaves at zero.
     u32* counts;
+    u32 room;
     u32 tile_rows;
 
-    DEVICE u32 num_tiles(u32 pairs) const { return order ? counts[0] : pairs; }
+    DEVICE u32 num_tiles(u32 pairs) const { return lists ? counts[0] : pairs; }
 
     DEVICE Tile tile(u32 index) const {
-        if (order) return tiles[index];
+        if (lists) return tiles[index];
         return {experts[index], index, index + 1, index};
     }
 
     DEVICE u32 rows_of(const Tile& tile) const { return min(tile.end - tile.begin, tile_rows); }
 
-    // The pair at a place in the order.
-    DEVICE u32 pair(u32 at) const { return order ? order[at] : at; }
+    // The pair at a place of the lists.
+    DEVICE u32 pair(u32 at) const { return lists ? lists[at] : at; }
 };
 
 // What a kernel that is compiled for a configuration keeps of a product: all of its columns, or `function(gate) * up` of columns [gate | up].
@@ -59,6 +60,6 @@ struct ExpertShape {
     DEVICE u32 width() const { return GATED ? n / 2 : n; }
     DEVICE f32 gated(f32 gate, f32 up) const {
         const Activation activation = {FUNCTION, limit};
-        return activated(activation, gate) * gated_half(activation, up);
+        return activated<sigmoid_nearly>(activation, gate) * gated_half(activation, up);
     }
 };

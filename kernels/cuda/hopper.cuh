@@ -179,3 +179,9 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
     REGISTER_PRODUCT(T, 128, 64, 64, 65, 66, 67, 68)
 PRODUCTS_OF(bf16)
 PRODUCTS_OF(f16)
+
+// Four 8x8 matrices of 16-bit elements from registers that hold them as `load_matrices` leaves them, transposed: lane 8 i + r gives the
+// address of what was column r of matrix i.
+DEVICE void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}

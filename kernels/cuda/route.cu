@@ -1,5 +1,6 @@
-// Chooses each row's experts and their weights, one warp a row; scores and what is chosen by lie in shared memory. The last block to end
-// sorts the pairs of row and expert by expert, so that products read an expert once for all its rows.
+// Chooses each row's experts and their weights, one warp a row; scores and what is chosen by lie in shared memory. Each block then takes
+// places in the lists of its experts and writes its pairs of row and expert there; the last to take places cuts the lists into tiles, so that
+// products read an expert once for all its rows.
 #include "experts.cuh"
 
 constexpr f32 LEAST = -3.402823466e38f;
@@ -30,26 +31,27 @@ DEVICE u32 ordered(f32 x) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-DEVICE Best warp_best(Best best) {
+// Where the best of all lanes' is.
+DEVICE u32 place_of_best(Best best) {
 #if __CUDA_ARCH__ >= 800
     const u32 mine = ordered(best.value), highest = __reduce_max_sync(~0u, mine);
-    const u32 at = __reduce_min_sync(~0u, mine == highest ? best.at : NOBODY);
-    return {__shfl_sync(~0u, best.value, __ffs(__ballot_sync(~0u, mine == highest)) - 1), at};
+    return __reduce_min_sync(~0u, mine == highest ? best.at : NOBODY);
 #else
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) {
         Best other = {__shfl_xor_sync(~0u, best.value, lanes), __shfl_xor_sync(~0u, best.at, lanes)};
         if (better(other, best)) best = other;
     }
-    return best;
+    return best.at;
 #endif
 }
 
-DEVICE Best best_of(const f32* values, u32 count) {
+DEVICE u32 place_of_best(const f32* values, u32 count) {
     Best best = {-infinity(), NOBODY};
+#pragma unroll 4
     for (u32 i = threadIdx.x % 32; i < count; i += 32)
         if (better({values[i], i}, best)) best = {values[i], i};
-    return warp_best(best);
+    return place_of_best(best);
 }
 
 // Sum of the `count` largest, largest first.
@@ -75,10 +77,10 @@ DEVICE void keep_groups(const Routing& routing, f32* merits, f32* worth, u32 exp
         worth[group] = sum_of_best(merits + group * size, size, routing.group_best);
     __syncwarp();
     for (u32 step = 0; step < routing.groups_kept; ++step) {
-        Best best = best_of(worth, routing.groups);
+        const u32 best = place_of_best(worth, routing.groups);
         __syncwarp();
         // A kept group's worth is replaced by NaN, which is better than nothing and by which it is known.
-        if (threadIdx.x % 32 == 0) worth[best.at] = __uint_as_float(0x7fc00000u);
+        if (threadIdx.x % 32 == 0) worth[best] = __uint_as_float(0x7fc00000u);
         __syncwarp();
     }
     for (u32 i = threadIdx.x % 32; i < experts; i += 32)
@@ -86,18 +88,22 @@ DEVICE void keep_groups(const Routing& routing, f32* merits, f32* worth, u32 exp
     __syncwarp();
 }
 
-// Chooses the experts of one row. `numbers` is this warp's: scores [experts], merits [experts], worth [groups].
+// Chooses the experts of one row. `numbers` is this warp's: scores [experts], merits [experts], worth [groups], weights [top_k]; `chosen` is
+// shared memory too.
 DEVICE void choose(const f32* row, const Routing& routing, u32* chosen, f32* weights, u32 experts, f32* numbers) {
     const u32 lane = threadIdx.x % 32;
-    f32 *scores = numbers, *merits = numbers + experts, *worth = merits + experts;
+    f32 *scores = numbers, *merits = numbers + experts, *worth = merits + experts, *taken = worth + routing.groups;
     f32 highest = -infinity(), sum = 0.0f;
+#pragma unroll 4
     for (u32 i = lane; i < experts; i += 32) highest = fmaxf(highest, row[i]);
     highest = warp_max(highest);
+#pragma unroll 4
     for (u32 i = lane; i < experts; i += 32) {
         scores[i] = routing.sigmoid ? 1.0f / (1.0f + expf(-row[i])) : expf(row[i] - highest);
         sum += scores[i];
     }
     sum = warp_sum(sum);
+#pragma unroll 4
     for (u32 i = lane; i < experts; i += 32) {
         if (!routing.sigmoid) scores[i] /= sum;
         f32 merit = routing.correction ? scores[i] + routing.correction[i] : scores[i];
@@ -108,107 +114,60 @@ DEVICE void choose(const f32* row, const Routing& routing, u32* chosen, f32* wei
     if (routing.groups) keep_groups(routing, merits, worth, experts);
     f32 total = 0.0f;
     for (u32 slot = 0; slot < routing.top_k; ++slot) {
-        Best best = best_of(merits, experts);
-        f32 weight = scores[best.at];
+        const u32 at = place_of_best(merits, experts);
+        const f32 weight = scores[at];
         total += weight;
-        __syncwarp();
-        if (lane == 0) {
-            merits[best.at] = -infinity();
-            chosen[slot] = best.at;
-            weights[slot] = weight;
-        }
-        __syncwarp();
+        // Whoever looks at it again.
+        if (lane == at % 32) merits[at] = -infinity();
+        if (lane == 0) chosen[slot] = at, taken[slot] = weight;
     }
-    f32 divisor = routing.renormalise ? fmaxf(total, 1.17549435e-38f) : 1.0f;
-    for (u32 slot = lane; slot < routing.top_k; slot += 32) weights[slot] = weights[slot] / divisor * routing.scale;
+    __syncwarp();
+    const f32 divisor = routing.renormalise ? fmaxf(total, 1.17549435e-38f) : 1.0f;
+    for (u32 slot = lane; slot < routing.top_k; slot += 32) weights[slot] = taken[slot] / divisor * routing.scale;
 }
 
-// Sum over the lanes before this one; `all`: over all of them.
+// Sum over the threads before this one, of a block of whole warps; `all`: over all of them.
 DEVICE u32 sum_before(u32 x, u32& all) {
+    __shared__ u32 sums[32];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 sum = x;
 #pragma unroll
     for (u32 lanes = 1; lanes < 32; lanes *= 2) {
         const u32 other = __shfl_up_sync(~0u, sum, lanes);
-        if (threadIdx.x % 32 >= lanes) sum += other;
+        if (lane >= lanes) sum += other;
     }
-    all = __shfl_sync(~0u, sum, 31);
-    return sum - x;
+    __syncthreads();
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    u32 before = 0;
+    all = 0;
+    for (u32 i = 0; i < blockDim.x / 32; i++) {
+        before += i < warp ? sums[i] : 0;
+        all += sums[i];
+    }
+    return before + sum - x;
 }
 
-// Where each expert's pairs begin, and its tiles. By one warp.
-DEVICE void cut_tiles(const Choices& to, const u32* counts, u32* begins, u32 experts) {
-    u32 pairs_before = 0, tiles_before = 0;
-    for (u32 base = 0; base < experts; base += 32) {
-        const u32 expert = base + threadIdx.x % 32, count = expert < experts ? counts[expert] : 0;
-        const u32 tiles = (count + to.tile_rows - 1) / to.tile_rows;
-        u32 all_pairs, all_tiles;
-        const u32 begin = pairs_before + sum_before(count, all_pairs), first = tiles_before + sum_before(tiles, all_tiles);
+// Cuts lists of so many pairs into tiles, and leaves the numbers at zero. `counts`: shared or not.
+DEVICE void cut_tiles(const Choices& to, u32* counts, u32 experts) {
+    u32 before = 0;
+    for (u32 base = 0; base < experts; base += blockDim.x) {
+        const u32 expert = base + threadIdx.x, count = expert < experts ? atomicExch(counts + expert, 0u) : 0;
+        const u32 tiles = (count + to.tile_rows - 1) / to.tile_rows, begin = expert * to.room;
+        u32 all;
+        const u32 first = before + sum_before(tiles, all);
         for (u32 tile = 0; tile < tiles; tile++) to.tiles[first + tile] = {expert, begin + tile * to.tile_rows, begin + count, first};
-        if (expert < experts) begins[expert] = begin;
-        pairs_before += all_pairs;
-        tiles_before += all_tiles;
+        before += all;
     }
-    if (threadIdx.x % 32 == 0) to.counts[0] = tiles_before;
+    if (threadIdx.x == 0) to.counts[0] = before;
 }
 
-// Hands each pair and its expert to `take`, by all threads of a block: eight at a time, so that few loads are waited for.
-template <typename Take> DEVICE void each_pair(const u32* chosen, u32 pairs, Take take) {
-    for (u32 base = threadIdx.x * 4; base < pairs; base += blockDim.x * 8) {
-        u32 experts[2][4];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            const u32 at = base + i * blockDim.x * 4;
-            // Other blocks have just written them: they come from the cache that all share.
-            const uint4 four = at < pairs ? __ldcg((const uint4*)(chosen + at)) : make_uint4(0, 0, 0, 0);
-            experts[i][0] = four.x, experts[i][1] = four.y, experts[i][2] = four.z, experts[i][3] = four.w;
-        }
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) {
-            const u32 pair = base + i / 4 * blockDim.x * 4 + i % 4;
-            if (pair < pairs) take(pair, experts[i / 4][i % 4]);
-        }
-    }
-}
-
-// Adds this block's choices to what all rows chose. `chosen`: of the warp's row, null for none; `counts`: shared, [experts].
-DEVICE void count(const u32* chosen, u32 top_k, u32* totals, u32 experts, u32* counts) {
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < experts; i += blockDim.x) counts[i] = 0;
-    __syncthreads();
-    if (chosen)
-        for (u32 slot = threadIdx.x % 32; slot < top_k; slot += 32) atomicAdd(counts + chosen[slot], 1u);
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < experts; i += blockDim.x)
-        if (counts[i]) atomicAdd(totals + i, counts[i]);
-}
-
-// Sorts pairs by expert. The order of an expert's pairs may vary, and no result depends on it. `counts`, `begins`: shared, [experts].
-DEVICE void sort(const Choices& to, u32 pairs, u32* totals, u32 experts, u32* counts, u32* begins) {
-    for (u32 i = threadIdx.x; i < experts; i += blockDim.x) {
-        counts[i] = __ldcg(totals + i);
-        totals[i] = 0;
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) cut_tiles(to, counts, begins, experts);
-    __syncthreads();
-    each_pair(to.experts, pairs, [=](u32 pair, u32 expert) { to.order[atomicAdd(begins + expert, 1u)] = pair; });
-}
-
-// Grid: rows over warps of a block, rounded up. Only rows below `live[0]` are sorted: the others are padding.
-extern "C" __global__ void route_f32(
-    const f32* logits, const Routing routing, const Choices to, u32 rows, u32 experts, const u32* live) {
-    extern __shared__ f32 numbers[];
+// Takes places for a block's pairs in the lists of all: how many its experts need become the first of each. Returns whether this block is the
+// last to do so. `places`: shared, [experts].
+DEVICE bool take_places(const Choices& to, u32 experts, u32* places) {
     __shared__ bool last;
-    launch_dependents();
-    wait_for_inputs();
-    const u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, row = blockIdx.x * warps + warp, own = min(rows, live[0]);
-    const u64 first = (u64)row * routing.top_k;
-    if (row < rows)
-        choose(logits + (u64)row * experts, routing, to.experts + first, to.weights + first, experts,
-               numbers + warp * (2 * experts + routing.groups));
-    if (!to.order) return;
-    u32 *counts = (u32*)numbers, *totals = to.counts + 2;
-    count(row < own ? to.experts + first : nullptr, routing.top_k, totals, experts, counts);
+    for (u32 i = threadIdx.x; i < experts; i += blockDim.x)
+        if (places[i]) places[i] = atomicAdd(to.counts + 2 + i, places[i]);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -216,7 +175,41 @@ extern "C" __global__ void route_f32(
         if (last) to.counts[1] = 0;
     }
     __syncthreads();
-    if (!last) return;
-    __threadfence();
-    sort(to, own * routing.top_k, totals, experts, counts, counts + experts);
+    return last;
+}
+
+// Writes a block's pairs, from `first` on, to the lists of their experts, and cuts the lists once all blocks have places there. The order of a
+// list may vary, and no result depends on it. Shared: `chosen`, the pairs' experts, and `places`, [experts].
+DEVICE void list_pairs(const Choices& to, const u32* chosen, u32 first, u32 pairs, u32 experts, u32* places) {
+    for (u32 i = threadIdx.x; i < experts; i += blockDim.x) places[i] = 0;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) atomicAdd(places + chosen[i], 1u);
+    __syncthreads();
+    const bool alone = gridDim.x == 1, last = !alone && take_places(to, experts, places);
+    if (alone) cut_tiles(to, places, experts);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
+        const u32 expert = chosen[i];
+        to.lists[expert * to.room + atomicAdd(places + expert, 1u)] = first + i;
+    }
+    if (last) cut_tiles(to, to.counts + 2, experts);
+}
+
+// Grid: rows over `each`, those of a block, rounded up. Only rows below `live[0]` are listed: the others are padding.
+extern "C" __global__ void route_f32(
+    const f32* logits, const Routing routing, const Choices to, u32 rows, u32 each, u32 experts, const u32* live) {
+    // Experts of the block's rows, places in their lists, and each warp's numbers.
+    extern __shared__ u32 chosen[];
+    launch_dependents();
+    wait_for_inputs();
+    const u32 top_k = routing.top_k, begin = blockIdx.x * each, end = min(begin + each, rows);
+    u32* places = chosen + each * top_k;
+    f32* numbers = (f32*)(places + experts) + threadIdx.x / 32 * (2 * experts + routing.groups + top_k);
+    for (u32 row = begin + threadIdx.x / 32; row < end; row += blockDim.x / 32)
+        choose(logits + (u64)row * experts, routing, chosen + (row - begin) * top_k, to.weights + (u64)row * top_k, experts, numbers);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < (end - begin) * top_k; i += blockDim.x) to.experts[begin * top_k + i] = chosen[i];
+    if (!to.lists) return;
+    const u32 own = min(end, live[0]), pairs = own > begin ? (own - begin) * top_k : 0;
+    list_pairs(to, chosen, begin * top_k, pairs, experts, places);
 }

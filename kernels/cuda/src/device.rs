@@ -24,6 +24,8 @@ pub(crate) struct Device {
     /// What makes kernels for a shape, and those made: absent where that failed.
     compiler: Compiler,
     special: HashMap<Special, Option<Module>>,
+    /// Clusters that run at once, by kernel and shared memory of a block.
+    clusters: HashMap<(Special, usize), usize>,
     fault: Option<String>,
     recording: Option<Recording>,
     profile: Option<Profile>,
@@ -140,6 +142,7 @@ impl Device {
             functions: HashMap::new(),
             compiler,
             special: HashMap::new(),
+            clusters: HashMap::new(),
             fault: None,
             recording: None,
             profile: None,
@@ -409,7 +412,11 @@ impl Device {
     /// How many clusters of a kernel that has such run at once, or none where it cannot be compiled.
     pub(crate) fn clusters_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
         let function = self.special(special, shape.shared)?;
-        self.attempt(
+        let key = (special, shape.shared);
+        if let Some(clusters) = self.clusters.get(&key) {
+            return Some(*clusters);
+        }
+        let clusters = self.attempt(
             || format!("clusters of {}", special.file),
             // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
             |context| unsafe {
@@ -418,7 +425,9 @@ impl Device {
                 sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config).result()?;
                 Ok(clusters as usize)
             },
-        )
+        )?;
+        self.clusters.insert(key, clusters);
+        Some(clusters)
     }
 
     /// The function, with leave to use `shared` bytes.

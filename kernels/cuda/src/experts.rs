@@ -18,23 +18,23 @@ use kernels::ops::{Activation, DType, Epilogue};
 /// What rows of 16-bit inputs and weights must be a multiple of: elements of 16 bytes.
 const PIECE: usize = 8;
 /// Columns of a box of weights for the copy engine, and boxes of a tile.
-const BOX: usize = 128;
-const BOXES: usize = 2;
+const BOX: usize = 64;
+const BOXES: usize = 4;
 /// Threads of a block of the Hopper kernel.
 const HOPPER_THREADS: usize = 384;
 
 /// Rows of a tile: about as many as an expert has, where that can be. Tiles of other rows than here are nobody's.
 pub(crate) fn tile_rows(arch: Arch, rows: usize, top_k: usize, experts: usize) -> usize {
-    let largest = if arch == HOPPER { 128 } else { 32 };
     let tile = match rows * top_k / experts.max(1) {
         _ if rows <= 1 => 1,
         0..=4 => 8,
         5..=10 => 16,
         11..=24 => 32,
         25..=40 => 64,
-        _ => 128,
+        41..=140 => 160,
+        _ => 320,
     };
-    tile.min(largest)
+    if arch == HOPPER { tile } else { tile.min(32) }
 }
 
 /// What is kept of a product.
@@ -102,29 +102,40 @@ impl Few {
     }
 }
 
-/// How `expert_matmul_hopper.cu` is compiled: rows of a tile, stages.
+/// How `expert_matmul_hopper.cu` is compiled: rows of a block's tile, blocks of a cluster, stages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Many {
     rows: usize,
+    blocks: usize,
     depth: usize,
 }
 
 impl Many {
-    const ALL: [Self; 3] = [Self { rows: 32, depth: 6 }, Self { rows: 64, depth: 5 }, Self { rows: 128, depth: 4 }];
+    const ALL: [Self; 4] = [
+        Self { rows: 32, blocks: 1, depth: 5 },
+        Self { rows: 64, blocks: 1, depth: 5 },
+        Self { rows: 160, blocks: 1, depth: 4 },
+        Self { rows: 160, blocks: 2, depth: 4 },
+    ];
 
+    /// The one whose clusters' tiles have so many rows.
     fn of(tile_rows: usize) -> Option<Self> {
-        Self::ALL.into_iter().find(|many| tile_rows == many.rows)
+        Self::ALL.into_iter().find(|many| tile_rows == many.rows * many.blocks)
     }
 
     fn special(&self, dtype: DType, keep: Keep) -> Special {
-        let Self { rows, depth } = *self;
-        Special::new("expert_matmul_hopper", dtype, &[("ROWS", rows), ("DEPTH", depth), keep.macro_value()])
+        let Self { rows, blocks, depth } = *self;
+        let sizes = [("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), keep.macro_value()];
+        Special::new("expert_matmul_hopper", dtype, &sizes)
     }
 
-    /// Stages of weights and inputs, two barriers each, and room to align them.
+    /// Stages of weights and inputs, two barriers each, what is on its way out, and room to align them.
     fn shared(&self) -> usize {
         const STEP_BYTES: usize = 128;
-        1024 + self.depth * ((BOX * BOXES + self.rows) * STEP_BYTES + 2 * size_of::<u64>())
+        /// Of both consuming warpgroups: 32 rows of 128 columns, and numbers of pairs.
+        const LEAVING_LINES: usize = 2 * 32 * 256;
+        let leaving = LEAVING_LINES + 2 * self.rows * size_of::<u32>();
+        1024 + self.depth * ((BOX * BOXES + self.rows) * STEP_BYTES + 2 * size_of::<u64>()) + leaving
     }
 }
 
@@ -223,10 +234,15 @@ impl Call<'_> {
         if !self.is_16_bit() || !out.width.is_multiple_of(PIECE) || many.shared() > device.context.shared_of_block {
             return false;
         }
-        let work = choices.most_tiles() * out.width.div_ceil(BOX * BOXES / keep.columns());
-        let grid = [work.min(device.context.multiprocessors), 1];
-        let launch = Shape { grid, block: HOPPER_THREADS, shared: many.shared() };
         let special = many.special(group.dtype, *keep);
+        let cluster = Shape { grid: [many.blocks, 1], block: HOPPER_THREADS, shared: many.shared() };
+        let clusters = match device.clusters_at_once(special, cluster) {
+            Some(0) => return false,
+            Some(clusters) => clusters,
+            None => return device.fault().is_some(),
+        };
+        let work = choices.most_tiles() * out.width.div_ceil(BOX * BOXES / keep.columns());
+        let launch = Shape { grid: [many.blocks * work.min(clusters), 1], ..cluster };
         device.launch_special(special, launch, args![out.ptr, x.ptr, maps.ptr, *bias, chosen, shape])
     }
 }
@@ -238,7 +254,9 @@ pub(crate) fn combine(device: &mut Device, x: View, choices: &Choices, epilogue:
     let accumulate = u32::from(epilogue == Epilogue::Accumulate);
     let name = Name::of("combine", &[x.dtype, out.dtype]);
     const BLOCK: usize = 256;
-    let shape = Shape { grid: [out.rows, out.width.div_ceil(4 * BLOCK)], block: BLOCK, shared: 0 };
+    // A thread reads 16 bytes of each.
+    let columns = BLOCK * 16 / x.dtype.size();
+    let shape = Shape { grid: [out.rows, out.width.div_ceil(columns)], block: BLOCK, shared: 0 };
     device.launch_early(name, shape, args![x.ptr, choices.chosen().weights, out.ptr, top_k, width, accumulate]);
 }
 

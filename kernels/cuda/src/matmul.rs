@@ -7,7 +7,7 @@ use super::blas::{Blas, Key, Operands};
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::elementwise::{self, Function};
-use super::matmul_cluster::Clusters;
+use super::matmul_cluster;
 use super::special::LOWEST;
 use super::ways::{Kind, Way, Ways, bucket};
 use super::weights::{Vector, Weights};
@@ -26,7 +26,6 @@ const MANY_ROWS: usize = 1024;
 /// What products need beside their operands.
 pub(crate) struct Matmul {
     blas: Blas,
-    clusters: Clusters,
     ways: Ways,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
@@ -43,7 +42,7 @@ pub(crate) struct Product<'a> {
 
 impl Matmul {
     pub(crate) fn new(blas: Blas, ways: Ways) -> Self {
-        Self { blas, clusters: Clusters::default(), ways, rounded: None }
+        Self { blas, ways, rounded: None }
     }
 
     pub(crate) fn run(&mut self, device: &mut Device, mut product: Product<'_>) {
@@ -54,7 +53,7 @@ impl Matmul {
         if w.dtype.size() == 2 && (w.compute == w.dtype || x.dtype == w.dtype) {
             product.x = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
             if matmul_few::run(device, &product)
-                || self.clusters.run(device, &product)
+                || matmul_cluster::run(device, &product)
                 || self.run_many(device, &mut product)
             {
                 return;

@@ -1,7 +1,5 @@
 //! Launches `kernels/cuda/matmul_cluster.cu`: products of some dozens of rows on Hopper, which read the weights at nearly the memory's speed.
 
-use std::collections::HashMap;
-
 use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 
 use super::device::{Device, Shape, args};
@@ -76,52 +74,36 @@ struct ClusterShape {
     stages: u32,
 }
 
-/// Clusters that the device runs at once, by kernel and shared memory.
-#[derive(Default)]
-pub(crate) struct Clusters(HashMap<(Special, usize), usize>);
-
-impl Clusters {
-    /// Queues a product; false if it is none for this kernel.
-    pub(crate) fn run(&mut self, device: &mut Device, product: &Product<'_>) -> bool {
-        let Product { x, w, bias, epilogue, out } = product;
-        let fits = device.context.arch == HOPPER
-            && w.dtype.size() == 2
-            && x.dtype == w.dtype
-            && (out.dtype == DType::F32 || out.dtype == w.dtype)
-            && w.cols.is_multiple_of(PIECE);
-        let Some(config) = choose(x.rows, w.rows, w.cols).filter(|_| fits) else { return false };
-        let Some(ring) = config.ring(w.cols, device.context.shared_of_block) else { return false };
-        let special = config.special(w.dtype);
-        let Some(clusters) = self.at_once(device, special, config, ring) else { return device.fault().is_some() };
-        let maps = || -> Option<[CUtensorMap; 2]> {
-            let x = tensor_map(x.ptr, x.dtype, [x.rows, w.cols], config.rows).ok()?;
-            Some([x, tensor_map(w.ptr(), w.dtype, [w.rows, w.cols], TILE).ok()?])
-        };
-        let Some([x_map, w_map]) = maps().filter(|_| clusters > 0) else { return false };
-        let grid = [clusters.min(w.rows.div_ceil(TILE)) * config.cluster, 1];
-        let shape = ClusterShape {
-            rows: x.rows as u32,
-            n: w.rows as u32,
-            k: w.cols as u32,
-            accumulate: u32::from(*epilogue == Epilogue::Accumulate),
-            wide: u32::from(out.dtype == DType::F32),
-            stages: ring.stages as u32,
-        };
-        let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-        let launch = Shape { grid, block: THREADS, shared: ring.shared };
-        device.launch_special(special, launch, args![out.ptr, x_map, w_map, bias, shape])
-    }
-
-    fn at_once(&mut self, device: &mut Device, special: Special, config: Config, ring: Ring) -> Option<usize> {
-        let key = (special, ring.shared);
-        if let Some(clusters) = self.0.get(&key) {
-            return Some(*clusters);
-        }
-        let shape = Shape { grid: [config.cluster, 1], block: THREADS, shared: ring.shared };
-        let clusters = device.clusters_at_once(special, shape)?;
-        self.0.insert(key, clusters);
-        Some(clusters)
-    }
+/// Queues a product; false if it is none for this kernel.
+pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
+    let Product { x, w, bias, epilogue, out } = product;
+    let fits = device.context.arch == HOPPER
+        && w.dtype.size() == 2
+        && x.dtype == w.dtype
+        && (out.dtype == DType::F32 || out.dtype == w.dtype)
+        && w.cols.is_multiple_of(PIECE);
+    let Some(config) = choose(x.rows, w.rows, w.cols).filter(|_| fits) else { return false };
+    let Some(ring) = config.ring(w.cols, device.context.shared_of_block) else { return false };
+    let special = config.special(w.dtype);
+    let cluster = Shape { grid: [config.cluster, 1], block: THREADS, shared: ring.shared };
+    let Some(clusters) = device.clusters_at_once(special, cluster) else { return device.fault().is_some() };
+    let maps = || -> Option<[CUtensorMap; 2]> {
+        let x = tensor_map(x.ptr, x.dtype, [x.rows, w.cols], config.rows).ok()?;
+        Some([x, tensor_map(w.ptr(), w.dtype, [w.rows, w.cols], TILE).ok()?])
+    };
+    let Some([x_map, w_map]) = maps().filter(|_| clusters > 0) else { return false };
+    let grid = [clusters.min(w.rows.div_ceil(TILE)) * config.cluster, 1];
+    let shape = ClusterShape {
+        rows: x.rows as u32,
+        n: w.rows as u32,
+        k: w.cols as u32,
+        accumulate: u32::from(*epilogue == Epilogue::Accumulate),
+        wide: u32::from(out.dtype == DType::F32),
+        stages: ring.stages as u32,
+    };
+    let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
+    let launch = Shape { grid, ..cluster };
+    device.launch_special(special, launch, args![out.ptr, x_map, w_map, bias, shape])
 }
 
 /// The configuration, where this kernel is the fastest in a decode layer on an H200: where `w` has too few rows for cuBLASLt to fill the

@@ -1,6 +1,4 @@
-//! Launches `route.cu`: which experts rows choose, and the pairs of row and expert sorted by expert.
-
-use std::ops::RangeInclusive;
+//! Launches `route.cu`: which experts rows choose, and a list of the rows that chose it for each expert.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -10,19 +8,25 @@ use super::device::{Device, Name, Shape, args};
 use super::experts::tile_rows;
 use kernels::ops::{RouterScore, Routing};
 
-/// Warps of a block of the router, and shared memory that it may use.
-const WARPS: RangeInclusive<usize> = 4..=32;
+/// Shared memory that a block of the router may use, warps that it has at most, and rows.
 const MOST_SHARED: usize = 48 << 10;
+const MOST_WARPS: usize = 32;
+const MOST_ROWS: usize = 64;
+/// Rows that one block chooses for: it waits for no other.
+const ROWS_ALONE: usize = 32;
+/// Rows of a block where there are several, at least.
+const LEAST_ROWS: usize = 4;
 /// Experts at most.
 const MOST_EXPERTS: usize = 2048;
 /// Bytes of `struct Tile` of experts.cuh.
 const TILE_BYTES: usize = 16;
 
-/// Which experts rows chose: `[rows][top_k]` numbers and weights, and the same sorted by expert.
+/// Which experts rows chose: `[rows][top_k]` numbers and weights, and for each expert a list of those pairs of row and expert.
 pub(crate) struct Choices {
     experts: Option<Memory>,
     weights: Option<Memory>,
-    order: Option<Memory>,
+    /// `[experts][max_rows]`: made when the number of experts is known.
+    lists: Option<Memory>,
     tiles: Option<Memory>,
     counts: Option<Memory>,
     max_rows: usize,
@@ -39,9 +43,10 @@ pub(crate) struct Choices {
 pub(crate) struct Chosen {
     experts: CUdeviceptr,
     pub(crate) weights: CUdeviceptr,
-    order: CUdeviceptr,
+    lists: CUdeviceptr,
     tiles: CUdeviceptr,
     counts: CUdeviceptr,
+    room: u32,
     tile_rows: u32,
 }
 
@@ -49,13 +54,23 @@ impl Choices {
     pub(crate) fn new(device: &mut Device, max_rows: usize, top_k: usize) -> Self {
         let pairs = max_rows * top_k;
         let mut room = |bytes: usize| device.allocate(bytes, "choices of experts");
-        let mut numbers = || room(pairs.next_multiple_of(4) * size_of::<u32>());
-        let (experts, weights, order) = (numbers(), numbers(), numbers());
+        let (experts, weights) = (room(pairs * size_of::<u32>()), room(pairs * size_of::<f32>()));
         let (tiles, counts) = (room(pairs * TILE_BYTES), room((2 + MOST_EXPERTS) * size_of::<u32>()));
         if let Some(counts) = &counts {
             device.clear(counts);
         }
-        Self { experts, weights, order, tiles, counts, max_rows, top_k, rows: 0, among: 0, tile_rows: 1 }
+        Self { experts, weights, lists: None, tiles, counts, max_rows, top_k, rows: 0, among: 0, tile_rows: 1 }
+    }
+
+    /// A choice of so many rows among so many experts begins.
+    fn begin(&mut self, device: &mut Device, rows: usize, experts: usize) {
+        let bytes = experts * self.max_rows * size_of::<u32>();
+        if self.lists.as_ref().is_none_or(|lists| lists.bytes < bytes) {
+            self.lists = None;
+            self.lists = device.allocate(bytes, "lists of experts");
+        }
+        (self.rows, self.among) = (rows, experts);
+        self.tile_rows = tile_rows(device.context.arch, rows, self.top_k, experts);
     }
 
     pub(crate) fn pairs(&self) -> usize {
@@ -68,16 +83,17 @@ impl Choices {
         (self.pairs() + used * (self.tile_rows - 1)) / self.tile_rows
     }
 
-    /// As kernels see it. Pairs of a single row have different experts: nothing is sorted.
+    /// As kernels see it. Pairs of a single row have different experts: there are no lists.
     pub(crate) fn chosen(&self) -> Chosen {
         let start = |memory: &Option<Memory>| memory.as_ref().map_or(0, |memory| memory.ptr);
-        let order = if self.rows > 1 { start(&self.order) } else { 0 };
+        let lists = if self.rows > 1 { start(&self.lists) } else { 0 };
         Chosen {
             experts: start(&self.experts),
             weights: start(&self.weights),
-            order,
+            lists,
             tiles: start(&self.tiles),
             counts: start(&self.counts),
+            room: self.max_rows as u32,
             tile_rows: self.tile_rows as u32,
         }
     }
@@ -141,14 +157,24 @@ pub(crate) fn route(
 ) {
     check(logits, routing, choices);
     let (rows, experts) = (logits.rows, logits.width);
-    (choices.rows, choices.among) = (rows, experts);
-    choices.tile_rows = tile_rows(device.context.arch, rows, routing.top_k, experts);
+    choices.begin(device, rows, experts);
     let router = Router::of(routing, correction);
-    let shared_of_warp = (2 * experts + router.groups as usize) * size_of::<f32>();
-    // Few rows are spread over multiprocessors; where there are many, the last block has much to sort.
-    let wanted = rows.div_ceil(device.context.multiprocessors).next_power_of_two();
-    let warps = wanted.clamp(*WARPS.start(), *WARPS.end()).min(MOST_SHARED / shared_of_warp).max(1);
-    let shape = Shape { grid: [rows.div_ceil(warps), 1], block: 32 * warps, shared: warps * shared_of_warp };
+    let (each, warps) = blocks(rows, device.context.multiprocessors);
+    // Experts chosen and places in lists of a block; scores, merits, worths of groups and weights of a warp: 4 bytes each.
+    let of_block = 4 * (each * routing.top_k + experts);
+    let of_warp = 4 * (2 * experts + router.groups as usize + routing.top_k);
+    let warps = warps.min(MOST_SHARED.saturating_sub(of_block) / of_warp).max(1);
+    let shape = Shape { grid: [rows.div_ceil(each), 1], block: 32 * warps, shared: of_block + warps * of_warp };
     let name = Name::of("route", &[logits.dtype]);
-    device.launch_early(name, shape, args![logits.ptr, router, choices.chosen(), rows as u32, experts as u32, live]);
+    let [rows, each, experts] = [rows, each, experts].map(|number| number as u32);
+    device.launch_early(name, shape, args![logits.ptr, router, choices.chosen(), rows, each, experts, live]);
+}
+
+/// Rows of a block, and warps that choose for them.
+fn blocks(rows: usize, multiprocessors: usize) -> (usize, usize) {
+    if rows <= ROWS_ALONE {
+        return (rows.max(1), rows.clamp(1, MOST_WARPS));
+    }
+    let each = rows.div_ceil(multiprocessors).clamp(LEAST_ROWS, MOST_ROWS);
+    (each, each.min(MOST_WARPS))
 }

@@ -73,6 +73,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("experts.cuh", include_str!("../experts.cuh")),
     ("few.cuh", include_str!("../few.cuh")),
     ("hopper.cuh", include_str!("../hopper.cuh")),
+    ("hopper_rows.cuh", include_str!("../hopper_rows.cuh")),
     ("mma.cuh", include_str!("../mma.cuh")),
     ("prefill.cuh", include_str!("../prefill.cuh")),
     ("product.cuh", include_str!("../product.cuh")),

@@ -222,7 +222,7 @@ fn each_row_meets_its_experts() {
 }
 
 /// Numbers of rows for which a device may choose different tiles, and shapes that these do not divide.
-const SIXTEEN_BIT: [((usize, usize), usize, usize); 9] = [
+const SIXTEEN_BIT: [((usize, usize), usize, usize); 10] = [
     ((144, 200), 4, 1),
     ((40, 96), 8, 7),
     ((136, 72), 8, 30),
@@ -232,6 +232,7 @@ const SIXTEEN_BIT: [((usize, usize), usize, usize); 9] = [
     ((272, 192), 3, 400),
     ((144, 200), 4, 700),
     ((528, 1032), 2, 260),
+    ((528, 72), 4, 1100),
 ];
 
 /// A layer whose first expert is liked by most rows, and the last by none, with inputs of this type.
@@ -375,6 +376,34 @@ fn sums_are_weighted_and_may_be_added() {
                 }
             }
             check("combine", backend.read(out), &want, |_| 1e-5);
+        }
+    }
+}
+
+#[test]
+fn rounded_rows_are_summed() {
+    for mut backend in backends() {
+        for (dtype, width) in [(DType::Bf16, 17), (DType::F16, 17), (DType::Bf16, 96), (DType::F16, 96)] {
+            let (rows, experts, routing) = (9, 12, Routing { top_k: 7, ..PLAIN });
+            let mut random = Random(width as u64);
+            let logits = random.values(rows * experts);
+            let values: Vec<f32> =
+                random.values(rows * routing.top_k * width).into_iter().map(|x| round(x, dtype)).collect();
+            let choice = route(&mut *backend, experts, &logits, routing);
+            let out = poisoned(&mut *backend, rows, width);
+            let x = filled_in(&mut *backend, width, &values, dtype);
+            backend.combine(x, choice, Epilogue::Store, out);
+            let mut want = vec![0.0; rows * width];
+            for (row, logits) in logits.chunks(experts).enumerate() {
+                let mut weights = reference(logits, &routing, &vec![0.0; experts]);
+                weights.sort_by(|a, b| b.total_cmp(a));
+                for (slot, weight) in weights[..routing.top_k].iter().enumerate() {
+                    let given = &values[(row * routing.top_k + slot) * width..][..width];
+                    let sums = want[row * width..].iter_mut().zip(given);
+                    sums.for_each(|(sum, x)| *sum += weight * f64::from(*x));
+                }
+            }
+            check(&format!("{} {dtype:?} {width}", backend.describe()), backend.read(out), &want, |_| 1e-5);
         }
     }
 }

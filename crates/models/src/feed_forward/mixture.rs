@@ -134,7 +134,7 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MixtureSpec)
         choice: builder.store.choice(k),
         raised,
         inner,
-        given: builder.store.exact_buffer("expert output", k, builder.hidden()),
+        given: builder.store.rows_buffer("expert output", k, builder.hidden()),
     })
 }
 

@@ -86,9 +86,9 @@ impl Bench {
             let seconds = self.time(leads, |backend, i| layer.up(backend, i));
             report(self, "gate and up", seconds, work(2, wide / top_k + narrow));
             let seconds = self.time(leads, |backend, i| layer.down(backend, i));
-            report(self, "down", seconds, work(1, narrow + 2 * wide));
+            report(self, "down", seconds, work(1, narrow + wide));
             let seconds = self.time(leads, |backend, i| layer.combine(backend, i));
-            report(self, "sums", seconds, Work { bytes: (2 * wide + 4 * hidden * rows) as f64, flops: 0.0 });
+            report(self, "sums", seconds, Work { bytes: (wide + 4 * hidden * rows) as f64, flops: 0.0 });
             let seconds = self.time(leads, |backend, i| layer.all(backend, i));
             report(self, "all four", seconds, work(3, 0));
         }
@@ -120,7 +120,7 @@ impl Bench {
             choices: (0..CHOICES).map(|_| backend.new_expert_choice(MOST_ROWS, top_k)).collect(),
             raised: backend.new_rounded_act(pairs, 2 * inner, DType::Bf16),
             inner: backend.new_rounded_act(pairs, inner, DType::Bf16),
-            given: backend.new_act(pairs, hidden),
+            given: backend.new_rounded_act(pairs, hidden, DType::Bf16),
             out: backend.new_act(MOST_ROWS, hidden),
         }
     }

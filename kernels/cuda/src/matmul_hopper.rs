@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::acts::View;
 use super::device::{Device, Shape, args};
 use super::elementwise::Function;
-use super::matmul::Product;
+use super::matmul::{MANY_ROWS, Product};
 use super::special::{HOPPER, Special};
 use super::tensor_map::tensor_map;
 use kernels::ops::{Activation, DType, Epilogue};
@@ -19,8 +19,6 @@ const STEP: usize = 64;
 const PIECE: usize = 8;
 /// Fewer rows are `matmul_few`'s.
 const LEAST_ROWS: usize = 17;
-/// A matrix of fewer rows is too small for one block of rows of `x`: its tiles leave multiprocessors idle.
-const LARGE: usize = 8192;
 /// `ALL` of the kernel: no function.
 const ALL: usize = 7;
 
@@ -86,19 +84,15 @@ struct HopperShape {
     limit: f32,
 }
 
-/// What is compiled ahead: gates are nearly always SiLU.
+/// What is compiled ahead: gates are nearly always SiLU, and only products of many rows are done without one.
 pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
-    let functions = [None, Some(Activation::Silu.into())];
-    functions.into_iter().flat_map(move |function| Config::all().map(move |config| config.special(dtype, function)))
+    let gated = Config::all().map(move |config| config.special(dtype, Some(Activation::Silu.into())));
+    let plain = BOXES_ROWS.map(|columns| Config::with(MANY_ROWS + 1, columns).special(dtype, None));
+    gated.chain(plain)
 }
 
-/// Whether the kernel can do a product, and may be the fastest.
-pub(crate) fn fits(device: &Device, product: &Product<'_>) -> bool {
-    let Product { x, w, .. } = product;
-    can(device, product) && (Config::with(x.rows, BOXES_ROWS[0]).blocks > 1 || w.rows >= LARGE)
-}
-
-fn can(device: &Device, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
+/// Whether the kernel can do a product.
+pub(crate) fn fits(device: &Device, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
     let adds = *epilogue == Epilogue::Accumulate;
     device.context.arch == HOPPER
         && device.context.shared_of_block >= Config::with(x.rows, BOXES_ROWS[0]).shared()
@@ -153,12 +147,12 @@ mod tests {
     #[test]
     fn every_kernel_is_compiled_ahead_and_apart() {
         let ahead: Vec<Special> = usual(DType::Bf16).collect();
-        for rows in [17, 64, 65, 128, 129, 8192] {
-            for (function, boxes) in [(None, 2), (Some(Activation::Silu.into()), 1)] {
-                let special = Config::of(rows, 14336, boxes, 132).special(DType::Bf16, function);
-                assert_eq!(ahead.iter().filter(|known| **known == special).count(), 1, "{rows} rows");
-            }
-        }
+        let once = |rows, function: Option<Function>, boxes| {
+            let special = Config::of(rows, 14336, boxes, 132).special(DType::Bf16, function);
+            assert_eq!(ahead.iter().filter(|known| **known == special).count(), 1, "{rows} rows");
+        };
+        [17, 64, 65, 128, 129, 8192].into_iter().for_each(|rows| once(rows, Some(Activation::Silu.into()), 1));
+        [MANY_ROWS + 1, 8192].into_iter().for_each(|rows| once(rows, None, 2));
     }
 
     #[test]

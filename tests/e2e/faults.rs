@@ -82,16 +82,8 @@ async fn a_driver_that_is_lost_is_told_and_waited_for() -> anyhow::Result<()> {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
-    let (libraries, lost) = (faults::pretended_driver(folder.path())?, folder.path().join("lost"));
-    let text = |path: &Path| path.display().to_string();
-    let environment = [
-        ("LD_LIBRARY_PATH", text(&libraries)),
-        ("QUIRE_CUDA_LIBRARY_PATH", text(&libraries)),
-        ("QUIRE_KERNEL_CACHE", text(&folder.path().join("kernels"))),
-        ("QUIRE_TEST_LOST", text(&lost)),
-    ];
-    let flags = ["--device", "auto", "--enforce-eager", "--kv-cache-memory-bytes", "64M"];
-    let mut server = start_with(&default_model(), &flags, &environment).await?;
+    let (environment, lost) = pretended(folder.path())?;
+    let mut server = start_with(&default_model(), PRETENDED, &environment).await?;
     // What the pretended GPU says.
     let zeros = [0; 20];
     says(&server, &[5, 6, 7], &zeros).await?;
@@ -102,6 +94,42 @@ async fn a_driver_that_is_lost_is_told_and_waited_for() -> anyhow::Result<()> {
     fs::remove_file(&lost)?;
     server.healthy(BACK).await?;
     says(&server, &[5, 6, 7], &zeros).await.with_context(|| server.log())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_that_cannot_meet_end_the_start_with_the_cause() -> anyhow::Result<()> {
+    if on_gpu() {
+        println!("skipped: the libraries of the GPU's driver come first");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (environment, _) = pretended(folder.path())?;
+    let flags = [PRETENDED, &["--tensor-parallel-size", "2"]].concat();
+    let refused =
+        start_with(&default_model(), &flags, &environment).await.err().context("must be refused")?.to_string();
+    let last = refused.trim().lines().last().unwrap_or_default();
+    ensure!(
+        last.starts_with("error: the worker ") && last.contains("NCCL failed: meeting the other ranks"),
+        "{refused}"
+    );
+    ensure!(last.contains("--tensor-parallel-size 1"), "{refused}");
+    Ok(())
+}
+
+/// Flags for servers with pretended GPUs.
+const PRETENDED: &[&str] = &["--device", "auto", "--enforce-eager", "--kv-cache-memory-bytes", "64M"];
+
+/// Environment variables by which servers find pretended GPUs; and the file that, while it exists, makes them lost.
+fn pretended(folder: &Path) -> anyhow::Result<([(&'static str, String); 4], PathBuf)> {
+    let (libraries, lost) = (faults::pretended_driver(folder)?, folder.join("lost"));
+    let text = |path: &Path| path.display().to_string();
+    let environment = [
+        ("LD_LIBRARY_PATH", text(&libraries)),
+        ("QUIRE_CUDA_LIBRARY_PATH", text(&libraries)),
+        ("QUIRE_KERNEL_CACHE", text(&folder.join("kernels"))),
+        ("QUIRE_TEST_LOST", text(&lost)),
+    ];
+    Ok((environment, lost))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

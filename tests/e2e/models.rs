@@ -51,7 +51,11 @@ async fn generation_config_gives_defaults_and_ends() -> anyhow::Result<()> {
         // The end token is counted and returned, as vLLM does.
         ensure!(tokens(&answer) == greedy[..=at], "greedy by default, up to the second end token {end}: {answer}");
         let choice = &answer["choices"][0];
-        ensure!(choice["finish_reason"] == "stop", "{choice}");
+        // The tokenizer's own end token is another one, so this one is named.
+        ensure!(choice["finish_reason"] == "stop" && choice["stop_reason"] == end, "{choice}");
+        let (_, answer) = server.client().post("/v1/completions", &with("allowed_token_ids", json!([504]))).await?;
+        let choice = &answer["choices"][0];
+        ensure!(choice["finish_reason"] == "stop" && choice["stop_reason"].is_null(), "the tokenizer's own: {choice}");
         let (_, answer) = server.client().post("/v1/completions", &with("ignore_eos", true.into())).await?;
         ensure!(tokens(&answer) == greedy[..20], "max_new_tokens is a cap: {answer}");
         ensure!(answer["choices"][0]["finish_reason"] == "length", "{answer}");

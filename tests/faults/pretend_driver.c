@@ -1,4 +1,5 @@
-// A driver, NVRTC and cuBLASLt without a GPU, for what no test can do to a real one: that it is lost. Found in LD_LIBRARY_PATH.
+// A driver of two GPUs, NVRTC, cuBLASLt and NCCL without a GPU, for what no test can do to real ones: that they are lost, or cannot meet. Found in
+// LD_LIBRARY_PATH.
 //
 // Memory is the host's, kernels do nothing, and what was queued takes 2 ms, so that requests run for a while; all tokens are 0. While the file that
 // QUIRE_TEST_LOST names exists, every call fails as with a GPU that fell off the bus, and processes that start find none.
@@ -31,7 +32,7 @@ static int done(double at) {
 // The driver.
 int cuInit(unsigned flags) { return state() ? NO_DEVICE : OK; }
 int cuDriverGetVersion(int *version) { return *version = 12000, OK; }
-int cuDeviceGetCount(int *count) { return *count = 1, state(); }
+int cuDeviceGetCount(int *count) { return *count = 2, state(); }
 int cuDeviceGet(int *device, int number) { return *device = number, state(); }
 int cuDeviceGetName(char *name, int room, int device) { return strncpy(name, "pretended", (size_t)room), state(); }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
@@ -89,6 +90,18 @@ int nvrtcGetCUBINSize(handle program, size_t *bytes) { return *bytes = sizeof so
 int nvrtcGetCUBIN(handle program, char *code) { return memset(code, 1, sizeof something), OK; }
 int nvrtcDestroyProgram(handle *program) { return OK; }
 const char *nvrtcGetErrorString(int error) { return "never"; }
+
+// NCCL, whose ranks never meet.
+struct group_id {
+    char bytes[128];
+};
+int ncclGetVersion(int *version) { return *version = 22809, OK; }
+int ncclGetUniqueId(char *id) { return memset(id, 1, 128), OK; }
+int ncclCommInitRank(handle *group, int size, struct group_id id, int rank) { return 2; }
+int ncclAllReduce(void) { return 2; }
+int ncclAllGather(void) { return 2; }
+int ncclCommAbort(handle group) { return OK; }
+const char *ncclGetErrorString(int error) { return "unhandled system error"; }
 
 // cuBLASLt: knows no way to multiply, so that the backend takes its own kernels.
 int cublasLtCreate(handle *library) { return *library = something, OK; }

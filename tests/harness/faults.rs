@@ -13,10 +13,12 @@ pub fn break_context(folder: &Path) -> anyhow::Result<PathBuf> {
     compile(folder, "break_context", &["-shared", "-fPIC", "-pthread"])
 }
 
-/// A folder of libraries that pretend to be a GPU's driver, NVRTC and cuBLASLt.
+/// A folder of libraries that pretend to be the driver of two GPUs, NVRTC, cuBLASLt and NCCL.
 pub fn pretended_driver(folder: &Path) -> anyhow::Result<PathBuf> {
     let library = compile(folder, "pretend_driver", &["-shared", "-fPIC"])?;
-    for name in ["libcuda.so.1", "libcuda.so", "libnvrtc-builtins.so.12", "libnvrtc.so", "libcublasLt.so"] {
+    for name in
+        ["libcuda.so.1", "libcuda.so", "libnvrtc-builtins.so.12", "libnvrtc.so", "libcublasLt.so", "libnccl.so.2"]
+    {
         std::os::unix::fs::symlink(&library, folder.join(name))?;
     }
     Ok(folder.to_owned())

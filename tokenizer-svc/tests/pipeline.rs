@@ -137,6 +137,7 @@ async fn prompts_become_ids() {
     send(&mut gateway, Event::Request(words)).await;
     let sampling = stage.request().await.2.sampling.expect("sampling");
     assert!(sampling.bad_words.is_empty());
+    assert_eq!(sampling.eos_token_id, Some(4), "<|im_end|>, which tokenizer_config.json names");
     assert!(sampling.bad_token_ids.iter().any(|ids| ids.ids == [546]), "{:?}", sampling.bad_token_ids);
 
     for (number, keep, first, expected) in [

@@ -74,6 +74,11 @@ impl Upload {
     }
 }
 
+/// Numbers that a list that grows to `need` has room for.
+fn room_for(need: usize) -> usize {
+    need.next_power_of_two().max(64)
+}
+
 /// How much there is room for.
 #[derive(Clone, Copy, Default)]
 struct Capacity {
@@ -96,6 +101,8 @@ pub(crate) enum Rows {
 pub(crate) struct Batch {
     upload: Upload,
     selection: Upload,
+    /// What `selection` holds in this step.
+    selected: Vec<u32>,
     capacity: Capacity,
     /// `first_block` is the list of the table turned to.
     pub(crate) pointers: Pointers,
@@ -147,6 +154,8 @@ impl Batch {
         /// Blocks of a sequence.
         const BLOCKS: usize = 512;
         self.reserve(device, Capacity { rows, sequences, tables: 1, blocks: sequences * BLOCKS });
+        // A row of each sequence has logits.
+        self.selection.reserve(device, room_for(sequences));
     }
 
     /// Chunks of at most `size` rows of all sequences.
@@ -170,6 +179,7 @@ impl Batch {
         self.ends.clear();
         self.blocks.clear();
         self.lengths.clear();
+        self.selected.clear();
         for sequence in sequences {
             assert!(sequence.first_row + sequence.num_rows <= self.rows, "rows of {sequence:?} in {}", self.rows);
             self.lengths.push(sequence.num_rows);
@@ -206,15 +216,20 @@ impl Batch {
         }
     }
 
-    /// Sends the rows that `gather` picks; where they are.
+    /// Sends the rows that `gather` picks; where they are. The same rows are sent once a step: more copies than [`SLOTS`] would make the host
+    /// wait for steps that are under way.
     pub(crate) fn select(&mut self, device: &mut Device, rows: &[u32]) -> CUdeviceptr {
-        self.selection.reserve(device, rows.len().next_power_of_two().max(64));
-        self.selection.send(device, rows.len(), |numbers| numbers.copy_from_slice(rows));
+        if self.selected != rows {
+            self.selection.reserve(device, room_for(rows.len()));
+            self.selection.send(device, rows.len(), |numbers| numbers.copy_from_slice(rows));
+            self.selected.clear();
+            self.selected.extend_from_slice(rows);
+        }
         self.selection.address(0)
     }
 
     fn reserve(&mut self, device: &mut Device, need: Capacity) {
-        let grow = |has: usize, need: usize| if need <= has { has } else { need.next_power_of_two().max(64) };
+        let grow = |has: usize, need: usize| if need <= has { has } else { room_for(need) };
         let capacity = Capacity {
             rows: grow(self.capacity.rows, need.rows),
             sequences: grow(self.capacity.sequences, need.sequences),

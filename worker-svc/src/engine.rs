@@ -25,6 +25,7 @@ use crate::{
     rows::{Chooser, Rows},
     sampler::Sampler,
     slots::{Slot, Slots, no_slot},
+    step_log::Note,
 };
 
 /// One epoch of a worker: the model, the slots, the group.
@@ -47,6 +48,7 @@ struct Flight {
     result: StepResult,
     submitted: Instant,
     awaited: Option<Awaited>,
+    note: Option<Note>,
 }
 
 /// Tokens that the device has been asked for.
@@ -118,7 +120,9 @@ impl<'m> Engine<'m> {
                 }
             }
         }
-        self.flights.push_back(Flight { result, submitted, awaited });
+        let idle_since = self.is_idle().then_some(self.last_finish);
+        let note = Note::of(&plan, submitted, idle_since);
+        self.flights.push_back(Flight { result, submitted, awaited, note });
         // While the device works.
         self.record(true).map(|_| ())
     }
@@ -158,7 +162,7 @@ impl<'m> Engine<'m> {
 
     /// Waits for the oldest plan. The result has rows on rank 0 only; every rank appends the tokens, so that all keep the same history.
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
-        let Some(Flight { mut result, submitted, awaited }) = self.flights.pop_front() else { return Ok(None) };
+        let Some(Flight { mut result, submitted, awaited, note }) = self.flights.pop_front() else { return Ok(None) };
         if let Some(awaited) = awaited {
             self.complete(awaited, Vec::new(), &mut result)?;
         }
@@ -167,6 +171,7 @@ impl<'m> Engine<'m> {
         let took = now.saturating_duration_since(submitted.max(self.last_finish));
         self.last_finish = now;
         result.compute_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        note.into_iter().for_each(|note| note.finished(took));
         if self.group.rank() != 0 {
             result = StepResult {
                 epoch: result.epoch,

@@ -18,6 +18,7 @@ mod rows;
 mod sampler;
 mod serve;
 mod slots;
+mod step_log;
 mod wire;
 
 pub use config::{Args, MaxModelLen, default_kernel_cache};

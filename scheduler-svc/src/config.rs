@@ -2,7 +2,7 @@
 
 use clap::{ArgAction, ValueEnum};
 use proto::ModelInfo;
-use sched_core::{Config, Pipeline};
+use sched_core::{BesideDecodes, Config, Pacing, Pipeline};
 use service_kit::{Address, CommonArgs};
 
 use crate::group::Formed;
@@ -55,7 +55,7 @@ pub struct Args {
     pub long_prefill_token_threshold: u32,
 
     /// Prompt tokens in a step beside running decodes at most, which bounds the time between their tokens; 0: no such bound
-    /// [default: 512, more where a step ends within 100 ms all the same]
+    /// [default: 512, more where a step ends within 100 ms all the same, up to 48 for each decode within 150 ms]
     #[arg(long)]
     pub max_prefill_tokens_beside_decodes: Option<u32>,
 
@@ -109,10 +109,8 @@ pub enum Policy {
     Priority,
 }
 
-/// What every device computes soon enough beside decodes, tokens.
-const PREFILL_TOKENS_BESIDE_DECODES: u32 = 512;
-/// How long decodes may wait for prompts that came later, microseconds.
-const PREFILL_US_BESIDE_DECODES: u32 = 100_000;
+/// How prompts get on beside decodes unless a flag says otherwise. Found with `crates/sched-core/examples/load.rs`.
+const PACING: Pacing = Pacing { least_tokens: 512, short_us: 100_000, tokens_per_decode: 48, long_us: 150_000 };
 
 impl Args {
     /// The core's settings for a group: these flags, within what its workers offer.
@@ -130,14 +128,10 @@ impl Args {
             windows: if ready.cache_groups.is_empty() { vec![None] } else { windows },
             recurrent,
             long_prefill_token_threshold: self.long_prefill_token_threshold,
-            max_prefill_tokens_beside_decodes: if self.enable_chunked_prefill {
-                self.max_prefill_tokens_beside_decodes.unwrap_or(PREFILL_TOKENS_BESIDE_DECODES)
-            } else {
-                0
-            },
-            prefill_us_beside_decodes: match self.max_prefill_tokens_beside_decodes {
-                Some(_) => 0,
-                None => PREFILL_US_BESIDE_DECODES,
+            beside_decodes: match self.max_prefill_tokens_beside_decodes {
+                None => BesideDecodes::Paced(PACING),
+                Some(0) => BesideDecodes::Any,
+                Some(tokens) => BesideDecodes::AtMost(tokens),
             },
             enable_chunked_prefill: self.enable_chunked_prefill,
             enable_prefix_caching: self.enable_prefix_caching && !recurrent,

@@ -32,6 +32,33 @@ impl Pipeline {
     }
 }
 
+/// How many prompt tokens a step computes at most while it also decodes. This is what bounds inter-token latency: a step's time grows with
+/// its prompt tokens, and decoding sequences wait for the whole step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum BesideDecodes {
+    /// As many as a step computes at all.
+    #[default]
+    Any,
+    /// So many.
+    AtMost(u32),
+    /// What there is time for, going by earlier steps.
+    Paced(Pacing),
+}
+
+/// How long prompts may keep decodes waiting. Where few decodes run, short steps cost prompts little; the more there are, the more of each
+/// step is theirs, and the longer a step has to be for prompts to get on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pacing {
+    /// Prompt tokens that a step takes however long they take.
+    pub least_tokens: u32,
+    /// A step of this length is always fine, microseconds.
+    pub short_us: u32,
+    /// A step may be longer than that for so many prompt tokens for each of its decodes.
+    pub tokens_per_decode: u32,
+    /// A step of this length is the longest, microseconds.
+    pub long_us: u32,
+}
+
 /// Limits and switches; see [`Config::check`] for what must hold between them.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -45,12 +72,8 @@ pub struct Config {
     pub max_model_len: u32,
     /// Tokens of one prompt that one step computes at most; 0: no such limit.
     pub long_prefill_token_threshold: u32,
-    /// Prompt tokens that a step computes at most while it also decodes; 0: no such limit. This is what bounds
-    /// inter-token latency: a step's time grows with its prompt tokens, and decoding sequences wait for the whole step.
-    pub max_prefill_tokens_beside_decodes: u32,
-    /// More prompt tokens than that are fine where the step is expected to end within this time all the same, going by the pace of
-    /// earlier steps, microseconds; 0: the bound holds always.
-    pub prefill_us_beside_decodes: u32,
+    /// Prompt tokens of a step that also decodes. Without chunked prefill there is no such bound.
+    pub beside_decodes: BesideDecodes,
     /// Split prompts over steps. Off: a prompt runs in one step, alone or beside others.
     pub enable_chunked_prefill: bool,
     /// Find blocks again by the hash of their tokens.
@@ -88,8 +111,7 @@ impl Default for Config {
             max_num_batched_tokens: 2048,
             max_model_len: 4096,
             long_prefill_token_threshold: 0,
-            max_prefill_tokens_beside_decodes: 0,
-            prefill_us_beside_decodes: 0,
+            beside_decodes: BesideDecodes::Any,
             enable_chunked_prefill: true,
             enable_prefix_caching: true,
             windows: vec![None],
@@ -163,6 +185,7 @@ impl Config {
             ("max_model_len", self.max_model_len),
             ("vocab_size", self.vocab_size),
             ("max_choices", self.max_choices),
+            ("beside_decodes", if self.beside_decodes == BesideDecodes::AtMost(0) { 0 } else { 1 }),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero(name));

@@ -57,7 +57,7 @@ mod start;
 mod stats;
 mod table;
 
-pub use config::{Config, ConfigError, Pipeline, Policy};
+pub use config::{BesideDecodes, Config, ConfigError, Pacing, Pipeline, Policy};
 pub use error::{Broken, ProtocolError, QueueBound, Refusal};
 pub use scheduler::Scheduler;
 pub use stats::{End, EndCounts, FinishedChoice, Stats, Totals};

@@ -1,8 +1,10 @@
 //! How fast prompts are computed, learned from finished steps: what fits into a step of a given length depends on model and device.
 
+use crate::Pacing;
+
 /// Steps with fewer prompt tokens say more about decodes than about prompts.
 const TELLING: u32 = 256;
-/// Chunks are multiples of this, which products of matrices compute best.
+/// Steps have multiples of so many rows, decodes among them, which products of matrices compute best.
 const GRAIN: u32 = 256;
 /// What a step counts, one step later.
 const FADE: f64 = 0.75;
@@ -25,9 +27,17 @@ impl Pace {
         self.us = FADE * self.us + f64::from(took_us);
     }
 
+    /// Prompt tokens for a step beside so many decodes.
+    pub fn tokens_beside(self, decodes: u32, pacing: Pacing) -> u32 {
+        let share = decodes.saturating_mul(pacing.tokens_per_decode);
+        let tokens = self.tokens_within(pacing.short_us).max(share).min(self.tokens_within(pacing.long_us));
+        let rows = tokens.saturating_add(decodes) / GRAIN * GRAIN;
+        rows.saturating_sub(decodes).max(pacing.least_tokens)
+    }
+
     /// Prompt tokens that a step of this length is expected to have time for.
-    pub fn tokens_within(self, us: u32) -> u32 {
-        if self.us == 0.0 { 0 } else { (self.tokens / self.us * f64::from(us)) as u32 / GRAIN * GRAIN }
+    fn tokens_within(self, us: u32) -> u32 {
+        if self.us == 0.0 { 0 } else { (self.tokens / self.us * f64::from(us)) as u32 }
     }
 }
 
@@ -44,7 +54,21 @@ mod tests {
         for _ in 0..50 {
             pace.learn(1024, 100_000);
         }
-        assert_eq!(pace.tokens_within(110_000), 1024);
+        assert_eq!(pace.tokens_within(110_000), 1126);
+    }
+
+    #[test]
+    fn decodes_make_room_between_a_short_step_and_a_long_one() {
+        let pacing = Pacing { least_tokens: 300, short_us: 25_000, tokens_per_decode: 32, long_us: 150_000 };
+        let mut pace = Pace::default();
+        assert_eq!(pace.tokens_beside(64, pacing), 300, "nothing is known yet");
+        pace.learn(4000, 100_000);
+        // 1,000 tokens are a short step, 6,000 a long one.
+        assert_eq!(
+            [1, 64, 128, 250].map(|decodes| pace.tokens_beside(decodes, pacing) + decodes),
+            [768, 2048, 4096, 6144]
+        );
+        assert_eq!(pace.tokens_beside(100, Pacing { short_us: 1, tokens_per_decode: 0, ..pacing }), 300);
     }
 
     #[test]

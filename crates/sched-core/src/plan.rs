@@ -20,10 +20,10 @@
 //! # Latency
 //!
 //! Decodes always fit (`max_num_batched_tokens >= max_num_seqs`) and go first. What prompts may add to a step that also
-//! decodes is bounded by `max_prefill_tokens_beside_decodes`, since all rows of a step wait for its longest part; where
-//! prompts are computed fast enough, by `prefill_us_beside_decodes` instead.
+//! decodes is bounded ([`BesideDecodes`]), since all rows of a step wait for its longest part.
 
 use crate::{
+    BesideDecodes,
     complete::{Flight, FlightRow},
     queue::Rank,
     scheduler::Scheduler,
@@ -94,7 +94,7 @@ impl Scheduler {
         let mut draft = self.new_draft();
         self.plan_decodes(&mut draft);
         if !draft.flight.rows.is_empty() {
-            draft.left = draft.left.min(self.most_beside_decodes());
+            draft.left = draft.left.min(self.most_beside(draft.flight.rows.len() as u32));
         }
         self.plan_chunks(&mut draft);
         self.start_waiting(&mut draft, now_us);
@@ -175,11 +175,12 @@ impl Scheduler {
         self.scratch.prefills = prefills;
     }
 
-    /// Prompt tokens that a step may compute while it also decodes.
-    fn most_beside_decodes(&self) -> u32 {
-        match self.config.max_prefill_tokens_beside_decodes {
-            bound if self.config.enable_chunked_prefill && bound > 0 => {
-                bound.max(self.pace.tokens_within(self.config.prefill_us_beside_decodes))
+    /// Prompt tokens that a step may compute beside so many decodes.
+    fn most_beside(&self, decodes: u32) -> u32 {
+        match self.config.beside_decodes {
+            BesideDecodes::AtMost(tokens) if self.config.enable_chunked_prefill => tokens,
+            BesideDecodes::Paced(pacing) if self.config.enable_chunked_prefill => {
+                self.pace.tokens_beside(decodes, pacing)
             }
             _ => u32::MAX,
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use proto::FinishReason;
-use sched_core::{End, Policy, ProtocolError};
+use sched_core::{BesideDecodes, End, Pacing, Policy, ProtocolError};
 
 #[test]
 fn a_request_from_start_to_end() {
@@ -39,7 +39,7 @@ fn a_request_from_start_to_end() {
 fn decodes_go_first_and_prompts_come_in_chunks() {
     let config = with(|c| {
         c.max_num_batched_tokens = 16;
-        c.max_prefill_tokens_beside_decodes = 6;
+        c.beside_decodes = BesideDecodes::AtMost(6);
         c.long_prefill_token_threshold = 12;
     });
     let mut scheduler = formed(config, 50);
@@ -58,8 +58,8 @@ fn prompts_beside_decodes_take_what_has_time() {
         c.max_num_batched_tokens = 2048;
         c.max_model_len = 4000;
         c.vocab_size = 9000;
-        c.max_prefill_tokens_beside_decodes = 100;
-        c.prefill_us_beside_decodes = 10_000;
+        let pacing = Pacing { least_tokens: 100, short_us: 5000, tokens_per_decode: 512, long_us: 11_000 };
+        c.beside_decodes = BesideDecodes::Paced(pacing);
     });
     let mut scheduler = formed(config, 9000);
     let timed = |scheduler: &mut Scheduler, compute_us| {
@@ -77,7 +77,7 @@ fn prompts_beside_decodes_take_what_has_time() {
     timed(&mut scheduler, 0);
     admit(&mut scheduler, stranger(4, 3000, 50));
     let beside = timed(&mut scheduler, 0);
-    assert_eq!(beside.last(), Some(&(0, 1024, 0)), "2048 tokens took twice the time that there is");
+    assert_eq!(beside.last(), Some(&(0, 1022, 0)), "512 for each of two decodes; four multiples of 256 rows in all");
 }
 
 #[test]

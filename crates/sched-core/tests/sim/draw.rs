@@ -2,7 +2,7 @@
 
 use super::{oracle, source::Source, worker::SALT_MARK};
 use proto::{RequestKey, Sampling, prompt::Kind};
-use sched_core::{Config, Pipeline, Policy};
+use sched_core::{BesideDecodes, Config, Pacing, Pipeline, Policy};
 
 /// Any possible configuration, in small numbers.
 pub fn config(source: &mut Source) -> Config {
@@ -18,8 +18,7 @@ pub fn config(source: &mut Source) -> Config {
         max_num_batched_tokens: least + source.below(24),
         max_model_len,
         long_prefill_token_threshold: optional(source, 9),
-        max_prefill_tokens_beside_decodes: optional(source, 9),
-        prefill_us_beside_decodes: optional(source, 9),
+        beside_decodes: beside_decodes(source),
         enable_chunked_prefill,
         enable_prefix_caching: !recurrent && source.chance(75),
         windows: windows(source),
@@ -33,6 +32,19 @@ pub fn config(source: &mut Source) -> Config {
         vocab_size: oracle::VOCAB,
         max_choices: 4,
         seed: 11,
+    }
+}
+
+fn beside_decodes(source: &mut Source) -> BesideDecodes {
+    match source.below(3) {
+        0 => BesideDecodes::Any,
+        1 => BesideDecodes::AtMost(source.between(1, 9)),
+        _ => BesideDecodes::Paced(Pacing {
+            least_tokens: source.between(1, 9),
+            short_us: source.below(9),
+            tokens_per_decode: source.below(9),
+            long_us: source.below(99),
+        }),
     }
 }
 

@@ -32,6 +32,9 @@ const LOADING: &str = "loading weights";
 /// A worker that fails before it has found the scheduler looks for it this long, so that clients are told why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// A compute thread that is told to end does so within this time, if it is not loading or waiting for the device.
+const ENDING: Duration = Duration::from_secs(2);
+
 /// Runs the worker until the process shuts down.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let fingerprint = match args.model_fingerprint.as_str() {
@@ -71,8 +74,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         }
     });
     let ended = ended.await;
-    // Ranks that wait for this one learn of its end at once.
-    worker.abort.abort();
+    worker.end().await;
     ended.unwrap_or(Ok(()))
 }
 
@@ -95,6 +97,17 @@ struct Worker {
 }
 
 impl Worker {
+    /// Ranks that wait for this one learn of its end at once. The compute thread ends before the process does, whose libraries it still
+    /// uses; but a device that may wait for a rank that is gone is not waited for.
+    async fn end(mut self) {
+        self.abort.abort();
+        drop(self.jobs);
+        let last_words = async { while self.replies.recv().await.is_some() {} };
+        if !self.spent && tokio::time::timeout(ENDING, last_words).await.is_err() {
+            warn!("the compute thread is busy and ends with the process");
+        }
+    }
+
     /// Without a scheduler, whatever group there was is void.
     fn disconnected(&mut self) {
         self.abort.abort();

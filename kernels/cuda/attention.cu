@@ -75,7 +75,7 @@ DEVICE void attend(const T* qkv, const Batch& batch, const Attention& layer, con
 #pragma unroll
     for (u32 part = 0; part < MOST_PER_THREAD; ++part) {
         u32 i = part * THREADS + threadIdx.x;
-        if (i < layer.v_dim) to[i] = Cast<T>::from(sums[part] / total);
+        if (i < layer.v_dim) to[i] = Cast<T>::from(sums[part] / total * layer.v_scale);
     }
 }
 

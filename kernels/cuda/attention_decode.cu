@@ -247,7 +247,7 @@ struct Decode {
             factor = exp2_fast(most - all);
             weight = weight * factor + exp2_fast(sink - all);
         }
-        factor /= weight;
+        factor *= attention.v_scale / weight;
         const size_t row = batch.first_row[at.sequence];
         u32* to = (u32*)(out + (row * attention.q_heads + q_head) * V_DIM + column);
         *(uint2*)to = make_uint2(Tensor<T>::pack(sum.x * factor, sum.y * factor), Tensor<T>::pack(sum.z * factor, sum.w * factor));

@@ -231,7 +231,7 @@ struct Prefill {
                 factor = exp2_fast(m[i] - all);
                 sum = sum * factor + exp2_fast(sink - all);
             }
-            factor /= sum;
+            factor *= attention.v_scale / sum;
             if (!valid[i]) continue;
             u32* to = (u32*)(out + ((size_t)row[i] * attention.q_heads + head[i]) * V_DIM + 2 * t);
 #pragma unroll

@@ -92,6 +92,19 @@ DEVICE u32 widen_pair(u32 x) {
 #endif
 }
 
+// A pair of elements of a 16-bit type as f16. What that cannot hold becomes its largest number.
+template <typename T>
+DEVICE u32 to_f16(u32 pair) {
+    const T* x = (const T*)&pair;
+    f32 y[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        y[i] = load(x[i]);
+        asm("min.NaN.f32 %0, %0, %1;\nmax.NaN.f32 %0, %0, %2;" : "+f"(y[i]) : "f"(65504.0f), "f"(-65504.0f));
+    }
+    return Tensor<f16>::pack(y[0], y[1]);
+}
+
 // 8 numbers of 8 bits as 16-bit floats, which hold them exactly.
 template <typename T>
 DEVICE uint4 widen(uint2 x) {

@@ -149,4 +149,5 @@ struct Attention {
     u32 block_size;
     u32 qkv_width;
     u32 v_stride; // elements from one token's value to the next: more than v_dim where values are the ends of keys
+    f32 v_scale; // what results are multiplied by: a cache of 8 bits keeps values divided by it (keys' factor is in `scale`)
 };

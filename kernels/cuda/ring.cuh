@@ -24,18 +24,8 @@ DEVICE u32 pair_of(u32 t, u32 second) { return 4 * t + 2 * second; }
 // the transposing load, so that even columns come first.
 DEVICE u32 column_of(u32 row) { return row < 8 ? 2 * row : 2 * row - 15; }
 
-// A pair of elements of queries. What f16 cannot hold becomes its largest number.
 template <typename T>
-DEVICE u32 as_operand(u32 pair) {
-    const T* x = (const T*)&pair;
-    f32 y[2];
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        y[i] = load(x[i]);
-        asm("min.NaN.f32 %0, %0, %1;\nmax.NaN.f32 %0, %0, %2;" : "+f"(y[i]) : "f"(65504.0f), "f"(-65504.0f));
-    }
-    return Tensor<f16>::pack(y[0], y[1]);
-}
+DEVICE u32 as_operand(u32 pair) { return to_f16<T>(pair); }
 
 // Elements 16 k .. of 16 keys.
 template <int WIDTH>

@@ -13,6 +13,7 @@ struct Layer {
     u32 v_dim;
     u32 block_size;
     u32 qkv_width;
+    f32 key_factor, value_factor; // what is stored is multiplied by them first
 };
 
 // Cosines [rotary_dim / 2], then as many sines. A product of f32, as in the reference implementations.
@@ -49,12 +50,12 @@ template <typename T, typename C> DEVICE void rope_and_cache(T* qkv, const Batch
     T* k = x + layer.q_heads * layer.dim;
     for (u32 i = threadIdx.x; i < layer.kv_heads * layer.dim; i += blockDim.x) {
         u64 head = block * layer.kv_heads + i / layer.dim;
-        keys[(head * layer.block_size + slot) * layer.dim + i % layer.dim] = Cast<C>::from(load(k[i]));
+        keys[(head * layer.block_size + slot) * layer.dim + i % layer.dim] = Cast<C>::from(load(k[i]) * layer.key_factor);
     }
     T* v = k + layer.kv_heads * layer.dim;
     for (u32 i = threadIdx.x; i < layer.kv_heads * layer.v_dim; i += blockDim.x) {
         u64 head = block * layer.kv_heads + i / layer.v_dim;
-        values[(head * layer.block_size + slot) * layer.v_dim + i % layer.v_dim] = Cast<C>::from(load(v[i]));
+        values[(head * layer.block_size + slot) * layer.v_dim + i % layer.v_dim] = Cast<C>::from(load(v[i]) * layer.value_factor);
     }
 }
 
@@ -70,12 +71,13 @@ template <typename T> DEVICE Piece<T> load_piece(const T* from) {
     return piece;
 }
 
-template <typename T> DEVICE void store_piece(T* to, const Piece<T>& piece) { *(uint4*)to = piece.bits; }
-template <typename T> DEVICE void store_piece(e4m3* to, const Piece<T>& piece) {
+// Into a cache; only one of 8 bits has a factor.
+template <typename T> DEVICE void store_piece(T* to, const Piece<T>& piece, f32) { *(uint4*)to = piece.bits; }
+template <typename T> DEVICE void store_piece(e4m3* to, const Piece<T>& piece, f32 factor) {
     uint2 bits;
     e4m3* narrow = (e4m3*)&bits;
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) narrow[i] = Cast<e4m3>::from(load(piece.x[i]));
+    for (u32 i = 0; i < 8; i++) narrow[i] = Cast<e4m3>::from(load(piece.x[i]) * factor);
     *(uint2*)to = bits;
 }
 
@@ -125,9 +127,9 @@ DEVICE void norm_head(f32 (&x)[16], const HeadNorm& norm, u32 low, u32 high, u32
     }
 }
 
-// Eight pairs, in place, and to `cache` if that is not null; after the norm, if there is one.
+// Eight pairs, in place, and to `cache`, times a factor, if that is not null; after the norm, if there is one.
 template <typename T, typename C>
-DEVICE void rotate(T* head, C* cache, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
+DEVICE void rotate(T* head, C* cache, f32 factor, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
     u32 low = interleaved ? 2 * pair : pair, high = interleaved ? low + 8 : pair + half;
     Piece<T> a = load_piece(head + low), b = load_piece(head + high);
     f32 x[16];
@@ -153,8 +155,8 @@ DEVICE void rotate(T* head, C* cache, const f32* angles, u32 half, u32 pair, boo
     *(uint4*)(head + low) = a.bits;
     *(uint4*)(head + high) = b.bits;
     if (cache) {
-        store_piece(cache + low, a);
-        store_piece(cache + high, b);
+        store_piece(cache + low, a, factor);
+        store_piece(cache + high, b, factor);
     }
 }
 
@@ -186,16 +188,16 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
         u32 head = i / turns;
         C* cache = head < layer.q_heads ? (C*)0 : cached(keys, head - layer.q_heads, layer.dim);
         const HeadNorm* norm = !norms ? (const HeadNorm*)0 : head < layer.q_heads ? &norms->q : &norms->k;
-        if (layer.interleaved) rotate(x + head * layer.dim, cache, angles, half, i % turns * 8, true, norm);
-        else rotate(x + head * layer.dim, cache, angles, half, i % turns * 8, false, norm);
+        if (layer.interleaved) rotate(x + head * layer.dim, cache, layer.key_factor, angles, half, i % turns * 8, true, norm);
+        else rotate(x + head * layer.dim, cache, layer.key_factor, angles, half, i % turns * 8, false, norm);
     }
     for (u32 i = threadIdx.x; i < layer.kv_heads * rest; i += blockDim.x) {
         u32 head = i / rest, at = layer.rotary_dim + i % rest * 8;
-        store_piece(cached(keys, head, layer.dim) + at, load_piece(k + head * layer.dim + at));
+        store_piece(cached(keys, head, layer.dim) + at, load_piece(k + head * layer.dim + at), layer.key_factor);
     }
     for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
         u32 head = i / pieces, at = i % pieces * 8;
-        store_piece(cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at));
+        store_piece(cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at), layer.value_factor);
     }
 }
 

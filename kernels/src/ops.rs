@@ -13,7 +13,7 @@ mod recording;
 mod recurrent;
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
-pub use attention::{Attention, Heads, KvShape, Rope, RopeStyle};
+pub use attention::{Attention, Heads, KvScales, KvShape, Rope, RopeStyle};
 pub use handles::{Act, ExpertChoice, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::HostMatrix;
 pub use mixture::{ExpertGroups, GatedExperts, RouterScore, Routing};

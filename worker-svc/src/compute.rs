@@ -247,7 +247,9 @@ pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result
         );
     }
     if args.kv_cache_dtype == CachePrecision::Fp8E4m3 {
-        info!("keys and values are kept in 8-bit floats (fp8_e4m3), with a scale of 1");
+        info!(
+            "keys and values are kept in 8-bit floats (fp8_e4m3), with the scales of the checkpoint where it has some, else 1"
+        );
     }
     model.allocate(Memory {
         num_blocks: num_blocks as usize,

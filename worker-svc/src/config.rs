@@ -146,13 +146,13 @@ pub enum Precision {
 /// What keys and values are kept in.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePrecision {
-    /// What is computed in.
+    /// What is computed in, or what the checkpoint is quantised for.
     Auto,
     /// bfloat16, where that is computed in.
     Bfloat16,
     /// IEEE half, where that is computed in.
     Float16,
-    /// 8-bit floats with 4 bits of exponent, unscaled.
+    /// 8-bit floats with 4 bits of exponent, with a checkpoint's scales or a scale of 1.
     #[value(name = "fp8_e4m3", alias = "fp8")]
     Fp8E4m3,
 }

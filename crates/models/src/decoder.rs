@@ -6,7 +6,8 @@
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{
-    Act, Backend, Batch, DType, DeviceMemory, Epilogue, KvLayer, Norm, Place, Recordable, RowSelection, Timing,
+    Act, Backend, Batch, DType, DeviceMemory, Epilogue, KvLayer, KvScales, Norm, Place, Recordable, RowSelection,
+    Timing,
 };
 use model_spec::{ModelSpec, Residual};
 
@@ -29,6 +30,8 @@ pub(crate) struct Decoder {
     limits: Limits,
     /// Element type of keys and values.
     cache: DType,
+    /// Of each layer's.
+    scales: Vec<KvScales>,
     backend: Box<dyn Backend>,
     network: Network,
     acts: Acts,
@@ -62,6 +65,8 @@ pub(crate) struct Parts {
     pub shard: Shard,
     pub limits: Limits,
     pub cache: DType,
+    /// Of each layer's keys and values.
+    pub scales: Vec<KvScales>,
     pub backend: Box<dyn Backend>,
     pub network: Network,
     pub buffers: Buffers,
@@ -69,7 +74,7 @@ pub(crate) struct Parts {
 
 impl Decoder {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { spec, shard, limits, cache, mut backend, network, buffers } = parts;
+        let Parts { spec, shard, limits, cache, scales, mut backend, network, buffers } = parts;
         let acts = Acts::new(&spec, &network, limits, buffers, &mut *backend);
         let host_logits = match (shard.size, acts.all_logits) {
             (1, _) | (_, Some(_)) => HostLogits::default(),
@@ -80,6 +85,7 @@ impl Decoder {
             shard,
             limits,
             cache,
+            scales,
             backend,
             network,
             acts,
@@ -120,8 +126,9 @@ impl Decoder {
         let keeps = self.keeps();
         let arrangement = cache::arrange(&keeps);
         self.memories = arrangement.memories.iter().map(|tokens| self.backend.new_kv(tokens.kv_shape(pool))).collect();
-        for (layer, (keeps, place)) in self.network.layers.iter_mut().zip(keeps.iter().zip(arrangement.places)) {
-            let kv = place.map(|place| KvLayer { table: place.group as u32, ..self.memories[place.memory] });
+        let layers = self.network.layers.iter_mut().zip(&self.scales);
+        for ((layer, &scales), (keeps, place)) in layers.zip(keeps.iter().zip(arrangement.places)) {
+            let kv = place.map(|place| KvLayer { table: place.group as u32, scales, ..self.memories[place.memory] });
             let states = keeps.states.iter().map(|&len| self.backend.new_state(max_sequences, len)).collect();
             layer.mixer.take(Kept { kv, states });
         }

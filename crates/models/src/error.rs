@@ -36,6 +36,16 @@ pub enum LoadError {
         /// What is computed in.
         compute: &'static str,
     },
+    /// A scale of cached keys or values that cannot be honoured.
+    #[error(
+        "tensor {tensor:?} scales a KV cache of 8-bit floats: {reason}; --kv-cache-dtype bfloat16 or float16 does without"
+    )]
+    CacheScale {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// A tensor that the architecture needs is in no file.
     #[error("tensor {tensor:?} is in no weight file of {}{}; do config.json and weights belong together?",
             dir.display(), nearest.as_ref().map(|n| format!(" (nearest name: {n:?})")).unwrap_or_default())]

@@ -2,18 +2,18 @@
 
 use std::path::Path;
 
-use kernels::ops::{Backend, DType};
+use kernels::ops::{Backend, DType, KvScales};
 use model_files::Format;
 use model_spec::{FloatType, ModelKind, ModelSpec};
 
 use crate::acts::Buffers;
-use crate::arch::{self, Blueprint};
+use crate::arch::{self, Blueprint, quantization};
 use crate::decoder::{Decoder, Parts};
 use crate::error::LoadError;
 use crate::model::Model;
 use crate::network;
 use crate::tp::Shard;
-use crate::weights::{Checkpoint, Dummy, Loader, Measure, Weights};
+use crate::weights::{Checkpoint, Dummy, Loader, Measure, Weights, cache_scales};
 
 /// How to load a model.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct LoadOptions {
     /// What to compute in; absent: as `config.json` says, else f32. `F32` is exact on the stored weights;
     /// the 16-bit types round weights stored otherwise, and may round the inputs of products.
     pub dtype: Option<DType>,
-    /// The KV cache's element type; absent: what is computed in.
+    /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed in.
     pub kv_cache_dtype: Option<DType>,
     /// This process among the ranks of a tensor-parallel group.
     pub tp_rank: usize,
@@ -114,6 +114,12 @@ pub fn load(
         LoadFormat::Gguf => stored(Some(Format::Gguf))?,
         LoadFormat::Dummy => Box::new(Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) }),
     };
+    let cache = cache_type(options, compute, quantization::keeps_fp8(dir)?)?;
+    // In a cache that holds what is computed, numbers need no scale.
+    let scales = match cache {
+        DType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
+        _ => vec![KvScales::default(); spec.layers.len()],
+    };
     let mut measure = Measure { weights: &*weights, bytes: 0 };
     network::build(&spec, &names, shard, &mut measure)?;
     let bytes_total = measure.bytes;
@@ -132,17 +138,16 @@ pub fn load(
     };
     let network = network::build(&spec, &names, shard, &mut loader)?;
     let (weight_bytes, buffers) = (loader.resident, loader.buffers);
-    let cache = cache_type(options, compute)?;
-    let parts = Parts { spec, shard, limits, cache, backend, network, buffers };
+    let parts = Parts { spec, shard, limits, cache, scales, backend, network, buffers };
     let decoder = Decoder::new(parts);
     decoder.check_device().map_err(|fault| LoadError::Device(fault.to_string()))?;
     Ok(Model::decoder(decoder, weight_bytes))
 }
 
-/// Keys and values are kept as they are computed, or in 8-bit floats.
-fn cache_type(options: &LoadOptions, compute: DType) -> Result<DType, LoadError> {
+/// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless something else is asked for.
+fn cache_type(options: &LoadOptions, compute: DType, quantised: bool) -> Result<DType, LoadError> {
     match options.kv_cache_dtype {
-        None => Ok(compute),
+        None => Ok(if quantised { DType::E4m3 } else { compute }),
         Some(asked) if asked == compute || asked == DType::E4m3 => Ok(asked),
         Some(asked) => Err(LoadError::CacheType { asked: asked.name(), compute: compute.name() }),
     }

@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
 use super::attention_decode::{self, Scratch};
-use super::attention_prefill::{self, Counter};
+use super::attention_prefill::{self, Counter, Hopper};
 use super::batch::{Batch, Rows};
 use super::device::{Device, Name, Shape, args};
 use super::rope_and_cache::Kv;
@@ -32,12 +32,16 @@ pub(crate) struct Layer {
     block_size: u32,
     qkv_width: u32,
     v_stride: u32,
+    v_scale: f32,
 }
 
 /// A layer's attention with its vectors looked up: null for none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
+    /// Its scale holds that of keys.
     pub(crate) layer: ops::Attention,
+    /// What stored values are multiplied by.
+    pub(crate) value_scale: f32,
     pub(crate) sinks: CUdeviceptr,
     pub(crate) alibi: CUdeviceptr,
 }
@@ -86,7 +90,8 @@ impl Attention {
             self.scratch = Scratch::new(device).zip(Counter::new(device));
         }
         let Some((scratch, counter)) = &self.scratch else { return true };
-        (!batch.has(Rows::Several) || attention_prefill::run(device, counter, tensors, layer, kv.maps.as_ref(), batch))
+        (!batch.has(Rows::Several)
+            || attention_prefill::run(device, counter, tensors, layer, Hopper::of(device, kv), batch))
             && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch))
     }
 }
@@ -112,6 +117,7 @@ fn layer(qkv: View, params: Params, batch: &Batch, kv: &Kv) -> Layer {
         block_size: kv.shape.block_size as u32,
         qkv_width: width as u32,
         v_stride: kv.value_stride() as u32,
+        v_scale: params.value_scale,
     }
 }
 

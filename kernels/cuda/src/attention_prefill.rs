@@ -4,9 +4,9 @@ use super::attention::{Layer, Tensors, narrow};
 use super::batch::Batch;
 use super::context::Memory;
 use super::device::{Device, Shape, args};
-use super::rope_and_cache::Maps;
-use super::special::Special;
-use kernels::ops::DType;
+use super::rope_and_cache::{Kv, Maps};
+use super::special::{HOPPER, Special};
+use kernels::ops::{DType, KvShape};
 
 /// Warps of a block of the general kernel, and keys of a tile.
 const WARPS: usize = 8;
@@ -29,8 +29,31 @@ pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize)) 
     Special::new("attention_prefill", dtype, &[&sizes, narrow(cache)].concat())
 }
 
-pub(crate) fn hopper_special(dtype: DType, dim: usize) -> Special {
-    Special::new("attention_prefill_hopper", dtype, &[("DIM", dim), ("STAGES", HOPPER_STAGES)])
+/// The same.
+pub(crate) fn hopper_special([dtype, cache]: [DType; 2], dim: usize) -> Special {
+    let sizes = [("DIM", dim), ("STAGES", HOPPER_STAGES)];
+    Special::new("attention_prefill_hopper", dtype, &[&sizes, narrow(cache)].concat())
+}
+
+/// How the Hopper kernel reads a cache.
+#[derive(Clone, Copy)]
+pub(crate) enum Hopper<'a> {
+    /// With the copy engine.
+    Maps(&'a Maps),
+    /// Numbers of 8 bits, by address.
+    Narrow,
+}
+
+impl<'a> Hopper<'a> {
+    /// None where the device has not what it needs, or the shape is not the kernel's.
+    pub(crate) fn of(device: &Device, kv: &'a Kv) -> Option<Self> {
+        let KvShape { head_dim, v_head_dim, block_size, dtype, .. } = kv.shape;
+        let narrow = dtype == DType::E4m3 && device.context.arch == HOPPER;
+        match &kv.maps {
+            Some(maps) => Some(Self::Maps(maps)),
+            None => (narrow && hopper_fits(head_dim, v_head_dim, block_size)).then_some(Self::Narrow),
+        }
+    }
 }
 
 /// What blocks of the Hopper kernel count their tiles with: zero between launches.
@@ -45,25 +68,36 @@ impl Counter {
     }
 }
 
-/// Queues attention of the sequences with several rows; false if that cannot be here. `maps`: where the device has what the
-/// Hopper kernel needs.
+/// Queues attention of the sequences with several rows; false if that cannot be here. `hopper`: where the Hopper kernel can.
 pub(crate) fn run(
     device: &mut Device,
     counter: &Counter,
     tensors: Tensors,
     layer: Layer,
-    maps: Option<&Maps>,
+    hopper: Option<Hopper<'_>>,
     batch: &Batch,
 ) -> bool {
     let Tensors { qkv, keys, values, cache, out } = tensors;
     let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
     let (heads, tiles) = (layer.kv_heads as usize, batch.tiles((layer.q_heads / layer.kv_heads) as usize, ROWS));
-    if let Some(maps) = maps.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
+    if let Some(hopper) = hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
         let blocks = device.context.multiprocessors.min(heads * tiles);
         let shape = Shape { grid: [blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dims.0) };
         let (tiles, counter) = (tiles as u32, counter.0.ptr);
-        let arguments = args![out.ptr, qkv.ptr, maps.keys, maps.values, batch.pointers, layer, LEAST, tiles, counter];
-        return device.launch_special(hopper_special(dtype, dims.0), shape, arguments);
+        let special = hopper_special([dtype, cache], dims.0);
+        let pointers = batch.pointers;
+        return match hopper {
+            Hopper::Maps(Maps { keys, values }) => device.launch_special(
+                special,
+                shape,
+                args![out.ptr, qkv.ptr, *keys, *values, pointers, layer, LEAST, tiles, counter],
+            ),
+            Hopper::Narrow => device.launch_special(
+                special,
+                shape,
+                args![out.ptr, qkv.ptr, keys, values, pointers, layer, LEAST, tiles, counter],
+            ),
+        };
     }
     let shared = shared(dims);
     if shared > device.context.shared_of_block {

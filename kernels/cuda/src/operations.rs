@@ -13,7 +13,9 @@ use kernels::ops::{
     self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpertChoice,
     GatedExperts, HeadColumns, Heads,
 };
-use kernels::ops::{HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Norm, Place, Rope, Routing, RowSelection};
+use kernels::ops::{
+    HostMatrix, KvLayer, KvScales, KvShape, Matrix, MatrixGroup, Norm, Place, Rope, Routing, RowSelection,
+};
 use kernels::ops::{Noise, Recordable, ScanInput, State, Table, Timing, Vector};
 
 /// The handle of the element just pushed.
@@ -101,7 +103,7 @@ impl Backend for CudaBackend {
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.device.bind();
         self.caches.push(Kv::new(&mut self.device, shape));
-        KvLayer { memory: newest(&self.caches), table: 0 }
+        KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default() }
     }
 
     fn new_state(&mut self, slots: usize, len: usize) -> State {
@@ -266,8 +268,8 @@ impl Backend for CudaBackend {
             (rope, frequencies.ptr())
         });
         self.batch.turn_to(kv.table);
-        let (qkv, kv) = (self.acts.view(qkv), &self.caches[kv.memory as usize]);
-        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, kv);
+        let (qkv, to) = (self.acts.view(qkv), (&self.caches[kv.memory as usize], kv.scales.inverse()));
+        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, to);
     }
 
     fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
@@ -276,7 +278,8 @@ impl Backend for CudaBackend {
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
-        let params = attention::Params { layer: attention, sinks, alibi };
+        let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
+        let params = attention::Params { layer, value_scale: kv.scales.value, sinks, alibi };
         self.batch.turn_to(kv.table);
         self.attention.run(&mut self.device, qkv, params, &self.batch, &self.caches[kv.memory as usize], out);
     }

@@ -10,7 +10,7 @@ use super::device::{Device, Name, Shape, args};
 use super::head_norms::QkNorms;
 use super::special::HOPPER;
 use super::tensor_map::tensor_map_of_groups;
-use kernels::ops::{DType, Heads, KvShape, Rope, RopeStyle};
+use kernels::ops::{DType, Heads, KvScales, KvShape, Rope, RopeStyle};
 
 /// K and V of one layer: `[block][kv head][token][dim]`.
 pub(crate) struct Kv {
@@ -115,6 +115,9 @@ struct Layer {
     v_dim: u32,
     block_size: u32,
     qkv_width: u32,
+    /// What keys and values are multiplied by before they are stored.
+    key_factor: f32,
+    value_factor: f32,
 }
 
 /// `rope` comes with where its frequencies are; `norms`, if any, are done first, where [`takes_norms`] says so.
@@ -125,7 +128,7 @@ pub(crate) fn rope_and_cache(
     rope: Option<(Rope, CUdeviceptr)>,
     norms: Option<QkNorms>,
     batch: &Batch,
-    kv: &Kv,
+    (kv, factors): (&Kv, KvScales),
 ) {
     let width = heads.q * heads.dim + kv.row_width();
     assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
@@ -143,6 +146,8 @@ pub(crate) fn rope_and_cache(
         v_dim: if kv.shape.shared { 0 } else { heads.v_dim as u32 },
         block_size: kv.shape.block_size as u32,
         qkv_width: width as u32,
+        key_factor: factors.key,
+        value_factor: factors.value,
     };
     let (keys, values) = kv.pointers();
     let shared = rotary_dim * size_of::<f32>();

@@ -68,7 +68,9 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
         Ring::of(cache, dim, dim).map(|ring| attention_decode::special([dtype, cache], (dim, dim), 1, ring))
     });
     let prefill = caches.iter().map(|&(cache, dim)| attention_prefill::special([dtype, cache], (dim, dim)));
-    let hopper = attention_prefill::HOPPER_DIMS.iter().map(|dim| attention_prefill::hopper_special(dtype, *dim));
+    let hopper = attention_prefill::HOPPER_DIMS
+        .iter()
+        .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_special([dtype, cache], *dim)));
     let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
     let hopper = hopper.chain(matmul_hopper::usual(dtype));
     let mut all: Vec<Special> = few

@@ -72,32 +72,31 @@ impl Kv {
         if self.paired { (dim / 2 * block_size + slot) * 2 + dim % 2 } else { dim * block_size + slot }
     }
 
-    /// Writes one token's key of a head, and its value where values are stored.
+    /// Writes one token's key of a head, and its value where values are stored, to a slot (block, and token inside it); each times a factor.
     ///
     /// # Safety
     /// Nobody else uses this token's slot meanwhile.
     pub(crate) unsafe fn write<E: Element>(
         &self,
-        block: u32,
-        slot: usize,
+        (block, slot): (u32, usize),
         head: usize,
-        key: &[f32],
-        value: Option<&[f32]>,
+        (key, key_factor): (&[f32], f32),
+        value: Option<(&[f32], f32)>,
     ) {
         let KvShape { block_size, head_dim, v_head_dim, .. } = self.shape;
         debug_assert!(slot < block_size && key.len() == head_dim);
         let keys = self.keys::<E>(block, head);
         for (dim, &x) in key.iter().enumerate() {
             // SAFETY: slot < block_size and the dimensions are the shape's, so all offsets are inside this head of this block.
-            unsafe { *keys.add(self.key_offset(slot, dim)) = E::encode(x) };
+            unsafe { *keys.add(self.key_offset(slot, dim)) = E::encode(x * key_factor) };
         }
-        let Some(value) = value else { return };
+        let Some((value, value_factor)) = value else { return };
         debug_assert!(value.len() == v_head_dim);
         let values = self.values::<E>(block, head);
         for (dim, &x) in value.iter().enumerate() {
             let at = if self.paired { (slot / 2 * v_head_dim + dim) * 2 + slot % 2 } else { slot * v_head_dim + dim };
             // SAFETY: as above.
-            unsafe { *values.add(at) = E::encode(x) };
+            unsafe { *values.add(at) = E::encode(x * value_factor) };
         }
     }
 

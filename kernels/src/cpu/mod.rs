@@ -42,7 +42,7 @@ pub use memory::{MachineMemory, available_memory, machine_memory};
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use crate::ops::{
     self, Act, Activation, Backend, Cols, DType, DeltaInput, Epilogue, ExpertChoice, HeadColumns, Heads, HostMatrix,
-    KvLayer,
+    KvLayer, KvScales,
 };
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
 use acts::Acts;
@@ -178,7 +178,7 @@ impl Backend for CpuBackend {
 
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.caches.push(kv::Kv::new(shape, self.isa));
-        KvLayer { memory: newest(&self.caches), table: 0 }
+        KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default() }
     }
 
     fn new_state(&mut self, slots: usize, len: usize) -> State {
@@ -330,8 +330,12 @@ impl Backend for CpuBackend {
             let table = self.angles.get(&rope, inv_freq, &self.batch.positions);
             rope_and_cache::Rotation { table, dim: rope.rotary_dim, style: rope.style }
         });
-        let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
-        rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, (kv, table));
+        let to = rope_and_cache::Target {
+            kv: &self.caches[kv.memory as usize],
+            table: kv.table,
+            factors: kv.scales.inverse(),
+        };
+        rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, to);
     }
 
     fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
@@ -339,7 +343,8 @@ impl Backend for CpuBackend {
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let params = attention::Params {
-            layer: attention,
+            layer: ops::Attention { scale: attention.scale * kv.scales.key, ..attention },
+            value_scale: kv.scales.value,
             sinks: lookup(&self.vectors, attention.sinks),
             alibi: lookup(&self.vectors, attention.alibi),
         };

@@ -5,7 +5,7 @@ use super::batch::Batch;
 use super::kv::Kv;
 use super::pool::Pool;
 use super::simd::{Bf16, E4m3, Element, F16, F32};
-use crate::ops::{DType, Heads, Rope, RopeStyle, Vector};
+use crate::ops::{DType, Heads, KvScales, Rope, RopeStyle, Vector};
 
 /// Cosines and sines of the step's positions, computed once per kind of rope and step; layers share them.
 #[derive(Default)]
@@ -70,6 +70,14 @@ pub(crate) struct Rotation<'a> {
     pub(crate) style: RopeStyle,
 }
 
+/// Where keys and values go: a memory, one of each sequence's tables, and what they are multiplied by before.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) kv: &'a Kv,
+    pub(crate) table: u32,
+    pub(crate) factors: KvScales,
+}
+
 /// See [`crate::ops::Backend::rope_and_cache`].
 pub(crate) fn rope_and_cache(
     pool: &mut Pool,
@@ -77,10 +85,10 @@ pub(crate) fn rope_and_cache(
     heads: Heads,
     rotation: Option<Rotation<'_>>,
     batch: &Batch,
-    (kv, table): (&Kv, u32),
+    to: Target<'_>,
 ) {
-    let shape = kv.shape;
-    let width = heads.q * heads.dim + kv.row_width();
+    let (shape, table) = (to.kv.shape, to.table);
+    let width = heads.q * heads.dim + to.kv.row_width();
     assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
     assert_eq!(
         (shape.kv_heads, shape.head_dim, shape.v_head_dim),
@@ -103,10 +111,10 @@ pub(crate) fn rope_and_cache(
         let position = sequence.start + row - sequence.first_row;
         let slot = (batch.blocks(sequence, table)[position / shape.block_size], position % shape.block_size);
         match shape.dtype {
-            DType::F32 => store::<F32>(qkv, heads, slot, kv),
-            DType::Bf16 => store::<Bf16>(qkv, heads, slot, kv),
-            DType::F16 => store::<F16>(qkv, heads, slot, kv),
-            DType::E4m3 => store::<E4m3>(qkv, heads, slot, kv),
+            DType::F32 => store::<F32>(qkv, heads, slot, to),
+            DType::Bf16 => store::<Bf16>(qkv, heads, slot, to),
+            DType::F16 => store::<F16>(qkv, heads, slot, to),
+            DType::E4m3 => store::<E4m3>(qkv, heads, slot, to),
         }
     });
 }
@@ -134,11 +142,11 @@ fn rotate(head: &mut [f32], rotation: Rotation<'_>, angles: &[f32]) {
 }
 
 /// Writes one row's k and v to its slot (block, and token inside it).
-fn store<E: Element>(qkv: &[f32], heads: Heads, slot: (u32, usize), kv: &Kv) {
+fn store<E: Element>(qkv: &[f32], heads: Heads, slot: (u32, usize), to: Target<'_>) {
     let (keys, values) = qkv[heads.q * heads.dim..].split_at(heads.kv * heads.dim);
     for (head, key) in keys.chunks_exact(heads.dim).enumerate() {
-        let value = (!kv.shape.shared).then(|| &values[head * heads.v_dim..][..heads.v_dim]);
+        let value = (!to.kv.shape.shared).then(|| &values[head * heads.v_dim..][..heads.v_dim]);
         // SAFETY: slots of different positions and sequences differ; the scheduler shares only full blocks, which nobody writes.
-        unsafe { kv.write::<E>(slot.0, slot.1, head, key, value) };
+        unsafe { to.kv.write::<E>(slot, head, (key, to.factors.key), value.map(|value| (value, to.factors.value))) };
     }
 }

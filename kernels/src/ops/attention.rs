@@ -72,3 +72,26 @@ pub struct KvShape {
     /// Element type.
     pub dtype: DType,
 }
+
+/// What a layer's keys and values are divided by before they are stored, and multiplied by when they are read: for caches of [`DType::E4m3`],
+/// whose numbers end at 448. Where values are a part of keys, both are the same.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct KvScales {
+    /// Of keys.
+    pub key: f32,
+    /// Of values.
+    pub value: f32,
+}
+
+impl Default for KvScales {
+    fn default() -> Self {
+        Self { key: 1.0, value: 1.0 }
+    }
+}
+
+impl KvScales {
+    /// What keys and values are multiplied by before they are stored.
+    pub fn inverse(self) -> Self {
+        Self { key: 1.0 / self.key, value: 1.0 / self.value }
+    }
+}

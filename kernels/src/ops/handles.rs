@@ -1,5 +1,7 @@
 //! Handles to what a backend holds: plain numbers that only the backend that gave them understands.
 
+use super::attention::KvScales;
+
 /// An activation buffer `[max_rows, width]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Act(pub u32);
@@ -26,10 +28,12 @@ pub struct ExpertChoice(pub u32);
 
 /// Paged K and V, and which of a sequence's block tables leads into it. Layers with different tables may share one memory, since no two
 /// tables name the same block.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct KvLayer {
     /// The memory; [`Backend::new_kv`](super::Backend::new_kv) gives it.
     pub memory: u32,
     /// Index into [`Sequence::tables`](super::Sequence::tables).
     pub table: u32,
+    /// Of the layer's keys and values.
+    pub scales: KvScales,
 }

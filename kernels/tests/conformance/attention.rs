@@ -1,7 +1,7 @@
 //! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention does on the side.
 
 use super::{Random, backends, check, check_relative, filled_in, poisoned};
-use kernels::ops::{Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Rope, RopeStyle, Sequence};
+use kernels::ops::{Attention, Backend, Batch, DType, Heads, KvLayer, KvScales, KvShape, Rope, RopeStyle, Sequence};
 
 /// A cache with sequences in it, and what was written there.
 pub struct World {
@@ -93,6 +93,8 @@ pub struct Extras {
     pub soft_cap: Option<f32>,
     pub sinks: Option<Vec<f32>>,
     pub alibi: Option<Vec<f32>>,
+    /// What the cache keeps keys and values divided by.
+    pub scales: KvScales,
 }
 
 /// One query head of one row, over a sequence's qkv rows `0 ..= position`, whose k and v are as the cache keeps them.
@@ -151,8 +153,12 @@ fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
     for part in case.parts {
         let mut rows: Vec<Vec<f32>> =
             (0..part.start + part.rows).map(|at| rounded_row(width, part.sequence, at, case.acts)).collect();
-        let cached = heads.q * heads.dim;
-        rows.iter_mut().for_each(|row| row[cached..].iter_mut().for_each(|x| *x = super::round(*x, case.dtype)));
+        let (keys, values) = (heads.q * heads.dim, (heads.q + heads.kv) * heads.dim);
+        for row in &mut rows {
+            let kept = |x: &mut f32, scale: f32| *x = super::round(*x * (1.0 / scale), case.dtype) * scale;
+            row[keys..values].iter_mut().for_each(|x| kept(x, case.extras.scales.key));
+            row[values..].iter_mut().for_each(|x| kept(x, case.extras.scales.value));
+        }
         all.extend(
             samples(part, heads)
                 .map(|(step, head)| reference(&rows[..=part.start + step], heads, head, scale, case.extras)),
@@ -178,7 +184,8 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
     let history: Vec<Part> = parts.iter().map(|part| Part { start: 0, rows: part.start, ..*part }).collect();
     for backend in backends {
         let backend = &mut **backend;
-        let world = World { acts, ..World::new(backend, heads, block_size, dtype, &lengths) };
+        let mut world = World { acts, ..World::new(backend, heads, block_size, dtype, &lengths) };
+        world.kv.scales = extras.scales;
         world.step(backend, &history, |sequence, position| rounded_row(width, sequence, position, acts));
         let qkv = world.step(backend, parts, |sequence, position| rounded_row(width, sequence, position, acts));
         let layer = Attention {
@@ -278,6 +285,24 @@ fn windows_caps_sinks_and_slopes() {
     for extras in &cases {
         for dtype in [DType::F32, DType::Bf16, DType::E4m3] {
             check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts: DType::F32, parts: &mix(), extras });
+        }
+    }
+}
+
+#[test]
+fn scales_of_keys_and_values() {
+    let mut backends = backends();
+    let scales = KvScales { key: 0.013, value: 0.3 };
+    for dim in [32, 64, 128] {
+        let (heads, sinks) = (Heads { q: 4, kv: 2, dim, v_dim: dim }, Some(vec![0.5, -2.0, 3.0, 0.0]));
+        for extras in &[
+            Extras { scales, ..Extras::default() },
+            Extras { scales, window: Some(50), sinks, soft_cap: Some(8.0), ..Extras::default() },
+        ] {
+            for acts in [DType::F32, DType::Bf16] {
+                let parts = &mix();
+                check_case(&mut backends, &Case { heads, block_size: 16, dtype: DType::E4m3, acts, parts, extras });
+            }
         }
     }
 }

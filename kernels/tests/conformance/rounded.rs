@@ -1,6 +1,6 @@
 //! Activations that a backend may round to 16 bits: the same operations, to 16-bit accuracy.
 
-use super::attention::{Case, Extras, check_case, mix};
+use super::attention::{Case, Extras, Part, check_case, mix};
 use super::{Random, backends, check, encode, filled, filled_in, host, round};
 use kernels::ops::{
     Activation, Backend, Batch, DType, Epilogue, Heads, KvShape, Norm, NormKind, Rope, RopeStyle, Sequence,
@@ -207,6 +207,28 @@ fn attention() {
                 let parts = &mix();
                 check_case(&mut backends, &Case { heads, block_size: 16, dtype: cache, acts: dtype, parts, extras });
             }
+        }
+    }
+}
+
+#[test]
+fn attention_of_several_tiles_in_bf16() {
+    attention_of_several_tiles(DType::Bf16);
+}
+
+#[test]
+fn attention_of_several_tiles_in_f16() {
+    attention_of_several_tiles(DType::F16);
+}
+
+fn attention_of_several_tiles(dtype: DType) {
+    let mut backends = backends();
+    let part = |sequence, start, rows| Part { sequence, start, rows };
+    let parts = &[part(0, 0, 150), part(1, 700, 70), part(2, 5, 1), part(3, 120, 9)];
+    for (dim, window) in [(64, None), (128, None), (128, Some(100))] {
+        let (heads, extras) = (Heads { q: 8, kv: 2, dim, v_dim: dim }, &Extras { window, ..Extras::default() });
+        for cache in caches(dtype) {
+            check_case(&mut backends, &Case { heads, block_size: 16, dtype: cache, acts: dtype, parts, extras });
         }
     }
 }

@@ -30,6 +30,7 @@ mod opt;
 mod parts;
 mod phi;
 mod phi3;
+pub(crate) mod quantization;
 mod qwen;
 mod qwen3_next;
 mod qwen_moe;
@@ -102,9 +103,6 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("Starcoder2ForCausalLM", starcoder2::starcoder2),
 ];
 
-/// Quantised weights that are unpacked as they are loaded: class names and `quant_method`.
-const UNPACKED: &[(&str, &str)] = &[("GptOssForCausalLM", "mxfp4")];
-
 type Architecture = fn(&Folder) -> Result<Blueprint, ConfigError>;
 
 /// What an architecture is told.
@@ -138,12 +136,7 @@ pub(crate) fn read(dir: &Path) -> Result<Blueprint, ConfigError> {
     let architecture = config.architecture()?;
     let found = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
     let Some((_, read)) = found else { return Err(unknown(&config, architecture)) };
-    if let Some(quantization) = config.object("quantization_config")?
-        && !UNPACKED.contains(&(&architecture, &quantization.text_or("quant_method", "")?))
-    {
-        return Err(quantization
-            .unsupported("quant_method", "quantised weights are not supported; use the bf16, f16 or f32 checkpoint"));
-    }
+    quantization::check(&config, &architecture)?;
     let eos_token_ids = eos_token_ids(dir, Some(&config))?;
     let dtype = config.float_type()?;
     read(&Folder { config, architecture, dtype, eos_token_ids })

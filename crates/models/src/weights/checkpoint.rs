@@ -1,12 +1,14 @@
 //! A model's weight files, whatever their format: finding their tensors and cutting slices out of them.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kernels::ops::DType;
 use model_files::{Format, WeightFiles};
 use model_spec::nearest;
 
+use super::cast::widen;
 use super::gguf::GgufFiles;
 use super::safetensors::SafetensorsFiles;
 use super::torch::TorchFiles;
@@ -150,5 +152,22 @@ impl Weights for Checkpoint {
             Cow::Owned(tensor) => Cow::Owned(slice.cut(&tensor, dtype.size()).into_owned()),
         };
         Ok(Chunk { dtype, bytes })
+    }
+
+    fn scalars(&self, ends: &[&str]) -> Result<BTreeMap<String, f32>, LoadError> {
+        let names = self.files.names().into_iter().filter(|name| ends.iter().any(|end| name.ends_with(end)));
+        names.map(|name| Ok((name.to_owned(), self.scalar(name)?))).collect()
+    }
+}
+
+impl Checkpoint {
+    fn scalar(&self, name: &str) -> Result<f32, LoadError> {
+        let (name, Stored { file, shape, dtype }) = self.stored(name)?;
+        let (file, tensor) = (file.to_owned(), name.to_owned());
+        if shape.iter().product::<usize>() != 1 {
+            return Err(LoadError::Shape { file, tensor, expected: vec![1], found: shape.to_vec() });
+        }
+        let dtype = dtype.map_err(|found| LoadError::ElementType { file, tensor, found })?;
+        Ok(widen(dtype, &self.files.bytes(name)?)[0])
     }
 }

@@ -1,5 +1,6 @@
 //! Loading: what is read, what is refused and how, random weights, and the echo model.
 
+mod cache_scales;
 mod torch;
 
 use std::path::Path;

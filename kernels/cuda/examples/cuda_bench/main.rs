@@ -1,6 +1,6 @@
 //! What each kernel of the CUDA backend takes at the shapes of some models, and its share of what the GPU could do.
 //!
-//! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [part ...]`, of [`PARTS`] and `mixture`
+//! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [part or model ...]`, of [`PARTS`], `mixture` and [`MODELS`]
 //!
 //! `library` or `own` as first word: products of many rows by cuBLASLt as it chooses itself, or by our own kernel wherever that can.
 //!
@@ -79,8 +79,11 @@ fn main() -> Result<(), String> {
     let mut bench = Bench::open(memory * 1e12, tensor * 1e12, products)?;
     println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
     let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
+    let models: Vec<&Model> = MODELS.iter().filter(|model| named.iter().any(|word| word == model.name)).collect();
+    let models = if models.is_empty() { MODELS.iter().collect() } else { models };
+    let named: Vec<String> = named.into_iter().filter(|word| MODELS.iter().all(|model| word != model.name)).collect();
     let wanted = |name: &str| named.is_empty() || named.iter().any(|word| word == name);
-    for model in &MODELS {
+    for model in models {
         for (_, part) in PARTS.iter().filter(|(name, _)| wanted(name)) {
             part(&mut bench, model);
         }

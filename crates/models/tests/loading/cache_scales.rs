@@ -1,0 +1,107 @@
+//! Scales of cached keys and values, and checkpoints that are quantised as far as their cache goes.
+
+use super::*;
+
+const KEY: &str = "self_attn.k_scale";
+const VALUE: &str = "self_attn.v_scale";
+
+/// A checkpoint whose layers all have these tensors of one element.
+fn checkpoint(config: &str, scales: &[(&str, f32)]) -> tempfile::TempDir {
+    let (dir, mut tensors) = (folder(config), tensors());
+    for (layer, (name, scale)) in (0..2).flat_map(|layer| scales.iter().map(move |scale| (layer, scale))) {
+        let bytes = scale.to_le_bytes().to_vec();
+        tensors.push((format!("model.layers.{layer}.{name}"), Tensor { shape: vec![], dtype: Dtype::F32, bytes }));
+    }
+    write(dir.path(), "model.safetensors", &tensors);
+    dir
+}
+
+/// All logits with such a cache.
+fn with_cache(dir: &tempfile::TempDir, kv_cache_dtype: Option<DType>) -> Vec<f32> {
+    let options = LoadOptions { kv_cache_dtype, ..options(LoadFormat::Auto, (0, 1)) };
+    logits(&mut load(dir.path(), &options).expect("loads").0, &mut Solo)
+}
+
+/// The largest distance of two lists, as a share of the largest number.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    let largest = |values: &mut dyn Iterator<Item = f32>| values.map(f32::abs).fold(0.0, f32::max);
+    largest(&mut a.iter().zip(b).map(|(a, b)| a - b)) / largest(&mut b.iter().copied())
+}
+
+#[test]
+fn scales_are_honoured() {
+    let narrow = Some(DType::E4m3);
+    let plain = with_cache(&checkpoint(CONFIG, &[]), narrow);
+    // Powers of two change no mantissa: what is divided by them is multiplied again.
+    for names in [
+        [KEY, VALUE],
+        ["self_attn.attn.k_scale", "self_attn.attn.v_scale"],
+        ["self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"],
+    ] {
+        let scaled = with_cache(&checkpoint(CONFIG, &[(names[0], 0.125), (names[1], 0.25)]), narrow);
+        assert!(distance(&scaled, &plain) < 0.02, "{names:?}: {}", distance(&scaled, &plain));
+    }
+    // Numbers end at 448: with so small a scale hardly anything is left of keys, or of values.
+    for scales in [vec![(KEY, 1e-4), (VALUE, 1.0)], vec![(KEY, 1.0), (VALUE, 1e-4)], vec![("self_attn.kv_scale", 1e-4)]]
+    {
+        let cut = with_cache(&checkpoint(CONFIG, &scales), narrow);
+        assert!(distance(&cut, &plain) > 0.05, "{scales:?}: {}", distance(&cut, &plain));
+    }
+}
+
+#[test]
+fn a_cache_of_what_is_computed_needs_none() {
+    let (plain, scaled) = (checkpoint(CONFIG, &[]), checkpoint(CONFIG, &[(KEY, 1e-4), (VALUE, 1e-4)]));
+    assert_eq!(with_cache(&scaled, None), with_cache(&plain, None));
+}
+
+#[test]
+fn scales_that_cannot_be_honoured_are_refused() {
+    let refused = |scales: &[(&str, f32)]| {
+        let options = LoadOptions { kv_cache_dtype: Some(DType::E4m3), ..options(LoadFormat::Auto, (0, 1)) };
+        refusal(load(checkpoint(CONFIG, scales).path(), &options))
+    };
+    for (scales, word) in [
+        (vec![(KEY, 0.0)], "positive"),
+        (vec![(KEY, f32::NAN)], "positive"),
+        (vec![(VALUE, 1.0)], "no scale of keys"),
+        (vec![("mlp.k_scale", 1.0)], "no layer"),
+    ] {
+        let message = refused(&scales);
+        assert!(message.contains(word) && message.contains(scales[0].0), "{message}");
+    }
+}
+
+/// `CONFIG` with a `quantization_config`.
+fn quantised(text: &str) -> String {
+    format!("{}, \"quantization_config\": {text}}}", CONFIG.trim_end().trim_end_matches('}'))
+}
+
+#[test]
+fn a_checkpoint_may_be_quantised_as_far_as_its_cache_goes() {
+    let config = quantised(
+        r#"{"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme":
+            {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": false, "symmetric": true}}"#,
+    );
+    let scales = [(KEY, 0.125), (VALUE, 0.25)];
+    let (dir, plain) = (checkpoint(&config, &scales), checkpoint(CONFIG, &scales));
+    assert_eq!(with_cache(&dir, None), with_cache(&plain, Some(DType::E4m3)), "fp8 is what auto means");
+    assert_eq!(with_cache(&dir, Some(DType::F32)), with_cache(&plain, None));
+}
+
+#[test]
+fn other_quantisations_are_refused() {
+    for (text, word) in [
+        (
+            r#"{"quant_method": "compressed-tensors", "config_groups": {"a": {}}, "kv_cache_scheme": {}}"#,
+            "quant_method",
+        ),
+        (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 4}}"#, "kv_cache_scheme"),
+        (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"strategy": "attn_head"}}"#, "attn_head"),
+        (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"dynamic": true}}"#, "dynamic"),
+        (r#"{"quant_method": "fp8"}"#, "quant_method"),
+    ] {
+        let message = refusal(load(folder(&quantised(text)).path(), &options(LoadFormat::Dummy, (0, 1))));
+        assert!(message.contains(word), "{message}");
+    }
+}

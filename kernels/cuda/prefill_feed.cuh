@@ -1,0 +1,66 @@
+// How keys and values that lie in the cache as products take them reach a block of `attention_prefill_hopper.cu`: by the copy engine, page by
+// page. One warp feeds keys, one values, two queries.
+#pragma once
+#include "prefill_block.cuh"
+
+// A layer's keys, or values.
+typedef const TensorMap* Pages;
+
+struct Feeder : PrefillBlock {
+    // Registers of a thread that feeds, and of one that computes.
+    static const u32 FEED_REGISTERS = 40, COMPUTE_REGISTERS = 232;
+
+    // Where this lane's page of a tile of keys begins in the cache's matrix of rows; past its end, where zeros come from, if nobody sees it.
+    DEVICE u32 page(const Tile& tile, u32 index) const {
+        const u32 block_size = attention.block_size, first = (tile.first_tile + index) * KEYS + threadIdx.x % 32 * block_size;
+        const bool seen = threadIdx.x % 32 < KEYS / block_size && first < tile.end && first + block_size > tile.begin;
+        if (!seen) return 0x7fffff00u;
+        return (batch.blocks[tile.first_block + first / block_size] * attention.kv_heads + tile.kv_head) * block_size;
+    }
+
+    DEVICE void feed(const TensorMap* map, const Tile& tile, u32 shared, u32 full, u32 empty, Place& at) const {
+        const u32 lane = threadIdx.x % 32, pages = KEYS / attention.block_size;
+        u32 row = page(tile, 0);
+        wait_for_inputs();
+        for (u32 index = 0; index < tile.tiles; index++) {
+            // Looked up while the stage is still in use.
+            const u32 next = index + 1 < tile.tiles ? page(tile, index + 1) : 0;
+            barrier_wait(empty + 8 * at.stage, at.parity ^ 1);
+            if (lane == 0) barrier_expect(full + 8 * at.stage, TILE_BYTES);
+            __syncwarp();
+            if (lane < pages) {
+                const u32 to = shared + at.stage * TILE_BYTES + lane * attention.block_size / 8 * GROUP_BYTES;
+                copy_rows(to, map, row / 8, full + 8 * at.stage);
+            }
+            __syncwarp();
+            row = next;
+            at.next();
+        }
+    }
+
+    DEVICE void feed_queries(const T* qkv, const Tile& tile, u32 turn) const {
+        barrier_wait(empty_q, turn % 2 ^ 1);
+        wait_for_inputs();
+#pragma unroll 4
+        for (u32 i = threadIdx.x % QUERY_THREADS; i < ROWS * DIM / 8; i += QUERY_THREADS) {
+            const u32 row = i / (DIM / 8), piece = i % (DIM / 8);
+            copy_async(query_at(row, piece), query_from(qkv, tile, row, piece), true);
+        }
+        copy_commit();
+        copy_wait<0>();
+        publish_shared();
+        barrier_arrive(full_q);
+    }
+
+    // For the four warps of the first group.
+    DEVICE void run(Pages keys, Pages values, const T* qkv, u32* counter, u32 items) const {
+        const u32 warp = threadIdx.x / 32;
+        Place at = {0, 0};
+        if (warp == 0)
+            lead(counter, items, [&](const Tile& tile, u32) { feed(keys, tile, shared_k, full_k, empty_k, at); });
+        else if (warp == 1)
+            follow([&](const Tile& tile, u32) { feed(values, tile, shared_v, full_v, empty_v, at); });
+        else
+            follow([&](const Tile& tile, u32 turn) { feed_queries(qkv, tile, turn); });
+    }
+};

@@ -37,7 +37,7 @@ pub struct LoadOptions {
     pub max_rows: usize,
     /// Most rows of a step whose logits are wanted.
     pub max_logit_rows: usize,
-    /// Threads that unpack quantised weights.
+    /// Threads that unpack quantised weights, and put together what lies in pieces.
     pub threads: usize,
 }
 

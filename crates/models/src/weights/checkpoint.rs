@@ -19,7 +19,7 @@ use crate::error::LoadError;
 pub(crate) struct Checkpoint {
     model: PathBuf,
     files: Box<dyn Files>,
-    /// How many unpack what is quantised.
+    /// How many unpack what is quantised, and put together what lies in pieces.
     threads: usize,
 }
 
@@ -121,7 +121,8 @@ impl Checkpoint {
     fn unpack(&self, slice: &Slice, packed: &Packed) -> Result<Chunk<'_>, LoadError> {
         let (blocks, scales) = (self.files.bytes(&packed.blocks)?, self.files.bytes(&packed.scales)?);
         if let Some(whole) = slice.in_blocks(mxfp4::BLOCK) {
-            let (blocks, scales) = (whole.cut(&blocks, mxfp4::BLOCK_BYTES), whole.cut(&scales, 1));
+            let (blocks, scales) =
+                (whole.cut(&blocks, mxfp4::BLOCK_BYTES, self.threads), whole.cut(&scales, 1, self.threads));
             return Ok(Chunk { dtype: DType::Bf16, bytes: Cow::Owned(mxfp4::decode(&blocks, &scales, self.threads)) });
         }
         let (index, count) = slice.place.stack.map_or((0, 1), |stack| (stack.index, stack.count));
@@ -129,7 +130,10 @@ impl Checkpoint {
         let bytes = mxfp4::decode(&blocks[mine(&blocks)], &scales[mine(&scales)], self.threads);
         let mut alone = slice.clone();
         alone.place.stack = None;
-        Ok(Chunk { dtype: DType::Bf16, bytes: Cow::Owned(alone.cut(&bytes, DType::Bf16.size()).into_owned()) })
+        Ok(Chunk {
+            dtype: DType::Bf16,
+            bytes: Cow::Owned(alone.cut(&bytes, DType::Bf16.size(), self.threads).into_owned()),
+        })
     }
 }
 
@@ -147,9 +151,9 @@ impl Weights for Checkpoint {
         }
         let (name, dtype) = self.checked(slice)?;
         let bytes = match self.files.bytes(name)? {
-            Cow::Borrowed(tensor) => slice.cut(tensor, dtype.size()),
+            Cow::Borrowed(tensor) => slice.cut(tensor, dtype.size(), self.threads),
             Cow::Owned(tensor) if slice.is_whole() => Cow::Owned(tensor),
-            Cow::Owned(tensor) => Cow::Owned(slice.cut(&tensor, dtype.size()).into_owned()),
+            Cow::Owned(tensor) => Cow::Owned(slice.cut(&tensor, dtype.size(), self.threads).into_owned()),
         };
         Ok(Chunk { dtype, bytes })
     }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::Slice;
+use super::spread::spread;
 
 /// A weight inside a stored tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -131,44 +132,48 @@ impl Slice {
         })
     }
 
-    /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one piece.
-    pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize) -> Cow<'a, [u8]> {
+    /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one piece, else put together by
+    /// so many threads.
+    pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize, threads: usize) -> Cow<'a, [u8]> {
         let tensor = self.place.stack.map_or(tensor, |stack| {
             let each = tensor.len() / stack.count;
             &tensor[stack.index * each..][..each]
         });
-        if self.place.transposed && self.shape.len() == 2 {
-            return Cow::Owned(self.cut_transposed(tensor, element));
+        let transposed = self.place.transposed && self.shape.len() == 2;
+        if let Some(rows) = self.one_run().filter(|_| !transposed) {
+            let width = self.width() * element;
+            return Cow::Borrowed(&tensor[rows.start * width..rows.end * width]);
         }
-        let width = self.width() * element;
-        let mut runs = self.place.rows.runs(self.rows.clone()).peekable();
-        let whole_rows = self.cols.len() == self.width();
-        let first = runs.next().unwrap_or(0..0);
-        if whole_rows && runs.peek().is_none() {
-            return Cow::Borrowed(&tensor[first.start * width..first.end * width]);
-        }
-        let mut bytes = Vec::with_capacity(self.elements() * element);
-        for run in std::iter::once(first).chain(runs) {
-            if whole_rows {
-                bytes.extend_from_slice(&tensor[run.start * width..run.end * width]);
-                continue;
+        let row_bytes = self.cols.len() * element;
+        let mut bytes = vec![0; self.rows.len() * row_bytes];
+        spread(&mut bytes, row_bytes.max(1), threads, |first, part| {
+            for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+                let row = self.place.rows.stored(self.rows.start + first + row);
+                if transposed {
+                    self.copy_column(tensor, row, element, out);
+                } else {
+                    let start = (row * self.width() + self.cols.start) * element;
+                    out.copy_from_slice(&tensor[start..start + row_bytes]);
+                }
             }
-            for start in run.map(|row| row * width) {
-                bytes.extend_from_slice(&tensor[start + self.cols.start * element..start + self.cols.end * element]);
-            }
-        }
+        });
         Cow::Owned(bytes)
     }
 
-    fn cut_transposed(&self, tensor: &[u8], element: usize) -> Vec<u8> {
+    /// The stored rows that the slice consists of, where it is whole rows in one run.
+    fn one_run(&self) -> Option<Range<usize>> {
+        let mut runs = self.place.rows.runs(self.rows.clone());
+        let first = runs.next().unwrap_or(0..0);
+        (self.cols.len() == self.width() && runs.next().is_none()).then_some(first)
+    }
+
+    /// A row of a weight that is stored `[in, out]`.
+    fn copy_column(&self, tensor: &[u8], row: usize, element: usize, out: &mut [u8]) {
         let stride = self.place.rows.stored_len(self.shape[0]);
-        let mut bytes = Vec::with_capacity(self.elements() * element);
-        for row in self.rows.clone().map(|row| self.place.rows.stored(row)) {
-            for start in self.cols.clone().map(|col| (col * stride + row) * element) {
-                bytes.extend_from_slice(&tensor[start..start + element]);
-            }
+        for (col, out) in self.cols.clone().zip(out.chunks_exact_mut(element)) {
+            let start = (col * stride + row) * element;
+            out.copy_from_slice(&tensor[start..start + element]);
         }
-        bytes
     }
 }
 
@@ -183,7 +188,19 @@ mod tests {
         let [rows, cols] = part;
         let slice = Slice { place, shape: shape.to_vec(), rows, cols, role: Role::Matrix };
         let tensor: Vec<u8> = (0..slice.stored_shape().iter().product::<usize>() as u8).collect();
-        assert_eq!(&*slice.cut(&tensor, 1), expected, "{slice:?}");
+        assert_eq!(&*slice.cut(&tensor, 1, 2), expected, "{slice:?}");
+    }
+
+    #[test]
+    fn threads_cut_alike() {
+        // Long enough to be divided.
+        let (place, shape) = (Place::from("t".to_owned()), vec![1500, 600]);
+        let tensor: Vec<u8> = (0..2 * 1500 * 600_usize).map(|i| (i * 31 + i / 251) as u8).collect();
+        for transposed in [false, true] {
+            let place = Place { transposed, ..place.clone() };
+            let slice = Slice { place, shape: shape.clone(), rows: 3..1490, cols: 100..500, role: Role::Matrix };
+            assert!(slice.cut(&tensor, 2, 1) == slice.cut(&tensor, 2, 4));
+        }
     }
 
     #[test]
@@ -209,7 +226,7 @@ mod tests {
             let cols = shape.get(1).copied().unwrap_or(1);
             let slice = Slice { place, shape: shape.to_vec(), rows: 0..shape[0], cols: 0..cols, role: Role::Matrix };
             let all: usize = slice.stored_shape().iter().product();
-            (slice.cut(&tensor[..all], 1).into_owned(), slice)
+            (slice.cut(&tensor[..all], 1, 1).into_owned(), slice)
         };
         let (bytes, slice) = cut(1, Stripes::ALL, false, &[2, 3]);
         assert_eq!(bytes, [6, 7, 8, 9, 10, 11]);
@@ -229,7 +246,7 @@ mod tests {
             Slice { place, shape: vec![2, 8], rows: 1..2, cols, role: Role::Matrix }
         };
         let blocks = slice(false, 4..8).in_blocks(4).unwrap();
-        assert_eq!(blocks.cut(&[0, 1, 2, 3], 1), [3].as_slice());
+        assert_eq!(blocks.cut(&[0, 1, 2, 3], 1, 1), [3].as_slice());
         assert_eq!(slice(false, 2..6).in_blocks(4), None);
         assert_eq!(slice(true, 4..8).in_blocks(4), None);
     }
@@ -247,7 +264,7 @@ mod tests {
         for (rows, len) in [(q, 4), (k, 2), (v, 2), (Stripes::ALL, 8)] {
             let place = Place { tensor: "t".to_owned(), stack: None, rows, transposed: false };
             let slice = Slice { place, shape: vec![len, 1], rows: 0..len, cols: 0..1, role: Role::Matrix };
-            assert!(matches!(slice.cut(&[0; 8], 1), Cow::Borrowed(_)), "{slice:?}");
+            assert!(matches!(slice.cut(&[0; 8], 1, 1), Cow::Borrowed(_)), "{slice:?}");
         }
     }
 }

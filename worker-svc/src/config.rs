@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, str::FromStr
 
 use clap::ValueEnum;
 use kernels::ops::DType;
-use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings};
+use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{LoadFormat, LoadOptions};
 use service_kit::{Address, CommonArgs};
 
@@ -100,6 +100,10 @@ pub struct Args {
     /// Run every step kernel by kernel, instead of recording decode steps and replaying them
     #[arg(long)]
     pub enforce_eager: bool,
+
+    /// Decode a single sequence by one kernel a step, where that is faster than a recorded step
+    #[arg(long)]
+    pub single_kernel_decode: bool,
 
     /// Sequences of the largest decode step that is recorded, 512 at most unless said here
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
@@ -237,6 +241,7 @@ impl Args {
                 true => RankOptions { one_shot_bytes: 0 },
                 false => RankOptions::default(),
             }),
+            whole_steps: if self.single_kernel_decode { WholeSteps::Faster } else { WholeSteps::Never },
             ..CudaOptions::default()
         }
     }

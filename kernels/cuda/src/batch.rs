@@ -24,7 +24,7 @@ pub(crate) struct Pointers {
     first_row: CUdeviceptr,
     num_rows: CUdeviceptr,
     start: CUdeviceptr,
-    first_block: CUdeviceptr,
+    pub(crate) first_block: CUdeviceptr,
     blocks: CUdeviceptr,
     slots: CUdeviceptr,
 }

@@ -149,6 +149,11 @@ impl Slots {
         write_settings(slot, choice, counts, self.vocab, &mut self.settings);
     }
 
+    /// Where each slot's last token lies.
+    pub(crate) fn last_tokens(&self) -> CUdeviceptr {
+        self.tables.last
+    }
+
     /// Puts tokens in the place of a batch's first `rows` entries that name slots; `on_device` is where they lie.
     pub(crate) fn resolve(&self, device: &mut Device, rows: usize, on_device: CUdeviceptr) {
         let name = Name::in_file("choose_set", "choose_inputs", &[]);

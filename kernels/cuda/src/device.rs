@@ -239,7 +239,7 @@ impl Device {
     }
 
     /// Queues a recording.
-    pub(crate) fn replay(&mut self, graph: &Graph) {
+    pub(crate) fn launch_graph(&mut self, graph: &Graph) {
         self.queue(|| "recorded step".to_owned(), |_| graph.launch());
     }
 
@@ -407,6 +407,40 @@ impl Device {
                     .result()
             },
         );
+    }
+
+    /// Queues a kernel all of whose blocks run at once, so that they can wait for each other. The caller asked [`Self::blocks_at_once`].
+    pub(crate) fn launch_at_once(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) {
+        let Some(function) = self.special(special, shape.shared) else { return };
+        let mut together = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { cooperative: 1 },
+        };
+        self.queue(
+            || format!("{} {shape}", special.file),
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
+            |context| unsafe {
+                let config = shape.config(context.stream, std::slice::from_mut(&mut together));
+                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+                    .result()
+            },
+        );
+    }
+
+    /// How many blocks of a kernel run at once on a multiprocessor, or none where it cannot be compiled.
+    pub(crate) fn blocks_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
+        let function = self.special(special, shape.shared)?;
+        self.attempt(
+            || format!("blocks of {}", special.file),
+            // SAFETY: the function is in a loaded module; the call writes one integer.
+            |_| unsafe {
+                let (mut blocks, threads) = (0, shape.block as i32);
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shape.shared)
+                    .result()?;
+                Ok(usize::try_from(blocks).unwrap_or(0))
+            },
+        )
     }
 
     /// How many clusters of a kernel that has such run at once, or none where it cannot be compiled.

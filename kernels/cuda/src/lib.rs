@@ -45,6 +45,7 @@ mod rope_and_cache;
 mod routing;
 mod sources;
 mod special;
+mod step;
 mod tensor_map;
 mod ungated;
 mod ways;
@@ -67,9 +68,11 @@ use kernels::ops::{self, Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vecto
 use matmul::{Matmul, Product};
 use nccl::Nccl;
 use ranks::Ranks;
-use recordings::Recordings;
+use recordings::{Recorded, Recordings};
 use rope_and_cache::Kv;
 use routing::Choices;
+pub use step::WholeSteps;
+use step::{Collector, Op, Stored};
 use ungated::{Ungated, waits};
 use ways::Ways;
 use weights::{Staging, Weights};
@@ -87,6 +90,8 @@ pub struct CudaOptions {
     pub ranks: Option<RankOptions>,
     /// How products of many rows of 16 bits are done.
     pub products: Products,
+    /// When a decode step of one row is one kernel.
+    pub whole_steps: WholeSteps,
 }
 
 /// Who does products of many rows of 16 bits.
@@ -131,6 +136,12 @@ pub struct CudaBackend {
     recordings: Recordings,
     /// The step under way was begun padded.
     padded: bool,
+    /// What the step under recording asks for, and what one did whose operations are all known.
+    collector: Collector,
+    collected: Option<Vec<Op>>,
+    whole_steps: WholeSteps,
+    /// A step as one kernel that was slower than its graph.
+    beaten: Option<Recorded>,
 }
 
 // SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The context is made
@@ -166,6 +177,10 @@ impl CudaBackend {
             ungated: None,
             recordings: Recordings::default(),
             padded: false,
+            collector: Collector::default(),
+            collected: None,
+            whole_steps: options.whole_steps,
+            beaten: None,
         })
     }
 
@@ -176,6 +191,7 @@ impl CudaBackend {
         self.padded = padded.is_some();
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());
+        self.collector.start(self.device.is_recording() && self.batch.rows() == 1);
     }
 
     /// Puts tokens in the place of entries that name slots.
@@ -197,6 +213,8 @@ impl CudaBackend {
             assert_eq!(before, x.rows, "rows added to, and rows to add");
         }
         let out = self.acts.target(out, x.rows, w.rows);
+        let (stored, at) = (Stored::from(w), self.vector(bias));
+        self.collector.note(Op::Product { x, w: stored, bias: at, epilogue, out });
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
         let bias_len = bias.as_ref().map(|bias| bias.len);
         assert!(bias_len.is_none_or(|len| len == w.rows), "bias of {bias_len:?} for {} outputs", w.rows);

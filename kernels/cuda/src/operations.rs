@@ -6,6 +6,7 @@ use crate::groups::Group;
 use crate::head_norms::{HeadNorm, Waiting};
 use crate::rope_and_cache::{Kv, takes_norms};
 use crate::routing::Choices;
+use crate::step::{Cache, Op, Stored};
 use crate::weights::Weights;
 use crate::{attention, context, elementwise, experts, groups, norm, recordings, recurrent, rope_and_cache, routing};
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket, slot_of};
@@ -133,6 +134,7 @@ impl Backend for CudaBackend {
         self.settle();
         let table = &self.tables[table.0 as usize];
         let out = self.acts.target(out, self.batch.rows(), table.cols);
+        self.collector.note(Op::Embed { table: Stored::from(table), first_entry, scale, out });
         let [entries, width] = [table.rows, table.cols].map(|number| number as u32);
         self.device.launch(
             Name::of("embed", &[table.dtype, out.dtype]),
@@ -158,11 +160,13 @@ impl Backend for CudaBackend {
         let x = self.acts.view(x);
         let out = self.acts.target(out, x.rows, x.width);
         let params = self.norm_params(norm, x.width);
+        self.collector.note(Op::Norm { x, added: None, params, out });
         norm::norm(&mut self.device, x, params, out);
     }
 
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
         assert!(residual != delta && residual != out, "a residual that is also addend or output");
+        self.collector.begin();
         self.acts.settle(&mut self.device);
         self.norm_heads();
         let (handle, residual, delta) = (delta, self.acts.view(residual), self.acts.view(delta));
@@ -170,6 +174,7 @@ impl Backend for CudaBackend {
         assert_eq!(residual.dtype, DType::F32, "element type of a residual");
         let out = self.acts.target(out, residual.rows, residual.width);
         let params = self.norm_params(norm, residual.width);
+        self.collector.note(Op::Norm { x: residual, added: Some(delta), params, out });
         if self.add_product(residual, handle, params, out) {
             return;
         }
@@ -186,6 +191,7 @@ impl Backend for CudaBackend {
             assert!(first_col + heads * dim <= x.width, "columns from {first_col} on of {}", x.width);
             return norm::own_head_norm(&mut self.device, x, first_col, heads, dim, params);
         }
+        self.collector.begin();
         self.acts.settle(&mut self.device);
         self.multiply();
         if !self.waiting.has_room(x) {
@@ -194,6 +200,7 @@ impl Backend for CudaBackend {
         let (end, width) = (first_col + heads * dim, self.acts.view(x).width);
         assert!(end <= width, "columns {first_col}..{end} of {width}");
         let params = self.norm_params(norm, dim);
+        self.collector.note(Op::HeadNorm { x: self.acts.view(x), first_col, heads, dim, params });
         self.waiting.push(HeadNorm { x, first_col, heads, dim, params });
     }
 
@@ -268,7 +275,11 @@ impl Backend for CudaBackend {
             (rope, frequencies.ptr())
         });
         self.batch.turn_to(kv.table);
-        let (qkv, to) = (self.acts.view(qkv), (&self.caches[kv.memory as usize], kv.scales.inverse()));
+        let (qkv, scales) = (self.acts.view(qkv), kv.scales);
+        let kv = &self.caches[kv.memory as usize];
+        let cache = Cache::new(kv, self.batch.pointers.first_block, scales);
+        self.collector.note(Op::Rotation { qkv, heads, rope, cache });
+        let to = (kv, scales.inverse());
         rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, to);
     }
 
@@ -281,7 +292,10 @@ impl Backend for CudaBackend {
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
         let params = attention::Params { layer, value_scale: kv.scales.value, sinks, alibi };
         self.batch.turn_to(kv.table);
-        self.attention.run(&mut self.device, qkv, params, &self.batch, &self.caches[kv.memory as usize], out);
+        let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
+        let cache = Cache::new(kv, self.batch.pointers.first_block, scales);
+        self.collector.note(Op::Attention { qkv, attention, cache, out });
+        self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
     }
 
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {
@@ -429,6 +443,7 @@ impl Backend for CudaBackend {
 
     fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
         self.device.bind();
+        self.collected = self.collector.end();
         self.settle();
         // In a padded step all rows are chosen from, if any.
         let padded = self.padded && rows.len() == self.batch.own_rows();
@@ -471,13 +486,18 @@ impl Backend for CudaBackend {
     fn start_recording(&mut self) {
         self.device.bind();
         self.settle();
+        self.recordings.forget_stale();
         self.device.start_recording();
     }
 
     fn end_recording(&mut self) -> Result<(), String> {
         self.device.bind();
         match self.device.end_recording() {
-            Ok(graph) => self.recordings.keep(self.batch.rows(), graph),
+            Ok(graph) => {
+                let rows = self.batch.rows();
+                let recorded = self.whole_step(graph);
+                self.recordings.keep(rows, recorded);
+            }
             Err(reason) => {
                 self.recordings.refuse();
                 return Err(reason);
@@ -488,12 +508,12 @@ impl Backend for CudaBackend {
 
     fn replay(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
         let padded = self.recordings.padded(batch.tokens.len());
-        self.recordings.graph(padded)?;
+        self.recordings.of(padded)?;
         self.start(batch, Some(padded));
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
-        let (graph, logits) = self.recordings.graph(padded)?;
-        self.device.replay(graph);
+        let (recorded, logits) = self.recordings.of(padded)?;
+        recorded.launch(&mut self.device);
         Some(self.slots.end(&mut self.device, logits, rows, padded))
     }
 

@@ -1,8 +1,10 @@
-//! Which kinds of steps are recorded, and their graphs. A step of one row a sequence is padded to the next kind's rows, recorded or not, so
+//! Which kinds of steps are recorded, and what they are replayed from. A step of one row a sequence is padded to the next kind's rows, recorded or not, so
 //! that it gives the same bits either way.
 
 use super::acts::View;
+use super::device::Device;
 use super::graph::Graph;
+use super::step::WholeStep;
 use kernels::ops::Recordable;
 
 /// Device memory that a graph takes, at most: of a kernel, and beside kernels.
@@ -11,6 +13,32 @@ const GRAPH_BYTES: u64 = 256 << 10;
 /// Kernels of a layer, and of a step beside its layers, at most as far as memory is concerned.
 const LAYER_KERNELS: u64 = 16;
 const OTHER_KERNELS: u64 = 16;
+
+/// A step that can be replayed.
+pub(crate) enum Recorded {
+    /// Its kernels.
+    Graph(Graph),
+    /// One kernel in their place.
+    Whole(Box<WholeStep>),
+}
+
+impl Recorded {
+    /// Whether the memory that it names is still there.
+    fn is_current(&self) -> bool {
+        match self {
+            Self::Graph(graph) => graph.is_current(),
+            Self::Whole(step) => step.is_current(),
+        }
+    }
+
+    /// Queues all of it.
+    pub(crate) fn launch(&self, device: &mut Device) {
+        match self {
+            Self::Graph(graph) => device.launch_graph(graph),
+            Self::Whole(step) => step.launch(device),
+        }
+    }
+}
 
 /// All kinds, in the order of their rows.
 #[derive(Default)]
@@ -25,15 +53,15 @@ pub(crate) struct Recordings {
 struct Kind {
     rows: usize,
     has_run: bool,
-    graph: Option<Graph>,
-    /// Where the graph leaves them.
+    recorded: Option<Recorded>,
+    /// Where that leaves them.
     logits: Option<View>,
 }
 
 impl Recordings {
     pub(crate) fn set(&mut self, rows: &[usize]) {
         assert!(rows.is_sorted_by(|a, b| a < b), "kinds of steps in another order: {rows:?}");
-        self.kinds = rows.iter().map(|&rows| Kind { rows, has_run: false, graph: None, logits: None }).collect();
+        self.kinds = rows.iter().map(|&rows| Kind { rows, has_run: false, recorded: None, logits: None }).collect();
     }
 
     /// Rows that a step of `rows` is padded to.
@@ -55,21 +83,26 @@ impl Recordings {
         Some(Recordable { rows: kind.rows, has_run: kind.has_run })
     }
 
-    pub(crate) fn keep(&mut self, rows: usize, graph: Graph) {
+    pub(crate) fn keep(&mut self, rows: usize, recorded: Recorded) {
         let logits = self.logits.take();
         if let Some(kind) = self.kind(rows) {
-            (kind.graph, kind.logits) = (Some(graph), logits);
+            (kind.recorded, kind.logits) = (Some(recorded), logits);
         }
+    }
+
+    /// Lets go of what is stale. To be done before a recording: it frees memory, which makes everything stale that was recorded before.
+    pub(crate) fn forget_stale(&mut self) {
+        self.kinds.iter_mut().filter(|kind| kind.current().is_none()).for_each(|kind| kind.recorded = None);
     }
 
     /// Nothing will be recorded any more.
     pub(crate) fn refuse(&mut self) {
         self.refused = true;
-        self.kinds.iter_mut().for_each(|kind| kind.graph = None);
+        self.kinds.iter_mut().for_each(|kind| kind.recorded = None);
     }
 
     /// The recording of a step of so many rows, padding included, and the logits that it leaves.
-    pub(crate) fn graph(&self, rows: usize) -> Option<(&Graph, Option<View>)> {
+    pub(crate) fn of(&self, rows: usize) -> Option<(&Recorded, Option<View>)> {
         let kind = self.kinds.iter().find(|kind| kind.rows == rows)?;
         Some((kind.current()?, kind.logits))
     }
@@ -80,8 +113,8 @@ impl Recordings {
 }
 
 impl Kind {
-    fn current(&self) -> Option<&Graph> {
-        self.graph.as_ref().filter(|graph| graph.is_current())
+    fn current(&self) -> Option<&Recorded> {
+        self.recorded.as_ref().filter(|recorded| recorded.is_current())
     }
 }
 

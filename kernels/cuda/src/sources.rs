@@ -62,6 +62,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "matmul_few"
     "matmul_few_gated"
     "matmul_hopper"
+    "whole_step"
 };
 
 /// What they include: name and text.
@@ -83,6 +84,10 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("quire.cuh", include_str!("../quire.cuh")),
     ("ring.cuh", include_str!("../ring.cuh")),
     ("recurrent.cuh", include_str!("../recurrent.cuh")),
+    ("step.cuh", include_str!("../step.cuh")),
+    ("step_attention.cuh", include_str!("../step_attention.cuh")),
+    ("step_product.cuh", include_str!("../step_product.cuh")),
+    ("stream.cuh", include_str!("../stream.cuh")),
 ];
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::matmul_cluster;
 use super::matmul_few;
 use super::matmul_hopper;
 use super::sources::{SPECIAL, Source};
+use super::step;
 use kernels::ops::DType;
 
 /// From here on the hardware has what these kernels use: matrix products of 16-bit types and asynchronous copies.
@@ -78,6 +79,7 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
         .chain(decode)
         .chain(prefill)
         .chain(hopper.filter(|_| arch == HOPPER))
+        .chain(step::usual(arch))
         .collect();
     let mut known = std::collections::HashSet::new();
     all.retain(|special| known.insert(*special));

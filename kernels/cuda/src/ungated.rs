@@ -6,6 +6,7 @@ use super::acts::View;
 use super::device::Device;
 use super::head_norms::HeadNorm;
 use super::matmul::{Matmul, Product};
+use super::step::Op;
 use super::{elementwise, matmul_few, matmul_hopper, norm};
 use kernels::ops::{Act, Activation, DType, Epilogue, Matrix, Vector};
 
@@ -28,6 +29,7 @@ pub(crate) fn waits(device: &Device, product: &Product<'_>) -> bool {
 impl CudaBackend {
     /// Before each operation: what the host wrote to an activation goes to the device.
     pub(crate) fn settle(&mut self) {
+        self.collector.begin();
         self.acts.settle(&mut self.device);
         self.catch_up();
     }
@@ -82,6 +84,7 @@ impl CudaBackend {
         self.settle();
         let gate_up = self.acts.view(gate_up);
         let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
+        self.collector.note(Op::Gated { gate_up, activation, out });
         if let Some(ungated) = ungated {
             if ungated.x.ptr != out.ptr && self.multiply_gated(ungated, activation, out) {
                 return;

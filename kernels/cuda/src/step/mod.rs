@@ -1,0 +1,171 @@
+//! A decode step of one row as one kernel (kernels/cuda/whole_step.cu), which takes the place of a recorded step's graph where it is faster.
+
+mod choice;
+mod collect;
+mod phase;
+mod plan;
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+
+pub use choice::WholeSteps;
+pub(crate) use collect::{Cache, Collector, Op, Stored};
+
+use crate::arch::Arch;
+use crate::batch::Pointers;
+use crate::context::{Context, Memory};
+use crate::device::{Device, Shape, args};
+use crate::special::{HOPPER, Special};
+use crate::weights::Staging;
+use kernels::ops::DType;
+use phase::{Input, Phase, Weights};
+use plan::Plan;
+
+/// Threads of a block, and its warps.
+const THREADS: usize = 512;
+const WARPS: usize = THREADS / 32;
+/// Bytes of a stage of a warp's ring, and how many stages it has at most and at least.
+const STAGE: usize = 2048;
+const MOST_STAGES: usize = 6;
+const LEAST_STAGES: usize = 2;
+/// Shared memory that the kernel has beside what it asks for, at most.
+const FIXED: usize = 9 << 10;
+/// Bytes of the numbers of blocks at a barrier, and of those that are done.
+const ARRIVALS: usize = 256;
+
+/// `struct Step` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    batch: Pointers,
+    last: CUdeviceptr,
+    parts: CUdeviceptr,
+    scales: CUdeviceptr,
+    arrivals: CUdeviceptr,
+    joined: CUdeviceptr,
+}
+
+/// A step ready to be launched any number of times. It names memory by address: see [`WholeStep::is_current`].
+#[derive(Debug)]
+pub(crate) struct WholeStep {
+    context: Arc<Context>,
+    /// What [`Context::frees`] was.
+    frees: u64,
+    special: Special,
+    shape: Shape,
+    phases: Memory,
+    weights: Memory,
+    /// What [`Step`] points into; never read by the host.
+    _scratch: Memory,
+    counts: [u32; 3],
+    step: Step,
+}
+
+impl WholeStep {
+    /// Of a step's operations; or why one kernel cannot do them. `last`: each slot's last token.
+    pub(crate) fn new(
+        device: &mut Device,
+        staging: &mut Staging,
+        ops: &[Op],
+        batch: Pointers,
+        last: CUdeviceptr,
+    ) -> Result<Self, String> {
+        let blocks = device.context.multiprocessors;
+        if device.context.arch < HOPPER {
+            return Err("it takes compute capability 9.0".to_owned());
+        }
+        let plan = plan::plan(ops, blocks)?;
+        let special = plan.shape.special(plan.times());
+        let (stages, shared) = plan.ring(device.context.shared_of_block)?;
+        let shape = Shape { grid: [blocks, 1], block: THREADS, shared };
+        if device.blocks_at_once(special, shape).is_none_or(|most| most == 0) {
+            return Err("its kernel cannot be compiled, or does not fit".to_owned());
+        }
+        let (mut phases, mut weights) = (Vec::new(), Vec::new());
+        plan.phases.iter().for_each(|phase| phase.write(&mut phases));
+        plan.weights.iter().for_each(|matrix| matrix.write(&mut weights));
+        let counts = [plan.phases.len(), plan.weights.len(), stages].map(|count| count as u32);
+        // As many (split, key head) pairs as there are blocks at most.
+        let heads = blocks * plan.shape.group;
+        let sizes =
+            [ARRIVALS, blocks * 4, heads * 8, heads * plan.shape.v_dim * 4].map(|bytes| bytes.next_multiple_of(256));
+        let gone = || "the device's memory does not suffice".to_owned();
+        let scratch = device.allocate(sizes.iter().sum(), "a whole step").ok_or_else(gone)?;
+        device.clear(&scratch);
+        let mut at = scratch.ptr;
+        let [arrivals, joined, scales, parts] = sizes.map(|bytes| {
+            let place = at;
+            at += bytes as u64;
+            place
+        });
+        Ok(Self {
+            phases: staging.load(device, &phases).ok_or_else(gone)?,
+            weights: staging.load(device, &weights).ok_or_else(gone)?,
+            frees: device.context.frees(),
+            context: device.context.clone(),
+            special,
+            shape,
+            counts,
+            step: Step { batch, last, parts, scales, arrivals, joined },
+            _scratch: scratch,
+        })
+    }
+
+    /// Whether no memory was freed since this was made: else it may name some that is another's by now.
+    pub(crate) fn is_current(&self) -> bool {
+        self.frees == self.context.frees()
+    }
+
+    /// Queues all of it.
+    pub(crate) fn launch(&self, device: &mut Device) {
+        let [phases, matrices, stages] = self.counts;
+        let arguments = args![self.phases.ptr, phases, self.weights.ptr, matrices, stages, self.step];
+        device.launch_at_once(self.special, self.shape, arguments);
+    }
+}
+
+impl Plan {
+    /// Float4s of a normed row that a thread has, at most.
+    fn times(&self) -> usize {
+        let normed = self.phases.iter().filter(|phase| phase.input == Input::Normed);
+        normed.map(|phase| (phase.width as usize).div_ceil(4 * THREADS)).max().unwrap_or(1)
+    }
+
+    /// Stages of each warp's ring, and a block's shared memory.
+    fn ring(&self, most_shared: usize) -> Result<(usize, usize), String> {
+        // A row, behind which a norm's weights lie.
+        let bytes = |phase: &Phase| phase.width as usize * if phase.input == Input::Normed { 6 } else { 2 };
+        let row = self.phases.iter().map(bytes).max().unwrap_or(0);
+        let fixed = (self.weights.len() * Weights::BYTES).next_multiple_of(128) + row.max(self.shape.heads_bytes());
+        let left = most_shared.saturating_sub(fixed + FIXED);
+        let stages = (left / (WARPS * STAGE)).min(MOST_STAGES);
+        if stages < LEAST_STAGES {
+            return Err(format!("{fixed} bytes of shared memory beside its weights'"));
+        }
+        Ok((stages, stages * WARPS * STAGE + fixed))
+    }
+}
+
+impl plan::Shape {
+    fn special(&self, times: usize) -> Special {
+        let Self { dtype, dim, v_dim, group, .. } = *self;
+        Special::new("whole_step", dtype, &[("DIM", dim), ("V_DIM", v_dim), ("GROUP", group), ("TIMES", times)])
+    }
+
+    /// `struct Heads` of the kernel.
+    fn heads_bytes(&self) -> usize {
+        let Self { dim, v_dim, group, .. } = *self;
+        let rows = 2 * (group * (dim + 32) + dim + v_dim) + 2 * 4 * (group + 1) * dim;
+        let addends = [16, 16, 16, 8, 8].get(group).copied().unwrap_or(4);
+        (rows + 4 * addends * group * (v_dim + 4) + 4 * (3 * WARPS * 8 + 2 * 8)).next_multiple_of(128)
+    }
+}
+
+/// The usual shapes, to be compiled ahead: heads of 64 and 128 in rows of up to 4,096.
+pub(crate) fn usual(arch: Arch) -> Vec<Special> {
+    let shapes = [(128, 1, 2), (128, 2, 1), (128, 2, 2), (128, 4, 2), (128, 6, 1), (128, 7, 2), (64, 4, 1), (64, 7, 1)];
+    let special =
+        |(dim, group, times)| plan::Shape { dtype: DType::Bf16, dim, v_dim: dim, group, kv_heads: 1 }.special(times);
+    if arch < HOPPER { Vec::new() } else { shapes.map(special).to_vec() }
+}

@@ -46,9 +46,9 @@ pub struct Args {
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_seqs: u32,
 
-    /// Tokens in one step at most
-    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_num_batched_tokens: u32,
+    /// Tokens in one step at most [default: 2048, or --max-num-seqs where that is more]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_num_batched_tokens: Option<u32>,
 
     /// Longest prefill chunk while others decode; 0: chosen by the scheduler
     #[arg(long, default_value_t = 0)]
@@ -112,18 +112,27 @@ pub enum Policy {
 /// How prompts get on beside decodes unless a flag says otherwise. Found with `crates/sched-core/examples/load.rs`.
 const PACING: Pacing = Pacing { least_tokens: 512, short_us: 100_000, tokens_per_decode: 48, long_us: 150_000 };
 
+/// Tokens in one step where no flag says it.
+const STEP_TOKENS: u32 = 2048;
+
 impl Args {
+    /// Tokens in one step at most.
+    pub(crate) fn step_tokens(&self) -> u32 {
+        self.max_num_batched_tokens.unwrap_or(STEP_TOKENS.max(self.max_num_seqs))
+    }
+
     /// The core's settings for a group: these flags, within what its workers offer.
     pub(crate) fn core_config(&self, formed: &Formed) -> Config {
         let ready = &formed.ready;
         let wanted = self.max_model_len.unwrap_or(ready.max_model_len).min(ready.max_model_len);
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
         let recurrent = ready.state_bytes > 0;
-        let max_num_seqs = self.max_num_seqs.min(formed.max_num_seqs);
+        // A running sequence takes a token of each step.
+        let max_num_seqs = self.max_num_seqs.min(formed.max_num_seqs).min(self.step_tokens());
         let config = Config {
             block_size: ready.block_size,
             max_num_seqs,
-            max_num_batched_tokens: self.max_num_batched_tokens.max(self.max_num_seqs),
+            max_num_batched_tokens: self.step_tokens(),
             max_model_len: wanted,
             windows: if ready.cache_groups.is_empty() { vec![None] } else { windows },
             recurrent,
@@ -182,7 +191,7 @@ impl Args {
             "tensor_parallel_size": self.tensor_parallel_size,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_batched_tokens": self.step_tokens(),
             "enable_prefix_caching": self.enable_prefix_caching,
             "enable_chunked_prefill": self.enable_chunked_prefill,
             "async_scheduling": self.async_scheduling,
@@ -190,5 +199,35 @@ impl Args {
             "max_num_queued_tokens": self.max_num_queued_tokens,
         })
         .to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use proto::WorkerReady;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Sequences and tokens of a step that flags come to, with workers that have room for 300 sequences.
+    fn step(flags: &str) -> (u32, u32) {
+        let needed = ["--listen-requests=ring:/r", "--listen-workers=ring:/w", "--detokenizer=ring:/d"];
+        let cli = Cli::parse_from(["scheduler"].into_iter().chain(needed).chain(flags.split_whitespace()));
+        let ready = WorkerReady { block_size: 16, max_model_len: 128, ..WorkerReady::default() };
+        let config = cli.args.core_config(&Formed { epoch: 1, num_blocks: 100, max_num_seqs: 300, ready });
+        (config.max_num_seqs, config.max_num_batched_tokens)
+    }
+
+    #[test]
+    fn steps_keep_to_the_tokens_asked_for() {
+        assert_eq!(step(""), (256, 2048));
+        assert_eq!(step("--max-num-batched-tokens 16"), (16, 16));
+        assert_eq!(step("--max-num-seqs 4096"), (300, 4096));
     }
 }

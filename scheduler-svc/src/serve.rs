@@ -224,10 +224,8 @@ impl Engine {
 
     async fn form_group(&mut self) {
         if self.group.can_form() {
-            let limits = Limits {
-                max_num_seqs: self.args.max_num_seqs,
-                max_num_batched_tokens: self.args.max_num_batched_tokens,
-            };
+            let limits =
+                Limits { max_num_seqs: self.args.max_num_seqs, max_num_batched_tokens: self.args.step_tokens() };
             if let Err(unreachable) = self.group.form(limits).await {
                 self.unreachable(unreachable);
             }

@@ -5,6 +5,7 @@ mod engine;
 pub mod flags;
 mod keeper;
 mod last_words;
+mod limits;
 pub mod offline;
 mod port;
 mod runtime_dir;
@@ -160,21 +161,8 @@ async fn find(
         }
     };
     let fingerprint = model_spec::fingerprint(&model.path)?;
-    check_length(settings, &model.path)?;
+    limits::check(settings, &model.path)?;
     Ok(Found { model, tokenizer, fingerprint })
-}
-
-/// Refuses a length that the model cannot do; processes would only shorten it.
-fn check_length(settings: &Settings, model: &Path) -> anyhow::Result<()> {
-    let config = model_spec::ConfigFile::of_model(model)?;
-    let (wanted, possible) = (settings.number::<usize>("max-model-len"), model_spec::context_len(&config).ok());
-    match wanted.zip(possible) {
-        Some((wanted, possible)) if wanted > possible => {
-            bail!("--max-model-len {wanted}: the model can do {possible} tokens; pass at most that, or auto")
-        }
-        // A model that does not say is the worker's business.
-        _ => Ok(()),
-    }
 }
 
 fn options(settings: &Settings, environment: &Environment) -> Options {

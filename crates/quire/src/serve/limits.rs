@@ -1,0 +1,62 @@
+//! Refuses limits that cannot hold, where processes would only move them.
+
+use std::path::Path;
+
+use anyhow::bail;
+
+use super::flags::Settings;
+
+/// Checks what was asked for, by itself and against the model.
+pub(super) fn check(settings: &Settings, model: &Path) -> anyhow::Result<()> {
+    check_length(settings, model)?;
+    check_step(settings)
+}
+
+/// A length is one that the model can do.
+fn check_length(settings: &Settings, model: &Path) -> anyhow::Result<()> {
+    let config = model_spec::ConfigFile::of_model(model)?;
+    let (wanted, possible) = (settings.number::<usize>("max-model-len"), model_spec::context_len(&config).ok());
+    match wanted.zip(possible) {
+        Some((wanted, possible)) if wanted > possible => {
+            bail!("--max-model-len {wanted}: the model can do {possible} tokens; pass at most that, or auto")
+        }
+        // A model that does not say is the worker's business.
+        _ => Ok(()),
+    }
+}
+
+/// A step has room for the sequences that are to run.
+fn check_step(settings: &Settings) -> anyhow::Result<()> {
+    let (tokens, sequences) =
+        (settings.number::<u64>("max-num-batched-tokens"), settings.number::<u64>("max-num-seqs"));
+    match tokens.zip(sequences) {
+        Some((tokens, sequences)) if tokens < sequences => bail!(
+            "--max-num-batched-tokens {tokens}: each of --max-num-seqs {sequences} sequences takes a token of a step; \
+             pass at least {sequences}, or fewer sequences"
+        ),
+        // One alone moves the other's default.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flags::parse;
+    use super::*;
+
+    fn step(line: &str) -> Result<(), String> {
+        let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        check_step(&parse(&words).unwrap()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_step_has_a_token_for_each_sequence() {
+        let error = step("--max-num-batched-tokens 16 --max-num-seqs 64").unwrap_err();
+        assert!(error.starts_with("--max-num-batched-tokens 16: ") && error.contains("at least 64"), "{error}");
+        for fine in
+            ["", "--max-num-batched-tokens 16", "--max-num-seqs 4096", "--max-num-batched-tokens 64 --max-num-seqs 64"]
+        {
+            assert_eq!(step(fine), Ok(()), "{fine}");
+        }
+    }
+}

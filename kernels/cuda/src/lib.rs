@@ -46,6 +46,7 @@ mod routing;
 mod sources;
 mod special;
 mod step;
+mod steps;
 mod tensor_map;
 mod ungated;
 mod ways;
@@ -64,7 +65,7 @@ use blas::Blas;
 use device::Device;
 use groups::Group;
 use head_norms::Waiting;
-use kernels::ops::{self, Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
+use kernels::ops::{Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
 use matmul::{Matmul, Product};
 use nccl::Nccl;
 use ranks::Ranks;
@@ -182,21 +183,6 @@ impl CudaBackend {
             whole_steps: options.whole_steps,
             beaten: None,
         })
-    }
-
-    /// Starts a step, padded to so many rows if it is to be.
-    fn start(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
-        self.device.bind();
-        self.settle();
-        self.padded = padded.is_some();
-        self.batch.set(&mut self.device, batch, padded);
-        self.acts.begin(self.batch.rows());
-        self.collector.start(self.device.is_recording() && self.batch.rows() == 1);
-    }
-
-    /// Puts tokens in the place of entries that name slots.
-    fn resolve(&mut self) {
-        self.slots.resolve(&mut self.device, self.batch.rows(), self.batch.pointers.tokens);
     }
 
     /// Queues a product, or keeps it back for what may gate its outputs next.

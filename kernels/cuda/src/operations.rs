@@ -442,23 +442,7 @@ impl Backend for CudaBackend {
     }
 
     fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
-        self.device.bind();
-        self.collected = self.collector.end();
-        self.settle();
-        // In a padded step all rows are chosen from, if any.
-        let padded = self.padded && rows.len() == self.batch.own_rows();
-        let count = if padded { self.batch.rows() } else { rows.len() };
-        let logits = (count > 0).then(|| self.acts.view(logits));
-        if self.device.is_recording() {
-            // How tokens are drawn differs from step to step, and with it what is launched: that follows a recording.
-            self.recordings.logits = logits;
-            return Ticket(u64::MAX);
-        }
-        if padded {
-            self.recordings.ran(count);
-        }
-        self.slots.send(&mut self.device, rows, count);
-        self.slots.end(&mut self.device, logits, rows, count)
+        self.choose_tokens(logits, rows)
     }
 
     fn is_done(&mut self, ticket: Ticket) -> bool {
@@ -491,30 +475,11 @@ impl Backend for CudaBackend {
     }
 
     fn end_recording(&mut self) -> Result<(), String> {
-        self.device.bind();
-        match self.device.end_recording() {
-            Ok(graph) => {
-                let rows = self.batch.rows();
-                let recorded = self.whole_step(graph);
-                self.recordings.keep(rows, recorded);
-            }
-            Err(reason) => {
-                self.recordings.refuse();
-                return Err(reason);
-            }
-        }
-        Ok(())
+        self.keep_recording()
     }
 
     fn replay(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
-        let padded = self.recordings.padded(batch.tokens.len());
-        self.recordings.of(padded)?;
-        self.start(batch, Some(padded));
-        self.slots.send(&mut self.device, rows, padded);
-        // Not before the batch is there: making room for it frees memory.
-        let (recorded, logits) = self.recordings.of(padded)?;
-        recorded.launch(&mut self.device);
-        Some(self.slots.end(&mut self.device, logits, rows, padded))
+        self.replay_recorded(batch, rows)
     }
 
     fn start_profile(&mut self) {

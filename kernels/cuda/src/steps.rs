@@ -1,0 +1,73 @@
+//! A step from its rows to its tokens, recorded and replayed.
+
+use kernels::choose::{ChoiceRow, Ticket};
+use kernels::ops::{self, Act};
+
+use crate::CudaBackend;
+
+impl CudaBackend {
+    /// Starts a step, padded to so many rows if it is to be.
+    pub(crate) fn start(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
+        self.device.bind();
+        self.settle();
+        self.padded = padded.is_some();
+        self.batch.set(&mut self.device, batch, padded);
+        self.acts.begin(self.batch.rows());
+        self.collector.start(self.device.is_recording() && self.batch.rows() == 1);
+    }
+
+    /// Puts tokens in the place of entries that name slots.
+    pub(crate) fn resolve(&mut self) {
+        self.slots.resolve(&mut self.device, self.batch.rows(), self.batch.pointers.tokens);
+    }
+
+    /// Ends a step with the choice of its tokens, of which a recording has none.
+    pub(crate) fn choose_tokens(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
+        self.device.bind();
+        self.collected = self.collector.end();
+        self.settle();
+        // In a padded step all rows are chosen from, if any.
+        let padded = self.padded && rows.len() == self.batch.own_rows();
+        let count = if padded { self.batch.rows() } else { rows.len() };
+        let logits = (count > 0).then(|| self.acts.view(logits));
+        if self.device.is_recording() {
+            // How tokens are drawn differs from step to step, and with it what is launched: that follows a recording.
+            self.recordings.logits = logits;
+            return Ticket(u64::MAX);
+        }
+        if padded {
+            self.recordings.ran(count);
+        }
+        self.slots.send(&mut self.device, rows, count);
+        self.slots.end(&mut self.device, logits, rows, count)
+    }
+
+    /// Keeps the step that was recorded, or says why it could not be.
+    pub(crate) fn keep_recording(&mut self) -> Result<(), String> {
+        self.device.bind();
+        match self.device.end_recording() {
+            Ok(graph) => {
+                let rows = self.batch.rows();
+                let recorded = self.whole_step(graph);
+                self.recordings.keep(rows, recorded);
+            }
+            Err(reason) => {
+                self.recordings.refuse();
+                return Err(reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a recorded step on other rows, if there is one for so many.
+    pub(crate) fn replay_recorded(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
+        let padded = self.recordings.padded(batch.tokens.len());
+        self.recordings.of(padded)?;
+        self.start(batch, Some(padded));
+        self.slots.send(&mut self.device, rows, padded);
+        // Not before the batch is there: making room for it frees memory.
+        let (recorded, logits) = self.recordings.of(padded)?;
+        recorded.launch(&mut self.device);
+        Some(self.slots.end(&mut self.device, logits, rows, padded))
+    }
+}

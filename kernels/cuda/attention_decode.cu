@@ -24,17 +24,9 @@
 #define STAGES 3
 #endif
 
-// What the cache keeps, and what products take: with NARROW 8-bit floats, which f16 holds exactly.
-#ifdef NARROW
-typedef e4m3 Cached;
-typedef f16 Operand;
-#else
-typedef TYPE Cached;
-typedef TYPE Operand;
-#endif
-
 #define KEYS 16u
 #define TILE (WARPS * KEYS)
+#include "cached.cuh"
 #include "decode.cuh"
 #include "ring.cuh"
 // Tiles that a block takes at least: below, adding up parts costs more than it gains.

@@ -1,17 +1,9 @@
 // A block of `attention_prefill_hopper.cu`: what it has in shared memory, and the tiles of work that its warps hand on. For a file that says
 // TYPE, DIM, STAGES, and with NARROW that the cache keeps 8-bit floats.
 #pragma once
+#include "cached.cuh"
 #include "hopper.cuh"
 #include "prefill.cuh"
-
-// What the cache keeps, and what products take: f16 holds 8-bit floats exactly.
-#ifdef NARROW
-typedef e4m3 Cached;
-typedef f16 Operand;
-#else
-typedef TYPE Cached;
-typedef TYPE Operand;
-#endif
 
 #define KEYS 128u
 #define ROWS 128u

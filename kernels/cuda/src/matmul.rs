@@ -40,6 +40,30 @@ pub(crate) struct Product<'a> {
     pub(crate) out: View,
 }
 
+/// What every own kernel for products is told first, in this order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductShape {
+    rows: u32,
+    n: u32,
+    k: u32,
+    accumulate: u32,
+    wide: u32,
+}
+
+impl Product<'_> {
+    /// Its shape, where results go to `out`: what a gate leaves of a product goes elsewhere.
+    pub(crate) fn shape(&self, out: View) -> ProductShape {
+        ProductShape {
+            rows: self.x.rows as u32,
+            n: self.w.rows as u32,
+            k: self.w.cols as u32,
+            accumulate: u32::from(self.epilogue == Epilogue::Accumulate),
+            wide: u32::from(out.dtype == DType::F32),
+        }
+    }
+}
+
 impl Matmul {
     pub(crate) fn new(blas: Blas, ways: Ways) -> Self {
         Self { blas, ways, rounded: None }

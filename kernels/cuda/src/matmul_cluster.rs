@@ -3,10 +3,10 @@
 use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 
 use super::device::{Device, Shape, args};
-use super::matmul::Product;
+use super::matmul::{Product, ProductShape};
 use super::special::{HOPPER, Special};
 use super::tensor_map::tensor_map;
-use kernels::ops::{DType, Epilogue};
+use kernels::ops::DType;
 
 /// Rows of `w` in a tile, columns of a chunk of `k`, and bytes of such a piece of `w`.
 const TILE: usize = 64;
@@ -66,17 +66,13 @@ impl Config {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ClusterShape {
-    rows: u32,
-    n: u32,
-    k: u32,
-    accumulate: u32,
-    wide: u32,
+    product: ProductShape,
     stages: u32,
 }
 
 /// Queues a product; false if it is none for this kernel.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
-    let Product { x, w, bias, epilogue, out } = product;
+    let Product { x, w, bias, out, .. } = product;
     let fits = device.context.arch == HOPPER
         && w.dtype.size() == 2
         && x.dtype == w.dtype
@@ -93,14 +89,7 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
     };
     let Some([x_map, w_map]) = maps().filter(|_| clusters > 0) else { return false };
     let grid = [clusters.min(w.rows.div_ceil(TILE)) * config.cluster, 1];
-    let shape = ClusterShape {
-        rows: x.rows as u32,
-        n: w.rows as u32,
-        k: w.cols as u32,
-        accumulate: u32::from(*epilogue == Epilogue::Accumulate),
-        wide: u32::from(out.dtype == DType::F32),
-        stages: ring.stages as u32,
-    };
+    let shape = ClusterShape { product: product.shape(*out), stages: ring.stages as u32 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let launch = Shape { grid, ..cluster };
     device.launch_special(special, launch, args![out.ptr, x_map, w_map, bias, shape])

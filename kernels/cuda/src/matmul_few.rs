@@ -91,33 +91,16 @@ impl Config {
     }
 }
 
-/// `struct FewShape` of the kernel.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct FewShape {
-    rows: u32,
-    n: u32,
-    k: u32,
-    accumulate: u32,
-    wide: u32,
-}
-
 /// Queues a product; false if it is none for this kernel.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
-    let Product { x, w, bias, epilogue, out } = product;
+    let Product { x, w, bias, out, .. } = product;
     if !fits(device, product) {
         return false;
     }
     let config = Config::choose(x.rows, w.rows, w.cols);
     let shape = Shape { grid: [w.rows.div_ceil(TILE * config.tiles), 1], block: 32 * config.warps, shared: 0 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    let few = FewShape {
-        rows: x.rows as u32,
-        n: w.rows as u32,
-        k: w.cols as u32,
-        accumulate: u32::from(*epilogue == Epilogue::Accumulate),
-        wide: u32::from(out.dtype == DType::F32),
-    };
+    let few = product.shape(*out);
     device.launch_special(config.special(w.dtype), shape, args![out.ptr, x.ptr, w.ptr(), bias, few])
 }
 

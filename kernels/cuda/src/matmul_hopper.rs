@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::acts::View;
 use super::device::{Device, Shape, args};
 use super::elementwise::Function;
-use super::matmul::{MANY_ROWS, Product};
+use super::matmul::{MANY_ROWS, Product, ProductShape};
 use super::special::{HOPPER, Special};
 use super::tensor_map::tensor_map;
 use kernels::ops::{Activation, DType, Epilogue};
@@ -76,11 +76,7 @@ impl Config {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct HopperShape {
-    rows: u32,
-    n: u32,
-    k: u32,
-    accumulate: u32,
-    wide: u32,
+    product: ProductShape,
     limit: f32,
 }
 
@@ -112,21 +108,14 @@ pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
 
 /// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where it cannot be done.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
-    let Product { x, w, bias, epilogue, .. } = product;
+    let Product { x, w, bias, .. } = product;
     let boxes = if function.is_some() { BOXES / 2 } else { BOXES };
     let config = Config::of(x.rows, out.width, boxes, device.context.multiprocessors);
     let map = |ptr, rows, box_rows| tensor_map(ptr, w.dtype, [rows, w.cols], box_rows);
     let (Ok(x_map), Ok(w_map)) = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns)) else {
         return false;
     };
-    let shape = HopperShape {
-        rows: x.rows as u32,
-        n: w.rows as u32,
-        k: w.cols as u32,
-        accumulate: u32::from(*epilogue == Epilogue::Accumulate),
-        wide: u32::from(out.dtype == DType::F32),
-        limit: function.map_or(0.0, |function| function.limit),
-    };
+    let shape = HopperShape { product: product.shape(out), limit: function.map_or(0.0, |function| function.limit) };
     let work = x.rows.div_ceil(config.blocks * config.rows) * out.width.div_ceil(boxes * config.columns);
     let grid = [work.min(device.context.multiprocessors / config.blocks) * config.blocks, 1];
     let launch = Shape { grid, block: config.threads(), shared: config.shared() };

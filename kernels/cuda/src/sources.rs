@@ -68,6 +68,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
 /// What they include: name and text.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../activation.cuh")),
+    ("cached.cuh", include_str!("../cached.cuh")),
     ("choose.cuh", include_str!("../choose.cuh")),
     ("choose_rank.cuh", include_str!("../choose_rank.cuh")),
     ("decode.cuh", include_str!("../decode.cuh")),

@@ -1,7 +1,8 @@
-//! The device as operations use it: launches by name, and the first fault, after which nothing runs any more.
+//! The device as operations use it: memory, copies, recordings, and the first fault, after which nothing runs any more.
+
+mod launches;
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,8 +14,10 @@ use super::graph::{self, Graph};
 use super::libraries::Folders;
 use super::modules::Compiler;
 use super::profile::Profile;
-use super::special::{HOPPER, Special};
-use kernels::ops::{DType, Timing};
+use super::special::Special;
+use kernels::ops::Timing;
+use launches::Module;
+pub(crate) use launches::{Name, Shape, args};
 
 /// A GPU with its kernels.
 pub(crate) struct Device {
@@ -37,92 +40,6 @@ struct Recording {
     /// Why it cannot be used: something was asked for that cannot be recorded, or failed.
     refused: Option<String>,
 }
-
-/// A module with one function, and the dynamic shared memory that the function may use so far.
-#[derive(Clone, Copy)]
-struct Module {
-    module: sys::CUmodule,
-    function: sys::CUfunction,
-    shared: usize,
-}
-
-/// A kernel: its file, its function, and the element types that end the function's name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Name {
-    file: &'static str,
-    function: &'static str,
-    types: [Option<DType>; 3],
-}
-
-impl Name {
-    /// The function named like its file.
-    pub(crate) fn of(file: &'static str, types: &[DType]) -> Self {
-        Self::in_file(file, file, types)
-    }
-
-    pub(crate) fn in_file(file: &'static str, function: &'static str, types: &[DType]) -> Self {
-        let mut all = [None; 3];
-        all.iter_mut().zip(types).for_each(|(slot, dtype)| *slot = Some(*dtype));
-        Self { file, function, types: all }
-    }
-
-    fn symbol(&self) -> String {
-        let types = self.types.iter().flatten().map(|dtype| format!("_{}", dtype.name()));
-        std::iter::once(self.function.to_owned()).chain(types).collect()
-    }
-}
-
-/// Blocks, threads a block, and bytes of dynamic shared memory a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub(crate) grid: [usize; 2],
-    pub(crate) block: usize,
-    pub(crate) shared: usize,
-}
-
-impl std::fmt::Display for Shape {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { grid: [x, y], block, .. } = self;
-        write!(f, "[{x} x {y} blocks of {block}]")
-    }
-}
-
-impl Shape {
-    /// For a launch on `stream` with these attributes, which must outlive its use.
-    fn config(self, stream: sys::CUstream, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
-        sys::CUlaunchConfig {
-            gridDimX: self.grid[0] as u32,
-            gridDimY: self.grid[1] as u32,
-            gridDimZ: 1,
-            blockDimX: self.block as u32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: self.shared as u32,
-            hStream: stream,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        }
-    }
-
-    /// Blocks of `block` threads for `count` elements, each thread taking several when there are very many.
-    pub(crate) fn elements(count: usize) -> Self {
-        const BLOCK: usize = 256;
-        Self { grid: [count.div_ceil(BLOCK).min(1 << 16), 1], block: BLOCK, shared: 0 }
-    }
-
-    /// A block for each row, its threads a multiple of 32 that depends on the width alone.
-    pub(crate) fn rows(rows: usize, width: usize) -> Self {
-        Self { grid: [rows, 1], block: width.next_multiple_of(32).clamp(32, 1024), shared: 0 }
-    }
-}
-
-/// Pointers to the arguments of a launch. To be written inside the call: values that it borrows live until the end of the statement.
-macro_rules! args {
-    ($($value:expr),* $(,)?) => {
-        &mut [$(std::ptr::from_ref(&$value).cast_mut().cast::<std::ffi::c_void>()),*]
-    };
-}
-pub(crate) use args;
 
 impl Device {
     /// Opens a GPU and loads its kernels; several starts may share the cache.
@@ -337,23 +254,6 @@ impl Device {
         );
     }
 
-    /// Queues a kernel. `arguments` are what its signature says, from [`args`].
-    pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
-        let Shape { grid, block, shared } = shape;
-        if grid.contains(&0) || self.fault.is_some() {
-            return;
-        }
-        let Some(function) = self.function(name) else { return };
-        self.queue(
-            || format!("{} {shape}", name.symbol()),
-            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes.
-            |context| unsafe {
-                let grid = (grid[0] as u32, grid[1] as u32, 1);
-                result::launch_kernel(function, grid, (block as u32, 1, 1), shared as u32, context.stream, arguments)
-            },
-        );
-    }
-
     /// Queues what a library launches on the stream; its error says what failed.
     pub(crate) fn run(&mut self, queue: impl FnOnce(sys::CUstream) -> Result<(), String>) {
         if self.fault.is_none()
@@ -370,157 +270,6 @@ impl Device {
             // SAFETY: as many bytes as the memory has.
             |context| unsafe { sys::cuMemsetD8Async(memory.ptr, 0, memory.bytes, context.stream).result() },
         );
-    }
-
-    /// Queues a kernel that is compiled for its shape, like [`Self::launch_early`]; false, and nothing happens, where it cannot be compiled.
-    pub(crate) fn launch_special(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) -> bool {
-        if shape.grid.contains(&0) || self.fault.is_some() {
-            return true;
-        }
-        let Some(function) = self.special(special, shape.shared) else { return false };
-        self.queue_early(function, special.file, shape, arguments);
-        true
-    }
-
-    /// Queues a kernel that may start while the one before it ends: it waits inside (`wait_for_inputs`) for what that writes.
-    pub(crate) fn launch_early(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
-        if shape.grid.contains(&0) || self.fault.is_some() {
-            return;
-        }
-        let Some(function) = self.function(name) else { return };
-        self.queue_early(function, name.function, shape, arguments);
-    }
-
-    fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
-        let mut early = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
-        self.queue(
-            || format!("{name} {shape}"),
-            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
-            |context| unsafe {
-                let attributes = if context.arch >= HOPPER { std::slice::from_mut(&mut early) } else { &mut [] };
-                let config = shape.config(context.stream, attributes);
-                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
-                    .result()
-            },
-        );
-    }
-
-    /// Queues a kernel all of whose blocks run at once, so that they can wait for each other. The caller asked [`Self::blocks_at_once`].
-    pub(crate) fn launch_at_once(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) {
-        let Some(function) = self.special(special, shape.shared) else { return };
-        let mut together = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { cooperative: 1 },
-        };
-        self.queue(
-            || format!("{} {shape}", special.file),
-            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
-            |context| unsafe {
-                let config = shape.config(context.stream, std::slice::from_mut(&mut together));
-                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
-                    .result()
-            },
-        );
-    }
-
-    /// How many blocks of a kernel run at once on a multiprocessor, or none where it cannot be compiled.
-    pub(crate) fn blocks_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
-        let function = self.special(special, shape.shared)?;
-        self.attempt(
-            || format!("blocks of {}", special.file),
-            // SAFETY: the function is in a loaded module; the call writes one integer.
-            |_| unsafe {
-                let (mut blocks, threads) = (0, shape.block as i32);
-                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shape.shared)
-                    .result()?;
-                Ok(usize::try_from(blocks).unwrap_or(0))
-            },
-        )
-    }
-
-    /// How many clusters of a kernel that has such run at once, or none where it cannot be compiled.
-    pub(crate) fn clusters_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
-        let function = self.special(special, shape.shared)?;
-        let key = (special, shape.shared);
-        if let Some(clusters) = self.clusters.get(&key) {
-            return Some(*clusters);
-        }
-        let clusters = self.attempt(
-            || format!("clusters of {}", special.file),
-            // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
-            |context| unsafe {
-                let config = shape.config(context.stream, &mut []);
-                let mut clusters = 0;
-                sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config).result()?;
-                Ok(clusters as usize)
-            },
-        )?;
-        self.clusters.insert(key, clusters);
-        Some(clusters)
-    }
-
-    /// The function, with leave to use `shared` bytes.
-    fn special(&mut self, special: Special, shared: usize) -> Option<sys::CUfunction> {
-        if !self.special.contains_key(&special) {
-            if self.refuse(|| format!("a step needs {}, which was not compiled before", special.file)) {
-                return None;
-            }
-            let made = self.make_special(special);
-            self.special.insert(special, made);
-        }
-        let Some(Some(module)) = self.special.get(&special) else { return None };
-        let Module { function, shared: before, .. } = *module;
-        /// What any function may use.
-        const FREE: usize = 48 << 10;
-        if shared > before.max(FREE) {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            self.attempt(
-                || format!("{shared} bytes of shared memory for {}", special.file),
-                // SAFETY: the function is in a loaded module.
-                |_| unsafe { sys::cuFuncSetAttribute(function, attribute, shared as i32).result() },
-            )?;
-            if let Some(Some(module)) = self.special.get_mut(&special) {
-                module.shared = shared;
-            }
-        }
-        Some(function)
-    }
-
-    fn make_special(&mut self, special: Special) -> Option<Module> {
-        let (cubin, _) = self.compiler.one(special.source(), self.context.arch).ok()?;
-        let module = load_module(&cubin).ok()?;
-        let symbol = CString::new(special.file).expect("names hold no NUL");
-        // SAFETY: the module is loaded in the current context.
-        let function = unsafe { result::module::get_function(module, symbol) }.ok()?;
-        Some(Module { module, function, shared: 0 })
-    }
-
-    fn function(&mut self, name: Name) -> Option<sys::CUfunction> {
-        if let Some(function) = self.functions.get(&name) {
-            return Some(*function);
-        }
-        let Some(module) = self.modules.get(name.file).copied() else {
-            self.fail(format!("{} has no CUDA kernel yet; start with --device cpu", name.symbol()));
-            return None;
-        };
-        let symbol = CString::new(name.symbol()).expect("names hold no NUL");
-        // SAFETY: the module is loaded in the current context.
-        match unsafe { result::module::get_function(module, symbol) } {
-            Ok(function) => Some(*self.functions.entry(name).or_insert(function)),
-            Err(error) => {
-                self.fail(format!(
-                    "{} has no CUDA kernel yet ({}); start with --device cpu",
-                    name.symbol(),
-                    explain(error)
-                ));
-                None
-            }
-        }
     }
 }
 

@@ -13,6 +13,7 @@ mod random;
 mod ranks;
 mod recurrent;
 mod rounded;
+mod routing;
 mod rowwise;
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};

@@ -367,6 +367,13 @@ pub trait Backend: Send {
         None
     }
 
+    /// Does a piece of what steps to come would otherwise wait for when they first need it (loading and measuring kernels), of a few milliseconds at
+    /// most where nothing has to be loaded; whether there may be more of it. No step may be under way, and what activations and logits hold
+    /// is lost.
+    fn prepare(&mut self) -> bool {
+        false
+    }
+
     /// From here on the device notes when everything that it does begins and ends. What overlapped before may not do so any more.
     fn start_profile(&mut self) {}
     /// Stops that, waits for the device, and returns what it did, in order; nothing for a device that cannot tell.

@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
     time::{Duration, Instant},
 };
 
@@ -23,6 +23,7 @@ use crate::{
     memory::{self, Room},
     recording::Recorder,
     slots::Slots,
+    turns::{Next, next},
 };
 
 /// Jobs that may wait: the group, and two plans of it.
@@ -132,7 +133,7 @@ fn epoch(
     loop {
         let step = match next(&mut engine, jobs) {
             Next::Finish => engine.finish().map(|result| result.map(Box::new)),
-            Next::Record => engine.record(false).map(|_| None),
+            Next::Pastime => engine.pass_time().map(|()| None),
             Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None),
             Next::Job(Some(Job::Step(_))) => Ok(None),
             Next::Job(other) => return Ok(other),
@@ -146,43 +147,6 @@ fn epoch(
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-/// What there is to do in an epoch.
-enum Next {
-    /// The oldest plan is done.
-    Finish,
-    /// Nobody asks for anything, and there is a step to be recorded.
-    Record,
-    /// Do this; absent: the process is ending.
-    Job(Option<Job>),
-}
-
-/// Results come first; then jobs, when the engine has room for them; then steps to be recorded.
-///
-/// While the device works this looks for both without sleeping: being woken takes longer than what is left of a short step.
-fn next(engine: &mut Engine<'_>, jobs: &Receiver<Job>) -> Next {
-    while !engine.is_idle() {
-        if engine.is_done() {
-            return Next::Finish;
-        }
-        if engine.has_room() {
-            match jobs.try_recv() {
-                Ok(job) => return Next::Job(Some(job)),
-                Err(TryRecvError::Disconnected) => return Next::Job(None),
-                Err(TryRecvError::Empty) => {}
-            }
-        }
-        std::thread::yield_now();
-    }
-    if engine.has_to_record() {
-        return match jobs.try_recv() {
-            Ok(job) => Next::Job(Some(job)),
-            Err(TryRecvError::Disconnected) => Next::Job(None),
-            Err(TryRecvError::Empty) => Next::Record,
-        };
-    }
-    Next::Job(jobs.recv().ok())
 }
 
 /// Passes over what is left of a lost epoch.

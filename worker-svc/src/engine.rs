@@ -21,11 +21,13 @@ use sampling::{Logprobs, Sampled, token_logprobs};
 use crate::{
     error::StepError,
     passes::{Piece, Wanted, passes},
+    preparation::Preparation,
     recording::Recorder,
     rows::{Chooser, Rows},
     sampler::Sampler,
     slots::{Slot, Slots, no_slot},
     step_log::Note,
+    turns::Work,
 };
 
 /// One epoch of a worker: the model, the slots, the group.
@@ -40,6 +42,7 @@ pub(crate) struct Engine<'m> {
     flights: VecDeque<Flight>,
     /// When the last plan was finished.
     last_finish: Instant,
+    preparation: Preparation,
     chosen: Vec<Sampled>,
 }
 
@@ -75,24 +78,9 @@ impl<'m> Engine<'m> {
             max_logit_rows: options.max_logit_rows,
             flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
             last_finish: Instant::now(),
+            preparation: Preparation::default(),
             chosen: Vec::new(),
         }
-    }
-
-    /// Whether another plan may be submitted.
-    pub(crate) fn has_room(&self) -> bool {
-        self.flights.len() < STEPS_IN_FLIGHT
-    }
-
-    /// Whether no plan is under way.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.flights.is_empty()
-    }
-
-    /// Whether the oldest plan could be finished without waiting.
-    pub(crate) fn is_done(&mut self) -> bool {
-        let awaited = self.flights.front().and_then(|flight| flight.awaited.as_ref());
-        awaited.is_none_or(|awaited| self.model.is_done(awaited.ticket))
     }
 
     /// Asks the device for a step. There must be room.
@@ -123,6 +111,7 @@ impl<'m> Engine<'m> {
         let idle_since = self.is_idle().then_some(self.last_finish);
         let note = Note::of(&plan, submitted, idle_since);
         self.flights.push_back(Flight { result, submitted, awaited, note });
+        self.preparation.goes_on();
         // While the device works.
         self.record(true).map(|_| ())
     }
@@ -148,9 +137,13 @@ impl<'m> Engine<'m> {
         self.model.set_recordable(recordable);
     }
 
-    /// Whether something is left to be recorded while nothing runs.
-    pub(crate) fn has_to_record(&self) -> bool {
-        self.recorder.next(self.model, false).is_some()
+    /// Does a piece of what is left for times when nothing runs: steps are recorded, then the device prepares for those to come.
+    pub(crate) fn pass_time(&mut self) -> Result<(), StepError> {
+        if !self.record(false)? {
+            self.preparation.go_on(self.model);
+            self.model.check_device()?;
+        }
+        Ok(())
     }
 
     /// Lets the device record a kind of step, if there is one left; whether there was. `busy`: plans are under way.
@@ -291,6 +284,25 @@ impl<'m> Engine<'m> {
         }
         result.slot.push(chooser.slot);
         result.token.push(sampled.token);
+    }
+}
+
+impl Work for Engine<'_> {
+    fn is_idle(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    fn is_done(&mut self) -> bool {
+        let awaited = self.flights.front().and_then(|flight| flight.awaited.as_ref());
+        awaited.is_none_or(|awaited| self.model.is_done(awaited.ticket))
+    }
+
+    fn has_room(&self) -> bool {
+        self.flights.len() < STEPS_IN_FLIGHT
+    }
+
+    fn has_pastime(&self) -> bool {
+        !self.preparation.is_over() || self.recorder.next(self.model, false).is_some()
     }
 }
 

@@ -12,6 +12,7 @@ mod error;
 mod memory;
 mod metrics;
 mod passes;
+mod preparation;
 mod profile;
 mod recording;
 mod rows;
@@ -19,6 +20,7 @@ mod sampler;
 mod serve;
 mod slots;
 mod step_log;
+mod turns;
 mod wire;
 
 pub use config::{Args, MaxModelLen, default_kernel_cache};

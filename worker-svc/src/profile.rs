@@ -13,6 +13,7 @@ use crate::{
     engine::{Engine, Options},
     recording::Recorder,
     slots::Slots,
+    turns::Work,
 };
 
 /// Decode steps before those that count, and those.
@@ -70,6 +71,10 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let mut profile = Profile { device, ..Profile::default() };
     while stage.engine.record(false)? {}
     let (count, took, bytes) = stage.engine.recordings();
+    // As it is in service, once nobody has asked for anything for a while.
+    while stage.engine.has_pastime() {
+        stage.engine.pass_time()?;
+    }
     profile.recordings = (count, took.as_secs_f64(), bytes);
     // Once for everything that is made at first use.
     stage.prefill(shape)?;

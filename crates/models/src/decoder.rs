@@ -239,6 +239,10 @@ impl Decoder {
         Ok(self.backend.choose(self.logits_on_device(), &[]))
     }
 
+    pub(crate) fn prepare(&mut self) -> bool {
+        self.backend.prepare()
+    }
+
     pub(crate) fn start_profile(&mut self) {
         self.backend.start_profile();
     }

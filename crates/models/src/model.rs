@@ -197,6 +197,15 @@ impl Model {
         }
     }
 
+    /// Lets the device do a piece of what steps to come would otherwise wait for; whether there may be more of it. No step may be under way: see
+    /// [`kernels::ops::Backend::prepare`].
+    pub fn prepare(&mut self) -> bool {
+        match &mut self.inner {
+            Inner::Decoder(decoder) => decoder.prepare(),
+            Inner::Echo(_) => false,
+        }
+    }
+
     /// From here on the device times what it does: see [`kernels::ops::Backend::start_profile`].
     pub fn start_profile(&mut self) {
         if let Inner::Decoder(decoder) = &mut self.inner {

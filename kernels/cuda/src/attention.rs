@@ -90,6 +90,9 @@ impl Attention {
             self.scratch = Scratch::new(device).zip(Counter::new(device));
         }
         let Some((scratch, counter)) = &self.scratch else { return true };
+        if !batch.has(Rows::Several) {
+            attention_prefill::wish(device, tensors, layer, Hopper::of(device, kv).as_ref());
+        }
         (!batch.has(Rows::Several)
             || attention_prefill::run(device, counter, tensors, layer, Hopper::of(device, kv), batch))
             && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch))

@@ -68,6 +68,18 @@ impl Counter {
     }
 }
 
+/// Prompts will come, whose kernel is compiled and loaded meanwhile.
+pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
+    let (types, dims) = ([tensors.qkv.dtype, tensors.cache], (layer.dim as usize, layer.v_dim as usize));
+    let (kernel, shared) = match hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
+        Some(_) => (hopper_special(types, dims.0), hopper_shared(dims.0)),
+        None => (special(types, dims), shared(dims)),
+    };
+    if shared <= device.context.shared_of_block {
+        device.wish(kernel, shared);
+    }
+}
+
 /// Queues attention of the sequences with several rows; false if that cannot be here. `hopper`: where the Hopper kernel can.
 pub(crate) fn run(
     device: &mut Device,

@@ -138,31 +138,39 @@ impl Blas {
         true
     }
 
-    /// Algorithms for a product, `most` of them at most, the one that cuBLASLt takes for the best first; and what queues the product with one of
-    /// them (false: it cannot be).
-    pub(crate) fn candidates(&self, key: Key, most: usize) -> Option<Candidates<'_>> {
+    /// Forgets what such products first ran with.
+    pub(crate) fn forget(&mut self, are: impl Fn(&Key) -> bool) {
+        self.plans.retain(|key, _| !are(key));
+    }
+
+    /// Algorithms for a product, `most` of them at most, the one that cuBLASLt takes for the best first.
+    pub(crate) fn candidates(&self, key: Key, most: usize) -> Option<Candidates> {
         let plan = Plan::new(key).ok()?;
         let algorithms = plan.algorithms(self.handle, most);
-        Some(Candidates { blas: self, plan, key, algorithms })
+        Some(Candidates { plan, key, algorithms })
     }
-}
 
-/// See [`Blas::candidates`].
-pub(crate) struct Candidates<'a> {
-    blas: &'a Blas,
-    plan: Plan,
-    key: Key,
-    pub(crate) algorithms: Vec<Algorithm>,
-}
-
-impl Candidates<'_> {
-    pub(crate) fn run(&self, device: &mut Device, algorithm: &Algorithm, operands: Operands) -> bool {
-        let Self { blas: Blas { handle, workspace, .. }, plan, key, .. } = self;
+    /// Queues a product with one of them; false: it cannot be.
+    pub(crate) fn attempt(
+        &self,
+        device: &mut Device,
+        candidates: &Candidates,
+        algorithm: &Algorithm,
+        operands: Operands,
+    ) -> bool {
+        let (Self { handle, workspace, .. }, Candidates { plan, key, .. }) = (self, candidates);
         let queue = |context: &Arc<Context>| {
             Ok(plan.run(*handle, workspace, context.stream.cast(), algorithm, *key, operands).is_ok())
         };
         device.attempt(|| "trying cuBLASLt".to_owned(), queue).unwrap_or(false)
     }
+}
+
+/// See [`Blas::candidates`].
+pub(crate) struct Candidates {
+    plan: Plan,
+    key: Key,
+    pub(crate) algorithms: Vec<Algorithm>,
 }
 
 impl Drop for Blas {

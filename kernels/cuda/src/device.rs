@@ -15,6 +15,7 @@ use super::libraries::Folders;
 use super::modules::Compiler;
 use super::profile::Profile;
 use super::special::Special;
+use super::workshop::Workshop;
 use kernels::ops::Timing;
 use launches::Module;
 pub(crate) use launches::{Name, Shape, args};
@@ -25,8 +26,10 @@ pub(crate) struct Device {
     modules: HashMap<&'static str, sys::CUmodule>,
     functions: HashMap<Name, sys::CUfunction>,
     /// What makes kernels for a shape, and those made: absent where that failed.
-    compiler: Compiler,
+    workshop: Workshop,
     special: HashMap<Special, Option<Module>>,
+    /// Kernels that steps to come will need, and their shared memory.
+    wishes: Vec<(Special, usize)>,
     /// Clusters that run at once, by kernel and shared memory of a block.
     clusters: HashMap<(Special, usize), usize>,
     fault: Option<String>,
@@ -53,12 +56,14 @@ impl Device {
                 load_module(&file.cubin).map_err(|error| format!("kernel {}: {}", file.name, explain(error)))?;
             modules.insert(file.name, module);
         }
+        let workshop = Workshop::new(compiler, context.arch);
         Ok(Self {
             context,
             modules,
             functions: HashMap::new(),
-            compiler,
+            workshop,
             special: HashMap::new(),
+            wishes: Vec::new(),
             clusters: HashMap::new(),
             fault: None,
             recording: None,
@@ -172,6 +177,10 @@ impl Device {
         self.synchronize();
         let Some(profile) = self.profile.take() else { return Vec::new() };
         self.attempt(|| "a profile".to_owned(), |_| profile.timings()).unwrap_or_default()
+    }
+
+    pub(crate) fn is_profiled(&self) -> bool {
+        self.profile.is_some()
     }
 
     /// To be called where another thread may have worked before.

@@ -4,9 +4,10 @@
 //! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
 //! With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may change with its company; and from
 //! what was measured on this machine (`ways`), so they may differ from another machine's. In a process the same rows are always multiplied
-//! in the same way.
+//! in the same way once that is measured; a machine that has never measured them may change the way once, while nothing runs.
 
 mod acts;
+mod ahead;
 mod arch;
 mod attention;
 mod attention_decode;
@@ -48,9 +49,11 @@ mod special;
 mod step;
 mod steps;
 mod tensor_map;
+mod trial;
 mod ungated;
 mod ways;
 mod weights;
+mod workshop;
 
 use std::path::PathBuf;
 
@@ -60,6 +63,7 @@ pub use modules::{Filled, fill_cache};
 pub use ranks::RankOptions;
 
 use acts::Acts;
+use ahead::{Ahead, Site};
 use attention::Attention;
 use blas::Blas;
 use device::Device;
@@ -98,9 +102,12 @@ pub struct CudaOptions {
 /// Who does products of many rows of 16 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Products {
-    /// Whatever is the fastest on this machine: measured when a kind of product is first needed, and remembered beside compiled kernels.
+    /// Whatever is the fastest on this machine: measured when nothing else is to be done ([`ops::Backend::prepare`]), and remembered beside
+    /// compiled kernels. What is not measured yet is cuBLASLt's, as it chooses itself.
     #[default]
     Fastest,
+    /// The same, measured while the first product of a kind waits for it. For comparisons, and for tests.
+    FastestAtOnce,
     /// cuBLASLt, as it chooses itself. For comparisons.
     Library,
     /// This crate's own kernel, wherever it can. For tests of it.
@@ -121,6 +128,7 @@ pub struct CudaBackend {
     batch: batch::Batch,
     slots: choose::Slots,
     matmul: Matmul,
+    ahead: Ahead,
     staging: Staging,
     levels: noise::Levels,
     matrices: Vec<Weights>,
@@ -164,6 +172,7 @@ impl CudaBackend {
             batch: batch::Batch::default(),
             slots: choose::Slots::default(),
             matmul,
+            ahead: Ahead::default(),
             staging: Staging::default(),
             levels: noise::Levels::default(),
             matrices: Vec::new(),
@@ -205,6 +214,9 @@ impl CudaBackend {
         let bias_len = bias.as_ref().map(|bias| bias.len);
         assert!(bias_len.is_none_or(|len| len == w.rows), "bias of {bias_len:?} for {} outputs", w.rows);
         let product = Product { x, w, bias, epilogue, out };
+        if product.is_short() {
+            self.ahead.note(product.kind(None), Site { x, w: handle, bias: bias_handle, out, gate: None });
+        }
         if waits(&self.device, &product) {
             self.ungated = Some(Ungated { x, w: handle, bias: bias_handle, out: (act, out) });
         } else {

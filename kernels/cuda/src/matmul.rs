@@ -6,9 +6,9 @@ use super::acts::{View, cast};
 use super::blas::{Blas, Key, Operands};
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
-use super::elementwise::{self, Function};
 use super::matmul_cluster;
 use super::special::LOWEST;
+use super::trial::Gate;
 use super::ways::{Kind, Way, Ways, bucket};
 use super::weights::{Vector, Weights};
 use super::{matmul_few, matmul_hopper, measure};
@@ -18,15 +18,13 @@ use kernels::ops::{Activation, DType, Epilogue};
 const TILE: usize = 64;
 const THREADS: usize = 256;
 
-/// Algorithms of cuBLASLt that are tried.
-const CANDIDATES: usize = 8;
 /// Products of more rows may be our own kernel's without a gate too: fewer gain 1 to 2 % by it on an H200, and it takes a second to compile.
 pub(crate) const MANY_ROWS: usize = 1024;
 
 /// What products need beside their operands.
 pub(crate) struct Matmul {
-    blas: Blas,
-    ways: Ways,
+    pub(crate) blas: Blas,
+    pub(crate) ways: Ways,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
 }
@@ -74,7 +72,7 @@ impl Matmul {
         if x.rows == 0 {
             return;
         }
-        if w.dtype.size() == 2 && (w.compute == w.dtype || x.dtype == w.dtype) {
+        if product.is_short() {
             product.x = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
             if matmul_few::run(device, &product)
                 || matmul_cluster::run(device, &product)
@@ -89,7 +87,7 @@ impl Matmul {
     /// Queues a product of 16-bit operands in the way that is the fastest; false where there is none.
     fn run_many(&mut self, device: &mut Device, product: &mut Product<'_>) -> bool {
         let (key, out) = (product.key(), product.out);
-        let wanted = match self.way(device, product) {
+        let wanted = match self.way(device, product, None) {
             Way::Own if matmul_hopper::fits(device, product) => return matmul_hopper::run(device, product, None, out),
             Way::Library(algorithm) => Some(algorithm),
             Way::Own | Way::Usual => None,
@@ -100,35 +98,55 @@ impl Matmul {
         }
     }
 
-    /// The way of such a product. One that is added to its output can only be measured as one that overwrites it ([`Self::run_added`]).
-    fn way(&mut self, device: &mut Device, product: &mut Product<'_>) -> Way {
-        let kind = Kind::of(&product.key(), None);
-        if let Some(way) = self.ways.get(kind) {
-            return way;
-        }
-        if product.epilogue == Epilogue::Accumulate || !rounds_once(product) {
-            self.ways.settle(kind, Way::Usual, None);
-            return Way::Usual;
-        }
-        let rows = product.stretch(&[]);
-        let own = rows > MANY_ROWS && matmul_hopper::fits(device, product);
-        let (key, out, operands) = (product.key(), product.out, product.operands(device));
-        let candidates = self.blas.candidates(key, CANDIDATES);
-        let algorithms = candidates.as_ref().map_or(&[][..], |candidates| &candidates.algorithms);
-        let count = algorithms.len() + usize::from(own);
-        let measured = measure::fastest(device, self.blas.workspace(), count, |device, way| {
-            match (&candidates, algorithms.get(way)) {
-                (Some(candidates), Some(algorithm)) => candidates.run(device, algorithm, operands),
-                _ => matmul_hopper::run(device, product, None, out),
+    /// The way of such a product; what is not measured yet is done in the usual one until it is (`ahead`).
+    fn way(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Way {
+        let kind = product.kind(gate);
+        self.ways.get(kind).unwrap_or_else(|| {
+            if self.ways.are_measured_at_once() {
+                self.measure(device, product, gate);
             }
-        });
-        let way = measured.as_ref().map_or(Way::Usual, |measured| {
-            algorithms.get(measured.best).map_or(Way::Own, |algorithm| Way::Library(*algorithm))
-        });
-        let times = measured.map(|measured| measured.text());
-        self.ways.settle(kind, way, times.as_deref());
+            self.ways.get(kind).unwrap_or(Way::Usual)
+        })
+    }
+
+    /// Measures a kind of product on the operands of one that waits for the answer. One that is added to its output cannot be tried.
+    fn measure(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) {
+        if product.epilogue == Epilogue::Accumulate || !rounds_once(product) || !measure::is_possible(device) {
+            return;
+        }
+        if gate.is_some() {
+            // What it is compared with is the product in its own best way.
+            self.way(device, product, None);
+        }
+        let rows = product.stretch(gate.map(|gate| gate.out));
+        let gate = gate.map(|gate| Gate { out: View { rows: product.x.rows, ..gate.out }, ..gate });
+        let mut trial = self.trial(device, product, gate);
+        while self.turn(device, &mut trial, product, gate) {}
+        self.settle(trial);
         product.set_rows(rows);
-        way
+    }
+
+    /// Whether a product's way is known.
+    pub(crate) fn is_known(&mut self, product: &Product<'_>, gate: Option<Gate>) -> bool {
+        self.ways.get(product.kind(gate)).is_some()
+    }
+
+    /// Queues a product, with its gate if it has one.
+    pub(crate) fn run_kind(&mut self, device: &mut Device, mut product: Product<'_>, gate: Option<Gate>) {
+        match gate {
+            Some(Gate { activation, out }) => drop(self.run_gated(device, &mut product, activation, out)),
+            None => self.run(device, product),
+        }
+    }
+
+    /// A product's input as it is multiplied: one of another type than the weights is rounded first, to memory that comes with the first such
+    /// product.
+    pub(crate) fn input(&self, x: View, w: &Weights) -> Option<View> {
+        if x.dtype == w.dtype {
+            return Some(x);
+        }
+        let fits = |memory: &&Memory| memory.bytes >= x.elements() * w.dtype.size();
+        self.rounded.as_ref().filter(fits).map(|memory| View { ptr: memory.ptr, dtype: w.dtype, ..x })
     }
 
     /// Queues a product and the gate of its outputs, into `out`: together where that is the fastest. What `product` leaves in its own output
@@ -146,45 +164,10 @@ impl Matmul {
         if !matmul_hopper::may_gate(device, product) || out.dtype != product.w.dtype {
             return false;
         }
-        let function = Function::from(activation);
-        match self.gated_way(device, product, activation, out) {
-            Way::Own => matmul_hopper::run(device, product, Some(function), out),
+        match self.way(device, product, Some(Gate { activation, out })) {
+            Way::Own => matmul_hopper::run(device, product, Some(activation.into()), out),
             Way::Usual | Way::Library(_) => false,
         }
-    }
-
-    fn gated_way(&mut self, device: &mut Device, product: &mut Product<'_>, activation: Activation, out: View) -> Way {
-        let function = Function::from(activation);
-        let kind = Kind::of(&product.key(), Some(function));
-        if let Some(way) = self.ways.get(kind) {
-            return way;
-        }
-        // Measured first, if it was not: what it is compared with is the product in its own best way.
-        let apart = self.way(device, product);
-        let rows = product.stretch(&[out]);
-        let out = View { rows: product.x.rows, ..out };
-        let (key, gate_up, operands) = (product.key(), product.out, product.operands(device));
-        let candidates = self.blas.candidates(key, 1);
-        let measured = measure::fastest(device, self.blas.workspace(), 2, |device, way| {
-            if way == 1 {
-                return matmul_hopper::run(device, product, Some(function), out);
-            }
-            let multiplied = match (apart, &candidates) {
-                (Way::Own, _) => matmul_hopper::run(device, product, None, gate_up),
-                (Way::Library(algorithm), Some(candidates)) => candidates.run(device, &algorithm, operands),
-                (_, Some(candidates)) => {
-                    candidates.algorithms.first().is_some_and(|first| candidates.run(device, first, operands))
-                }
-                (_, None) => false,
-            };
-            elementwise::gated(device, gate_up, activation, out);
-            multiplied
-        });
-        let way = measured.as_ref().filter(|measured| measured.best == 1).map_or(Way::Usual, |_| Way::Own);
-        let times = measured.map(|measured| measured.text());
-        self.ways.settle(kind, way, times.as_deref());
-        product.set_rows(rows);
-        way
     }
 
     /// Whether it pays to wait for what a product may be added to: one launch less to read and write what it gave.
@@ -202,8 +185,8 @@ impl Matmul {
 
     /// Queues a product that [`Self::may_add`] and adds it to `sum` instead of writing it to its own output, whose content is lost.
     pub(crate) fn run_added(&mut self, device: &mut Device, mut product: Product<'_>, sum: View) {
-        // Measured, if it was not, where that harms nobody.
-        self.way(device, &mut product);
+        // Measured, if that is to be now, where it harms nobody.
+        self.way(device, &mut product, None);
         self.run(device, Product { epilogue: Epilogue::Accumulate, out: sum, ..product });
     }
 
@@ -221,7 +204,17 @@ impl Matmul {
 }
 
 impl Product<'_> {
-    fn key(&self) -> Key {
+    /// Whether it multiplies numbers of 16 bits.
+    pub(crate) fn is_short(&self) -> bool {
+        let Self { x, w, .. } = self;
+        w.dtype.size() == 2 && (w.compute == w.dtype || x.dtype == w.dtype)
+    }
+
+    pub(crate) fn kind(&self, gate: Option<Gate>) -> Kind {
+        Kind::of(&self.key(), gate.map(|gate| gate.function()))
+    }
+
+    pub(crate) fn key(&self) -> Key {
         let Self { x, w, bias, epilogue, out } = self;
         let (rows, n, k, bias) = (x.rows, w.rows, w.cols, bias.is_some());
         Key { rows, n, k, input: w.dtype, output: out.dtype, bias, epilogue: *epilogue }
@@ -229,9 +222,9 @@ impl Product<'_> {
 
     /// Takes as many rows as its kind goes up to, as far as its buffers and these have room; returns its own number. A way that is the fastest
     /// for some rows may be far from it for a few more, with which a tile more begins.
-    fn stretch(&mut self, others: &[View]) -> usize {
-        let (rows, all) = (self.x.rows, [self.x, self.out]);
-        let room = all.iter().chain(others).map(|view| view.most_rows).min();
+    fn stretch(&mut self, other: Option<View>) -> usize {
+        let (rows, all) = (self.x.rows, [Some(self.x), Some(self.out), other]);
+        let room = all.into_iter().flatten().map(|view| view.most_rows).min();
         self.set_rows(bucket(rows).min(room.unwrap_or(rows)));
         rows
     }
@@ -241,7 +234,7 @@ impl Product<'_> {
     }
 
     /// For cuBLASLt, which wants a bias in the output's type.
-    fn operands(&mut self, device: &mut Device) -> Operands {
+    pub(crate) fn operands(&mut self, device: &mut Device) -> Operands {
         let output = self.out.dtype;
         let bias = self.bias.as_deref_mut().map_or(0, |bias| bias.ptr_in(device, output));
         Operands { x: self.x.ptr, w: self.w.ptr(), bias, out: self.out.ptr }
@@ -249,7 +242,7 @@ impl Product<'_> {
 }
 
 /// Whether cuBLASLt rounds only what it writes. Where rows do not begin at multiples of 16 bytes it rounds products before it adds a bias.
-fn rounds_once(product: &Product<'_>) -> bool {
+pub(crate) fn rounds_once(product: &Product<'_>) -> bool {
     const PIECE: usize = 8;
     let Product { w, bias, out, .. } = product;
     bias.is_none() || out.dtype == DType::F32 || (w.rows.is_multiple_of(PIECE) && w.cols.is_multiple_of(PIECE))

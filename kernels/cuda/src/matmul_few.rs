@@ -104,7 +104,7 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
     device.launch_special(config.special(w.dtype), shape, args![out.ptr, x.ptr, w.ptr(), bias, few])
 }
 
-fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> bool {
+pub(crate) fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> bool {
     device.context.arch >= LOWEST
         && w.dtype.size() == 2
         && x.dtype == w.dtype

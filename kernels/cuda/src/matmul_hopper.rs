@@ -106,11 +106,21 @@ pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
     fits(device, product) && *epilogue == Epilogue::Store && out.dtype == w.dtype && w.rows.is_multiple_of(2 * PIECE)
 }
 
+/// The kernel for a product that [`fits`].
+pub(crate) fn special(device: &Device, product: &Product<'_>, function: Option<Function>, out: View) -> Special {
+    config(device, product, function, out).1.special(product.w.dtype, function)
+}
+
+/// Boxes of a tile, and how the kernel is compiled.
+fn config(device: &Device, product: &Product<'_>, function: Option<Function>, out: View) -> (usize, Config) {
+    let boxes = if function.is_some() { BOXES / 2 } else { BOXES };
+    (boxes, Config::of(product.x.rows, out.width, boxes, device.context.multiprocessors))
+}
+
 /// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where it cannot be done.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
     let Product { x, w, bias, .. } = product;
-    let boxes = if function.is_some() { BOXES / 2 } else { BOXES };
-    let config = Config::of(x.rows, out.width, boxes, device.context.multiprocessors);
+    let (boxes, config) = config(device, product, function, out);
     let map = |ptr, rows, box_rows| tensor_map(ptr, w.dtype, [rows, w.cols], box_rows);
     let (Ok(x_map), Ok(w_map)) = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns)) else {
         return false;

@@ -3,6 +3,8 @@
 //! Ways are tried in turn, round after round, so that a clock that moves (a GPU throttles by power) moves for all of them; medians count.
 //! Before each try the device's cache is overwritten: in a step, weights come from memory. That also keeps the device busy while the host queues
 //! what follows, so that what is timed is the device's work and not the host's.
+//!
+//! A [`Race`] takes one try at a time, so that whoever has something more urgent need not wait for its end.
 
 use super::context::{Event, Memory};
 use super::device::Device;
@@ -12,8 +14,8 @@ const ROUNDS: usize = 5;
 /// From so many microseconds on, fewer: longer work varies less.
 const LONG: f64 = 500.0;
 const ROUNDS_OF_LONG: usize = 3;
-/// How often the cache is overwritten before a round, when the device has nothing else to do.
-const LEADS: usize = 8;
+/// How often the cache is overwritten before a try.
+const LEADS: usize = 5;
 /// After one timed round, ways this much slower than the fastest are given up.
 const HOPELESS: f64 = 1.1;
 /// What a way must be faster by to replace one before it: the first is what would be taken without measuring.
@@ -36,45 +38,107 @@ impl Measured {
     }
 }
 
-/// Tries `count` ways, each of which `run` queues (false: it cannot be taken), and waits for them. `evict`: memory as large as the device's
-/// cache, whose content does not matter. None where nothing can be measured: while a step is recorded, or with a driver too old to tell the time.
-pub(crate) fn fastest(
+/// What a race does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// Run this way, so that its code is there, and say whether it can be taken.
+    Load(usize),
+    /// Time this way.
+    Time(usize),
+}
+
+/// Ways that are tried in turn.
+#[derive(Debug)]
+pub(crate) struct Race {
+    /// Those of the round under way.
+    possible: Vec<usize>,
+    /// The next of them.
+    at: usize,
+    /// Rounds timed; none while ways are loaded.
+    rounds: Option<usize>,
+    /// Of each way.
+    times: Vec<Vec<f64>>,
+}
+
+impl Race {
+    pub(crate) fn new(count: usize) -> Self {
+        Self { possible: (0..count).collect(), at: 0, rounds: None, times: vec![Vec::new(); count] }
+    }
+
+    /// Absent once it is over.
+    pub(crate) fn next(&self) -> Option<Turn> {
+        let way = *self.possible.get(self.at)?;
+        Some(if self.rounds.is_some() { Turn::Time(way) } else { Turn::Load(way) })
+    }
+
+    /// What came of the next turn: whether a way that was loaded can be taken, or the time of one that was timed (none: it cannot).
+    pub(crate) fn took(&mut self, micros: Option<f64>) {
+        let way = self.possible[self.at];
+        match (micros, self.rounds) {
+            (None, _) => {
+                self.times[way].clear();
+                self.possible.remove(self.at);
+            }
+            (Some(_), None) => self.at += 1,
+            (Some(micros), Some(_)) => {
+                self.times[way].push(micros);
+                self.at += 1;
+            }
+        }
+        if self.at == self.possible.len() {
+            self.end_round();
+        }
+    }
+
+    fn end_round(&mut self) {
+        let rounds = self.rounds.map_or(0, |rounds| rounds + 1);
+        (self.at, self.rounds) = (0, Some(rounds));
+        let first = |way: &usize| self.times[*way].first().copied();
+        let Some(least) = self.possible.iter().filter_map(first).min_by(f64::total_cmp) else { return };
+        self.possible.retain(|way| self.times[*way][0] <= least * HOPELESS);
+        if rounds >= if least < LONG { ROUNDS } else { ROUNDS_OF_LONG } {
+            // Past the last one.
+            self.at = self.possible.len();
+        }
+    }
+
+    /// Of a race that is over; absent where no way can be taken.
+    pub(crate) fn measured(mut self) -> Option<Measured> {
+        let micros: Vec<Option<f64>> = self.times.iter_mut().map(|times| median(times)).collect();
+        let best = least(&self.possible, &micros)?;
+        Some(Measured { best, micros })
+    }
+}
+
+/// Whether this device can measure at all, now: not while a step is recorded, nor with a driver too old to tell the time.
+pub(crate) fn is_possible(device: &Device) -> bool {
+    !device.is_recording() && device.fault().is_none() && device.context.tells_time()
+}
+
+/// Does a race's next turn and waits for it; `run` queues a way (false: it cannot be taken). `evict`: memory as large as the device's cache, whose
+/// content does not matter. False once the race is over, or the device has failed.
+pub(crate) fn turn(
     device: &mut Device,
     evict: &Memory,
-    count: usize,
-    mut run: impl FnMut(&mut Device, usize) -> bool,
-) -> Option<Measured> {
-    if device.is_recording() || device.fault().is_some() || !device.context.tells_time() {
-        return None;
-    }
-    let mut possible: Vec<usize> = (0..count).filter(|way| run(device, *way)).collect();
-    let mut times = vec![Vec::new(); count];
-    let mut round = 0;
-    loop {
-        (0..LEADS).for_each(|_| device.clear(evict));
-        let tries: Vec<(usize, Event, Event)> = possible
-            .iter()
-            .map(|&way| {
-                device.clear(evict);
-                let start = stamp(device)?;
-                run(device, way);
-                Some((way, start, stamp(device)?))
-            })
-            .collect::<Option<_>>()?;
-        device.synchronize();
-        for (way, start, end) in tries {
-            times[way].push(device.attempt(|| "timing products".to_owned(), |_| end.micros_since(&start))?);
-        }
-        let least = possible.iter().map(|way| times[*way][0]).min_by(f64::total_cmp)?;
-        possible.retain(|way| times[*way][0] <= least * HOPELESS);
-        round += 1;
-        if round >= if least < LONG { ROUNDS } else { ROUNDS_OF_LONG } {
-            break;
-        }
-    }
-    let micros: Vec<Option<f64>> = times.iter_mut().map(|times| median(times)).collect();
-    let best = least(&possible, &micros)?;
-    Some(Measured { best, micros })
+    race: &mut Race,
+    run: &mut dyn FnMut(&mut Device, usize) -> bool,
+) -> bool {
+    let Some(turn) = race.next().filter(|_| device.fault().is_none()) else { return false };
+    let micros = match turn {
+        Turn::Load(way) => run(device, way).then_some(0.0),
+        Turn::Time(way) => time(device, evict, |device| run(device, way)),
+    };
+    race.took(micros);
+    true
+}
+
+fn time(device: &mut Device, evict: &Memory, run: impl FnOnce(&mut Device) -> bool) -> Option<f64> {
+    (0..LEADS).for_each(|_| device.clear(evict));
+    let start = stamp(device)?;
+    let ran = run(device);
+    let end = stamp(device)?;
+    device.synchronize();
+    device.attempt(|| "timing products".to_owned(), |_| end.micros_since(&start)).filter(|_| ran)
 }
 
 fn stamp(device: &mut Device) -> Option<Event> {
@@ -101,6 +165,38 @@ fn least(possible: &[usize], micros: &[Option<f64>]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Runs a race of ways that take so long, none where one cannot be taken; which turns there were, and what came of them.
+    fn run(micros: &[Option<f64>]) -> (Vec<Turn>, Option<Measured>) {
+        let (mut race, mut turns) = (Race::new(micros.len()), Vec::new());
+        while let Some(turn) = race.next() {
+            let (Turn::Load(way) | Turn::Time(way)) = turn;
+            turns.push(turn);
+            race.took(micros[way]);
+        }
+        (turns, race.measured())
+    }
+
+    #[test]
+    fn ways_are_loaded_then_timed_by_turns_and_slow_ones_given_up() {
+        let (turns, measured) = run(&[Some(100.0), None, Some(90.0), Some(300.0)]);
+        let (loads, times) = turns.split_at(4);
+        assert_eq!(loads, [0, 1, 2, 3].map(Turn::Load));
+        // Both 0 and 2 go on; 0 is 11 % slower.
+        assert_eq!(times[..3], [0, 2, 3].map(Turn::Time));
+        assert_eq!(times[3..], [Turn::Time(2); ROUNDS - 1]);
+        assert_eq!(measured.as_ref().map(|measured| measured.best), Some(2));
+        assert_eq!(measured.map(|measured| measured.micros), Some(vec![Some(100.0), None, Some(90.0), Some(300.0)]));
+    }
+
+    #[test]
+    fn long_work_is_tried_less_often_and_without_a_way_there_is_no_result() {
+        let (turns, measured) = run(&[Some(2000.0)]);
+        assert_eq!(turns.len(), 1 + ROUNDS_OF_LONG);
+        assert_eq!(measured.map(|measured| measured.best), Some(0));
+        assert_eq!(run(&[None, None]), ([0, 1].map(Turn::Load).to_vec(), None));
+        assert_eq!(run(&[]), (vec![], None));
+    }
 
     #[test]
     fn a_way_replaces_one_before_it_only_if_it_is_clearly_faster() {

@@ -482,6 +482,10 @@ impl Backend for CudaBackend {
         self.replay_recorded(batch, rows)
     }
 
+    fn prepare(&mut self) -> bool {
+        self.prepare_some()
+    }
+
     fn start_profile(&mut self) {
         self.device.bind();
         self.device.start_profile();

@@ -53,6 +53,8 @@ pub(crate) struct Recordings {
 struct Kind {
     rows: usize,
     has_run: bool,
+    /// Its products are done otherwise by now.
+    outdated: bool,
     recorded: Option<Recorded>,
     /// Where that leaves them.
     logits: Option<View>,
@@ -61,7 +63,10 @@ struct Kind {
 impl Recordings {
     pub(crate) fn set(&mut self, rows: &[usize]) {
         assert!(rows.is_sorted_by(|a, b| a < b), "kinds of steps in another order: {rows:?}");
-        self.kinds = rows.iter().map(|&rows| Kind { rows, has_run: false, recorded: None, logits: None }).collect();
+        self.kinds = rows
+            .iter()
+            .map(|&rows| Kind { rows, has_run: false, outdated: false, recorded: None, logits: None })
+            .collect();
     }
 
     /// Rows that a step of `rows` is padded to.
@@ -78,7 +83,7 @@ impl Recordings {
 
     /// What has run comes first: it will run again.
     pub(crate) fn next(&self) -> Option<Recordable> {
-        let left = || self.kinds.iter().filter(|kind| !self.refused && kind.current().is_none());
+        let left = || self.kinds.iter().filter(|kind| !self.refused && (kind.outdated || kind.current().is_none()));
         let kind = left().find(|kind| kind.has_run).or_else(|| left().next())?;
         Some(Recordable { rows: kind.rows, has_run: kind.has_run })
     }
@@ -86,8 +91,14 @@ impl Recordings {
     pub(crate) fn keep(&mut self, rows: usize, recorded: Recorded) {
         let logits = self.logits.take();
         if let Some(kind) = self.kind(rows) {
-            (kind.recorded, kind.logits) = (Some(recorded), logits);
+            (kind.outdated, kind.recorded, kind.logits) = (false, Some(recorded), logits);
         }
+    }
+
+    /// Steps of such rows are to be recorded again, if they are recorded; until then they are replayed as they are.
+    pub(crate) fn renew(&mut self, are: impl Fn(usize) -> bool) {
+        let recorded = self.kinds.iter_mut().filter(|kind| kind.recorded.is_some());
+        recorded.filter(|kind| are(kind.rows)).for_each(|kind| kind.outdated = true);
     }
 
     /// Lets go of what is stale. To be done before a recording: it frees memory, which makes everything stale that was recorded before.

@@ -3,10 +3,12 @@
 
 use super::CudaBackend;
 use super::acts::View;
+use super::ahead::Site;
 use super::device::Device;
 use super::head_norms::HeadNorm;
 use super::matmul::{Matmul, Product};
 use super::step::Op;
+use super::trial::Gate;
 use super::{elementwise, matmul_few, matmul_hopper, norm};
 use kernels::ops::{Act, Activation, DType, Epilogue, Matrix, Vector};
 
@@ -50,9 +52,12 @@ impl CudaBackend {
 
     /// Does it together with a gate; whether it could be.
     pub(crate) fn multiply_gated(&mut self, ungated: Ungated, activation: Activation, out: View) -> bool {
-        let w = &self.matrices[ungated.w.0 as usize];
-        let bias = ungated.bias.map(|bias| &mut self.vectors[bias.0 as usize]);
-        let mut product = Product { x: ungated.x, w, bias, epilogue: Epilogue::Store, out: ungated.out.1 };
+        let Ungated { x, w, bias, out: (_, own) } = ungated;
+        let site = Site { x, w, bias, out: own, gate: Some((activation, out)) };
+        let w = &self.matrices[w.0 as usize];
+        let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
+        let mut product = Product { x, w, bias, epilogue: Epilogue::Store, out: own };
+        self.ahead.note(product.kind(Some(Gate { activation, out })), site);
         self.matmul.run_gated(&mut self.device, &mut product, activation, out)
     }
 

@@ -1,10 +1,10 @@
 //! How products of many rows are done on this machine: measured once for a kind of product, then remembered in a folder.
 //!
-//! A way is chosen when a kind is first needed, and stays for the life of the process. Files lie beside compiled kernels and are written as
-//! they are (`cache`): processes that start together may share the folder, and a damaged file is measured again. They are text: what was
-//! measured, the way taken, and what each way took.
+//! A kind that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`); from then on
+//! its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
+//! may share the folder, and a damaged file is measured again. They are text: what was measured, the way taken, and what each way took.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::Products;
@@ -19,7 +19,7 @@ use kernels::ops::DType;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Kind {
     /// See [`bucket`].
-    rows: usize,
+    pub(crate) rows: usize,
     n: usize,
     k: usize,
     input: DType,
@@ -44,6 +44,11 @@ impl Kind {
     pub(crate) fn of(key: &blas::Key, gate: Option<Function>) -> Self {
         let blas::Key { rows, n, k, input, output, bias, .. } = *key;
         Self { rows: bucket(rows), n, k, input, output, bias, gate: gate.map(|function| function.number) }
+    }
+
+    /// The same with other rows.
+    pub(crate) fn of_rows(self, rows: usize) -> Self {
+        Self { rows: bucket(rows), ..self }
     }
 }
 
@@ -93,8 +98,10 @@ pub(crate) struct Ways {
     /// What a measurement is good for beside its kind: device, driver, library, own kernel.
     machine: String,
     known: HashMap<Kind, Way>,
-    /// The same for all kinds, measured or not.
-    only: Option<Way>,
+    /// Kinds that were asked for and are not known; those of them that nobody was told of.
+    missing: HashSet<Kind>,
+    wanted: Vec<Kind>,
+    products: Products,
 }
 
 impl Ways {
@@ -107,28 +114,60 @@ impl Ways {
             "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernel {own}",
             context.name, context.multiprocessors
         );
-        let only = match products {
-            Products::Fastest => None,
+        let cache = cache.map(cache::Cache::new);
+        Self { cache, machine, known: HashMap::new(), missing: HashSet::new(), wanted: Vec::new(), products }
+    }
+
+    /// Whether kinds are measured when nothing else is to be done.
+    pub(crate) fn are_measured_ahead(&self) -> bool {
+        self.products == Products::Fastest
+    }
+
+    /// Whether they are in the product that asks first.
+    pub(crate) fn are_measured_at_once(&self) -> bool {
+        self.products == Products::FastestAtOnce
+    }
+
+    /// The same for all kinds, measured or not.
+    fn only(&self) -> Option<Way> {
+        match self.products {
+            Products::Fastest | Products::FastestAtOnce => None,
             Products::Library => Some(Way::Usual),
             Products::Own => Some(Way::Own),
-        };
-        Self { cache: cache.map(cache::Cache::new), machine, known: HashMap::new(), only }
+        }
+    }
+
+    /// Kinds that were asked for in vain since the last call.
+    pub(crate) fn take_wanted(&mut self) -> Vec<Kind> {
+        std::mem::take(&mut self.wanted)
     }
 
     /// The way of a kind, if it was measured or settled before.
     pub(crate) fn get(&mut self, kind: Kind) -> Option<Way> {
-        if let Some(way) = self.only.as_ref().or_else(|| self.known.get(&kind)) {
-            return Some(*way);
+        let known = self.only().or_else(|| self.known.get(&kind).copied());
+        if known.is_some() || self.missing.contains(&kind) {
+            return known;
         }
+        let stored = self.stored(kind);
+        match stored {
+            Some(way) => drop(self.known.insert(kind, way)),
+            None => {
+                self.missing.insert(kind);
+                self.wanted.push(kind);
+            }
+        }
+        stored
+    }
+
+    fn stored(&self, kind: Kind) -> Option<Way> {
         let stored = self.cache.as_ref()?.content(&self.file_name(kind))?;
         let mut lines = std::str::from_utf8(&stored).ok()?.lines();
-        let way = lines.next().filter(|line| *line == self.title(kind)).and_then(|_| Way::parse(lines.next()?))?;
-        self.known.insert(kind, way);
-        Some(way)
+        lines.next().filter(|line| *line == self.title(kind)).and_then(|_| Way::parse(lines.next()?))
     }
 
     /// From now on a kind is done in this way; `times` (text) is what measuring it showed, without which nothing is stored.
     pub(crate) fn settle(&mut self, kind: Kind, way: Way, times: Option<&str>) {
+        self.missing.remove(&kind);
         self.known.insert(kind, way);
         if let (Some(cache), Some(times)) = (&self.cache, times) {
             let content = format!("{}\n{}\n{times}\n", self.title(kind), way.text());
@@ -152,7 +191,14 @@ mod tests {
     use kernels::ops::Epilogue;
 
     fn ways(folder: &Path, machine: &str) -> Ways {
-        Ways { cache: Some(cache::Cache::new(folder)), machine: machine.to_owned(), known: HashMap::new(), only: None }
+        Ways {
+            cache: Some(cache::Cache::new(folder)),
+            machine: machine.to_owned(),
+            known: HashMap::new(),
+            missing: HashSet::new(),
+            wanted: Vec::new(),
+            products: Products::Fastest,
+        }
     }
 
     fn kind(rows: usize, gate: bool) -> Kind {
@@ -184,6 +230,18 @@ mod tests {
             assert_eq!(ways(folder.path(), "another").get(kind(rows, false)), None);
             assert_eq!(ways(folder.path(), "one").get(kind(rows, true)), None);
         }
+    }
+
+    #[test]
+    fn what_is_asked_for_in_vain_is_wanted_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ways = ways(folder.path(), "one");
+        assert_eq!([64, 60, 64].map(|rows| ways.get(kind(rows, false))), [None; 3]);
+        assert_eq!(ways.take_wanted(), [kind(64, false)]);
+        assert_eq!((ways.get(kind(64, false)), ways.take_wanted()), (None, vec![]));
+        ways.settle(kind(64, false), Way::Usual, None);
+        assert_eq!(ways.get(kind(64, false)), Some(Way::Usual));
+        assert_eq!(kind(64, true).of_rows(100), kind(104, true));
     }
 
     #[test]

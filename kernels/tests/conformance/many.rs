@@ -31,7 +31,7 @@ fn backends() -> Vec<(String, Box<dyn Backend>)> {
         let backend = gpu::open(&CudaOptions { products, ..gpu::options() });
         (format!("{products:?} on {}", backend.describe()), backend)
     };
-    [Products::Own, Products::Library, Products::Fastest].map(open).into()
+    [Products::Own, Products::Library, Products::Fastest, Products::FastestAtOnce].map(open).into()
 }
 
 /// A product's operands, and some of its rows in float64.
@@ -189,6 +189,44 @@ fn added_to_a_residual_and_normed() {
                     check_row(&case.what(&name), row, &normed[range], &want, step(case.dtype));
                 }
             }
+        }
+    }
+}
+
+/// What is measured between two steps changes how the second is computed, and nothing of what it means.
+#[test]
+fn measured_ahead() {
+    let gate = |gate: f64, up: f64| gate / (1.0 + (-gate).exp()) * up;
+    for (name, mut backend) in backends() {
+        let backend = &mut *backend;
+        let case = Case::new((300, 1040, 512), DType::Bf16, true);
+        let matrix = backend.load_matrix(host(case.dtype, case.n, case.k, &case.bytes), case.dtype);
+        let bias = case.bias.as_ref().map(|bias| backend.load_vector(bias));
+        for round in 0..3 {
+            let what = format!("round {round}, {}", case.what(&name));
+            let x = filled_in(backend, case.k, &case.x, case.dtype);
+            let out = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], DType::F32);
+            let gated = filled_in(backend, case.n / 2, &vec![f32::NAN; case.rows * case.n / 2], case.dtype);
+            let gate_up = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], case.dtype);
+            backend.matmul(x, matrix, bias, Epilogue::Store, out);
+            let sums = backend.read(out).to_vec();
+            backend.matmul(x, matrix, bias, Epilogue::Store, gate_up);
+            backend.gated(gate_up, Activation::Silu, gated);
+            let gates = backend.read(gated);
+            for row in case.compared() {
+                let want = case.row(row);
+                let largest = want.iter().fold(1.0_f64, |most, sum| most.max(sum.abs()));
+                check_row(&what, row, &sums[row * case.n..][..case.n], &want, step(DType::F32));
+                for (col, got) in gates[row * case.n / 2..][..case.n / 2].iter().enumerate() {
+                    let gated = gate(want[col], want[case.n / 2 + col]);
+                    let (error, bound) = ((f64::from(*got) - gated).abs(), 2.0 * step(case.dtype));
+                    let bound = bound * (gated.abs() + 0.1 * largest);
+                    assert!(error <= bound, "{what}: row {row}, gated column {col} is {got}, want {gated}");
+                }
+            }
+            // All of it after the first round; then there is nothing left but what the new buffers bring.
+            let pieces = (0..100_000).take_while(|_| backend.prepare()).count();
+            assert!(pieces < 100_000, "{what}: preparing has no end");
         }
     }
 }

@@ -76,7 +76,7 @@ enum Record {
     Never,
     /// Once they have run.
     Meanwhile,
-    /// All of them, before the first plan.
+    /// All of them, before the first plan, with whatever else there is time for.
     First,
 }
 
@@ -84,7 +84,9 @@ enum Record {
 fn results(plans: &[StepPlan], ahead: bool, record: Record) -> Vec<StepResult> {
     let (mut model, mut recorder) = (model(), Recorder::new(record == Record::Never));
     let mut engine = engine(&mut model, &mut recorder);
-    while record == Record::First && engine.record(false).unwrap() {}
+    while record == Record::First && engine.has_pastime() {
+        engine.pass_time().unwrap();
+    }
     let mut waiting = plans.iter().cloned();
     let mut results = Vec::new();
     while results.len() < plans.len() {

@@ -72,7 +72,7 @@ fn main() -> Result<(), String> {
     let mut words = std::env::args().skip(1).peekable();
     let products = words.next_if(|word| ["library", "own"].contains(&word.as_str()));
     let products =
-        products.map_or(Products::Fastest, |word| if word == "own" { Products::Own } else { Products::Library });
+        products.map_or(Products::FastestAtOnce, |word| if word == "own" { Products::Own } else { Products::Library });
     let words: Vec<String> = words.collect();
     let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));

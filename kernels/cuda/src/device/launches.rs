@@ -1,6 +1,7 @@
 //! Launches: kernels by name or compiled for a shape, one after the other, early, or all blocks at once.
 
 use std::ffi::{CString, c_void};
+use std::time::Duration;
 
 use cudarc::driver::{result, sys};
 
@@ -205,6 +206,30 @@ impl Device {
         Some(clusters)
     }
 
+    /// A step to come will need this kernel: it is compiled meanwhile, and loaded by [`Self::grant`].
+    pub(crate) fn wish(&mut self, special: Special, shared: usize) {
+        if !self.special.contains_key(&special) && !self.wishes.contains(&(special, shared)) {
+            self.workshop.order(special);
+            self.wishes.push((special, shared));
+        }
+    }
+
+    /// Loads a kernel that was wished for, or waits a moment for its code; whether there was one.
+    pub(crate) fn grant(&mut self) -> bool {
+        let Some(&(special, shared)) = self.wishes.last() else { return false };
+        if self.is_compiled(special) {
+            self.wishes.pop();
+            self.special(special, shared);
+        }
+        true
+    }
+
+    /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has waited a moment.
+    pub(crate) fn is_compiled(&self, special: Special) -> bool {
+        const MOMENT: Duration = Duration::from_millis(2);
+        self.special.contains_key(&special) || self.workshop.is_made(special, MOMENT)
+    }
+
     /// The function, with leave to use `shared` bytes.
     fn special(&mut self, special: Special, shared: usize) -> Option<sys::CUfunction> {
         if !self.special.contains_key(&special) {
@@ -233,7 +258,7 @@ impl Device {
     }
 
     fn make_special(&mut self, special: Special) -> Option<Module> {
-        let (cubin, _) = self.compiler.one(special.source(), self.context.arch).ok()?;
+        let cubin = self.workshop.take(special).ok()?;
         let module = load_module(&cubin).ok()?;
         let symbol = CString::new(special.file).expect("names hold no NUL");
         // SAFETY: the module is loaded in the current context.

@@ -1,0 +1,119 @@
+//! The ways of one kind of product beside each other: what races, and what the result is kept as.
+
+use super::acts::View;
+use super::blas::{Algorithm, Candidates};
+use super::device::Device;
+use super::elementwise::{self, Function};
+use super::matmul::{MANY_ROWS, Matmul, Product, rounds_once};
+use super::measure::{self, Race};
+use super::special::Special;
+use super::ways::{Kind, Way};
+use super::{matmul_few, matmul_hopper};
+use kernels::ops::Activation;
+
+/// Algorithms of cuBLASLt that are tried.
+const CANDIDATES: usize = 8;
+
+/// What gates a product's outputs next, and where to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gate {
+    pub(crate) activation: Activation,
+    pub(crate) out: View,
+}
+
+impl Gate {
+    pub(crate) fn function(&self) -> Function {
+        self.activation.into()
+    }
+}
+
+/// A race under way.
+pub(crate) struct Trial {
+    kind: Kind,
+    race: Race,
+    ways: Vec<Way>,
+    /// Where columns are gated: the product's own way, which the gate then follows. It is the first of the ways, as [`Way::Usual`].
+    apart: Option<Way>,
+    candidates: Option<Candidates>,
+}
+
+impl Matmul {
+    /// Whether there is something to choose from.
+    pub(crate) fn has_ways(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
+        match gate {
+            Some(gate) => matmul_hopper::may_gate(device, product) && gate.out.dtype == product.w.dtype,
+            None => rounds_once(product) && !matmul_few::fits(device, product),
+        }
+    }
+
+    /// The kernel compiled for a shape that would take part.
+    pub(crate) fn special(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> Option<Special> {
+        let takes_part = gate.is_some() || races_alone(device, product);
+        let out = gate.map_or(product.out, |gate| gate.out);
+        takes_part.then(|| matmul_hopper::special(device, product, gate.map(|gate| gate.function()), out))
+    }
+
+    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own way is known.
+    pub(crate) fn trial(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Trial {
+        let kind = product.kind(gate);
+        let apart = gate.map(|_| self.ways.get(product.kind(None)).unwrap_or(Way::Usual));
+        let candidates = self.blas.candidates(product.key(), if apart.is_some() { 1 } else { CANDIDATES });
+        let ways: Vec<Way> = match (apart, &candidates) {
+            (Some(_), _) => vec![Way::Usual, Way::Own],
+            (None, candidates) => {
+                let algorithms = candidates.iter().flat_map(|candidates| candidates.algorithms.iter());
+                let own = races_alone(device, product).then_some(Way::Own);
+                algorithms.map(|algorithm| Way::Library(*algorithm)).chain(own).collect()
+            }
+        };
+        let count = if measure::is_possible(device) { ways.len() } else { 0 };
+        Trial { kind, race: Race::new(count), ways, apart, candidates }
+    }
+
+    /// Tries one way; false once there is none left to try.
+    pub(crate) fn turn(
+        &mut self,
+        device: &mut Device,
+        trial: &mut Trial,
+        product: &mut Product<'_>,
+        gate: Option<Gate>,
+    ) -> bool {
+        let Trial { race, ways, apart, candidates, .. } = trial;
+        let (blas, operands) = (&self.blas, product.operands(device));
+        let library = |device: &mut Device, algorithm: Option<&Algorithm>| {
+            let (candidates, algorithm) = candidates.as_ref().zip(algorithm)?;
+            blas.attempt(device, candidates, algorithm, operands).then_some(())
+        };
+        let first = || candidates.as_ref().and_then(|candidates| candidates.algorithms.first());
+        let multiply = |device: &mut Device, way: Way| match way {
+            Way::Own => matmul_hopper::run(device, product, None, product.out),
+            Way::Library(algorithm) => library(device, Some(&algorithm)).is_some(),
+            Way::Usual => library(device, first()).is_some(),
+        };
+        let mut run = |device: &mut Device, way: usize| match (gate, *apart, ways[way]) {
+            (Some(gate), _, Way::Own) => matmul_hopper::run(device, product, Some(gate.function()), gate.out),
+            (Some(gate), Some(apart), _) => {
+                let multiplied = multiply(device, apart);
+                elementwise::gated(device, product.out, gate.activation, gate.out);
+                multiplied
+            }
+            (_, _, way) => multiply(device, way),
+        };
+        measure::turn(device, blas.workspace(), race, &mut run)
+    }
+
+    /// Keeps what a race came to; whether such products are done otherwise from now on.
+    pub(crate) fn settle(&mut self, trial: Trial) -> bool {
+        let Trial { kind, race, ways, .. } = trial;
+        let measured = race.measured();
+        let way = measured.as_ref().map_or(Way::Usual, |measured| ways[measured.best]);
+        self.ways.settle(kind, way, measured.map(|measured| measured.text()).as_deref());
+        self.blas.forget(|key| Kind::of(key, None) == kind);
+        way != Way::Usual
+    }
+}
+
+/// Whether our own kernel is one of the ways of a product that nothing gates.
+fn races_alone(device: &Device, product: &Product<'_>) -> bool {
+    product.x.rows > MANY_ROWS && matmul_hopper::fits(device, product)
+}

@@ -14,7 +14,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, header};
+use http::{HeaderValue, header};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::{
@@ -22,27 +22,17 @@ use crate::{
     gateway::Gateway,
     http_metrics::{Handling, method_name},
     listen::PeerAddress,
+    request_id::{self, REQUEST_ID},
     routes,
 };
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longer ids, and ids with unprintable characters, are not taken over.
-const MAX_REQUEST_ID: usize = 256;
-
-/// The request's id as the client gave it, if it is usable.
-pub fn client_request_id(headers: &http::HeaderMap) -> Option<String> {
-    let id = headers.get(REQUEST_ID)?.to_str().ok()?.trim();
-    (!id.is_empty() && id.len() <= MAX_REQUEST_ID).then(|| id.to_owned())
-}
 
 /// Runs around every route.
 pub async fn around(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let visit = Visit::new(&gateway, &request);
-    let request_id = gateway
-        .config
-        .answers
-        .enable_request_id_headers
-        .then(|| client_request_id(request.headers()).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string()));
+    let request_id =
+        gateway.config.answers.enable_request_id_headers.then(|| {
+            request_id::of_client(request.headers()).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string())
+        });
     let passes = gateway.keys.admit(request.method(), request.uri().path(), request.headers());
     let mut response = if passes { next.run(request).await } else { auth::unauthorized() };
     if let Some(value) = request_id.and_then(|id| HeaderValue::from_str(&id).ok()) {

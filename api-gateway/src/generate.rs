@@ -16,7 +16,6 @@ use uuid::Uuid;
 use crate::{
     body,
     error::{ApiError, json_response},
-    front,
     gateway::Gateway,
     mailbox::{Ending, News, WakeAt},
     openai::{
@@ -27,6 +26,7 @@ use crate::{
         plan::Plan,
     },
     pipeline::{Arrival, InFlight},
+    request_id,
     sse::{EventStream, OutputLog},
 };
 
@@ -61,7 +61,7 @@ fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: 
     let ours = trace::traceparent(&Span::current());
     Envelope {
         arrival,
-        request_id: front::client_request_id(headers),
+        request_id: request_id::of_client(headers),
         fresh_id: Uuid::new_v4().simple().to_string(),
         // Without an exporter of its own the gateway passes on what it got.
         traceparent: if ours.is_empty() { incoming.to_owned() } else { ours },

@@ -24,6 +24,8 @@ mod outbox;
 mod peers;
 mod pipeline;
 mod registry;
+mod request_id;
+mod router;
 mod routes;
 mod serve;
 mod sse;

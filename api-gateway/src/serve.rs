@@ -21,7 +21,7 @@ use crate::{
     config::{Args, Config},
     gateway::Gateway,
     listen::{Accepted, Listener, PeerAddress},
-    routes, wire,
+    router, wire,
 };
 
 /// How long answers that were cut short may take to be written at the end.
@@ -59,7 +59,7 @@ async fn learn(gateway: Arc<Gateway>) {
 /// Accepts until the process shuts down. The listener is closed on return.
 async fn accept_all(gateway: &Arc<Gateway>, listener: Listener, connections: &TaskTracker) {
     let limit = Arc::new(Semaphore::new(gateway.config.listen.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let router = routes::router(gateway);
+    let router = router::router(gateway);
     let accept = async {
         loop {
             // The semaphore is never closed.

@@ -3,32 +3,14 @@
 use proto::TextLogprobs;
 
 use super::{
-    chunk::{Usage, finish},
     logprobs::{self, CompletionLogprobs, PromptFacts},
+    object::{Usage, finish, head},
     plan::{Api, Echo, Plan},
 };
 use crate::{
     json,
     mailbox::{Growth, News},
 };
-
-/// The beginning that all answers and chunks share: `{"id":…,"object":…,"created":…,"model":…,"system_fingerprint":…`.
-pub fn head(out: &mut Vec<u8>, plan: &Plan) {
-    let object = match (&plan.api, plan.streaming.on) {
-        (Api::Chat { .. }, true) => "chat.completion.chunk",
-        (Api::Chat { .. }, false) => "chat.completion",
-        (Api::Completion { .. }, _) => "text_completion",
-    };
-    json::raw(out, "{\"id\":");
-    json::string(out, &plan.id);
-    json::raw(out, ",\"object\":\"");
-    json::raw(out, object);
-    json::raw(out, "\",\"created\":");
-    json::number(out, plan.created);
-    json::raw(out, ",\"model\":");
-    json::string(out, &plan.model);
-    json::raw(out, concat!(",\"system_fingerprint\":\"quire-", env!("CARGO_PKG_VERSION"), "\""));
-}
 
 /// The body of an answer whose choices have all finished.
 pub fn write(plan: &Plan, news: News) -> Vec<u8> {

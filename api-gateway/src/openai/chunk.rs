@@ -2,17 +2,17 @@
 //!
 //! All chunks of an answer begin alike, so that beginning is written once and copied.
 
-use proto::{FinishReason, TextLogprobs};
+use proto::TextLogprobs;
 
 use super::{
     logprobs::{self, CompletionLogprobs, PromptFacts},
+    object::{self, Usage, finish},
     plan::{Api, Echo, Plan},
 };
 use crate::{
     error::ApiError,
     json,
     mailbox::{Ending, Growth, News},
-    metrics::finish_name,
 };
 
 /// The last line of every stream.
@@ -40,7 +40,7 @@ impl ChunkWriter {
     pub fn new(plan: Plan) -> Self {
         let mut head = Vec::with_capacity(192);
         json::raw(&mut head, "data: ");
-        super::answer::head(&mut head, &plan);
+        object::head(&mut head, &plan);
         json::raw(&mut head, ",\"choices\":[");
         let prompts = (0..plan.prompts).map(|_| PromptFacts::default()).collect();
         let choices = vec![ChoiceState::default(); plan.choices() as usize];
@@ -219,63 +219,6 @@ impl ChunkWriter {
     }
 }
 
-/// Tokens of an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Prompt tokens; once per prompt, however many choices share it.
-    pub prompt: u32,
-    /// Those of them that were found in the prefix cache.
-    pub cached: u32,
-    /// Generated tokens of all choices.
-    pub completion: u32,
-}
-
-impl Usage {
-    /// The usage of a whole answer.
-    pub fn total<'a>(prompts: impl Iterator<Item = &'a PromptFacts>, generated: impl Iterator<Item = u32>) -> Self {
-        let empty = Self { completion: generated.sum(), ..Self::default() };
-        prompts.fold(empty, |sum, facts| Self {
-            prompt: sum.prompt + facts.tokens,
-            cached: sum.cached + facts.cached,
-            ..sum
-        })
-    }
-
-    /// The `usage` object.
-    pub fn write(self, out: &mut Vec<u8>, plan: &Plan) {
-        json::raw(out, "{\"prompt_tokens\":");
-        json::number(out, self.prompt);
-        json::raw(out, ",\"total_tokens\":");
-        json::number(out, u64::from(self.prompt) + u64::from(self.completion));
-        json::raw(out, ",\"completion_tokens\":");
-        json::number(out, self.completion);
-        json::raw(out, ",\"prompt_tokens_details\":");
-        if plan.prompt_tokens_details {
-            json::raw(out, "{\"cached_tokens\":");
-            json::number(out, self.cached);
-            json::raw(out, "}}");
-        } else {
-            json::raw(out, "null}");
-        }
-    }
-}
-
-/// `,"finish_reason":…,"stop_reason":…`
-pub fn finish(out: &mut Vec<u8>, growth: &Growth) {
-    json::raw(out, ",\"finish_reason\":");
-    match growth.finish {
-        None => json::raw(out, "null"),
-        Some(reason) => json::string(out, finish_name(reason)),
-    }
-    json::raw(out, ",\"stop_reason\":");
-    match (&growth.stop_text, growth.stop_token) {
-        _ if growth.finish != Some(FinishReason::Stop) => json::raw(out, "null"),
-        (Some(text), _) => json::string(out, text),
-        (None, Some(token)) => json::number(out, token),
-        (None, None) => json::raw(out, "null"),
-    }
-}
-
 /// An error inside a stream, and the stream's end.
 pub fn error_event(out: &mut Vec<u8>, error: &ApiError) {
     json::raw(out, "data: ");
@@ -287,7 +230,7 @@ pub fn error_event(out: &mut Vec<u8>, error: &ApiError) {
 #[cfg(test)]
 mod tests {
     use proptest::{collection::vec, prelude::*};
-    use proto::{Admitted, Delta};
+    use proto::{Admitted, Delta, FinishReason};
     use serde_json::Value;
 
     use super::*;

@@ -1,5 +1,5 @@
 //! OpenAI's shapes: what bodies say ([`fields`], [`params`], [`chat`], [`completion`]), and what answers look like
-//! ([`plan`], [`chunk`], [`answer`]).
+//! ([`plan`], [`object`], [`chunk`], [`answer`]).
 
 pub mod answer;
 pub mod chat;
@@ -7,6 +7,7 @@ pub mod chunk;
 pub mod completion;
 pub mod fields;
 pub mod logprobs;
+pub mod object;
 pub mod params;
 pub mod plan;
 pub mod prompt;

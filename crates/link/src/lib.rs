@@ -11,6 +11,7 @@
 //! - `send` and `recv` are cancel-safe: they may stand in `tokio::select!`.
 
 mod address;
+mod arrivals;
 mod error;
 mod grpc;
 mod handshake;
@@ -21,6 +22,7 @@ mod options;
 mod queue;
 mod redial;
 mod ring;
+mod stream;
 mod unix;
 
 pub use address::Address;

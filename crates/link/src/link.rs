@@ -8,7 +8,7 @@ use prost::Message;
 use proto::Hello;
 use tokio::time::timeout;
 
-use crate::{error::LinkError, grpc, options::LinkOptions, queue::Writer};
+use crate::{error::LinkError, options::LinkOptions, queue::Writer, stream::Stream};
 
 /// A buffer that one large message grew is given back rather than kept.
 const KEPT_BYTES: usize = 1 << 20;
@@ -43,7 +43,7 @@ pub(crate) enum Incoming {
         /// The record being decoded; kept to save allocations.
         record: Vec<u8>,
     },
-    Grpc(Box<grpc::Stream>),
+    Grpc(Box<Stream>),
 }
 
 impl<S: Message, R: Message + Default> Link<S, R> {

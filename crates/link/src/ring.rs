@@ -8,10 +8,10 @@ use tokio::{net::UnixStream, time::timeout};
 
 use crate::{
     address::Address,
+    arrivals::{Arrivals, Listening},
     error::LinkError,
     handshake,
     link::{Established, Incoming, Outgoing},
-    listener::{Arrivals, Listening},
     options::LinkOptions,
     unix,
 };

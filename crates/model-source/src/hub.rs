@@ -1,9 +1,7 @@
 //! Talks to a Hugging Face hub: which files a revision has, and where each one is.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt, stream};
-use model_files::{FilesError, Pick, shards_of};
 use reqwest::{
     Client, Method, RequestBuilder, Response, StatusCode, Url,
     header::{AUTHORIZATION, CONTENT_LENGTH, ETAG, HeaderMap, LOCATION},
@@ -11,20 +9,13 @@ use reqwest::{
 };
 use serde::Deserialize;
 
-use crate::{
-    Need, Options, Progress, SourceError,
-    cache::{Cache, is_name},
-    download,
-    folder::{self, Wanted},
-};
+use crate::{Options, SourceError, cache::is_name};
 
-/// Files downloaded at the same time.
-const PARALLEL: usize = 4;
 const REDIRECTS: usize = 5;
 
 /// A client of one hub.
 pub(crate) struct Hub<'a> {
-    options: &'a Options,
+    pub(crate) options: &'a Options,
     /// Follows no redirects, so that the hub's own headers can be read.
     direct: Client,
     /// Follows redirects to where large files are stored.
@@ -42,15 +33,24 @@ pub(crate) struct RemoteFile<'a> {
     pub(crate) bytes: u64,
 }
 
+/// What a branch, tag or commit of a repository is.
 #[derive(Deserialize)]
-struct Revision {
-    sha: String,
+pub(crate) struct Revision {
+    /// The commit.
+    pub(crate) sha: String,
     siblings: Vec<Sibling>,
 }
 
 #[derive(Deserialize)]
 struct Sibling {
     rfilename: String,
+}
+
+impl Revision {
+    /// Names of its files.
+    pub(crate) fn names(self) -> Vec<String> {
+        self.siblings.into_iter().map(|file| file.rfilename).collect()
+    }
 }
 
 impl<'a> Hub<'a> {
@@ -69,62 +69,8 @@ impl<'a> Hub<'a> {
         Ok(Self { options, direct: client(Policy::none())?, following: client(Policy::limited(REDIRECTS))? })
     }
 
-    /// Downloads what is needed of a model and returns its snapshot folder.
-    pub(crate) async fn download(
-        &self,
-        id: &str,
-        wanted: Wanted<'_>,
-        cache: &Cache,
-        progress: &dyn Progress,
-    ) -> Result<PathBuf, SourceError> {
-        let revision = self.revision(id).await?;
-        let commit = revision.sha;
-        let names: Vec<_> = revision.siblings.into_iter().map(|file| file.rfilename).collect();
-        cache.create(&commit)?;
-        let snapshot = cache.snapshot(&commit);
-        self.fetch_all(id, &commit, folder::small_files(&names), cache, progress).await?;
-        if wanted.need == Need::Everything {
-            let weights = match wanted.pick(&names) {
-                Pick::Files(_, files) => files,
-                Pick::Index(_, index) => {
-                    self.fetch_all(id, &commit, vec![&index], cache, progress).await?;
-                    let file = snapshot.join(&index);
-                    let text = std::fs::read(&file).map_err(|source| SourceError::io("read", &file, source))?;
-                    let shards = shards_of(&text).map_err(|reason| FilesError::Damaged { file, reason })?;
-                    shards.into_iter().collect()
-                }
-                Pick::OneOf(files) => return Err(SourceError::SeveralGguf { id: id.to_owned(), files }),
-                Pick::Nothing => return Err(no_weights(id, wanted, &names)),
-            };
-            self.fetch_all(id, &commit, weights.iter().map(String::as_str).collect(), cache, progress).await?;
-        }
-        wanted.check(&snapshot)?;
-        // Last, so that a branch never points to a snapshot that is not complete.
-        cache.refer(&self.options.revision, &commit)?;
-        Ok(snapshot)
-    }
-
-    async fn fetch_all(
-        &self,
-        id: &str,
-        commit: &str,
-        names: Vec<&str>,
-        cache: &Cache,
-        progress: &dyn Progress,
-    ) -> Result<(), SourceError> {
-        stream::iter(names)
-            .map(async |name| {
-                let file = self.locate(id, commit, name).await?;
-                download::fetch(self, &file, cache, progress).await?;
-                cache.link(commit, name, &file.etag)
-            })
-            .buffer_unordered(PARALLEL)
-            .try_collect()
-            .await
-    }
-
     /// Asks which commit the revision is and which files it has.
-    async fn revision(&self, id: &str) -> Result<Revision, SourceError> {
+    pub(crate) async fn revision(&self, id: &str) -> Result<Revision, SourceError> {
         let url = format!("{}/api/models/{id}/revision/{}", self.options.endpoint, escape(&self.options.revision));
         let response = self.send(Method::GET, &url, id).await?;
         let text = response.bytes().await.map_err(|error| SourceError::network(&url, &error))?;
@@ -137,7 +83,12 @@ impl<'a> Hub<'a> {
     }
 
     /// Asks for a file's size and blob name.
-    async fn locate<'n>(&self, id: &str, commit: &str, name: &'n str) -> Result<RemoteFile<'n>, SourceError> {
+    pub(crate) async fn locate<'n>(
+        &self,
+        id: &str,
+        commit: &str,
+        name: &'n str,
+    ) -> Result<RemoteFile<'n>, SourceError> {
         let url = format!("{}/{id}/resolve/{commit}/{}", self.options.endpoint, escape(name));
         let response = self.send(Method::HEAD, &url, id).await?;
         let headers = response.headers();
@@ -202,18 +153,6 @@ impl<'a> Hub<'a> {
             (StatusCode::NOT_FOUND | StatusCode::UNAUTHORIZED, _) => SourceError::NotFound { id, endpoint },
             (status, _) => SourceError::Status { url: url.to_owned(), status: status.as_u16() },
         }
-    }
-}
-
-fn no_weights(id: &str, wanted: Wanted<'_>, names: &[String]) -> SourceError {
-    let id = id.to_owned();
-    match wanted.variant {
-        Some(variant) => {
-            let files = names.iter().filter(|name| name.ends_with(".gguf")).cloned().collect();
-            SourceError::NoVariant { id, variant: variant.to_owned(), files }
-        }
-        None if names.iter().any(|name| name == "adapter_config.json") => SourceError::AdapterOnly { id },
-        None => SourceError::NoWeights { id },
     }
 }
 

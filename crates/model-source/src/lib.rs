@@ -10,6 +10,7 @@ mod error;
 mod folder;
 mod hub;
 mod options;
+mod snapshot;
 
 use std::path::{Path, PathBuf};
 
@@ -123,7 +124,7 @@ pub async fn resolve(
     if options.offline {
         return Err(SourceError::Offline { id: name, cache: options.hub_cache.clone() });
     }
-    let snapshot = hub::Hub::new(options)?.download(id, wanted, &cache, progress).await?;
+    let snapshot = snapshot::download(&hub::Hub::new(options)?, id, wanted, &cache, progress).await?;
     Ok(Model { path: wanted.path(&snapshot), name, origin: Origin::Downloaded })
 }
 

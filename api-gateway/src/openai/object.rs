@@ -1,0 +1,84 @@
+//! What whole and streamed answers have alike: how they begin, why a choice ended, and what they used.
+
+use proto::FinishReason;
+
+use super::{
+    logprobs::PromptFacts,
+    plan::{Api, Plan},
+};
+use crate::{json, mailbox::Growth, metrics::finish_name};
+
+/// The beginning that all answers and chunks share: `{"id":…,"object":…,"created":…,"model":…,"system_fingerprint":…`.
+pub fn head(out: &mut Vec<u8>, plan: &Plan) {
+    let object = match (&plan.api, plan.streaming.on) {
+        (Api::Chat { .. }, true) => "chat.completion.chunk",
+        (Api::Chat { .. }, false) => "chat.completion",
+        (Api::Completion { .. }, _) => "text_completion",
+    };
+    json::raw(out, "{\"id\":");
+    json::string(out, &plan.id);
+    json::raw(out, ",\"object\":\"");
+    json::raw(out, object);
+    json::raw(out, "\",\"created\":");
+    json::number(out, plan.created);
+    json::raw(out, ",\"model\":");
+    json::string(out, &plan.model);
+    json::raw(out, concat!(",\"system_fingerprint\":\"quire-", env!("CARGO_PKG_VERSION"), "\""));
+}
+
+/// Tokens of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens; once per prompt, however many choices share it.
+    pub prompt: u32,
+    /// Those of them that were found in the prefix cache.
+    pub cached: u32,
+    /// Generated tokens of all choices.
+    pub completion: u32,
+}
+
+impl Usage {
+    /// The usage of a whole answer.
+    pub fn total<'a>(prompts: impl Iterator<Item = &'a PromptFacts>, generated: impl Iterator<Item = u32>) -> Self {
+        let empty = Self { completion: generated.sum(), ..Self::default() };
+        prompts.fold(empty, |sum, facts| Self {
+            prompt: sum.prompt + facts.tokens,
+            cached: sum.cached + facts.cached,
+            ..sum
+        })
+    }
+
+    /// The `usage` object.
+    pub fn write(self, out: &mut Vec<u8>, plan: &Plan) {
+        json::raw(out, "{\"prompt_tokens\":");
+        json::number(out, self.prompt);
+        json::raw(out, ",\"total_tokens\":");
+        json::number(out, u64::from(self.prompt) + u64::from(self.completion));
+        json::raw(out, ",\"completion_tokens\":");
+        json::number(out, self.completion);
+        json::raw(out, ",\"prompt_tokens_details\":");
+        if plan.prompt_tokens_details {
+            json::raw(out, "{\"cached_tokens\":");
+            json::number(out, self.cached);
+            json::raw(out, "}}");
+        } else {
+            json::raw(out, "null}");
+        }
+    }
+}
+
+/// `,"finish_reason":…,"stop_reason":…`
+pub fn finish(out: &mut Vec<u8>, growth: &Growth) {
+    json::raw(out, ",\"finish_reason\":");
+    match growth.finish {
+        None => json::raw(out, "null"),
+        Some(reason) => json::string(out, finish_name(reason)),
+    }
+    json::raw(out, ",\"stop_reason\":");
+    match (&growth.stop_text, growth.stop_token) {
+        _ if growth.finish != Some(FinishReason::Stop) => json::raw(out, "null"),
+        (Some(text), _) => json::string(out, text),
+        (None, Some(token)) => json::number(out, token),
+        (None, None) => json::raw(out, "null"),
+    }
+}

@@ -1,0 +1,83 @@
+//! Brings what is needed of a model's revision into the cache, as one snapshot.
+
+use std::path::PathBuf;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use model_files::{FilesError, Pick, shards_of};
+
+use crate::{
+    Need, Progress, SourceError,
+    cache::Cache,
+    download,
+    folder::{self, Wanted},
+    hub::Hub,
+};
+
+/// Files downloaded at the same time.
+const PARALLEL: usize = 4;
+
+/// Downloads what is needed of a model and returns its snapshot folder.
+pub(crate) async fn download(
+    hub: &Hub<'_>,
+    id: &str,
+    wanted: Wanted<'_>,
+    cache: &Cache,
+    progress: &dyn Progress,
+) -> Result<PathBuf, SourceError> {
+    let revision = hub.revision(id).await?;
+    let commit = revision.sha.clone();
+    let names = revision.names();
+    cache.create(&commit)?;
+    let snapshot = cache.snapshot(&commit);
+    fetch_all(hub, id, &commit, folder::small_files(&names), cache, progress).await?;
+    if wanted.need == Need::Everything {
+        let weights = match wanted.pick(&names) {
+            Pick::Files(_, files) => files,
+            Pick::Index(_, index) => {
+                fetch_all(hub, id, &commit, vec![&index], cache, progress).await?;
+                let file = snapshot.join(&index);
+                let text = std::fs::read(&file).map_err(|source| SourceError::io("read", &file, source))?;
+                let shards = shards_of(&text).map_err(|reason| FilesError::Damaged { file, reason })?;
+                shards.into_iter().collect()
+            }
+            Pick::OneOf(files) => return Err(SourceError::SeveralGguf { id: id.to_owned(), files }),
+            Pick::Nothing => return Err(no_weights(id, wanted, &names)),
+        };
+        fetch_all(hub, id, &commit, weights.iter().map(String::as_str).collect(), cache, progress).await?;
+    }
+    wanted.check(&snapshot)?;
+    // Last, so that a branch never points to a snapshot that is not complete.
+    cache.refer(&hub.options.revision, &commit)?;
+    Ok(snapshot)
+}
+
+async fn fetch_all(
+    hub: &Hub<'_>,
+    id: &str,
+    commit: &str,
+    names: Vec<&str>,
+    cache: &Cache,
+    progress: &dyn Progress,
+) -> Result<(), SourceError> {
+    stream::iter(names)
+        .map(async |name| {
+            let file = hub.locate(id, commit, name).await?;
+            download::fetch(hub, &file, cache, progress).await?;
+            cache.link(commit, name, &file.etag)
+        })
+        .buffer_unordered(PARALLEL)
+        .try_collect()
+        .await
+}
+
+fn no_weights(id: &str, wanted: Wanted<'_>, names: &[String]) -> SourceError {
+    let id = id.to_owned();
+    match wanted.variant {
+        Some(variant) => {
+            let files = names.iter().filter(|name| name.ends_with(".gguf")).cloned().collect();
+            SourceError::NoVariant { id, variant: variant.to_owned(), files }
+        }
+        None if names.iter().any(|name| name == "adapter_config.json") => SourceError::AdapterOnly { id },
+        None => SourceError::NoWeights { id },
+    }
+}

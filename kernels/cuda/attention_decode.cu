@@ -31,6 +31,8 @@
 #include "ring.cuh"
 // Tiles that a block takes at least: below, adding up parts costs more than it gains.
 #define LEAST (256 / TILE)
+// Keys of a block up to which adding up parts costs more than blocks that have a multiprocessor to themselves.
+#define SHORT 640
 // Parts of a head that are read while their scales are made.
 #define EARLY 8
 #define LOG2E 1.4426950408889634f
@@ -350,8 +352,8 @@ struct Decode {
         __syncthreads();
     }
 
-    // `rows`: of the launch, padding included.
-    DEVICE void run(char* shared, u32 rows) {
+    // Lays out shared memory, and cuts the step's tiles among blocks, of which each multiprocessor should have one.
+    DEVICE void set(char* shared, u32 multiprocessors) {
         ring = shared_address(shared) + threadIdx.x / 32 * RING_BYTES;
         sums = (f32*)(shared + WARPS * RING_BYTES);
         group_size = attention.q_heads / attention.kv_heads;
@@ -362,16 +364,28 @@ struct Decode {
         groups_per_head = (group_size + GROUP - 1) / GROUP;
         heads = attention.kv_heads * groups_per_head;
         sequences = batch.counts[1];
-        const u32 window = attention.window;
-        total = plan(batch, window, sequences, before) * heads;
+        total = plan(batch, attention.window, sequences, before) * heads;
         // A head has no more parts than `sums` has room for their scales.
         blocks = min(min(gridDim.x, WARPS * SUM_ROW), (total + LEAST - 1) / LEAST);
-        if (total > 0) {
-            // Whole heads, if they are of one length and that leaves few blocks without work: there is nothing to add up then.
-            const u32 share = (total + blocks - 1) / blocks, head = (total + sequences * heads - 1) / (sequences * heads);
-            const u32 whole = (share + head - 1) / head * head;
-            if (whole * 4 <= share * 5) blocks = (total + whole - 1) / whole;
+        if (total > 0) blocks = even(multiprocessors);
+    }
+
+    // As many blocks as `blocks`, or fewer where that leaves less to add up.
+    DEVICE u32 even(u32 multiprocessors) const {
+        const u32 all = sequences * heads, share = (total + blocks - 1) / blocks, head = (total + all - 1) / all;
+        if (total % all == 0 && share * TILE <= SHORT) {
+            // Heads of one length, it seems: so many whole ones a block, or so many parts of each.
+            const u32 each = (all + blocks - 1) / blocks, count = each > 1 ? (all + each - 1) / each : blocks / all * all;
+            if (count >= min(multiprocessors, (3 * blocks + 3) / 4)) return count;
         }
+        const u32 whole = (share + head - 1) / head * head;
+        return whole * 4 <= share * 5 ? (total + whole - 1) / whole : blocks;
+    }
+
+    // `rows`: of the launch, padding included.
+    DEVICE void run(char* shared, u32 rows, u32 multiprocessors) {
+        set(shared, multiprocessors);
+        const u32 window = attention.window;
         u32 begin = 0, end = 0;
         if (blockIdx.x < blocks) {
             begin = (u32)((u64)blockIdx.x * total / blocks);
@@ -430,7 +444,7 @@ extern __shared__ __align__(128) char dynamic_shared[];
 // Grid: any number of blocks; with `2 * blocks` slots in `scratch`.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_decode(
     TYPE* out, const TYPE* qkv, const Cached* keys, const Cached* values, f32* scratch, u32* counters, const Batch batch,
-    const Attention attention, u32 rows) {
+    const Attention attention, u32 rows, u32 multiprocessors) {
     Decode it;
     it.out = out;
     it.qkv = qkv;
@@ -440,5 +454,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_decode(
     it.counters = counters;
     it.batch = batch;
     it.attention = attention;
-    it.run(dynamic_shared, rows);
+    it.run(dynamic_shared, rows, multiprocessors);
 }

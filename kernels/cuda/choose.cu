@@ -37,19 +37,57 @@ DEVICE f32 logprob_of(f32 logit, f64 normalizer) {
     return logprob > floor ? fminf(logprob, 0.0f) : floor;
 }
 
-// Log-probability and rank of `token` in the untouched row, and the best tokens.
-__device__ __noinline__ void describe(const f32* logits, u32 vocab, u32 token, u32 top, Details& out, Shared& shared) {
+// The largest logit of an untouched row.
+__device__ __noinline__ f32 largest_of(const Logits& all, Shared& shared) {
     f32 most = -infinity();
-    for (u32 i = threadIdx.x; i < vocab; i += THREADS) most = fmaxf(most, logits[i]);
-    most = block_reduce<f32, max_of>(most, (f32*)shared.parts);
-    f32 chosen = logits[token];
+    each_logit<1>(all.raw, 0, all.vocab, threadIdx.x, THREADS, [&](u32, f32 x) { most = fmaxf(most, x); });
+    return block_reduce<f32, max_of>(most, (f32*)shared.parts);
+}
+
+// A place behind which no token of the `top` best lies, if no thread has seen a better one than `best`: of groups of threads, the best tokens of
+// as many are at least as good.
+DEVICE u64 bound_of(u64 best, u32 top, Shared& shared) {
+    const u32 GROUP = 16, GROUPS = THREADS / GROUP;
+    static_assert(GROUPS >= MOST_TOP, "a group for each of the best tokens");
+#pragma unroll
+    for (u32 lanes = GROUP / 2; lanes > 0; lanes /= 2) best = max_of(best, __shfl_xor_sync(~0u, best, lanes));
+    if (threadIdx.x % GROUP == 0) shared.list[threadIdx.x / GROUP] = best;
+    __syncthreads();
+    if (threadIdx.x < GROUPS) {
+        const u64 own = shared.list[threadIdx.x];
+        u32 better = 0;
+        for (u32 j = 0; j < GROUPS; j++) better += shared.list[j] > own || (shared.list[j] == own && j < threadIdx.x);
+        if (better == top - 1) shared.before = own;
+    }
+    __syncthreads();
+    return shared.before;
+}
+
+// The `top` best tokens of an untouched row, and perhaps some more, in the list; how many those are.
+DEVICE u32 list_best(const Raw& raw, u32 vocab, u64 best, u32 top, Shared& shared) {
+    const u32 listed = gather(raw, vocab, bound_of(best, top, shared), shared);
+    if (shared.bin <= LIST) return listed;
+    __syncthreads();
+    u32 count;
+    const u64 from = narrow(raw, vocab, BY_COUNT, top, shared, count);
+    return gather(raw, vocab, from, shared);
+}
+
+// Log-probability and rank of `token` in the untouched row, of which `most` is the largest logit, and the best tokens.
+__device__ __noinline__ void describe(
+    const f32* logits, u32 vocab, f32 most, u32 token, u32 top, Details& out, Shared& shared) {
+    const Raw raw = {logits};
+    const f32 chosen = logits[token];
     f64 sum = 0.0;
     u32 better = 0;
-    for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
-        f32 x = logits[i];
+    u64 best = 0;
+    each_logit<2>(logits, 0, vocab, threadIdx.x, THREADS, [&](u32 i, f32 x) {
         sum += (f64)exp_host(__fsub_rn(x, most));
         better += x > chosen || (x == chosen && i < token);
-    }
+        u32 value;
+        raw.key(i, x, value);
+        best = max_of(best, place(value, i));
+    });
     sum = block_reduce<f64, sum_of>(sum, (f64*)shared.parts);
     better = block_reduce<u32, sum_of>(better, (u32*)shared.parts);
     f64 normalizer = fabsf(most) < infinity() ? (f64)most + log(sum) : (f64)most;
@@ -58,10 +96,7 @@ __device__ __noinline__ void describe(const f32* logits, u32 vocab, u32 token, u
         out.rank = better + 1;
     }
     if (top == 0) return;
-    Raw raw = {logits};
-    u32 count;
-    u64 from = narrow(raw, vocab, BY_COUNT, min(top, vocab), shared, count);
-    u32 listed = gather(raw, vocab, from, shared);
+    const u32 listed = list_best(raw, vocab, best, min(top, vocab), shared);
     if (threadIdx.x >= listed) return;
     u64 mine = shared.list[threadIdx.x];
     u32 rank = 0;
@@ -72,20 +107,58 @@ __device__ __noinline__ void describe(const f32* logits, u32 vocab, u32 token, u
     }
 }
 
+// The best of the logits that a thread looks at, in the order of their tokens. NaNs are none.
+struct Best {
+    f32 logit;
+    u32 token = NOBODY;
+
+    DEVICE void take(u32 i, f32 x) {
+        const bool better = token == NOBODY ? x == x : x > logit;
+        logit = better ? x : logit;
+        token = better ? i : token;
+    }
+    DEVICE u64 key() const { return token == NOBODY ? 0 : (u64)ordered(logit) << 32 | (u32)~token; }
+};
+
+// The best of a part of a row that its sequence sees as it is and that begins and ends at 16 bytes. Comparing is so little that what `each_logit`
+// does for each would count: several are read at once instead, and no bound is looked at twice.
+DEVICE Best best_untouched(const f32* logits, u32 first, u32 past) {
+    const u32 AHEAD = 4;
+    Best best;
+    for (u32 base = first + 4 * threadIdx.x; base < past; base += 4 * AHEAD * blockDim.x) {
+        float4 x[AHEAD];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) {
+            const u32 i = base + 4 * j * blockDim.x;
+            if (i < past) x[j] = __ldcs((const float4*)(logits + i));
+        }
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) {
+            const u32 i = base + 4 * j * blockDim.x;
+            if (i >= past) break;
+            best.take(i, x[j].x);
+            best.take(i + 1, x[j].y);
+            best.take(i + 2, x[j].z);
+            best.take(i + 3, x[j].w);
+        }
+    }
+    return best;
+}
+
 // best[row][split]: the best logit of a part of a row and its token, the lowest of equals; 0 where there are only NaNs.
 extern "C" __global__ void choose_best(const Tables tables, const Row* rows, const f32* logits, u64* best) {
     __shared__ u64 parts[WARPS];
+    launch_dependents();
+    wait_for_inputs();
     const Row row = rows[blockIdx.y];
     if (row.slot == NOBODY) return;
     const Logits all = logits_of(tables, row, logits);
-    u32 size = (all.vocab + SPLITS - 1) / SPLITS;
-    u32 first = blockIdx.x * size, past = min(first + size, all.vocab);
-    u64 mine = 0;
-    for (u32 i = first + threadIdx.x; i < past; i += blockDim.x) {
-        f32 x = all.at(i);
-        if (x == x) mine = max_of(mine, (u64)ordered(x) << 32 | (u32)~i);
-    }
-    mine = block_reduce<u64, max_of>(mine, parts);
+    const u32 size = (all.vocab + 4 * SPLITS - 1) / (4 * SPLITS) * 4;
+    const u32 first = min(blockIdx.x * size, all.vocab), past = min(first + size, all.vocab);
+    Best own;
+    if (all.is_untouched() && all.vocab % 4 == 0) own = best_untouched(all.raw, first, past);
+    else each_logit<1>(all.raw, first, past, threadIdx.x, blockDim.x, [&](u32 i, f32 x) { own.take(i, all.seen(i, x)); });
+    const u64 mine = block_reduce<u64, max_of>(own.key(), parts);
     if (threadIdx.x == 0) best[blockIdx.y * SPLITS + blockIdx.x] = mine;
 }
 
@@ -110,7 +183,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (choice.logprobs != NO_LOGPROBS) {
         __syncthreads();
-        describe(all.raw, all.vocab, token, choice.logprobs, details[blockIdx.x], shared);
+        const f32 largest = all.is_untouched() && most != 0 ? from_ordered((u32)(most >> 32)) : largest_of(all, shared);
+        describe(all.raw, all.vocab, largest, token, choice.logprobs, details[blockIdx.x], shared);
     }
     if (threadIdx.x == 0) {
         tokens[blockIdx.x] = token;

@@ -124,6 +124,37 @@ DEVICE f32 exp_host(f32 x) {
     return x >= -87.0f ? __fmul_rn(p, __uint_as_float(exponent)) : 0.0f;
 }
 
+// What a thread has of the tokens from `first` on before `past`, of a row that begins at `logits`: it is the `mine`-th of `threads` that share them.
+// Calls `look(i, x)` for each, in ascending order; some 16 are on their way before the first is looked at, and code is made for UNROLL at a time.
+template <u32 UNROLL, typename Look>
+DEVICE void each_logit(const f32* logits, u32 first, u32 past, u32 mine, u32 threads, Look look) {
+    const u32 AHEAD = 4, step = 4 * threads;
+    const bool aligned = ((u64)(logits + first) | (u64)(logits + past)) % 16 == 0;
+    const auto one = [=](u32 i) { return i < past ? logits[i] : 0.0f; };
+    const auto four = [=](u32 i) {
+        if (!aligned || i >= past) return make_float4(one(i), one(i + 1), one(i + 2), one(i + 3));
+        return *(const float4*)(logits + i);
+    };
+    float4 queue[AHEAD];
+#pragma unroll
+    for (u32 j = 0; j < AHEAD; j++) queue[j] = four(first + 4 * mine + j * step);
+#pragma unroll 1
+    for (u32 i = first + 4 * mine; i < past; i += step) {
+        float4 x = queue[0];
+#pragma unroll
+        for (u32 j = 0; j + 1 < AHEAD; j++) queue[j] = queue[j + 1];
+        queue[AHEAD - 1] = four(i + AHEAD * step);
+        const u32 count = min(4u, past - i);
+#pragma unroll UNROLL
+        for (u32 j = 0; j < 4; j++) {
+            if (j < count) look(i + j, x.x);
+            x.x = x.y;
+            x.y = x.z;
+            x.z = x.w;
+        }
+    }
+}
+
 // A row of logits as its sequence sees it.
 struct Logits {
     const f32* raw;
@@ -137,8 +168,10 @@ struct Logits {
     f32 frequency;
     f32 presence;
 
-    DEVICE f32 at(u32 i) const {
-        f32 x = raw[i];
+    DEVICE bool is_untouched() const { return mask == nullptr && num_biases == 0 && counts == nullptr; }
+
+    // What its sequence sees of token i with logit x.
+    DEVICE f32 seen(u32 i, f32 x) const {
         if (mask != nullptr && (mask[i / 32] >> (i % 32) & 1u)) return -infinity();
         if (num_biases > 0 && (biased[i / 32] >> (i % 32) & 1u)) {
             for (u32 b = 0; b < num_biases; b++) {
@@ -190,8 +223,11 @@ struct Weights {
 
     DEVICE static f32 clamp(f32 x) { return x > 3.40282347e38f ? 3.40282347e38f : x; }
 
-    DEVICE bool key(u32 i, u32& value) const {
-        f32 distance = __fsub_rn(clamp(logits.at(i)), best);
+    DEVICE const f32* raw() const { return logits.raw; }
+
+    // The value of token i with logit x; false if it is never drawn.
+    DEVICE bool key(u32 i, f32 x, u32& value) const {
+        f32 distance = __fsub_rn(clamp(logits.seen(i, x)), best);
         f32 weight = exp_host(__fmul_rn(distance, inverse_temperature));
         u32 bits = __float_as_uint(weight);
         if (bits < LEAST || weight < min_p) return false;
@@ -208,8 +244,9 @@ struct Weights {
 struct Raw {
     const f32* logits;
 
-    DEVICE bool key(u32 i, u32& value) const {
-        f32 x = logits[i];
+    DEVICE const f32* raw() const { return logits; }
+
+    DEVICE bool key(u32, f32 x, u32& value) const {
         value = ordered(x == x ? x : -infinity());
         return true;
     }
@@ -255,7 +292,7 @@ struct Region {
     u32 first, past;
 };
 DEVICE Region region_of(u32 region, u32 vocab) {
-    const u32 size = (vocab + REGIONS - 1) / REGIONS, first = min(region * size, vocab);
+    const u32 size = (vocab + 4 * REGIONS - 1) / (4 * REGIONS) * 4, first = min(region * size, vocab);
     return {first, min(first + size, vocab)};
 }
 
@@ -284,9 +321,9 @@ DEVICE Drawn drawn_of(const Tables& tables, const Row& row, const f32* logits, c
     return it;
 }
 
-DEVICE u64 mass_from(const Weights& weights, u32 i, u64 from) {
+DEVICE u64 mass_from(const Weights& weights, u32 i, f32 x, u64 from) {
     u32 value;
-    return weights.key(i, value) && place(value, i) >= from ? Weights::mass(value) : 0;
+    return weights.key(i, x, value) && place(value, i) >= from ? Weights::mass(value) : 0;
 }
 
 // Top bits of a place, which fall into BINS bins.

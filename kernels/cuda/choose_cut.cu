@@ -76,7 +76,7 @@ DEVICE void sum_regions(const Weights& weights, u32 vocab, u64 from, u64* region
     const u32 region = blockIdx.x * (REGION_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     const Region part = region_of(region, vocab);
     u64 sum = 0;
-    for (u32 i = part.first + lane; i < part.past; i += 32) sum += mass_from(weights, i, from);
+    each_logit<4>(weights.raw(), part.first, part.past, lane, 32, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
     sum = warp_prefix_sum(sum);
     if (lane == 31) regions[region] = sum;
 }
@@ -131,14 +131,14 @@ DEVICE void count_bins(const Weights& weights, const Choice& choice, u32 vocab, 
     __syncthreads();
     const u32 first = region_of(blockIdx.x * (REGION_THREADS / 32), vocab).first;
     const u32 past = region_of((blockIdx.x + 1) * (REGION_THREADS / 32) - 1, vocab).past;
-    for (u32 i = first + threadIdx.x; i < past; i += REGION_THREADS) {
+    each_logit<4>(weights.raw(), first, past, threadIdx.x, REGION_THREADS, [&](u32 i, f32 x) {
         u32 value;
-        if (!weights.key(i, value)) continue;
+        if (!weights.key(i, x, value)) return;
         const u32 bin = (u32)(place(value, i) >> BIN_SHIFT), units = (u32)(Weights::mass(value) >> unit_shift(bin));
         atomicAdd(&shared.bins.counts[bin], 1u);
         atomicAdd(&shared.bins.low[bin], units & 0xfff);
         atomicAdd(&shared.bins.high[bin], units >> 12);
-    }
+    });
     __syncthreads();
     for (u32 bin = threadIdx.x; bin < BINS; bin += REGION_THREADS) {
         if (shared.bins.counts[bin] == 0) continue;
@@ -209,19 +209,23 @@ DEVICE void find_end(Cut& cut) {
 
 extern "C" __global__ void __launch_bounds__(REGION_THREADS)
     choose_gather(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
-    const auto [it, choice, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
-    if (!is_cut || (cut.kind != FEW && cut.kind != EDGE)) return;
+    const Turn turn = turn_of(tables, rows, logits, best, cuts);
+    const Weights& weights = turn.it.weights;
+    Cut& cut = turn.cut;
+    if (!turn.is_cut || (cut.kind != FEW && cut.kind != EDGE)) return;
     const bool edge = cut.kind == EDGE;
     const u64 from = cut.from;
     const u32 first = region_of(blockIdx.x * (REGION_THREADS / 32), tables.vocab).first;
     const u32 past = region_of((blockIdx.x + 1) * (REGION_THREADS / 32) - 1, tables.vocab).past;
-    for (u32 i = first + threadIdx.x; i < past; i += REGION_THREADS) {
+    // In a register: what is added to `cut` would have it read again.
+    const u32 edge_bin = cut.bin;
+    each_logit<4>(weights.raw(), first, past, threadIdx.x, REGION_THREADS, [&](u32 i, f32 x) {
         u32 value;
-        if (!it.weights.key(i, value)) continue;
+        if (!weights.key(i, x, value)) return;
         const u64 at = place(value, i);
-        if (at < from || (edge && at >> BIN_SHIFT != cut.bin)) continue;
+        if (at < from || (edge && at >> BIN_SHIFT != edge_bin)) return;
         cut.list[atomicAdd(&cut.listed, 1u)] = at;
-    }
+    });
     if (edge && is_last(cut.done)) find_end(cut);
 }
 

@@ -67,15 +67,15 @@ __device__ __noinline__ u64 narrow(const Source& source, u32 vocab, Measure meas
             shared.masses[bin] = 0;
         }
         __syncthreads();
-        for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
+        each_logit<1>(source.raw(), 0, vocab, threadIdx.x, THREADS, [&](u32 i, f32 x) {
             u32 value;
-            if (!source.key(i, value)) continue;
+            if (!source.key(i, x, value)) return;
             u64 at = place(value, i);
-            if (at >> above != from >> above) continue;
+            if (at >> above != from >> above) return;
             u32 bin = (u32)(at >> shift) & ((1u << (above - shift)) - 1);
             atomicAdd(&shared.counts[bin], 1u);
             if (measure == BY_MASS) atomicAdd(&shared.masses[bin], Source::mass(value));
-        }
+        });
         __syncthreads();
         if (threadIdx.x < 32) find_bin(shared, measure, target - before);
         __syncthreads();
@@ -99,12 +99,12 @@ template <typename Source>
 __device__ __noinline__ u32 gather(const Source& source, u32 vocab, u64 from, Shared& shared) {
     if (threadIdx.x == 0) shared.bin = 0;
     __syncthreads();
-    for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
+    each_logit<1>(source.raw(), 0, vocab, threadIdx.x, THREADS, [&](u32 i, f32 x) {
         u32 value;
-        if (!source.key(i, value) || place(value, i) < from) continue;
+        if (!source.key(i, x, value) || place(value, i) < from) return;
         u32 at = atomicAdd(&shared.bin, 1u);
         if (at < LIST) shared.list[at] = place(value, i);
-    }
+    });
     __syncthreads();
     return shared.bin < LIST ? shared.bin : LIST;
 }
@@ -150,7 +150,7 @@ DEVICE void sum_shares(const Weights& weights, u32 begin, u32 end, u64 from, Sha
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, size = (end - begin + WARPS - 1) / WARPS;
     const u32 first = min(begin + warp * size, end), past = min(first + size, end);
     u64 sum = 0;
-    for (u32 i = first + lane; i < past; i += 32) sum += mass_from(weights, i, from);
+    each_logit<1>(weights.raw(), first, past, lane, 32, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
     sum = warp_prefix_sum(sum);
     if (lane == 31) shared.parts[warp] = sum;
     __syncthreads();
@@ -173,7 +173,7 @@ __device__ __noinline__ u32 draw_between(const Weights& weights, u32 begin, u32 
     const u32 lane = threadIdx.x % 32;
     if (threadIdx.x < 32) {
         for (u32 i = begin; i < end; i += 32) {
-            u64 sums = warp_prefix_sum(i + lane < end ? mass_from(weights, i + lane, from) : 0);
+            u64 sums = warp_prefix_sum(i + lane < end ? mass_from(weights, i + lane, weights.raw()[i + lane], from) : 0);
             u32 past = __ballot_sync(~0u, sums > stop);
             if (past != 0) {
                 if (lane == 0) shared.token = i + __ffs(past) - 1;
@@ -222,6 +222,6 @@ DEVICE u32 draw_regions(const Weights& weights, u32 vocab, const Cut& cut, f64 u
 
 __device__ __noinline__ u64 total_mass(const Weights& weights, u32 vocab, u64 from, Shared& shared) {
     u64 sum = 0;
-    for (u32 i = threadIdx.x; i < vocab; i += THREADS) sum += mass_from(weights, i, from);
+    each_logit<1>(weights.raw(), 0, vocab, threadIdx.x, THREADS, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
     return block_reduce<u64, sum_of>(sum, shared.parts);
 }

@@ -165,6 +165,7 @@ DEVICE void rotate(T* head, C* cache, f32 factor, const f32* angles, u32 half, u
 template <typename T, typename C>
 DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values, const HeadNorms* norms) {
     extern __shared__ f32 angles[];
+    launch_dependents();
     u32 row = blockIdx.x, sequence = batch.row_sequence[row], half = layer.rotary_dim / 2;
     u32 position = sequence == NOBODY ? 0 : batch.positions[row];
     make_angles(angles, layer, position);
@@ -174,7 +175,6 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
         norms->q.touch(threadIdx.x);
         norms->k.touch(threadIdx.x);
     }
-    launch_dependents();
     wait_for_inputs();
     __syncthreads();
     if (sequence == NOBODY) return;

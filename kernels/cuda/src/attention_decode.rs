@@ -115,8 +115,9 @@ pub(crate) fn run(device: &mut Device, scratch: &Scratch, tensors: Tensors, laye
         return false;
     };
     let Tensors { qkv, keys, values, out, .. } = tensors;
-    let (sums, counters, rows) = (scratch.sums.ptr, scratch.counters.ptr, qkv.rows as u32);
-    let arguments = args![out.ptr, qkv.ptr, keys, values, sums, counters, batch.pointers, layer, rows];
+    let (sums, counters) = (scratch.sums.ptr, scratch.counters.ptr);
+    let [rows, multiprocessors] = [qkv.rows, device.context.multiprocessors].map(|number| number as u32);
+    let arguments = args![out.ptr, qkv.ptr, keys, values, sums, counters, batch.pointers, layer, rows, multiprocessors];
     device.launch_special(special, shape, arguments)
 }
 

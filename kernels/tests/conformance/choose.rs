@@ -123,7 +123,7 @@ fn take(backend: &mut dyn Backend, act: Act, rows: &[ChoiceRow]) -> Vec<Sampled>
 #[test]
 fn every_setting_as_the_reference_does_it() {
     for mut backend in backends() {
-        for vocab in [70, 1000, 32_003] {
+        for vocab in [70, 1000, 8192, 32_003] {
             check_settings(&mut *backend, vocab);
         }
     }

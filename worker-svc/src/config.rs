@@ -101,9 +101,9 @@ pub struct Args {
     #[arg(long)]
     pub enforce_eager: bool,
 
-    /// Decode a single sequence by one kernel a step, where that is faster than a recorded step
+    /// Decode a single sequence by one kernel a step wherever one can do it, or nowhere; absent: where that is measured to be faster
     #[arg(long)]
-    pub single_kernel_decode: bool,
+    pub single_kernel_decode: Option<bool>,
 
     /// Sequences of the largest decode step that is recorded, 512 at most unless said here
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
@@ -241,7 +241,11 @@ impl Args {
                 true => RankOptions { one_shot_bytes: 0 },
                 false => RankOptions::default(),
             }),
-            whole_steps: if self.single_kernel_decode { WholeSteps::Faster } else { WholeSteps::Never },
+            whole_steps: match self.single_kernel_decode {
+                None => WholeSteps::Faster,
+                Some(true) => WholeSteps::Always,
+                Some(false) => WholeSteps::Never,
+            },
             ..CudaOptions::default()
         }
     }

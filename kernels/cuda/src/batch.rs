@@ -131,6 +131,11 @@ impl Batch {
         self.own_rows
     }
 
+    /// Tables of a sequence that there has been room for.
+    pub(crate) fn most_tables(&self) -> usize {
+        self.capacity.tables
+    }
+
     /// Those that launches are made for.
     pub(crate) fn sequences(&self) -> usize {
         self.lengths.len()

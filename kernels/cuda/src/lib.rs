@@ -73,7 +73,7 @@ use kernels::ops::{Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
 use matmul::{Matmul, Product};
 use nccl::Nccl;
 use ranks::Ranks;
-use recordings::{Recorded, Recordings};
+use recordings::Recordings;
 use rope_and_cache::Kv;
 use routing::Choices;
 pub use step::WholeSteps;
@@ -149,8 +149,6 @@ pub struct CudaBackend {
     collector: Collector,
     collected: Option<Vec<Op>>,
     whole_steps: WholeSteps,
-    /// A step as one kernel that was slower than its graph.
-    beaten: Option<Recorded>,
 }
 
 // SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The context is made
@@ -190,7 +188,6 @@ impl CudaBackend {
             collector: Collector::default(),
             collected: None,
             whole_steps: options.whole_steps,
-            beaten: None,
         })
     }
 

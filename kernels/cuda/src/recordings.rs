@@ -18,24 +18,24 @@ const OTHER_KERNELS: u64 = 16;
 pub(crate) enum Recorded {
     /// Its kernels.
     Graph(Graph),
-    /// One kernel in their place.
-    Whole(Box<WholeStep>),
+    /// The same, and one kernel in their place for sequences of up to so many tokens.
+    Either { step: Box<WholeStep>, graph: Graph, up_to: usize },
 }
 
 impl Recorded {
     /// Whether the memory that it names is still there.
-    fn is_current(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         match self {
             Self::Graph(graph) => graph.is_current(),
-            Self::Whole(step) => step.is_current(),
+            Self::Either { step, graph, .. } => step.is_current() && graph.is_current(),
         }
     }
 
-    /// Queues all of it.
-    pub(crate) fn launch(&self, device: &mut Device) {
+    /// Queues all of it, for sequences of up to `tokens` tokens.
+    pub(crate) fn launch(&self, device: &mut Device, tokens: usize) {
         match self {
-            Self::Graph(graph) => device.launch_graph(graph),
-            Self::Whole(step) => step.launch(device),
+            Self::Either { step, up_to, .. } if tokens <= *up_to => step.launch(device),
+            Self::Graph(graph) | Self::Either { graph, .. } => device.launch_graph(graph),
         }
     }
 }

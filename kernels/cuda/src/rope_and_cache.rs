@@ -33,7 +33,8 @@ impl Kv {
         let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype } = shape;
         assert!(!shared || v_head_dim <= head_dim, "values as a part of keys: {shape:?}");
         assert!(block_size > 0 && kv_heads > 0 && head_dim > 0 && v_head_dim > 0, "an empty cache: {shape:?}");
-        let heads = num_blocks * block_size * kv_heads * dtype.size();
+        // One block more than the pool has: it is written by steps that are only timed.
+        let heads = (num_blocks + 1) * block_size * kv_heads * dtype.size();
         let keys = device.allocate(heads * head_dim, "keys");
         let values = if shared { None } else { device.allocate(heads * v_head_dim, "values") };
         let maps = keys.as_ref().zip(values.as_ref()).and_then(|(keys, values)| Maps::new(device, shape, keys, values));

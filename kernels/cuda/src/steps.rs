@@ -63,11 +63,12 @@ impl CudaBackend {
     pub(crate) fn replay_recorded(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
         let padded = self.recordings.padded(batch.tokens.len());
         self.recordings.of(padded)?;
+        let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
         self.start(batch, Some(padded));
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
         let (recorded, logits) = self.recordings.of(padded)?;
-        recorded.launch(&mut self.device);
+        recorded.launch(&mut self.device, tokens);
         Some(self.slots.end(&mut self.device, logits, rows, padded))
     }
 }

@@ -81,6 +81,20 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
     }
 }
 
+/// Runs a greedy sequence by whatever is measured to be faster, while the sequence is there, and the same tokens by recorded kernels.
+fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
+    let [mut chosen, mut kernels] = [WholeSteps::Faster, WholeSteps::Never].map(|steps| load(dir, format, steps));
+    let mut sequence = Sequence::new(prompt, 3);
+    let got = sequence.decode(&mut chosen, steps, None);
+    let tokens: Vec<u32> = got.iter().map(|step| step.token).collect();
+    let want = sequence.decode(&mut kernels, steps, Some(&tokens));
+    for (step, (got, want)) in got.iter().zip(&want).enumerate() {
+        check_close(&format!("{}, step {step}", dir.display()), &got.logits, &want.logits, 0.03);
+    }
+    let ran = |kernel: &str| got.iter().skip(1).all(|step| step.ran.iter().any(|name| name.contains(kernel)));
+    assert!(ran("whole_step") || ran("recorded step"), "{:?}", got[1].ran);
+}
+
 /// Runs `check` where a GPU is to be tested.
 fn on_a_gpu(check: impl FnOnce()) {
     let only = std::env::var("QUIRE_TEST_DEVICE").ok();
@@ -134,6 +148,15 @@ fn mistral_with_a_window() {
 #[test]
 fn phi4_mini_with_a_part_that_rotates() {
     compare_zoo("phi4-mini", &[7], 20);
+}
+
+#[test]
+fn what_is_faster_is_found_beside_a_sequence() {
+    on_a_gpu(|| {
+        if let Some(dir) = folders::zoo("qwen3") {
+            compare_chosen(&dir, LoadFormat::Auto, 15, 30);
+        }
+    });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::WholeStep;
 use crate::CudaBackend;
 use crate::graph::Graph;
 use crate::recordings::Recorded;
-use kernels::ops::Batch;
+use kernels::ops::{Batch, Sequence};
 
 /// When a decode step of one row is one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -20,8 +20,9 @@ pub enum WholeSteps {
     Always,
 }
 
-/// Runs that are timed.
-const RUNS: u32 = 8;
+/// Lengths of the sequences that both are timed on, and how often. What they do beside attention depends on none.
+const LENGTHS: [usize; 3] = [256, 4096, 32_768];
+const RUNS: u32 = 4;
 
 impl CudaBackend {
     /// What to replay the step from that was just recorded, and whose operations were collected.
@@ -31,33 +32,59 @@ impl CudaBackend {
         };
         self.batch.turn_to(0);
         let (batch, last) = (self.batch.pointers, self.slots.last_tokens());
-        let made = WholeStep::new(&mut self.device, &mut self.staging, &ops, batch, last);
-        let step = match made {
-            Ok(step) => Recorded::Whole(Box::new(step)),
-            Err(_) => return Recorded::Graph(graph),
+        let Ok(step) = WholeStep::new(&mut self.device, &mut self.staging, &ops, batch, last) else {
+            return Recorded::Graph(graph);
         };
-        let graph = Recorded::Graph(graph);
-        if self.whole_steps == WholeSteps::Always { step } else { self.faster(step, graph) }
-    }
-
-    /// The faster one, on a row of no sequence. What hardly differs stays a graph.
-    fn faster(&mut self, step: Recorded, graph: Recorded) -> Recorded {
-        self.start(Batch { tokens: &[0], positions: &[0], sequences: &[] }, Some(1));
-        let [alone, many] = [&step, &graph].map(|recorded| self.time(recorded));
-        if alone * 32 < many * 31 {
-            return step;
+        let both = |up_to| Recorded::Either { step: Box::new(step), graph, up_to };
+        if self.whole_steps == WholeSteps::Always {
+            return both(usize::MAX);
         }
-        // Freeing its memory would make the graph stale.
-        self.beaten = Some(step);
-        self.whole_steps = WholeSteps::Never;
-        graph
+        let mut both = both(0);
+        let faster = self.faster_up_to(&both);
+        if let Recorded::Either { up_to, .. } = &mut both {
+            *up_to = faster;
+        }
+        both
     }
 
-    fn time(&mut self, recorded: &Recorded) -> Duration {
-        recorded.launch(&mut self.device);
+    /// The tokens of the longest sequence whose step is faster as one kernel, by a thirtieth or more.
+    fn faster_up_to(&mut self, both: &Recorded) -> usize {
+        let room = self.caches.first().map_or(0, |kv| kv.shape.num_blocks * kv.shape.block_size);
+        let mut won = 0;
+        for length in LENGTHS.into_iter().filter(|length| *length <= room) {
+            self.pretend(length);
+            if !both.is_current() {
+                return won;
+            }
+            let [alone, many] = [0, usize::MAX].map(|length| self.time(both, length));
+            if alone * 31 > many * 30 {
+                return won;
+            }
+            won = length;
+        }
+        // Faster on all of them, it is so on longer ones.
+        usize::MAX
+    }
+
+    /// Begins a step of a sequence of so many tokens, whoever's they are. Its own key and value go to a block that is nobody's.
+    fn pretend(&mut self, length: usize) {
+        let Some(shape) = self.caches.first().map(|kv| kv.shape) else { return };
+        let mut blocks: Vec<u32> =
+            (0..length.div_ceil(shape.block_size)).map(|block| (block % shape.num_blocks) as u32).collect();
+        if let Some(last) = blocks.last_mut() {
+            *last = shape.num_blocks as u32;
+        }
+        let tables = vec![blocks; self.batch.most_tables()];
+        let sequence = Sequence { first_row: 0, num_rows: 1, start: length - 1, tables: &tables, slot: 0 };
+        let position = [length as u32 - 1];
+        self.start(Batch { tokens: &[0], positions: &position, sequences: &[sequence] }, Some(1));
+    }
+
+    fn time(&mut self, recorded: &Recorded, length: usize) -> Duration {
+        recorded.launch(&mut self.device, length);
         self.device.synchronize();
         let start = Instant::now();
-        (0..RUNS).for_each(|_| recorded.launch(&mut self.device));
+        (0..RUNS).for_each(|_| recorded.launch(&mut self.device, length));
         self.device.synchronize();
         start.elapsed() / RUNS
     }

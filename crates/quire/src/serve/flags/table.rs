@@ -38,7 +38,7 @@ const MODEL: &[Flag] = &[
     flag("revision", Kind::Text, "main", To::SERVE, "Branch, tag or commit of a Hugging Face model"),
     flag("seed", FROM_ZERO, "0", To::SCHEDULER.and(To::WORKER), "Seeds the seeds of requests that bring none, and dummy weights"),
     flag("served-model-name", Kind::List, "MODEL", To::GATEWAY, "Names that clients may use for the model; the first is echoed"),
-    flag("single-kernel-decode", Kind::Switch, "off", To::WORKER, "Decode a single sequence by one kernel a step, where that is faster on this GPU (Hopper and later)"),
+    flag("single-kernel-decode", Kind::Toggle, "auto", To::WORKER, "Decode a single sequence by one kernel a step wherever one can do it (Hopper and later); auto: where it is measured to be faster"),
     flag("tokenizer", Kind::Text, "MODEL", To::SERVE, "Folder or Hugging Face id of another tokenizer"),
 ];
 

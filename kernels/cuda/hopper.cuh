@@ -34,6 +34,9 @@ DEVICE void acquire_map(const TensorMap* map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
+// Makes a map known to the copy engine before it is needed.
+DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
 // Copies a box of a matrix to shared memory; what lies outside the matrix becomes zeros. Counts as bytes at the barrier.
 DEVICE void copy_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
     asm volatile(
@@ -51,13 +54,15 @@ DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 b
         : "memory");
 }
 
-// Copies a box of whole rows, in groups of 8 (`tensor_map_of_groups` of `src/tensor_map.rs`), from row `8 * group` on.
-DEVICE void copy_rows(u32 to, const TensorMap* map, u32 group, u32 barrier) {
+// Copies a box of rows in groups of 8 (`tensor_map_of_groups` of `src/tensor_map.rs`), from columns `64 * chunk` and row `8 * group` on.
+DEVICE void copy_groups(u32 to, const TensorMap* map, u32 chunk, u32 group, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %2, %3}], [%4];" ::"r"(to), "l"(map),
-        "r"(0), "r"(group), "r"(barrier)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3, %4}], [%5];" ::"r"(to), "l"(map),
+        "r"(0), "r"(chunk), "r"(group), "r"(barrier)
         : "memory");
 }
+// The same for whole rows.
+DEVICE void copy_rows(u32 to, const TensorMap* map, u32 group, u32 barrier) { copy_groups(to, map, 0, group, barrier); }
 
 // Makes this thread's writes to shared memory visible to the tensor cores and the copy engine.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -77,10 +82,23 @@ DEVICE u32 address_in(u32 address, u32 rank) {
 DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same where nothing that was written before has to be seen: it waits for no write on its way to memory.
+DEVICE void cluster_meeting() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Writes 8 bytes to some block, and counts them at a barrier of that block.
 DEVICE void send_pair(u32 to, f32 a, f32 b, u32 barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(barrier)
                  : "memory");
+}
+// Reads 16 bytes at `address` in the block of a rank.
+DEVICE float4 load_four_in(u32 address, u32 rank) {
+    float4 x;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address_in(address, rank))
+                 : "memory");
+    return x;
 }
 DEVICE void barrier_arrive_in(u32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -11,12 +11,11 @@
 // Where there are fewer rows, weights come from memory for one block, which has 128 or 64 of them.
 //
 // The order of a row's sum depends on k alone, not on the other rows.
-#include "activation.cuh"
+#include "gated_product.cuh"
 #include "hopper.cuh"
 
 // Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a box (112 or 128), blocks of
 // a cluster, and stages (`src/matmul_hopper.rs`).
-#define ALL 7
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
@@ -26,19 +25,6 @@
 #define DEPTH 4
 #endif
 #define THREADS (128 + 2 * ROWS)
-
-// `HopperShape` of src/matmul_hopper.rs.
-struct HopperShape {
-    u32 rows;
-    u32 n;
-    u32 k;
-    // Whether to add to `out` instead of overwriting it; it is f32 then.
-    u32 accumulate;
-    // Whether `out` is f32; else it has the input's type.
-    u32 wide;
-    // Of the function.
-    f32 limit;
-};
 
 struct HopperProduct {
     typedef TYPE T;

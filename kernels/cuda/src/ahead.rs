@@ -168,7 +168,7 @@ impl CudaBackend {
             if !matmul.has_ways(device, &product, gate) {
                 return Begun::Nothing;
             }
-            if matmul.special(device, &product, gate).is_some_and(|special| !device.is_compiled(special)) {
+            if !matmul.specials(device, &product, gate).into_iter().all(|special| device.is_compiled(special)) {
                 return Begun::Later;
             }
             fill(device, &product);

@@ -30,6 +30,7 @@ mod matmul;
 mod matmul_cluster;
 mod matmul_few;
 mod matmul_hopper;
+mod matmul_parts;
 mod measure;
 mod modules;
 mod nccl;
@@ -110,8 +111,10 @@ pub enum Products {
     FastestAtOnce,
     /// cuBLASLt, as it chooses itself. For comparisons.
     Library,
-    /// This crate's own kernel, wherever it can. For tests of it.
+    /// This crate's own kernel for any number of rows, wherever it can. For tests of it.
     Own,
+    /// The one for 17 to 128 rows, wherever it can. For tests of it.
+    Parts,
 }
 
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.

@@ -1,17 +1,18 @@
 //! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, on Hopper `kernels/cuda/matmul_cluster.cu` for some more, for other 16-bit
-//! weights and inputs whichever way is the fastest (cuBLASLt with one of its algorithms, on Hopper `kernels/cuda/matmul_hopper.cu`), the plain
-//! kernel `kernels/cuda/matmul.cu` for the rest.
+//! weights and inputs whichever way is the fastest (cuBLASLt with one of its algorithms, on Hopper `kernels/cuda/matmul_parts.cu` or
+//! `kernels/cuda/matmul_hopper.cu`), the plain kernel `kernels/cuda/matmul.cu` for the rest.
 
 use super::acts::{View, cast};
 use super::blas::{Blas, Key, Operands};
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
+use super::elementwise::Function;
 use super::matmul_cluster;
 use super::special::LOWEST;
 use super::trial::Gate;
 use super::ways::{Kind, Way, Ways, bucket};
 use super::weights::{Vector, Weights};
-use super::{matmul_few, matmul_hopper, measure};
+use super::{matmul_few, matmul_hopper, matmul_parts, measure};
 use kernels::ops::{Activation, DType, Epilogue};
 
 /// Tile of the plain kernel, and its threads.
@@ -87,11 +88,11 @@ impl Matmul {
     /// Queues a product of 16-bit operands in the way that is the fastest; false where there is none.
     fn run_many(&mut self, device: &mut Device, product: &mut Product<'_>) -> bool {
         let (key, out) = (product.key(), product.out);
-        let wanted = match self.way(device, product, None) {
-            Way::Own if matmul_hopper::fits(device, product) => return matmul_hopper::run(device, product, None, out),
-            Way::Library(algorithm) => Some(algorithm),
-            Way::Own | Way::Usual => None,
-        };
+        let way = self.way(device, product, None);
+        if run_own(device, way, product, None, out) {
+            return true;
+        }
+        let wanted = if let Way::Library(algorithm) = way { Some(algorithm) } else { None };
         rounds_once(product) && {
             let operands = product.operands(device);
             self.blas.run(device, key, wanted, operands)
@@ -164,10 +165,8 @@ impl Matmul {
         if !matmul_hopper::may_gate(device, product) || out.dtype != product.w.dtype {
             return false;
         }
-        match self.way(device, product, Some(Gate { activation, out })) {
-            Way::Own => matmul_hopper::run(device, product, Some(activation.into()), out),
-            Way::Usual | Way::Library(_) => false,
-        }
+        let way = self.way(device, product, Some(Gate { activation, out }));
+        run_own(device, way, product, Some(activation.into()), out)
     }
 
     /// Whether it pays to wait for what a product may be added to: one launch less to read and write what it gave.
@@ -238,6 +237,21 @@ impl Product<'_> {
         let output = self.out.dtype;
         let bias = self.bias.as_deref_mut().map_or(0, |bias| bias.ptr_in(device, output));
         Operands { x: self.x.ptr, w: self.w.ptr(), bias, out: self.out.ptr }
+    }
+}
+
+/// Queues a product, gated where there is a function, by one of our own kernels; false where the way is none of them or cannot be taken.
+pub(crate) fn run_own(
+    device: &mut Device,
+    way: Way,
+    product: &Product<'_>,
+    function: Option<Function>,
+    out: View,
+) -> bool {
+    match way {
+        Way::Own => matmul_hopper::fits(device, product) && matmul_hopper::run(device, product, function, out),
+        Way::Parts => matmul_parts::fits(device, product) && matmul_parts::run(device, product, function, out),
+        Way::Usual | Way::Library(_) => false,
     }
 }
 

@@ -19,8 +19,8 @@ const STEP: usize = 64;
 const PIECE: usize = 8;
 /// Fewer rows are `matmul_few`'s.
 const LEAST_ROWS: usize = 17;
-/// `ALL` of the kernel: no function.
-const ALL: usize = 7;
+/// `ALL` of gated_product.cuh: no function.
+pub(crate) const ALL: usize = 7;
 
 /// How the kernel is compiled: rows of `x` in a tile, blocks of a cluster, stages, rows of a box of `w`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,12 +72,19 @@ impl Config {
     }
 }
 
-/// `struct HopperShape` of the kernel.
+/// `struct HopperShape` of gated_product.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct HopperShape {
+pub(crate) struct HopperShape {
     product: ProductShape,
     limit: f32,
+}
+
+impl HopperShape {
+    /// Of a product whose outputs, or what the function leaves of them, go to `out`.
+    pub(crate) fn new(product: &Product<'_>, out: View, function: Option<Function>) -> Self {
+        Self { product: product.shape(out), limit: function.map_or(0.0, |function| function.limit) }
+    }
 }
 
 /// What is compiled ahead: gates are nearly always SiLU, and only products of many rows are done without one.
@@ -125,7 +132,7 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<F
     let (Ok(x_map), Ok(w_map)) = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns)) else {
         return false;
     };
-    let shape = HopperShape { product: product.shape(out), limit: function.map_or(0.0, |function| function.limit) };
+    let shape = HopperShape::new(product, out, function);
     let work = x.rows.div_ceil(config.blocks * config.rows) * out.width.div_ceil(boxes * config.columns);
     let grid = [work.min(device.context.multiprocessors / config.blocks) * config.blocks, 1];
     let launch = Shape { grid, block: config.threads(), shared: config.shared() };

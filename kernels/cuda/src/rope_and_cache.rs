@@ -96,7 +96,7 @@ impl Maps {
         let rows = num_blocks * kv_heads * block_size;
         let mut map = |memory: &Memory| {
             let what = || "describing the cache".to_owned();
-            device.attempt(what, |_| tensor_map_of_groups(memory.ptr, dtype, [rows, head_dim], block_size))
+            device.attempt(what, |_| tensor_map_of_groups(memory.ptr, dtype, [rows, head_dim], [block_size, head_dim]))
         };
         Some(Self { keys: map(keys)?, values: map(values)? })
     }

@@ -62,6 +62,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "matmul_few"
     "matmul_few_gated"
     "matmul_hopper"
+    "matmul_parts"
     "whole_step"
 };
 
@@ -74,6 +75,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("decode.cuh", include_str!("../decode.cuh")),
     ("experts.cuh", include_str!("../experts.cuh")),
     ("few.cuh", include_str!("../few.cuh")),
+    ("gated_product.cuh", include_str!("../gated_product.cuh")),
     ("hopper.cuh", include_str!("../hopper.cuh")),
     ("hopper_rows.cuh", include_str!("../hopper_rows.cuh")),
     ("mma.cuh", include_str!("../mma.cuh")),

@@ -8,6 +8,7 @@ use super::experts;
 use super::matmul_cluster;
 use super::matmul_few;
 use super::matmul_hopper;
+use super::matmul_parts;
 use super::sources::{SPECIAL, Source};
 use super::step;
 use kernels::ops::DType;
@@ -73,7 +74,7 @@ pub(crate) fn usual(arch: Arch) -> Vec<Special> {
         .iter()
         .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_special([dtype, cache], *dim)));
     let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
-    let hopper = hopper.chain(matmul_hopper::usual(dtype));
+    let hopper = hopper.chain(matmul_hopper::usual(dtype)).chain(matmul_parts::usual(dtype));
     let mut all: Vec<Special> = few
         .chain(experts::usual(arch, dtype))
         .chain(decode)

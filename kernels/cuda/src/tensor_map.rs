@@ -24,18 +24,20 @@ pub(crate) fn tensor_map(
     encode(ptr, dtype, [columns as u64, rows as u64], [columns as u64 * 2], [BOX_COLUMNS, box_rows as u32])
 }
 
-/// The same matrix, of a multiple of 64 columns and of 8 rows, to be copied in boxes of `box_rows` whole rows: 8 rows of the first 64 columns, the
+/// The same matrix, of a multiple of 64 columns and of 8 rows, to be copied in boxes of such multiples too: 8 rows of a box's first 64 columns, the
 /// same rows of the next 64, ..., then the next 8 rows.
 pub(crate) fn tensor_map_of_groups(
     ptr: sys::CUdeviceptr,
     dtype: DType,
     [rows, columns]: [usize; 2],
-    box_rows: usize,
+    [box_rows, box_columns]: [usize; 2],
 ) -> Result<sys::CUtensorMap, DriverError> {
-    let (parts, row) = (columns / BOX_COLUMNS as usize, columns as u64 * 2);
+    let part = BOX_COLUMNS as usize;
+    let (parts, row) = (columns / part, columns as u64 * 2);
     let sizes = [u64::from(BOX_COLUMNS), GROUP as u64, parts as u64, (rows / GROUP) as u64];
     let strides = [row, u64::from(BOX_COLUMNS) * 2, GROUP as u64 * row];
-    encode(ptr, dtype, sizes, strides, [BOX_COLUMNS, GROUP as u32, parts as u32, (box_rows / GROUP) as u32])
+    let boxes = [BOX_COLUMNS, GROUP as u32, (box_columns / part) as u32, (box_rows / GROUP) as u32];
+    encode(ptr, dtype, sizes, strides, boxes)
 }
 
 /// A tensor whose rows of `sizes[0]` elements touch; `strides`, in bytes, are those of its other dimensions.

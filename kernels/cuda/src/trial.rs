@@ -4,11 +4,11 @@ use super::acts::View;
 use super::blas::{Algorithm, Candidates};
 use super::device::Device;
 use super::elementwise::{self, Function};
-use super::matmul::{MANY_ROWS, Matmul, Product, rounds_once};
+use super::matmul::{MANY_ROWS, Matmul, Product, rounds_once, run_own};
 use super::measure::{self, Race};
 use super::special::Special;
 use super::ways::{Kind, Way};
-use super::{matmul_few, matmul_hopper};
+use super::{matmul_few, matmul_hopper, matmul_parts};
 use kernels::ops::Activation;
 
 /// Algorithms of cuBLASLt that are tried.
@@ -46,11 +46,15 @@ impl Matmul {
         }
     }
 
-    /// The kernel compiled for a shape that would take part.
-    pub(crate) fn special(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> Option<Special> {
-        let takes_part = gate.is_some() || races_alone(device, product);
-        let out = gate.map_or(product.out, |gate| gate.out);
-        takes_part.then(|| matmul_hopper::special(device, product, gate.map(|gate| gate.function()), out))
+    /// The kernels compiled for a shape that would take part.
+    pub(crate) fn specials(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> Vec<Special> {
+        let (function, out) = (gate.map(|gate| gate.function()), gate.map_or(product.out, |gate| gate.out));
+        let special = |way| match way {
+            Way::Own => Some(matmul_hopper::special(device, product, function, out)),
+            Way::Parts => matmul_parts::special(device, product, function),
+            Way::Usual | Way::Library(_) => None,
+        };
+        own_ways(device, product, gate).filter_map(special).collect()
     }
 
     /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own way is known.
@@ -59,11 +63,11 @@ impl Matmul {
         let apart = gate.map(|_| self.ways.get(product.kind(None)).unwrap_or(Way::Usual));
         let candidates = self.blas.candidates(product.key(), if apart.is_some() { 1 } else { CANDIDATES });
         let ways: Vec<Way> = match (apart, &candidates) {
-            (Some(_), _) => vec![Way::Usual, Way::Own],
+            (Some(_), _) => std::iter::once(Way::Usual).chain(own_ways(device, product, gate)).collect(),
             (None, candidates) => {
                 let algorithms = candidates.iter().flat_map(|candidates| candidates.algorithms.iter());
-                let own = races_alone(device, product).then_some(Way::Own);
-                algorithms.map(|algorithm| Way::Library(*algorithm)).chain(own).collect()
+                let library = algorithms.map(|algorithm| Way::Library(*algorithm));
+                library.chain(own_ways(device, product, gate)).collect()
             }
         };
         let count = if measure::is_possible(device) { ways.len() } else { 0 };
@@ -86,12 +90,14 @@ impl Matmul {
         };
         let first = || candidates.as_ref().and_then(|candidates| candidates.algorithms.first());
         let multiply = |device: &mut Device, way: Way| match way {
-            Way::Own => matmul_hopper::run(device, product, None, product.out),
+            Way::Own | Way::Parts => run_own(device, way, product, None, product.out),
             Way::Library(algorithm) => library(device, Some(&algorithm)).is_some(),
             Way::Usual => library(device, first()).is_some(),
         };
         let mut run = |device: &mut Device, way: usize| match (gate, *apart, ways[way]) {
-            (Some(gate), _, Way::Own) => matmul_hopper::run(device, product, Some(gate.function()), gate.out),
+            (Some(gate), _, way @ (Way::Own | Way::Parts)) => {
+                run_own(device, way, product, Some(gate.function()), gate.out)
+            }
             (Some(gate), Some(apart), _) => {
                 let multiplied = multiply(device, apart);
                 elementwise::gated(device, product.out, gate.activation, gate.out);
@@ -113,7 +119,9 @@ impl Matmul {
     }
 }
 
-/// Whether our own kernel is one of the ways of a product that nothing gates.
-fn races_alone(device: &Device, product: &Product<'_>) -> bool {
-    product.x.rows > MANY_ROWS && matmul_hopper::fits(device, product)
+/// Our own kernels that are ways of a product: for any number of rows where a gate follows, or there are very many.
+fn own_ways(device: &Device, product: &Product<'_>, gate: Option<Gate>) -> impl Iterator<Item = Way> {
+    let many = gate.is_some() || (product.x.rows > MANY_ROWS && matmul_hopper::fits(device, product));
+    let ways = [(Way::Own, many), (Way::Parts, matmul_parts::fits(device, product))];
+    ways.into_iter().filter_map(|(way, fits)| fits.then_some(way))
 }

@@ -38,6 +38,8 @@ pub(crate) enum Way {
     Library(Algorithm),
     /// `matmul_hopper.cu`.
     Own,
+    /// `matmul_parts.cu`.
+    Parts,
 }
 
 impl Kind {
@@ -66,6 +68,7 @@ impl Way {
         match self {
             Self::Usual => "usual".to_owned(),
             Self::Own => "own".to_owned(),
+            Self::Parts => "parts".to_owned(),
             Self::Library(algorithm) => algorithm.text(),
         }
     }
@@ -74,6 +77,7 @@ impl Way {
         match text {
             "usual" => Some(Self::Usual),
             "own" => Some(Self::Own),
+            "parts" => Some(Self::Parts),
             _ => Algorithm::parse(text).map(Self::Library),
         }
     }
@@ -95,7 +99,7 @@ pub(crate) fn bucket(rows: usize) -> usize {
 /// The ways known so far.
 pub(crate) struct Ways {
     cache: Option<cache::Cache>,
-    /// What a measurement is good for beside its kind: device, driver, library, own kernel.
+    /// What a measurement is good for beside its kind: device, driver, library, own kernels.
     machine: String,
     known: HashMap<Kind, Way>,
     /// Kinds that were asked for and are not known; those of them that nobody was told of.
@@ -108,10 +112,11 @@ impl Ways {
     pub(crate) fn new(context: &Context, cache: Option<&Path>, products: Products) -> Self {
         let driver = driver_version().unwrap_or_default();
         let library = blas::version();
-        let own = SPECIAL.iter().filter(|source| source.name == "matmul_hopper").map(|source| source.text);
+        let own = ["matmul_hopper", "matmul_parts"];
+        let own = SPECIAL.iter().filter(|source| own.contains(&source.name)).map(|source| source.text);
         let own = digest(own.chain(HEADERS.iter().map(|(_, text)| *text)));
         let machine = format!(
-            "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernel {own}",
+            "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernels {own}",
             context.name, context.multiprocessors
         );
         let cache = cache.map(cache::Cache::new);
@@ -134,6 +139,7 @@ impl Ways {
             Products::Fastest | Products::FastestAtOnce => None,
             Products::Library => Some(Way::Usual),
             Products::Own => Some(Way::Own),
+            Products::Parts => Some(Way::Parts),
         }
     }
 
@@ -223,7 +229,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let algorithm = Algorithm::parse(&format!("cublaslt{}", " 1f".repeat(8))).expect("an algorithm");
         let mut first = ways(folder.path(), "one");
-        for (rows, way) in [(64, Way::Usual), (128, Way::Own), (256, Way::Library(algorithm))] {
+        for (rows, way) in [(64, Way::Usual), (128, Way::Own), (192, Way::Parts), (256, Way::Library(algorithm))] {
             assert_eq!(first.get(kind(rows, false)), None);
             first.settle(kind(rows, false), way, Some("1.0 2.0"));
             assert_eq!(ways(folder.path(), "one").get(kind(rows, false)), Some(way));

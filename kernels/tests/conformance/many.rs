@@ -4,12 +4,16 @@ use super::{Random, encode, filled_in, gpu, host, round};
 use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
 use kernels_cuda::{CudaOptions, Products};
 
-/// Rows, outputs and inputs: ragged in each, many tiles, and a k that is no multiple of a stage.
-const SHAPES: [(usize, usize, usize); 10] = [
+/// Rows, outputs and inputs: ragged in each, many tiles, few of them and a k of many parts, and a k that is no multiple of a stage.
+const SHAPES: [(usize, usize, usize); 14] = [
     (17, 528, 200),
     (33, 8208, 64),
     (64, 272, 328),
     (100, 8208, 136),
+    (24, 4112, 192),
+    (40, 528, 576),
+    (90, 1040, 576),
+    (128, 7184, 320),
     (129, 16, 8),
     (256, 512, 64),
     (300, 272, 520),
@@ -31,7 +35,8 @@ fn backends() -> Vec<(String, Box<dyn Backend>)> {
         let backend = gpu::open(&CudaOptions { products, ..gpu::options() });
         (format!("{products:?} on {}", backend.describe()), backend)
     };
-    [Products::Own, Products::Library, Products::Fastest, Products::FastestAtOnce].map(open).into()
+    let all = [Products::Own, Products::Parts, Products::Library, Products::Fastest, Products::FastestAtOnce];
+    all.map(open).into()
 }
 
 /// A product's operands, and some of its rows in float64.

@@ -170,8 +170,9 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
 #define REGISTERS_128(c) REGISTERS_112(c), REGISTERS_8(c, 112), REGISTERS_8(c, 120)
 
 // c[64][n] (+)= a[64][16] b[16][n] by a warpgroup. Warp w has rows 16 w ..; its lanes hold c and a as in `Tensor::multiply`, 8 columns of c
-// after another. `multiply_shared`: both from shared memory, rows along k; clears c first unless `add`. `multiply_registers`: a from
-// registers, b from shared memory, rows along n; adds. A, B, C, D, P: the operands' numbers, after those of the accumulator.
+// after another; c is cleared first unless `add`. `multiply_shared`: both from shared memory, rows along k. `multiply_registers`: a from
+// registers, b from shared memory, rows along k; `multiply_transposed`: the same with rows of b along n. A, B, C, D, E, P: the operands'
+// numbers, after those of the accumulator.
 #define SHARED_PRODUCT(T, N, COUNT, A, B, P) \
     DEVICE void multiply_shared(T, f32 (&c)[COUNT], u64 a, u64 b, u32 add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n" \
@@ -180,12 +181,13 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
                      : REGISTERS_##COUNT(c) \
                      : "l"(a), "l"(b), "r"(add)); \
     }
-#define REGISTER_PRODUCT(T, N, COUNT, A, B, C, D, P) \
-    DEVICE void multiply_registers(T, f32 (&c)[COUNT], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) { \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" NAMES_##COUNT "}, {%" #A ", %" #B ", %" #C ", %" #D \
-                     "}, %" #P ", 1, 1, 1, 1;" \
+#define REGISTER_PRODUCT(NAME, T, N, COUNT, TRANSPOSED, A, B, C, D, E, P) \
+    DEVICE void NAME(T, f32 (&c)[COUNT], const u32* a, u64 b, u32 add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" NAMES_##COUNT "}, {%" #A ", %" #B ", %" #C ", %" #D \
+                     "}, %" #E ", p, 1, 1, " #TRANSPOSED ";\n}\n" \
                      : REGISTERS_##COUNT(c) \
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b)); \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
     }
 #define PRODUCTS_OF(T) \
     SHARED_PRODUCT(T, 32, 16, 16, 17, 18) \
@@ -193,8 +195,9 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
     SHARED_PRODUCT(T, 128, 64, 64, 65, 66) \
     SHARED_PRODUCT(T, 224, 112, 112, 113, 114) \
     SHARED_PRODUCT(T, 256, 128, 128, 129, 130) \
-    REGISTER_PRODUCT(T, 64, 32, 32, 33, 34, 35, 36) \
-    REGISTER_PRODUCT(T, 128, 64, 64, 65, 66, 67, 68)
+    REGISTER_PRODUCT(multiply_registers, T, 128, 64, 0, 64, 65, 66, 67, 68, 69) \
+    REGISTER_PRODUCT(multiply_transposed, T, 64, 32, 1, 32, 33, 34, 35, 36, 37) \
+    REGISTER_PRODUCT(multiply_transposed, T, 128, 64, 1, 64, 65, 66, 67, 68, 69)
 PRODUCTS_OF(bf16)
 PRODUCTS_OF(f16)
 

@@ -73,25 +73,14 @@ struct PrefillBlock {
         return true;
     }
 
-    // Hands a tile on to all other warps.
-    DEVICE void give(const Tile& tile, u32 turn) const {
-        const u32 slot = turn % 2;
-        barrier_wait(empty_tile + 8 * slot, turn / 2 % 2 ^ 1);
-        if (threadIdx.x % 32 == 0) {
-            tiles[slot] = tile;
-            barrier_arrive(full_tile + 8 * slot);
-        }
-        __syncwarp();
+    // The tile of a turn, which stays where it is until all warps but the one that finds tiles have released it.
+    DEVICE const Tile& hold(u32 turn) const {
+        barrier_wait(full_tile + 8 * (turn % 2), turn / 2 % 2);
+        return tiles[turn % 2];
     }
-
-    // The tile of a turn.
-    DEVICE Tile take(u32 turn) const {
-        const u32 slot = turn % 2;
-        barrier_wait(full_tile + 8 * slot, turn / 2 % 2);
-        const Tile tile = tiles[slot];
+    DEVICE void release(u32 turn) const {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty_tile + 8 * slot);
-        return tile;
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty_tile + 8 * (turn % 2));
     }
 
     // Each block asks until there is no more: `items` times in all, after which the counter is zero again.
@@ -102,31 +91,38 @@ struct PrefillBlock {
     }
 
     // Walks over the block's tiles, for the warp that finds them for all others: `each` does its own part of one. The first tile follows from the
-    // batch's description alone: it is there before the step's keys are.
+    // batch's description alone: it is there before the step's keys are. The others are asked for when there is a place for them: that is when the
+    // warps that compute have left the tile before the last one.
     template <typename F>
     DEVICE void lead(u32* counter, u32 items, const F& each) const {
         u32 item = blockIdx.x;
-        Tile tile;
-        bool found = find(item, tile);
-        if (!found) wait_for_inputs();
         for (u32 turn = 0;; turn++) {
+            barrier_wait(empty_tile + 8 * (turn % 2), turn / 2 % 2 ^ 1);
+            if (turn > 0) item = next_item(counter, items);
+            Tile tile;
+            bool found = item < items && find(item, tile);
+            if (!found) wait_for_inputs();
             while (!found && item < items) {
                 item = next_item(counter, items);
                 found = item < items && find(item, tile);
             }
             if (!found) tile.tiles = 0;
-            give(tile, turn);
+            if (threadIdx.x % 32 == 0) {
+                tiles[turn % 2] = tile;
+                barrier_arrive(full_tile + 8 * (turn % 2));
+            }
+            __syncwarp();
             if (!found) return;
             each(tile, turn);
-            found = false;
         }
     }
 
-    // The same for any other warp.
+    // The same for any other warp that feeds.
     template <typename F>
     DEVICE void follow(const F& each) const {
         for (u32 turn = 0;; turn++) {
-            const Tile tile = take(turn);
+            const Tile tile = hold(turn);
+            release(turn);
             if (tile.tiles == 0) return;
             each(tile, turn);
         }

@@ -9,6 +9,8 @@ typedef const TensorMap* Pages;
 struct Feeder : PrefillBlock {
     // Registers of a thread that feeds, and of one that computes.
     static const u32 FEED_REGISTERS = 40, COMPUTE_REGISTERS = 232;
+    // Whether those that compute have room for queries there.
+    static const bool QUERIES_IN_REGISTERS = true;
 
     // Where this lane's page of a tile of keys begins in the cache's matrix of rows; past its end, where zeros come from, if nobody sees it.
     DEVICE u32 page(const Tile& tile, u32 index) const {
@@ -22,6 +24,7 @@ struct Feeder : PrefillBlock {
         const u32 lane = threadIdx.x % 32, pages = KEYS / attention.block_size;
         u32 row = page(tile, 0);
         wait_for_inputs();
+#pragma unroll 1
         for (u32 index = 0; index < tile.tiles; index++) {
             // Looked up while the stage is still in use.
             const u32 next = index + 1 < tile.tiles ? page(tile, index + 1) : 0;
@@ -56,11 +59,15 @@ struct Feeder : PrefillBlock {
     DEVICE void run(Pages keys, Pages values, const T* qkv, u32* counter, u32 items) const {
         const u32 warp = threadIdx.x / 32;
         Place at = {0, 0};
+        // A warp that has little to do leads, so that keys of the next tile follow those of one without a gap.
+        const auto queries = [&](const Tile& tile, u32 turn) { feed_queries(qkv, tile, turn); };
         if (warp == 0)
-            lead(counter, items, [&](const Tile& tile, u32) { feed(keys, tile, shared_k, full_k, empty_k, at); });
+            follow([&](const Tile& tile, u32) { feed(keys, tile, shared_k, full_k, empty_k, at); });
         else if (warp == 1)
             follow([&](const Tile& tile, u32) { feed(values, tile, shared_v, full_v, empty_v, at); });
+        else if (warp == 2)
+            lead(counter, items, queries);
         else
-            follow([&](const Tile& tile, u32 turn) { feed_queries(qkv, tile, turn); });
+            follow(queries);
     }
 };

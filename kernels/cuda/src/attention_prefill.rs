@@ -1,7 +1,7 @@
 //! Launches `kernels/cuda/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for sequences with several rows.
 
 use super::attention::{Layer, Tensors, narrow};
-use super::batch::Batch;
+use super::batch::{Batch, Pointers};
 use super::context::Memory;
 use super::device::{Device, Shape, args};
 use super::rope_and_cache::{Kv, Maps};
@@ -89,28 +89,12 @@ pub(crate) fn run(
     hopper: Option<Hopper<'_>>,
     batch: &Batch,
 ) -> bool {
-    let Tensors { qkv, keys, values, cache, out } = tensors;
-    let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
     let (heads, tiles) = (layer.kv_heads as usize, batch.tiles((layer.q_heads / layer.kv_heads) as usize, ROWS));
     if let Some(hopper) = hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
-        let blocks = device.context.multiprocessors.min(heads * tiles);
-        let shape = Shape { grid: [blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dims.0) };
-        let (tiles, counter) = (tiles as u32, counter.0.ptr);
-        let special = hopper_special([dtype, cache], dims.0);
-        let pointers = batch.pointers;
-        return match hopper {
-            Hopper::Maps(Maps { keys, values }) => device.launch_special(
-                special,
-                shape,
-                args![out.ptr, qkv.ptr, *keys, *values, pointers, layer, LEAST, tiles, counter],
-            ),
-            Hopper::Narrow => device.launch_special(
-                special,
-                shape,
-                args![out.ptr, qkv.ptr, keys, values, pointers, layer, LEAST, tiles, counter],
-            ),
-        };
+        return run_hopper(device, counter, tensors, layer, hopper, batch.pointers, heads * tiles);
     }
+    let Tensors { qkv, keys, values, cache, out } = tensors;
+    let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
     let shared = shared(dims);
     if shared > device.context.shared_of_block {
         return false;
@@ -121,6 +105,35 @@ pub(crate) fn run(
         shape,
         args![out.ptr, qkv.ptr, keys, values, batch.pointers, layer, LEAST],
     )
+}
+
+/// The same by the Hopper kernel: blocks that stay, for `tiles` tiles of rows of all heads.
+fn run_hopper(
+    device: &mut Device,
+    counter: &Counter,
+    tensors: Tensors,
+    layer: Layer,
+    hopper: Hopper<'_>,
+    batch: Pointers,
+    tiles: usize,
+) -> bool {
+    let Tensors { qkv, keys, values, cache, out } = tensors;
+    let blocks = device.context.multiprocessors.min(tiles);
+    let shape = Shape { grid: [blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(layer.dim as usize) };
+    let special = hopper_special([qkv.dtype, cache], layer.dim as usize);
+    let (row_tiles, counter) = (tiles as u32 / layer.kv_heads, counter.0.ptr);
+    match hopper {
+        Hopper::Maps(Maps { keys, values }) => device.launch_special(
+            special,
+            shape,
+            args![out.ptr, qkv.ptr, *keys, *values, batch, layer, LEAST, row_tiles, counter],
+        ),
+        Hopper::Narrow => device.launch_special(
+            special,
+            shape,
+            args![out.ptr, qkv.ptr, keys, values, batch, layer, LEAST, row_tiles, counter],
+        ),
+    }
 }
 
 /// `Prefill::SHARED_BYTES` of the kernel: two stages of keys and values, with padded rows.

@@ -83,6 +83,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("prefill_block.cuh", include_str!("../prefill_block.cuh")),
     ("prefill_feed.cuh", include_str!("../prefill_feed.cuh")),
     ("prefill_feed_narrow.cuh", include_str!("../prefill_feed_narrow.cuh")),
+    ("prefill_scores.cuh", include_str!("../prefill_scores.cuh")),
     ("product.cuh", include_str!("../product.cuh")),
     ("quire.cuh", include_str!("../quire.cuh")),
     ("ring.cuh", include_str!("../ring.cuh")),

@@ -233,6 +233,28 @@ fn attention_of_several_tiles(dtype: DType) {
     }
 }
 
+/// More tiles of rows than a GPU has multiprocessors, so that a block takes several, of sequences that begin and end anywhere.
+#[test]
+fn attention_of_many_tiles() {
+    let mut backends = backends();
+    let mut random = Random(11);
+    let parts: Vec<Part> =
+        (0..20).map(|sequence| Part { sequence, start: random.below(300), rows: 2 + random.below(80) }).collect();
+    let sinks = Some((0..64).map(|head| head as f32 / 16.0).collect());
+    for (dim, extras) in [
+        (64, Extras::default()),
+        // Weights of few keys: those of earlier tiles are rescaled.
+        (128, Extras { scale: Some(1.0), ..Extras::default() }),
+        (128, Extras { window: Some(40), sinks, scale: Some(0.5), ..Extras::default() }),
+    ] {
+        let (dtype, parts, extras) = (DType::Bf16, &parts[..], &extras);
+        let heads = Heads { q: 64, kv: 8, dim, v_dim: dim };
+        for cache in caches(dtype) {
+            check_case(&mut backends, &Case { heads, block_size: 16, dtype: cache, acts: dtype, parts, extras });
+        }
+    }
+}
+
 /// A backend may do a product and the gate of its outputs in one; looking at the product in between keeps them apart.
 #[test]
 fn a_gate_that_follows_a_product_at_once_changes_no_bit() {

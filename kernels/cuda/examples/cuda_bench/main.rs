@@ -260,7 +260,9 @@ impl Bench {
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
         let attention = self.attention(heads);
-        for (sequences, start, rows) in [(1, 0, 512), (1, 0, 2048), (1, 0, 8192), (4, 0, 2048), (1, 6144, 2048)] {
+        for (sequences, start, rows) in
+            [(1, 0, 512), (1, 0, 2048), (1, 0, 8192), (4, 0, 2048), (1, 6144, 2048), (1, 63_488, 2048)]
+        {
             let caches = self.caches(heads, qkv, sequences * (start + rows), cache);
             self.begin(&vec![(start, rows); sequences]);
             let seconds = self.time(0, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));

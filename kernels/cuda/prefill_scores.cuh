@@ -1,0 +1,148 @@
+// What a warpgroup of `attention_prefill_hopper.cu` does with its 64 rows between products: which keys each sees, its softmax, its result.
+// Lane 4 g + t of warp w has rows 16 w + g and 16 w + g + 8: of scores columns 8 i + 2 t and the next one, of sums as many dimensions.
+#pragma once
+#ifdef NARROW
+#include "prefill_feed_narrow.cuh"
+#else
+#include "prefill_feed.cuh"
+#endif
+
+#define LOG2E 1.4426950408889634f
+// Most that the sum of a thread's weights of a row in a tile of keys may be. Scores are taken relative to the largest of the first tile that a row
+// sees, and later ones' weights may be larger than 1: 16-bit floats hold them as exactly. Where a sum shows that one is much larger, what
+// scores are taken relative to rises. So nobody looks for the largest score of each tile (compare FlashAttention-4, which rescales as seldom).
+#define MOST_WEIGHT 4096.0f
+
+// A thread's two rows.
+struct Rows {
+    // Tiles of keys; the first and the end of those that all rows of the block's tile see whole.
+    u32 tiles, clear, clear_end;
+    u32 position[2];
+    // What scores are taken relative to, and the sum of weights that this thread has seen.
+    f32 most[2], sum[2];
+};
+
+struct Scores : Feeder {
+    DEVICE u32 row_of(const Tile& tile, u32 group, u32 i) const {
+        return tile.first_packed + 64 * group + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
+    }
+
+    DEVICE void begin_rows(Rows& rows, const Tile& tile, u32 group) const {
+        rows.tiles = tile.tiles;
+        rows.clear = (tile.clear + KEYS - 1) / KEYS - tile.first_tile;
+        rows.clear_end = tile.clear_end / KEYS - tile.first_tile;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            rows.position[i] = tile.start + min(row_of(tile, group, i), tile.packed - 1) / group_size;
+            rows.most[i] = -infinity();
+            rows.sum[i] = 0.0f;
+        }
+    }
+
+    // Hides keys that rows do not see.
+    DEVICE void mask(f32 (&s)[KEYS / 2], const Rows& rows, const Tile& tile, u32 index) const {
+        if (index >= rows.clear && index < rows.clear_end) return;
+        const u32 first = (tile.first_tile + index) * KEYS + 2 * (threadIdx.x % 4);
+        int from[2], until[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u32 at = rows.position[i];
+            from[i] = (int)((at >= attention.window ? at - attention.window + 1 : 0) - first);
+            until[i] = (int)(at - first);
+        }
+#pragma unroll
+        for (u32 i = 0; i < KEYS / 2; i++) {
+            const int key = i / 4 * 8 + i % 2;
+            if (key > until[i / 2 % 2] || key < from[i / 2 % 2]) s[i] = -infinity();
+        }
+    }
+
+    // Scores to weights, given what they are relative to, times the scale; and this thread's sums.
+    DEVICE static void weigh_by(const f32 (&s)[KEYS / 2], u32 (&p)[KEYS / 4], f32 scale, const f32 (&base)[2], f32 (&sum)[2]) {
+        sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < KEYS / 2; i += 2) {
+            const u32 row = i / 2 % 2;
+            const f32 a = exp2_fast(__fmaf_rn(s[i], scale, -base[row])), b = exp2_fast(__fmaf_rn(s[i + 1], scale, -base[row]));
+            sum[row] += a + b;
+            p[i / 2] = Tensor<Operand>::pack(a, b);
+        }
+    }
+
+    // The largest score of a row.
+    DEVICE static f32 most_of(const f32 (&s)[KEYS / 2], u32 row) {
+        f32 most = fmaxf(s[2 * row], s[2 * row + 1]);
+#pragma unroll
+        for (u32 i = 2 * row + 4; i < KEYS / 2; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    }
+
+    // For rows of which a thread's sum is too large, takes the largest score as what scores are relative to; `shrink` rescales earlier sums.
+    DEVICE static void raise(const f32 (&s)[KEYS / 2], Rows& rows, f32 scale, f32 (&base)[2], const f32 (&sum)[2], f32 (&shrink)[2]) {
+        const u32 four = 15u << (threadIdx.x & 28);
+#pragma unroll
+        for (u32 row = 0; row < 2; row++) {
+            const bool needed = __ballot_sync(~0u, !(sum[row] <= MOST_WEIGHT)) & four;
+            const f32 most = fmaxf(rows.most[row], most_of(s, row));
+            if (!needed) continue;
+            base[row] = most == -infinity() ? 0.0f : most * scale;
+            shrink[row] = exp2_fast(rows.most[row] * scale - base[row]);
+            rows.most[row] = most;
+        }
+    }
+
+    // Scores to weights; true if `shrink` must rescale earlier sums. Of a row that has seen no key yet, weights are no numbers before it is raised.
+    DEVICE bool weigh(const f32 (&s)[KEYS / 2], u32 (&p)[KEYS / 4], Rows& rows, f32 (&shrink)[2]) const {
+        const f32 scale = attention.scale * LOG2E;
+        f32 base[2] = {rows.most[0] * scale, rows.most[1] * scale}, sum[2];
+        bool raised = false;
+        shrink[0] = shrink[1] = 1.0f;
+#pragma unroll 1
+        while (true) {
+            weigh_by(s, p, scale, base, sum);
+            if (raised || __all_sync(~0u, sum[0] <= MOST_WEIGHT && sum[1] <= MOST_WEIGHT)) break;
+            raise(s, rows, scale, base, sum, shrink);
+            raised = true;
+        }
+#pragma unroll
+        for (u32 row = 0; row < 2; row++) rows.sum[row] = rows.sum[row] * shrink[row] + sum[row];
+        return raised;
+    }
+
+    DEVICE static void rescale(f32 (&o)[DIM / 2], const f32 (&shrink)[2]) {
+#pragma unroll
+        for (u32 i = 0; i < DIM / 2; i++) o[i] *= shrink[i / 2 % 2];
+    }
+
+    // What sums of a tile are multiplied by, once all their keys have been seen.
+    DEVICE void finish(f32 (&factor)[2], const Rows& rows, const Tile& tile, u32 group) const {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            f32 sum = rows.sum[i];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            factor[i] = 1.0f;
+            if (attention.sinks) {
+                const u32 head = tile.kv_head * group_size + row_of(tile, group, i) % group_size;
+                const f32 most = rows.most[i] * attention.scale * LOG2E, sink = attention.sinks[head] * LOG2E, all = fmaxf(most, sink);
+                factor[i] = exp2_fast(most - all);
+                sum = sum * factor[i] + exp2_fast(sink - all);
+            }
+            factor[i] *= attention.v_scale / sum;
+        }
+    }
+
+    DEVICE void write_out(T* out, const Tile& tile, const f32 (&o)[DIM / 2], const f32 (&factor)[2], u32 group) const {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u32 row = row_of(tile, group, i), head = tile.kv_head * group_size + row % group_size;
+            if (row >= tile.packed) continue;
+            T* from = out + ((size_t)(tile.first_row + row / group_size) * attention.q_heads + head) * DIM;
+            u32* to = (u32*)(from + 2 * (threadIdx.x % 4));
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; d++)
+                to[4 * d] = Tensor<T>::pack(o[4 * d + 2 * i] * factor[i], o[4 * d + 2 * i + 1] * factor[i]);
+        }
+    }
+};

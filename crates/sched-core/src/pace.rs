@@ -6,6 +6,9 @@ use crate::Pacing;
 const TELLING: u32 = 256;
 /// Steps have multiples of so many rows, decodes among them, which products of matrices compute best.
 const GRAIN: u32 = 256;
+/// The same from twice as many rows on. Attention of a chunk is cut into tiles, and its last round of tiles takes as long as the others, however few
+/// are left for it: on a GPU with 132 multiprocessors and 32 query heads a round is 528 rows.
+const COARSE: u32 = 1024;
 /// What a step counts, one step later.
 const FADE: f64 = 0.75;
 
@@ -31,7 +34,9 @@ impl Pace {
     pub fn tokens_beside(self, decodes: u32, pacing: Pacing) -> u32 {
         let share = decodes.saturating_mul(pacing.tokens_per_decode);
         let tokens = self.tokens_within(pacing.short_us).max(share).min(self.tokens_within(pacing.long_us));
-        let rows = tokens.saturating_add(decodes) / GRAIN * GRAIN;
+        let rows = tokens.saturating_add(decodes);
+        let grain = if rows < 2 * COARSE { GRAIN } else { COARSE };
+        let rows = rows / grain * grain;
         rows.saturating_sub(decodes).max(pacing.least_tokens)
     }
 
@@ -68,6 +73,8 @@ mod tests {
             [1, 64, 128, 250].map(|decodes| pace.tokens_beside(decodes, pacing) + decodes),
             [768, 2048, 4096, 6144]
         );
+        let longer = Pacing { long_us: 180_000, ..pacing };
+        assert_eq!(pace.tokens_beside(250, longer) + 250, 7168, "not 7,424");
         assert_eq!(pace.tokens_beside(100, Pacing { short_us: 1, tokens_per_decode: 0, ..pacing }), 300);
     }
 

@@ -61,7 +61,7 @@ impl Recorder {
             Ok(()) => (self.count, self.took) = (self.count + 1, self.took + start.elapsed()),
             Err(reason) => warn!("decode steps run kernel by kernel: {reason}"),
         }
-        if self.count > 0 && model.next_recording().is_none() {
+        if self.count > 0 && self.bytes == 0 && model.next_recording().is_none() {
             self.bytes = self.free_before.saturating_sub(free(model));
             let (seconds, mib) = (self.took.as_secs_f64(), self.bytes >> 20);
             info!(graphs = self.count, seconds, mib, "decode steps are recorded");

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::CudaBackend;
 use super::acts::View;
-use super::device::Device;
+use super::device::{Device, MOMENT};
 use super::matmul::{Matmul, Product};
 use super::measure;
 use super::trial::{Gate, Trial};
@@ -112,8 +112,8 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// A step asks for a product of this kind.
-    pub(crate) fn note(&mut self, kind: Kind, site: Site) {
+    /// A step asks for a product of this kind; whether it is the first one.
+    pub(crate) fn note(&mut self, kind: Kind, site: Site) -> bool {
         let kind = kind.of_rows(LEAST_ROWS);
         let known = self.sites.iter().position(|(known, _)| *known == kind);
         let index = known.unwrap_or_else(|| {
@@ -124,6 +124,7 @@ impl Ahead {
             self.sites[index].1 = site;
         }
         self.ladder.add(index, self.sites[index].1.room());
+        known.is_none()
     }
 
     fn prefer(&mut self, kind: Kind) {
@@ -143,6 +144,18 @@ impl CudaBackend {
         self.device.bind();
         self.catch_up();
         self.device.grant() || self.measure_some()
+    }
+
+    /// Begins to compile what may do a product that came for the first time, with whatever number of rows.
+    pub(crate) fn order(matmul: &Matmul, device: &Device, product: &mut Product<'_>, gate: Option<Gate>) {
+        let (rows, room) = (product.x.rows, product.x.most_rows.min(product.out.most_rows));
+        let mut next = LEAST_ROWS;
+        while matmul.ways.are_measured_ahead() && next <= room {
+            product.set_rows(bucket(next).min(room));
+            matmul.specials(device, product, gate).into_iter().for_each(|special| device.order(special));
+            next = bucket(next) + 1;
+        }
+        product.set_rows(rows);
     }
 
     fn measure_some(&mut self) -> bool {
@@ -168,7 +181,7 @@ impl CudaBackend {
             if !matmul.has_ways(device, &product, gate) {
                 return Begun::Nothing;
             }
-            if !matmul.specials(device, &product, gate).into_iter().all(|special| device.is_compiled(special)) {
+            if !matmul.specials(device, &product, gate).into_iter().all(|special| device.is_compiled(special, MOMENT)) {
                 return Begun::Later;
             }
             fill(device, &product);

@@ -18,7 +18,7 @@ use super::special::Special;
 use super::workshop::Workshop;
 use kernels::ops::Timing;
 use launches::Module;
-pub(crate) use launches::{Name, Shape, args};
+pub(crate) use launches::{MOMENT, Name, Shape, args};
 
 /// A GPU with its kernels.
 pub(crate) struct Device {

@@ -213,9 +213,10 @@ impl CudaBackend {
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
         let bias_len = bias.as_ref().map(|bias| bias.len);
         assert!(bias_len.is_none_or(|len| len == w.rows), "bias of {bias_len:?} for {} outputs", w.rows);
-        let product = Product { x, w, bias, epilogue, out };
-        if product.is_short() {
-            self.ahead.note(product.kind(None), Site { x, w: handle, bias: bias_handle, out, gate: None });
+        let mut product = Product { x, w, bias, epilogue, out };
+        let site = Site { x, w: handle, bias: bias_handle, out, gate: None };
+        if product.is_short() && self.ahead.note(product.kind(None), site) {
+            Self::order(&self.matmul, &self.device, &mut product, None);
         }
         if waits(&self.device, &product) {
             self.ungated = Some(Ungated { x, w: handle, bias: bias_handle, out: (act, out) });

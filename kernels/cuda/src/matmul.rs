@@ -103,7 +103,7 @@ impl Matmul {
     fn way(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Way {
         let kind = product.kind(gate);
         self.ways.get(kind).unwrap_or_else(|| {
-            if self.ways.are_measured_at_once() {
+            if self.ways.are_due(kind) {
                 self.measure(device, product, gate);
             }
             self.ways.get(kind).unwrap_or(Way::Usual)
@@ -121,6 +121,11 @@ impl Matmul {
         }
         let rows = product.stretch(gate.map(|gate| gate.out));
         let gate = gate.map(|gate| Gate { out: View { rows: product.x.rows, ..gate.out }, ..gate });
+        let (specials, most) = (self.specials(device, product, gate), self.ways.patience());
+        if !specials.into_iter().all(|special| device.is_compiled(special, most)) {
+            product.set_rows(rows);
+            return;
+        }
         let mut trial = self.trial(device, product, gate);
         while self.turn(device, &mut trial, product, gate) {}
         self.settle(trial);
@@ -228,7 +233,7 @@ impl Product<'_> {
         rows
     }
 
-    fn set_rows(&mut self, rows: usize) {
+    pub(crate) fn set_rows(&mut self, rows: usize) {
         (self.x.rows, self.out.rows) = (rows, rows);
     }
 

@@ -10,6 +10,7 @@ impl CudaBackend {
     pub(crate) fn start(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
         self.device.bind();
         self.settle();
+        self.matmul.ways.begin(batch.sequences.is_empty());
         self.padded = padded.is_some();
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());

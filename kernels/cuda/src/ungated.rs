@@ -57,7 +57,10 @@ impl CudaBackend {
         let w = &self.matrices[w.0 as usize];
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
         let mut product = Product { x, w, bias, epilogue: Epilogue::Store, out: own };
-        self.ahead.note(product.kind(Some(Gate { activation, out })), site);
+        let gate = Some(Gate { activation, out });
+        if self.ahead.note(product.kind(gate), site) {
+            Self::order(&self.matmul, &self.device, &mut product, gate);
+        }
         self.matmul.run_gated(&mut self.device, &mut product, activation, out)
     }
 

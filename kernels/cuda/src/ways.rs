@@ -1,11 +1,12 @@
 //! How products of many rows are done on this machine: measured once for a kind of product, then remembered in a folder.
 //!
-//! A kind that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`); from then on
-//! its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
+//! A kind that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`), at the latest by
+//! the next step that needs it; from then on its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
 //! may share the folder, and a damaged file is measured again. They are text: what was measured, the way taken, and what each way took.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
 use super::Products;
 use super::blas::{self, Algorithm};
@@ -102,10 +103,13 @@ pub(crate) struct Ways {
     /// What a measurement is good for beside its kind: device, driver, library, own kernels.
     machine: String,
     known: HashMap<Kind, Way>,
-    /// Kinds that were asked for and are not known; those of them that nobody was told of.
-    missing: HashSet<Kind>,
+    /// Kinds that were asked for and are not known, with the step that did first; those of them that nobody was told of.
+    missing: HashMap<Kind, u64>,
     wanted: Vec<Kind>,
     products: Products,
+    /// The step under way, and whether it is nobody's.
+    step: u64,
+    idle: bool,
 }
 
 impl Ways {
@@ -120,7 +124,16 @@ impl Ways {
             context.name, context.multiprocessors
         );
         let cache = cache.map(cache::Cache::new);
-        Self { cache, machine, known: HashMap::new(), missing: HashSet::new(), wanted: Vec::new(), products }
+        Self {
+            cache,
+            machine,
+            known: HashMap::new(),
+            missing: HashMap::new(),
+            wanted: Vec::new(),
+            products,
+            step: 0,
+            idle: false,
+        }
     }
 
     /// Whether kinds are measured when nothing else is to be done.
@@ -128,9 +141,26 @@ impl Ways {
         self.products == Products::Fastest
     }
 
-    /// Whether they are in the product that asks first.
-    pub(crate) fn are_measured_at_once(&self) -> bool {
-        self.products == Products::FastestAtOnce
+    /// Another step begins, of rows that are somebody's or not.
+    pub(crate) fn begin(&mut self, idle: bool) {
+        (self.step, self.idle) = (self.step + 1, idle);
+    }
+
+    /// Whether a kind that is not known is to be measured by the product that asks: where nobody waits for the step, or an earlier step has asked and
+    /// there was no time since.
+    pub(crate) fn are_due(&self, kind: Kind) -> bool {
+        let asked_before = || self.missing.get(&kind).is_some_and(|first| *first < self.step);
+        match self.products {
+            Products::FastestAtOnce => true,
+            Products::Fastest => self.idle || asked_before(),
+            Products::Library | Products::Own | Products::Parts => false,
+        }
+    }
+
+    /// How long a product that measures may wait for a kernel that takes part to be compiled: not at all in a step that somebody waits for.
+    pub(crate) fn patience(&self) -> Duration {
+        let waits = self.idle || self.products == Products::FastestAtOnce;
+        if waits { Duration::from_secs(30) } else { Duration::ZERO }
     }
 
     /// The same for all kinds, measured or not.
@@ -151,14 +181,14 @@ impl Ways {
     /// The way of a kind, if it was measured or settled before.
     pub(crate) fn get(&mut self, kind: Kind) -> Option<Way> {
         let known = self.only().or_else(|| self.known.get(&kind).copied());
-        if known.is_some() || self.missing.contains(&kind) {
+        if known.is_some() || self.missing.contains_key(&kind) {
             return known;
         }
         let stored = self.stored(kind);
         match stored {
             Some(way) => drop(self.known.insert(kind, way)),
             None => {
-                self.missing.insert(kind);
+                self.missing.insert(kind, self.step);
                 self.wanted.push(kind);
             }
         }
@@ -201,9 +231,11 @@ mod tests {
             cache: Some(cache::Cache::new(folder)),
             machine: machine.to_owned(),
             known: HashMap::new(),
-            missing: HashSet::new(),
+            missing: HashMap::new(),
             wanted: Vec::new(),
             products: Products::Fastest,
+            step: 0,
+            idle: false,
         }
     }
 
@@ -245,6 +277,12 @@ mod tests {
         assert_eq!([64, 60, 64].map(|rows| ways.get(kind(rows, false))), [None; 3]);
         assert_eq!(ways.take_wanted(), [kind(64, false)]);
         assert_eq!((ways.get(kind(64, false)), ways.take_wanted()), (None, vec![]));
+        // The step that asked first does not wait for it; the next one would, and one that is nobody's.
+        assert!(!ways.are_due(kind(64, false)));
+        ways.begin(false);
+        assert!(ways.are_due(kind(64, false)) && !ways.are_due(kind(128, false)));
+        ways.begin(true);
+        assert!(ways.are_due(kind(128, false)));
         ways.settle(kind(64, false), Way::Usual, None);
         assert_eq!(ways.get(kind(64, false)), Some(Way::Usual));
         assert_eq!(kind(64, true).of_rows(100), kind(104, true));

@@ -96,6 +96,9 @@ macro_rules! args {
 }
 pub(crate) use args;
 
+/// How long a piece of idle work waits for a kernel's code.
+pub(crate) const MOMENT: Duration = Duration::from_millis(2);
+
 impl Device {
     /// Queues a kernel. `arguments` are what its signature says, from [`args`].
     pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
@@ -206,6 +209,13 @@ impl Device {
         Some(clusters)
     }
 
+    /// Begins to compile a kernel that steps may need.
+    pub(crate) fn order(&self, special: Special) {
+        if !self.special.contains_key(&special) {
+            self.workshop.order(special);
+        }
+    }
+
     /// A step to come will need this kernel: it is compiled meanwhile, and loaded by [`Self::grant`].
     pub(crate) fn wish(&mut self, special: Special, shared: usize) {
         if !self.special.contains_key(&special) && !self.wishes.contains(&(special, shared)) {
@@ -217,17 +227,16 @@ impl Device {
     /// Loads a kernel that was wished for, or waits a moment for its code; whether there was one.
     pub(crate) fn grant(&mut self) -> bool {
         let Some(&(special, shared)) = self.wishes.last() else { return false };
-        if self.is_compiled(special) {
+        if self.is_compiled(special, MOMENT) {
             self.wishes.pop();
             self.special(special, shared);
         }
         true
     }
 
-    /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has waited a moment.
-    pub(crate) fn is_compiled(&self, special: Special) -> bool {
-        const MOMENT: Duration = Duration::from_millis(2);
-        self.special.contains_key(&special) || self.workshop.is_made(special, MOMENT)
+    /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has waited so long.
+    pub(crate) fn is_compiled(&self, special: Special, most: Duration) -> bool {
+        self.special.contains_key(&special) || self.workshop.is_made(special, most)
     }
 
     /// The function, with leave to use `shared` bytes.

@@ -45,7 +45,7 @@ pub const LLAMA_8B: Costs = Costs {
     ],
     choice_us: 3.1,
     decode_us: 0.0336,
-    pair_us: 0.00083,
+    pair_us: 0.00081,
     wave: 528.0,
 };
 /// The same.

@@ -11,6 +11,9 @@ use super::arch::Arch;
 use super::modules::Compiler;
 use super::special::Special;
 
+/// Kernels made at a time, at most: each compilation takes a core and some 100 MB.
+const BENCHES: usize = 8;
+
 /// Makes the code of one kernel.
 type Make = dyn Fn(Special) -> Result<Vec<u8>, String> + Send + Sync;
 
@@ -29,9 +32,33 @@ struct Shelf {
     made: Mutex<Made>,
     /// Something was finished.
     news: Condvar,
+    /// Kernels that are being made; none will be begun once that is absent.
+    busy: Mutex<Option<usize>>,
+    /// One of them was finished, or none will be begun any more.
+    free: Condvar,
 }
 
 impl Shelf {
+    /// Waits until there is room to make one more; false once none is to be begun.
+    fn begin(&self) -> bool {
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = self.free.wait_while(busy, |busy| busy.is_some_and(|busy| busy >= BENCHES));
+        let mut busy = busy.unwrap_or_else(PoisonError::into_inner);
+        busy.as_mut().map(|busy| *busy += 1).is_some()
+    }
+
+    fn end(&self) {
+        if let Some(busy) = self.busy.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            *busy -= 1;
+        }
+        self.free.notify_one();
+    }
+
+    fn close(&self) {
+        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.free.notify_all();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Made> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -43,7 +70,8 @@ impl Workshop {
     }
 
     fn with(make: Arc<Make>) -> Self {
-        Self { make, shelf: Arc::default(), threads: Mutex::default() }
+        let shelf = Shelf { busy: Mutex::new(Some(0)), ..Shelf::default() };
+        Self { make, shelf: Arc::new(shelf), threads: Mutex::default() }
     }
 
     /// Begins to make a kernel, if nobody has.
@@ -55,7 +83,11 @@ impl Workshop {
         }
         let (make, shelf) = (self.make.clone(), self.shelf.clone());
         let work = move || {
+            if !shelf.begin() {
+                return;
+            }
             let made = make(special);
+            shelf.end();
             shelf.lock().insert(special, Some(made));
             shelf.news.notify_all();
         };
@@ -86,6 +118,7 @@ impl Workshop {
 impl Drop for Workshop {
     /// Threads use the compiler, which may be unloaded when the process ends.
     fn drop(&mut self) {
+        self.shelf.close();
         let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
         threads.into_iter().for_each(|thread| drop(thread.join()));
     }
@@ -126,6 +159,28 @@ mod tests {
         assert!(workshop.is_made(special(3), Duration::from_secs(60)));
         workshop.take(special(3)).unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_made_at_a_time_and_none_is_begun_at_the_end() {
+        let (go, gate) = channel::<()>();
+        let (gate, count) = (Mutex::new(gate), Arc::new(AtomicUsize::new(0)));
+        let counted = count.clone();
+        let workshop = Workshop::with(Arc::new(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            // Ends with what could let it go.
+            let _ = gate.lock().unwrap().recv();
+            Ok(Vec::new())
+        }));
+        (0..3 * BENCHES).for_each(|size| workshop.order(special(size)));
+        (0..2).for_each(|_| go.send(()).unwrap());
+        while count.load(Ordering::Relaxed) < BENCHES + 2 {
+            std::thread::yield_now();
+        }
+        workshop.shelf.close();
+        drop(go);
+        drop(workshop);
+        assert_eq!(count.load(Ordering::Relaxed), BENCHES + 2);
     }
 
     #[test]

@@ -103,8 +103,8 @@ pub struct CudaOptions {
 /// Who does products of many rows of 16 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Products {
-    /// Whatever is the fastest on this machine: measured when nothing else is to be done ([`ops::Backend::prepare`]), and remembered beside
-    /// compiled kernels. What is not measured yet is cuBLASLt's, as it chooses itself.
+    /// Whatever is the fastest on this machine: measured when nothing else is to be done ([`ops::Backend::prepare`]), at the latest by the second
+    /// step that needs it, and remembered beside compiled kernels. What is not measured yet is cuBLASLt's, as it chooses itself.
     #[default]
     Fastest,
     /// The same, measured while the first product of a kind waits for it. For comparisons, and for tests.

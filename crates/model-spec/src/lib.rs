@@ -13,7 +13,9 @@ mod fingerprint;
 mod gguf;
 mod latent;
 mod mixture;
+mod mlp;
 mod nearest;
+mod norm;
 mod recurrent;
 mod rope;
 mod rope_config;
@@ -23,16 +25,18 @@ pub use alibi::alibi_slopes;
 pub use config::ConfigFile;
 pub use eos::eos_token_ids;
 pub use error::ConfigError;
-pub use feed_forward::{Activation, FeedForwardSpec, MlpKind, MlpSpec};
+pub use feed_forward::FeedForwardSpec;
 pub use fingerprint::fingerprint;
 pub use gguf::GgufFamily;
 pub use latent::LatentSpec;
 pub use mixture::{ExpertGroups, MixtureSpec, RouterScore, RoutingSpec, SharedExpertSpec};
+pub use mlp::{Activation, MlpKind, MlpSpec};
 pub use nearest::nearest;
+pub use norm::{NormKind, NormScale, NormSpec};
 pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes};
 pub use spec::{
     AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MixerSpec, ModelKind, ModelSpec,
-    NormKind, NormScale, NormSpec, Position, PositionTable, QkNorm, Residual,
+    Position, PositionTable, QkNorm, Residual,
 };

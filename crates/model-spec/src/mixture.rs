@@ -1,6 +1,6 @@
 //! Mixtures of experts: a router sends each token to a few of many MLPs.
 
-use crate::feed_forward::MlpSpec;
+use crate::mlp::MlpSpec;
 
 /// A mixture of experts: `sum over the chosen of weight * expert(x)`, plus what all tokens share.
 #[derive(Clone, Copy, Debug, PartialEq)]

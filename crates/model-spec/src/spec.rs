@@ -12,6 +12,7 @@
 
 use crate::feed_forward::FeedForwardSpec;
 use crate::latent::LatentSpec;
+use crate::norm::NormSpec;
 use crate::recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 use crate::rope::RopeSpec;
 
@@ -186,51 +187,6 @@ pub enum Residual {
     /// The MLP sees attention's result, and what each part's output is added to is its normed input: `x = norm(x); x += part(x)`.
     /// Models that norm after the add (OPT 350m) are the same with each norm counted to the part after it.
     Normed,
-}
-
-/// A norm.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NormSpec {
-    /// Which norm.
-    pub kind: NormKind,
-    /// How it scales.
-    pub scale: NormScale,
-    /// It has a stored shift.
-    pub bias: bool,
-    /// Epsilon.
-    pub eps: f32,
-}
-
-impl NormSpec {
-    /// Root-mean-square norm with a stored weight.
-    pub fn rms(eps: f32) -> Self {
-        Self { kind: NormKind::Rms, scale: NormScale::Weight, bias: false, eps }
-    }
-
-    /// Layer norm with stored weight and bias.
-    pub fn layer(eps: f32) -> Self {
-        Self { kind: NormKind::Layer, scale: NormScale::Weight, bias: true, eps }
-    }
-}
-
-/// Normalisation over a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormKind {
-    /// Divides by the root of the mean square.
-    Rms,
-    /// Subtracts the mean and divides by the standard deviation.
-    Layer,
-}
-
-/// What a norm multiplies by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormScale {
-    /// The stored weight.
-    Weight,
-    /// One plus the stored weight (Gemma, Nemotron).
-    OnePlusWeight,
-    /// Nothing; no weight is stored (OLMo 1).
-    None,
 }
 
 /// The part of a layer that mixes tokens; layers of one model may differ in it.

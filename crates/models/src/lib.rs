@@ -6,6 +6,7 @@
 mod acts;
 mod arch;
 mod batch;
+mod builder;
 mod cache;
 mod decoder;
 mod error;

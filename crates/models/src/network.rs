@@ -1,12 +1,9 @@
 //! From a [`ModelSpec`] to weights on a device: which slices of which tensors this rank needs, fused as the decoder runs them.
 
-use std::ops::Range;
+use kernels::ops::{Matrix, Norm, Table, Vector};
+use model_spec::{LayerSpec, ModelSpec, PositionTable, Residual};
 
-use kernels::ops::{self, Matrix, Norm, Rope, Table, Vector};
-use model_spec::{
-    LayerSpec, ModelSpec, NormKind, NormScale, NormSpec, Position, PositionTable, Residual, RopeSpec, RopeStyle,
-};
-
+use crate::builder::{Builder, Linear};
 use crate::error::LoadError;
 use crate::feed_forward::{self, FeedForward};
 use crate::mixer::{self, Mixer};
@@ -28,13 +25,6 @@ pub(crate) struct Network {
     pub head: Linear,
     /// Columns of this rank's logits, padding included.
     pub head_width: usize,
-}
-
-/// A matrix with its bias.
-#[derive(Clone, Copy)]
-pub(crate) struct Linear {
-    pub matrix: Matrix,
-    pub bias: Option<Vector>,
 }
 
 pub(crate) struct Layer {
@@ -60,19 +50,6 @@ pub(crate) fn build(
 ) -> Result<Network, LoadError> {
     Builder { spec, names, shard, store, ropes: Vec::new() }.network()
 }
-
-/// Takes weights from a store, by slot; shared by everything that a layer is made of.
-pub(crate) struct Builder<'a> {
-    spec: &'a ModelSpec,
-    names: &'a Names,
-    pub shard: Shard,
-    pub store: &'a mut dyn Store,
-    /// Frequency tables so far; most layers share one.
-    ropes: Vec<(RopeSpec, Rope)>,
-}
-
-/// The rows of a projection that a rank holds, of how many.
-pub(crate) type Part1d = (Part, usize, Range<usize>);
 
 impl Builder<'_> {
     fn network(mut self) -> Result<Network, LoadError> {
@@ -173,94 +150,5 @@ impl Builder<'_> {
             residual: layer.residual,
             residual_scale: layer.residual_scale,
         })
-    }
-
-    /// Width of the residual stream.
-    pub(crate) fn hidden(&self) -> usize {
-        self.spec.hidden_size
-    }
-
-    /// Projections from the residual stream, split by output rows and stacked.
-    pub(crate) fn by_rows(&mut self, index: usize, stack: &[Part1d], bias: bool) -> Result<Linear, LoadError> {
-        let hidden = self.spec.hidden_size;
-        let slices: Vec<Slice> = (stack.iter())
-            .map(|(part, total, rows)| {
-                self.matrix_slice(Slot::Layer(index, *part), [*total, hidden], rows.clone(), 0..hidden)
-            })
-            .collect();
-        let biases: Vec<Slice> = (stack.iter())
-            .map(|(part, total, rows)| {
-                self.vector_slice(Slot::Layer(index, *part), Kind::Bias, *total, rows.clone(), Role::Shift)
-            })
-            .collect();
-        let matrix = self.store.matrix(&slices, 0)?;
-        let bias = if bias { Some(self.store.vector(&biases, 0.0)?) } else { None };
-        Ok(Linear { matrix, bias })
-    }
-
-    /// A projection to the residual stream, split by input columns.
-    pub(crate) fn by_cols(
-        &mut self,
-        index: usize,
-        (part, total, cols): Part1d,
-        bias: bool,
-    ) -> Result<Linear, LoadError> {
-        let (hidden, slot) = (self.spec.hidden_size, Slot::Layer(index, part));
-        let matrix = self.store.matrix(&[self.matrix_slice(slot, [hidden, total], 0..hidden, cols)], 0)?;
-        let bias = match bias && self.shard.adds_bias() {
-            true => {
-                Some(self.store.vector(&[self.vector_slice(slot, Kind::Bias, hidden, 0..hidden, Role::Shift)], 0.0)?)
-            }
-            false => None,
-        };
-        Ok(Linear { matrix, bias })
-    }
-
-    pub(crate) fn rope(&mut self, position: &Position) -> Option<Rope> {
-        let Position::Rope(spec) = position else { return None };
-        if let Some((_, rope)) = self.ropes.iter().find(|(known, _)| known == spec) {
-            return Some(*rope);
-        }
-        let table = spec.table(self.spec.context_len);
-        let style = match spec.style {
-            RopeStyle::Halves => ops::RopeStyle::Halves,
-            RopeStyle::Interleaved => ops::RopeStyle::Interleaved,
-        };
-        let inv_freq = self.store.constants(&table.inv_freq);
-        let rope = Rope { inv_freq, rotary_dim: spec.rotary_dim, style, mscale: table.mscale };
-        self.ropes.push((spec.clone(), rope));
-        Some(rope)
-    }
-
-    pub(crate) fn norm(&mut self, spec: Option<NormSpec>, slot: Slot, width: usize) -> Result<Option<Norm>, LoadError> {
-        spec.map(|spec| self.norms(spec, &[slot], width)).transpose()
-    }
-
-    /// One norm of `width` columns for each slot, side by side.
-    pub(crate) fn norms(&mut self, spec: NormSpec, slots: &[Slot], width: usize) -> Result<Norm, LoadError> {
-        let slices = |kind, role| -> Vec<Slice> {
-            slots.iter().map(|slot| self.vector_slice(*slot, kind, width, 0..width, role)).collect()
-        };
-        let (scale, one_plus, shift) =
-            (slices(Kind::Weight, Role::Scale), slices(Kind::Weight, Role::Shift), slices(Kind::Bias, Role::Shift));
-        let weight = match spec.scale {
-            NormScale::Weight => Some(self.store.vector(&scale, 0.0)?),
-            NormScale::OnePlusWeight => Some(self.store.vector(&one_plus, 1.0)?),
-            NormScale::None => None,
-        };
-        let bias = if spec.bias { Some(self.store.vector(&shift, 0.0)?) } else { None };
-        let kind = match spec.kind {
-            NormKind::Rms => ops::NormKind::Rms,
-            NormKind::Layer => ops::NormKind::Layer,
-        };
-        Ok(Norm { kind, weight, bias, eps: spec.eps })
-    }
-
-    pub(crate) fn matrix_slice(&self, slot: Slot, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
-        Slice { place: (self.names)(slot, Kind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
-    }
-
-    pub(crate) fn vector_slice(&self, slot: Slot, kind: Kind, len: usize, rows: Range<usize>, role: Role) -> Slice {
-        Slice { place: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
     }
 }

@@ -9,8 +9,8 @@ use model_spec::{MixtureSpec, MlpKind, RouterScore, RoutingSpec, SharedExpertSpe
 
 use super::FeedForward;
 use super::mlp::{self, Mlp};
+use crate::builder::{Builder, Linear};
 use crate::error::LoadError;
-use crate::network::{Builder, Linear};
 use crate::weights::{Kind, Part, Piece, Role, Slice, Slot};
 
 /// A mixture's weights and buffers.

@@ -4,8 +4,8 @@ use kernels::ops::{self, Act, Backend, Epilogue};
 use model_spec::{Activation, MlpKind, MlpSpec};
 
 use super::FeedForward;
+use crate::builder::{Builder, Linear};
 use crate::error::LoadError;
-use crate::network::{Builder, Linear};
 use crate::weights::{Part, Piece};
 
 /// An MLP's weights and buffers.

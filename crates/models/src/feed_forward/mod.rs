@@ -6,8 +6,8 @@ mod mlp;
 use kernels::ops::{Act, Backend, Epilogue};
 use model_spec::FeedForwardSpec;
 
+use crate::builder::Builder;
 use crate::error::LoadError;
-use crate::network::Builder;
 
 /// What works on each token, on this rank. It owns its weights and its buffers.
 pub(crate) trait FeedForward: Send {

@@ -8,9 +8,9 @@ use kernels::ops::{
 use model_spec::{AttentionSpec, Position, QkNorm};
 
 use super::{Kept, Mixer, Run};
+use crate::builder::{Builder, Linear};
 use crate::cache::{Keeps, TokenCache};
 use crate::error::{ForwardError, LoadError};
-use crate::network::{Builder, Linear};
 use crate::tp::head_rows;
 use crate::weights::{Kind, Part, Role, Slot};
 

@@ -8,9 +8,9 @@ use kernels::ops::{Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLaye
 use model_spec::{LatentSpec, Position};
 
 use super::{Kept, Mixer, Run};
+use crate::builder::{Builder, Linear};
 use crate::cache::{Keeps, TokenCache};
 use crate::error::{ForwardError, LoadError};
-use crate::network::{Builder, Linear};
 use crate::tp::head_rows;
 use crate::weights::{Part, Slice, Slot};
 

@@ -7,9 +7,9 @@ use model_spec::MambaSpec;
 
 use super::recurrent::{NOT_YET, decay, taps};
 use super::{Kept, Mixer, Run};
+use crate::builder::{Builder, Linear};
 use crate::cache::Keeps;
 use crate::error::{ForwardError, LoadError};
-use crate::network::{Builder, Linear};
 use crate::weights::{Kind, Part, Role, Slot};
 
 struct MambaMixer {

@@ -5,9 +5,9 @@ use model_spec::Mamba2Spec;
 
 use super::recurrent::{NOT_YET, decay, taps, vector};
 use super::{Kept, Mixer, Run};
+use crate::builder::{Builder, Linear};
 use crate::cache::Keeps;
 use crate::error::{ForwardError, LoadError};
-use crate::network::{Builder, Linear};
 use crate::tp::head_rows;
 use crate::weights::{Kind, Part, Role};
 

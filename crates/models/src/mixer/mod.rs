@@ -14,9 +14,9 @@ mod recurrent;
 use kernels::ops::{Act, Backend, KvLayer, State};
 use model_spec::MixerSpec;
 
+use crate::builder::{Builder, Linear};
 use crate::cache::Keeps;
 use crate::error::{ForwardError, LoadError};
-use crate::network::{Builder, Linear};
 use crate::ranks::Ranks;
 
 /// What mixes tokens, on this rank.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use kernels::ops::{State, Vector};
 
+use crate::builder::Builder;
 use crate::error::LoadError;
-use crate::network::Builder;
 use crate::weights::{Kind, Part, Role, Slice, Slot};
 
 /// Stands in for a state until memory is given out.

@@ -9,6 +9,7 @@ use model_files::{Format, WeightFiles};
 use model_spec::nearest;
 
 use super::cast::widen;
+use super::files::{Files, Stored};
 use super::gguf::GgufFiles;
 use super::safetensors::SafetensorsFiles;
 use super::torch::TorchFiles;
@@ -21,24 +22,6 @@ pub(crate) struct Checkpoint {
     files: Box<dyn Files>,
     /// How many unpack what is quantised, and put together what lies in pieces.
     threads: usize,
-}
-
-/// Weight files of one format.
-pub(super) trait Files {
-    /// The tensor that `config.json`'s architecture calls so.
-    fn find(&self, name: &str) -> Option<Stored<'_>>;
-    /// Names of all tensors, for messages.
-    fn names(&self) -> Vec<&str>;
-    /// All elements of a tensor that [`find`](Self::find) found, row-major, little-endian; as they are stored where its type cannot be read.
-    fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError>;
-}
-
-/// A tensor in a file.
-pub(super) struct Stored<'a> {
-    pub file: &'a Path,
-    pub shape: &'a [usize],
-    /// Element type once read, or the name of the one that cannot be.
-    pub dtype: Result<DType, String>,
 }
 
 impl Checkpoint {

@@ -13,7 +13,7 @@ use model_files::{FilesError, Gguf, TensorInfo, TensorType};
 use model_spec::GgufFamily;
 
 use super::cast;
-use super::checkpoint::{Files, Stored};
+use super::files::{Files, Stored};
 use super::map::map;
 use crate::error::LoadError;
 

@@ -4,6 +4,7 @@ pub(crate) mod cache_scales;
 mod cast;
 mod checkpoint;
 mod dummy;
+mod files;
 mod gguf;
 mod map;
 mod mxfp4;

@@ -10,7 +10,7 @@ use kernels::ops::DType;
 use memmap2::Mmap;
 use model_files::FilesError;
 
-use super::checkpoint::{Files, Stored};
+use super::files::{Files, Stored};
 use super::map::map;
 use crate::error::LoadError;
 

@@ -8,7 +8,7 @@ use kernels::ops::DType;
 use model_files::FilesError;
 use pytorch_reader::{PytorchReader, Tensor};
 
-use super::checkpoint::{Files, Stored};
+use super::files::{Files, Stored};
 use crate::error::LoadError;
 
 /// One file, or the shards of a model. Tensors are read from disk when they are asked for.

@@ -24,28 +24,12 @@
 
 use crate::{
     BesideDecodes,
-    complete::{Flight, FlightRow},
-    queue::Rank,
+    flight::{Flight, FlightRow},
     scheduler::Scheduler,
     sequence::Place,
-    table::Table,
 };
 use ids::{BlockId, SlotId};
 use proto::StepPlan;
-
-/// Buffers and notes that live from plan to plan.
-#[derive(Debug, Default)]
-pub(crate) struct Scratch {
-    /// Running sequences with more than one token to compute.
-    prefills: Vec<u32>,
-    /// Blocks that a newcomer shares, by group.
-    pub shared: Vec<Table>,
-    /// Requests whose prompt the current plan completes.
-    prompts_done: Vec<u32>,
-    /// The queue's head and the pool's release count when it last did not fit: until either changes, neither does the
-    /// answer, and a long prompt's cache lookup is spared.
-    blocked: Option<(Rank, u64)>,
-}
 
 /// A plan in the making.
 pub(crate) struct Draft {

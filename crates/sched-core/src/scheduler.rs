@@ -2,13 +2,14 @@
 
 use crate::{
     blocks::BlockPool,
-    complete::Flight,
     config::{Config, ConfigError},
     error::{QueueBound, Refusal},
+    flight::Flight,
     groups::Groups,
     pace::Pace,
     queue::{Queue, Rank},
     request::{self, Admitted, Request, Seeds},
+    scratch::Scratch,
     sequence::{Place, Sequence},
     slab::Slab,
     stats::{End, FinishedChoice, Stats, Totals},
@@ -53,7 +54,7 @@ pub struct Scheduler {
     pub(crate) totals: Totals,
     pub(crate) out: TokenBatch,
     finished: Vec<FinishedChoice>,
-    pub(crate) scratch: crate::plan::Scratch,
+    pub(crate) scratch: Scratch,
 }
 
 /// A sequence that runs, with what its order needs at hand.
@@ -97,7 +98,7 @@ impl Scheduler {
             totals: Totals::default(),
             out: TokenBatch::default(),
             finished: Vec::new(),
-            scratch: crate::plan::Scratch::default(),
+            scratch: Scratch::default(),
         })
     }
 

@@ -4,9 +4,10 @@
 //! missed. The prefix that is taken is the longest that is usable in every group.
 
 use crate::{
-    plan::{Draft, Scratch},
+    plan::Draft,
     prefix::BlockHash,
     scheduler::{RunningEntry, Scheduler},
+    scratch::Scratch,
     sequence::{Place, Sequence},
 };
 use ids::BlockId;

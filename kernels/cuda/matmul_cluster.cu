@@ -191,13 +191,6 @@ struct ClusterProduct {
         return sum;
     }
 
-    DEVICE static void add(float4& sum, float4 x) {
-        sum.x += x.x;
-        sum.y += x.y;
-        sum.z += x.z;
-        sum.w += x.w;
-    }
-
     DEVICE void write_out(void* out, const f32* bias, u32 tile, u32 four, float4 sum) const {
         const f32 sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll

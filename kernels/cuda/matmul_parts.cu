@@ -184,8 +184,6 @@ struct PartsProduct {
         return sum;
     }
 
-    DEVICE static void add(float4& sum, float4 x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
-
     DEVICE void gate(float4& x, float4 up) const {
         const Activation activation = {FUNCTION, shape.limit};
         x.x = activated<sigmoid_nearly>(activation, x.x) * gated_half(activation, up.x);

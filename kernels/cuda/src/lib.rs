@@ -4,7 +4,7 @@
 //! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
 //! With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may change with its company; and from
 //! what was measured on this machine (`ways`), so they may differ from another machine's. In a process the same rows are always multiplied
-//! in the same way once that is measured; a machine that has never measured them may change the way once, while nothing runs.
+//! in the same way once that is measured; a machine that has never measured them may change the way once, between two steps.
 
 mod acts;
 mod ahead;

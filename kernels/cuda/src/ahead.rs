@@ -6,9 +6,10 @@ use std::collections::{BTreeSet, HashSet};
 use super::CudaBackend;
 use super::acts::View;
 use super::device::{Device, MOMENT};
-use super::matmul::{Matmul, Product};
+use super::matmul::Matmul;
 use super::measure;
-use super::trial::{Gate, Trial};
+use super::product::{Gate, Product};
+use super::trial::Trial;
 use super::ways::{Kind, bucket};
 use kernels::ops::{Activation, Epilogue, Matrix, Vector};
 

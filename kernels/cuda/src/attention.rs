@@ -1,61 +1,17 @@
 //! Chooses the attention kernels of `kernels/cuda`, and launches the plain one.
 
-use cudarc::driver::sys::CUdeviceptr;
-
 use super::acts::View;
 use super::attention_decode::{self, Scratch};
+use super::attention_layer::{Layer, Params, Tensors};
 use super::attention_prefill::{self, Counter, Hopper};
 use super::batch::{Batch, Rows};
 use super::device::{Device, Name, Shape, args};
-use super::rope_and_cache::Kv;
-use super::special::LOWEST;
-use kernels::ops::{self, DType};
+use super::kv::Kv;
+use super::special::{HOPPER, LOWEST};
+use kernels::ops::{DType, KvShape};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
-/// Widest value head of the plain kernel.
-const MOST_V_DIM: usize = 4 * THREADS;
-
-/// `struct Attention` of kernels/cuda/quire.cuh.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layer {
-    sinks: CUdeviceptr,
-    pub(crate) alibi: CUdeviceptr,
-    scale: f32,
-    pub(crate) soft_cap: f32,
-    window: u32,
-    pub(crate) q_heads: u32,
-    pub(crate) kv_heads: u32,
-    pub(crate) dim: u32,
-    pub(crate) v_dim: u32,
-    block_size: u32,
-    qkv_width: u32,
-    v_stride: u32,
-    v_scale: f32,
-}
-
-/// A layer's attention with its vectors looked up: null for none.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Params {
-    /// Its scale holds that of keys.
-    pub(crate) layer: ops::Attention,
-    /// What stored values are multiplied by.
-    pub(crate) value_scale: f32,
-    pub(crate) sinks: CUdeviceptr,
-    pub(crate) alibi: CUdeviceptr,
-}
-
-/// What attention reads and writes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tensors {
-    pub(crate) qkv: View,
-    pub(crate) keys: CUdeviceptr,
-    pub(crate) values: CUdeviceptr,
-    /// Element type of keys and values.
-    pub(crate) cache: DType,
-    pub(crate) out: View,
-}
 
 /// What attention keeps between launches.
 #[derive(Debug, Default)]
@@ -65,7 +21,7 @@ pub(crate) struct Attention {
 
 impl Attention {
     pub(crate) fn run(&mut self, device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
-        let layer = layer(qkv, params, batch, kv);
+        let layer = Layer::new(qkv, params, batch, kv);
         let (keys, values) = kv.pointers();
         let tensors = Tensors { qkv, keys, values, cache: kv.shape.dtype, out };
         if !self.fast(device, tensors, layer, batch, kv) {
@@ -99,34 +55,12 @@ impl Attention {
     }
 }
 
-/// Checks shapes, and puts together what kernels are told.
-fn layer(qkv: View, params: Params, batch: &Batch, kv: &Kv) -> Layer {
-    let heads = params.layer.heads;
-    let width = heads.q * heads.dim + kv.row_width();
-    assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
-    kv.check(heads);
-    batch.check_blocks(kv.shape.block_size);
-    assert!(heads.v_dim <= MOST_V_DIM, "value heads of {}", heads.v_dim);
-    Layer {
-        sinks: params.sinks,
-        alibi: params.alibi,
-        scale: params.layer.scale,
-        soft_cap: params.layer.soft_cap.unwrap_or(0.0),
-        window: params.layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
-        q_heads: heads.q as u32,
-        kv_heads: heads.kv as u32,
-        dim: heads.dim as u32,
-        v_dim: heads.v_dim as u32,
-        block_size: kv.shape.block_size as u32,
-        qkv_width: width as u32,
-        v_stride: kv.value_stride() as u32,
-        v_scale: params.value_scale,
-    }
-}
-
-/// What the fast kernels are told of a cache of another type than rows have.
-pub(crate) fn narrow(cache: DType) -> &'static [(&'static str, usize)] {
-    if cache == DType::E4m3 { &[("NARROW", 1)] } else { &[] }
+/// Whether a kernel reads a cache of this shape by the copy engine.
+pub(crate) fn reads_maps(device: &Device, shape: KvShape) -> bool {
+    let KvShape { block_size, head_dim, v_head_dim, dtype, .. } = shape;
+    device.context.arch == HOPPER
+        && dtype.size() == 2
+        && attention_prefill::hopper_fits(head_dim, v_head_dim, block_size)
 }
 
 fn plain(device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) {

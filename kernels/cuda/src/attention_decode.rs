@@ -1,6 +1,6 @@
 //! Launches `kernels/cuda/attention_decode.cu` for sequences with one row.
 
-use super::attention::{Layer, Tensors, narrow};
+use super::attention_layer::{Layer, Tensors, narrow};
 use super::batch::Batch;
 use super::context::{Context, Memory};
 use super::device::{Device, Shape, args};

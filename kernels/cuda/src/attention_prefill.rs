@@ -1,10 +1,10 @@
 //! Launches `kernels/cuda/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for sequences with several rows.
 
-use super::attention::{Layer, Tensors, narrow};
+use super::attention_layer::{Layer, Tensors, narrow};
 use super::batch::{Batch, Pointers};
 use super::context::Memory;
 use super::device::{Device, Shape, args};
-use super::rope_and_cache::{Kv, Maps};
+use super::kv::{Kv, Maps};
 use super::special::{HOPPER, Special};
 use kernels::ops::{DType, KvShape};
 

@@ -1,5 +1,6 @@
 //! The device as operations use it: memory, copies, recordings, and the first fault, after which nothing runs any more.
 
+mod launch;
 mod launches;
 
 use std::collections::HashMap;
@@ -9,16 +10,16 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::compiler::Compiler;
 use super::context::{Context, Event, Memory, Pinned, explain, load_module};
 use super::graph::{self, Graph};
 use super::libraries::Folders;
-use super::modules::Compiler;
 use super::profile::Profile;
 use super::special::Special;
 use super::workshop::Workshop;
 use kernels::ops::Timing;
-use launches::Module;
-pub(crate) use launches::{MOMENT, Name, Shape, args};
+use launch::Module;
+pub(crate) use launch::{MOMENT, Name, Shape, args};
 
 /// A GPU with its kernels.
 pub(crate) struct Device {

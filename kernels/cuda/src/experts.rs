@@ -23,20 +23,6 @@ const BOXES: usize = 4;
 /// Threads of a block of the Hopper kernel.
 const HOPPER_THREADS: usize = 384;
 
-/// Rows of a tile: about as many as an expert has, where that can be. Tiles of other rows than here are nobody's.
-pub(crate) fn tile_rows(arch: Arch, rows: usize, top_k: usize, experts: usize) -> usize {
-    let tile = match rows * top_k / experts.max(1) {
-        _ if rows <= 1 => 1,
-        0..=4 => 8,
-        5..=10 => 16,
-        11..=24 => 32,
-        25..=40 => 64,
-        41..=140 => 160,
-        _ => 320,
-    };
-    if arch == HOPPER { tile } else { tile.min(32) }
-}
-
 /// What is kept of a product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Keep {
@@ -263,6 +249,7 @@ pub(crate) fn combine(device: &mut Device, x: View, choices: &Choices, epilogue:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routing::tile_rows;
 
     #[test]
     fn tiles_have_a_kernel() {

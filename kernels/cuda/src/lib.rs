@@ -11,12 +11,14 @@ mod ahead;
 mod arch;
 mod attention;
 mod attention_decode;
+mod attention_layer;
 mod attention_prefill;
 mod batch;
 mod blas;
 mod cache;
 mod choose;
 mod choose_numbers;
+mod compiler;
 mod context;
 mod device;
 mod elementwise;
@@ -25,6 +27,7 @@ mod graph;
 mod groups;
 mod handles;
 mod head_norms;
+mod kv;
 mod libraries;
 mod matmul;
 mod matmul_cluster;
@@ -32,13 +35,15 @@ mod matmul_few;
 mod matmul_hopper;
 mod matmul_parts;
 mod measure;
-mod modules;
 mod nccl;
 mod noise;
 mod norm;
 mod nvrtc;
 mod one_shot;
 mod operations;
+mod options;
+mod prebuilt;
+mod product;
 mod profile;
 mod ranks;
 mod recordings;
@@ -56,11 +61,11 @@ mod ways;
 mod weights;
 mod workshop;
 
-use std::path::PathBuf;
-
 pub use arch::Arch;
+pub use compiler::Filled;
 pub use libraries::{Folders, Surroundings};
-pub use modules::{Filled, fill_cache};
+pub use options::{CudaOptions, Products, WholeSteps};
+pub use prebuilt::fill_cache;
 pub use ranks::RankOptions;
 
 use acts::Acts;
@@ -71,51 +76,17 @@ use device::Device;
 use groups::Group;
 use head_norms::Waiting;
 use kernels::ops::{Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
-use matmul::{Matmul, Product};
+use kv::Kv;
+use matmul::Matmul;
 use nccl::Nccl;
+use product::Product;
 use ranks::Ranks;
 use recordings::Recordings;
-use rope_and_cache::Kv;
 use routing::Choices;
-pub use step::WholeSteps;
 use step::{Collector, Op, Stored};
 use ungated::{Ungated, waits};
 use ways::Ways;
 use weights::{Staging, Weights};
-
-/// How to open a [`CudaBackend`].
-#[derive(Clone, Debug, Default)]
-pub struct CudaOptions {
-    /// Which GPU, as the driver counts those it shows.
-    pub ordinal: u32,
-    /// Where CUDA's libraries may be, beside the system's places.
-    pub folders: Folders,
-    /// Folder of compiled kernels; absent: they are compiled at each start.
-    pub kernel_cache: Option<PathBuf>,
-    /// The device is to meet those of other ranks; that takes NCCL.
-    pub ranks: Option<RankOptions>,
-    /// How products of many rows of 16 bits are done.
-    pub products: Products,
-    /// When a decode step of one row is one kernel.
-    pub whole_steps: WholeSteps,
-}
-
-/// Who does products of many rows of 16 bits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Products {
-    /// Whatever is the fastest on this machine: measured when nothing else is to be done ([`ops::Backend::prepare`]), at the latest by the second
-    /// step that needs it, and remembered beside compiled kernels. What is not measured yet is cuBLASLt's, as it chooses itself.
-    #[default]
-    Fastest,
-    /// The same, measured while the first product of a kind waits for it. For comparisons, and for tests.
-    FastestAtOnce,
-    /// cuBLASLt, as it chooses itself. For comparisons.
-    Library,
-    /// This crate's own kernel for any number of rows, wherever it can. For tests of it.
-    Own,
-    /// The one for 17 to 128 rows, wherever it can. For tests of it.
-    Parts,
-}
 
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
 pub fn gpus() -> Result<u32, String> {

@@ -3,7 +3,7 @@
 use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 
 use super::device::{Device, Shape, args};
-use super::matmul::{Product, ProductShape};
+use super::product::{Product, ProductShape};
 use super::special::{HOPPER, Special};
 use super::tensor_map::tensor_map;
 use kernels::ops::DType;

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::acts::View;
 use super::device::{Device, Shape, args};
 use super::elementwise::Function;
-use super::matmul::Product;
+use super::product::Product;
 use super::special::{LOWEST, Special};
 use kernels::ops::{Activation, DType, Epilogue};
 

@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::acts::View;
 use super::device::{Device, Shape, args};
 use super::elementwise::Function;
-use super::matmul::{MANY_ROWS, Product, ProductShape};
+use super::product::{MANY_ROWS, Product, ProductShape};
 use super::special::{HOPPER, Special};
 use super::tensor_map::tensor_map;
 use kernels::ops::{Activation, DType, Epilogue};

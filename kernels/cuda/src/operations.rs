@@ -1,10 +1,12 @@
 //! What the GPU does for each operation of [`Backend`]: handles become addresses here, and the launchers do the rest.
 
 use crate::CudaBackend;
+use crate::attention_layer::Params;
 use crate::device::{Name, Shape, args};
 use crate::groups::Group;
 use crate::head_norms::{HeadNorm, Waiting};
-use crate::rope_and_cache::{Kv, takes_norms};
+use crate::kv::Kv;
+use crate::rope_and_cache::takes_norms;
 use crate::routing::Choices;
 use crate::step::{Cache, Op, Stored};
 use crate::weights::Weights;
@@ -103,7 +105,11 @@ impl Backend for CudaBackend {
 
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.device.bind();
-        self.caches.push(Kv::new(&mut self.device, shape));
+        let mut kv = Kv::new(&mut self.device, shape);
+        if attention::reads_maps(&self.device, shape) {
+            kv.map(&mut self.device);
+        }
+        self.caches.push(kv);
         KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default() }
     }
 
@@ -290,7 +296,7 @@ impl Backend for CudaBackend {
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
-        let params = attention::Params { layer, value_scale: kv.scales.value, sinks, alibi };
+        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
         self.batch.turn_to(kv.table);
         let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
         let cache = Cache::new(kv, self.batch.pointers.first_block, scales);

@@ -3,9 +3,10 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
+use super::arch::Arch;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
-use super::experts::tile_rows;
+use super::special::HOPPER;
 use kernels::ops::{RouterScore, Routing};
 
 /// Shared memory that a block of the router may use, warps that it has at most, and rows.
@@ -20,6 +21,20 @@ const LEAST_ROWS: usize = 4;
 const MOST_EXPERTS: usize = 2048;
 /// Bytes of `struct Tile` of experts.cuh.
 const TILE_BYTES: usize = 16;
+
+/// Rows of a tile: about as many as an expert has, where that can be. Tiles of other rows than here are nobody's.
+pub(crate) fn tile_rows(arch: Arch, rows: usize, top_k: usize, experts: usize) -> usize {
+    let tile = match rows * top_k / experts.max(1) {
+        _ if rows <= 1 => 1,
+        0..=4 => 8,
+        5..=10 => 16,
+        11..=24 => 32,
+        25..=40 => 64,
+        41..=140 => 160,
+        _ => 320,
+    };
+    if arch == HOPPER { tile } else { tile.min(32) }
+}
 
 /// Which experts rows chose: `[rows][top_k]` numbers and weights, and for each expert a list of those pairs of row and expert.
 pub(crate) struct Choices {

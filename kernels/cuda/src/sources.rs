@@ -12,6 +12,14 @@ pub(crate) struct Source {
     pub(crate) special: Option<Special>,
 }
 
+impl Source {
+    /// The source of a kernel that is compiled for a shape.
+    pub(crate) fn of(special: Special) -> Self {
+        let found = SPECIAL.iter().find(|source| source.name == special.file);
+        Self { special: Some(special), ..*found.expect("a file in the list of sources") }
+    }
+}
+
 macro_rules! sources {
     ($($name:literal)*) => {
         &[$(Source { name: $name, text: include_str!(concat!("../", $name, ".cu")), special: None }),*]

@@ -1,31 +1,17 @@
 //! The ways of one kind of product beside each other: what races, and what the result is kept as.
 
-use super::acts::View;
 use super::blas::{Algorithm, Candidates};
 use super::device::Device;
-use super::elementwise::{self, Function};
-use super::matmul::{MANY_ROWS, Matmul, Product, rounds_once, run_own};
+use super::elementwise;
+use super::matmul::{Matmul, run_own};
 use super::measure::{self, Race};
+use super::product::{Gate, MANY_ROWS, Product, rounds_once};
 use super::special::Special;
 use super::ways::{Kind, Way};
 use super::{matmul_few, matmul_hopper, matmul_parts};
-use kernels::ops::Activation;
 
 /// Algorithms of cuBLASLt that are tried.
 const CANDIDATES: usize = 8;
-
-/// What gates a product's outputs next, and where to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Gate {
-    pub(crate) activation: Activation,
-    pub(crate) out: View,
-}
-
-impl Gate {
-    pub(crate) fn function(&self) -> Function {
-        self.activation.into()
-    }
-}
 
 /// A race under way.
 pub(crate) struct Trial {

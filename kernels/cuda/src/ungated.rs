@@ -6,9 +6,9 @@ use super::acts::View;
 use super::ahead::Site;
 use super::device::Device;
 use super::head_norms::HeadNorm;
-use super::matmul::{Matmul, Product};
+use super::matmul::Matmul;
+use super::product::{Gate, Product};
 use super::step::Op;
-use super::trial::Gate;
 use super::{elementwise, matmul_few, matmul_hopper, norm};
 use kernels::ops::{Act, Activation, DType, Epilogue, Matrix, Vector};
 

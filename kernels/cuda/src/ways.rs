@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use super::Products;
 use super::blas::{self, Algorithm};
 use super::cache::{self, digest};
 use super::context::{Context, driver_version};
 use super::elementwise::Function;
+use super::options::Products;
 use super::sources::{HEADERS, SPECIAL};
 use kernels::ops::DType;
 

@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::arch::Arch;
-use super::modules::Compiler;
+use super::compiler::Compiler;
+use super::sources::Source;
 use super::special::Special;
 
 /// Kernels made at a time, at most: each compilation takes a core and some 100 MB.
@@ -66,7 +67,7 @@ impl Shelf {
 
 impl Workshop {
     pub(crate) fn new(compiler: Compiler, arch: Arch) -> Self {
-        Self::with(Arc::new(move |special: Special| compiler.one(special.source(), arch).map(|(cubin, _)| cubin)))
+        Self::with(Arc::new(move |special: Special| compiler.one(Source::of(special), arch).map(|(cubin, _)| cubin)))
     }
 
     fn with(make: Arc<Make>) -> Self {

@@ -5,20 +5,9 @@ use std::time::{Duration, Instant};
 use super::WholeStep;
 use crate::CudaBackend;
 use crate::graph::Graph;
+use crate::options::WholeSteps;
 use crate::recordings::Recorded;
 use kernels::ops::{Batch, Sequence};
-
-/// When a decode step of one row is one kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum WholeSteps {
-    /// Nowhere.
-    #[default]
-    Never,
-    /// Where that is faster, by some runs of both.
-    Faster,
-    /// Wherever it can be.
-    Always,
-}
 
 /// Lengths of the sequences that both are timed on, and how often. What they do beside attention depends on none.
 const LENGTHS: [usize; 3] = [256, 4096, 32_768];

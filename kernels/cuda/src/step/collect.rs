@@ -3,8 +3,8 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::acts::View;
+use crate::kv::Kv;
 use crate::norm;
-use crate::rope_and_cache::Kv;
 use crate::weights::Weights;
 use kernels::ops::{self, Activation, DType, Epilogue, Heads, KvScales, KvShape, Rope};
 

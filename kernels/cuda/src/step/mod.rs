@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-pub use choice::WholeSteps;
 pub(crate) use collect::{Cache, Collector, Op, Stored};
 
 use crate::arch::Arch;

@@ -9,7 +9,6 @@ use super::cache::Cache;
 use super::libraries::Folders;
 use super::nvrtc::Nvrtc;
 use super::sources::{KERNELS, Source};
-use super::special::{self, Special};
 
 /// Threads that compile at most.
 const MOST_THREADS: usize = 8;
@@ -37,30 +36,15 @@ pub struct Filled {
     pub cached: usize,
 }
 
-/// Compiles every kernel for these architectures into `cache`, for an image or a first start. Needs NVRTC and no GPU.
-pub fn fill_cache(folders: &Folders, cache: &Path, archs: &[Arch]) -> Result<Filled, String> {
-    let compiler = Compiler { cache: Some(Cache::new(cache)), nvrtc: Ok(Nvrtc::load(folders)?) };
-    let mut filled = Filled::default();
-    for arch in archs {
-        let (_, part) = compiler.several(&sources(*arch), *arch)?;
-        filled = Filled { compiled: filled.compiled + part.compiled, cached: filled.cached + part.cached };
-    }
-    let found = |arch: &&Arch| sources(**arch).iter().all(|source| compiler.cached(*source, **arch).is_some());
-    match archs.iter().find(|arch| !found(arch)) {
-        None => Ok(filled),
-        Some(arch) => Err(format!("cannot write the kernels for {arch} to {}", cache.display())),
-    }
-}
-
-/// What an image has compiled ahead.
-fn sources(arch: Arch) -> Vec<Source> {
-    let usual = special::usual(arch);
-    KERNELS.iter().copied().chain(usual.iter().map(Special::source)).collect()
-}
-
 impl Compiler {
+    /// What lacks NVRTC has what is cached.
     pub(crate) fn new(folders: &Folders, cache: Option<&Path>) -> Self {
         Self { cache: cache.map(Cache::new), nvrtc: Nvrtc::load(folders) }
+    }
+
+    /// One that fills a cache, which takes NVRTC.
+    pub(crate) fn filling(folders: &Folders, cache: &Path) -> Result<Self, String> {
+        Ok(Self { cache: Some(Cache::new(cache)), nvrtc: Ok(Nvrtc::load(folders)?) })
     }
 
     /// All kernels that are compiled as they are; and how many were compiled or cached.
@@ -69,7 +53,7 @@ impl Compiler {
     }
 
     /// Several at a time.
-    fn several(&self, sources: &[Source], arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
+    pub(crate) fn several(&self, sources: &[Source], arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
         if let Ok(nvrtc) = &self.nvrtc {
             nvrtc.check_knows(arch)?;
         }
@@ -93,7 +77,8 @@ impl Compiler {
         Ok((all, Filled { compiled, cached }))
     }
 
-    fn cached(&self, source: Source, arch: Arch) -> Option<Vec<u8>> {
+    /// What the cache has of a file.
+    pub(crate) fn cached(&self, source: Source, arch: Arch) -> Option<Vec<u8>> {
         let version = self.nvrtc.as_ref().ok().map(|nvrtc| nvrtc.version.as_str());
         self.cache.as_ref()?.get(source, arch, version)
     }

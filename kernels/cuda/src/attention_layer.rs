@@ -1,0 +1,84 @@
+//! What attention kernels are told of a layer, and what they read and write.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::acts::View;
+use super::batch::Batch;
+use super::kv::Kv;
+use kernels::ops::{self, DType};
+
+/// Widest value head of the plain kernel: four elements for each of a block's threads.
+const MOST_V_DIM: usize = 512;
+
+/// `struct Attention` of kernels/cuda/quire.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layer {
+    sinks: CUdeviceptr,
+    pub(crate) alibi: CUdeviceptr,
+    scale: f32,
+    pub(crate) soft_cap: f32,
+    window: u32,
+    pub(crate) q_heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) dim: u32,
+    pub(crate) v_dim: u32,
+    block_size: u32,
+    qkv_width: u32,
+    v_stride: u32,
+    v_scale: f32,
+}
+
+impl Layer {
+    /// Checks shapes, and puts together what kernels are told.
+    pub(crate) fn new(qkv: View, params: Params, batch: &Batch, kv: &Kv) -> Self {
+        let heads = params.layer.heads;
+        let width = heads.q * heads.dim + kv.row_width();
+        assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
+        kv.check(heads);
+        batch.check_blocks(kv.shape.block_size);
+        assert!(heads.v_dim <= MOST_V_DIM, "value heads of {}", heads.v_dim);
+        Self {
+            sinks: params.sinks,
+            alibi: params.alibi,
+            scale: params.layer.scale,
+            soft_cap: params.layer.soft_cap.unwrap_or(0.0),
+            window: params.layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+            q_heads: heads.q as u32,
+            kv_heads: heads.kv as u32,
+            dim: heads.dim as u32,
+            v_dim: heads.v_dim as u32,
+            block_size: kv.shape.block_size as u32,
+            qkv_width: width as u32,
+            v_stride: kv.value_stride() as u32,
+            v_scale: params.value_scale,
+        }
+    }
+}
+
+/// A layer's attention with its vectors looked up: null for none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    /// Its scale holds that of keys.
+    pub(crate) layer: ops::Attention,
+    /// What stored values are multiplied by.
+    pub(crate) value_scale: f32,
+    pub(crate) sinks: CUdeviceptr,
+    pub(crate) alibi: CUdeviceptr,
+}
+
+/// What attention reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensors {
+    pub(crate) qkv: View,
+    pub(crate) keys: CUdeviceptr,
+    pub(crate) values: CUdeviceptr,
+    /// Element type of keys and values.
+    pub(crate) cache: DType,
+    pub(crate) out: View,
+}
+
+/// What the fast kernels are told of a cache of another type than rows have.
+pub(crate) fn narrow(cache: DType) -> &'static [(&'static str, usize)] {
+    if cache == DType::E4m3 { &[("NARROW", 1)] } else { &[] }
+}

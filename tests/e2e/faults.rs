@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use e2e_tests::{Client, Server, descendants, faults, root, zoo};
+use e2e_tests::{Client, Server, descendants, faults, max_workers, root, zoo};
 use futures::future::join_all;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
         println!("skipped: QUIRE_TEST_DEVICE is not cuda");
         return Ok(());
     }
-    for ranks in 1..=gpus().min(2) {
+    for ranks in 1..=max_workers().min(2) {
         let folder = tempfile::tempdir()?;
         let (library, lost) = (faults::break_context(folder.path())?, folder.path().join("lost"));
         let ranks = ranks.to_string();
@@ -179,12 +179,6 @@ fn on_gpu() -> bool {
 
 fn default_model() -> PathBuf {
     root().join("crates/default-model/files/model")
-}
-
-/// GPUs of this machine.
-fn gpus() -> usize {
-    let files = fs::read_dir("/proc/driver/nvidia/gpus").map(|files| files.count());
-    files.unwrap_or(1).max(1)
 }
 
 async fn start(model: &Path, flags: &[&str]) -> anyhow::Result<Server> {

@@ -22,7 +22,7 @@ const END: Duration = Duration::from_secs(40);
 
 /// What servers of tests compute on: a `--device`.
 const DEVICE: &str = "QUIRE_TEST_DEVICE";
-/// Memory for past tokens on a GPU, where several tests may run at the same time.
+/// Memory for past tokens on a GPU, where several tests may run at the same time, unless a test says otherwise.
 const GPU_CACHE: [&str; 2] = ["--kv-cache-memory-bytes", "512M"];
 
 /// One server at a time: a test machine has few cores, and idleness is measured.
@@ -83,9 +83,9 @@ impl Server {
         let log = File::create(dir.path().join("log"))?;
         let child = Command::new(quire_binary())
             .arg("serve")
+            .args(GPU_CACHE.iter().filter(|_| is_on_gpu()))
             .args(args)
             .args(device().iter().flat_map(|device| ["--device", device]))
-            .args(GPU_CACHE.iter().filter(|_| is_on_gpu()))
             .args(["--host", "127.0.0.1", "--port", &port.to_string()])
             .env("XDG_RUNTIME_DIR", dir.path())
             .envs(environment.iter().copied())

@@ -1,7 +1,5 @@
 //! What the scheduler is told once, at start.
 
-use crate::groups::Groups;
-
 /// Which waiting sequence runs first, and which running one gives way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
@@ -166,16 +164,6 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Positions of the longest sequence that so many blocks hold, over all groups of layers.
-    pub fn positions_in(&self, num_blocks: u32) -> u32 {
-        Groups::new(self).positions_in(num_blocks)
-    }
-
-    /// Blocks that a sequence of so many positions holds at most, over all groups of layers.
-    pub fn blocks_for(&self, positions: u32) -> u64 {
-        Groups::new(self).blocks_for(positions)
-    }
-
     /// Refuses what cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
         let positive = [

@@ -66,6 +66,18 @@ impl Groups {
     }
 }
 
+impl Config {
+    /// Positions of the longest sequence that so many blocks hold, over all groups of layers.
+    pub fn positions_in(&self, num_blocks: u32) -> u32 {
+        Groups::new(self).positions_in(num_blocks)
+    }
+
+    /// Blocks that a sequence of so many positions holds at most, over all groups of layers.
+    pub fn blocks_for(&self, positions: u32) -> u64 {
+        Groups::new(self).blocks_for(positions)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -20,7 +20,7 @@ use std::{
 use model_files::gguf_of;
 use tokenizers::{AddedToken, Tokenizer as Reference};
 
-use crate::{TokenizerError, load::read};
+use crate::{TokenizerError, files::read};
 
 /// A tokenizer as its file describes it; special tokens' roles and templates may still come from other files.
 pub(crate) struct Built {

@@ -7,6 +7,7 @@
 mod alphabet;
 mod decode;
 mod error;
+mod files;
 mod formats;
 mod load;
 mod shape;

@@ -2,17 +2,15 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fs,
-    io::ErrorKind,
     path::Path,
 };
 
-use model_files::{FilesError, is_lfs_pointer};
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer as Reference, processors::template::TemplateProcessing};
 
 use crate::{
     SpecialTokens, TokenizerError,
+    files::{object, read},
     formats::{self, Beside},
 };
 
@@ -49,14 +47,6 @@ pub(crate) fn load(model: &Path) -> Result<(Reference, SpecialTokens), Tokenizer
 
 fn unusable(path: &Path, error: &tokenizers::Error) -> TokenizerError {
     TokenizerError::Unusable { path: path.to_owned(), reason: error.to_string() }
-}
-
-/// The bytes of a file that is there.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    if is_lfs_pointer(path) {
-        return Err(FilesError::LfsPointer { file: path.to_owned() }.into());
-    }
-    fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
 }
 
 fn flag(config: &Map<String, Value>, name: &str) -> Option<bool> {
@@ -171,17 +161,5 @@ fn second(piece: &str) -> String {
         Some("$A") => "$B:1".to_owned(),
         Some(token) => format!("{token}:1"),
         None => piece.to_owned(),
-    }
-}
-
-/// A JSON object from a file; empty when there is no file.
-fn object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
-    match fs::read(path) {
-        Ok(bytes) => {
-            serde_json::from_slice(&bytes).map_err(|source| TokenizerError::Json { path: path.to_owned(), source })
-        }
-        // A model that is one file has nothing beside it.
-        Err(source) if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Map::new()),
-        Err(source) => Err(TokenizerError::Read { path: path.to_owned(), source }),
     }
 }

@@ -2,7 +2,11 @@
 
 use serde_yaml_ng::Value as Yaml;
 
-use super::parse::{FlagError, Reader, Settings, Source};
+use super::{
+    error::{FlagError, Source},
+    reader::Reader,
+    settings::Settings,
+};
 
 /// Reads a file of flags.
 pub(super) fn read(path: &str) -> Result<Settings, FlagError> {

@@ -3,15 +3,19 @@
 //! The processes have flags of the same names, so most of them are only checked here and passed on. What the user did not give is
 //! not passed, so each process's own default holds.
 
-pub mod file;
+mod error;
+mod file;
 mod foreign;
 mod help;
 mod parse;
+mod reader;
+mod settings;
 mod table;
 mod value;
 
 pub use help::help;
-pub use parse::{Settings, parse};
+pub use parse::parse;
+pub use settings::Settings;
 pub use value::Value;
 
 use value::Kind;

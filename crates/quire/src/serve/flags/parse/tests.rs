@@ -1,6 +1,7 @@
 //! Command lines and files of flags, good and bad.
 
 use super::*;
+use crate::serve::flags::Settings;
 use crate::serve::flags::{To, passed_to};
 
 fn parsed(line: &str) -> Result<Settings, FlagError> {

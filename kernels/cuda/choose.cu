@@ -107,19 +107,6 @@ __device__ __noinline__ void describe(
     }
 }
 
-// The best of the logits that a thread looks at, in the order of their tokens. NaNs are none.
-struct Best {
-    f32 logit;
-    u32 token = NOBODY;
-
-    DEVICE void take(u32 i, f32 x) {
-        const bool better = token == NOBODY ? x == x : x > logit;
-        logit = better ? x : logit;
-        token = better ? i : token;
-    }
-    DEVICE u64 key() const { return token == NOBODY ? 0 : (u64)ordered(logit) << 32 | (u32)~token; }
-};
-
 // The best of a part of a row that its sequence sees as it is and that begins and ends at 16 bytes. Comparing is so little that what `each_logit`
 // does for each would count: several are read at once instead, and no bound is looked at twice.
 DEVICE Best best_untouched(const f32* logits, u32 first, u32 past) {

@@ -106,8 +106,8 @@ DEVICE u32 ordered(f32 x) {
 
 DEVICE f32 from_ordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-// e^x for x <= 0, with the bits of `sampling::math::exp`: the same steps, none of them fused.
-DEVICE f32 exp_host(f32 x) {
+// e^x for -87 <= x <= 0, with the bits of `sampling::math::exp`: the same steps, none of them fused.
+DEVICE f32 exp_within(f32 x) {
     const f32 round = 12582912.0f;
     f32 shifted = __fadd_rn(__fmul_rn(x, 1.44269504088896340736f), round);
     f32 n = __fsub_rn(shifted, round);
@@ -121,8 +121,11 @@ DEVICE f32 exp_host(f32 x) {
     p = __fadd_rn(__fmul_rn(p, r), 1.0f);
     p = __fadd_rn(__fmul_rn(p, r), 1.0f);
     u32 exponent = (__float_as_uint(shifted) - __float_as_uint(round) + 127u) << 23;
-    return x >= -87.0f ? __fmul_rn(p, __uint_as_float(exponent)) : 0.0f;
+    return __fmul_rn(p, __uint_as_float(exponent));
 }
+
+// The same for all x <= 0.
+DEVICE f32 exp_host(f32 x) { return x >= -87.0f ? exp_within(x) : 0.0f; }
 
 // What a thread has of the tokens from `first` on before `past`, of a row that begins at `logits`: it is the `mine`-th of `threads` that share them.
 // Calls `look(i, x)` for each, in ascending order; some 16 are on their way before the first is looked at, and code is made for UNROLL at a time.
@@ -207,6 +210,25 @@ DEVICE Logits logits_of(const Tables& tables, const Row& row, const f32* logits)
     return all;
 }
 
+// The best of the logits that a thread looks at, in the order of their tokens. NaNs are none.
+struct Best {
+    f32 logit;
+    u32 token = NOBODY;
+
+    DEVICE void take(u32 i, f32 x) {
+        const bool better = token == NOBODY ? x == x : x > logit;
+        logit = better ? x : logit;
+        token = better ? i : token;
+    }
+    DEVICE u64 key() const { return token == NOBODY ? 0 : (u64)ordered(logit) << 32 | (u32)~token; }
+};
+
+// The mass at which a draw stops: the first token past it is drawn.
+DEVICE u64 stop_at(f64 uniform, u64 total) {
+    u64 at = __double2ull_rz(uniform * __ull2double_rn(total));
+    return at < total ? at : total - 1;
+}
+
 // A token's place in a ranking: 32 bits of value, then lower ids first. 52 bits.
 DEVICE u64 place(u32 value, u32 id) { return (u64)value << 20 | (IDS - 1 - id); }
 DEVICE u32 value_of(u64 place) { return (u32)(place >> 20); }
@@ -235,9 +257,9 @@ struct Weights {
         return true;
     }
 
-    DEVICE static u64 mass(u32 value) {
-        return __float2ull_rz(__uint_as_float((value >> 3) + LEAST) * 17592186044416.0f);
-    }
+    // Of a weight; of a value.
+    DEVICE static u64 mass_of(f32 weight) { return __float2ull_rz(weight * 17592186044416.0f); }
+    DEVICE static u64 mass(u32 value) { return mass_of(__uint_as_float((value >> 3) + LEAST)); }
 };
 
 // Ranks all tokens, by untouched logit.

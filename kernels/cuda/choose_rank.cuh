@@ -109,12 +109,6 @@ __device__ __noinline__ u32 gather(const Source& source, u32 vocab, u64 from, Sh
     return shared.bin < LIST ? shared.bin : LIST;
 }
 
-// The mass at which a draw stops: the first token past it is drawn.
-DEVICE u64 stop_at(f64 uniform, u64 total) {
-    u64 at = __double2ull_rz(uniform * __ull2double_rn(total));
-    return at < total ? at : total - 1;
-}
-
 // A draw from the list's `top_k` best, and of these the shortest prefix whose mass reaches top_p of `total` (0: of theirs).
 __device__ __noinline__ u32 draw_listed(u32 listed, u32 top_k, f64 top_p, u64 total, f64 uniform, Shared& shared) {
     u32 t = threadIdx.x;

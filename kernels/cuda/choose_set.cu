@@ -1,4 +1,4 @@
-// What happens around choosing tokens: new settings of slots, and chosen tokens as the next step's inputs.
+// New settings of slots.
 #include "choose.cuh"
 
 // New settings of slots, one block each. `data` begins with where each block's numbers are; these are the twin of `Settings` in
@@ -56,10 +56,4 @@ extern "C" __global__ void choose_set(const Tables tables, const u32* data) {
         __syncthreads();
         for (u32 i = t; i < counted; i += blockDim.x) counts[list[2 * i]] = (u16)min(list[2 * i + 1] + 1, 65535u);
     }
-}
-
-// Puts tokens in the place of batch entries that name slots.
-extern "C" __global__ void choose_inputs(u32* tokens, const u32* last, u32 rows) {
-    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < rows && tokens[i] >> 31 && tokens[i] != NOBODY) tokens[i] = last[tokens[i] & 0x7fffffffu];
 }

@@ -48,7 +48,7 @@ struct __align__(16) Phase {
     TYPE* keys;
     TYPE* values;
     const f32* inv_freq;
-    const u32* first_block; // of the layer's block table
+    u64 first_block; // which of the batch's, of the layer's block table
     Activation activation;
     f32 scale; // of scores, or of the embedding
     f32 mscale;

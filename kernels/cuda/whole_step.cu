@@ -77,6 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     for (u32 i = 0; i < count; i++) {
         const Walk walk = {phases, current, i, count};
+        // What chooses among the logits may come as soon as blocks go.
+        if (i + 1 == count) launch_dependents();
         const Phase& phase = walk.phase();
         if (phase.kind == PRODUCT) {
             const Weights& matrix = all[phase.matrix];
@@ -96,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
                 __syncthreads();
             }
-            Attend attend(phase, span, live ? step.batch.blocks + phase.first_block[0] : nullptr, heads);
+            Attend attend(phase, span, live ? step.batch.blocks + step.batch.first_block[phase.first_block] : nullptr, heads);
             walk.meet(step);
             attend.run(phase, step, position, angles, heads);
         } else {

@@ -1,15 +1,14 @@
-//! The step's batch on the device: one copy a step, to addresses that stay (see kernels/cuda/README.md).
+//! The step's batch on the device: sent by one copy a step, and put to addresses that stay (see kernels/cuda/README.md).
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::context::{Event, Memory, Pinned};
-use super::device::Device;
+use super::context::Memory;
+use super::device::{Device, Name, Shape, args};
+use super::upload::Upload;
 use kernels::ops;
 
 /// Row of no sequence.
 const NOBODY: u32 = u32::MAX;
-/// Copies under way at most: what is planned ahead does not wait for what runs.
-const SLOTS: usize = 3;
 /// Numbers in `counts`.
 const COUNTS: usize = 4;
 
@@ -29,54 +28,28 @@ pub(crate) struct Pointers {
     slots: CUdeviceptr,
 }
 
-/// Numbers sent to the device through pinned memory, without waiting for earlier ones to arrive.
-#[derive(Default)]
-pub(crate) struct Upload {
-    slots: Vec<(Pinned, Event)>,
-    next: usize,
-    memory: Option<Memory>,
-    capacity: usize,
-}
-
-impl Upload {
-    /// Makes room for `count` numbers; true if addresses changed.
-    pub(crate) fn reserve(&mut self, device: &mut Device, count: usize) -> bool {
-        if count <= self.capacity {
-            return false;
-        }
-        device.synchronize();
-        self.slots.clear();
-        self.memory = None;
-        self.capacity = count;
-        let bytes = count * size_of::<u32>();
-        self.memory = device.allocate(bytes, "a step's batch");
-        for _ in 0..SLOTS {
-            let (pinned, event) = (device.pin(bytes), device.event());
-            self.slots.extend(pinned.zip(event));
-        }
-        true
-    }
-
-    /// Where the numbers from `offset` on lie.
-    pub(crate) fn address(&self, offset: usize) -> CUdeviceptr {
-        self.memory.as_ref().map_or(0, |memory| memory.ptr + (offset * size_of::<u32>()) as u64)
-    }
-
-    /// Lets `fill` write the first `count` numbers and sends them.
-    pub(crate) fn send(&mut self, device: &mut Device, count: usize, fill: impl FnOnce(&mut [u32])) {
-        let to = self.address(0);
-        self.next = (self.next + 1) % SLOTS;
-        let Some((pinned, event)) = self.slots.get_mut(self.next) else { return };
-        device.attempt(|| "a step".to_owned(), |_| event.wait());
-        fill(pinned.slice_mut(count));
-        device.upload(pinned, 0..count * size_of::<u32>(), to);
-        device.attempt(|| "an event".to_owned(), |_| event.record());
-    }
-}
-
 /// Numbers that a list that grows to `need` has room for.
 fn room_for(need: usize) -> usize {
     need.next_power_of_two().max(64)
+}
+
+impl Pointers {
+    /// Of a batch that begins at `base`, with its first tables.
+    fn new(base: CUdeviceptr, layout: &Layout) -> Self {
+        let at = |offset: usize| base + (offset * size_of::<u32>()) as u64;
+        Self {
+            counts: base,
+            tokens: at(layout.tokens),
+            positions: at(layout.positions),
+            row_sequence: at(layout.row_sequence),
+            first_row: at(layout.first_row),
+            num_rows: at(layout.num_rows),
+            start: at(layout.start),
+            first_block: at(layout.first_block),
+            blocks: at(layout.blocks),
+            slots: at(layout.slots),
+        }
+    }
 }
 
 /// How much there is room for.
@@ -100,11 +73,17 @@ pub(crate) enum Rows {
 #[derive(Default)]
 pub(crate) struct Batch {
     upload: Upload,
+    /// Where the step's batch was sent to, and how many numbers it has.
+    sent: CUdeviceptr,
+    len: usize,
+    /// Where it is put.
+    memory: Option<Memory>,
     selection: Upload,
-    /// What `selection` holds in this step.
+    /// What `selection` holds in this step, and where.
     selected: Vec<u32>,
+    selected_at: CUdeviceptr,
     capacity: Capacity,
-    /// `first_block` is the list of the table turned to.
+    /// Where it is put; `first_block` is the list of the table turned to.
     pub(crate) pointers: Pointers,
     /// Rows of the step, padding included; and without.
     rows: usize,
@@ -174,7 +153,7 @@ impl Batch {
     }
 
     /// Sends a batch to the device; if `padded`, with rows up to that number at its end that count as sequences of one row each. While steps
-    /// are recorded, nothing is sent.
+    /// are recorded, nothing is sent. Kernels find it once it is [placed](Self::place).
     pub(crate) fn set(&mut self, device: &mut Device, batch: ops::Batch<'_>, padded: Option<usize>) {
         let ops::Batch { tokens, positions, sequences } = batch;
         assert_eq!(tokens.len(), positions.len(), "tokens and positions of a batch");
@@ -202,8 +181,24 @@ impl Batch {
         self.turn_to(0);
         let capacity = self.capacity;
         if !device.is_recording() {
-            self.upload.send(device, capacity.layout().len(blocks), |numbers| capacity.fill(batch, rows, numbers));
+            self.len = capacity.layout().len(blocks);
+            self.sent = self.upload.send(device, self.len, |numbers| capacity.fill(batch, rows, numbers));
         }
+    }
+
+    /// Puts the batch that was sent where kernels look for it, with the `last` tokens of slots in the place of entries that name slots.
+    pub(crate) fn place(&self, device: &mut Device, last: CUdeviceptr) {
+        if device.is_recording() {
+            return;
+        }
+        let (len, first, rows) = (self.len as u32, self.capacity.layout().tokens as u32, self.rows as u32);
+        let arguments = args![self.sent, self.pointers.counts, len, first, rows, last];
+        device.launch(Name::of("place", &[]), Shape::elements(self.len), arguments);
+    }
+
+    /// The batch where it was sent to, for a kernel that finds the tokens of slots itself.
+    pub(crate) fn as_sent(&self) -> Pointers {
+        Pointers::new(self.sent, &self.capacity.layout())
     }
 
     /// From here on, kernels see this block table of each sequence.
@@ -211,6 +206,11 @@ impl Batch {
         let list = |table: usize| (table * self.capacity.sequences * size_of::<u32>()) as u64;
         self.pointers.first_block = self.pointers.first_block - list(self.table) + list(table as usize);
         self.table = table as usize;
+    }
+
+    /// Entries of `first_block` before the list of the table turned to.
+    pub(crate) fn first_entry(&self) -> u64 {
+        (self.table * self.capacity.sequences) as u64
     }
 
     /// Fails where a sequence is longer than its blocks.
@@ -221,16 +221,16 @@ impl Batch {
         }
     }
 
-    /// Sends the rows that `gather` picks; where they are. The same rows are sent once a step: more copies than [`SLOTS`] would make the host
-    /// wait for steps that are under way.
+    /// Sends the rows that `gather` picks; where they are. The same rows are sent once a step: more copies at a time than [`Upload`] has room for
+    /// would make the host wait for steps that are under way.
     pub(crate) fn select(&mut self, device: &mut Device, rows: &[u32]) -> CUdeviceptr {
         if self.selected != rows {
             self.selection.reserve(device, room_for(rows.len()));
-            self.selection.send(device, rows.len(), |numbers| numbers.copy_from_slice(rows));
+            self.selected_at = self.selection.send(device, rows.len(), |numbers| numbers.copy_from_slice(rows));
             self.selected.clear();
             self.selected.extend_from_slice(rows);
         }
-        self.selection.address(0)
+        self.selected_at
     }
 
     fn reserve(&mut self, device: &mut Device, need: Capacity) {
@@ -242,22 +242,13 @@ impl Batch {
             blocks: grow(self.capacity.blocks, need.blocks),
         };
         let layout = capacity.layout();
-        if self.upload.reserve(device, layout.len(capacity.blocks)) || self.pointers.counts == 0 {
+        let len = layout.len(capacity.blocks);
+        if self.upload.reserve(device, len) || self.memory.is_none() {
             self.capacity = capacity;
             self.table = 0;
-            let at = |offset| self.upload.address(offset);
-            self.pointers = Pointers {
-                counts: at(0),
-                tokens: at(layout.tokens),
-                positions: at(layout.positions),
-                row_sequence: at(layout.row_sequence),
-                first_row: at(layout.first_row),
-                num_rows: at(layout.num_rows),
-                start: at(layout.start),
-                first_block: at(layout.first_block),
-                blocks: at(layout.blocks),
-                slots: at(layout.slots),
-            };
+            self.memory = None;
+            self.memory = device.allocate(len * size_of::<u32>(), "a step's batch");
+            self.pointers = Pointers::new(self.memory.as_ref().map_or(0, |memory| memory.ptr), &layout);
         }
     }
 }

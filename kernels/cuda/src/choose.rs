@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
-use super::batch::Upload;
 use super::choose_numbers::{CHOICE_BYTES, CUT_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMBERS, SPLITS};
-use super::choose_numbers::{can_choose, read_row, write_row, write_settings};
+use super::choose_numbers::{can_choose, read_row, row_bytes, write_row, write_settings};
 use super::context::{Event, Memory, Pinned};
 use super::device::{Device, Name, Shape, args};
+use super::special::HOPPER;
+use super::upload::Upload;
 use kernels::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket};
 use kernels::ops::DType;
 
@@ -27,13 +28,11 @@ struct Tables {
     words: u32,
 }
 
-/// Where results of a step are written, and where they come to on the host.
+/// What is found out about rows on the way to their tokens.
 #[derive(Clone, Copy, Debug, Default)]
-struct Results {
+struct Findings {
     best: CUdeviceptr,
     cuts: CUdeviceptr,
-    tokens: CUdeviceptr,
-    details: CUdeviceptr,
 }
 
 /// How a slot's token is found; what comes later needs all kernels of what comes before.
@@ -64,7 +63,7 @@ pub(crate) struct Slots {
     count: usize,
     vocab: usize,
     tables: Tables,
-    results: Results,
+    findings: Findings,
     /// Log-probabilities that each slot wants.
     wanted: Vec<Option<usize>>,
     /// Which kernels each slot's choice needs.
@@ -72,9 +71,11 @@ pub(crate) struct Slots {
     /// Settings that wait for the next step: their numbers, and where each slot's begin.
     settings: Vec<u32>,
     starts: Vec<u32>,
-    /// Where a step's rows lie, and settings on their way.
+    /// A step's rows and settings on their way, and where the rows were sent to.
     rows: Upload,
+    sent: CUdeviceptr,
     upload: Upload,
+    /// Results of steps, which kernels write to the host's memory, and when all of a step's are there.
     buffers: Vec<(Pinned, Event)>,
     flights: VecDeque<Flight>,
     next: u64,
@@ -113,8 +114,6 @@ impl Slots {
             count * 4,
             count * SPLITS * 8,
             count * CUT_BYTES,
-            count * 4,
-            count * DETAILS_NUMBERS * 4,
         ];
         let bytes = sizes.iter().map(|size| size.next_multiple_of(256)).sum();
         self.memory = device.allocate(bytes, "the choice of tokens");
@@ -126,10 +125,10 @@ impl Slots {
             at += size.next_multiple_of(256) as u64;
             place
         });
-        let [choices, masks, biased, biases, counts, last, best, cuts, tokens, details] = places;
+        let [choices, masks, biased, biases, counts, last, best, cuts] = places;
         let (vocab, words) = (vocab as u32, words as u32);
         self.tables = Tables { choices, masks, biased, biases, counts, last, vocab, words };
-        self.results = Results { best, cuts, tokens, details };
+        self.findings = Findings { best, cuts };
         self.rows.reserve(device, count * ROW_NUMBERS);
         for _ in 0..STEPS_IN_FLIGHT {
             let (pinned, event) = (device.pin(count * (1 + DETAILS_NUMBERS) * 4), device.event());
@@ -154,12 +153,6 @@ impl Slots {
         self.tables.last
     }
 
-    /// Puts tokens in the place of a batch's first `rows` entries that name slots; `on_device` is where they lie.
-    pub(crate) fn resolve(&self, device: &mut Device, rows: usize, on_device: CUdeviceptr) {
-        let name = Name::in_file("choose_set", "choose_inputs", &[]);
-        device.launch(name, Shape::elements(rows), args![on_device, self.tables.last, rows as u32]);
-    }
-
     /// Ends a step whose rows were sent ([`Self::send`]): chooses from `logits`, if there are any, of `padded` rows.
     pub(crate) fn end(
         &mut self,
@@ -170,8 +163,9 @@ impl Slots {
     ) -> Ticket {
         if let Some(logits) = logits {
             assert!(rows.iter().all(|row| (row.row as usize) < logits.rows), "rows of {} rows of logits", logits.rows);
-            let draw = rows.iter().map(|row| self.draws[row.slot as usize]).max();
-            self.launch(device, logits, padded, draw.unwrap_or(Draw::Greedy));
+            let draw = rows.iter().map(|row| self.draws[row.slot as usize]).max().unwrap_or(Draw::Greedy);
+            let described = rows.iter().any(|row| self.wanted[row.slot as usize].is_some());
+            self.launch(device, logits, padded, (draw, described));
         }
         self.expect(device, rows)
     }
@@ -180,21 +174,27 @@ impl Slots {
     pub(crate) fn send(&mut self, device: &mut Device, rows: &[ChoiceRow], padded: usize) {
         assert!(self.flights.len() < STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
         assert!(padded <= self.count, "{padded} rows for {} slots", self.count);
-        self.rows.send(device, padded * ROW_NUMBERS, |numbers| {
+        self.sent = self.rows.send(device, padded * ROW_NUMBERS, |numbers| {
             let own = rows.iter().map(Some).chain(std::iter::repeat(None));
             numbers.chunks_exact_mut(ROW_NUMBERS).zip(own).for_each(|(to, row)| write_row(row, to));
         });
         self.send_settings(device);
     }
 
-    /// Queues the choice of `rows` rows of those sent, of which none needs more than `draw`.
-    fn launch(&self, device: &mut Device, logits: View, rows: usize, draw: Draw) {
+    /// Queues the choice of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants log-probabilities.
+    fn launch(&self, device: &mut Device, logits: View, rows: usize, (draw, described): (Draw, bool)) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
-        let (tables, data) = (self.tables, self.rows.address(0));
-        let Results { best, cuts, tokens, details } = self.results;
+        let (tables, data, Findings { best, cuts }) = (self.tables, self.sent, self.findings);
+        let Some((results, _)) = self.buffers.get(buffer_of(Ticket(self.next))) else { return };
+        let tokens = results.on_device();
+        let details = tokens + (self.count * 4) as u64;
         let shared_by_blocks = Shape { grid: [SPLITS, rows], block: 256, shared: 0 };
+        if draw <= Draw::All && !described && device.context.arch >= HOPPER {
+            let shape = Shape { shared: row_bytes(self.vocab), ..shared_by_blocks };
+            return device.launch_clusters(Name::of("choose_row", &[]), shape, args![tables, data, logits.ptr, tokens]);
+        }
         let name = Name::in_file("choose", "choose_best", &[]);
-        device.launch(name, shared_by_blocks, args![tables, data, logits.ptr, best]);
+        device.launch_early(name, shared_by_blocks, args![tables, data, logits.ptr, best]);
         let before: &[&'static str] = match draw {
             Draw::Greedy => &[],
             Draw::All => &["choose_count"],
@@ -209,12 +209,14 @@ impl Slots {
         device.launch_early(Name::of("choose", &[]), shape, arguments);
     }
 
-    /// Queues the results' way to the host.
+    /// Notes when the results are there.
     fn expect(&mut self, device: &mut Device, rows: &[ChoiceRow]) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
-        let wanted: Vec<_> = rows.iter().map(|row| self.wanted[row.slot as usize]).collect();
-        self.fetch(device, ticket, &wanted);
+        let wanted = rows.iter().map(|row| self.wanted[row.slot as usize]).collect();
+        if let Some((_, event)) = self.buffers.get(buffer_of(ticket)) {
+            device.attempt(|| "an event".to_owned(), |_| event.record());
+        }
         self.flights.push_back(Flight { ticket, wanted });
         ticket
     }
@@ -242,7 +244,7 @@ impl Slots {
         let total = self.starts.len() + self.settings.len();
         self.upload.reserve(device, total.next_power_of_two().max(1 << 16));
         let (starts, settings) = (&self.starts, &self.settings);
-        self.upload.send(device, total, |numbers| {
+        let sent = self.upload.send(device, total, |numbers| {
             let (to, rest) = numbers.split_at_mut(starts.len());
             to.iter_mut().zip(starts).for_each(|(to, start)| *to = starts.len() as u32 + start);
             rest.copy_from_slice(settings);
@@ -250,20 +252,9 @@ impl Slots {
         let tables = self.tables;
         let name = Name::of("choose_set", &[]);
         let shape = Shape { grid: [self.starts.len(), 1], block: 256, shared: 0 };
-        device.launch(name, shape, args![tables, self.upload.address(0)]);
+        device.launch(name, shape, args![tables, sent]);
         self.starts.clear();
         self.settings.clear();
-    }
-
-    /// Queues the copy of a step's results to the host.
-    fn fetch(&mut self, device: &mut Device, ticket: Ticket, wanted: &[Option<usize>]) {
-        let Some((pinned, event)) = self.buffers.get_mut(buffer_of(ticket)) else { return };
-        let (rows, Results { tokens, details, .. }) = (wanted.len(), self.results);
-        device.fetch(tokens, pinned, 0, rows * 4);
-        if wanted.iter().any(Option::is_some) {
-            device.fetch(details, pinned, self.count * 4, rows * DETAILS_NUMBERS * 4);
-        }
-        device.attempt(|| "an event".to_owned(), |_| event.record());
     }
 }
 

@@ -31,6 +31,12 @@ pub(crate) fn can_choose(choice: &Choice, vocab: usize) -> bool {
     vocab <= MOST_VOCAB && choice.bias.len() <= MOST_BIASES && choice.logprobs.is_none_or(|top| top <= MOST_TOP)
 }
 
+/// Shared memory of a block of `choose_row`: its 8 regions of a row, and 3 numbers.
+pub(crate) fn row_bytes(vocab: usize) -> usize {
+    let region = vocab.div_ceil(4 * 8 * SPLITS) * 4;
+    (8 * region + 3) * 4
+}
+
 /// Appends a slot's settings as `choose_set` reads them. Ids outside the vocabulary mean nothing to a device.
 pub(crate) fn write_settings(slot: u32, choice: &Choice, counts: &[(u32, u32)], vocab: usize, out: &mut Vec<u32>) {
     let known = |token: &u32| (*token as usize) < vocab;

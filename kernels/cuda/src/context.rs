@@ -20,6 +20,8 @@ pub(crate) struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
     pub(crate) stream: sys::CUstream,
+    /// Copies to the device that the stream does not stop for.
+    copies: sys::CUstream,
     pub(crate) name: String,
     pub(crate) arch: Arch,
     pub(crate) multiprocessors: usize,
@@ -66,11 +68,12 @@ impl Context {
         // SAFETY: the device is the driver's; the context is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed)?;
         // Dropped on the way out, it releases the context.
-        let stream = std::ptr::null_mut();
+        let (stream, copies) = (std::ptr::null_mut(), std::ptr::null_mut());
         let mut this = Self {
             device,
             context,
             stream,
+            copies,
             name,
             arch,
             multiprocessors,
@@ -79,7 +82,9 @@ impl Context {
             frees: AtomicU64::new(0),
         };
         this.bind().map_err(failed)?;
-        this.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
+        for stream in [&mut this.stream, &mut this.copies] {
+            *stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
+        }
         Ok(Arc::new(this))
     }
 
@@ -131,9 +136,9 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let _ = self.bind();
-        if !self.stream.is_null() {
+        for stream in [self.stream, self.copies].into_iter().filter(|stream| !stream.is_null()) {
             // SAFETY: the stream is this one's, and not used again.
-            let _ = unsafe { result::stream::destroy(self.stream) };
+            let _ = unsafe { result::stream::destroy(stream) };
         }
         // SAFETY: retained once in `open`.
         let _ = unsafe { result::primary_ctx::release(self.device) };
@@ -234,6 +239,11 @@ impl Pinned {
         self.ptr
     }
 
+    /// Where kernels find it: the same address, as devices and host share one space of them.
+    pub(crate) fn on_device(&self) -> sys::CUdeviceptr {
+        self.ptr as sys::CUdeviceptr
+    }
+
     /// The first `count` elements.
     pub(crate) fn slice<T: Plain>(&self, count: usize) -> &[T] {
         assert!(count * size_of::<T>() <= self.bytes);
@@ -255,6 +265,24 @@ impl Drop for Pinned {
             // SAFETY: allocated in `new`; owners wait for copies before they let go.
             let _ = unsafe { result::free_host(self.ptr.cast()) };
         }
+    }
+}
+
+/// Queues a copy from pinned host memory beside the stream. It begins when the stream has passed `free`; `arrived` is when it is done.
+///
+/// # Safety
+/// There are `bytes` bytes at `from`, which stay as they are until then, and room for them at `to`.
+pub(crate) unsafe fn copy_beside(
+    (from, to, bytes): (*const u8, sys::CUdeviceptr, usize),
+    free: &Event,
+    arrived: &Event,
+) -> Result<(), DriverError> {
+    let copies = free.context.copies;
+    // SAFETY: the events and the stream are alive and of one context; the memory is the caller's.
+    unsafe {
+        sys::cuStreamWaitEvent(copies, free.event, 0).result()?;
+        sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, copies).result()?;
+        sys::cuEventRecord(arrived.event, copies).result()
     }
 }
 
@@ -300,6 +328,12 @@ impl Event {
     pub(crate) fn record(&self) -> Result<(), DriverError> {
         // SAFETY: event and stream are alive and of one context.
         unsafe { result::event::record(self.event, self.context.stream) }
+    }
+
+    /// Makes what is queued on the stream from here on wait for it.
+    pub(crate) fn hold_stream(&self) -> Result<(), DriverError> {
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { sys::cuStreamWaitEvent(self.context.stream, self.event, 0).result() }
     }
 
     /// Whether waiting would return at once, be it with an error.

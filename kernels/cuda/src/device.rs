@@ -3,7 +3,7 @@
 mod launch;
 mod launches;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use super::compiler::Compiler;
-use super::context::{Context, Event, Memory, Pinned, explain, load_module};
+use super::context::{Context, Event, Memory, Pinned, copy_beside, explain, load_module};
 use super::graph::{self, Graph};
 use super::libraries::Folders;
 use super::profile::Profile;
@@ -33,6 +33,8 @@ pub(crate) struct Device {
     wishes: Vec<(Special, usize)>,
     /// Clusters that run at once, by kernel and shared memory of a block.
     clusters: HashMap<(Special, usize), usize>,
+    /// Kernels that may have large clusters, with so much shared memory.
+    clustered: HashSet<(Name, usize)>,
     fault: Option<String>,
     recording: Option<Recording>,
     profile: Option<Profile>,
@@ -66,6 +68,7 @@ impl Device {
             special: HashMap::new(),
             wishes: Vec::new(),
             clusters: HashMap::new(),
+            clustered: HashSet::new(),
             fault: None,
             recording: None,
             profile: None,
@@ -225,6 +228,25 @@ impl Device {
         );
     }
 
+    /// The same beside the stream: the copy begins when the stream has passed `free`, and what is queued from here on when it has `arrived`.
+    pub(crate) fn upload_beside(
+        &mut self,
+        from: &Pinned,
+        bytes: usize,
+        to: sys::CUdeviceptr,
+        (free, arrived): (&Event, &Event),
+    ) {
+        assert!(bytes <= from.bytes, "{bytes} of {} bytes", from.bytes);
+        self.attempt_now(
+            || "a copy to the device".to_owned(),
+            |_| {
+                // SAFETY: so much pinned memory is there (checked), and room at `to` (the caller's).
+                unsafe { copy_beside((from.as_ptr(), to, bytes), free, arrived) }?;
+                arrived.hold_stream()
+            },
+        );
+    }
+
     /// Copies to pinned host memory and waits for it.
     pub(crate) fn download(&mut self, from: sys::CUdeviceptr, to: &mut Pinned, bytes: usize) {
         assert!(bytes <= to.bytes);
@@ -237,22 +259,6 @@ impl Device {
             },
         );
         self.synchronize();
-    }
-
-    /// Queues a copy to pinned host memory, `at` bytes from its beginning; what comes is there once the stream has got so far.
-    pub(crate) fn fetch(&mut self, from: sys::CUdeviceptr, to: &mut Pinned, at: usize, bytes: usize) {
-        assert!(at + bytes <= to.bytes);
-        if bytes == 0 {
-            return;
-        }
-        self.attempt_now(
-            || "a copy from the device".to_owned(),
-            // SAFETY: there is room (checked), and `bytes` bytes at `from` (the caller's).
-            |context| unsafe {
-                let to = to.slice_mut::<u8>(at + bytes)[at..].as_mut_ptr().cast();
-                sys::cuMemcpyDtoHAsync_v2(to, from, bytes, context.stream).result()
-            },
-        );
     }
 
     /// Queues a copy inside the device's memory.

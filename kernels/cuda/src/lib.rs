@@ -57,6 +57,7 @@ mod steps;
 mod tensor_map;
 mod trial;
 mod ungated;
+mod upload;
 mod ways;
 mod weights;
 mod workshop;

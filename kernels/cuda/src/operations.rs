@@ -11,7 +11,7 @@ use crate::routing::Choices;
 use crate::step::{Cache, Op, Stored};
 use crate::weights::Weights;
 use crate::{attention, context, elementwise, experts, groups, norm, recordings, recurrent, rope_and_cache, routing};
-use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket, slot_of};
+use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{
     self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpertChoice,
     GatedExperts, HeadColumns, Heads,
@@ -126,14 +126,10 @@ impl Backend for CudaBackend {
 
     fn begin(&mut self, batch: ops::Batch<'_>) {
         self.start(batch, None);
-        if batch.tokens.iter().any(|&entry| slot_of(entry).is_some()) {
-            self.resolve();
-        }
     }
 
     fn begin_padded(&mut self, batch: ops::Batch<'_>) {
         self.start(batch, Some(self.recordings.padded(batch.tokens.len())));
-        self.resolve();
     }
 
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
@@ -283,7 +279,7 @@ impl Backend for CudaBackend {
         self.batch.turn_to(kv.table);
         let (qkv, scales) = (self.acts.view(qkv), kv.scales);
         let kv = &self.caches[kv.memory as usize];
-        let cache = Cache::new(kv, self.batch.pointers.first_block, scales);
+        let cache = Cache::new(kv, self.batch.first_entry(), scales);
         self.collector.note(Op::Rotation { qkv, heads, rope, cache });
         let to = (kv, scales.inverse());
         rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, to);
@@ -299,7 +295,7 @@ impl Backend for CudaBackend {
         let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
         self.batch.turn_to(kv.table);
         let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
-        let cache = Cache::new(kv, self.batch.pointers.first_block, scales);
+        let cache = Cache::new(kv, self.batch.first_entry(), scales);
         self.collector.note(Op::Attention { qkv, attention, cache, out });
         self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
     }

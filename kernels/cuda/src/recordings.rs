@@ -2,7 +2,6 @@
 //! that it gives the same bits either way.
 
 use super::acts::View;
-use super::device::Device;
 use super::graph::Graph;
 use super::step::WholeStep;
 use kernels::ops::Recordable;
@@ -31,11 +30,18 @@ impl Recorded {
         }
     }
 
-    /// Queues all of it, for sequences of up to `tokens` tokens.
-    pub(crate) fn launch(&self, device: &mut Device, tokens: usize) {
+    /// One kernel for all of it, where that is faster for sequences of up to `tokens` tokens.
+    pub(crate) fn as_whole(&self, tokens: usize) -> Option<&WholeStep> {
         match self {
-            Self::Either { step, up_to, .. } if tokens <= *up_to => step.launch(device),
-            Self::Graph(graph) | Self::Either { graph, .. } => device.launch_graph(graph),
+            Self::Either { step, up_to, .. } if tokens <= *up_to => Some(step),
+            Self::Graph(_) | Self::Either { .. } => None,
+        }
+    }
+
+    /// Its kernels.
+    pub(crate) fn graph(&self) -> &Graph {
+        match self {
+            Self::Graph(graph) | Self::Either { graph, .. } => graph,
         }
     }
 }

@@ -6,8 +6,13 @@ use kernels::ops::{self, Act};
 use crate::CudaBackend;
 
 impl CudaBackend {
-    /// Starts a step, padded to so many rows if it is to be.
+    /// Starts a step, padded to so many rows if it is to be: its batch is sent, and placed.
     pub(crate) fn start(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
+        self.send(batch, padded);
+        self.batch.place(&mut self.device, self.slots.last_tokens());
+    }
+
+    fn send(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
         self.device.bind();
         self.settle();
         self.matmul.ways.begin(batch.sequences.is_empty());
@@ -15,11 +20,6 @@ impl CudaBackend {
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());
         self.collector.start(self.device.is_recording() && self.batch.rows() == 1);
-    }
-
-    /// Puts tokens in the place of entries that name slots.
-    pub(crate) fn resolve(&mut self) {
-        self.slots.resolve(&mut self.device, self.batch.rows(), self.batch.pointers.tokens);
     }
 
     /// Ends a step with the choice of its tokens, of which a recording has none.
@@ -65,11 +65,17 @@ impl CudaBackend {
         let padded = self.recordings.padded(batch.tokens.len());
         self.recordings.of(padded)?;
         let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
-        self.start(batch, Some(padded));
+        self.send(batch, Some(padded));
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
         let (recorded, logits) = self.recordings.of(padded)?;
-        recorded.launch(&mut self.device, tokens);
+        match recorded.as_whole(tokens) {
+            Some(step) => step.launch(&mut self.device, self.batch.as_sent()),
+            None => {
+                self.batch.place(&mut self.device, self.slots.last_tokens());
+                self.device.launch_graph(recorded.graph());
+            }
+        }
         Some(self.slots.end(&mut self.device, logits, rows, padded))
     }
 }

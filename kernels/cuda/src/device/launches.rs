@@ -47,6 +47,23 @@ impl Device {
         self.queue_early(function, name.function, shape, arguments);
     }
 
+    /// The same for a kernel whose clusters are larger than they may be everywhere.
+    pub(crate) fn launch_clusters(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
+        if self.clustered.insert((name, shape.shared)) {
+            let Some(function) = self.function(name) else { return };
+            let attributes = [
+                (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+                (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared as i32),
+            ];
+            for (attribute, value) in attributes {
+                // SAFETY: the function is in a loaded module.
+                let set = |_: &_| unsafe { sys::cuFuncSetAttribute(function, attribute, value).result() };
+                self.attempt(|| format!("clusters of {}", name.function), set);
+            }
+        }
+        self.launch_early(name, shape, arguments);
+    }
+
     fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
         let mut early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use super::WholeStep;
 use crate::CudaBackend;
+use crate::device::Device;
 use crate::graph::Graph;
 use crate::options::WholeSteps;
 use crate::recordings::Recorded;
 use kernels::ops::{Batch, Sequence};
 
-/// Lengths of the sequences that both are timed on, and how often. What they do beside attention depends on none.
-const LENGTHS: [usize; 3] = [256, 4096, 32_768];
+/// Lengths of the sequences that both are timed on: attention is what depends on them. And how often.
+const LENGTHS: [usize; 8] = [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
 const RUNS: u32 = 4;
 
 impl CudaBackend {
@@ -19,40 +20,40 @@ impl CudaBackend {
         let Some(ops) = self.collected.take().filter(|_| self.whole_steps != WholeSteps::Never) else {
             return Recorded::Graph(graph);
         };
-        self.batch.turn_to(0);
-        let (batch, last) = (self.batch.pointers, self.slots.last_tokens());
-        let Ok(step) = WholeStep::new(&mut self.device, &mut self.staging, &ops, batch, last) else {
+        let last = self.slots.last_tokens();
+        let Ok(step) = WholeStep::new(&mut self.device, &mut self.staging, &ops, last) else {
             return Recorded::Graph(graph);
         };
-        let both = |up_to| Recorded::Either { step: Box::new(step), graph, up_to };
-        if self.whole_steps == WholeSteps::Always {
-            return both(usize::MAX);
-        }
-        let mut both = both(0);
-        let faster = self.faster_up_to(&both);
-        if let Recorded::Either { up_to, .. } = &mut both {
-            *up_to = faster;
-        }
-        both
+        let up_to = match self.whole_steps {
+            WholeSteps::Always => usize::MAX,
+            _ => self.faster_up_to(&step, &graph),
+        };
+        Recorded::Either { step: Box::new(step), graph, up_to }
     }
 
-    /// The tokens of the longest sequence whose step is faster as one kernel, by a thirtieth or more.
-    fn faster_up_to(&mut self, both: &Recorded) -> usize {
+    /// The tokens of the longest sequence whose step is faster as one kernel: on longer ones it loses once it has lost.
+    fn faster_up_to(&mut self, step: &WholeStep, graph: &Graph) -> usize {
         let room = self.caches.first().map_or(0, |kv| kv.shape.num_blocks * kv.shape.block_size);
-        let mut won = 0;
-        for length in LENGTHS.into_iter().filter(|length| *length <= room) {
-            self.pretend(length);
-            if !both.is_current() {
-                return won;
-            }
-            let [alone, many] = [0, usize::MAX].map(|length| self.time(both, length));
-            if alone * 31 > many * 30 {
-                return won;
-            }
-            won = length;
+        let lengths = &LENGTHS[..LENGTHS.partition_point(|length| *length <= room)];
+        match lengths.partition_point(|length| self.is_faster(*length, step, graph)) {
+            all if all == lengths.len() => usize::MAX,
+            some => lengths[..some].last().copied().unwrap_or(0),
         }
-        // Faster on all of them, it is so on longer ones.
-        usize::MAX
+    }
+
+    /// Whether it is faster by a hundredth or more.
+    fn is_faster(&mut self, length: usize, step: &WholeStep, graph: &Graph) -> bool {
+        self.pretend(length);
+        if !step.is_current() || !graph.is_current() {
+            return false;
+        }
+        let (batch, last) = (&self.batch, self.slots.last_tokens());
+        let alone = time(&mut self.device, |device| step.launch(device, batch.as_sent()));
+        let many = time(&mut self.device, |device| {
+            batch.place(device, last);
+            device.launch_graph(graph);
+        });
+        alone * 101 <= many * 100
     }
 
     /// Begins a step of a sequence of so many tokens, whoever's they are. Its own key and value go to a block that is nobody's.
@@ -68,13 +69,13 @@ impl CudaBackend {
         let position = [length as u32 - 1];
         self.start(Batch { tokens: &[0], positions: &position, sequences: &[sequence] }, Some(1));
     }
+}
 
-    fn time(&mut self, recorded: &Recorded, length: usize) -> Duration {
-        recorded.launch(&mut self.device, length);
-        self.device.synchronize();
-        let start = Instant::now();
-        (0..RUNS).for_each(|_| recorded.launch(&mut self.device, length));
-        self.device.synchronize();
-        start.elapsed() / RUNS
-    }
+fn time(device: &mut Device, launch: impl Fn(&mut Device)) -> Duration {
+    launch(device);
+    device.synchronize();
+    let start = Instant::now();
+    (0..RUNS).for_each(|_| launch(device));
+    device.synchronize();
+    start.elapsed() / RUNS
 }

@@ -79,11 +79,12 @@ pub(crate) struct Cache {
     pub(super) values: CUdeviceptr,
     pub(super) shape: KvShape,
     pub(super) scales: KvScales,
-    pub(super) first_block: CUdeviceptr,
+    /// Which of the batch's `first_block`.
+    pub(super) first_block: u64,
 }
 
 impl Cache {
-    pub(crate) fn new(kv: &Kv, first_block: CUdeviceptr, scales: KvScales) -> Self {
+    pub(crate) fn new(kv: &Kv, first_block: u64, scales: KvScales) -> Self {
         let (keys, values) = kv.pointers();
         Self { keys, values, shape: kv.shape, scales, first_block }
     }

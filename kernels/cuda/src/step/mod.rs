@@ -38,6 +38,13 @@ const ARRIVALS: usize = 256;
 #[derive(Clone, Copy, Debug)]
 struct Step {
     batch: Pointers,
+    rest: Rest,
+}
+
+/// What does not change from step to step.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Rest {
     last: CUdeviceptr,
     parts: CUdeviceptr,
     scales: CUdeviceptr,
@@ -55,10 +62,10 @@ pub(crate) struct WholeStep {
     shape: Shape,
     phases: Memory,
     weights: Memory,
-    /// What [`Step`] points into; never read by the host.
+    /// What [`Rest`] points into; never read by the host.
     _scratch: Memory,
     counts: [u32; 3],
-    step: Step,
+    rest: Rest,
 }
 
 impl WholeStep {
@@ -67,7 +74,6 @@ impl WholeStep {
         device: &mut Device,
         staging: &mut Staging,
         ops: &[Op],
-        batch: Pointers,
         last: CUdeviceptr,
     ) -> Result<Self, String> {
         let blocks = device.context.multiprocessors;
@@ -106,7 +112,7 @@ impl WholeStep {
             special,
             shape,
             counts,
-            step: Step { batch, last, parts, scales, arrivals, joined },
+            rest: Rest { last, parts, scales, arrivals, joined },
             _scratch: scratch,
         })
     }
@@ -116,10 +122,11 @@ impl WholeStep {
         self.frees == self.context.frees()
     }
 
-    /// Queues all of it.
-    pub(crate) fn launch(&self, device: &mut Device) {
+    /// Queues all of it, for a batch that is there by then.
+    pub(crate) fn launch(&self, device: &mut Device, batch: Pointers) {
         let [phases, matrices, stages] = self.counts;
-        let arguments = args![self.phases.ptr, phases, self.weights.ptr, matrices, stages, self.step];
+        let step = Step { batch, rest: self.rest };
+        let arguments = args![self.phases.ptr, phases, self.weights.ptr, matrices, stages, step];
         device.launch_at_once(self.special, self.shape, arguments);
     }
 }

@@ -52,7 +52,7 @@ pub(super) struct Phase {
     pub(super) keys: CUdeviceptr,
     pub(super) values: CUdeviceptr,
     pub(super) inv_freq: CUdeviceptr,
-    pub(super) first_block: CUdeviceptr,
+    pub(super) first_block: u64,
     pub(super) activation: Function,
     pub(super) scale: f32,
     pub(super) mscale: f32,

@@ -2,6 +2,7 @@
 //! sequence grows. On a GPU alone: `QUIRE_TEST_DEVICE=cuda` asks for one. Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the
 //! repository, else the fixtures in it.
 
+mod draws;
 #[path = "../zoo/folders.rs"]
 #[expect(dead_code, reason = "what ships is for other tests")]
 mod folders;
@@ -79,6 +80,7 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
         for (step, (got, again)) in got.iter().zip(&again).enumerate() {
             assert_eq!((got.token, &got.logits), (again.token, &again.logits), "{what}, step {step} again");
         }
+        assert_eq!(sequence.decode_ahead(&mut whole, steps), tokens, "{what}, submitted ahead");
     }
 }
 
@@ -113,12 +115,16 @@ fn compare_zoo(name: &str, prompts: &[usize], steps: usize) {
 }
 
 /// A shape with random weights.
-fn compare_shape(config: &str, prompts: &[usize], steps: usize) {
+fn with_shape(config: &str, check: impl FnOnce(&Path)) {
     on_a_gpu(|| {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::write(dir.path().join("config.json"), config).expect("a file");
-        compare(dir.path(), LoadFormat::Dummy, prompts, steps);
+        check(dir.path());
     });
+}
+
+fn compare_shape(config: &str, prompts: &[usize], steps: usize) {
+    with_shape(config, |dir| compare(dir, LoadFormat::Dummy, prompts, steps));
 }
 
 #[test]
@@ -160,15 +166,14 @@ fn what_is_faster_is_found_beside_a_sequence() {
     });
 }
 
+/// Two layers of Qwen3 0.6B, and fewer tokens.
+const QWEN3: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 4000, "hidden_size": 1024,
+    "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "hidden_act": "silu", "max_position_embeddings": 8192, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0}"#;
+
 #[test]
 fn heads_of_128_in_long_contexts() {
-    compare_shape(
-        r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 4000, "hidden_size": 1024,
-            "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-            "hidden_act": "silu", "max_position_embeddings": 8192, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0}"#,
-        &[250, 511, 4090, 7],
-        20,
-    );
+    compare_shape(QWEN3, &[250, 511, 4090, 7], 20);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // What the kernels of `choose.cu`, `choose_cut.cu` and `choose_set.cu` share: settings, a row of logits as its sequence sees it, and the
 // weights and masses of its tokens.
 #pragma once
-#include "quire.cuh"
+#include "ordered.cuh"
 
 typedef double f64;
 
@@ -97,14 +97,6 @@ DEVICE u64 warp_prefix_sum(u64 x) {
     }
     return x;
 }
-
-// Orders like the number; both zeros are equal.
-DEVICE u32 ordered(f32 x) {
-    u32 bits = __float_as_uint(__fadd_rn(x, 0.0f));
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-DEVICE f32 from_ordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
 // e^x for -87 <= x <= 0, with the bits of `sampling::math::exp`: the same steps, none of them fused.
 DEVICE f32 exp_within(f32 x) {
@@ -220,7 +212,7 @@ struct Best {
         logit = better ? x : logit;
         token = better ? i : token;
     }
-    DEVICE u64 key() const { return token == NOBODY ? 0 : (u64)ordered(logit) << 32 | (u32)~token; }
+    DEVICE u64 key() const { return token == NOBODY ? 0 : logit_key(logit, token); }
 };
 
 // The mass at which a draw stops: the first token past it is drawn.

@@ -129,7 +129,7 @@ DEVICE u32 draw_in(const Masses& masses, Region region, u32 first, u64 stop, u64
 #endif
 
 // tokens[row], and the slot's last token. Grid: [SPLITS, rows], a cluster a row; shared memory: a block's regions, and 3 numbers.
-extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 4)
+extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 5)
     choose_row(const Tables tables, const Row* rows, const f32* logits, u32* tokens) {
 #if __CUDA_ARCH__ >= 900
     __shared__ Told bests, totals;
@@ -140,8 +140,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 4)
         totals.expect();
     }
     cluster_begin();
-    wait_for_inputs();
+    // It was there before the step began.
     const Row row = rows[blockIdx.y];
+    wait_for_inputs();
     if (row.slot == NOBODY) return cluster_has_begun();
     const Choice& choice = tables.choices[row.slot];
     const Logits all = logits_of(tables, row, logits);
@@ -154,7 +155,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 4)
     const u64 most = best_of(bests.all);
     const f32 logit = from_ordered((u32)(most >> 32));
     const bool none = most == 0 || logit == -infinity();
-    u32 token = threadIdx.x != 0 || rank != 0 ? NOBODY : none ? choice.fallback : ~(u32)most;
+    u32 token = threadIdx.x != 0 || rank != 0 ? NOBODY : best_token(most, choice.fallback);
     if (!none && !choice.greedy) {
         const Masses masses = {Weights::clamp(logit), choice.inverse_temperature, choice.min_p};
         u64 sum = 0;

@@ -2,6 +2,7 @@
 #pragma once
 #include "activation.cuh"
 #include "hopper.cuh"
+#include "ordered.cuh"
 
 // Compiled for one type and shape (`../src/step/mod.rs`). GROUP: query heads of a key head, at most 8. TIMES: float4s of a normed row that a thread
 // has, at most.
@@ -64,8 +65,13 @@ struct Step {
     const u32* last; // each slot's last token
     f32* parts; // [splits][q_heads][V_DIM]: what attention leaves of a head that several blocks share
     float2* scales; // [splits][q_heads]: largest score and sum of weights of those
-    u32* arrivals; // of blocks at barriers, and from 32 on of those that are done; zeros between launches
+    u32* arrivals; // of blocks at barriers, from 32 on of those that are done, and from 48 on the best logit's key; zeros between launches
     u32* joined; // [kv_heads]: blocks of a head that are done; zeros between phases
+    // Where the token of the best logit goes: the slot's last, and the host's. Null where tokens are chosen otherwise.
+    u32* best;
+    u32* result;
+
+    DEVICE u64* best_key() const { return (u64*)(arrivals + 48); }
 };
 
 // 16 bytes of shared memory.

@@ -9,12 +9,12 @@
 
 extern __shared__ __align__(128) char dynamic_shared[];
 
-// The row's embedding, from the table of a type as wide as a row's.
+// The row's embedding, from the table of a type as wide as a row's. Every block writes all of it, so that none waits for the others.
 DEVICE void embed(const Phase& phase, u32 token) {
     const u32 entry = token - phase.first_entry;
     const bool known = token >= phase.first_entry && entry < phase.entries;
     const TYPE* from = (const TYPE*)phase.from + (known ? entry : 0) * (size_t)phase.width;
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < phase.width; i += gridDim.x * THREADS)
+    for (u32 i = threadIdx.x; i < phase.width; i += THREADS)
         ((f32*)phase.to)[i] = known ? load(from[i]) * phase.scale : 0.0f;
 }
 
@@ -22,6 +22,23 @@ DEVICE void embed(const Phase& phase, u32 token) {
 DEVICE void fetch_phase(Phase* to, const Phase* from) {
     constexpr u32 PIECES = sizeof(Phase) / 16;
     if (threadIdx.x < PIECES) copy_async(shared_address(to) + 16 * threadIdx.x, (const uint4*)from + threadIdx.x, true);
+}
+
+// Tells all blocks the best of this block's logits, which lie behind each other.
+DEVICE void offer_best(const f32* logits, u32 first, u32 count, u64* to) {
+    __shared__ u64 parts[WARPS];
+    u64 best = 0;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < count; i += THREADS) best = max(best, logit_key(__ldcg(logits + first + i), first + i));
+#pragma unroll
+    for (u32 lanes = 16; lanes > 0; lanes /= 2) best = max(best, __shfl_xor_sync(~0u, best, lanes));
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+#pragma unroll 1
+    for (u32 i = 1; i < WARPS; i++) best = max(best, parts[i]);
+    atomicMax(to, best);
+    __threadfence();
 }
 
 // Where a block is in the step.
@@ -35,7 +52,7 @@ struct Walk {
     // Between what does not depend on the phase before, and what does.
     DEVICE void meet(const Step& step) const {
         copy_commit();
-        if (index > 0) step_wait(step.arrivals, index * gridDim.x);
+        if (index > 1) step_wait(step.arrivals, (index - 1) * gridDim.x);
         if (index + 1 < count) fetch_phase(current + (index + 1) % 2, phases + index + 1);
         copy_commit();
     }
@@ -108,8 +125,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         copy_wait<0>();
         __syncthreads();
-        if (threadIdx.x == 0 && i + 1 < count) step_arrive(step.arrivals);
+        if (threadIdx.x == 0 && i > 0 && i + 1 < count) step_arrive(step.arrivals);
+    }
+    if (step.best) {
+        const Phase& logits = current[(count - 1) % 2];
+        const Weights& matrix = all[logits.matrix];
+        offer_best((const f32*)logits.to, matrix.first, matrix.count, step.best_key());
     }
     // Nobody waits any more once all are here.
-    if (threadIdx.x == 0 && atomicAdd(step.arrivals + 32, 1u) + 1 == gridDim.x) step.arrivals[0] = step.arrivals[32] = 0;
+    if (threadIdx.x != 0 || atomicAdd(step.arrivals + 32, 1u) + 1 != gridDim.x) return;
+    step.arrivals[0] = step.arrivals[32] = 0;
+    if (step.best) {
+        __threadfence();
+        *step.best = *step.result = best_token(__ldcg(step.best_key()), 0);
+        *step.best_key() = 0;
+    }
 }

@@ -10,6 +10,7 @@ use super::choose_numbers::{can_choose, read_row, row_bytes, write_row, write_se
 use super::context::{Event, Memory, Pinned};
 use super::device::{Device, Name, Shape, args};
 use super::special::HOPPER;
+use super::step::BestTo;
 use super::upload::Upload;
 use kernels::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket};
 use kernels::ops::DType;
@@ -56,6 +57,16 @@ impl Draw {
     }
 }
 
+/// Whether nothing but stops comes between the logits and the best of them.
+fn is_plain(choice: &Choice) -> bool {
+    choice.inverse_temperature.is_none()
+        && choice.allowed.is_empty()
+        && choice.forbidden.is_empty()
+        && choice.bias.is_empty()
+        && choice.penalties.is_none()
+        && choice.logprobs.is_none()
+}
+
 /// What slots have on the device, and steps whose results nobody has taken.
 #[derive(Default)]
 pub(crate) struct Slots {
@@ -68,6 +79,9 @@ pub(crate) struct Slots {
     wanted: Vec<Option<usize>>,
     /// Which kernels each slot's choice needs.
     draws: Vec<Draw>,
+    /// Whose token is the one with the best logit, whatever the row; and where stops are held back.
+    plain: Vec<bool>,
+    holds: Vec<bool>,
     /// Settings that wait for the next step: their numbers, and where each slot's begin.
     settings: Vec<u32>,
     starts: Vec<u32>,
@@ -97,6 +111,7 @@ impl Slots {
         self.wanted.resize(count, None);
         self.draws.clear();
         self.draws.resize(count, Draw::Greedy);
+        (self.plain, self.holds) = (vec![true; count], vec![false; count]);
         if count <= self.count && vocab == self.vocab {
             return;
         }
@@ -144,6 +159,8 @@ impl Slots {
         assert!(self.can_choose(choice), "a choice that was not agreed on: {choice:?}");
         self.wanted[slot as usize] = choice.logprobs;
         self.draws[slot as usize] = Draw::of(choice);
+        self.plain[slot as usize] = is_plain(choice);
+        self.holds[slot as usize] = !choice.stops.is_empty();
         self.starts.push(self.settings.len() as u32);
         write_settings(slot, choice, counts, self.vocab, &mut self.settings);
     }
@@ -151,6 +168,14 @@ impl Slots {
     /// Where each slot's last token lies.
     pub(crate) fn last_tokens(&self) -> CUdeviceptr {
         self.tables.last
+    }
+
+    /// Where the token of the next step goes, if its only row gets the best one, whatever else is known of its slot.
+    pub(crate) fn best(&self, rows: &[ChoiceRow]) -> Option<BestTo> {
+        let &[ChoiceRow { row: 0, slot, hold_stops, .. }] = rows else { return None };
+        let (results, _) = self.buffers.get(buffer_of(Ticket(self.next)))?;
+        let plain = self.plain[slot as usize] && !(hold_stops && self.holds[slot as usize]);
+        plain.then(|| BestTo { last: self.tables.last + u64::from(slot) * 4, result: results.on_device() })
     }
 
     /// Ends a step whose rows were sent ([`Self::send`]): chooses from `logits`, if there are any, of `padded` rows.
@@ -189,9 +214,12 @@ impl Slots {
         let tokens = results.on_device();
         let details = tokens + (self.count * 4) as u64;
         let shared_by_blocks = Shape { grid: [SPLITS, rows], block: 256, shared: 0 };
-        if draw <= Draw::All && !described && device.context.arch >= HOPPER {
-            let shape = Shape { shared: row_bytes(self.vocab), ..shared_by_blocks };
-            return device.launch_clusters(Name::of("choose_row", &[]), shape, args![tables, data, logits.ptr, tokens]);
+        let name = Name::of("choose_row", &[]);
+        let cluster = Shape { grid: [SPLITS, 1], block: 256, shared: row_bytes(self.vocab) };
+        let in_one = draw <= Draw::All && !described && device.context.arch >= HOPPER;
+        if in_one && device.takes_clusters(name, cluster) {
+            let shape = Shape { grid: [SPLITS, rows], ..cluster };
+            return device.launch_early(name, shape, args![tables, data, logits.ptr, tokens]);
         }
         let name = Name::in_file("choose", "choose_best", &[]);
         device.launch_early(name, shared_by_blocks, args![tables, data, logits.ptr, best]);

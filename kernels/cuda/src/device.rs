@@ -3,7 +3,7 @@
 mod launch;
 mod launches;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ pub(crate) struct Device {
     wishes: Vec<(Special, usize)>,
     /// Clusters that run at once, by kernel and shared memory of a block.
     clusters: HashMap<(Special, usize), usize>,
-    /// Kernels that may have large clusters, with so much shared memory.
-    clustered: HashSet<(Name, usize)>,
+    /// Whether kernels with large clusters run here, by shared memory of a block.
+    clustered: HashMap<(Name, usize), bool>,
     fault: Option<String>,
     recording: Option<Recording>,
     profile: Option<Profile>,
@@ -68,7 +68,7 @@ impl Device {
             special: HashMap::new(),
             wishes: Vec::new(),
             clusters: HashMap::new(),
-            clustered: HashSet::new(),
+            clustered: HashMap::new(),
             fault: None,
             recording: None,
             profile: None,

@@ -89,6 +89,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("hopper.cuh", include_str!("../hopper.cuh")),
     ("hopper_rows.cuh", include_str!("../hopper_rows.cuh")),
     ("mma.cuh", include_str!("../mma.cuh")),
+    ("ordered.cuh", include_str!("../ordered.cuh")),
     ("prefill.cuh", include_str!("../prefill.cuh")),
     ("prefill_block.cuh", include_str!("../prefill_block.cuh")),
     ("prefill_feed.cuh", include_str!("../prefill_feed.cuh")),

@@ -69,13 +69,13 @@ impl CudaBackend {
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
         let (recorded, logits) = self.recordings.of(padded)?;
-        match recorded.as_whole(tokens) {
-            Some(step) => step.launch(&mut self.device, self.batch.as_sent()),
-            None => {
-                self.batch.place(&mut self.device, self.slots.last_tokens());
-                self.device.launch_graph(recorded.graph());
-            }
-        }
-        Some(self.slots.end(&mut self.device, logits, rows, padded))
+        let Some(step) = recorded.as_whole(tokens) else {
+            self.batch.place(&mut self.device, self.slots.last_tokens());
+            self.device.launch_graph(recorded.graph());
+            return Some(self.slots.end(&mut self.device, logits, rows, padded));
+        };
+        let best = self.slots.best(rows);
+        step.launch(&mut self.device, self.batch.as_sent(), best);
+        Some(self.slots.end(&mut self.device, logits.filter(|_| best.is_none()), rows, padded))
     }
 }

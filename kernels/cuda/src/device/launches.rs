@@ -47,21 +47,32 @@ impl Device {
         self.queue_early(function, name.function, shape, arguments);
     }
 
-    /// The same for a kernel whose clusters are larger than they may be everywhere.
-    pub(crate) fn launch_clusters(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
-        if self.clustered.insert((name, shape.shared)) {
-            let Some(function) = self.function(name) else { return };
-            let attributes = [
-                (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
-                (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared as i32),
-            ];
-            for (attribute, value) in attributes {
-                // SAFETY: the function is in a loaded module.
-                let set = |_: &_| unsafe { sys::cuFuncSetAttribute(function, attribute, value).result() };
-                self.attempt(|| format!("clusters of {}", name.function), set);
-            }
+    /// Whether a kernel with clusters larger than every device takes can run here, with so much shared memory a block. `shape`: of one cluster.
+    pub(crate) fn takes_clusters(&mut self, name: Name, shape: Shape) -> bool {
+        if let Some(takes) = self.clustered.get(&(name, shape.shared)) {
+            return *takes;
         }
-        self.launch_early(name, shape, arguments);
+        let Some(function) = self.function(name) else { return false };
+        // As much as it has been promised before.
+        let promised = self.clustered.iter().filter(|((other, _), takes)| *other == name && **takes);
+        let most = promised.map(|((_, shared), _)| *shared).chain([shape.shared]).max().unwrap_or(0);
+        let attributes = [
+            (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+            (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most as i32),
+        ];
+        let config = shape.config(self.context.stream, &mut []);
+        let mut clusters = 0;
+        // That it is refused is the answer, and no fault.
+        // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
+        let asked = unsafe {
+            let set = attributes.map(|(attribute, value)| sys::cuFuncSetAttribute(function, attribute, value).result());
+            set.into_iter().collect::<Result<(), _>>().and_then(|()| {
+                sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config).result()
+            })
+        };
+        let takes = asked.is_ok() && clusters > 0;
+        self.clustered.insert((name, shape.shared), takes);
+        takes
     }
 
     fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {

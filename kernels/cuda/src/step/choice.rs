@@ -48,7 +48,7 @@ impl CudaBackend {
             return false;
         }
         let (batch, last) = (&self.batch, self.slots.last_tokens());
-        let alone = time(&mut self.device, |device| step.launch(device, batch.as_sent()));
+        let alone = time(&mut self.device, |device| step.launch(device, batch.as_sent(), None));
         let many = time(&mut self.device, |device| {
             batch.place(device, last);
             device.launch_graph(graph);

@@ -30,7 +30,7 @@ const MOST_STAGES: usize = 6;
 const LEAST_STAGES: usize = 2;
 /// Shared memory that the kernel has beside what it asks for, at most.
 const FIXED: usize = 9 << 10;
-/// Bytes of the numbers of blocks at a barrier, and of those that are done.
+/// Bytes of the numbers of blocks at a barrier, and of those that are done, and of the best logit's key.
 const ARRIVALS: usize = 256;
 
 /// `struct Step` of the kernel.
@@ -39,6 +39,15 @@ const ARRIVALS: usize = 256;
 struct Step {
     batch: Pointers,
     rest: Rest,
+    to: BestTo,
+}
+
+/// Where the token of the best logit goes: the slot's last, and the host's. Zeros where tokens are chosen otherwise.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BestTo {
+    pub(crate) last: CUdeviceptr,
+    pub(crate) result: CUdeviceptr,
 }
 
 /// What does not change from step to step.
@@ -122,10 +131,10 @@ impl WholeStep {
         self.frees == self.context.frees()
     }
 
-    /// Queues all of it, for a batch that is there by then.
-    pub(crate) fn launch(&self, device: &mut Device, batch: Pointers) {
+    /// Queues all of it, for a batch that is there by then; and the choice of the best token, if there is somewhere for it to go.
+    pub(crate) fn launch(&self, device: &mut Device, batch: Pointers, to: Option<BestTo>) {
         let [phases, matrices, stages] = self.counts;
-        let step = Step { batch, rest: self.rest };
+        let step = Step { batch, rest: self.rest, to: to.unwrap_or_default() };
         let arguments = args![self.phases.ptr, phases, self.weights.ptr, matrices, stages, step];
         device.launch_at_once(self.special, self.shape, arguments);
     }

@@ -11,6 +11,7 @@ mod gpu;
 mod sequence;
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Products, WholeSteps};
@@ -98,8 +99,11 @@ fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
     assert!(ran("whole_step") || ran("recorded step"), "{:?}", got[1].ran);
 }
 
-/// Runs `check` where a GPU is to be tested.
+/// Runs `check` where a GPU is to be tested, one at a time: a recording is lost where another backend of the process, which has the same context,
+/// waits for all of the device.
 fn on_a_gpu(check: impl FnOnce()) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let only = std::env::var("QUIRE_TEST_DEVICE").ok();
     if only.as_deref() != Some("cpu") && gpu::backend(only.is_some()).is_some() {
         check();

@@ -7,12 +7,15 @@
 // others own 64 rows each. While the tensor cores multiply the weights of one tile of keys with its values and the queries with the next
 // tile's keys for one of the two, the other one's softmax runs: they take turns in asking for products (FlashAttention-3). The next tile of
 // keys may be the first one of the next tile of rows: nothing stops where one ends.
+// Two blocks of a cluster have neighbouring tiles of rows, so nearly all their keys are the same: each fetches half of them for both. What comes from
+// the device's cache is what the chip's power goes to beside the products. A prompt too short for two tiles is a lone block's.
 // Queries stay in registers where there is room: reading them from shared memory for every product would take a third of what that gives.
 // Compiled for one type and shape (`../src/attention_prefill.rs`).
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128
-#define STAGES 2
+#define STAGES 3
+#define BLOCKS 2
 #endif
 #include "prefill_scores.cuh"
 
@@ -91,7 +94,6 @@ struct HopperPrefill : Scores {
     // The product of queries and keys, and that of weights and the values of the tile of keys before.
     DEVICE void multiply(
         f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[DIM / 4], const u32 (&p)[KEYS / 4], Place at, Place values, u32 group) const {
-        const bool first = threadIdx.x % 32 == 0;
         barrier_wait(full_k + 8 * at.stage, at.parity);
         wait_for_turn(group);
         settle(s);
@@ -103,10 +105,10 @@ struct HopperPrefill : Scores {
         pass_turn(group);
         products_wait<1>();
         settle(s);
-        if (first) barrier_arrive(empty_k + 8 * at.stage);
+        leave(empty_k + 8 * at.stage);
         products_wait<0>();
         settle(o);
-        if (first) barrier_arrive(empty_v + 8 * values.stage);
+        leave(empty_v + 8 * values.stage);
     }
 
     // The scores of the block's first tile of keys: there are no values yet.
@@ -117,7 +119,7 @@ struct HopperPrefill : Scores {
         multiply_keys(s, q, group, at.stage);
         products_wait<0>();
         settle(s);
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty_k + 8 * at.stage);
+        leave(empty_k + 8 * at.stage);
     }
 
     // The last values: there are no more keys.
@@ -183,9 +185,9 @@ extern __shared__ __align__(128) char dynamic_shared[];
 #define AT(pages) &pages
 #endif
 
-// Grid: as many blocks as multiprocessors, at most one for each of the `kv_heads * row_tiles` tiles of 128 packed rows; 384 threads.
-// `row_tiles`: at least as many as there are. `counter` is zero between launches. `keys`, `values`: a layer's, or maps of them.
-extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill_hopper(
+// Grid: as many clusters as multiprocessors have room for, at most one for each of the `kv_heads * row_tiles` tiles of BLOCKS * 128 packed rows; 384
+// threads a block. `row_tiles`: at least as many as there are. `counter` is zero between launches. `keys`, `values`: a layer's, or maps of them.
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(384, 1) attention_prefill_hopper(
     TYPE* out, const TYPE* qkv, PAGES keys, PAGES values, const Batch batch, const Attention attention, u32 least, u32 row_tiles, u32* counter) {
     HopperPrefill it;
     it.attention = attention;
@@ -202,4 +204,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill_hopper(
         take_registers<Feeder::COMPUTE_REGISTERS>();
         it.consume(out, group - 1);
     }
+    // Nobody leaves while others may still speak to it.
+    it.meet();
 }

@@ -63,6 +63,14 @@ DEVICE void copy_groups(u32 to, const TensorMap* map, u32 chunk, u32 group, u32 
 }
 // The same for whole rows.
 DEVICE void copy_rows(u32 to, const TensorMap* map, u32 group, u32 barrier) { copy_groups(to, map, 0, group, barrier); }
+// The same to every block of the cluster whose bit is set in `blocks`, as `copy_box_to`.
+DEVICE void copy_rows_to(u32 to, const TensorMap* map, u32 group, u32 barrier, u16 blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %2, %2, %3}], [%4], "
+        "%5;" ::"r"(to),
+        "l"(map), "r"(0), "r"(group), "r"(barrier), "h"(blocks)
+        : "memory");
+}
 
 // Makes this thread's writes to shared memory visible to the tensor cores and the copy engine.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -86,10 +94,13 @@ DEVICE void cluster_barrier() {
 DEVICE void cluster_meeting() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Writes 8 bytes to some block, and counts them at a barrier of that block.
+// Writes 8 bytes (`send`: 4) to some block, and counts them at a barrier of that block.
 DEVICE void send_pair(u32 to, f32 a, f32 b, u32 barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(barrier)
                  : "memory");
+}
+DEVICE void send(u32 to, u32 x, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x), "r"(barrier) : "memory");
 }
 // Reads 16 bytes at `address` in the block of a rank.
 DEVICE float4 load_four_in(u32 address, u32 rank) {

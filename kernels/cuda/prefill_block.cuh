@@ -1,5 +1,6 @@
 // A block of `attention_prefill_hopper.cu`: what it has in shared memory, and the tiles of work that its warps hand on. For a file that says
-// TYPE, DIM, STAGES, and with NARROW that the cache keeps 8-bit floats.
+// TYPE, DIM, STAGES, BLOCKS of a cluster, which take neighbouring tiles of rows and whose keys and values are the same, and with NARROW that the
+// cache keeps 8-bit floats.
 #pragma once
 #include "cached.cuh"
 #include "hopper.cuh"
@@ -17,6 +18,8 @@
 #define QUERY_THREADS 64u
 #endif
 #define TAKERS (CONSUMERS + 3)
+// Keys and values that blocks of the device may be reading at about the same time: what its cache holds for certain.
+#define TOGETHER_BYTES (16u << 20)
 
 // A block's next work, as one warp leaves it in shared memory for all others.
 struct Tile {
@@ -48,24 +51,36 @@ struct PrefillBlock {
 
     Attention attention;
     Batch batch;
-    u32 group_size, least, row_tiles;
+    u32 group_size, least, row_tiles, rank;
     // Where queries, keys and values lie, and the barriers of each.
-    u32 shared_q, shared_k, shared_v, full_k, full_v, empty_k, empty_v, full_q, empty_q, full_tile, empty_tile;
+    u32 shared_q, shared_k, shared_v, full_k, full_v, empty_k, empty_v, full_q, empty_q, full_tile, empty_tile, full_item;
     Tile* tiles;
+    // What the cluster's first block tells this one.
+    u32* told;
 
-    // Describes one of the step's `kv_heads * row_tiles` tiles; false if there is none of that number.
+    // Which of the step's `kv_heads * row_tiles` tiles goes when. The last tiles of a sequence see most keys: they go first, those of all heads
+    // together; but of as many heads only as have all their keys and values in the device's cache.
+    DEVICE void place(u32 item, u32& row_tile, u32& kv_head) const {
+        const u32 heads = attention.kv_heads, together = min(max(TOGETHER_BYTES / (batch.counts[2] * DIM * 4), 1), heads);
+        const u32 first = item / (together * row_tiles) * together, inside = item % (together * row_tiles);
+        const u32 width = min(together, heads - first);
+        row_tile = row_tiles - 1 - inside / width;
+        kv_head = first + inside % width;
+    }
+
+    // Describes this block's part of a tile, which all blocks of the cluster share; false if there is none of that number.
     DEVICE bool find(u32 item, Tile& tile) const {
-        u32 sequence, inside;
-        // The last tiles of a sequence see most keys: they go first.
-        if (!find_tile(batch, group_size, ROWS, least, row_tiles - 1 - item / attention.kv_heads, sequence, inside)) return false;
-        tile.kv_head = item % attention.kv_heads;
+        u32 sequence, inside, row_tile;
+        place(item, row_tile, tile.kv_head);
+        if (!find_tile(batch, group_size, BLOCKS * ROWS, least, row_tile, sequence, inside)) return false;
         tile.first_block = batch.first_block[sequence];
         tile.start = batch.start[sequence];
         tile.first_row = batch.first_row[sequence];
         tile.packed = batch.num_rows[sequence] * group_size;
-        tile.first_packed = inside * ROWS;
-        tile.end = tile.start + (min(tile.first_packed + ROWS, tile.packed) - 1) / group_size + 1;
-        tile.clear_end = tile.start + tile.first_packed / group_size + 1;
+        const u32 first = inside * (BLOCKS * ROWS);
+        tile.first_packed = first + rank * ROWS;
+        tile.end = tile.start + (min(first + BLOCKS * ROWS, tile.packed) - 1) / group_size + 1;
+        tile.clear_end = tile.start + first / group_size + 1;
         tile.begin = tile.clear_end > attention.window ? tile.clear_end - attention.window : 0;
         tile.clear = tile.end > attention.window ? tile.end - attention.window : 0;
         tile.first_tile = tile.begin / KEYS;
@@ -83,11 +98,50 @@ struct PrefillBlock {
         if (threadIdx.x % 32 == 0) barrier_arrive(empty_tile + 8 * (turn % 2));
     }
 
-    // Each block asks until there is no more: `items` times in all, after which the counter is zero again.
+    // All blocks of the cluster have read a stage before something else is copied there.
+    DEVICE static void leave(u32 empty) {
+        const u32 lane = threadIdx.x % 32;
+        if constexpr (BLOCKS == 1) {
+            if (lane == 0) barrier_arrive(empty);
+        } else if (lane < BLOCKS) barrier_arrive_after_reading(address_in(empty, lane));
+    }
+
+    // Each cluster asks until there is no more: `items` times in all, after which the counter is zero again.
     DEVICE u32 next_item(u32* counter, u32 items) const {
         u32 before = 0;
         if (threadIdx.x % 32 == 0) before = atomicInc(counter, items - 1);
-        return gridDim.x + __shfl_sync(~0u, before, 0);
+        return gridDim.x / BLOCKS + __shfl_sync(~0u, before, 0);
+    }
+
+    // What the cluster's first block says. It is there before that block can say something two turns later: keys that are multiplied in between
+    // come from all blocks.
+    DEVICE u32 agreed(u32 item, u32 turn) const {
+        const u32 lane = threadIdx.x % 32, barrier = full_item + 8 * (turn % 2);
+        u32* at = told + turn % 2;
+        if (rank == 0) {
+            if (lane > 0 && lane < BLOCKS) send(address_in(shared_address(at), lane), item, address_in(barrier, lane));
+            return item;
+        }
+        if (lane == 0) barrier_expect(barrier, 4);
+        barrier_wait_for_cluster(barrier, turn / 2 % 2);
+        return *(volatile u32*)at;
+    }
+
+    // The cluster's next tile, for which its first block asks; false if there is no more. `turn`: calls before.
+    DEVICE bool find_next(u32* counter, u32 items, u32 turn, Tile& tile) const {
+        // The counter was the last launch's.
+        wait_for_inputs();
+        u32 item = 0;
+        bool found = false;
+        while (rank == 0 && !found && item < items) {
+            item = next_item(counter, items);
+            found = item < items && find(item, tile);
+        }
+        if constexpr (BLOCKS > 1) {
+            item = agreed(item, turn);
+            if (rank > 0) found = item < items && find(item, tile);
+        }
+        return found;
     }
 
     // Walks over the block's tiles, for the warp that finds them for all others: `each` does its own part of one. The first tile follows from the
@@ -95,17 +149,10 @@ struct PrefillBlock {
     // warps that compute have left the tile before the last one.
     template <typename F>
     DEVICE void lead(u32* counter, u32 items, const F& each) const {
-        u32 item = blockIdx.x;
-        for (u32 turn = 0;; turn++) {
+        for (u32 turn = 0, asked = 0;; turn++) {
             barrier_wait(empty_tile + 8 * (turn % 2), turn / 2 % 2 ^ 1);
-            if (turn > 0) item = next_item(counter, items);
             Tile tile;
-            bool found = item < items && find(item, tile);
-            if (!found) wait_for_inputs();
-            while (!found && item < items) {
-                item = next_item(counter, items);
-                found = item < items && find(item, tile);
-            }
+            const bool found = turn == 0 && find(blockIdx.x / BLOCKS, tile) || find_next(counter, items, asked++, tile);
             if (!found) tile.tiles = 0;
             if (threadIdx.x % 32 == 0) {
                 tiles[turn % 2] = tile;
@@ -141,9 +188,19 @@ struct PrefillBlock {
         return qkv + (size_t)(tile.first_row + token) * attention.qkv_width + head * DIM + piece * 8;
     }
 
+    // All threads of the cluster: before they use each other's barriers, and when none will any more.
+    DEVICE static void meet() {
+        if constexpr (BLOCKS == 1) __syncthreads();
+        else {
+            __syncwarp();
+            cluster_barrier();
+        }
+    }
+
     // Makes barriers, and says where everything lies.
     DEVICE void prepare(char* shared) {
         group_size = attention.q_heads / attention.kv_heads;
+        rank = cluster_rank();
         shared_q = (shared_address(shared) + 1023) / 1024 * 1024;
         shared_k = shared_q + Q_BYTES;
         shared_v = shared_k + STAGES * TILE_BYTES;
@@ -155,14 +212,16 @@ struct PrefillBlock {
         empty_q = full_q + 8;
         full_tile = empty_q + 8;
         empty_tile = full_tile + 16;
-        tiles = (Tile*)(shared + (empty_tile + 16 - shared_address(shared)));
+        full_item = empty_tile + 16;
+        tiles = (Tile*)(shared + (full_item + 16 - shared_address(shared)));
+        told = (u32*)(tiles + 2);
         if (threadIdx.x == 0) {
             for (u32 stage = 0; stage < STAGES; stage++) {
                 barrier_init(full_k + 8 * stage, FULL);
                 barrier_init(full_v + 8 * stage, FULL);
-                // One arrival from each consuming warp.
-                barrier_init(empty_k + 8 * stage, CONSUMERS);
-                barrier_init(empty_v + 8 * stage, CONSUMERS);
+                // One arrival from each consuming warp of the cluster.
+                barrier_init(empty_k + 8 * stage, BLOCKS * CONSUMERS);
+                barrier_init(empty_v + 8 * stage, BLOCKS * CONSUMERS);
             }
             barrier_init(full_q, QUERY_THREADS);
             barrier_init(empty_q, CONSUMERS);
@@ -170,9 +229,10 @@ struct PrefillBlock {
                 barrier_init(full_tile + 8 * slot, 1);
                 // From each warp but the one that gives.
                 barrier_init(empty_tile + 8 * slot, TAKERS);
+                barrier_init(full_item + 8 * slot, 1);
             }
             barrier_init_done();
         }
-        __syncthreads();
+        meet();
     }
 };

@@ -1,5 +1,5 @@
-// How keys and values that lie in the cache as products take them reach a block of `attention_prefill_hopper.cu`: by the copy engine, page by
-// page. One warp feeds keys, one values, two queries.
+// How keys and values that lie in the cache as products take them reach the blocks of a cluster of `attention_prefill_hopper.cu`: by the copy
+// engine, page by page (or half of one), each block bringing a part for all of them. One warp feeds keys, one values, two queries.
 #pragma once
 #include "prefill_block.cuh"
 
@@ -12,16 +12,22 @@ struct Feeder : PrefillBlock {
     // Whether those that compute have room for queries there.
     static const bool QUERIES_IN_REGISTERS = true;
 
-    // Where this lane's page of a tile of keys begins in the cache's matrix of rows; past its end, where zeros come from, if nobody sees it.
+    // Rows of a tile of keys that this block brings, and those that a lane copies (`copied_tokens` of `src/attention_prefill.rs`).
+    static const u32 PART = KEYS / BLOCKS;
+    DEVICE u32 copied() const { return min(attention.block_size, KEYS / 2); }
+
+    // Where this lane's rows of a tile of keys begin in the cache's matrix; past its end, where zeros come from, if nobody sees them.
     DEVICE u32 page(const Tile& tile, u32 index) const {
-        const u32 block_size = attention.block_size, first = (tile.first_tile + index) * KEYS + threadIdx.x % 32 * block_size;
-        const bool seen = threadIdx.x % 32 < KEYS / block_size && first < tile.end && first + block_size > tile.begin;
+        const u32 block_size = attention.block_size, rows = copied();
+        const u32 first = (tile.first_tile + index) * KEYS + rank * PART + threadIdx.x % 32 * rows;
+        const bool seen = threadIdx.x % 32 < PART / rows && first < tile.end && first + rows > tile.begin;
         if (!seen) return 0x7fffff00u;
-        return (batch.blocks[tile.first_block + first / block_size] * attention.kv_heads + tile.kv_head) * block_size;
+        const u32 block = batch.blocks[tile.first_block + first / block_size];
+        return (block * attention.kv_heads + tile.kv_head) * block_size + first % block_size;
     }
 
     DEVICE void feed(const TensorMap* map, const Tile& tile, u32 shared, u32 full, u32 empty, Place& at) const {
-        const u32 lane = threadIdx.x % 32, pages = KEYS / attention.block_size;
+        const u32 lane = threadIdx.x % 32, rows = copied();
         u32 row = page(tile, 0);
         wait_for_inputs();
 #pragma unroll 1
@@ -31,9 +37,10 @@ struct Feeder : PrefillBlock {
             barrier_wait(empty + 8 * at.stage, at.parity ^ 1);
             if (lane == 0) barrier_expect(full + 8 * at.stage, TILE_BYTES);
             __syncwarp();
-            if (lane < pages) {
-                const u32 to = shared + at.stage * TILE_BYTES + lane * attention.block_size / 8 * GROUP_BYTES;
-                copy_rows(to, map, row / 8, full + 8 * at.stage);
+            if (lane < PART / rows) {
+                const u32 to = shared + at.stage * TILE_BYTES + (rank * PART + lane * rows) / 8 * GROUP_BYTES;
+                if constexpr (BLOCKS == 1) copy_rows(to, map, row / 8, full + 8 * at.stage);
+                else copy_rows_to(to, map, row / 8, full + 8 * at.stage, (1 << BLOCKS) - 1);
             }
             __syncwarp();
             row = next;

@@ -55,12 +55,13 @@ impl Attention {
     }
 }
 
-/// Whether a kernel reads a cache of this shape by the copy engine.
-pub(crate) fn reads_maps(device: &Device, shape: KvShape) -> bool {
+/// Tokens of a block that a kernel reads at once by the copy engine, if one does so with a cache of this shape.
+pub(crate) fn mapped_tokens(device: &Device, shape: KvShape) -> Option<usize> {
     let KvShape { block_size, head_dim, v_head_dim, dtype, .. } = shape;
-    device.context.arch == HOPPER
+    let fits = device.context.arch == HOPPER
         && dtype.size() == 2
-        && attention_prefill::hopper_fits(head_dim, v_head_dim, block_size)
+        && attention_prefill::hopper_fits(head_dim, v_head_dim, block_size);
+    fits.then(|| attention_prefill::copied_tokens(block_size))
 }
 
 fn plain(device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) {

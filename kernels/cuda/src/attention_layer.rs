@@ -54,6 +54,11 @@ impl Layer {
             v_scale: params.value_scale,
         }
     }
+
+    /// Query heads of a key head.
+    pub(crate) fn group_size(&self) -> usize {
+        (self.q_heads / self.kv_heads) as usize
+    }
 }
 
 /// A layer's attention with its vectors looked up: null for none.

@@ -1,7 +1,7 @@
 //! Launches `kernels/cuda/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for sequences with several rows.
 
 use super::attention_layer::{Layer, Tensors, narrow};
-use super::batch::{Batch, Pointers};
+use super::batch::Batch;
 use super::context::Memory;
 use super::device::{Device, Shape, args};
 use super::kv::{Kv, Maps};
@@ -13,11 +13,12 @@ const WARPS: usize = 8;
 const KEYS: usize = 64;
 /// Pairs of token and query head that a block of either kernel has.
 const ROWS: usize = 16 * WARPS;
-/// Head sizes of the Hopper kernel, keys of a tile, tiles of keys (and of values) that a block holds, and its threads.
+/// Head sizes of the Hopper kernel, keys of a tile, and a block's threads.
 pub(crate) const HOPPER_DIMS: [usize; 2] = [64, 128];
 const HOPPER_KEYS: usize = 128;
-const HOPPER_STAGES: usize = 2;
 const HOPPER_THREADS: usize = 384;
+/// Most blocks of a cluster, which share keys and values.
+const HOPPER_BLOCKS: usize = 2;
 /// Rows that the copy engine brings at least: those of a swizzle.
 pub(crate) const ROW_GROUP: usize = 8;
 /// Sequences with fewer rows are not these kernels'.
@@ -29,10 +30,21 @@ pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize)) 
     Special::new("attention_prefill", dtype, &[&sizes, narrow(cache)].concat())
 }
 
-/// The same.
-pub(crate) fn hopper_special([dtype, cache]: [DType; 2], dim: usize) -> Special {
-    let sizes = [("DIM", dim), ("STAGES", HOPPER_STAGES)];
+/// The same, for clusters of so many blocks.
+fn hopper_special([dtype, cache]: [DType; 2], dim: usize, blocks: usize) -> Special {
+    let sizes = [("DIM", dim), ("STAGES", hopper_stages(blocks)), ("BLOCKS", blocks)];
     Special::new("attention_prefill_hopper", dtype, &[&sizes, narrow(cache)].concat())
+}
+
+/// All that are made for a type, a cache and heads: keys and values that are widened on their way are not shared.
+pub(crate) fn hopper_specials(types: [DType; 2], dim: usize) -> impl Iterator<Item = Special> {
+    let most = if types[1] == DType::E4m3 { 1 } else { HOPPER_BLOCKS };
+    (1..=most).map(move |blocks| hopper_special(types, dim, blocks))
+}
+
+/// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block.
+fn hopper_stages(blocks: usize) -> usize {
+    1 + blocks
 }
 
 /// How the Hopper kernel reads a cache.
@@ -45,6 +57,15 @@ pub(crate) enum Hopper<'a> {
 }
 
 impl<'a> Hopper<'a> {
+    /// Blocks of a cluster: several where few of their tiles of rows stay empty. A row's bits are the same.
+    fn blocks(self, layer: Layer, batch: &Batch) -> usize {
+        let tiles = |blocks: usize| blocks * batch.tiles(layer.group_size(), blocks * ROWS);
+        match self {
+            Self::Maps(_) if 15 * tiles(HOPPER_BLOCKS) <= 16 * tiles(1) => HOPPER_BLOCKS,
+            _ => 1,
+        }
+    }
+
     /// None where the device has not what it needs, or the shape is not the kernel's.
     pub(crate) fn of(device: &Device, kv: &'a Kv) -> Option<Self> {
         let KvShape { head_dim, v_head_dim, block_size, dtype, .. } = kv.shape;
@@ -71,12 +92,17 @@ impl Counter {
 /// Prompts will come, whose kernel is compiled and loaded meanwhile.
 pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
     let (types, dims) = ([tensors.qkv.dtype, tensors.cache], (layer.dim as usize, layer.v_dim as usize));
-    let (kernel, shared) = match hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
-        Some(_) => (hopper_special(types, dims.0), hopper_shared(dims.0)),
-        None => (special(types, dims), shared(dims)),
+    let kernels: Vec<(Special, usize)> = match hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
+        Some(_) => (1..)
+            .zip(hopper_specials(types, dims.0))
+            .map(|(blocks, special)| (special, hopper_shared(dims.0, blocks)))
+            .collect(),
+        None => vec![(special(types, dims), shared(dims))],
     };
-    if shared <= device.context.shared_of_block {
-        device.wish(kernel, shared);
+    for (kernel, shared) in kernels {
+        if shared <= device.context.shared_of_block {
+            device.wish(kernel, shared);
+        }
     }
 }
 
@@ -89,10 +115,10 @@ pub(crate) fn run(
     hopper: Option<Hopper<'_>>,
     batch: &Batch,
 ) -> bool {
-    let (heads, tiles) = (layer.kv_heads as usize, batch.tiles((layer.q_heads / layer.kv_heads) as usize, ROWS));
     if let Some(hopper) = hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
-        return run_hopper(device, counter, tensors, layer, hopper, batch.pointers, heads * tiles);
+        return run_hopper(device, counter, tensors, layer, hopper, batch);
     }
+    let (heads, tiles) = (layer.kv_heads as usize, batch.tiles(layer.group_size(), ROWS));
     let Tensors { qkv, keys, values, cache, out } = tensors;
     let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
     let shared = shared(dims);
@@ -107,21 +133,22 @@ pub(crate) fn run(
     )
 }
 
-/// The same by the Hopper kernel: blocks that stay, for `tiles` tiles of rows of all heads.
+/// The same by the Hopper kernel: blocks that stay.
 fn run_hopper(
     device: &mut Device,
     counter: &Counter,
     tensors: Tensors,
     layer: Layer,
     hopper: Hopper<'_>,
-    batch: Pointers,
-    tiles: usize,
+    batch: &Batch,
 ) -> bool {
     let Tensors { qkv, keys, values, cache, out } = tensors;
-    let blocks = device.context.multiprocessors.min(tiles);
-    let shape = Shape { grid: [blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(layer.dim as usize) };
-    let special = hopper_special([qkv.dtype, cache], layer.dim as usize);
-    let (row_tiles, counter) = (tiles as u32 / layer.kv_heads, counter.0.ptr);
+    let (blocks, dim) = (hopper.blocks(layer, batch), layer.dim as usize);
+    let row_tiles = batch.tiles(layer.group_size(), blocks * ROWS);
+    let clusters = (device.context.multiprocessors / blocks).min(layer.kv_heads as usize * row_tiles);
+    let shape = Shape { grid: [clusters * blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dim, blocks) };
+    let special = hopper_special([qkv.dtype, cache], dim, blocks);
+    let (row_tiles, counter, batch) = (row_tiles as u32, counter.0.ptr, batch.pointers);
     match hopper {
         Hopper::Maps(Maps { keys, values }) => device.launch_special(
             special,
@@ -141,13 +168,18 @@ fn shared((dim, v_dim): (usize, usize)) -> usize {
     2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
 }
 
-/// As `HopperPrefill::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles' descriptions, and room to
-/// align them.
-fn hopper_shared(dim: usize) -> usize {
-    const BARRIERS: usize = 4 * HOPPER_STAGES + 6;
-    const TILE: usize = 12 * size_of::<u32>();
-    let rows = ROWS + 2 * HOPPER_STAGES * HOPPER_KEYS;
-    1024 + rows * dim * 2 + BARRIERS * size_of::<u64>() + 2 * TILE
+/// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile of keys.
+pub(crate) fn copied_tokens(block_size: usize) -> usize {
+    block_size.min(HOPPER_KEYS / HOPPER_BLOCKS)
+}
+
+/// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles' descriptions and numbers, and room
+/// to align them.
+fn hopper_shared(dim: usize, blocks: usize) -> usize {
+    const TILE: usize = (12 + 1) * size_of::<u32>();
+    let stages = hopper_stages(blocks);
+    let (barriers, rows) = (4 * stages + 8, ROWS + 2 * stages * HOPPER_KEYS);
+    1024 + rows * dim * 2 + barriers * size_of::<u64>() + 2 * TILE
 }
 
 /// Whether blocks of the cache fit the Hopper kernel's tiles.

@@ -35,10 +35,10 @@ impl Kv {
         Self { shape, keys, values, maps: None }
     }
 
-    /// Describes it to the copy engine, unless values are a part of keys.
-    pub(crate) fn map(&mut self, device: &mut Device) {
+    /// Describes it to the copy engine, which will bring so many tokens of a block at once, unless values are a part of keys.
+    pub(crate) fn map(&mut self, device: &mut Device, tokens: usize) {
         let memory = self.keys.as_ref().zip(self.values.as_ref());
-        self.maps = memory.and_then(|(keys, values)| Maps::new(device, self.shape, keys, values));
+        self.maps = memory.and_then(|(keys, values)| Maps::new(device, self.shape, tokens, keys, values));
     }
 
     /// Where keys and values begin. Values that are a part of keys are the last elements of each.
@@ -87,12 +87,12 @@ impl Kv {
 }
 
 impl Maps {
-    fn new(device: &mut Device, shape: KvShape, keys: &Memory, values: &Memory) -> Option<Self> {
+    fn new(device: &mut Device, shape: KvShape, tokens: usize, keys: &Memory, values: &Memory) -> Option<Self> {
         let KvShape { num_blocks, block_size, kv_heads, head_dim, dtype, .. } = shape;
         let rows = num_blocks * kv_heads * block_size;
         let mut map = |memory: &Memory| {
             let what = || "describing the cache".to_owned();
-            device.attempt(what, |_| tensor_map_of_groups(memory.ptr, dtype, [rows, head_dim], [block_size, head_dim]))
+            device.attempt(what, |_| tensor_map_of_groups(memory.ptr, dtype, [rows, head_dim], [tokens, head_dim]))
         };
         Some(Self { keys: map(keys)?, values: map(values)? })
     }

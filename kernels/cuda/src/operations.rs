@@ -106,8 +106,8 @@ impl Backend for CudaBackend {
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.device.bind();
         let mut kv = Kv::new(&mut self.device, shape);
-        if attention::reads_maps(&self.device, shape) {
-            kv.map(&mut self.device);
+        if let Some(tokens) = attention::mapped_tokens(&self.device, shape) {
+            kv.map(&mut self.device, tokens);
         }
         self.caches.push(kv);
         KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default() }

@@ -56,7 +56,8 @@ fn usual(arch: Arch) -> Vec<Special> {
     let prefill = caches.iter().map(|&(cache, dim)| attention_prefill::special([dtype, cache], (dim, dim)));
     let hopper = attention_prefill::HOPPER_DIMS
         .iter()
-        .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_special([dtype, cache], *dim)));
+        .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_specials([dtype, cache], *dim)))
+        .flatten();
     let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
     let hopper = hopper.chain(matmul_hopper::usual(dtype)).chain(matmul_parts::usual(dtype));
     let mut all: Vec<Special> = few

@@ -72,6 +72,21 @@ DEVICE void copy_rows_to(u32 to, const TensorMap* map, u32 group, u32 barrier, u
         : "memory");
 }
 
+// Copies a box from shared memory to a matrix, or adds it to what is there; what lies outside the matrix is left out. `copies_commit` closes a
+// group of a thread's such copies, `copies_read` returns when all but the latest `PENDING` groups have left shared memory.
+DEVICE void copy_box_out(const TensorMap* map, u32 column, u32 row, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row), "r"(from)
+                 : "memory");
+}
+DEVICE void add_box_out(const TensorMap* map, u32 column, u32 row, u32 from) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
+                 "r"(row), "r"(from)
+                 : "memory");
+}
+DEVICE void copies_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <u32 PENDING>
+DEVICE void copies_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
+
 // Makes this thread's writes to shared memory visible to the tensor cores and the copy engine.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

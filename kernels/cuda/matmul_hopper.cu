@@ -34,11 +34,14 @@ struct HopperProduct {
     static constexpr u32 CONSUMING_WARPS = ROWS / 16;
     // Columns of `out` that a tile has, and numbers of a row that a thread holds.
     static constexpr u32 COLUMNS = GATED ? BOX : 2 * BOX, SUMS = BOX;
+    // Whether sums leave through shared memory, by the copy engine, 128 bytes of a row at a time; a warp has two places of 16 rows for them.
+    static constexpr bool STAGED = BOX == 128;
+    static constexpr u32 PLACE_BYTES = 16 * 128;
     // Clusters' row tiles that are walked together, so that their columns of w are still in the cache.
     static constexpr u32 TOGETHER = 8;
 
     HopperShape shape;
-    u32 rank, stages, full, empty;
+    u32 rank, stages, places, full, empty;
     // Columns of `out`; tiles of a cluster.
     u32 width, row_tiles, column_tiles, total, steps;
 
@@ -106,7 +109,7 @@ struct HopperProduct {
         } else if (lane < BLOCKS) barrier_arrive_after_reading(address_in(empty + 8 * (used % DEPTH), lane));
     }
 
-    DEVICE void consume(void* out, const f32* bias, u32 group) const {
+    DEVICE void consume(void* out, const TensorMap* to, const f32* bias, u32 group) const {
         const u32 lane = threadIdx.x % 32;
         u32 used = 0;
         f32 c[SUMS];
@@ -130,9 +133,46 @@ struct HopperProduct {
             if (bias) add_bias(c, work.column, bias);
             const u32 row = work.row + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
             if constexpr (GATED) gate(c);
-            if (!shape.wide) write((T*)out, c, row, work.column);
+            if constexpr (STAGED) {
+                if (shape.wide) hand_over<f32>(to, c, row - lane / 4, work.column);
+                else hand_over<T>(to, c, row - lane / 4, work.column);
+            } else if (!shape.wide) write((T*)out, c, row, work.column);
             else if (shape.accumulate) add_to((f32*)out, c, row, work.column);
             else write((f32*)out, c, row, work.column);
+        }
+        if (STAGED && lane == 0) copies_read<0>();
+    }
+
+    DEVICE static void store_pair(u32 to, f32 a, f32 b, f32) {
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
+    }
+    template <typename O> DEVICE static void store_pair(u32 to, f32 a, f32 b, O) {
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(Tensor<O>::pack(a, b)) : "memory");
+    }
+
+    // The 16 rows of a warp from `row` on: the copy engine writes them, or adds them to what is there, while the next tile is multiplied.
+    template <typename O> DEVICE void hand_over(const TensorMap* out, const f32 (&c)[SUMS], u32 row, u32 column) const {
+        static constexpr u32 WIDTH = 128 / sizeof(O);
+        const u32 lane = threadIdx.x % 32, g = lane / 4, pair = lane % 4 * 2 * sizeof(O);
+#pragma unroll
+        for (u32 part = 0; part < COLUMNS / WIDTH; part++) {
+            const u32 place = places + (threadIdx.x / 32 - 4) * (2 * PLACE_BYTES) + part % 2 * PLACE_BYTES;
+            if (lane == 0) copies_read<1>();
+            __syncwarp();
+#pragma unroll
+            for (u32 half = 0; half < 2; half++)
+#pragma unroll
+                for (u32 i = 0; i < WIDTH / 8; i++) {
+                    // Swizzled by 128 bytes.
+                    const u32 at = i * 8 * sizeof(O) + pair, from = 4 * (part * (WIDTH / 8) + i) + 2 * half;
+                    store_pair(place + half * 1024 + g * 128 + (at ^ g * 16), c[from], c[from + 1], O());
+                }
+            publish_shared();
+            __syncwarp();
+            if (lane != 0) continue;
+            if (shape.accumulate) add_box_out(out, column + part * WIDTH, row, place);
+            else copy_box_out(out, column + part * WIDTH, row, place);
+            copies_commit();
         }
     }
 
@@ -238,7 +278,8 @@ struct HopperProduct {
     DEVICE void plan(char* shared) {
         rank = cluster_rank();
         stages = (shared_address(shared) + 1023) / 1024 * 1024;
-        full = stages + DEPTH * STAGE_BYTES;
+        places = stages + DEPTH * STAGE_BYTES;
+        full = places + (STAGED ? CONSUMING_WARPS * 2 * PLACE_BYTES : 0);
         empty = full + 8 * DEPTH;
         width = GATED ? shape.n / 2 : shape.n;
         row_tiles = (shape.rows + BLOCKS * ROWS - 1) / (BLOCKS * ROWS);
@@ -257,10 +298,11 @@ struct HopperProduct {
 
 extern __shared__ __align__(1024) char dynamic_shared[];
 
-// Grid: [BLOCKS * any number]. The maps describe x and w in boxes of 64 columns and ROWS or BOX rows, swizzled by 128 bytes. k and the columns
-// of `out` are multiples of 8.
+// Grid: [BLOCKS * any number]. The maps describe x and w in boxes of 64 columns and ROWS or BOX rows, and `out` in boxes of 128 bytes of 16 rows,
+// swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) matmul_hopper(
-    void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape) {
+    void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap to, const f32* bias,
+    const HopperShape shape) {
     HopperProduct it;
     it.shape = shape;
     it.plan(dynamic_shared);
@@ -274,7 +316,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     } else {
         if constexpr (ROWS == 128) take_registers<232>();
         wait_for_inputs();
-        it.consume(out, bias, threadIdx.x / 128 - 1);
+        it.consume(out, &to, bias, threadIdx.x / 128 - 1);
     }
     __syncwarp();
     // Nobody leaves while others may still write to its shared memory.

@@ -17,6 +17,10 @@ const BOXES: usize = 2;
 const STEP: usize = 64;
 /// Elements of 16 bytes, which rows are a multiple of.
 const PIECE: usize = 8;
+/// Rows that a warp hands to the copy engine at once, their bytes, and places it has for them.
+const PLACE_ROWS: usize = 16;
+const PLACE_BYTES: usize = PLACE_ROWS * 128;
+const PLACES: usize = 2;
 /// Fewer rows are `matmul_few`'s.
 const LEAST_ROWS: usize = 17;
 /// `ALL` of gated_product.cuh: no function.
@@ -66,9 +70,12 @@ impl Config {
         128 + 2 * self.rows
     }
 
-    /// Stages, two barriers each, and room to align them.
+    /// Stages, two barriers each, places for outputs, and room to align them.
     fn shared(&self) -> usize {
-        1024 + self.depth * ((self.rows + BOXES * self.columns) * STEP * 2 + 2 * size_of::<u64>())
+        let stage = (self.rows + BOXES * self.columns) * STEP * 2;
+        // `STAGED` of the kernel.
+        let places = if self.columns == BOXES_ROWS[0] { self.rows / PLACE_ROWS * PLACES * PLACE_BYTES } else { 0 };
+        1024 + self.depth * (stage + 2 * size_of::<u64>()) + places
     }
 }
 
@@ -129,15 +136,15 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<F
     let Product { x, w, bias, .. } = product;
     let (boxes, config) = config(device, product, function, out);
     let map = |ptr, rows, box_rows| tensor_map(ptr, w.dtype, [rows, w.cols], box_rows);
-    let (Ok(x_map), Ok(w_map)) = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns)) else {
-        return false;
-    };
+    let maps = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns));
+    let to_map = tensor_map(out.ptr, out.dtype, [x.rows, out.width], PLACE_ROWS);
+    let ((Ok(x_map), Ok(w_map)), Ok(to_map)) = (maps, to_map) else { return false };
     let shape = HopperShape::new(product, out, function);
     let work = x.rows.div_ceil(config.blocks * config.rows) * out.width.div_ceil(boxes * config.columns);
     let grid = [work.min(device.context.multiprocessors / config.blocks) * config.blocks, 1];
     let launch = Shape { grid, block: config.threads(), shared: config.shared() };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    device.launch_special(config.special(w.dtype, function), launch, args![out.ptr, x_map, w_map, bias, shape])
+    device.launch_special(config.special(w.dtype, function), launch, args![out.ptr, x_map, w_map, to_map, bias, shape])
 }
 
 #[cfg(test)]

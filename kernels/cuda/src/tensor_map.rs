@@ -8,20 +8,22 @@ use cudarc::driver::sys;
 
 use kernels::ops::DType;
 
-/// Columns of a box: 128 bytes of 16-bit elements, the widest that a swizzle takes.
+/// Bytes of a row of a box, the most that a swizzle takes; and so many columns of 16-bit elements.
+const BOX_BYTES: usize = 128;
 const BOX_COLUMNS: u32 = 64;
 
 /// Rows of a swizzle of 128 bytes.
 const GROUP: usize = 8;
 
-/// A row-major matrix of 16-bit elements, to be copied in boxes of 64 columns and `box_rows` rows, swizzled by 128 bytes.
+/// A row-major matrix of f32 or 16-bit elements, to be copied in boxes of 128 bytes of `box_rows` rows, swizzled by 128 bytes.
 pub(crate) fn tensor_map(
     ptr: sys::CUdeviceptr,
     dtype: DType,
     [rows, columns]: [usize; 2],
     box_rows: usize,
 ) -> Result<sys::CUtensorMap, DriverError> {
-    encode(ptr, dtype, [columns as u64, rows as u64], [columns as u64 * 2], [BOX_COLUMNS, box_rows as u32])
+    let (size, box_columns) = (dtype.size(), BOX_BYTES / dtype.size());
+    encode(ptr, dtype, [columns as u64, rows as u64], [(columns * size) as u64], [box_columns as u32, box_rows as u32])
 }
 
 /// The same matrix, of a multiple of 64 columns and of 8 rows, to be copied in boxes of such multiples too: 8 rows of a box's first 64 columns, the
@@ -32,6 +34,7 @@ pub(crate) fn tensor_map_of_groups(
     [rows, columns]: [usize; 2],
     [box_rows, box_columns]: [usize; 2],
 ) -> Result<sys::CUtensorMap, DriverError> {
+    assert_eq!(dtype.size(), 2, "bytes of an element");
     let part = BOX_COLUMNS as usize;
     let (parts, row) = (columns / part, columns as u64 * 2);
     let sizes = [u64::from(BOX_COLUMNS), GROUP as u64, parts as u64, (rows / GROUP) as u64];
@@ -49,8 +52,8 @@ fn encode<const RANK: usize, const STRIDES: usize>(
     box_sizes: [u32; RANK],
 ) -> Result<sys::CUtensorMap, DriverError> {
     const { assert!(STRIDES + 1 == RANK, "a stride for each dimension but the first") };
-    assert_eq!(dtype.size(), 2, "bytes of an element");
     let kind = match dtype {
+        DType::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };

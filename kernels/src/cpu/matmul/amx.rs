@@ -3,8 +3,8 @@
 //! Activations are rounded to bf16 and packed `[k / (32 STEPS)][row tile][STEPS][16][32]`, so that what a task walks at a time is dense. Every number of rows takes this path, one row as well
 //! (a tile of one row costs less than reading its weights), and each output element is one chain of tile products in ascending k.
 
-use super::job::Needs;
-use super::{Product, Tile};
+use super::needs::Needs;
+use super::product::{Product, Tile};
 use crate::cpu::memory::Shared;
 use crate::cpu::pack::{PANEL, TILE_K};
 use crate::cpu::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};

@@ -1,10 +1,12 @@
 //! Products as tasks of the pool: which kernel takes one, and many of them under one pair of calls (pack the rows, then multiply).
 
-use super::{Product, Scratch, lanes};
+use super::lanes;
+use super::needs::Needs;
+use super::product::Product;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, few};
 use crate::cpu::isa::Isa;
-use crate::cpu::memory::Shared;
+use crate::cpu::memory::{Reserve, Shared};
 use crate::cpu::pool::Pool;
 
 /// A product with the kernel that takes it.
@@ -14,21 +16,6 @@ pub(super) enum Job<'a> {
     Few(few::Job<'a>),
     #[cfg(target_arch = "x86_64")]
     Tiles(amx::Job<'a>),
-}
-
-/// What a kernel needs, and into how many tasks it cuts the product.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Needs {
-    /// Bytes of packed rows.
-    pub(super) packed: usize,
-    /// Bytes of sums, a thread.
-    pub(super) sums: usize,
-    /// Tasks that pack, and how much they do together (see [`Pool::run_sized`]).
-    pub(super) pack_tasks: usize,
-    pub(super) pack_work: usize,
-    /// Tasks that multiply, and how much they do together.
-    pub(super) tasks: usize,
-    pub(super) work: usize,
 }
 
 impl<'a> Job<'a> {
@@ -88,6 +75,15 @@ impl<'a> Job<'a> {
         }
         let _ = sums;
     }
+}
+
+/// Memory kept from call to call.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// Packed activations.
+    x: Reserve,
+    /// Sums that rest between parts of k.
+    sums: Reserve,
 }
 
 /// Where a job's tasks and memory begin among those of all jobs.

@@ -6,8 +6,8 @@
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
-use super::job::Needs;
-use super::{Product, Tile};
+use super::needs::Needs;
+use super::product::{Product, Tile};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Shared;
 use crate::cpu::pack::PANEL;

@@ -2,7 +2,7 @@
 //!
 //! Activations are row-major `[rows, width]`; a step's rows are the tokens of all its sequences, one after the other (a ragged batch).
 //! Handles stand for device memory, so nothing above this file owns any.
-//! Shapes are checked by the backend; a mismatch is a bug above it and panics with both shapes.
+//! Shapes are checked by the backend, by the rules of `ops/shapes.rs`; a mismatch is a bug above it and panics with both shapes.
 
 mod attention;
 mod handles;
@@ -11,6 +11,7 @@ mod mixture;
 mod noise;
 mod recording;
 mod recurrent;
+mod shapes;
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
 pub use attention::{Attention, Heads, KvScales, KvShape, Rope, RopeStyle};
@@ -20,6 +21,7 @@ pub use mixture::{ExpertGroups, GatedExperts, RouterScore, Routing};
 pub use noise::{Noise, NoiseRows, mix};
 pub use recording::{Recordable, Timing};
 pub use recurrent::{Cols, Conv, DeltaInput, DeltaRule, Scan, ScanInput, State};
+pub use shapes::{check_experts, check_product};
 
 /// Element type of stored weights and of the KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

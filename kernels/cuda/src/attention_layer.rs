@@ -33,10 +33,8 @@ impl Layer {
     /// Checks shapes, and puts together what kernels are told.
     pub(crate) fn new(qkv: View, params: Params, batch: &Batch, kv: &Kv) -> Self {
         let heads = params.layer.heads;
-        let width = heads.q * heads.dim + kv.row_width();
-        assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
-        kv.check(heads);
-        batch.check_blocks(kv.shape.block_size);
+        kv.shape.check_rows(heads, [qkv.rows, qkv.width], batch.rows());
+        batch.check_blocks(kv.shape);
         assert!(heads.v_dim <= MOST_V_DIM, "value heads of {}", heads.v_dim);
         Self {
             sinks: params.sinks,
@@ -49,7 +47,7 @@ impl Layer {
             dim: heads.dim as u32,
             v_dim: heads.v_dim as u32,
             block_size: kv.shape.block_size as u32,
-            qkv_width: width as u32,
+            qkv_width: qkv.width as u32,
             v_stride: kv.value_stride() as u32,
             v_scale: params.value_scale,
         }

@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::upload::Upload;
-use kernels::ops;
+use kernels::ops::{self, KvShape};
 
 /// Row of no sequence.
 const NOBODY: u32 = u32::MAX;
@@ -214,10 +214,9 @@ impl Batch {
     }
 
     /// Fails where a sequence is longer than its blocks.
-    pub(crate) fn check_blocks(&self, block_size: usize) {
+    pub(crate) fn check_blocks(&self, shape: KvShape) {
         for (end, blocks) in self.ends.iter().zip(self.blocks.chunks(self.tables.max(1))) {
-            let blocks = blocks[self.table];
-            assert!(*end <= blocks * block_size, "{end} tokens in {blocks} blocks of {block_size}");
+            shape.check_blocks(*end, blocks[self.table]);
         }
     }
 

@@ -64,9 +64,9 @@ pub(crate) fn head_matmul(
     group: &Group,
     (out, to): (View, HeadColumns),
 ) {
-    let end = |columns: HeadColumns, width: usize| columns.first + (group.count - 1) * columns.stride + width;
-    assert!(end(from, group.k) <= x.width && end(to, group.n) <= out.width, "heads inside rows");
-    assert!(group.count == 1 || to.stride >= group.n, "heads of an output that overlap");
+    from.check_inside(group.count, group.k, x.width);
+    to.check_inside(group.count, group.n, out.width);
+    to.check_apart(group.count, group.n);
     let (from, to) = (Columns::of(from, x), Columns::of(to, out));
     let [heads, n, k] = [group.count, group.n, group.k].map(|number| number as u32);
     let shape = Shape { grid: [x.rows * group.count, group.n.div_ceil(OUTPUTS)], block: 32 * OUTPUTS, shared: 0 };
@@ -82,8 +82,8 @@ pub(crate) fn copy_columns(
     heads: usize,
     width: usize,
 ) {
-    let end = |columns: HeadColumns| columns.first + heads.saturating_sub(1) * columns.stride + width;
-    assert!(end(from) <= x.width && end(to) <= out.width, "columns inside rows");
+    from.check_inside(heads, width, x.width);
+    to.check_inside(heads, width, out.width);
     let (from, to) = (Columns::of(from, x), Columns::of(to, out));
     let name = Name::of("copy_columns", &[x.dtype, out.dtype]);
     let shape = Shape::rows(x.rows, heads * width);

@@ -5,7 +5,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 use super::context::Memory;
 use super::device::Device;
 use super::tensor_map::tensor_map_of_groups;
-use kernels::ops::{Heads, KvShape};
+use kernels::ops::KvShape;
 
 /// K and V of one layer: `[block][kv head][token][dim]`.
 pub(crate) struct Kv {
@@ -26,8 +26,7 @@ pub(crate) struct Maps {
 impl Kv {
     pub(crate) fn new(device: &mut Device, shape: KvShape) -> Self {
         let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype } = shape;
-        assert!(!shared || v_head_dim <= head_dim, "values as a part of keys: {shape:?}");
-        assert!(block_size > 0 && kv_heads > 0 && head_dim > 0 && v_head_dim > 0, "an empty cache: {shape:?}");
+        shape.check();
         // One block more than the pool has: it is written by steps that are only timed.
         let heads = (num_blocks + 1) * block_size * kv_heads * dtype.size();
         let keys = device.allocate(heads * head_dim, "keys");
@@ -55,25 +54,10 @@ impl Kv {
         if self.shape.shared { self.shape.head_dim } else { self.shape.v_head_dim }
     }
 
-    /// Columns of a row that goes into this cache, queries aside.
-    pub(crate) fn row_width(&self) -> usize {
-        let KvShape { kv_heads, head_dim, v_head_dim, shared, .. } = self.shape;
-        kv_heads * (head_dim + if shared { 0 } else { v_head_dim })
-    }
-
-    pub(crate) fn check(&self, heads: Heads) {
-        let KvShape { kv_heads, head_dim, v_head_dim, .. } = self.shape;
-        assert_eq!((kv_heads, head_dim, v_head_dim), (heads.kv, heads.dim, heads.v_dim), "cache of {heads:?}");
-    }
-
     /// Copies block `from[i]` to `to[i]`, in order.
     pub(crate) fn copy_blocks(&self, device: &mut Device, from: &[u32], to: &[u32]) {
-        let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype } = self.shape;
-        assert_eq!(from.len(), to.len(), "blocks to copy from and to");
-        assert!(
-            from.iter().chain(to).all(|&block| (block as usize) < num_blocks),
-            "{from:?} to {to:?} of {num_blocks}"
-        );
+        let KvShape { block_size, kv_heads, head_dim, v_head_dim, shared, dtype, .. } = self.shape;
+        self.shape.check_copies(from, to);
         let (keys, values) = self.pointers();
         for (start, dim) in [(keys, head_dim), (values, if shared { 0 } else { v_head_dim })] {
             let bytes = block_size * kv_heads * dim * dtype.size();

@@ -76,7 +76,7 @@ use blas::Blas;
 use device::Device;
 use groups::Group;
 use head_norms::Waiting;
-use kernels::ops::{Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector};
+use kernels::ops::{Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector, check_experts, check_product};
 use kv::Kv;
 use matmul::Matmul;
 use nccl::Nccl;
@@ -173,18 +173,12 @@ impl CudaBackend {
         let (handle, bias_handle, act) = (w, bias, out);
         let x = self.acts.view(x);
         let w = &self.matrices[w.0 as usize];
-        assert_eq!(x.width, w.cols, "width of x, and input features of a [{}, {}] matrix", w.rows, w.cols);
-        // Only what is added to must have rows already: a buffer for few rows may be stored to in a step of many.
-        if epilogue == Epilogue::Accumulate {
-            let before = self.acts.view(out).rows;
-            assert_eq!(before, x.rows, "rows added to, and rows to add");
-        }
+        check_product(x.width, [w.rows, w.cols], bias.map(|bias| self.vectors[bias.0 as usize].len));
+        epilogue.check_rows(x.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, x.rows, w.rows);
         let (stored, at) = (Stored::from(w), self.vector(bias));
         self.collector.note(Op::Product { x, w: stored, bias: at, epilogue, out });
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
-        let bias_len = bias.as_ref().map(|bias| bias.len);
-        assert!(bias_len.is_none_or(|len| len == w.rows), "bias of {bias_len:?} for {} outputs", w.rows);
         let mut product = Product { x, w, bias, epilogue, out };
         let site = Site { x, w: handle, bias: bias_handle, out, gate: None };
         if product.is_short() && self.ahead.note(product.kind(None), site) {
@@ -210,11 +204,10 @@ impl CudaBackend {
         self.settle();
         let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
         let pairs = choices.pairs();
-        assert_eq!(x.width, group.k, "width of x, and input features of experts");
-        assert_eq!(group.count, choices.among, "experts, and what rows chose among");
-        assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
         let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
-        assert!(biases.is_none_or(|len| len == group.count * group.n), "biases of {} experts", group.count);
+        let shape = [group.count, group.n, group.k];
+        check_experts([x.rows, x.width], shape, biases, (choices.rows, choices.top_k));
+        assert_eq!(group.count, choices.among, "experts, and what rows chose among");
         let out = self.acts.target(out, pairs, group.n / keep.columns());
         let bias = self.vector(bias);
         experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, keep, out })

@@ -272,8 +272,7 @@ impl Backend for CudaBackend {
         self.settle();
         let rope = rope.map(|rope| {
             let frequencies = &self.vectors[rope.inv_freq.0 as usize];
-            assert_eq!(frequencies.len * 2, rope.rotary_dim, "twice the frequencies, and the rotary dimension");
-            assert!(rope.rotary_dim <= heads.dim, "rotary dimension {} of a head of {}", rope.rotary_dim, heads.dim);
+            rope.check(frequencies.len, heads);
             (rope, frequencies.ptr())
         });
         self.batch.turn_to(kv.table);
@@ -290,6 +289,8 @@ impl Backend for CudaBackend {
         self.settle();
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let length = |vector: Vector| self.vectors[vector.0 as usize].len;
+        attention.check(attention.sinks.map(length), attention.alibi.map(length));
         let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
         let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
@@ -303,8 +304,8 @@ impl Backend for CudaBackend {
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {
         self.settle();
         let logits = self.acts.view(logits);
-        let corrections = routing.correction.map(|vector| self.vectors[vector.0 as usize].len);
-        assert!(corrections.is_none_or(|len| len == logits.width), "corrections of {} experts", logits.width);
+        let length = |vector: Vector| self.vectors[vector.0 as usize].len;
+        routing.check(logits.width, self.choices[out.0 as usize].top_k, routing.correction.map(length));
         let correction = self.vector(routing.correction);
         let live = self.batch.pointers.counts;
         routing::route(&mut self.device, logits, (routing, correction), live, &mut self.choices[out.0 as usize]);
@@ -326,9 +327,7 @@ impl Backend for CudaBackend {
         assert_ne!(x, out, "a sum cannot overwrite what it sums");
         self.settle();
         let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
-        if epilogue == Epilogue::Accumulate {
-            assert_eq!(self.acts.view(out).rows, choices.rows, "rows added to, and rows to add");
-        }
+        epilogue.check_rows(choices.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, choices.rows, x.width);
         experts::combine(&mut self.device, x, choices, epilogue, out);
     }
@@ -364,6 +363,7 @@ impl Backend for CudaBackend {
     }
 
     fn clamp(&mut self, x: Act, limit: f32) {
+        assert!(limit >= 0.0, "a limit of {limit}");
         self.settle();
         elementwise::clamp(&mut self.device, self.acts.view(x), limit);
     }

@@ -12,8 +12,6 @@ use kernels::ops::{self, Activation};
 /// Rows of a chunk of a convolution, and channels of a block.
 const CHUNK: usize = 64;
 const CHANNELS: usize = 128;
-/// Longest convolution.
-const KERNEL: usize = 8;
 /// Values of a channel that a lane keeps at most; how many it should, for many lanes to work.
 const EACH: usize = 8;
 const EACH_SHOULD: usize = 4;
@@ -39,9 +37,8 @@ impl States {
         Self { memory, slots, len }
     }
 
-    /// Where they are; there must be `len` values for each of the batch's slots.
-    fn ptr(&self, batch: &Batch, len: usize) -> CUdeviceptr {
-        assert_eq!(self.len, len, "values of a state");
+    /// Where they are; each of the batch's slots must have one.
+    fn ptr(&self, batch: &Batch) -> CUdeviceptr {
         batch.check_slots(self.slots);
         self.memory.as_ref().map_or(0, |memory| memory.ptr)
     }
@@ -100,11 +97,9 @@ pub(crate) fn causal_conv(
     out: View,
 ) {
     let ops::Conv { channels, kernel, .. } = conv;
-    assert!((2..=KERNEL).contains(&kernel), "a convolution over {kernel} rows");
-    assert_eq!(taps.len, kernel * channels, "taps of {channels} channels, {kernel} rows");
-    assert!(bias.is_none_or(|bias| bias.len == channels), "bias of {channels} channels");
+    conv.check(taps.len, bias.map(|bias| bias.len), states.len);
     let parameters = Conv {
-        state: states.ptr(batch, (kernel - 1) * channels),
+        state: states.ptr(batch),
         taps: taps.ptr,
         bias: bias.map_or(0, |bias| bias.ptr),
         channels: channels as u32,
@@ -159,17 +154,14 @@ pub(crate) fn selective_scan(
 ) {
     let ops::Scan { heads, head_dim, groups, state_dim, dt_limit, .. } = scan;
     let ScanVectors { decay, skip, dt_bias } = vectors;
-    assert!(groups > 0 && heads.is_multiple_of(groups), "{heads} heads in {groups} groups");
-    assert!(decay.len == heads || decay.len == heads * state_dim, "decay of {heads} heads");
-    assert_eq!(skip.len, heads, "skip of {heads} heads");
-    assert!(dt_bias.is_none_or(|bias| bias.len == heads), "dt_bias of {heads} heads");
+    scan.check([decay.len, skip.len], dt_bias.map(|bias| bias.len), states.len);
     let lanes = state_dim.div_ceil(EACH_SHOULD).next_power_of_two().min(32);
     if state_dim > EACH * lanes {
         return device
             .fail(format!("states of {state_dim} values a channel have no CUDA kernel; start with --device cpu"));
     }
     let parameters = Scan {
-        state: states.ptr(batch, heads * head_dim * state_dim),
+        state: states.ptr(batch),
         decay: decay.ptr,
         skip: skip.ptr,
         dt_bias: dt_bias.map_or(0, |bias| bias.ptr),
@@ -224,16 +216,13 @@ pub(crate) fn delta_rule(
     out: View,
 ) {
     let ops::DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = rule;
-    assert!(key_heads > 0 && value_heads.is_multiple_of(key_heads), "{value_heads} value heads, {key_heads} key heads");
-    assert_eq!((rate.len, dt_bias.len), (value_heads, value_heads), "rate and dt_bias");
-    let width = 2 * key_heads * key_dim + value_heads * value_dim;
-    assert_eq!(input.qkv.view.width, width, "width of [q | k | v]");
+    rule.check(input.qkv.view.width, [rate.len, dt_bias.len], states.len);
     if key_dim > KEY_DIM {
         return device
             .fail(format!("keys of {key_dim} in linear attention have no CUDA kernel; start with --device cpu"));
     }
     let parameters = Rule {
-        state: states.ptr(batch, value_heads * key_dim * value_dim),
+        state: states.ptr(batch),
         rate: rate.ptr,
         dt_bias: dt_bias.ptr,
         key_heads: key_heads as u32,
@@ -241,8 +230,11 @@ pub(crate) fn delta_rule(
         key_dim: key_dim as u32,
         value_dim: value_dim as u32,
     };
-    let columns =
-        [input.qkv.columns(width, out), input.beta.columns(value_heads, out), input.dt.columns(value_heads, out)];
+    let columns = [
+        input.qkv.columns(rule.row_width(), out),
+        input.beta.columns(value_heads, out),
+        input.dt.columns(value_heads, out),
+    ];
     let blocks = (value_heads * value_dim.div_ceil(COLUMNS) * 32).div_ceil(THREADS);
     let shape = Shape { grid: [blocks, batch.sequences()], block: THREADS, shared: 0 };
     let name = Name::of("delta_rule", &[out.dtype]);

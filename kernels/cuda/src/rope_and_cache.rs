@@ -38,10 +38,9 @@ pub(crate) fn rope_and_cache(
     batch: &Batch,
     (kv, factors): (&Kv, KvScales),
 ) {
-    let width = heads.q * heads.dim + kv.row_width();
-    assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
-    kv.check(heads);
-    batch.check_blocks(kv.shape.block_size);
+    let width = qkv.width;
+    kv.shape.check_rows(heads, [qkv.rows, width], batch.rows());
+    batch.check_blocks(kv.shape);
     let rotary_dim = rope.map_or(0, |(rope, _)| rope.rotary_dim);
     let layer = Layer {
         inv_freq: rope.map_or(0, |(_, frequencies)| frequencies),

@@ -146,23 +146,7 @@ impl Router {
     }
 }
 
-fn check(logits: View, routing: Routing, choices: &Choices) {
-    let (experts, top_k) = (logits.width, routing.top_k);
-    assert_eq!(top_k, choices.top_k, "experts a row, and room for them");
-    assert!(logits.rows <= choices.max_rows, "{} rows in choices for {}", logits.rows, choices.max_rows);
-    let eligible = routing.groups.map_or(experts, |groups| {
-        let (count, best) = (groups.count, groups.best);
-        assert!(
-            count > 0 && groups.kept <= count && experts.is_multiple_of(count) && best <= experts / count,
-            "{groups:?}"
-        );
-        experts / count * groups.kept
-    });
-    assert!(top_k <= eligible, "{top_k} experts a row of {eligible}");
-    assert!(experts <= MOST_EXPERTS, "{experts} experts");
-}
-
-/// `correction` is where the corrections are: null for none. `live`: where the device finds how many rows are no padding.
+/// The choice is checked. `correction` is where the corrections are: null for none. `live`: where the device finds how many rows are no padding.
 pub(crate) fn route(
     device: &mut Device,
     logits: View,
@@ -170,8 +154,9 @@ pub(crate) fn route(
     live: CUdeviceptr,
     choices: &mut Choices,
 ) {
-    check(logits, routing, choices);
     let (rows, experts) = (logits.rows, logits.width);
+    assert!(rows <= choices.max_rows, "{rows} rows in choices for {}", choices.max_rows);
+    assert!(experts <= MOST_EXPERTS, "{experts} experts");
     choices.begin(device, rows, experts);
     let router = Router::of(routing, correction);
     let (each, warps) = blocks(rows, device.context.multiprocessors);

@@ -6,19 +6,19 @@ use super::isa::Isa;
 use super::pool::Pool;
 use super::simd::{Kernel, Simd, math, vectorize};
 use super::state::States;
+use crate::ops;
 
 /// Channels a task.
 const CHANNELS: usize = 64;
 /// Longest kernel.
-const KERNEL: usize = 8;
+const KERNEL: usize = ops::Conv::MAX_KERNEL;
 
 /// A call with everything looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) x: View,
     pub(crate) first_col: usize,
-    pub(crate) channels: usize,
-    pub(crate) kernel: usize,
+    pub(crate) conv: ops::Conv,
     pub(crate) taps: &'a [f32],
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) states: &'a States,
@@ -28,12 +28,10 @@ pub(crate) struct Call<'a> {
 
 /// See [`crate::ops::Conv`].
 pub(crate) fn causal_conv(isa: Isa, pool: &mut Pool, call: Call<'_>) {
-    let Call { channels, kernel, .. } = call;
-    assert!((2..=KERNEL).contains(&kernel), "a convolution over {kernel} rows");
-    assert_eq!(call.taps.len(), kernel * channels, "taps of {channels} channels, {kernel} rows");
-    assert!(call.bias.is_none_or(|bias| bias.len() == channels), "bias of {channels} channels");
+    let ops::Conv { channels, kernel, .. } = call.conv;
+    call.conv.check(call.taps.len(), call.bias.map(<[f32]>::len), call.states.len);
+    assert_eq!(call.x.rows, call.batch.rows(), "rows of a convolution");
     assert!(call.first_col + channels <= call.x.width, "columns from {} of {}", call.first_col, call.x.width);
-    assert_eq!((call.x.rows, call.states.len), (call.batch.rows(), (kernel - 1) * channels), "rows and state");
     call.states.check(call.batch);
     let blocks = channels.div_ceil(CHANNELS);
     let work = call.x.rows * channels * (kernel + 16);
@@ -68,7 +66,7 @@ impl Channels<'_> {
     /// Channels `channel .. channel + lanes`, all rows in order.
     #[inline(always)]
     fn walk<S: Simd>(&self, channel: usize, lanes: usize) {
-        let Call { x, first_col, channels, kernel, taps, bias, states, out, .. } = self.call;
+        let Call { x, first_col, conv: ops::Conv { channels, kernel, .. }, taps, bias, states, out, .. } = self.call;
         let past = kernel - 1;
         let mut tap = [S::splat(0.0); KERNEL];
         let mut seen = [S::splat(0.0); KERNEL];

@@ -16,6 +16,8 @@ pub(crate) struct Pieces {
 pub(crate) fn copy_columns(pool: &mut Pool, x: View, out: View, pieces: Pieces) {
     let Pieces { from, to, heads, width } = pieces;
     assert_eq!(x.rows, out.rows, "rows to copy from and to");
+    from.check_inside(heads, width, x.width);
+    to.check_inside(heads, width, out.width);
     x.for_each_row(pool, 1, &|row| {
         // SAFETY: a row is one task's, and the buffers differ (checked by the caller).
         let (x, out) = unsafe { (x.row(row), out.row_mut(row)) };

@@ -30,17 +30,11 @@ pub(crate) struct Call<'a> {
 
 impl Call<'_> {
     fn check(&self) {
-        let ops::DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = self.rule;
         let rows = self.batch.rows();
-        assert!(
-            key_heads > 0 && value_heads.is_multiple_of(key_heads),
-            "{value_heads} value heads, {key_heads} key heads"
-        );
-        assert_eq!((self.qkv.rows, self.qkv.width), (rows, 2 * key_heads * key_dim + value_heads * value_dim), "qkv");
-        assert_eq!((self.rate.len(), self.dt_bias.len()), (value_heads, value_heads), "rate and dt_bias");
-        assert_eq!(self.states.len, value_heads * key_dim * value_dim, "state of {:?}", self.rule);
-        self.beta.check(rows, value_heads);
-        self.dt.check(rows, value_heads);
+        self.rule.check(self.qkv.width, [self.rate.len(), self.dt_bias.len()], self.states.len);
+        assert_eq!(self.qkv.rows, rows, "rows of the delta rule");
+        self.beta.check(rows, self.rule.value_heads);
+        self.dt.check(rows, self.rule.value_heads);
         self.states.check(self.batch);
     }
 }

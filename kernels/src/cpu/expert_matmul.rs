@@ -26,8 +26,6 @@ pub(crate) fn products<'a>(
     let Call { x, bias, choices, out } = call;
     let (n, pairs) = (out.width, choices.rows * choices.top_k);
     assert_eq!(experts.len(), choices.experts(), "experts, and what rows chose among");
-    assert!(x.rows == pairs || x.rows == choices.rows, "{} rows for {pairs} choices", x.rows);
-    assert!(bias.is_none_or(|bias| bias.len() == experts.len() * n), "biases of {} experts", experts.len());
     experts.enumerate().map(move |(expert, w)| {
         let chosen = choices.pairs(expert);
         Product {

@@ -13,9 +13,9 @@ pub(crate) fn products<'a>(
     (x, from): (View, HeadColumns),
     (out, to): (View, HeadColumns),
 ) -> impl Iterator<Item = Product<'a>> {
-    let end = |columns: HeadColumns, width: usize| columns.first + (heads.len() - 1) * columns.stride + width;
-    assert!(end(from, k) <= x.width && end(to, n) <= out.width, "heads inside rows");
-    assert!(heads.len() == 1 || to.stride >= n, "heads of an output that overlap");
+    from.check_inside(heads.len(), k, x.width);
+    to.check_inside(heads.len(), n, out.width);
+    to.check_apart(heads.len(), n);
     heads.enumerate().map(move |(head, w)| {
         // SAFETY: the columns are inside a row (checked).
         let (x_head, out_head) =

@@ -31,8 +31,7 @@ pub(crate) struct Kv {
 impl Kv {
     pub(crate) fn new(shape: KvShape, isa: Isa) -> Self {
         let KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared, dtype } = shape;
-        assert!(block_size > 0 && kv_heads > 0 && head_dim > 0 && v_head_dim > 0, "an empty cache: {shape:?}");
-        assert!(!shared || v_head_dim <= head_dim, "values as a part of keys: {shape:?}");
+        shape.check();
         let tokens = num_blocks * block_size * kv_heads * dtype.size();
         let whole = block_size.is_multiple_of(16) && head_dim.is_multiple_of(32) && v_head_dim.is_multiple_of(16);
         let paired = isa == Isa::Amx && dtype == DType::Bf16 && whole;
@@ -57,12 +56,6 @@ impl Kv {
         assert!((block as usize) < num_blocks && head < kv_heads, "block {block}, head {head} of {:?}", self.shape);
         // SAFETY: block and head were checked, so the offset is inside the region.
         unsafe { region.ptr().cast::<E::Bits>().add((head * num_blocks + block as usize) * block_size * dim) }
-    }
-
-    /// Columns of a row that goes into this cache, queries aside.
-    pub(crate) fn row_width(&self) -> usize {
-        let KvShape { kv_heads, head_dim, v_head_dim, shared, .. } = self.shape;
-        kv_heads * (head_dim + if shared { 0 } else { v_head_dim })
     }
 
     /// Where a token's element of a key lies in its block's head.
@@ -102,9 +95,8 @@ impl Kv {
 
     /// Copies block `from[i]` to `to[i]`, in order.
     pub(crate) fn copy_blocks(&mut self, pool: &mut Pool, from: &[u32], to: &[u32]) {
-        assert_eq!(from.len(), to.len(), "blocks to copy from and to");
+        self.shape.check_copies(from, to);
         let blocks = self.shape.num_blocks;
-        assert!(from.iter().chain(to).all(|&block| (block as usize) < blocks), "{from:?} to {to:?} of {blocks}");
         let KvShape { block_size, kv_heads, head_dim, v_head_dim, shared, dtype, .. } = self.shape;
         let regions = [(&self.keys, head_dim), (&self.values, if shared { 0 } else { v_head_dim })];
         let regions = regions.map(|(region, dim)| (Shared::new(region.ptr()), block_size * dim * dtype.size()));

@@ -232,15 +232,10 @@ impl Backend for CpuBackend {
         assert_ne!(x, out, "a product cannot overwrite its input");
         let x = self.acts.view(x);
         let w = &self.matrices[w.0 as usize];
-        assert_eq!(x.width, w.k, "width of x, and input features of a [{}, {}] matrix", w.n, w.k);
-        // Only what is added to must have rows already: a buffer for few rows may be stored to in a step of many.
-        if epilogue == Epilogue::Accumulate {
-            let before = self.acts.view(out).rows;
-            assert_eq!(before, x.rows, "rows added to, and rows to add");
-        }
-        let out = self.acts.target(out, x.rows, w.n);
         let bias = lookup(&self.vectors, bias);
-        assert!(bias.is_none_or(|bias| bias.len() == w.n), "bias of {:?} for {} outputs", bias.map(<[f32]>::len), w.n);
+        ops::check_product(x.width, [w.n, w.k], bias.map(<[f32]>::len));
+        epilogue.check_rows(x.rows, || self.acts.view(out).rows);
+        let out = self.acts.target(out, x.rows, w.n);
         let (from, to) = (Rows::dense(x.data, x.width), Rows::dense(out.data, out.width));
         let product = Product { x: from, rows: x.rows, w, bias, epilogue, out: to };
         // SAFETY: the two buffers differ (checked) and hold these rows; `&mut self` keeps everybody else away.
@@ -270,8 +265,7 @@ impl Backend for CpuBackend {
         let call = conv::Call {
             x: view,
             first_col: x.first,
-            channels: conv.channels,
-            kernel: conv.kernel,
+            conv,
             taps: &self.vectors[conv.taps.0 as usize],
             bias: lookup(&self.vectors, conv.bias),
             states: &self.states[conv.state.0 as usize],
@@ -325,8 +319,7 @@ impl Backend for CpuBackend {
         let qkv = self.acts.view(qkv);
         let rotation = rope.map(|rope| {
             let inv_freq = &self.vectors[rope.inv_freq.0 as usize];
-            assert_eq!(inv_freq.len() * 2, rope.rotary_dim, "twice the frequencies, and the rotary dimension");
-            assert!(rope.rotary_dim <= heads.dim, "rotary dimension {} of a head of {}", rope.rotary_dim, heads.dim);
+            rope.check(inv_freq.len(), heads);
             let table = self.angles.get(&rope, inv_freq, &self.batch.positions);
             rope_and_cache::Rotation { table, dim: rope.rotary_dim, style: rope.style }
         });
@@ -364,9 +357,10 @@ impl Backend for CpuBackend {
         let (x, choices, group) = (self.acts.view(x), &self.choices[choice.0 as usize], &self.groups[w.0 as usize]);
         let experts = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
         let first = &self.matrices[group[0].0 as usize];
-        assert_eq!(x.width, first.k, "width of x, and input features of experts");
-        let out = self.acts.target(out, choices.rows * choices.top_k, first.n);
         let bias = lookup(&self.vectors, bias);
+        let (shape, chosen) = ([group.len(), first.n, first.k], (choices.rows, choices.top_k));
+        ops::check_experts([x.rows, x.width], shape, bias.map(<[f32]>::len), chosen);
+        let out = self.acts.target(out, choices.rows * choices.top_k, first.n);
         let products = expert_matmul::products(experts, expert_matmul::Call { x, bias, choices, out });
         // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps others away.
         unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
@@ -375,9 +369,7 @@ impl Backend for CpuBackend {
     fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {
         assert_ne!(x, out, "a sum cannot overwrite what it sums");
         let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
-        if epilogue == Epilogue::Accumulate {
-            assert_eq!(self.acts.view(out).rows, choices.rows, "rows added to, and rows to add");
-        }
+        epilogue.check_rows(choices.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, choices.rows, x.width);
         combine::combine(self.isa, &mut self.pool, x, choices, epilogue, out);
     }

@@ -88,16 +88,9 @@ pub(crate) fn rope_and_cache(
     to: Target<'_>,
 ) {
     let (shape, table) = (to.kv.shape, to.table);
-    let width = heads.q * heads.dim + to.kv.row_width();
-    assert_eq!((qkv.rows, qkv.width), (batch.rows(), width), "shape of qkv for {heads:?}");
-    assert_eq!(
-        (shape.kv_heads, shape.head_dim, shape.v_head_dim),
-        (heads.kv, heads.dim, heads.v_dim),
-        "cache of {heads:?}"
-    );
+    shape.check_rows(heads, [qkv.rows, qkv.width], batch.rows());
     for sequence in &batch.sequences {
-        let (end, blocks) = (sequence.start + sequence.num_rows, batch.blocks(sequence, table).len());
-        assert!(end <= blocks * shape.block_size, "{end} tokens in {blocks} blocks of {}", shape.block_size);
+        shape.check_blocks(sequence.start + sequence.num_rows, batch.blocks(sequence, table).len());
     }
     qkv.for_each_row(pool, 4, &|row| {
         let Some(sequence) = batch.owner(row) else { return };

@@ -81,15 +81,8 @@ pub(crate) fn route(
     choices: &mut Choices,
 ) {
     let (experts, top_k) = (logits.width, routing.top_k);
-    assert_eq!(top_k, choices.top_k, "experts a row, and room for them");
+    routing.check(experts, choices.top_k, correction.map(<[f32]>::len));
     assert!(logits.rows <= choices.max_rows, "{} rows in choices for {}", logits.rows, choices.max_rows);
-    assert!(correction.is_none_or(|correction| correction.len() == experts), "corrections of {experts} experts");
-    let eligible = routing.groups.map_or(experts, |groups| {
-        let ExpertGroups { count, kept, best } = groups;
-        assert!(count > 0 && kept <= count && experts.is_multiple_of(count) && best <= experts / count, "{groups:?}");
-        experts / count * kept
-    });
-    assert!(top_k <= eligible, "{top_k} experts a row of {eligible}");
     choices.rows = logits.rows;
     choices.scores.resize(logits.rows * experts, 0.0);
     choices.merits.resize(logits.rows * experts, 0.0);

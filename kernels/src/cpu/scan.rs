@@ -53,11 +53,8 @@ impl Call<'_> {
     fn check(&self) {
         let ops::Scan { heads, head_dim, groups, state_dim, .. } = self.scan;
         let rows = self.batch.rows();
-        assert!(groups > 0 && heads.is_multiple_of(groups), "{heads} heads in {groups} groups");
-        assert!(self.decay.len() == heads || self.decay.len() == heads * state_dim, "decay of {heads} heads");
-        assert_eq!(self.skip.len(), heads, "skip of {heads} heads");
-        assert!(self.dt_bias.is_none_or(|bias| bias.len() == heads), "dt_bias of {heads} heads");
-        assert_eq!(self.states.len, heads * head_dim * state_dim, "state of {:?}", self.scan);
+        let lengths = [self.decay.len(), self.skip.len()];
+        self.scan.check(lengths, self.dt_bias.map(<[f32]>::len), self.states.len);
         self.x.check(rows, heads * head_dim);
         self.dt.check(rows, heads);
         self.b.check(rows, groups * state_dim);

@@ -152,17 +152,11 @@ fn plan(tiles: &mut Vec<QueryTile>, call: Call<'_>, rows: usize) -> usize {
 
 impl Call<'_> {
     fn check(&self) {
-        let ops::Heads { q, kv, dim, v_dim } = self.params.layer.heads;
-        let shape = self.kv.shape;
-        assert!(kv > 0 && q.is_multiple_of(kv), "{q} query heads over {kv} kv heads");
-        assert_eq!((self.qkv.rows, self.qkv.width), (self.batch.rows(), q * dim + self.kv.row_width()), "shape of qkv");
-        assert_eq!((shape.kv_heads, shape.head_dim, shape.v_head_dim), (kv, dim, v_dim), "cache of an attention layer");
-        for vector in [self.params.sinks, self.params.alibi].into_iter().flatten() {
-            assert_eq!(vector.len(), q, "sinks or slopes of {q} heads");
-        }
-        for sequence in &self.batch.sequences {
-            let (end, blocks) = (sequence.start + sequence.num_rows, self.batch.blocks(sequence, self.table).len());
-            assert!(end <= blocks * shape.block_size, "{end} tokens in {blocks} blocks of {}", shape.block_size);
+        let Self { params, kv, qkv, batch, .. } = self;
+        params.layer.check(params.sinks.map(<[f32]>::len), params.alibi.map(<[f32]>::len));
+        kv.shape.check_rows(params.layer.heads, [qkv.rows, qkv.width], batch.rows());
+        for sequence in &batch.sequences {
+            kv.shape.check_blocks(sequence.start + sequence.num_rows, batch.blocks(sequence, self.table).len());
         }
     }
 

@@ -33,6 +33,8 @@ use crate::{
 
 /// Events taken before the core plans again: enough to batch a burst, few enough to keep steps coming.
 const BURST: usize = 512;
+/// Failures that wait for a detokenizer, at most.
+const MAX_UNTOLD: usize = 1 << 16;
 
 /// Runs the scheduler until the process shuts down.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
@@ -314,7 +316,7 @@ impl Engine {
     fn detokenizer_lost(&mut self, reason: &str) {
         warn!("detokenizer lost: {reason}");
         self.detokenizer = None;
-        // The gateways have failed these already; nobody is left to tell.
+        // The gateways have failed these already, but for those that came after the detokenizer's end.
         self.fail_all(&error::detokenizer_lost());
         self.say_readiness();
     }
@@ -372,9 +374,21 @@ impl Engine {
         }
         let batch = std::mem::take(&mut self.output);
         self.stats.generated(batch.token.len());
-        let Some(detokenizer) = &mut self.detokenizer else { return };
+        let Some(detokenizer) = &mut self.detokenizer else { return self.keep_failures(batch) };
         if let Err(error) = detokenizer.send(&batch).await {
             self.detokenizer_lost(&error.to_string());
+            self.keep_failures(batch);
+        }
+    }
+
+    /// Keeps what nobody could be told for a detokenizer to come. A gateway may have found that one before this process did, and sent
+    /// requests since; how they ended is heard nowhere else. Tokens of those that ran are lost with the detokenizer that had their text.
+    fn keep_failures(&mut self, batch: TokenBatch) {
+        self.output.failed.extend(batch.failed);
+        let excess = self.output.failed.len().saturating_sub(MAX_UNTOLD);
+        if excess > 0 {
+            warn!(excess, "too many failures wait for a detokenizer; the oldest are dropped");
+            self.output.failed.drain(..excess);
         }
     }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use clap::Parser;
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
-    Abort, DetokenizerReply, FromWorker, GroupFormed, Inbound, Output, Prompt, Request, RequestKey, Sampling, StepPlan,
-    StepResult, ToWorker, TokenBatch, TokenIds, WorkerFailed, WorkerReady, failure::Kind, from_worker, inbound, prompt,
-    to_worker,
+    Abort, DetokenizerReply, Failure, FromWorker, GroupFormed, Inbound, Output, Prompt, Rejected, Request, RequestKey,
+    Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, WorkerFailed, WorkerReady, failure::Kind,
+    from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
 use tempfile::TempDir;
@@ -26,19 +26,24 @@ struct Stage {
     dir: TempDir,
     process: Process,
     tokenizer: Link<Inbound, Inbound>,
-    detokenizer: Link<DetokenizerReply, TokenBatch>,
-    #[allow(dead_code, reason = "keeps the detokenizer's address alive")]
-    listener: Listener,
+    /// Absent while it is lost.
+    detokenizer: Option<Link<DetokenizerReply, TokenBatch>>,
+    /// Where it is found; absent meanwhile too.
+    listener: Option<Listener>,
 }
 
 fn address(dir: &TempDir, name: &str) -> Address {
     Address::Ring(dir.path().join(name))
 }
 
+async fn detokenizer_at(dir: &TempDir) -> Listener {
+    let hello = link::hello("detokenizer-svc", "tokens", "");
+    Listener::bind(&address(dir, "tokens"), hello, LinkOptions::default()).await.unwrap()
+}
+
 async fn stage(flags: &[&str]) -> Stage {
     let dir = tempfile::tempdir().unwrap();
-    let hello = link::hello("detokenizer-svc", "tokens", "");
-    let mut listener = Listener::bind(&address(&dir, "tokens"), hello, LinkOptions::default()).await.unwrap();
+    let mut listener = detokenizer_at(&dir).await;
     let mut args = vec!["scheduler".to_owned()];
     for (flag, name) in [("listen-requests", "requests"), ("listen-workers", "steps"), ("detokenizer", "tokens")] {
         args.push(format!("--{flag}={}", address(&dir, name)));
@@ -50,10 +55,10 @@ async fn stage(flags: &[&str]) -> Stage {
         shutdown: CancellationToken::new(),
     };
     tokio::spawn(scheduler_svc::serve(Cli::parse_from(args).args, process.clone()));
-    let detokenizer = listener.accept().await.unwrap();
+    let detokenizer = Some(listener.accept().await.unwrap());
     let hello = link::hello("tokenizer-svc", "requests", "");
     let tokenizer = link::redial(&address(&dir, "requests"), hello, &LinkOptions::default()).await;
-    Stage { dir, process, tokenizer, detokenizer, listener }
+    Stage { dir, process, tokenizer, detokenizer, listener: Some(listener) }
 }
 
 impl Stage {
@@ -104,7 +109,8 @@ impl Stage {
     }
 
     async fn output(&mut self) -> TokenBatch {
-        timeout(DEADLINE, self.detokenizer.receiver.recv()).await.expect("output in time").unwrap()
+        let detokenizer = self.detokenizer.as_mut().expect("a detokenizer");
+        timeout(DEADLINE, detokenizer.receiver.recv()).await.expect("output in time").unwrap()
     }
 
     /// Reads until something of the batch ends; the tokens and the batch that ended it.
@@ -184,6 +190,32 @@ async fn a_request_before_the_workers_is_refused_as_unavailable() {
     stage.ask(1, 3).await;
     let batch = stage.output().await;
     assert_eq!(batch.failed[0].failure.as_ref().unwrap().kind(), Kind::Unavailable);
+}
+
+#[tokio::test]
+async fn what_fails_without_a_detokenizer_is_told_to_the_next_one() {
+    let mut stage = stage(&[]).await;
+    let mut readiness = stage.process.status.subscribe();
+    let up = readiness.wait_for(|now| format!("{now:?}").contains("workers not connected"));
+    timeout(DEADLINE, up).await.expect("it is there").unwrap();
+    (stage.listener, stage.detokenizer) = (None, None);
+    let lost = readiness.wait_for(|now| format!("{now:?}").contains("detokenizer"));
+    timeout(DEADLINE, lost).await.expect("the loss is noticed").unwrap();
+    // The tokenizer refuses one, and the scheduler another, for want of workers.
+    let rejected = Rejected { key: Some(RequestKey { gateway: 1, number: 4 }), failure: Some(Failure::default()) };
+    stage.send(inbound::Event::Rejected(rejected)).await;
+    stage.ask(5, 3).await;
+    // What a worker is told comes from the same loop as what becomes of those two.
+    let mut worker = stage.worker(0, 1).await;
+    timeout(DEADLINE, worker.link.receiver.recv()).await.expect("a group is to form").unwrap();
+    let mut listener = detokenizer_at(&stage.dir).await;
+    stage.detokenizer = Some(timeout(DEADLINE, listener.accept()).await.expect("it dials again").unwrap());
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        told.extend(stage.output().await.failed.into_iter().filter_map(|failed| Some(failed.key?.number)));
+    }
+    told.sort_unstable();
+    assert_eq!(told, [4, 5]);
 }
 
 #[tokio::test]

@@ -64,8 +64,21 @@ impl Conversation {
     /// Reads `messages`, `tools` and what steers the template.
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         let (messages_json, last) = messages(fields)?;
-        let add_generation_prompt = fields.flag("add_generation_prompt", true)?;
-        let continue_final_message = fields.flag("continue_final_message", false)?;
+        let mut kwargs = template_kwargs(fields, limits)?;
+        // Where the template's variables say it too, they win, as in vLLM.
+        let mut flag = |name: &str, default: bool| {
+            let of_field = fields.flag(name, default)?;
+            match kwargs.shift_remove(name) {
+                None | Some(Value::Null) => Ok(of_field),
+                Some(Value::Bool(flag)) => Ok(flag),
+                Some(other) => {
+                    let message = format!("`{name}` among the template's variables must be true or false, got {other}");
+                    Err(ApiError::field("chat_template_kwargs", message))
+                }
+            }
+        };
+        let add_generation_prompt = flag("add_generation_prompt", true)?;
+        let continue_final_message = flag("continue_final_message", false)?;
         if continue_final_message && add_generation_prompt {
             return Err(ApiError::field(
                 "continue_final_message",
@@ -78,7 +91,7 @@ impl Conversation {
             add_generation_prompt,
             continue_final_message,
             chat_template: chat_template(fields, limits)?,
-            template_kwargs_json: template_kwargs(fields, limits)?,
+            template_kwargs_json: if kwargs.is_empty() { String::new() } else { Value::Object(kwargs).to_string() },
             documents_json: documents(fields)?,
         };
         let prompt = Prompt {
@@ -189,7 +202,7 @@ fn chat_template(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, Api
 }
 
 /// The server's template variables, overridden by the request's, and `reasoning_effort`, which templates read like one.
-fn template_kwargs(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, ApiError> {
+fn template_kwargs(fields: &mut Fields<'_>, limits: &Limits) -> Result<Map<String, Value>, ApiError> {
     let of_request = fields.object("chat_template_kwargs")?.unwrap_or_default();
     let mut all = limits.template_kwargs.clone();
     if let Some(effort) = fields.text("reasoning_effort")? {
@@ -200,7 +213,7 @@ fn template_kwargs(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, A
         return Err(ApiError::field("chat_template_kwargs", message));
     }
     all.extend(of_request);
-    Ok(if all.is_empty() { String::new() } else { Value::Object(all).to_string() })
+    Ok(all)
 }
 
 fn documents(fields: &mut Fields<'_>) -> Result<String, ApiError> {

@@ -43,6 +43,24 @@ async fn a_chat_is_answered() {
 }
 
 #[tokio::test]
+async fn template_variables_that_steer_the_answer_count() {
+    let mut stage = Stage::new(&[]).await;
+    let variables = json!({"add_generation_prompt": false, "continue_final_message": true, "enable_thinking": false});
+    let messages = json!([{"role": "assistant", "content": "And"}]);
+    let body = json!({"messages": messages, "chat_template_kwargs": variables});
+    let answer = stage.client.spawn("/v1/chat/completions", &body);
+    let request = stage.engine.request().await;
+    let Some(prompt::Kind::Chat(chat)) = request.prompt.clone().unwrap().kind else { panic!("a chat") };
+    assert_eq!((chat.add_generation_prompt, chat.continue_final_message), (false, true));
+    assert_eq!(chat.template_kwargs_json, r#"{"enable_thinking":false}"#);
+    stage.engine.answer(&request, &["so on"]).await;
+    assert_eq!(answer.await.unwrap().status, 200);
+    let body = json!({"messages": messages, "chat_template_kwargs": {"add_generation_prompt": "no"}});
+    let refused = stage.client.post("/v1/chat/completions", &body).await;
+    assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!("chat_template_kwargs")));
+}
+
+#[tokio::test]
 async fn prompts_times_choices_keep_their_order() {
     let mut stage = Stage::new(&[]).await;
     let body = json!({"prompt": ["a", "b"], "n": 2, "best_of": 2, "request_id": "mine"});

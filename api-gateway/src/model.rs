@@ -34,6 +34,7 @@ impl Model {
             defaults: config.overrides,
             vocab_size: 0,
             max_logprobs: config.access.max_logprobs,
+            max_prompts: config.access.max_inflight,
             served_names: config.served_names.clone(),
             trust_chat_template: config.access.trust_request_chat_template,
             exclude_unused_tools: config.answers.exclude_tools_when_tool_choice_none,

@@ -11,6 +11,8 @@ use super::{
 use crate::{error::ApiError, pipeline::Arrival};
 
 const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Choices of all prompts of a body, at most: there is room for each from the start.
+const MAX_CHOICES: usize = 1 << 17;
 
 /// A request that was read and checked, ready to be sent.
 #[derive(Debug)]
@@ -51,6 +53,10 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     refused::check(&mut fields)?;
     let add_special_tokens = fields.flag("add_special_tokens", true)?;
     let prompts = prompt::read(&mut fields, limits, add_special_tokens)?;
+    if prompts.len() * params.n as usize > MAX_CHOICES {
+        let message = format!("`n` = {} for {} prompts is more than {MAX_CHOICES} choices.", params.n, prompts.len());
+        return Err(ApiError::field("n", message));
+    }
     let echo = echo(&mut fields)?;
     let max_tokens = max_tokens(&mut fields, limits, echo)?;
     params.check_max_tokens(Some(max_tokens))?;

@@ -18,6 +18,8 @@ pub struct Limits {
     pub vocab_size: u32,
     /// Most log-probabilities to ask for; -1: any number.
     pub max_logprobs: i32,
+    /// Most prompts of one body: each is a request in flight.
+    pub max_prompts: usize,
     /// Names that the model goes by.
     pub served_names: Vec<String>,
     /// Whether a request may bring its own chat template.

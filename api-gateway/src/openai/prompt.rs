@@ -1,6 +1,7 @@
 //! The prompts of `/v1/completions` and `/tokenize`: a text, texts, token ids, or lists of them.
 
 use proto::{Prompt, TokenIds, prompt};
+use serde_json::value::RawValue;
 
 use super::{
     fields::{Fields, wrong},
@@ -14,7 +15,7 @@ const EXPECTED: &str = "a string, a list of strings, a list of token ids or a li
 /// Reads the `prompt` field: one prompt or many, none of them empty.
 pub fn read(fields: &mut Fields<'_>, limits: &Limits, add_special_tokens: bool) -> Result<Vec<Prompt>, ApiError> {
     let text = fields.raw(NAME).ok_or_else(empty)?;
-    let kinds = parse(text)?;
+    let kinds = parse(text, limits.max_prompts)?;
     if kinds.is_empty() {
         return Err(empty());
     }
@@ -22,9 +23,16 @@ pub fn read(fields: &mut Fields<'_>, limits: &Limits, add_special_tokens: bool) 
     Ok(kinds.into_iter().map(|kind| Prompt { kind: Some(kind), add_special_tokens }).collect())
 }
 
-/// The first characters tell the four forms apart.
-fn parse(text: &str) -> Result<Vec<prompt::Kind>, ApiError> {
+/// The first characters tell the four forms apart. Prompts are counted before any is read: a short body may hold millions.
+fn parse(text: &str, most: usize) -> Result<Vec<prompt::Kind>, ApiError> {
     let inside = text.strip_prefix('[').map(|rest| rest.trim_start().as_bytes().first().copied());
+    if let Some(Some(b'"' | b'[')) = inside {
+        let count = serde_json::from_str::<Vec<&RawValue>>(text).map_or(0, |all| all.len());
+        if count > most {
+            let message = format!("`{NAME}`: {count} prompts, more than the {most} requests that are taken at a time.");
+            return Err(ApiError::field(NAME, message));
+        }
+    }
     let parsed = match inside {
         None => serde_json::from_str(text).map(|text| vec![prompt::Kind::Text(text)]),
         Some(Some(b'"')) => {
@@ -69,15 +77,26 @@ mod tests {
             ("[]", vec![]),
         ];
         for (json, expected) in rows {
-            assert_eq!(parse(json).expect(json), expected, "{json}");
+            assert_eq!(parse(json, 2).expect(json), expected, "{json}");
         }
     }
 
     #[test]
     fn other_forms_are_refused() {
-        for json in ["1", "{}", "[1,\"a\"]", "[\"a\",1]", "[-1]", "[1.5]", "[4294967296]", "[[1],2]", "true", "[null]"]
-        {
-            assert_eq!(parse(json).expect_err(json).param.as_deref(), Some("prompt"), "{json}");
+        for json in [
+            "1",
+            "{}",
+            "[1,\"a\"]",
+            "[\"a\",1]",
+            "[-1]",
+            "[1.5]",
+            "[4294967296]",
+            "[[1],2]",
+            "true",
+            "[null]",
+            "[\"a\",\"b\",\"c\"]",
+        ] {
+            assert_eq!(parse(json, 2).expect_err(json).param.as_deref(), Some("prompt"), "{json}");
         }
     }
 }

@@ -39,6 +39,22 @@ async fn what_does_not_fit_the_link_is_refused() {
 }
 
 #[tokio::test]
+async fn more_prompts_or_choices_than_there_is_room_for_are_refused() {
+    let stage = Stage::new(&["--max-inflight=16"]).await;
+    let many: Vec<String> = vec!["x".into(); 17];
+    let rows = [
+        (json!({"prompt": many}), "prompt"),
+        (json!({"prompt": vec![[1]; 17]}), "prompt"),
+        (json!({"prompt": many[..16], "n": 16384}), "n"),
+    ];
+    for (body, field) in rows {
+        let answer = stage.client.post(PATH, &body).await;
+        assert_eq!((answer.status.as_u16(), answer.error().1), (400, json!(field)));
+    }
+    stage.healthy().await;
+}
+
+#[tokio::test]
 async fn past_the_bound_requests_are_refused() {
     let mut stage = Stage::new(&["--max-inflight=2"]).await;
     let first = stage.client.spawn(PATH, &json!({"prompt": "1"}));

@@ -119,6 +119,11 @@ struct Few {
         }
     }
 
+    // The sum over all warps, times its row's factor where rows have such, and a bias.
+    DEVICE static f32 whole(const Parts& parts, u32 row, u32 column, f32 bias, const f32* factors) {
+        return factors ? add(parts, row, column, 0.0f) * factors[row] + bias : add(parts, row, column, bias);
+    }
+
     // The sum over all warps, and something before them.
     DEVICE static f32 add(const Parts& parts, u32 row, u32 column, f32 sum) {
 #pragma unroll

@@ -52,6 +52,7 @@ mod rope_and_cache;
 mod routing;
 mod sources;
 mod special;
+mod split_norm;
 mod step;
 mod steps;
 mod tensor_map;
@@ -84,8 +85,9 @@ use product::Product;
 use ranks::Ranks;
 use recordings::Recordings;
 use routing::Choices;
+use split_norm::SplitNorms;
 use step::{Collector, Op, Stored};
-use ungated::{Ungated, waits};
+use ungated::{Ungated, run_after, waits};
 use ways::Ways;
 use weights::{Staging, Weights};
 
@@ -117,6 +119,7 @@ pub struct CudaBackend {
     waiting: Waiting,
     /// A product that waits for a gate to follow it.
     ungated: Option<Ungated>,
+    norms: SplitNorms,
     recordings: Recordings,
     /// The step under way was begun padded.
     padded: bool,
@@ -158,6 +161,7 @@ impl CudaBackend {
             attention: Attention::default(),
             waiting: Waiting::default(),
             ungated: None,
+            norms: SplitNorms::default(),
             recordings: Recordings::default(),
             padded: false,
             collector: Collector::default(),
@@ -169,9 +173,10 @@ impl CudaBackend {
     /// Queues a product, or keeps it back for what may gate its outputs next.
     fn queue_product(&mut self, x: Act, (w, bias): (Matrix, Option<Vector>), epilogue: Epilogue, out: Act) {
         assert_ne!(x, out, "a product cannot overwrite its input");
-        self.settle();
+        // What rows lack that a split norm has scaled, this product may do.
+        self.settle_for(out, out);
         let (handle, bias_handle, act) = (w, bias, out);
-        let x = self.acts.view(x);
+        let (mut before, x) = (self.norms.before(x), self.acts.view(x));
         let w = &self.matrices[w.0 as usize];
         check_product(x.width, [w.rows, w.cols], bias.map(|bias| self.vectors[bias.0 as usize].len));
         epilogue.check_rows(x.rows, || self.acts.view(out).rows);
@@ -184,10 +189,14 @@ impl CudaBackend {
         if product.is_short() && self.ahead.note(product.kind(None), site) {
             Self::order(&self.matmul, &self.device, &mut product, None);
         }
+        if before.is_some() && !matmul_few::fits(&self.device, &product) {
+            self.norms.finish(&mut self.device);
+            before = None;
+        }
         if waits(&self.device, &product) {
-            self.ungated = Some(Ungated { x, w: handle, bias: bias_handle, out: (act, out) });
+            self.ungated = Some(Ungated { x, before, w: handle, bias: bias_handle, out: (act, out) });
         } else {
-            self.matmul.run(&mut self.device, product);
+            run_after(&mut self.norms, &mut self.matmul, &mut self.device, product, before);
         }
     }
 

@@ -10,6 +10,7 @@ use super::elementwise::Function;
 use super::matmul_cluster;
 use super::product::{Gate, Product, rounds_once};
 use super::special::LOWEST;
+use super::split_norm::Before;
 use super::ways::{Way, Ways};
 use super::weights::Weights;
 use super::{matmul_few, matmul_hopper, matmul_parts, measure};
@@ -128,7 +129,9 @@ impl Matmul {
         activation: Activation,
         out: View,
     ) -> bool {
-        if matmul_few::may_gate(device, product) && matmul_few::run_gated(device, product, activation, out) {
+        if matmul_few::may_gate(device, product)
+            && matmul_few::run_gated(device, product, Before::default(), (activation, out))
+        {
             return true;
         }
         if !matmul_hopper::may_gate(device, product) || out.dtype != product.w.dtype {

@@ -8,6 +8,7 @@ use super::device::{Device, Shape, args};
 use super::elementwise::Function;
 use super::product::Product;
 use super::special::{LOWEST, Special};
+use super::split_norm::{After, Before, may_precede};
 use kernels::ops::{Activation, DType, Epilogue};
 
 /// Rows of `x` from which on cuBLASLt is faster; it is later for matrices of so few rows that it cannot fill the device.
@@ -93,6 +94,11 @@ impl Config {
 
 /// Queues a product; false if it is none for this kernel.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
+    run_between(device, product, Before::default(), After::default())
+}
+
+/// The same with parts of the norms before and after it.
+pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, before: Before, after: After) -> bool {
     let Product { x, w, bias, out, .. } = product;
     if !fits(device, product) {
         return false;
@@ -101,7 +107,7 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
     let shape = Shape { grid: [w.rows.div_ceil(TILE * config.tiles), 1], block: 32 * config.warps, shared: 0 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let few = product.shape(*out);
-    device.launch_special(config.special(w.dtype), shape, args![out.ptr, x.ptr, w.ptr(), bias, few])
+    device.launch_special(config.special(w.dtype), shape, args![out.ptr, x.ptr, w.ptr(), bias, few, before, after])
 }
 
 pub(crate) fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> bool {
@@ -111,6 +117,14 @@ pub(crate) fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> 
         && (out.dtype == DType::F32 || out.dtype == w.dtype)
         && x.rows <= Config::most_rows(w.rows)
         && w.cols % PIECE == 0
+}
+
+/// Whether a product could be added to a residual and do a part of the norm that follows. Only small ones, where latency is what counts: while a
+/// norm runs, a large product after it reads weights, which takes as long.
+pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
+    let Product { x, w, .. } = product;
+    let columns = TILE * Config::choose(x.rows, w.rows, w.cols).tiles;
+    w.rows <= SMALL && fits(device, product) && may_precede(product, columns)
 }
 
 /// Whether a product could be one with a gate that follows.
@@ -124,8 +138,14 @@ pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
         && Config::choose(x.rows, w.rows, w.cols).tiles.is_multiple_of(2)
 }
 
-/// Queues such a product and the gate of its outputs, into `out`, without writing the product's own; false where it cannot be compiled.
-pub(crate) fn run_gated(device: &mut Device, product: &Product<'_>, activation: Activation, out: View) -> bool {
+/// Queues such a product, with the rest of a norm before it, and the gate of its outputs, into `out`, without writing the product's own; false where
+/// it cannot be compiled.
+pub(crate) fn run_gated(
+    device: &mut Device,
+    product: &Product<'_>,
+    before: Before,
+    (activation, out): (Activation, View),
+) -> bool {
     let Product { x, w, bias, .. } = product;
     let config = Config::choose(x.rows, w.rows, w.cols);
     let Some(special) = config.gated_special(w.dtype).filter(|_| out.dtype == w.dtype) else { return false };
@@ -133,7 +153,8 @@ pub(crate) fn run_gated(device: &mut Device, product: &Product<'_>, activation: 
     let shape = Shape { grid: [outputs.div_ceil(columns), 1], block: 32 * config.warps, shared: 0 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let [rows, n, k] = [x.rows, outputs, w.cols].map(|number| number as u32);
-    device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, rows, n, k, Function::from(activation)])
+    let function = Function::from(activation);
+    device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, rows, n, k, function, before])
 }
 
 #[cfg(test)]

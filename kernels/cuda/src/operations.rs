@@ -171,16 +171,20 @@ impl Backend for CudaBackend {
         self.collector.begin();
         self.acts.settle(&mut self.device);
         self.norm_heads();
+        if self.norms.current.is_some_and(|split| split.out.0 != out || split.out.0 == delta) {
+            self.catch_up();
+        }
         let (handle, residual, delta) = (delta, self.acts.view(residual), self.acts.view(delta));
         assert_eq!((residual.rows, residual.width), (delta.rows, delta.width), "shapes of a residual and its addend");
         assert_eq!(residual.dtype, DType::F32, "element type of a residual");
-        let out = self.acts.target(out, residual.rows, residual.width);
+        let (act, out) = (out, self.acts.target(out, residual.rows, residual.width));
         let params = self.norm_params(norm, residual.width);
         self.collector.note(Op::Norm { x: residual, added: Some(delta), params, out });
-        if self.add_product(residual, handle, params, out) {
+        if self.add_product(residual, handle, params, (act, out)) {
             return;
         }
         self.multiply();
+        self.norms.current = None;
         norm::add_norm(&mut self.device, residual, delta, params, out);
     }
 
@@ -196,6 +200,7 @@ impl Backend for CudaBackend {
         self.collector.begin();
         self.acts.settle(&mut self.device);
         self.multiply();
+        self.norm_for(x, x);
         if !self.waiting.has_room(x) {
             self.norm_heads();
         }
@@ -269,7 +274,7 @@ impl Backend for CudaBackend {
         if norms.is_some() {
             self.waiting = Waiting::default();
         }
-        self.settle();
+        self.settle_for(qkv, qkv);
         let rope = rope.map(|rope| {
             let frequencies = &self.vectors[rope.inv_freq.0 as usize];
             rope.check(frequencies.len, heads);
@@ -286,7 +291,7 @@ impl Backend for CudaBackend {
 
     fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
         assert_ne!(qkv, out, "attention cannot overwrite its input");
-        self.settle();
+        self.settle_for(qkv, out);
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let length = |vector: Vector| self.vectors[vector.0 as usize].len;

@@ -99,6 +99,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("quire.cuh", include_str!("../quire.cuh")),
     ("ring.cuh", include_str!("../ring.cuh")),
     ("recurrent.cuh", include_str!("../recurrent.cuh")),
+    ("split_norm.cuh", include_str!("../split_norm.cuh")),
     ("step.cuh", include_str!("../step.cuh")),
     ("step_attention.cuh", include_str!("../step_attention.cuh")),
     ("step_product.cuh", include_str!("../step_product.cuh")),

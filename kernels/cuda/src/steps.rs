@@ -26,7 +26,7 @@ impl CudaBackend {
     pub(crate) fn choose_tokens(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
         self.device.bind();
         self.collected = self.collector.end();
-        self.settle();
+        self.settle_for(logits, logits);
         // In a padded step all rows are chosen from, if any.
         let padded = self.padded && rows.len() == self.batch.own_rows();
         let count = if padded { self.batch.rows() } else { rows.len() };

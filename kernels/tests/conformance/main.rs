@@ -1,6 +1,7 @@
 //! One suite over every backend: each operation against a plain float64 reference, and results that do not depend on company.
 
 mod attention;
+mod between;
 mod choose;
 mod gpu;
 mod invariance;

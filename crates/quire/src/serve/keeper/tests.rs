@@ -13,8 +13,8 @@ struct FileProbe(PathBuf);
 
 impl Probe for FileProbe {
     async fn ask(&self) -> Readiness {
-        // A line in the file is a flag for the next start.
-        let decided = |text: String| Readiness::Ready { decided: text.lines().map(str::to_owned).collect() };
+        // What the file says are flags for the next start.
+        let decided = |text: String| Readiness::Ready { decided: text.split_whitespace().map(str::to_owned).collect() };
         fs::read_to_string(&self.0).map_or(Readiness::Silent, decided)
     }
 }
@@ -39,8 +39,14 @@ fn start(members: Vec<Member<FileProbe>>) -> Supervisor {
 
 /// Notes its start, says that it is ready, and ends in order when asked.
 fn steady(name: &str) -> String {
+    decides(name, "")
+}
+
+/// The same; what it says when it is ready is a flag for the next start.
+fn decides(name: &str, flag: &str) -> String {
     format!(
-        "echo $$ >> {name}.starts; trap 'echo {name} >> ends; exit 0' TERM; touch {name}.ready\n\
+        "echo $$ >> {name}.starts; trap 'echo {name} >> ends; exit 0' TERM\n\
+         echo {flag} > {name}.said; mv {name}.said {name}.ready\n\
          while :; do sleep 0.01; done"
     )
 }
@@ -88,12 +94,9 @@ async fn what_a_start_decided_holds_for_the_next_ones() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     // A shell calls the words after its script $0, $1 and so on.
-    let script =
-        format!("echo \"$0\" >> words; echo --device=cuda > decided; mv decided decided.ready\n{}", steady("worker"));
-    let mut member = member(path, "worker", &script, 0);
-    member.probe = FileProbe(path.join("decided.ready"));
+    let script = format!("echo \"$0\" >> words\n{}", decides("worker", "--device=cuda"));
     let shutdown = CancellationToken::new();
-    let mut supervisor = start(vec![member]);
+    let mut supervisor = start(vec![member(path, "worker", &script, 0)]);
     supervisor.ready(&shutdown).await.unwrap().unwrap();
     for round in 1..3 {
         kill_and_see_back(&mut supervisor, path, "worker", round).await;

@@ -73,11 +73,21 @@ impl Acts {
     pub(crate) fn view(&self, act: Act) -> View {
         let buffer = &self.buffers[act.0 as usize];
         assert!(buffer.rows <= buffer.max_rows, "{} rows in a buffer for {}", buffer.rows, buffer.max_rows);
-        let ptr = buffer.memory.as_ref().map_or(0, |memory| memory.ptr);
-        View { ptr, dtype: buffer.dtype, rows: buffer.rows, width: buffer.width, most_rows: buffer.max_rows }
+        View {
+            ptr: self.address(act),
+            dtype: buffer.dtype,
+            rows: buffer.rows,
+            width: buffer.width,
+            most_rows: buffer.max_rows,
+        }
     }
 
-    /// Columns of a buffer, which may have room for fewer rows than the step has.
+    /// Where a buffer lies, which may have room for fewer rows than the step has.
+    pub(crate) fn address(&self, act: Act) -> CUdeviceptr {
+        self.buffers[act.0 as usize].memory.as_ref().map_or(0, |memory| memory.ptr)
+    }
+
+    /// Its columns.
     pub(crate) fn width(&self, act: Act) -> usize {
         self.buffers[act.0 as usize].width
     }

@@ -114,7 +114,7 @@ impl CudaBackend {
 
     /// Does the split norm in full if such an operation needs that.
     pub(crate) fn norm_for(&mut self, read: Act, written: Act) {
-        if self.norms.before(read).is_some() || self.norms.is_touched_by(self.acts.view(written).ptr) {
+        if self.norms.before(read).is_some() || self.norms.is_touched_by(self.acts.address(written)) {
             self.norms.finish(&mut self.device);
         }
     }

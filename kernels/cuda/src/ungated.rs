@@ -130,7 +130,7 @@ impl CudaBackend {
     /// Gates what a product gave, or will give.
     pub(crate) fn gate_product(&mut self, gate_up: Act, activation: Activation, out: Act) {
         assert_ne!(gate_up, out, "a gate cannot overwrite its input");
-        let touches = self.norms.is_touched_by(self.acts.view(out).ptr);
+        let touches = self.norms.is_touched_by(self.acts.address(out));
         let ungated = self.ungated.take_if(|product| product.out.0 == gate_up && !touches);
         self.settle_for(gate_up, out);
         let gate_up = self.acts.view(gate_up);

@@ -1,7 +1,7 @@
 //! A residual's sum and norm between two products, which a backend may do as parts of these. Looking at a buffer in between keeps all apart.
 
 use super::{Random, backends, check, check_same, encode, filled, filled_in, host};
-use kernels::ops::{Activation, Backend, DType, Epilogue, Matrix, Norm, NormKind, Vector};
+use kernels::ops::{Activation, Backend, DType, Epilogue, Matrix, Norm, NormKind, RowSelection, Vector};
 
 const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
 /// Rows, columns of the first product's input, the residual's, and the second product's outputs.
@@ -215,6 +215,31 @@ fn a_row_does_not_know_its_company() {
                 check_same(&what, &some.out, &all.out[of.start * n..of.end * n]);
                 check_same(&what, &some.gated, &all.gated[of.start * (n / 2)..of.end * (n / 2)]);
             }
+        }
+    }
+}
+
+/// Logits of a long step are made of few of its rows, in a buffer for no more.
+#[test]
+fn results_have_room_for_fewer_rows_than_the_step() {
+    for mut backend in backends() {
+        let backend = &mut *backend;
+        for case in cases().filter(|case| case.shape[0] == 3) {
+            let ([_, matrix], [_, bias], _) = case.load(backend);
+            let [rows, _, width, n] = case.shape;
+            let x = filled_in(backend, width, &case.residual, case.dtype);
+            let all = backend.new_act(rows, n);
+            backend.matmul(x, matrix, bias, Epilogue::Store, all);
+            let want = backend.read(all)[(rows - 1) * n..].to_vec();
+            let last = backend.new_rounded_act(1, width, case.dtype);
+            let (out, gate_up) = (backend.new_act(1, n), backend.new_rounded_act(1, n, case.dtype));
+            let gated = backend.new_rounded_act(1, n / 2, case.dtype);
+            backend.gather(x, RowSelection { rows: &[rows as u32 - 1] }, last);
+            backend.matmul(last, matrix, bias, Epilogue::Store, out);
+            backend.matmul(last, matrix, bias, Epilogue::Store, gate_up);
+            backend.gated(gate_up, Activation::Silu, gated);
+            check_same("a product of few rows", backend.read(out), &want);
+            assert_eq!(backend.read(gated).len(), n / 2);
         }
     }
 }

@@ -66,6 +66,7 @@ int cuEventDestroy_v2(handle event) { return free(event), state(); }
 int cuEventRecord(handle event, handle stream) { return *(double *)event = now() + 2e-3, state(); }
 int cuEventQuery(handle event) { return *(double *)event > now() ? NOT_READY : state(); }
 int cuEventSynchronize(handle event) { return done(*(double *)event); }
+int cuStreamWaitEvent(handle stream, handle event, unsigned flags) { return state(); }
 int cuModuleLoadData(handle *module, const void *code) { return *module = something, state(); }
 int cuModuleUnload(handle module) { return state(); }
 int cuModuleGetFunction(handle *function, handle module, const char *name) { return *function = something, state(); }

@@ -168,12 +168,7 @@ impl Backend for CudaBackend {
 
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
         assert!(residual != delta && residual != out, "a residual that is also addend or output");
-        self.collector.begin();
-        self.acts.settle(&mut self.device);
-        self.norm_heads();
-        if self.norms.current.is_some_and(|split| split.out.0 != out || split.out.0 == delta) {
-            self.catch_up();
-        }
+        self.settle_for_sum(delta, out);
         let (handle, residual, delta) = (delta, self.acts.view(residual), self.acts.view(delta));
         assert_eq!((residual.rows, residual.width), (delta.rows, delta.width), "shapes of a residual and its addend");
         assert_eq!(residual.dtype, DType::F32, "element type of a residual");

@@ -112,6 +112,16 @@ impl CudaBackend {
         self.norm_for(read, written);
     }
 
+    /// Before a sum of `delta` is normed into `out`, which may complete a product that waits: a split norm stays so only where `out` replaces it.
+    pub(crate) fn settle_for_sum(&mut self, delta: Act, out: Act) {
+        self.collector.begin();
+        self.acts.settle(&mut self.device);
+        self.norm_heads();
+        if self.norms.current.is_some_and(|split| split.out.0 != out || split.out.0 == delta) {
+            self.catch_up();
+        }
+    }
+
     /// Does the split norm in full if such an operation needs that.
     pub(crate) fn norm_for(&mut self, read: Act, written: Act) {
         if self.norms.before(read).is_some() || self.norms.is_touched_by(self.acts.address(written)) {

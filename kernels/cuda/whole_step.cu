@@ -41,6 +41,22 @@ DEVICE void offer_best(const f32* logits, u32 first, u32 count, u64* to) {
     __threadfence();
 }
 
+// By each block that has ended: the last of them makes the barriers' counts zero, and has the token, if it is the one with the best logit.
+DEVICE void end_step(const Step& step, const Phase& last, const Weights* all) {
+    if (step.best) {
+        const Weights& matrix = all[last.matrix];
+        offer_best((const f32*)last.to, matrix.first, matrix.count, step.best_key());
+    }
+    // Nobody waits any more once all are here.
+    if (threadIdx.x != 0 || atomicAdd(step.arrivals + 32, 1u) + 1 != gridDim.x) return;
+    step.arrivals[0] = step.arrivals[32] = 0;
+    if (step.best) {
+        __threadfence();
+        *step.best = *step.result = best_token(__ldcg(step.best_key()), 0);
+        *step.best_key() = 0;
+    }
+}
+
 // Where a block is in the step.
 struct Walk {
     const Phase* phases; // all, and in shared memory this one and the next in turn
@@ -127,17 +143,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (threadIdx.x == 0 && i > 0 && i + 1 < count) step_arrive(step.arrivals);
     }
-    if (step.best) {
-        const Phase& logits = current[(count - 1) % 2];
-        const Weights& matrix = all[logits.matrix];
-        offer_best((const f32*)logits.to, matrix.first, matrix.count, step.best_key());
-    }
-    // Nobody waits any more once all are here.
-    if (threadIdx.x != 0 || atomicAdd(step.arrivals + 32, 1u) + 1 != gridDim.x) return;
-    step.arrivals[0] = step.arrivals[32] = 0;
-    if (step.best) {
-        __threadfence();
-        *step.best = *step.result = best_token(__ldcg(step.best_key()), 0);
-        *step.best_key() = 0;
-    }
+    end_step(step, current[(count - 1) % 2], all);
 }

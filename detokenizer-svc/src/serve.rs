@@ -145,7 +145,7 @@ impl Shell {
 
     /// Sends what was made since the last time.
     fn send(&mut self) {
-        self.scheduler.stopped(&mut self.output.stopped);
+        self.scheduler.reply(&mut self.output.stopped);
         for (gateway, events) in self.output.events.drain(..) {
             if !self.gateways.send(gateway, events) {
                 self.streams.lost(gateway);

@@ -91,6 +91,10 @@ pub(crate) struct Scheduler {
     link: Option<Link<DetokenizerReply, TokenBatch>>,
     /// Sequences to be reported as stopped.
     stopped: Vec<u64>,
+    /// Batches that this link has brought.
+    batches: u64,
+    /// Some of them ended requests, and are to be confirmed.
+    confirm: bool,
 }
 
 /// What the scheduler did.
@@ -107,7 +111,7 @@ pub(crate) enum FromScheduler {
 
 impl Scheduler {
     pub(crate) fn new(listener: Listener) -> Self {
-        Self { listener, link: None, stopped: Vec::new() }
+        Self { listener, link: None, stopped: Vec::new(), batches: 0, confirm: false }
     }
 
     /// What happens next. Cancel-safe.
@@ -124,7 +128,7 @@ impl Scheduler {
                 // What the old link still holds is read before a new one is looked at.
                 biased;
                 batch = link.receiver.recv() => match batch {
-                    Ok(batch) => return FromScheduler::Batch(batch),
+                    Ok(batch) => return FromScheduler::Batch(self.counted(batch)),
                     Err(reason) => return self.lost(reason),
                 },
                 link = self.listener.accept() => match link {
@@ -138,26 +142,36 @@ impl Scheduler {
     /// A batch that is here already.
     pub(crate) fn try_batch(&mut self) -> Option<TokenBatch> {
         // An error is met again by `next`.
-        self.link.as_mut()?.receiver.try_recv().ok().flatten()
+        let batch = self.link.as_mut()?.receiver.try_recv().ok().flatten()?;
+        Some(self.counted(batch))
     }
 
-    /// Tells the scheduler which sequences a stop string ended. Never waits: what finds no room now goes with the next.
-    pub(crate) fn stopped(&mut self, sequences: &mut Vec<u64>) {
-        let Some(link) = &mut self.link else { return sequences.clear() };
-        self.stopped.append(sequences);
-        if self.stopped.is_empty() {
+    fn counted(&mut self, batch: TokenBatch) -> TokenBatch {
+        self.batches += 1;
+        self.confirm |= !(batch.finished.is_empty() && batch.failed.is_empty());
+        batch
+    }
+
+    /// Tells the scheduler which sequences are to end, and which of its batches are taken in where requests ended in them. Never waits: what
+    /// finds no room now goes with the next.
+    pub(crate) fn reply(&mut self, stopped: &mut Vec<u64>) {
+        let Some(link) = &mut self.link else { return stopped.clear() };
+        self.stopped.append(stopped);
+        if self.stopped.is_empty() && !self.confirm {
             return;
         }
-        let reply = DetokenizerReply { stopped: std::mem::take(&mut self.stopped) };
+        let reply = DetokenizerReply { stopped: std::mem::take(&mut self.stopped), batches: self.batches };
         // A lost link is met by `next`.
-        if let Ok(false) = link.sender.try_send(&reply) {
-            self.stopped = reply.stopped;
+        match link.sender.try_send(&reply) {
+            Ok(false) => self.stopped = reply.stopped,
+            Ok(true) | Err(_) => self.confirm = false,
         }
     }
 
     fn connected(&mut self, link: Link<DetokenizerReply, TokenBatch>) -> FromScheduler {
         let pid = link.peer.pid;
         self.stopped.clear();
+        (self.batches, self.confirm) = (0, false);
         let replaced = self.link.replace(link).is_some();
         FromScheduler::Connected { pid, replaced }
     }

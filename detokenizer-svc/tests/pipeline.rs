@@ -144,6 +144,30 @@ async fn the_scheduler_learns_of_stop_strings() {
 }
 
 #[tokio::test]
+async fn the_scheduler_learns_which_ends_are_taken_in() {
+    let stage = Stage::set(&[]);
+    let mut scheduler = stage.scheduler().await;
+    let mut gateway = stage.gateway(1, &LinkOptions::default()).await;
+    for (number, taken_in) in [(5, 2), (6, 4)] {
+        scheduler.sender.send(&stage.begin(1, number, "one", &[])).await.expect("sent");
+        let finished = vec![Finished { sequence: number, reason: FinishReason::Length.into(), stop_token: None }];
+        scheduler.sender.send(&TokenBatch { finished, ..stage.go_on(number, " two") }).await.expect("sent");
+        assert_eq!(events(&mut gateway).await[0].0, number);
+        assert_eq!(
+            scheduler.receiver.recv().await.expect("a reply"),
+            DetokenizerReply { stopped: vec![], batches: taken_in }
+        );
+    }
+    // A link counts for itself.
+    drop(scheduler);
+    let mut scheduler = stage.scheduler().await;
+    let failed = Failed { key: Some(RequestKey { gateway: 1, number: 7 }), ..Failed::default() };
+    scheduler.sender.send(&TokenBatch { failed: vec![failed], ..TokenBatch::default() }).await.expect("sent");
+    assert_eq!(scheduler.receiver.recv().await.expect("a reply").batches, 1);
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn a_lost_scheduler_fails_everything() {
     let stage = Stage::set(&[]);
     let mut scheduler = stage.scheduler().await;

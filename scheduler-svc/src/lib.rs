@@ -5,8 +5,10 @@
 
 mod config;
 mod control;
+mod detokenizer;
 mod error;
 mod group;
+mod messages;
 mod metrics;
 mod serve;
 mod spans;

@@ -7,9 +7,8 @@ use std::{
 
 use anyhow::{Context, bail};
 use ids::Epoch;
-use link::Sender;
 use proto::{FromWorker, Inbound, TokenBatch, WorkerLoading, from_worker, inbound};
-use sched_core::{FinishedChoice, Scheduler};
+use sched_core::{End, FinishedChoice, Scheduler};
 use service_kit::{
     Far, Process,
     control::{ControlServer, Question},
@@ -23,6 +22,7 @@ use tracing::{debug, error, info, warn};
 use crate::{
     config::Args,
     control::{Answers, Published},
+    detokenizer::{Detokenizer, MAX_ENDS},
     error,
     group::{Formed, Group, Limits, Unreachable},
     metrics::EngineMetrics,
@@ -33,8 +33,6 @@ use crate::{
 
 /// Events taken before the core plans again: enough to batch a burst, few enough to keep steps coming.
 const BURST: usize = 512;
-/// Failures that wait for a detokenizer, at most.
-const MAX_UNTOLD: usize = 1 << 16;
 
 /// Runs the scheduler until the process shuts down.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
@@ -62,7 +60,7 @@ struct Engine {
     /// There is none before the first group has told what the model is like.
     core: Option<Scheduler>,
     group: Group,
-    detokenizer: Option<Sender<TokenBatch>>,
+    detokenizer: Detokenizer,
     output: TokenBatch,
     finished: Vec<FinishedChoice>,
     published: Published,
@@ -79,7 +77,7 @@ impl Engine {
         Self {
             core: None,
             group: Group::new(args.tensor_parallel_size),
-            detokenizer: None,
+            detokenizer: Detokenizer::default(),
             output: TokenBatch::default(),
             finished: Vec::new(),
             published,
@@ -134,12 +132,13 @@ impl Engine {
             Event::Worker { connection, message } => self.worker(connection, message).await?,
             Event::WorkerLost { connection, reason } => self.worker_lost(connection, &reason),
             Event::DetokenizerUp(sender) => {
-                self.detokenizer = Some(sender);
+                self.detokenizer.up(sender);
                 self.say_readiness();
             }
-            Event::Stopped(sequences) => {
+            Event::Detokenizer(reply) => {
+                self.detokenizer.confirmed(reply.batches);
                 if let Some(core) = &mut self.core {
-                    core.stopped(&sequences, now_us());
+                    core.stopped(&reply.stopped, now_us());
                 }
             }
             Event::DetokenizerLost(reason) => self.detokenizer_lost(&reason),
@@ -315,7 +314,7 @@ impl Engine {
 
     fn detokenizer_lost(&mut self, reason: &str) {
         warn!("detokenizer lost: {reason}");
-        self.detokenizer = None;
+        self.keep_ends();
         // The gateways have failed these already, but for those that came after the detokenizer's end.
         self.fail_all(&error::detokenizer_lost());
         self.say_readiness();
@@ -338,7 +337,7 @@ impl Engine {
     /// Sends what the core has decided: plans to the workers, output to the detokenizer.
     async fn pump(&mut self) {
         while self.group.is_formed()
-            && self.detokenizer.is_some()
+            && self.detokenizer.is_up()
             && let Some(core) = &mut self.core
         {
             let planning = Instant::now();
@@ -365,29 +364,30 @@ impl Engine {
             core.take_finished(&mut self.finished);
             self.metrics.state(&core.stats(), core.lost_blocks());
         }
-        for choice in self.finished.drain(..) {
+        for choice in &self.finished {
             self.spans.ended(Some(&choice.key));
-            self.metrics.finished(&choice);
+            self.metrics.finished(choice);
         }
+        // The batch itself says what failed.
+        let over = self.finished.drain(..).filter(|choice| choice.is_last && choice.end != End::Failed);
         if self.output == TokenBatch::default() {
             return;
         }
         let batch = std::mem::take(&mut self.output);
         self.stats.generated(batch.token.len());
-        let Some(detokenizer) = &mut self.detokenizer else { return self.keep_failures(batch) };
-        if let Err(error) = detokenizer.send(&batch).await {
-            self.detokenizer_lost(&error.to_string());
-            self.keep_failures(batch);
+        match self.detokenizer.tell(batch, over.map(|choice| choice.key)).await {
+            Ok(true) => {}
+            Ok(false) => self.keep_ends(),
+            Err(error) => self.detokenizer_lost(&error.to_string()),
         }
     }
 
-    /// Keeps what nobody could be told for a detokenizer to come. A gateway may have found that one before this process did, and sent
-    /// requests since; how they ended is heard nowhere else. Tokens of those that ran are lost with the detokenizer that had their text.
-    fn keep_failures(&mut self, batch: TokenBatch) {
-        self.output.failed.extend(batch.failed);
-        let excess = self.output.failed.len().saturating_sub(MAX_UNTOLD);
+    /// Keeps how requests ended for a detokenizer to come. Tokens of those that ran are lost with the one that had their text.
+    fn keep_ends(&mut self) {
+        self.output.failed.extend(self.detokenizer.lost());
+        let excess = self.output.failed.len().saturating_sub(MAX_ENDS);
         if excess > 0 {
-            warn!(excess, "too many failures wait for a detokenizer; the oldest are dropped");
+            warn!(excess, "too many ends of requests wait for a detokenizer; the oldest are dropped");
             self.output.failed.drain(..excess);
         }
     }
@@ -399,7 +399,7 @@ impl Engine {
 
     fn say_readiness(&self) {
         let status = &self.process.status;
-        if self.detokenizer.is_none() {
+        if !self.detokenizer.is_up() {
             status.not_ready("the detokenizer is not connected");
         } else if self.group.is_formed() {
             status.ready();

@@ -22,8 +22,8 @@ pub(crate) enum Event {
     WorkerLost { connection: u64, reason: String },
     /// The detokenizer is there (again).
     DetokenizerUp(Sender<TokenBatch>),
-    /// It found stop strings.
-    Stopped(Vec<u64>),
+    /// It found stop strings, or says what it has taken in.
+    Detokenizer(DetokenizerReply),
     /// Its link ended.
     DetokenizerLost(String),
     /// Somebody asks through the control plane.
@@ -147,7 +147,7 @@ async fn read_detokenizer(
     let Link { peer, sender, receiver } = link;
     info!(pid = peer.pid, "detokenizer connected");
     events.send(Event::DetokenizerUp(sender)).await.map_err(|_| Ending)?;
-    let reason = forward(receiver, events, |reply: DetokenizerReply| Event::Stopped(reply.stopped)).await;
+    let reason = forward(receiver, events, Event::Detokenizer).await;
     events.send(Event::DetokenizerLost(reason)).await.map_err(|_| Ending)
 }
 

@@ -1,13 +1,13 @@
 //! The scheduler between fake peers over real links: a tokenizer, a detokenizer, and workers that count.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Parser;
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
-    Abort, DetokenizerReply, Failure, FromWorker, GroupFormed, Inbound, Output, Prompt, Rejected, Request, RequestKey,
-    Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, WorkerFailed, WorkerReady, failure::Kind,
-    from_worker, inbound, prompt, to_worker,
+    Abort, DetokenizerReply, Failure, FromWorker, GatewayGone, GroupFormed, Inbound, Output, Prompt, Rejected, Request,
+    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, WorkerFailed, WorkerReady,
+    failure::Kind, from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
 use tempfile::TempDir;
@@ -24,28 +24,38 @@ struct Cli {
 /// A scheduler with a tokenizer and a detokenizer at its sides.
 struct Stage {
     dir: TempDir,
+    /// Where the detokenizer listens.
+    tokens: Address,
     process: Process,
     tokenizer: Link<Inbound, Inbound>,
     /// Absent while it is lost.
     detokenizer: Option<Link<DetokenizerReply, TokenBatch>>,
     /// Where it is found; absent meanwhile too.
     listener: Option<Listener>,
+    /// Batches that it has had.
+    heard: u64,
 }
 
 fn address(dir: &TempDir, name: &str) -> Address {
     Address::Ring(dir.path().join(name))
 }
 
-async fn detokenizer_at(dir: &TempDir) -> Listener {
+async fn detokenizer_at(address: &Address) -> Listener {
     let hello = link::hello("detokenizer-svc", "tokens", "");
-    Listener::bind(&address(dir, "tokens"), hello, LinkOptions::default()).await.unwrap()
+    Listener::bind(address, hello, LinkOptions::default()).await.unwrap()
 }
 
 async fn stage(flags: &[&str]) -> Stage {
+    stage_over(Address::Ring, flags).await
+}
+
+/// A stage whose link to the detokenizer is of a certain kind.
+async fn stage_over(kind: fn(PathBuf) -> Address, flags: &[&str]) -> Stage {
     let dir = tempfile::tempdir().unwrap();
-    let mut listener = detokenizer_at(&dir).await;
-    let mut args = vec!["scheduler".to_owned()];
-    for (flag, name) in [("listen-requests", "requests"), ("listen-workers", "steps"), ("detokenizer", "tokens")] {
+    let tokens = kind(dir.path().join("tokens"));
+    let mut listener = detokenizer_at(&tokens).await;
+    let mut args = vec!["scheduler".to_owned(), format!("--detokenizer={tokens}")];
+    for (flag, name) in [("listen-requests", "requests"), ("listen-workers", "steps")] {
         args.push(format!("--{flag}={}", address(&dir, name)));
     }
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -58,25 +68,48 @@ async fn stage(flags: &[&str]) -> Stage {
     let detokenizer = Some(listener.accept().await.unwrap());
     let hello = link::hello("tokenizer-svc", "requests", "");
     let tokenizer = link::redial(&address(&dir, "requests"), hello, &LinkOptions::default()).await;
-    Stage { dir, process, tokenizer, detokenizer, listener: Some(listener) }
+    Stage { dir, tokens, process, tokenizer, detokenizer, listener: Some(listener), heard: 0 }
+}
+
+fn ready(rank: u32, world_size: u32) -> WorkerReady {
+    WorkerReady {
+        rank,
+        world_size,
+        block_size: 16,
+        num_blocks: 64,
+        vocab_size: 1000,
+        max_model_len: 512,
+        eos_token_ids: vec![999],
+        ..WorkerReady::default()
+    }
+}
+
+fn request(number: u64, max_tokens: u32) -> Request {
+    Request {
+        key: Some(RequestKey { gateway: 1, number }),
+        request_id: format!("cmpl-{number}"),
+        prompt: Some(Prompt {
+            kind: Some(prompt::Kind::Ids(TokenIds { ids: vec![1, 2, 3] })),
+            add_special_tokens: false,
+        }),
+        sampling: Some(Sampling { repetition_penalty: 1.0, top_p: 1.0, ..Sampling::default() }),
+        output: Some(Output::default()),
+        n: 1,
+        max_tokens: Some(max_tokens),
+        ..Request::default()
+    }
 }
 
 impl Stage {
     async fn worker(&self, rank: u32, world_size: u32) -> Worker {
+        self.worker_of(ready(rank, world_size)).await
+    }
+
+    async fn worker_of(&self, ready: WorkerReady) -> Worker {
         let mut hello = link::hello("worker-svc", "steps", "");
-        hello.rank = rank;
+        hello.rank = ready.rank;
         let link = link::redial(&address(&self.dir, "steps"), hello, &LinkOptions::default()).await;
-        let mut worker = Worker { link, epoch: 0, rank };
-        let ready = WorkerReady {
-            rank,
-            world_size,
-            block_size: 16,
-            num_blocks: 64,
-            vocab_size: 1000,
-            max_model_len: 512,
-            eos_token_ids: vec![999],
-            ..WorkerReady::default()
-        };
+        let mut worker = Worker { link, epoch: 0, rank: ready.rank };
         worker.send(from_worker::Event::Ready(ready)).await;
         worker
     }
@@ -88,20 +121,21 @@ impl Stage {
     }
 
     async fn ask(&mut self, number: u64, max_tokens: u32) {
-        let request = Request {
-            key: Some(RequestKey { gateway: 1, number }),
-            request_id: format!("cmpl-{number}"),
-            prompt: Some(Prompt {
-                kind: Some(prompt::Kind::Ids(TokenIds { ids: vec![1, 2, 3] })),
-                add_special_tokens: false,
-            }),
-            sampling: Some(Sampling { repetition_penalty: 1.0, top_p: 1.0, ..Sampling::default() }),
-            output: Some(Output::default()),
-            n: 1,
-            max_tokens: Some(max_tokens),
-            ..Request::default()
-        };
-        self.send(inbound::Event::Request(request)).await;
+        self.send(inbound::Event::Request(request(number, max_tokens))).await;
+    }
+
+    /// The detokenizer is lost; returns when the scheduler knows.
+    async fn lose_detokenizer(&mut self) {
+        (self.listener, self.detokenizer) = (None, None);
+        let mut readiness = self.process.status.subscribe();
+        let lost = readiness.wait_for(|now| format!("{now:?}").contains("detokenizer"));
+        timeout(DEADLINE, lost).await.expect("the loss is noticed").unwrap();
+    }
+
+    async fn next_detokenizer(&mut self) {
+        let mut listener = detokenizer_at(&self.tokens).await;
+        self.detokenizer = Some(timeout(DEADLINE, listener.accept()).await.expect("it dials again").unwrap());
+        self.listener = Some(listener);
     }
 
     async fn send(&mut self, event: inbound::Event) {
@@ -109,6 +143,7 @@ impl Stage {
     }
 
     async fn output(&mut self) -> TokenBatch {
+        self.heard += 1;
         let detokenizer = self.detokenizer.as_mut().expect("a detokenizer");
         timeout(DEADLINE, detokenizer.receiver.recv()).await.expect("output in time").unwrap()
     }
@@ -198,9 +233,7 @@ async fn what_fails_without_a_detokenizer_is_told_to_the_next_one() {
     let mut readiness = stage.process.status.subscribe();
     let up = readiness.wait_for(|now| format!("{now:?}").contains("workers not connected"));
     timeout(DEADLINE, up).await.expect("it is there").unwrap();
-    (stage.listener, stage.detokenizer) = (None, None);
-    let lost = readiness.wait_for(|now| format!("{now:?}").contains("detokenizer"));
-    timeout(DEADLINE, lost).await.expect("the loss is noticed").unwrap();
+    stage.lose_detokenizer().await;
     // The tokenizer refuses one, and the scheduler another, for want of workers.
     let rejected = Rejected { key: Some(RequestKey { gateway: 1, number: 4 }), failure: Some(Failure::default()) };
     stage.send(inbound::Event::Rejected(rejected)).await;
@@ -208,14 +241,77 @@ async fn what_fails_without_a_detokenizer_is_told_to_the_next_one() {
     // What a worker is told comes from the same loop as what becomes of those two.
     let mut worker = stage.worker(0, 1).await;
     timeout(DEADLINE, worker.link.receiver.recv()).await.expect("a group is to form").unwrap();
-    let mut listener = detokenizer_at(&stage.dir).await;
-    stage.detokenizer = Some(timeout(DEADLINE, listener.accept()).await.expect("it dials again").unwrap());
+    stage.next_detokenizer().await;
     let mut told = Vec::new();
     while told.len() < 2 {
         told.extend(stage.output().await.failed.into_iter().filter_map(|failed| Some(failed.key?.number)));
     }
     told.sort_unstable();
     assert_eq!(told, [4, 5]);
+}
+
+/// What is written to a link is not yet heard: the other end may be dead already, and the gateways at the next one.
+#[tokio::test]
+async fn what_ended_unheard_is_told_to_the_next_detokenizer() {
+    for kind in [Address::Ring, Address::GrpcUnix] {
+        let mut stage = stage_over(kind, &[]).await;
+        let mut worker = stage.worker(0, 1).await;
+        worker.form().await;
+        stage.ready().await;
+        let serving = tokio::spawn(async move {
+            loop {
+                worker.step().await;
+            }
+        });
+        // One is heard of, another is not, and the next one ends before it has begun.
+        for number in [1, 2] {
+            stage.ask(number, 1).await;
+            let (_, ended) = stage.until_end().await;
+            assert_eq!(ended.finished.len(), 1);
+            if number == 1 {
+                let heard = DetokenizerReply { batches: stage.heard, ..DetokenizerReply::default() };
+                stage.detokenizer.as_mut().unwrap().sender.send(&heard).await.unwrap();
+            }
+        }
+        stage.ask(3, 9999).await;
+        assert_eq!(stage.until_end().await.1.failed.len(), 1);
+        stage.lose_detokenizer().await;
+        stage.next_detokenizer().await;
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            told.extend(stage.output().await.failed);
+        }
+        let number = |failed: &proto::Failed| failed.key.unwrap().number;
+        assert_eq!(told.iter().map(number).collect::<Vec<_>>(), [2, 3]);
+        let kinds = told.iter().map(|failed| failed.failure.as_ref().unwrap().kind());
+        assert_eq!(kinds.collect::<Vec<_>>(), [Kind::Unavailable, Kind::Invalid]);
+        serving.abort();
+    }
+}
+
+#[tokio::test]
+async fn output_of_any_size_is_told_in_messages_that_fit() {
+    let mut stage = stage(&[]).await;
+    let mut worker = stage.worker_of(WorkerReady { num_blocks: 1 << 20, max_model_len: 1 << 20, ..ready(0, 1) }).await;
+    worker.form().await;
+    stage.ready().await;
+    // None of them runs, as the first step is never done.
+    for number in 0..30 {
+        let mut request = request(number, 3);
+        let ids = vec![500; 200_000];
+        request.prompt.as_mut().unwrap().kind = Some(prompt::Kind::Ids(TokenIds { ids }));
+        request.output = Some(Output { return_prompt_token_ids: true, ..Output::default() });
+        stage.send(inbound::Event::Request(request)).await;
+    }
+    stage.send(inbound::Event::GatewayGone(GatewayGone { gateway: 1 })).await;
+    let (mut started, mut finished) = (0, 0);
+    while finished < 30 {
+        let batch = stage.output().await;
+        started += batch.started.len();
+        finished += batch.finished.len();
+        assert!(finished <= started && batch.failed.is_empty());
+    }
+    assert!(stage.process.status.is_ready());
 }
 
 #[tokio::test]

@@ -116,9 +116,11 @@ async fn child(address: &Address) -> Result<(), LinkError> {
         match batch.token.first() {
             Some(&STREAMED) => streamed += 1,
             Some(&COUNT) => {
-                link.sender.send(&DetokenizerReply { stopped: vec![std::mem::take(&mut streamed)] }).await?
+                link.sender
+                    .send(&DetokenizerReply { stopped: vec![std::mem::take(&mut streamed)], ..Default::default() })
+                    .await?
             }
-            _ => link.sender.send(&DetokenizerReply { stopped: vec![0] }).await?,
+            _ => link.sender.send(&DetokenizerReply { stopped: vec![0], ..Default::default() }).await?,
         }
     }
 }

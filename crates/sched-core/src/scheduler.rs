@@ -381,9 +381,9 @@ impl Scheduler {
         self.by_sequence.remove(&sequence.id);
         self.totals.ended.count(end);
         let request = &mut self.requests[sequence.request];
-        self.finished.push(finished_choice(&sequence, request.key, end, now_us));
         request.choices[sequence.choice as usize] = None;
         request.live -= 1;
+        self.finished.push(finished_choice(&sequence, request, end, now_us));
         if request.live == 0 {
             self.by_key.remove(&request.key);
             self.requests.remove(sequence.request);
@@ -408,16 +408,17 @@ impl Scheduler {
     }
 }
 
-fn finished_choice(sequence: &Sequence, key: RequestKey, end: End, now_us: u64) -> FinishedChoice {
+fn finished_choice(sequence: &Sequence, request: &Request, end: End, now_us: u64) -> FinishedChoice {
     let times = sequence.times;
     let scheduled = times.scheduled_us.unwrap_or(now_us);
     let first_token = times.first_token_us.unwrap_or(scheduled);
     let last_token = times.last_token_us.max(first_token);
     FinishedChoice {
-        key,
+        key: request.key,
         sequence: sequence.id,
         choice: sequence.choice,
         end,
+        is_last: request.live == 0,
         queue_us: scheduled.saturating_sub(times.queued_us),
         prefill_us: first_token.saturating_sub(scheduled),
         decode_us: last_token - first_token,

@@ -115,6 +115,8 @@ pub struct FinishedChoice {
     pub choice: u32,
     /// How it ended.
     pub end: End,
+    /// Whether its request ended with it: no other choice was left.
+    pub is_last: bool,
     /// From admission to its first plan.
     pub queue_us: u64,
     /// From its first plan to its first token.

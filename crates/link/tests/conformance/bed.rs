@@ -144,7 +144,7 @@ pub async fn run_child() {
             while let Ok(mut link) = listener.accept::<DetokenizerReply, TokenBatch>().await {
                 tokio::spawn(async move {
                     while let Ok(batch) = link.receiver.recv().await {
-                        let reply = DetokenizerReply { stopped: vec![batch.token[0].into()] };
+                        let reply = DetokenizerReply { stopped: vec![batch.token[0].into()], ..Default::default() };
                         link.sender.send(&reply).await.unwrap();
                     }
                 });

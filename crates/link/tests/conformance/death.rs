@@ -26,7 +26,7 @@ pub async fn a_link_dropped_on_either_side_gives_what_was_sent(bed: Bed) {
 
     drop(listener);
     let (mut a, mut b, _listener) = bed.link().await;
-    let reply = |n| DetokenizerReply { stopped: vec![n] };
+    let reply = |n| DetokenizerReply { stopped: vec![n], ..Default::default() };
     for n in 0..500 {
         b.sender.send(&reply(n)).await.unwrap();
     }

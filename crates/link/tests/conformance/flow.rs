@@ -23,7 +23,10 @@ pub async fn both_directions_keep_their_order(bed: Bed) {
     let (mut a, mut b, _listener) = bed.link().await;
     let echo = tokio::spawn(async move {
         while let Ok(batch) = b.receiver.recv().await {
-            b.sender.send(&DetokenizerReply { stopped: vec![batch.token[0].into()] }).await.unwrap();
+            b.sender
+                .send(&DetokenizerReply { stopped: vec![batch.token[0].into()], ..Default::default() })
+                .await
+                .unwrap();
         }
     });
     let mut sender = a.sender;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    ops::Range,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -9,7 +10,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Command, FromArgMatches};
-use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
+use link::{Address, Link, LinkOptions, Listener, Sender};
 use proto::{DetokenizerReply, Inbound, Output, Prompt, RequestKey, Sampling, TokenBatch, TokenIds, inbound, prompt};
 use service_kit::{CancellationToken, control::ControlClient};
 
@@ -47,6 +48,8 @@ pub struct Offline {
     supervisor: Supervisor,
     requests: Link<Inbound, Inbound>,
     tokens: Link<DetokenizerReply, TokenBatch>,
+    /// Batches that it has brought.
+    batches: u64,
     next: u64,
     /// Tokens that the model knows.
     pub vocab_size: u32,
@@ -128,7 +131,15 @@ impl Offline {
         };
         let info = ControlClient::new(&engine.control(Role::Scheduler))?.info().await?;
         let vocab_size = info.model.context("the scheduler knows no model")?.vocab_size;
-        Ok(Some(Self { supervisor, requests, tokens, next: 0, vocab_size, _runtime_dir: ground.runtime_dir }))
+        Ok(Some(Self {
+            supervisor,
+            requests,
+            tokens,
+            batches: 0,
+            next: 0,
+            vocab_size,
+            _runtime_dir: ground.runtime_dir,
+        }))
     }
 
     /// Sends all requests at once and waits for the last token.
@@ -137,7 +148,7 @@ impl Offline {
         self.next += requests.len() as u64;
         let start = Instant::now();
         let sending = send(&mut self.requests.sender, requests, sampling, first);
-        let receiving = receive(&mut self.tokens.receiver, requests.len(), first, start);
+        let receiving = receive(&mut self.tokens, &mut self.batches, first..self.next, start);
         let ((), generated) = tokio::try_join!(sending, receiving)?;
         Ok(generated)
     }
@@ -173,19 +184,21 @@ async fn send(
     Ok(())
 }
 
-/// Takes tokens until `count` requests, numbered from `first` on, have ended.
+/// Takes tokens until the requests of these numbers have ended. Counts the batches that bring them.
 async fn receive(
-    receiver: &mut Receiver<TokenBatch>,
-    count: usize,
-    first: u64,
+    tokens: &mut Link<DetokenizerReply, TokenBatch>,
+    batches: &mut u64,
+    numbers: Range<u64>,
     start: Instant,
 ) -> anyhow::Result<Vec<Generated>> {
-    let mut generated = vec![Generated::default(); count];
+    let first = numbers.start;
+    let mut unfinished = (numbers.end - first) as usize;
+    let mut generated = vec![Generated::default(); unfinished];
     let mut running = HashMap::new();
-    let mut unfinished = count;
     while unfinished > 0 {
-        let batch = receiver.recv().await.context("the scheduler is gone")?;
+        let batch = tokens.receiver.recv().await.context("the scheduler is gone")?;
         let now = start.elapsed();
+        *batches += 1;
         for started in &batch.started {
             let number = started.key.as_ref().map_or(0, |key| key.number);
             running.insert(started.first_sequence, number.checked_sub(first).map(|place| place as usize));
@@ -200,6 +213,10 @@ async fn receive(
         }
         if let Some(failed) = batch.failed.first() {
             bail!(failed.failure.as_ref().map_or_else(|| anyhow!("a request failed"), |f| anyhow!("{}", f.message)));
+        }
+        if !batch.finished.is_empty() {
+            let reply = DetokenizerReply { batches: *batches, ..DetokenizerReply::default() };
+            tokens.sender.send(&reply).await.context("the scheduler is gone")?;
         }
     }
     Ok(generated)

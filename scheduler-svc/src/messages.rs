@@ -1,0 +1,126 @@
+//! A step's output as messages that fit a link.
+
+use std::collections::HashSet;
+
+use prost::Message;
+use proto::{Finished, TokenBatch, TokenLogprobs};
+
+/// The batch as messages of at most `limit` bytes, in order. What cannot be divided stays whole, and is the link's to refuse.
+pub(crate) fn split(batch: TokenBatch, limit: usize) -> Vec<TokenBatch> {
+    let mut fitting = Vec::new();
+    let mut rest = vec![batch];
+    while let Some(batch) = rest.pop() {
+        if batch.encoded_len() <= limit {
+            fitting.push(batch);
+            continue;
+        }
+        match halves(batch) {
+            (first, Some(second)) => rest.extend([second, first]),
+            (whole, None) => fitting.push(whole),
+        }
+    }
+    fitting
+}
+
+/// The batch as two, the parts in their order: what started, log-probabilities of prompts, tokens with their own ones, what finished, what
+/// failed. A sequence that finishes does so in the message with its last token, which is no text if it is a stop token.
+fn halves(batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
+    let of_prompt = |logprobs: &TokenLogprobs| logprobs.prompt_of_sequence.is_some();
+    let grown: HashSet<u64> = batch.sequence.iter().copied().collect();
+    let has_token = |finished: &Finished| grown.contains(&finished.sequence);
+    let prompts = batch.logprobs.iter().filter(|one| of_prompt(one)).count();
+    let alone = batch.finished.iter().filter(|one| !has_token(one)).count();
+    let parts = batch.started.len() + prompts + batch.token.len() + alone + batch.failed.len();
+    if parts < 2 {
+        return (batch, None);
+    }
+    let mut left = parts / 2;
+    let TokenBatch { mut started, mut sequence, mut token, logprobs, finished, mut failed } = batch;
+    let (mut prompts, logprobs): (Vec<_>, Vec<_>) = logprobs.into_iter().partition(of_prompt);
+    let (with_token, mut alone): (Vec<_>, Vec<_>) = finished.into_iter().partition(has_token);
+    let mut second = TokenBatch { started: beyond(&mut started, &mut left), ..TokenBatch::default() };
+    second.logprobs = beyond(&mut prompts, &mut left);
+    second.sequence = sequence.split_off(left.min(sequence.len()));
+    second.token = beyond(&mut token, &mut left);
+    second.finished = beyond(&mut alone, &mut left);
+    second.failed = beyond(&mut failed, &mut left);
+    let mut first = TokenBatch { started, sequence, token, logprobs: prompts, finished: alone, failed };
+    let kept = first.token.len() as u32;
+    for one in logprobs {
+        match one.index.checked_sub(kept) {
+            None => first.logprobs.push(one),
+            Some(index) => second.logprobs.push(TokenLogprobs { index, ..one }),
+        }
+    }
+    for one in with_token {
+        let message = if second.sequence.contains(&one.sequence) { &mut second } else { &mut first };
+        message.finished.push(one);
+    }
+    (first, Some(second))
+}
+
+/// Takes what lies beyond the first `left` of a list, and counts down by those that stay.
+fn beyond<T>(list: &mut Vec<T>, left: &mut usize) -> Vec<T> {
+    let kept = list.len().min(*left);
+    *left -= kept;
+    list.split_off(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{Failed, Started};
+
+    use super::*;
+
+    fn logprobs(index: u32, prompt_of_sequence: Option<u64>) -> TokenLogprobs {
+        TokenLogprobs { index, prompt_of_sequence, top_ids: vec![index; 20], ..TokenLogprobs::default() }
+    }
+
+    /// 40 sequences with a token each, half of which end with it, and all else that a batch can have.
+    fn batch() -> TokenBatch {
+        let finished = |sequence| Finished { sequence, ..Finished::default() };
+        let failed = |number: usize| Failed { request_id: "x".repeat(number), ..Failed::default() };
+        TokenBatch {
+            started: (0..9).map(|n| Started { prompt_ids: vec![n; 50], ..Started::default() }).collect(),
+            sequence: (100..140).collect(),
+            token: (1000..1040).collect(),
+            logprobs: (0..30).map(|n| logprobs(n, Some(7))).chain((0..40).map(|n| logprobs(n, None))).collect(),
+            finished: (100..140).step_by(2).chain(500..520).map(finished).collect(),
+            failed: (0..9).map(failed).collect(),
+        }
+    }
+
+    #[test]
+    fn messages_fit_and_are_the_batch() {
+        let (whole, limit) = (batch(), 200);
+        let messages = split(whole.clone(), limit);
+        assert!(messages.len() > 10 && messages.iter().all(|message| message.encoded_len() <= limit));
+        let (mut joined, mut ends) = (TokenBatch::default(), HashSet::new());
+        for message in messages {
+            let base = joined.token.len() as u32;
+            let moved = |one: TokenLogprobs| match one.prompt_of_sequence {
+                Some(_) => one,
+                None => TokenLogprobs { index: one.index + base, ..one },
+            };
+            for one in message.finished.iter().filter(|one| one.sequence < 500) {
+                assert!(message.sequence.contains(&one.sequence), "{} ends with its token", one.sequence);
+            }
+            assert!(message.started.is_empty() || joined.token.is_empty(), "starts come before tokens");
+            ends.extend(message.finished.iter().map(|one| one.sequence));
+            joined.started.extend(message.started);
+            joined.sequence.extend(message.sequence);
+            joined.token.extend(message.token);
+            joined.logprobs.extend(message.logprobs.into_iter().map(moved));
+            joined.failed.extend(message.failed);
+        }
+        assert_eq!(ends, whole.finished.iter().map(|one| one.sequence).collect());
+        assert_eq!(TokenBatch { finished: whole.finished.clone(), ..joined }, whole);
+    }
+
+    #[test]
+    fn what_cannot_be_divided_stays_whole() {
+        let whole =
+            TokenBatch { sequence: vec![1], token: vec![2], logprobs: vec![logprobs(0, None)], ..Default::default() };
+        assert_eq!(split(whole.clone(), 10), [whole]);
+    }
+}

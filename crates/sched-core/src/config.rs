@@ -51,6 +51,8 @@ pub struct Pacing {
     pub least_tokens: u32,
     /// A step of this length is always fine, microseconds.
     pub short_us: u32,
+    /// Prompt tokens of such a step at most. A fast model computes more in the time, but gains nothing by it that decodes should wait for.
+    pub short_tokens: u32,
     /// A step may be longer than that for so many prompt tokens for each of its decodes.
     pub tokens_per_decode: u32,
     /// A step of this length is the longest, microseconds.

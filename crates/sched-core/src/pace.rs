@@ -33,7 +33,8 @@ impl Pace {
     /// Prompt tokens for a step beside so many decodes.
     pub fn tokens_beside(self, decodes: u32, pacing: Pacing) -> u32 {
         let share = decodes.saturating_mul(pacing.tokens_per_decode);
-        let tokens = self.tokens_within(pacing.short_us).max(share).min(self.tokens_within(pacing.long_us));
+        let short = self.tokens_within(pacing.short_us).min(pacing.short_tokens);
+        let tokens = short.max(share).min(self.tokens_within(pacing.long_us));
         let rows = tokens.saturating_add(decodes);
         let grain = if rows < 2 * COARSE { GRAIN } else { COARSE };
         let rows = rows / grain * grain;
@@ -64,7 +65,8 @@ mod tests {
 
     #[test]
     fn decodes_make_room_between_a_short_step_and_a_long_one() {
-        let pacing = Pacing { least_tokens: 300, short_us: 25_000, tokens_per_decode: 32, long_us: 150_000 };
+        let pacing =
+            Pacing { least_tokens: 300, short_us: 25_000, short_tokens: 2000, tokens_per_decode: 32, long_us: 150_000 };
         let mut pace = Pace::default();
         assert_eq!(pace.tokens_beside(64, pacing), 300, "nothing is known yet");
         pace.learn(4000, 100_000);
@@ -76,6 +78,20 @@ mod tests {
         let longer = Pacing { long_us: 180_000, ..pacing };
         assert_eq!(pace.tokens_beside(250, longer) + 250, 7168, "not 7,424");
         assert_eq!(pace.tokens_beside(100, Pacing { short_us: 1, tokens_per_decode: 0, ..pacing }), 300);
+    }
+
+    #[test]
+    fn a_fast_model_fills_no_long_step_beside_few_decodes() {
+        let pacing = Pacing {
+            least_tokens: 300,
+            short_us: 100_000,
+            short_tokens: 6144,
+            tokens_per_decode: 48,
+            long_us: 150_000,
+        };
+        let mut pace = Pace::default();
+        pace.learn(8192, 16_000);
+        assert_eq!([16, 64, 250].map(|decodes| pace.tokens_beside(decodes, pacing) + decodes), [6144, 6144, 11_264]);
     }
 
     #[test]

@@ -39,6 +39,7 @@ fn main() {
             u32::MAX => BesideDecodes::Paced(Pacing {
                 least_tokens: number("--least-tokens", 512),
                 short_us: number("--short-us", 100_000),
+                short_tokens: number("--short-tokens", 6144),
                 tokens_per_decode: number("--tokens-per-decode", 48),
                 long_us: number("--long-us", 150_000),
             }),

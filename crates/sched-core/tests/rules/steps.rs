@@ -58,7 +58,8 @@ fn prompts_beside_decodes_take_what_has_time() {
         c.max_num_batched_tokens = 2048;
         c.max_model_len = 4000;
         c.vocab_size = 9000;
-        let pacing = Pacing { least_tokens: 100, short_us: 5000, tokens_per_decode: 512, long_us: 11_000 };
+        let pacing =
+            Pacing { least_tokens: 100, short_us: 5000, short_tokens: 2048, tokens_per_decode: 512, long_us: 11_000 };
         c.beside_decodes = BesideDecodes::Paced(pacing);
     });
     let mut scheduler = formed(config, 9000);

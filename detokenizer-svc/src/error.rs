@@ -14,10 +14,13 @@ pub(crate) fn ending() -> Failure {
     Failure { kind: Kind::Unavailable.into(), message: "The server is shutting down.".into(), param: String::new() }
 }
 
-/// One event is larger than any message can be.
-pub(crate) fn too_large() -> Failure {
-    let message = "The answer is too large to be sent.".into();
-    Failure { kind: Kind::Internal.into(), message, param: String::new() }
+/// One event is larger than any message can be: of a prompt that is echoed, or of log-probabilities.
+pub(crate) fn too_large(bytes: usize, limit: usize) -> Failure {
+    let message = format!(
+        "The answer is too large: {bytes} bytes of it cannot be told apart, and {limit} is the limit. Ask for fewer log-probabilities, or \
+         send a shorter prompt where its text or its log-probabilities are asked for."
+    );
+    Failure { kind: Kind::Invalid.into(), message, param: String::new() }
 }
 
 /// The end of the prompt cannot be decoded, so neither can what follows.

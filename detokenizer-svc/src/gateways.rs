@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use link::{LinkError, Sender};
 use prost::Message;
-use proto::{Event, EventBatch, event::Kind};
+use proto::{Event, EventBatch, RequestKey, event::Kind};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -25,6 +25,8 @@ pub(crate) struct Gateways {
     /// Messages that wait for room.
     waiting: JoinSet<Waited>,
     message_limit: usize,
+    /// Requests that ended because an event of theirs never fits a link.
+    unfit: Vec<RequestKey>,
     /// Gateways that were hung up on.
     pub(crate) dropped: u64,
 }
@@ -47,7 +49,7 @@ pub(crate) struct Waited {
 
 impl Gateways {
     pub(crate) fn new(message_limit: usize) -> Self {
-        Self { connected: HashMap::new(), waiting: JoinSet::new(), message_limit, dropped: 0 }
+        Self { connected: HashMap::new(), waiting: JoinSet::new(), message_limit, unfit: Vec::new(), dropped: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -79,7 +81,8 @@ impl Gateways {
             state.backlog.extend(events);
             return if state.backlog.len() > MAX_BACKLOG { self.hang_up(gateway, "it does not read") } else { true };
         };
-        let mut messages = split(EventBatch { events }, self.message_limit);
+        let unfit = |number| self.unfit.push(RequestKey { gateway, number });
+        let mut messages = split(EventBatch { events }, self.message_limit, unfit);
         while let Some(message) = messages.pop() {
             match sender.try_send(&message) {
                 Ok(true) => {}
@@ -91,6 +94,11 @@ impl Gateways {
             }
         }
         true
+    }
+
+    /// The requests that ended since the last call because an event of theirs never fits a link. Their gateways have been told.
+    pub(crate) fn unfit(&mut self) -> Vec<RequestKey> {
+        std::mem::take(&mut self.unfit)
     }
 
     /// Hands the link to a task that sends `messages`, last one first.
@@ -139,15 +147,17 @@ impl Gateways {
     }
 }
 
-/// The batch as messages that fit a link, in reverse order.
-fn split(batch: EventBatch, limit: usize) -> Vec<EventBatch> {
+/// The batch as messages that fit a link, in reverse order. An event that never fits becomes its request's failure.
+fn split(batch: EventBatch, limit: usize, mut unfit: impl FnMut(u64)) -> Vec<EventBatch> {
     let mut fitting = Vec::with_capacity(1);
     let mut rest = vec![batch];
     while let Some(mut batch) = rest.pop() {
-        if batch.encoded_len() <= limit {
+        let bytes = batch.encoded_len();
+        if bytes <= limit {
             fitting.push(batch);
         } else if let [event] = batch.events.as_mut_slice() {
-            event.kind = Some(Kind::Failure(error::too_large()));
+            event.kind = Some(Kind::Failure(error::too_large(bytes, limit)));
+            unfit(event.number);
             fitting.push(batch);
         } else {
             let second = batch.events.split_off(batch.events.len() / 2);
@@ -172,7 +182,7 @@ mod tests {
     #[test]
     fn large_batches_are_split_in_order() {
         let events: Vec<Event> = (1..=9).map(|number| event(number, 100)).collect();
-        let mut messages = split(EventBatch { events: events.clone() }, 300);
+        let mut messages = split(EventBatch { events: events.clone() }, 300, |number| panic!("{number} fits"));
         assert!(messages.len() > 3 && messages.iter().all(|message| message.encoded_len() <= 300));
         messages.reverse();
         let joined: Vec<Event> = messages.into_iter().flat_map(|message| message.events).collect();
@@ -181,8 +191,11 @@ mod tests {
 
     #[test]
     fn an_event_that_never_fits_is_a_failure() {
-        let messages = split(EventBatch { events: vec![event(1, 10), event(2, 1000)] }, 300);
-        assert_eq!(messages.len(), 2);
+        let mut unfit = Vec::new();
+        let batch = EventBatch { events: vec![event(1, 10), event(2, 1000), event(3, 10)] };
+        let mut messages = split(batch, 400, |number| unfit.push(number));
+        assert_eq!(unfit, [2]);
+        messages.retain(|message| message.events[0].number == 2);
         assert!(matches!(&messages[0].events[0], Event { number: 2, kind: Some(Kind::Failure(_)) }));
     }
 }

@@ -145,12 +145,15 @@ impl Shell {
 
     /// Sends what was made since the last time.
     fn send(&mut self) {
-        self.scheduler.reply(&mut self.output.stopped);
         for (gateway, events) in self.output.events.drain(..) {
             if !self.gateways.send(gateway, events) {
                 self.streams.lost(gateway);
             }
         }
+        for key in self.gateways.unfit() {
+            self.streams.give_up(&key, &mut self.output);
+        }
+        self.scheduler.reply(&mut self.output.stopped);
         self.metrics.state(&self.streams, &self.gateways);
         self.live.send_if_modified(|live| std::mem::replace(live, self.streams.len()) != self.streams.len());
     }

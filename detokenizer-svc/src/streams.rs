@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     hash::{BuildHasherDefault, Hasher},
+    ops::Range,
     sync::Arc,
 };
 
@@ -52,6 +53,12 @@ struct Live {
     first_sequence: u64,
     n: u32,
     unfinished: u32,
+}
+
+impl Live {
+    fn handles(&self) -> Range<u64> {
+        self.first_sequence..self.first_sequence + u64::from(self.n)
+    }
 }
 
 /// All live requests.
@@ -240,16 +247,26 @@ impl Streams {
         }
     }
 
+    /// Ends a request whose gateway has been told already: the engine need not go on with it.
+    pub(crate) fn give_up(&mut self, key: &RequestKey, out: &mut Output) {
+        if let Some(live) = self.forget(key) {
+            self.totals.failures += 1;
+            out.stopped.extend(live.handles());
+        }
+    }
+
+    fn forget(&mut self, key: &RequestKey) -> Option<Live> {
+        let live = self.requests.remove(key)?;
+        live.handles().for_each(|handle| drop(self.sequences.remove(&handle)));
+        Some(live)
+    }
+
     fn fail(&mut self, failed: Failed, out: &mut Output) {
         let Some(key) = failed.key else { return };
         let failure = failed.failure.unwrap_or_else(error::engine_lost);
         debug!(request_id = failed.request_id, reason = failure.message, "request failed");
         self.totals.failures += 1;
-        if let Some(live) = self.requests.remove(&key) {
-            for choice in 0..u64::from(live.n) {
-                self.sequences.remove(&(live.first_sequence + choice));
-            }
-        }
+        self.forget(&key);
         if self.gateways.contains(&key.gateway) {
             out.push(key.gateway, key.number, Kind::Failure(failure));
         }

@@ -168,6 +168,29 @@ async fn the_scheduler_learns_which_ends_are_taken_in() {
 }
 
 #[tokio::test]
+async fn a_request_whose_answer_never_fits_ends_and_is_freed() {
+    let stage = Stage::set(&[]);
+    let mut scheduler = stage.scheduler().await;
+    let mut gateway = stage.gateway(1, &LinkOptions::default()).await;
+    let mut batch = stage.begin(1, 5, "Hello", &[]);
+    let word = stage.tokenizer.encode(" something", false).expect("ids");
+    let started = &mut batch.started[0];
+    started.n = 2;
+    started.output.as_mut().expect("an output").echo = true;
+    // More text than a link takes, in fewer bytes of token ids.
+    started.prompt_ids = word.iter().copied().cycle().take(word.len() * 1_000_000).collect();
+    started.prompt_tokens = started.prompt_ids.len() as u32;
+    scheduler.sender.send(&batch).await.expect("sent");
+    let told = events(&mut gateway).await;
+    assert_eq!(told[0], (5, failure::Kind::Invalid.as_str_name().to_owned()), "{told:?}");
+    assert_eq!(scheduler.receiver.recv().await.expect("a reply").stopped, [5, 6]);
+    // The link lives, and who else is there goes on.
+    scheduler.sender.send(&stage.begin(1, 7, "next", &[])).await.expect("sent");
+    while !events(&mut gateway).await.contains(&(7, "next".to_owned())) {}
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn a_lost_scheduler_fails_everything() {
     let stage = Stage::set(&[]);
     let mut scheduler = stage.scheduler().await;

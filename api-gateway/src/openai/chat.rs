@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: a conversation becomes one pipeline request, and the plan of its answer.
 
+use chat_format::part_text;
 use proto::{Chat, Prompt, prompt};
 use serde_json::{Map, Value};
 
@@ -65,13 +66,13 @@ impl Conversation {
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         let (messages_json, last) = messages(fields)?;
         let mut kwargs = template_kwargs(fields, limits)?;
-        // Where the template's variables say it too, they win, as in vLLM.
+        // What the request says as a field goes before the server's variables; its own variables say the same.
         let mut flag = |name: &str, default: bool| {
-            let of_field = fields.flag(name, default)?;
-            match kwargs.shift_remove(name) {
-                None | Some(Value::Null) => Ok(of_field),
-                Some(Value::Bool(flag)) => Ok(flag),
-                Some(other) => {
+            let of_field: Option<bool> = fields.value(name, "true or false")?;
+            match (of_field, kwargs.shift_remove(name)) {
+                (Some(flag), _) | (None, Some(Value::Bool(flag))) => Ok(flag),
+                (None, None | Some(Value::Null)) => Ok(default),
+                (None, Some(other)) => {
                     let message = format!("`{name}` among the template's variables must be true or false, got {other}");
                     Err(ApiError::field("chat_template_kwargs", message))
                 }
@@ -114,7 +115,7 @@ impl Conversation {
         match (self.last.get("role"), self.last.get("content")) {
             (Some(last_role), Some(Value::String(text))) if last_role == role => text.clone(),
             (Some(last_role), Some(Value::Array(parts))) if last_role == role => {
-                let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
+                let texts: Vec<&str> = parts.iter().filter_map(|part| part_text(part).ok()).collect();
                 texts.join("\n")
             }
             _ => String::new(),
@@ -144,26 +145,10 @@ fn check_message(message: &Map<String, Value>) -> Result<(), String> {
     match message.get("content") {
         None | Some(Value::Null) if may_lack_content => Ok(()),
         Some(Value::String(_)) => Ok(()),
-        Some(Value::Array(parts)) => parts.iter().try_for_each(check_part),
+        Some(Value::Array(parts)) => {
+            parts.iter().try_for_each(|part| part_text(part).map(drop)).map_err(|error| format!("{error}."))
+        }
         _ => Err("`content` must be a string or a list of content parts.".into()),
-    }
-}
-
-fn check_part(part: &Value) -> Result<(), String> {
-    let kind = match part {
-        Value::String(_) => return Ok(()),
-        Value::Object(part) => part.get("type").and_then(Value::as_str).unwrap_or("text"),
-        _ => return Err("a content part must be an object.".into()),
-    };
-    let text = match kind {
-        "text" | "input_text" | "output_text" => part.get("text"),
-        "refusal" => part.get("refusal"),
-        "thinking" => part.get("thinking"),
-        other => return Err(format!("content parts of type `{other}` are not supported by this model.")),
-    };
-    match text {
-        Some(Value::String(_)) => Ok(()),
-        _ => Err(format!("a content part of type `{kind}` must have its text.")),
     }
 }
 
@@ -204,6 +189,7 @@ fn chat_template(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, Api
 /// The server's template variables, overridden by the request's, and `reasoning_effort`, which templates read like one.
 fn template_kwargs(fields: &mut Fields<'_>, limits: &Limits) -> Result<Map<String, Value>, ApiError> {
     let of_request = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    check_said_twice(fields, &of_request)?;
     let mut all = limits.template_kwargs.clone();
     if let Some(effort) = fields.text("reasoning_effort")? {
         all.insert("reasoning_effort".into(), effort.into());
@@ -214,6 +200,24 @@ fn template_kwargs(fields: &mut Fields<'_>, limits: &Limits) -> Result<Map<Strin
     }
     all.extend(of_request);
     Ok(all)
+}
+
+/// What is a field of the request and a variable of the template: given as both, it must be the same. (vLLM's versions differ in which of
+/// two wins.)
+fn check_said_twice(fields: &mut Fields<'_>, variables: &Map<String, Value>) -> Result<(), ApiError> {
+    const BOTH: [&str; 5] =
+        ["add_generation_prompt", "continue_final_message", "documents", "reasoning_effort", "tools"];
+    for name in BOTH {
+        let Some(variable) = variables.get(name).filter(|variable| !variable.is_null()) else { continue };
+        let field: Option<Value> = fields.value(name, "JSON")?;
+        if field.is_some_and(|field| field != *variable) {
+            let message = format!(
+                "`{name}` is a field of the request and, with another value, among the template's variables; give it once."
+            );
+            return Err(ApiError::field("chat_template_kwargs", message));
+        }
+    }
+    Ok(())
 }
 
 fn documents(fields: &mut Fields<'_>) -> Result<String, ApiError> {

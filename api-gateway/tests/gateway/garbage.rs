@@ -126,6 +126,7 @@ async fn wrong_conversations_are_named() {
         json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
         json!([{"role": "user", "content": [{"type": "text"}]}]),
         json!([{"role": "user", "content": [5]}]),
+        json!([{"role": "assistant", "content": [{"type": "thinking", "text": "x"}]}]),
     ];
     for messages in conversations {
         check(&stage, CHAT, &json!({ "messages": messages }), "messages").await;
@@ -143,6 +144,16 @@ async fn wrong_conversations_are_named() {
         (json!({"chat_template": "{{ 1 }}"}), "chat_template"),
         (json!({"chat_template_kwargs": []}), "chat_template_kwargs"),
         (json!({"documents": "x"}), "documents"),
+        (json!({"documents": [{"text": "a"}], "chat_template_kwargs": {"documents": []}}), "chat_template_kwargs"),
+        (json!({"tools": tool, "tool_choice": "none", "chat_template_kwargs": {"tools": [1]}}), "chat_template_kwargs"),
+        (
+            json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
+            "chat_template_kwargs",
+        ),
+        (
+            json!({"add_generation_prompt": true, "chat_template_kwargs": {"add_generation_prompt": false}}),
+            "chat_template_kwargs",
+        ),
         (json!({"continue_final_message": true}), "continue_final_message"),
         (json!({"max_completion_tokens": 0}), "max_completion_tokens"),
     ];

@@ -60,6 +60,36 @@ async fn template_variables_that_steer_the_answer_count() {
     assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!("chat_template_kwargs")));
 }
 
+/// What is said twice alike is said once; what the server presets gives way.
+#[tokio::test]
+async fn template_variables_may_repeat_the_requests_fields() {
+    let preset = json!({"documents": [{"text": "preset"}], "add_generation_prompt": false});
+    let mut stage = Stage::new(&[&format!("--default-chat-template-kwargs={preset}")]).await;
+    let documents = json!([{"text": "a"}]);
+    let body = json!({
+        "messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}],
+        "documents": documents,
+        "add_generation_prompt": true,
+        "chat_template_kwargs": {"documents": documents, "tools": [1], "add_generation_prompt": true},
+    });
+    let answer = stage.client.spawn("/v1/chat/completions", &body);
+    let request = stage.engine.request().await;
+    let Some(prompt::Kind::Chat(chat)) = request.prompt.clone().unwrap().kind else { panic!("a chat") };
+    assert_eq!((chat.documents_json.as_str(), chat.add_generation_prompt), (r#"[{"text":"a"}]"#, true));
+    assert_eq!(chat.template_kwargs_json, r#"{"documents":[{"text":"a"}],"tools":[1]}"#);
+    stage.engine.answer(&request, &["so on"]).await;
+    assert_eq!(answer.await.unwrap().status, 200);
+    let body = json!({
+        "messages": [{"role": "user", "content": "x"}], "documents": documents, "add_generation_prompt": true,
+    });
+    let answer = stage.client.spawn("/v1/chat/completions", &body);
+    let request = stage.engine.request().await;
+    let Some(prompt::Kind::Chat(chat)) = request.prompt.clone().unwrap().kind else { panic!("a chat") };
+    assert!(chat.add_generation_prompt);
+    stage.engine.answer(&request, &["so on"]).await;
+    assert_eq!(answer.await.unwrap().status, 200);
+}
+
 #[tokio::test]
 async fn prompts_times_choices_keep_their_order() {
     let mut stage = Stage::new(&[]).await;

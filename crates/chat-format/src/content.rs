@@ -17,8 +17,8 @@ pub enum ContentFormat {
 pub(crate) fn convert(message: &mut Map<String, Value>, format: ContentFormat) -> Result<(), ChatError> {
     let texts = match message.get("content") {
         None | Some(Value::Null) => Vec::new(),
-        Some(Value::String(text)) => vec![text.clone()],
-        Some(Value::Array(parts)) => parts.iter().map(part).collect::<Result<_, _>>()?,
+        Some(Value::String(text)) => vec![text.as_str()],
+        Some(Value::Array(parts)) => parts.iter().map(part_text).collect::<Result<_, _>>()?,
         Some(_) => return Err(refuse("a message's `content` is neither a string nor a list of parts".to_owned())),
     };
     let content = match format {
@@ -29,21 +29,24 @@ pub(crate) fn convert(message: &mut Map<String, Value>, format: ContentFormat) -
     Ok(())
 }
 
-/// The text of one part.
-fn part(part: &Value) -> Result<String, ChatError> {
-    if let Value::String(text) = part {
-        return Ok(text.clone());
-    }
-    let kind = part.get("type").and_then(Value::as_str);
-    let field = match kind {
-        None | Some("text" | "input_text" | "output_text") => "text",
-        Some("refusal") => "refusal",
-        Some(other) => return Err(refuse(format!("content parts of type `{other}` are not supported"))),
+/// The text of one part of a message's content, a string or an object. Templates see all of these as text, as with vLLM.
+///
+/// # Errors
+/// [`ChatError::InvalidRequest`], of `messages`: a part without text, or of a type that has none.
+pub fn part_text(part: &Value) -> Result<&str, ChatError> {
+    let part = match part {
+        Value::String(text) => return Ok(text),
+        Value::Object(part) => part,
+        _ => return Err(refuse("a content part must be a string or an object".to_owned())),
     };
-    match part.get(field).and_then(Value::as_str) {
-        Some(text) => Ok(text.to_owned()),
-        None => Err(refuse(format!("a content part has no string `{field}`"))),
-    }
+    let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
+    let field = match kind {
+        "text" | "input_text" | "output_text" => "text",
+        "refusal" | "thinking" => kind,
+        other => return Err(refuse(format!("content parts of type `{other}` are not supported by this model"))),
+    };
+    let text = part.get(field).and_then(Value::as_str);
+    text.ok_or_else(|| refuse(format!("a content part of type `{kind}` must have a string `{field}`")))
 }
 
 fn refuse(message: String) -> ChatError {
@@ -70,6 +73,7 @@ mod tests {
         check(json!(null), "", json!([]));
         check(json!([text("a"), text("b")]), "a\nb", json!([text("a"), text("b")]));
         check(json!(["a", {"type": "refusal", "refusal": "no"}]), "a\nno", json!([text("a"), text("no")]));
+        check(json!([{"type": "thinking", "thinking": "hm"}, text("a")]), "hm\na", json!([text("hm"), text("a")]));
     }
 
     #[test]

@@ -69,12 +69,15 @@ impl Conversation {
         })
     }
 
-    /// The messages as templates expect them: contents in `format`, arguments of tool calls as objects.
+    /// The messages as templates expect them: contents in `format`, arguments of tool calls as objects, reasoning under both its names.
     pub(crate) fn prepared(&self, format: ContentFormat) -> Result<Vec<Value>, ChatError> {
         let mut messages = self.messages.clone();
         for message in messages.iter_mut().filter_map(Value::as_object_mut) {
             content::convert(message, format)?;
-            parse_arguments(message)?;
+            if message.get("role").and_then(Value::as_str) == Some("assistant") {
+                parse_arguments(message)?;
+                name_reasoning(message);
+            }
         }
         Ok(messages)
     }
@@ -82,9 +85,6 @@ impl Conversation {
 
 /// Clients send a tool call's arguments as a JSON text; templates expect the object.
 fn parse_arguments(message: &mut Map<String, Value>) -> Result<(), ChatError> {
-    if message.get("role").and_then(Value::as_str) != Some("assistant") {
-        return Ok(());
-    }
     if message.get("tool_calls").is_some_and(Value::is_null) {
         message.shift_remove("tool_calls");
     }
@@ -102,6 +102,16 @@ fn parse_arguments(message: &mut Map<String, Value>) -> Result<(), ChatError> {
         function.insert("arguments".to_owned(), parsed);
     }
     Ok(())
+}
+
+/// What the assistant thought is `reasoning` now and was `reasoning_content`. Templates read one or the other, so both are there, as with
+/// vLLM.
+fn name_reasoning(message: &mut Map<String, Value>) {
+    const NAMES: [&str; 2] = ["reasoning", "reasoning_content"];
+    let is_text = |value: &&Value| value.as_str().is_some_and(|text| !text.is_empty());
+    if let Some(reasoning) = NAMES.iter().filter_map(|name| message.get(*name)).find(is_text).cloned() {
+        message.extend(NAMES.map(|name| (name.to_owned(), reasoning.clone())));
+    }
 }
 
 fn list(param: &'static str, json: &str) -> Result<Option<Vec<Value>>, ChatError> {
@@ -153,6 +163,28 @@ mod tests {
         assert_eq!(arguments(1), "{}");
         assert_eq!(arguments(2), r#"{"x":1}"#);
         assert_eq!(prepared[0]["content"], "");
+    }
+
+    #[test]
+    fn reasoning_has_both_its_names() {
+        let prepared = |message: Value| {
+            let text = json!([message]).to_string();
+            let conversation = Conversation::parse(ChatText { messages: &text, ..ChatText::default() });
+            conversation.expect("messages").prepared(ContentFormat::String).expect("messages").remove(0)
+        };
+        let both = |message: &Value| (message["reasoning"].clone(), message["reasoning_content"].clone());
+        for name in ["reasoning", "reasoning_content"] {
+            assert_eq!(
+                both(&prepared(json!({"role": "assistant", "content": "a", name: "hm"}))),
+                (json!("hm"), json!("hm"))
+            );
+            let user = prepared(json!({"role": "user", "content": "a", name: "hm"}));
+            assert_eq!(user.as_object().expect("a message").len(), 3);
+        }
+        let two = json!({"role": "assistant", "reasoning": "new", "reasoning_content": "old"});
+        assert_eq!(both(&prepared(two)), (json!("new"), json!("new")));
+        let none = json!({"role": "assistant", "reasoning": null, "reasoning_content": ""});
+        assert_eq!(both(&prepared(none)), (Value::Null, json!("")));
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod format;
 mod python;
 
 pub use config::{TemplateSource, template_source};
-pub use content::ContentFormat;
+pub use content::{ContentFormat, part_text};
 pub use conversation::{ChatText, Conversation};
 pub use error::ChatError;
 pub use format::{ChatFormat, ChatSettings};

@@ -1,6 +1,11 @@
 //! The ways of one kind of product beside each other: what races, and what the result is kept as.
+//!
+//! A way is timed between two kernels that may start early, as in a step: what it does before its input is there, and how soon what follows can begin,
+//! counts as it does there. cuBLASLt's kernels begin 1 to 2 µs after the kernel ahead has ended.
 
+use super::acts::View;
 use super::blas::{Algorithm, Candidates};
+use super::context::Memory;
 use super::device::Device;
 use super::elementwise;
 use super::matmul::{Matmul, run_own};
@@ -8,7 +13,8 @@ use super::measure::{self, Race};
 use super::product::{Gate, MANY_ROWS, Product, rounds_once};
 use super::special::Special;
 use super::ways::{Kind, Way};
-use super::{matmul_few, matmul_hopper, matmul_parts};
+use super::{matmul_few, matmul_hopper, matmul_parts, norm};
+use kernels::ops::DType;
 
 /// Algorithms of cuBLASLt that are tried.
 const CANDIDATES: usize = 8;
@@ -80,7 +86,7 @@ impl Matmul {
             Way::Library(algorithm) => library(device, Some(&algorithm)).is_some(),
             Way::Usual => library(device, first()).is_some(),
         };
-        let mut run = |device: &mut Device, way: usize| match (gate, *apart, ways[way]) {
+        let run = |device: &mut Device, way: usize| match (gate, *apart, ways[way]) {
             (Some(gate), _, way @ (Way::Own | Way::Parts)) => {
                 run_own(device, way, product, Some(gate.function()), gate.out)
             }
@@ -91,7 +97,17 @@ impl Matmul {
             }
             (_, _, way) => multiply(device, way),
         };
-        measure::turn(device, blas.workspace(), race, &mut run)
+        let out = gate.map_or(product.out, |gate| gate.out);
+        let mut run_between = |device: &mut Device, way: usize| {
+            read(device, product.x, blas.workspace());
+            if product.out.dtype == DType::F32 {
+                crowd(device, blas.workspace());
+            }
+            let ran = run(device, way);
+            read(device, out, blas.workspace());
+            ran
+        };
+        measure::turn(device, blas.workspace(), race, &mut run_between)
     }
 
     /// Keeps what a race came to; whether such products are done otherwise from now on.
@@ -102,6 +118,33 @@ impl Matmul {
         self.ways.settle(kind, way, measured.map(|measured| measured.text()).as_deref());
         self.blas.forget(|key| Kind::of(key, None) == kind);
         way != Way::Usual
+    }
+}
+
+/// Parameters of a norm that is there for the time it takes.
+const PLAIN: norm::Params = norm::Params { weight: 0, bias: 0, eps: 1.0, subtract_mean: 0 };
+
+/// Queues a kernel that may start early and reads rows, or some of them where they are very many; what it writes nobody reads.
+fn read(device: &mut Device, x: View, to: &Memory) {
+    /// Rows, and what a block of the kernel keeps of one.
+    const MOST: [usize; 2] = [256, 16384];
+    let x = View { rows: x.rows.min(MOST[0]), width: x.width.min(MOST[1]), ..x };
+    let dtype = if x.dtype == DType::F32 { DType::Bf16 } else { x.dtype };
+    if x.elements() * dtype.size() <= to.bytes {
+        norm::norm(device, x, PLAIN, View { ptr: to.ptr, dtype, ..x });
+    }
+}
+
+/// Queues one that leaves no room beside it and reads from memory up to its end, as what comes before products that write f32: these are added to the
+/// residual stream, after attention or the product before. What others read follows a norm, which leaves room.
+fn crowd(device: &mut Device, memory: &Memory) {
+    /// As many blocks as fill a device a few times.
+    const ROWS: usize = 1024;
+    const WIDTH: usize = 4096;
+    let bytes = ROWS * WIDTH * DType::F32.size();
+    if 2 * bytes <= memory.bytes {
+        let x = View { ptr: memory.ptr, dtype: DType::F32, rows: ROWS, width: WIDTH, most_rows: ROWS };
+        norm::norm(device, x, PLAIN, View { ptr: memory.ptr + bytes as u64, dtype: DType::Bf16, ..x });
     }
 }
 

@@ -120,7 +120,7 @@ impl Ways {
         let own = SPECIAL.iter().filter(|source| own.contains(&source.name)).map(|source| source.text);
         let own = digest(own.chain(HEADERS.iter().map(|(_, text)| *text)));
         let machine = format!(
-            "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernels {own}",
+            "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernels {own}, between others",
             context.name, context.multiprocessors
         );
         let cache = cache.map(cache::Cache::new);

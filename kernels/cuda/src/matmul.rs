@@ -143,8 +143,8 @@ impl Matmul {
 
     /// Whether it pays to wait for what a product may be added to: one launch less to read and write what it gave.
     pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
-        /// Fewer rows are in the device's cache when they are added.
-        const LEAST_ROWS: usize = 512;
+        /// Of fewer rows the sums cost as little to read again as the residual does beside a product.
+        const LEAST_ROWS: usize = 129;
         let Product { x, w, epilogue, out, .. } = product;
         device.context.arch >= LOWEST
             && w.dtype.size() == 2

@@ -16,10 +16,11 @@ struct Layer {
     f32 key_factor, value_factor; // what is stored is multiplied by them first
 };
 
-// Cosines [rotary_dim / 2], then as many sines. A product of f32, as in the reference implementations.
+// Cosines [rotary_dim / 2], then as many sines. A product of f32, as in the reference implementations. By the last threads: the first ones have most
+// to do with the row.
 DEVICE void make_angles(f32* angles, const Layer& layer, u32 position) {
     u32 half = layer.rotary_dim / 2;
-    for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
+    for (u32 i = blockDim.x - 1 - threadIdx.x; i < half; i += blockDim.x) {
         f32 sine, cosine;
         sincosf((f32)position * layer.inv_freq[i], &sine, &cosine);
         angles[i] = cosine * layer.mscale;
@@ -127,18 +128,33 @@ DEVICE void norm_head(f32 (&x)[16], const HeadNorm& norm, u32 low, u32 high, u32
     }
 }
 
-// Eight pairs, in place, and to `cache`, times a factor, if that is not null; after the norm, if there is one.
+// Eight pairs of a head.
+template <typename T> struct Pairs {
+    // Elements from `low` on and from `high` on.
+    u32 low, high;
+    Piece<T> a, b;
+
+    DEVICE static Pairs load(const T* head, u32 half, u32 pair, bool interleaved) {
+        Pairs pairs;
+        pairs.low = interleaved ? 2 * pair : pair;
+        pairs.high = interleaved ? pairs.low + 8 : pair + half;
+        pairs.a = load_piece(head + pairs.low);
+        pairs.b = load_piece(head + pairs.high);
+        return pairs;
+    }
+};
+
+// Rotates them, and writes them back, and to `cache`, times a factor, if that is not null; after the norm, if there is one.
 template <typename T, typename C>
-DEVICE void rotate(T* head, C* cache, f32 factor, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
-    u32 low = interleaved ? 2 * pair : pair, high = interleaved ? low + 8 : pair + half;
-    Piece<T> a = load_piece(head + low), b = load_piece(head + high);
+DEVICE void rotate(
+    Pairs<T> pairs, T* head, C* cache, f32 factor, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
     f32 x[16];
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-        x[i] = load(a.x[i]);
-        x[i + 8] = load(b.x[i]);
+        x[i] = load(pairs.a.x[i]);
+        x[i + 8] = load(pairs.b.x[i]);
     }
-    if (norm) norm_head(x, *norm, low, high, half / 8);
+    if (norm) norm_head(x, *norm, pairs.low, pairs.high, half / 8);
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
         f32& first = interleaved ? x[2 * i] : x[i];
@@ -149,14 +165,14 @@ DEVICE void rotate(T* head, C* cache, f32 factor, const f32* angles, u32 half, u
     }
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-        a.x[i] = Cast<T>::from(x[i]);
-        b.x[i] = Cast<T>::from(x[i + 8]);
+        pairs.a.x[i] = Cast<T>::from(x[i]);
+        pairs.b.x[i] = Cast<T>::from(x[i + 8]);
     }
-    *(uint4*)(head + low) = a.bits;
-    *(uint4*)(head + high) = b.bits;
+    *(uint4*)(head + pairs.low) = pairs.a.bits;
+    *(uint4*)(head + pairs.high) = pairs.b.bits;
     if (cache) {
-        store_piece(cache + low, a, factor);
-        store_piece(cache + high, b, factor);
+        store_piece(cache + pairs.low, pairs.a, factor);
+        store_piece(cache + pairs.high, pairs.b, factor);
     }
 }
 
@@ -166,8 +182,7 @@ template <typename T, typename C>
 DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values, const HeadNorms* norms) {
     extern __shared__ f32 angles[];
     launch_dependents();
-    u32 row = blockIdx.x, sequence = batch.row_sequence[row], half = layer.rotary_dim / 2;
-    u32 position = sequence == NOBODY ? 0 : batch.positions[row];
+    u32 row = blockIdx.x, sequence = batch.row_sequence[row], position = batch.positions[row], half = layer.rotary_dim / 2;
     make_angles(angles, layer, position);
     u64 block = sequence == NOBODY ? 0 : batch.blocks[batch.first_block[sequence] + position / layer.block_size];
     u32 slot = position % layer.block_size;
@@ -176,7 +191,6 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
         norms->k.touch(threadIdx.x);
     }
     wait_for_inputs();
-    __syncthreads();
     if (sequence == NOBODY) return;
     T* x = qkv + row * (u64)layer.qkv_width;
     T* k = x + layer.q_heads * layer.dim;
@@ -184,13 +198,10 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
     auto cached = [&](C* cache, u32 head, u32 dim) { return cache + ((block * layer.kv_heads + head) * layer.block_size + slot) * dim; };
     u32 turns = half / 8, rest = (layer.dim - layer.rotary_dim) / 8, pieces = layer.v_dim / 8;
     u32 rotated = (layer.q_heads + layer.kv_heads) * turns;
-    for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {
-        u32 head = i / turns;
-        C* cache = head < layer.q_heads ? (C*)0 : cached(keys, head - layer.q_heads, layer.dim);
-        const HeadNorm* norm = !norms ? (const HeadNorm*)0 : head < layer.q_heads ? &norms->q : &norms->k;
-        if (layer.interleaved) rotate(x + head * layer.dim, cache, layer.key_factor, angles, half, i % turns * 8, true, norm);
-        else rotate(x + head * layer.dim, cache, layer.key_factor, angles, half, i % turns * 8, false, norm);
-    }
+    auto load_pairs = [&](u32 i) { return Pairs<T>::load(x + i / turns * layer.dim, half, i % turns * 8, layer.interleaved); };
+    // Nothing up to the barrier needs angles: where the row was there first, it comes while they are made.
+    Pairs<T> pairs;
+    if (threadIdx.x < rotated) pairs = load_pairs(threadIdx.x);
     for (u32 i = threadIdx.x; i < layer.kv_heads * rest; i += blockDim.x) {
         u32 head = i / rest, at = layer.rotary_dim + i % rest * 8;
         store_piece(cached(keys, head, layer.dim) + at, load_piece(k + head * layer.dim + at), layer.key_factor);
@@ -198,6 +209,15 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
     for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
         u32 head = i / pieces, at = i % pieces * 8;
         store_piece(cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at), layer.value_factor);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {
+        if (i >= blockDim.x) pairs = load_pairs(i);
+        u32 head = i / turns, pair = i % turns * 8;
+        C* cache = head < layer.q_heads ? (C*)0 : cached(keys, head - layer.q_heads, layer.dim);
+        const HeadNorm* norm = !norms ? (const HeadNorm*)0 : head < layer.q_heads ? &norms->q : &norms->k;
+        if (layer.interleaved) rotate(pairs, x + head * layer.dim, cache, layer.key_factor, angles, half, pair, true, norm);
+        else rotate(pairs, x + head * layer.dim, cache, layer.key_factor, angles, half, pair, false, norm);
     }
 }
 

@@ -8,11 +8,11 @@
 //     block 0, rows 128 |     |     |        1 and 2 own 64 rows each, with all columns in registers;
 //     block 1, rows 128 |     |     |        while one writes its sums, the other multiplies on
 //
-// Where there are fewer rows, weights come from memory for one block, which has 128 or 64 of them.
+// Where there are fewer rows, weights come from memory for one block, which has 192 rows (and three warpgroups), 128 or 64.
 //
 // The order of a row's sum depends on k alone, not on the other rows.
 #include "gated_product.cuh"
-#include "hopper.cuh"
+#include "hopper_rows.cuh"
 
 // Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a box (112 or 128), blocks of
 // a cluster, and stages (`src/matmul_hopper.rs`).
@@ -109,6 +109,16 @@ struct HopperProduct {
         } else if (lane < BLOCKS) barrier_arrive_after_reading(address_in(empty + 8 * (used % DEPTH), lane));
     }
 
+    // Of three warpgroups each multiplies box by box: the compiler has registers for no more at once.
+    DEVICE static void multiply(f32 (&c)[SUMS], u64 rows, u32 boxes, u32 add) {
+        if constexpr (ROWS == 192) {
+            multiply_shared(T(), *(f32(*)[SUMS / 2])c, rows, operand(boxes, 0), add);
+            multiply_shared(T(), *(f32(*)[SUMS / 2])(c + SUMS / 2), rows, operand(boxes + BOX_BYTES, 0), add);
+        } else {
+            multiply_shared(T(), c, rows, operand(boxes, 0), add);
+        }
+    }
+
     DEVICE void consume(void* out, const TensorMap* to, const f32* bias, u32 group) const {
         const u32 lane = threadIdx.x % 32;
         u32 used = 0;
@@ -120,7 +130,7 @@ struct HopperProduct {
                 products_begin();
 #pragma unroll
                 for (u32 k = 0; k < STEP / 16; k++)
-                    multiply_shared(T(), c, operand(at + group * (64 * 128) + k * 32, 0), operand(at + X_BYTES + k * 32, 0), step + k);
+                    multiply(c, operand(at + group * (64 * 128) + k * 32, 0), at + X_BYTES + k * 32, step + k);
                 products_commit();
                 // The stage before is no longer read.
                 products_wait<1>();
@@ -311,10 +321,12 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     launch_dependents();
     if (threadIdx.x < 128) {
         if constexpr (ROWS == 128) give_registers<40>();
+        if constexpr (ROWS == 192) give_registers<32>();
         if (threadIdx.x == 0) it.feed(&x, &w);
         else wait_for_inputs();
     } else {
         if constexpr (ROWS == 128) take_registers<232>();
+        if constexpr (ROWS == 192) take_registers<160>();
         wait_for_inputs();
         it.consume(out, &to, bias, threadIdx.x / 128 - 1);
     }

@@ -37,8 +37,14 @@ struct Config {
 
 impl Config {
     fn all() -> impl Iterator<Item = Self> {
-        BOXES_ROWS.into_iter().flat_map(|columns| [17, 65, 129].map(|rows| Self::with(rows, columns)))
+        BOXES_ROWS
+            .into_iter()
+            .flat_map(|columns| [17, 65, 193].map(|rows| Self::with(rows, columns)))
+            .chain([Self::TALL])
     }
+
+    /// For rows that would leave much of two blocks' tiles empty. Three warpgroups have registers for the narrower boxes.
+    const TALL: Self = Self { rows: 192, blocks: 1, depth: 4, columns: 112 };
 
     fn with(rows: usize, columns: usize) -> Self {
         match rows {
@@ -50,12 +56,13 @@ impl Config {
 
     /// For so many rows of `x` and tiles of a box of the output's columns, or of two.
     fn of(rows: usize, width: usize, boxes: usize, multiprocessors: usize) -> Self {
-        let all = BOXES_ROWS.map(|columns| Self::with(rows, columns));
+        let usual = BOXES_ROWS.map(|columns| Self::with(rows, columns));
+        let tall = (129..=Self::TALL.rows).contains(&rows).then_some(Self::TALL);
         let time = |config: &Self| {
             let tiles = rows.div_ceil(config.rows * config.blocks) * width.div_ceil(boxes * config.columns);
-            tiles.div_ceil(multiprocessors / config.blocks) * config.columns
+            tiles.div_ceil(multiprocessors / config.blocks) * config.rows * config.columns
         };
-        all.into_iter().min_by_key(time).unwrap_or(all[0])
+        usual.into_iter().chain(tall).min_by_key(time).unwrap_or(usual[0])
     }
 
     fn special(&self, dtype: DType, function: Option<Function>) -> Special {
@@ -164,7 +171,9 @@ mod tests {
             let special = Config::of(rows, 14336, boxes, 132).special(DType::Bf16, function);
             assert_eq!(ahead.iter().filter(|known| **known == special).count(), 1, "{rows} rows");
         };
-        [17, 64, 65, 128, 129, 8192].into_iter().for_each(|rows| once(rows, Some(Activation::Silu.into()), 1));
+        [17, 64, 65, 128, 129, 192, 193, 8192]
+            .into_iter()
+            .for_each(|rows| once(rows, Some(Activation::Silu.into()), 1));
         [MANY_ROWS + 1, 8192].into_iter().for_each(|rows| once(rows, None, 2));
     }
 
@@ -172,6 +181,14 @@ mod tests {
     fn boxes_are_as_wide_as_keeps_all_multiprocessors_busy() {
         let columns = |rows| Config::of(rows, 14336, 1, 132).columns;
         // 128 tiles for 132 multiprocessors, 2 x 128 for 2 x 132; and of many rows the widest.
-        assert_eq!([64, 128, 256, 8192].map(columns), [112, 112, 112, 128]);
+        assert_eq!([64, 128, 192, 256, 8192].map(columns), [112, 112, 112, 112, 128]);
+    }
+
+    #[test]
+    fn tall_tiles_are_taken_where_they_are_the_shorter_way() {
+        let tall = |rows, width| Config::of(rows, width, 1, 132) == Config::TALL;
+        assert_eq!([128, 129, 192, 193].map(|rows| tall(rows, 14336)), [false, true, true, false]);
+        // 28 tiles are fewer than multiprocessors either way.
+        assert!(!tall(160, 3072));
     }
 }

@@ -5,7 +5,7 @@ use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
 use kernels_cuda::{CudaOptions, Products};
 
 /// Rows, outputs and inputs: ragged in each, many tiles, few of them and a k of many parts, and a k that is no multiple of a stage.
-const SHAPES: [(usize, usize, usize); 14] = [
+const SHAPES: [(usize, usize, usize); 15] = [
     (17, 528, 200),
     (33, 8208, 64),
     (64, 272, 328),
@@ -15,6 +15,7 @@ const SHAPES: [(usize, usize, usize); 14] = [
     (90, 1040, 576),
     (128, 7184, 320),
     (129, 16, 8),
+    (176, 17008, 264),
     (256, 512, 64),
     (300, 272, 520),
     (700, 1040, 200),

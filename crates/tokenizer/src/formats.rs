@@ -2,7 +2,7 @@
 //! everything else is the same for all.
 
 mod byte_level;
-mod charsmap;
+pub(crate) mod charsmap;
 mod gguf;
 mod merges;
 mod pieces;

@@ -23,6 +23,7 @@ pub(crate) fn load(model: &Path) -> Result<(Reference, SpecialTokens), Tokenizer
     let (mut reference, path, ends) = match path.is_file() {
         true => {
             let reference = Reference::from_bytes(read(&path)?).map_err(|error| unusable(&path, &error))?;
+            formats::charsmap::check_all(&reference).map_err(|error| unusable(&path, &error))?;
             let ends = rebuilt_ends(&config);
             (reference, path, ends)
         }

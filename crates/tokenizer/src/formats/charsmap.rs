@@ -5,6 +5,27 @@
 //! ```
 //! A unit holds a label (bits 0–7), whether a value follows (bit 8), and the distance to its children (bits 10–31, times 256 with bit 9).
 
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde_json::Value;
+use tokenizers::Tokenizer as Reference;
+
+/// Checks the rules that a tokenizer's file brought along, wherever its normalizer has some.
+pub(crate) fn check_all(reference: &Reference) -> tokenizers::Result<()> {
+    // The reference implementation shows its rules only as it would write them.
+    check_within(&serde_json::to_value(reference.get_normalizer())?)
+}
+
+fn check_within(written: &Value) -> tokenizers::Result<()> {
+    match written {
+        Value::Array(parts) => parts.iter().try_for_each(check_within),
+        Value::Object(fields) => fields.iter().try_for_each(|(name, field)| match (name.as_str(), field) {
+            ("precompiled_charsmap", Value::String(rules)) => check(&STANDARD.decode(rules)?),
+            (_, field) => check_within(field),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Whether every walk through the rules stays inside them, whatever the text.
 pub(super) fn check(charsmap: &[u8]) -> tokenizers::Result<()> {
     let damaged = || tokenizers::Error::from("its precompiled_charsmap is damaged");
@@ -45,6 +66,8 @@ fn children(unit: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// Rules that replace "a" by "b": the root's children lie at 256, `a` among them; its value at 512.
@@ -67,6 +90,33 @@ mod tests {
         check(&bytes).unwrap();
         let rules = tokenizers::normalizers::Precompiled::from(&bytes).unwrap();
         assert_eq!(rules.normalize_string("xax"), "xbx");
+    }
+
+    #[test]
+    fn rules_in_a_tokenizer_json_are_checked_when_it_is_loaded() {
+        let (mut units, replacements) = rules();
+        let load = |units: &[u32]| {
+            let rules = STANDARD.encode(bytes(units, &replacements));
+            let dir = tempfile::tempdir().unwrap();
+            let json = json!({
+                "version": "1.0",
+                "added_tokens": [],
+                "normalizer": {"type": "Sequence", "normalizers": [
+                    {"type": "Lowercase"},
+                    {"type": "Precompiled", "precompiled_charsmap": rules},
+                ]},
+                "model": {"type": "WordLevel", "vocab": {"b": 0, "?": 1}, "unk_token": "?"},
+            });
+            std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+            crate::Tokenizer::load(dir.path())
+        };
+        assert_eq!(load(&units).unwrap().encode("A", false).unwrap(), [0]);
+        units[512] = 9;
+        let refused = load(&units).err().expect("a refusal").to_string();
+        assert!(
+            refused.contains("tokenizer.json cannot be used") && refused.contains("precompiled_charsmap"),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Every figure is appended to the folder of results as soon as it is known, so that a run that is cut off loses nothing and several
 //! runs (other models, the other side) make one table. `--table` only prints what is there.
 
+mod figure;
 mod offline;
 mod online;
 mod process;

@@ -5,12 +5,7 @@ use std::{ffi::OsStr, fs, path::PathBuf, process::Child, time::Duration};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-use super::{
-    process::Server,
-    results::{Figure, Results},
-    side::Stage,
-    work::PAUSE_S,
-};
+use super::{figure::Figure, process::Server, results::Results, side::Stage, work::PAUSE_S};
 
 /// Requests under way, and how many there are in all.
 const LOADS: &[(usize, usize)] = &[(1, 5), (16, 48), (64, 192), (256, 512)];

@@ -4,11 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{
-    results::{Figure, Read},
-    shape::Shape,
-    side::Side,
-};
+use super::{figure::Figure, results::Read, shape::Shape, side::Side};
 
 /// Goals of the design for one H200: model, row, bound.
 const GOALS: &[(Shape, &str, f64)] = &[

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    results::{Figure, Line},
+    figure::{Figure, Line},
     shape::Shape,
 };
 

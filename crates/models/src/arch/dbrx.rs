@@ -8,7 +8,7 @@ use model_spec::{
 use super::expert_naming::{ExpertNaming, StackedPiece};
 use super::mixtures::mixture;
 use super::naming::{LLAMA, Naming};
-use super::parts::{Sizes, Tied};
+use super::parts::{Sizes, Tied, bound};
 use super::{Blueprint, Folder};
 use crate::weights::{Part, Stripes};
 
@@ -41,7 +41,7 @@ fn attend(config: &ConfigFile, attention: &ConfigFile, sizes: &Sizes) -> Result<
     let theta = attention.number_or("rope_theta", 10000.0)?;
     let rope = RopeDefaults { theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
     let position = Position::Rope(read_rope(config, rope)?);
-    let clip = attention.number_opt("clip_qkv")?.map(|clip| clip as f32);
+    let clip = bound(attention, "clip_qkv")?;
     Ok(AttentionSpec { clip, ..sizes.attention(position, Biases::default()) })
 }
 

@@ -8,7 +8,7 @@ use model_spec::{
 use super::expert_naming::{ExpertNaming, StackedPiece};
 use super::mixtures::{experts, mixture};
 use super::naming::{LLAMA, Naming};
-use super::parts::{Sizes, Tied, sliding_layers};
+use super::parts::{Sizes, Tied, bound, sliding_layers};
 use super::{Blueprint, Folder};
 use crate::weights::{Part, Stripes};
 
@@ -19,7 +19,7 @@ pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let bias = config.flag_or("attention_bias", true)?;
     let position = sizes.rope(config, RopeStyle::Halves)?;
     let attention = AttentionSpec { sinks: true, ..sizes.attention(position, Biases { qkv: bias, output: bias }) };
-    let limit = config.number_or("swiglu_limit", 7.0)? as f32;
+    let limit = bound(config, "swiglu_limit")?.unwrap_or(7.0);
     let (count, routing) = experts(config, "num_local_experts")?;
     let mlp = sizes.mlp(MlpKind::Gated, Activation::ClampedSwiGlu { limit }, true);
     let mixture = mixture(mlp, (count, RoutingSpec { bias: true, ..routing }));

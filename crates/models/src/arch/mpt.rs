@@ -6,7 +6,7 @@ use model_spec::{
 };
 
 use super::naming::{LLAMA, Naming};
-use super::parts::{Sizes, Tied, layer};
+use super::parts::{Sizes, Tied, bound, layer};
 use super::{Blueprint, Folder};
 use crate::weights::Part;
 
@@ -63,8 +63,8 @@ fn attend(attention: &ConfigFile, sizes: &Sizes, bias: bool) -> Result<Attention
         false => Position::None,
     };
     let usual = sizes.attention(position, Biases { qkv: bias, output: bias });
-    let number = |key| attention.number_opt(key).map(|x| x.map(|x| x as f32));
-    Ok(AttentionSpec { scale: number("softmax_scale")?.unwrap_or(usual.scale), clip: number("clip_qkv")?, ..usual })
+    let scale = attention.number_opt("softmax_scale")?.map_or(usual.scale, |scale| scale as f32);
+    Ok(AttentionSpec { scale, clip: bound(attention, "clip_qkv")?, ..usual })
 }
 
 const NAMING: Naming = Naming {

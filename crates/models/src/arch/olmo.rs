@@ -7,14 +7,14 @@ use model_spec::{
 };
 
 use super::naming::{LLAMA, Naming};
-use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
+use super::parts::{Sizes, Tied, activation, bound, layer, sliding_layers};
 use super::{Blueprint, Folder};
 use crate::weights::Part;
 
 pub(super) fn olmo(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let sizes = Sizes::read(&folder.config)?;
     let norm = NormSpec { scale: NormScale::None, bias: false, ..NormSpec::layer(1e-5) };
-    let clip = folder.config.number_opt("clip_qkv")?.map(|clip| clip as f32);
+    let clip = bound(&folder.config, "clip_qkv")?;
     let position = sizes.rope(&folder.config, RopeStyle::Halves)?;
     let attention = AttentionSpec { clip, ..attention(folder, &sizes, position)? };
     build(folder, &sizes, vec![attention; sizes.layers], (norm, LayerNorms::before(norm)))

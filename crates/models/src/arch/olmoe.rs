@@ -5,13 +5,14 @@ use model_spec::{ConfigError, NormSpec, QkNorm, RoutingSpec};
 use super::expert_naming::ExpertNaming;
 use super::mixtures::{experts, mix_layers, mixture};
 use super::naming::{LLAMA, Naming};
+use super::parts::bound;
 use super::{Blueprint, Folder, llama};
 
 pub(super) fn olmoe(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let mut spec = llama::llama(folder)?.spec;
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-5)? as f32);
-    let clip = config.number_opt("clip_qkv")?.map(|clip| clip as f32);
+    let clip = bound(config, "clip_qkv")?;
     for attention in spec.layers.iter_mut().filter_map(|layer| layer.mixer.attention_mut()) {
         (attention.qk_norm, attention.clip) = (Some(QkNorm::Whole(norm)), clip);
     }

@@ -196,6 +196,14 @@ pub(super) fn activation(config: &ConfigFile, key: &str, default: &str) -> Resul
         .ok_or_else(|| config.unsupported(key, "expected silu, gelu, gelu_new, gelu_pytorch_tanh, relu or relu2"))
 }
 
+/// How far from 0 numbers may be, under `key`; absent: any number will do.
+pub(super) fn bound(config: &ConfigFile, key: &str) -> Result<Option<f32>, ConfigError> {
+    match config.number_opt(key)? {
+        Some(bound) if bound < 0.0 => Err(config.unsupported(key, "expected 0 or more")),
+        bound => Ok(bound.map(|bound| bound as f32)),
+    }
+}
+
 /// Whether each layer's attention slides: as `layer_types` says, else as `default` does.
 pub(super) fn sliding_layers(
     config: &ConfigFile,
@@ -208,5 +216,22 @@ pub(super) fn sliding_layers(
         }
         Some(types) => Ok(types.iter().map(|kind| kind == "sliding_attention").collect()),
         None => Ok((0..layers).map(default).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn bounds_are_not_negative() {
+        let read =
+            |text: &str| bound(&ConfigFile::parse(Path::new("config.json"), text.as_bytes()).unwrap(), "clip_qkv");
+        assert_eq!(read("{}").unwrap(), None);
+        assert_eq!(read(r#"{"clip_qkv": 8}"#).unwrap(), Some(8.0));
+        let refusal = read(r#"{"clip_qkv": -8}"#).unwrap_err().to_string();
+        assert!(refusal.contains("clip_qkv") && refusal.contains("0 or more"), "{refusal}");
     }
 }

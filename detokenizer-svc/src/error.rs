@@ -17,8 +17,8 @@ pub(crate) fn ending() -> Failure {
 /// One event is larger than any message can be: of a prompt that is echoed, or of log-probabilities.
 pub(crate) fn too_large(bytes: usize, limit: usize) -> Failure {
     let message = format!(
-        "The answer is too large: {bytes} bytes of it cannot be told apart, and {limit} is the limit. Ask for fewer log-probabilities, or \
-         send a shorter prompt where its text or its log-probabilities are asked for."
+        "The answer is too large: a part of it that cannot be divided has {bytes} bytes, the limit is {limit}. Ask for fewer \
+         log-probabilities, or send a shorter prompt where its text or its log-probabilities are asked for."
     );
     Failure { kind: Kind::Invalid.into(), message, param: String::new() }
 }

@@ -107,31 +107,6 @@ __device__ __noinline__ void describe(
     }
 }
 
-// The best of a part of a row that its sequence sees as it is and that begins and ends at 16 bytes. Comparing is so little that what `each_logit`
-// does for each would count: several are read at once instead, and no bound is looked at twice.
-DEVICE Best best_untouched(const f32* logits, u32 first, u32 past) {
-    const u32 AHEAD = 4;
-    Best best;
-    for (u32 base = first + 4 * threadIdx.x; base < past; base += 4 * AHEAD * blockDim.x) {
-        float4 x[AHEAD];
-#pragma unroll
-        for (u32 j = 0; j < AHEAD; j++) {
-            const u32 i = base + 4 * j * blockDim.x;
-            if (i < past) x[j] = __ldcs((const float4*)(logits + i));
-        }
-#pragma unroll
-        for (u32 j = 0; j < AHEAD; j++) {
-            const u32 i = base + 4 * j * blockDim.x;
-            if (i >= past) break;
-            best.take(i, x[j].x);
-            best.take(i + 1, x[j].y);
-            best.take(i + 2, x[j].z);
-            best.take(i + 3, x[j].w);
-        }
-    }
-    return best;
-}
-
 // best[row][split]: the best logit of a part of a row and its token, the lowest of equals; 0 where there are only NaNs.
 extern "C" __global__ void choose_best(const Tables tables, const Row* rows, const f32* logits, u64* best) {
     __shared__ u64 parts[WARPS];
@@ -143,7 +118,7 @@ extern "C" __global__ void choose_best(const Tables tables, const Row* rows, con
     const u32 size = (all.vocab + 4 * SPLITS - 1) / (4 * SPLITS) * 4;
     const u32 first = min(blockIdx.x * size, all.vocab), past = min(first + size, all.vocab);
     Best own;
-    if (all.is_untouched() && all.vocab % 4 == 0) own = best_untouched(all.raw, first, past);
+    if (all.is_untouched() && all.vocab % 4 == 0) each_four(all.raw, first, past, blockDim.x, [&](u32 i, float4 x) { own.take(i, x); });
     else each_logit<1>(all.raw, first, past, threadIdx.x, blockDim.x, [&](u32 i, f32 x) { own.take(i, all.seen(i, x)); });
     const u64 mine = block_reduce<u64, max_of>(own.key(), parts);
     if (threadIdx.x == 0) best[blockIdx.y * SPLITS + blockIdx.x] = mine;

@@ -150,6 +150,27 @@ DEVICE void each_logit(const f32* logits, u32 first, u32 past, u32 mine, u32 thr
     }
 }
 
+// The same of a row that begins at 16 bytes and has a multiple of four tokens, and `look(i, x)` gets four at a time. Where looking is little,
+// what `each_logit` does for each token would count: several fours are read at once instead, and no bound is looked at twice.
+template <typename Look> DEVICE void each_four(const f32* logits, u32 first, u32 past, u32 threads, Look look) {
+    const u32 AHEAD = 4, step = 4 * threads;
+#pragma unroll 1
+    for (u32 base = first + 4 * threadIdx.x; base < past; base += AHEAD * step) {
+        float4 x[AHEAD];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) {
+            const u32 i = base + j * step;
+            if (i < past) x[j] = __ldcs((const float4*)(logits + i));
+        }
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) {
+            const u32 i = base + j * step;
+            if (i >= past) break;
+            look(i, x[j]);
+        }
+    }
+}
+
 // A row of logits as its sequence sees it.
 struct Logits {
     const f32* raw;
@@ -211,6 +232,12 @@ struct Best {
         const bool better = token == NOBODY ? x == x : x > logit;
         logit = better ? x : logit;
         token = better ? i : token;
+    }
+    DEVICE void take(u32 first, float4 x) {
+        take(first, x.x);
+        take(first + 1, x.y);
+        take(first + 2, x.z);
+        take(first + 3, x.w);
     }
     DEVICE u64 key() const { return token == NOBODY ? 0 : logit_key(logit, token); }
 };

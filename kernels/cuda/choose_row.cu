@@ -47,7 +47,6 @@ DEVICE void cluster_has_begun() { asm volatile("barrier.cluster.wait.acquire.ali
 
 // Brings what a sequence sees of the tokens from `first` on before `past` to shared memory, up to a multiple of four; the best that this thread saw.
 DEVICE Best bring(const Logits& all, u32 first, u32 past) {
-    const u32 AHEAD = 4;
     Best best;
     if (!all.is_untouched() || all.vocab % 4 != 0) {
         each_logit<1>(all.raw, first, past, threadIdx.x, REGION_THREADS, [&](u32 i, f32 x) {
@@ -58,25 +57,10 @@ DEVICE Best bring(const Logits& all, u32 first, u32 past) {
         if (threadIdx.x < 3) seen_logits[past - first + threadIdx.x] = -infinity();
         return best;
     }
-#pragma unroll 1
-    for (u32 base = first + 4 * threadIdx.x; base < past; base += 4 * AHEAD * REGION_THREADS) {
-        float4 x[AHEAD];
-#pragma unroll
-        for (u32 j = 0; j < AHEAD; j++) {
-            const u32 i = base + 4 * j * REGION_THREADS;
-            if (i < past) x[j] = __ldcs((const float4*)(all.raw + i));
-        }
-#pragma unroll
-        for (u32 j = 0; j < AHEAD; j++) {
-            const u32 i = base + 4 * j * REGION_THREADS;
-            if (i >= past) break;
-            *(float4*)(seen_logits + (i - first)) = x[j];
-            best.take(i, x[j].x);
-            best.take(i + 1, x[j].y);
-            best.take(i + 2, x[j].z);
-            best.take(i + 3, x[j].w);
-        }
-    }
+    each_four(all.raw, first, past, REGION_THREADS, [&](u32 i, float4 x) {
+        *(float4*)(seen_logits + (i - first)) = x;
+        best.take(i, x);
+    });
     return best;
 }
 

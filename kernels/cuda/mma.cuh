@@ -115,13 +115,6 @@ DEVICE uint4 widen(uint2 x) {
     return make_uint4(to[0], to[1], to[2], to[3]);
 }
 
-// 2^x, to about 2 units in the last place; 0 for -infinity.
-DEVICE f32 exp2_fast(f32 x) {
-    f32 y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Ends a product: stores a sum, or adds it to what is there.
 template <typename O>
 DEVICE void store_sum(O* to, f32 sum, u32 accumulate) {

@@ -74,6 +74,13 @@ template <> struct Cast<e4m3> {
 
 DEVICE f32 infinity() { return __uint_as_float(0x7f800000u); }
 
+// 2^x, to about 2 units in the last place; 0 for -infinity.
+DEVICE f32 exp2_fast(f32 x) {
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 DEVICE f32 warp_sum(f32 x) {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);

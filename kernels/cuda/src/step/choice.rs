@@ -1,18 +1,16 @@
 //! Chooses between a recorded step's graph and one kernel for all of it.
 
-use std::time::{Duration, Instant};
-
 use super::WholeStep;
 use crate::CudaBackend;
 use crate::device::Device;
 use crate::graph::Graph;
+use crate::measure;
 use crate::options::WholeSteps;
 use crate::recordings::Recorded;
 use kernels::ops::{Batch, Sequence};
 
-/// Lengths of the sequences that both are timed on: attention is what depends on them. And how often.
+/// Lengths of the sequences that both are timed on: attention is what depends on them.
 const LENGTHS: [usize; 8] = [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
-const RUNS: u32 = 4;
 
 impl CudaBackend {
     /// What to replay the step from that was just recorded, and whose operations were collected.
@@ -41,19 +39,19 @@ impl CudaBackend {
         }
     }
 
-    /// Whether it is faster by a hundredth or more.
+    /// Whether it is faster by a hundredth or more, which a device that does not tell the time cannot say.
     fn is_faster(&mut self, length: usize, step: &WholeStep, graph: &Graph) -> bool {
         self.pretend(length);
         if !step.is_current() || !graph.is_current() {
             return false;
         }
         let (batch, last) = (&self.batch, self.slots.last_tokens());
-        let alone = time(&mut self.device, |device| step.launch(device, batch.as_sent(), None));
-        let many = time(&mut self.device, |device| {
+        let alone = |device: &mut Device| step.launch(device, batch.as_sent(), None);
+        let many = |device: &mut Device| {
             batch.place(device, last);
             device.launch_graph(graph);
-        });
-        alone * 101 <= many * 100
+        };
+        measure::shortest(&mut self.device, [&alone, &many]).is_some_and(|[alone, many]| alone * 1.01 <= many)
     }
 
     /// Begins a step of a sequence of so many tokens, whoever's they are. Its own key and value go to a block that is nobody's.
@@ -69,13 +67,4 @@ impl CudaBackend {
         let position = [length as u32 - 1];
         self.start(Batch { tokens: &[0], positions: &position, sequences: &[sequence] }, Some(1));
     }
-}
-
-fn time(device: &mut Device, launch: impl Fn(&mut Device)) -> Duration {
-    launch(device);
-    device.synchronize();
-    let start = Instant::now();
-    (0..RUNS).for_each(|_| launch(device));
-    device.synchronize();
-    start.elapsed() / RUNS
 }

@@ -14,7 +14,7 @@ mod recurrent;
 mod shapes;
 
 use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
-pub use attention::{Attention, Heads, KvScales, KvShape, Rope, RopeStyle};
+pub use attention::{Attention, ExpectedAttention, Heads, KvScales, KvShape, Rope, RopeStyle};
 pub use handles::{Act, ExpertChoice, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::HostMatrix;
 pub use mixture::{ExpertGroups, GatedExperts, RouterScore, Routing};
@@ -189,6 +189,11 @@ pub trait Backend: Send {
     /// How much memory the device has and how much of it is free; absent where it is the machine's own.
     fn memory(&self) -> Option<DeviceMemory> {
         None
+    }
+
+    /// Layers with such attention will be loaded: what computes them may be compiled meanwhile.
+    fn expect_attention(&mut self, expected: ExpectedAttention) {
+        let _ = expected;
     }
 
     /// Takes a weight matrix into device memory, packing it as the device likes. `compute` is the activation type it will meet:

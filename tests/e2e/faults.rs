@@ -116,6 +116,44 @@ async fn ranks_that_cannot_meet_end_the_start_with_the_cause() -> anyhow::Result
     Ok(())
 }
 
+/// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for those that they need; steps are
+/// recorded, and done as one kernel, once what that takes is compiled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<()> {
+    if on_gpu() {
+        println!("skipped: the libraries of the GPU's driver come first");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (environment, _) = pretended(folder.path())?;
+    let notes = folder.path().join("notes");
+    fs::create_dir(&notes)?;
+    let hopper = [environment.as_slice(), &[("QUIRE_TEST_HOPPER", notes.display().to_string())]].concat();
+    let environment: Vec<_> = hopper.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let model = default_model().display().to_string();
+    let flags = ["--served-model-name", "m", "--dtype", "bfloat16", "--device", "auto", "--max-num-seqs", "32"];
+    let more = ["--kv-cache-memory-bytes", "64M", "--single-kernel-decode"];
+    let server = Server::start_with(&[&[model.as_str()], &flags[..], &more[..]].concat(), &environment).await?;
+    let noted = |what: &str| notes.join(what).exists();
+    for kernel in ["attention_prefill_hopper", "attention_decode", "matmul_few", "matmul_few_gated"] {
+        eventually(kernel, || async { noted(&format!("compiled-{kernel}.cu")) }).await?;
+        ensure!(!noted(&format!("launched-{kernel}")), "{kernel} is ordered before it is needed");
+    }
+    for _ in 0..2 {
+        let answer = says(&server, &[5, 6, 7], &[0; 20]);
+        tokio::time::timeout(BACK, answer).await.context("a request that waits for the compiler")??;
+    }
+    ensure!(noted("launched-graph") && !noted("launched-whole_step"), "{}", server.log());
+    fs::write(notes.join("go"), "")?;
+    eventually("recordings of all kinds", || async { server.log().contains("decode steps are recorded") }).await?;
+    eventually("a step as one kernel", || async {
+        let answered = server.client().greedy("m", &[5, 6, 7], 20).await;
+        answered.is_ok() && noted("launched-whole_step")
+    })
+    .await
+    .with_context(|| server.log())
+}
+
 /// Flags for servers with pretended GPUs.
 const PRETENDED: &[&str] = &["--device", "auto", "--enforce-eager", "--kv-cache-memory-bytes", "64M"];
 

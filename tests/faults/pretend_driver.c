@@ -3,6 +3,11 @@
 //
 // Memory is the host's, kernels do nothing, and what was queued takes 2 ms, so that requests run for a while; all tokens are 0. While the file that
 // QUIRE_TEST_LOST names exists, every call fails as with a GPU that fell off the bus, and processes that start find none.
+//
+// Where QUIRE_TEST_HOPPER names a folder the GPUs are Hopper's. There a file tells of each kernel that was `compiled` or `launched`, and until there is a
+// file `go`, kernels that no request needs are being compiled.
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -29,17 +34,32 @@ static int done(double at) {
     return state();
 }
 
+static int is_hopper(void) { return getenv("QUIRE_TEST_HOPPER") != NULL; }
+
+// The path of a file in the folder.
+static const char *place(char *path, size_t room, const char *what, const char *name) {
+    snprintf(path, room, "%s/%s%s", getenv("QUIRE_TEST_HOPPER"), what, name);
+    return path;
+}
+
+static void note(const char *what, const char *name) {
+    char path[4096];
+    if (is_hopper()) close(open(place(path, sizeof path, what, name), O_CREAT | O_WRONLY, 0600));
+}
+
 // The driver.
 int cuInit(unsigned flags) { return state() ? NO_DEVICE : OK; }
-int cuDriverGetVersion(int *version) { return *version = 12000, OK; }
+int cuDriverGetVersion(int *version) { return *version = is_hopper() ? 12080 : 12000, OK; }
 int cuDeviceGetCount(int *count) { return *count = 2, state(); }
 int cuDeviceGet(int *device, int number) { return *device = number, state(); }
 int cuDeviceGetName(char *name, int room, int device) { return strncpy(name, "pretended", (size_t)room), state(); }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     switch (attribute) {
-        case 75: *value = 7; break;  // compute capability
-        case 76: *value = 5; break;
-        case 81: case 97: *value = 64 << 10; break;  // shared memory
+        case 16: *value = is_hopper() ? 132 : 4; break;  // multiprocessors
+        case 75: *value = is_hopper() ? 9 : 7; break;  // compute capability
+        case 76: *value = is_hopper() ? 0 : 5; break;
+        case 81: *value = (is_hopper() ? 228 : 64) << 10; break;  // shared memory of a multiprocessor
+        case 97: *value = (is_hopper() ? 227 : 64) << 10; break;  // and of a block
         default: *value = 4;
     }
     return state();
@@ -66,14 +86,28 @@ int cuEventDestroy_v2(handle event) { return free(event), state(); }
 int cuEventRecord(handle event, handle stream) { return *(double *)event = now() + 2e-3, state(); }
 int cuEventQuery(handle event) { return *(double *)event > now() ? NOT_READY : state(); }
 int cuEventSynchronize(handle event) { return done(*(double *)event); }
+int cuEventElapsedTime_v2(float *millis, handle start, handle end) {
+    return *millis = (float)(*(double *)end - *(double *)start) * 1e3f, state();
+}
 int cuStreamWaitEvent(handle stream, handle event, unsigned flags) { return state(); }
+int cuStreamBeginCapture_v2(handle stream, int mode) { return state(); }
+int cuStreamEndCapture(handle stream, handle *graph) { return *graph = something, state(); }
+int cuGraphInstantiateWithFlags(handle *executable, handle graph, unsigned long long flags) { return *executable = something, state(); }
+int cuGraphUpload(handle executable, handle stream) { return state(); }
+int cuGraphLaunch(handle executable, handle stream) { return note("launched-", "graph"), state(); }
+int cuGraphDestroy(handle graph) { return state(); }
+int cuGraphExecDestroy(handle executable) { return state(); }
 int cuModuleLoadData(handle *module, const void *code) { return *module = something, state(); }
 int cuModuleUnload(handle module) { return state(); }
-int cuModuleGetFunction(handle *function, handle module, const char *name) { return *function = something, state(); }
+int cuModuleGetFunction(handle *function, handle module, const char *name) { return *function = strdup(name), state(); }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, handle function, int threads, size_t shared) { return *blocks = 1, state(); }
+int cuOccupancyMaxActiveClusters(int *clusters, handle function, const void *config) { return *clusters = 8, state(); }
+int cuTensorMapEncodeTiled(handle map, int type, unsigned rank, handle memory, const void *sizes, const void *strides, const void *box,
+                           const void *steps, int interleave, int swizzle, int promotion, int fill) { return state(); }
 int cuFuncSetAttribute(handle function, int attribute, int value) { return state(); }
 int cuLaunchKernel(handle function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, handle stream,
                    void **arguments, void **more) { return state(); }
-int cuLaunchKernelEx(const void *config, handle function, void **arguments, void **more) { return state(); }
+int cuLaunchKernelEx(const void *config, handle function, void **arguments, void **more) { return note("launched-", function), state(); }
 int cuGetErrorName(int error, const char **name) {
     return *name = error == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_DEVICE_UNAVAILABLE", OK;
 }
@@ -81,15 +115,21 @@ int cuGetErrorString(int error, const char **words) { return *words = "the prete
 
 // NVRTC.
 int nvrtcVersion(int *major, int *minor) { return *major = 12, *minor = 0, OK; }
-int nvrtcGetNumSupportedArchs(int *count) { return *count = 1, OK; }
-int nvrtcGetSupportedArchs(int *archs) { return *archs = 75, OK; }
+int nvrtcGetNumSupportedArchs(int *count) { return *count = 2, OK; }
+int nvrtcGetSupportedArchs(int *archs) { return archs[0] = 75, archs[1] = 90, OK; }
 int nvrtcCreateProgram(handle *program, const char *code, const char *name, int count, const void *headers, const void *names) {
-    return *program = something, OK;
+    return *program = strdup(name), OK;
 }
-int nvrtcCompileProgram(handle program, int count, const void *options) { return OK; }
+int nvrtcCompileProgram(handle program, int count, const void *options) {
+    static const char *const LATER[] = {"whole_step.cu", "matmul_parts.cu", "matmul_hopper.cu"};
+    char path[4096];
+    for (int i = 0; is_hopper() && i < 3; i++)
+        while (strcmp(program, LATER[i]) == 0 && access(place(path, sizeof path, "go", ""), F_OK) != 0) usleep(1000);
+    return note("compiled-", program), OK;
+}
 int nvrtcGetCUBINSize(handle program, size_t *bytes) { return *bytes = sizeof something, OK; }
 int nvrtcGetCUBIN(handle program, char *code) { return memset(code, 1, sizeof something), OK; }
-int nvrtcDestroyProgram(handle *program) { return OK; }
+int nvrtcDestroyProgram(handle *program) { return free(*program), OK; }
 const char *nvrtcGetErrorString(int error) { return "never"; }
 
 // NCCL, whose ranks never meet.

@@ -242,6 +242,7 @@ impl Args {
                 false => RankOptions::default(),
             }),
             whole_steps: match self.single_kernel_decode {
+                None if self.enforce_eager => WholeSteps::Never,
                 None => WholeSteps::Faster,
                 Some(true) => WholeSteps::Always,
                 Some(false) => WholeSteps::Never,

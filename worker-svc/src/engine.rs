@@ -150,6 +150,7 @@ impl<'m> Engine<'m> {
     pub(crate) fn record(&mut self, busy: bool) -> Result<bool, StepError> {
         let Some(step) = self.recorder.next(self.model, busy) else { return Ok(false) };
         self.recorder.record(step, self.model, &mut *self.group)?;
+        self.preparation.goes_on();
         Ok(true)
     }
 

@@ -32,7 +32,7 @@ impl Preparation {
         }
     }
 
-    /// There was another step, which may have asked for something new.
+    /// There was another step, or one was recorded, which may have asked for something new.
     pub(crate) fn goes_on(&mut self) {
         self.over = false;
     }

@@ -69,12 +69,11 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
         bail!("{batch} sequences of {context} tokens do not fit the KV cache ({} blocks)", ready.num_blocks);
     }
     let mut profile = Profile { device, ..Profile::default() };
-    while stage.engine.record(false)? {}
-    let (count, took, bytes) = stage.engine.recordings();
     // As it is in service, once nobody has asked for anything for a while.
     while stage.engine.has_pastime() {
         stage.engine.pass_time()?;
     }
+    let (count, took, bytes) = stage.engine.recordings();
     profile.recordings = (count, took.as_secs_f64(), bytes);
     // Once for everything that is made at first use.
     stage.prefill(shape)?;

@@ -40,9 +40,11 @@ impl Recorder {
         Self { off: enforce_eager, ..Self::default() }
     }
 
-    /// What is to be recorded now. `busy`: only what needs no step to be run.
+    /// What is to be recorded now. `busy`: only what needs no step to be run. A step that would wait for kernels to be compiled is left for later:
+    /// a request that comes meanwhile would wait with it.
     pub(crate) fn next(&self, model: &Model, busy: bool) -> Option<Recordable> {
-        if self.off { None } else { model.next_recording().filter(|step| step.has_run || !busy) }
+        let now = |step: &Recordable| step.has_run || (step.is_ready && !busy);
+        if self.off { None } else { model.next_recording().filter(now) }
     }
 
     /// Records a step, and says so when it was the last one.

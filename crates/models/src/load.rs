@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use kernels::ops::{Backend, DType, KvScales};
+use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvScales};
 use model_files::Format;
-use model_spec::{FloatType, ModelKind, ModelSpec};
+use model_spec::{FloatType, MixerSpec, ModelKind, ModelSpec};
 
 use crate::acts::Buffers;
 use crate::arch::{self, Blueprint, quantization};
@@ -124,6 +124,7 @@ pub fn load(
     network::build(&spec, &names, shard, &mut measure)?;
     let bytes_total = measure.bytes;
     let mut backend = backend;
+    expect(&mut *backend, &spec, shard, (compute, cache));
     let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
     report(0);
     let buffers = Buffers::new(limits.max_rows, compute);
@@ -142,6 +143,17 @@ pub fn load(
     let decoder = Decoder::new(parts);
     decoder.check_device().map_err(|fault| LoadError::Device(fault.to_string()))?;
     Ok(Model::decoder(decoder, weight_bytes))
+}
+
+/// Tells the device what attention will come, computed and kept in these types, before weights do.
+fn expect(backend: &mut dyn Backend, spec: &ModelSpec, shard: Shard, (compute, cache): (DType, DType)) {
+    for layer in &spec.layers {
+        if let MixerSpec::Attention(attention) = &layer.mixer {
+            let (q, kv) = (shard.part(attention.heads).len(), shard.kv_heads(attention.kv_heads).len());
+            let heads = Heads { q, kv, dim: attention.head_dim, v_dim: attention.v_head_dim };
+            backend.expect_attention(ExpectedAttention { heads, hidden: spec.hidden_size, compute, cache });
+        }
+    }
 }
 
 /// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless something else is asked for.

@@ -144,7 +144,7 @@ impl CudaBackend {
         }
         self.device.bind();
         self.catch_up();
-        self.device.grant() || self.measure_some()
+        self.device.grant() || self.measure_some() || self.device.await_orders()
     }
 
     /// Begins to compile what may do a product that came for the first time, with whatever number of rows.

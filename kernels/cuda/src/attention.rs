@@ -33,11 +33,9 @@ impl Attention {
     fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
         let Tensors { qkv, out, cache, .. } = tensors;
         let fits = device.context.arch >= LOWEST
-            && qkv.dtype.size() == 2
+            && are_fast([qkv.dtype, cache], [layer.dim, layer.v_dim].map(|dim| dim as usize))
             && out.dtype == qkv.dtype
-            && [qkv.dtype, DType::E4m3].contains(&cache)
             && !kv.shape.shared
-            && [layer.dim, layer.v_dim].iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
             && kv.shape.block_size.is_multiple_of(16);
         if !fits {
             return false;
@@ -53,6 +51,13 @@ impl Attention {
             || attention_prefill::run(device, counter, tensors, layer, Hopper::of(device, kv), batch))
             && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch))
     }
+}
+
+/// Whether the fast kernels are for rows and a cache of these types, and heads of these widths.
+pub(crate) fn are_fast([dtype, cache]: [DType; 2], dims: [usize; 2]) -> bool {
+    dtype.size() == 2
+        && [dtype, DType::E4m3].contains(&cache)
+        && dims.iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
 }
 
 /// Tokens of a block that a kernel reads at once by the copy engine, if one does so with a cache of this shape.

@@ -5,7 +5,7 @@ use super::batch::Batch;
 use super::context::{Context, Memory};
 use super::device::{Device, Shape, args};
 use super::special::Special;
-use kernels::ops::DType;
+use kernels::ops::{DType, Heads};
 
 /// Keys that a warp takes at a time.
 const KEYS: usize = 16;
@@ -64,6 +64,19 @@ pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize), 
     Special::new("attention_decode", dtype, &[&sizes, narrow(cache)].concat())
 }
 
+/// The kernels for few heads and for many.
+pub(crate) fn specials([dtype, cache]: [DType; 2], heads: Heads) -> Vec<Special> {
+    let (dims, tiles) = ((heads.dim, heads.v_dim), tiles(heads.q / heads.kv));
+    let mut all = Ring::of(cache, dims.0, dims.1).map(|ring| special([dtype, cache], dims, tiles, ring)).to_vec();
+    all.dedup();
+    all
+}
+
+/// Tiles of a group of query heads.
+fn tiles(group: usize) -> usize {
+    group.div_ceil(TILE_HEADS).min(MOST_TILES)
+}
+
 /// Partial sums of heads that several blocks share, and how many of them are there.
 #[derive(Debug)]
 pub(crate) struct Scratch {
@@ -91,7 +104,7 @@ struct Plan {
 impl Plan {
     fn new(context: &Context, types: [DType; 2], layer: &Layer, sequences: usize) -> Option<Self> {
         let (group, dims) = ((layer.q_heads / layer.kv_heads) as usize, (layer.dim as usize, layer.v_dim as usize));
-        let tiles = group.div_ceil(TILE_HEADS).min(MOST_TILES);
+        let tiles = tiles(group);
         let heads = sequences * layer.kv_heads as usize * group.div_ceil(TILE_HEADS * MOST_TILES);
         let multiprocessors = context.multiprocessors;
         let [few, many] = Ring::of(types[1], dims.0, dims.1);

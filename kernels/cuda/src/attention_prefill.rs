@@ -1,5 +1,6 @@
 //! Launches `kernels/cuda/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for sequences with several rows.
 
+use super::arch::Arch;
 use super::attention_layer::{Layer, Tensors, narrow};
 use super::batch::Batch;
 use super::context::Memory;
@@ -40,6 +41,14 @@ fn hopper_special([dtype, cache]: [DType; 2], dim: usize, blocks: usize) -> Spec
 pub(crate) fn hopper_specials(types: [DType; 2], dim: usize) -> impl Iterator<Item = Special> {
     let most = if types[1] == DType::E4m3 { 1 } else { HOPPER_BLOCKS };
     (1..=most).map(move |blocks| hopper_special(types, dim, blocks))
+}
+
+/// All kernels for rows of a type, a cache and heads, of which the Hopper ones are for layers without a soft cap or ALiBi.
+pub(crate) fn specials(arch: Arch, types: [DType; 2], dims: (usize, usize)) -> Vec<Special> {
+    match arch == HOPPER && dims.0 == dims.1 && HOPPER_DIMS.contains(&dims.0) {
+        true => hopper_specials(types, dims.0).collect(),
+        false => vec![special(types, dims)],
+    }
 }
 
 /// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block.

@@ -42,6 +42,7 @@ mod nvrtc;
 mod one_shot;
 mod operations;
 mod options;
+mod orders;
 mod prebuilt;
 mod product;
 mod profile;

@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 
+use super::context::Context;
 use super::device::{Device, Shape, args};
 use super::product::{Product, ProductShape};
 use super::special::{HOPPER, Special};
@@ -68,6 +69,16 @@ impl Config {
 struct ClusterShape {
     product: ProductShape,
     stages: u32,
+}
+
+/// All kernels for products with a matrix `[n, k]`.
+pub(crate) fn specials(context: &Context, [n, k]: [usize; 2], dtype: DType) -> Vec<Special> {
+    let fits = context.arch == HOPPER && k.is_multiple_of(PIECE);
+    let is_taken = |config: &Config| {
+        fits && config.ring(k, context.shared_of_block).is_some()
+            && (1..=config.rows).any(|rows| choose(rows, n, k) == Some(*config))
+    };
+    Config::ALL.into_iter().filter(is_taken).map(|config| config.special(dtype)).collect()
 }
 
 /// Queues a product; false if it is none for this kernel.

@@ -92,6 +92,19 @@ impl Config {
     }
 }
 
+/// All kernels for products with a matrix, without what gates them and with it.
+pub(crate) fn specials(n: usize, k: usize, dtype: DType) -> Vec<Special> {
+    let mut all = Vec::new();
+    for config in (1..=Config::most_rows(n)).map(|rows| Config::choose(rows, n, k)) {
+        for special in [Some(config.special(dtype)), config.gated_special(dtype)].into_iter().flatten() {
+            if k.is_multiple_of(PIECE) && !all.contains(&special) {
+                all.push(special);
+            }
+        }
+    }
+    all
+}
+
 /// Queues a product; false if it is none for this kernel.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
     run_between(device, product, Before::default(), After::default())
@@ -168,6 +181,9 @@ mod tests {
                 let choices: Vec<Config> = (1..=Config::most_rows(n)).map(|rows| Config::choose(rows, n, k)).collect();
                 assert!(choices.iter().all(|choice| Config::ALL.contains(choice)), "{n} x {k}");
                 assert!(choices.iter().all(|choice| choice.warps == choices[0].warps), "{n} x {k}");
+                let ordered = specials(n, k, DType::Bf16);
+                assert!(choices.iter().all(|choice| ordered.contains(&choice.special(DType::Bf16))), "{n} x {k}");
+                assert!(ordered.len() <= 6, "{n} x {k}: {ordered:?}");
                 for (rows, choice) in (1..).zip(&choices) {
                     assert!(choice.halves * HALF >= rows, "{rows} rows of {n} x {k}");
                 }

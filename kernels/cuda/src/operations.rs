@@ -13,8 +13,8 @@ use crate::weights::Weights;
 use crate::{attention, context, elementwise, experts, groups, norm, recordings, recurrent, rope_and_cache, routing};
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{
-    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpertChoice,
-    GatedExperts, HeadColumns, Heads,
+    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpectedAttention,
+    ExpertChoice, GatedExperts, HeadColumns, Heads,
 };
 use kernels::ops::{
     HostMatrix, KvLayer, KvScales, KvShape, Matrix, MatrixGroup, Norm, Place, Rope, Routing, RowSelection,
@@ -41,10 +41,15 @@ impl Backend for CudaBackend {
         Some(DeviceMemory { free: free as u64, total: total as u64 })
     }
 
+    fn expect_attention(&mut self, expected: ExpectedAttention) {
+        self.order_for_attention(expected);
+    }
+
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.device.bind();
         self.check_type(compute);
         self.matrices.push(self.staging.matrix(&mut self.device, pieces, compute));
+        self.order_for_newest_matrix();
         Matrix(newest(&self.matrices))
     }
 
@@ -63,6 +68,7 @@ impl Backend for CudaBackend {
         self.device.bind();
         self.check_type(compute);
         self.matrices.push(self.levels.matrix(&mut self.device, &mut self.staging, noise, compute));
+        self.order_for_newest_matrix();
         Some(Matrix(newest(&self.matrices)))
     }
 
@@ -466,7 +472,7 @@ impl Backend for CudaBackend {
     }
 
     fn next_recording(&self) -> Option<Recordable> {
-        self.device.fault().is_none().then(|| self.recordings.next())?
+        self.next_to_record()
     }
 
     fn start_recording(&mut self) {

@@ -3,8 +3,8 @@
 
 use super::acts::View;
 use super::graph::Graph;
+use super::special::Special;
 use super::step::WholeStep;
-use kernels::ops::Recordable;
 
 /// Device memory that a graph takes, at most: of a kernel, and beside kernels.
 const KERNEL_BYTES: u64 = 8 << 10;
@@ -15,8 +15,8 @@ const OTHER_KERNELS: u64 = 16;
 
 /// A step that can be replayed.
 pub(crate) enum Recorded {
-    /// Its kernels.
-    Graph(Graph),
+    /// Its kernels; and one that would do all of it, which is still being compiled.
+    Graph { graph: Graph, awaits: Option<Special> },
     /// The same, and one kernel in their place for sequences of up to so many tokens.
     Either { step: Box<WholeStep>, graph: Graph, up_to: usize },
 }
@@ -25,7 +25,7 @@ impl Recorded {
     /// Whether the memory that it names is still there.
     pub(crate) fn is_current(&self) -> bool {
         match self {
-            Self::Graph(graph) => graph.is_current(),
+            Self::Graph { graph, .. } => graph.is_current(),
             Self::Either { step, graph, .. } => step.is_current() && graph.is_current(),
         }
     }
@@ -34,14 +34,21 @@ impl Recorded {
     pub(crate) fn as_whole(&self, tokens: usize) -> Option<&WholeStep> {
         match self {
             Self::Either { step, up_to, .. } if tokens <= *up_to => Some(step),
-            Self::Graph(_) | Self::Either { .. } => None,
+            Self::Graph { .. } | Self::Either { .. } => None,
         }
     }
 
     /// Its kernels.
     pub(crate) fn graph(&self) -> &Graph {
         match self {
-            Self::Graph(graph) | Self::Either { graph, .. } => graph,
+            Self::Graph { graph, .. } | Self::Either { graph, .. } => graph,
+        }
+    }
+
+    fn awaits(&self) -> Option<Special> {
+        match self {
+            Self::Graph { awaits, .. } => *awaits,
+            Self::Either { .. } => None,
         }
     }
 }
@@ -87,11 +94,16 @@ impl Recordings {
         }
     }
 
-    /// What has run comes first: it will run again.
-    pub(crate) fn next(&self) -> Option<Recordable> {
-        let left = || self.kinds.iter().filter(|kind| !self.refused && (kind.outdated || kind.current().is_none()));
+    /// Rows of the next step, and whether such a step has run. What has comes first: it will run again.
+    pub(crate) fn next(&self, is_compiled: impl Fn(Special) -> bool) -> Option<(usize, bool)> {
+        let is_left = |kind: &Kind| match kind.current() {
+            _ if self.refused => false,
+            Some(recorded) => kind.outdated || recorded.awaits().is_some_and(&is_compiled),
+            None => true,
+        };
+        let left = || self.kinds.iter().filter(|kind| is_left(kind));
         let kind = left().find(|kind| kind.has_run).or_else(|| left().next())?;
-        Some(Recordable { rows: kind.rows, has_run: kind.has_run })
+        Some((kind.rows, kind.has_run))
     }
 
     pub(crate) fn keep(&mut self, rows: usize, recorded: Recorded) {
@@ -156,14 +168,15 @@ mod tests {
     #[test]
     fn what_has_run_is_recorded_first() {
         let mut recordings = Recordings::default();
-        assert_eq!(recordings.next(), None);
+        let next = |recordings: &Recordings| recordings.next(|_| true);
+        assert_eq!(next(&recordings), None);
         recordings.set(&[1, 2, 4]);
-        assert_eq!(recordings.next(), Some(Recordable { rows: 1, has_run: false }));
+        assert_eq!(next(&recordings), Some((1, false)));
         recordings.ran(4);
         recordings.ran(3);
-        assert_eq!(recordings.next(), Some(Recordable { rows: 4, has_run: true }));
+        assert_eq!(next(&recordings), Some((4, true)));
         recordings.refuse();
-        assert_eq!(recordings.next(), None);
+        assert_eq!(next(&recordings), None);
         assert_eq!(recordings.padded(3), 4);
     }
 }

@@ -1,7 +1,9 @@
 //! A step from its rows to its tokens, recorded and replayed.
 
+use std::time::Duration;
+
 use kernels::choose::{ChoiceRow, Ticket};
-use kernels::ops::{self, Act};
+use kernels::ops::{self, Act, Recordable};
 
 use crate::CudaBackend;
 
@@ -41,6 +43,13 @@ impl CudaBackend {
         }
         self.slots.send(&mut self.device, rows, count);
         self.slots.end(&mut self.device, logits, rows, count)
+    }
+
+    /// What is to be recorded next. Whatever is being compiled may be what its first run needs.
+    pub(crate) fn next_to_record(&self) -> Option<Recordable> {
+        let is_compiled = |special| self.device.is_compiled(special, Duration::ZERO);
+        let (rows, has_run) = self.recordings.next(is_compiled).filter(|_| self.device.fault().is_none())?;
+        Some(Recordable { rows, has_run, is_ready: !self.device.is_compiling() })
     }
 
     /// Keeps the step that was recorded, or says why it could not be.

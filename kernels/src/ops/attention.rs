@@ -54,6 +54,19 @@ pub struct Attention {
     pub alibi: Option<Vector>,
 }
 
+/// Attention of layers that are still to be loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpectedAttention {
+    /// Head counts.
+    pub heads: Heads,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// What rows are computed in.
+    pub compute: DType,
+    /// Element type of keys and values.
+    pub cache: DType,
+}
+
 /// Shape of one layer's KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {

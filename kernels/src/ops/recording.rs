@@ -7,6 +7,8 @@ pub struct Recordable {
     pub rows: usize,
     /// Such a step has run, so that nothing is left to be compiled, chosen or allocated.
     pub has_run: bool,
+    /// What the device would compile for its first run is compiled. Where not, [`Backend::prepare`](super::Backend::prepare) brings that nearer.
+    pub is_ready: bool,
 }
 
 /// Something that a device did: a kernel, or the replay of a recorded step.

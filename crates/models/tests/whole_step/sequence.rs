@@ -88,7 +88,11 @@ impl Sequence {
         let last = self.prompt[done..].to_vec();
         let first = self.step(model, &last, done, Some(0));
         while let Some(step) = model.next_recording() {
-            model.record(step, &mut Solo).expect("a step").expect("a recording");
+            if step.has_run || step.is_ready {
+                model.record(step, &mut Solo).expect("a step").expect("a recording");
+            }
+            // Kernels that are being compiled are waited for here.
+            while model.prepare() {}
         }
         first
     }

@@ -155,6 +155,16 @@ impl Device {
         }
     }
 
+    /// Whether kernels that were ordered are being compiled.
+    pub(crate) fn is_compiling(&self) -> bool {
+        self.workshop.is_busy()
+    }
+
+    /// Waits a moment for kernels that are being compiled; whether there were any.
+    pub(crate) fn await_orders(&self) -> bool {
+        self.workshop.wait(MOMENT)
+    }
+
     /// A step to come will need this kernel: it is compiled meanwhile, and loaded by [`Self::grant`].
     pub(crate) fn wish(&mut self, special: Special, shared: usize) {
         if !self.special.contains_key(&special) && !self.wishes.contains(&(special, shared)) {

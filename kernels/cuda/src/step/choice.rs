@@ -1,8 +1,8 @@
 //! Chooses between a recorded step's graph and one kernel for all of it.
 
-use super::WholeStep;
+use super::{Planned, WholeStep};
 use crate::CudaBackend;
-use crate::device::Device;
+use crate::device::{Device, MOMENT};
 use crate::graph::Graph;
 use crate::measure;
 use crate::options::WholeSteps;
@@ -13,14 +13,21 @@ use kernels::ops::{Batch, Sequence};
 const LENGTHS: [usize; 8] = [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
 
 impl CudaBackend {
-    /// What to replay the step from that was just recorded, and whose operations were collected.
+    /// What to replay the step from that was just recorded, and whose operations were collected. Nobody waits for the kernel to be compiled: the step
+    /// is recorded again once it is.
     pub(crate) fn whole_step(&mut self, graph: Graph) -> Recorded {
         let Some(ops) = self.collected.take().filter(|_| self.whole_steps != WholeSteps::Never) else {
-            return Recorded::Graph(graph);
+            return Recorded::Graph { graph, awaits: None };
         };
+        let Ok(planned) = Planned::new(&self.device.context, &ops) else {
+            return Recorded::Graph { graph, awaits: None };
+        };
+        if !self.device.is_compiled(planned.special, MOMENT) {
+            return Recorded::Graph { graph, awaits: Some(planned.special) };
+        }
         let last = self.slots.last_tokens();
-        let Ok(step) = WholeStep::new(&mut self.device, &mut self.staging, &ops, last) else {
-            return Recorded::Graph(graph);
+        let Ok(step) = WholeStep::new(&mut self.device, &mut self.staging, planned, last) else {
+            return Recorded::Graph { graph, awaits: None };
         };
         let up_to = match self.whole_steps {
             WholeSteps::Always => usize::MAX,

@@ -17,7 +17,7 @@ use crate::context::{Context, Memory};
 use crate::device::{Device, Shape, args};
 use crate::special::{HOPPER, Special};
 use crate::weights::Staging;
-use kernels::ops::DType;
+use kernels::ops::{DType, ExpectedAttention, Heads};
 use phase::{Input, Phase, Weights};
 use plan::Plan;
 
@@ -77,20 +77,32 @@ pub(crate) struct WholeStep {
     rest: Rest,
 }
 
+/// A step that one kernel can do, and that kernel.
+pub(crate) struct Planned {
+    plan: Plan,
+    pub(crate) special: Special,
+}
+
+impl Planned {
+    /// Of a step's operations; or why one kernel cannot do them.
+    pub(crate) fn new(context: &Context, ops: &[Op]) -> Result<Self, String> {
+        if context.arch < HOPPER {
+            return Err("it takes compute capability 9.0".to_owned());
+        }
+        let plan = plan::plan(ops, context.multiprocessors)?;
+        Ok(Self { special: plan.shape.special(plan.times()), plan })
+    }
+}
+
 impl WholeStep {
-    /// Of a step's operations; or why one kernel cannot do them. `last`: each slot's last token.
+    /// A step ready to be launched, or why it cannot be. `last`: each slot's last token.
     pub(crate) fn new(
         device: &mut Device,
         staging: &mut Staging,
-        ops: &[Op],
+        Planned { plan, special }: Planned,
         last: CUdeviceptr,
     ) -> Result<Self, String> {
         let blocks = device.context.multiprocessors;
-        if device.context.arch < HOPPER {
-            return Err("it takes compute capability 9.0".to_owned());
-        }
-        let plan = plan::plan(ops, blocks)?;
-        let special = plan.shape.special(plan.times());
         let (stages, shared) = plan.ring(device.context.shared_of_block)?;
         let shape = Shape { grid: [blocks, 1], block: THREADS, shared };
         if device.blocks_at_once(special, shape).is_none_or(|most| most == 0) {
@@ -144,7 +156,7 @@ impl Plan {
     /// Float4s of a normed row that a thread has, at most.
     fn times(&self) -> usize {
         let normed = self.phases.iter().filter(|phase| phase.input == Input::Normed);
-        normed.map(|phase| (phase.width as usize).div_ceil(4 * THREADS)).max().unwrap_or(1)
+        normed.map(|phase| times(phase.width as usize)).max().unwrap_or(1)
     }
 
     /// Stages of each warp's ring, and a block's shared memory.
@@ -162,6 +174,11 @@ impl Plan {
     }
 }
 
+/// The same for rows of so many columns.
+fn times(width: usize) -> usize {
+    width.div_ceil(4 * THREADS)
+}
+
 impl plan::Shape {
     fn special(&self, times: usize) -> Special {
         let Self { dtype, dim, v_dim, group, .. } = *self;
@@ -175,6 +192,16 @@ impl plan::Shape {
         let addends = [16, 16, 16, 8, 8].get(group).copied().unwrap_or(4);
         (rows + 4 * addends * group * (v_dim + 4) + 4 * (3 * WARPS * 8 + 2 * 8)).next_multiple_of(128)
     }
+}
+
+/// The kernel for steps with such attention, if the rest of them is what one kernel can do.
+pub(crate) fn special(
+    arch: Arch,
+    ExpectedAttention { heads, hidden, compute, cache }: ExpectedAttention,
+) -> Option<Special> {
+    let Heads { q, kv, dim, v_dim } = heads;
+    let shape = plan::Shape { dtype: compute, dim, v_dim, group: q / kv, kv_heads: kv };
+    (arch >= HOPPER && cache == compute && shape.fits()).then(|| shape.special(times(hidden)))
 }
 
 /// The usual shapes, to be compiled ahead: heads of 64 and 128 in rows of up to 4,096.

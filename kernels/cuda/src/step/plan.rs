@@ -36,6 +36,15 @@ pub(super) struct Shape {
     pub(super) kv_heads: usize,
 }
 
+impl Shape {
+    /// Whether the kernel is for such heads.
+    pub(super) fn fits(&self) -> bool {
+        self.dtype.size() == 2
+            && [self.dim, self.v_dim].iter().all(|dim| DIMS.contains(dim))
+            && self.group <= MOST_GROUP
+    }
+}
+
 /// A step that one kernel can do.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -241,10 +250,8 @@ impl Planner {
             && cache.scales == KvScales::default()
             && cache.shape.block_size.is_multiple_of(KEYS)
             && cache.shape.block_size.is_power_of_two()
-            && DIMS.contains(&dim)
-            && DIMS.contains(&v_dim)
             && q.is_multiple_of(kv)
-            && shape.group <= MOST_GROUP
+            && shape.fits()
             && kv <= self.blocks
             && *self.shape.get_or_insert(shape) == shape;
         if plain && fits { Ok(()) } else { Err(format!("{attention:?} over a cache of {:?}", cache.shape)) }

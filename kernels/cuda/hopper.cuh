@@ -109,11 +109,7 @@ DEVICE void cluster_barrier() {
 DEVICE void cluster_meeting() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Writes 8 bytes (`send`: 4) to some block, and counts them at a barrier of that block.
-DEVICE void send_pair(u32 to, f32 a, f32 b, u32 barrier) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(barrier)
-                 : "memory");
-}
+// Writes 4 bytes to some block, and counts them at a barrier of that block.
 DEVICE void send(u32 to, u32 x, u32 barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x), "r"(barrier) : "memory");
 }
@@ -126,10 +122,7 @@ DEVICE float4 load_four_in(u32 address, u32 rank) {
                  : "memory");
     return x;
 }
-DEVICE void barrier_arrive_in(u32 barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// The same where what others wait for is that something was read: no write is made known, which would take longer.
+// Arrives at a barrier of some block, where what it waits for is that something was read: no write is made known, which would take longer.
 DEVICE void barrier_arrive_after_reading(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

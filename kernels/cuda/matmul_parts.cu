@@ -30,7 +30,7 @@
 // Threads that multiply; one warp more feeds them.
 #define MULTIPLYING (GROUPS * 128)
 #define THREADS (MULTIPLYING + 32)
-// Blocks that share a multiprocessor. `Config::blocks` of src/matmul_parts.rs is its twin.
+// Blocks that a multiprocessor has room for, as far as that matters.
 #define BLOCKS (DEPTH * CHUNKS * (GROUPS * 64 + ROWS) < 896 ? 2 : 1)
 
 struct PartsProduct {

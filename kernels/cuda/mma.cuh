@@ -114,10 +114,3 @@ DEVICE uint4 widen(uint2 x) {
     for (u32 i = 0; i < 4; i++) to[i] = Tensor<T>::pack(load(from[2 * i]), load(from[2 * i + 1]));
     return make_uint4(to[0], to[1], to[2], to[3]);
 }
-
-// Ends a product: stores a sum, or adds it to what is there.
-template <typename O>
-DEVICE void store_sum(O* to, f32 sum, u32 accumulate) {
-    if (accumulate) sum += load(*to);
-    *to = Cast<O>::from(sum);
-}

@@ -30,7 +30,6 @@ mod head_norms;
 mod kv;
 mod libraries;
 mod matmul;
-mod matmul_cluster;
 mod matmul_few;
 mod matmul_hopper;
 mod matmul_parts;

@@ -1,4 +1,4 @@
-//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, on Hopper `kernels/cuda/matmul_cluster.cu` for some more, for other 16-bit
+//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, for other 16-bit
 //! weights and inputs whichever way is the fastest (cuBLASLt with one of its algorithms, on Hopper `kernels/cuda/matmul_parts.cu` or
 //! `kernels/cuda/matmul_hopper.cu`), the plain kernel `kernels/cuda/matmul.cu` for the rest.
 
@@ -7,7 +7,6 @@ use super::blas::Blas;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::elementwise::Function;
-use super::matmul_cluster;
 use super::product::{Gate, Product, rounds_once};
 use super::special::LOWEST;
 use super::split_norm::Before;
@@ -40,10 +39,7 @@ impl Matmul {
         }
         if product.is_short() {
             product.x = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
-            if matmul_few::run(device, &product)
-                || matmul_cluster::run(device, &product)
-                || self.run_many(device, &mut product)
-            {
+            if matmul_few::run(device, &product) || self.run_many(device, &mut product) {
                 return;
             }
         }

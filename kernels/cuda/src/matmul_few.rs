@@ -4,14 +4,16 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::acts::View;
+use super::arch::Arch;
 use super::device::{Device, Shape, args};
 use super::elementwise::Function;
 use super::product::Product;
-use super::special::{LOWEST, Special};
+use super::special::{HOPPER, LOWEST, Special};
 use super::split_norm::{After, Before, may_precede};
 use kernels::ops::{Activation, DType, Epilogue};
 
-/// Rows of `x` from which on cuBLASLt is faster; it is later for matrices of so few rows that it cannot fill the device.
+/// Rows of `x` from which on cuBLASLt is faster, or `matmul_parts`; without the latter it is later for matrices of so few rows that cuBLASLt cannot
+/// fill the device.
 const MOST_ROWS: usize = 16;
 const MOST_ROWS_OF_SMALL: usize = 32;
 const SMALL: usize = 2048;
@@ -19,6 +21,10 @@ const SMALL: usize = 2048;
 const HALF: usize = 8;
 /// Rows of `w` in a tile.
 const TILE: usize = 8;
+/// Elements of a matrix that takes much longer to read than a multiprocessor takes to become empty.
+const LONG: usize = 12 << 20;
+/// Columns of `w` from which on what is under way counts more than how soon it begins.
+const DEEP: usize = 2048;
 /// Elements of 16 bytes: what a row of `w` must be a multiple of.
 const PIECE: usize = 8;
 
@@ -38,11 +44,13 @@ const fn config(warps: usize, halves: usize, tiles: usize, depth: usize) -> Conf
 
 impl Config {
     /// Those that were the fastest on an H200 for some shape of Llama-8B or Qwen3-0.6B.
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 13] = [
         config(4, 1, 2, 2),
         config(4, 2, 2, 4),
         config(8, 1, 1, 4),
+        config(8, 1, 2, 3),
         config(8, 1, 2, 4),
+        config(8, 2, 2, 2),
         config(8, 2, 2, 4),
         config(8, 2, 4, 2),
         config(16, 1, 2, 2),
@@ -54,7 +62,7 @@ impl Config {
 
     /// The number of warps, on which the order of sums depends, follows from the matrix alone: a row's result does not depend on how many
     /// rows it comes with. Small matrices want many warps a row, so that all multiprocessors have work; large ones want few, which wait
-    /// less for each other; those in between fill the device once.
+    /// less for each other; those in between fill the device once, or with three blocks a multiprocessor where `k` is deep.
     fn choose(rows: usize, n: usize, k: usize) -> Self {
         let one = rows <= HALF;
         match (n, k) {
@@ -66,6 +74,8 @@ impl Config {
             (_, 8192..) if one => config(16, 1, 2, 2),
             (_, 8192..) => config(16, 2, 4, 2),
             (..=4224, _) if one => config(8, 1, 1, 4),
+            (_, DEEP..) if one => config(8, 1, 2, 3),
+            (_, DEEP..) => config(8, 2, 2, 2),
             (..=4224, _) => config(8, 2, 2, 4),
             _ if one => config(8, 1, 2, 4),
             _ => config(8, 2, 4, 2),
@@ -73,8 +83,8 @@ impl Config {
     }
 
     /// Rows of `x` at most, for a matrix of `n` rows.
-    fn most_rows(n: usize) -> usize {
-        if n <= SMALL { MOST_ROWS_OF_SMALL } else { MOST_ROWS }
+    fn most_rows(arch: Arch, n: usize) -> usize {
+        if n <= SMALL && arch != HOPPER { MOST_ROWS_OF_SMALL } else { MOST_ROWS }
     }
 
     pub(crate) fn special(&self, dtype: DType) -> Special {
@@ -93,10 +103,11 @@ impl Config {
 }
 
 /// All kernels for products with a matrix, without what gates them and with it.
-pub(crate) fn specials(n: usize, k: usize, dtype: DType) -> Vec<Special> {
+pub(crate) fn specials(arch: Arch, [n, k]: [usize; 2], dtype: DType) -> Vec<Special> {
     let mut all = Vec::new();
-    for config in (1..=Config::most_rows(n)).map(|rows| Config::choose(rows, n, k)) {
+    for config in (1..=Config::most_rows(arch, n)).map(|rows| Config::choose(rows, n, k)) {
         for special in [Some(config.special(dtype)), config.gated_special(dtype)].into_iter().flatten() {
+            let special = divided(arch, [n, k], special);
             if k.is_multiple_of(PIECE) && !all.contains(&special) {
                 all.push(special);
             }
@@ -120,7 +131,8 @@ pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, before: Be
     let shape = Shape { grid: [w.rows.div_ceil(TILE * config.tiles), 1], block: 32 * config.warps, shared: 0 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let few = product.shape(*out);
-    device.launch_special(config.special(w.dtype), shape, args![out.ptr, x.ptr, w.ptr(), bias, few, before, after])
+    let special = divided(device.context.arch, [w.rows, w.cols], config.special(w.dtype));
+    device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, few, before, after])
 }
 
 pub(crate) fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> bool {
@@ -128,7 +140,7 @@ pub(crate) fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> 
         && w.dtype.size() == 2
         && x.dtype == w.dtype
         && (out.dtype == DType::F32 || out.dtype == w.dtype)
-        && x.rows <= Config::most_rows(w.rows)
+        && x.rows <= Config::most_rows(device.context.arch, w.rows)
         && w.cols % PIECE == 0
 }
 
@@ -167,7 +179,14 @@ pub(crate) fn run_gated(
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let [rows, n, k] = [x.rows, outputs, w.cols].map(|number| number as u32);
     let function = Function::from(activation);
+    let special = divided(device.context.arch, [w.rows, w.cols], special);
     device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, rows, n, k, function, before])
+}
+
+/// All that lanes have under way comes through the cache, and so does x, again for each block; where the kernel ahead had much shared memory, there is
+/// little of it.
+fn divided(arch: Arch, [n, k]: [usize; 2], special: Special) -> Special {
+    if arch == HOPPER && n * k >= LONG && k >= DEEP { special.with_cache() } else { special }
 }
 
 #[cfg(test)]
@@ -177,17 +196,28 @@ mod tests {
     #[test]
     fn every_choice_is_compiled_ahead_and_warps_follow_from_the_matrix() {
         for n in [64, 1024, 2048, 4096, 6144, 14336, 28672, 128_256] {
-            for k in [1024, 4096, 14336] {
-                let choices: Vec<Config> = (1..=Config::most_rows(n)).map(|rows| Config::choose(rows, n, k)).collect();
+            for (k, arch) in [1024, 4096, 14336].into_iter().flat_map(|k| [(k, LOWEST), (k, HOPPER)]) {
+                let rows = 1..=Config::most_rows(arch, n);
+                let choices: Vec<Config> = rows.clone().map(|rows| Config::choose(rows, n, k)).collect();
                 assert!(choices.iter().all(|choice| Config::ALL.contains(choice)), "{n} x {k}");
                 assert!(choices.iter().all(|choice| choice.warps == choices[0].warps), "{n} x {k}");
-                let ordered = specials(n, k, DType::Bf16);
-                assert!(choices.iter().all(|choice| ordered.contains(&choice.special(DType::Bf16))), "{n} x {k}");
+                let ordered = specials(arch, [n, k], DType::Bf16);
+                let launched = |choice: &Config| divided(arch, [n, k], choice.special(DType::Bf16));
+                assert!(choices.iter().all(|choice| ordered.contains(&launched(choice))), "{n} x {k}");
                 assert!(ordered.len() <= 6, "{n} x {k}: {ordered:?}");
-                for (rows, choice) in (1..).zip(&choices) {
+                for (rows, choice) in rows.zip(&choices) {
                     assert!(choice.halves * HALF >= rows, "{rows} rows of {n} x {k}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn large_matrices_want_cache_on_hopper() {
+        let special = config(8, 1, 2, 4).special(DType::Bf16);
+        let wants = |arch, shape| divided(arch, shape, special).with_cache;
+        assert!([[4096, 4096], [6144, 4096], [28672, 4096], [4096, 14336]].iter().all(|shape| wants(HOPPER, *shape)));
+        assert!([[4096, 1024], [6144, 1024], [151_936, 1024]].iter().all(|shape| !wants(HOPPER, *shape)));
+        assert!(!wants(LOWEST, [28672, 4096]));
     }
 }

@@ -13,7 +13,7 @@ use super::tensor_map::{tensor_map, tensor_map_of_groups};
 use kernels::ops::{Activation, DType, Epilogue};
 
 /// Rows of `x` that the kernel is compiled for.
-const ROWS: [usize; 4] = [32, 64, 96, 128];
+const ROWS: [usize; 5] = [32, 48, 64, 96, 128];
 /// Fewer rows are `matmul_few`'s.
 const LEAST_ROWS: usize = 17;
 /// Rows of a box of `w`, columns of `k` in a chunk.
@@ -25,38 +25,56 @@ const GROUP: usize = 8;
 const SHARED: usize = 228 << 10;
 const KEPT: usize = 1 << 10;
 const MARGIN: usize = 1 << 10;
-/// Stages at most.
-const MOST_STAGES: usize = 8;
+/// Stages at most, and at least.
+const MOST_STAGES: usize = 10;
+const LEAST_STAGES: usize = 2;
+/// Rows of `x` up to which reading `w` alone counts, and how that meets what is read before and after it; columns of `k` from which on blocks may share
+/// a multiprocessor for that.
+const FEW_ROWS: usize = 64;
+const DEEP: usize = 2048;
 
-/// How the kernel is compiled: rows of `x` at most, warpgroups that multiply, parts of `k`, chunks of a stage, and blocks that share a
-/// multiprocessor.
+/// How the kernel is compiled: rows of `x` at most, warpgroups that multiply, parts of `k`, chunks of a stage, and stages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Config {
     rows: usize,
     groups: usize,
     parts: usize,
     chunks: usize,
-    blocks: usize,
+    depth: usize,
 }
 
 impl Config {
     /// For a product with a matrix `[n, k]`.
     fn of(rows: usize, [n, k]: [usize; 2], gated: bool, multiprocessors: usize) -> Option<Self> {
         let rows = ROWS.into_iter().find(|most| *most >= rows)?;
-        // Halves of few rows of `w`, where there is one for each multiprocessor at most: more of them make the sums of parts dearer.
-        let groups = if gated || 2 * n.div_ceil(BOX) > multiprocessors { 2 } else { 1 };
+        let few = rows <= FEW_ROWS;
+        let share = few && k >= DEEP;
+        // Blocks of a wave: halves of few rows' k may be so many that two share a multiprocessor; gated, parts are worth it for few tiles only.
+        let wave = |parts| match parts {
+            _ if few && gated => multiprocessors / 2,
+            1 | 2 if share => 2 * multiprocessors,
+            _ => multiprocessors,
+        };
+        // Halves of few rows of `w`, where they fit: more of them make the sums of parts dearer.
+        let groups = if gated || 2 * n.div_ceil(BOX) > wave(2) { 2 } else { 1 };
         let tiles = n.div_ceil(groups * BOX);
-        // Clusters of more than two blocks do not fill the device where each block has a multiprocessor.
-        let ring = |parts| if parts > 2 { (1, 2) } else { (2, 1) };
+        // Clusters of more than two blocks do not fill the device where each block has a multiprocessor. Of two blocks that share one, one reads while the
+        // other begins or ends.
+        let ring = |parts| match parts {
+            4.. => (1, 2),
+            _ if share && tiles * parts > multiprocessors => (2, 2),
+            _ => (2, 1),
+        };
         let steps = |parts| k.div_ceil(ring(parts).0 * CHUNK);
-        let fits = |parts: &usize| *parts == 1 || (tiles * parts <= multiprocessors && steps(*parts) >= *parts);
+        let fits = |parts: &usize| *parts == 1 || (tiles * parts <= wave(*parts) && steps(*parts) >= *parts);
         let parts = [8, 4, 2, 1].into_iter().find(fits)?;
         let (chunks, blocks) = ring(parts);
-        Some(Self { rows, groups, parts, chunks, blocks })
+        let config = Self { rows, groups, parts, chunks, depth: 0 };
+        Some(Self { depth: config.depth(blocks, steps(parts).div_ceil(parts)), ..config })
     }
 
     fn special(&self, dtype: DType, function: Option<Function>) -> Special {
-        let Self { rows, groups, parts, chunks, .. } = *self;
+        let Self { rows, groups, parts, chunks, depth } = *self;
         let function = function.map_or(ALL, |function| function.number as usize);
         let sizes = [
             ("FUNCTION", function),
@@ -64,7 +82,7 @@ impl Config {
             ("GROUPS", groups),
             ("PARTS", parts),
             ("CHUNKS", chunks),
-            ("DEPTH", self.depth()),
+            ("DEPTH", depth),
         ];
         Special::new("matmul_parts", dtype, &sizes)
     }
@@ -74,13 +92,17 @@ impl Config {
         (self.groups * BOX + self.rows) * self.chunks * CHUNK * 2 + 2 * size_of::<u64>()
     }
 
-    /// Stages: as many as blocks that share a multiprocessor have room for.
-    fn depth(&self) -> usize {
-        ((SHARED / self.blocks - KEPT - MARGIN) / self.stage()).min(MOST_STAGES)
+    /// Stages: as many as blocks that share a multiprocessor have room for, of what there is to fill them with.
+    fn depth(&self, blocks: usize, steps: usize) -> usize {
+        let room = ((SHARED / blocks - KEPT - MARGIN) / self.stage()).min(MOST_STAGES);
+        // Sums lie where stages were.
+        let sums = self.rows * (self.groups * BOX + 4) * size_of::<f32>();
+        let least = sums.div_ceil(self.stage() - 2 * size_of::<u64>()).max(LEAST_STAGES);
+        if self.rows <= FEW_ROWS { steps.clamp(least, room) } else { room }
     }
 
     fn shared(&self) -> usize {
-        MARGIN + self.depth() * self.stage()
+        MARGIN + self.depth * self.stage()
     }
 
     /// Threads that multiply, and a warp that feeds them.
@@ -158,29 +180,40 @@ mod tests {
     fn stages_fit_and_have_room_for_the_sums() {
         const H100: usize = 227 << 10;
         for config in configs() {
-            assert!(config.shared() <= H100 && config.blocks * (config.shared() + KEPT) <= SHARED, "{config:?}");
+            assert!(config.shared() <= H100, "{config:?}");
             let sums = config.rows * (config.groups * BOX + 4) * size_of::<f32>();
-            assert!(config.depth() >= 2 && sums <= config.depth() * (config.stage() - 16), "{config:?}");
-            // As the kernel counts them: `BLOCKS`.
-            let filled = config.depth() * config.chunks * (config.groups * BOX + config.rows);
-            assert_eq!(config.blocks, if filled < 896 { 2 } else { 1 }, "{config:?}");
+            assert!(config.depth >= 2 && sums <= config.depth * (config.stage() - 16), "{config:?}");
         }
     }
 
     #[test]
     fn small_matrices_are_cut_into_as_many_parts_as_there_are_multiprocessors_for() {
-        let cut = |shape, gated| {
-            let config = Config::of(64, shape, gated, 132).expect("few rows");
+        let cut = |rows, shape, gated| {
+            let config = Config::of(rows, shape, gated, 132).expect("few rows");
             (config.groups, config.parts)
         };
-        assert_eq!(
-            [[1024, 3072], [2048, 2048], [4096, 14336]].map(|shape| cut(shape, false)),
-            [(1, 8), (1, 4), (1, 2)]
-        );
-        assert_eq!([[6144, 4096], [28672, 4096]].map(|shape| cut(shape, false)), [(2, 2), (2, 1)]);
-        assert_eq!([[6144, 1024], [28672, 4096]].map(|shape| cut(shape, true)), [(2, 2), (2, 1)]);
-        // Each part has a step.
-        assert_eq!([64, 128, 192, 576].map(|k| cut([1024, k], false).1), [1, 1, 2, 8]);
+        let small = [[1024, 3072], [2048, 2048], [4096, 14336]];
+        for rows in [32, 128] {
+            assert_eq!(small.map(|shape| cut(rows, shape, false)), [(1, 8), (1, 4), (1, 2)]);
+            assert_eq!(cut(rows, [28672, 4096], true), (2, 1));
+            assert_eq!(cut(rows, [28672, 4096], false), (2, 1));
+            // Each part has a step.
+            assert_eq!([64, 128, 192, 576].map(|k| cut(rows, [1024, k], false).1), [1, 1, 2, 8]);
+        }
+        assert_eq!([64, 128].map(|rows| cut(rows, [6144, 4096], false)), [(1, 2), (2, 2)]);
+        assert_eq!([64, 128].map(|rows| cut(rows, [6144, 1024], true)), [(2, 1), (2, 2)]);
+    }
+
+    #[test]
+    fn blocks_of_few_rows_share_multiprocessors_where_there_are_more_of_them() {
+        let taken = |shape, gated| {
+            let config = Config::of(32, shape, gated, 132).expect("few rows");
+            (SHARED / (config.shared() + KEPT), config.depth)
+        };
+        assert_eq!([[6144, 4096], [4096, 14336]].map(|shape| taken(shape, false)), [(2, 4), (1, 9)]);
+        assert_eq!(taken([28672, 4096], true), (2, 2));
+        // No more stages than there are steps.
+        assert_eq!([[1024, 2048], [1024, 3072], [4096, 1024]].map(|shape| taken(shape, false).1), [4, 6, 4]);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use super::device::Device;
 use super::options::WholeSteps;
 use super::special::{LOWEST, Special};
 use super::weights::Weights;
-use super::{attention, attention_decode, attention_prefill, matmul_cluster, matmul_few, step};
+use super::{attention, attention_decode, attention_prefill, matmul_few, step};
 use kernels::ops::ExpectedAttention;
 
 impl CudaBackend {
-    /// For products of up to some dozens of rows with the matrix that came last.
+    /// For products of few rows with the matrix that came last.
     pub(crate) fn order_for_newest_matrix(&mut self) {
         if let Some(w) = self.matrices.last() {
             order(&self.device, for_matrix(&self.device, w));
@@ -44,8 +44,5 @@ fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Vec::new();
     }
-    let (n, k) = (w.rows, w.cols);
-    let mut all = matmul_few::specials(n, k, w.dtype);
-    all.extend(matmul_cluster::specials(&device.context, [n, k], w.dtype));
-    all
+    matmul_few::specials(device.context.arch, [w.rows, w.cols], w.dtype)
 }

@@ -9,7 +9,6 @@ use super::attention_prefill;
 use super::compiler::{Compiler, Filled};
 use super::experts;
 use super::libraries::Folders;
-use super::matmul_cluster;
 use super::matmul_few;
 use super::matmul_hopper;
 use super::matmul_parts;
@@ -58,7 +57,6 @@ fn usual(arch: Arch) -> Vec<Special> {
         .iter()
         .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_specials([dtype, cache], *dim)))
         .flatten();
-    let hopper = hopper.chain(matmul_cluster::Config::ALL.iter().map(|config| config.special(dtype)));
     let hopper = hopper.chain(matmul_hopper::usual(dtype)).chain(matmul_parts::usual(dtype));
     let mut all: Vec<Special> = few
         .chain(experts::usual(arch, dtype))

@@ -68,7 +68,6 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_prefill_hopper"
     "expert_matmul_few"
     "expert_matmul_hopper"
-    "matmul_cluster"
     "matmul_few"
     "matmul_few_gated"
     "matmul_hopper"

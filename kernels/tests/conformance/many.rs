@@ -5,13 +5,14 @@ use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
 use kernels_cuda::{CudaOptions, Products};
 
 /// Rows, outputs and inputs: ragged in each, many tiles, few of them and a k of many parts, and a k that is no multiple of a stage.
-const SHAPES: [(usize, usize, usize); 15] = [
+const SHAPES: [(usize, usize, usize); 16] = [
     (17, 528, 200),
     (33, 8208, 64),
     (64, 272, 328),
     (100, 8208, 136),
     (24, 4112, 192),
     (40, 528, 576),
+    (30, 4240, 2048),
     (90, 1040, 576),
     (128, 7184, 320),
     (129, 16, 8),

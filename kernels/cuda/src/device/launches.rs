@@ -10,6 +10,9 @@ use super::launch::{MOMENT, Module, Name, Shape};
 use crate::context::{explain, load_module};
 use crate::special::{HOPPER, Special};
 
+/// Per cent of the shared memory that a multiprocessor may have, for kernels that count on its cache.
+const SHARED_BESIDE_CACHE: i32 = 28;
+
 impl Device {
     /// Queues a kernel. `arguments` are what its signature says, from [`args`].
     pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
@@ -221,6 +224,12 @@ impl Device {
         let symbol = CString::new(special.file).expect("names hold no NUL");
         // SAFETY: the module is loaded in the current context.
         let function = unsafe { result::module::get_function(module, symbol) }.ok()?;
+        if special.with_cache {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            // What a device does not take makes nothing wrong, only slower.
+            // SAFETY: the function is in a loaded module.
+            let _ = unsafe { sys::cuFuncSetAttribute(function, attribute, SHARED_BESIDE_CACHE) };
+        }
         Some(Module { module, function, shared: 0 })
     }
 

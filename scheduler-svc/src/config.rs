@@ -1,6 +1,7 @@
 //! The scheduler's flags, checked once.
 
 use clap::{ArgAction, ValueEnum};
+use link::LinkOptions;
 use proto::ModelInfo;
 use sched_core::{BesideDecodes, Config, Pacing, Pipeline};
 use service_kit::{Address, CommonArgs};
@@ -143,6 +144,8 @@ impl Args {
                 Some(0) => BesideDecodes::Any,
                 Some(tokens) => BesideDecodes::AtMost(tokens),
             },
+            // The other half of a message is enough for those that run.
+            max_newcomer_bytes: LinkOptions::default().message_limit() / 2,
             enable_chunked_prefill: self.enable_chunked_prefill,
             enable_prefix_caching: self.enable_prefix_caching && !recurrent,
             policy: match self.scheduling_policy {

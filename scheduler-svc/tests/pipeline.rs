@@ -314,6 +314,31 @@ async fn output_of_any_size_is_told_in_messages_that_fit() {
     assert!(stage.process.status.is_ready());
 }
 
+/// Every choice is a sequence of its own to the workers, with the whole prompt: all at once they would be no message.
+#[tokio::test]
+async fn a_long_prompt_may_have_many_choices() {
+    let mut stage = stage(&[]).await;
+    let mut worker = stage.worker_of(WorkerReady { num_blocks: 1 << 20, max_model_len: 1 << 20, ..ready(0, 1) }).await;
+    worker.form().await;
+    stage.ready().await;
+    let mut request = request(1, 1);
+    request.n = 30;
+    request.prompt.as_mut().unwrap().kind = Some(prompt::Kind::Ids(TokenIds { ids: vec![500; 200_000] }));
+    stage.send(inbound::Event::Request(request)).await;
+    let serving = tokio::spawn(async move {
+        loop {
+            worker.step().await;
+        }
+    });
+    let mut finished = 0;
+    while finished < 30 {
+        let batch = stage.output().await;
+        assert_eq!(batch.failed, []);
+        finished += batch.finished.len();
+    }
+    serving.abort();
+}
+
 #[tokio::test]
 async fn a_lost_worker_fails_what_runs_and_the_group_forms_again() {
     let mut stage = stage(&["--tensor-parallel-size=2"]).await;

@@ -74,6 +74,9 @@ pub struct Config {
     pub long_prefill_token_threshold: u32,
     /// Prompt tokens of a step that also decodes. Without chunked prefill there is no such bound.
     pub beside_decodes: BesideDecodes,
+    /// Bytes that newcomers may add to one plan, which goes to the workers as one message: their tokens, blocks and sampling, counted as
+    /// what they take at most. A plan's first newcomer comes in whatever it takes.
+    pub max_newcomer_bytes: usize,
     /// Split prompts over steps. Off: a prompt runs in one step, alone or beside others.
     pub enable_chunked_prefill: bool,
     /// Find blocks again by the hash of their tokens.
@@ -112,6 +115,7 @@ impl Default for Config {
             max_model_len: 4096,
             long_prefill_token_threshold: 0,
             beside_decodes: BesideDecodes::Any,
+            max_newcomer_bytes: 4 << 20,
             enable_chunked_prefill: true,
             enable_prefix_caching: true,
             windows: vec![None],

@@ -37,6 +37,8 @@ pub(crate) struct Draft {
     flight: Flight,
     /// Tokens that the step may still compute.
     left: u32,
+    /// Bytes that further newcomers may add to the plan.
+    newcomer_bytes: usize,
     /// Block tables of a sequence; with one, the plan need not say which.
     groups: usize,
 }
@@ -98,7 +100,13 @@ impl Scheduler {
             sample: Vec::with_capacity(rows),
             ..StepPlan::default()
         };
-        Draft { plan, flight, left: self.config.max_num_batched_tokens, groups: self.groups.count() }
+        Draft {
+            plan,
+            flight,
+            left: self.config.max_num_batched_tokens,
+            newcomer_bytes: self.config.max_newcomer_bytes,
+            groups: self.groups.count(),
+        }
     }
 
     /// Drops the entries of sequences that ended since the last plan, all in one pass.
@@ -196,6 +204,10 @@ impl Scheduler {
         if !alone && self.scratch.blocked == Some(here) {
             return false;
         }
+        let bytes = self.newcomer_bytes(index);
+        if bytes > draft.newcomer_bytes && !draft.plan.added.is_empty() {
+            return false;
+        }
         let start = self.find_start(index);
         // Alone, a sequence may take everything; admission made sure that it fits.
         let reserve = if alone { 0 } else { self.watermark_blocks() };
@@ -208,6 +220,7 @@ impl Scheduler {
             return false;
         }
         self.start(index, &start, start.computed + chunk, draft, now_us);
+        draft.newcomer_bytes = draft.newcomer_bytes.saturating_sub(bytes);
         self.push_row(draft, index, chunk);
         true
     }

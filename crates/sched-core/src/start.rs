@@ -11,7 +11,13 @@ use crate::{
     sequence::{Place, Sequence},
 };
 use ids::BlockId;
+use prost::Message;
 use proto::NewSequence;
+
+/// Bytes of a number in a message, at most.
+const NUMBER_BYTES: usize = 5;
+/// More numbers than a newcomer has beside its lists, tags and lengths among them.
+const FEW_NUMBERS: usize = 32;
 
 /// How a waiting sequence would start.
 pub(crate) struct Start {
@@ -178,6 +184,16 @@ impl Scheduler {
             self.totals.prefix_cache_hits += u64::from(start.computed);
         }
         self.report_started(request, start.computed);
+    }
+
+    /// Most bytes that a newcomer's [`NewSequence`] takes in a plan.
+    pub(crate) fn newcomer_bytes(&self, index: u32) -> usize {
+        let (sequence, groups) = (&self.sequences[index], self.groups.count());
+        let request = &self.requests[sequence.request];
+        let known = sequence.known_len() as usize;
+        let blocks = groups * (known.div_ceil(self.config.block_size as usize) + 1);
+        let numbers = known + blocks + 2 * groups + FEW_NUMBERS;
+        numbers * NUMBER_BYTES + request.sampling.encoded_len() + request.request_id.len() + request.traceparent.len()
     }
 
     fn new_sequence(&self, index: u32) -> NewSequence {

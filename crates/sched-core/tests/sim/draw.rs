@@ -32,6 +32,7 @@ pub fn config(source: &mut Source) -> Config {
         vocab_size: oracle::VOCAB,
         max_choices: 4,
         seed: 11,
+        max_newcomer_bytes: if source.chance(30) { source.below(900) as usize } else { 4 << 20 },
     }
 }
 

@@ -12,6 +12,14 @@ struct Row {
     static const bool SWIZZLED = DATA % 128 == 0;
     static const u32 BYTES = SWIZZLED || PIECES % 2 == 1 ? DATA : DATA + 16;
     DEVICE static u32 at(u32 row, u32 piece) { return row * BYTES + (SWIZZLED ? piece ^ row % 8 : piece) * 16; }
+    // Where this lane's piece of 32 from piece `first` (a multiple of 32) of rows at `base` on goes. `base` is a multiple of 128.
+    DEVICE static u32 lane_at(u32 base, u32 first) {
+        const u32 lane = threadIdx.x % 32;
+        if (!SWIZZLED || 32 % PIECES != 0) return base + at((first + lane) / PIECES, (first + lane) % PIECES);
+        // Those of rows further on differ in constants alone.
+        const u32 rows = first / PIECES;
+        return ((base + at(lane / PIECES, lane % PIECES)) ^ rows % 8 * 16) + rows * BYTES;
+    }
 };
 
 #ifdef NARROW

@@ -14,9 +14,8 @@ const TILE_HEADS: usize = 8;
 const MOST_TILES: usize = 2;
 /// Blocks of the grid at most, on any device.
 const MOST_BLOCKS: usize = 4 * 256;
-/// (sequence, group of heads) pairs at most: 4,096 sequences of 64 groups.
-const MOST_COUNTERS: usize = 1 << 18;
-
+/// Tokens of a cache's block at most: where a position lies is found by a product instead of a quotient.
+const MOST_TOKENS: u32 = 1 << 11;
 /// A block's warps, and stages of each warp's ring in shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Ring {
@@ -34,11 +33,11 @@ impl Ring {
         }
     }
 
-    /// Shared memory of a block; as `Decode::shared_bytes` of the kernel.
-    fn shared(&self, cache: DType, (dim, v_dim): (usize, usize), group: usize, sequences: usize) -> usize {
+    /// Shared memory of a block; as `Decode::set` of the kernel lays it out.
+    fn shared(&self, cache: DType, (dim, v_dim): (usize, usize), group: usize) -> usize {
         let stage = KEYS * (row_bytes(cache, dim) + row_bytes(cache, v_dim));
         let sums = group * (v_dim + 6) * size_of::<f32>();
-        self.warps * (self.stages * stage + sums) + (sequences + 1) * size_of::<u32>()
+        self.warps * (self.stages * stage + sums)
     }
 }
 
@@ -77,46 +76,67 @@ fn tiles(group: usize) -> usize {
     group.div_ceil(TILE_HEADS).min(MOST_TILES)
 }
 
-/// Partial sums of heads that several blocks share, and how many of them are there.
+/// What each block leaves of the head that another one began. All bits are set where nothing is.
 #[derive(Debug)]
-pub(crate) struct Scratch {
-    sums: Memory,
-    counters: Memory,
-}
+pub(crate) struct Scratch(Memory);
 
 impl Scratch {
     /// For any shape and batch.
     pub(crate) fn new(device: &mut Device) -> Option<Self> {
         const WIDEST: usize = MOST_TILES * TILE_HEADS * (256 + 2);
-        let sums = device.allocate(2 * MOST_BLOCKS * WIDEST * size_of::<f32>(), "attention's partial sums")?;
-        let counters = device.allocate(MOST_COUNTERS * size_of::<u32>(), "attention's counters")?;
-        device.clear(&counters);
-        Some(Self { sums, counters })
+        let parts = device.allocate(MOST_BLOCKS * WIDEST * size_of::<f32>(), "parts of attention")?;
+        device.fill(&parts, u8::MAX);
+        Some(Self(parts))
     }
+}
+
+/// `struct Shares` of the kernel: what it cuts a step's work by, beside the batch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Shares {
+    rows: u32,
+    sequences: u32,
+    multiprocessors: u32,
+    group_size: u32,
+    groups_per_head: u32,
+    heads: u32,
+    block_inverse: u32,
 }
 
 /// How to launch it, or none where its memory does not suffice.
 struct Plan {
     special: Special,
     shape: Shape,
+    shares: Shares,
 }
 
 impl Plan {
-    fn new(context: &Context, types: [DType; 2], layer: &Layer, sequences: usize) -> Option<Self> {
-        let (group, dims) = ((layer.q_heads / layer.kv_heads) as usize, (layer.dim as usize, layer.v_dim as usize));
+    fn new(context: &Context, types: [DType; 2], layer: &Layer, rows: usize, sequences: usize) -> Option<Self> {
+        let (group, dims) = (layer.group_size(), (layer.dim as usize, layer.v_dim as usize));
         let tiles = tiles(group);
-        let heads = sequences * layer.kv_heads as usize * group.div_ceil(TILE_HEADS * MOST_TILES);
+        let groups_per_head = group.div_ceil(TILE_HEADS * MOST_TILES);
+        let heads = layer.kv_heads as usize * groups_per_head;
         let multiprocessors = context.multiprocessors;
         let [few, many] = Ring::of(types[1], dims.0, dims.1);
-        let ring = if heads <= multiprocessors { few } else { many };
-        let shared = ring.shared(types[1], dims, group.min(TILE_HEADS * tiles), sequences);
+        let ring = if sequences * heads <= multiprocessors { few } else { many };
+        let shared = ring.shared(types[1], dims, group.min(TILE_HEADS * tiles));
         // A block has 1 KiB beside what it asks for.
         let fit = context.shared_of_multiprocessor / (shared + 1024);
         let blocks = multiprocessors * fit.min(most_blocks(types[1], dims, tiles, ring));
-        let fits = shared <= context.shared_of_block && heads <= MOST_COUNTERS && blocks <= MOST_BLOCKS;
+        let fits = shared <= context.shared_of_block && blocks <= MOST_BLOCKS && layer.block_size <= MOST_TOKENS;
+        let number = |number: usize| number as u32;
         fits.then(|| Self {
             special: special(types, dims, tiles, ring),
             shape: Shape { grid: [blocks, 1], block: 32 * ring.warps, shared },
+            shares: Shares {
+                rows: number(rows),
+                sequences: number(sequences),
+                multiprocessors: number(multiprocessors),
+                group_size: number(group),
+                groups_per_head: number(groups_per_head),
+                heads: number(heads),
+                block_inverse: number((1_usize << 35).div_ceil(layer.block_size as usize)),
+            },
         })
     }
 }
@@ -124,13 +144,12 @@ impl Plan {
 /// Queues attention of the sequences with one row, and zeros for rows of none; false if that cannot be here.
 pub(crate) fn run(device: &mut Device, scratch: &Scratch, tensors: Tensors, layer: Layer, batch: &Batch) -> bool {
     let types = [tensors.qkv.dtype, tensors.cache];
-    let Some(Plan { special, shape }) = Plan::new(&device.context, types, &layer, batch.sequences()) else {
+    let Tensors { qkv, keys, values, out, .. } = tensors;
+    let Some(plan) = Plan::new(&device.context, types, &layer, qkv.rows, batch.sequences()) else {
         return false;
     };
-    let Tensors { qkv, keys, values, out, .. } = tensors;
-    let (sums, counters) = (scratch.sums.ptr, scratch.counters.ptr);
-    let [rows, multiprocessors] = [qkv.rows, device.context.multiprocessors].map(|number| number as u32);
-    let arguments = args![out.ptr, qkv.ptr, keys, values, sums, counters, batch.pointers, layer, rows, multiprocessors];
+    let Plan { special, shape, shares } = plan;
+    let arguments = args![out.ptr, qkv.ptr, keys, values, scratch.0.ptr, batch.pointers, layer, shares];
     device.launch_special(special, shape, arguments)
 }
 
@@ -140,14 +159,13 @@ mod tests {
 
     #[test]
     fn every_head_size_fits_a_block() {
-        for (cache, dim) in [DType::Bf16, DType::E4m3]
-            .iter()
-            .flat_map(|cache| [64, 80, 96, 112, 128, 192, 256].map(|dim| (*cache, dim)))
-        {
-            for ring in Ring::of(cache, dim, dim) {
-                for (tiles, sequences) in [(1, 256), (2, 64)] {
-                    let shared = ring.shared(cache, (dim, dim), TILE_HEADS * tiles, sequences);
-                    assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} {cache:?} with {ring:?}");
+        for cache in [DType::Bf16, DType::E4m3] {
+            for dim in [64, 80, 96, 112, 128, 192, 256] {
+                for ring in Ring::of(cache, dim, dim) {
+                    for tiles in [1, 2] {
+                        let shared = ring.shared(cache, (dim, dim), TILE_HEADS * tiles);
+                        assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} {cache:?} with {ring:?}");
+                    }
                 }
             }
         }
@@ -158,7 +176,23 @@ mod tests {
         for cache in [DType::Bf16, DType::E4m3] {
             let [_, many] = Ring::of(cache, 128, 128);
             let blocks = most_blocks(cache, (128, 128), 1, many);
-            assert!(blocks * (many.shared(cache, (128, 128), 4, 256) + 1024) <= 228 << 10, "{cache:?}");
+            assert!(blocks * (many.shared(cache, (128, 128), 4) + 1024) <= 228 << 10, "{cache:?}");
+        }
+    }
+
+    #[test]
+    fn a_product_finds_the_block_of_a_position() {
+        for size in (16..=MOST_TOKENS).step_by(16) {
+            let inverse = (1_u64 << 35).div_ceil(u64::from(size));
+            assert!(u32::try_from(inverse).is_ok());
+            let last = (1_u32 << 24) / size * size;
+            for position in [0, size - 1, size, 7 * size - 1, 7 * size, last - 1, last] {
+                assert_eq!(
+                    (u64::from(position) * inverse) >> 35,
+                    u64::from(position / size),
+                    "{position} in blocks of {size}"
+                );
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Layer {
     pub(crate) kv_heads: u32,
     pub(crate) dim: u32,
     pub(crate) v_dim: u32,
-    block_size: u32,
+    pub(crate) block_size: u32,
     qkv_width: u32,
     v_stride: u32,
     v_scale: f32,

@@ -281,10 +281,15 @@ impl Device {
 
     /// Makes memory all zeros.
     pub(crate) fn clear(&mut self, memory: &Memory) {
+        self.fill(memory, 0);
+    }
+
+    /// Makes every byte of memory the same.
+    pub(crate) fn fill(&mut self, memory: &Memory, byte: u8) {
         self.attempt(
-            || "clearing memory".to_owned(),
+            || "filling memory".to_owned(),
             // SAFETY: as many bytes as the memory has.
-            |context| unsafe { sys::cuMemsetD8Async(memory.ptr, 0, memory.bytes, context.stream).result() },
+            |context| unsafe { sys::cuMemsetD8Async(memory.ptr, byte, memory.bytes, context.stream).result() },
         );
     }
 }

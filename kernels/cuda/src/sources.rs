@@ -82,6 +82,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("choose.cuh", include_str!("../choose.cuh")),
     ("choose_rank.cuh", include_str!("../choose_rank.cuh")),
     ("decode.cuh", include_str!("../decode.cuh")),
+    ("decode_parts.cuh", include_str!("../decode_parts.cuh")),
     ("experts.cuh", include_str!("../experts.cuh")),
     ("few.cuh", include_str!("../few.cuh")),
     ("gated_product.cuh", include_str!("../gated_product.cuh")),

@@ -255,6 +255,29 @@ fn attention_of_many_tiles() {
     }
 }
 
+/// Rows of one token over lengths of which a GPU gives parts to several blocks: of one length and of many, with prompts between them, and more
+/// of them than a warp has lanes.
+#[test]
+fn attention_of_long_decodes() {
+    let mut backends = backends();
+    let mut random = Random(13);
+    let many: Vec<usize> = (0..45).map(|_| random.below(150)).collect();
+    let steps: [(&[usize], _, _, _); 4] = [
+        (&[1023; 2], (8, 2, 64), DType::Bf16, None),
+        (&[1999, 16, 690, 0, 840], (8, 2, 128), DType::Bf16, None),
+        (&[1151, 1152, 700], (20, 1, 64), DType::E4m3, Some(900)),
+        (&many, (4, 2, 64), DType::Bf16, Some(100)),
+    ];
+    for (starts, (q, kv, dim), cache, window) in steps {
+        let rows = |sequence: usize| if sequence % 7 == 6 { 3 } else { 1 };
+        let parts: Vec<Part> =
+            (0..).zip(starts).map(|(sequence, &start)| Part { sequence, start, rows: rows(sequence) }).collect();
+        let (heads, extras) = (Heads { q, kv, dim, v_dim: dim }, &Extras { window, ..Extras::default() });
+        let acts = DType::Bf16;
+        check_case(&mut backends, &Case { heads, block_size: 48, dtype: cache, acts, parts: &parts, extras });
+    }
+}
+
 /// A backend may do a product and the gate of its outputs in one; looking at the product in between keeps them apart.
 #[test]
 fn a_gate_that_follows_a_product_at_once_changes_no_bit() {

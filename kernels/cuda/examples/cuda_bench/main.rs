@@ -236,22 +236,35 @@ impl Bench {
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
         let attention = self.attention(heads);
-        for (rows, length) in
-            [(1, 256), (1, 4096), (1, 65536), (8, 256), (8, 1024), (64, 256), (64, 1024), (256, 256), (256, 1024)]
-        {
-            // A whole number of blocks each, so that the blocks of all sequences are those of one long one.
-            let caches = self.caches(heads, qkv, rows * length, cache);
-            self.begin(&vec![(length - 1, 1); rows]);
+        let mut shapes: Vec<(String, Vec<usize>)> = [
+            (1, 256),
+            (1, 4096),
+            (1, 65536),
+            (8, 256),
+            (8, 1024),
+            (16, 256),
+            (16, 1024),
+            (32, 1024),
+            (64, 256),
+            (64, 1024),
+            (256, 256),
+            (256, 1024),
+        ]
+        .iter()
+        .map(|(rows, length)| (format!("{rows} rows of {length}"), vec![*length; *rows]))
+        .collect();
+        // Whole numbers of blocks each, so that the blocks of all sequences are those of one long one.
+        let mixed = (1..=16).map(|row| 512 + row * 7 % 16 * 64);
+        shapes.push(("16 rows of 512 to 1472".to_owned(), mixed.collect()));
+        for (name, lengths) in shapes {
+            let tokens: usize = lengths.iter().sum();
+            let caches = self.caches(heads, qkv, tokens, cache);
+            self.begin(&lengths.iter().map(|length| (length - 1, 1)).collect::<Vec<_>>());
             let seconds =
                 self.time(LEADS, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
-            let bytes = (rows * length * heads.kv * heads.dim * 2 * cache.size()) as f64;
-            let work = Work { bytes, flops: (4 * rows * length * heads.q * heads.dim) as f64 };
-            self.report(
-                model.name,
-                &format!("decode attention, {rows} rows of {length}, {}", cache.name()),
-                seconds,
-                work,
-            );
+            let bytes = (tokens * heads.kv * heads.dim * 2 * cache.size()) as f64;
+            let work = Work { bytes, flops: (4 * tokens * heads.q * heads.dim) as f64 };
+            self.report(model.name, &format!("decode attention, {name}, {}", cache.name()), seconds, work);
         }
     }
 

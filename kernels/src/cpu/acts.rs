@@ -2,7 +2,7 @@
 
 use super::memory::{Region, Shared};
 use super::pool::Pool;
-use crate::ops::Act;
+use crate::ops::{Act, Cols};
 
 /// All activation buffers of a backend.
 #[derive(Default)]
@@ -23,6 +23,28 @@ pub(crate) struct View {
     pub(crate) width: usize,
 }
 
+/// Columns of a view.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns {
+    pub(crate) view: View,
+    pub(crate) first: usize,
+}
+
+impl Columns {
+    pub(crate) fn check(&self, rows: usize, cols: usize) {
+        let View { rows: has, width, .. } = self.view;
+        assert!(has == rows && self.first + cols <= width, "{cols} columns from {} of {has} x {width}", self.first);
+    }
+
+    /// # Safety
+    /// Row and column are inside (see [`Self::check`]).
+    #[inline(always)]
+    pub(crate) unsafe fn at(&self, row: usize, col: usize) -> *const f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.view.data.at(row * self.view.width + self.first + col).cast_const() }
+    }
+}
+
 impl Acts {
     pub(crate) fn add(&mut self, max_rows: usize, width: usize) -> Act {
         // Sixteen elements of slack keep whole-vector reads at the end inside the mapping.
@@ -41,6 +63,11 @@ impl Acts {
         let buffer = &self.0[act.0 as usize];
         assert!(buffer.rows <= buffer.max_rows, "{} rows in a buffer for {}", buffer.rows, buffer.max_rows);
         View { data: Shared::new(buffer.region.ptr().cast()), rows: buffer.rows, width: buffer.width }
+    }
+
+    /// Columns of the current rows of a buffer.
+    pub(crate) fn columns(&self, cols: Cols) -> Columns {
+        Columns { view: self.view(cols.act), first: cols.first }
     }
 
     /// A buffer about to receive `rows` rows of `width`.

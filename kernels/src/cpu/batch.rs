@@ -1,5 +1,8 @@
 //! The step's batch, copied into memory that is reused from step to step.
 
+use std::ops::Range;
+
+use super::pool::Pool;
 use crate::ops;
 
 /// An owned [`ops::Batch`].
@@ -67,5 +70,24 @@ impl Batch {
 
     pub(crate) fn rows(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Runs `body` for each of so many parts of every sequence, as tasks of the pool; `work` as [`Pool::run_sized`] has it.
+    pub(crate) fn each_part<'a>(
+        &'a self,
+        pool: &mut Pool,
+        parts: usize,
+        work: usize,
+        body: impl Fn(&'a Sequence, usize) + Sync,
+    ) {
+        pool.run_sized(self.sequences.len() * parts, work, &|task, _| {
+            body(&self.sequences[task / parts], task % parts)
+        });
+    }
+}
+
+impl Sequence {
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.first_row..self.first_row + self.num_rows
     }
 }

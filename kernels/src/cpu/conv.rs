@@ -1,6 +1,6 @@
 //! Causal convolution of each channel along a sequence, with the last inputs carried from step to step.
 
-use super::acts::View;
+use super::acts::{Columns, View};
 use super::batch::{Batch, Sequence};
 use super::isa::Isa;
 use super::pool::Pool;
@@ -16,8 +16,7 @@ const KERNEL: usize = ops::Conv::MAX_KERNEL;
 /// A call with everything looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
-    pub(crate) x: View,
-    pub(crate) first_col: usize,
+    pub(crate) x: Columns,
     pub(crate) conv: ops::Conv,
     pub(crate) taps: &'a [f32],
     pub(crate) bias: Option<&'a [f32]>,
@@ -30,14 +29,11 @@ pub(crate) struct Call<'a> {
 pub(crate) fn causal_conv(isa: Isa, pool: &mut Pool, call: Call<'_>) {
     let ops::Conv { channels, kernel, .. } = call.conv;
     call.conv.check(call.taps.len(), call.bias.map(<[f32]>::len), call.states.len);
-    assert_eq!(call.x.rows, call.batch.rows(), "rows of a convolution");
-    assert!(call.first_col + channels <= call.x.width, "columns from {} of {}", call.first_col, call.x.width);
+    call.x.check(call.batch.rows(), channels);
     call.states.check(call.batch);
-    let blocks = channels.div_ceil(CHANNELS);
-    let work = call.x.rows * channels * (kernel + 16);
-    pool.run_sized(call.batch.sequences.len() * blocks, work, &|task, _| {
-        let sequence = &call.batch.sequences[task / blocks];
-        let first = task % blocks * CHANNELS;
+    let work = call.batch.rows() * channels * (kernel + 16);
+    call.batch.each_part(pool, channels.div_ceil(CHANNELS), work, |sequence, block| {
+        let first = block * CHANNELS;
         vectorize(isa, Channels { call, sequence, first, count: CHANNELS.min(channels - first) });
     });
 }
@@ -66,7 +62,7 @@ impl Channels<'_> {
     /// Channels `channel .. channel + lanes`, all rows in order.
     #[inline(always)]
     fn walk<S: Simd>(&self, channel: usize, lanes: usize) {
-        let Call { x, first_col, conv: ops::Conv { channels, kernel, .. }, taps, bias, states, out, .. } = self.call;
+        let Call { x, conv: ops::Conv { channels, kernel, .. }, taps, bias, states, out, .. } = self.call;
         let past = kernel - 1;
         let mut tap = [S::splat(0.0); KERNEL];
         let mut seen = [S::splat(0.0); KERNEL];
@@ -82,8 +78,8 @@ impl Channels<'_> {
                 seen[row] = S::load_up_to(kept.cast_const(), lanes);
             }
             let shift = bias.map_or(S::splat(0.0), |bias| S::load_up_to(bias.as_ptr().add(channel), lanes));
-            for row in self.sequence.first_row..self.sequence.first_row + self.sequence.num_rows {
-                seen[past] = S::load_up_to(x.data.at(row * x.width + first_col + channel).cast_const(), lanes);
+            for row in self.sequence.rows() {
+                seen[past] = S::load_up_to(x.at(row, channel), lanes);
                 let mut sum = shift;
                 for back in 0..kernel {
                     sum = seen[back].fma(tap[back], sum);

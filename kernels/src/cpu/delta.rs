@@ -1,10 +1,9 @@
 //! The gated delta rule: a row after the other, vectors along a value head.
 
-use super::acts::View;
+use super::acts::{Columns, View};
 use super::batch::{Batch, Sequence};
 use super::isa::Isa;
 use super::pool::Pool;
-use super::scan::Columns;
 use super::simd::{Kernel, Simd, math, vectorize};
 use super::state::States;
 use crate::ops;
@@ -44,10 +43,7 @@ pub(crate) fn delta_rule(isa: Isa, pool: &mut Pool, call: Call<'_>) {
     call.check();
     let ops::DeltaRule { value_heads, key_dim, value_dim, .. } = call.rule;
     let work = call.batch.rows() * value_heads * key_dim * value_dim * 4;
-    pool.run_sized(call.batch.sequences.len() * value_heads, work, &|task, _| {
-        let sequence = &call.batch.sequences[task / value_heads];
-        vectorize(isa, Head { call, sequence, head: task % value_heads });
-    });
+    call.batch.each_part(pool, value_heads, work, |sequence, head| vectorize(isa, Head { call, sequence, head }));
 }
 
 /// A value head of one sequence.
@@ -77,7 +73,7 @@ impl Kernel for Head<'_> {
         let size = key_dim * value_dim;
         // SAFETY: a task has this head of its sequence to itself.
         let state = unsafe { self.call.states.part(self.sequence, self.head * size, size) };
-        for row in self.sequence.first_row..self.sequence.first_row + self.sequence.num_rows {
+        for row in self.sequence.rows() {
             let row = self.row::<S>(row);
             let mut col = 0;
             while col < value_dim {

@@ -261,16 +261,14 @@ impl Backend for CpuBackend {
 
     fn causal_conv(&mut self, x: Cols, conv: ops::Conv, out: Act) {
         assert_ne!(x.act, out, "a convolution cannot overwrite its input");
-        let view = self.acts.view(x.act);
         let call = conv::Call {
-            x: view,
-            first_col: x.first,
+            x: self.acts.columns(x),
             conv,
             taps: &self.vectors[conv.taps.0 as usize],
             bias: lookup(&self.vectors, conv.bias),
             states: &self.states[conv.state.0 as usize],
             batch: &self.batch,
-            out: self.acts.target(out, view.rows, conv.channels),
+            out: self.acts.target(out, self.batch.rows(), conv.channels),
         };
         conv::causal_conv(self.isa, &mut self.pool, call);
     }
@@ -279,13 +277,12 @@ impl Backend for CpuBackend {
         let ScanInput { x, dt, b, c } = input;
         assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
         let target = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
-        let cols = |cols: Cols| scan::Columns { view: self.acts.view(cols.act), first: cols.first };
         let call = scan::Call {
             scan,
-            x: cols(x),
-            dt: cols(dt),
-            b: cols(b),
-            c: cols(c),
+            x: self.acts.columns(x),
+            dt: self.acts.columns(dt),
+            b: self.acts.columns(b),
+            c: self.acts.columns(c),
             decay: &self.vectors[scan.decay.0 as usize],
             skip: &self.vectors[scan.skip.0 as usize],
             dt_bias: lookup(&self.vectors, scan.dt_bias),
@@ -300,12 +297,11 @@ impl Backend for CpuBackend {
         let DeltaInput { qkv, beta, dt } = input;
         assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "the delta rule cannot overwrite its input");
         let target = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
-        let cols = |cols: Cols| scan::Columns { view: self.acts.view(cols.act), first: cols.first };
         let call = delta::Call {
             rule,
             qkv: self.acts.view(qkv),
-            beta: cols(beta),
-            dt: cols(dt),
+            beta: self.acts.columns(beta),
+            dt: self.acts.columns(dt),
             rate: &self.vectors[rule.rate.0 as usize],
             dt_bias: &self.vectors[rule.dt_bias.0 as usize],
             states: &self.states[rule.state.0 as usize],

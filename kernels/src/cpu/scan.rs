@@ -1,6 +1,6 @@
 //! The selective scan of state-space models: a row after the other, vectors along what a channel remembers.
 
-use super::acts::View;
+use super::acts::{Columns, View};
 use super::batch::{Batch, Sequence};
 use super::isa::Isa;
 use super::pool::Pool;
@@ -10,28 +10,6 @@ use crate::ops;
 
 /// Channels a task: its states stay in the first-level cache.
 const CHANNELS: usize = 64;
-
-/// Columns of a view.
-#[derive(Clone, Copy)]
-pub(crate) struct Columns {
-    pub(crate) view: View,
-    pub(crate) first: usize,
-}
-
-impl Columns {
-    pub(crate) fn check(&self, rows: usize, cols: usize) {
-        let View { rows: has, width, .. } = self.view;
-        assert!(has == rows && self.first + cols <= width, "{cols} columns from {} of {has} x {width}", self.first);
-    }
-
-    /// # Safety
-    /// Row and column are inside (see [`Self::check`]).
-    #[inline(always)]
-    pub(crate) unsafe fn at(&self, row: usize, col: usize) -> *const f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.view.data.at(row * self.view.width + self.first + col).cast_const() }
-    }
-}
 
 /// A call with everything looked up.
 #[derive(Clone, Copy)]
@@ -68,11 +46,9 @@ pub(crate) fn selective_scan(isa: Isa, pool: &mut Pool, call: Call<'_>) {
     call.check();
     let ops::Scan { heads, head_dim, state_dim, .. } = call.scan;
     let each = (CHANNELS / head_dim.max(1)).max(1);
-    let blocks = heads.div_ceil(each);
     let work = call.batch.rows() * heads * head_dim * state_dim * 4;
-    pool.run_sized(call.batch.sequences.len() * blocks, work, &|task, _| {
-        let sequence = &call.batch.sequences[task / blocks];
-        let first = task % blocks * each;
+    call.batch.each_part(pool, heads.div_ceil(each), work, |sequence, block| {
+        let first = block * each;
         vectorize(isa, Heads { call, sequence, first, count: each.min(heads - first) });
     });
 }
@@ -93,7 +69,7 @@ impl Kernel for Heads<'_> {
         // SAFETY: a task has these heads of its sequence to itself.
         let states = unsafe { self.call.states.part(self.sequence, self.first * size, self.count * size) };
         let mut steps = [0.0_f32; CHANNELS];
-        for row in self.sequence.first_row..self.sequence.first_row + self.sequence.num_rows {
+        for row in self.sequence.rows() {
             self.steps::<S>(row, &mut steps);
             for (offset, state) in states.chunks_exact_mut(size).enumerate() {
                 self.head::<S>(row, self.first + offset, steps[offset], state);

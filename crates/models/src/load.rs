@@ -120,9 +120,9 @@ pub fn load(
         DType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
         _ => vec![KvScales::default(); spec.layers.len()],
     };
-    let mut measure = Measure { weights: &*weights, bytes: 0 };
+    let mut measure = Measure::new(&*weights);
     network::build(&spec, &names, shard, &mut measure)?;
-    let bytes_total = measure.bytes;
+    let (bytes_total, as_stored) = (measure.bytes, !measure.mixed);
     let mut backend = backend;
     expect(&mut *backend, &spec, shard, (compute, cache));
     let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
@@ -132,6 +132,7 @@ pub fn load(
         weights: &*weights,
         backend: &mut *backend,
         compute,
+        as_stored,
         progress: &mut report,
         read: 0,
         resident: 0,

@@ -43,24 +43,37 @@ pub(crate) struct Measure<'a> {
     pub weights: &'a dyn Weights,
     /// Bytes that loading will read.
     pub bytes: u64,
+    /// Matrices of one group are stored as different types.
+    pub mixed: bool,
+    /// How each matrix is stored; absent where its slices differ.
+    stored: Vec<Option<DType>>,
 }
 
-impl Measure<'_> {
-    fn add(&mut self, stack: &[Slice]) -> Result<(), LoadError> {
+impl<'a> Measure<'a> {
+    pub(crate) fn new(weights: &'a dyn Weights) -> Self {
+        Self { weights, bytes: 0, mixed: false, stored: Vec::new() }
+    }
+
+    fn add(&mut self, stack: &[Slice]) -> Result<Option<DType>, LoadError> {
+        let mut stored = Vec::with_capacity(stack.len());
         for slice in stack {
-            self.bytes += (slice.elements() * self.weights.check(slice)?.size()) as u64;
+            let dtype = self.weights.check(slice)?;
+            self.bytes += (slice.elements() * dtype.size()) as u64;
+            stored.push(dtype);
         }
-        Ok(())
+        Ok(stored.first().copied().filter(|first| stored.iter().all(|dtype| dtype == first)))
     }
 }
 
 impl Store for Measure<'_> {
     fn matrix(&mut self, stack: &[Slice], _: usize) -> Result<Matrix, LoadError> {
-        self.add(stack).map(|()| Matrix(0))
+        let dtype = self.add(stack)?;
+        self.stored.push(dtype);
+        Ok(Matrix((self.stored.len() - 1) as u32))
     }
 
     fn table(&mut self, stack: &[Slice], _: usize) -> Result<Table, LoadError> {
-        self.add(stack).map(|()| Table(0))
+        self.add(stack).map(|_| Table(0))
     }
 
     fn table_of(&mut self, _: Matrix) -> Table {
@@ -68,18 +81,20 @@ impl Store for Measure<'_> {
     }
 
     fn vector(&mut self, stack: &[Slice], _: f32) -> Result<Vector, LoadError> {
-        self.add(stack).map(|()| Vector(0))
+        self.add(stack).map(|_| Vector(0))
     }
 
     fn vector_of(&mut self, stack: &[Slice], _: &dyn Fn(Vec<f32>) -> Vec<f32>) -> Result<Vector, LoadError> {
-        self.add(stack).map(|()| Vector(0))
+        self.add(stack).map(|_| Vector(0))
     }
 
     fn constants(&mut self, _: &[f32]) -> Vector {
         Vector(0)
     }
 
-    fn group(&mut self, _: &[Matrix]) -> MatrixGroup {
+    fn group(&mut self, members: &[Matrix]) -> MatrixGroup {
+        let stored = |matrix: &Matrix| self.stored[matrix.0 as usize];
+        self.mixed |= members.iter().any(|matrix| stored(matrix) != stored(&members[0]));
         MatrixGroup(0)
     }
 
@@ -100,8 +115,10 @@ impl Store for Measure<'_> {
 pub(crate) struct Loader<'a> {
     pub weights: &'a dyn Weights,
     pub backend: &'a mut dyn Backend,
-    /// With `F32` weights stay as they are stored; else they are rounded to this type.
+    /// With `F32` weights stay as they are stored, where `as_stored`; else they are cast to this type.
     pub compute: DType,
+    /// Matrices that run as one group are stored as one type.
+    pub as_stored: bool,
     /// Told the bytes read so far.
     pub progress: &'a mut dyn FnMut(u64),
     /// Bytes read so far.
@@ -167,7 +184,7 @@ impl<'a> Loader<'a> {
     /// Element type on the device: as stored when computing in f32 (which holds every type exactly), else the computing type.
     fn stored_type(&self, mut stored: impl Iterator<Item = DType>) -> DType {
         match (self.compute, stored.next()) {
-            (DType::F32, Some(first)) if stored.all(|dtype| dtype == first) => first,
+            (DType::F32, Some(first)) if self.as_stored && stored.all(|dtype| dtype == first) => first,
             (compute, _) => compute,
         }
     }

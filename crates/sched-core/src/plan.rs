@@ -31,12 +31,17 @@ use crate::{
 use ids::{BlockId, SlotId};
 use proto::StepPlan;
 
+/// Tokens that a step computes of a prompt beyond its pace where they are the prompt's last, at most.
+const LAST_TOKENS: u32 = 64;
+
 /// A plan in the making.
 pub(crate) struct Draft {
     pub plan: StepPlan,
     flight: Flight,
     /// Tokens that the step may still compute.
     left: u32,
+    /// Tokens beyond these that may be a prompt's last.
+    spare: u32,
     /// Bytes that further newcomers may add to the plan.
     newcomer_bytes: usize,
     /// Block tables of a sequence; with one, the plan need not say which.
@@ -80,7 +85,7 @@ impl Scheduler {
         let mut draft = self.new_draft();
         self.plan_decodes(&mut draft);
         if !draft.flight.rows.is_empty() {
-            draft.left = draft.left.min(self.most_beside(draft.flight.rows.len() as u32));
+            self.pace_prompts(&mut draft);
         }
         self.plan_chunks(&mut draft);
         self.start_waiting(&mut draft, now_us);
@@ -104,6 +109,7 @@ impl Scheduler {
             plan,
             flight,
             left: self.config.max_num_batched_tokens,
+            spare: 0,
             newcomer_bytes: self.config.max_newcomer_bytes,
             groups: self.groups.count(),
         }
@@ -159,12 +165,23 @@ impl Scheduler {
                 continue; // It made room for another chunk.
             }
             let computed = sequence.computed;
-            let chunk = self.chunk(sequence.planned_len() - computed, draft.left);
+            let chunk = self.chunk(sequence.planned_len() - computed, draft);
             if chunk > 0 && self.make_room(*index, computed + chunk, draft) {
                 self.push_row(draft, *index, chunk);
             }
         }
         self.scratch.prefills = prefills;
+    }
+
+    /// Bounds the prompt tokens beside the decodes that are planned. Where a prompt's last few tokens are beyond what there is time for, they
+    /// would cost its request a whole step.
+    fn pace_prompts(&self, draft: &mut Draft) {
+        let most = self.most_beside(draft.flight.rows.len() as u32);
+        // What a flag says is meant to the token.
+        if matches!(self.config.beside_decodes, BesideDecodes::Paced(_)) {
+            draft.spare = draft.left.saturating_sub(most).min(LAST_TOKENS);
+        }
+        draft.left = draft.left.min(most);
     }
 
     /// Prompt tokens that a step may compute beside so many decodes.
@@ -179,7 +196,8 @@ impl Scheduler {
     }
 
     /// How many of `remaining` tokens run in this step.
-    fn chunk(&self, remaining: u32, left: u32) -> u32 {
+    fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
+        let left = if remaining <= draft.left + draft.spare { remaining } else { draft.left };
         if !self.config.enable_chunked_prefill {
             return if remaining <= left { remaining } else { 0 };
         }
@@ -215,7 +233,7 @@ impl Scheduler {
             self.scratch.blocked = Some(here);
             return false;
         }
-        let chunk = self.chunk(self.sequences[index].known_len() - start.computed, draft.left);
+        let chunk = self.chunk(self.sequences[index].known_len() - start.computed, draft);
         if chunk == 0 {
             return false;
         }
@@ -242,6 +260,7 @@ impl Scheduler {
             sequence.prompt_done_in = self.next_step.0;
             self.scratch.prompts_done.push(sequence.request);
         }
+        draft.spare = draft.spare.saturating_sub(num_tokens.saturating_sub(draft.left));
         draft.left = draft.left.saturating_sub(num_tokens);
         draft.flight.prompt_tokens += if num_tokens > 1 { num_tokens } else { 0 };
         let plan = &mut draft.plan;

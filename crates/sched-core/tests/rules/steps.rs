@@ -112,6 +112,29 @@ fn prompts_beside_decodes_take_what_has_time() {
 }
 
 #[test]
+fn a_prompts_last_tokens_beyond_the_pace_go_along() {
+    let paced = Pacing { least_tokens: 100, short_us: 0, short_tokens: 0, tokens_per_decode: 0, long_us: 0 };
+    for (beside_decodes, beside) in [
+        (BesideDecodes::Paced(paced), vec![(0, 164, 1)]),
+        (BesideDecodes::Paced(Pacing { least_tokens: 99, ..paced }), vec![(0, 99, 0)]),
+        // The next prompt has more than may go along.
+        (BesideDecodes::Paced(Pacing { least_tokens: 164, ..paced }), vec![(0, 164, 1)]),
+        (BesideDecodes::AtMost(100), vec![(0, 100, 0)]),
+    ] {
+        let config = with(|c| {
+            (c.max_num_batched_tokens, c.max_model_len, c.vocab_size) = (2048, 4000, 9000);
+            c.beside_decodes = beside_decodes;
+        });
+        let mut scheduler = formed(config, 9000);
+        admit(&mut scheduler, stranger(1, 20, 50));
+        step(&mut scheduler, 1);
+        admit(&mut scheduler, stranger(2, 164, 50));
+        admit(&mut scheduler, stranger(3, 165, 50));
+        assert_eq!(rows(&step(&mut scheduler, 1).0)[1..], beside[..], "{beside_decodes:?}");
+    }
+}
+
+#[test]
 fn without_chunks_a_prompt_waits_for_room() {
     let config = with(|c| {
         c.enable_chunked_prefill = false;

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 
 use link::{LinkError, Sender};
-use prost::Message;
 use proto::{Event, EventBatch, RequestKey, event::Kind};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -149,28 +148,22 @@ impl Gateways {
 
 /// The batch as messages that fit a link, in reverse order. An event that never fits becomes its request's failure.
 fn split(batch: EventBatch, limit: usize, mut unfit: impl FnMut(u64)) -> Vec<EventBatch> {
-    let mut fitting = Vec::with_capacity(1);
-    let mut rest = vec![batch];
-    while let Some(mut batch) = rest.pop() {
-        let bytes = batch.encoded_len();
-        if bytes <= limit {
-            fitting.push(batch);
-        } else if let [event] = batch.events.as_mut_slice() {
+    let mut messages = link::split(batch, limit, |mut batch, bytes| {
+        if let [event] = batch.events.as_mut_slice() {
             event.kind = Some(Kind::Failure(error::too_large(bytes, limit)));
             unfit(event.number);
-            fitting.push(batch);
-        } else {
-            let second = batch.events.split_off(batch.events.len() / 2);
-            rest.push(EventBatch { events: second });
-            rest.push(batch);
+            return (batch, None);
         }
-    }
-    fitting.reverse();
-    fitting
+        let second = batch.events.split_off(batch.events.len() / 2);
+        (batch, Some(EventBatch { events: second }))
+    });
+    messages.reverse();
+    messages
 }
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
     use proto::Delta;
 
     use super::*;

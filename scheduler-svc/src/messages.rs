@@ -2,24 +2,11 @@
 
 use std::collections::HashSet;
 
-use prost::Message;
 use proto::{Finished, TokenBatch, TokenLogprobs};
 
 /// The batch as messages of at most `limit` bytes, in order. What cannot be divided stays whole, and is the link's to refuse.
 pub(crate) fn split(batch: TokenBatch, limit: usize) -> Vec<TokenBatch> {
-    let mut fitting = Vec::new();
-    let mut rest = vec![batch];
-    while let Some(batch) = rest.pop() {
-        if batch.encoded_len() <= limit {
-            fitting.push(batch);
-            continue;
-        }
-        match halves(batch) {
-            (first, Some(second)) => rest.extend([second, first]),
-            (whole, None) => fitting.push(whole),
-        }
-    }
-    fitting
+    link::split(batch, limit, |batch, _| halves(batch))
 }
 
 /// The batch as two, the parts in their order: what started, log-probabilities of prompts, tokens with their own ones, what finished, what
@@ -68,6 +55,7 @@ fn beyond<T>(list: &mut Vec<T>, left: &mut usize) -> Vec<T> {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
     use proto::{Failed, Started};
 
     use super::*;

@@ -84,6 +84,11 @@ fn ready(rank: u32, world_size: u32) -> WorkerReady {
     }
 }
 
+/// A worker on its own with room for very long prompts.
+fn spacious() -> WorkerReady {
+    WorkerReady { num_blocks: 1 << 20, max_model_len: 1 << 20, ..ready(0, 1) }
+}
+
 fn request(number: u64, max_tokens: u32) -> Request {
     Request {
         key: Some(RequestKey { gateway: 1, number }),
@@ -292,7 +297,7 @@ async fn what_ended_unheard_is_told_to_the_next_detokenizer() {
 #[tokio::test]
 async fn output_of_any_size_is_told_in_messages_that_fit() {
     let mut stage = stage(&[]).await;
-    let mut worker = stage.worker_of(WorkerReady { num_blocks: 1 << 20, max_model_len: 1 << 20, ..ready(0, 1) }).await;
+    let mut worker = stage.worker_of(spacious()).await;
     worker.form().await;
     stage.ready().await;
     // None of them runs, as the first step is never done.
@@ -318,7 +323,7 @@ async fn output_of_any_size_is_told_in_messages_that_fit() {
 #[tokio::test]
 async fn a_long_prompt_may_have_many_choices() {
     let mut stage = stage(&[]).await;
-    let mut worker = stage.worker_of(WorkerReady { num_blocks: 1 << 20, max_model_len: 1 << 20, ..ready(0, 1) }).await;
+    let mut worker = stage.worker_of(spacious()).await;
     worker.form().await;
     stage.ready().await;
     let mut request = request(1, 1);

@@ -22,6 +22,7 @@ mod options;
 mod queue;
 mod redial;
 mod ring;
+mod split;
 mod stream;
 mod unix;
 
@@ -33,3 +34,4 @@ pub use listener::{Listener, connect};
 pub use options::LinkOptions;
 pub use proto::Hello;
 pub use redial::redial;
+pub use split::split;

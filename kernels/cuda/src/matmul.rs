@@ -1,6 +1,6 @@
-//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, for other 16-bit
-//! weights and inputs whichever way is the fastest (cuBLASLt with one of its algorithms, on Hopper `kernels/cuda/matmul_parts.cu` or
-//! `kernels/cuda/matmul_hopper.cu`), the plain kernel `kernels/cuda/matmul.cu` for the rest.
+//! Chooses who multiplies: `kernels/cuda/matmul_few.cu` for few rows, for other 16-bit weights and inputs whichever way is the fastest (cuBLASLt with one
+//! of its algorithms, on Hopper `kernels/cuda/matmul_parts.cu` or `kernels/cuda/matmul_hopper.cu`), the plain kernel `kernels/cuda/matmul.cu` for the
+//! rest.
 
 use super::acts::{View, cast};
 use super::blas::Blas;

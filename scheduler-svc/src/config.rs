@@ -56,7 +56,8 @@ pub struct Args {
     pub long_prefill_token_threshold: u32,
 
     /// Prompt tokens in a step beside running decodes at most, which bounds the time between their tokens; 0: no such bound
-    /// [default: 512, more where a step ends within 100 ms all the same (6144 at most), up to 48 for each decode within 150 ms]
+    /// [default: 512, more where a step ends within 100 ms all the same, or 125 beside at most 12 decodes (6144 at most), up to 48 for each
+    /// decode within 150 ms]
     #[arg(long)]
     pub max_prefill_tokens_beside_decodes: Option<u32>,
 
@@ -111,8 +112,15 @@ pub enum Policy {
 }
 
 /// How prompts get on beside decodes unless a flag says otherwise. Found with `crates/sched-core/examples/load.rs`.
-const PACING: Pacing =
-    Pacing { least_tokens: 512, short_us: 100_000, short_tokens: 6144, tokens_per_decode: 48, long_us: 150_000 };
+const PACING: Pacing = Pacing {
+    least_tokens: 512,
+    short_us: 100_000,
+    few_decodes: 12,
+    few_us: 125_000,
+    short_tokens: 6144,
+    tokens_per_decode: 48,
+    long_us: 150_000,
+};
 
 /// Tokens in one step where no flag says it.
 const STEP_TOKENS: u32 = 2048;

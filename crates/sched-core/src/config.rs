@@ -44,13 +44,17 @@ pub enum BesideDecodes {
 }
 
 /// How long prompts may keep decodes waiting. Where few decodes run, short steps cost prompts little; the more there are, the more of each
-/// step is theirs, and the longer a step has to be for prompts to get on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// step is theirs, and the longer a step has to be for prompts to get on. Where very few run, fewer and longer steps keep fewer waiting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pacing {
     /// Prompt tokens that a step takes however long they take.
     pub least_tokens: u32,
     /// A step of this length is always fine, microseconds.
     pub short_us: u32,
+    /// So many decodes are very few,
+    pub few_decodes: u32,
+    /// and a step of this length is fine beside them, microseconds.
+    pub few_us: u32,
     /// Prompt tokens of such a step at most. A fast model computes more in the time, but gains nothing by it that decodes should wait for.
     pub short_tokens: u32,
     /// A step may be longer than that for so many prompt tokens for each of its decodes.

@@ -33,7 +33,8 @@ impl Pace {
     /// Prompt tokens for a step beside so many decodes.
     pub fn tokens_beside(self, decodes: u32, pacing: Pacing) -> u32 {
         let share = decodes.saturating_mul(pacing.tokens_per_decode);
-        let short = self.tokens_within(pacing.short_us).min(pacing.short_tokens);
+        let short_us = if decodes <= pacing.few_decodes { pacing.few_us } else { pacing.short_us };
+        let short = self.tokens_within(short_us).min(pacing.short_tokens);
         let tokens = short.max(share).min(self.tokens_within(pacing.long_us));
         let rows = tokens.saturating_add(decodes);
         let grain = if rows < 2 * COARSE { GRAIN } else { COARSE };
@@ -65,8 +66,14 @@ mod tests {
 
     #[test]
     fn decodes_make_room_between_a_short_step_and_a_long_one() {
-        let pacing =
-            Pacing { least_tokens: 300, short_us: 25_000, short_tokens: 2000, tokens_per_decode: 32, long_us: 150_000 };
+        let pacing = Pacing {
+            least_tokens: 300,
+            short_us: 25_000,
+            short_tokens: 2000,
+            tokens_per_decode: 32,
+            long_us: 150_000,
+            ..Pacing::default()
+        };
         let mut pace = Pace::default();
         assert_eq!(pace.tokens_beside(64, pacing), 300, "nothing is known yet");
         pace.learn(4000, 100_000);
@@ -81,6 +88,21 @@ mod tests {
     }
 
     #[test]
+    fn very_few_decodes_may_wait_longer() {
+        let pacing = Pacing {
+            short_us: 100_000,
+            few_decodes: 12,
+            few_us: 125_000,
+            short_tokens: 6144,
+            long_us: 150_000,
+            ..Pacing::default()
+        };
+        let mut pace = Pace::default();
+        pace.learn(4096, 90_000);
+        assert_eq!([1, 12, 13].map(|decodes| pace.tokens_beside(decodes, pacing) + decodes), [5120, 5120, 4096]);
+    }
+
+    #[test]
     fn a_fast_model_fills_no_long_step_beside_few_decodes() {
         let pacing = Pacing {
             least_tokens: 300,
@@ -88,6 +110,7 @@ mod tests {
             short_tokens: 6144,
             tokens_per_decode: 48,
             long_us: 150_000,
+            ..Pacing::default()
         };
         let mut pace = Pace::default();
         pace.learn(8192, 16_000);

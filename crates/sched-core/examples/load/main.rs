@@ -4,7 +4,7 @@
 //!
 //! Loads: `mixed` (512 requests of 64 to 1,024 tokens in and 64 to 512 out, all at once), `clients:N` (requests of 1,024 in and 256 out, two
 //! for each of N clients at least), `long` (64 decodes that a prompt of 65,536 tokens meets). Settings of the scheduler: `--seqs`,
-//! `--batched-tokens`; prompts beside decodes: `--beside-tokens` (0: no bound), or `--least-tokens`, `--short-us`, `--tokens-per-decode` and
+//! `--batched-tokens`; prompts beside decodes: `--beside-tokens` (0: no bound), or `--least-tokens`, `--short-us`, `--few-decodes`, `--few-us`, `--tokens-per-decode` and
 //! `--long-us`. `--trace` prints every step: when it begins, its decodes and prompt tokens, and what it takes.
 
 mod costs;
@@ -39,6 +39,8 @@ fn main() {
             u32::MAX => BesideDecodes::Paced(Pacing {
                 least_tokens: number("--least-tokens", 512),
                 short_us: number("--short-us", 100_000),
+                few_decodes: number("--few-decodes", 12),
+                few_us: number("--few-us", 125_000),
                 short_tokens: number("--short-tokens", 6144),
                 tokens_per_decode: number("--tokens-per-decode", 48),
                 long_us: number("--long-us", 150_000),

@@ -88,8 +88,14 @@ fn prompts_beside_decodes_take_what_has_time() {
         c.max_num_batched_tokens = 2048;
         c.max_model_len = 4000;
         c.vocab_size = 9000;
-        let pacing =
-            Pacing { least_tokens: 100, short_us: 5000, short_tokens: 2048, tokens_per_decode: 512, long_us: 11_000 };
+        let pacing = Pacing {
+            least_tokens: 100,
+            short_us: 5000,
+            short_tokens: 2048,
+            tokens_per_decode: 512,
+            long_us: 11_000,
+            ..Pacing::default()
+        };
         c.beside_decodes = BesideDecodes::Paced(pacing);
     });
     let mut scheduler = formed(config, 9000);
@@ -113,7 +119,7 @@ fn prompts_beside_decodes_take_what_has_time() {
 
 #[test]
 fn a_prompts_last_tokens_beyond_the_pace_go_along() {
-    let paced = Pacing { least_tokens: 100, short_us: 0, short_tokens: 0, tokens_per_decode: 0, long_us: 0 };
+    let paced = Pacing { least_tokens: 100, ..Pacing::default() };
     for (beside_decodes, beside) in [
         (BesideDecodes::Paced(paced), vec![(0, 164, 1)]),
         (BesideDecodes::Paced(Pacing { least_tokens: 99, ..paced }), vec![(0, 99, 0)]),

@@ -43,6 +43,8 @@ fn beside_decodes(source: &mut Source) -> BesideDecodes {
         _ => BesideDecodes::Paced(Pacing {
             least_tokens: source.between(1, 9),
             short_us: source.below(9),
+            few_decodes: source.below(4),
+            few_us: source.below(9),
             short_tokens: source.below(9),
             tokens_per_decode: source.below(9),
             long_us: source.below(99),

@@ -79,14 +79,12 @@ struct HopperPrefill : Scores {
         const Tile& tile = hold(turn);
         if (tile.tiles == 0) return false;
         begin_rows(rows, tile, group);
-        const bool first = threadIdx.x % 32 == 0;
         // Nobody reads those of the last turn any more.
-        if (!QUERIES_IN_REGISTERS && turn > 0 && first) barrier_arrive(empty_q);
+        if (!QUERIES_IN_REGISTERS && turn > 0) barrier_arrive(empty_q);
         barrier_wait(full_q, turn % 2);
         if constexpr (QUERIES_IN_REGISTERS) {
             take_queries(q, group);
-            __syncwarp();
-            if (first) barrier_arrive(empty_q);
+            barrier_arrive(empty_q);
         }
         return true;
     }

@@ -224,7 +224,8 @@ struct PrefillBlock {
                 barrier_init(empty_v + 8 * stage, BLOCKS * CONSUMERS);
             }
             barrier_init(full_q, QUERY_THREADS);
-            barrier_init(empty_q, CONSUMERS);
+            // From each thread that reads them.
+            barrier_init(empty_q, 32 * CONSUMERS);
             for (u32 slot = 0; slot < 2; slot++) {
                 barrier_init(full_tile + 8 * slot, 1);
                 // From each warp but the one that gives.

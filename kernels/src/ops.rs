@@ -7,6 +7,7 @@
 mod attention;
 mod handles;
 mod host;
+mod limits;
 mod mixture;
 mod noise;
 mod recording;
@@ -17,6 +18,7 @@ use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
 pub use attention::{Attention, ExpectedAttention, Heads, KvScales, KvShape, Rope, RopeStyle};
 pub use handles::{Act, ExpertChoice, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::HostMatrix;
+pub use limits::ShapeLimits;
 pub use mixture::{ExpertGroups, GatedExperts, RouterScore, Routing};
 pub use noise::{Noise, NoiseRows, mix};
 pub use recording::{Recordable, Timing};
@@ -189,6 +191,11 @@ pub trait Backend: Send {
     /// How much memory the device has and how much of it is free; absent where it is the machine's own.
     fn memory(&self) -> Option<DeviceMemory> {
         None
+    }
+
+    /// The largest shapes that it computes.
+    fn limits(&self) -> ShapeLimits {
+        ShapeLimits::NONE
     }
 
     /// Layers with such attention will be loaded: what computes them may be compiled meanwhile.

@@ -79,6 +79,18 @@ pub enum LoadError {
         /// What is there.
         found: String,
     },
+    /// A size beyond what the device has kernels for.
+    #[error("{what} = {size} is too large for {device}, which computes up to {most}; start with --device cpu")]
+    Beyond {
+        /// The name in `config.json`.
+        what: &'static str,
+        /// Its value.
+        size: usize,
+        /// The largest that is possible.
+        most: usize,
+        /// The device.
+        device: String,
+    },
     /// A size that cannot be split over the ranks.
     #[error("{what} = {size} cannot be split over tensor-parallel size {ranks}; choose a size that {remedy}")]
     Shard {

@@ -16,6 +16,7 @@ mod mixer;
 mod model;
 mod network;
 mod ranks;
+mod shapes;
 mod tp;
 mod weights;
 

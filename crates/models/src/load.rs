@@ -12,6 +12,7 @@ use crate::decoder::{Decoder, Parts};
 use crate::error::LoadError;
 use crate::model::Model;
 use crate::network;
+use crate::shapes;
 use crate::tp::Shard;
 use crate::weights::{Checkpoint, Dummy, Loader, Measure, Weights, cache_scales};
 
@@ -105,6 +106,7 @@ pub fn load(
         return Ok(Model::echo(spec));
     }
     shard.check(&spec)?;
+    shapes::check(&spec, backend.limits(), || backend.describe())?;
     let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
     let stored = |only| Checkpoint::open(dir, only, options.threads).map(Box::new);
     let weights: Box<dyn Weights> = match options.format {

@@ -12,6 +12,8 @@ use kernels::ops::{DType, KvShape};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
+/// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the rotation before it.
+pub(crate) const MOST_DIM: usize = 8192;
 
 /// What attention keeps between launches.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use super::kv::Kv;
 use kernels::ops::{self, DType};
 
 /// Widest value head of the plain kernel: four elements for each of a block's threads.
-const MOST_V_DIM: usize = 512;
+pub(crate) const MOST_V_DIM: usize = 512;
 
 /// `struct Attention` of kernels/cuda/quire.cuh.
 #[repr(C)]

@@ -14,6 +14,8 @@ const WARPS: usize = 8;
 const KEYS: usize = 64;
 /// Pairs of token and query head that a block of either kernel has.
 const ROWS: usize = 16 * WARPS;
+/// Blocks in the second dimension of a grid, on any device.
+const MOST_TILES: usize = 65_535;
 /// Head sizes of the Hopper kernel, keys of a tile, and a block's threads.
 pub(crate) const HOPPER_DIMS: [usize; 2] = [64, 128];
 const HOPPER_KEYS: usize = 128;
@@ -131,7 +133,7 @@ pub(crate) fn run(
     let Tensors { qkv, keys, values, cache, out } = tensors;
     let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
     let shared = shared(dims);
-    if shared > device.context.shared_of_block {
+    if shared > device.context.shared_of_block || tiles > MOST_TILES {
         return false;
     }
     let shape = Shape { grid: [heads, tiles], block: 32 * WARPS, shared };

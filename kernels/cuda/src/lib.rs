@@ -29,6 +29,7 @@ mod handles;
 mod head_norms;
 mod kv;
 mod libraries;
+mod limits;
 mod matmul;
 mod matmul_few;
 mod matmul_hopper;

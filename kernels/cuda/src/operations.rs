@@ -6,6 +6,7 @@ use crate::device::{Name, Shape, args};
 use crate::groups::Group;
 use crate::head_norms::{HeadNorm, Waiting};
 use crate::kv::Kv;
+use crate::limits::LIMITS;
 use crate::rope_and_cache::takes_norms;
 use crate::routing::Choices;
 use crate::step::{Cache, Op, Stored};
@@ -19,7 +20,7 @@ use kernels::ops::{
 use kernels::ops::{
     HostMatrix, KvLayer, KvScales, KvShape, Matrix, MatrixGroup, Norm, Place, Rope, Routing, RowSelection,
 };
-use kernels::ops::{Noise, Recordable, ScanInput, State, Table, Timing, Vector};
+use kernels::ops::{Noise, Recordable, ScanInput, ShapeLimits, State, Table, Timing, Vector};
 
 /// The handle of the element just pushed.
 fn newest<T>(list: &[T]) -> u32 {
@@ -39,6 +40,10 @@ impl Backend for CudaBackend {
         self.device.context.bind().ok()?;
         let (free, total) = context::free_and_total().ok()?;
         Some(DeviceMemory { free: free as u64, total: total as u64 })
+    }
+
+    fn limits(&self) -> ShapeLimits {
+        LIMITS
     }
 
     fn expect_attention(&mut self, expected: ExpectedAttention) {

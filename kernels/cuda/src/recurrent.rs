@@ -15,9 +15,12 @@ const CHANNELS: usize = 128;
 /// Values of a channel that a lane keeps at most; how many it should, for many lanes to work.
 const EACH: usize = 8;
 const EACH_SHOULD: usize = 4;
+/// Most lanes of a channel, and values that it remembers.
+const LANES: usize = 32;
+pub(crate) const STATE_DIM: usize = EACH * LANES;
 /// Columns of a state of the delta rule that a warp keeps, and the widest key.
 const COLUMNS: usize = 8;
-const KEY_DIM: usize = 256;
+pub(crate) const KEY_DIM: usize = 256;
 /// Threads of a block of the scans.
 const THREADS: usize = 128;
 
@@ -155,11 +158,8 @@ pub(crate) fn selective_scan(
     let ops::Scan { heads, head_dim, groups, state_dim, dt_limit, .. } = scan;
     let ScanVectors { decay, skip, dt_bias } = vectors;
     scan.check([decay.len, skip.len], dt_bias.map(|bias| bias.len), states.len);
-    let lanes = state_dim.div_ceil(EACH_SHOULD).next_power_of_two().min(32);
-    if state_dim > EACH * lanes {
-        return device
-            .fail(format!("states of {state_dim} values a channel have no CUDA kernel; start with --device cpu"));
-    }
+    assert!(state_dim <= STATE_DIM, "{state_dim} values a channel");
+    let lanes = state_dim.div_ceil(EACH_SHOULD).next_power_of_two().min(LANES);
     let parameters = Scan {
         state: states.ptr(batch),
         decay: decay.ptr,
@@ -217,10 +217,7 @@ pub(crate) fn delta_rule(
 ) {
     let ops::DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = rule;
     rule.check(input.qkv.view.width, [rate.len, dt_bias.len], states.len);
-    if key_dim > KEY_DIM {
-        return device
-            .fail(format!("keys of {key_dim} in linear attention have no CUDA kernel; start with --device cpu"));
-    }
+    assert!(key_dim <= KEY_DIM, "keys of {key_dim} in linear attention");
     let parameters = Rule {
         state: states.ptr(batch),
         rate: rate.ptr,

@@ -9,16 +9,17 @@ use super::device::{Device, Name, Shape, args};
 use super::special::HOPPER;
 use kernels::ops::{RouterScore, Routing};
 
-/// Shared memory that a block of the router may use, warps that it has at most, and rows.
-const MOST_SHARED: usize = 48 << 10;
+/// Shared memory that a block of the router may ask for, beside less than 1 KiB of its own; warps that it has at most, and rows.
+const MOST_SHARED: usize = 47 << 10;
 const MOST_WARPS: usize = 32;
 const MOST_ROWS: usize = 64;
 /// Rows that one block chooses for: it waits for no other.
 const ROWS_ALONE: usize = 32;
 /// Rows of a block where there are several, at least.
 const LEAST_ROWS: usize = 4;
-/// Experts at most.
-const MOST_EXPERTS: usize = 2048;
+/// Experts at most, and those that a row chooses: so that a row's numbers fit a block's shared memory.
+pub(crate) const MOST_EXPERTS: usize = 2048;
+pub(crate) const MOST_TOP_K: usize = 1024;
 /// Bytes of `struct Tile` of experts.cuh.
 const TILE_BYTES: usize = 16;
 
@@ -159,22 +160,62 @@ pub(crate) fn route(
     assert!(experts <= MOST_EXPERTS, "{experts} experts");
     choices.begin(device, rows, experts);
     let router = Router::of(routing, correction);
-    let (each, warps) = blocks(rows, device.context.multiprocessors);
-    // Experts chosen and places in lists of a block; scores, merits, worths of groups and weights of a warp: 4 bytes each.
-    let of_block = 4 * (each * routing.top_k + experts);
-    let of_warp = 4 * (2 * experts + router.groups as usize + routing.top_k);
-    let warps = warps.min(MOST_SHARED.saturating_sub(of_block) / of_warp).max(1);
-    let shape = Shape { grid: [rows.div_ceil(each), 1], block: 32 * warps, shared: of_block + warps * of_warp };
+    let (each, shape) = blocks(rows, experts, router, device.context.multiprocessors);
     let name = Name::of("route", &[logits.dtype]);
     let [rows, each, experts] = [rows, each, experts].map(|number| number as u32);
     device.launch_early(name, shape, args![logits.ptr, router, choices.chosen(), rows, each, experts, live]);
 }
 
-/// Rows of a block, and warps that choose for them.
-fn blocks(rows: usize, multiprocessors: usize) -> (usize, usize) {
-    if rows <= ROWS_ALONE {
-        return (rows.max(1), rows.clamp(1, MOST_WARPS));
+/// Rows of a block, and the blocks, whose warps choose for a row each.
+fn blocks(rows: usize, experts: usize, router: Router, multiprocessors: usize) -> (usize, Shape) {
+    // Of a row the experts chosen; of a block places in lists; of a warp scores, merits, worths of groups and weights: 4 bytes each.
+    let (top_k, groups) = (router.top_k as usize, router.groups as usize);
+    let (of_row, of_block, of_warp) = (4 * top_k, 4 * experts, 4 * (2 * experts + groups + top_k));
+    let each = match rows {
+        ..=ROWS_ALONE => rows.max(1),
+        _ => rows.div_ceil(multiprocessors).clamp(LEAST_ROWS, MOST_ROWS),
+    };
+    let each = each.min(MOST_SHARED.saturating_sub(of_block + of_warp) / of_row.max(1)).max(1);
+    let fixed = each * of_row + of_block;
+    let warps = each.min(MOST_WARPS).min(MOST_SHARED.saturating_sub(fixed) / of_warp).max(1);
+    (each, Shape { grid: [rows.div_ceil(each), 1], block: 32 * warps, shared: fixed + warps * of_warp })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routing(top_k: usize) -> Routing {
+        let score = RouterScore::Softmax;
+        Routing { score, correction: None, groups: None, top_k, renormalise: false, scale: 1.0 }
     }
-    let each = rows.div_ceil(multiprocessors).clamp(LEAST_ROWS, MOST_ROWS);
-    (each, each.min(MOST_WARPS))
+
+    #[test]
+    fn blocks_of_every_shape_that_is_loaded_have_the_memory_they_ask_for() {
+        for experts in [1, 8, 60, 128, 256, 512, 1024, MOST_EXPERTS] {
+            for top_k in [1, 8, 90, 512, MOST_TOP_K].into_iter().filter(|top_k| *top_k <= experts) {
+                for groups in [0, experts] {
+                    let router = Router { groups: groups as u32, ..Router::of(routing(top_k), 0) };
+                    for rows in [1, 2, 31, 32, 33, 500, 8192] {
+                        let (each, Shape { grid, block, shared }) = blocks(rows, experts, router, 132);
+                        let words = format!("{top_k} of {experts} experts in {groups} groups, {rows} rows");
+                        assert!(shared <= MOST_SHARED, "{words}: {shared} bytes");
+                        assert!(each * grid[0] >= rows && (32..=32 * MOST_WARPS).contains(&block), "{words}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_usual_shapes_have_a_warp_for_each_row_of_a_block() {
+        for (top_k, experts) in [(8, 128), (2, 8), (4, 32), (6, 64)] {
+            let router = Router::of(routing(top_k), 0);
+            let launched = |rows| {
+                let (each, shape) = blocks(rows, experts, router, 132);
+                (each, shape.grid[0], shape.block / 32)
+            };
+            assert_eq!([1, 32, 100, 2048].map(launched), [(1, 1, 1), (32, 1, 32), (4, 25, 4), (16, 128, 16)]);
+        }
+    }
 }

@@ -8,7 +8,8 @@
 
 #define KEYS 128u
 #define ROWS 128u
-// Warps that compute; and how many arrivals say that keys (or values) are there, that queries are, that a tile's description has been read.
+// Warps that compute; how many arrivals say that keys (or values) are there, that queries are; and warps that read a tile's description. Where what
+// is read is plain shared memory, each thread says itself that it has: racecheck does not follow one that speaks for its warp.
 #define CONSUMERS 8u
 #ifdef NARROW
 #define FULL 128u
@@ -94,8 +95,7 @@ struct PrefillBlock {
         return tiles[turn % 2];
     }
     DEVICE void release(u32 turn) const {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty_tile + 8 * (turn % 2));
+        barrier_arrive(empty_tile + 8 * (turn % 2));
     }
 
     // All blocks of the cluster have read a stage before something else is copied there.
@@ -224,12 +224,11 @@ struct PrefillBlock {
                 barrier_init(empty_v + 8 * stage, BLOCKS * CONSUMERS);
             }
             barrier_init(full_q, QUERY_THREADS);
-            // From each thread that reads them.
             barrier_init(empty_q, 32 * CONSUMERS);
             for (u32 slot = 0; slot < 2; slot++) {
                 barrier_init(full_tile + 8 * slot, 1);
-                // From each warp but the one that gives.
-                barrier_init(empty_tile + 8 * slot, TAKERS);
+                // From all but the warp that gives.
+                barrier_init(empty_tile + 8 * slot, 32 * TAKERS);
                 barrier_init(full_item + 8 * slot, 1);
             }
             barrier_init_done();

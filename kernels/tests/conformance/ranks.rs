@@ -1,4 +1,4 @@
-//! Sums and gatherings over the ranks of a group, a GPU each: needs two of them.
+//! Sums and gatherings over the ranks of a group, a GPU each: needs two of them, and four for all.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -11,11 +11,21 @@ use crate::random::Random;
 
 /// More than any message below, so that all are exchanged in one shot; and none.
 const WAYS: [usize; 2] = [8 << 20, 0];
+/// Ranks of a group.
+const SIZES: [usize; 2] = [2, 4];
 /// Repetitions of a call with other numbers: what a race breaks, it breaks rarely.
 const ROUNDS: usize = 10;
 
 /// Rows and columns of what is summed or gathered: odd ones, one number, and more than all blocks take at once.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (1, 63), (3, 341), (7, 1024), (16, 8192), (130, 4099)];
+
+/// Who a rank is, and how its group adds.
+#[derive(Clone, Copy)]
+struct Way {
+    place: Place,
+    /// In rank order, not as NCCL likes to.
+    in_order: bool,
+}
 
 /// A rank's channels to all ranks, its own included.
 struct Lines {
@@ -42,16 +52,25 @@ fn lines(size: usize) -> Vec<Lines> {
     lines
 }
 
-/// Runs `work` as each of two ranks, their devices having met; `None` where there are not two.
-fn as_two_ranks<T: Send>(one_shot_bytes: usize, work: impl Fn(Place, &mut dyn Backend) -> T + Sync) -> Option<Vec<T>> {
-    let size = 2;
+/// Runs `work` as the ranks of groups of each size and way, their devices having met; what the ranks of each return. Groups for which there are
+/// not enough GPUs are left out.
+fn as_ranks<T: Send>(work: impl Fn(Way, &mut dyn Backend) -> T + Sync) -> Vec<Vec<T>> {
+    let groups = SIZES.into_iter().flat_map(|size| WAYS.map(|one_shot_bytes| (size, one_shot_bytes)));
+    groups.filter_map(|(size, one_shot_bytes)| as_group(size, one_shot_bytes, &work)).collect()
+}
+
+fn as_group<T: Send>(
+    size: usize,
+    one_shot_bytes: usize,
+    work: &(impl Fn(Way, &mut dyn Backend) -> T + Sync),
+) -> Option<Vec<T>> {
     if kernels_cuda::gpus().is_ok_and(|gpus| gpus >= size as u32) {
         let rank = |(rank, lines): (usize, Lines)| {
             let ranks = Some(RankOptions { one_shot_bytes });
             let mut backend = gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() });
             let place = Place { rank, size };
             backend.join(place, &mut |mine| Ok(lines.exchange(mine))).expect("ranks that meet");
-            let result = work(place, &mut *backend);
+            let result = work(Way { place, in_order: size == 2 || one_shot_bytes > 0 }, &mut *backend);
             assert_eq!(backend.fault(), None);
             // Nobody leaves while others may still write to its memory.
             lines.exchange(&[]);
@@ -84,69 +103,78 @@ fn write(backend: &mut dyn Backend, act: Act, numbers: &[f32]) {
     backend.host_mut(act).copy_from_slice(numbers);
 }
 
+/// What all ranks have of a round, in rank order.
+fn parts(size: usize, round: usize, count: usize) -> Vec<Vec<f32>> {
+    (0..size).map(|rank| numbers(rank, round, count)).collect()
+}
+
+/// Whether a sum of so many numbers of about 1 is what adding them in rank order gives: exactly, or but for the order.
+fn is_sum(sum: f32, parts: impl Iterator<Item = f32>, in_order: bool) -> bool {
+    let want = parts.reduce(|a, b| a + b).expect("ranks");
+    sum == want || !in_order && (sum - want).abs() <= 1e-5
+}
+
 #[test]
 fn sums_are_the_same_everywhere() {
-    for one_shot_bytes in WAYS {
-        let sums = as_two_ranks(one_shot_bytes, |place, backend| {
-            let mut sums = Vec::new();
-            for (rows, width) in SHAPES {
-                let act = backend.new_act(rows, width);
-                begin(backend, rows);
-                for round in 0..ROUNDS {
-                    write(backend, act, &numbers(place.rank, round, rows * width));
-                    backend.sum_over_ranks(act);
-                    let sum = backend.read(act).to_vec();
-                    let parts = [0, 1].map(|rank| numbers(rank, round, rows * width));
-                    let differs = sum.iter().zip(&parts[0]).zip(&parts[1]).position(|((sum, a), b)| *sum != a + b);
-                    assert_eq!(differs, None, "rank {}, {rows} x {width}, round {round}", place.rank);
-                    sums.push(sum.last().copied());
-                }
+    let groups = as_ranks(|Way { place, in_order }, backend| {
+        let mut sums = Vec::new();
+        for (rows, width) in SHAPES {
+            let act = backend.new_act(rows, width);
+            begin(backend, rows);
+            for round in 0..ROUNDS {
+                write(backend, act, &numbers(place.rank, round, rows * width));
+                backend.sum_over_ranks(act);
+                let sum = backend.read(act).to_vec();
+                let parts = parts(place.size, round, rows * width);
+                let differs = (0..sum.len()).find(|i| !is_sum(sum[*i], parts.iter().map(|part| part[*i]), in_order));
+                assert_eq!(differs, None, "{place:?}, {rows} x {width}, round {round}");
+                sums.push(sum);
             }
-            sums
-        });
-        assert!(sums.is_none_or(|sums| sums[0] == sums[1]));
+        }
+        sums
+    });
+    for sums in groups {
+        assert!(sums.iter().all(|of_rank| *of_rank == sums[0]), "the same bits on all of {}", sums.len());
     }
 }
 
 /// Calls follow each other without the host looking in between.
 #[test]
 fn calls_in_a_row_do_not_overtake_each_other() {
-    for one_shot_bytes in WAYS {
-        as_two_ranks(one_shot_bytes, |place, backend| {
-            let acts = [(1, 8192), (2, 33), (5, 4096)].map(|(rows, width)| (rows, width, backend.new_act(rows, width)));
-            for (rows, width, act) in acts {
-                begin(backend, rows);
-                write(backend, act, &vec![(place.rank + 1) as f32; rows * width]);
-                // 1 and 2 become 3 and 3; from then on each call doubles.
-                for _ in 0..100 {
-                    backend.sum_over_ranks(act);
-                    backend.scale(act, 0.5);
-                }
-                assert!(backend.read(act).iter().all(|x| *x == 1.5), "rank {}, {rows} x {width}", place.rank);
+    as_ranks(|Way { place, .. }, backend| {
+        let acts = [(1, 8192), (2, 33), (5, 4096)].map(|(rows, width)| (rows, width, backend.new_act(rows, width)));
+        let mean = (place.size + 1) as f32 / 2.0;
+        for (rows, width, act) in acts {
+            begin(backend, rows);
+            write(backend, act, &vec![(place.rank + 1) as f32; rows * width]);
+            // 1, 2, ... become their mean everywhere, and stay it.
+            for _ in 0..100 {
+                backend.sum_over_ranks(act);
+                backend.scale(act, 1.0 / place.size as f32);
             }
-        });
-    }
+            assert!(backend.read(act).iter().all(|x| *x == mean), "{place:?}, {rows} x {width}");
+        }
+    });
 }
 
 #[test]
 fn parts_of_rows_lie_side_by_side() {
-    for one_shot_bytes in WAYS {
-        as_two_ranks(one_shot_bytes, |place, backend| {
-            // One column of the last rank is padding.
-            for (rows, width) in [(1, 50), (1, 64128), (5, 77), (33, 16000), (300, 20000)] {
-                let (part, whole) = (backend.new_act(rows, width), backend.new_act(rows, 2 * width - 1));
-                begin(backend, rows);
-                for round in 0..3 {
-                    write(backend, part, &numbers(place.rank, round, rows * width));
-                    backend.gather_over_ranks(part, whole);
-                    let parts = [0, 1].map(|rank| numbers(rank, round, rows * width));
-                    let rows_of = |rank: usize| parts[rank].chunks_exact(width);
-                    let want = rows_of(0).zip(rows_of(1)).flat_map(|(a, b)| [a, &b[..width - 1]].concat());
-                    assert!(backend.read(whole).iter().copied().eq(want), "rank {}, {rows} x {width}", place.rank);
-                }
+    as_ranks(|Way { place, .. }, backend| {
+        // One column of the last rank is padding.
+        for (rows, width) in [(1, 50), (1, 64128), (5, 77), (33, 16000), (300, 20000)] {
+            let all = place.size * width - 1;
+            let (part, whole) = (backend.new_act(rows, width), backend.new_act(rows, all));
+            begin(backend, rows);
+            for round in 0..3 {
+                write(backend, part, &numbers(place.rank, round, rows * width));
+                backend.gather_over_ranks(part, whole);
+                let parts = parts(place.size, round, rows * width);
+                let row = |row: usize| parts.iter().flat_map(move |part| part[row * width..][..width].iter().copied());
+                let want = (0..rows).flat_map(|at| row(at).take(all));
+                assert!(backend.read(whole).iter().copied().eq(want), "{place:?}, {rows} x {width}");
             }
-        });
-    }
+        }
+    });
 }
 
 /// As logits are: those of a long prompt's last row alone.
@@ -154,16 +182,14 @@ fn parts_of_rows_lie_side_by_side() {
 fn few_rows_of_a_long_step_are_gathered() {
     const ROWS: usize = 300;
     const WIDTH: usize = 50;
-    for one_shot_bytes in WAYS {
-        as_two_ranks(one_shot_bytes, |place, backend| {
-            let all = backend.new_act(ROWS, WIDTH);
-            let [part, whole] = [WIDTH, 2 * WIDTH].map(|width| backend.new_act(2, width));
-            begin(backend, ROWS);
-            write(backend, all, &numbers(place.rank, 0, ROWS * WIDTH));
-            backend.gather(all, RowSelection { rows: &[ROWS as u32 - 1] }, part);
-            backend.gather_over_ranks(part, whole);
-            let last = |rank| numbers(rank, 0, ROWS * WIDTH).split_off((ROWS - 1) * WIDTH);
-            assert_eq!(backend.read(whole), [last(0), last(1)].concat(), "rank {}", place.rank);
-        });
-    }
+    as_ranks(|Way { place, .. }, backend| {
+        let all = backend.new_act(ROWS, WIDTH);
+        let [part, whole] = [WIDTH, place.size * WIDTH].map(|width| backend.new_act(2, width));
+        begin(backend, ROWS);
+        write(backend, all, &numbers(place.rank, 0, ROWS * WIDTH));
+        backend.gather(all, RowSelection { rows: &[ROWS as u32 - 1] }, part);
+        backend.gather_over_ranks(part, whole);
+        let last = parts(place.size, 0, ROWS * WIDTH).into_iter().map(|part| part[(ROWS - 1) * WIDTH..].to_vec());
+        assert_eq!(backend.read(whole), last.collect::<Vec<_>>().concat(), "{place:?}");
+    });
 }

@@ -93,8 +93,10 @@ struct Inbox {
     waker: Option<Waker>,
     admitted: Vec<(u32, Admitted)>,
     growth: Vec<Growth>,
-    /// Choices with growth, each once, in order of arrival.
+    /// Choices with growth, each once, in order of arrival; not those of which only the first parts of a delta came.
     grown: Vec<u32>,
+    /// Whether a choice is one of them.
+    is_grown: Vec<bool>,
     unfinished: u32,
     failure: Option<Failure>,
 }
@@ -109,6 +111,7 @@ impl Mailbox {
                 admitted: Vec::new(),
                 growth: (0..choices).map(|_| Growth::default()).collect(),
                 grown: Vec::new(),
+                is_grown: vec![false; choices as usize],
                 unfinished: choices,
                 failure: None,
             }),
@@ -125,12 +128,15 @@ impl Mailbox {
     /// A choice grew. The caller never sends more for a choice that finished. Returns whom to wake.
     pub fn grow(&self, choice: u32, delta: Delta) -> Option<Waker> {
         let mut inbox = self.inbox.lock();
-        let slot = inbox.growth.get_mut(choice as usize)?;
-        let was_empty = slot.is_empty();
+        let inbox = &mut *inbox;
+        let (slot, is_grown) = inbox.growth.get_mut(choice as usize).zip(inbox.is_grown.get_mut(choice as usize))?;
+        let more = delta.more;
         slot.add(delta);
-        let is_new = was_empty && !slot.is_empty();
+        if more {
+            return None;
+        }
         let finished = slot.finish.is_some();
-        if is_new {
+        if !slot.is_empty() && !std::mem::replace(is_grown, true) {
             inbox.grown.push(choice);
         }
         inbox.unfinished -= u32::from(finished);
@@ -160,9 +166,12 @@ impl Mailbox {
             }
             return Poll::Pending;
         }
-        let Inbox { admitted, growth, grown, unfinished, failure, .. } = &mut *inbox;
+        let Inbox { admitted, growth, grown, is_grown, unfinished, failure, .. } = &mut *inbox;
         news.admitted.append(admitted);
-        news.grown.extend(grown.drain(..).map(|choice| (choice, std::mem::take(&mut growth[choice as usize]))));
+        news.grown.extend(grown.drain(..).map(|choice| {
+            is_grown[choice as usize] = false;
+            (choice, std::mem::take(&mut growth[choice as usize]))
+        }));
         news.ending = match failure.take() {
             Some(failure) => Some(Ending::Failed(failure)),
             None => (*unfinished == 0).then_some(Ending::Complete),
@@ -234,6 +243,26 @@ mod tests {
         assert_eq!(news.ending, None);
         mailbox.grow(0, delta("", FinishReason::Stop));
         assert_eq!(look(&mailbox).expect("news").ending, Some(Ending::Complete));
+    }
+
+    #[test]
+    fn a_delta_in_parts_is_one() {
+        let prompt = |offset| vec![proto::TextLogprobs { text_offset: offset, ..Default::default() }];
+        let part = |offset| Delta { prompt_logprobs: prompt(offset), more: true, ..Delta::default() };
+        for wake_at in [WakeAt::News, WakeAt::Ending] {
+            let mailbox = Mailbox::new(2, wake_at);
+            mailbox.grow(0, part(0));
+            assert!(look(&mailbox).is_none(), "{wake_at:?}: a part is no news");
+            mailbox.grow(0, part(1));
+            mailbox.grow(1, delta("y", FinishReason::Length));
+            mailbox.grow(0, Delta { more: true, ..delta("a", FinishReason::Unspecified) });
+            mailbox.grow(0, Delta { prompt_logprobs: prompt(2), ..delta("b", FinishReason::Stop) });
+            let news = look(&mailbox).expect("news");
+            let (_, whole) = news.grown.iter().find(|(choice, _)| *choice == 0).expect("the choice grew");
+            let offsets: Vec<u32> = whole.prompt_logprobs.iter().map(|one| one.text_offset).collect();
+            assert_eq!((whole.text.as_str(), whole.tokens, offsets), ("ab", 2, vec![0, 1, 2]));
+            assert_eq!((news.grown.len(), news.ending), (2, Some(Ending::Complete)));
+        }
     }
 
     #[test]

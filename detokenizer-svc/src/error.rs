@@ -14,11 +14,11 @@ pub(crate) fn ending() -> Failure {
     Failure { kind: Kind::Unavailable.into(), message: "The server is shutting down.".into(), param: String::new() }
 }
 
-/// One event is larger than any message can be: of a prompt that is echoed, or of log-probabilities.
+/// One event is larger than any message can be: of a prompt that is echoed, or of the log-probabilities of a single position.
 pub(crate) fn too_large(bytes: usize, limit: usize) -> Failure {
     let message = format!(
         "The answer is too large: a part of it that cannot be divided has {bytes} bytes, the limit is {limit}. Ask for fewer \
-         log-probabilities, or send a shorter prompt where its text or its log-probabilities are asked for."
+         log-probabilities, or send a shorter prompt where its text is asked for."
     );
     Failure { kind: Kind::Invalid.into(), message, param: String::new() }
 }

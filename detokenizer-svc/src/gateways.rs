@@ -3,15 +3,15 @@
 //! A message that finds room is written at once. One that does not is handed to a task that waits for room, up to the link's deadline;
 //! what comes meanwhile is kept, up to a bound. A gateway past either is hung up on: it fails its requests itself, and dials again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use link::{LinkError, Sender};
-use proto::{Event, EventBatch, RequestKey, event::Kind};
+use proto::{Event, EventBatch, RequestKey};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::{
-    error,
+    parts::split,
     wire::{Connection, Reader},
 };
 
@@ -81,14 +81,11 @@ impl Gateways {
             return if state.backlog.len() > MAX_BACKLOG { self.hang_up(gateway, "it does not read") } else { true };
         };
         let unfit = |number| self.unfit.push(RequestKey { gateway, number });
-        let mut messages = split(EventBatch { events }, self.message_limit, unfit);
-        while let Some(message) = messages.pop() {
-            match sender.try_send(&message) {
-                Ok(true) => {}
-                Ok(false) => {
-                    messages.push(message);
-                    return self.wait(gateway, messages);
-                }
+        let mut messages = VecDeque::from(split(EventBatch { events }, self.message_limit, unfit));
+        while let Some(message) = messages.front() {
+            match sender.try_send(message) {
+                Ok(true) => drop(messages.pop_front()),
+                Ok(false) => return self.wait(gateway, messages.into()),
                 Err(reason) => return self.hang_up(gateway, &reason.to_string()),
             }
         }
@@ -100,12 +97,11 @@ impl Gateways {
         std::mem::take(&mut self.unfit)
     }
 
-    /// Hands the link to a task that sends `messages`, last one first.
-    fn wait(&mut self, gateway: u64, mut messages: Vec<EventBatch>) -> bool {
+    /// Hands the link to a task that sends `messages`.
+    fn wait(&mut self, gateway: u64, messages: Vec<EventBatch>) -> bool {
         let Some(state) = self.connected.get_mut(&gateway) else { return true };
         let Some(mut sender) = state.sender.take() else { return true };
         let number = state.number;
-        messages.reverse();
         self.waiting.spawn(async move {
             let outcome = sender.send_many(&messages).await;
             Waited { gateway, number, sender, outcome }
@@ -143,52 +139,5 @@ impl Gateways {
         self.dropped += 1;
         self.connected.remove(&gateway);
         false
-    }
-}
-
-/// The batch as messages that fit a link, in reverse order. An event that never fits becomes its request's failure.
-fn split(batch: EventBatch, limit: usize, mut unfit: impl FnMut(u64)) -> Vec<EventBatch> {
-    let mut messages = link::split(batch, limit, |mut batch, bytes| {
-        if let [event] = batch.events.as_mut_slice() {
-            event.kind = Some(Kind::Failure(error::too_large(bytes, limit)));
-            unfit(event.number);
-            return (batch, None);
-        }
-        let second = batch.events.split_off(batch.events.len() / 2);
-        (batch, Some(EventBatch { events: second }))
-    });
-    messages.reverse();
-    messages
-}
-
-#[cfg(test)]
-mod tests {
-    use prost::Message;
-    use proto::Delta;
-
-    use super::*;
-
-    fn event(number: u64, bytes: usize) -> Event {
-        Event { number, kind: Some(Kind::Delta(Delta { text: "x".repeat(bytes), ..Delta::default() })) }
-    }
-
-    #[test]
-    fn large_batches_are_split_in_order() {
-        let events: Vec<Event> = (1..=9).map(|number| event(number, 100)).collect();
-        let mut messages = split(EventBatch { events: events.clone() }, 300, |number| panic!("{number} fits"));
-        assert!(messages.len() > 3 && messages.iter().all(|message| message.encoded_len() <= 300));
-        messages.reverse();
-        let joined: Vec<Event> = messages.into_iter().flat_map(|message| message.events).collect();
-        assert_eq!(joined, events);
-    }
-
-    #[test]
-    fn an_event_that_never_fits_is_a_failure() {
-        let mut unfit = Vec::new();
-        let batch = EventBatch { events: vec![event(1, 10), event(2, 1000), event(3, 10)] };
-        let mut messages = split(batch, 400, |number| unfit.push(number));
-        assert_eq!(unfit, [2]);
-        messages.retain(|message| message.events[0].number == 2);
-        assert!(matches!(&messages[0].events[0], Event { number: 2, kind: Some(Kind::Failure(_)) }));
     }
 }

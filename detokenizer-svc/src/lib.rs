@@ -9,6 +9,7 @@ mod error;
 mod gateways;
 mod logprobs;
 mod metrics;
+mod parts;
 mod sequence;
 mod serve;
 mod stops;

@@ -131,6 +131,11 @@ impl Args {
         self.max_num_batched_tokens.unwrap_or(STEP_TOKENS.max(self.max_num_seqs))
     }
 
+    /// Positions of a step that log-probabilities may be of.
+    pub(crate) fn most_positions(&self) -> usize {
+        self.step_tokens() as usize + self.max_num_seqs as usize
+    }
+
     /// The core's settings for a group: these flags, within what its workers offer.
     pub(crate) fn core_config(&self, formed: &Formed) -> Config {
         let ready = &formed.ready;

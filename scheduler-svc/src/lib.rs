@@ -10,6 +10,7 @@ mod error;
 mod group;
 mod messages;
 mod metrics;
+mod results;
 mod serve;
 mod spans;
 mod stats_line;

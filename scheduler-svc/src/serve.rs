@@ -26,6 +26,7 @@ use crate::{
     error,
     group::{Formed, Group, Limits, Unreachable},
     metrics::EngineMetrics,
+    results::Parts,
     spans::Spans,
     stats_line::StatsLine,
     wire::{Event, Wire},
@@ -61,6 +62,8 @@ struct Engine {
     core: Option<Scheduler>,
     group: Group,
     detokenizer: Detokenizer,
+    /// What there is of the result that is arriving.
+    parts: Parts,
     output: TokenBatch,
     finished: Vec<FinishedChoice>,
     published: Published,
@@ -78,6 +81,7 @@ impl Engine {
             core: None,
             group: Group::new(args.tensor_parallel_size),
             detokenizer: Detokenizer::default(),
+            parts: Parts::default(),
             output: TokenBatch::default(),
             finished: Vec::new(),
             published,
@@ -213,7 +217,11 @@ impl Engine {
                 }
             }
             Some(from_worker::Event::Result(result)) if self.group.speaks(connection, result.epoch) => {
-                self.step_done(result);
+                match self.parts.add(result, self.args.most_positions()) {
+                    Ok(Some(whole)) => self.step_done(whole),
+                    Ok(None) => {}
+                    Err(broken) => self.protocol_broken(&broken),
+                }
             }
             // Acknowledgements of other ranks, and echoes of older epochs.
             Some(from_worker::Event::Result(_)) => {}
@@ -267,13 +275,17 @@ impl Engine {
         self.process.status.advance();
         self.metrics.step(&result);
         if let Err(broken) = core.complete(result, now_us()) {
-            error!("the workers broke the protocol: {broken}");
-            self.lose_group(&format!("the workers broke the protocol: {broken}"));
-            self.group.disband();
-            return;
+            return self.protocol_broken(&broken);
         }
         // With run-ahead another step is in flight already; its time starts now.
         self.step_sent = (core.stats().steps_in_flight > 0).then(tokio::time::Instant::now);
+    }
+
+    fn protocol_broken(&mut self, broken: &dyn std::error::Error) {
+        let reason = format!("the workers broke the protocol: {broken}");
+        error!("{reason}");
+        self.lose_group(&reason);
+        self.group.disband();
     }
 
     fn worker_lost(&mut self, connection: u64, reason: &str) {

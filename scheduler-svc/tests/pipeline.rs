@@ -6,8 +6,8 @@ use clap::Parser;
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
     Abort, DetokenizerReply, Failure, FromWorker, GatewayGone, GroupFormed, Inbound, Output, Prompt, Rejected, Request,
-    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, WorkerFailed, WorkerReady,
-    failure::Kind, from_worker, inbound, prompt, to_worker,
+    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, TokenLogprobs, WorkerFailed,
+    WorkerReady, failure::Kind, from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
 use tempfile::TempDir;
@@ -222,6 +222,30 @@ async fn a_request_runs_to_its_end() {
     assert_eq!(last.finished[0].reason(), proto::FinishReason::Length);
     serving.await.unwrap();
     assert!(stage.process.metrics.text().contains("quire:kv_blocks_used{model_name=\"default\",engine=\"0\"} 0"));
+}
+
+#[tokio::test]
+async fn a_result_in_parts_is_one() {
+    let mut stage = stage(&[]).await;
+    let mut worker = stage.worker(0, 1).await;
+    worker.form().await;
+    stage.ready().await;
+    let mut scored = request(7, 1);
+    scored.sampling.as_mut().unwrap().prompt_logprobs = Some(1);
+    stage.send(inbound::Event::Request(scored)).await;
+    let StepPlan { epoch, step, slot, .. } = worker.plan().await;
+    let of_position = |index| {
+        let prompt_of_sequence = Some(slot[0].into());
+        vec![TokenLogprobs { index, token: index + 1, prompt_of_sequence, ..TokenLogprobs::default() }]
+    };
+    let first = StepResult { epoch, step, prompt_logprobs: of_position(1), more: true, ..StepResult::default() };
+    worker.send(from_worker::Event::Result(first)).await;
+    let prompt_logprobs = of_position(2);
+    let last = StepResult { epoch, step, slot: slot.clone(), token: vec![5], prompt_logprobs, ..StepResult::default() };
+    worker.send(from_worker::Event::Result(last)).await;
+    let (tokens, batch) = stage.until_end().await;
+    let positions: Vec<u32> = batch.logprobs.iter().map(|one| one.index).collect();
+    assert_eq!((tokens, positions), (vec![5], vec![1, 2]));
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ mod passes;
 mod preparation;
 mod profile;
 mod recording;
+mod results;
 mod rows;
 mod sampler;
 mod serve;

@@ -1,9 +1,9 @@
 //! The link to the scheduler.
 
-use link::{Link, LinkOptions, Sender};
+use link::{Link, LinkError, LinkOptions, Sender};
 use proto::{FromWorker, ToWorker, from_worker::Event};
 
-use crate::config::Args;
+use crate::{config::Args, results::split};
 
 /// The worker's end of the `steps` channel.
 pub(crate) type SchedulerLink = Link<FromWorker, ToWorker>;
@@ -19,8 +19,13 @@ pub(crate) async fn dial(args: &Args, fingerprint: &str) -> SchedulerLink {
 pub(crate) struct Out(pub Sender<FromWorker>);
 
 impl Out {
-    /// Sends one event; the error says why the link ended.
+    /// Sends one event, in parts where it is too large; the error says why the link ended.
     pub async fn say(&mut self, event: Event) -> Result<(), String> {
-        self.0.send(&FromWorker { event: Some(event) }).await.map_err(|error| error.to_string())
+        let message = FromWorker { event: Some(event) };
+        let sent = match self.0.send(&message).await {
+            Err(LinkError::TooLarge { limit, .. }) => self.0.send_many(&split(message, limit)).await,
+            sent => sent,
+        };
+        sent.map_err(|error| error.to_string())
     }
 }

@@ -28,16 +28,22 @@ pub struct Scheduler {
     listener: Listener,
     pub ranks: Vec<Rank>,
     pub epoch: u64,
+    /// Messages with results that came so far.
+    pub parts: usize,
     _dir: TempDir,
 }
 
 impl Scheduler {
     pub async fn bind() -> Self {
+        Self::bind_with(LinkOptions::default()).await
+    }
+
+    pub async fn bind_with(options: LinkOptions) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let address = Address::Ring(dir.path().join("steps"));
         let hello = link::hello("scheduler-svc", "steps", "");
-        let listener = Listener::bind(&address, hello, LinkOptions::default()).await.unwrap();
-        Self { address, listener, ranks: Vec::new(), epoch: 100, _dir: dir }
+        let listener = Listener::bind(&address, hello, options).await.unwrap();
+        Self { address, listener, ranks: Vec::new(), epoch: 100, parts: 0, _dir: dir }
     }
 
     /// Waits until `count` more workers are connected and loaded.
@@ -89,7 +95,7 @@ impl Scheduler {
     pub async fn result(&mut self, step: u64) -> StepResult {
         let mut result = None;
         for rank in 0..self.ranks.len() {
-            let Event::Result(answer) = self.event(rank).await else { panic!("no result") };
+            let answer = self.whole_result(rank).await;
             assert_eq!((answer.epoch, answer.step), (self.epoch, step));
             if rank == 0 {
                 result = Some(answer);
@@ -98,6 +104,19 @@ impl Scheduler {
             }
         }
         result.unwrap()
+    }
+
+    /// A rank's next result, put together of its parts.
+    async fn whole_result(&mut self, rank: usize) -> StepResult {
+        let mut whole = StepResult { more: true, ..StepResult::default() };
+        while whole.more {
+            let Event::Result(mut part) = self.event(rank).await else { panic!("no result") };
+            part.logprobs.splice(..0, whole.logprobs);
+            part.prompt_logprobs.splice(..0, whole.prompt_logprobs);
+            whole = part;
+            self.parts += 1;
+        }
+        whole
     }
 
     pub async fn run(&mut self, plan: StepPlan) -> StepResult {

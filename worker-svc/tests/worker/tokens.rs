@@ -1,5 +1,6 @@
 //! Tokens and log-probabilities against what was recorded.
 
+use link::LinkOptions;
 use proto::{Sampling, StepPlan};
 
 use crate::{
@@ -97,6 +98,29 @@ async fn logprobs_of_prompt_and_output() {
     assert_eq!((second.token[0], sampled.index, sampled.rank), (recorded.greedy[0], 0, 1));
     assert_eq!((sampled.top_ids.len(), sampled.top_ids[0]), (3, recorded.greedy[0]));
     assert!((f64::from(sampled.logprob) - recorded.greedy_logprobs[0]).abs() < 2e-3);
+}
+
+#[tokio::test]
+async fn log_probabilities_that_no_message_holds_come_in_parts() {
+    // Each position has those of the whole vocabulary, for which a message just suffices.
+    let sampling = Sampling { logprobs: Some(512), prompt_logprobs: Some(512), ..Sampling::default() };
+    let recorded = &recorded("llama")[3];
+    let mut given = Vec::new();
+    for capacity_bytes in [4 << 10, 8 << 20] {
+        let options = LinkOptions { capacity_bytes, ..LinkOptions::default() };
+        let mut scheduler = Scheduler::bind_with(options).await;
+        worker::start(&folder("llama"), &scheduler.address, (0, 1), &[]);
+        scheduler.meet(1).await;
+        scheduler.form().await;
+        let added = vec![sequence(5, &recorded.prompt, sampling.clone())];
+        let mut plan = StepPlan { step: 1, added, ..StepPlan::default() };
+        row(&mut plan, 5, 0, recorded.prompt.len(), true);
+        let result = scheduler.run(plan).await;
+        given.push((scheduler.parts, (result.prompt_logprobs, result.logprobs, result.token)));
+    }
+    let [(parts, divided), (1, whole)] = &given[..] else { panic!("one message with a large link") };
+    assert_eq!(divided, whole);
+    assert!(*parts >= recorded.prompt.len(), "{parts} parts");
 }
 
 #[tokio::test]

@@ -231,46 +231,19 @@ impl Backend for CudaBackend {
     }
 
     fn gate(&mut self, x: Act, gate: Cols, activation: Activation) {
-        assert_ne!(x, gate.act, "columns that gate themselves");
-        self.settle();
-        let (x, gate) = (self.acts.view(x), self.cols(gate));
-        recurrent::gate(&mut self.device, x, gate, activation);
+        self.gate_columns(x, gate, activation);
     }
 
     fn causal_conv(&mut self, x: Cols, conv: ops::Conv, out: Act) {
-        assert_ne!(x.act, out, "a convolution cannot overwrite its input");
-        self.settle();
-        let out = self.acts.target(out, self.batch.rows(), conv.channels);
-        let vectors = (conv, self.values(conv.taps), conv.bias.map(|bias| self.values(bias)));
-        let (x, states) = (self.cols(x), &self.states[conv.state.0 as usize]);
-        recurrent::causal_conv(&mut self.device, x, vectors, states, &self.batch, out);
+        self.convolve(x, conv, out);
     }
 
     fn selective_scan(&mut self, input: ScanInput, scan: ops::Scan, out: Act) {
-        let ScanInput { x, dt, b, c } = input;
-        assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
-        self.settle();
-        let out = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
-        let vectors = recurrent::ScanVectors {
-            decay: self.values(scan.decay),
-            skip: self.values(scan.skip),
-            dt_bias: scan.dt_bias.map(|bias| self.values(bias)),
-        };
-        let input = recurrent::ScanInput { x: self.cols(x), dt: self.cols(dt), b: self.cols(b), c: self.cols(c) };
-        let states = &self.states[scan.state.0 as usize];
-        recurrent::selective_scan(&mut self.device, input, (scan, vectors), states, &self.batch, out);
+        self.scan(input, scan, out);
     }
 
     fn delta_rule(&mut self, input: DeltaInput, rule: ops::DeltaRule, out: Act) {
-        let DeltaInput { qkv, beta, dt } = input;
-        assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "linear attention cannot overwrite its input");
-        self.settle();
-        let out = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
-        let vectors = (rule, self.values(rule.rate), self.values(rule.dt_bias));
-        let qkv = self.cols(Cols { act: qkv, first: 0 });
-        let input = recurrent::DeltaInput { qkv, beta: self.cols(beta), dt: self.cols(dt) };
-        let states = &self.states[rule.state.0 as usize];
-        recurrent::delta_rule(&mut self.device, input, vectors, states, &self.batch, out);
+        self.attend_linearly(input, rule, out);
     }
 
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {

@@ -1,13 +1,14 @@
-//! States of slots, and launches of what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`; and `gate.cu`.
+//! States of slots, and what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`; and `gate.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::CudaBackend;
 use super::acts::View;
 use super::batch::Batch;
 use super::context::Memory;
 use super::device::{Device, Name, Shape, args};
 use super::elementwise::Function;
-use kernels::ops::{self, Activation};
+use kernels::ops::{self, Act, Activation};
 
 /// Rows of a chunk of a convolution, and channels of a block.
 const CHUNK: usize = 64;
@@ -244,4 +245,50 @@ pub(crate) fn gate(device: &mut Device, x: View, gate: Cols, activation: Activat
     let name = Name::of("gate", &[x.dtype]);
     let (function, width) = (Function::from(activation), x.width as u32);
     device.launch(name, Shape::rows(x.rows, x.width), args![x.ptr, gates.first, function, width, gates.width]);
+}
+
+/// Operations with a state, whose handles become addresses here.
+impl CudaBackend {
+    pub(crate) fn gate_columns(&mut self, x: Act, gates: ops::Cols, activation: Activation) {
+        assert_ne!(x, gates.act, "columns that gate themselves");
+        self.settle();
+        let (x, gates) = (self.acts.view(x), self.cols(gates));
+        gate(&mut self.device, x, gates, activation);
+    }
+
+    pub(crate) fn convolve(&mut self, x: ops::Cols, conv: ops::Conv, out: Act) {
+        assert_ne!(x.act, out, "a convolution cannot overwrite its input");
+        self.settle();
+        let out = self.acts.target(out, self.batch.rows(), conv.channels);
+        let vectors = (conv, self.values(conv.taps), conv.bias.map(|bias| self.values(bias)));
+        let (x, states) = (self.cols(x), &self.states[conv.state.0 as usize]);
+        causal_conv(&mut self.device, x, vectors, states, &self.batch, out);
+    }
+
+    pub(crate) fn scan(&mut self, input: ops::ScanInput, scan: ops::Scan, out: Act) {
+        let ops::ScanInput { x, dt, b, c } = input;
+        assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
+        self.settle();
+        let out = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
+        let vectors = ScanVectors {
+            decay: self.values(scan.decay),
+            skip: self.values(scan.skip),
+            dt_bias: scan.dt_bias.map(|bias| self.values(bias)),
+        };
+        let input = ScanInput { x: self.cols(x), dt: self.cols(dt), b: self.cols(b), c: self.cols(c) };
+        let states = &self.states[scan.state.0 as usize];
+        selective_scan(&mut self.device, input, (scan, vectors), states, &self.batch, out);
+    }
+
+    pub(crate) fn attend_linearly(&mut self, input: ops::DeltaInput, rule: ops::DeltaRule, out: Act) {
+        let ops::DeltaInput { qkv, beta, dt } = input;
+        assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "linear attention cannot overwrite its input");
+        self.settle();
+        let out = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
+        let vectors = (rule, self.values(rule.rate), self.values(rule.dt_bias));
+        let qkv = self.cols(ops::Cols { act: qkv, first: 0 });
+        let input = DeltaInput { qkv, beta: self.cols(beta), dt: self.cols(dt) };
+        let states = &self.states[rule.state.0 as usize];
+        delta_rule(&mut self.device, input, vectors, states, &self.batch, out);
+    }
 }

@@ -5,8 +5,8 @@ use kernels::{
     cpu::{CpuBackend, CpuOptions},
     ops::Backend,
 };
-use kernels_cuda::CudaBackend;
-use tracing::info;
+use kernels_cuda::{CudaBackend, CudaOptions, Made};
+use tracing::{info, warn};
 
 use crate::config::{Args, Device};
 
@@ -22,7 +22,7 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     }
     // A rank alone on the CPU could not work with others on GPUs.
     let must = args.device == Device::Cuda || (args.tensor_parallel_size > 1 && gpus.is_ok());
-    match gpus.and_then(|_| CudaBackend::open(&args.cuda_options())) {
+    match gpus.and_then(|_| gpu(&args.cuda_options())) {
         Ok(backend) => Ok(Box::new(backend)),
         Err(reason) if args.device == Device::Cuda => Err(anyhow!("--device cuda: {reason}")),
         Err(reason) if must => Err(anyhow!("{reason}; start with --device cpu to do without GPUs")),
@@ -31,6 +31,36 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
             Ok(cpu(args))
         }
     }
+}
+
+/// Opens a GPU, and tells what may take long: its kernels are compiled once a machine.
+fn gpu(options: &CudaOptions) -> Result<CudaBackend, String> {
+    match &options.kernel_cache {
+        Some(folder) => {
+            info!("opening GPU {}; kernels that are not in {} are compiled now", options.ordinal, folder.display())
+        }
+        None => warn!(
+            "opening GPU {}; its kernels are compiled now, and at every start: there is no home folder to keep them in, and \
+             no --kernel-cache",
+            options.ordinal
+        ),
+    }
+    let backend = CudaBackend::open(options)?;
+    let Made { filled, took, unkept } = backend.made();
+    if filled.compiled > 0 {
+        info!(
+            compiled = filled.compiled,
+            cached = filled.cached,
+            seconds = took.as_secs_f64(),
+            "GPU kernels are there"
+        );
+    }
+    if let Some(reason) = unkept {
+        warn!(
+            "compiled GPU kernels cannot be kept, and every start compiles them: {reason}; --kernel-cache names another folder"
+        );
+    }
+    Ok(backend)
 }
 
 /// Refuses more ranks than there are GPUs.

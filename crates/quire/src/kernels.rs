@@ -43,7 +43,9 @@ pub fn run(args: &KernelsArgs, environment: &Environment) -> anyhow::Result<()> 
         virtual_env: environment.virtual_env.as_deref(),
         path: environment.path.as_deref(),
     });
-    let filled = fill_cache(&folders, cache, arch).map_err(|reason| anyhow!("{reason}"))?;
+    let begin =
+        |arch, count| println!("{arch}: {count} kernels, compiled where they are not there yet; this may take minutes");
+    let filled = fill_cache(&folders, cache, arch, begin).map_err(|reason| anyhow!("{reason}"))?;
     println!("{}: {} kernel files compiled, {} were there", cache.display(), filled.compiled, filled.cached);
     Ok(())
 }

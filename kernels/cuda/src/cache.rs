@@ -45,9 +45,19 @@ impl Cache {
         }
     }
 
-    /// Stores machine code. What cannot be written is only lost time at the next start.
-    pub(crate) fn put(&self, source: Source, arch: Arch, version: &str, cubin: &[u8]) -> std::io::Result<()> {
-        self.store(&file_name(&stem(source, arch), version), cubin)
+    /// Stores machine code, or says why it cannot.
+    pub(crate) fn put(&self, source: Source, arch: Arch, version: &str, cubin: &[u8]) -> Result<(), String> {
+        self.store(&file_name(&stem(source, arch), version), cubin).map_err(|error| self.explain(&error))
+    }
+
+    /// Fails where nothing can be stored.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let made = fs::create_dir_all(&self.folder).and_then(|()| tempfile::tempfile_in(&self.folder));
+        made.map(drop).map_err(|error| self.explain(&error))
+    }
+
+    fn explain(&self, error: &std::io::Error) -> String {
+        format!("{}: {error}", self.folder.display())
     }
 
     /// What was stored under this name.
@@ -136,6 +146,18 @@ mod tests {
             cache.put(SOURCE, ARCH, "13.0", b"machine code").expect("stored");
             assert!(cache.get(SOURCE, ARCH, Some("13.0")).is_some());
         }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_named_before_anything_is_made() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("file");
+        fs::write(&file, "").expect("written");
+        let cache = Cache::new(&file.join("cache"));
+        for refusal in [cache.check(), cache.put(SOURCE, ARCH, "13.0", b"machine code")] {
+            assert!(refusal.expect_err("no folder").contains("file/cache"));
+        }
+        assert_eq!(Cache::new(&folder.path().join("deeper")).check(), Ok(()));
     }
 
     #[test]

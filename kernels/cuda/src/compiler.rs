@@ -1,8 +1,9 @@
 //! Machine code of all kernels for one architecture: from the cache on disk, or compiled now.
 
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 
 use super::arch::Arch;
 use super::cache::Cache;
@@ -25,6 +26,8 @@ pub(crate) struct Compiler {
     cache: Option<Cache>,
     /// Absent: only what is cached can be had; then the reason.
     nvrtc: Result<Nvrtc, String>,
+    /// Why something that was compiled is not in the cache.
+    unkept: OnceLock<String>,
 }
 
 /// What filling a cache did.
@@ -36,15 +39,33 @@ pub struct Filled {
     pub cached: usize,
 }
 
+/// What it took to have a device's kernels.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Made {
+    /// How many were compiled.
+    pub filled: Filled,
+    /// How long that took.
+    pub took: Duration,
+    /// Why the next process compiles them again, if it has to.
+    pub unkept: Option<String>,
+}
+
 impl Compiler {
     /// What lacks NVRTC has what is cached.
     pub(crate) fn new(folders: &Folders, cache: Option<&Path>) -> Self {
-        Self { cache: cache.map(Cache::new), nvrtc: Nvrtc::load(folders) }
+        Self { cache: cache.map(Cache::new), nvrtc: Nvrtc::load(folders), unkept: OnceLock::new() }
     }
 
     /// One that fills a cache, which takes NVRTC.
     pub(crate) fn filling(folders: &Folders, cache: &Path) -> Result<Self, String> {
-        Ok(Self { cache: Some(Cache::new(cache)), nvrtc: Ok(Nvrtc::load(folders)?) })
+        let (nvrtc, cache) = (Nvrtc::load(folders)?, Cache::new(cache));
+        cache.check().map_err(|reason| format!("compiled kernels cannot be kept: {reason}"))?;
+        Ok(Self { cache: Some(cache), nvrtc: Ok(nvrtc), unkept: OnceLock::new() })
+    }
+
+    /// Why something that was compiled so far will be compiled again by the next process, if that is so.
+    pub(crate) fn unkept(&self) -> Option<&str> {
+        self.unkept.get().map(String::as_str)
     }
 
     /// All kernels that are compiled as they are; and how many were compiled or cached.
@@ -91,9 +112,10 @@ impl Compiler {
         let nvrtc =
             self.nvrtc.as_ref().map_err(|reason| format!("kernels must be compiled for {arch}, but {reason}"))?;
         let cubin = nvrtc.compile(source, arch)?;
-        if let Some(cache) = &self.cache {
-            // A cache that cannot be written costs time at the next start and nothing else.
-            let _ = cache.put(source, arch, &nvrtc.version, &cubin);
+        // A cache that cannot be written costs time at the next start and nothing else.
+        let put = self.cache.as_ref().map_or(Ok(()), |cache| cache.put(source, arch, &nvrtc.version, &cubin));
+        if let Err(reason) = put {
+            let _ = self.unkept.set(reason);
         }
         Ok((cubin, true))
     }

@@ -6,11 +6,12 @@ mod launches;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::compiler::Compiler;
+use super::compiler::{Compiler, Made};
 use super::context::{Context, Event, Memory, Pinned, copy_beside, explain, load_module};
 use super::graph::{self, Graph};
 use super::libraries::Folders;
@@ -48,11 +49,13 @@ struct Recording {
 }
 
 impl Device {
-    /// Opens a GPU and loads its kernels; several starts may share the cache.
-    pub(crate) fn open(ordinal: u32, folders: &Folders, cache: Option<&Path>) -> Result<Self, String> {
+    /// Opens a GPU and loads its kernels; several starts may share the cache. Says also what it took to have them.
+    pub(crate) fn open(ordinal: u32, folders: &Folders, cache: Option<&Path>) -> Result<(Self, Made), String> {
         let context = Context::open(ordinal)?;
         let compiler = Compiler::new(folders, cache);
-        let (compiled, _) = compiler.all(context.arch)?;
+        let start = Instant::now();
+        let (compiled, filled) = compiler.all(context.arch)?;
+        let made = Made { filled, took: start.elapsed(), unkept: compiler.unkept().map(str::to_owned) };
         let mut modules = HashMap::new();
         for file in compiled {
             let module =
@@ -60,7 +63,7 @@ impl Device {
             modules.insert(file.name, module);
         }
         let workshop = Workshop::new(compiler, context.arch);
-        Ok(Self {
+        let device = Self {
             context,
             modules,
             functions: HashMap::new(),
@@ -72,7 +75,8 @@ impl Device {
             fault: None,
             recording: None,
             profile: None,
-        })
+        };
+        Ok((device, made))
     }
 
     pub(crate) fn fault(&self) -> Option<&str> {
@@ -101,8 +105,8 @@ impl Device {
                 None
             }
             Err(error) => {
-                let name = &self.context.name;
-                self.fail(format!("GPU {name} failed: {}: {}", what(), explain(error)));
+                let (name, remedy) = (&self.context.name, remedy(error));
+                self.fail(format!("GPU {name} failed: {}: {}{remedy}", what(), explain(error)));
                 None
             }
         }
@@ -291,6 +295,17 @@ impl Device {
             // SAFETY: as many bytes as the memory has.
             |context| unsafe { sys::cuMemsetD8Async(memory.ptr, byte, memory.bytes, context.stream).result() },
         );
+    }
+}
+
+/// What to do about an error, where something can be done.
+fn remedy(error: DriverError) -> &'static str {
+    match error.0 {
+        sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => {
+            "; what takes memory: weights, which --tensor-parallel-size spreads over GPUs, steps (--max-num-batched-tokens, --max-num-seqs), \
+             the cache (--gpu-memory-utilization, --kv-cache-memory-bytes), and other processes on this GPU"
+        }
+        _ => "",
     }
 }
 

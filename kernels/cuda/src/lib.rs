@@ -65,7 +65,7 @@ mod weights;
 mod workshop;
 
 pub use arch::Arch;
-pub use compiler::Filled;
+pub use compiler::{Filled, Made};
 pub use libraries::{Folders, Surroundings};
 pub use options::{CudaOptions, Products, WholeSteps};
 pub use prebuilt::fill_cache;
@@ -102,6 +102,7 @@ pub struct CudaBackend {
     /// First to be dropped: a kernel that waits for another rank would keep the device from ending.
     ranks: Option<Ranks>,
     device: Device,
+    made: Made,
     acts: Acts,
     batch: batch::Batch,
     slots: choose::Slots,
@@ -139,12 +140,13 @@ impl CudaBackend {
     pub fn open(options: &CudaOptions) -> Result<Self, String> {
         let cache = options.kernel_cache.as_deref();
         let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
-        let mut device = Device::open(options.ordinal, &options.folders, cache)?;
+        let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
         let matmul = Matmul::new(blas, Ways::new(&device.context, cache, options.products));
         Ok(Self {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
+            made,
             acts: Acts::default(),
             batch: batch::Batch::default(),
             slots: choose::Slots::default(),
@@ -169,6 +171,11 @@ impl CudaBackend {
             collected: None,
             whole_steps: options.whole_steps,
         })
+    }
+
+    /// What it took to have its kernels when it was opened.
+    pub fn made(&self) -> &Made {
+        &self.made
     }
 
     /// Queues a product, or keeps it back for what may gate its outputs next.

@@ -18,17 +18,24 @@ use super::step;
 use kernels::ops::DType;
 
 /// Compiles every kernel for these architectures into `cache`, for an image or a first start. Needs NVRTC and no GPU.
-pub fn fill_cache(folders: &Folders, cache: &Path, archs: &[Arch]) -> Result<Filled, String> {
+/// `begin` is told each architecture, with the number of its kernels, before they are compiled.
+pub fn fill_cache(
+    folders: &Folders,
+    cache: &Path,
+    archs: &[Arch],
+    mut begin: impl FnMut(Arch, usize),
+) -> Result<Filled, String> {
     let compiler = Compiler::filling(folders, cache)?;
     let mut filled = Filled::default();
     for arch in archs {
-        let (_, part) = compiler.several(&sources(*arch), *arch)?;
+        let sources = sources(*arch);
+        begin(*arch, sources.len());
+        let (_, part) = compiler.several(&sources, *arch)?;
         filled = Filled { compiled: filled.compiled + part.compiled, cached: filled.cached + part.cached };
     }
-    let found = |arch: &&Arch| sources(**arch).iter().all(|source| compiler.cached(*source, **arch).is_some());
-    match archs.iter().find(|arch| !found(arch)) {
+    match compiler.unkept() {
         None => Ok(filled),
-        Some(arch) => Err(format!("cannot write the kernels for {arch} to {}", cache.display())),
+        Some(reason) => Err(format!("compiled kernels cannot be kept: {reason}")),
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
+use kernels::ops::Backend;
 use models::{Memory, Model};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use service_kit::Far;
@@ -181,31 +182,46 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
 
 /// Loads the weights and takes the KV memory.
 pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
-    let backend = device::open(args)?;
+    let mut model = load_weights(args, device::open(args)?, replies)?;
+    // Before the cache takes what memory is left.
+    model.set_slots(args.max_num_seqs() as usize);
+    let recordable = args.recordable();
+    model.set_recordable(&recordable);
+    let room = find_room(args, &model, recordable.len())?;
+    model.allocate(Memory {
+        num_blocks: room.num_blocks as usize,
+        block_size: args.block_size as usize,
+        max_sequences: room.max_num_seqs as usize,
+    });
+    model.check_device()?;
+    let ready = describe(args, &model, room);
+    Ok((model, ready))
+}
+
+fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<Model> {
     let start = Instant::now();
     let mut progress = |progress: models::Progress| {
         // Nobody may be listening yet, and only the newest figure matters.
         let far = Far::after(start.elapsed(), progress.bytes_done, progress.bytes_total);
         let _ = replies.try_send(Reply::Loading(far));
     };
-    let mut model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
+    let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
     let (bytes, seconds) = (model.weight_bytes() as f64, start.elapsed().as_secs_f64());
     let (gb, gb_per_s) = (bytes * 1e-9, bytes / seconds.max(1e-9) * 1e-9);
     info!("weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s");
-    // Before the cache takes what memory is left.
-    model.set_slots(args.max_num_seqs() as usize);
-    let recordable = args.recordable();
-    model.set_recordable(&recordable);
-    let spec = model.spec();
-    let eos_token_ids = spec.eos_token_ids.clone();
-    let (vocab_size, context_len) = (spec.vocab_size as u32, spec.context_len as u32);
+    Ok(model)
+}
+
+/// What there is memory for, beside recordings of as many kinds of steps.
+fn find_room(args: &Args, model: &Model, recordable: usize) -> anyhow::Result<Room> {
     let cache = model.cache();
-    let recordings = if args.enforce_eager { 0 } else { model.recording_bytes(recordable.len()) };
-    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&model), recordings };
-    let Room { num_blocks, max_num_seqs } = memory::room(args, facts)?;
-    if max_num_seqs < args.max_num_seqs() {
+    let recordings = if args.enforce_eager { 0 } else { model.recording_bytes(recordable) };
+    let context_len = model.spec().context_len as u32;
+    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(model), recordings };
+    let room = memory::room(args, facts)?;
+    if room.max_num_seqs < args.max_num_seqs() {
         info!(
-            max_num_seqs,
+            max_num_seqs = room.max_num_seqs,
             state_bytes_per_sequence = cache.state_bytes,
             "there is memory for the recurrent states of fewer sequences than usual; --kv-cache-memory-bytes gives it more"
         );
@@ -215,31 +231,30 @@ pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result
             "keys and values are kept in 8-bit floats (fp8_e4m3), with the scales of the checkpoint where it has some, else 1"
         );
     }
-    model.allocate(Memory {
-        num_blocks: num_blocks as usize,
-        block_size: args.block_size as usize,
-        max_sequences: max_num_seqs as usize,
-    });
-    model.check_device()?;
-    let ready = WorkerReady {
+    Ok(room)
+}
+
+/// What the scheduler is told of a model with its memory.
+fn describe(args: &Args, model: &Model, Room { num_blocks, max_num_seqs }: Room) -> WorkerReady {
+    let (spec, cache) = (model.spec(), model.cache());
+    WorkerReady {
         rank: args.rank,
         world_size: args.tensor_parallel_size,
         device: model.describe_device(),
-        dtype: dtype_name(args, &model).into(),
+        dtype: dtype_name(args, model).into(),
         block_size: args.block_size,
         num_blocks,
         kv_bytes_per_token: cache.groups.iter().map(|group| group.bytes_per_token).sum(),
-        vocab_size,
-        max_model_len: context_len,
+        vocab_size: spec.vocab_size as u32,
+        max_model_len: spec.context_len as u32,
         weight_bytes: model.weight_bytes(),
-        eos_token_ids,
+        eos_token_ids: spec.eos_token_ids.clone(),
         cache_groups: cache.groups.iter().map(cache_group).collect(),
         state_bytes: cache.state_bytes,
         cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
             + u64::from(max_num_seqs) * cache.state_bytes,
         max_num_seqs,
-    };
-    Ok((model, ready))
+    }
 }
 
 fn cache_group(group: &models::CacheGroup) -> proto::CacheGroup {

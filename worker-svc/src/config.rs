@@ -78,11 +78,11 @@ pub struct Args {
     pub max_model_len: Option<MaxModelLen>,
 
     /// Sequences that run at the same time at most; absent: 256, or as many as their recurrent states have memory for
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub max_num_seqs: Option<u32>,
 
     /// Tokens in one step at most
-    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub max_num_batched_tokens: u32,
 
     /// Share of the device's memory that Quire may use
@@ -106,16 +106,16 @@ pub struct Args {
     pub single_kernel_decode: Option<bool>,
 
     /// Sequences of the largest decode step that is recorded, 512 at most unless said here
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub max_cudagraph_capture_size: Option<u32>,
 
     /// Sequences of the decode steps that are recorded; others are padded to the next of them
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub cudagraph_capture_sizes: Vec<u32>,
 
     /// Threads to compute with; absent: this machine's cores divided by the workers of the group
-    #[arg(long)]
-    pub threads: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
 }
 
 /// Sequences that run at the same time where nothing else is said.
@@ -222,7 +222,7 @@ impl Args {
     /// Threads to compute with: at least one.
     pub(crate) fn threads(&self) -> usize {
         let cores = || available_parallelism().map_or(1, usize::from) / self.tensor_parallel_size as usize;
-        self.threads.unwrap_or_else(cores).max(1)
+        self.threads.map_or_else(cores, |threads| threads as usize).max(1)
     }
 
     /// The GPU of this rank, and where what it needs may be.

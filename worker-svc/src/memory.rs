@@ -47,6 +47,12 @@ pub(crate) enum TooSmall {
          --gpu-memory-utilization"
     )]
     Blocks { fits: u64, budget_mib: u64, wanted: u64, needed_mib: u64 },
+    /// Not even a token of it.
+    #[error(
+        "there is no memory for the KV cache ({budget_mib} MiB), of which one sequence of {wanted} tokens needs {needed_mib} MiB; \
+         give it more with --kv-cache-memory-bytes or --gpu-memory-utilization"
+    )]
+    Nothing { budget_mib: u64, wanted: u64, needed_mib: u64 },
     /// The recurrent states alone.
     #[error(
         "recurrent states of {sequences} sequences need {needed_mib} MiB, but there are {budget_mib}; \
@@ -118,15 +124,13 @@ fn num_blocks(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u32, T
     let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
     let must_fit = args.max_model_len != Some(MaxModelLen::Auto);
     let fits = sizing.positions_in(blocks);
-    if fits == 0 || (must_fit && fits < longest) {
-        return Err(TooSmall::Blocks {
-            fits: fits.into(),
-            budget_mib: (u64::from(blocks) * block_bytes) >> 20,
-            wanted: longest.into(),
-            needed_mib: (needed * block_bytes).div_ceil(1 << 20),
-        });
+    let (budget_mib, needed_mib) = ((u64::from(blocks) * block_bytes) >> 20, (needed * block_bytes).div_ceil(1 << 20));
+    let wanted = u64::from(longest);
+    match fits {
+        0 => Err(TooSmall::Nothing { budget_mib, wanted, needed_mib }),
+        _ if must_fit && fits < longest => Err(TooSmall::Blocks { fits: fits.into(), budget_mib, wanted, needed_mib }),
+        _ => Ok(blocks),
     }
-    Ok(blocks)
 }
 
 /// The scheduler's arithmetic of what a sequence holds, for the largest steps there may be.
@@ -265,7 +269,10 @@ mod tests {
         assert!(error.to_string().contains("--max-model-len 512"), "{error}");
         assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "auto"]), Ok(32));
         assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "512"]), Ok(32));
-        assert!(blocks(&["--kv-cache-memory-bytes", "10", "--max-model-len", "auto"]).is_err());
+        for length in ["auto", "512"] {
+            let error = blocks(&["--kv-cache-memory-bytes", "10", "--max-model-len", length]).unwrap_err().to_string();
+            assert!(error.contains("--kv-cache-memory-bytes") && !error.contains("--max-model-len"), "{error}");
+        }
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     if batch >= ready.max_num_seqs {
         bail!("--batch-size {batch}: a profile needs --max-num-seqs {} or more", batch + 1);
     }
+    if context > ready.max_model_len {
+        bail!("--input-len {context}: the model can do {} tokens; pass at most that", ready.max_model_len);
+    }
     let mut recorder = Recorder::new(args.enforce_eager);
     let slots = Slots::new(ready.max_num_seqs, ready.num_blocks, ready.cache_groups.len(), Vec::new());
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };

@@ -59,7 +59,8 @@ async fn start_fails(model: &Path, flags: &[&str], why: &str) {
 
 #[tokio::test]
 async fn a_model_that_cannot_be_served_says_why() {
-    start_fails(&folder("llama"), &["--kv-cache-memory-bytes=10000"], "--max-model-len").await;
+    start_fails(&folder("llama"), &["--kv-cache-memory-bytes=10000"], "--kv-cache-memory-bytes").await;
+    start_fails(&folder("llama"), &["--num-gpu-blocks-override=2"], "--max-model-len 32").await;
     start_fails(Path::new("/nonexistent"), &[], "/nonexistent").await;
     start_fails(&folder("lora-llama-r8-qv"), &[], "config.json").await;
 }

@@ -1,5 +1,6 @@
 // out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for up to ROWS rows on Hopper, or activation(gate) * up of the columns [gate | up] of such a
-// product: limited by reading w once, where a matrix has too few rows for a tile of them on each multiprocessor.
+// product: limited by reading w once, where a matrix has too few rows for a tile of them on each multiprocessor. And parts of the norms before and
+// after it (`split_norm.cuh`).
 //
 // Weights are the left operand, 64 of their rows for each warpgroup, and all rows of x the right one: no part of a tile is empty, and w is read once.
 // The blocks of a cluster have parts of k:
@@ -14,6 +15,7 @@
 // The order of a row's sum depends on k and PARTS, not on the other rows.
 #include "gated_product.cuh"
 #include "hopper_rows.cuh"
+#include "split_norm.cuh"
 
 // Compiled for one type and configuration (`src/matmul_parts.rs`): what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of x, warpgroups
 // that multiply, parts of k, chunks of 64 elements of k in a stage, and stages.
@@ -43,16 +45,23 @@ struct PartsProduct {
     static constexpr u32 COLUMNS = GROUPS * BOX / (GATED ? 2 : 1), LINE = GROUPS * BOX + 4;
     // Fours of columns that a thread has under way from all parts.
     static constexpr u32 LOADS = GATED ? 4 : 8, AT_ONCE = PARTS < LOADS ? LOADS / PARTS : 1;
+    // Fours of a row, and rows that a block adds up at most.
+    static constexpr u32 FOURS = COLUMNS / 4, MOST_ROWS = (ROWS + PARTS - 1) / PARTS;
 
     HopperShape shape;
-    // This block's part of k.
-    u32 part;
+    // This block's part of k, and its share of rows.
+    u32 part, first_row, rows;
     // Columns of `out`, the tile's first one, and the part's stages.
     u32 width, column, first_step, steps;
     u32 stages, full, empty;
+    // Where the stages lie; by what this block's rows are multiplied.
+    f32 *sums, *factors;
 
     DEVICE void plan(char* shared) {
         part = blockIdx.x % PARTS;
+        const u32 share = (shape.rows + PARTS - 1) / PARTS;
+        first_row = min(part * share, shape.rows);
+        rows = min(share, shape.rows - first_row);
         width = GATED ? shape.n / 2 : shape.n;
         column = blockIdx.x / PARTS * COLUMNS;
         const u32 all = (shape.k + STEP - 1) / STEP;
@@ -61,6 +70,8 @@ struct PartsProduct {
         stages = (shared_address(shared) + 1023) / 1024 * 1024;
         full = stages + DEPTH * STAGE_BYTES;
         empty = full + 8 * DEPTH;
+        sums = (f32*)(shared + (stages - shared_address(shared)));
+        factors = (f32*)(shared + (empty + 8 * DEPTH - shared_address(shared)));
     }
 
     DEVICE void init_barriers() const {
@@ -117,8 +128,14 @@ struct PartsProduct {
         products_commit();
     }
 
-    // Multiplies the block's part, and leaves the sums in `sums`, which lie where the stages were.
-    DEVICE void multiply(f32* sums) const {
+    // What the norm before leaves to do of this block's rows.
+    DEVICE void find(const NormBefore& before) const {
+        const NormBefore own = {before.squares + (size_t)first_row * 2 * before.pairs, before.pairs, before.eps};
+        find_factors<MULTIPLYING / 32, MOST_ROWS>(own, rows, threadIdx.x / 32, factors);
+    }
+
+    // Multiplies the block's part, and leaves the sums in shared memory.
+    DEVICE void multiply() const {
         f32 c[ROWS / 2];
         for (u32 step = 0; step < steps; step++) {
             barrier_wait(full + 8 * (step % DEPTH), step / DEPTH % 2);
@@ -147,34 +164,70 @@ struct PartsProduct {
         else cluster_barrier();
     }
 
-    // Adds up all parts of this block's share of rows, and writes what is kept of them.
-    DEVICE void finish(void* out, const f32* bias, const f32* sums) const {
-        static constexpr u32 FOURS = COLUMNS / 4;
-        const u32 share = (shape.rows + PARTS - 1) / PARTS, first = part * share;
-        const u32 count = (max(min(first + share, shape.rows), first) - first) * FOURS;
-        for (u32 i = threadIdx.x; i < count; i += AT_ONCE * MULTIPLYING) {
+    // Where a four of this block's rows lies.
+    DEVICE u32 column_of(u32 four) const { return column + four % FOURS * 4; }
+    DEVICE size_t index_of(u32 four) const { return (size_t)(first_row + four / FOURS) * width + column_of(four); }
+    DEVICE bool has(u32 four) const { return four < rows * FOURS && column_of(four) < width; }
+
+    // What is added to the fours from `first` on.
+    DEVICE void fetch_addends(float4 (&addends)[AT_ONCE], const void* out, u32 first) const {
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++) {
+            const u32 four = first + j * MULTIPLYING;
+            addends[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (shape.accumulate && has(four)) addends[j] = *(const float4*)((const f32*)out + index_of(four));
+        }
+    }
+
+    // Adds up all parts of this block's share of rows, and writes what is kept of them. `addends`: of the first fours.
+    DEVICE void finish(void* out, const f32* bias, float4 (&addends)[AT_ONCE], bool scaled, const NormAfter& after) const {
+        for (u32 i = threadIdx.x; i < rows * FOURS; i += AT_ONCE * MULTIPLYING) {
+            if (i != threadIdx.x) fetch_addends(addends, out, i);
             float4 kept[AT_ONCE], up[AT_ONCE];
 #pragma unroll
             for (u32 j = 0; j < AT_ONCE; j++) {
                 // Past the end the last ones again.
-                const u32 four = min(i + j * MULTIPLYING, count - 1);
-                const f32* from = sums + (first + four / FOURS) * LINE + four % FOURS * 4;
+                const u32 four = min(i + j * MULTIPLYING, rows * FOURS - 1), row = four / FOURS;
+                const f32* from = sums + (first_row + row) * LINE + four % FOURS * 4;
                 kept[j] = add_parts(from);
                 if constexpr (GATED) up[j] = add_parts(from + COLUMNS);
+                if (!scaled) continue;
+                scale(kept[j], factors[row]);
+                if constexpr (GATED) scale(up[j], factors[row]);
             }
 #pragma unroll
             for (u32 j = 0; j < AT_ONCE; j++) {
-                const u32 four = i + j * MULTIPLYING, at = column + four % FOURS * 4;
-                if (four >= count || at >= width) continue;
+                const u32 four = i + j * MULTIPLYING, at = column_of(four);
+                if (!has(four)) continue;
                 if (bias) add(kept[j], *(const float4*)(bias + at));
                 if constexpr (GATED) {
                     if (bias) add(up[j], *(const float4*)(bias + width + at));
                     gate(kept[j], up[j]);
                 }
-                write(out, (size_t)(first + four / FOURS) * width + at, kept[j]);
+                add(kept[j], addends[j]);
+                write(out, index_of(four), kept[j]);
+                if (!GATED && after.squares) leave_normed(after, four, kept[j]);
             }
         }
     }
+
+    // The first part of a norm of what was written. Four lanes have a piece; they are all here.
+    DEVICE void leave_normed(const NormAfter& after, u32 four, float4 x) const {
+        const u32 lanes = 0xfu << threadIdx.x % 32 / 4 * 4;
+        f32 squares = (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
+        squares += __shfl_xor_sync(lanes, squares, 1);
+        squares += __shfl_xor_sync(lanes, squares, 2);
+        const size_t at = index_of(four);
+        if (four % 4 == 0) after.squares[at / PIECE] = squares;
+        if (after.weight) {
+            const float4 weight = *(const float4*)(after.weight + column_of(four));
+            x.x *= weight.x, x.y *= weight.y, x.z *= weight.z, x.w *= weight.w;
+        }
+        *(uint2*)((T*)after.scaled + at) = packed(x);
+    }
+
+    DEVICE static void scale(float4& x, f32 factor) { x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor; }
+    DEVICE static uint2 packed(float4 x) { return make_uint2(Tensor<T>::pack(x.x, x.y), Tensor<T>::pack(x.z, x.w)); }
 
     DEVICE float4 add_parts(const f32* from) const {
         if constexpr (PARTS == 1) return *(const float4*)from;
@@ -193,32 +246,35 @@ struct PartsProduct {
     }
 
     DEVICE void write(void* out, size_t at, float4 x) const {
-        if (shape.wide) {
-            float4* to = (float4*)((f32*)out + at);
-            if (shape.accumulate) add(x, *to);
-            *to = x;
-        } else *(uint2*)((T*)out + at) = make_uint2(Tensor<T>::pack(x.x, x.y), Tensor<T>::pack(x.z, x.w));
+        if (shape.wide) *(float4*)((f32*)out + at) = x;
+        else *(uint2*)((T*)out + at) = packed(x);
     }
 };
 
 extern __shared__ __align__(1024) char dynamic_shared[];
 
 // Grid: [PARTS * any number that covers w]. The map of x has boxes of 64 columns and ROWS rows, that of w is one of groups (`src/tensor_map.rs`) with
-// boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and the columns of `out` of 4; each part has a step of k.
+// boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and the columns of `out` of 4; each part has a step of k. With a norm after
+// it n is a multiple of 32, and `out` an f32 residual that is added to.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS) matmul_parts(
-    void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape) {
+    void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape,
+    const NormBefore before, const NormAfter after) {
     PartsProduct it;
     it.shape = shape;
     it.plan(dynamic_shared);
-    f32* sums = (f32*)(dynamic_shared + (it.stages - shared_address(dynamic_shared)));
     if (threadIdx.x == MULTIPLYING) it.init_barriers();
     __syncthreads();
     launch_dependents();
     if (threadIdx.x < MULTIPLYING) {
+        if (after.squares && after.weight && threadIdx.x < PartsProduct::FOURS && it.has(threadIdx.x)) touch(after.weight + it.column_of(threadIdx.x));
         wait_for_inputs();
-        it.multiply(sums);
+        // What is added to is on its way while the product is made.
+        float4 addends[PartsProduct::AT_ONCE];
+        it.fetch_addends(addends, out, threadIdx.x);
+        if (before.squares) it.find(before);
+        it.multiply();
         it.meet();
-        it.finish(out, bias, sums);
+        it.finish(out, bias, addends, before.squares, after);
     } else {
         if (threadIdx.x == MULTIPLYING) it.feed(&x, &w);
         else wait_for_inputs();

@@ -197,11 +197,11 @@ impl CudaBackend {
         if product.is_short() && self.ahead.note(product.kind(None), site) {
             Self::order(&self.matmul, &self.device, &mut product, None);
         }
-        if before.is_some() && !matmul_few::fits(&self.device, &product) {
+        if before.is_some() && !self.matmul.may_follow_norm(&self.device, &product) {
             self.norms.finish(&mut self.device);
             before = None;
         }
-        if waits(&self.device, &product) {
+        if waits(&self.matmul, &self.device, &product) {
             self.ungated = Some(Ungated { x, before, w: handle, bias: bias_handle, out: (act, out) });
         } else {
             run_after(&mut self.norms, &mut self.matmul, &mut self.device, product, before);

@@ -9,7 +9,7 @@ use super::device::{Device, Name, Shape, args};
 use super::elementwise::Function;
 use super::product::{Gate, Product, rounds_once};
 use super::special::LOWEST;
-use super::split_norm::Before;
+use super::split_norm::{After, Before};
 use super::ways::{Way, Ways};
 use super::weights::Weights;
 use super::{matmul_few, matmul_hopper, matmul_parts, measure};
@@ -49,7 +49,7 @@ impl Matmul {
     /// Queues a product of 16-bit operands in the way that is the fastest; false where there is none.
     fn run_many(&mut self, device: &mut Device, product: &mut Product<'_>) -> bool {
         let (key, out) = (product.key(), product.out);
-        let way = self.way(device, product, None);
+        let way = if self.is_small(device, product) { Way::Parts } else { self.way(device, product, None) };
         if run_own(device, way, product, None, out) {
             return true;
         }
@@ -116,6 +116,25 @@ impl Matmul {
         self.rounded.as_ref().filter(fits).map(|memory| View { ptr: memory.ptr, dtype: w.dtype, ..x })
     }
 
+    /// Queues a product, with the rest of a norm before it, and the gate of its outputs, into `out`, without writing the product's own; false where it
+    /// is none for that: nothing happens then.
+    pub(crate) fn run_gated_after(
+        &self,
+        device: &mut Device,
+        product: &Product<'_>,
+        before: Before,
+        (activation, out): (Activation, View),
+    ) -> bool {
+        if matmul_few::may_gate(device, product) {
+            return matmul_few::run_gated(device, product, before, (activation, out));
+        }
+        matmul_hopper::may_gate(device, product)
+            && out.dtype == product.w.dtype
+            && self.ways.may_be(Way::Parts)
+            && matmul_parts::fits(device, product)
+            && matmul_parts::run_between(device, product, Some(activation.into()), out, (before, After::default()))
+    }
+
     /// Queues a product and the gate of its outputs, into `out`: together where that is the fastest. What `product` leaves in its own output
     /// nobody may read. False where it is no product for that: nothing happens then.
     pub(crate) fn run_gated(
@@ -135,6 +154,28 @@ impl Matmul {
         }
         let way = self.way(device, product, Some(Gate { activation, out }));
         run_own(device, way, product, Some(activation.into()), out)
+    }
+
+    /// Whether a product is `matmul_parts`'s without being measured.
+    pub(crate) fn is_small(&self, device: &Device, product: &Product<'_>) -> bool {
+        self.ways.may_be(Way::Parts) && matmul_parts::is_small(device, product)
+    }
+
+    /// Whether a product may be added to a residual and do a part of the norm that follows.
+    pub(crate) fn may_precede_norm(&self, device: &Device, product: &Product<'_>) -> bool {
+        matmul_few::may_add(device, product) || (self.ways.may_be(Way::Parts) && matmul_parts::may_add(device, product))
+    }
+
+    /// Whether a product may do what is left of a norm of its input.
+    pub(crate) fn may_follow_norm(&self, device: &Device, product: &Product<'_>) -> bool {
+        matmul_few::fits(device, product) || (self.ways.may_be(Way::Parts) && matmul_parts::fits(device, product))
+    }
+
+    /// Queues a product with parts of the norms before and after it; false where it is none for that: nothing happens then.
+    pub(crate) fn run_between(&self, device: &mut Device, product: &Product<'_>, before: Before, after: After) -> bool {
+        self.may_follow_norm(device, product)
+            && (matmul_few::run_between(device, product, before, after)
+                || matmul_parts::run_between(device, product, None, product.out, (before, after)))
     }
 
     /// Whether it pays to wait for what a product may be added to: one launch less to read and write what it gave.

@@ -9,7 +9,7 @@ use super::device::{Device, Shape, args};
 use super::elementwise::Function;
 use super::product::Product;
 use super::special::{HOPPER, LOWEST, Special};
-use super::split_norm::{After, Before, may_precede};
+use super::split_norm::{self, After, Before, may_precede};
 use kernels::ops::{Activation, DType, Epilogue};
 
 /// Rows of `x` from which on cuBLASLt is faster, or `matmul_parts`; without the latter it is later for matrices of so few rows that cuBLASLt cannot
@@ -149,7 +149,7 @@ pub(crate) fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> 
 pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
     let Product { x, w, .. } = product;
     let columns = TILE * Config::choose(x.rows, w.rows, w.cols).tiles;
-    w.rows <= SMALL && fits(device, product) && may_precede(product, columns)
+    w.rows <= SMALL && columns == split_norm::PIECE && fits(device, product) && may_precede(product)
 }
 
 /// Whether a product could be one with a gate that follows.

@@ -1,5 +1,5 @@
-//! Launches `kernels/cuda/matmul_parts.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the blocks of a cluster, and what gates their
-//! outputs.
+//! Launches `kernels/cuda/matmul_parts.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the blocks of a cluster, what gates their
+//! outputs, and parts of norms before and after them.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -9,6 +9,7 @@ use super::elementwise::Function;
 use super::matmul_hopper::{ALL, HopperShape};
 use super::product::Product;
 use super::special::{HOPPER, Special};
+use super::split_norm::{After, Before, may_precede};
 use super::tensor_map::{tensor_map, tensor_map_of_groups};
 use kernels::ops::{Activation, DType, Epilogue};
 
@@ -25,6 +26,8 @@ const GROUP: usize = 8;
 const SHARED: usize = 228 << 10;
 const KEPT: usize = 1 << 10;
 const MARGIN: usize = 1 << 10;
+/// Bytes of what rows are multiplied by.
+const FACTORS: usize = ROWS[ROWS.len() - 1] * size_of::<f32>();
 /// Stages at most, and at least.
 const MOST_STAGES: usize = 10;
 const LEAST_STAGES: usize = 2;
@@ -32,6 +35,9 @@ const LEAST_STAGES: usize = 2;
 /// a multiprocessor for that.
 const FEW_ROWS: usize = 64;
 const DEEP: usize = 2048;
+/// Rows of a matrix, and of `x`, up to which a norm after it is a part of the product: beyond, the norm takes less than what it hides.
+const SMALL: usize = 2048;
+const MOST_NORMED_ROWS: usize = 96;
 
 /// How the kernel is compiled: rows of `x` at most, warpgroups that multiply, parts of `k`, chunks of a stage, and stages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,7 +100,7 @@ impl Config {
 
     /// Stages: as many as blocks that share a multiprocessor have room for, of what there is to fill them with.
     fn depth(&self, blocks: usize, steps: usize) -> usize {
-        let room = ((SHARED / blocks - KEPT - MARGIN) / self.stage()).min(MOST_STAGES);
+        let room = ((SHARED / blocks - KEPT - MARGIN - FACTORS) / self.stage()).min(MOST_STAGES);
         // Sums lie where stages were.
         let sums = self.rows * (self.groups * BOX + 4) * size_of::<f32>();
         let least = sums.div_ceil(self.stage() - 2 * size_of::<u64>()).max(LEAST_STAGES);
@@ -102,7 +108,7 @@ impl Config {
     }
 
     fn shared(&self) -> usize {
-        MARGIN + self.depth * self.stage()
+        MARGIN + self.depth * self.stage() + FACTORS
     }
 
     /// Threads that multiply, and a warp that feeds them.
@@ -124,6 +130,17 @@ pub(crate) fn fits(device: &Device, Product { x, w, epilogue, out, .. }: &Produc
         && w.rows.is_multiple_of(GROUP)
 }
 
+/// Whether a product is this kernel's without being measured, so that it may be added to a residual, and do a part of the norm that follows.
+pub(crate) fn is_small(device: &Device, product: &Product<'_>) -> bool {
+    let Product { x, w, out, .. } = product;
+    w.rows <= SMALL && x.rows <= MOST_NORMED_ROWS && out.dtype == DType::F32 && fits(device, product)
+}
+
+/// Whether such a product could be added to a residual.
+pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
+    is_small(device, product) && may_precede(product)
+}
+
 /// The kernel for a product that [`fits`].
 pub(crate) fn special(device: &Device, product: &Product<'_>, function: Option<Function>) -> Option<Special> {
     Some(config(device, product, function)?.special(product.w.dtype, function))
@@ -136,6 +153,17 @@ fn config(device: &Device, Product { x, w, .. }: &Product<'_>, function: Option<
 /// Queues a product that [`fits`]; with a function, one that `matmul_hopper::may_gate`, gated and written to `out` alone. False where it cannot be
 /// done.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
+    run_between(device, product, function, out, (Before::default(), After::default()))
+}
+
+/// The same with parts of the norms before and after it, which comes after one that is not gated.
+pub(crate) fn run_between(
+    device: &mut Device,
+    product: &Product<'_>,
+    function: Option<Function>,
+    out: View,
+    (before, after): (Before, After),
+) -> bool {
     let Product { x, w, bias, .. } = product;
     let [n, k] = [w.rows, w.cols];
     let Some(config) = config(device, product, function) else { return false };
@@ -146,7 +174,11 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<F
     let grid = [n.div_ceil(config.groups * BOX) * config.parts, 1];
     let launch = Shape { grid, block: config.threads(), shared: config.shared() };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    device.launch_special(config.special(w.dtype, function), launch, args![out.ptr, x_map, w_map, bias, shape])
+    device.launch_special(
+        config.special(w.dtype, function),
+        launch,
+        args![out.ptr, x_map, w_map, bias, shape, before, after],
+    )
 }
 
 /// What is compiled ahead: the products of usual layers, and gates are nearly always SiLU.

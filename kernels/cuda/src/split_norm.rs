@@ -11,8 +11,8 @@ use super::norm;
 use super::product::Product;
 use kernels::ops::{Act, DType, Epilogue};
 
-/// Columns whose squares are added first, by a block that has as many. Rows have pairs of them.
-const PIECE: usize = 16;
+/// Columns whose squares are added first, in one block. Rows have pairs of them.
+pub(crate) const PIECE: usize = 16;
 /// Sums of squares that there is memory for.
 const MOST_SUMS: usize = 1 << 18;
 
@@ -50,8 +50,8 @@ pub(crate) struct SplitNorms {
     pub(crate) current: Option<Split>,
 }
 
-/// Whether a product, of so many columns a block, could do the first part of a norm.
-pub(crate) fn may_precede(product: &Product<'_>, columns: usize) -> bool {
+/// Whether a product, of whole pieces a block, could do the first part of a norm.
+pub(crate) fn may_precede(product: &Product<'_>) -> bool {
     let Product { x, w, epilogue, out, .. } = product;
     // Numbers times a weight, not divided yet, may be more than f16 holds.
     w.dtype == DType::Bf16
@@ -59,7 +59,6 @@ pub(crate) fn may_precede(product: &Product<'_>, columns: usize) -> bool {
         && *epilogue == Epilogue::Store
         && x.rows > 0
         && w.rows.is_multiple_of(2 * PIECE)
-        && columns == PIECE
         && x.rows * (w.rows / PIECE) <= MOST_SUMS
 }
 

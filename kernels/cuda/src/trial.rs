@@ -34,7 +34,7 @@ impl Matmul {
     pub(crate) fn has_ways(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
         match gate {
             Some(gate) => matmul_hopper::may_gate(device, product) && gate.out.dtype == product.w.dtype,
-            None => rounds_once(product) && !matmul_few::fits(device, product),
+            None => rounds_once(product) && !matmul_few::fits(device, product) && !self.is_small(device, product),
         }
     }
 

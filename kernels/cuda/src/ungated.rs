@@ -17,7 +17,7 @@ use kernels::ops::{Act, Activation, DType, Epilogue, Matrix, Vector};
 #[derive(Clone, Copy)]
 pub(crate) struct Ungated {
     pub(crate) x: View,
-    /// What is left to do of a norm of `x`; only `matmul_few` can.
+    /// What is left to do of a norm of `x`.
     pub(crate) before: Option<Before>,
     pub(crate) w: Matrix,
     pub(crate) bias: Option<Vector>,
@@ -25,9 +25,9 @@ pub(crate) struct Ungated {
 }
 
 /// Whether a product should wait.
-pub(crate) fn waits(device: &Device, product: &Product<'_>) -> bool {
+pub(crate) fn waits(matmul: &Matmul, device: &Device, product: &Product<'_>) -> bool {
     matmul_few::may_gate(device, product)
-        || matmul_few::may_add(device, product)
+        || matmul.may_precede_norm(device, product)
         || matmul_hopper::may_gate(device, product)
         || Matmul::may_add(device, product)
 }
@@ -41,7 +41,7 @@ pub(crate) fn run_after(
     before: Option<Before>,
 ) {
     if let Some(before) = before {
-        if matmul_few::run_between(device, &product, before, After::default()) {
+        if matmul.run_between(device, &product, before, After::default()) {
             return;
         }
         norms.finish(device);
@@ -85,8 +85,7 @@ impl CudaBackend {
             Self::order(&self.matmul, &self.device, &mut product, gate);
         }
         if let Some(before) = before {
-            return matmul_few::may_gate(&self.device, &product)
-                && matmul_few::run_gated(&mut self.device, &product, before, (activation, out));
+            return self.matmul.run_gated_after(&mut self.device, &product, before, (activation, out));
         }
         self.matmul.run_gated(&mut self.device, &mut product, activation, out)
     }
@@ -105,11 +104,11 @@ impl CudaBackend {
             norm::norm(&mut self.device, residual, params, out.1);
             return true;
         }
-        let may = x.ptr != out.1.ptr && matmul_few::may_add(&self.device, &product);
+        let may = x.ptr != out.1.ptr && self.matmul.may_precede_norm(&self.device, &product);
         let split = may.then(|| self.norms.split(&mut self.device, residual, params, out)).flatten();
         (product.epilogue, product.out) = (Epilogue::Accumulate, residual);
         if let Some((split, after)) = split
-            && matmul_few::run_between(&mut self.device, &product, before.unwrap_or_default(), after)
+            && self.matmul.run_between(&mut self.device, &product, before.unwrap_or_default(), after)
         {
             self.norms.current = Some(split);
             return true;

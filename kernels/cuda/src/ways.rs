@@ -173,6 +173,11 @@ impl Ways {
         }
     }
 
+    /// Whether products may be done in this way.
+    pub(crate) fn may_be(&self, way: Way) -> bool {
+        self.only().is_none_or(|only| only == way)
+    }
+
     /// Kinds that were asked for in vain since the last call.
     pub(crate) fn take_wanted(&mut self) -> Vec<Kind> {
         std::mem::take(&mut self.wanted)

@@ -216,10 +216,11 @@ impl Bench {
         Attention { heads, scale, window: None, soft_cap: None, sinks: None, alibi: None }
     }
 
-    /// Layers of a cache whose first `tokens` tokens are noise.
+    /// Layers of a cache whose first `tokens` tokens are noise: enough of them for what few rows read of one to be gone from the GPU's cache when its
+    /// turn comes again.
     fn caches(&mut self, heads: Heads, qkv: Act, tokens: usize, dtype: DType) -> Vec<KvLayer> {
         let bytes = tokens * heads.kv * heads.dim * 2 * dtype.size();
-        let layers = (ROTATION / bytes).clamp(1, 48);
+        let layers = (ROTATION / bytes).clamp(4, 48);
         let num_blocks = tokens.div_ceil(BLOCK) + 1;
         let (kv_heads, head_dim, v_head_dim) = (heads.kv, heads.dim, heads.v_dim);
         let shape = KvShape { num_blocks, block_size: BLOCK, kv_heads, head_dim, v_head_dim, shared: false, dtype };

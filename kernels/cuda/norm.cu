@@ -17,8 +17,9 @@ DEVICE f32 normed(const Norm& norm, f32 x, f32 mean, f32 factor, u32 i) {
     return y;
 }
 
-// Four elements at a time, and how often at most a thread takes them for a row to be kept.
-constexpr u32 EACH = 4, TIMES = 4;
+// Four elements at a time. How often at most a thread takes them for a row to be kept is `TIMES`: where that is little, threads need few registers, a
+// multiprocessor has more rows on their way, and many rows come at the speed of memory.
+constexpr u32 EACH = 4, USUAL = 2, WIDE = 4;
 
 DEVICE float4 load_four(const f32* x) { return *(const float4*)x; }
 template <typename T> DEVICE float4 load_four(const T* x) {
@@ -37,10 +38,24 @@ template <typename T> DEVICE void store_four(T* to, float4 x) {
     *(uint2*)to = bits;
 }
 
-DEVICE bool kept(u32 width) { return width % EACH == 0 && width <= EACH * TIMES * blockDim.x; }
+template <u32 TIMES> DEVICE bool is_kept(u32 width) { return width % EACH == 0 && width <= EACH * TIMES * blockDim.x; }
+
+// Four elements from `at` on.
+DEVICE float4 normed_four(const Norm& norm, float4 x, f32 mean, f32 factor, u32 at) {
+    float4 y = make_float4((x.x - mean) * factor, (x.y - mean) * factor, (x.z - mean) * factor, (x.w - mean) * factor);
+    if (norm.weight) {
+        const float4 weight = load_four(norm.weight + at);
+        y.x *= weight.x, y.y *= weight.y, y.z *= weight.z, y.w *= weight.w;
+    }
+    if (norm.bias) {
+        const float4 bias = load_four(norm.bias + at);
+        y.x += bias.x, y.y += bias.y, y.z += bias.z, y.w += bias.w;
+    }
+    return y;
+}
 
 // A row in registers.
-struct Row {
+template <u32 TIMES> struct Row {
     float4 x[TIMES];
 
     DEVICE f32 square_sum(f32 mean, u32 width) const {
@@ -68,11 +83,7 @@ struct Row {
         for (u32 i = 0; i < TIMES; i++) {
             u32 at = (i * blockDim.x + threadIdx.x) * EACH;
             if (at >= width) break;
-            store_four(
-                out + at,
-                make_float4(
-                    normed(norm, x[i].x, mean, factor, at), normed(norm, x[i].y, mean, factor, at + 1),
-                    normed(norm, x[i].z, mean, factor, at + 2), normed(norm, x[i].w, mean, factor, at + 3)));
+            store_four(out + at, normed_four(norm, x[i], mean, factor, at));
         }
     }
 };
@@ -102,13 +113,13 @@ template <typename In, typename Out> DEVICE void norm_row(const In* x, const Nor
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = Cast<Out>::from(normed(norm, load(x[i]), mean, factor, i));
 }
 
-template <typename In, typename Out> DEVICE void norm(const In* x, const Norm& norm, Out* out, u32 width) {
+template <u32 TIMES, typename In, typename Out> DEVICE void norm(const In* x, const Norm& norm, Out* out, u32 width) {
     launch_dependents();
     fetch_params(norm, width);
     wait_for_inputs();
     u64 row = blockIdx.x * (u64)width;
-    if (!kept(width)) return norm_row(x + row, norm, out + row, width);
-    Row kept;
+    if (!is_kept<TIMES>(width)) return norm_row(x + row, norm, out + row, width);
+    Row<TIMES> kept;
 #pragma unroll
     for (u32 i = 0; i < TIMES; i++) {
         u32 at = (i * blockDim.x + threadIdx.x) * EACH;
@@ -117,18 +128,18 @@ template <typename In, typename Out> DEVICE void norm(const In* x, const Norm& n
     kept.write(norm, out + row, width);
 }
 
-template <typename Delta, typename Out>
+template <u32 TIMES, typename Delta, typename Out>
 DEVICE void add_norm(f32* residual, const Delta* delta, const Norm& norm, Out* out, u32 width) {
     launch_dependents();
     fetch_params(norm, width);
     wait_for_inputs();
     u64 row = blockIdx.x * (u64)width;
-    if (!kept(width)) {
+    if (!is_kept<TIMES>(width)) {
         // Each thread reads back below only what it wrote here itself.
         for (u32 i = threadIdx.x; i < width; i += blockDim.x) residual[row + i] += load(delta[row + i]);
         return norm_row(residual + row, norm, out + row, width);
     }
-    Row kept;
+    Row<TIMES> kept;
 #pragma unroll
     for (u32 i = 0; i < TIMES; i++) {
         u32 at = (i * blockDim.x + threadIdx.x) * EACH;
@@ -164,10 +175,16 @@ template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_co
 
 #define NORM(IN, OUT) \
     extern "C" __global__ void norm_##IN##_##OUT(const IN* x, const Norm how, OUT* out, u32 width) { \
-        norm(x, how, out, width); \
+        norm<USUAL>(x, how, out, width); \
+    } \
+    extern "C" __global__ void norm_wide_##IN##_##OUT(const IN* x, const Norm how, OUT* out, u32 width) { \
+        norm<WIDE>(x, how, out, width); \
     } \
     extern "C" __global__ void add_norm_##IN##_##OUT(f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
-        add_norm(residual, delta, how, out, width); \
+        add_norm<USUAL>(residual, delta, how, out, width); \
+    } \
+    extern "C" __global__ void add_norm_wide_##IN##_##OUT(f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
+        add_norm<WIDE>(residual, delta, how, out, width); \
     }
 #define HEAD_NORM(T) \
     extern "C" __global__ void head_norm_##T(T* x, const Norm how, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) { \

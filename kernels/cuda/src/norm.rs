@@ -15,19 +15,30 @@ pub(crate) struct Params {
     pub(crate) subtract_mean: u32,
 }
 
-/// A block for each row, its threads a multiple of 32 that depends on the width alone: they keep a row of up to 16 elements each.
+/// Elements of a row that a thread keeps: `EACH * USUAL` of the kernel. Twice as many in functions for wide rows.
+const KEPT: usize = 8;
+/// Threads of a block at most.
+const MOST_THREADS: usize = 1024;
+
+/// A block for each row, its threads a multiple of 32 that depends on the width alone.
 fn shape(rows: usize, width: usize) -> Shape {
-    Shape { grid: [rows, 1], block: width.div_ceil(8).next_multiple_of(32).min(1024), shared: 0 }
+    Shape { grid: [rows, 1], block: width.div_ceil(KEPT).next_multiple_of(32).min(MOST_THREADS), shared: 0 }
+}
+
+/// One function or the other, by the width of a row.
+fn by_width(width: usize, usual: &'static str, wide: &'static str) -> &'static str {
+    if width <= KEPT * MOST_THREADS { usual } else { wide }
 }
 
 pub(crate) fn norm(device: &mut Device, x: View, params: Params, out: View) {
     let shape = shape(x.rows, x.width);
-    device.launch_early(Name::of("norm", &[x.dtype, out.dtype]), shape, args![x.ptr, params, out.ptr, x.width as u32]);
+    let name = Name::in_file("norm", by_width(x.width, "norm", "norm_wide"), &[x.dtype, out.dtype]);
+    device.launch_early(name, shape, args![x.ptr, params, out.ptr, x.width as u32]);
 }
 
 /// The residual is f32.
 pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params: Params, out: View) {
-    let name = Name::in_file("norm", "add_norm", &[delta.dtype, out.dtype]);
+    let name = Name::in_file("norm", by_width(residual.width, "add_norm", "add_norm_wide"), &[delta.dtype, out.dtype]);
     let shape = shape(residual.rows, residual.width);
     device.launch_early(name, shape, args![residual.ptr, delta.ptr, params, out.ptr, residual.width as u32]);
 }

@@ -1,47 +1,101 @@
-//! A whole layer of a decode step.
+//! A whole layer of a step, kernel after kernel as a model has them.
 
 use super::{Bench, LEADS, MOST_ROWS, Model, ROTATION, Work};
 use kernels::ops::*;
+use kernels_cuda::CudaBackend;
+
+/// What a layer of a model is made of; weights and caches several times, so that none is still in the GPU's cache.
+struct Layer {
+    heads: Heads,
+    weights: Vec<[Matrix; 4]>,
+    weight_elements: usize,
+    caches: Vec<KvLayer>,
+    norm: Norm,
+    rope: Option<Rope>,
+    attention: Attention,
+    qkv: Act,
+    normed: Act,
+    attended: Act,
+    gate_up: Act,
+    gated: Act,
+    residual: Act,
+    delta: Act,
+}
+
+impl Layer {
+    /// For steps of so many rows, and sequences of so many tokens in all.
+    fn new(bench: &mut Bench, model: &Model, rows: usize, tokens: usize) -> Self {
+        let Model { hidden, heads, inner, .. } = *model;
+        let (qkv_width, mixed) = ((heads.q + 2 * heads.kv) * heads.dim, heads.q * heads.dim);
+        let shapes = [(qkv_width, hidden), (hidden, mixed), (2 * inner, hidden), (hidden, inner)];
+        let weight_elements: usize = shapes.iter().map(|(n, k)| n * k).sum();
+        let copies = ROTATION.div_ceil(2 * weight_elements).max(2);
+        let qkv = bench.act(MOST_ROWS, qkv_width);
+        let scales = Some(bench.backend.load_vector(&vec![1.0; hidden]));
+        let inv_freq = bench.backend.load_vector(&vec![0.5; heads.dim / 2]);
+        let mut rounded = |width| bench.backend.new_rounded_act(rows, width, DType::Bf16);
+        let [normed, attended, gate_up, gated] = [hidden, mixed, 2 * inner, inner].map(&mut rounded);
+        Self {
+            heads,
+            weights: (0..copies).map(|_| shapes.map(|(n, k)| bench.matrix(n, k))).collect(),
+            weight_elements,
+            caches: bench.caches(heads, qkv, tokens, DType::Bf16),
+            norm: Norm { kind: NormKind::Rms, weight: scales, bias: None, eps: 1e-5 },
+            rope: Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 }),
+            attention: bench.attention(heads),
+            qkv,
+            normed,
+            attended,
+            gate_up,
+            gated,
+            // Products of zeros need less power, so that they are faster.
+            residual: bench.noisy_act(rows, hidden, DType::F32),
+            delta: bench.backend.new_act(rows, hidden),
+        }
+    }
+
+    /// The `i`th in a row.
+    fn run(&self, backend: &mut CudaBackend, i: usize) {
+        let Self { heads, norm, qkv, normed, attended, gate_up, gated, residual, delta, .. } = *self;
+        let [qkv_w, o, gate_up_w, down] = self.weights[i % self.weights.len()];
+        let cache = self.caches[i % self.caches.len()];
+        backend.add_norm(residual, delta, norm, normed);
+        backend.matmul(normed, qkv_w, None, Epilogue::Store, qkv);
+        backend.rope_and_cache(qkv, heads, self.rope, cache);
+        backend.attention(qkv, self.attention, cache, attended);
+        backend.matmul(attended, o, None, Epilogue::Store, delta);
+        backend.add_norm(residual, delta, norm, normed);
+        backend.matmul(normed, gate_up_w, None, Epilogue::Store, gate_up);
+        backend.gated(gate_up, Activation::Silu, gated);
+        backend.matmul(gated, down, None, Epilogue::Store, delta);
+    }
+}
 
 impl Bench {
-    /// A layer of a decode step, kernel after kernel as a model has them; the share is that of reading weights and cache once.
+    /// A layer of a decode step; the share is that of reading weights and cache once.
     pub(crate) fn decode_layer(&mut self, model: &Model) {
         const ROWS: usize = 256;
         const TOKENS: usize = 256 * ROWS;
-        let Model { hidden, heads, inner, .. } = *model;
-        let qkv_width = (heads.q + 2 * heads.kv) * heads.dim;
-        let shapes = [(qkv_width, hidden), (hidden, heads.q * heads.dim), (2 * inner, hidden), (hidden, inner)];
-        let weight_bytes: usize = shapes.iter().map(|(n, k)| n * k * 2).sum();
-        let copies = ROTATION.div_ceil(weight_bytes).max(2);
-        let weights: Vec<[Matrix; 4]> = (0..copies).map(|_| shapes.map(|(n, k)| self.matrix(n, k))).collect();
-        let qkv = self.act(MOST_ROWS, qkv_width);
-        let caches = self.caches(heads, qkv, TOKENS, DType::Bf16);
-        let scales = Some(self.backend.load_vector(&vec![1.0; hidden]));
-        let norm = Norm { kind: NormKind::Rms, weight: scales, bias: None, eps: 1e-5 };
-        let inv_freq = self.backend.load_vector(&vec![0.5; heads.dim / 2]);
-        let rope = Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 });
-        let attention = self.attention(heads);
-        let mut rounded = |rows, width| self.backend.new_rounded_act(rows, width, DType::Bf16);
-        let (normed, attended) = (rounded(ROWS, hidden), rounded(ROWS, heads.q * heads.dim));
-        let (gate_up, gated) = (rounded(ROWS, 2 * inner), rounded(ROWS, inner));
-        let (residual, delta) = (self.backend.new_act(ROWS, hidden), self.backend.new_act(ROWS, hidden));
+        let layer = Layer::new(self, model, ROWS, TOKENS);
+        let Heads { kv, dim, .. } = model.heads;
         let short = [1, 8, 16, 24, 32, 48, 64, 96, 128, ROWS].map(|rows| (rows, 256));
         for (rows, length) in short.into_iter().chain([8, 16, 32, 64].map(|rows| (rows, 1024))) {
             self.begin(&vec![(length - 1, 1); rows]);
-            let seconds = self.time(2 * LEADS, |backend, i| {
-                let ([qkv_w, o, gate_up_w, down], cache) = (weights[i % copies], caches[i % caches.len()]);
-                backend.add_norm(residual, delta, norm, normed);
-                backend.matmul(normed, qkv_w, None, Epilogue::Store, qkv);
-                backend.rope_and_cache(qkv, heads, rope, cache);
-                backend.attention(qkv, attention, cache, attended);
-                backend.matmul(attended, o, None, Epilogue::Store, delta);
-                backend.add_norm(residual, delta, norm, normed);
-                backend.matmul(normed, gate_up_w, None, Epilogue::Store, gate_up);
-                backend.gated(gate_up, Activation::Silu, gated);
-                backend.matmul(gated, down, None, Epilogue::Store, delta);
-            });
-            let bytes = (weight_bytes + rows * length * heads.kv * heads.dim * 4) as f64;
+            let seconds = self.time(2 * LEADS, |backend, i| layer.run(backend, i));
+            let bytes = (2 * layer.weight_elements + rows * length * kv * dim * 4) as f64;
             self.report(model.name, &format!("layer, {rows} rows of {length}"), seconds, Work { bytes, flops: 0.0 });
+        }
+    }
+
+    /// A layer of a step of one prompt; the share is that of its products and attention.
+    pub(crate) fn prefill_layer(&mut self, model: &Model) {
+        let layer = Layer::new(self, model, MOST_ROWS, MOST_ROWS);
+        for rows in [512, 1024, 2048, MOST_ROWS] {
+            self.begin(&[(0, rows)]);
+            let seconds = self.time(0, |backend, i| layer.run(backend, i));
+            let seen = rows * (rows + 1) / 2 * model.heads.q * model.heads.dim;
+            let flops = (2 * rows * layer.weight_elements + 4 * seen) as f64;
+            self.report(model.name, &format!("prefill layer, {rows} rows"), seconds, Work { bytes: 0.0, flops });
         }
     }
 }

@@ -56,7 +56,7 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 8] = [
+const PARTS: [(&str, Part); 9] = [
     ("products", Bench::products),
     ("decode", |bench, model| bench.decode(model, DType::Bf16)),
     ("decode-fp8", |bench, model| bench.decode(model, DType::E4m3)),
@@ -64,6 +64,7 @@ const PARTS: [(&str, Part); 8] = [
     ("prefill-fp8", |bench, model| bench.prefill(model, DType::E4m3)),
     ("rowwise", Bench::rowwise),
     ("layer", Bench::decode_layer),
+    ("prefill-layer", Bench::prefill_layer),
     ("many", Bench::many),
 ];
 type Part = fn(&mut Bench, &Model);
@@ -201,7 +202,11 @@ impl Bench {
 
     /// An activation of bf16 noise.
     fn act(&mut self, rows: usize, width: usize) -> Act {
-        let act = self.backend.new_rounded_act(rows, width, DType::Bf16);
+        self.noisy_act(rows, width, DType::Bf16)
+    }
+
+    fn noisy_act(&mut self, rows: usize, width: usize, dtype: DType) -> Act {
+        let act = self.backend.new_rounded_act(rows, width, dtype);
         // A step of all its rows, so that the buffer is written whole.
         self.begin(&[(0, rows)]);
         let noise = &self.noise;

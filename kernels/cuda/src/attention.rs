@@ -8,7 +8,9 @@ use super::batch::{Batch, Rows};
 use super::device::{Device, Name, Shape, args};
 use super::kv::Kv;
 use super::special::{HOPPER, LOWEST};
-use kernels::ops::{DType, KvShape};
+use super::step::{Cache, Op};
+use crate::CudaBackend;
+use kernels::ops::{self, Act, DType, KvLayer, KvShape, Vector};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
@@ -24,35 +26,86 @@ pub(crate) struct Attention {
 impl Attention {
     pub(crate) fn run(&mut self, device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
         let layer = Layer::new(qkv, params, batch, kv);
-        let (keys, values) = kv.pointers();
-        let tensors = Tensors { qkv, keys, values, cache: kv.shape.dtype, out };
+        let tensors = Tensors::new(qkv, kv, out);
         if !self.fast(device, tensors, layer, batch, kv) {
             plain(device, tensors, layer, batch);
         }
     }
 
-    /// The kernels for rows of 16-bit types, which between them do all rows; false where one of them cannot.
-    fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
-        let Tensors { qkv, out, cache, .. } = tensors;
-        let fits = device.context.arch >= LOWEST
-            && are_fast([qkv.dtype, cache], [layer.dim, layer.v_dim].map(|dim| dim as usize))
-            && out.dtype == qkv.dtype
-            && !kv.shape.shared
-            && kv.shape.block_size.is_multiple_of(16);
-        if !fits {
+    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is not to be had.
+    pub(crate) fn run_alone(
+        &mut self,
+        device: &mut Device,
+        (qkv, out): (View, View),
+        params: Params,
+        (batch, rows): (&mut Batch, &[u32]),
+        kv: &Kv,
+    ) -> bool {
+        let layer = Layer::new(qkv, params, batch, kv);
+        let tensors = Tensors::new(qkv, kv, out);
+        if !fits(device, tensors, layer, kv) || !attention_decode::fits(device, tensors, layer, rows.len()) {
             return false;
         }
+        let Some(alone) = batch.alone(device, rows) else { return false };
+        self.prepare(device);
+        let Some((scratch, _)) = &self.scratch else { return true };
+        attention_decode::run(device, scratch, tensors, layer, alone)
+    }
+
+    fn prepare(&mut self, device: &mut Device) {
         if self.scratch.is_none() {
             self.scratch = Scratch::new(device).zip(Counter::new(device));
         }
+    }
+
+    /// The kernels for rows of 16-bit types, which between them do all rows; false where one of them cannot.
+    fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
+        if !fits(device, tensors, layer, kv) {
+            return false;
+        }
+        self.prepare(device);
         let Some((scratch, counter)) = &self.scratch else { return true };
         if !batch.has(Rows::Several) {
             attention_prefill::wish(device, tensors, layer, Hopper::of(device, kv).as_ref());
         }
         (!batch.has(Rows::Several)
             || attention_prefill::run(device, counter, tensors, layer, Hopper::of(device, kv), batch))
-            && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch))
+            && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch.all()))
     }
+}
+
+impl CudaBackend {
+    /// Attention of all rows, or of some only.
+    pub(crate) fn attend(&mut self, only: Option<&[u32]>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
+        assert_ne!(qkv, out, "attention cannot overwrite its input");
+        self.settle_for(qkv, out);
+        let qkv = self.acts.view(qkv);
+        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let length = |vector: Vector| self.vectors[vector.0 as usize].len;
+        attention.check(attention.sinks.map(length), attention.alibi.map(length));
+        let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
+        let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
+        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
+        self.batch.turn_to(kv.table);
+        let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
+        let cache = Cache::new(kv, self.batch.first_entry(), scales);
+        self.collector.note(Op::Attention { qkv, attention, cache, out });
+        let batch = &mut self.batch;
+        if only.is_some_and(|rows| self.attention.run_alone(&mut self.device, (qkv, out), params, (batch, rows), kv)) {
+            return;
+        }
+        self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
+    }
+}
+
+/// Whether the fast kernels are for such a layer.
+fn fits(device: &Device, tensors: Tensors, layer: Layer, kv: &Kv) -> bool {
+    let Tensors { qkv, out, cache, .. } = tensors;
+    device.context.arch >= LOWEST
+        && are_fast([qkv.dtype, cache], [layer.dim, layer.v_dim].map(|dim| dim as usize))
+        && out.dtype == qkv.dtype
+        && !kv.shape.shared
+        && kv.shape.block_size.is_multiple_of(16)
 }
 
 /// Whether the fast kernels are for rows and a cache of these types, and heads of these widths.

@@ -1,7 +1,7 @@
 //! Launches `kernels/cuda/attention_decode.cu` for sequences with one row.
 
 use super::attention_layer::{Layer, Tensors, narrow};
-use super::batch::Batch;
+use super::batch::Sequences;
 use super::context::{Context, Memory};
 use super::device::{Device, Shape, args};
 use super::special::Special;
@@ -141,15 +141,31 @@ impl Plan {
     }
 }
 
+/// Whether so many sequences can be done here.
+pub(crate) fn fits(device: &Device, tensors: Tensors, layer: Layer, sequences: usize) -> bool {
+    let types = [tensors.qkv.dtype, tensors.cache];
+    Plan::new(&device.context, types, &layer, tensors.qkv.rows, sequences).is_some()
+}
+
 /// Queues attention of the sequences with one row, and zeros for rows of none; false if that cannot be here.
-pub(crate) fn run(device: &mut Device, scratch: &Scratch, tensors: Tensors, layer: Layer, batch: &Batch) -> bool {
+pub(crate) fn run(
+    device: &mut Device,
+    scratch: &Scratch,
+    tensors: Tensors,
+    layer: Layer,
+    sequences: Sequences,
+) -> bool {
     let types = [tensors.qkv.dtype, tensors.cache];
     let Tensors { qkv, keys, values, out, .. } = tensors;
-    let Some(plan) = Plan::new(&device.context, types, &layer, qkv.rows, batch.sequences()) else {
+    let Sequences { pointers, count, is_new } = sequences;
+    let Some(plan) = Plan::new(&device.context, types, &layer, qkv.rows, count) else {
         return false;
     };
     let Plan { special, shape, shares } = plan;
-    let arguments = args![out.ptr, qkv.ptr, keys, values, scratch.0.ptr, batch.pointers, layer, shares];
+    let arguments = args![out.ptr, qkv.ptr, keys, values, scratch.0.ptr, pointers, layer, shares];
+    if is_new {
+        return device.launch_special_in_order(special, shape, arguments);
+    }
     device.launch_special(special, shape, arguments)
 }
 

@@ -81,6 +81,13 @@ pub(crate) struct Tensors {
     pub(crate) out: View,
 }
 
+impl Tensors {
+    pub(crate) fn new(qkv: View, kv: &Kv, out: View) -> Self {
+        let (keys, values) = kv.pointers();
+        Self { qkv, keys, values, cache: kv.shape.dtype, out }
+    }
+}
+
 /// What the fast kernels are told of a cache of another type than rows have.
 pub(crate) fn narrow(cache: DType) -> &'static [(&'static str, usize)] {
     if cache == DType::E4m3 { &[("NARROW", 1)] } else { &[] }

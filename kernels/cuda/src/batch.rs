@@ -7,6 +7,8 @@ use super::device::{Device, Name, Shape, args};
 use super::upload::Upload;
 use kernels::ops::{self, KvShape};
 
+/// Rows a sequence, on average, up to which [`Batch::alone`] pays.
+const ALONE: usize = 2;
 /// Row of no sequence.
 const NOBODY: u32 = u32::MAX;
 /// Numbers in `counts`.
@@ -62,6 +64,15 @@ struct Capacity {
     blocks: usize,
 }
 
+/// Sequences as attention's kernels are told of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Sequences {
+    pub(crate) pointers: Pointers,
+    pub(crate) count: usize,
+    /// The kernel before has written this: what reads it may not start early.
+    pub(crate) is_new: bool,
+}
+
 /// How many rows a sequence has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rows {
@@ -82,6 +93,9 @@ pub(crate) struct Batch {
     /// What `selection` holds in this step, and where.
     selected: Vec<u32>,
     selected_at: CUdeviceptr,
+    /// Rows as sequences of their own, and for how many there is room.
+    alone: Option<Memory>,
+    alone_rows: usize,
     capacity: Capacity,
     /// Where it is put; `first_block` is the list of the table turned to.
     pub(crate) pointers: Pointers,
@@ -120,6 +134,40 @@ impl Batch {
         self.lengths.len()
     }
 
+    /// All of the step's.
+    pub(crate) fn all(&self) -> Sequences {
+        Sequences { pointers: self.pointers, count: self.sequences(), is_new: false }
+    }
+
+    /// Some rows, each as a sequence of its own with one row; none where these are hardly fewer, or all are that already.
+    pub(crate) fn alone(&mut self, device: &mut Device, rows: &[u32]) -> Option<Sequences> {
+        if !self.has(Rows::Several) || rows.is_empty() || rows.len() > ALONE * self.sequences() {
+            return None;
+        }
+        let selected = self.select(device, rows);
+        self.reserve_alone(device, rows.len());
+        let base = self.alone.as_ref()?.ptr;
+        let list = |index: usize| base + (index * self.alone_rows * size_of::<u32>()) as u64;
+        let [first_row, num_rows, start, first_block] = [0, 1, 2, 3].map(list);
+        let pointers = Pointers { first_row, num_rows, start, first_block, ..self.pointers };
+        let count = rows.len() as u32;
+        device.launch(
+            Name::of("rows_alone", &[]),
+            Shape::elements(rows.len()),
+            args![selected, self.pointers, pointers, count],
+        );
+        Some(Sequences { pointers, count: rows.len(), is_new: true })
+    }
+
+    fn reserve_alone(&mut self, device: &mut Device, rows: usize) {
+        const LISTS: usize = 4;
+        if self.alone.is_none() || self.alone_rows < rows {
+            self.alone_rows = room_for(rows);
+            self.alone = None;
+            self.alone = device.allocate(LISTS * self.alone_rows * size_of::<u32>(), "rows of a step alone");
+        }
+    }
+
     /// Whether some sequence has one row, or several.
     pub(crate) fn has(&self, rows: Rows) -> bool {
         self.lengths.iter().any(|length| match rows {
@@ -140,6 +188,7 @@ impl Batch {
         self.reserve(device, Capacity { rows, sequences, tables: 1, blocks: sequences * BLOCKS });
         // A row of each sequence has logits.
         self.selection.reserve(device, room_for(sequences));
+        self.reserve_alone(device, ALONE * sequences);
     }
 
     /// Chunks of at most `size` rows of all sequences.

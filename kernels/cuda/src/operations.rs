@@ -1,7 +1,6 @@
 //! What the GPU does for each operation of [`Backend`]: handles become addresses here, and the launchers do the rest.
 
 use crate::CudaBackend;
-use crate::attention_layer::Params;
 use crate::device::{Name, Shape, args};
 use crate::groups::Group;
 use crate::head_norms::{HeadNorm, Waiting};
@@ -269,20 +268,11 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        assert_ne!(qkv, out, "attention cannot overwrite its input");
-        self.settle_for(qkv, out);
-        let qkv = self.acts.view(qkv);
-        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
-        let length = |vector: Vector| self.vectors[vector.0 as usize].len;
-        attention.check(attention.sinks.map(length), attention.alibi.map(length));
-        let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
-        let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
-        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
-        self.batch.turn_to(kv.table);
-        let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
-        let cache = Cache::new(kv, self.batch.first_entry(), scales);
-        self.collector.note(Op::Attention { qkv, attention, cache, out });
-        self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
+        self.attend(None, qkv, attention, kv, out);
+    }
+
+    fn attention_of(&mut self, rows: RowSelection<'_>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
+        self.attend(Some(rows.rows), qkv, attention, kv, out);
     }
 
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {

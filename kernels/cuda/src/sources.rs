@@ -56,6 +56,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "ranks"
     "rope_and_cache"
     "route"
+    "rows_alone"
     "scale"
     "selective_scan"
     "soft_cap"

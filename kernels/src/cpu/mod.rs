@@ -110,6 +110,22 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
+
+    /// Attention of all rows, or of some only.
+    fn attend(&mut self, only: Option<&[u32]>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
+        assert_ne!(qkv, out, "attention cannot overwrite its input");
+        let qkv = self.acts.view(qkv);
+        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let params = attention::Params {
+            layer: ops::Attention { scale: attention.scale * kv.scales.key, ..attention },
+            value_scale: kv.scales.value,
+            sinks: lookup(&self.vectors, attention.sinks),
+            alibi: lookup(&self.vectors, attention.alibi),
+        };
+        let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
+        let call = attention::Call { qkv, params, batch: &self.batch, only, kv, table, out };
+        attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
+    }
 }
 
 /// The handle of the element just pushed.
@@ -328,18 +344,11 @@ impl Backend for CpuBackend {
     }
 
     fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        assert_ne!(qkv, out, "attention cannot overwrite its input");
-        let qkv = self.acts.view(qkv);
-        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
-        let params = attention::Params {
-            layer: ops::Attention { scale: attention.scale * kv.scales.key, ..attention },
-            value_scale: kv.scales.value,
-            sinks: lookup(&self.vectors, attention.sinks),
-            alibi: lookup(&self.vectors, attention.alibi),
-        };
-        let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
-        let call = attention::Call { qkv, params, batch: &self.batch, kv, table, out };
-        attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
+        self.attend(None, qkv, attention, kv, out);
+    }
+
+    fn attention_of(&mut self, rows: RowSelection<'_>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
+        self.attend(Some(rows.rows), qkv, attention, kv, out);
     }
 
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {

@@ -1,7 +1,9 @@
 //! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention does on the side.
 
 use super::{Random, backends, check, check_relative, filled_in, poisoned};
-use kernels::ops::{Attention, Backend, Batch, DType, Heads, KvLayer, KvScales, KvShape, Rope, RopeStyle, Sequence};
+use kernels::ops::{
+    Attention, Backend, Batch, DType, Heads, KvLayer, KvScales, KvShape, Rope, RopeStyle, RowSelection, Sequence,
+};
 
 /// A cache with sequences in it, and what was written there.
 pub struct World {
@@ -205,16 +207,34 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
             format!("{} {heads:?} blocks of {block_size} {dtype:?} {acts:?} {parts:?} {extras:?}", backend.describe());
         let got = backend.read(out);
         assert!(got.iter().all(|x| x.is_finite()), "{what}: not finite");
-        let mut first_row = 0;
-        let mut wanted = wanted.iter();
-        for part in parts {
-            for ((step, head), want) in samples(part, heads).zip(wanted.by_ref()) {
-                let at = (first_row + step) * heads.q * heads.v_dim + head * heads.v_dim;
-                let allowed = |index: usize| tolerance(dtype, acts) * want[index].abs().max(1.0);
-                check(&what, &got[at..at + heads.v_dim], want, allowed);
-            }
-            first_row += part.rows;
+        check_rows(&what, got, case, &wanted, |_, _| true);
+        // The last row of each part, as where only these go on to logits.
+        let ends = parts.iter().scan(0, |end, part| {
+            *end += part.rows;
+            Some(*end)
+        });
+        let last: Vec<u32> = ends.map(|end| end as u32 - 1).collect();
+        backend.host_mut(out).fill(f32::NAN);
+        backend.attention_of(RowSelection { rows: &last }, qkv, layer, world.kv, out);
+        let what = format!("the last rows alone, {what}");
+        check_rows(&what, backend.read(out), case, &wanted, |part, step| step + 1 == part.rows);
+    }
+}
+
+/// Compares samples of a step, those of the rows that are looked at, with their references.
+fn check_rows(what: &str, got: &[f32], case: &Case<'_>, wanted: &[Vec<f64>], looked_at: impl Fn(&Part, usize) -> bool) {
+    let Case { heads, dtype, acts, parts, .. } = *case;
+    let mut first_row = 0;
+    let mut wanted = wanted.iter();
+    for part in parts {
+        for ((step, head), want) in
+            samples(part, heads).zip(wanted.by_ref()).filter(|((step, _), _)| looked_at(part, *step))
+        {
+            let at = (first_row + step) * heads.q * heads.v_dim + head * heads.v_dim;
+            let allowed = |index: usize| tolerance(dtype, acts) * want[index].abs().max(1.0);
+            check(what, &got[at..at + heads.v_dim], want, allowed);
         }
+        first_row += part.rows;
     }
 }
 

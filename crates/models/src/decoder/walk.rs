@@ -142,10 +142,10 @@ impl Decoder {
     fn mix(&mut self, index: usize, step: &mut Step<'_, '_>, narrow: bool) {
         let Self { backend, network, acts, .. } = self;
         let layer = &network.layers[index];
-        let all = layer.mixer.recall(&mut **backend);
-        let mixed = match acts.picked_mixed.filter(|_| narrow) {
-            Some(picked) => {
-                let selection = RowSelection { rows: step.logit_rows };
+        let only = narrow.then_some(RowSelection { rows: step.logit_rows });
+        let all = layer.mixer.recall(only, &mut **backend);
+        let mixed = match acts.picked_mixed.zip(only) {
+            Some((picked, selection)) => {
                 backend.gather(all, selection, picked);
                 backend.gather(step.x, selection, acts.picked);
                 step.x = acts.picked;

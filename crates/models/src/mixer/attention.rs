@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kernels::ops::{
-    Act, Activation, Attention, Backend, Cols, Epilogue, HeadColumns, Heads, KvLayer, Norm, Rope, Vector,
+    Act, Activation, Attention, Backend, Cols, Epilogue, HeadColumns, Heads, KvLayer, Norm, Rope, RowSelection, Vector,
 };
 use model_spec::{AttentionSpec, Position, QkNorm};
 
@@ -91,8 +91,11 @@ impl Mixer for AttentionMixer {
         Ok(())
     }
 
-    fn recall(&self, backend: &mut dyn Backend) -> Act {
-        backend.attention(self.projected, self.attention, self.kv(), self.attended);
+    fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
+        match only {
+            Some(rows) => backend.attention_of(rows, self.projected, self.attention, self.kv(), self.attended),
+            None => backend.attention(self.projected, self.attention, self.kv(), self.attended),
+        }
         if let Some((_, gate)) = self.gate {
             backend.gate(self.attended, Cols { act: gate, first: 0 }, Activation::Sigmoid);
         }

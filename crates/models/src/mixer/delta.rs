@@ -61,7 +61,7 @@ impl Mixer for DeltaMixer {
         Ok(())
     }
 
-    fn recall(&self, backend: &mut dyn kernels::ops::Backend) -> Act {
+    fn recall(&self, _: Option<kernels::ops::RowSelection<'_>>, backend: &mut dyn kernels::ops::Backend) -> Act {
         let Buffers { projected, mixed, .. } = self.buffers;
         backend.head_norm(mixed, 0, self.rule.value_heads, self.rule.value_dim, self.norm);
         backend.gate(mixed, Cols { act: projected, first: self.conv.channels }, Activation::Silu);

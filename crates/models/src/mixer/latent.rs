@@ -4,7 +4,9 @@
 //! and what they gather is brought back by the values' part of the projection (the absorbed form of arXiv 2405.04434). A key is
 //! `[rope | latent]`, its value its latent part; that is all the cache holds, and every rank holds the same.
 
-use kernels::ops::{Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixGroup, Norm, Rope};
+use kernels::ops::{
+    Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixGroup, Norm, Rope, RowSelection,
+};
 use model_spec::{LatentSpec, Position};
 
 use super::{Kept, Mixer, Run};
@@ -108,10 +110,13 @@ impl Mixer for LatentMixer {
         Ok(())
     }
 
-    fn recall(&self, backend: &mut dyn Backend) -> Act {
+    fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
         let Buffers { qk, attended, restored, .. } = self.buffers;
         let rank = self.attention.heads.v_dim;
-        backend.attention(qk, self.attention, self.kv(), attended);
+        match only {
+            Some(rows) => backend.attention_of(rows, qk, self.attention, self.kv(), attended),
+            None => backend.attention(qk, self.attention, self.kv(), attended),
+        }
         let (from, to) = (HeadColumns { first: 0, stride: rank }, HeadColumns { first: 0, stride: self.v_head_dim });
         backend.head_matmul(attended, from, self.restore, restored, to);
         restored

@@ -71,7 +71,7 @@ impl Mixer for MambaMixer {
         Ok(())
     }
 
-    fn recall(&self, _: &mut dyn kernels::ops::Backend) -> Act {
+    fn recall(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
         self.buffers.mixed
     }
 }

@@ -54,7 +54,7 @@ impl Mixer for Mamba2Mixer {
         Ok(())
     }
 
-    fn recall(&self, _: &mut dyn kernels::ops::Backend) -> Act {
+    fn recall(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
         self.mixed
     }
 }

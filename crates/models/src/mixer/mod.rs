@@ -11,7 +11,7 @@ mod mamba;
 mod mamba2;
 mod recurrent;
 
-use kernels::ops::{Act, Backend, KvLayer, State};
+use kernels::ops::{Act, Backend, KvLayer, RowSelection, State};
 use model_spec::MixerSpec;
 
 use crate::builder::{Builder, Linear};
@@ -33,8 +33,8 @@ pub(crate) trait Mixer: Send {
     /// Takes a step's rows `[rows, hidden]` and puts down what later tokens need of them.
     fn remember(&self, input: Act, step: &mut Run<'_>) -> Result<(), ForwardError>;
 
-    /// Mixes the rows just remembered: `[rows, width]`.
-    fn recall(&self, backend: &mut dyn Backend) -> Act;
+    /// Mixes the rows just remembered: `[rows, width]`. Where only some of them are looked at, the others may be anything.
+    fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act;
 }
 
 /// Memory for what [`Mixer::keeps`] named.

@@ -16,13 +16,17 @@ const SHARED_BESIDE_CACHE: i32 = 28;
 impl Device {
     /// Queues a kernel. `arguments` are what its signature says, from [`args`].
     pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
-        let Shape { grid, block, shared } = shape;
-        if grid.contains(&0) || self.fault.is_some() {
+        if shape.grid.contains(&0) || self.fault.is_some() {
             return;
         }
         let Some(function) = self.function(name) else { return };
+        self.queue_in_order(function, &name.symbol(), shape, arguments);
+    }
+
+    fn queue_in_order(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
+        let Shape { grid, block, shared } = shape;
         self.queue(
-            || format!("{} {shape}", name.symbol()),
+            || format!("{name} {shape}"),
             // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes.
             |context| unsafe {
                 let grid = (grid[0] as u32, grid[1] as u32, 1);
@@ -38,6 +42,21 @@ impl Device {
         }
         let Some(function) = self.special(special, shape.shared) else { return false };
         self.queue_early(function, special.file, shape, arguments);
+        true
+    }
+
+    /// The same, to start when all before it is done.
+    pub(crate) fn launch_special_in_order(
+        &mut self,
+        special: Special,
+        shape: Shape,
+        arguments: &mut [*mut c_void],
+    ) -> bool {
+        if shape.grid.contains(&0) || self.fault.is_some() {
+            return true;
+        }
+        let Some(function) = self.special(special, shape.shared) else { return false };
+        self.queue_in_order(function, special.file, shape, arguments);
         true
     }
 

@@ -43,6 +43,8 @@ pub(crate) struct Call<'a> {
     pub(crate) qkv: View,
     pub(crate) params: Params<'a>,
     pub(crate) batch: &'a Batch,
+    /// The rows that are wanted, if not all.
+    pub(crate) only: Option<&'a [u32]>,
     pub(crate) kv: &'a Kv,
     pub(crate) table: u32,
     pub(crate) out: View,
@@ -69,7 +71,7 @@ struct QueryTile {
     first_piece: usize,
 }
 
-/// See [`crate::ops::Backend::attention`].
+/// See [`crate::ops::Backend::attention`] and [`crate::ops::Backend::attention_of`].
 pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: Call<'_>) {
     call.check();
     let heads = call.params.layer.heads;
@@ -137,14 +139,24 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
 fn plan(tiles: &mut Vec<QueryTile>, call: Call<'_>, rows: usize) -> usize {
     tiles.clear();
     let mut pieces = 0;
+    let mut add = |sequence: &Sequence, row: usize, rows: usize| {
+        for kv_head in 0..call.params.layer.heads.kv {
+            let tile = QueryTile { sequence: *sequence, kv_head, row, rows, first_piece: pieces };
+            pieces += call.spans(&tile).len();
+            tiles.push(tile);
+        }
+    };
+    if let Some(only) = call.only {
+        for row in only.iter().map(|row| *row as usize) {
+            if let Some(sequence) = call.batch.owner(row) {
+                add(sequence, row - sequence.first_row, 1);
+            }
+        }
+        return pieces;
+    }
     for sequence in &call.batch.sequences {
         for row in (0..sequence.num_rows).step_by(rows) {
-            for kv_head in 0..call.params.layer.heads.kv {
-                let rows = rows.min(sequence.num_rows - row);
-                let tile = QueryTile { sequence: *sequence, kv_head, row, rows, first_piece: pieces };
-                pieces += call.spans(&tile).len();
-                tiles.push(tile);
-            }
+            add(sequence, row, rows.min(sequence.num_rows - row));
         }
     }
     pieces

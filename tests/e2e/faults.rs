@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use e2e_tests::{Client, Server, descendants, faults, max_workers, root, zoo};
+use e2e_tests::{Client, Needs, Server, descendants, faults, is_on_gpu, lacks, max_workers, root, zoo};
 use futures::future::join_all;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -47,8 +47,7 @@ async fn a_worker_is_tried_until_what_it_lacks_is_back() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
-    if !on_gpu() {
-        println!("skipped: QUIRE_TEST_DEVICE is not cuda");
+    if lacks(Needs::Gpu) {
         return Ok(());
     }
     for ranks in 1..=max_workers().min(2) {
@@ -77,8 +76,7 @@ async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
 /// No GPU is needed for this: the driver is a pretended one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_driver_that_is_lost_is_told_and_waited_for() -> anyhow::Result<()> {
-    if on_gpu() {
-        println!("skipped: the libraries of the GPU's driver come first");
+    if lacks(Needs::PretendedGpus) {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -98,8 +96,7 @@ async fn a_driver_that_is_lost_is_told_and_waited_for() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ranks_that_cannot_meet_end_the_start_with_the_cause() -> anyhow::Result<()> {
-    if on_gpu() {
-        println!("skipped: the libraries of the GPU's driver come first");
+    if lacks(Needs::PretendedGpus) {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -116,12 +113,32 @@ async fn ranks_that_cannot_meet_end_the_start_with_the_cause() -> anyhow::Result
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_the_gpu_has_no_kernels_for_is_refused_before_it_is_loaded() -> anyhow::Result<()> {
+    if lacks(Needs::PretendedGpus) {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (environment, _) = pretended(folder.path())?;
+    let model = folder.path().join("model");
+    copy(&default_model(), &model)?;
+    let mut config: Value = serde_json::from_slice(&fs::read(model.join("config.json"))?)?;
+    config["head_dim"] = json!(640);
+    fs::write(model.join("config.json"), config.to_string())?;
+    let flags = [PRETENDED, &["--load-format", "dummy"]].concat();
+    let refused = start_with(&model, &flags, &environment).await.err().context("must be refused")?.to_string();
+    let last = refused.trim().lines().last().unwrap_or_default();
+    for words in ["error: ", "v_head_dim = 640", "computes up to 512", "--device cpu"] {
+        ensure!(last.contains(words), "{words:?}: {refused}");
+    }
+    Ok(())
+}
+
 /// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for those that they need; steps are
 /// recorded, and done as one kernel, once what that takes is compiled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<()> {
-    if on_gpu() {
-        println!("skipped: the libraries of the GPU's driver come first");
+    if lacks(Needs::PretendedGpus) {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -172,8 +189,7 @@ fn pretended(folder: &Path) -> anyhow::Result<([(&'static str, String); 4], Path
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_another_process_holds_is_waited_for() -> anyhow::Result<()> {
-    if !on_gpu() {
-        println!("skipped: QUIRE_TEST_DEVICE is not cuda");
+    if lacks(Needs::Gpu) {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -194,9 +210,9 @@ async fn memory_that_another_process_holds_is_waited_for() -> anyhow::Result<()>
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_without_enough_gpus_is_refused_in_one_line() -> anyhow::Result<()> {
     // Servers of a run on GPUs are told so anyway.
-    let device: &[&str] = if on_gpu() { &[] } else { &["--device", "cuda"] };
+    let device: &[&str] = if is_on_gpu() { &[] } else { &["--device", "cuda"] };
     refused(device, "", "--device cuda: ").await?;
-    if on_gpu() {
+    if is_on_gpu() {
         refused(&["--tensor-parallel-size", "2"], "0", "--tensor-parallel-size 2 needs 2 GPUs").await?;
     }
     Ok(())
@@ -209,10 +225,6 @@ async fn refused(flags: &[&str], visible: &str, want: &str) -> anyhow::Result<()
     let last = log.lines().last().unwrap_or_default();
     ensure!(!status.success() && last.starts_with("error: ") && last.contains(want), "{status}: {log}");
     Ok(())
-}
-
-fn on_gpu() -> bool {
-    std::env::var("QUIRE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
 fn default_model() -> PathBuf {

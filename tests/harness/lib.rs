@@ -2,13 +2,15 @@
 
 mod client;
 pub mod faults;
+mod gpu;
 mod processes;
 mod server;
 pub mod zoo;
 
 pub use client::{Ask, Client, Said, Stream};
+pub use gpu::{Needs, is_on_gpu, lacks, max_workers};
 pub use processes::{Pid, cpu_ticks, descendants, resident_bytes};
-pub use server::{Server, max_workers, quire_binary};
+pub use server::{Server, quire_binary};
 
 use std::path::{Path, PathBuf};
 

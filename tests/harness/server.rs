@@ -13,15 +13,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::Client;
+use crate::{
+    Client,
+    gpu::{device, is_on_gpu},
+};
 
 /// How long a server may take to be ready; debug builds on busy machines are slow.
 const READY: Duration = Duration::from_secs(120);
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(40);
 
-/// What servers of tests compute on: a `--device`.
-const DEVICE: &str = "QUIRE_TEST_DEVICE";
 /// Memory for past tokens on a GPU, where several tests may run at the same time, unless a test says otherwise.
 const GPU_CACHE: [&str; 2] = ["--kv-cache-memory-bytes", "512M"];
 
@@ -35,23 +36,6 @@ pub struct Server {
     /// Where it listens.
     pub port: u16,
     dir: TempDir,
-}
-
-fn device() -> Option<String> {
-    std::env::var(DEVICE).ok()
-}
-
-/// Whether servers compute on a GPU.
-fn is_on_gpu() -> bool {
-    device().is_some_and(|device| device == "cuda")
-}
-
-/// Most workers of a group: each takes a GPU, of which `QUIRE_TEST_GPUS` says how many there are; on processors two are enough.
-pub fn max_workers() -> usize {
-    match is_on_gpu() {
-        true => std::env::var("QUIRE_TEST_GPUS").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
-        false => 2,
-    }
 }
 
 /// The program under test: `QUIRE_BIN`, or what `cargo build -p quire` made.

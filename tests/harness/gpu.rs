@@ -1,0 +1,39 @@
+//! Which of a machine's devices a run of tests is for: `QUIRE_TEST_DEVICE` says it, and `QUIRE_TEST_GPUS` how many GPUs there are.
+
+/// What servers of tests compute on: a `--device`, if the run says one.
+pub(crate) fn device() -> Option<String> {
+    std::env::var("QUIRE_TEST_DEVICE").ok()
+}
+
+/// Whether servers compute on a GPU.
+pub fn is_on_gpu() -> bool {
+    device().is_some_and(|device| device == "cuda")
+}
+
+/// What a test needs.
+#[derive(Clone, Copy, Debug)]
+pub enum Needs {
+    /// A GPU.
+    Gpu,
+    /// That pretended GPUs are the only ones: the libraries of a real one's driver would come first.
+    PretendedGpus,
+}
+
+/// Whether this run lacks what a test needs, and says so: the test is then to be left.
+pub fn lacks(needs: Needs) -> bool {
+    let reason = match (needs, is_on_gpu()) {
+        (Needs::Gpu, true) | (Needs::PretendedGpus, false) => return false,
+        (Needs::Gpu, false) => "QUIRE_TEST_DEVICE is not cuda",
+        (Needs::PretendedGpus, true) => "the libraries of the GPU's driver come first",
+    };
+    println!("skipped: {reason}");
+    true
+}
+
+/// Most workers of a group: each takes a GPU; on processors two are enough.
+pub fn max_workers() -> usize {
+    match is_on_gpu() {
+        true => std::env::var("QUIRE_TEST_GPUS").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
+        false => 2,
+    }
+}

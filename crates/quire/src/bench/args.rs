@@ -103,7 +103,7 @@ pub struct ServerArgs {
     #[arg(long, value_enum, default_value_t = Backend::Openai, alias = "endpoint-type")]
     pub backend: Backend,
     /// The server's address; instead of --host and --port
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["host", "port"])]
     pub base_url: Option<String>,
     /// The server's host
     #[arg(long, default_value = "127.0.0.1")]
@@ -211,10 +211,10 @@ pub struct ReportArgs {
     #[arg(long, requires = "save_result")]
     pub save_detailed: bool,
     /// Folder of that file
-    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    #[arg(long, value_name = "FOLDER", default_value = ".", requires = "save_result")]
     pub result_dir: PathBuf,
     /// Name of that file [default: made of backend, rate, model and time]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "save_result")]
     pub result_filename: Option<PathBuf>,
     /// Show no progress bar
     #[arg(long)]

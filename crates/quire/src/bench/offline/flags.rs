@@ -24,6 +24,9 @@ pub(super) enum Bench {
     Cases(CasesArgs),
 }
 
+/// What a profile has no use for.
+const NOT_PROFILED: [&str; 5] = ["output_len", "num_iters", "num_iters_warmup", "temperature", "output_json"];
+
 /// Flags of `quire bench latency`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct LatencyArgs {
@@ -34,7 +37,7 @@ pub(super) struct LatencyArgs {
     #[arg(long, default_value = "128")]
     pub output_len: Lengths,
     /// Prompts at the same time
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = at_least_one)]
     pub batch_size: usize,
     /// Rounds before those that count
     #[arg(long, default_value_t = 10)]
@@ -43,10 +46,10 @@ pub(super) struct LatencyArgs {
     #[arg(long, default_value_t = 30, value_parser = at_least_one)]
     pub num_iters: usize,
     /// Temperature of the draws; 0: greedy
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     pub temperature: f32,
     /// Instead, write to this JSON file where the time of a decode step and of the prefill goes on the device, kernel by kernel
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = NOT_PROFILED)]
     pub profile: Option<PathBuf>,
     /// Write the figures to this JSON file
     #[arg(long, value_name = "FILE")]
@@ -63,13 +66,13 @@ pub(super) struct ThroughputArgs {
     #[arg(long, default_value = "128", alias = "random-output-len")]
     pub output_len: Lengths,
     /// Prompts, all there from the beginning
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 1000, value_parser = at_least_one)]
     pub num_prompts: usize,
     /// Prompts of the same kind that run before, and do not count
     #[arg(long, default_value_t = 0)]
     pub num_warmups: usize,
     /// Temperature of the draws; 0: greedy
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     pub temperature: f32,
     /// Write the figures to this JSON file
     #[arg(long, value_name = "FILE")]
@@ -97,7 +100,7 @@ pub(super) struct CasesArgs {
     #[arg(long, value_name = "FILE", required = true)]
     pub cases: PathBuf,
     /// Temperature of the draws; 0: greedy
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = temperature)]
     pub temperature: f32,
     /// Append a JSON line for each case to this file, as soon as it is over
     #[arg(long, value_name = "FILE")]
@@ -124,6 +127,11 @@ impl FromStr for Lengths {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "expected a number above 0".to_owned())
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let fine = |number: &f32| number.is_finite() && *number >= 0.0;
+    text.parse().ok().filter(fine).ok_or_else(|| "expected 0 or a number above it".to_owned())
 }
 
 /// Reads the words after a benchmark's name; `None` when they asked for help, which was given.
@@ -216,8 +224,19 @@ mod tests {
 
     #[test]
     fn what_nobody_knows_is_refused() {
-        for line in ["--batch-sise 3", "--num-iters 0", "--input-len 0", "--batch-size"] {
+        for line in
+            ["--batch-sise 3", "--num-iters 0", "--input-len 0", "--batch-size", "--batch-size 0", "--temperature -1"]
+        {
             assert!(parsed(What::Latency, line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_profile_refuses_what_it_has_no_use_for() {
+        assert!(parsed(What::Latency, "--profile f --batch-size 3 --input-len 9").is_ok());
+        for flag in ["--num-iters 3", "--num-iters-warmup 3", "--output-len 4", "--temperature 0", "--output-json g"] {
+            let error = parsed(What::Latency, &format!("--profile f {flag}")).err().expect(flag).to_string();
+            assert!(error.contains("--profile") && error.contains(flag.split(' ').next().unwrap()), "{error}");
         }
     }
 }

@@ -44,11 +44,11 @@ pub struct Args {
     pub max_model_len: Option<u32>,
 
     /// Sequences that run at the same time at most
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub max_num_seqs: u32,
 
     /// Tokens in one step at most [default: 2048, or --max-num-seqs where that is more]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub max_num_batched_tokens: Option<u32>,
 
     /// Longest prefill chunk while others decode; 0: chosen by the scheduler

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use anyhow::bail;
 
-use super::flags::Settings;
+use super::flags::{Settings, Value};
 
 /// Checks what was asked for, by itself and against the model.
 pub(super) fn check(settings: &Settings, model: &Path) -> anyhow::Result<()> {
     check_length(settings, model)?;
-    check_step(settings)
+    check_step(settings)?;
+    check_recordings(settings)
 }
 
 /// A length is one that the model can do.
@@ -39,6 +40,18 @@ fn check_step(settings: &Settings) -> anyhow::Result<()> {
     }
 }
 
+/// What is said of recorded steps concerns somebody.
+fn check_recordings(settings: &Settings) -> anyhow::Result<()> {
+    let asks = |name: &&str| settings.get(name).is_some_and(|value| *value != Value::Bool(false));
+    let of_recordings = ["single-kernel-decode", "cudagraph-capture-sizes", "max-cudagraph-capture-size"];
+    match of_recordings.iter().find(|name| asks(name)).filter(|_| asks(&"enforce-eager")) {
+        Some(name) => {
+            bail!("--{name} is about recorded steps, and --enforce-eager records none; leave one of them out")
+        }
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::flags::parse;
@@ -58,5 +71,20 @@ mod tests {
         {
             assert_eq!(step(fine), Ok(()), "{fine}");
         }
+    }
+
+    #[test]
+    fn what_is_recorded_is_not_said_where_nothing_is() {
+        let recordings = |line: &str| {
+            let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+            check_recordings(&parse(&words).unwrap()).map_err(|error| error.to_string())
+        };
+        for name in ["--single-kernel-decode", "--cudagraph-capture-sizes 4", "--max-cudagraph-capture-size 8"] {
+            let error = recordings(&format!("--enforce-eager {name}")).unwrap_err();
+            let flag = name.split(' ').next().unwrap();
+            assert!(error.starts_with(flag) && error.contains("--enforce-eager"), "{error}");
+            assert_eq!(recordings(name), Ok(()));
+        }
+        assert_eq!(recordings("--enforce-eager --no-single-kernel-decode"), Ok(()));
     }
 }

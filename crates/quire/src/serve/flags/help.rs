@@ -50,12 +50,12 @@ fn placeholder(kind: Kind) -> &'static str {
     match kind {
         Kind::Switch | Kind::Toggle => "",
         Kind::Text | Kind::Choice(_) => " VALUE",
-        Kind::Count { .. } | Kind::Fraction => " N",
-        Kind::Size | Kind::MaxLen => " SIZE",
+        Kind::Count { .. } | Kind::Fraction | Kind::Share => " N",
+        Kind::Size { .. } | Kind::MaxLen => " SIZE",
         Kind::Seconds => " SECONDS",
         Kind::Json => " JSON",
         Kind::List => " VALUE...",
-        Kind::Counts => " N...",
+        Kind::Counts { .. } => " N...",
     }
 }
 

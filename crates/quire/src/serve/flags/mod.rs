@@ -99,23 +99,29 @@ mod tests {
 
     use super::*;
 
-    /// A value that parses, for a flag of that kind.
-    fn sample(kind: Kind) -> Value {
-        let text = |text: &str| Value::Text(text.to_owned());
+    /// Values that parse, for a flag of that kind: the first and the last of those in order.
+    fn samples(kind: Kind) -> Vec<Value> {
+        let texts = |texts: &[&str]| texts.iter().map(|text| Value::Text((*text).to_owned())).collect();
+        let many = |texts: [String; 2]| vec![Value::Many(texts.to_vec())];
         match kind {
-            Kind::Switch | Kind::Toggle => Value::Bool(true),
-            Kind::List => Value::Many(vec!["a".to_owned(), "b".to_owned()]),
-            Kind::Counts => Value::Many(vec!["1".to_owned(), "2".to_owned()]),
-            Kind::Choice(choices) => text(choices[0]),
-            Kind::Json => text("{}"),
-            Kind::Fraction => text("0.5"),
-            Kind::Text | Kind::Count { .. } | Kind::Size | Kind::MaxLen | Kind::Seconds => text("1"),
+            Kind::Switch | Kind::Toggle => vec![Value::Bool(true), Value::Bool(false)],
+            Kind::List => many(["a", "b"].map(str::to_owned)),
+            Kind::Counts { most } => many([1, most].map(|number| number.to_string())),
+            Kind::Choice(choices) => texts(choices),
+            Kind::Json => texts(&["{}"]),
+            Kind::Fraction => texts(&["0", "1"]),
+            Kind::Share => texts(&["0.000001", "1"]),
+            Kind::Count { least, most } => texts(&[&least.to_string(), &most.to_string()]),
+            Kind::Size { most } => texts(&["1", &most.to_string()]),
+            Kind::MaxLen => texts(&["1", &u32::MAX.to_string()]),
+            Kind::Text | Kind::Seconds => texts(&["1"]),
         }
     }
 
     fn takes<A: Args>(process: To, fixed: &[&str]) {
-        for flag in table::GROUPS.iter().flat_map(|group| group.flags).filter(|flag| flag.to.includes(process)) {
-            let words = words(flag, &sample(flag.kind), process);
+        let flags = table::GROUPS.iter().flat_map(|group| group.flags).filter(|flag| flag.to.includes(process));
+        for (flag, value) in flags.flat_map(|flag| samples(flag.kind).into_iter().map(move |value| (flag, value))) {
+            let words = words(flag, &value, process);
             let line = ["process"].into_iter().chain(fixed.iter().copied()).chain(words.iter().map(String::as_str));
             if let Err(error) = A::augment_args(Command::new("process")).try_get_matches_from(line) {
                 // A flag may ask for a companion; that it is known is what matters here.
@@ -125,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_process_knows_the_flags_it_gets() {
+    fn every_process_takes_the_flags_it_gets_up_to_their_bounds() {
         takes::<api_gateway::Args>(To::GATEWAY, &["--tokenizer=ring:/a", "--detokenizer=ring:/b"]);
         takes::<tokenizer_svc::Args>(To::TOKENIZER, &["--listen=ring:/a", "--scheduler=ring:/b", "--model=/m"]);
         let scheduler = ["--listen-requests=ring:/a", "--listen-workers=ring:/b", "--detokenizer=ring:/c"];

@@ -11,17 +11,24 @@ pub(super) enum Kind {
     Switch,
     /// The same, passed on as `--name=true` or `--name=false`.
     Toggle,
-    /// A whole number, `least` or more.
+    /// A whole number.
     Count {
         /// The smallest.
         least: i64,
+        /// The largest.
+        most: i64,
     },
     /// A number of bytes or tokens: 4096, 16k (thousand), 16K (1,024).
-    Size,
+    Size {
+        /// The largest.
+        most: u64,
+    },
     /// A length in tokens as a size, or `auto` or -1.
     MaxLen,
     /// A number from 0 to 1.
     Fraction,
+    /// The same above 0.
+    Share,
     /// A number of seconds, 0 or more.
     Seconds,
     /// One of these words.
@@ -31,7 +38,10 @@ pub(super) enum Kind {
     /// One or more texts.
     List,
     /// One or more whole numbers, 1 or more each.
-    Counts,
+    Counts {
+        /// The largest.
+        most: u32,
+    },
 }
 
 /// A checked value.
@@ -51,7 +61,7 @@ impl Kind {
     }
 
     pub(super) fn is_list(self) -> bool {
-        matches!(self, Self::List | Self::Counts)
+        matches!(self, Self::List | Self::Counts { .. })
     }
 
     /// Checks one text and brings it into the form that processes parse.
@@ -60,24 +70,37 @@ impl Kind {
         let checked = match self {
             Self::Text => Ok(text.to_owned()),
             Self::List => return Ok(Value::Many(vec![text.to_owned()])),
-            Self::Counts => {
-                let fine = text.parse::<u32>().is_ok_and(|number| number > 0);
-                let number = own(fine, "must be whole numbers, 1 or more");
+            Self::Counts { most } => {
+                let fine = text.parse::<u32>().is_ok_and(|number| (1..=most).contains(&number));
+                let number = own(fine, &format!("must be whole numbers from 1 to {most}"));
                 return number.map(|text| Value::Many(vec![text]));
             }
             Self::Switch | Self::Toggle => return boolean(text).map(Value::Bool),
-            Self::Count { least } => {
-                let fine = text.parse::<i64>().is_ok_and(|number| number >= least);
-                own(fine, &format!("must be a whole number, {least} or more"))
+            Self::Count { least, most } => {
+                let fine = text.parse::<i64>().is_ok_and(|number| (least..=most).contains(&number));
+                // A bound of the type alone is nobody's to know.
+                let bounds = match most < u32::MAX.into() {
+                    true => format!("from {least} to {most}"),
+                    false => format!("of {least} or more"),
+                };
+                own(fine, &format!("must be a whole number {bounds}"))
             }
-            Self::Size => size(text).map(|number| number.to_string()),
+            Self::Size { most } => match size(text)? {
+                number if number > most => Err(format!("must be at most {most}")),
+                number => Ok(number.to_string()),
+            },
             Self::MaxLen if matches!(text, "auto" | "-1") => Ok("auto".to_owned()),
-            Self::MaxLen => {
-                size(text).map(|number| number.to_string()).map_err(|problem| format!("{problem}, or auto"))
-            }
+            Self::MaxLen => match (Self::Size { most: u32::MAX.into() }).check(text) {
+                Err(problem) => Err(format!("{problem}, or auto")),
+                checked => return checked,
+            },
             Self::Fraction => {
                 let fine = text.parse::<f64>().is_ok_and(|number| (0.0..=1.0).contains(&number));
                 own(fine, "must be a number from 0 to 1")
+            }
+            Self::Share => {
+                let fine = text.parse::<f64>().is_ok_and(|number| number > 0.0 && number <= 1.0);
+                own(fine, "must be a number above 0, up to 1")
             }
             Self::Seconds => {
                 let fine = text.parse::<f64>().is_ok_and(|number| (0.0..1e9).contains(&number));
@@ -148,10 +171,14 @@ mod tests {
             (Kind::MaxLen, "auto", "-2"),
             (Kind::Fraction, "0.92", "1.5"),
             (Kind::Seconds, "0", "-1"),
-            (Kind::Count { least: 1 }, "3", "0"),
-            (Kind::Count { least: -1 }, "-1", "x"),
+            (Kind::Count { least: 1, most: 8 }, "8", "0"),
+            (Kind::Count { least: 1, most: 8 }, "1", "9"),
+            (Kind::Count { least: -1, most: i64::MAX }, "-1", "x"),
+            (Kind::Size { most: 4096 }, "4K", "5k"),
+            (Kind::MaxLen, "16k", "5g"),
+            (Kind::Share, "1", "0"),
             (Kind::Choice(&["a", "b"]), "b", "c"),
-            (Kind::Counts, "8", "0"),
+            (Kind::Counts { most: 8 }, "8", "9"),
             (Kind::Json, r#"["*"]"#, "*"),
             (Kind::Toggle, "False", "maybe"),
         ] {

@@ -1,4 +1,4 @@
-//! A very long prompt is encoded beside the others' requests, not before them.
+//! Very long prompts: encoded beside the others' requests, not before them; and answered with all that is asked of them.
 
 use std::time::Duration;
 
@@ -39,5 +39,23 @@ async fn nobody_waits_for_a_prompt_of_100k_tokens() -> anyhow::Result<()> {
         let tokens = answer["usage"]["prompt_tokens"].as_u64().context("usage")?;
         ensure!(tokens >= 100_000, "only {tokens} tokens");
     }
+    Ok(())
+}
+
+/// They are more than any message between two processes holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_probabilities_of_a_prompt_arrive_however_many_they_are() -> anyhow::Result<()> {
+    const TOKENS: usize = 300;
+    const TOP: usize = 1200;
+    let model = root().join("crates/default-model/files/model").display().to_string();
+    let server = Server::start(&[&model, "--served-model-name", "m", "--max-logprobs", "-1"]).await?;
+    let prompt: Vec<usize> = (100..100 + TOKENS).collect();
+    let body = json!({"model": "m", "prompt": prompt, "max_tokens": 1, "prompt_logprobs": TOP});
+    let (status, answer) = server.client().post("/v1/completions", &body).await?;
+    ensure!(status == 200, "{status}: {answer}");
+    let positions = answer["choices"][0]["prompt_logprobs"].as_array().context("prompt_logprobs")?;
+    ensure!(positions.len() == TOKENS && positions[0].is_null(), "{} positions", positions.len());
+    let given = |position: &serde_json::Value| position.as_object().map_or(0, serde_json::Map::len);
+    ensure!(positions[1..].iter().all(|position| given(position) >= TOP), "fewer than {TOP} at a position");
     Ok(())
 }

@@ -85,15 +85,24 @@ impl Way {
 }
 
 /// Rows that are measured as one: the next of a list that grows finer towards few rows, where the tiles of a product count most. Up to 256,
-/// each number that decode steps are padded to is of its own: tiles of cuBLASLt come in all multiples of 8.
+/// each number that decode steps are padded to is of its own: tiles of cuBLASLt come in all multiples of 8. Of more than 512, those a little past
+/// a multiple of the largest tile, as decodes beside prompts make them, are of their own too: what is the fastest for full tiles wastes most of one.
 pub(crate) fn bucket(rows: usize) -> usize {
+    /// Rows of the largest tile, and of what begins another one and is little.
+    const TILE: usize = 256;
+    const LITTLE: usize = 64;
     let step = match rows {
         ..=256 => 8,
         257..=512 => 64,
         513..=1024 => 128,
-        1025..=4096 => 512,
+        1025..=2048 => 256,
+        2049..=4096 => 512,
         _ => 2048,
     };
+    let past = rows % TILE;
+    if rows > 2 * TILE && (1..=LITTLE).contains(&past) {
+        return (rows - past).next_multiple_of(step) + LITTLE;
+    }
     rows.next_multiple_of(step)
 }
 
@@ -252,8 +261,8 @@ mod tests {
 
     #[test]
     fn rows_share_a_kind_with_those_up_to_the_next_of_a_list() {
-        let rows = [17, 32, 33, 64, 65, 250, 264, 1000, 1100, 8192];
-        assert_eq!(rows.map(bucket), [24, 32, 40, 64, 72, 256, 320, 1024, 1536, 8192]);
+        let rows = [17, 32, 33, 64, 65, 250, 264, 513, 1000, 1039, 1100, 4100, 8192];
+        assert_eq!(rows.map(bucket), [24, 32, 40, 64, 72, 256, 320, 576, 1024, 1088, 1280, 4160, 8192]);
         for rows in 1..20_000 {
             assert!(bucket(rows) >= rows && bucket(bucket(rows)) == bucket(rows), "{rows}");
         }

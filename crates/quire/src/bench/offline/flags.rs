@@ -161,7 +161,7 @@ pub(super) fn parse(what: What, words: &[String]) -> anyhow::Result<Option<(Benc
         }
     }
     let settings = engine::parse(&others).map_err(|error| anyhow!("{error}"))?;
-    let matches = command.try_get_matches_from(std::iter::once("bench".to_owned()).chain(own))?;
+    let matches = command.try_get_matches_from(std::iter::once("bench".to_owned()).chain(own)).map_err(in_one_line)?;
     let bench = match what {
         What::Latency => Bench::Latency(LatencyArgs::from_arg_matches(&matches)?),
         What::Throughput => Bench::Throughput(ThroughputArgs::from_arg_matches(&matches)?),
@@ -169,6 +169,14 @@ pub(super) fn parse(what: What, words: &[String]) -> anyhow::Result<Option<(Benc
         What::Cases => Bench::Cases(CasesArgs::from_arg_matches(&matches)?),
     };
     Ok(Some((bench, settings)))
+}
+
+/// What is wrong, without usage and hints, as of an engine's flag.
+fn in_one_line(error: clap::Error) -> anyhow::Error {
+    let text = error.to_string();
+    let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
+    let words = lines.join(" ");
+    anyhow!("{}", words.strip_prefix("error: ").unwrap_or(&words))
 }
 
 /// The command's own flags with their values, and all other words.
@@ -232,11 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_missing_is_named_in_one_line() {
+        let error = parsed(What::Cases, "m").err().expect("--cases is missing").to_string();
+        assert!(error.contains("--cases") && !error.contains('\n') && !error.starts_with("error"), "{error}");
+    }
+
+    #[test]
     fn a_profile_refuses_what_it_has_no_use_for() {
         assert!(parsed(What::Latency, "--profile f --batch-size 3 --input-len 9").is_ok());
         for flag in ["--num-iters 3", "--num-iters-warmup 3", "--output-len 4", "--temperature 0", "--output-json g"] {
             let error = parsed(What::Latency, &format!("--profile f {flag}")).err().expect(flag).to_string();
             assert!(error.contains("--profile") && error.contains(flag.split(' ').next().unwrap()), "{error}");
+            assert!(error.starts_with("the argument") && !error.contains('\n'), "{error}");
         }
     }
 }

@@ -11,6 +11,9 @@ pub(super) fn qwen(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let mut sizes = Sizes::read(config)?;
     // Counts gate and up together.
+    if !sizes.intermediate.is_multiple_of(2) {
+        return Err(config.unsupported("intermediate_size", "it counts gate and up together, so it must be even"));
+    }
     sizes.intermediate /= 2;
     // Beyond the training's length heads would turn and scores scale otherwise (use_dynamic_ntk, use_logn_attn), by the length so far,
     // which keys in a cache cannot follow.
@@ -41,3 +44,23 @@ const NAMING: Naming = Naming {
     },
     ..LLAMA
 };
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn gate_and_up_are_of_one_width() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = |size: usize| {
+            let text = format!(
+                r#"{{"architectures": ["QWenLMHeadModel"], "vocab_size": 33, "hidden_size": 32, "num_hidden_layers": 1,
+                    "num_attention_heads": 4, "max_position_embeddings": 64, "intermediate_size": {size}}}"#
+            );
+            std::fs::write(folder.path().join("config.json"), text).expect("written");
+            crate::read_spec(folder.path()).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(config(48), Ok(()));
+        for odd in [1, 49] {
+            assert!(config(odd).unwrap_err().contains("intermediate_size"), "{odd}");
+        }
+    }
+}

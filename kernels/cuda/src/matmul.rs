@@ -2,6 +2,8 @@
 //! of its algorithms, on Hopper `kernels/cuda/matmul_parts.cu` or `kernels/cuda/matmul_hopper.cu`), the plain kernel `kernels/cuda/matmul.cu` for the
 //! rest.
 
+use std::time::Instant;
+
 use super::acts::{View, cast};
 use super::blas::Blas;
 use super::context::Memory;
@@ -64,8 +66,10 @@ impl Matmul {
     fn way(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Way {
         let kind = product.kind(gate);
         self.ways.get(kind).unwrap_or_else(|| {
-            if self.ways.are_due(kind) {
+            let start = Instant::now();
+            if self.ways.are_due(kind, start) {
                 self.measure(device, product, gate);
+                self.ways.rest(start.elapsed(), Instant::now());
             }
             self.ways.get(kind).unwrap_or(Way::Usual)
         })

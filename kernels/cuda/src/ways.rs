@@ -1,12 +1,12 @@
 //! How products of many rows are done on this machine: measured once for a kind of product, then remembered in a folder.
 //!
-//! A kind that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`), at the latest by
-//! the next step that needs it; from then on its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
+//! A kind that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`), or by a later step
+//! that needs it, where the last one that did so is long enough ago; from then on its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
 //! may share the folder, and a damaged file is measured again. They are text: what was measured, the way taken, and what each way took.
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::blas::{self, Algorithm};
 use super::cache::{self, digest};
@@ -119,9 +119,14 @@ pub(crate) struct Ways {
     /// The step under way, and whether it is nobody's.
     step: u64,
     idle: bool,
+    /// Before then, steps that somebody waits for measure nothing.
+    rest_until: Option<Instant>,
 }
 
 impl Ways {
+    /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a twentieth of its time to it.
+    const REST: u32 = 19;
+
     pub(crate) fn new(context: &Context, cache: Option<&Path>, products: Products) -> Self {
         let driver = driver_version().unwrap_or_default();
         let library = blas::version();
@@ -142,6 +147,7 @@ impl Ways {
             products,
             step: 0,
             idle: false,
+            rest_until: None,
         }
     }
 
@@ -155,14 +161,22 @@ impl Ways {
         (self.step, self.idle) = (self.step + 1, idle);
     }
 
-    /// Whether a kind that is not known is to be measured by the product that asks: where nobody waits for the step, or an earlier step has asked and
-    /// there was no time since.
-    pub(crate) fn are_due(&self, kind: Kind) -> bool {
+    /// Whether a kind that is not known is to be measured by the product that asks, at this time: where nobody waits for the step, or an earlier step
+    /// has asked, there was no time since, and steps have not measured anything for a while.
+    pub(crate) fn are_due(&self, kind: Kind, now: Instant) -> bool {
         let asked_before = || self.missing.get(&kind).is_some_and(|first| *first < self.step);
+        let rested = || self.rest_until.is_none_or(|until| until <= now);
         match self.products {
             Products::FastestAtOnce => true,
-            Products::Fastest => self.idle || asked_before(),
+            Products::Fastest => self.idle || asked_before() && rested(),
             Products::Library | Products::Own | Products::Parts => false,
+        }
+    }
+
+    /// A product was held up for so long, until now, to measure its kind.
+    pub(crate) fn rest(&mut self, took: Duration, now: Instant) {
+        if !self.idle {
+            self.rest_until = now.checked_add(took * Self::REST);
         }
     }
 
@@ -250,6 +264,7 @@ mod tests {
             products: Products::Fastest,
             step: 0,
             idle: false,
+            rest_until: None,
         }
     }
 
@@ -285,18 +300,36 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_is_always_busy_measures_a_twentieth_of_its_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
+        let took = Duration::from_millis(50);
+        ways.get(kind(64, false));
+        ways.begin(false);
+        assert!(ways.are_due(kind(64, false), now));
+        ways.rest(took, now);
+        assert!(!ways.are_due(kind(64, false), now + 18 * took) && ways.are_due(kind(64, false), now + 19 * took));
+        // What nobody waits for may take its time.
+        ways.begin(true);
+        assert!(ways.are_due(kind(64, false), now));
+        ways.rest(took, now + 100 * took);
+        ways.begin(false);
+        assert!(ways.are_due(kind(64, false), now + 100 * took));
+    }
+
+    #[test]
     fn what_is_asked_for_in_vain_is_wanted_once() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut ways = ways(folder.path(), "one");
+        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
         assert_eq!([64, 60, 64].map(|rows| ways.get(kind(rows, false))), [None; 3]);
         assert_eq!(ways.take_wanted(), [kind(64, false)]);
         assert_eq!((ways.get(kind(64, false)), ways.take_wanted()), (None, vec![]));
         // The step that asked first does not wait for it; the next one would, and one that is nobody's.
-        assert!(!ways.are_due(kind(64, false)));
+        assert!(!ways.are_due(kind(64, false), now));
         ways.begin(false);
-        assert!(ways.are_due(kind(64, false)) && !ways.are_due(kind(128, false)));
+        assert!(ways.are_due(kind(64, false), now) && !ways.are_due(kind(128, false), now));
         ways.begin(true);
-        assert!(ways.are_due(kind(128, false)));
+        assert!(ways.are_due(kind(128, false), now));
         ways.settle(kind(64, false), Way::Usual, None);
         assert_eq!(ways.get(kind(64, false)), Some(Way::Usual));
         assert_eq!(kind(64, true).of_rows(100), kind(104, true));

@@ -4,7 +4,7 @@
 
 enum Function : u32 { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLAMPED_SWIGLU, SIGMOID };
 
-// kernels/src/cuda/elementwise.rs has its twin.
+// src/elementwise.rs has its twin.
 struct Activation {
     u32 function;
     f32 limit; // of CLAMPED_SWIGLU

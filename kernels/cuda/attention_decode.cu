@@ -17,7 +17,7 @@
 // Scores are computed transposed, S^T = K Q^T and O^T = V^T P^T, so that up to 8 heads cost no padding rows.
 #include "mma.cuh"
 
-// Compiled for one type, shape and configuration (`../src/cuda/attention_decode.rs`); TILES_Q: 8 query heads of a key head each.
+// Compiled for one type, shape and configuration (`src/attention_decode.rs`); TILES_Q: 8 query heads of a key head each.
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128

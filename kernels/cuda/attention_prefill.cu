@@ -7,7 +7,7 @@
 #include "mma.cuh"
 #include "prefill.cuh"
 
-// Compiled for one type and shape (`../src/cuda/attention_prefill.rs`).
+// Compiled for one type and shape (`src/attention_prefill.rs`).
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128

@@ -10,7 +10,7 @@
 // Two blocks of a cluster have neighbouring tiles of rows, so nearly all their keys are the same: each fetches half of them for both. What comes from
 // the device's cache is what the chip's power goes to beside the products. A prompt too short for two tiles is a lone block's.
 // Queries stay in registers where there is room: reading them from shared memory for every product would take a third of what that gives.
-// Compiled for one type and shape (`../src/attention_prefill.rs`).
+// Compiled for one type and shape (`src/attention_prefill.rs`).
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128

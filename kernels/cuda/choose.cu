@@ -1,5 +1,5 @@
 // Chooses tokens: masks, biases and penalties, then the best logit, or a draw under temperature, min-p, top-k and top-p; log-probabilities.
-// The `sampling` crate says what each of these means; `../src/choose.rs` has the order.
+// The `sampling` crate says what each of these means; `src/choose.rs` has the order.
 //
 // Nothing is sorted. A token's weight e^((logit - best) / temperature) has the host's bits; its mass is that weight in units of 2^-44,
 // an integer, so sums do not depend on their order. Cuts keep a prefix of the ranking by (weight, lower id), which several blocks have

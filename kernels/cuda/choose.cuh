@@ -22,7 +22,7 @@ typedef double f64;
 // Only some tokens are allowed; MASKED too.
 #define LISTED 8u
 
-// Settings of a slot. `kernels/src/cuda/choose.rs` sends them as numbers, see `choose_set`.
+// Settings of a slot. `src/choose_numbers.rs` sends them as numbers, see `choose_set`.
 struct Choice {
     f64 top_p;
     f32 inverse_temperature;
@@ -43,7 +43,7 @@ struct Bias {
     f32 value;
 };
 
-// What slots have. `kernels/src/cuda/choose.rs` has its twin.
+// What slots have. `src/choose.rs` has its twin.
 struct Tables {
     Choice* choices; // [slots]
     u32* masks;      // [slots][2][words]: a bit for each forbidden token; the same with stops
@@ -55,7 +55,7 @@ struct Tables {
     u32 words;
 };
 
-// One row. `kernels/src/cuda/choose.rs` has its twin.
+// One row. `src/choose_numbers.rs` has its twin.
 struct Row {
     f64 uniform;
     u32 row;
@@ -64,7 +64,7 @@ struct Row {
     u32 unused;
 };
 
-// Log-probabilities of a row. `kernels/src/cuda/choose.rs` has its twin.
+// Log-probabilities of a row. `src/choose_numbers.rs` has its twin.
 struct Details {
     f32 logprob;
     u32 rank;
@@ -311,7 +311,7 @@ enum Kind : u32 {
 #define REGIONS (SPLITS * 8)
 #define REGION_THREADS 256
 
-// What is found out about a row. `../src/choose_numbers.rs` knows its size. `done` and `histogram` are zero between steps.
+// What is found out about a row. `src/choose_numbers.rs` knows its size. `done` and `histogram` are zero between steps.
 struct Cut {
     u64 from;
     // Mass of all tokens; 0: that of the tokens drawn from.

@@ -1,7 +1,7 @@
 // Copies `heads` pieces of `width` columns of each row from x to out. One block a row.
 #include "quire.cuh"
 
-// Where pieces lie in rows; see kernels/src/cuda/groups.rs.
+// Where pieces lie in rows; see src/groups.rs.
 struct Columns {
     u32 first;
     u32 stride;

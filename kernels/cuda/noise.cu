@@ -1,7 +1,7 @@
 // Rows of random numbers, as kernels/src/ops/noise.rs defines them: an element depends on its place alone. Elements are bits to this kernel.
 #include "quire.cuh"
 
-// What part of which matrix. `../src/noise.rs` has its twin.
+// What part of which matrix. `src/noise.rs` has its twin.
 struct Noise {
     u64 key;
     u64 first_row;

@@ -2,7 +2,7 @@
 // Sums run over a block or warp whose size depends on the width alone. A row that fits is read once and kept in registers.
 #include "quire.cuh"
 
-// `ops::Norm`; see kernels/src/cuda/norm.rs.
+// `ops::Norm`; see src/norm.rs.
 struct Norm {
     const f32* weight;
     const f32* bias;

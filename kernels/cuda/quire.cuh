@@ -128,7 +128,7 @@ DEVICE void touch(const f32* at) {
 
 #define NOBODY 0xffffffffu
 
-// The step's rows and sequences; see README.md. `kernels/src/cuda/batch.rs` has its twin.
+// The step's rows and sequences; see README.md. `src/batch.rs` has its twin.
 struct Batch {
     u32* counts;
     u32* tokens;
@@ -142,7 +142,7 @@ struct Batch {
     u32* slots;
 };
 
-// What attention does; see README.md. `kernels/src/cuda/attention.rs` has its twin.
+// What attention does; see README.md. `src/attention_layer.rs` has its twin.
 struct Attention {
     const f32* sinks;
     const f32* alibi;

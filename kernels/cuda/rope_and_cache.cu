@@ -1,7 +1,7 @@
 // Rotates q and k of a row in place and writes k and v to the cache. One block a row; angles are made once a row, before the row is there.
 #include "quire.cuh"
 
-// Head counts, and the rotation; see kernels/src/cuda/rope_and_cache.rs.
+// Head counts, and the rotation; see src/rope_and_cache.rs.
 struct Layer {
     const f32* inv_freq;
     f32 mscale;

@@ -4,7 +4,7 @@
 #include "hopper.cuh"
 #include "ordered.cuh"
 
-// Compiled for one type and shape (`../src/step/mod.rs`). GROUP: query heads of a key head, at most 8. TIMES: float4s of a normed row that a thread
+// Compiled for one type and shape (`src/step/mod.rs`). GROUP: query heads of a key head, at most 8. TIMES: float4s of a normed row that a thread
 // has, at most.
 #ifndef TYPE
 #define TYPE bf16
@@ -37,7 +37,7 @@ struct Norm {
     }
 };
 
-// What all blocks do between two barriers. `../src/step/phase.rs` has its twin.
+// What all blocks do between two barriers. `src/step/phase.rs` has its twin.
 struct __align__(16) Phase {
     u32 kind, input, output;
     u32 matrix; // of a product: which of the step's

@@ -8,7 +8,7 @@
 #define PIECE 1024u
 #define PIECE_BYTES (2 * PIECE)
 
-// A matrix of the step. Blocks share its outputs; a block's warps take turns at (row, part of k). `../src/step/phase.rs` has its twin.
+// A matrix of the step. Blocks share its outputs; a block's warps take turns at (row, part of k). `src/step/phase.rs` has its twin.
 struct Weights {
     const TYPE* rows; // [halves * outputs][k], k a multiple of 8; in shared memory from this block's outputs on
     u32 outputs;

@@ -20,13 +20,19 @@ impl Device {
             return;
         }
         let Some(function) = self.function(name) else { return };
-        self.queue_in_order(function, &name.symbol(), shape, arguments);
+        self.queue_in_order(function, || name.symbol(), shape, arguments);
     }
 
-    fn queue_in_order(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
+    fn queue_in_order(
+        &mut self,
+        function: sys::CUfunction,
+        name: impl Fn() -> String,
+        shape: Shape,
+        arguments: &mut [*mut c_void],
+    ) {
         let Shape { grid, block, shared } = shape;
         self.queue(
-            || format!("{name} {shape}"),
+            || format!("{} {shape}", name()),
             // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes.
             |context| unsafe {
                 let grid = (grid[0] as u32, grid[1] as u32, 1);
@@ -56,7 +62,7 @@ impl Device {
             return true;
         }
         let Some(function) = self.special(special, shape.shared) else { return false };
-        self.queue_in_order(function, special.file, shape, arguments);
+        self.queue_in_order(function, || special.file.to_owned(), shape, arguments);
         true
     }
 

@@ -115,7 +115,7 @@ fn attention(isa: Isa, threads: usize) {
                 backend.host_mut(qkv).iter_mut().enumerate().for_each(|(i, x)| *x = (i % 97) as f32 / 97.0 - 0.5);
                 backend.rope_and_cache(qkv, heads, None, kv);
             }
-            let seconds = time(|| backend.attention(qkv, layer, kv, out));
+            let seconds = time(|| backend.attention(qkv, layer, kv, None, out));
             let scores = sequences * (0..rows).map(|row| start + row + 1).sum::<usize>();
             let flops = (scores * 32 * 64 * 4) as f64 / seconds / 1e9;
             let bytes = (sequences * (start + rows) * 8 * 128 * dtype.size()) as f64 / seconds / 1e9;

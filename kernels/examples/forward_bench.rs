@@ -128,7 +128,7 @@ impl Model {
             b.norm(x, self.norm, normed);
             b.matmul(normed, layer.qkv, None, Epilogue::Store, qkv);
             b.rope_and_cache(qkv, HEADS, Some(self.rope), layer.kv);
-            b.attention(qkv, attention, layer.kv, mixed);
+            b.attention(qkv, attention, layer.kv, None, mixed);
             b.matmul(mixed, layer.out, None, Epilogue::Accumulate, x);
             b.norm(x, self.norm, normed);
             b.matmul(normed, layer.gate_up, None, Epilogue::Store, gate_up);

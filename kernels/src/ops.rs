@@ -281,10 +281,9 @@ pub trait Backend: Send {
     /// Rotates q and k of `qkv` (`[q | k | v]` in each row; `rope` absent: no rotation) in place, and writes k and v to the cache.
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer);
     /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`. With a bf16 cache the
-    /// backend may round queries and softmax weights to bf16; with an f32 cache it must not.
-    fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, out: Act);
-    /// The same where only `rows` are looked at later, about one of each sequence: the other rows of `out` may hold anything.
-    fn attention_of(&mut self, rows: RowSelection<'_>, qkv: Act, attention: Attention, kv: KvLayer, out: Act);
+    /// backend may round queries and softmax weights to bf16; with an f32 cache it must not. `only`: the rows that are looked at later, about one of
+    /// each sequence; the others of `out` may hold anything.
+    fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, only: Option<RowSelection<'_>>, out: Act);
     /// Chooses each row's experts: `logits` is `[rows, experts]`. A row of NaN chooses some experts, all different, like any other.
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice);
     /// The product of each row with each of its experts, as one operation: with `k = top_k` and `e` the row's choice at `slot`,

@@ -10,7 +10,7 @@ use super::kv::Kv;
 use super::special::{HOPPER, LOWEST};
 use super::step::{Cache, Op};
 use crate::CudaBackend;
-use kernels::ops::{self, Act, DType, KvLayer, KvShape, Vector};
+use kernels::ops::{self, Act, DType, KvLayer, KvShape, RowSelection, Vector};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
@@ -75,8 +75,15 @@ impl Attention {
 }
 
 impl CudaBackend {
-    /// Attention of all rows, or of some only.
-    pub(crate) fn attend(&mut self, only: Option<&[u32]>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
+    /// See [`ops::Backend::attention`].
+    pub(crate) fn attend(
+        &mut self,
+        qkv: Act,
+        attention: ops::Attention,
+        kv: KvLayer,
+        only: Option<RowSelection<'_>>,
+        out: Act,
+    ) {
         assert_ne!(qkv, out, "attention cannot overwrite its input");
         self.settle_for(qkv, out);
         let qkv = self.acts.view(qkv);
@@ -91,7 +98,9 @@ impl CudaBackend {
         let cache = Cache::new(kv, self.batch.first_entry(), scales);
         self.collector.note(Op::Attention { qkv, attention, cache, out });
         let batch = &mut self.batch;
-        if only.is_some_and(|rows| self.attention.run_alone(&mut self.device, (qkv, out), params, (batch, rows), kv)) {
+        if only
+            .is_some_and(|only| self.attention.run_alone(&mut self.device, (qkv, out), params, (batch, only.rows), kv))
+        {
             return;
         }
         self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);

@@ -267,12 +267,15 @@ impl Backend for CudaBackend {
         rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, to);
     }
 
-    fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        self.attend(None, qkv, attention, kv, out);
-    }
-
-    fn attention_of(&mut self, rows: RowSelection<'_>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        self.attend(Some(rows.rows), qkv, attention, kv, out);
+    fn attention(
+        &mut self,
+        qkv: Act,
+        attention: ops::Attention,
+        kv: KvLayer,
+        only: Option<RowSelection<'_>>,
+        out: Act,
+    ) {
+        self.attend(qkv, attention, kv, only, out);
     }
 
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {

@@ -110,22 +110,6 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
-
-    /// Attention of all rows, or of some only.
-    fn attend(&mut self, only: Option<&[u32]>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        assert_ne!(qkv, out, "attention cannot overwrite its input");
-        let qkv = self.acts.view(qkv);
-        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
-        let params = attention::Params {
-            layer: ops::Attention { scale: attention.scale * kv.scales.key, ..attention },
-            value_scale: kv.scales.value,
-            sinks: lookup(&self.vectors, attention.sinks),
-            alibi: lookup(&self.vectors, attention.alibi),
-        };
-        let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
-        let call = attention::Call { qkv, params, batch: &self.batch, only, kv, table, out };
-        attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
-    }
 }
 
 /// The handle of the element just pushed.
@@ -343,12 +327,27 @@ impl Backend for CpuBackend {
         rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, to);
     }
 
-    fn attention(&mut self, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        self.attend(None, qkv, attention, kv, out);
-    }
-
-    fn attention_of(&mut self, rows: RowSelection<'_>, qkv: Act, attention: ops::Attention, kv: KvLayer, out: Act) {
-        self.attend(Some(rows.rows), qkv, attention, kv, out);
+    fn attention(
+        &mut self,
+        qkv: Act,
+        attention: ops::Attention,
+        kv: KvLayer,
+        only: Option<RowSelection<'_>>,
+        out: Act,
+    ) {
+        assert_ne!(qkv, out, "attention cannot overwrite its input");
+        let qkv = self.acts.view(qkv);
+        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let params = attention::Params {
+            layer: ops::Attention { scale: attention.scale * kv.scales.key, ..attention },
+            value_scale: kv.scales.value,
+            sinks: lookup(&self.vectors, attention.sinks),
+            alibi: lookup(&self.vectors, attention.alibi),
+        };
+        let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
+        let only = only.map(|only| only.rows);
+        let call = attention::Call { qkv, params, batch: &self.batch, only, kv, table, out };
+        attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
     }
 
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {

@@ -202,7 +202,7 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
         };
         let out = backend.new_rounded_act(parts.iter().map(|part| part.rows).sum(), heads.q * heads.v_dim, acts);
         backend.host_mut(out).fill(f32::NAN);
-        backend.attention(qkv, layer, world.kv, out);
+        backend.attention(qkv, layer, world.kv, None, out);
         let what =
             format!("{} {heads:?} blocks of {block_size} {dtype:?} {acts:?} {parts:?} {extras:?}", backend.describe());
         let got = backend.read(out);
@@ -215,7 +215,7 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
         });
         let last: Vec<u32> = ends.map(|end| end as u32 - 1).collect();
         backend.host_mut(out).fill(f32::NAN);
-        backend.attention_of(RowSelection { rows: &last }, qkv, layer, world.kv, out);
+        backend.attention(qkv, layer, world.kv, Some(RowSelection { rows: &last }), out);
         let what = format!("the last rows alone, {what}");
         check_rows(&what, backend.read(out), case, &wanted, |part, step| step + 1 == part.rows);
     }
@@ -380,7 +380,13 @@ fn rope_rotates_and_the_cache_keeps_it() {
             let out = poisoned(&mut *backend, 3, 4 * dim);
             world.step(&mut *backend, &[part], |sequence, position| row(3, width, sequence, position));
             let (window, soft_cap, sinks, alibi) = (Some(1), None, None, None);
-            backend.attention(qkv, Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi }, world.kv, out);
+            backend.attention(
+                qkv,
+                Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi },
+                world.kv,
+                None,
+                out,
+            );
             let value = &want[6 * dim..][..dim];
             check_relative("value", &backend.read(out)[..dim], value, 1e-6);
         }
@@ -417,7 +423,7 @@ fn copied_blocks_hold_the_same() {
             let qkv = world.step(&mut *backend, &[Part { sequence, start: 39, rows: 1 }], make);
             let out = backend.new_act(1, 64);
             backend.host_mut(out).fill(f32::NAN);
-            backend.attention(qkv, layer, world.kv, out);
+            backend.attention(qkv, layer, world.kv, None, out);
             results.push(backend.read(out).to_vec());
         }
         super::check_same("copy", &results[1], &results[0]);

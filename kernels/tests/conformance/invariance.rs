@@ -112,7 +112,7 @@ fn in_pieces(backend: &mut dyn Backend, setup: &Setup, cuts: &[usize], strangers
         let total: usize = parts.iter().map(|part| part.rows).sum();
         let out = backend.new_act(total, heads.q * heads.v_dim);
         backend.host_mut(out).fill(f32::NAN);
-        backend.attention(qkv, layer, world.kv, out);
+        backend.attention(qkv, layer, world.kv, None, out);
         let before: usize = parts[..own].iter().map(|part| part.rows).sum();
         result.extend(&backend.read(out)[before * heads.q * heads.v_dim..][..rows * heads.q * heads.v_dim]);
         start += rows;
@@ -180,7 +180,7 @@ fn where_blocks_lie_changes_nothing_in_attention() {
                 let qkv = world.step(&mut *backend, &[part], |sequence, position| row(SEED, width, sequence, position));
                 let out = backend.new_act(300, 256);
                 backend.host_mut(out).fill(f32::NAN);
-                backend.attention(qkv, layer, world.kv, out);
+                backend.attention(qkv, layer, world.kv, None, out);
                 results.push(backend.read(out).to_vec());
             }
             check_same(&format!("{} {dtype:?}", backend.describe()), &results[1], &results[0]);

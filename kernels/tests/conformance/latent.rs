@@ -60,7 +60,7 @@ impl Cache {
         let attention =
             Attention { heads: self.heads, scale: 0.1, window: None, soft_cap: None, sinks: None, alibi: None };
         backend.host_mut(out).fill(f32::NAN);
-        backend.attention(qkv, attention, self.kv, out);
+        backend.attention(qkv, attention, self.kv, None, out);
         backend.read(out).to_vec()
     }
 }

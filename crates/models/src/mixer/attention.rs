@@ -92,10 +92,7 @@ impl Mixer for AttentionMixer {
     }
 
     fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
-        match only {
-            Some(rows) => backend.attention_of(rows, self.projected, self.attention, self.kv(), self.attended),
-            None => backend.attention(self.projected, self.attention, self.kv(), self.attended),
-        }
+        backend.attention(self.projected, self.attention, self.kv(), only, self.attended);
         if let Some((_, gate)) = self.gate {
             backend.gate(self.attended, Cols { act: gate, first: 0 }, Activation::Sigmoid);
         }

@@ -113,10 +113,7 @@ impl Mixer for LatentMixer {
     fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
         let Buffers { qk, attended, restored, .. } = self.buffers;
         let rank = self.attention.heads.v_dim;
-        match only {
-            Some(rows) => backend.attention_of(rows, qk, self.attention, self.kv(), attended),
-            None => backend.attention(qk, self.attention, self.kv(), attended),
-        }
+        backend.attention(qk, self.attention, self.kv(), only, attended);
         let (from, to) = (HeadColumns { first: 0, stride: rank }, HeadColumns { first: 0, stride: self.v_head_dim });
         backend.head_matmul(attended, from, self.restore, restored, to);
         restored

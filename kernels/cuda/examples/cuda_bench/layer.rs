@@ -62,7 +62,7 @@ impl Layer {
         backend.add_norm(residual, delta, norm, normed);
         backend.matmul(normed, qkv_w, None, Epilogue::Store, qkv);
         backend.rope_and_cache(qkv, heads, self.rope, cache);
-        backend.attention(qkv, self.attention, cache, attended);
+        backend.attention(qkv, self.attention, cache, None, attended);
         backend.matmul(attended, o, None, Epilogue::Store, delta);
         backend.add_norm(residual, delta, norm, normed);
         backend.matmul(normed, gate_up_w, None, Epilogue::Store, gate_up);

@@ -267,7 +267,7 @@ impl Bench {
             let caches = self.caches(heads, qkv, tokens, cache);
             self.begin(&lengths.iter().map(|length| (length - 1, 1)).collect::<Vec<_>>());
             let seconds =
-                self.time(LEADS, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
+                self.time(LEADS, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], None, out));
             let bytes = (tokens * heads.kv * heads.dim * 2 * cache.size()) as f64;
             let work = Work { bytes, flops: (4 * tokens * heads.q * heads.dim) as f64 };
             self.report(model.name, &format!("decode attention, {name}, {}", cache.name()), seconds, work);
@@ -284,7 +284,8 @@ impl Bench {
         {
             let caches = self.caches(heads, qkv, sequences * (start + rows), cache);
             self.begin(&vec![(start, rows); sequences]);
-            let seconds = self.time(0, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], out));
+            let seconds =
+                self.time(0, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], None, out));
             let seen = rows * start + rows * (rows + 1) / 2;
             let work = Work { bytes: 0.0, flops: (4 * sequences * seen * heads.q * heads.dim) as f64 };
             self.report(

@@ -71,7 +71,7 @@ struct QueryTile {
     first_piece: usize,
 }
 
-/// See [`crate::ops::Backend::attention`] and [`crate::ops::Backend::attention_of`].
+/// See [`crate::ops::Backend::attention`].
 pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: Call<'_>) {
     call.check();
     let heads = call.params.layer.heads;

@@ -1,96 +1,57 @@
-//! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time (`libraries`), kernels are
-//! compiled for the GPU found (`nvrtc`, `cache`), and one stream runs all operations in order. See `kernels/cuda/README.md`.
+//! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time (`runtime`), kernels are
+//! compiled for the GPU found (`jit`), and one stream runs all operations in order. See `kernels/cuda/README.md`.
 //!
 //! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
 //! With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may change with its company; and from
-//! what was measured on this machine (`ways`), so they may differ from another machine's. In a process the same rows are always multiplied
+//! what was measured on this machine (`autotune`), so they may differ from another machine's. In a process the same rows are always multiplied
 //! in the same way once that is measured; a machine that has never measured them may change the way once, between two steps.
 
-mod acts;
-mod ahead;
-mod arch;
 mod attention;
-mod attention_decode;
-mod attention_layer;
-mod attention_prefill;
-mod batch;
-mod blas;
-mod cache;
-mod choose;
-mod choose_numbers;
-mod compiler;
-mod context;
-mod device;
-mod elementwise;
-mod experts;
+mod autotune;
+mod comm;
+mod fusion;
+mod gemm;
 mod graph;
-mod groups;
-mod handles;
-mod head_norms;
-mod kv;
-mod libraries;
-mod limits;
-mod matmul;
-mod matmul_few;
-mod matmul_hopper;
-mod matmul_parts;
-mod measure;
-mod nccl;
-mod noise;
-mod norm;
-mod nvrtc;
-mod one_shot;
+mod jit;
+mod layers;
+mod moe;
 mod operations;
 mod options;
-mod orders;
-mod prebuilt;
-mod product;
-mod profile;
-mod ranks;
-mod recordings;
 mod recurrent;
-mod rope_and_cache;
-mod routing;
-mod sources;
-mod special;
-mod split_norm;
-mod step;
-mod steps;
-mod tensor_map;
-mod trial;
-mod ungated;
-mod upload;
-mod ways;
+mod runtime;
+mod sampling;
 mod weights;
-mod workshop;
+mod whole_step;
 
-pub use arch::Arch;
-pub use compiler::{Filled, Made};
-pub use libraries::{Folders, Surroundings};
+pub use comm::ranks::RankOptions;
+pub use jit::compiler::{Filled, Made};
+pub use jit::prebuilt::fill_cache;
 pub use options::{CudaOptions, Products, WholeSteps};
-pub use prebuilt::fill_cache;
-pub use ranks::RankOptions;
+pub use runtime::arch::Arch;
+pub use runtime::libraries::{Folders, Surroundings};
 
-use acts::Acts;
-use ahead::{Ahead, Site};
 use attention::Attention;
-use blas::Blas;
-use device::Device;
-use groups::Group;
-use head_norms::Waiting;
+use attention::kv::Kv;
+use autotune::background::{Ahead, Site};
+use autotune::tactics::Ways;
+use comm::nccl::Nccl;
+use comm::ranks::Ranks;
+use fusion::head_norms::Waiting;
+use fusion::split_norm::SplitNorms;
+use fusion::ungated::{Ungated, run_after, waits};
+use gemm::cublaslt::Blas;
+use gemm::matmul::Matmul;
+use gemm::product::Product;
+use graph::captures::Recordings;
 use kernels::ops::{Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector, check_experts, check_product};
-use kv::Kv;
-use matmul::Matmul;
-use nccl::Nccl;
-use product::Product;
-use ranks::Ranks;
-use recordings::Recordings;
-use routing::Choices;
-use split_norm::SplitNorms;
-use step::{Collector, Op, Stored};
-use ungated::{Ungated, run_after, waits};
-use ways::Ways;
-use weights::{Staging, Weights};
+use layers::groups::Group;
+use moe::experts;
+use moe::routing::Choices;
+use runtime::activations::Acts;
+use runtime::device::Device;
+use runtime::{batch, context};
+use weights::{Staging, Weights, noise};
+use whole_step::{Collector, Op, Stored};
 
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
 pub fn gpus() -> Result<u32, String> {
@@ -105,7 +66,7 @@ pub struct CudaBackend {
     made: Made,
     acts: Acts,
     batch: batch::Batch,
-    slots: choose::Slots,
+    slots: sampling::Slots,
     matmul: Matmul,
     ahead: Ahead,
     staging: Staging,
@@ -149,7 +110,7 @@ impl CudaBackend {
             made,
             acts: Acts::default(),
             batch: batch::Batch::default(),
-            slots: choose::Slots::default(),
+            slots: sampling::Slots::default(),
             matmul,
             ahead: Ahead::default(),
             staging: Staging::default(),

@@ -1,16 +1,25 @@
 //! What the GPU does for each operation of [`Backend`]: handles become addresses here, and the launchers do the rest.
 
 use crate::CudaBackend;
-use crate::device::{Name, Shape, args};
-use crate::groups::Group;
-use crate::head_norms::{HeadNorm, Waiting};
-use crate::kv::Kv;
-use crate::limits::LIMITS;
-use crate::rope_and_cache::takes_norms;
-use crate::routing::Choices;
-use crate::step::{Cache, Op, Stored};
+use crate::attention;
+use crate::attention::kv::Kv;
+use crate::attention::rope_and_cache;
+use crate::attention::rope_and_cache::takes_norms;
+use crate::fusion::head_norms::{HeadNorm, Waiting};
+use crate::graph::captures;
+use crate::layers::elementwise;
+use crate::layers::groups;
+use crate::layers::groups::Group;
+use crate::layers::norm;
+use crate::moe::experts;
+use crate::moe::routing;
+use crate::moe::routing::Choices;
+use crate::recurrent;
+use crate::runtime::context;
+use crate::runtime::device::{Name, Shape, args};
+use crate::runtime::limits::LIMITS;
 use crate::weights::Weights;
-use crate::{attention, context, elementwise, experts, groups, norm, recordings, recurrent, rope_and_cache, routing};
+use crate::whole_step::{Cache, Op, Stored};
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{
     self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpectedAttention,
@@ -439,7 +448,7 @@ impl Backend for CudaBackend {
     }
 
     fn recording_bytes(&self, kinds: usize, layers: usize) -> u64 {
-        recordings::bytes(kinds, layers)
+        captures::bytes(kinds, layers)
     }
 
     fn next_recording(&self) -> Option<Recordable> {

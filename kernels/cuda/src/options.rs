@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::libraries::Folders;
-use super::ranks::RankOptions;
+use crate::comm::ranks::RankOptions;
+use crate::runtime::libraries::Folders;
 
 /// How to open a [`crate::CudaBackend`].
 #[derive(Clone, Debug, Default)]

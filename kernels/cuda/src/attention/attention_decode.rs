@@ -1,0 +1,214 @@
+//! Launches `kernels/cuda/csrc/attention/attention_decode.cu` for sequences with one row.
+
+use crate::attention::layer::{Layer, Tensors, narrow};
+use crate::jit::specialization::Special;
+use crate::runtime::batch::Sequences;
+use crate::runtime::context::{Context, Memory};
+use crate::runtime::device::{Device, Shape, args};
+use kernels::ops::{DType, Heads};
+
+/// Keys that a warp takes at a time.
+const KEYS: usize = 16;
+/// Query heads of one tile of a matrix operand, and most tiles.
+const TILE_HEADS: usize = 8;
+const MOST_TILES: usize = 2;
+/// Blocks of the grid at most, on any device.
+const MOST_BLOCKS: usize = 4 * 256;
+/// Tokens of a cache's block at most: where a position lies is found by a product instead of a quotient.
+const MOST_TOKENS: u32 = 1 << 11;
+/// A block's warps, and stages of each warp's ring in shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Ring {
+    warps: usize,
+    stages: usize,
+}
+
+impl Ring {
+    /// For few heads and for many: with few, a head's keys go to more warps.
+    pub(crate) fn of(cache: DType, dim: usize, v_dim: usize) -> [Self; 2] {
+        if dim + v_dim <= 256 {
+            [Self { warps: 8, stages: 2 }, Self { warps: 4, stages: if cache == DType::E4m3 { 2 } else { 3 } }]
+        } else {
+            [Self { warps: 4, stages: 2 }; 2]
+        }
+    }
+
+    /// Shared memory of a block; as `Decode::set` of the kernel lays it out.
+    fn shared(&self, cache: DType, (dim, v_dim): (usize, usize), group: usize) -> usize {
+        let stage = KEYS * (row_bytes(cache, dim) + row_bytes(cache, v_dim));
+        let sums = group * (v_dim + 6) * size_of::<f32>();
+        self.warps * (self.stages * stage + sums)
+    }
+}
+
+/// Blocks of a multiprocessor at most. A warp waits for what it does with 16 keys, one after another: where these are half as many bytes, twice the
+/// warps keep as many on their way, if registers suffice.
+fn most_blocks(cache: DType, (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> usize {
+    match cache {
+        DType::E4m3 if dim + v_dim <= 256 && tiles == 1 => 16 / ring.warps,
+        DType::E4m3 => 8 / ring.warps,
+        _ => 2,
+    }
+}
+
+/// As `Row` of the kernel: pieces of 16 bytes, swizzled or an odd number of them.
+fn row_bytes(cache: DType, dim: usize) -> usize {
+    let bytes = dim * cache.size();
+    if bytes.is_multiple_of(128) || !bytes.is_multiple_of(32) { bytes } else { bytes + 16 }
+}
+
+/// For rows of a type, and a cache of the same or of 8-bit floats.
+pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> Special {
+    let sizes = [("DIM", dim), ("V_DIM", v_dim), ("TILES_Q", tiles), ("WARPS", ring.warps), ("STAGES", ring.stages)];
+    Special::new("attention_decode", dtype, &[&sizes, narrow(cache)].concat())
+}
+
+/// The kernels for few heads and for many.
+pub(crate) fn specials([dtype, cache]: [DType; 2], heads: Heads) -> Vec<Special> {
+    let (dims, tiles) = ((heads.dim, heads.v_dim), tiles(heads.q / heads.kv));
+    let mut all = Ring::of(cache, dims.0, dims.1).map(|ring| special([dtype, cache], dims, tiles, ring)).to_vec();
+    all.dedup();
+    all
+}
+
+/// Tiles of a group of query heads.
+fn tiles(group: usize) -> usize {
+    group.div_ceil(TILE_HEADS).min(MOST_TILES)
+}
+
+/// What each block leaves of the head that another one began. All bits are set where nothing is.
+#[derive(Debug)]
+pub(crate) struct Scratch(Memory);
+
+impl Scratch {
+    /// For any shape and batch.
+    pub(crate) fn new(device: &mut Device) -> Option<Self> {
+        const WIDEST: usize = MOST_TILES * TILE_HEADS * (256 + 2);
+        let parts = device.allocate(MOST_BLOCKS * WIDEST * size_of::<f32>(), "parts of attention")?;
+        device.fill(&parts, u8::MAX);
+        Some(Self(parts))
+    }
+}
+
+/// `struct Shares` of the kernel: what it cuts a step's work by, beside the batch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Shares {
+    rows: u32,
+    sequences: u32,
+    multiprocessors: u32,
+    group_size: u32,
+    groups_per_head: u32,
+    heads: u32,
+    block_inverse: u32,
+}
+
+/// How to launch it, or none where its memory does not suffice.
+struct Plan {
+    special: Special,
+    shape: Shape,
+    shares: Shares,
+}
+
+impl Plan {
+    fn new(context: &Context, types: [DType; 2], layer: &Layer, rows: usize, sequences: usize) -> Option<Self> {
+        let (group, dims) = (layer.group_size(), (layer.dim as usize, layer.v_dim as usize));
+        let tiles = tiles(group);
+        let groups_per_head = group.div_ceil(TILE_HEADS * MOST_TILES);
+        let heads = layer.kv_heads as usize * groups_per_head;
+        let multiprocessors = context.multiprocessors;
+        let [few, many] = Ring::of(types[1], dims.0, dims.1);
+        let ring = if sequences * heads <= multiprocessors { few } else { many };
+        let shared = ring.shared(types[1], dims, group.min(TILE_HEADS * tiles));
+        // A block has 1 KiB beside what it asks for.
+        let fit = context.shared_of_multiprocessor / (shared + 1024);
+        let blocks = multiprocessors * fit.min(most_blocks(types[1], dims, tiles, ring));
+        let fits = shared <= context.shared_of_block && blocks <= MOST_BLOCKS && layer.block_size <= MOST_TOKENS;
+        let number = |number: usize| number as u32;
+        fits.then(|| Self {
+            special: special(types, dims, tiles, ring),
+            shape: Shape { grid: [blocks, 1], block: 32 * ring.warps, shared },
+            shares: Shares {
+                rows: number(rows),
+                sequences: number(sequences),
+                multiprocessors: number(multiprocessors),
+                group_size: number(group),
+                groups_per_head: number(groups_per_head),
+                heads: number(heads),
+                block_inverse: number((1_usize << 35).div_ceil(layer.block_size as usize)),
+            },
+        })
+    }
+}
+
+/// Whether so many sequences can be done here.
+pub(crate) fn fits(device: &Device, tensors: Tensors, layer: Layer, sequences: usize) -> bool {
+    let types = [tensors.qkv.dtype, tensors.cache];
+    Plan::new(&device.context, types, &layer, tensors.qkv.rows, sequences).is_some()
+}
+
+/// Queues attention of the sequences with one row, and zeros for rows of none; false if that cannot be here.
+pub(crate) fn run(
+    device: &mut Device,
+    scratch: &Scratch,
+    tensors: Tensors,
+    layer: Layer,
+    sequences: Sequences,
+) -> bool {
+    let types = [tensors.qkv.dtype, tensors.cache];
+    let Tensors { qkv, keys, values, out, .. } = tensors;
+    let Sequences { pointers, count, is_new } = sequences;
+    let Some(plan) = Plan::new(&device.context, types, &layer, qkv.rows, count) else {
+        return false;
+    };
+    let Plan { special, shape, shares } = plan;
+    let arguments = args![out.ptr, qkv.ptr, keys, values, scratch.0.ptr, pointers, layer, shares];
+    if is_new {
+        return device.launch_special_in_order(special, shape, arguments);
+    }
+    device.launch_special(special, shape, arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_head_size_fits_a_block() {
+        for cache in [DType::Bf16, DType::E4m3] {
+            for dim in [64, 80, 96, 112, 128, 192, 256] {
+                for ring in Ring::of(cache, dim, dim) {
+                    for tiles in [1, 2] {
+                        let shared = ring.shared(cache, (dim, dim), TILE_HEADS * tiles);
+                        assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} {cache:?} with {ring:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_usual_shape_has_as_many_blocks_a_multiprocessor_as_it_may() {
+        for cache in [DType::Bf16, DType::E4m3] {
+            let [_, many] = Ring::of(cache, 128, 128);
+            let blocks = most_blocks(cache, (128, 128), 1, many);
+            assert!(blocks * (many.shared(cache, (128, 128), 4) + 1024) <= 228 << 10, "{cache:?}");
+        }
+    }
+
+    #[test]
+    fn a_product_finds_the_block_of_a_position() {
+        for size in (16..=MOST_TOKENS).step_by(16) {
+            let inverse = (1_u64 << 35).div_ceil(u64::from(size));
+            assert!(u32::try_from(inverse).is_ok());
+            let last = (1_u32 << 24) / size * size;
+            for position in [0, size - 1, size, 7 * size - 1, 7 * size, last - 1, last] {
+                assert_eq!(
+                    (u64::from(position) * inverse) >> 35,
+                    u64::from(position / size),
+                    "{position} in blocks of {size}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Launches `kernels/cuda/csrc/attention/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for sequences with several rows.
+
+use crate::attention::kv::{Kv, Maps};
+use crate::attention::layer::{Layer, Tensors, narrow};
+use crate::jit::specialization::{HOPPER, Special};
+use crate::runtime::arch::Arch;
+use crate::runtime::batch::Batch;
+use crate::runtime::context::Memory;
+use crate::runtime::device::{Device, Shape, args};
+use kernels::ops::{DType, KvShape};
+
+/// Warps of a block of the general kernel, and keys of a tile.
+const WARPS: usize = 8;
+const KEYS: usize = 64;
+/// Pairs of token and query head that a block of either kernel has.
+const ROWS: usize = 16 * WARPS;
+/// Blocks in the second dimension of a grid, on any device.
+const MOST_TILES: usize = 65_535;
+/// Head sizes of the Hopper kernel, keys of a tile, and a block's threads.
+pub(crate) const HOPPER_DIMS: [usize; 2] = [64, 128];
+const HOPPER_KEYS: usize = 128;
+const HOPPER_THREADS: usize = 384;
+/// Most blocks of a cluster, which share keys and values.
+const HOPPER_BLOCKS: usize = 2;
+/// Rows that the copy engine brings at least: those of a swizzle.
+pub(crate) const ROW_GROUP: usize = 8;
+/// Sequences with fewer rows are not these kernels'.
+const LEAST: u32 = 2;
+
+/// For rows of a type, and a cache of the same or of 8-bit floats.
+pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize)) -> Special {
+    let sizes = [("DIM", dim), ("V_DIM", v_dim), ("WARPS", WARPS)];
+    Special::new("attention_prefill", dtype, &[&sizes, narrow(cache)].concat())
+}
+
+/// The same, for clusters of so many blocks.
+fn hopper_special([dtype, cache]: [DType; 2], dim: usize, blocks: usize) -> Special {
+    let sizes = [("DIM", dim), ("STAGES", hopper_stages(blocks)), ("BLOCKS", blocks)];
+    Special::new("attention_prefill_hopper", dtype, &[&sizes, narrow(cache)].concat())
+}
+
+/// All that are made for a type, a cache and heads: keys and values that are widened on their way are not shared.
+pub(crate) fn hopper_specials(types: [DType; 2], dim: usize) -> impl Iterator<Item = Special> {
+    let most = if types[1] == DType::E4m3 { 1 } else { HOPPER_BLOCKS };
+    (1..=most).map(move |blocks| hopper_special(types, dim, blocks))
+}
+
+/// All kernels for rows of a type, a cache and heads, of which the Hopper ones are for layers without a soft cap or ALiBi.
+pub(crate) fn specials(arch: Arch, types: [DType; 2], dims: (usize, usize)) -> Vec<Special> {
+    match arch == HOPPER && dims.0 == dims.1 && HOPPER_DIMS.contains(&dims.0) {
+        true => hopper_specials(types, dims.0).collect(),
+        false => vec![special(types, dims)],
+    }
+}
+
+/// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block.
+fn hopper_stages(blocks: usize) -> usize {
+    1 + blocks
+}
+
+/// How the Hopper kernel reads a cache.
+#[derive(Clone, Copy)]
+pub(crate) enum Hopper<'a> {
+    /// With the copy engine.
+    Maps(&'a Maps),
+    /// Numbers of 8 bits, by address.
+    Narrow,
+}
+
+impl<'a> Hopper<'a> {
+    /// Blocks of a cluster: several where few of their tiles of rows stay empty. A row's bits are the same.
+    fn blocks(self, layer: Layer, batch: &Batch) -> usize {
+        let tiles = |blocks: usize| blocks * batch.tiles(layer.group_size(), blocks * ROWS);
+        match self {
+            Self::Maps(_) if 15 * tiles(HOPPER_BLOCKS) <= 16 * tiles(1) => HOPPER_BLOCKS,
+            _ => 1,
+        }
+    }
+
+    /// None where the device has not what it needs, or the shape is not the kernel's.
+    pub(crate) fn of(device: &Device, kv: &'a Kv) -> Option<Self> {
+        let KvShape { head_dim, v_head_dim, block_size, dtype, .. } = kv.shape;
+        let narrow = dtype == DType::E4m3 && device.context.arch == HOPPER;
+        match &kv.maps {
+            Some(maps) => Some(Self::Maps(maps)),
+            None => (narrow && hopper_fits(head_dim, v_head_dim, block_size)).then_some(Self::Narrow),
+        }
+    }
+}
+
+/// What blocks of the Hopper kernel count their tiles with: zero between launches.
+#[derive(Debug)]
+pub(crate) struct Counter(Memory);
+
+impl Counter {
+    pub(crate) fn new(device: &mut Device) -> Option<Self> {
+        let memory = device.allocate(size_of::<u32>(), "attention's counter of tiles")?;
+        device.clear(&memory);
+        Some(Self(memory))
+    }
+}
+
+/// Prompts will come, whose kernel is compiled and loaded meanwhile.
+pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
+    let (types, dims) = ([tensors.qkv.dtype, tensors.cache], (layer.dim as usize, layer.v_dim as usize));
+    let kernels: Vec<(Special, usize)> = match hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
+        Some(_) => (1..)
+            .zip(hopper_specials(types, dims.0))
+            .map(|(blocks, special)| (special, hopper_shared(dims.0, blocks)))
+            .collect(),
+        None => vec![(special(types, dims), shared(dims))],
+    };
+    for (kernel, shared) in kernels {
+        if shared <= device.context.shared_of_block {
+            device.wish(kernel, shared);
+        }
+    }
+}
+
+/// Queues attention of the sequences with several rows; false if that cannot be here. `hopper`: where the Hopper kernel can.
+pub(crate) fn run(
+    device: &mut Device,
+    counter: &Counter,
+    tensors: Tensors,
+    layer: Layer,
+    hopper: Option<Hopper<'_>>,
+    batch: &Batch,
+) -> bool {
+    if let Some(hopper) = hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
+        return run_hopper(device, counter, tensors, layer, hopper, batch);
+    }
+    let (heads, tiles) = (layer.kv_heads as usize, batch.tiles(layer.group_size(), ROWS));
+    let Tensors { qkv, keys, values, cache, out } = tensors;
+    let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
+    let shared = shared(dims);
+    if shared > device.context.shared_of_block || tiles > MOST_TILES {
+        return false;
+    }
+    let shape = Shape { grid: [heads, tiles], block: 32 * WARPS, shared };
+    device.launch_special(
+        special([dtype, cache], dims),
+        shape,
+        args![out.ptr, qkv.ptr, keys, values, batch.pointers, layer, LEAST],
+    )
+}
+
+/// The same by the Hopper kernel: blocks that stay.
+fn run_hopper(
+    device: &mut Device,
+    counter: &Counter,
+    tensors: Tensors,
+    layer: Layer,
+    hopper: Hopper<'_>,
+    batch: &Batch,
+) -> bool {
+    let Tensors { qkv, keys, values, cache, out } = tensors;
+    let (blocks, dim) = (hopper.blocks(layer, batch), layer.dim as usize);
+    let row_tiles = batch.tiles(layer.group_size(), blocks * ROWS);
+    let clusters = (device.context.multiprocessors / blocks).min(layer.kv_heads as usize * row_tiles);
+    let shape = Shape { grid: [clusters * blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dim, blocks) };
+    let special = hopper_special([qkv.dtype, cache], dim, blocks);
+    let (row_tiles, counter, batch) = (row_tiles as u32, counter.0.ptr, batch.pointers);
+    match hopper {
+        Hopper::Maps(Maps { keys, values }) => device.launch_special(
+            special,
+            shape,
+            args![out.ptr, qkv.ptr, *keys, *values, batch, layer, LEAST, row_tiles, counter],
+        ),
+        Hopper::Narrow => device.launch_special(
+            special,
+            shape,
+            args![out.ptr, qkv.ptr, keys, values, batch, layer, LEAST, row_tiles, counter],
+        ),
+    }
+}
+
+/// `Prefill::SHARED_BYTES` of the kernel: two stages of keys and values, with padded rows.
+fn shared((dim, v_dim): (usize, usize)) -> usize {
+    2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
+}
+
+/// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile of keys.
+pub(crate) fn copied_tokens(block_size: usize) -> usize {
+    block_size.min(HOPPER_KEYS / HOPPER_BLOCKS)
+}
+
+/// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles' descriptions and numbers, and room
+/// to align them.
+fn hopper_shared(dim: usize, blocks: usize) -> usize {
+    const TILE: usize = (12 + 1) * size_of::<u32>();
+    let stages = hopper_stages(blocks);
+    let (barriers, rows) = (4 * stages + 8, ROWS + 2 * stages * HOPPER_KEYS);
+    1024 + rows * dim * 2 + barriers * size_of::<u64>() + 2 * TILE
+}
+
+/// Whether blocks of the cache fit the Hopper kernel's tiles.
+pub(crate) fn hopper_fits(dim: usize, v_dim: usize, block_size: usize) -> bool {
+    dim == v_dim
+        && HOPPER_DIMS.contains(&dim)
+        && block_size.is_multiple_of(ROW_GROUP)
+        && HOPPER_KEYS.is_multiple_of(block_size)
+}

@@ -1,0 +1,94 @@
+//! What attention kernels are told of a layer, and what they read and write.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::attention::kv::Kv;
+use crate::runtime::activations::View;
+use crate::runtime::batch::Batch;
+use kernels::ops::{self, DType};
+
+/// Widest value head of the plain kernel: four elements for each of a block's threads.
+pub(crate) const MOST_V_DIM: usize = 512;
+
+/// `struct Attention` of kernels/cuda/csrc/include/quire.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layer {
+    sinks: CUdeviceptr,
+    pub(crate) alibi: CUdeviceptr,
+    scale: f32,
+    pub(crate) soft_cap: f32,
+    window: u32,
+    pub(crate) q_heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) dim: u32,
+    pub(crate) v_dim: u32,
+    pub(crate) block_size: u32,
+    qkv_width: u32,
+    v_stride: u32,
+    v_scale: f32,
+}
+
+impl Layer {
+    /// Checks shapes, and puts together what kernels are told.
+    pub(crate) fn new(qkv: View, params: Params, batch: &Batch, kv: &Kv) -> Self {
+        let heads = params.layer.heads;
+        kv.shape.check_rows(heads, [qkv.rows, qkv.width], batch.rows());
+        batch.check_blocks(kv.shape);
+        assert!(heads.v_dim <= MOST_V_DIM, "value heads of {}", heads.v_dim);
+        Self {
+            sinks: params.sinks,
+            alibi: params.alibi,
+            scale: params.layer.scale,
+            soft_cap: params.layer.soft_cap.unwrap_or(0.0),
+            window: params.layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+            q_heads: heads.q as u32,
+            kv_heads: heads.kv as u32,
+            dim: heads.dim as u32,
+            v_dim: heads.v_dim as u32,
+            block_size: kv.shape.block_size as u32,
+            qkv_width: qkv.width as u32,
+            v_stride: kv.value_stride() as u32,
+            v_scale: params.value_scale,
+        }
+    }
+
+    /// Query heads of a key head.
+    pub(crate) fn group_size(&self) -> usize {
+        (self.q_heads / self.kv_heads) as usize
+    }
+}
+
+/// A layer's attention with its vectors looked up: null for none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    /// Its scale holds that of keys.
+    pub(crate) layer: ops::Attention,
+    /// What stored values are multiplied by.
+    pub(crate) value_scale: f32,
+    pub(crate) sinks: CUdeviceptr,
+    pub(crate) alibi: CUdeviceptr,
+}
+
+/// What attention reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensors {
+    pub(crate) qkv: View,
+    pub(crate) keys: CUdeviceptr,
+    pub(crate) values: CUdeviceptr,
+    /// Element type of keys and values.
+    pub(crate) cache: DType,
+    pub(crate) out: View,
+}
+
+impl Tensors {
+    pub(crate) fn new(qkv: View, kv: &Kv, out: View) -> Self {
+        let (keys, values) = kv.pointers();
+        Self { qkv, keys, values, cache: kv.shape.dtype, out }
+    }
+}
+
+/// What the fast kernels are told of a cache of another type than rows have.
+pub(crate) fn narrow(cache: DType) -> &'static [(&'static str, usize)] {
+    if cache == DType::E4m3 { &[("NARROW", 1)] } else { &[] }
+}

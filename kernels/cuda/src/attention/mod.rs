@@ -1,0 +1,148 @@
+//! Chooses the attention kernels of `kernels/cuda`, and launches the plain one.
+
+pub(crate) mod attention_decode;
+pub(crate) mod attention_prefill;
+pub(crate) mod kv;
+pub(crate) mod layer;
+pub(crate) mod rope_and_cache;
+
+use crate::CudaBackend;
+use crate::attention::attention_decode::Scratch;
+use crate::attention::attention_prefill::{Counter, Hopper};
+use crate::attention::kv::Kv;
+use crate::attention::layer::{Layer, Params, Tensors};
+use crate::jit::specialization::{HOPPER, LOWEST};
+use crate::runtime::activations::View;
+use crate::runtime::batch::{Batch, Rows};
+use crate::runtime::device::{Device, Name, Shape, args};
+use crate::whole_step::{Cache, Op};
+use kernels::ops::{self, Act, DType, KvLayer, KvShape, RowSelection, Vector};
+
+/// Threads of a block of the plain kernel.
+const THREADS: usize = 128;
+/// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the rotation before it.
+pub(crate) const MOST_DIM: usize = 8192;
+
+/// What attention keeps between launches.
+#[derive(Debug, Default)]
+pub(crate) struct Attention {
+    scratch: Option<(Scratch, Counter)>,
+}
+
+impl Attention {
+    pub(crate) fn run(&mut self, device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
+        let layer = Layer::new(qkv, params, batch, kv);
+        let tensors = Tensors::new(qkv, kv, out);
+        if !self.fast(device, tensors, layer, batch, kv) {
+            plain(device, tensors, layer, batch);
+        }
+    }
+
+    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is not to be had.
+    pub(crate) fn run_alone(
+        &mut self,
+        device: &mut Device,
+        (qkv, out): (View, View),
+        params: Params,
+        (batch, rows): (&mut Batch, &[u32]),
+        kv: &Kv,
+    ) -> bool {
+        let layer = Layer::new(qkv, params, batch, kv);
+        let tensors = Tensors::new(qkv, kv, out);
+        if !fits(device, tensors, layer, kv) || !attention_decode::fits(device, tensors, layer, rows.len()) {
+            return false;
+        }
+        let Some(alone) = batch.alone(device, rows) else { return false };
+        self.prepare(device);
+        let Some((scratch, _)) = &self.scratch else { return true };
+        attention_decode::run(device, scratch, tensors, layer, alone)
+    }
+
+    fn prepare(&mut self, device: &mut Device) {
+        if self.scratch.is_none() {
+            self.scratch = Scratch::new(device).zip(Counter::new(device));
+        }
+    }
+
+    /// The kernels for rows of 16-bit types, which between them do all rows; false where one of them cannot.
+    fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
+        if !fits(device, tensors, layer, kv) {
+            return false;
+        }
+        self.prepare(device);
+        let Some((scratch, counter)) = &self.scratch else { return true };
+        if !batch.has(Rows::Several) {
+            attention_prefill::wish(device, tensors, layer, Hopper::of(device, kv).as_ref());
+        }
+        (!batch.has(Rows::Several)
+            || attention_prefill::run(device, counter, tensors, layer, Hopper::of(device, kv), batch))
+            && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch.all()))
+    }
+}
+
+impl CudaBackend {
+    /// See [`ops::Backend::attention`].
+    pub(crate) fn attend(
+        &mut self,
+        qkv: Act,
+        attention: ops::Attention,
+        kv: KvLayer,
+        only: Option<RowSelection<'_>>,
+        out: Act,
+    ) {
+        assert_ne!(qkv, out, "attention cannot overwrite its input");
+        self.settle_for(qkv, out);
+        let qkv = self.acts.view(qkv);
+        let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let length = |vector: Vector| self.vectors[vector.0 as usize].len;
+        attention.check(attention.sinks.map(length), attention.alibi.map(length));
+        let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
+        let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
+        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
+        self.batch.turn_to(kv.table);
+        let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
+        let cache = Cache::new(kv, self.batch.first_entry(), scales);
+        self.collector.note(Op::Attention { qkv, attention, cache, out });
+        let batch = &mut self.batch;
+        if only
+            .is_some_and(|only| self.attention.run_alone(&mut self.device, (qkv, out), params, (batch, only.rows), kv))
+        {
+            return;
+        }
+        self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
+    }
+}
+
+/// Whether the fast kernels are for such a layer.
+fn fits(device: &Device, tensors: Tensors, layer: Layer, kv: &Kv) -> bool {
+    let Tensors { qkv, out, cache, .. } = tensors;
+    device.context.arch >= LOWEST
+        && are_fast([qkv.dtype, cache], [layer.dim, layer.v_dim].map(|dim| dim as usize))
+        && out.dtype == qkv.dtype
+        && !kv.shape.shared
+        && kv.shape.block_size.is_multiple_of(16)
+}
+
+/// Whether the fast kernels are for rows and a cache of these types, and heads of these widths.
+pub(crate) fn are_fast([dtype, cache]: [DType; 2], dims: [usize; 2]) -> bool {
+    dtype.size() == 2
+        && [dtype, DType::E4m3].contains(&cache)
+        && dims.iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
+}
+
+/// Tokens of a block that a kernel reads at once by the copy engine, if one does so with a cache of this shape.
+pub(crate) fn mapped_tokens(device: &Device, shape: KvShape) -> Option<usize> {
+    let KvShape { block_size, head_dim, v_head_dim, dtype, .. } = shape;
+    let fits = device.context.arch == HOPPER
+        && dtype.size() == 2
+        && attention_prefill::hopper_fits(head_dim, v_head_dim, block_size);
+    fits.then(|| attention_prefill::copied_tokens(block_size))
+}
+
+fn plain(device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) {
+    let Tensors { qkv, keys, values, cache, out } = tensors;
+    let name = Name::of("attention", &[qkv.dtype, cache, out.dtype]);
+    let shared = layer.dim as usize * size_of::<f32>();
+    let shape = Shape { grid: [qkv.rows, layer.q_heads as usize], block: THREADS, shared };
+    device.launch(name, shape, args![qkv.ptr, batch.pointers, layer, keys, values, out.ptr]);
+}

@@ -1,0 +1,93 @@
+//! Launches `kernels/cuda/csrc/attention/rope_and_cache.cu`: rotates queries and keys, and keeps keys and values.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::attention::kv::Kv;
+use crate::fusion::head_norms::QkNorms;
+use crate::runtime::activations::View;
+use crate::runtime::batch::Batch;
+use crate::runtime::device::{Device, Name, Shape, args};
+use kernels::ops::{DType, Heads, KvScales, Rope, RopeStyle};
+
+/// `struct Layer` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    inv_freq: CUdeviceptr,
+    mscale: f32,
+    rotary_dim: u32,
+    interleaved: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    dim: u32,
+    v_dim: u32,
+    block_size: u32,
+    qkv_width: u32,
+    /// What keys and values are multiplied by before they are stored.
+    key_factor: f32,
+    value_factor: f32,
+}
+
+/// `rope` comes with where its frequencies are; `norms`, if any, are done first, where [`takes_norms`] says so.
+pub(crate) fn rope_and_cache(
+    device: &mut Device,
+    qkv: View,
+    heads: Heads,
+    rope: Option<(Rope, CUdeviceptr)>,
+    norms: Option<QkNorms>,
+    batch: &Batch,
+    (kv, factors): (&Kv, KvScales),
+) {
+    let width = qkv.width;
+    kv.shape.check_rows(heads, [qkv.rows, width], batch.rows());
+    batch.check_blocks(kv.shape);
+    let rotary_dim = rope.map_or(0, |(rope, _)| rope.rotary_dim);
+    let layer = Layer {
+        inv_freq: rope.map_or(0, |(_, frequencies)| frequencies),
+        mscale: rope.map_or(1.0, |(rope, _)| rope.mscale),
+        rotary_dim: rotary_dim as u32,
+        interleaved: u32::from(rope.is_some_and(|(rope, _)| rope.style == RopeStyle::Interleaved)),
+        q_heads: heads.q as u32,
+        kv_heads: heads.kv as u32,
+        dim: heads.dim as u32,
+        v_dim: if kv.shape.shared { 0 } else { heads.v_dim as u32 },
+        block_size: kv.shape.block_size as u32,
+        qkv_width: width as u32,
+        key_factor: factors.key,
+        value_factor: factors.value,
+    };
+    let (keys, values) = kv.pointers();
+    let shared = rotary_dim * size_of::<f32>();
+    let types = [qkv.dtype, kv.shape.dtype];
+    let arguments = args![qkv.ptr, batch.pointers, layer, keys, values];
+    if let Some(norms) = norms {
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
+        let arguments = args![qkv.ptr, batch.pointers, layer, keys, values, norms];
+        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_normed", &types), shape, arguments);
+    } else if takes_pieces(qkv.dtype, kv.shape.dtype, heads, rotary_dim) {
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
+        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_wide", &types), shape, arguments);
+    } else {
+        let shape = Shape { shared, ..Shape::rows(qkv.rows, width.min(256)) };
+        device.launch(Name::of("rope_and_cache", &types), shape, arguments);
+    }
+}
+
+/// Threads of a row's block where they work on 16 bytes at a time: with few rows, all at once; with many, more blocks at a time.
+fn threads(rows: usize, width: usize) -> usize {
+    (width / 8).min(if rows > 512 { 256 } else { 512 })
+}
+
+/// Whether norms of heads can be done with their rotation.
+pub(crate) fn takes_norms(row: DType, cache: DType, heads: Heads, rotary_dim: usize) -> bool {
+    takes_pieces(row, cache, heads, rotary_dim)
+        && rotary_dim == heads.dim
+        && (16..=256).contains(&rotary_dim)
+        && rotary_dim.is_power_of_two()
+}
+
+/// Whether rows can be worked on 16 bytes at a time.
+fn takes_pieces(row: DType, cache: DType, heads: Heads, rotary_dim: usize) -> bool {
+    let whole = [heads.dim, heads.v_dim, rotary_dim / 2].iter().all(|count| count.is_multiple_of(8));
+    row.size() == 2 && [row, DType::E4m3].contains(&cache) && whole
+}

@@ -1,0 +1,318 @@
+//! What steps would otherwise wait for when they first need it, done while nobody asks for anything, a few milliseconds at a time: kernels are
+//! loaded, and the ways of products measured, for all numbers of rows that a step can have.
+
+use std::collections::{BTreeSet, HashSet};
+
+use crate::CudaBackend;
+use crate::autotune::measure;
+use crate::autotune::tactics::{Kind, bucket};
+use crate::autotune::trial::Trial;
+use crate::gemm::matmul::Matmul;
+use crate::gemm::product::{Gate, Product};
+use crate::runtime::activations::View;
+use crate::runtime::device::{Device, MOMENT};
+use kernels::ops::{Activation, Epilogue, Matrix, Vector};
+
+/// Products of fewer rows are always done in the same way.
+const LEAST_ROWS: usize = 17;
+
+/// A product that steps ask for, with one of the matrices that it is done with, and buffers whose content means nothing between steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site {
+    pub(crate) x: View,
+    pub(crate) w: Matrix,
+    pub(crate) bias: Option<Vector>,
+    pub(crate) out: View,
+    /// What gates its outputs next, and where to.
+    pub(crate) gate: Option<(Activation, View)>,
+}
+
+impl Site {
+    /// Rows that its buffers have room for.
+    fn room(&self) -> usize {
+        let gated = self.gate.map_or(usize::MAX, |(_, out)| out.most_rows);
+        self.x.most_rows.min(self.out.most_rows).min(gated)
+    }
+}
+
+/// How soon something is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Urgency {
+    /// A step has needed it.
+    Wanted,
+    Usual,
+    /// It waits for something that is under way.
+    Deferred,
+}
+
+/// A product to be measured or loaded, with so many rows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Task {
+    urgency: Urgency,
+    rows: usize,
+    site: usize,
+}
+
+/// What is left to do: from few rows to many, all products of as many rows together.
+#[derive(Debug, Default)]
+pub(crate) struct Ladder {
+    left: BTreeSet<Task>,
+    /// Rows of each site's highest task so far.
+    most: Vec<usize>,
+    /// Ranges of rows of which something is done otherwise than before.
+    changed: HashSet<usize>,
+}
+
+impl Ladder {
+    /// A site comes with up to so many rows.
+    fn add(&mut self, site: usize, most: usize) {
+        self.most.resize(self.most.len().max(site + 1), LEAST_ROWS - 1);
+        let mut rows = self.most[site];
+        while rows < most {
+            rows = bucket(rows + 1).min(most);
+            self.left.insert(Task { urgency: Urgency::Usual, rows, site });
+        }
+        self.most[site] = self.most[site].max(rows);
+    }
+
+    fn pop(&mut self) -> Option<Task> {
+        self.left.pop_first()
+    }
+
+    /// A step has needed it.
+    fn prefer(&mut self, site: usize, rows: usize) {
+        let usual = self.left.iter().find(|task| task.site == site && bucket(task.rows) == bucket(rows)).copied();
+        if let Some(task) = usual.filter(|task| task.urgency == Urgency::Usual) {
+            self.left.remove(&task);
+            self.left.insert(Task { urgency: Urgency::Wanted, ..task });
+        }
+    }
+
+    /// What it takes is not there yet.
+    fn defer(&mut self, task: Task) {
+        self.left.insert(Task { urgency: Urgency::Deferred, ..task });
+    }
+
+    /// A task is done; `changed`: so that its product is done otherwise than before. Whether with it everything is known of its range of rows, and
+    /// something of that has changed.
+    fn end(&mut self, task: Task, changed: bool) -> bool {
+        let range = bucket(task.rows);
+        if changed {
+            self.changed.insert(range);
+        }
+        self.left.iter().all(|other| bucket(other.rows) != range) && self.changed.remove(&range)
+    }
+}
+
+/// Products that steps ask for, and what is left to do for them.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    sites: Vec<(Kind, Site)>,
+    ladder: Ladder,
+    trial: Option<(Task, Box<Trial>)>,
+}
+
+impl Ahead {
+    /// A step asks for a product of this kind; whether it is the first one.
+    pub(crate) fn note(&mut self, kind: Kind, site: Site) -> bool {
+        let kind = kind.of_rows(LEAST_ROWS);
+        let known = self.sites.iter().position(|(known, _)| *known == kind);
+        let index = known.unwrap_or_else(|| {
+            self.sites.push((kind, site));
+            self.sites.len() - 1
+        });
+        if site.room() > self.sites[index].1.room() {
+            self.sites[index].1 = site;
+        }
+        self.ladder.add(index, self.sites[index].1.room());
+        known.is_none()
+    }
+
+    fn prefer(&mut self, kind: Kind) {
+        let same = |(known, _): &(Kind, Site)| *known == kind.of_rows(LEAST_ROWS);
+        if let Some(site) = self.sites.iter().position(same) {
+            self.ladder.prefer(site, kind.rows);
+        }
+    }
+}
+
+impl CudaBackend {
+    /// Does a piece of it; whether there may be more.
+    pub(crate) fn prepare_some(&mut self) -> bool {
+        if self.device.is_recording() || self.device.is_profiled() || self.device.fault().is_some() {
+            return false;
+        }
+        self.device.bind();
+        self.catch_up();
+        self.device.grant() || self.measure_some() || self.device.await_orders()
+    }
+
+    /// Begins to compile what may do a product that came for the first time, with whatever number of rows.
+    pub(crate) fn order(matmul: &Matmul, device: &Device, product: &mut Product<'_>, gate: Option<Gate>) {
+        let (rows, room) = (product.x.rows, product.x.most_rows.min(product.out.most_rows));
+        let mut next = LEAST_ROWS;
+        while matmul.ways.are_measured_ahead() && next <= room {
+            product.set_rows(bucket(next).min(room));
+            matmul.specials(device, product, gate).into_iter().for_each(|special| device.order(special));
+            next = bucket(next) + 1;
+        }
+        product.set_rows(rows);
+    }
+
+    fn measure_some(&mut self) -> bool {
+        if !self.matmul.ways.are_measured_ahead() || !measure::is_possible(&self.device) {
+            return false;
+        }
+        for kind in self.matmul.ways.take_wanted() {
+            self.ahead.prefer(kind);
+        }
+        match self.ahead.trial.take() {
+            Some((task, trial)) => self.go_on(task, trial),
+            None => {
+                let Some(task) = self.ahead.ladder.pop() else { return false };
+                self.begin_task(task);
+            }
+        }
+        true
+    }
+
+    /// Begins to measure a kind of product; one that is known already is done once, so that its code is there.
+    fn begin_task(&mut self, task: Task) {
+        let ahead = self.with_product(task, |matmul, device, mut product, gate| {
+            if !matmul.has_ways(device, &product, gate) {
+                return Begun::Nothing;
+            }
+            if !matmul.specials(device, &product, gate).into_iter().all(|special| device.is_compiled(special, MOMENT)) {
+                return Begun::Later;
+            }
+            fill(device, &product);
+            if matmul.is_known(&product, gate) {
+                matmul.run_kind(device, product, gate);
+                device.synchronize();
+                return Begun::Nothing;
+            }
+            Begun::Trial(Box::new(matmul.trial(device, &mut product, gate)))
+        });
+        match ahead {
+            None | Some(Begun::Nothing) => self.end_task(task, false),
+            Some(Begun::Later) => self.ahead.ladder.defer(task),
+            Some(Begun::Trial(trial)) => self.ahead.trial = Some((task, trial)),
+        }
+    }
+
+    /// Lets one way more be tried.
+    fn go_on(&mut self, task: Task, mut trial: Box<Trial>) {
+        let more = self.with_product(task, |matmul, device, mut product, gate| {
+            matmul.turn(device, &mut trial, &mut product, gate)
+        });
+        if more == Some(true) {
+            self.ahead.trial = Some((task, trial));
+        } else {
+            let changed = self.matmul.settle(*trial);
+            self.end_task(task, changed);
+        }
+    }
+
+    /// Steps that were recorded with other ways are recorded anew.
+    fn end_task(&mut self, task: Task, changed: bool) {
+        if self.ahead.ladder.end(task, changed) {
+            self.recordings.renew(|rows| bucket(rows) == bucket(task.rows));
+        }
+    }
+
+    /// The product of a task, on its site's buffers; none where its input is not there.
+    fn with_product<T>(
+        &mut self,
+        task: Task,
+        run: impl FnOnce(&mut Matmul, &mut Device, Product<'_>, Option<Gate>) -> T,
+    ) -> Option<T> {
+        let Site { x, w, bias, out, gate } = self.ahead.sites[task.site].1;
+        let rows = task.rows;
+        let w = &self.matrices[w.0 as usize];
+        let x = self.matmul.input(View { rows, ..x }, w)?;
+        let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
+        let product = Product { x, w, bias, epilogue: Epilogue::Store, out: View { rows, ..out } };
+        let gate = gate.map(|(activation, out)| Gate { activation, out: View { rows, ..out } });
+        Some(run(&mut self.matmul, &mut self.device, product, gate))
+    }
+}
+
+/// What came of beginning a task.
+enum Begun {
+    /// There is nothing to be measured (any more).
+    Nothing,
+    /// A kernel that takes part is being compiled.
+    Later,
+    Trial(Box<Trial>),
+}
+
+/// Makes a product's input as random as its weights are: zeros are multiplied faster.
+fn fill(device: &mut Device, Product { x, w, .. }: &Product<'_>) {
+    let (bytes, piece) = (x.elements() * x.dtype.size(), w.rows * w.cols * w.dtype.size());
+    for at in (0..bytes).step_by(piece.max(1)) {
+        device.copy(w.ptr(), x.ptr + at as u64, piece.min(bytes - at));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything that is left, in its order: rows and site.
+    fn rest(ladder: &mut Ladder) -> Vec<(usize, usize)> {
+        std::iter::from_fn(|| ladder.pop()).map(|task| (task.rows, task.site)).collect()
+    }
+
+    #[test]
+    fn sites_share_rungs_up_to_what_their_buffers_hold() {
+        let mut ladder = Ladder::default();
+        ladder.add(0, 40);
+        ladder.add(1, 30);
+        assert_eq!(rest(&mut ladder), [(24, 0), (24, 1), (30, 1), (32, 0), (40, 0)]);
+        // Nothing is done twice; with more room there is more to do.
+        ladder.add(1, 30);
+        ladder.add(0, 50);
+        assert_eq!(rest(&mut ladder), [(48, 0), (50, 0)]);
+        ladder.add(2, 16);
+        assert_eq!(rest(&mut ladder), []);
+        ladder.add(2, 8192);
+        let all = rest(&mut ladder);
+        assert_eq!((all.first(), all.last()), (Some(&(24, 2)), Some(&(8192, 2))));
+        assert!(all.iter().all(|(rows, _)| bucket(*rows) == *rows) && all.len() <= 60, "{all:?}");
+    }
+
+    #[test]
+    fn what_steps_have_needed_comes_first_and_what_is_not_there_yet_last() {
+        let mut ladder = Ladder::default();
+        (0..2).for_each(|site| ladder.add(site, 40));
+        // Of the range that 33 to 40 rows share.
+        ladder.prefer(1, 35);
+        ladder.prefer(1, 35);
+        let first = ladder.pop().expect("a task");
+        assert_eq!((first.rows, first.site), (40, 1));
+        let second = ladder.pop().expect("a task");
+        ladder.defer(second);
+        ladder.prefer(0, 24);
+        assert_eq!(rest(&mut ladder), [(24, 1), (32, 0), (32, 1), (40, 0), (24, 0)]);
+    }
+
+    #[test]
+    fn a_range_of_rows_has_changed_once_all_of_it_is_known() {
+        let mut ladder = Ladder::default();
+        (0..2).for_each(|site| ladder.add(site, 32));
+        let ended: Vec<bool> = [true, false, false, false]
+            .map(|changed| {
+                let task = ladder.pop().expect("a task");
+                ladder.end(task, changed)
+            })
+            .into();
+        assert_eq!(ended, [false, true, false, false]);
+        // One that is deferred holds its range up.
+        (2..4).for_each(|site| ladder.add(site, 24));
+        let [first, second] = [(); 2].map(|()| ladder.pop().expect("a task"));
+        ladder.defer(first);
+        assert!(!ladder.end(second, true));
+        let first = ladder.pop().expect("the deferred one");
+        assert!(ladder.end(first, false));
+    }
+}

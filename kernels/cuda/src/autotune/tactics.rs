@@ -1,0 +1,356 @@
+//! How products of many rows are done on this machine: measured once for a kind of product, then remembered in a folder.
+//!
+//! A kind that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`), or by a later step
+//! that needs it, where the last one that did so is long enough ago; from then on its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
+//! may share the folder, and a damaged file is measured again. They are text: what was measured, the way taken, and what each way took.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::gemm::cublaslt::{self, Algorithm};
+use crate::jit::cache::{self, digest};
+use crate::jit::sources::{HEADERS, SPECIAL};
+use crate::layers::elementwise::Function;
+use crate::options::Products;
+use crate::runtime::context::{Context, driver_version};
+use kernels::ops::DType;
+
+/// Products that are done in the same way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Kind {
+    /// See [`bucket`].
+    pub(crate) rows: usize,
+    n: usize,
+    k: usize,
+    input: DType,
+    output: DType,
+    bias: bool,
+    /// The gate function that follows, as its number.
+    gate: Option<u32>,
+}
+
+/// How a product is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// cuBLASLt as it chooses itself; where columns are gated, the product in its own best way, and then the gate.
+    Usual,
+    /// cuBLASLt with this algorithm.
+    Library(Algorithm),
+    /// `matmul_hopper.cu`.
+    Own,
+    /// `matmul_parts.cu`.
+    Parts,
+}
+
+impl Kind {
+    pub(crate) fn of(key: &cublaslt::Key, gate: Option<Function>) -> Self {
+        let cublaslt::Key { rows, n, k, input, output, bias, .. } = *key;
+        Self { rows: bucket(rows), n, k, input, output, bias, gate: gate.map(|function| function.number) }
+    }
+
+    /// The same with other rows.
+    pub(crate) fn of_rows(self, rows: usize) -> Self {
+        Self { rows: bucket(rows), ..self }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rows, n, k, input, output, bias, gate } = self;
+        write!(f, "{} to {}, [{n}, {k}], {rows} rows or some less", input.name(), output.name())?;
+        write!(f, "{}", if *bias { ", bias" } else { "" })?;
+        gate.map_or(Ok(()), |number| write!(f, ", gate {number}"))
+    }
+}
+
+impl Way {
+    fn text(self) -> String {
+        match self {
+            Self::Usual => "usual".to_owned(),
+            Self::Own => "own".to_owned(),
+            Self::Parts => "parts".to_owned(),
+            Self::Library(algorithm) => algorithm.text(),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "usual" => Some(Self::Usual),
+            "own" => Some(Self::Own),
+            "parts" => Some(Self::Parts),
+            _ => Algorithm::parse(text).map(Self::Library),
+        }
+    }
+}
+
+/// Rows that are measured as one: the next of a list that grows finer towards few rows, where the tiles of a product count most. Up to 256,
+/// each number that decode steps are padded to is of its own: tiles of cuBLASLt come in all multiples of 8. Of more than 512, those a little past
+/// a multiple of the largest tile, as decodes beside prompts make them, are of their own too: what is the fastest for full tiles wastes most of one.
+pub(crate) fn bucket(rows: usize) -> usize {
+    /// Rows of the largest tile, and of what begins another one and is little.
+    const TILE: usize = 256;
+    const LITTLE: usize = 64;
+    let step = match rows {
+        ..=256 => 8,
+        257..=512 => 64,
+        513..=1024 => 128,
+        1025..=2048 => 256,
+        2049..=4096 => 512,
+        _ => 2048,
+    };
+    let past = rows % TILE;
+    if rows > 2 * TILE && (1..=LITTLE).contains(&past) {
+        return (rows - past).next_multiple_of(step) + LITTLE;
+    }
+    rows.next_multiple_of(step)
+}
+
+/// The ways known so far.
+pub(crate) struct Ways {
+    cache: Option<cache::Cache>,
+    /// What a measurement is good for beside its kind: device, driver, library, own kernels.
+    machine: String,
+    known: HashMap<Kind, Way>,
+    /// Kinds that were asked for and are not known, with the step that did first; those of them that nobody was told of.
+    missing: HashMap<Kind, u64>,
+    wanted: Vec<Kind>,
+    products: Products,
+    /// The step under way, and whether it is nobody's.
+    step: u64,
+    idle: bool,
+    /// Before then, steps that somebody waits for measure nothing.
+    rest_until: Option<Instant>,
+}
+
+impl Ways {
+    /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a twentieth of its time to it.
+    const REST: u32 = 19;
+
+    pub(crate) fn new(context: &Context, cache: Option<&Path>, products: Products) -> Self {
+        let driver = driver_version().unwrap_or_default();
+        let library = cublaslt::version();
+        let own = ["matmul_hopper", "matmul_parts"];
+        let own = SPECIAL.iter().filter(|source| own.contains(&source.name)).map(|source| source.text);
+        let own = digest(own.chain(HEADERS.iter().map(|(_, text)| *text)));
+        let machine = format!(
+            "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernels {own}, between others",
+            context.name, context.multiprocessors
+        );
+        let cache = cache.map(cache::Cache::new);
+        Self {
+            cache,
+            machine,
+            known: HashMap::new(),
+            missing: HashMap::new(),
+            wanted: Vec::new(),
+            products,
+            step: 0,
+            idle: false,
+            rest_until: None,
+        }
+    }
+
+    /// Whether kinds are measured when nothing else is to be done.
+    pub(crate) fn are_measured_ahead(&self) -> bool {
+        self.products == Products::Fastest
+    }
+
+    /// Another step begins, of rows that are somebody's or not.
+    pub(crate) fn begin(&mut self, idle: bool) {
+        (self.step, self.idle) = (self.step + 1, idle);
+    }
+
+    /// Whether a kind that is not known is to be measured by the product that asks, at this time: where nobody waits for the step, or an earlier step
+    /// has asked, there was no time since, and steps have not measured anything for a while.
+    pub(crate) fn are_due(&self, kind: Kind, now: Instant) -> bool {
+        let asked_before = || self.missing.get(&kind).is_some_and(|first| *first < self.step);
+        let rested = || self.rest_until.is_none_or(|until| until <= now);
+        match self.products {
+            Products::FastestAtOnce => true,
+            Products::Fastest => self.idle || asked_before() && rested(),
+            Products::Library | Products::Own | Products::Parts => false,
+        }
+    }
+
+    /// A product was held up for so long, until now, to measure its kind.
+    pub(crate) fn rest(&mut self, took: Duration, now: Instant) {
+        if !self.idle {
+            self.rest_until = now.checked_add(took * Self::REST);
+        }
+    }
+
+    /// How long a product that measures may wait for a kernel that takes part to be compiled: not at all in a step that somebody waits for.
+    pub(crate) fn patience(&self) -> Duration {
+        let waits = self.idle || self.products == Products::FastestAtOnce;
+        if waits { Duration::from_secs(30) } else { Duration::ZERO }
+    }
+
+    /// The same for all kinds, measured or not.
+    fn only(&self) -> Option<Way> {
+        match self.products {
+            Products::Fastest | Products::FastestAtOnce => None,
+            Products::Library => Some(Way::Usual),
+            Products::Own => Some(Way::Own),
+            Products::Parts => Some(Way::Parts),
+        }
+    }
+
+    /// Whether products may be done in this way.
+    pub(crate) fn may_be(&self, way: Way) -> bool {
+        self.only().is_none_or(|only| only == way)
+    }
+
+    /// Kinds that were asked for in vain since the last call.
+    pub(crate) fn take_wanted(&mut self) -> Vec<Kind> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// The way of a kind, if it was measured or settled before.
+    pub(crate) fn get(&mut self, kind: Kind) -> Option<Way> {
+        let known = self.only().or_else(|| self.known.get(&kind).copied());
+        if known.is_some() || self.missing.contains_key(&kind) {
+            return known;
+        }
+        let stored = self.stored(kind);
+        match stored {
+            Some(way) => drop(self.known.insert(kind, way)),
+            None => {
+                self.missing.insert(kind, self.step);
+                self.wanted.push(kind);
+            }
+        }
+        stored
+    }
+
+    fn stored(&self, kind: Kind) -> Option<Way> {
+        let stored = self.cache.as_ref()?.content(&self.file_name(kind))?;
+        let mut lines = std::str::from_utf8(&stored).ok()?.lines();
+        lines.next().filter(|line| *line == self.title(kind)).and_then(|_| Way::parse(lines.next()?))
+    }
+
+    /// From now on a kind is done in this way; `times` (text) is what measuring it showed, without which nothing is stored.
+    pub(crate) fn settle(&mut self, kind: Kind, way: Way, times: Option<&str>) {
+        self.missing.remove(&kind);
+        self.known.insert(kind, way);
+        if let (Some(cache), Some(times)) = (&self.cache, times) {
+            let content = format!("{}\n{}\n{times}\n", self.title(kind), way.text());
+            // What cannot be written is measured again at the next start.
+            let _ = cache.store(&self.file_name(kind), content.as_bytes());
+        }
+    }
+
+    fn title(&self, kind: Kind) -> String {
+        format!("{kind}; {}", self.machine)
+    }
+
+    fn file_name(&self, kind: Kind) -> String {
+        format!("product-{}.way", digest([self.title(kind).as_str()].into_iter()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::ops::Epilogue;
+
+    fn ways(folder: &Path, machine: &str) -> Ways {
+        Ways {
+            cache: Some(cache::Cache::new(folder)),
+            machine: machine.to_owned(),
+            known: HashMap::new(),
+            missing: HashMap::new(),
+            wanted: Vec::new(),
+            products: Products::Fastest,
+            step: 0,
+            idle: false,
+            rest_until: None,
+        }
+    }
+
+    fn kind(rows: usize, gate: bool) -> Kind {
+        let (n, k, input, output) = (28672, 4096, DType::Bf16, DType::Bf16);
+        let key = cublaslt::Key { rows, n, k, input, output, bias: false, epilogue: Epilogue::Store };
+        Kind::of(&key, gate.then(|| kernels::ops::Activation::Silu.into()))
+    }
+
+    #[test]
+    fn rows_share_a_kind_with_those_up_to_the_next_of_a_list() {
+        let rows = [17, 32, 33, 64, 65, 250, 264, 513, 1000, 1039, 1100, 4100, 8192];
+        assert_eq!(rows.map(bucket), [24, 32, 40, 64, 72, 256, 320, 576, 1024, 1088, 1280, 4160, 8192]);
+        for rows in 1..20_000 {
+            assert!(bucket(rows) >= rows && bucket(bucket(rows)) == bucket(rows), "{rows}");
+        }
+        assert_eq!(kind(250, false), kind(256, false));
+        assert_ne!(kind(250, false), kind(250, true));
+    }
+
+    #[test]
+    fn what_was_measured_is_known_at_the_next_start_of_the_same_machine() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let algorithm = Algorithm::parse(&format!("cublaslt{}", " 1f".repeat(8))).expect("an algorithm");
+        let mut first = ways(folder.path(), "one");
+        for (rows, way) in [(64, Way::Usual), (128, Way::Own), (192, Way::Parts), (256, Way::Library(algorithm))] {
+            assert_eq!(first.get(kind(rows, false)), None);
+            first.settle(kind(rows, false), way, Some("1.0 2.0"));
+            assert_eq!(ways(folder.path(), "one").get(kind(rows, false)), Some(way));
+            assert_eq!(ways(folder.path(), "another").get(kind(rows, false)), None);
+            assert_eq!(ways(folder.path(), "one").get(kind(rows, true)), None);
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_always_busy_measures_a_twentieth_of_its_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
+        let took = Duration::from_millis(50);
+        ways.get(kind(64, false));
+        ways.begin(false);
+        assert!(ways.are_due(kind(64, false), now));
+        ways.rest(took, now);
+        assert!(!ways.are_due(kind(64, false), now + 18 * took) && ways.are_due(kind(64, false), now + 19 * took));
+        // What nobody waits for may take its time.
+        ways.begin(true);
+        assert!(ways.are_due(kind(64, false), now));
+        ways.rest(took, now + 100 * took);
+        ways.begin(false);
+        assert!(ways.are_due(kind(64, false), now + 100 * took));
+    }
+
+    #[test]
+    fn what_is_asked_for_in_vain_is_wanted_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
+        assert_eq!([64, 60, 64].map(|rows| ways.get(kind(rows, false))), [None; 3]);
+        assert_eq!(ways.take_wanted(), [kind(64, false)]);
+        assert_eq!((ways.get(kind(64, false)), ways.take_wanted()), (None, vec![]));
+        // The step that asked first does not wait for it; the next one would, and one that is nobody's.
+        assert!(!ways.are_due(kind(64, false), now));
+        ways.begin(false);
+        assert!(ways.are_due(kind(64, false), now) && !ways.are_due(kind(128, false), now));
+        ways.begin(true);
+        assert!(ways.are_due(kind(128, false), now));
+        ways.settle(kind(64, false), Way::Usual, None);
+        assert_eq!(ways.get(kind(64, false)), Some(Way::Usual));
+        assert_eq!(kind(64, true).of_rows(100), kind(104, true));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_stored_and_a_damaged_file_is_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ways_here = ways(folder.path(), "one");
+        ways_here.settle(kind(64, false), Way::Own, None);
+        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        ways_here.settle(kind(64, false), Way::Own, Some("1.0"));
+        let path = folder.path().join(ways_here.file_name(kind(64, false)));
+        let mut bytes = std::fs::read(&path).expect("stored");
+        let last = bytes.len() - 2;
+        bytes[last] ^= 1;
+        std::fs::write(&path, &bytes).expect("damaged");
+        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        std::fs::write(&path, &bytes[..20]).expect("cut");
+        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        // In the process that knows it nothing changes.
+        assert_eq!(ways_here.get(kind(64, false)), Some(Way::Own));
+    }
+}

@@ -1,0 +1,159 @@
+//! The ways of one kind of product beside each other: what races, and what the result is kept as.
+//!
+//! A way is timed between two kernels that may start early, as in a step: what it does before its input is there, and how soon what follows can begin,
+//! counts as it does there. cuBLASLt's kernels begin 1 to 2 µs after the kernel ahead has ended.
+
+use crate::autotune::measure::{self, Race};
+use crate::autotune::tactics::{Kind, Way};
+use crate::gemm::cublaslt::{Algorithm, Candidates};
+use crate::gemm::matmul::{Matmul, run_own};
+use crate::gemm::matmul_few;
+use crate::gemm::matmul_hopper;
+use crate::gemm::matmul_parts;
+use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
+use crate::jit::specialization::Special;
+use crate::layers::elementwise;
+use crate::layers::norm;
+use crate::runtime::activations::View;
+use crate::runtime::context::Memory;
+use crate::runtime::device::Device;
+use kernels::ops::DType;
+
+/// Algorithms of cuBLASLt that are tried.
+const CANDIDATES: usize = 8;
+
+/// A race under way.
+pub(crate) struct Trial {
+    kind: Kind,
+    race: Race,
+    ways: Vec<Way>,
+    /// Where columns are gated: the product's own way, which the gate then follows. It is the first of the ways, as [`Way::Usual`].
+    apart: Option<Way>,
+    candidates: Option<Candidates>,
+}
+
+impl Matmul {
+    /// Whether there is something to choose from.
+    pub(crate) fn has_ways(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
+        match gate {
+            Some(gate) => matmul_hopper::may_gate(device, product) && gate.out.dtype == product.w.dtype,
+            None => rounds_once(product) && !matmul_few::fits(device, product) && !self.is_small(device, product),
+        }
+    }
+
+    /// The kernels compiled for a shape that would take part.
+    pub(crate) fn specials(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> Vec<Special> {
+        let (function, out) = (gate.map(|gate| gate.function()), gate.map_or(product.out, |gate| gate.out));
+        let special = |way| match way {
+            Way::Own => Some(matmul_hopper::special(device, product, function, out)),
+            Way::Parts => matmul_parts::special(device, product, function),
+            Way::Usual | Way::Library(_) => None,
+        };
+        own_ways(device, product, gate).filter_map(special).collect()
+    }
+
+    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own way is known.
+    pub(crate) fn trial(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Trial {
+        let kind = product.kind(gate);
+        let apart = gate.map(|_| self.ways.get(product.kind(None)).unwrap_or(Way::Usual));
+        let candidates = self.blas.candidates(product.key(), if apart.is_some() { 1 } else { CANDIDATES });
+        let ways: Vec<Way> = match (apart, &candidates) {
+            (Some(_), _) => std::iter::once(Way::Usual).chain(own_ways(device, product, gate)).collect(),
+            (None, candidates) => {
+                let algorithms = candidates.iter().flat_map(|candidates| candidates.algorithms.iter());
+                let library = algorithms.map(|algorithm| Way::Library(*algorithm));
+                library.chain(own_ways(device, product, gate)).collect()
+            }
+        };
+        let count = if measure::is_possible(device) { ways.len() } else { 0 };
+        Trial { kind, race: Race::new(count), ways, apart, candidates }
+    }
+
+    /// Tries one way; false once there is none left to try.
+    pub(crate) fn turn(
+        &mut self,
+        device: &mut Device,
+        trial: &mut Trial,
+        product: &mut Product<'_>,
+        gate: Option<Gate>,
+    ) -> bool {
+        let Trial { race, ways, apart, candidates, .. } = trial;
+        let (blas, operands) = (&self.blas, product.operands(device));
+        let library = |device: &mut Device, algorithm: Option<&Algorithm>| {
+            let (candidates, algorithm) = candidates.as_ref().zip(algorithm)?;
+            blas.attempt(device, candidates, algorithm, operands).then_some(())
+        };
+        let first = || candidates.as_ref().and_then(|candidates| candidates.algorithms.first());
+        let multiply = |device: &mut Device, way: Way| match way {
+            Way::Own | Way::Parts => run_own(device, way, product, None, product.out),
+            Way::Library(algorithm) => library(device, Some(&algorithm)).is_some(),
+            Way::Usual => library(device, first()).is_some(),
+        };
+        let run = |device: &mut Device, way: usize| match (gate, *apart, ways[way]) {
+            (Some(gate), _, way @ (Way::Own | Way::Parts)) => {
+                run_own(device, way, product, Some(gate.function()), gate.out)
+            }
+            (Some(gate), Some(apart), _) => {
+                let multiplied = multiply(device, apart);
+                elementwise::gated(device, product.out, gate.activation, gate.out);
+                multiplied
+            }
+            (_, _, way) => multiply(device, way),
+        };
+        let out = gate.map_or(product.out, |gate| gate.out);
+        let mut run_between = |device: &mut Device, way: usize| {
+            read(device, product.x, blas.workspace());
+            if product.out.dtype == DType::F32 {
+                crowd(device, blas.workspace());
+            }
+            let ran = run(device, way);
+            read(device, out, blas.workspace());
+            ran
+        };
+        measure::turn(device, blas.workspace(), race, &mut run_between)
+    }
+
+    /// Keeps what a race came to; whether such products are done otherwise from now on.
+    pub(crate) fn settle(&mut self, trial: Trial) -> bool {
+        let Trial { kind, race, ways, .. } = trial;
+        let measured = race.measured();
+        let way = measured.as_ref().map_or(Way::Usual, |measured| ways[measured.best]);
+        self.ways.settle(kind, way, measured.map(|measured| measured.text()).as_deref());
+        self.blas.forget(|key| Kind::of(key, None) == kind);
+        way != Way::Usual
+    }
+}
+
+/// Parameters of a norm that is there for the time it takes.
+const PLAIN: norm::Params = norm::Params { weight: 0, bias: 0, eps: 1.0, subtract_mean: 0 };
+
+/// Queues a kernel that may start early and reads rows, or some of them where they are very many; what it writes nobody reads.
+fn read(device: &mut Device, x: View, to: &Memory) {
+    /// Rows, and what a block of the kernel keeps of one.
+    const MOST: [usize; 2] = [256, 16384];
+    let x = View { rows: x.rows.min(MOST[0]), width: x.width.min(MOST[1]), ..x };
+    let dtype = if x.dtype == DType::F32 { DType::Bf16 } else { x.dtype };
+    if x.elements() * dtype.size() <= to.bytes {
+        norm::norm(device, x, PLAIN, View { ptr: to.ptr, dtype, ..x });
+    }
+}
+
+/// Queues one that leaves no room beside it and reads from memory up to its end, as what comes before products that write f32: these are added to the
+/// residual stream, after attention or the product before. What others read follows a norm, which leaves room.
+fn crowd(device: &mut Device, memory: &Memory) {
+    /// As many blocks as fill a device a few times.
+    const ROWS: usize = 1024;
+    const WIDTH: usize = 4096;
+    let bytes = ROWS * WIDTH * DType::F32.size();
+    if 2 * bytes <= memory.bytes {
+        let x = View { ptr: memory.ptr, dtype: DType::F32, rows: ROWS, width: WIDTH, most_rows: ROWS };
+        norm::norm(device, x, PLAIN, View { ptr: memory.ptr + bytes as u64, dtype: DType::Bf16, ..x });
+    }
+}
+
+/// Our own kernels that are ways of a product: for any number of rows where a gate follows, or there are very many.
+fn own_ways(device: &Device, product: &Product<'_>, gate: Option<Gate>) -> impl Iterator<Item = Way> {
+    let many = gate.is_some() || (product.x.rows > MANY_ROWS && matmul_hopper::fits(device, product));
+    let ways = [(Way::Own, many), (Way::Parts, matmul_parts::fits(device, product))];
+    ways.into_iter().filter_map(|(way, fits)| fits.then_some(way))
+}

@@ -1,0 +1,246 @@
+//! Launches `kernels/cuda/csrc/comm/ranks.cu`: each rank writes small parts straight into the memory of the others, which CUDA IPC maps here.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::mem::MaybeUninit;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUipcMem_flags};
+
+use crate::runtime::activations::View;
+use crate::runtime::context::{Context, Memory};
+use crate::runtime::device::{Device, Name, Shape, args};
+use kernels::ops::{Exchange, Place};
+
+const MOST_RANKS: usize = 8;
+const THREADS: usize = 512;
+/// Blocks of a launch at most.
+const BLOCKS: usize = 64;
+/// Bytes of a packet, which carries two numbers.
+const PACKET: usize = 16;
+const HALVES: usize = 2;
+
+/// `struct Ranks` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Ranks {
+    inbox: [CUdeviceptr; MOST_RANKS],
+    calls: CUdeviceptr,
+    rank: u32,
+    size: u32,
+    blocks: u32,
+    packets: u32,
+}
+
+/// This rank's inbox, and those of the others.
+pub(crate) struct OneShot {
+    ranks: Ranks,
+    /// Most numbers of a call.
+    limit: usize,
+    _inbox: Memory,
+    _calls: Memory,
+    _others: Vec<Mapped>,
+}
+
+/// Memory of another rank, mapped here.
+struct Mapped {
+    context: Arc<Context>,
+    ptr: CUdeviceptr,
+    /// Through CUDA IPC; otherwise it belongs to this process.
+    foreign: bool,
+}
+
+/// What a rank tells of its inbox.
+struct Inbox {
+    /// Drawn by its process.
+    process: u64,
+    device: u32,
+    ptr: CUdeviceptr,
+    handle: [u8; HANDLE],
+}
+
+const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
+/// A yes and the inbox.
+const TOLD: usize = 1 + 8 + 4 + 8 + HANDLE;
+
+impl OneShot {
+    /// Maps the inboxes of all ranks for calls of up to `bytes` bytes of f32; `None`, on every rank, where some rank cannot.
+    pub(crate) fn meet(
+        device: &mut Device,
+        place: Place,
+        bytes: usize,
+        exchange: Exchange<'_>,
+    ) -> Result<Option<Self>, String> {
+        let packets = (bytes / 8).div_ceil(BLOCKS).max(THREADS);
+        let made = make(device, place, packets);
+        let mine = made.as_ref().map(|(inbox, _)| Inbox::of(device, inbox));
+        let told = exchange(&Inbox::told(mine.and_then(Result::ok).as_ref()))?;
+        let inboxes: Option<Vec<Inbox>> = told.iter().map(|bytes| Inbox::heard(bytes)).collect();
+        let mapped = inboxes.and_then(|inboxes| map(&device.context, place, &inboxes).ok());
+        // Only when all are mapped and cleared may anybody write.
+        let all = exchange(&[u8::from(mapped.is_some())])?;
+        let Some(((inbox, calls), (inboxes, others))) =
+            made.zip(mapped).filter(|_| all.iter().all(|mapped| *mapped == [1]))
+        else {
+            return Ok(None);
+        };
+        let [rank, size, blocks, packets_of_block] = [place.rank, place.size, BLOCKS, packets].map(|n| n as u32);
+        let ranks = Ranks { inbox: inboxes, calls: calls.ptr, rank, size, blocks, packets: packets_of_block };
+        let limit = (BLOCKS * packets * 2).min(bytes / size_of::<f32>());
+        Ok(Some(Self { ranks, limit, _inbox: inbox, _calls: calls, _others: others }))
+    }
+
+    /// Whether a call of so many numbers fits.
+    pub(crate) fn takes(&self, count: usize) -> bool {
+        count <= self.limit
+    }
+
+    /// `x = sum over ranks of x`; in f32.
+    pub(crate) fn sum(&self, device: &mut Device, x: View) {
+        let (ranks, count) = (self.ranks, x.elements() as u64);
+        let name = Name::in_file("ranks", "ranks_sum", &[]);
+        device.launch_early(name, shape(x.elements()), args![ranks, x.ptr, count]);
+    }
+
+    /// `out[row] = [x[row] of rank 0 | ...]`.
+    pub(crate) fn gather(&self, device: &mut Device, x: View, out: View) {
+        let ranks = self.ranks;
+        let [rows, width, out_width] = [x.rows, x.width, out.width].map(|number| number as u32);
+        let name = Name::in_file("ranks", "ranks_gather", &[]);
+        device.launch_early(name, shape(x.elements()), args![ranks, x.ptr, out.ptr, rows, width, out_width]);
+    }
+}
+
+/// The same on all ranks: blocks of one number talk to each other.
+fn shape(count: usize) -> Shape {
+    Shape { grid: [count.div_ceil(2 * THREADS).clamp(1, BLOCKS), 1], block: THREADS, shared: 0 }
+}
+
+/// An inbox for all ranks and the counters, cleared. `None` where this cannot work.
+fn make(device: &mut Device, place: Place, packets: usize) -> Option<(Memory, Memory)> {
+    /// CUDA shares memory in such pieces.
+    const PIECE: usize = 2 << 20;
+    if place.size > MOST_RANKS {
+        return None;
+    }
+    let bytes = HALVES * place.size * BLOCKS * packets * PACKET;
+    let inbox = device.allocate(bytes.next_multiple_of(PIECE), "an inbox for other ranks")?;
+    let calls = device.allocate(BLOCKS * size_of::<u32>(), "counters of calls")?;
+    device.clear(&inbox);
+    device.clear(&calls);
+    device.synchronize();
+    device.fault().is_none().then_some((inbox, calls))
+}
+
+/// Where the inboxes of all ranks are for this device.
+fn map(
+    context: &Arc<Context>,
+    place: Place,
+    inboxes: &[Inbox],
+) -> Result<([CUdeviceptr; MOST_RANKS], Vec<Mapped>), String> {
+    let (mut places, mut others) = ([0; MOST_RANKS], Vec::new());
+    for (rank, inbox) in inboxes.iter().enumerate() {
+        places[rank] = inbox.ptr;
+        if rank != place.rank {
+            let mapped = if inbox.process == process() { inbox.reach(context) } else { inbox.open(context) }?;
+            places[rank] = mapped.ptr;
+            others.push(mapped);
+        }
+    }
+    Ok((places, others))
+}
+
+impl Inbox {
+    fn of(device: &Device, memory: &Memory) -> Result<Self, String> {
+        let mut handle = MaybeUninit::<sys::CUipcMemHandle>::zeroed();
+        // SAFETY: the memory is an allocation of its own; the pointer is to room for a handle, which any bytes are.
+        let handle = unsafe {
+            sys::cuIpcGetMemHandle(handle.as_mut_ptr(), memory.ptr)
+                .result()
+                .map_err(crate::runtime::context::explain)?;
+            handle.assume_init()
+        };
+        let handle = handle.reserved.map(|byte| byte.cast_unsigned());
+        Ok(Self { process: process(), device: device.context.ordinal(), ptr: memory.ptr, handle })
+    }
+
+    /// As it is told; absent: this rank cannot.
+    fn told(inbox: Option<&Self>) -> [u8; TOLD] {
+        let mut told = [0; TOLD];
+        if let Some(Self { process, device, ptr, handle }) = inbox {
+            let parts: [&[u8]; 5] =
+                [&[1], &process.to_le_bytes(), &device.to_le_bytes(), &ptr.to_le_bytes(), handle.as_slice()];
+            told.copy_from_slice(&parts.concat());
+        }
+        told
+    }
+
+    fn heard(told: &[u8]) -> Option<Self> {
+        let (&yes, rest) = told.split_first()?;
+        let (process, rest) = rest.split_first_chunk()?;
+        let (device, rest) = rest.split_first_chunk()?;
+        let (ptr, rest) = rest.split_first_chunk()?;
+        let handle = *rest.first_chunk()?;
+        let [process, ptr] = [process, ptr].map(|bytes| u64::from_le_bytes(*bytes));
+        (yes == 1).then(|| Self { process, device: u32::from_le_bytes(*device), ptr, handle })
+    }
+
+    /// Memory of another process.
+    fn open(&self, context: &Arc<Context>) -> Result<Mapped, String> {
+        let handle = sys::CUipcMemHandle { reserved: self.handle.map(u8::cast_signed) };
+        let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut ptr = 0;
+        // SAFETY: the handle is of a living rank's memory; the pointer is to room for an address.
+        unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut ptr, handle, flags) }
+            .result()
+            .map_err(crate::runtime::context::explain)?;
+        Ok(Mapped { context: context.clone(), ptr, foreign: true })
+    }
+
+    /// Memory of this process on another of its devices.
+    fn reach(&self, context: &Arc<Context>) -> Result<Mapped, String> {
+        context.reach(self.device)?;
+        Ok(Mapped { context: context.clone(), ptr: self.ptr, foreign: false })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if self.foreign && self.context.bind().is_ok() {
+            // SAFETY: opened by `Inbox::open`, and not used again.
+            let _ = unsafe { sys::cuIpcCloseMemHandle(self.ptr) };
+        }
+    }
+}
+
+/// A number that tells this process from all others, whatever namespace they count their ids in.
+fn process() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    // The hasher's keys are random.
+    *NUMBER.get_or_init(|| RandomState::new().build_hasher().finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inbox_is_heard_as_it_was_told() {
+        let inbox = Inbox { process: 7, device: 1, ptr: 0xdead_beef_0000, handle: std::array::from_fn(|i| i as u8) };
+        let heard = Inbox::heard(&Inbox::told(Some(&inbox))).expect("told");
+        assert_eq!((heard.process, heard.device, heard.ptr, heard.handle), (7, 1, inbox.ptr, inbox.handle));
+        assert!(Inbox::heard(&Inbox::told(None)).is_none() && Inbox::heard(&[1, 2]).is_none());
+        assert_eq!(process(), process());
+    }
+
+    #[test]
+    fn a_block_s_share_fits_its_packets() {
+        for bytes in [4096, 100_000, 262_144, 1 << 20] {
+            let packets = (bytes / 8usize).div_ceil(BLOCKS).max(THREADS);
+            for count in [1, 2, 1023, 1024, 1025, bytes / 4 - 1, bytes / 4] {
+                let blocks = shape(count).grid[0];
+                assert!(count.div_ceil(2).div_ceil(blocks) <= packets, "{count} of {bytes}");
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The other ranks of a group, as this device meets them: small messages in one shot ([`OneShot`]), all others through NCCL.
+//!
+//! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order depends on the size of the
+//! message, so there a row's last bits may change with its company.
+
+use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
+use crate::comm::one_shot::OneShot;
+use crate::runtime::activations::View;
+use crate::runtime::context::Memory;
+use crate::runtime::device::{Device, Name, Shape, args};
+use kernels::ops::{DType, Exchange, Place};
+
+/// Memory for gathering large parts, bytes; larger ones come in several pieces.
+const STAGING: usize = 32 << 20;
+
+/// How devices of several ranks work together.
+#[derive(Clone, Copy, Debug)]
+pub struct RankOptions {
+    /// Messages of up to so many bytes are exchanged in one shot between two ranks, shorter ones between more; 0: none.
+    pub one_shot_bytes: usize,
+}
+
+impl Default for RankOptions {
+    /// Up to where this was faster than NCCL between two H200 (docs/benchmarks.md).
+    fn default() -> Self {
+        Self { one_shot_bytes: 2 << 20 }
+    }
+}
+
+/// What a device needs to meet others, and then those others.
+pub(crate) struct Ranks {
+    nccl: Nccl,
+    options: RankOptions,
+    met: Option<Met>,
+}
+
+struct Met {
+    place: Place,
+    communicator: Communicator,
+    one_shot: Option<OneShot>,
+    /// `[ranks, rows, width]` of a piece of a gathering.
+    staging: Option<Memory>,
+}
+
+impl Ranks {
+    pub(crate) fn new(nccl: Nccl, options: RankOptions) -> Self {
+        Self { nccl, options, met: None }
+    }
+
+    pub(crate) fn join(&mut self, device: &mut Device, place: Place, exchange: Exchange<'_>) -> Result<(), String> {
+        if self.met.is_some() {
+            return Err("this GPU was in a group before; only a new process can join another".to_owned());
+        }
+        let version = self.nccl.version.to_le_bytes();
+        if exchange(&version)?.iter().any(|other| *other != version) {
+            return Err("the ranks have different versions of NCCL; install the same everywhere".to_owned());
+        }
+        let id = if place.rank == 0 { self.nccl.unique_id()? } else { [0; ID_BYTES] };
+        let ids = exchange(&id)?;
+        let id = ids[0].as_slice().try_into().map_err(|_| "rank 0 gave no id of a group".to_owned())?;
+        let communicator = self.nccl.meet(id, place)?;
+        // Its size depends on the group's alone, so that every rank takes the same way.
+        let one_shot = match self.options.one_shot_bytes / (place.size - 1).max(1) {
+            0 => None,
+            bytes => OneShot::meet(device, place, bytes, exchange)?,
+        };
+        self.met = Some(Met { place, communicator, one_shot, staging: None });
+        device.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))
+    }
+
+    pub(crate) fn sum(&mut self, device: &mut Device, x: View) {
+        let Met { communicator, one_shot, .. } = self.met();
+        if x.elements() == 0 {
+            return;
+        }
+        match one_shot.as_ref().filter(|one_shot| x.dtype == DType::F32 && one_shot.takes(x.elements())) {
+            Some(one_shot) => one_shot.sum(device, x),
+            None => device.run(|stream| communicator.sum(x.ptr, x.elements(), x.dtype, stream)),
+        }
+    }
+
+    pub(crate) fn gather(&mut self, device: &mut Device, x: View, out: View) {
+        let Met { one_shot, .. } = self.met();
+        assert_eq!((x.dtype, out.dtype), (DType::F32, DType::F32), "element types of what is gathered");
+        match one_shot.as_ref().filter(|one_shot| one_shot.takes(x.elements())) {
+            Some(one_shot) if x.elements() > 0 => one_shot.gather(device, x, out),
+            _ => self.gather_in_pieces(device, x, out),
+        }
+    }
+
+    /// All parts come to one place, some rows at a time, and from there to their columns.
+    fn gather_in_pieces(&mut self, device: &mut Device, x: View, out: View) {
+        let Met { place, communicator, staging, .. } = self.met();
+        let row = x.width * size_of::<f32>();
+        let rows = (STAGING / (place.size * row)).max(1);
+        let bytes = place.size * rows * row;
+        if staging.as_ref().is_none_or(|memory| memory.bytes < bytes) {
+            *staging = None;
+            *staging = device.allocate(bytes, "logits of all ranks");
+        }
+        let Some(staging) = staging.as_ref().map(|memory| memory.ptr) else { return };
+        for first in (0..x.rows).step_by(rows) {
+            let rows = rows.min(x.rows - first);
+            let from = x.ptr + (first * row) as u64;
+            let to = out.ptr + (first * out.width * size_of::<f32>()) as u64;
+            device.run(|stream| communicator.gather(from, staging, rows * x.width, stream));
+            let shape = Shape::elements(place.size * rows * x.width);
+            let [size, rows, width, out_width] = [place.size, rows, x.width, out.width].map(|number| number as u32);
+            let name = Name::in_file("ranks", "ranks_place", &[]);
+            device.launch(name, shape, args![staging, to, size, rows, width, out_width]);
+        }
+    }
+
+    fn met(&mut self) -> &mut Met {
+        self.met.as_mut().expect("ranks that have joined")
+    }
+}

@@ -1,0 +1,249 @@
+//! Machine code made on threads beside the one that works with the device: what a model will need is ordered, and whoever needs it waits for no
+//! more than what is left of its making.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::jit::compiler::Compiler;
+use crate::jit::sources::Source;
+use crate::jit::specialization::Special;
+use crate::runtime::arch::Arch;
+
+/// Kernels made at a time, at most: each compilation takes a core and some 100 MB.
+const MOST_BENCHES: usize = 8;
+
+/// Makes the code of one kernel.
+type Make = dyn Fn(Special) -> Result<Vec<u8>, String> + Send + Sync;
+
+/// Orders, and what became of them.
+pub(crate) struct Workshop {
+    make: Arc<Make>,
+    benches: usize,
+    shelf: Arc<Shelf>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    orders: Mutex<Orders>,
+    /// Something was finished.
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct Orders {
+    /// Those that nobody has begun, the first of them the next.
+    waiting: VecDeque<Special>,
+    /// Those that were begun; absent: under way.
+    made: HashMap<Special, Option<Result<Vec<u8>, String>>>,
+    /// Threads that make them.
+    busy: usize,
+    /// None will be begun any more.
+    closed: bool,
+}
+
+impl Orders {
+    fn is_open(&self, special: Special) -> bool {
+        self.waiting.contains(&special) || matches!(self.made.get(&special), Some(None))
+    }
+
+    fn begin(&mut self) -> Option<Special> {
+        let special = self.waiting.pop_front().filter(|_| !self.closed)?;
+        self.made.insert(special, None);
+        Some(special)
+    }
+}
+
+impl Shelf {
+    fn lock(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a thread does: one order after the other, until there is none.
+    fn work(&self, make: &Make) {
+        let mut orders = self.lock();
+        while let Some(special) = orders.begin() {
+            drop(orders);
+            let made = make(special);
+            orders = self.lock();
+            orders.made.insert(special, Some(made));
+            self.news.notify_all();
+        }
+        orders.busy -= 1;
+        self.news.notify_all();
+    }
+}
+
+impl Workshop {
+    pub(crate) fn new(compiler: Compiler, arch: Arch) -> Self {
+        let benches = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_BENCHES);
+        let make = move |special: Special| compiler.one(Source::of(special), arch).map(|(cubin, _)| cubin);
+        Self::with(Arc::new(make), benches)
+    }
+
+    fn with(make: Arc<Make>, benches: usize) -> Self {
+        Self { make, benches, shelf: Arc::default(), threads: Mutex::default() }
+    }
+
+    /// Sees to it that a kernel is made, after those that were ordered before.
+    pub(crate) fn order(&self, special: Special) {
+        let mut orders = self.shelf.lock();
+        if orders.made.contains_key(&special) || orders.waiting.contains(&special) {
+            return;
+        }
+        orders.waiting.push_back(special);
+        if orders.busy == self.benches {
+            return;
+        }
+        let (make, shelf) = (self.make.clone(), self.shelf.clone());
+        match std::thread::Builder::new().name("compile".to_owned()).spawn(move || shelf.work(&*make)) {
+            Ok(thread) => {
+                orders.busy += 1;
+                drop(orders);
+                let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+                threads.retain(|thread| !thread.is_finished());
+                threads.push(thread);
+            }
+            // Without a thread nobody makes it but who needs it.
+            Err(_) if orders.busy == 0 => orders.waiting.clear(),
+            Err(_) => {}
+        }
+    }
+
+    /// Orders a kernel and waits so long at most; whether it is made, or cannot be.
+    pub(crate) fn is_made(&self, special: Special, most: Duration) -> bool {
+        self.order(special);
+        let is_open = |orders: &mut Orders| orders.is_open(special);
+        let waited = self.shelf.news.wait_timeout_while(self.shelf.lock(), most, is_open);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Whether orders are open.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.shelf.lock().busy > 0
+    }
+
+    /// Waits until no order is open, so long at most; whether one was.
+    pub(crate) fn wait(&self, most: Duration) -> bool {
+        let orders = self.shelf.lock();
+        let was_busy = orders.busy > 0;
+        drop(self.shelf.news.wait_timeout_while(orders, most, |orders| orders.busy > 0));
+        was_busy
+    }
+
+    /// The code of a kernel. Who needs one that nobody has begun makes it, however many were ordered before.
+    pub(crate) fn take(&self, special: Special) -> Result<Vec<u8>, String> {
+        let mut orders = self.shelf.lock();
+        orders.waiting.retain(|waiting| *waiting != special);
+        let made = self.shelf.news.wait_while(orders, |orders| orders.is_open(special));
+        let found = made.unwrap_or_else(PoisonError::into_inner).made.remove(&special).flatten();
+        found.unwrap_or_else(|| (self.make)(special))
+    }
+}
+
+impl Drop for Workshop {
+    /// Threads use the compiler, which may be unloaded when the process ends.
+    fn drop(&mut self) {
+        self.shelf.lock().closed = true;
+        let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+    use kernels::ops::DType;
+
+    fn special(size: usize) -> Special {
+        Special::new("matmul_few", DType::Bf16, &[("WARPS", size)])
+    }
+
+    #[test]
+    fn what_was_ordered_is_made_once_and_waited_for() {
+        let (go, gate) = channel::<()>();
+        let (gate, count) = (Mutex::new(gate), Arc::new(AtomicUsize::new(0)));
+        let counted = count.clone();
+        let workshop = Workshop::with(
+            Arc::new(move |special| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                gate.lock().unwrap().recv().unwrap();
+                Ok(format!("{special:?}").into_bytes())
+            }),
+            2,
+        );
+        workshop.order(special(1));
+        assert!(!workshop.is_made(special(1), Duration::ZERO));
+        go.send(()).unwrap();
+        assert_eq!(workshop.take(special(1)).unwrap(), format!("{:?}", special(1)).into_bytes());
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        // Not ordered: made by who takes it.
+        go.send(()).unwrap();
+        workshop.take(special(2)).unwrap();
+        assert_eq!(count.load(Ordering::Relaxed), 2);
+        go.send(()).unwrap();
+        assert!(workshop.is_made(special(3), Duration::from_secs(60)));
+        workshop.take(special(3)).unwrap();
+        assert_eq!(count.load(Ordering::Relaxed), 3);
+    }
+
+    /// A kernel that is made at once.
+    const EASY: usize = 100;
+
+    /// A workshop whose kernels are made when a message comes or none can any more, and which ones were begun.
+    fn gated(benches: usize) -> (Workshop, Sender<()>, Arc<Mutex<Vec<Special>>>) {
+        let (go, gate) = channel::<()>();
+        let (gate, begun) = (Mutex::new(gate), Arc::<Mutex<Vec<Special>>>::default());
+        let noted = begun.clone();
+        let make = move |made| {
+            noted.lock().unwrap().push(made);
+            if made != special(EASY) {
+                let _ = gate.lock().unwrap().recv();
+            }
+            Ok(Vec::new())
+        };
+        (Workshop::with(Arc::new(make), benches), go, begun)
+    }
+
+    fn until(begun: &Mutex<Vec<Special>>, count: usize) {
+        while begun.lock().unwrap().len() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_made_at_a_time_and_none_is_begun_at_the_end() {
+        let (workshop, go, begun) = gated(3);
+        (0..9).for_each(|size| workshop.order(special(size)));
+        (0..2).for_each(|_| go.send(()).unwrap());
+        until(&begun, 5);
+        workshop.shelf.lock().closed = true;
+        drop(go);
+        drop(workshop);
+        assert_eq!(begun.lock().unwrap().len(), 5);
+    }
+
+    #[test]
+    fn orders_are_made_in_turn_but_nobody_waits_for_those_before() {
+        let (workshop, go, begun) = gated(1);
+        [0, 1, 2, EASY, 3].iter().for_each(|size| workshop.order(special(*size)));
+        until(&begun, 1);
+        assert_eq!(workshop.take(special(EASY)), Ok(Vec::new()));
+        assert!(workshop.is_busy() && workshop.wait(Duration::ZERO));
+        drop(go);
+        while workshop.wait(Duration::from_secs(60)) {}
+        assert_eq!(*begun.lock().unwrap(), [0, EASY, 1, 2, 3].map(special));
+    }
+
+    #[test]
+    fn what_cannot_be_made_says_why() {
+        let workshop = Workshop::with(Arc::new(|_| Err("no".to_owned())), 1);
+        assert!(workshop.is_made(special(1), Duration::from_secs(60)));
+        assert_eq!(workshop.take(special(1)), Err("no".to_owned()));
+    }
+}

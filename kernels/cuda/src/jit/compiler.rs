@@ -1,0 +1,122 @@
+//! Machine code of all kernels for one architecture: from the cache on disk, or compiled now.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use crate::jit::cache::Cache;
+use crate::jit::nvrtc::Nvrtc;
+use crate::jit::sources::{KERNELS, Source};
+use crate::runtime::arch::Arch;
+use crate::runtime::libraries::Folders;
+
+/// Threads that compile at most.
+const MOST_THREADS: usize = 8;
+
+/// The machine code of a file.
+pub(crate) struct Compiled {
+    pub(crate) name: &'static str,
+    pub(crate) cubin: Vec<u8>,
+}
+
+/// Where kernels come from.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    cache: Option<Cache>,
+    /// Absent: only what is cached can be had; then the reason.
+    nvrtc: Result<Nvrtc, String>,
+    /// Why something that was compiled is not in the cache.
+    unkept: OnceLock<String>,
+}
+
+/// What filling a cache did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Filled {
+    /// Files compiled now.
+    pub compiled: usize,
+    /// Files that were there.
+    pub cached: usize,
+}
+
+/// What it took to have a device's kernels.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Made {
+    /// How many were compiled.
+    pub filled: Filled,
+    /// How long that took.
+    pub took: Duration,
+    /// Why the next process compiles them again, if it has to.
+    pub unkept: Option<String>,
+}
+
+impl Compiler {
+    /// What lacks NVRTC has what is cached.
+    pub(crate) fn new(folders: &Folders, cache: Option<&Path>) -> Self {
+        Self { cache: cache.map(Cache::new), nvrtc: Nvrtc::load(folders), unkept: OnceLock::new() }
+    }
+
+    /// One that fills a cache, which takes NVRTC.
+    pub(crate) fn filling(folders: &Folders, cache: &Path) -> Result<Self, String> {
+        let (nvrtc, cache) = (Nvrtc::load(folders)?, Cache::new(cache));
+        cache.check().map_err(|reason| format!("compiled kernels cannot be kept: {reason}"))?;
+        Ok(Self { cache: Some(cache), nvrtc: Ok(nvrtc), unkept: OnceLock::new() })
+    }
+
+    /// Why something that was compiled so far will be compiled again by the next process, if that is so.
+    pub(crate) fn unkept(&self) -> Option<&str> {
+        self.unkept.get().map(String::as_str)
+    }
+
+    /// All kernels that are compiled as they are; and how many were compiled or cached.
+    pub(crate) fn all(&self, arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
+        self.several(KERNELS, arch)
+    }
+
+    /// Several at a time.
+    pub(crate) fn several(&self, sources: &[Source], arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
+        if let Ok(nvrtc) = &self.nvrtc {
+            nvrtc.check_knows(arch)?;
+        }
+        let (next, compiled) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let results = Mutex::new(Vec::with_capacity(sources.len()));
+        let work = || {
+            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let one = self.one(*source, arch).map(|(cubin, fresh)| {
+                    compiled.fetch_add(usize::from(fresh), Ordering::Relaxed);
+                    Compiled { name: source.name, cubin }
+                });
+                results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(one);
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let all: Vec<Compiled> = results.into_iter().collect::<Result<_, _>>()?;
+        let compiled = compiled.into_inner();
+        let cached = all.len() - compiled;
+        Ok((all, Filled { compiled, cached }))
+    }
+
+    /// What the cache has of a file.
+    pub(crate) fn cached(&self, source: Source, arch: Arch) -> Option<Vec<u8>> {
+        let version = self.nvrtc.as_ref().ok().map(|nvrtc| nvrtc.version.as_str());
+        self.cache.as_ref()?.get(source, arch, version)
+    }
+
+    /// A file's machine code, and whether it was compiled now.
+    pub(crate) fn one(&self, source: Source, arch: Arch) -> Result<(Vec<u8>, bool), String> {
+        if let Some(cubin) = self.cached(source, arch) {
+            return Ok((cubin, false));
+        }
+        let nvrtc =
+            self.nvrtc.as_ref().map_err(|reason| format!("kernels must be compiled for {arch}, but {reason}"))?;
+        let cubin = nvrtc.compile(source, arch)?;
+        // A cache that cannot be written costs time at the next start and nothing else.
+        let put = self.cache.as_ref().map_or(Ok(()), |cache| cache.put(source, arch, &nvrtc.version, &cubin));
+        if let Err(reason) = put {
+            let _ = self.unkept.set(reason);
+        }
+        Ok((cubin, true))
+    }
+}

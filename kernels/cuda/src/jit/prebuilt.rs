@@ -1,0 +1,78 @@
+//! Kernels compiled ahead of the first start: all that are compiled as they are, and of those compiled for a shape what most models need.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use crate::attention::attention_decode::{self, Ring};
+use crate::attention::attention_prefill;
+use crate::gemm::matmul_few;
+use crate::gemm::matmul_hopper;
+use crate::gemm::matmul_parts;
+use crate::jit::compiler::{Compiler, Filled};
+use crate::jit::sources::{KERNELS, Source};
+use crate::jit::specialization::{HOPPER, LOWEST, Special};
+use crate::moe::experts;
+use crate::runtime::arch::Arch;
+use crate::runtime::libraries::Folders;
+use crate::whole_step;
+use kernels::ops::DType;
+
+/// Compiles every kernel for these architectures into `cache`, for an image or a first start. Needs NVRTC and no GPU.
+/// `begin` is told each architecture, with the number of its kernels, before they are compiled.
+pub fn fill_cache(
+    folders: &Folders,
+    cache: &Path,
+    archs: &[Arch],
+    mut begin: impl FnMut(Arch, usize),
+) -> Result<Filled, String> {
+    let compiler = Compiler::filling(folders, cache)?;
+    let mut filled = Filled::default();
+    for arch in archs {
+        let sources = sources(*arch);
+        begin(*arch, sources.len());
+        let (_, part) = compiler.several(&sources, *arch)?;
+        filled = Filled { compiled: filled.compiled + part.compiled, cached: filled.cached + part.cached };
+    }
+    match compiler.unkept() {
+        None => Ok(filled),
+        Some(reason) => Err(format!("compiled kernels cannot be kept: {reason}")),
+    }
+}
+
+/// What an image has compiled ahead.
+fn sources(arch: Arch) -> Vec<Source> {
+    KERNELS.iter().copied().chain(usual(arch).into_iter().map(Source::of)).collect()
+}
+
+/// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head; of 8-bit caches, heads of 64 and 128.
+fn usual(arch: Arch) -> Vec<Special> {
+    const DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
+    const NARROW_DIMS: [usize; 2] = [64, 128];
+    let dtype = DType::Bf16;
+    if arch < LOWEST {
+        return Vec::new();
+    }
+    let few = matmul_few::Config::ALL.iter().map(|config| config.special(dtype));
+    let few = few.chain(matmul_few::Config::ALL.iter().filter_map(|config| config.gated_special(dtype)));
+    let caches: Vec<(DType, usize)> =
+        DIMS.iter().map(|dim| (dtype, *dim)).chain(NARROW_DIMS.iter().map(|dim| (DType::E4m3, *dim))).collect();
+    let decode = caches.iter().flat_map(|&(cache, dim)| {
+        Ring::of(cache, dim, dim).map(|ring| attention_decode::special([dtype, cache], (dim, dim), 1, ring))
+    });
+    let prefill = caches.iter().map(|&(cache, dim)| attention_prefill::special([dtype, cache], (dim, dim)));
+    let hopper = attention_prefill::HOPPER_DIMS
+        .iter()
+        .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_specials([dtype, cache], *dim)))
+        .flatten();
+    let hopper = hopper.chain(matmul_hopper::usual(dtype)).chain(matmul_parts::usual(dtype));
+    let mut all: Vec<Special> = few
+        .chain(experts::usual(arch, dtype))
+        .chain(decode)
+        .chain(prefill)
+        .chain(hopper.filter(|_| arch == HOPPER))
+        .chain(whole_step::usual(arch))
+        .collect();
+    let mut known = HashSet::new();
+    all.retain(|special| known.insert(*special));
+    all
+}

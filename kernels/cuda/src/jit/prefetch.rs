@@ -1,0 +1,52 @@
+//! Kernels that steps of few rows are sure to need once it is known what a model is made of: compiled on threads of their own while weights are on
+//! their way, so that the first steps, and those that are recorded, find them made.
+
+use crate::CudaBackend;
+use crate::attention;
+use crate::attention::attention_decode;
+use crate::attention::attention_prefill;
+use crate::gemm::matmul_few;
+use crate::jit::specialization::{LOWEST, Special};
+use crate::options::WholeSteps;
+use crate::runtime::device::Device;
+use crate::weights::Weights;
+use crate::whole_step;
+use kernels::ops::ExpectedAttention;
+
+impl CudaBackend {
+    /// For products of few rows with the matrix that came last.
+    pub(crate) fn order_for_newest_matrix(&mut self) {
+        if let Some(w) = self.matrices.last() {
+            order(&self.device, for_matrix(&self.device, w));
+        }
+    }
+
+    /// For attention, and for a step of one row as a whole.
+    pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention) {
+        let ExpectedAttention { heads, compute, cache, .. } = expected;
+        let (types, dims) = ([compute, cache], (heads.dim, heads.v_dim));
+        if !attention::are_fast(types, dims.into()) {
+            return;
+        }
+        // A first request needs them in this order.
+        let arch = self.device.context.arch;
+        order(&self.device, attention_prefill::specials(arch, types, dims));
+        order(&self.device, attention_decode::specials(types, heads));
+        if self.whole_steps != WholeSteps::Never {
+            order(&self.device, whole_step::special(arch, expected));
+        }
+    }
+}
+
+fn order(device: &Device, specials: impl IntoIterator<Item = Special>) {
+    if device.context.arch >= LOWEST {
+        specials.into_iter().for_each(|special| device.order(special));
+    }
+}
+
+fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
+    if w.dtype.size() != 2 || w.compute != w.dtype {
+        return Vec::new();
+    }
+    matmul_few::specials(device.context.arch, [w.rows, w.cols], w.dtype)
+}

@@ -1,0 +1,143 @@
+//! The kernels' sources, embedded in the binary.
+
+use crate::jit::specialization::Special;
+
+/// One file of `kernels/cuda`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    /// Name without extension: the operation.
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+    /// What it is compiled for, if that is one type and shape.
+    pub(crate) special: Option<Special>,
+}
+
+impl Source {
+    /// The source of a kernel that is compiled for a shape.
+    pub(crate) fn of(special: Special) -> Self {
+        let found = SPECIAL.iter().find(|source| source.name == special.file);
+        Self { special: Some(special), ..*found.expect("a file in the list of sources") }
+    }
+}
+
+macro_rules! sources {
+    ($($name:literal in $room:literal)*) => {
+        &[$(Source { name: $name, text: include_str!(concat!("../../csrc/", $room, "/", $name, ".cu")), special: None }),*]
+    };
+}
+
+/// Every kernel file that is compiled as it is, sorted.
+pub(crate) const KERNELS: &[Source] = sources! {
+    "activate" in "layers"
+    "add" in "layers"
+    "add_positions" in "layers"
+    "attention" in "attention"
+    "cast" in "runtime"
+    "causal_conv" in "recurrent"
+    "choose" in "sampling"
+    "choose_cut" in "sampling"
+    "choose_row" in "sampling"
+    "choose_set" in "sampling"
+    "clamp" in "layers"
+    "combine" in "moe"
+    "copy_columns" in "layers"
+    "delta_rule" in "recurrent"
+    "embed" in "layers"
+    "expert_matmul" in "moe"
+    "gate" in "layers"
+    "gate_rows" in "layers"
+    "gated" in "layers"
+    "gather" in "layers"
+    "head_matmul" in "layers"
+    "matmul" in "gemm"
+    "noise" in "weights"
+    "norm" in "layers"
+    "place" in "runtime"
+    "ranks" in "comm"
+    "rope_and_cache" in "attention"
+    "route" in "moe"
+    "rows_alone" in "attention"
+    "scale" in "layers"
+    "selective_scan" in "recurrent"
+    "soft_cap" in "layers"
+};
+
+/// Those that are compiled for one type and shape at a time, sorted.
+pub(crate) const SPECIAL: &[Source] = sources! {
+    "attention_decode" in "attention"
+    "attention_prefill" in "attention"
+    "attention_prefill_hopper" in "attention"
+    "expert_matmul_few" in "moe"
+    "expert_matmul_hopper" in "moe"
+    "matmul_few" in "gemm"
+    "matmul_few_gated" in "gemm"
+    "matmul_hopper" in "gemm"
+    "matmul_parts" in "gemm"
+    "whole_step" in "whole_step"
+};
+
+/// What they include: name and text.
+pub(crate) const HEADERS: &[(&str, &str)] = &[
+    ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
+    ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
+    ("choose.cuh", include_str!("../../csrc/sampling/choose.cuh")),
+    ("choose_rank.cuh", include_str!("../../csrc/sampling/choose_rank.cuh")),
+    ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
+    ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
+    ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
+    ("few.cuh", include_str!("../../csrc/gemm/few.cuh")),
+    ("gated_product.cuh", include_str!("../../csrc/gemm/gated_product.cuh")),
+    ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),
+    ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
+    ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
+    ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
+    ("prefill.cuh", include_str!("../../csrc/attention/prefill.cuh")),
+    ("prefill_block.cuh", include_str!("../../csrc/attention/prefill_block.cuh")),
+    ("prefill_feed.cuh", include_str!("../../csrc/attention/prefill_feed.cuh")),
+    ("prefill_feed_narrow.cuh", include_str!("../../csrc/attention/prefill_feed_narrow.cuh")),
+    ("prefill_scores.cuh", include_str!("../../csrc/attention/prefill_scores.cuh")),
+    ("product.cuh", include_str!("../../csrc/gemm/product.cuh")),
+    ("quire.cuh", include_str!("../../csrc/include/quire.cuh")),
+    ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),
+    ("recurrent.cuh", include_str!("../../csrc/recurrent/recurrent.cuh")),
+    ("split_norm.cuh", include_str!("../../csrc/fusion/split_norm.cuh")),
+    ("step.cuh", include_str!("../../csrc/whole_step/step.cuh")),
+    ("step_attention.cuh", include_str!("../../csrc/whole_step/step_attention.cuh")),
+    ("step_product.cuh", include_str!("../../csrc/whole_step/step_product.cuh")),
+    ("stream.cuh", include_str!("../../csrc/whole_step/stream.cuh")),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of kernels, as "room/file", sorted.
+    fn files() -> Vec<String> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/csrc");
+        let names = |folder: &std::path::Path| -> Vec<String> {
+            let entries = std::fs::read_dir(folder).expect("a folder of csrc").map(|entry| entry.expect("an entry"));
+            entries.map(|entry| entry.file_name().into_string().expect("a plain name")).collect()
+        };
+        let rooms = names(folder.as_ref());
+        let of_room = |room: &String| {
+            let files = names(format!("{folder}/{room}").as_ref());
+            files.into_iter().map(|file| format!("{room}/{file}")).collect::<Vec<_>>()
+        };
+        let mut found: Vec<String> = rooms.iter().flat_map(of_room).collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn every_file_of_the_rooms_is_listed_in_order() {
+        assert!(KERNELS.iter().map(|source| source.name).is_sorted());
+        assert!(SPECIAL.iter().map(|source| source.name).is_sorted());
+        let kernels = KERNELS.iter().chain(SPECIAL).map(|source| format!("{}.cu", source.name));
+        let mut listed: Vec<String> = kernels.chain(HEADERS.iter().map(|(name, _)| (*name).to_owned())).collect();
+        listed.sort();
+        let mut names: Vec<String> =
+            files().iter().map(|path| path.split_once('/').expect("a room").1.to_owned()).collect();
+        names.sort();
+        assert_eq!(listed, names);
+    }
+}

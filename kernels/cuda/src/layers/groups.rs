@@ -1,0 +1,91 @@
+//! Groups of matrices, and launches of what works on heads and columns: `head_matmul.cu`, `copy_columns.cu`, `gate_rows.cu`.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::runtime::activations::View;
+use crate::runtime::context::Memory;
+use crate::runtime::device::{Device, Name, Shape, args};
+use crate::weights::Weights;
+use kernels::ops::{DType, HeadColumns};
+
+/// Outputs of a block of a grouped product: a warp each.
+pub(crate) const OUTPUTS: usize = 8;
+
+/// Matrices of one shape, and where they are, on the device.
+pub(crate) struct Group {
+    pointers: Option<Memory>,
+    pub(crate) count: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) dtype: DType,
+    /// Descriptions of the members for the copy engine, where it can be used.
+    pub(crate) maps: Option<Memory>,
+}
+
+impl Group {
+    /// `pointers` has the address of each member; see [`Group::maps`].
+    pub(crate) fn new(members: &[&Weights], pointers: Option<Memory>, maps: Option<Memory>) -> Self {
+        let shape = |matrix: &Weights| (matrix.rows, matrix.cols, matrix.dtype, matrix.compute);
+        assert!(!members.is_empty(), "a group of no matrices");
+        let first = members[0];
+        assert!(members.iter().all(|matrix| shape(matrix) == shape(first)), "matrices of a group differ in shape");
+        Self { pointers, count: members.len(), n: first.rows, k: first.cols, dtype: first.dtype, maps }
+    }
+
+    pub(crate) fn ptr(&self) -> CUdeviceptr {
+        self.pointers.as_ref().map_or(0, |memory| memory.ptr)
+    }
+}
+
+/// `struct Columns` of head_matmul.cu and copy_columns.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    first: u32,
+    stride: u32,
+    width: u32,
+}
+
+impl Columns {
+    fn of(columns: HeadColumns, view: View) -> Self {
+        Self { first: columns.first as u32, stride: columns.stride as u32, width: view.width as u32 }
+    }
+}
+
+pub(crate) fn gate_rows(device: &mut Device, x: View, gate: View) {
+    assert_eq!((gate.rows, gate.width), (x.rows, 1), "gates of {} rows", x.rows);
+    let name = Name::of("gate_rows", &[x.dtype, gate.dtype]);
+    device.launch(name, Shape::rows(x.rows, x.width), args![x.ptr, gate.ptr, x.width as u32]);
+}
+
+pub(crate) fn head_matmul(
+    device: &mut Device,
+    (x, from): (View, HeadColumns),
+    group: &Group,
+    (out, to): (View, HeadColumns),
+) {
+    from.check_inside(group.count, group.k, x.width);
+    to.check_inside(group.count, group.n, out.width);
+    to.check_apart(group.count, group.n);
+    let (from, to) = (Columns::of(from, x), Columns::of(to, out));
+    let [heads, n, k] = [group.count, group.n, group.k].map(|number| number as u32);
+    let shape = Shape { grid: [x.rows * group.count, group.n.div_ceil(OUTPUTS)], block: 32 * OUTPUTS, shared: 0 };
+    let name = Name::of("head_matmul", &[x.dtype, group.dtype, out.dtype]);
+    device.launch(name, shape, args![x.ptr, from, group.ptr(), out.ptr, to, heads, n, k]);
+}
+
+/// `heads` pieces of `width` columns.
+pub(crate) fn copy_columns(
+    device: &mut Device,
+    (x, from): (View, HeadColumns),
+    (out, to): (View, HeadColumns),
+    heads: usize,
+    width: usize,
+) {
+    from.check_inside(heads, width, x.width);
+    to.check_inside(heads, width, out.width);
+    let (from, to) = (Columns::of(from, x), Columns::of(to, out));
+    let name = Name::of("copy_columns", &[x.dtype, out.dtype]);
+    let shape = Shape::rows(x.rows, heads * width);
+    device.launch(name, shape, args![x.ptr, from, out.ptr, to, heads as u32, width as u32]);
+}

@@ -1,0 +1,5 @@
+//! Operations of a layer beside GEMM, attention, MoE and recurrence: element by element, norms, heads and columns.
+
+pub(crate) mod elementwise;
+pub(crate) mod groups;
+pub(crate) mod norm;

@@ -1,0 +1,69 @@
+//! Launches `kernels/cuda/csrc/layers/norm.cu`.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::runtime::activations::View;
+use crate::runtime::device::{Device, Name, Shape, args};
+
+/// `struct Norm` of the kernel: null for no weight or bias.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    pub(crate) weight: CUdeviceptr,
+    pub(crate) bias: CUdeviceptr,
+    pub(crate) eps: f32,
+    pub(crate) subtract_mean: u32,
+}
+
+/// Elements of a row that a thread keeps: `EACH * USUAL` of the kernel. Twice as many in functions for wide rows.
+const KEPT: usize = 8;
+/// Threads of a block at most.
+const MOST_THREADS: usize = 1024;
+
+/// A block for each row, its threads a multiple of 32 that depends on the width alone.
+fn shape(rows: usize, width: usize) -> Shape {
+    Shape { grid: [rows, 1], block: width.div_ceil(KEPT).next_multiple_of(32).min(MOST_THREADS), shared: 0 }
+}
+
+/// One function or the other, by the width of a row.
+fn by_width(width: usize, usual: &'static str, wide: &'static str) -> &'static str {
+    if width <= KEPT * MOST_THREADS { usual } else { wide }
+}
+
+pub(crate) fn norm(device: &mut Device, x: View, params: Params, out: View) {
+    let shape = shape(x.rows, x.width);
+    let name = Name::in_file("norm", by_width(x.width, "norm", "norm_wide"), &[x.dtype, out.dtype]);
+    device.launch_early(name, shape, args![x.ptr, params, out.ptr, x.width as u32]);
+}
+
+/// The residual is f32.
+pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params: Params, out: View) {
+    let name = Name::in_file("norm", by_width(residual.width, "add_norm", "add_norm_wide"), &[delta.dtype, out.dtype]);
+    let shape = shape(residual.rows, residual.width);
+    device.launch_early(name, shape, args![residual.ptr, delta.ptr, params, out.ptr, residual.width as u32]);
+}
+
+/// Norm of `heads` heads of `dim` columns from `first_col` on, in place.
+pub(crate) fn head_norm(device: &mut Device, x: View, first_col: usize, heads: usize, dim: usize, params: Params) {
+    head_norm_by(device, x, (first_col, heads, dim), params, 0);
+}
+
+/// The same where each head has its own parameters: `[heads * dim]`.
+pub(crate) fn own_head_norm(device: &mut Device, x: View, first_col: usize, heads: usize, dim: usize, params: Params) {
+    head_norm_by(device, x, (first_col, heads, dim), params, dim);
+}
+
+fn head_norm_by(
+    device: &mut Device,
+    x: View,
+    (first_col, heads, dim): (usize, usize, usize),
+    params: Params,
+    stride: usize,
+) {
+    /// A warp for each.
+    const HEADS_A_BLOCK: usize = 4;
+    let name = Name::in_file("norm", "head_norm", &[x.dtype]);
+    let shape = Shape { grid: [x.rows, heads.div_ceil(HEADS_A_BLOCK)], block: 32 * HEADS_A_BLOCK, shared: 0 };
+    let [first_col, heads, dim, width, stride] = [first_col, heads, dim, x.width, stride].map(|number| number as u32);
+    device.launch_early(name, shape, args![x.ptr, params, first_col, heads, dim, width, stride]);
+}

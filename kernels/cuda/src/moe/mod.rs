@@ -1,0 +1,4 @@
+//! Mixture of experts (MoE): routing, and grouped GEMMs of the experts that rows chose.
+
+pub(crate) mod experts;
+pub(crate) mod routing;

@@ -1,0 +1,283 @@
+//! Launches: kernels by name or compiled for a shape, one after the other, early, or all blocks at once.
+
+use std::ffi::{CString, c_void};
+use std::time::Duration;
+
+use cudarc::driver::{result, sys};
+
+use super::Device;
+use super::launch::{MOMENT, Module, Name, Shape};
+use crate::jit::specialization::{HOPPER, Special};
+use crate::runtime::context::{explain, load_module};
+
+/// Per cent of the shared memory that a multiprocessor may have, for kernels that count on its cache.
+const SHARED_BESIDE_CACHE: i32 = 28;
+
+impl Device {
+    /// Queues a kernel. `arguments` are what its signature says, from [`args`].
+    pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
+        if shape.grid.contains(&0) || self.fault.is_some() {
+            return;
+        }
+        let Some(function) = self.function(name) else { return };
+        self.queue_in_order(function, || name.symbol(), shape, arguments);
+    }
+
+    fn queue_in_order(
+        &mut self,
+        function: sys::CUfunction,
+        name: impl Fn() -> String,
+        shape: Shape,
+        arguments: &mut [*mut c_void],
+    ) {
+        let Shape { grid, block, shared } = shape;
+        self.queue(
+            || format!("{} {shape}", name()),
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes.
+            |context| unsafe {
+                let grid = (grid[0] as u32, grid[1] as u32, 1);
+                result::launch_kernel(function, grid, (block as u32, 1, 1), shared as u32, context.stream, arguments)
+            },
+        );
+    }
+
+    /// Queues a kernel that is compiled for its shape, like [`Self::launch_early`]; false, and nothing happens, where it cannot be compiled.
+    pub(crate) fn launch_special(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) -> bool {
+        if shape.grid.contains(&0) || self.fault.is_some() {
+            return true;
+        }
+        let Some(function) = self.special(special, shape.shared) else { return false };
+        self.queue_early(function, special.file, shape, arguments);
+        true
+    }
+
+    /// The same, to start when all before it is done.
+    pub(crate) fn launch_special_in_order(
+        &mut self,
+        special: Special,
+        shape: Shape,
+        arguments: &mut [*mut c_void],
+    ) -> bool {
+        if shape.grid.contains(&0) || self.fault.is_some() {
+            return true;
+        }
+        let Some(function) = self.special(special, shape.shared) else { return false };
+        self.queue_in_order(function, || special.file.to_owned(), shape, arguments);
+        true
+    }
+
+    /// Queues a kernel that may start while the one before it ends: it waits inside (`wait_for_inputs`) for what that writes.
+    pub(crate) fn launch_early(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
+        if shape.grid.contains(&0) || self.fault.is_some() {
+            return;
+        }
+        let Some(function) = self.function(name) else { return };
+        self.queue_early(function, name.function, shape, arguments);
+    }
+
+    /// Whether a kernel with clusters larger than every device takes can run here, with so much shared memory a block. `shape`: of one cluster.
+    pub(crate) fn takes_clusters(&mut self, name: Name, shape: Shape) -> bool {
+        if let Some(takes) = self.clustered.get(&(name, shape.shared)) {
+            return *takes;
+        }
+        let Some(function) = self.function(name) else { return false };
+        // As much as it has been promised before.
+        let promised = self.clustered.iter().filter(|((other, _), takes)| *other == name && **takes);
+        let most = promised.map(|((_, shared), _)| *shared).chain([shape.shared]).max().unwrap_or(0);
+        let attributes = [
+            (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+            (sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most as i32),
+        ];
+        let config = shape.config(self.context.stream, &mut []);
+        let mut clusters = 0;
+        // That it is refused is the answer, and no fault.
+        // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
+        let asked = unsafe {
+            let set = attributes.map(|(attribute, value)| sys::cuFuncSetAttribute(function, attribute, value).result());
+            set.into_iter().collect::<Result<(), _>>().and_then(|()| {
+                sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config).result()
+            })
+        };
+        let takes = asked.is_ok() && clusters > 0;
+        self.clustered.insert((name, shape.shared), takes);
+        takes
+    }
+
+    fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        self.queue(
+            || format!("{name} {shape}"),
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
+            |context| unsafe {
+                let attributes = if context.arch >= HOPPER { std::slice::from_mut(&mut early) } else { &mut [] };
+                let config = shape.config(context.stream, attributes);
+                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+                    .result()
+            },
+        );
+    }
+
+    /// Queues a kernel all of whose blocks run at once, so that they can wait for each other. The caller asked [`Self::blocks_at_once`].
+    pub(crate) fn launch_at_once(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) {
+        let Some(function) = self.special(special, shape.shared) else { return };
+        let mut together = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { cooperative: 1 },
+        };
+        self.queue(
+            || format!("{} {shape}", special.file),
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
+            |context| unsafe {
+                let config = shape.config(context.stream, std::slice::from_mut(&mut together));
+                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+                    .result()
+            },
+        );
+    }
+
+    /// How many blocks of a kernel run at once on a multiprocessor, or none where it cannot be compiled.
+    pub(crate) fn blocks_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
+        let function = self.special(special, shape.shared)?;
+        self.attempt(
+            || format!("blocks of {}", special.file),
+            // SAFETY: the function is in a loaded module; the call writes one integer.
+            |_| unsafe {
+                let (mut blocks, threads) = (0, shape.block as i32);
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shape.shared)
+                    .result()?;
+                Ok(usize::try_from(blocks).unwrap_or(0))
+            },
+        )
+    }
+
+    /// How many clusters of a kernel that has such run at once, or none where it cannot be compiled.
+    pub(crate) fn clusters_at_once(&mut self, special: Special, shape: Shape) -> Option<usize> {
+        let function = self.special(special, shape.shared)?;
+        let key = (special, shape.shared);
+        if let Some(clusters) = self.clusters.get(&key) {
+            return Some(*clusters);
+        }
+        let clusters = self.attempt(
+            || format!("clusters of {}", special.file),
+            // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
+            |context| unsafe {
+                let config = shape.config(context.stream, &mut []);
+                let mut clusters = 0;
+                sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config).result()?;
+                Ok(clusters as usize)
+            },
+        )?;
+        self.clusters.insert(key, clusters);
+        Some(clusters)
+    }
+
+    /// Begins to compile a kernel that steps may need.
+    pub(crate) fn order(&self, special: Special) {
+        if !self.special.contains_key(&special) {
+            self.workshop.order(special);
+        }
+    }
+
+    /// Whether kernels that were ordered are being compiled.
+    pub(crate) fn is_compiling(&self) -> bool {
+        self.workshop.is_busy()
+    }
+
+    /// Waits a moment for kernels that are being compiled; whether there were any.
+    pub(crate) fn await_orders(&self) -> bool {
+        self.workshop.wait(MOMENT)
+    }
+
+    /// A step to come will need this kernel: it is compiled meanwhile, and loaded by [`Self::grant`].
+    pub(crate) fn wish(&mut self, special: Special, shared: usize) {
+        if !self.special.contains_key(&special) && !self.wishes.contains(&(special, shared)) {
+            self.workshop.order(special);
+            self.wishes.push((special, shared));
+        }
+    }
+
+    /// Loads a kernel that was wished for, or waits a moment for its code; whether there was one.
+    pub(crate) fn grant(&mut self) -> bool {
+        let Some(&(special, shared)) = self.wishes.last() else { return false };
+        if self.is_compiled(special, MOMENT) {
+            self.wishes.pop();
+            self.special(special, shared);
+        }
+        true
+    }
+
+    /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has waited so long.
+    pub(crate) fn is_compiled(&self, special: Special, most: Duration) -> bool {
+        self.special.contains_key(&special) || self.workshop.is_made(special, most)
+    }
+
+    /// The function, with leave to use `shared` bytes.
+    fn special(&mut self, special: Special, shared: usize) -> Option<sys::CUfunction> {
+        if !self.special.contains_key(&special) {
+            if self.refuse(|| format!("a step needs {}, which was not compiled before", special.file)) {
+                return None;
+            }
+            let made = self.make_special(special);
+            self.special.insert(special, made);
+        }
+        let Some(Some(module)) = self.special.get(&special) else { return None };
+        let Module { function, shared: before, .. } = *module;
+        /// What any function may use.
+        const FREE: usize = 48 << 10;
+        if shared > before.max(FREE) {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            self.attempt(
+                || format!("{shared} bytes of shared memory for {}", special.file),
+                // SAFETY: the function is in a loaded module.
+                |_| unsafe { sys::cuFuncSetAttribute(function, attribute, shared as i32).result() },
+            )?;
+            if let Some(Some(module)) = self.special.get_mut(&special) {
+                module.shared = shared;
+            }
+        }
+        Some(function)
+    }
+
+    fn make_special(&mut self, special: Special) -> Option<Module> {
+        let cubin = self.workshop.take(special).ok()?;
+        let module = load_module(&cubin).ok()?;
+        let symbol = CString::new(special.file).expect("names hold no NUL");
+        // SAFETY: the module is loaded in the current context.
+        let function = unsafe { result::module::get_function(module, symbol) }.ok()?;
+        if special.with_cache {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            // What a device does not take makes nothing wrong, only slower.
+            // SAFETY: the function is in a loaded module.
+            let _ = unsafe { sys::cuFuncSetAttribute(function, attribute, SHARED_BESIDE_CACHE) };
+        }
+        Some(Module { module, function, shared: 0 })
+    }
+
+    fn function(&mut self, name: Name) -> Option<sys::CUfunction> {
+        if let Some(function) = self.functions.get(&name) {
+            return Some(*function);
+        }
+        let Some(module) = self.modules.get(name.file).copied() else {
+            self.fail(format!("{} has no CUDA kernel yet; start with --device cpu", name.symbol()));
+            return None;
+        };
+        let symbol = CString::new(name.symbol()).expect("names hold no NUL");
+        // SAFETY: the module is loaded in the current context.
+        match unsafe { result::module::get_function(module, symbol) } {
+            Ok(function) => Some(*self.functions.entry(name).or_insert(function)),
+            Err(error) => {
+                self.fail(format!(
+                    "{} has no CUDA kernel yet ({}); start with --device cpu",
+                    name.symbol(),
+                    explain(error)
+                ));
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Chooses between a recorded step's graph and one kernel for all of it.
+
+use super::{Planned, WholeStep};
+use crate::CudaBackend;
+use crate::autotune::measure;
+use crate::graph::captures::Recorded;
+use crate::graph::cuda_graph::Graph;
+use crate::options::WholeSteps;
+use crate::runtime::device::{Device, MOMENT};
+use kernels::ops::{Batch, Sequence};
+
+/// Lengths of the sequences that both are timed on: attention is what depends on them.
+const LENGTHS: [usize; 8] = [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
+
+impl CudaBackend {
+    /// What to replay the step from that was just recorded, and whose operations were collected. Nobody waits for the kernel to be compiled: the step
+    /// is recorded again once it is.
+    pub(crate) fn whole_step(&mut self, graph: Graph) -> Recorded {
+        let Some(ops) = self.collected.take().filter(|_| self.whole_steps != WholeSteps::Never) else {
+            return Recorded::Graph { graph, awaits: None };
+        };
+        let Ok(planned) = Planned::new(&self.device.context, &ops) else {
+            return Recorded::Graph { graph, awaits: None };
+        };
+        if !self.device.is_compiled(planned.special, MOMENT) {
+            return Recorded::Graph { graph, awaits: Some(planned.special) };
+        }
+        let last = self.slots.last_tokens();
+        let Ok(step) = WholeStep::new(&mut self.device, &mut self.staging, planned, last) else {
+            return Recorded::Graph { graph, awaits: None };
+        };
+        let up_to = match self.whole_steps {
+            WholeSteps::Always => usize::MAX,
+            _ => self.faster_up_to(&step, &graph),
+        };
+        Recorded::Either { step: Box::new(step), graph, up_to }
+    }
+
+    /// The tokens of the longest sequence whose step is faster as one kernel: on longer ones it loses once it has lost.
+    fn faster_up_to(&mut self, step: &WholeStep, graph: &Graph) -> usize {
+        let room = self.caches.first().map_or(0, |kv| kv.shape.num_blocks * kv.shape.block_size);
+        let lengths = &LENGTHS[..LENGTHS.partition_point(|length| *length <= room)];
+        match lengths.partition_point(|length| self.is_faster(*length, step, graph)) {
+            all if all == lengths.len() => usize::MAX,
+            some => lengths[..some].last().copied().unwrap_or(0),
+        }
+    }
+
+    /// Whether it is faster by half a hundredth or more, which a device that does not tell the time cannot say.
+    fn is_faster(&mut self, length: usize, step: &WholeStep, graph: &Graph) -> bool {
+        self.pretend(length);
+        if !step.is_current() || !graph.is_current() {
+            return false;
+        }
+        let (batch, last) = (&self.batch, self.slots.last_tokens());
+        let alone = |device: &mut Device| step.launch(device, batch.as_sent(), None);
+        let many = |device: &mut Device| {
+            batch.place(device, last);
+            device.launch_graph(graph);
+        };
+        measure::shortest(&mut self.device, [&alone, &many]).is_some_and(|[alone, many]| alone * 1.005 <= many)
+    }
+
+    /// Begins a step of a sequence of so many tokens, whoever's they are. Its own key and value go to a block that is nobody's.
+    fn pretend(&mut self, length: usize) {
+        let Some(shape) = self.caches.first().map(|kv| kv.shape) else { return };
+        let mut blocks: Vec<u32> =
+            (0..length.div_ceil(shape.block_size)).map(|block| (block % shape.num_blocks) as u32).collect();
+        if let Some(last) = blocks.last_mut() {
+            *last = shape.num_blocks as u32;
+        }
+        let tables = vec![blocks; self.batch.most_tables()];
+        let sequence = Sequence { first_row: 0, num_rows: 1, start: length - 1, tables: &tables, slot: 0 };
+        let position = [length as u32 - 1];
+        self.start(Batch { tokens: &[0], positions: &position, sequences: &[sequence] }, Some(1));
+    }
+}

@@ -1,7 +1,7 @@
-//! The part of a layer that works on each token alone: an MLP, a mixture of them, or nothing.
+//! The part of a layer that works on each token alone: an MLP, a mixture of experts, or nothing.
 
-use crate::mixture::MixtureSpec;
 use crate::mlp::MlpSpec;
+use crate::moe::MoeSpec;
 
 /// A layer's feed-forward part.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,7 +9,7 @@ pub enum FeedForwardSpec {
     /// One MLP for every token.
     Dense(MlpSpec),
     /// Many MLPs, of which each token chooses a few.
-    Mixture(MixtureSpec),
+    Moe(MoeSpec),
     /// None: the mixer is the whole layer (Mamba).
     None,
 }
@@ -19,7 +19,7 @@ impl FeedForwardSpec {
     pub fn inner_sizes(&self) -> Vec<(&'static str, usize)> {
         match self {
             Self::Dense(mlp) => vec![("intermediate_size", mlp.intermediate_size)],
-            Self::Mixture(MixtureSpec { expert, shared, .. }) => {
+            Self::Moe(MoeSpec { expert, shared, .. }) => {
                 let shared =
                     shared.map(|shared| ("intermediate size of the shared expert", shared.mlp.intermediate_size));
                 std::iter::once(("intermediate size of experts", expert.intermediate_size)).chain(shared).collect()
@@ -29,9 +29,9 @@ impl FeedForwardSpec {
     }
 }
 
-impl From<MixtureSpec> for FeedForwardSpec {
-    fn from(mixture: MixtureSpec) -> Self {
-        Self::Mixture(mixture)
+impl From<MoeSpec> for FeedForwardSpec {
+    fn from(moe: MoeSpec) -> Self {
+        Self::Moe(moe)
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a model's layers share the memory that keeps past tokens.
+//! How a model's layers share KV memory: KV cache groups.
 //!
 //! Layers that keep the same tokens form groups with a block table each: all tokens, or those of a window. The tables of all groups take
 //! blocks from one pool, so that what windows do not need is there for whoever needs it. For that, a block must be of use to any group:
@@ -16,9 +16,9 @@ use kernels::ops::KvShape;
 /// Most block tables of a sequence.
 const MOST_GROUPS: usize = 8;
 
-/// What one layer keeps of past tokens.
+/// The cache that one layer needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Keeps {
+pub(crate) struct CacheSpec {
     /// Keys and values.
     pub tokens: Option<TokenCache>,
     /// Recurrent states of a sequence, in f32 values each.
@@ -64,7 +64,7 @@ pub(crate) struct Pool {
     pub dtype: kernels::ops::DType,
 }
 
-/// What a model keeps of past tokens, on this rank.
+/// The cache of a model, on this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheLayout {
     /// At least one; each has a block table in every sequence.
@@ -76,7 +76,7 @@ pub struct CacheLayout {
 }
 
 impl CacheLayout {
-    /// Of a model that keeps nothing: its blocks are numbers that stand for nothing.
+    /// Of a model without a cache: its blocks are numbers without memory.
     pub(crate) fn nothing() -> Self {
         let group = CacheGroup { layers: 0, window: None, bytes_per_token: 0 };
         Self { groups: vec![group], place_bytes: 0, state_bytes: 0 }
@@ -94,25 +94,25 @@ pub struct CacheGroup {
     pub bytes_per_token: u64,
 }
 
-/// Which table and which memory each layer uses.
+/// Which block table and which memory each layer uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrangement {
-    /// By layer; none where it keeps no tokens.
-    pub places: Vec<Option<Place>>,
+    /// By layer; absent for layers without keys and values.
+    pub layers: Vec<Option<LayerCache>>,
     pub memories: Vec<TokenCache>,
     pub groups: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct LayerCache {
     pub group: usize,
     pub memory: usize,
 }
 
 /// Arranges layers in groups over as few memories as go.
-pub(crate) fn arrange(layers: &[Keeps]) -> Arrangement {
+pub(crate) fn arrange(layers: &[CacheSpec]) -> Arrangement {
     let groups = group(layers);
-    let mut places = vec![None; layers.len()];
+    let mut caches = vec![None; layers.len()];
     let mut memories: Vec<TokenCache> = Vec::new();
     for (group, members) in groups.iter().enumerate() {
         let mut taken = vec![false; memories.len()];
@@ -125,16 +125,16 @@ pub(crate) fn arrange(layers: &[Keeps]) -> Arrangement {
                 memories.len() - 1
             });
             taken[memory] = true;
-            places[layer] = Some(Place { group, memory });
+            caches[layer] = Some(LayerCache { group, memory });
         }
     }
-    Arrangement { places, memories, groups }
+    Arrangement { layers: caches, memories, groups }
 }
 
 /// Layers by window, those without one first, each kind cut into groups of about the same size.
-fn group(layers: &[Keeps]) -> Vec<Vec<usize>> {
+fn group(layers: &[CacheSpec]) -> Vec<Vec<usize>> {
     let mut kinds: Vec<(Option<usize>, Vec<usize>)> = Vec::new();
-    for (layer, tokens) in layers.iter().enumerate().filter_map(|(layer, keeps)| Some((layer, keeps.tokens?))) {
+    for (layer, tokens) in layers.iter().enumerate().filter_map(|(layer, spec)| Some((layer, spec.tokens?))) {
         match kinds.iter_mut().find(|(window, _)| *window == tokens.window) {
             Some((_, members)) => members.push(layer),
             None => kinds.push((tokens.window, vec![layer])),
@@ -162,7 +162,7 @@ fn group_size(kinds: &[(Option<usize>, Vec<usize>)]) -> usize {
 
 impl Arrangement {
     /// The same in bytes, for elements of so many.
-    pub(crate) fn layout(&self, layers: &[Keeps], element: usize) -> CacheLayout {
+    pub(crate) fn layout(&self, layers: &[CacheSpec], element: usize) -> CacheLayout {
         let bytes = |tokens: &TokenCache| (tokens.elements() * element) as u64;
         let group = |members: &Vec<usize>| {
             let tokens = || members.iter().filter_map(|&layer| layers[layer].tokens);
@@ -172,7 +172,7 @@ impl Arrangement {
                 bytes_per_token: tokens().map(|tokens| bytes(&tokens)).sum(),
             }
         };
-        let states = layers.iter().flat_map(|keeps| &keeps.states);
+        let states = layers.iter().flat_map(|spec| &spec.states);
         CacheLayout {
             groups: self.groups.iter().map(group).collect(),
             place_bytes: self.memories.iter().map(bytes).sum(),
@@ -185,17 +185,17 @@ impl Arrangement {
 mod tests {
     use super::*;
 
-    fn keeps(windows: &[Option<usize>]) -> Vec<Keeps> {
+    fn specs(windows: &[Option<usize>]) -> Vec<CacheSpec> {
         let tokens = |window| TokenCache { kv_heads: 2, head_dim: 8, v_head_dim: 8, shared: false, window };
-        windows.iter().map(|&window| Keeps { tokens: Some(tokens(window)), states: Vec::new() }).collect()
+        windows.iter().map(|&window| CacheSpec { tokens: Some(tokens(window)), states: Vec::new() }).collect()
     }
 
     fn check(windows: &[Option<usize>], groups: &[&[usize]], memories: usize) {
-        let layers = keeps(windows);
+        let layers = specs(windows);
         let arrangement = arrange(&layers);
         assert_eq!(arrangement.groups, groups, "{windows:?}");
         assert_eq!(arrangement.memories.len(), memories, "{windows:?}");
-        let mut used: Vec<_> = arrangement.places.iter().flatten().map(|place| (place.group, place.memory)).collect();
+        let mut used: Vec<_> = arrangement.layers.iter().flatten().map(|layer| (layer.group, layer.memory)).collect();
         used.sort_unstable();
         used.dedup();
         assert_eq!(used.len(), windows.len(), "no two layers of a group share a memory");
@@ -213,14 +213,14 @@ mod tests {
         check(&[Some(16), Some(16), None, Some(16)], &[&[2], &[0], &[1], &[3]], 1);
         // As many layers of each as Gemma 3 27B: 10 keep everything, 52 a window.
         let layers: Vec<Option<usize>> = (0..62).map(|layer| (layer % 6 != 5).then_some(1024)).collect();
-        let arrangement = arrange(&keeps(&layers));
+        let arrangement = arrange(&specs(&layers));
         assert_eq!((arrangement.groups.len(), arrangement.memories.len()), (7, 10));
         assert_eq!(arrangement.groups[0].len(), 10);
     }
 
     #[test]
     fn shapes_have_memories_of_their_own() {
-        let mut layers = keeps(&[None, Some(16)]);
+        let mut layers = specs(&[None, Some(16)]);
         layers[1].tokens.as_mut().unwrap().head_dim = 4;
         let arrangement = arrange(&layers);
         assert_eq!(arrangement.memories.len(), 2);
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_model_without_tokens_has_a_group_of_nothing() {
-        let layers = vec![Keeps { tokens: None, states: vec![30, 12] }; 2];
+        let layers = vec![CacheSpec { tokens: None, states: vec![30, 12] }; 2];
         let layout = arrange(&layers).layout(&layers, 2);
         assert_eq!(layout.groups, [CacheGroup { layers: 0, window: None, bytes_per_token: 0 }]);
         assert_eq!((layout.place_bytes, layout.state_bytes), (0, 2 * 42 * 4));

@@ -1,17 +1,17 @@
 //! The one decoder: runs any [`ModelSpec`] over any [`Backend`].
 
-mod walk;
+mod forward;
 
 use collectives::Collective;
 use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{Act, Backend, Batch, DType, DeviceMemory, KvLayer, KvScales, Place, Recordable, Timing};
 use model_spec::ModelSpec;
 
-use crate::acts::{Acts, Buffers};
+use crate::activations::{ActivationPool, Activations};
 use crate::batch;
-use crate::cache::{self, CacheLayout, Keeps, Pool};
+use crate::cache::{self, CacheLayout, CacheSpec, Pool};
 use crate::error::ForwardError;
-use crate::mixer::Kept;
+use crate::mixer::CacheBinding;
 use crate::network::Network;
 use crate::ranks::HostLogits;
 use crate::tp::Shard;
@@ -30,7 +30,7 @@ pub(crate) struct Decoder {
     scales: Vec<KvScales>,
     backend: Box<dyn Backend>,
     network: Network,
-    acts: Acts,
+    acts: Activations,
     blocks: Option<batch::Blocks>,
     /// Keys and values; layers of different groups share them.
     memories: Vec<KvLayer>,
@@ -53,13 +53,13 @@ pub(crate) struct Parts {
     pub scales: Vec<KvScales>,
     pub backend: Box<dyn Backend>,
     pub network: Network,
-    pub buffers: Buffers,
+    pub buffers: ActivationPool,
 }
 
 impl Decoder {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { spec, shard, limits, cache, scales, mut backend, network, buffers } = parts;
-        let acts = Acts::new(&spec, &network, limits, buffers, &mut *backend);
+        let acts = Activations::new(&spec, &network, limits, buffers, &mut *backend);
         let host_logits = match (shard.size, acts.all_logits) {
             (1, _) | (_, Some(_)) => HostLogits::default(),
             (size, None) => HostLogits::new(limits.max_logit_rows, spec.vocab_size, size, network.head_width),
@@ -95,26 +95,26 @@ impl Decoder {
     }
 
     pub(crate) fn cache(&self) -> CacheLayout {
-        let keeps = self.keeps();
-        cache::arrange(&keeps).layout(&keeps, self.cache.size())
+        let specs = self.cache_specs();
+        cache::arrange(&specs).layout(&specs, self.cache.size())
     }
 
-    fn keeps(&self) -> Vec<Keeps> {
-        self.network.layers.iter().map(|layer| layer.mixer.keeps()).collect()
+    fn cache_specs(&self) -> Vec<CacheSpec> {
+        self.network.layers.iter().map(|layer| layer.mixer.cache_spec()).collect()
     }
 
     pub(crate) fn allocate(&mut self, memory: Memory) {
         assert!(self.blocks.is_none(), "a model's memory is allocated once");
         let Memory { num_blocks, block_size, max_sequences } = memory;
         let pool = Pool { num_blocks, block_size, dtype: self.cache };
-        let keeps = self.keeps();
-        let arrangement = cache::arrange(&keeps);
+        let specs = self.cache_specs();
+        let arrangement = cache::arrange(&specs);
         self.memories = arrangement.memories.iter().map(|tokens| self.backend.new_kv(tokens.kv_shape(pool))).collect();
         let layers = self.network.layers.iter_mut().zip(&self.scales);
-        for ((layer, &scales), (keeps, place)) in layers.zip(keeps.iter().zip(arrangement.places)) {
-            let kv = place.map(|place| KvLayer { table: place.group as u32, scales, ..self.memories[place.memory] });
-            let states = keeps.states.iter().map(|&len| self.backend.new_state(max_sequences, len)).collect();
-            layer.mixer.take(Kept { kv, states });
+        for ((layer, &scales), (spec, cache)) in layers.zip(specs.iter().zip(arrangement.layers)) {
+            let kv = cache.map(|cache| KvLayer { table: cache.group as u32, scales, ..self.memories[cache.memory] });
+            let states = spec.states.iter().map(|&len| self.backend.new_state(max_sequences, len)).collect();
+            layer.mixer.bind_cache(CacheBinding { kv, states });
         }
         let tables = arrangement.groups.len();
         self.blocks = Some(batch::Blocks { count: num_blocks, size: block_size, tables, slots: max_sequences });
@@ -197,7 +197,7 @@ impl Decoder {
         } else {
             self.backend.begin(batch);
         }
-        self.walk(batch.tokens.len(), logit_rows, group, None)?;
+        self.forward_pass(batch.tokens.len(), logit_rows, group, None)?;
         Ok(self.backend.choose(self.logits_on_device(), choices))
     }
 
@@ -222,20 +222,20 @@ impl Decoder {
         group: &mut dyn Collective,
     ) -> Result<Result<(), String>, ForwardError> {
         if !step.has_run {
-            let ticket = self.pass_of_nobody(step.rows, group)?;
+            let ticket = self.dummy_run(step.rows, group)?;
             self.take(ticket, &mut Vec::new())?;
         }
         self.backend.start_recording();
-        let passed = self.pass_of_nobody(step.rows, group);
+        let passed = self.dummy_run(step.rows, group);
         let recorded = self.backend.end_recording();
         passed.map(|_| recorded)
     }
 
-    /// A step of rows that belong to no sequence.
-    fn pass_of_nobody(&mut self, rows: usize, group: &mut dyn Collective) -> Result<Ticket, ForwardError> {
+    /// A step of padding rows alone, which belong to no sequence.
+    fn dummy_run(&mut self, rows: usize, group: &mut dyn Collective) -> Result<Ticket, ForwardError> {
         let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
         self.backend.begin_padded(Batch { tokens: &zeros, positions: &zeros, sequences: &[] });
-        self.walk(rows, &every, group, None)?;
+        self.forward_pass(rows, &every, group, None)?;
         Ok(self.backend.choose(self.logits_on_device(), &[]))
     }
 
@@ -285,7 +285,7 @@ impl Decoder {
     ) -> Result<Logits<'_>, ForwardError> {
         self.check(batch, logit_rows, group)?;
         self.backend.begin(batch);
-        self.walk(batch.tokens.len(), logit_rows, group, observer)?;
+        self.forward_pass(batch.tokens.len(), logit_rows, group, observer)?;
         self.logits()
     }
 

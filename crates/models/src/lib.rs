@@ -3,7 +3,7 @@
 //! [`load`] turns a Hugging Face folder into a [`Model`]; [`Model::forward`] runs one step of it over paged key/value memory. An architecture
 //! (`arch/`) says what a model is and what its files call the weights; `network` decides which slices a rank loads; `decoder` runs it.
 
-mod acts;
+mod activations;
 mod arch;
 mod batch;
 mod builder;

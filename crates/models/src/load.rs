@@ -6,7 +6,7 @@ use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvScales};
 use model_files::Format;
 use model_spec::{FloatType, MixerSpec, ModelKind, ModelSpec};
 
-use crate::acts::Buffers;
+use crate::activations::ActivationPool;
 use crate::arch::{self, Blueprint, quantization};
 use crate::decoder::{Decoder, Parts};
 use crate::error::LoadError;
@@ -129,7 +129,7 @@ pub fn load(
     expect(&mut *backend, &spec, shard, (compute, cache));
     let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
     report(0);
-    let buffers = Buffers::new(limits.max_rows, compute);
+    let buffers = ActivationPool::new(limits.max_rows, compute);
     let mut loader = Loader {
         weights: &*weights,
         backend: &mut *backend,

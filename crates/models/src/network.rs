@@ -116,7 +116,7 @@ impl Builder<'_> {
         Ok(Some((self.store.table(&[slice], 0)?, offset)))
     }
 
-    /// Split like the head; where rows are padded the bias is padded with what lies before it, which nobody reads.
+    /// Split like the head; where rows are padded the bias is padded with what lies before it; padding is never read.
     fn head_bias(&mut self, vocab: usize) -> Result<Vector, LoadError> {
         let rows = self.shard.vocabulary(vocab);
         let mut stack = vec![self.vector_slice(Slot::Head, Kind::Bias, vocab, rows.entries, Role::Shift)];

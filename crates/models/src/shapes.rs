@@ -31,7 +31,7 @@ fn sizes(layer: &LayerSpec, limits: ShapeLimits) -> impl Iterator<Item = Size> {
         MixerSpec::Delta(spec) => vec![("linear_key_head_dim", spec.key_dim, limits.key_dim)],
     };
     let of_experts: Vec<Size> = match &layer.feed_forward {
-        FeedForwardSpec::Mixture(spec) => vec![
+        FeedForwardSpec::Moe(spec) => vec![
             ("the number of experts", spec.experts, limits.experts),
             ("num_experts_per_tok", spec.routing.top_k, limits.top_k),
         ],

@@ -1,4 +1,4 @@
-//! DBRX: clipped queries, keys and values, layer norms without shift, mixtures whose weights are stacked and partly turned around.
+//! DBRX: clipped queries, keys and values, layer norms without shift, MoE whose weights are stacked and partly transposed.
 
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, ConfigFile, FeedForwardSpec, LayerNorms, LayerSpec, MlpKind,
@@ -6,7 +6,7 @@ use model_spec::{
 };
 
 use super::expert_naming::{ExpertNaming, StackedPiece};
-use super::mixtures::mixture;
+use super::moe::moe;
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, bound};
 use super::{Blueprint, Folder};
@@ -45,7 +45,7 @@ fn attend(config: &ConfigFile, attention: &ConfigFile, sizes: &Sizes) -> Result<
     Ok(AttentionSpec { clip, ..sizes.attention(position, Biases::default()) })
 }
 
-/// Number of experts, and the mixture of them.
+/// Number of experts, and the MoE layer.
 fn feed_forward(ffn: &ConfigFile, sizes: &Sizes) -> Result<(usize, FeedForwardSpec), ConfigError> {
     let (experts, top_k) = (ffn.size_or("moe_num_experts", 4)?, ffn.size_or("moe_top_k", 1)?);
     if top_k > experts {
@@ -62,7 +62,7 @@ fn feed_forward(ffn: &ConfigFile, sizes: &Sizes) -> Result<(usize, FeedForwardSp
     };
     let mlp = sizes.mlp(MlpKind::Gated, activation, false);
     let routing = RoutingSpec { renormalise, ..RoutingSpec::softmax(top_k) };
-    Ok((experts, mixture(mlp, (experts, routing)).into()))
+    Ok((experts, moe(mlp, (experts, routing)).into()))
 }
 
 const NAMING: Naming = Naming {

@@ -1,13 +1,13 @@
-//! DeepSeek V2 and V3: latent attention; after some dense layers mixtures of many small experts, beside a few that all tokens share.
+//! DeepSeek V2 and V3: latent attention; after some dense layers MoE of many small experts, beside a few that all tokens share.
 
 use model_spec::{
     Activation, ConfigError, ConfigFile, ExpertGroups, FeedForwardSpec, LatentSpec, LayerNorms, LayerSpec, MixerSpec,
-    MixtureSpec, MlpKind, MlpSpec, NormSpec, Residual, RopeDefaults, RopeStyle, RouterScore, RoutingSpec,
-    SharedExpertSpec, read_rope,
+    MlpKind, MlpSpec, MoeSpec, NormSpec, Residual, RopeDefaults, RopeStyle, RouterScore, RoutingSpec, SharedExpertSpec,
+    read_rope,
 };
 
 use super::expert_naming::ExpertNaming;
-use super::mixtures::experts;
+use super::moe::experts;
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation};
 use super::{Blueprint, Folder};
@@ -33,16 +33,16 @@ fn build(folder: &Folder, version: Version) -> Result<Blueprint, ConfigError> {
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
     let mixer = MixerSpec::Latent(latent(config, &sizes, norm)?);
     let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, false);
-    let mixture = match config.size_opt("n_routed_experts")? {
-        Some(_) => Some(mixture(config, &version, mlp.activation)?),
+    let moe = match config.size_opt("n_routed_experts")? {
+        Some(_) => Some(moe(config, &version, mlp.activation)?),
         None => None,
     };
     let first = config.number_or("first_k_dense_replace", 0.0)? as usize;
     let step = config.size_or("moe_layer_freq", 1)?;
     let layers = (0..sizes.layers).map(|index| LayerSpec {
         mixer: mixer.clone(),
-        feed_forward: match mixture {
-            Some(mixture) if index >= first && index.is_multiple_of(step) => mixture.into(),
+        feed_forward: match moe {
+            Some(moe) if index >= first && index.is_multiple_of(step) => moe.into(),
             _ => FeedForwardSpec::Dense(mlp),
         },
         norms: LayerNorms::before(norm),
@@ -82,7 +82,7 @@ fn temperature(config: &ConfigFile) -> Result<f64, ConfigError> {
     Ok(if factor > 1.0 { 0.1 * weight * factor.ln() + 1.0 } else { 1.0 })
 }
 
-fn mixture(config: &ConfigFile, version: &Version, activation: Activation) -> Result<MixtureSpec, ConfigError> {
+fn moe(config: &ConfigFile, version: &Version, activation: Activation) -> Result<MoeSpec, ConfigError> {
     let width = config.size("moe_intermediate_size")?;
     let mlp = |width| MlpSpec { kind: MlpKind::Gated, intermediate_size: width, activation, bias: false };
     let (experts, routing) = experts(config, "n_routed_experts")?;
@@ -100,7 +100,7 @@ fn mixture(config: &ConfigFile, version: &Version, activation: Activation) -> Re
     let renormalise = config.flag_or("norm_topk_prob", version.renormalise)?;
     let scale = config.number_or("routed_scaling_factor", 1.0)? as f32;
     let shared = config.size_opt("n_shared_experts")?;
-    Ok(MixtureSpec {
+    Ok(MoeSpec {
         experts,
         expert: mlp(width),
         routing: RoutingSpec { score, correction, groups, renormalise, scale, ..routing },

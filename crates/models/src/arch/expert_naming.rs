@@ -1,4 +1,4 @@
-//! What a family's files call the experts of a mixture, and how those lie in stacked tensors.
+//! What a family's files call the experts of an MoE layer, and how those lie in stacked tensors.
 
 use crate::weights::{Kind, Piece, Place, Stack, Stripes};
 

@@ -1,4 +1,5 @@
-//! gpt-oss: attention with learned sinks, every other layer through a window; mixtures of clamped experts, gate and up interleaved.
+//! gpt-oss: attention with learned sinks, every other layer through a window; MoE with clamped experts, gate and up
+//! interleaved.
 
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, LayerNorms, LayerSpec, MlpKind, NormSpec, Residual, RopeStyle,
@@ -6,7 +7,7 @@ use model_spec::{
 };
 
 use super::expert_naming::{ExpertNaming, StackedPiece};
-use super::mixtures::{experts, mixture};
+use super::moe::{experts, moe};
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, bound, sliding_layers};
 use super::{Blueprint, Folder};
@@ -22,12 +23,12 @@ pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let limit = bound(config, "swiglu_limit")?.unwrap_or(7.0);
     let (count, routing) = experts(config, "num_local_experts")?;
     let mlp = sizes.mlp(MlpKind::Gated, Activation::ClampedSwiGlu { limit }, true);
-    let mixture = mixture(mlp, (count, RoutingSpec { bias: true, ..routing }));
+    let moe = moe(mlp, (count, RoutingSpec { bias: true, ..routing }));
     let window = config.size("sliding_window")?;
     let sliding = sliding_layers(config, sizes.layers, |layer| layer.is_multiple_of(2))?;
     let layers = sliding.into_iter().map(|slides| LayerSpec {
         mixer: AttentionSpec { window: slides.then_some(window), ..attention.clone() }.into(),
-        feed_forward: mixture.into(),
+        feed_forward: moe.into(),
         norms: LayerNorms::before(norm),
         residual: Residual::Sequential,
         residual_scale: 1.0,

@@ -1,9 +1,9 @@
-//! Granite with mixtures of experts, whose weights are stacked.
+//! Granite with MoE layers, whose weights are stacked.
 
 use model_spec::ConfigError;
 
 use super::expert_naming::{ExpertNaming, StackedPiece};
-use super::mixtures::{experts, mix_layers, mixture};
+use super::moe::{experts, moe, moe_layers};
 use super::naming::{LLAMA, Naming};
 use super::{Blueprint, Folder, llama};
 use crate::weights::{Part, Stripes};
@@ -11,7 +11,7 @@ use crate::weights::{Part, Stripes};
 pub(super) fn granite_moe(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mut spec = llama::granite(folder)?.spec;
     let routing = experts(&folder.config, "num_local_experts")?;
-    mix_layers(&mut spec, |_, mlp| mixture(mlp, routing).into());
+    moe_layers(&mut spec, |_, mlp| moe(mlp, routing).into());
     let [gate, up] = Stripes::split([folder.config.size("intermediate_size")?; 2]);
     let input =
         |rows| StackedPiece { weight: "block_sparse_moe.input_linear.weight", bias: "", rows, transposed: false };

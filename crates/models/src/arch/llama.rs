@@ -109,21 +109,21 @@ pub(super) fn minicpm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(blueprint)
 }
 
-/// SmolLM 3: Llama with some layers that do not turn.
+/// SmolLM 3: Llama with some layers without RoPE.
 pub(super) fn smollm3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let switches = Switches { tied: Tied::UnlessSaid, windows: Windows::Later, ..Switches::read(config)? };
     let mut blueprint = build(folder, switches)?;
     let layers = &mut blueprint.spec.layers;
     let interval = config.size_or("no_rope_layer_interval", 4)?;
-    let turning = match config.numbers_opt("no_rope_layers")? {
+    let rotates = match config.numbers_opt("no_rope_layers")? {
         Some(list) if list.len() != layers.len() => {
             return Err(config.unsupported("no_rope_layers", &format!("expected {} entries", layers.len())));
         }
-        Some(list) => list.into_iter().map(|turns| turns != 0.0).collect(),
+        Some(list) => list.into_iter().map(|rotates| rotates != 0.0).collect(),
         None => (1..=layers.len()).map(|layer| !layer.is_multiple_of(interval)).collect::<Vec<bool>>(),
     };
-    for (layer, _) in layers.iter_mut().zip(turning).filter(|(_, turns)| !turns) {
+    for (layer, _) in layers.iter_mut().zip(rotates).filter(|(_, rotates)| !rotates) {
         if let Some(attention) = layer.mixer.attention_mut() {
             attention.position = Position::None;
         }

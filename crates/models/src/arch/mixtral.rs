@@ -1,9 +1,9 @@
-//! Mixtral: Mistral with a mixture of experts in every layer.
+//! Mixtral: Mistral with MoE in every layer.
 
 use model_spec::ConfigError;
 
 use super::expert_naming::ExpertNaming;
-use super::mixtures::{experts, mix_layers, mixture};
+use super::moe::{experts, moe, moe_layers};
 use super::naming::{LLAMA, Naming};
 use super::{Blueprint, Folder, llama};
 use crate::weights::Part;
@@ -11,7 +11,7 @@ use crate::weights::Part;
 pub(super) fn mixtral(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mut spec = llama::mistral(folder)?.spec;
     let routing = experts(&folder.config, "num_local_experts")?;
-    mix_layers(&mut spec, |_, mlp| mixture(mlp, routing).into());
+    moe_layers(&mut spec, |_, mlp| moe(mlp, routing).into());
     let experts = ExpertNaming::Each { prefix: "block_sparse_moe.experts", pieces: ["w1", "w3", "w2"] };
     Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
 }

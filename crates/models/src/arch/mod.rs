@@ -20,7 +20,7 @@ mod internlm2;
 mod llama;
 mod mamba;
 mod mixtral;
-mod mixtures;
+mod moe;
 mod mpt;
 mod naming;
 mod nemotron;

@@ -23,7 +23,7 @@ pub(super) struct Naming {
     pub gate_up: Option<[Stripes; 2]>,
     /// The layers' matrices are stored `[in, out]`.
     pub transposed: bool,
-    /// Where the experts of mixtures lie.
+    /// Where the experts of MoE layers lie.
     pub experts: ExpertNaming,
 }
 

@@ -1,9 +1,9 @@
-//! OLMoE: mixtures of small experts, norms of all queries and all keys.
+//! OLMoE: MoE layers of small experts, norms of all queries and all keys.
 
 use model_spec::{ConfigError, NormSpec, QkNorm, RoutingSpec};
 
 use super::expert_naming::ExpertNaming;
-use super::mixtures::{experts, mix_layers, mixture};
+use super::moe::{experts, moe, moe_layers};
 use super::naming::{LLAMA, Naming};
 use super::parts::bound;
 use super::{Blueprint, Folder, llama};
@@ -18,6 +18,6 @@ pub(super) fn olmoe(folder: &Folder) -> Result<Blueprint, ConfigError> {
     }
     let (experts, routing) = experts(config, "num_experts")?;
     let routing = RoutingSpec { renormalise: config.flag_or("norm_topk_prob", false)?, ..routing };
-    mix_layers(&mut spec, |_, mlp| mixture(mlp, (experts, routing)).into());
+    moe_layers(&mut spec, |_, mlp| moe(mlp, (experts, routing)).into());
     Ok(Blueprint { spec, names: Naming { experts: ExpertNaming::USUAL, ..LLAMA }.names() })
 }

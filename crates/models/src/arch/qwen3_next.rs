@@ -1,4 +1,4 @@
-//! Qwen3-Next: linear attention by the gated delta rule, every few layers gated softmax attention, and mixtures of experts.
+//! Qwen3-Next: linear attention by the gated delta rule, every few layers gated softmax attention, and MoE.
 
 use model_spec::{
     AttentionSpec, Biases, ConfigError, ConfigFile, DeltaSpec, LayerNorms, LayerSpec, MixerSpec, MlpKind, NormScale,
@@ -65,7 +65,8 @@ fn linear_layers(config: &ConfigFile, layers: usize) -> Result<Vec<bool>, Config
     }
 }
 
-/// As Qwen's mixtures, but for linear layers, whose projections are grouped by key head, and for queries with their gate beside them.
+/// As Qwen's MoE models, but for linear layers, whose projections are grouped by key head, and for queries with their gate
+/// beside them.
 fn names(linear: Vec<bool>, delta: DeltaSpec, head_dim: usize) -> Names {
     let usual = qwen_moe::NAMING.names();
     let values = delta.value_heads / delta.key_heads;

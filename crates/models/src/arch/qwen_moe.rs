@@ -1,14 +1,14 @@
-//! Qwen 2 and 3 with mixtures of experts: in all layers but some; Qwen 2 also has an expert that all tokens share, behind a gate.
+//! Qwen 2 and 3 with MoE layers: all but some; Qwen 2 also has an expert that all tokens share, behind a gate.
 
-use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MixtureSpec, MlpSpec, SharedExpertSpec};
+use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MlpSpec, MoeSpec, SharedExpertSpec};
 
 use super::expert_naming::ExpertNaming;
-use super::mixtures::{experts, mix_layers};
+use super::moe::{experts, moe_layers};
 use super::naming::{LLAMA, Naming};
 use super::{Blueprint, Folder, llama};
 use crate::weights::{Part, Piece};
 
-/// Names of Qwen's mixtures.
+/// Names in Qwen's MoE layers.
 pub(super) const NAMING: Naming = Naming { part, experts: ExpertNaming::USUAL, ..LLAMA };
 
 pub(super) fn qwen2_moe(folder: &Folder) -> Result<Blueprint, ConfigError> {
@@ -22,15 +22,15 @@ pub(super) fn qwen3_moe(folder: &Folder) -> Result<Blueprint, ConfigError> {
 fn build(folder: &Folder, dense: Blueprint) -> Result<Blueprint, ConfigError> {
     let mut spec = dense.spec;
     let layers = Layers::read(&folder.config)?;
-    mix_layers(&mut spec, |index, mlp| layers.feed_forward(index, mlp));
+    moe_layers(&mut spec, |index, mlp| layers.feed_forward(index, mlp));
     Ok(Blueprint { spec, names: NAMING.names() })
 }
 
-/// Which layers are mixtures, and of what.
+/// Which layers are MoE, and their experts.
 pub(super) struct Layers {
-    /// A mixture, but for its activation.
-    mixture: MixtureSpec,
-    /// Every so many layers are mixtures.
+    /// An MoE layer; the activation is filled in later.
+    moe: MoeSpec,
+    /// Each `step`-th layer is MoE.
     step: usize,
     dense: Vec<f64>,
 }
@@ -46,14 +46,14 @@ impl Layers {
             bias: false,
         };
         let shared = config.size_opt("shared_expert_intermediate_size")?;
-        let mixture = MixtureSpec {
+        let moe = MoeSpec {
             experts,
             expert: mlp(config.size("moe_intermediate_size")?),
             routing: model_spec::RoutingSpec { renormalise, ..routing },
             shared: shared.map(|width| SharedExpertSpec { mlp: mlp(width), gated: true }),
         };
         let step = config.size_or("decoder_sparse_step", 1)?;
-        Ok(Self { mixture, step, dense: config.numbers_opt("mlp_only_layers")?.unwrap_or_default() })
+        Ok(Self { moe, step, dense: config.numbers_opt("mlp_only_layers")?.unwrap_or_default() })
     }
 
     /// A layer's feed-forward part where `dense` is what it is without experts.
@@ -62,10 +62,10 @@ impl Layers {
             return dense.into();
         }
         let activation = dense.activation;
-        let expert = MlpSpec { activation, ..self.mixture.expert };
+        let expert = MlpSpec { activation, ..self.moe.expert };
         let shared =
-            self.mixture.shared.map(|shared| SharedExpertSpec { mlp: MlpSpec { activation, ..shared.mlp }, ..shared });
-        MixtureSpec { expert, shared, ..self.mixture }.into()
+            self.moe.shared.map(|shared| SharedExpertSpec { mlp: MlpSpec { activation, ..shared.mlp }, ..shared });
+        MoeSpec { expert, shared, ..self.moe }.into()
     }
 }
 
@@ -92,13 +92,10 @@ mod tests {
         let layers = Layers::read(&ConfigFile::parse(Path::new("config.json"), text).unwrap()).unwrap();
         let (kind, activation) = (model_spec::MlpKind::Gated, model_spec::Activation::Gelu);
         let dense = MlpSpec { kind, intermediate_size: 32, activation, bias: false };
-        let mixed = (0..6).map(|index| matches!(layers.feed_forward(index, dense), FeedForwardSpec::Mixture(_)));
+        let mixed = (0..6).map(|index| matches!(layers.feed_forward(index, dense), FeedForwardSpec::Moe(_)));
         assert_eq!(mixed.collect::<Vec<_>>(), [false, true, false, false, false, true]);
-        let FeedForwardSpec::Mixture(mixture) = layers.feed_forward(1, dense) else { panic!("a mixture") };
-        assert_eq!(
-            (mixture.expert.activation, mixture.expert.intermediate_size, mixture.shared),
-            (activation, 8, None)
-        );
+        let FeedForwardSpec::Moe(moe) = layers.feed_forward(1, dense) else { panic!("an MoE layer") };
+        assert_eq!((moe.expert.activation, moe.expert.intermediate_size, moe.shared), (activation, 8, None));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What works on each token alone in a layer: one kind a file, and one line in [`build`].
 
-mod mixture;
 mod mlp;
+mod moe;
 
 use kernels::ops::{Act, Backend, Epilogue};
 use model_spec::FeedForwardSpec;
@@ -23,7 +23,7 @@ pub(crate) fn build(
 ) -> Result<Option<Box<dyn FeedForward>>, LoadError> {
     match spec {
         FeedForwardSpec::Dense(spec) => Ok(Some(Box::new(mlp::build(builder, index, spec, mlp::alone)?))),
-        FeedForwardSpec::Mixture(spec) => Ok(Some(Box::new(mixture::build(builder, index, spec)?))),
+        FeedForwardSpec::Moe(spec) => Ok(Some(Box::new(moe::build(builder, index, spec)?))),
         FeedForwardSpec::None => Ok(None),
     }
 }

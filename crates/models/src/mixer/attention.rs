@@ -7,9 +7,9 @@ use kernels::ops::{
 };
 use model_spec::{AttentionSpec, Position, QkNorm};
 
-use super::{Kept, Mixer, Run};
+use super::{CacheBinding, Mixer, Run};
 use crate::builder::{Builder, Linear};
-use crate::cache::{Keeps, TokenCache};
+use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
 use crate::weights::{Kind, Part, Role, Slot};
@@ -60,18 +60,18 @@ impl Mixer for AttentionMixer {
         self.attention.heads.q * self.attention.heads.v_dim
     }
 
-    fn keeps(&self) -> Keeps {
+    fn cache_spec(&self) -> CacheSpec {
         let Attention { heads: Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. }, window, .. } =
             self.attention;
         let tokens = TokenCache { kv_heads, head_dim, v_head_dim, shared: false, window };
-        Keeps { tokens: Some(tokens), states: Vec::new() }
+        CacheSpec { tokens: Some(tokens), states: Vec::new() }
     }
 
-    fn take(&mut self, kept: Kept) {
-        self.kv = kept.kv;
+    fn bind_cache(&mut self, cache: CacheBinding) {
+        self.kv = cache.kv;
     }
 
-    fn remember(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
+    fn project(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
         let heads = self.attention.heads;
         backend.matmul(input, self.qkv.matrix, self.qkv.bias, Epilogue::Store, self.normed);
         for ColumnNorm { first_col, heads, width, norm } in &self.norms {
@@ -91,7 +91,7 @@ impl Mixer for AttentionMixer {
         Ok(())
     }
 
-    fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
+    fn attend(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
         backend.attention(self.projected, self.attention, self.kv(), only, self.attended);
         if let Some((_, gate)) = self.gate {
             backend.gate(self.attended, Cols { act: gate, first: 0 }, Activation::Sigmoid);

@@ -5,9 +5,9 @@ use kernels::ops::{Act, Activation, Cols, Conv, DeltaInput, DeltaRule, Epilogue,
 use model_spec::DeltaSpec;
 
 use super::recurrent::{NOT_YET, decay, taps, vector};
-use super::{Kept, Mixer, Run};
+use super::{CacheBinding, Mixer, Run};
 use crate::builder::{Builder, Linear};
-use crate::cache::Keeps;
+use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
 use crate::weights::{Kind, Part, Role};
@@ -41,16 +41,16 @@ impl Mixer for DeltaMixer {
         self.rule.value_heads * self.rule.value_dim
     }
 
-    fn keeps(&self) -> Keeps {
+    fn cache_spec(&self) -> CacheSpec {
         let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.width() * self.rule.key_dim];
-        Keeps { tokens: None, states }
+        CacheSpec { tokens: None, states }
     }
 
-    fn take(&mut self, kept: Kept) {
-        (self.conv.state, self.rule.state) = (kept.states[0], kept.states[1]);
+    fn bind_cache(&mut self, cache: CacheBinding) {
+        (self.conv.state, self.rule.state) = (cache.states[0], cache.states[1]);
     }
 
-    fn remember(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
+    fn project(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
         let Buffers { projected, rates, convolved, mixed } = self.buffers;
         let cols = |act, first| Cols { act, first };
         backend.matmul(input, self.input.matrix, None, Epilogue::Store, projected);
@@ -61,7 +61,7 @@ impl Mixer for DeltaMixer {
         Ok(())
     }
 
-    fn recall(&self, _: Option<kernels::ops::RowSelection<'_>>, backend: &mut dyn kernels::ops::Backend) -> Act {
+    fn attend(&self, _: Option<kernels::ops::RowSelection<'_>>, backend: &mut dyn kernels::ops::Backend) -> Act {
         let Buffers { projected, mixed, .. } = self.buffers;
         backend.head_norm(mixed, 0, self.rule.value_heads, self.rule.value_dim, self.norm);
         backend.gate(mixed, Cols { act: projected, first: self.conv.channels }, Activation::Silu);

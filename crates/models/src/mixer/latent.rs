@@ -9,9 +9,9 @@ use kernels::ops::{
 };
 use model_spec::{LatentSpec, Position};
 
-use super::{Kept, Mixer, Run};
+use super::{CacheBinding, Mixer, Run};
 use crate::builder::{Builder, Linear};
-use crate::cache::{Keeps, TokenCache};
+use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
 use crate::weights::{Part, Slice, Slot};
@@ -88,17 +88,20 @@ impl Mixer for LatentMixer {
         self.attention.heads.q * self.v_head_dim
     }
 
-    fn keeps(&self) -> Keeps {
+    fn cache_spec(&self) -> CacheSpec {
         let Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. } = self.attention.heads;
         let window = self.attention.window;
-        Keeps { tokens: Some(TokenCache { kv_heads, head_dim, v_head_dim, shared: true, window }), states: Vec::new() }
+        CacheSpec {
+            tokens: Some(TokenCache { kv_heads, head_dim, v_head_dim, shared: true, window }),
+            states: Vec::new(),
+        }
     }
 
-    fn take(&mut self, kept: Kept) {
-        self.kv = kept.kv;
+    fn bind_cache(&mut self, cache: CacheBinding) {
+        self.kv = cache.kv;
     }
 
-    fn remember(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
+    fn project(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
         let (latent, backend) = (self.buffers.latent, &mut *run.backend);
         self.project_queries(input, backend);
         backend.matmul(input, self.down.matrix, self.down.bias, Epilogue::Store, latent);
@@ -110,7 +113,7 @@ impl Mixer for LatentMixer {
         Ok(())
     }
 
-    fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
+    fn attend(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
         let Buffers { qk, attended, restored, .. } = self.buffers;
         let rank = self.attention.heads.v_dim;
         backend.attention(qk, self.attention, self.kv(), only, attended);

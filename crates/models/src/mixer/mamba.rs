@@ -6,9 +6,9 @@ use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Scan, ScanInput};
 use model_spec::MambaSpec;
 
 use super::recurrent::{NOT_YET, decay, taps};
-use super::{Kept, Mixer, Run};
+use super::{CacheBinding, Mixer, Run};
 use crate::builder::{Builder, Linear};
-use crate::cache::Keeps;
+use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::weights::{Kind, Part, Role, Slot};
 
@@ -45,16 +45,16 @@ impl Mixer for MambaMixer {
         self.scan.heads
     }
 
-    fn keeps(&self) -> Keeps {
+    fn cache_spec(&self) -> CacheSpec {
         let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.scan.heads * self.scan.state_dim];
-        Keeps { tokens: None, states }
+        CacheSpec { tokens: None, states }
     }
 
-    fn take(&mut self, kept: Kept) {
-        (self.conv.state, self.scan.state) = (kept.states[0], kept.states[1]);
+    fn bind_cache(&mut self, cache: CacheBinding) {
+        (self.conv.state, self.scan.state) = (cache.states[0], cache.states[1]);
     }
 
-    fn remember(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
+    fn project(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
         let Buffers { projected, convolved, step_down, step, state, mixed } = self.buffers;
         let cols = |act, first| Cols { act, first };
         run.backend.matmul(input, self.input.matrix, self.input.bias, Epilogue::Store, projected);
@@ -71,7 +71,7 @@ impl Mixer for MambaMixer {
         Ok(())
     }
 
-    fn recall(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
+    fn attend(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
         self.buffers.mixed
     }
 }

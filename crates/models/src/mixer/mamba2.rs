@@ -4,9 +4,9 @@ use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Norm, NormKind, Scan, 
 use model_spec::Mamba2Spec;
 
 use super::recurrent::{NOT_YET, decay, taps, vector};
-use super::{Kept, Mixer, Run};
+use super::{CacheBinding, Mixer, Run};
 use crate::builder::{Builder, Linear};
-use crate::cache::Keeps;
+use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
 use crate::weights::{Kind, Part, Role};
@@ -31,16 +31,16 @@ impl Mixer for Mamba2Mixer {
         self.scan.heads * self.scan.head_dim
     }
 
-    fn keeps(&self) -> Keeps {
+    fn cache_spec(&self) -> CacheSpec {
         let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.width() * self.scan.state_dim];
-        Keeps { tokens: None, states }
+        CacheSpec { tokens: None, states }
     }
 
-    fn take(&mut self, kept: Kept) {
-        (self.conv.state, self.scan.state) = (kept.states[0], kept.states[1]);
+    fn bind_cache(&mut self, cache: CacheBinding) {
+        (self.conv.state, self.scan.state) = (cache.states[0], cache.states[1]);
     }
 
-    fn remember(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
+    fn project(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
         let (inner, groups) = (self.width(), self.scan.groups);
         let projected = |first| Cols { act: self.projected, first };
         let convolved = |first| Cols { act: self.convolved, first };
@@ -54,7 +54,7 @@ impl Mixer for Mamba2Mixer {
         Ok(())
     }
 
-    fn recall(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
+    fn attend(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
         self.mixed
     }
 }

@@ -1,8 +1,8 @@
 //! What mixes tokens in a layer: one kind a file, and one line in [`build`].
 //!
-//! A mixer owns its weights, its buffers and what it keeps of past tokens. It runs in two halves, so that the decoder can leave out the
-//! second one where nobody looks at a step's rows again: [`Mixer::remember`] puts down what later tokens need, [`Mixer::recall`]
-//! computes the rows that go into the output projection.
+//! A mixer owns its weights and names its buffers and its part of the cache. It runs in two halves: [`Mixer::project`] computes queries,
+//! keys and values and writes to the cache what later tokens need; [`Mixer::attend`] computes the rows that go into the output
+//! projection. The decoder leaves out the second half where a step needs no output of the layer.
 
 mod attention;
 mod delta;
@@ -15,31 +15,31 @@ use kernels::ops::{Act, Backend, KvLayer, RowSelection, State};
 use model_spec::MixerSpec;
 
 use crate::builder::{Builder, Linear};
-use crate::cache::Keeps;
+use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::ranks::Ranks;
 
 /// What mixes tokens, on this rank.
 pub(crate) trait Mixer: Send {
-    /// Columns of what [`Self::recall`] returns.
+    /// Columns of what [`Self::attend`] returns.
     fn width(&self) -> usize;
 
-    /// What it keeps of past tokens.
-    fn keeps(&self) -> Keeps;
+    /// The cache that it needs.
+    fn cache_spec(&self) -> CacheSpec;
 
-    /// Is given memory for that. Called once, before the first step.
-    fn take(&mut self, kept: Kept);
+    /// Is given that cache. Called once, before the first step.
+    fn bind_cache(&mut self, cache: CacheBinding);
 
-    /// Takes a step's rows `[rows, hidden]` and puts down what later tokens need of them.
-    fn remember(&self, input: Act, step: &mut Run<'_>) -> Result<(), ForwardError>;
+    /// Projects a step's rows `[rows, hidden]` and updates the cache: keys and values, or recurrent states.
+    fn project(&self, input: Act, step: &mut Run<'_>) -> Result<(), ForwardError>;
 
-    /// Mixes the rows just remembered: `[rows, width]`. Where only some of them are looked at, the others may be anything.
-    fn recall(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act;
+    /// Output rows of the rows just projected: `[rows, width]`. With `only`, the other rows may hold anything.
+    fn attend(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act;
 }
 
-/// Memory for what [`Mixer::keeps`] named.
+/// A layer's part of the cache, as [`Mixer::cache_spec`] asked for it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct CacheBinding {
     pub kv: Option<KvLayer>,
     pub states: Vec<State>,
 }

@@ -113,7 +113,7 @@ pub enum Part {
     Router,
     /// `[experts]`.
     RouterCorrection,
-    /// Of one expert of a mixture.
+    /// Of one expert of an MoE layer.
     Expert(usize, Piece),
     /// Of the MLP that all tokens share beside their experts.
     Shared(Piece),

@@ -7,7 +7,7 @@ use kernels::ops::{
 };
 
 use super::{Chunk, Random, Role, Slice, Weights, cast};
-use crate::acts::Buffers;
+use crate::activations::ActivationPool;
 use crate::error::LoadError;
 
 /// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by rows.
@@ -125,7 +125,7 @@ pub(crate) struct Loader<'a> {
     pub read: u64,
     /// Bytes on the device so far.
     pub resident: u64,
-    pub buffers: Buffers,
+    pub buffers: ActivationPool,
 }
 
 impl<'a> Loader<'a> {

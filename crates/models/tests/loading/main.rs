@@ -1,7 +1,7 @@
 //! Loading: what is read, what is refused and how, random weights, and the echo model.
 
 mod cache_scales;
-mod mixtures;
+mod moe;
 mod torch;
 
 use std::path::Path;

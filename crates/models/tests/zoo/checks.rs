@@ -180,7 +180,7 @@ pub fn bfloat16(case: &Case, dtype: DType) {
         within_quantiles(&what, &reference, &exact, &rough);
         same_where_clear(&what, &dir, &reference, &rough);
         if on == On::Cuda {
-            // A row's last bits may change with its company there, so other ways are only as close as this one.
+            // A row's low bits may depend on the batch composition there, so other ways are only as close as this one.
             let way = Way { together: true, chunk: 16, scattered: true, wanted: Wanted::All };
             within_quantiles(&what, &reference, &exact, &outcomes(&dir, setup, &scripts, way));
         } else {
@@ -226,7 +226,7 @@ fn same_where_clear(what: &str, dir: &Path, reference: &Reference, rough: &[Outc
 
 fn chooses_experts(dir: &Path) -> bool {
     let spec = models::read_spec(dir).expect("a model");
-    spec.layers.iter().any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Mixture(_)))
+    spec.layers.iter().any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)))
 }
 
 /// One group at a time.

@@ -9,7 +9,7 @@ use crate::Limits;
 use crate::network::Network;
 
 /// Activation buffers outside the layers.
-pub(crate) struct Acts {
+pub(crate) struct Activations {
     /// The residual stream.
     pub(crate) x: Act,
     /// Its norm.
@@ -31,7 +31,7 @@ pub(crate) struct Acts {
 
 /// Makes activation buffers and counts their bytes (as if all were f32). One with room for all rows of a step is shared by whoever asks for
 /// the same role and width: layers run one after the other.
-pub(crate) struct Buffers {
+pub(crate) struct ActivationPool {
     max_rows: usize,
     /// What values that only feed products and attention may be rounded to.
     compute: DType,
@@ -40,7 +40,7 @@ pub(crate) struct Buffers {
     bytes: u64,
 }
 
-impl Buffers {
+impl ActivationPool {
     pub(crate) fn new(max_rows: usize, compute: DType) -> Self {
         Self { max_rows, compute, shared: HashMap::new(), choices: HashMap::new(), bytes: 0 }
     }
@@ -88,13 +88,13 @@ impl Buffers {
     }
 }
 
-impl Acts {
+impl Activations {
     /// `buffers` holds what the layers took.
     pub(crate) fn new(
         spec: &ModelSpec,
         network: &Network,
         limits: Limits,
-        mut buffers: Buffers,
+        mut buffers: ActivationPool,
         backend: &mut dyn Backend,
     ) -> Self {
         let (rows, hidden) = (limits.max_rows, spec.hidden_size);

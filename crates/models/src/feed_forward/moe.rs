@@ -1,11 +1,11 @@
-//! A mixture of experts: a router, the chosen experts of each row, and what all rows share.
+//! MoE: a router, the chosen experts of each row, and the shared experts.
 //!
 //! Experts are split over ranks like any MLP, by their inner width: every rank routes all rows and computes its part of every expert.
 
 use std::ops::Range;
 
 use kernels::ops::{self, Act, Backend, Epilogue, ExpertChoice, GatedExperts, Matrix, MatrixGroup, Vector};
-use model_spec::{MixtureSpec, MlpKind, RouterScore, RoutingSpec, SharedExpertSpec};
+use model_spec::{MlpKind, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec};
 
 use super::FeedForward;
 use super::mlp::{self, Mlp};
@@ -13,8 +13,8 @@ use crate::builder::{Builder, Linear};
 use crate::error::LoadError;
 use crate::weights::{Kind, Part, Piece, Role, Slice, Slot};
 
-/// A mixture's weights and buffers.
-pub(super) struct Mixture {
+/// Weights and buffers of an MoE layer.
+pub(super) struct Moe {
     /// `[experts, hidden]`.
     router: Linear,
     routing: ops::Routing,
@@ -57,7 +57,7 @@ struct Gate {
     out: Act,
 }
 
-impl FeedForward for Mixture {
+impl FeedForward for Moe {
     fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
         backend.matmul(input, self.router.matrix, self.router.bias, Epilogue::Store, self.logits);
         backend.route(self.logits, self.routing, self.choice);
@@ -90,8 +90,8 @@ impl FeedForward for Mixture {
     }
 }
 
-pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MixtureSpec) -> Result<Mixture, LoadError> {
-    let MixtureSpec { experts, expert, routing, shared } = *spec;
+pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> Result<Moe, LoadError> {
+    let MoeSpec { experts, expert, routing, shared } = *spec;
     let router = builder.by_rows(index, &[(Part::Router, experts, 0..experts)], routing.bias)?;
     let correction = if routing.correction { Some(correction(builder, index, experts)?) } else { None };
     let (inner, mine) = (expert.intermediate_size, builder.shard.part(expert.intermediate_size));
@@ -122,7 +122,7 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MixtureSpec)
         MlpKind::Gated => builder.store.rows_buffer("expert gate_up", k, 2 * width),
         MlpKind::Plain => inner,
     };
-    Ok(Mixture {
+    Ok(Moe {
         router,
         routing: ops_routing(routing, correction),
         kind: expert.kind,

@@ -1,6 +1,6 @@
-//! What files that describe mixtures of experts have in common.
+//! What MoE architectures read alike.
 
-use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MixtureSpec, MlpSpec, ModelSpec, RoutingSpec};
+use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MlpSpec, ModelSpec, MoeSpec, RoutingSpec};
 
 /// Number of experts, under `key`, and how a token chooses `num_experts_per_tok` of them by softmax.
 pub(super) fn experts(config: &ConfigFile, key: &str) -> Result<(usize, RoutingSpec), ConfigError> {
@@ -12,16 +12,16 @@ pub(super) fn experts(config: &ConfigFile, key: &str) -> Result<(usize, RoutingS
     Ok((experts, RoutingSpec::softmax(top_k)))
 }
 
-/// A mixture of these MLPs and nothing beside them.
-pub(super) fn mixture(expert: MlpSpec, (experts, routing): (usize, RoutingSpec)) -> MixtureSpec {
-    MixtureSpec { experts, expert, routing, shared: None }
+/// MoE of these MLPs, without shared experts.
+pub(super) fn moe(expert: MlpSpec, (experts, routing): (usize, RoutingSpec)) -> MoeSpec {
+    MoeSpec { experts, expert, routing, shared: None }
 }
 
-/// Makes a mixture of the MLP of each layer.
-pub(super) fn mix_layers(spec: &mut ModelSpec, mixture: impl Fn(usize, MlpSpec) -> FeedForwardSpec) {
+/// Turns the MLP of each layer into MoE.
+pub(super) fn moe_layers(spec: &mut ModelSpec, moe: impl Fn(usize, MlpSpec) -> FeedForwardSpec) {
     for (index, layer) in spec.layers.iter_mut().enumerate() {
         if let FeedForwardSpec::Dense(mlp) = layer.feed_forward {
-            layer.feed_forward = mixture(index, mlp);
+            layer.feed_forward = moe(index, mlp);
         }
     }
 }

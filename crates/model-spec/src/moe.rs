@@ -1,10 +1,10 @@
-//! Mixtures of experts: a router sends each token to a few of many MLPs.
+//! Mixture of experts (MoE): a router sends each token to a few of many MLPs.
 
 use crate::mlp::MlpSpec;
 
-/// A mixture of experts: `sum over the chosen of weight * expert(x)`, plus what all tokens share.
+/// Mixture of experts: `sum over the chosen of weight * expert(x)`, plus what all tokens share.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MixtureSpec {
+pub struct MoeSpec {
     /// Number of experts.
     pub experts: usize,
     /// Each expert; its biases are its own.

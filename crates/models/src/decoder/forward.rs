@@ -1,4 +1,4 @@
-//! The way of a step through the model: from tokens to logits.
+//! The forward pass of a step: from tokens to logits.
 //!
 //! A layer's output is not added to the residual stream `x` at once: it waits in `delta`, so that the add and the next norm are one
 //! operation, and so that with several ranks it can be summed over them first.
@@ -26,7 +26,7 @@ struct Step<'a, 'o> {
 
 impl Decoder {
     /// Runs a step that has begun up to its logits.
-    pub(super) fn walk(
+    pub(super) fn forward_pass(
         &mut self,
         num_rows: usize,
         logit_rows: &[u32],
@@ -73,7 +73,7 @@ impl Decoder {
         let (after_attention, after_mlp) = (layer.after_attention, layer.after_mlp);
         let has_feed_forward = layer.feed_forward.is_some();
         let last = index + 1 == self.network.layers.len();
-        // Past what the last layer remembers, only rows with logits matter.
+        // Past what the last layer writes to its cache, only rows with logits matter.
         let narrow = last
             && residual == Residual::Sequential
             && step.observer.is_none()
@@ -83,7 +83,7 @@ impl Decoder {
             self.observe(step, index);
         }
         let mut run = Run { backend: &mut *self.backend, ranks: step.ranks.reborrow() };
-        self.network.layers[index].mixer.remember(input, &mut run)?;
+        self.network.layers[index].mixer.project(input, &mut run)?;
         if narrow && step.logit_rows.is_empty() {
             return Ok(());
         }
@@ -143,7 +143,7 @@ impl Decoder {
         let Self { backend, network, acts, .. } = self;
         let layer = &network.layers[index];
         let only = narrow.then_some(RowSelection { rows: step.logit_rows });
-        let all = layer.mixer.recall(only, &mut **backend);
+        let all = layer.mixer.attend(only, &mut **backend);
         let mixed = match acts.picked_mixed.zip(only) {
             Some((picked, selection)) => {
                 backend.gather(all, selection, picked);

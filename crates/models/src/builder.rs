@@ -7,7 +7,7 @@ use model_spec::{ModelSpec, NormKind, NormScale, NormSpec, Position, RopeSpec, R
 
 use crate::error::LoadError;
 use crate::tp::Shard;
-use crate::weights::{Kind, Names, Part, Role, Slice, Slot, Store};
+use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
 
 /// A matrix with its bias.
 #[derive(Clone, Copy)]
@@ -27,7 +27,7 @@ pub(crate) struct Builder<'a> {
 }
 
 /// The rows of a projection that a rank holds, of how many.
-pub(crate) type Part1d = (Part, usize, Range<usize>);
+pub(crate) type ParamRows = (LayerParam, usize, Range<usize>);
 
 impl Builder<'_> {
     /// Width of the residual stream.
@@ -36,16 +36,16 @@ impl Builder<'_> {
     }
 
     /// Projections from the residual stream, split by output rows and stacked.
-    pub(crate) fn by_rows(&mut self, index: usize, stack: &[Part1d], bias: bool) -> Result<Linear, LoadError> {
+    pub(crate) fn by_rows(&mut self, index: usize, stack: &[ParamRows], bias: bool) -> Result<Linear, LoadError> {
         let hidden = self.spec.hidden_size;
         let slices: Vec<Slice> = (stack.iter())
             .map(|(part, total, rows)| {
-                self.matrix_slice(Slot::Layer(index, *part), [*total, hidden], rows.clone(), 0..hidden)
+                self.matrix_slice(ParamId::Layer(index, *part), [*total, hidden], rows.clone(), 0..hidden)
             })
             .collect();
         let biases: Vec<Slice> = (stack.iter())
             .map(|(part, total, rows)| {
-                self.vector_slice(Slot::Layer(index, *part), Kind::Bias, *total, rows.clone(), Role::Shift)
+                self.vector_slice(ParamId::Layer(index, *part), ParamKind::Bias, *total, rows.clone(), Role::Shift)
             })
             .collect();
         let matrix = self.store.matrix(&slices, 0)?;
@@ -57,15 +57,15 @@ impl Builder<'_> {
     pub(crate) fn by_cols(
         &mut self,
         index: usize,
-        (part, total, cols): Part1d,
+        (part, total, cols): ParamRows,
         bias: bool,
     ) -> Result<Linear, LoadError> {
-        let (hidden, slot) = (self.spec.hidden_size, Slot::Layer(index, part));
+        let (hidden, slot) = (self.spec.hidden_size, ParamId::Layer(index, part));
         let matrix = self.store.matrix(&[self.matrix_slice(slot, [hidden, total], 0..hidden, cols)], 0)?;
         let bias = match bias && self.shard.adds_bias() {
-            true => {
-                Some(self.store.vector(&[self.vector_slice(slot, Kind::Bias, hidden, 0..hidden, Role::Shift)], 0.0)?)
-            }
+            true => Some(
+                self.store.vector(&[self.vector_slice(slot, ParamKind::Bias, hidden, 0..hidden, Role::Shift)], 0.0)?,
+            ),
             false => None,
         };
         Ok(Linear { matrix, bias })
@@ -87,17 +87,25 @@ impl Builder<'_> {
         Some(rope)
     }
 
-    pub(crate) fn norm(&mut self, spec: Option<NormSpec>, slot: Slot, width: usize) -> Result<Option<Norm>, LoadError> {
+    pub(crate) fn norm(
+        &mut self,
+        spec: Option<NormSpec>,
+        slot: ParamId,
+        width: usize,
+    ) -> Result<Option<Norm>, LoadError> {
         spec.map(|spec| self.norms(spec, &[slot], width)).transpose()
     }
 
     /// One norm of `width` columns for each slot, side by side.
-    pub(crate) fn norms(&mut self, spec: NormSpec, slots: &[Slot], width: usize) -> Result<Norm, LoadError> {
+    pub(crate) fn norms(&mut self, spec: NormSpec, slots: &[ParamId], width: usize) -> Result<Norm, LoadError> {
         let slices = |kind, role| -> Vec<Slice> {
             slots.iter().map(|slot| self.vector_slice(*slot, kind, width, 0..width, role)).collect()
         };
-        let (scale, one_plus, shift) =
-            (slices(Kind::Weight, Role::Scale), slices(Kind::Weight, Role::Shift), slices(Kind::Bias, Role::Shift));
+        let (scale, one_plus, shift) = (
+            slices(ParamKind::Weight, Role::Scale),
+            slices(ParamKind::Weight, Role::Shift),
+            slices(ParamKind::Bias, Role::Shift),
+        );
         let weight = match spec.scale {
             NormScale::Weight => Some(self.store.vector(&scale, 0.0)?),
             NormScale::OnePlusWeight => Some(self.store.vector(&one_plus, 1.0)?),
@@ -111,11 +119,24 @@ impl Builder<'_> {
         Ok(Norm { kind, weight, bias, eps: spec.eps })
     }
 
-    pub(crate) fn matrix_slice(&self, slot: Slot, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
-        Slice { place: (self.names)(slot, Kind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
+    pub(crate) fn matrix_slice(
+        &self,
+        slot: ParamId,
+        shape: [usize; 2],
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Slice {
+        Slice { location: (self.names)(slot, ParamKind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
     }
 
-    pub(crate) fn vector_slice(&self, slot: Slot, kind: Kind, len: usize, rows: Range<usize>, role: Role) -> Slice {
-        Slice { place: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
+    pub(crate) fn vector_slice(
+        &self,
+        slot: ParamId,
+        kind: ParamKind,
+        len: usize,
+        rows: Range<usize>,
+        role: Role,
+    ) -> Slice {
+        Slice { location: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
     }
 }

@@ -8,7 +8,7 @@ use crate::error::LoadError;
 use crate::feed_forward::{self, FeedForward};
 use crate::mixer::{self, Mixer};
 use crate::tp::Shard;
-use crate::weights::{Kind, Names, Part, Role, Slice, Slot, Store};
+use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
 
 /// A model's weights on a device, ready to run.
 pub(crate) struct Network {
@@ -56,15 +56,15 @@ impl Builder<'_> {
         let (vocab, hidden, width) = (self.spec.vocab_size, self.spec.hidden_size, self.spec.embedding.width);
         let rows = self.shard.vocabulary(vocab);
         let entries = |slot, builder: &Self| builder.matrix_slice(slot, [vocab, width], rows.entries.clone(), 0..width);
-        let (embedding, shared) = self.embedding(entries(Slot::Embedding, &self), rows.pad_rows)?;
-        let project_in = self.projection(Slot::ProjectIn, [hidden, width])?;
+        let (embedding, shared) = self.embedding(entries(ParamId::Embedding, &self), rows.pad_rows)?;
+        let project_in = self.projection(ParamId::ProjectIn, [hidden, width])?;
         let positions = self.positions(hidden)?;
-        let embedding_norm = self.norm(self.spec.embedding.norm, Slot::EmbeddingNorm, hidden)?;
+        let embedding_norm = self.norm(self.spec.embedding.norm, ParamId::EmbeddingNorm, hidden)?;
         let layers = self.spec.layers.iter().enumerate();
         let layers = layers.map(|(index, layer)| self.layer(index, layer)).collect::<Result<_, _>>()?;
-        let final_norm = self.norm(self.spec.final_norm, Slot::FinalNorm, hidden)?;
-        let project_out = self.projection(Slot::ProjectOut, [width, hidden])?;
-        let head_slot = if self.spec.head.tied { Slot::Embedding } else { Slot::Head };
+        let final_norm = self.norm(self.spec.final_norm, ParamId::FinalNorm, hidden)?;
+        let project_out = self.projection(ParamId::ProjectOut, [width, hidden])?;
+        let head_slot = if self.spec.head.tied { ParamId::Embedding } else { ParamId::Head };
         let matrix = match shared {
             Some(matrix) => matrix,
             None => self.head(entries(head_slot, &self), rows.pad_rows)?,
@@ -102,7 +102,7 @@ impl Builder<'_> {
     }
 
     /// Between the embedding's width and the residual stream's, where they differ; whole on every rank.
-    fn projection(&mut self, slot: Slot, shape: [usize; 2]) -> Result<Option<Matrix>, LoadError> {
+    fn projection(&mut self, slot: ParamId, shape: [usize; 2]) -> Result<Option<Matrix>, LoadError> {
         let [rows, cols] = shape;
         if rows == cols {
             return Ok(None);
@@ -112,16 +112,16 @@ impl Builder<'_> {
 
     fn positions(&mut self, hidden: usize) -> Result<Option<(Table, usize)>, LoadError> {
         let Some(PositionTable { rows, offset }) = self.spec.embedding.positions else { return Ok(None) };
-        let slice = self.matrix_slice(Slot::Positions, [rows, hidden], 0..rows, 0..hidden);
+        let slice = self.matrix_slice(ParamId::Positions, [rows, hidden], 0..rows, 0..hidden);
         Ok(Some((self.store.table(&[slice], 0)?, offset)))
     }
 
     /// Split like the head; where rows are padded the bias is padded with what lies before it; padding is never read.
     fn head_bias(&mut self, vocab: usize) -> Result<Vector, LoadError> {
         let rows = self.shard.vocabulary(vocab);
-        let mut stack = vec![self.vector_slice(Slot::Head, Kind::Bias, vocab, rows.entries, Role::Shift)];
+        let mut stack = vec![self.vector_slice(ParamId::Head, ParamKind::Bias, vocab, rows.entries, Role::Shift)];
         if rows.pad_rows > 0 {
-            stack.push(self.vector_slice(Slot::Head, Kind::Bias, vocab, 0..rows.pad_rows, Role::Shift));
+            stack.push(self.vector_slice(ParamId::Head, ParamKind::Bias, vocab, 0..rows.pad_rows, Role::Shift));
         }
         self.store.vector(&stack, 0.0)
     }
@@ -132,13 +132,13 @@ impl Builder<'_> {
             return Err(LoadError::Unsupported { layer: index, what: "a parallel residual with norms on its outputs" });
         }
         let hidden = self.spec.hidden_size;
-        let slot = |part| Slot::Layer(index, part);
-        let before_attention = self.norm(layer.norms.before_attention, slot(Part::BeforeAttention), hidden)?;
+        let slot = |part| ParamId::Layer(index, part);
+        let before_attention = self.norm(layer.norms.before_attention, slot(LayerParam::BeforeAttention), hidden)?;
         let (mixer, output) = mixer::build(self, index, &layer.mixer)?;
-        let after_attention = self.norm(layer.norms.after_attention, slot(Part::AfterAttention), hidden)?;
-        let before_mlp = self.norm(layer.norms.before_mlp, slot(Part::BeforeMlp), hidden)?;
+        let after_attention = self.norm(layer.norms.after_attention, slot(LayerParam::AfterAttention), hidden)?;
+        let before_mlp = self.norm(layer.norms.before_mlp, slot(LayerParam::BeforeMlp), hidden)?;
         let feed_forward = feed_forward::build(self, index, &layer.feed_forward)?;
-        let after_mlp = self.norm(layer.norms.after_mlp, slot(Part::AfterMlp), hidden)?;
+        let after_mlp = self.norm(layer.norms.after_mlp, slot(LayerParam::AfterMlp), hidden)?;
         Ok(Layer {
             mixer,
             output,

@@ -6,7 +6,7 @@ use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Position, R
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 /// Vocabulary of the second generation.
 const SECOND_VOCABULARY: usize = 125_696;
@@ -28,9 +28,9 @@ pub(super) fn baichuan(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(Blueprint { spec, names: Naming { part, qkv: Some(sizes.stacked_qkv()), ..LLAMA }.names() })
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Query | Part::Key | Part::Value => "self_attn.W_pack",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "self_attn.W_pack",
         other => (LLAMA.part)(other),
     }
 }

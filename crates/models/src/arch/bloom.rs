@@ -7,7 +7,7 @@ use model_spec::{
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn bloom(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -34,10 +34,10 @@ pub(super) const FALCON: Naming = Naming {
     final_norm: "transformer.ln_f",
     layers: "transformer.h",
     part: |part| match part {
-        Part::Query | Part::Key | Part::Value => "self_attention.query_key_value",
-        Part::Output => "self_attention.dense",
-        Part::Up => "mlp.dense_h_to_4h",
-        Part::Down => "mlp.dense_4h_to_h",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "self_attention.query_key_value",
+        LayerParam::Output => "self_attention.dense",
+        LayerParam::Up => "mlp.dense_h_to_4h",
+        LayerParam::Down => "mlp.dense_4h_to_h",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

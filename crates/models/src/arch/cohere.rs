@@ -10,7 +10,7 @@ use model_spec::{
 use super::naming::LLAMA;
 use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
-use crate::weights::{Names, Part, Place, Slot, Stripes};
+use crate::weights::{FusedShard, LayerParam, Names, ParamId, TensorLocation};
 
 pub(super) fn cohere(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -59,13 +59,13 @@ fn attention(config: &ConfigFile, sizes: &Sizes) -> Result<AttentionSpec, Config
 fn names(sizes: &Sizes) -> Names {
     let (heads, kv_heads, dim) = (sizes.heads, sizes.kv_heads, sizes.head_dim);
     let names = LLAMA.names();
-    let of_head = move |place: Place, head, heads| Place {
-        rows: Stripes { offset: head * dim, size: dim, period: heads * dim },
-        ..place
+    let of_head = move |location: TensorLocation, head, heads| TensorLocation {
+        rows: FusedShard { offset: head * dim, size: dim, period: heads * dim },
+        ..location
     };
     Box::new(move |slot, kind| match slot {
-        Slot::Layer(_, Part::QueryHeadNorm(head)) => of_head(names(slot, kind), head, heads),
-        Slot::Layer(_, Part::KeyHeadNorm(head)) => of_head(names(slot, kind), head, kv_heads),
+        ParamId::Layer(_, LayerParam::QueryHeadNorm(head)) => of_head(names(slot, kind), head, heads),
+        ParamId::Layer(_, LayerParam::KeyHeadNorm(head)) => of_head(names(slot, kind), head, kv_heads),
         _ => names(slot, kind),
     })
 }

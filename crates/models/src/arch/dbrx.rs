@@ -5,12 +5,12 @@ use model_spec::{
     NormSpec, Position, Residual, RopeDefaults, RopeStyle, RoutingSpec, read_rope,
 };
 
-use super::expert_naming::{ExpertNaming, StackedPiece};
+use super::expert_naming::{ExpertNaming, StackedParam};
 use super::moe::moe;
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, bound};
 use super::{Blueprint, Folder};
-use crate::weights::{Part, Stripes};
+use crate::weights::{FusedShard, LayerParam};
 
 pub(super) fn dbrx(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -30,7 +30,7 @@ pub(super) fn dbrx(folder: &Folder) -> Result<Blueprint, ConfigError> {
         residual_scale: 1.0,
     };
     let spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
-    let piece = |weight, transposed| StackedPiece { weight, bias: "", rows: Stripes::ALL, transposed };
+    let piece = |weight, transposed| StackedParam { weight, bias: "", rows: FusedShard::ALL, transposed };
     let pieces =
         [piece("ffn.experts.mlp.w1", false), piece("ffn.experts.mlp.v1", false), piece("ffn.experts.mlp.w2", true)];
     let experts = ExpertNaming::Stacked { count: experts, pieces };
@@ -73,13 +73,13 @@ const NAMING: Naming = Naming {
     ..LLAMA
 };
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::BeforeAttention => "norm_attn_norm.norm_1",
-        Part::BeforeMlp => "norm_attn_norm.norm_2",
-        Part::Query | Part::Key | Part::Value => "norm_attn_norm.attn.Wqkv",
-        Part::Output => "norm_attn_norm.attn.out_proj",
-        Part::Router => "ffn.router.layer",
+        LayerParam::BeforeAttention => "norm_attn_norm.norm_1",
+        LayerParam::BeforeMlp => "norm_attn_norm.norm_2",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "norm_attn_norm.attn.Wqkv",
+        LayerParam::Output => "norm_attn_norm.attn.out_proj",
+        LayerParam::Router => "ffn.router.layer",
         other => (LLAMA.part)(other),
     }
 }

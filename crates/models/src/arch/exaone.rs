@@ -9,7 +9,7 @@ use super::naming::{LLAMA, Naming};
 use super::olmo::norms_after;
 use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn exaone(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -27,15 +27,15 @@ const NAMING: Naming = Naming {
     final_norm: "transformer.ln_f",
     layers: "transformer.h",
     part: |part| match part {
-        Part::BeforeAttention => "ln_1",
-        Part::BeforeMlp => "ln_2",
-        Part::Query => "attn.attention.q_proj",
-        Part::Key => "attn.attention.k_proj",
-        Part::Value => "attn.attention.v_proj",
-        Part::Output => "attn.attention.out_proj",
-        Part::Gate => "mlp.c_fc_0",
-        Part::Up => "mlp.c_fc_1",
-        Part::Down => "mlp.c_proj",
+        LayerParam::BeforeAttention => "ln_1",
+        LayerParam::BeforeMlp => "ln_2",
+        LayerParam::Query => "attn.attention.q_proj",
+        LayerParam::Key => "attn.attention.k_proj",
+        LayerParam::Value => "attn.attention.v_proj",
+        LayerParam::Output => "attn.attention.out_proj",
+        LayerParam::Gate => "mlp.c_fc_0",
+        LayerParam::Up => "mlp.c_fc_1",
+        LayerParam::Down => "mlp.c_proj",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

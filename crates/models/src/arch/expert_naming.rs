@@ -1,6 +1,6 @@
 //! What a family's files call the experts of an MoE layer, and how those lie in stacked tensors.
 
-use crate::weights::{Kind, Piece, Place, Stack, Stripes};
+use crate::weights::{FusedShard, MlpParam, ParamKind, StackedExpert, TensorLocation};
 
 /// Where the experts of a layer lie.
 #[derive(Clone, Copy)]
@@ -19,18 +19,18 @@ pub(super) enum ExpertNaming {
         /// Experts.
         count: usize,
         /// Gate, up and down; fused ones share a tensor.
-        pieces: [StackedPiece; 3],
+        pieces: [StackedParam; 3],
     },
 }
 
 /// A projection of all experts.
 #[derive(Clone, Copy)]
-pub(super) struct StackedPiece {
+pub(super) struct StackedParam {
     /// The tensors' names after the layer's.
     pub weight: &'static str,
     pub bias: &'static str,
     /// Rows of an expert's matrix.
-    pub rows: Stripes,
+    pub rows: FusedShard,
     /// Matrices are stored `[in, out]`.
     pub transposed: bool,
 }
@@ -40,23 +40,23 @@ impl ExpertNaming {
     pub(super) const USUAL: Self = Self::Each { prefix: "mlp.experts", pieces: ["gate_proj", "up_proj", "down_proj"] };
 
     /// Where a projection of an expert of `layer` is.
-    pub(super) fn place(&self, layer: &str, expert: usize, piece: Piece, kind: Kind) -> Place {
+    pub(super) fn location(&self, layer: &str, expert: usize, piece: MlpParam, kind: ParamKind) -> TensorLocation {
         let which = match piece {
-            Piece::Gate => 0,
-            Piece::Up => 1,
-            Piece::Down => 2,
+            MlpParam::Gate => 0,
+            MlpParam::Up => 1,
+            MlpParam::Down => 2,
         };
         match self {
             // Nobody asks; the name would only appear in a message.
             Self::None => format!("{layer}.experts").into(),
             Self::Each { prefix, pieces } => {
-                let ending = if kind == Kind::Weight { "weight" } else { "bias" };
+                let ending = if kind == ParamKind::Weight { "weight" } else { "bias" };
                 format!("{layer}.{prefix}.{expert}.{}.{ending}", pieces[which]).into()
             }
             Self::Stacked { count, pieces } => {
-                let StackedPiece { weight, bias, rows, transposed } = pieces[which];
-                let tensor = format!("{layer}.{}", if kind == Kind::Weight { weight } else { bias });
-                Place { tensor, stack: Some(Stack { index: expert, count: *count }), rows, transposed }
+                let StackedParam { weight, bias, rows, transposed } = pieces[which];
+                let tensor = format!("{layer}.{}", if kind == ParamKind::Weight { weight } else { bias });
+                TensorLocation { tensor, stack: Some(StackedExpert { index: expert, count: *count }), rows, transposed }
             }
         }
     }

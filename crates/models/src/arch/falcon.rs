@@ -14,7 +14,7 @@ use super::bloom::FALCON;
 use super::naming::Naming;
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn falcon(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -85,10 +85,10 @@ fn alibi_times(config: &ConfigFile) -> f32 {
     if config.get("auto_map").is_some() { 1.0 } else { 2.0 }
 }
 
-fn two_norms(part: Part) -> &'static str {
+fn two_norms(part: LayerParam) -> &'static str {
     match part {
-        Part::BeforeAttention => "ln_attn",
-        Part::BeforeMlp => "ln_mlp",
+        LayerParam::BeforeAttention => "ln_attn",
+        LayerParam::BeforeMlp => "ln_mlp",
         other => (FALCON.part)(other),
     }
 }

@@ -9,7 +9,7 @@ use model_spec::{
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer, sliding_layers};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn gemma(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let base = Base::read(folder, everywhere)?;
@@ -102,11 +102,11 @@ fn soft_cap(config: &ConfigFile, key: &str) -> Result<Option<f32>, ConfigError> 
     Ok(config.number_opt(key)?.map(|cap| cap as f32))
 }
 
-fn norms_around(part: Part) -> &'static str {
+fn norms_around(part: LayerParam) -> &'static str {
     match part {
-        Part::AfterAttention => "post_attention_layernorm",
-        Part::BeforeMlp => "pre_feedforward_layernorm",
-        Part::AfterMlp => "post_feedforward_layernorm",
+        LayerParam::AfterAttention => "post_attention_layernorm",
+        LayerParam::BeforeMlp => "pre_feedforward_layernorm",
+        LayerParam::AfterMlp => "post_feedforward_layernorm",
         other => (LLAMA.part)(other),
     }
 }

@@ -8,7 +8,7 @@ use model_spec::{
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 /// ChatGLM 2 and 3, and GLM-4 in the same format.
 pub(super) fn chatglm(folder: &Folder) -> Result<Blueprint, ConfigError> {
@@ -61,9 +61,9 @@ fn build(folder: &Folder, norms: fn(NormSpec) -> LayerNorms) -> Result<Blueprint
     Ok(Blueprint { spec, names: Naming { part, gate_up: Some(sizes.gate_up()), ..LLAMA }.names() })
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Gate | Part::Up => "mlp.gate_up_proj",
+        LayerParam::Gate | LayerParam::Up => "mlp.gate_up_proj",
         other => (LLAMA.part)(other),
     }
 }
@@ -74,10 +74,10 @@ const CHATGLM: Naming = Naming {
     head: "transformer.output_layer",
     layers: "transformer.encoder.layers",
     part: |part| match part {
-        Part::Query | Part::Key | Part::Value => "self_attention.query_key_value",
-        Part::Output => "self_attention.dense",
-        Part::Gate | Part::Up => "mlp.dense_h_to_4h",
-        Part::Down => "mlp.dense_4h_to_h",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "self_attention.query_key_value",
+        LayerParam::Output => "self_attention.dense",
+        LayerParam::Gate | LayerParam::Up => "mlp.dense_h_to_4h",
+        LayerParam::Down => "mlp.dense_4h_to_h",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

@@ -9,7 +9,7 @@ use model_spec::{
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn gpt2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let sizes = Sizes::with_intermediate(&folder.config, 4)?;
@@ -55,12 +55,12 @@ const NAMING: Naming = Naming {
     final_norm: "transformer.ln_f",
     layers: "transformer.h",
     part: |part| match part {
-        Part::BeforeAttention => "ln_1",
-        Part::BeforeMlp => "ln_2",
-        Part::Query | Part::Key | Part::Value => "attn.c_attn",
-        Part::Output => "attn.c_proj",
-        Part::Up => "mlp.c_fc",
-        Part::Down => "mlp.c_proj",
+        LayerParam::BeforeAttention => "ln_1",
+        LayerParam::BeforeMlp => "ln_2",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "attn.c_attn",
+        LayerParam::Output => "attn.c_proj",
+        LayerParam::Up => "mlp.c_fc",
+        LayerParam::Down => "mlp.c_proj",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

@@ -6,7 +6,7 @@ use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, R
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn gpt_neox(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -29,10 +29,10 @@ const NAMING: Naming = Naming {
     head: "embed_out",
     layers: "gpt_neox.layers",
     part: |part| match part {
-        Part::Query | Part::Key | Part::Value => "attention.query_key_value",
-        Part::Output => "attention.dense",
-        Part::Up => "mlp.dense_h_to_4h",
-        Part::Down => "mlp.dense_4h_to_h",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "attention.query_key_value",
+        LayerParam::Output => "attention.dense",
+        LayerParam::Up => "mlp.dense_h_to_4h",
+        LayerParam::Down => "mlp.dense_4h_to_h",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

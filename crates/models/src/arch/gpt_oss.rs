@@ -6,12 +6,12 @@ use model_spec::{
     RoutingSpec,
 };
 
-use super::expert_naming::{ExpertNaming, StackedPiece};
+use super::expert_naming::{ExpertNaming, StackedParam};
 use super::moe::{experts, moe};
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, bound, sliding_layers};
 use super::{Blueprint, Folder};
-use crate::weights::{Part, Stripes};
+use crate::weights::{FusedShard, LayerParam};
 
 pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -40,21 +40,21 @@ pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
 }
 
 fn stacked(count: usize, transposed: bool) -> ExpertNaming {
-    let [gate, up] = Stripes::split([1, 1]);
-    let gate_up = |rows| StackedPiece {
+    let [gate, up] = FusedShard::split([1, 1]);
+    let gate_up = |rows| StackedParam {
         weight: "mlp.experts.gate_up_proj",
         bias: "mlp.experts.gate_up_proj_bias",
         rows,
         transposed,
     };
     let (weight, bias) = ("mlp.experts.down_proj", "mlp.experts.down_proj_bias");
-    let down = StackedPiece { weight, bias, rows: Stripes::ALL, transposed };
+    let down = StackedParam { weight, bias, rows: FusedShard::ALL, transposed };
     ExpertNaming::Stacked { count, pieces: [gate_up(gate), gate_up(up), down] }
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Router => "mlp.router",
+        LayerParam::Router => "mlp.router",
         other => (LLAMA.part)(other),
     }
 }

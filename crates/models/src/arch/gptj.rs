@@ -5,7 +5,7 @@ use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, R
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn gptj(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -28,13 +28,13 @@ const NAMING: Naming = Naming {
     final_norm: "transformer.ln_f",
     layers: "transformer.h",
     part: |part| match part {
-        Part::BeforeAttention => "ln_1",
-        Part::Query => "attn.q_proj",
-        Part::Key => "attn.k_proj",
-        Part::Value => "attn.v_proj",
-        Part::Output => "attn.out_proj",
-        Part::Up => "mlp.fc_in",
-        Part::Down => "mlp.fc_out",
+        LayerParam::BeforeAttention => "ln_1",
+        LayerParam::Query => "attn.q_proj",
+        LayerParam::Key => "attn.k_proj",
+        LayerParam::Value => "attn.v_proj",
+        LayerParam::Output => "attn.out_proj",
+        LayerParam::Up => "mlp.fc_in",
+        LayerParam::Down => "mlp.fc_out",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

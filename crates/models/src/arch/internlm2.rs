@@ -5,7 +5,7 @@ use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, R
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn internlm2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -23,13 +23,13 @@ const NAMING: Naming = Naming {
     embedding: "model.tok_embeddings",
     head: "output",
     part: |part| match part {
-        Part::BeforeAttention => "attention_norm",
-        Part::BeforeMlp => "ffn_norm",
-        Part::Query | Part::Key | Part::Value => "attention.wqkv",
-        Part::Output => "attention.wo",
-        Part::Gate => "feed_forward.w1",
-        Part::Up => "feed_forward.w3",
-        Part::Down => "feed_forward.w2",
+        LayerParam::BeforeAttention => "attention_norm",
+        LayerParam::BeforeMlp => "ffn_norm",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "attention.wqkv",
+        LayerParam::Output => "attention.wo",
+        LayerParam::Gate => "feed_forward.w1",
+        LayerParam::Up => "feed_forward.w3",
+        LayerParam::Down => "feed_forward.w2",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

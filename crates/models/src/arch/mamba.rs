@@ -6,7 +6,7 @@ use model_spec::{
 };
 
 use super::{Blueprint, Folder};
-use crate::weights::{Kind, Names, Part, Place, Slot, Stripes};
+use crate::weights::{FusedShard, LayerParam, Names, ParamId, ParamKind, TensorLocation};
 
 /// Longest sequence where the file names none: a state has no length.
 const CONTEXT: usize = 1 << 20;
@@ -26,18 +26,18 @@ pub(super) fn mamba(folder: &Folder) -> Result<Blueprint, ConfigError> {
         conv_bias: config.flag_or("use_conv_bias", true)?,
         bias: config.flag_or("use_bias", false)?,
     };
-    let [x, gate] = Stripes::split([inner, inner]);
-    let [down, state_input, state_output] = Stripes::split([spec.step_rank, spec.state_size, spec.state_size]);
-    let place = move |part| match part {
-        Part::ScanInput => ("in_proj", x),
-        Part::MixerGate => ("in_proj", gate),
-        Part::StepDown => ("x_proj", down),
-        Part::StateInput => ("x_proj", state_input),
-        Part::StateOutput => ("x_proj", state_output),
-        Part::Step => ("dt_proj", Stripes::ALL),
-        other => (mixer_part(other), Stripes::ALL),
+    let [x, gate] = FusedShard::split([inner, inner]);
+    let [down, state_input, state_output] = FusedShard::split([spec.step_rank, spec.state_size, spec.state_size]);
+    let location = move |part| match part {
+        LayerParam::ScanInput => ("in_proj", x),
+        LayerParam::MixerGate => ("in_proj", gate),
+        LayerParam::StepDown => ("x_proj", down),
+        LayerParam::StateInput => ("x_proj", state_input),
+        LayerParam::StateOutput => ("x_proj", state_output),
+        LayerParam::Step => ("dt_proj", FusedShard::ALL),
+        other => (mixer_part(other), FusedShard::ALL),
     };
-    blueprint(folder, MixerSpec::Mamba(spec), names(place))
+    blueprint(folder, MixerSpec::Mamba(spec), names(location))
 }
 
 pub(super) fn mamba2(folder: &Folder) -> Result<Blueprint, ConfigError> {
@@ -67,16 +67,16 @@ pub(super) fn mamba2(folder: &Folder) -> Result<Blueprint, ConfigError> {
         norm_eps: eps(config)?,
     };
     let shared = groups * spec.state_size;
-    let [gate, x, state_input, state_output, step] = Stripes::split([inner, inner, shared, shared, heads]);
-    let place = move |part| match part {
-        Part::MixerGate => ("in_proj", gate),
-        Part::ScanInput => ("in_proj", x),
-        Part::StateInput => ("in_proj", state_input),
-        Part::StateOutput => ("in_proj", state_output),
-        Part::Step => ("in_proj", step),
-        other => (mixer_part(other), Stripes::ALL),
+    let [gate, x, state_input, state_output, step] = FusedShard::split([inner, inner, shared, shared, heads]);
+    let location = move |part| match part {
+        LayerParam::MixerGate => ("in_proj", gate),
+        LayerParam::ScanInput => ("in_proj", x),
+        LayerParam::StateInput => ("in_proj", state_input),
+        LayerParam::StateOutput => ("in_proj", state_output),
+        LayerParam::Step => ("in_proj", step),
+        other => (mixer_part(other), FusedShard::ALL),
     };
-    blueprint(folder, MixerSpec::Mamba2(spec), names(place))
+    blueprint(folder, MixerSpec::Mamba2(spec), names(location))
 }
 
 /// Channels of a mixer.
@@ -135,34 +135,38 @@ fn blueprint(folder: &Folder, mixer: MixerSpec, names: Names) -> Result<Blueprin
     Ok(Blueprint { spec, names })
 }
 
-fn names(place: impl Fn(Part) -> (&'static str, Stripes) + Send + 'static) -> Names {
+fn names(location: impl Fn(LayerParam) -> (&'static str, FusedShard) + Send + 'static) -> Names {
     Box::new(move |slot, kind| {
-        let ending = if kind == Kind::Weight { "weight" } else { "bias" };
+        let ending = if kind == ParamKind::Weight { "weight" } else { "bias" };
         match slot {
-            Slot::Head => format!("lm_head.{ending}").into(),
-            Slot::FinalNorm => format!("backbone.norm_f.{ending}").into(),
-            Slot::Layer(layer, Part::BeforeAttention) => format!("backbone.layers.{layer}.norm.{ending}").into(),
-            Slot::Layer(layer, part) => {
-                let (name, rows) = place(part);
+            ParamId::Head => format!("lm_head.{ending}").into(),
+            ParamId::FinalNorm => format!("backbone.norm_f.{ending}").into(),
+            ParamId::Layer(layer, LayerParam::BeforeAttention) => {
+                format!("backbone.layers.{layer}.norm.{ending}").into()
+            }
+            ParamId::Layer(layer, part) => {
+                let (name, rows) = location(part);
                 // These are parameters of their own, not of a layer with a weight.
                 let tensor = match part {
-                    Part::Decay | Part::Skip | Part::StepBias => format!("backbone.layers.{layer}.mixer.{name}"),
+                    LayerParam::Decay | LayerParam::Skip | LayerParam::StepBias => {
+                        format!("backbone.layers.{layer}.mixer.{name}")
+                    }
                     _ => format!("backbone.layers.{layer}.mixer.{name}.{ending}"),
                 };
-                Place { rows, ..tensor.into() }
+                TensorLocation { rows, ..tensor.into() }
             }
             _ => format!("backbone.embeddings.{ending}").into(),
         }
     })
 }
 
-fn mixer_part(part: Part) -> &'static str {
+fn mixer_part(part: LayerParam) -> &'static str {
     match part {
-        Part::Taps => "conv1d",
-        Part::Decay => "A_log",
-        Part::Skip => "D",
-        Part::StepBias => "dt_bias",
-        Part::MixerNorm => "norm",
+        LayerParam::Taps => "conv1d",
+        LayerParam::Decay => "A_log",
+        LayerParam::Skip => "D",
+        LayerParam::StepBias => "dt_bias",
+        LayerParam::MixerNorm => "norm",
         _ => "out_proj",
     }
 }

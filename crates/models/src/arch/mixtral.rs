@@ -6,7 +6,7 @@ use super::expert_naming::ExpertNaming;
 use super::moe::{experts, moe, moe_layers};
 use super::naming::{LLAMA, Naming};
 use super::{Blueprint, Folder, llama};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn mixtral(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mut spec = llama::mistral(folder)?.spec;
@@ -16,9 +16,9 @@ pub(super) fn mixtral(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Router => "block_sparse_moe.gate",
+        LayerParam::Router => "block_sparse_moe.gate",
         other => (LLAMA.part)(other),
     }
 }

@@ -8,7 +8,7 @@ use model_spec::{
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, bound, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn mpt(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -73,12 +73,12 @@ const NAMING: Naming = Naming {
     final_norm: "transformer.norm_f",
     layers: "transformer.blocks",
     part: |part| match part {
-        Part::BeforeAttention => "norm_1",
-        Part::BeforeMlp => "norm_2",
-        Part::Query | Part::Key | Part::Value => "attn.Wqkv",
-        Part::Output => "attn.out_proj",
-        Part::Up => "ffn.up_proj",
-        Part::Down => "ffn.down_proj",
+        LayerParam::BeforeAttention => "norm_1",
+        LayerParam::BeforeMlp => "norm_2",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "attn.Wqkv",
+        LayerParam::Output => "attn.out_proj",
+        LayerParam::Up => "ffn.up_proj",
+        LayerParam::Down => "ffn.down_proj",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

@@ -1,7 +1,7 @@
 //! What a family's files call the weights, and where those lie in fused tensors.
 
 use super::expert_naming::ExpertNaming;
-use crate::weights::{Kind, Names, Part, Piece, Place, Slot, Stripes};
+use crate::weights::{FusedShard, LayerParam, MlpParam, Names, ParamId, ParamKind, TensorLocation};
 
 /// Names of a family's tensors, without the ending `.weight` or `.bias`.
 #[derive(Clone, Copy)]
@@ -16,11 +16,11 @@ pub(super) struct Naming {
     /// What a layer's number follows.
     pub layers: &'static str,
     /// What follows a layer's number. Fused weights share a name.
-    pub part: fn(Part) -> &'static str,
+    pub part: fn(LayerParam) -> &'static str,
     /// Queries, keys and values share a tensor, each with these rows.
-    pub qkv: Option<[Stripes; 3]>,
+    pub qkv: Option<[FusedShard; 3]>,
     /// Gate and up share a tensor, each with these rows.
-    pub gate_up: Option<[Stripes; 2]>,
+    pub gate_up: Option<[FusedShard; 2]>,
     /// The layers' matrices are stored `[in, out]`.
     pub transposed: bool,
     /// Where the experts of MoE layers lie.
@@ -49,87 +49,87 @@ impl Naming {
     pub(super) fn names(self) -> Names {
         Box::new(move |slot, kind| {
             let ending = match kind {
-                Kind::Weight => "weight",
-                Kind::Bias => "bias",
+                ParamKind::Weight => "weight",
+                ParamKind::Bias => "bias",
             };
             let whole = match slot {
-                Slot::Embedding => self.embedding,
-                Slot::EmbeddingNorm => self.embedding_norm,
-                Slot::Positions => self.positions,
-                Slot::ProjectIn => self.project_in,
-                Slot::ProjectOut => self.project_out,
-                Slot::FinalNorm => self.final_norm,
-                Slot::Head => self.head,
-                Slot::Layer(layer, Part::Expert(expert, piece)) => {
-                    return self.experts.place(&format!("{}.{layer}", self.layers), expert, piece, kind);
+                ParamId::Embedding => self.embedding,
+                ParamId::EmbeddingNorm => self.embedding_norm,
+                ParamId::Positions => self.positions,
+                ParamId::ProjectIn => self.project_in,
+                ParamId::ProjectOut => self.project_out,
+                ParamId::FinalNorm => self.final_norm,
+                ParamId::Head => self.head,
+                ParamId::Layer(layer, LayerParam::Expert(expert, piece)) => {
+                    return self.experts.location(&format!("{}.{layer}", self.layers), expert, piece, kind);
                 }
-                Slot::Layer(layer, part) => {
+                ParamId::Layer(layer, part) => {
                     let name = format!("{}.{layer}.{}", self.layers, (self.part)(part));
                     let tensor = if is_bare(part) { name } else { format!("{name}.{ending}") };
-                    return Place { tensor, stack: None, rows: self.rows(part), transposed: self.transposed };
+                    return TensorLocation { tensor, stack: None, rows: self.rows(part), transposed: self.transposed };
                 }
             };
             format!("{whole}.{ending}").into()
         })
     }
 
-    fn rows(&self, part: Part) -> Stripes {
+    fn rows(&self, part: LayerParam) -> FusedShard {
         match (part, self.qkv, self.gate_up) {
-            (Part::Query, Some([rows, _, _]), _)
-            | (Part::Key, Some([_, rows, _]), _)
-            | (Part::Value, Some([_, _, rows]), _)
-            | (Part::Gate, _, Some([rows, _]))
-            | (Part::Up, _, Some([_, rows])) => rows,
-            _ => Stripes::ALL,
+            (LayerParam::Query, Some([rows, _, _]), _)
+            | (LayerParam::Key, Some([_, rows, _]), _)
+            | (LayerParam::Value, Some([_, _, rows]), _)
+            | (LayerParam::Gate, _, Some([rows, _]))
+            | (LayerParam::Up, _, Some([_, rows])) => rows,
+            _ => FusedShard::ALL,
         }
     }
 }
 
 /// Whether a name is the whole of it.
-fn is_bare(part: Part) -> bool {
-    matches!(part, Part::Sinks | Part::RouterCorrection)
+fn is_bare(part: LayerParam) -> bool {
+    matches!(part, LayerParam::Sinks | LayerParam::RouterCorrection)
 }
 
 /// Names of the parts of a layer as in Llama's files.
-fn llama_part(part: Part) -> &'static str {
+fn llama_part(part: LayerParam) -> &'static str {
     match part {
-        Part::BeforeAttention => "input_layernorm",
-        Part::BeforeMlp => "post_attention_layernorm",
-        Part::AfterAttention => "post_self_attn_layernorm",
-        Part::AfterMlp => "post_mlp_layernorm",
-        Part::Query => "self_attn.q_proj",
-        Part::Key => "self_attn.k_proj",
-        Part::Value => "self_attn.v_proj",
-        Part::Output => "self_attn.o_proj",
-        Part::QueryNorm | Part::QueryHeadNorm(_) => "self_attn.q_norm",
-        Part::KeyNorm | Part::KeyHeadNorm(_) => "self_attn.k_norm",
-        Part::Sinks => "self_attn.sinks",
-        Part::MixerGate | Part::MixerNorm => "self_attn.gate",
-        Part::Taps
-        | Part::ScanInput
-        | Part::StateInput
-        | Part::StateOutput
-        | Part::Step
-        | Part::StepDown
-        | Part::StepBias
-        | Part::Beta
-        | Part::Decay
-        | Part::Skip => "linear_attn",
-        Part::Gate => "mlp.gate_proj",
-        Part::Up => "mlp.up_proj",
-        Part::Down => "mlp.down_proj",
-        Part::Router => "mlp.gate",
-        Part::RouterCorrection => "mlp.gate.e_score_correction_bias",
-        Part::Shared(Piece::Gate) => "mlp.shared_experts.gate_proj",
-        Part::Shared(Piece::Up) => "mlp.shared_experts.up_proj",
-        Part::Shared(Piece::Down) => "mlp.shared_experts.down_proj",
-        Part::SharedGate => "mlp.shared_expert_gate",
-        Part::Expert(..) => "mlp.experts",
-        Part::QueryDown => "self_attn.q_a_proj",
-        Part::QueryDownNorm => "self_attn.q_a_layernorm",
-        Part::QueryUp => "self_attn.q_b_proj",
-        Part::KvDown => "self_attn.kv_a_proj_with_mqa",
-        Part::KvDownNorm => "self_attn.kv_a_layernorm",
-        Part::KvUp => "self_attn.kv_b_proj",
+        LayerParam::BeforeAttention => "input_layernorm",
+        LayerParam::BeforeMlp => "post_attention_layernorm",
+        LayerParam::AfterAttention => "post_self_attn_layernorm",
+        LayerParam::AfterMlp => "post_mlp_layernorm",
+        LayerParam::Query => "self_attn.q_proj",
+        LayerParam::Key => "self_attn.k_proj",
+        LayerParam::Value => "self_attn.v_proj",
+        LayerParam::Output => "self_attn.o_proj",
+        LayerParam::QueryNorm | LayerParam::QueryHeadNorm(_) => "self_attn.q_norm",
+        LayerParam::KeyNorm | LayerParam::KeyHeadNorm(_) => "self_attn.k_norm",
+        LayerParam::Sinks => "self_attn.sinks",
+        LayerParam::MixerGate | LayerParam::MixerNorm => "self_attn.gate",
+        LayerParam::Taps
+        | LayerParam::ScanInput
+        | LayerParam::StateInput
+        | LayerParam::StateOutput
+        | LayerParam::Step
+        | LayerParam::StepDown
+        | LayerParam::StepBias
+        | LayerParam::Beta
+        | LayerParam::Decay
+        | LayerParam::Skip => "linear_attn",
+        LayerParam::Gate => "mlp.gate_proj",
+        LayerParam::Up => "mlp.up_proj",
+        LayerParam::Down => "mlp.down_proj",
+        LayerParam::Router => "mlp.gate",
+        LayerParam::RouterCorrection => "mlp.gate.e_score_correction_bias",
+        LayerParam::Shared(MlpParam::Gate) => "mlp.shared_experts.gate_proj",
+        LayerParam::Shared(MlpParam::Up) => "mlp.shared_experts.up_proj",
+        LayerParam::Shared(MlpParam::Down) => "mlp.shared_experts.down_proj",
+        LayerParam::SharedGate => "mlp.shared_expert_gate",
+        LayerParam::Expert(..) => "mlp.experts",
+        LayerParam::QueryDown => "self_attn.q_a_proj",
+        LayerParam::QueryDownNorm => "self_attn.q_a_layernorm",
+        LayerParam::QueryUp => "self_attn.q_b_proj",
+        LayerParam::KvDown => "self_attn.kv_a_proj_with_mqa",
+        LayerParam::KvDownNorm => "self_attn.kv_a_layernorm",
+        LayerParam::KvUp => "self_attn.kv_b_proj",
     }
 }

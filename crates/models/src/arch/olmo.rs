@@ -9,7 +9,7 @@ use model_spec::{
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, bound, layer, sliding_layers};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn olmo(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let sizes = Sizes::read(&folder.config)?;
@@ -67,10 +67,10 @@ fn build(
 }
 
 /// Names where norms stand on the outputs of both parts alone.
-pub(super) fn norms_after(part: Part) -> &'static str {
+pub(super) fn norms_after(part: LayerParam) -> &'static str {
     match part {
-        Part::AfterAttention => "post_attention_layernorm",
-        Part::AfterMlp => "post_feedforward_layernorm",
+        LayerParam::AfterAttention => "post_attention_layernorm",
+        LayerParam::AfterMlp => "post_feedforward_layernorm",
         other => (LLAMA.part)(other),
     }
 }

@@ -8,7 +8,7 @@ use model_spec::{
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::{Names, Part, Slot};
+use crate::weights::{LayerParam, Names, ParamId};
 
 /// Rows of the table before that of position 0.
 const OFFSET: usize = 2;
@@ -54,11 +54,11 @@ fn layers(config: &ConfigFile, sizes: &Sizes, norm: NormSpec, norm_first: bool) 
 fn norms_of_the_part_before(layers: usize) -> Names {
     let names = NAMING.names();
     Box::new(move |slot, kind| {
-        let after_mlp = |layer| Slot::Layer(layer, Part::BeforeMlp);
+        let after_mlp = |layer| ParamId::Layer(layer, LayerParam::BeforeMlp);
         let slot = match slot {
-            Slot::Layer(layer, Part::BeforeAttention) => after_mlp(layer.saturating_sub(1)),
-            Slot::Layer(layer, Part::BeforeMlp) => Slot::Layer(layer, Part::BeforeAttention),
-            Slot::FinalNorm => after_mlp(layers - 1),
+            ParamId::Layer(layer, LayerParam::BeforeAttention) => after_mlp(layer.saturating_sub(1)),
+            ParamId::Layer(layer, LayerParam::BeforeMlp) => ParamId::Layer(layer, LayerParam::BeforeAttention),
+            ParamId::FinalNorm => after_mlp(layers - 1),
             other => other,
         };
         names(slot, kind)
@@ -73,11 +73,11 @@ const NAMING: Naming = Naming {
     final_norm: "model.decoder.final_layer_norm",
     layers: "model.decoder.layers",
     part: |part| match part {
-        Part::BeforeAttention => "self_attn_layer_norm",
-        Part::BeforeMlp => "final_layer_norm",
-        Part::Output => "self_attn.out_proj",
-        Part::Up => "fc1",
-        Part::Down => "fc2",
+        LayerParam::BeforeAttention => "self_attn_layer_norm",
+        LayerParam::BeforeMlp => "final_layer_norm",
+        LayerParam::Output => "self_attn.out_proj",
+        LayerParam::Up => "fc1",
+        LayerParam::Down => "fc2",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

@@ -7,7 +7,7 @@ use model_spec::{
 };
 
 use super::Folder;
-use crate::weights::Stripes;
+use crate::weights::FusedShard;
 
 /// Sizes under the keys that most files use.
 pub(super) struct Sizes {
@@ -129,19 +129,19 @@ impl Sizes {
     }
 
     /// A fused tensor of all queries, all keys, all values.
-    pub(super) fn stacked_qkv(&self) -> [Stripes; 3] {
+    pub(super) fn stacked_qkv(&self) -> [FusedShard; 3] {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        Stripes::split([q, kv, kv])
+        FusedShard::split([q, kv, kv])
     }
 
     /// A fused tensor of groups: the query heads of a key/value head, its key, its value.
-    pub(super) fn grouped_qkv(&self) -> [Stripes; 3] {
-        Stripes::split([self.heads / self.kv_heads * self.head_dim, self.head_dim, self.head_dim])
+    pub(super) fn grouped_qkv(&self) -> [FusedShard; 3] {
+        FusedShard::split([self.heads / self.kv_heads * self.head_dim, self.head_dim, self.head_dim])
     }
 
     /// A fused tensor of gate and up.
-    pub(super) fn gate_up(&self) -> [Stripes; 2] {
-        Stripes::split([self.intermediate; 2])
+    pub(super) fn gate_up(&self) -> [FusedShard; 2] {
+        FusedShard::split([self.intermediate; 2])
     }
 
     /// A model of these layers: plain embeddings before, a norm and the head after.

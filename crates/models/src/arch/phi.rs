@@ -5,7 +5,7 @@ use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, R
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -23,11 +23,11 @@ pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(Blueprint { spec, names: Naming { final_norm: "model.final_layernorm", part, ..LLAMA }.names() })
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Output => "self_attn.dense",
-        Part::Up => "mlp.fc1",
-        Part::Down => "mlp.fc2",
+        LayerParam::Output => "self_attn.dense",
+        LayerParam::Up => "mlp.fc1",
+        LayerParam::Down => "mlp.fc2",
         other => (LLAMA.part)(other),
     }
 }

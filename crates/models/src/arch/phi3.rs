@@ -5,7 +5,7 @@ use model_spec::{AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSp
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn phi3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -26,10 +26,10 @@ pub(super) fn phi3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(Blueprint { spec, names: naming.names() })
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Query | Part::Key | Part::Value => "self_attn.qkv_proj",
-        Part::Gate | Part::Up => "mlp.gate_up_proj",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "self_attn.qkv_proj",
+        LayerParam::Gate | LayerParam::Up => "mlp.gate_up_proj",
         other => (LLAMA.part)(other),
     }
 }

@@ -5,7 +5,7 @@ use model_spec::{Activation, Biases, ConfigError, LayerNorms, MlpKind, NormSpec,
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn qwen(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -33,13 +33,13 @@ const NAMING: Naming = Naming {
     final_norm: "transformer.ln_f",
     layers: "transformer.h",
     part: |part| match part {
-        Part::BeforeAttention => "ln_1",
-        Part::BeforeMlp => "ln_2",
-        Part::Query | Part::Key | Part::Value => "attn.c_attn",
-        Part::Output => "attn.c_proj",
-        Part::Gate => "mlp.w2",
-        Part::Up => "mlp.w1",
-        Part::Down => "mlp.c_proj",
+        LayerParam::BeforeAttention => "ln_1",
+        LayerParam::BeforeMlp => "ln_2",
+        LayerParam::Query | LayerParam::Key | LayerParam::Value => "attn.c_attn",
+        LayerParam::Output => "attn.c_proj",
+        LayerParam::Gate => "mlp.w2",
+        LayerParam::Up => "mlp.w1",
+        LayerParam::Down => "mlp.c_proj",
         other => (LLAMA.part)(other),
     },
     ..LLAMA

@@ -7,7 +7,7 @@ use model_spec::{
 
 use super::parts::{Sizes, Tied, activation};
 use super::{Blueprint, Folder, qwen_moe};
-use crate::weights::{Names, Part, Place, Slot, Stripes};
+use crate::weights::{FusedShard, LayerParam, Names, ParamId, TensorLocation};
 
 pub(super) fn qwen3_next(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -71,33 +71,33 @@ fn names(linear: Vec<bool>, delta: DeltaSpec, head_dim: usize) -> Names {
     let usual = qwen_moe::NAMING.names();
     let values = delta.value_heads / delta.key_heads;
     let width = values * delta.value_dim;
-    let [q, k, v, gate] = Stripes::split([delta.key_dim, delta.key_dim, width, width]);
-    let [beta, step] = Stripes::split([values, values]);
-    let [query, query_gate] = Stripes::split([head_dim, head_dim]);
+    let [q, k, v, gate] = FusedShard::split([delta.key_dim, delta.key_dim, width, width]);
+    let [beta, step] = FusedShard::split([values, values]);
+    let [query, query_gate] = FusedShard::split([head_dim, head_dim]);
     Box::new(move |slot, kind| {
-        let Slot::Layer(layer, part) = slot else { return usual(slot, kind) };
+        let ParamId::Layer(layer, part) = slot else { return usual(slot, kind) };
         if !linear[layer] {
             let rows = match part {
-                Part::Query => query,
-                Part::MixerGate => query_gate,
+                LayerParam::Query => query,
+                LayerParam::MixerGate => query_gate,
                 _ => return usual(slot, kind),
             };
-            return Place { rows, ..usual(Slot::Layer(layer, Part::Query), kind) };
+            return TensorLocation { rows, ..usual(ParamId::Layer(layer, LayerParam::Query), kind) };
         }
         let (name, rows) = match part {
-            Part::Query => ("in_proj_qkvz.weight", q),
-            Part::Key => ("in_proj_qkvz.weight", k),
-            Part::Value => ("in_proj_qkvz.weight", v),
-            Part::MixerGate => ("in_proj_qkvz.weight", gate),
-            Part::Beta => ("in_proj_ba.weight", beta),
-            Part::Step => ("in_proj_ba.weight", step),
-            Part::Taps => ("conv1d.weight", Stripes::ALL),
-            Part::Decay => ("A_log", Stripes::ALL),
-            Part::StepBias => ("dt_bias", Stripes::ALL),
-            Part::MixerNorm => ("norm.weight", Stripes::ALL),
-            Part::Output => ("out_proj.weight", Stripes::ALL),
+            LayerParam::Query => ("in_proj_qkvz.weight", q),
+            LayerParam::Key => ("in_proj_qkvz.weight", k),
+            LayerParam::Value => ("in_proj_qkvz.weight", v),
+            LayerParam::MixerGate => ("in_proj_qkvz.weight", gate),
+            LayerParam::Beta => ("in_proj_ba.weight", beta),
+            LayerParam::Step => ("in_proj_ba.weight", step),
+            LayerParam::Taps => ("conv1d.weight", FusedShard::ALL),
+            LayerParam::Decay => ("A_log", FusedShard::ALL),
+            LayerParam::StepBias => ("dt_bias", FusedShard::ALL),
+            LayerParam::MixerNorm => ("norm.weight", FusedShard::ALL),
+            LayerParam::Output => ("out_proj.weight", FusedShard::ALL),
             _ => return usual(slot, kind),
         };
-        Place { rows, ..Place::from(format!("model.layers.{layer}.linear_attn.{name}")) }
+        TensorLocation { rows, ..TensorLocation::from(format!("model.layers.{layer}.linear_attn.{name}")) }
     })
 }

@@ -6,7 +6,7 @@ use super::expert_naming::ExpertNaming;
 use super::moe::{experts, moe_layers};
 use super::naming::{LLAMA, Naming};
 use super::{Blueprint, Folder, llama};
-use crate::weights::{Part, Piece};
+use crate::weights::{LayerParam, MlpParam};
 
 /// Names in Qwen's MoE layers.
 pub(super) const NAMING: Naming = Naming { part, experts: ExpertNaming::USUAL, ..LLAMA };
@@ -69,11 +69,11 @@ impl Layers {
     }
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Shared(Piece::Gate) => "mlp.shared_expert.gate_proj",
-        Part::Shared(Piece::Up) => "mlp.shared_expert.up_proj",
-        Part::Shared(Piece::Down) => "mlp.shared_expert.down_proj",
+        LayerParam::Shared(MlpParam::Gate) => "mlp.shared_expert.gate_proj",
+        LayerParam::Shared(MlpParam::Up) => "mlp.shared_expert.up_proj",
+        LayerParam::Shared(MlpParam::Down) => "mlp.shared_expert.down_proj",
         other => (LLAMA.part)(other),
     }
 }

@@ -5,7 +5,7 @@ use model_spec::{AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSp
 use super::naming::LLAMA;
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::{Names, Part, Slot};
+use crate::weights::{LayerParam, Names, ParamId};
 
 pub(super) fn stablelm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -33,10 +33,10 @@ pub(super) fn stablelm(folder: &Folder) -> Result<Blueprint, ConfigError> {
 fn names() -> Names {
     let names = LLAMA.names();
     Box::new(move |slot, kind| match slot {
-        Slot::Layer(layer, Part::QueryHeadNorm(head)) => {
+        ParamId::Layer(layer, LayerParam::QueryHeadNorm(head)) => {
             format!("model.layers.{layer}.self_attn.q_layernorm.norms.{head}.weight").into()
         }
-        Slot::Layer(layer, Part::KeyHeadNorm(head)) => {
+        ParamId::Layer(layer, LayerParam::KeyHeadNorm(head)) => {
             format!("model.layers.{layer}.self_attn.k_layernorm.norms.{head}.weight").into()
         }
         other => names(other, kind),

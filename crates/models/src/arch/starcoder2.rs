@@ -5,7 +5,7 @@ use model_spec::{AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSp
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
-use crate::weights::Part;
+use crate::weights::LayerParam;
 
 pub(super) fn starcoder2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
@@ -22,10 +22,10 @@ pub(super) fn starcoder2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(Blueprint { spec, names: Naming { part, ..LLAMA }.names() })
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LayerParam) -> &'static str {
     match part {
-        Part::Up => "mlp.c_fc",
-        Part::Down => "mlp.c_proj",
+        LayerParam::Up => "mlp.c_fc",
+        LayerParam::Down => "mlp.c_proj",
         other => (LLAMA.part)(other),
     }
 }

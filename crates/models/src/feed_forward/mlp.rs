@@ -6,7 +6,7 @@ use model_spec::{Activation, MlpKind, MlpSpec};
 use super::FeedForward;
 use crate::builder::{Builder, Linear};
 use crate::error::LoadError;
-use crate::weights::{Part, Piece};
+use crate::weights::{LayerParam, MlpParam};
 
 /// An MLP's weights and buffers.
 pub(super) struct Mlp {
@@ -32,11 +32,11 @@ impl FeedForward for Mlp {
 }
 
 /// The parts of an MLP that is a layer's feed-forward part.
-pub(super) fn alone(piece: Piece) -> Part {
+pub(super) fn alone(piece: MlpParam) -> LayerParam {
     match piece {
-        Piece::Gate => Part::Gate,
-        Piece::Up => Part::Up,
-        Piece::Down => Part::Down,
+        MlpParam::Gate => LayerParam::Gate,
+        MlpParam::Up => LayerParam::Up,
+        MlpParam::Down => LayerParam::Down,
     }
 }
 
@@ -45,15 +45,15 @@ pub(super) fn build(
     builder: &mut Builder<'_>,
     index: usize,
     spec: &MlpSpec,
-    part: fn(Piece) -> Part,
+    part: fn(MlpParam) -> LayerParam,
 ) -> Result<Mlp, LoadError> {
     let (inner, rows) = (spec.intermediate_size, builder.shard.part(spec.intermediate_size));
-    let (gate, up) = ((part(Piece::Gate), inner, rows.clone()), (part(Piece::Up), inner, rows.clone()));
+    let (gate, up) = ((part(MlpParam::Gate), inner, rows.clone()), (part(MlpParam::Up), inner, rows.clone()));
     let up = match spec.kind {
         MlpKind::Gated => builder.by_rows(index, &[gate, up], spec.bias)?,
         MlpKind::Plain => builder.by_rows(index, &[up], spec.bias)?,
     };
-    let down = builder.by_cols(index, (part(Piece::Down), inner, rows.clone()), spec.bias)?;
+    let down = builder.by_cols(index, (part(MlpParam::Down), inner, rows.clone()), spec.bias)?;
     let inner = builder.store.buffer("inner", rows.len());
     let raised = match spec.kind {
         MlpKind::Gated => builder.store.buffer("gate_up", 2 * rows.len()),

@@ -11,7 +11,7 @@ use super::FeedForward;
 use super::mlp::{self, Mlp};
 use crate::builder::{Builder, Linear};
 use crate::error::LoadError;
-use crate::weights::{Kind, Part, Piece, Role, Slice, Slot};
+use crate::weights::{LayerParam, MlpParam, ParamId, ParamKind, Role, Slice};
 
 /// Weights and buffers of an MoE layer.
 pub(super) struct Moe {
@@ -92,19 +92,19 @@ impl FeedForward for Moe {
 
 pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> Result<Moe, LoadError> {
     let MoeSpec { experts, expert, routing, shared } = *spec;
-    let router = builder.by_rows(index, &[(Part::Router, experts, 0..experts)], routing.bias)?;
+    let router = builder.by_rows(index, &[(LayerParam::Router, experts, 0..experts)], routing.bias)?;
     let correction = if routing.correction { Some(correction(builder, index, experts)?) } else { None };
     let (inner, mine) = (expert.intermediate_size, builder.shard.part(expert.intermediate_size));
-    let raising: &[Piece] = match expert.kind {
-        MlpKind::Gated => &[Piece::Gate, Piece::Up],
-        MlpKind::Plain => &[Piece::Up],
+    let raising: &[MlpParam] = match expert.kind {
+        MlpKind::Gated => &[MlpParam::Gate, MlpParam::Up],
+        MlpKind::Plain => &[MlpParam::Up],
     };
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
     for number in 0..experts {
-        let part = |piece: &Piece| (Part::Expert(number, *piece), inner, mine.clone());
+        let part = |piece: &MlpParam| (LayerParam::Expert(number, *piece), inner, mine.clone());
         let stack: Vec<_> = raising.iter().map(part).collect();
         ups.push(builder.by_rows(index, &stack, false)?.matrix);
-        downs.push(builder.by_cols(index, part(&Piece::Down), false)?.matrix);
+        downs.push(builder.by_cols(index, part(&MlpParam::Down), false)?.matrix);
     }
     let (up_bias, down_bias) = match expert.bias {
         true => (
@@ -139,19 +139,19 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
 }
 
 fn build_shared(builder: &mut Builder<'_>, index: usize, spec: SharedExpertSpec) -> Result<Shared, LoadError> {
-    let mlp = mlp::build(builder, index, &spec.mlp, Part::Shared)?;
+    let mlp = mlp::build(builder, index, &spec.mlp, LayerParam::Shared)?;
     if !spec.gated {
         return Ok(Shared { mlp, gate: None });
     }
-    let matrix = builder.by_rows(index, &[(Part::SharedGate, 1, 0..1)], false)?.matrix;
+    let matrix = builder.by_rows(index, &[(LayerParam::SharedGate, 1, 0..1)], false)?.matrix;
     let opening = builder.store.exact_buffer("shared gate", 1, 1);
     let out = builder.store.exact_buffer("shared output", 1, builder.hidden());
     Ok(Shared { mlp, gate: Some(Gate { matrix, opening, out }) })
 }
 
 fn correction(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result<Vector, LoadError> {
-    let slot = Slot::Layer(index, Part::RouterCorrection);
-    let slice = builder.vector_slice(slot, Kind::Weight, experts, 0..experts, Role::Shift);
+    let slot = ParamId::Layer(index, LayerParam::RouterCorrection);
+    let slice = builder.vector_slice(slot, ParamKind::Weight, experts, 0..experts, Role::Shift);
     builder.store.vector(&[slice], 0.0)
 }
 
@@ -160,10 +160,11 @@ fn up_bias(
     builder: &mut Builder<'_>,
     index: usize,
     experts: usize,
-    (pieces, inner, mine): (&[Piece], usize, Range<usize>),
+    (pieces, inner, mine): (&[MlpParam], usize, Range<usize>),
 ) -> Result<Vector, LoadError> {
-    let numbers = (0..experts).flat_map(|number| pieces.iter().map(move |piece| Part::Expert(number, *piece)));
-    let slice = |part| builder.vector_slice(Slot::Layer(index, part), Kind::Bias, inner, mine.clone(), Role::Shift);
+    let numbers = (0..experts).flat_map(|number| pieces.iter().map(move |piece| LayerParam::Expert(number, *piece)));
+    let slice =
+        |part| builder.vector_slice(ParamId::Layer(index, part), ParamKind::Bias, inner, mine.clone(), Role::Shift);
     let slices: Vec<Slice> = numbers.map(slice).collect();
     builder.store.vector(&slices, 0.0)
 }
@@ -174,8 +175,8 @@ fn down_bias(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result<
         return Ok(None);
     }
     let hidden = builder.hidden();
-    let slot = |number| Slot::Layer(index, Part::Expert(number, Piece::Down));
-    let slice = |number| builder.vector_slice(slot(number), Kind::Bias, hidden, 0..hidden, Role::Shift);
+    let slot = |number| ParamId::Layer(index, LayerParam::Expert(number, MlpParam::Down));
+    let slice = |number| builder.vector_slice(slot(number), ParamKind::Bias, hidden, 0..hidden, Role::Shift);
     let slices: Vec<Slice> = (0..experts).map(slice).collect();
     builder.store.vector(&slices, 0.0).map(Some)
 }

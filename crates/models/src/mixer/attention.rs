@@ -12,7 +12,7 @@ use crate::builder::{Builder, Linear};
 use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
-use crate::weights::{Kind, Part, Role, Slot};
+use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 
 struct AttentionMixer {
     /// `[q | k | v]` in each row.
@@ -115,8 +115,11 @@ pub(super) fn build(
     let gate = match spec.gated {
         true => {
             let rows = head_rows(&builder.shard.part(spec.heads), spec.v_head_dim);
-            let linear =
-                builder.by_rows(index, &[(Part::MixerGate, spec.heads * spec.v_head_dim, rows)], spec.bias.qkv)?;
+            let linear = builder.by_rows(
+                index,
+                &[(LayerParam::MixerGate, spec.heads * spec.v_head_dim, rows)],
+                spec.bias.qkv,
+            )?;
             Some((linear, builder.store.buffer("gate", q * v_dim)))
         }
         false => None,
@@ -161,8 +164,8 @@ struct Side {
     first_col: usize,
     /// Those that this rank projects.
     heads: Range<usize>,
-    norm: Part,
-    head_norm: fn(usize) -> Part,
+    norm: LayerParam,
+    head_norm: fn(usize) -> LayerParam,
 }
 
 /// Norms of this rank's queries and keys.
@@ -170,9 +173,9 @@ fn norms(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> Resul
     let Some(qk_norm) = spec.qk_norm else { return Ok(Vec::new()) };
     let (queries, keys) = projected_heads(builder, spec);
     let first_col = queries.len() * spec.head_dim;
-    let (norm, head_norm) = (Part::QueryNorm, Part::QueryHeadNorm as fn(usize) -> Part);
+    let (norm, head_norm) = (LayerParam::QueryNorm, LayerParam::QueryHeadNorm as fn(usize) -> LayerParam);
     let queries = Side { first_col: 0, heads: queries, norm, head_norm };
-    let keys = Side { first_col, heads: keys, norm: Part::KeyNorm, head_norm: Part::KeyHeadNorm };
+    let keys = Side { first_col, heads: keys, norm: LayerParam::KeyNorm, head_norm: LayerParam::KeyHeadNorm };
     [queries, keys].into_iter().map(|side| column_norm(builder, index, (qk_norm, spec.head_dim), side)).collect()
 }
 
@@ -183,13 +186,13 @@ fn column_norm(
     side: Side,
 ) -> Result<ColumnNorm, LoadError> {
     let (first_col, heads) = (side.first_col, side.heads.len());
-    let slot = |part| Slot::Layer(index, part);
+    let slot = |part| ParamId::Layer(index, part);
     Ok(match norm {
         QkNorm::PerHead(norm) => {
             ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &[slot(side.norm)], dim)? }
         }
         QkNorm::EachHead(norm) => {
-            let slots: Vec<Slot> = side.heads.map(|head| slot((side.head_norm)(head))).collect();
+            let slots: Vec<ParamId> = side.heads.map(|head| slot((side.head_norm)(head))).collect();
             ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &slots, dim)? }
         }
         QkNorm::Whole(norm) => {
@@ -203,13 +206,13 @@ fn projections(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) ->
     let (queries, kv) = (builder.shard.part(spec.heads), builder.shard.kv_heads(spec.kv_heads));
     let (projected, keys) = projected_heads(builder, spec);
     let stack = [
-        (Part::Query, spec.heads * spec.head_dim, head_rows(&projected, spec.head_dim)),
-        (Part::Key, spec.kv_heads * spec.head_dim, head_rows(&keys, spec.head_dim)),
-        (Part::Value, spec.kv_heads * spec.v_head_dim, head_rows(&kv, spec.v_head_dim)),
+        (LayerParam::Query, spec.heads * spec.head_dim, head_rows(&projected, spec.head_dim)),
+        (LayerParam::Key, spec.kv_heads * spec.head_dim, head_rows(&keys, spec.head_dim)),
+        (LayerParam::Value, spec.kv_heads * spec.v_head_dim, head_rows(&kv, spec.v_head_dim)),
     ];
     let qkv = builder.by_rows(index, &stack, spec.bias.qkv)?;
     let cols = head_rows(&queries, spec.v_head_dim);
-    let output = builder.by_cols(index, (Part::Output, spec.heads * spec.v_head_dim, cols), spec.bias.output)?;
+    let output = builder.by_cols(index, (LayerParam::Output, spec.heads * spec.v_head_dim, cols), spec.bias.output)?;
     Ok((qkv, output))
 }
 
@@ -227,6 +230,7 @@ fn attention(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> R
 
 fn sinks(builder: &mut Builder<'_>, index: usize, heads: usize) -> Result<Vector, LoadError> {
     let mine = builder.shard.part(heads);
-    let slice = builder.vector_slice(Slot::Layer(index, Part::Sinks), Kind::Weight, heads, mine, Role::Shift);
+    let slice =
+        builder.vector_slice(ParamId::Layer(index, LayerParam::Sinks), ParamKind::Weight, heads, mine, Role::Shift);
     builder.store.vector(&[slice], 0.0)
 }

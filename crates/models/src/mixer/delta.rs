@@ -10,7 +10,7 @@ use crate::builder::{Builder, Linear};
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
-use crate::weights::{Kind, Part, Role};
+use crate::weights::{LayerParam, ParamKind, Role};
 
 struct DeltaMixer {
     /// Gives `[q | k | v | gate]`.
@@ -79,14 +79,14 @@ pub(super) fn build(
     let (my_key_heads, my_value_heads) = (builder.shard.part(key_heads), builder.shard.part(value_heads));
     let (my_keys, my_values) = (head_rows(&my_key_heads, key_dim), head_rows(&my_value_heads, value_dim));
     let stack = [
-        (Part::Query, keys, my_keys.clone()),
-        (Part::Key, keys, my_keys.clone()),
-        (Part::Value, values, my_values.clone()),
-        (Part::MixerGate, values, my_values.clone()),
+        (LayerParam::Query, keys, my_keys.clone()),
+        (LayerParam::Key, keys, my_keys.clone()),
+        (LayerParam::Value, values, my_values.clone()),
+        (LayerParam::MixerGate, values, my_values.clone()),
     ];
     let input = builder.by_rows(index, &stack, false)?;
     let heads = my_value_heads.clone();
-    let stack = [(Part::Beta, value_heads, heads.clone()), (Part::Step, value_heads, heads.clone())];
+    let stack = [(LayerParam::Beta, value_heads, heads.clone()), (LayerParam::Step, value_heads, heads.clone())];
     let rates = builder.by_rows(index, &stack, false)?;
     // The convolution's channels are [q | k | v] of all ranks.
     let behind = |first: usize, mine: &std::ops::Range<usize>| first + mine.start..first + mine.end;
@@ -104,12 +104,18 @@ pub(super) fn build(
         key_dim,
         value_dim,
         rate: decay(builder, index, value_heads, heads.clone())?,
-        dt_bias: vector(builder, index, (Part::StepBias, Kind::Weight), value_heads, &[heads], Role::Shift)?,
+        dt_bias: vector(builder, index, (LayerParam::StepBias, ParamKind::Weight), value_heads, &[heads], Role::Shift)?,
         state: NOT_YET,
     };
     let all = 0..value_dim;
-    let weight =
-        vector(builder, index, (Part::MixerNorm, Kind::Weight), value_dim, std::slice::from_ref(&all), Role::Scale)?;
+    let weight = vector(
+        builder,
+        index,
+        (LayerParam::MixerNorm, ParamKind::Weight),
+        value_dim,
+        std::slice::from_ref(&all),
+        Role::Scale,
+    )?;
     let norm = Norm { kind: NormKind::Rms, weight: Some(weight), bias: None, eps: norm_eps };
     let buffers = Buffers {
         projected: builder.store.buffer("projected", conv.channels + my_values.len()),
@@ -117,6 +123,6 @@ pub(super) fn build(
         convolved: builder.store.buffer("convolved", conv.channels),
         mixed: builder.store.buffer("mixed", my_values.len()),
     };
-    let output = builder.by_cols(index, (Part::Output, values, my_values), false)?;
+    let output = builder.by_cols(index, (LayerParam::Output, values, my_values), false)?;
     Ok((Box::new(DeltaMixer { input, rates, conv, rule, norm, buffers }), output))
 }

@@ -14,7 +14,7 @@ use crate::builder::{Builder, Linear};
 use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
-use crate::weights::{Part, Slice, Slot};
+use crate::weights::{LayerParam, ParamId, Slice};
 
 struct LatentMixer {
     queries: Queries,
@@ -132,9 +132,9 @@ pub(super) fn build(
     let (mine, dim) = (builder.shard.part(heads), rope_dim + kv_rank);
     let queries = build_queries(builder, index, spec)?;
     // Stored as [latent | rope].
-    let stack = [(Part::KvDown, dim, kv_rank..dim), (Part::KvDown, dim, 0..kv_rank)];
+    let stack = [(LayerParam::KvDown, dim, kv_rank..dim), (LayerParam::KvDown, dim, 0..kv_rank)];
     let down = builder.by_rows(index, &stack, bias)?;
-    let norm = builder.norm(Some(spec.norm), Slot::Layer(index, Part::KvDownNorm), kv_rank)?;
+    let norm = builder.norm(Some(spec.norm), ParamId::Layer(index, LayerParam::KvDownNorm), kv_rank)?;
     let (mut absorb, mut restore) = (Vec::new(), Vec::new());
     for head in mine.clone() {
         let [key, value] = key_and_value(builder, index, spec, head);
@@ -142,7 +142,8 @@ pub(super) fn build(
         restore.push(builder.store.matrix(&[value], 0)?);
     }
     let (absorb, restore) = (builder.store.group(&absorb), builder.store.group(&restore));
-    let output = builder.by_cols(index, (Part::Output, heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
+    let output =
+        builder.by_cols(index, (LayerParam::Output, heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
     let heads = Heads { q: mine.len(), kv: 1, dim, v_dim: kv_rank };
     let attention = Attention { heads, scale: spec.scale, window: None, soft_cap: None, sinks: None, alibi: None };
     let rope = builder.rope(&Position::Rope(spec.rope.clone()));
@@ -174,11 +175,11 @@ fn build_queries(builder: &mut Builder<'_>, index: usize, spec: &LatentSpec) -> 
     let dim = spec.nope_dim + spec.rope_dim;
     let (all, rows) = (spec.heads * dim, head_rows(&builder.shard.part(spec.heads), dim));
     let Some(rank) = spec.query_rank else {
-        return Ok(Queries::Direct(builder.by_rows(index, &[(Part::Query, all, rows)], false)?));
+        return Ok(Queries::Direct(builder.by_rows(index, &[(LayerParam::Query, all, rows)], false)?));
     };
-    let down = builder.by_rows(index, &[(Part::QueryDown, rank, 0..rank)], spec.bias)?;
-    let norm = builder.norm(Some(spec.norm), Slot::Layer(index, Part::QueryDownNorm), rank)?;
-    let slice = builder.matrix_slice(Slot::Layer(index, Part::QueryUp), [all, rank], rows, 0..rank);
+    let down = builder.by_rows(index, &[(LayerParam::QueryDown, rank, 0..rank)], spec.bias)?;
+    let norm = builder.norm(Some(spec.norm), ParamId::Layer(index, LayerParam::QueryDownNorm), rank)?;
+    let slice = builder.matrix_slice(ParamId::Layer(index, LayerParam::QueryUp), [all, rank], rows, 0..rank);
     let up = Linear { matrix: builder.store.matrix(&[slice], 0)?, bias: None };
     let compressed = builder.store.buffer("compressed queries", rank);
     Ok(Queries::Compressed { down, norm, up, compressed })
@@ -187,9 +188,9 @@ fn build_queries(builder: &mut Builder<'_>, index: usize, spec: &LatentSpec) -> 
 /// A head's parts of the projection from the latent space to keys and values: the former turned around.
 fn key_and_value(builder: &Builder<'_>, index: usize, spec: &LatentSpec, head: usize) -> [Slice; 2] {
     let (rank, each) = (spec.kv_rank, spec.nope_dim + spec.v_head_dim);
-    let (slot, all, first) = (Slot::Layer(index, Part::KvUp), spec.heads * each, head * each);
+    let (slot, all, first) = (ParamId::Layer(index, LayerParam::KvUp), spec.heads * each, head * each);
     let value = builder.matrix_slice(slot, [all, rank], first + spec.nope_dim..first + each, 0..rank);
     let mut key = builder.matrix_slice(slot, [rank, all], 0..rank, first..first + spec.nope_dim);
-    key.place.transposed = !key.place.transposed;
+    key.location.transposed = !key.location.transposed;
     [key, value]
 }

@@ -10,7 +10,7 @@ use super::{CacheBinding, Mixer, Run};
 use crate::builder::{Builder, Linear};
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
-use crate::weights::{Kind, Part, Role, Slot};
+use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 
 struct MambaMixer {
     /// Gives `[x | gate]`.
@@ -84,8 +84,8 @@ pub(super) fn build(
     let MambaSpec { inner, state_size, conv_kernel: kernel, step_rank, conv_bias, bias } = *spec;
     let mine = builder.shard.part(inner);
     let channels = mine.len();
-    let slot = |part| Slot::Layer(index, part);
-    let stack = [(Part::ScanInput, inner, mine.clone()), (Part::MixerGate, inner, mine.clone())];
+    let slot = |part| ParamId::Layer(index, part);
+    let stack = [(LayerParam::ScanInput, inner, mine.clone()), (LayerParam::MixerGate, inner, mine.clone())];
     let input = builder.by_rows(index, &stack, bias)?;
     let conv = Conv {
         channels,
@@ -93,24 +93,25 @@ pub(super) fn build(
         taps: taps(builder, index, kernel, inner, std::slice::from_ref(&mine))?,
         bias: match conv_bias {
             true => {
-                let slice = builder.vector_slice(slot(Part::Taps), Kind::Bias, inner, mine.clone(), Role::Shift);
+                let slice =
+                    builder.vector_slice(slot(LayerParam::Taps), ParamKind::Bias, inner, mine.clone(), Role::Shift);
                 Some(builder.store.vector(&[slice], 0.0)?)
             }
             false => None,
         },
         state: NOT_YET,
     };
-    let down = builder.matrix_slice(slot(Part::StepDown), [step_rank, inner], 0..step_rank, mine.clone());
+    let down = builder.matrix_slice(slot(LayerParam::StepDown), [step_rank, inner], 0..step_rank, mine.clone());
     let step_down = Linear { matrix: builder.store.matrix(&[down], 0)?, bias: None };
-    let state = [Part::StateInput, Part::StateOutput]
+    let state = [LayerParam::StateInput, LayerParam::StateOutput]
         .map(|part| builder.matrix_slice(slot(part), [state_size, inner], 0..state_size, mine.clone()));
     let state = Linear { matrix: builder.store.matrix(&state, 0)?, bias: None };
-    let step = builder.matrix_slice(slot(Part::Step), [inner, step_rank], mine.clone(), 0..step_rank);
-    let step_bias = builder.vector_slice(slot(Part::Step), Kind::Bias, inner, mine.clone(), Role::Shift);
+    let step = builder.matrix_slice(slot(LayerParam::Step), [inner, step_rank], mine.clone(), 0..step_rank);
+    let step_bias = builder.vector_slice(slot(LayerParam::Step), ParamKind::Bias, inner, mine.clone(), Role::Shift);
     let step =
         Linear { matrix: builder.store.matrix(&[step], 0)?, bias: Some(builder.store.vector(&[step_bias], 0.0)?) };
     let decay_rows = mine.start * state_size..mine.end * state_size;
-    let skip = builder.vector_slice(slot(Part::Skip), Kind::Weight, inner, mine.clone(), Role::Scale);
+    let skip = builder.vector_slice(slot(LayerParam::Skip), ParamKind::Weight, inner, mine.clone(), Role::Scale);
     let scan = Scan {
         heads: channels,
         head_dim: 1,
@@ -122,7 +123,7 @@ pub(super) fn build(
         dt_limit: (0.0, f32::INFINITY),
         state: NOT_YET,
     };
-    let output = builder.by_cols(index, (Part::Output, inner, mine), bias)?;
+    let output = builder.by_cols(index, (LayerParam::Output, inner, mine), bias)?;
     let buffers = Buffers {
         projected: builder.store.buffer("projected", 2 * channels),
         convolved: builder.store.buffer("convolved", channels),

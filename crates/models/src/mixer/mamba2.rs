@@ -9,7 +9,7 @@ use crate::builder::{Builder, Linear};
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::tp::head_rows;
-use crate::weights::{Kind, Part, Role};
+use crate::weights::{LayerParam, ParamKind, Role};
 
 struct Mamba2Mixer {
     /// Gives `[gate | x | b | c | dt]`.
@@ -69,11 +69,11 @@ pub(super) fn build(
     let (my_heads, my_groups) = (builder.shard.part(heads), builder.shard.part(groups));
     let (mine, my_shared) = (head_rows(&my_heads, head_dim), head_rows(&my_groups, state_size));
     let stack = [
-        (Part::MixerGate, inner, mine.clone()),
-        (Part::ScanInput, inner, mine.clone()),
-        (Part::StateInput, shared, my_shared.clone()),
-        (Part::StateOutput, shared, my_shared.clone()),
-        (Part::Step, heads, my_heads.clone()),
+        (LayerParam::MixerGate, inner, mine.clone()),
+        (LayerParam::ScanInput, inner, mine.clone()),
+        (LayerParam::StateInput, shared, my_shared.clone()),
+        (LayerParam::StateOutput, shared, my_shared.clone()),
+        (LayerParam::Step, heads, my_heads.clone()),
     ];
     let input = builder.by_rows(index, &stack, bias)?;
     // The convolution's channels are [x | b | c] of all ranks.
@@ -85,13 +85,15 @@ pub(super) fn build(
         kernel,
         taps: taps(builder, index, kernel, channels, &convolved)?,
         bias: match spec.conv_bias {
-            true => Some(vector(builder, index, (Part::Taps, Kind::Bias), channels, &convolved, Role::Shift)?),
+            true => {
+                Some(vector(builder, index, (LayerParam::Taps, ParamKind::Bias), channels, &convolved, Role::Shift)?)
+            }
             false => None,
         },
         state: NOT_YET,
     };
     let of_heads = |builder: &mut Builder<'_>, part, role| {
-        vector(builder, index, (part, Kind::Weight), heads, std::slice::from_ref(&my_heads), role)
+        vector(builder, index, (part, ParamKind::Weight), heads, std::slice::from_ref(&my_heads), role)
     };
     let scan = Scan {
         heads: my_heads.len(),
@@ -99,17 +101,23 @@ pub(super) fn build(
         groups: my_groups.len(),
         state_dim: state_size,
         decay: decay(builder, index, heads, my_heads.clone())?,
-        skip: of_heads(builder, Part::Skip, Role::Scale)?,
-        dt_bias: Some(of_heads(builder, Part::StepBias, Role::Shift)?),
+        skip: of_heads(builder, LayerParam::Skip, Role::Scale)?,
+        dt_bias: Some(of_heads(builder, LayerParam::StepBias, Role::Shift)?),
         dt_limit: spec.step_limit,
         state: NOT_YET,
     };
-    let weight =
-        vector(builder, index, (Part::MixerNorm, Kind::Weight), inner, std::slice::from_ref(&mine), Role::Scale)?;
+    let weight = vector(
+        builder,
+        index,
+        (LayerParam::MixerNorm, ParamKind::Weight),
+        inner,
+        std::slice::from_ref(&mine),
+        Role::Scale,
+    )?;
     let norm = Norm { kind: NormKind::Rms, weight: Some(weight), bias: None, eps: spec.norm_eps };
     let projected = builder.store.buffer("projected", mine.len() + conv.channels + my_heads.len());
     let convolved = builder.store.buffer("convolved", conv.channels);
     let mixed = builder.store.buffer("mixed", mine.len());
-    let output = builder.by_cols(index, (Part::Output, inner, mine), bias)?;
+    let output = builder.by_cols(index, (LayerParam::Output, inner, mine), bias)?;
     Ok((Box::new(Mamba2Mixer { input, conv, scan, norm, projected, convolved, mixed }), output))
 }

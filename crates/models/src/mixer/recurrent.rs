@@ -6,7 +6,7 @@ use kernels::ops::{State, Vector};
 
 use crate::builder::Builder;
 use crate::error::LoadError;
-use crate::weights::{Kind, Part, Role, Slice, Slot};
+use crate::weights::{LayerParam, ParamId, ParamKind, Role, Slice};
 
 /// Stands in for a state until memory is given out.
 pub(super) const NOT_YET: State = State(u32::MAX);
@@ -19,10 +19,10 @@ pub(super) fn taps(
     channels: usize,
     mine: &[Range<usize>],
 ) -> Result<Vector, LoadError> {
-    let slot = Slot::Layer(index, Part::Taps);
+    let slot = ParamId::Layer(index, LayerParam::Taps);
     let slices: Vec<Slice> = (mine.iter())
         .map(|part| part.start * kernel..part.end * kernel)
-        .map(|rows| builder.vector_slice(slot, Kind::Weight, channels * kernel, rows, Role::Scale))
+        .map(|rows| builder.vector_slice(slot, ParamKind::Weight, channels * kernel, rows, Role::Scale))
         .collect();
     let turned = |stored: Vec<f32>| {
         let count = stored.len() / kernel;
@@ -41,7 +41,8 @@ pub(super) fn decay(
     len: usize,
     rows: Range<usize>,
 ) -> Result<Vector, LoadError> {
-    let slice = builder.vector_slice(Slot::Layer(index, Part::Decay), Kind::Weight, len, rows, Role::Shift);
+    let slice =
+        builder.vector_slice(ParamId::Layer(index, LayerParam::Decay), ParamKind::Weight, len, rows, Role::Shift);
     builder.store.vector_of(&[slice], &|stored| stored.into_iter().map(|log| -log.exp()).collect())
 }
 
@@ -49,12 +50,12 @@ pub(super) fn decay(
 pub(super) fn vector(
     builder: &mut Builder<'_>,
     index: usize,
-    (part, kind): (Part, Kind),
+    (part, kind): (LayerParam, ParamKind),
     len: usize,
     rows: &[Range<usize>],
     role: Role,
 ) -> Result<Vector, LoadError> {
-    let slot = Slot::Layer(index, part);
+    let slot = ParamId::Layer(index, part);
     let slices: Vec<Slice> =
         rows.iter().map(|rows| builder.vector_slice(slot, kind, len, rows.clone(), role)).collect();
     builder.store.vector(&slices, 0.0)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kernels::ops::KvScales;
 use model_spec::{MixerSpec, ModelSpec};
 
-use super::{Kind, Names, Part, Slot, Weights};
+use super::{LayerParam, Names, ParamId, ParamKind, Weights};
 use crate::error::LoadError;
 
 /// How names of scales end.
@@ -19,7 +19,7 @@ pub(crate) fn read(spec: &ModelSpec, names: &Names, weights: &dyn Weights) -> Re
     }
     let layers = spec.layers.iter().enumerate();
     let scales = layers.map(|(index, layer)| match &layer.mixer {
-        MixerSpec::Attention(_) => found.of_layer(|part| names(Slot::Layer(index, part), Kind::Weight).tensor),
+        MixerSpec::Attention(_) => found.of_layer(|part| names(ParamId::Layer(index, part), ParamKind::Weight).tensor),
         _ => Ok(KvScales::default()),
     });
     let scales = scales.collect::<Result<_, _>>()?;
@@ -36,8 +36,8 @@ struct Found(BTreeMap<String, f32>);
 
 impl Found {
     /// `tensor`: what the layer's projections are called.
-    fn of_layer(&mut self, tensor: impl Fn(Part) -> String) -> Result<KvScales, LoadError> {
-        let [key, value] = [(Part::Key, "k_scale"), (Part::Value, "v_scale")].map(|(part, scale)| {
+    fn of_layer(&mut self, tensor: impl Fn(LayerParam) -> String) -> Result<KvScales, LoadError> {
+        let [key, value] = [(LayerParam::Key, "k_scale"), (LayerParam::Value, "v_scale")].map(|(part, scale)| {
             let projection = tensor(part);
             let projection = projection.rsplit_once('.').map_or("", |(path, _)| path).to_owned();
             let mixer = projection.rsplit_once('.').map_or("", |(path, _)| path).to_owned();

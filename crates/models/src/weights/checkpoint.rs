@@ -56,7 +56,7 @@ impl Checkpoint {
 
     /// The name in the files and the element type of a slice that is there and has the right shape.
     fn checked<'a>(&'a self, slice: &'a Slice) -> Result<(&'a str, DType), LoadError> {
-        let (name, Stored { file, shape, dtype }) = self.stored(&slice.place.tensor)?;
+        let (name, Stored { file, shape, dtype }) = self.stored(&slice.location.tensor)?;
         let (file, tensor) = (file.to_owned(), name.to_owned());
         if !slice.fits(shape) {
             return Err(LoadError::Shape { file, tensor, expected: slice.stored_shape(), found: shape.to_vec() });
@@ -75,7 +75,7 @@ struct Packed {
 impl Checkpoint {
     /// The tensors that stand for the slice's, where that is not there itself; checks that they fit it.
     fn packed(&self, slice: &Slice) -> Result<Option<Packed>, LoadError> {
-        let name = &slice.place.tensor;
+        let name = &slice.location.tensor;
         let (blocks, scales) = mxfp4::names(name);
         let (None, Some(stored), Some(factors)) =
             (self.files.find(name), self.files.find(&blocks), self.files.find(&scales))
@@ -108,11 +108,11 @@ impl Checkpoint {
                 (whole.cut(&blocks, mxfp4::BLOCK_BYTES, self.threads), whole.cut(&scales, 1, self.threads));
             return Ok(Chunk { dtype: DType::Bf16, bytes: Cow::Owned(mxfp4::decode(&blocks, &scales, self.threads)) });
         }
-        let (index, count) = slice.place.stack.map_or((0, 1), |stack| (stack.index, stack.count));
+        let (index, count) = slice.location.stack.map_or((0, 1), |stack| (stack.index, stack.count));
         let mine = |bytes: &Cow<'_, [u8]>| index * bytes.len() / count..(index + 1) * bytes.len() / count;
         let bytes = mxfp4::decode(&blocks[mine(&blocks)], &scales[mine(&scales)], self.threads);
         let mut alone = slice.clone();
-        alone.place.stack = None;
+        alone.location.stack = None;
         Ok(Chunk {
             dtype: DType::Bf16,
             bytes: Cow::Owned(alone.cut(&bytes, DType::Bf16.size(), self.threads).into_owned()),

@@ -49,8 +49,8 @@ impl Dummy {
         let mut stored = Vec::new();
         narrow((0..LEVELS).map(level), self.dtype, &mut stored);
         let levels = cast(self.dtype, Cow::Owned(stored), dtype).into_owned();
-        let key = slice.place.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
-        let key = slice.place.stack.map_or(key, |stack| mix(key ^ stack.index as u64));
+        let key = slice.location.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
+        let key = slice.location.stack.map_or(key, |stack| mix(key ^ stack.index as u64));
         Random { key, levels }
     }
 
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     fn fetch(rows: Range<usize>, cols: Range<usize>) -> Vec<f32> {
-        let slice = Slice { place: "w".to_owned().into(), shape: vec![64, 48], rows, cols, role: Role::Matrix };
+        let slice = Slice { location: "w".to_owned().into(), shape: vec![64, 48], rows, cols, role: Role::Matrix };
         let chunk = Dummy { seed: 7, dtype: DType::F32 }.fetch(&slice).unwrap();
         widen(chunk.dtype, &chunk.bytes)
     }

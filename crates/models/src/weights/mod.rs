@@ -1,4 +1,4 @@
-//! Weights: what a model needs of them ([`Slot`]), and the readers that fetch slices of it.
+//! Weights: what a model needs of them ([`ParamId`]), and the readers that fetch slices of it.
 
 pub(crate) mod cache_scales;
 mod cast;
@@ -6,9 +6,9 @@ mod checkpoint;
 mod dummy;
 mod files;
 mod gguf;
+mod location;
 mod map;
 mod mxfp4;
-mod place;
 mod safetensors;
 mod save;
 mod spread;
@@ -25,13 +25,13 @@ use crate::error::LoadError;
 
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
-pub(crate) use place::{Place, Stack, Stripes};
+pub(crate) use location::{FusedShard, StackedExpert, TensorLocation};
 pub use save::save_random;
 pub(crate) use store::{Loader, Measure, Store};
 
 /// One weight of a model, whatever its file calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slot {
+pub enum ParamId {
     /// `[vocab, embedding width]`.
     Embedding,
     /// `[hidden, embedding width]`.
@@ -47,12 +47,12 @@ pub enum Slot {
     /// `[vocab, embedding width]`; not asked for when tied.
     Head,
     /// Of a layer, counted from 0.
-    Layer(usize, Part),
+    Layer(usize, LayerParam),
 }
 
 /// One weight of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum LayerParam {
     /// Norm on attention's input.
     BeforeAttention,
     /// Norm on attention's output.
@@ -114,9 +114,9 @@ pub enum Part {
     /// `[experts]`.
     RouterCorrection,
     /// Of one expert of an MoE layer.
-    Expert(usize, Piece),
+    Expert(usize, MlpParam),
     /// Of the MLP that all tokens share beside their experts.
-    Shared(Piece),
+    Shared(MlpParam),
     /// `[1, hidden]`.
     SharedGate,
     /// `[query rank, hidden]`.
@@ -135,7 +135,7 @@ pub enum Part {
 
 /// One projection of an MLP that is a part of something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum MlpParam {
     /// `[intermediate, hidden]`.
     Gate,
     /// `[intermediate, hidden]`.
@@ -146,7 +146,7 @@ pub enum Piece {
 
 /// The matrix (or norm scale) of a slot, or its bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ParamKind {
     /// Matrix or scale.
     Weight,
     /// Bias or shift.
@@ -154,13 +154,13 @@ pub enum Kind {
 }
 
 /// Where an architecture's files hold its weights.
-pub type Names = Box<dyn Fn(Slot, Kind) -> Place + Send>;
+pub type Names = Box<dyn Fn(ParamId, ParamKind) -> TensorLocation + Send>;
 
 /// The part of a weight that a rank needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slice {
     /// Where the whole weight lies.
-    pub place: Place,
+    pub location: TensorLocation,
     /// Shape of the whole weight: `[rows, cols]`, or `[n]` for vectors (then `cols` is `0..1`).
     pub shape: Vec<usize>,
     pub rows: Range<usize>,
@@ -224,7 +224,7 @@ pub(crate) struct Random {
 impl Random {
     /// The slice's rows.
     fn rows(&self, slice: &Slice) -> NoiseRows<'_> {
-        let Stripes { offset, size, period } = slice.place.rows;
+        let FusedShard { offset, size, period } = slice.location.rows;
         let (rows, first_col) = (slice.rows.clone(), slice.cols.start);
         NoiseRows { key: self.key, rows, size, period, offset, first_col, levels: &self.levels }
     }

@@ -53,12 +53,12 @@ struct Census {
 impl Weights for Census {
     fn check(&self, slice: &Slice) -> Result<DType, LoadError> {
         let noted = (slice.stored_shape(), slice.role);
-        self.tensors.borrow_mut().insert(slice.place.tensor.clone(), noted);
+        self.tensors.borrow_mut().insert(slice.location.tensor.clone(), noted);
         Ok(self.dtype)
     }
 
     fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError> {
-        unreachable!("{} is noted, not fetched", slice.place.tensor)
+        unreachable!("{} is noted, not fetched", slice.location.tensor)
     }
 }
 
@@ -100,7 +100,7 @@ fn cut(name: &str, shape: &[usize], role: Role, element: usize) -> impl Iterator
     let some = (PIECE / (width * element).max(1)).max(1);
     (0..rows).step_by(some).map(move |start| {
         let rows: Range<usize> = start..rows.min(start + some);
-        let slice = Slice { place: name.clone().into(), shape: shape.clone(), rows, cols: 0..width, role };
+        let slice = Slice { location: name.clone().into(), shape: shape.clone(), rows, cols: 0..width, role };
         (slice, start * width * element)
     })
 }

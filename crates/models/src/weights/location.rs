@@ -1,4 +1,4 @@
-//! Where a weight lies: files fuse, interleave and transpose what a model keeps apart.
+//! Where a parameter lies in its files: these fuse, interleave and transpose what a model keeps apart.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,27 +8,27 @@ use super::spread::spread;
 
 /// A weight inside a stored tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct TensorLocation {
     /// The tensor's name in the files.
     pub tensor: String,
     /// The tensor is several weights, one after the other.
-    pub stack: Option<Stack>,
+    pub stack: Option<StackedExpert>,
     /// Which of its output features are the weight's.
-    pub rows: Stripes,
+    pub rows: FusedShard,
     /// A matrix is stored `[in, out]` (GPT-2). Vectors do not care.
     pub transposed: bool,
 }
 
-impl From<String> for Place {
+impl From<String> for TensorLocation {
     /// A tensor that holds the weight and nothing else.
     fn from(tensor: String) -> Self {
-        Self { tensor, stack: None, rows: Stripes::ALL, transposed: false }
+        Self { tensor, stack: None, rows: FusedShard::ALL, transposed: false }
     }
 }
 
 /// One of several weights of equal shapes, stored `[count, …]` or with the first two dimensions folded into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stack {
+pub struct StackedExpert {
     /// Which one.
     pub index: usize,
     /// Of how many.
@@ -43,7 +43,7 @@ pub struct Stack {
 /// gate and up row by row        gate is 1 row of every 2
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stripes {
+pub struct FusedShard {
     /// Rows of a period before the weight's.
     pub offset: usize,
     /// The weight's rows in a period.
@@ -52,7 +52,7 @@ pub struct Stripes {
     pub period: usize,
 }
 
-impl Stripes {
+impl FusedShard {
     /// All rows.
     pub const ALL: Self = Self { offset: 0, size: 1, period: 1 };
 
@@ -92,13 +92,13 @@ impl Stripes {
 impl Slice {
     /// Shape that the stored tensor must have.
     pub(crate) fn stored_shape(&self) -> Vec<usize> {
-        let rows = self.place.rows.stored_len(self.shape[0]);
+        let rows = self.location.rows.stored_len(self.shape[0]);
         let one = match self.shape.get(1) {
             None => vec![rows],
-            Some(&cols) if self.place.transposed => vec![cols, rows],
+            Some(&cols) if self.location.transposed => vec![cols, rows],
             Some(&cols) => vec![rows, cols],
         };
-        self.place.stack.iter().map(|stack| stack.count).chain(one).collect()
+        self.location.stack.iter().map(|stack| stack.count).chain(one).collect()
     }
 
     /// Whether a tensor of this shape can be the stored one. A vector may be folded: `[heads, head_dim]` for all heads' norms.
@@ -108,7 +108,7 @@ impl Slice {
             let (first, rest) = (stored[0] * stored.get(1)?, stored.get(2..)?);
             Some(shape.first() == Some(&first) && shape.get(1..) == Some(rest))
         };
-        let is_folded = self.place.stack.is_some() && folded() == Some(true);
+        let is_folded = self.location.stack.is_some() && folded() == Some(true);
         shape == stored || is_folded || (stored.len() == 1 && shape.iter().product::<usize>() == stored[0])
     }
 
@@ -116,16 +116,16 @@ impl Slice {
     pub(crate) fn is_whole(&self) -> bool {
         let len = self.shape.iter().product::<usize>();
         self.elements() == len
-            && self.place.stack.is_none()
-            && self.place.rows == Stripes::ALL
-            && !(self.place.transposed && self.shape.len() == 2)
+            && self.location.stack.is_none()
+            && self.location.rows == FusedShard::ALL
+            && !(self.location.transposed && self.shape.len() == 2)
     }
 
     /// The same slice of a tensor whose rows consist of blocks of so many elements, with blocks for elements; none where it cuts through one.
     pub(crate) fn in_blocks(&self, size: usize) -> Option<Self> {
         let [rows, cols] = self.shape[..] else { return None };
-        let whole = [cols, self.cols.start, self.cols.end].iter().all(|place| place.is_multiple_of(size));
-        (whole && !self.place.transposed).then(|| Self {
+        let whole = [cols, self.cols.start, self.cols.end].iter().all(|column| column.is_multiple_of(size));
+        (whole && !self.location.transposed).then(|| Self {
             shape: vec![rows, cols / size],
             cols: self.cols.start / size..self.cols.end / size,
             ..self.clone()
@@ -135,11 +135,11 @@ impl Slice {
     /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one piece, else put together by
     /// so many threads.
     pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize, threads: usize) -> Cow<'a, [u8]> {
-        let tensor = self.place.stack.map_or(tensor, |stack| {
+        let tensor = self.location.stack.map_or(tensor, |stack| {
             let each = tensor.len() / stack.count;
             &tensor[stack.index * each..][..each]
         });
-        let transposed = self.place.transposed && self.shape.len() == 2;
+        let transposed = self.location.transposed && self.shape.len() == 2;
         if let Some(rows) = self.one_run().filter(|_| !transposed) {
             let width = self.width() * element;
             return Cow::Borrowed(&tensor[rows.start * width..rows.end * width]);
@@ -148,7 +148,7 @@ impl Slice {
         let mut bytes = vec![0; self.rows.len() * row_bytes];
         spread(&mut bytes, row_bytes.max(1), threads, |first, part| {
             for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
-                let row = self.place.rows.stored(self.rows.start + first + row);
+                let row = self.location.rows.stored(self.rows.start + first + row);
                 if transposed {
                     self.copy_column(tensor, row, element, out);
                 } else {
@@ -162,14 +162,14 @@ impl Slice {
 
     /// The stored rows that the slice consists of, where it is whole rows in one run.
     fn one_run(&self) -> Option<Range<usize>> {
-        let mut runs = self.place.rows.runs(self.rows.clone());
+        let mut runs = self.location.rows.runs(self.rows.clone());
         let first = runs.next().unwrap_or(0..0);
         (self.cols.len() == self.width() && runs.next().is_none()).then_some(first)
     }
 
     /// A row of a weight that is stored `[in, out]`.
     fn copy_column(&self, tensor: &[u8], row: usize, element: usize, out: &mut [u8]) {
-        let stride = self.place.rows.stored_len(self.shape[0]);
+        let stride = self.location.rows.stored_len(self.shape[0]);
         for (col, out) in self.cols.clone().zip(out.chunks_exact_mut(element)) {
             let start = (col * stride + row) * element;
             out.copy_from_slice(&tensor[start..start + element]);
@@ -183,10 +183,10 @@ mod tests {
     use super::*;
 
     /// Cuts a tensor of bytes `0, 1, 2, …`.
-    fn check(rows: Stripes, transposed: bool, shape: &[usize], part: [Range<usize>; 2], expected: &[u8]) {
-        let place = Place { tensor: "t".to_owned(), stack: None, rows, transposed };
+    fn check(rows: FusedShard, transposed: bool, shape: &[usize], part: [Range<usize>; 2], expected: &[u8]) {
+        let location = TensorLocation { tensor: "t".to_owned(), stack: None, rows, transposed };
         let [rows, cols] = part;
-        let slice = Slice { place, shape: shape.to_vec(), rows, cols, role: Role::Matrix };
+        let slice = Slice { location, shape: shape.to_vec(), rows, cols, role: Role::Matrix };
         let tensor: Vec<u8> = (0..slice.stored_shape().iter().product::<usize>() as u8).collect();
         assert_eq!(&*slice.cut(&tensor, 1, 2), expected, "{slice:?}");
     }
@@ -194,22 +194,22 @@ mod tests {
     #[test]
     fn threads_cut_alike() {
         // Long enough to be divided.
-        let (place, shape) = (Place::from("t".to_owned()), vec![1500, 600]);
+        let (location, shape) = (TensorLocation::from("t".to_owned()), vec![1500, 600]);
         let tensor: Vec<u8> = (0..2 * 1500 * 600_usize).map(|i| (i * 31 + i / 251) as u8).collect();
         for transposed in [false, true] {
-            let place = Place { transposed, ..place.clone() };
-            let slice = Slice { place, shape: shape.clone(), rows: 3..1490, cols: 100..500, role: Role::Matrix };
+            let location = TensorLocation { transposed, ..location.clone() };
+            let slice = Slice { location, shape: shape.clone(), rows: 3..1490, cols: 100..500, role: Role::Matrix };
             assert!(slice.cut(&tensor, 2, 1) == slice.cut(&tensor, 2, 4));
         }
     }
 
     #[test]
     fn cuts_out_of_fused_tensors() {
-        check(Stripes::ALL, false, &[3, 2], [1..3, 0..2], &[2, 3, 4, 5]);
-        check(Stripes::ALL, false, &[3, 2], [0..3, 1..2], &[1, 3, 5]);
-        check(Stripes::ALL, true, &[2, 3], [0..2, 1..3], &[2, 4, 3, 5]);
+        check(FusedShard::ALL, false, &[3, 2], [1..3, 0..2], &[2, 3, 4, 5]);
+        check(FusedShard::ALL, false, &[3, 2], [0..3, 1..2], &[1, 3, 5]);
+        check(FusedShard::ALL, true, &[2, 3], [0..2, 1..3], &[2, 4, 3, 5]);
         // Two groups of [q q k]: q is rows 0, 1, 3, 4 and k rows 2, 5.
-        let [q, k] = Stripes::split([2, 1]);
+        let [q, k] = FusedShard::split([2, 1]);
         check(q, false, &[4, 2], [0..4, 0..2], &[0, 1, 2, 3, 6, 7, 8, 9]);
         check(q, false, &[4, 2], [1..3, 0..1], &[2, 6]);
         check(k, false, &[2, 2], [1..2, 0..2], &[10, 11]);
@@ -219,16 +219,21 @@ mod tests {
 
     #[test]
     fn cuts_out_of_stacked_tensors() {
-        let [gate, up] = Stripes::split([1, 1]);
+        let [gate, up] = FusedShard::split([1, 1]);
         let tensor: Vec<u8> = (0..24).collect();
         let cut = |index, rows, transposed, shape: &[usize]| {
-            let place = Place { tensor: "t".to_owned(), stack: Some(Stack { index, count: 2 }), rows, transposed };
+            let location = TensorLocation {
+                tensor: "t".to_owned(),
+                stack: Some(StackedExpert { index, count: 2 }),
+                rows,
+                transposed,
+            };
             let cols = shape.get(1).copied().unwrap_or(1);
-            let slice = Slice { place, shape: shape.to_vec(), rows: 0..shape[0], cols: 0..cols, role: Role::Matrix };
+            let slice = Slice { location, shape: shape.to_vec(), rows: 0..shape[0], cols: 0..cols, role: Role::Matrix };
             let all: usize = slice.stored_shape().iter().product();
             (slice.cut(&tensor[..all], 1, 1).into_owned(), slice)
         };
-        let (bytes, slice) = cut(1, Stripes::ALL, false, &[2, 3]);
+        let (bytes, slice) = cut(1, FusedShard::ALL, false, &[2, 3]);
         assert_eq!(bytes, [6, 7, 8, 9, 10, 11]);
         assert!(slice.fits(&[2, 2, 3]) && slice.fits(&[4, 3]) && !slice.fits(&[2, 3]) && !slice.fits(&[2, 3, 2]));
         // [2][in = 3][out = 4], gate and up column by column.
@@ -242,8 +247,8 @@ mod tests {
     #[test]
     fn blocks_are_cut_out_whole() {
         let slice = |transposed, cols| {
-            let place = Place { tensor: "t".to_owned(), stack: None, rows: Stripes::ALL, transposed };
-            Slice { place, shape: vec![2, 8], rows: 1..2, cols, role: Role::Matrix }
+            let location = TensorLocation { tensor: "t".to_owned(), stack: None, rows: FusedShard::ALL, transposed };
+            Slice { location, shape: vec![2, 8], rows: 1..2, cols, role: Role::Matrix }
         };
         let blocks = slice(false, 4..8).in_blocks(4).unwrap();
         assert_eq!(blocks.cut(&[0, 1, 2, 3], 1, 1), [3].as_slice());
@@ -253,17 +258,17 @@ mod tests {
 
     #[test]
     fn vectors_may_be_folded() {
-        let place = Place::from("t".to_owned());
-        let slice = Slice { place, shape: vec![6], rows: 0..6, cols: 0..1, role: Role::Scale };
+        let location = TensorLocation::from("t".to_owned());
+        let slice = Slice { location, shape: vec![6], rows: 0..6, cols: 0..1, role: Role::Scale };
         assert!(slice.fits(&[6]) && slice.fits(&[2, 3]) && !slice.fits(&[2, 2]));
     }
 
     #[test]
     fn pieces_in_one_place_are_borrowed() {
-        let [q, k, v] = Stripes::split([4, 2, 2]);
-        for (rows, len) in [(q, 4), (k, 2), (v, 2), (Stripes::ALL, 8)] {
-            let place = Place { tensor: "t".to_owned(), stack: None, rows, transposed: false };
-            let slice = Slice { place, shape: vec![len, 1], rows: 0..len, cols: 0..1, role: Role::Matrix };
+        let [q, k, v] = FusedShard::split([4, 2, 2]);
+        for (rows, len) in [(q, 4), (k, 2), (v, 2), (FusedShard::ALL, 8)] {
+            let location = TensorLocation { tensor: "t".to_owned(), stack: None, rows, transposed: false };
+            let slice = Slice { location, shape: vec![len, 1], rows: 0..len, cols: 0..1, role: Role::Matrix };
             assert!(matches!(slice.cut(&[0; 8], 1, 1), Cow::Borrowed(_)), "{slice:?}");
         }
     }

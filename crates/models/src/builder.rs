@@ -1,22 +1,16 @@
-//! What every part of a network is built with: projections, norms and rotations, as slices of tensors by slot.
+//! What every part of a network is built with: projections, norms and rotations, as slices of tensors by id.
 
 use std::ops::Range;
 
-use kernels::ops::{self, Matrix, Norm, Rope, Vector};
+use kernels::ops::{self, Matrix, Norm, Rope};
 use model_spec::{ModelSpec, NormKind, NormScale, NormSpec, Position, RopeSpec, RopeStyle};
 
 use crate::error::LoadError;
+use crate::linear::{Linear, Split};
 use crate::tp::Shard;
 use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
 
-/// A matrix with its bias.
-#[derive(Clone, Copy)]
-pub(crate) struct Linear {
-    pub matrix: Matrix,
-    pub bias: Option<Vector>,
-}
-
-/// Takes weights from a store, by slot; shared by everything that a layer is made of.
+/// Takes weights from a store, by id; shared by everything that a layer is made of.
 pub(crate) struct Builder<'a> {
     pub spec: &'a ModelSpec,
     pub names: &'a Names,
@@ -26,8 +20,30 @@ pub(crate) struct Builder<'a> {
     pub ropes: Vec<(RopeSpec, Rope)>,
 }
 
-/// The rows of a projection that a rank holds, of how many.
-pub(crate) type ParamRows = (LayerParam, usize, Range<usize>);
+/// What a rank holds of a layer's parameter: `range` of its `total` output rows, or input columns.
+#[derive(Clone, Debug)]
+pub(crate) struct ParamRange {
+    pub param: LayerParam,
+    pub total: usize,
+    pub range: Range<usize>,
+}
+
+impl LayerParam {
+    /// A part of it.
+    pub(crate) fn of(self, total: usize, range: Range<usize>) -> ParamRange {
+        ParamRange { param: self, total, range }
+    }
+}
+
+/// What a rank holds of one of the parameters that a linear layer stacks.
+#[derive(Clone, Debug)]
+pub(crate) struct LinearPart {
+    pub id: ParamId,
+    /// Of the whole parameter: `[out_features, in_features]`.
+    pub shape: [usize; 2],
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+}
 
 impl Builder<'_> {
     /// Width of the residual stream.
@@ -35,40 +51,49 @@ impl Builder<'_> {
         self.spec.hidden_size
     }
 
-    /// Projections from the residual stream, split by output rows and stacked.
-    pub(crate) fn by_rows(&mut self, index: usize, stack: &[ParamRows], bias: bool) -> Result<Linear, LoadError> {
+    /// Projections from the residual stream, stacked; each rank has some of the output rows.
+    pub(crate) fn by_rows(&mut self, index: usize, stack: &[ParamRange], bias: bool) -> Result<Linear, LoadError> {
         let hidden = self.spec.hidden_size;
-        let slices: Vec<Slice> = (stack.iter())
-            .map(|(part, total, rows)| {
-                self.matrix_slice(ParamId::Layer(index, *part), [*total, hidden], rows.clone(), 0..hidden)
+        let parts: Vec<LinearPart> = (stack.iter())
+            .map(|ParamRange { param, total, range }| LinearPart {
+                id: ParamId::Layer(index, *param),
+                shape: [*total, hidden],
+                rows: range.clone(),
+                cols: 0..hidden,
             })
             .collect();
-        let biases: Vec<Slice> = (stack.iter())
-            .map(|(part, total, rows)| {
-                self.vector_slice(ParamId::Layer(index, *part), ParamKind::Bias, *total, rows.clone(), Role::Shift)
-            })
-            .collect();
-        let matrix = self.store.matrix(&slices, 0)?;
-        let bias = if bias { Some(self.store.vector(&biases, 0.0)?) } else { None };
-        Ok(Linear { matrix, bias })
+        self.linear(&parts, bias, Split::Outputs)
     }
 
-    /// A projection to the residual stream, split by input columns.
-    pub(crate) fn by_cols(
-        &mut self,
-        index: usize,
-        (part, total, cols): ParamRows,
-        bias: bool,
-    ) -> Result<Linear, LoadError> {
-        let (hidden, slot) = (self.spec.hidden_size, ParamId::Layer(index, part));
-        let matrix = self.store.matrix(&[self.matrix_slice(slot, [hidden, total], 0..hidden, cols)], 0)?;
-        let bias = match bias && self.shard.adds_bias() {
-            true => Some(
-                self.store.vector(&[self.vector_slice(slot, ParamKind::Bias, hidden, 0..hidden, Role::Shift)], 0.0)?,
-            ),
+    /// A projection to the residual stream; each rank has some of the input columns.
+    pub(crate) fn by_cols(&mut self, index: usize, cols: ParamRange, bias: bool) -> Result<Linear, LoadError> {
+        let (hidden, ParamRange { param, total, range }) = (self.spec.hidden_size, cols);
+        let part =
+            LinearPart { id: ParamId::Layer(index, param), shape: [hidden, total], rows: 0..hidden, cols: range };
+        self.linear(&[part], bias, Split::Inputs)
+    }
+
+    /// A linear layer: the only place that makes one. Of one split by inputs, the first rank adds the bias.
+    pub(crate) fn linear(&mut self, parts: &[LinearPart], bias: bool, split: Split) -> Result<Linear, LoadError> {
+        let matrix = self.matrix(parts)?;
+        let bias = match bias && (split == Split::Outputs || self.shard.adds_bias()) {
+            true => {
+                let of = |part: &LinearPart| {
+                    self.vector_slice(part.id, ParamKind::Bias, part.shape[0], part.rows.clone(), Role::Shift)
+                };
+                let slices: Vec<Slice> = parts.iter().map(of).collect();
+                Some(self.store.vector(&slices, 0.0)?)
+            }
             false => None,
         };
-        Ok(Linear { matrix, bias })
+        Ok(Linear::new(matrix, bias, split))
+    }
+
+    /// The matrix of a linear layer, or of one in a group.
+    pub(crate) fn matrix(&mut self, parts: &[LinearPart]) -> Result<Matrix, LoadError> {
+        let slice = |part: &LinearPart| self.matrix_slice(part.id, part.shape, part.rows.clone(), part.cols.clone());
+        let slices: Vec<Slice> = parts.iter().map(slice).collect();
+        self.store.matrix(&slices, 0)
     }
 
     pub(crate) fn rope(&mut self, position: &Position) -> Option<Rope> {
@@ -90,16 +115,16 @@ impl Builder<'_> {
     pub(crate) fn norm(
         &mut self,
         spec: Option<NormSpec>,
-        slot: ParamId,
+        id: ParamId,
         width: usize,
     ) -> Result<Option<Norm>, LoadError> {
-        spec.map(|spec| self.norms(spec, &[slot], width)).transpose()
+        spec.map(|spec| self.norms(spec, &[id], width)).transpose()
     }
 
-    /// One norm of `width` columns for each slot, side by side.
-    pub(crate) fn norms(&mut self, spec: NormSpec, slots: &[ParamId], width: usize) -> Result<Norm, LoadError> {
+    /// One norm of `width` columns for each id, side by side.
+    pub(crate) fn norms(&mut self, spec: NormSpec, ids: &[ParamId], width: usize) -> Result<Norm, LoadError> {
         let slices = |kind, role| -> Vec<Slice> {
-            slots.iter().map(|slot| self.vector_slice(*slot, kind, width, 0..width, role)).collect()
+            ids.iter().map(|id| self.vector_slice(*id, kind, width, 0..width, role)).collect()
         };
         let (scale, one_plus, shift) = (
             slices(ParamKind::Weight, Role::Scale),
@@ -119,24 +144,18 @@ impl Builder<'_> {
         Ok(Norm { kind, weight, bias, eps: spec.eps })
     }
 
-    pub(crate) fn matrix_slice(
-        &self,
-        slot: ParamId,
-        shape: [usize; 2],
-        rows: Range<usize>,
-        cols: Range<usize>,
-    ) -> Slice {
-        Slice { location: (self.names)(slot, ParamKind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
+    pub(crate) fn matrix_slice(&self, id: ParamId, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
+        Slice { location: (self.names)(id, ParamKind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
     }
 
     pub(crate) fn vector_slice(
         &self,
-        slot: ParamId,
+        id: ParamId,
         kind: ParamKind,
         len: usize,
         rows: Range<usize>,
         role: Role,
     ) -> Slice {
-        Slice { location: (self.names)(slot, kind), shape: vec![len], rows, cols: 0..1, role }
+        Slice { location: (self.names)(id, kind), shape: vec![len], rows, cols: 0..1, role }
     }
 }

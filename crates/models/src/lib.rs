@@ -11,6 +11,7 @@ mod cache;
 mod decoder;
 mod error;
 mod feed_forward;
+mod linear;
 mod load;
 mod mixer;
 mod model;

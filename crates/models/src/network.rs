@@ -3,9 +3,10 @@
 use kernels::ops::{Matrix, Norm, Table, Vector};
 use model_spec::{LayerSpec, ModelSpec, PositionTable, Residual};
 
-use crate::builder::{Builder, Linear};
+use crate::builder::{Builder, LinearPart};
 use crate::error::LoadError;
 use crate::feed_forward::{self, FeedForward};
+use crate::linear::{Linear, Split};
 use crate::mixer::{self, Mixer};
 use crate::tp::Shard;
 use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
@@ -15,13 +16,13 @@ pub(crate) struct Network {
     pub embedding: Table,
     /// Token of the table's first row.
     pub first_entry: u32,
-    pub project_in: Option<Matrix>,
+    pub project_in: Option<Linear>,
     /// Learned positions, and the row of position 0.
     pub positions: Option<(Table, usize)>,
     pub embedding_norm: Option<Norm>,
     pub layers: Vec<Layer>,
     pub final_norm: Option<Norm>,
-    pub project_out: Option<Matrix>,
+    pub project_out: Option<Linear>,
     pub head: Linear,
     /// Columns of this rank's logits, padding included.
     pub head_width: usize,
@@ -55,7 +56,7 @@ impl Builder<'_> {
     fn network(mut self) -> Result<Network, LoadError> {
         let (vocab, hidden, width) = (self.spec.vocab_size, self.spec.hidden_size, self.spec.embedding.width);
         let rows = self.shard.vocabulary(vocab);
-        let entries = |slot, builder: &Self| builder.matrix_slice(slot, [vocab, width], rows.entries.clone(), 0..width);
+        let entries = |id, builder: &Self| builder.matrix_slice(id, [vocab, width], rows.entries.clone(), 0..width);
         let (embedding, shared) = self.embedding(entries(ParamId::Embedding, &self), rows.pad_rows)?;
         let project_in = self.projection(ParamId::ProjectIn, [hidden, width])?;
         let positions = self.positions(hidden)?;
@@ -82,7 +83,7 @@ impl Builder<'_> {
             layers,
             final_norm,
             project_out,
-            head: Linear { matrix, bias },
+            head: Linear::new(matrix, bias, Split::Outputs),
             head_width: rows.entries.len() + rows.pad_rows,
         })
     }
@@ -102,12 +103,13 @@ impl Builder<'_> {
     }
 
     /// Between the embedding's width and the residual stream's, where they differ; whole on every rank.
-    fn projection(&mut self, slot: ParamId, shape: [usize; 2]) -> Result<Option<Matrix>, LoadError> {
+    fn projection(&mut self, id: ParamId, shape: [usize; 2]) -> Result<Option<Linear>, LoadError> {
         let [rows, cols] = shape;
         if rows == cols {
             return Ok(None);
         }
-        self.store.matrix(&[self.matrix_slice(slot, shape, 0..rows, 0..cols)], 0).map(Some)
+        let part = LinearPart { id, shape, rows: 0..rows, cols: 0..cols };
+        self.linear(&[part], false, Split::Outputs).map(Some)
     }
 
     fn positions(&mut self, hidden: usize) -> Result<Option<(Table, usize)>, LoadError> {
@@ -132,13 +134,13 @@ impl Builder<'_> {
             return Err(LoadError::Unsupported { layer: index, what: "a parallel residual with norms on its outputs" });
         }
         let hidden = self.spec.hidden_size;
-        let slot = |part| ParamId::Layer(index, part);
-        let before_attention = self.norm(layer.norms.before_attention, slot(LayerParam::BeforeAttention), hidden)?;
+        let id = |part| ParamId::Layer(index, part);
+        let before_attention = self.norm(layer.norms.before_attention, id(LayerParam::BeforeAttention), hidden)?;
         let (mixer, output) = mixer::build(self, index, &layer.mixer)?;
-        let after_attention = self.norm(layer.norms.after_attention, slot(LayerParam::AfterAttention), hidden)?;
-        let before_mlp = self.norm(layer.norms.before_mlp, slot(LayerParam::BeforeMlp), hidden)?;
+        let after_attention = self.norm(layer.norms.after_attention, id(LayerParam::AfterAttention), hidden)?;
+        let before_mlp = self.norm(layer.norms.before_mlp, id(LayerParam::BeforeMlp), hidden)?;
         let feed_forward = feed_forward::build(self, index, &layer.feed_forward)?;
-        let after_mlp = self.norm(layer.norms.after_mlp, slot(LayerParam::AfterMlp), hidden)?;
+        let after_mlp = self.norm(layer.norms.after_mlp, id(LayerParam::AfterMlp), hidden)?;
         Ok(Layer {
             mixer,
             output,

@@ -52,8 +52,8 @@ impl Decoder {
         let (project_in, positions, rows) = (network.project_in, network.positions, acts.embedded.unwrap_or(step.x));
         self.backend.embed(network.embedding, network.first_entry, self.spec.embedding.scale, rows);
         step.ranks.sum(&mut *self.backend, rows)?;
-        if let Some(matrix) = project_in {
-            self.backend.matmul(rows, matrix, None, Epilogue::Store, step.x);
+        if let Some(linear) = project_in {
+            linear.run(rows, Epilogue::Store, step.x, &mut *self.backend);
         }
         if let Some((table, offset)) = positions {
             self.backend.add_positions(table, offset, step.x);
@@ -153,7 +153,7 @@ impl Decoder {
             }
             None => all,
         };
-        backend.matmul(mixed, layer.output.matrix, layer.output.bias, Epilogue::Store, acts.delta);
+        layer.output.run(mixed, Epilogue::Store, acts.delta, &mut **backend);
     }
 
     /// The feed-forward part of `input` into `delta`.
@@ -171,11 +171,11 @@ impl Decoder {
             self.pick(&mut step, norm)
         };
         let Self { backend, network, acts, .. } = self;
-        if let Some((matrix, projected)) = network.project_out.zip(acts.projected) {
-            backend.matmul(input, matrix, None, Epilogue::Store, projected);
+        if let Some((linear, projected)) = network.project_out.zip(acts.projected) {
+            linear.run(input, Epilogue::Store, projected, &mut **backend);
             input = projected;
         }
-        backend.matmul(input, network.head.matrix, network.head.bias, Epilogue::Store, acts.logits);
+        network.head.run(input, Epilogue::Store, acts.logits, &mut **backend);
         if self.spec.head.scale != 1.0 {
             backend.scale(acts.logits, self.spec.head.scale);
         }

@@ -4,8 +4,9 @@ use kernels::ops::{self, Act, Backend, Epilogue};
 use model_spec::{Activation, MlpKind, MlpSpec};
 
 use super::FeedForward;
-use crate::builder::{Builder, Linear};
+use crate::builder::Builder;
 use crate::error::LoadError;
+use crate::linear::Linear;
 use crate::weights::{LayerParam, MlpParam};
 
 /// An MLP's weights and buffers.
@@ -22,12 +23,12 @@ pub(super) struct Mlp {
 
 impl FeedForward for Mlp {
     fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
-        backend.matmul(input, self.up.matrix, self.up.bias, Epilogue::Store, self.raised);
+        self.up.run(input, Epilogue::Store, self.raised, backend);
         match self.kind {
             MlpKind::Gated => backend.gated(self.raised, self.activation, self.inner),
             MlpKind::Plain => backend.activate(self.inner, self.activation),
         }
-        backend.matmul(self.inner, self.down.matrix, self.down.bias, epilogue, out);
+        self.down.run(self.inner, epilogue, out, backend);
     }
 }
 
@@ -48,12 +49,13 @@ pub(super) fn build(
     part: fn(MlpParam) -> LayerParam,
 ) -> Result<Mlp, LoadError> {
     let (inner, rows) = (spec.intermediate_size, builder.shard.part(spec.intermediate_size));
-    let (gate, up) = ((part(MlpParam::Gate), inner, rows.clone()), (part(MlpParam::Up), inner, rows.clone()));
+    let [gate, up, down] =
+        [MlpParam::Gate, MlpParam::Up, MlpParam::Down].map(|param| part(param).of(inner, rows.clone()));
     let up = match spec.kind {
         MlpKind::Gated => builder.by_rows(index, &[gate, up], spec.bias)?,
         MlpKind::Plain => builder.by_rows(index, &[up], spec.bias)?,
     };
-    let down = builder.by_cols(index, (part(MlpParam::Down), inner, rows.clone()), spec.bias)?;
+    let down = builder.by_cols(index, down, spec.bias)?;
     let inner = builder.store.buffer("inner", rows.len());
     let raised = match spec.kind {
         MlpKind::Gated => builder.store.buffer("gate_up", 2 * rows.len()),

@@ -4,13 +4,14 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Act, Backend, Epilogue, ExpertChoice, GatedExperts, Matrix, MatrixGroup, Vector};
+use kernels::ops::{self, Act, Backend, Epilogue, ExpertChoice, Vector};
 use model_spec::{MlpKind, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec};
 
 use super::FeedForward;
 use super::mlp::{self, Mlp};
-use crate::builder::{Builder, Linear};
+use crate::builder::Builder;
 use crate::error::LoadError;
+use crate::linear::{ExpertGate, ExpertLinear, Linear};
 use crate::weights::{LayerParam, MlpParam, ParamId, ParamKind, Role, Slice};
 
 /// Weights and buffers of an MoE layer.
@@ -21,8 +22,8 @@ pub(super) struct Moe {
     kind: MlpKind,
     activation: ops::Activation,
     /// Gated: `[gate | up]` in each row.
-    up: Experts,
-    down: Experts,
+    up: ExpertLinear,
+    down: ExpertLinear,
     shared: Option<Shared>,
     /// `[rows, experts]`.
     logits: Act,
@@ -31,14 +32,6 @@ pub(super) struct Moe {
     raised: Act,
     inner: Act,
     given: Act,
-}
-
-/// A projection of each expert.
-#[derive(Clone, Copy)]
-struct Experts {
-    matrices: MatrixGroup,
-    /// `[experts, out_features]`.
-    bias: Option<Vector>,
 }
 
 /// What all rows share.
@@ -50,7 +43,7 @@ struct Shared {
 /// Where what rows share is gated.
 struct Gate {
     /// `[1, hidden]`.
-    matrix: Matrix,
+    linear: Linear,
     /// `[rows, 1]`.
     opening: Act,
     /// `[rows, hidden]`: what the gate lets through.
@@ -59,20 +52,19 @@ struct Gate {
 
 impl FeedForward for Moe {
     fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
-        backend.matmul(input, self.router.matrix, self.router.bias, Epilogue::Store, self.logits);
+        self.router.run(input, Epilogue::Store, self.logits, backend);
         backend.route(self.logits, self.routing, self.choice);
-        let Experts { matrices: w, bias } = self.up;
         match self.kind {
             MlpKind::Gated => {
-                let (activation, raised) = (self.activation, self.raised);
-                backend.gated_experts(input, GatedExperts { w, bias, activation, raised }, self.choice, self.inner);
+                let gate = ExpertGate { activation: self.activation, raised: self.raised, out: self.inner };
+                self.up.run_gated(input, gate, self.choice, backend);
             }
             MlpKind::Plain => {
-                backend.expert_matmul(input, w, bias, self.choice, self.inner);
+                self.up.run(input, self.choice, self.inner, backend);
                 backend.activate(self.inner, self.activation);
             }
         }
-        backend.expert_matmul(self.inner, self.down.matrices, self.down.bias, self.choice, self.given);
+        self.down.run(self.inner, self.choice, self.given, backend);
         match &self.shared {
             None => backend.combine(self.given, self.choice, epilogue, out),
             Some(Shared { mlp, gate: None }) => {
@@ -81,7 +73,7 @@ impl FeedForward for Moe {
             }
             Some(Shared { mlp, gate: Some(gate) }) => {
                 mlp.run(input, Epilogue::Store, gate.out, backend);
-                backend.matmul(input, gate.matrix, None, Epilogue::Store, gate.opening);
+                gate.linear.run(input, Epilogue::Store, gate.opening, backend);
                 backend.gate_rows(gate.out, gate.opening);
                 backend.combine(self.given, self.choice, epilogue, out);
                 backend.add(out, gate.out);
@@ -92,7 +84,7 @@ impl FeedForward for Moe {
 
 pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> Result<Moe, LoadError> {
     let MoeSpec { experts, expert, routing, shared } = *spec;
-    let router = builder.by_rows(index, &[(LayerParam::Router, experts, 0..experts)], routing.bias)?;
+    let router = builder.by_rows(index, &[LayerParam::Router.of(experts, 0..experts)], routing.bias)?;
     let correction = if routing.correction { Some(correction(builder, index, experts)?) } else { None };
     let (inner, mine) = (expert.intermediate_size, builder.shard.part(expert.intermediate_size));
     let raising: &[MlpParam] = match expert.kind {
@@ -101,10 +93,10 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
     };
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
     for number in 0..experts {
-        let part = |piece: &MlpParam| (LayerParam::Expert(number, *piece), inner, mine.clone());
+        let part = |piece: &MlpParam| LayerParam::Expert(number, *piece).of(inner, mine.clone());
         let stack: Vec<_> = raising.iter().map(part).collect();
-        ups.push(builder.by_rows(index, &stack, false)?.matrix);
-        downs.push(builder.by_cols(index, part(&MlpParam::Down), false)?.matrix);
+        ups.push(builder.by_rows(index, &stack, false)?.matrix());
+        downs.push(builder.by_cols(index, part(&MlpParam::Down), false)?.matrix());
     }
     let (up_bias, down_bias) = match expert.bias {
         true => (
@@ -113,8 +105,8 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
         ),
         false => (None, None),
     };
-    let up = Experts { matrices: builder.store.group(&ups), bias: up_bias };
-    let down = Experts { matrices: builder.store.group(&downs), bias: down_bias };
+    let up = ExpertLinear::new(builder.store.group(&ups), up_bias);
+    let down = ExpertLinear::new(builder.store.group(&downs), down_bias);
     let shared = shared.map(|spec| build_shared(builder, index, spec)).transpose()?;
     let (k, width) = (routing.top_k, mine.len());
     let inner = builder.store.rows_buffer("expert inner", k, width);
@@ -143,15 +135,15 @@ fn build_shared(builder: &mut Builder<'_>, index: usize, spec: SharedExpertSpec)
     if !spec.gated {
         return Ok(Shared { mlp, gate: None });
     }
-    let matrix = builder.by_rows(index, &[(LayerParam::SharedGate, 1, 0..1)], false)?.matrix;
+    let linear = builder.by_rows(index, &[LayerParam::SharedGate.of(1, 0..1)], false)?;
     let opening = builder.store.exact_buffer("shared gate", 1, 1);
     let out = builder.store.exact_buffer("shared output", 1, builder.hidden());
-    Ok(Shared { mlp, gate: Some(Gate { matrix, opening, out }) })
+    Ok(Shared { mlp, gate: Some(Gate { linear, opening, out }) })
 }
 
 fn correction(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result<Vector, LoadError> {
-    let slot = ParamId::Layer(index, LayerParam::RouterCorrection);
-    let slice = builder.vector_slice(slot, ParamKind::Weight, experts, 0..experts, Role::Shift);
+    let id = ParamId::Layer(index, LayerParam::RouterCorrection);
+    let slice = builder.vector_slice(id, ParamKind::Weight, experts, 0..experts, Role::Shift);
     builder.store.vector(&[slice], 0.0)
 }
 
@@ -175,8 +167,8 @@ fn down_bias(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result<
         return Ok(None);
     }
     let hidden = builder.hidden();
-    let slot = |number| ParamId::Layer(index, LayerParam::Expert(number, MlpParam::Down));
-    let slice = |number| builder.vector_slice(slot(number), ParamKind::Bias, hidden, 0..hidden, Role::Shift);
+    let id = |number| ParamId::Layer(index, LayerParam::Expert(number, MlpParam::Down));
+    let slice = |number| builder.vector_slice(id(number), ParamKind::Bias, hidden, 0..hidden, Role::Shift);
     let slices: Vec<Slice> = (0..experts).map(slice).collect();
     builder.store.vector(&slices, 0.0).map(Some)
 }

@@ -8,9 +8,10 @@ use kernels::ops::{
 use model_spec::{AttentionSpec, Position, QkNorm};
 
 use super::{CacheBinding, Mixer, Run};
-use crate::builder::{Builder, Linear};
+use crate::builder::Builder;
 use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
+use crate::linear::Linear;
 use crate::tp::head_rows;
 use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 
@@ -73,7 +74,7 @@ impl Mixer for AttentionMixer {
 
     fn project(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
         let heads = self.attention.heads;
-        backend.matmul(input, self.qkv.matrix, self.qkv.bias, Epilogue::Store, self.normed);
+        self.qkv.run(input, Epilogue::Store, self.normed, *backend);
         for ColumnNorm { first_col, heads, width, norm } in &self.norms {
             backend.head_norm(self.normed, *first_col, *heads, *width, *norm);
         }
@@ -86,7 +87,7 @@ impl Mixer for AttentionMixer {
         }
         backend.rope_and_cache(self.projected, heads, self.rope, self.kv());
         if let Some((linear, gate)) = &self.gate {
-            backend.matmul(input, linear.matrix, linear.bias, Epilogue::Store, *gate);
+            linear.run(input, Epilogue::Store, *gate, *backend);
         }
         Ok(())
     }
@@ -117,7 +118,7 @@ pub(super) fn build(
             let rows = head_rows(&builder.shard.part(spec.heads), spec.v_head_dim);
             let linear = builder.by_rows(
                 index,
-                &[(LayerParam::MixerGate, spec.heads * spec.v_head_dim, rows)],
+                &[LayerParam::MixerGate.of(spec.heads * spec.v_head_dim, rows)],
                 spec.bias.qkv,
             )?;
             Some((linear, builder.store.buffer("gate", q * v_dim)))
@@ -186,18 +187,18 @@ fn column_norm(
     side: Side,
 ) -> Result<ColumnNorm, LoadError> {
     let (first_col, heads) = (side.first_col, side.heads.len());
-    let slot = |part| ParamId::Layer(index, part);
+    let id = |part| ParamId::Layer(index, part);
     Ok(match norm {
         QkNorm::PerHead(norm) => {
-            ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &[slot(side.norm)], dim)? }
+            ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &[id(side.norm)], dim)? }
         }
         QkNorm::EachHead(norm) => {
-            let slots: Vec<ParamId> = side.heads.map(|head| slot((side.head_norm)(head))).collect();
-            ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &slots, dim)? }
+            let ids: Vec<ParamId> = side.heads.map(|head| id((side.head_norm)(head))).collect();
+            ColumnNorm { first_col, heads, width: dim, norm: builder.norms(norm, &ids, dim)? }
         }
         QkNorm::Whole(norm) => {
             let width = heads * dim;
-            ColumnNorm { first_col, heads: 1, width, norm: builder.norms(norm, &[slot(side.norm)], width)? }
+            ColumnNorm { first_col, heads: 1, width, norm: builder.norms(norm, &[id(side.norm)], width)? }
         }
     })
 }
@@ -206,13 +207,13 @@ fn projections(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) ->
     let (queries, kv) = (builder.shard.part(spec.heads), builder.shard.kv_heads(spec.kv_heads));
     let (projected, keys) = projected_heads(builder, spec);
     let stack = [
-        (LayerParam::Query, spec.heads * spec.head_dim, head_rows(&projected, spec.head_dim)),
-        (LayerParam::Key, spec.kv_heads * spec.head_dim, head_rows(&keys, spec.head_dim)),
-        (LayerParam::Value, spec.kv_heads * spec.v_head_dim, head_rows(&kv, spec.v_head_dim)),
+        LayerParam::Query.of(spec.heads * spec.head_dim, head_rows(&projected, spec.head_dim)),
+        LayerParam::Key.of(spec.kv_heads * spec.head_dim, head_rows(&keys, spec.head_dim)),
+        LayerParam::Value.of(spec.kv_heads * spec.v_head_dim, head_rows(&kv, spec.v_head_dim)),
     ];
     let qkv = builder.by_rows(index, &stack, spec.bias.qkv)?;
     let cols = head_rows(&queries, spec.v_head_dim);
-    let output = builder.by_cols(index, (LayerParam::Output, spec.heads * spec.v_head_dim, cols), spec.bias.output)?;
+    let output = builder.by_cols(index, LayerParam::Output.of(spec.heads * spec.v_head_dim, cols), spec.bias.output)?;
     Ok((qkv, output))
 }
 

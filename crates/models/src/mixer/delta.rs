@@ -6,9 +6,10 @@ use model_spec::DeltaSpec;
 
 use super::recurrent::{NOT_YET, decay, taps, vector};
 use super::{CacheBinding, Mixer, Run};
-use crate::builder::{Builder, Linear};
+use crate::builder::Builder;
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
+use crate::linear::Linear;
 use crate::tp::head_rows;
 use crate::weights::{LayerParam, ParamKind, Role};
 
@@ -53,8 +54,8 @@ impl Mixer for DeltaMixer {
     fn project(&self, input: Act, Run { backend, .. }: &mut Run<'_>) -> Result<(), ForwardError> {
         let Buffers { projected, rates, convolved, mixed } = self.buffers;
         let cols = |act, first| Cols { act, first };
-        backend.matmul(input, self.input.matrix, None, Epilogue::Store, projected);
-        backend.matmul(input, self.rates.matrix, None, Epilogue::Store, rates);
+        self.input.run(input, Epilogue::Store, projected, *backend);
+        self.rates.run(input, Epilogue::Store, rates, *backend);
         backend.causal_conv(cols(projected, 0), self.conv, convolved);
         let input = DeltaInput { qkv: convolved, beta: cols(rates, 0), dt: cols(rates, self.rule.value_heads) };
         backend.delta_rule(input, self.rule, mixed);
@@ -79,14 +80,14 @@ pub(super) fn build(
     let (my_key_heads, my_value_heads) = (builder.shard.part(key_heads), builder.shard.part(value_heads));
     let (my_keys, my_values) = (head_rows(&my_key_heads, key_dim), head_rows(&my_value_heads, value_dim));
     let stack = [
-        (LayerParam::Query, keys, my_keys.clone()),
-        (LayerParam::Key, keys, my_keys.clone()),
-        (LayerParam::Value, values, my_values.clone()),
-        (LayerParam::MixerGate, values, my_values.clone()),
+        LayerParam::Query.of(keys, my_keys.clone()),
+        LayerParam::Key.of(keys, my_keys.clone()),
+        LayerParam::Value.of(values, my_values.clone()),
+        LayerParam::MixerGate.of(values, my_values.clone()),
     ];
     let input = builder.by_rows(index, &stack, false)?;
     let heads = my_value_heads.clone();
-    let stack = [(LayerParam::Beta, value_heads, heads.clone()), (LayerParam::Step, value_heads, heads.clone())];
+    let stack = [LayerParam::Beta.of(value_heads, heads.clone()), LayerParam::Step.of(value_heads, heads.clone())];
     let rates = builder.by_rows(index, &stack, false)?;
     // The convolution's channels are [q | k | v] of all ranks.
     let behind = |first: usize, mine: &std::ops::Range<usize>| first + mine.start..first + mine.end;
@@ -123,6 +124,6 @@ pub(super) fn build(
         convolved: builder.store.buffer("convolved", conv.channels),
         mixed: builder.store.buffer("mixed", my_values.len()),
     };
-    let output = builder.by_cols(index, (LayerParam::Output, values, my_values), false)?;
+    let output = builder.by_cols(index, LayerParam::Output.of(values, my_values), false)?;
     Ok((Box::new(DeltaMixer { input, rates, conv, rule, norm, buffers }), output))
 }

@@ -4,15 +4,14 @@
 //! and what they gather is brought back by the values' part of the projection (the absorbed form of arXiv 2405.04434). A key is
 //! `[rope | latent]`, its value its latent part; that is all the cache holds, and every rank holds the same.
 
-use kernels::ops::{
-    Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixGroup, Norm, Rope, RowSelection,
-};
+use kernels::ops::{Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, Norm, Rope, RowSelection};
 use model_spec::{LatentSpec, Position};
 
 use super::{CacheBinding, Mixer, Run};
-use crate::builder::{Builder, Linear};
+use crate::builder::{Builder, LinearPart};
 use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
+use crate::linear::{self, HeadLinear, Linear, Split};
 use crate::tp::head_rows;
 use crate::weights::{LayerParam, ParamId, Slice};
 
@@ -22,9 +21,9 @@ struct LatentMixer {
     down: Linear,
     norm: Option<Norm>,
     /// By head: from the part of a query that does not rotate to the latent space, `[kv_rank, nope_dim]`.
-    absorb: MatrixGroup,
+    absorb: HeadLinear,
     /// By head: from the latent space to a value, `[v_head_dim, kv_rank]`.
-    restore: MatrixGroup,
+    restore: HeadLinear,
     attention: Attention,
     rope: Option<Rope>,
     nope_dim: usize,
@@ -62,14 +61,14 @@ impl LatentMixer {
         let (up, from) = match &self.queries {
             Queries::Direct(linear) => (linear, input),
             Queries::Compressed { down, norm, up, compressed } => {
-                backend.matmul(input, down.matrix, down.bias, Epilogue::Store, *compressed);
+                down.run(input, Epilogue::Store, *compressed, backend);
                 if let Some(norm) = norm {
                     backend.norm(*compressed, *norm, *compressed);
                 }
                 (up, *compressed)
             }
         };
-        backend.matmul(from, up.matrix, up.bias, Epilogue::Store, self.buffers.queries);
+        up.run(from, Epilogue::Store, self.buffers.queries, backend);
     }
 
     /// Queries and the key side by side, as attention takes them.
@@ -77,7 +76,9 @@ impl LatentMixer {
         let Self { rope_dim, nope_dim, ref buffers, attention: Attention { heads, .. }, .. } = *self;
         let at = |first, stride| HeadColumns { first, stride };
         let stride = nope_dim + rope_dim;
-        backend.head_matmul(buffers.queries, at(0, stride), self.absorb, buffers.qk, at(rope_dim, heads.dim));
+        let queries = linear::Heads { act: buffers.queries, columns: at(0, stride) };
+        let absorbed = linear::Heads { act: buffers.qk, columns: at(rope_dim, heads.dim) };
+        self.absorb.run(queries, absorbed, backend);
         backend.copy_columns(buffers.queries, at(nope_dim, stride), buffers.qk, at(0, heads.dim), heads.q, rope_dim);
         backend.copy_columns(buffers.latent, at(0, 0), buffers.qk, at(heads.q * heads.dim, 0), 1, heads.dim);
     }
@@ -104,7 +105,7 @@ impl Mixer for LatentMixer {
     fn project(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
         let (latent, backend) = (self.buffers.latent, &mut *run.backend);
         self.project_queries(input, backend);
-        backend.matmul(input, self.down.matrix, self.down.bias, Epilogue::Store, latent);
+        self.down.run(input, Epilogue::Store, latent, backend);
         if let Some(norm) = self.norm {
             backend.head_norm(latent, self.rope_dim, 1, self.attention.heads.v_dim, norm);
         }
@@ -117,8 +118,8 @@ impl Mixer for LatentMixer {
         let Buffers { qk, attended, restored, .. } = self.buffers;
         let rank = self.attention.heads.v_dim;
         backend.attention(qk, self.attention, self.kv(), only, attended);
-        let (from, to) = (HeadColumns { first: 0, stride: rank }, HeadColumns { first: 0, stride: self.v_head_dim });
-        backend.head_matmul(attended, from, self.restore, restored, to);
+        let heads = |act, stride| linear::Heads { act, columns: HeadColumns { first: 0, stride } };
+        self.restore.run(heads(attended, rank), heads(restored, self.v_head_dim), backend);
         restored
     }
 }
@@ -132,7 +133,7 @@ pub(super) fn build(
     let (mine, dim) = (builder.shard.part(heads), rope_dim + kv_rank);
     let queries = build_queries(builder, index, spec)?;
     // Stored as [latent | rope].
-    let stack = [(LayerParam::KvDown, dim, kv_rank..dim), (LayerParam::KvDown, dim, 0..kv_rank)];
+    let stack = [LayerParam::KvDown.of(dim, kv_rank..dim), LayerParam::KvDown.of(dim, 0..kv_rank)];
     let down = builder.by_rows(index, &stack, bias)?;
     let norm = builder.norm(Some(spec.norm), ParamId::Layer(index, LayerParam::KvDownNorm), kv_rank)?;
     let (mut absorb, mut restore) = (Vec::new(), Vec::new());
@@ -141,9 +142,10 @@ pub(super) fn build(
         absorb.push(builder.store.matrix(&[key], 0)?);
         restore.push(builder.store.matrix(&[value], 0)?);
     }
-    let (absorb, restore) = (builder.store.group(&absorb), builder.store.group(&restore));
+    let (absorb, restore) =
+        (HeadLinear::new(builder.store.group(&absorb)), HeadLinear::new(builder.store.group(&restore)));
     let output =
-        builder.by_cols(index, (LayerParam::Output, heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
+        builder.by_cols(index, LayerParam::Output.of(heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
     let heads = Heads { q: mine.len(), kv: 1, dim, v_dim: kv_rank };
     let attention = Attention { heads, scale: spec.scale, window: None, soft_cap: None, sinks: None, alibi: None };
     let rope = builder.rope(&Position::Rope(spec.rope.clone()));
@@ -175,12 +177,12 @@ fn build_queries(builder: &mut Builder<'_>, index: usize, spec: &LatentSpec) -> 
     let dim = spec.nope_dim + spec.rope_dim;
     let (all, rows) = (spec.heads * dim, head_rows(&builder.shard.part(spec.heads), dim));
     let Some(rank) = spec.query_rank else {
-        return Ok(Queries::Direct(builder.by_rows(index, &[(LayerParam::Query, all, rows)], false)?));
+        return Ok(Queries::Direct(builder.by_rows(index, &[LayerParam::Query.of(all, rows)], false)?));
     };
-    let down = builder.by_rows(index, &[(LayerParam::QueryDown, rank, 0..rank)], spec.bias)?;
+    let down = builder.by_rows(index, &[LayerParam::QueryDown.of(rank, 0..rank)], spec.bias)?;
     let norm = builder.norm(Some(spec.norm), ParamId::Layer(index, LayerParam::QueryDownNorm), rank)?;
-    let slice = builder.matrix_slice(ParamId::Layer(index, LayerParam::QueryUp), [all, rank], rows, 0..rank);
-    let up = Linear { matrix: builder.store.matrix(&[slice], 0)?, bias: None };
+    let up = LinearPart { id: ParamId::Layer(index, LayerParam::QueryUp), shape: [all, rank], rows, cols: 0..rank };
+    let up = builder.linear(&[up], false, Split::Outputs)?;
     let compressed = builder.store.buffer("compressed queries", rank);
     Ok(Queries::Compressed { down, norm, up, compressed })
 }
@@ -188,9 +190,9 @@ fn build_queries(builder: &mut Builder<'_>, index: usize, spec: &LatentSpec) -> 
 /// A head's parts of the projection from the latent space to keys and values: the former turned around.
 fn key_and_value(builder: &Builder<'_>, index: usize, spec: &LatentSpec, head: usize) -> [Slice; 2] {
     let (rank, each) = (spec.kv_rank, spec.nope_dim + spec.v_head_dim);
-    let (slot, all, first) = (ParamId::Layer(index, LayerParam::KvUp), spec.heads * each, head * each);
-    let value = builder.matrix_slice(slot, [all, rank], first + spec.nope_dim..first + each, 0..rank);
-    let mut key = builder.matrix_slice(slot, [rank, all], 0..rank, first..first + spec.nope_dim);
+    let (id, all, first) = (ParamId::Layer(index, LayerParam::KvUp), spec.heads * each, head * each);
+    let value = builder.matrix_slice(id, [all, rank], first + spec.nope_dim..first + each, 0..rank);
+    let mut key = builder.matrix_slice(id, [rank, all], 0..rank, first..first + spec.nope_dim);
     key.location.transposed = !key.location.transposed;
     [key, value]
 }

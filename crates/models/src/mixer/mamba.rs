@@ -7,9 +7,10 @@ use model_spec::MambaSpec;
 
 use super::recurrent::{NOT_YET, decay, taps};
 use super::{CacheBinding, Mixer, Run};
-use crate::builder::{Builder, Linear};
+use crate::builder::{Builder, LinearPart};
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
+use crate::linear::{Linear, Split};
 use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 
 struct MambaMixer {
@@ -57,13 +58,11 @@ impl Mixer for MambaMixer {
     fn project(&self, input: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
         let Buffers { projected, convolved, step_down, step, state, mixed } = self.buffers;
         let cols = |act, first| Cols { act, first };
-        run.backend.matmul(input, self.input.matrix, self.input.bias, Epilogue::Store, projected);
+        self.input.run(input, Epilogue::Store, projected, run.backend);
         run.backend.causal_conv(cols(projected, 0), self.conv, convolved);
-        run.backend.matmul(convolved, self.step_down.matrix, None, Epilogue::Store, step_down);
-        run.sum_over_ranks(step_down)?;
-        run.backend.matmul(convolved, self.state.matrix, None, Epilogue::Store, state);
-        run.sum_over_ranks(state)?;
-        run.backend.matmul(step_down, self.step.matrix, self.step.bias, Epilogue::Store, step);
+        self.step_down.run_reduced(convolved, step_down, run)?;
+        self.state.run_reduced(convolved, state, run)?;
+        self.step.run(step_down, Epilogue::Store, step, run.backend);
         let (x, dt) = (cols(convolved, 0), cols(step, 0));
         let (b, c) = (cols(state, 0), cols(state, self.scan.state_dim));
         run.backend.selective_scan(ScanInput { x, dt, b, c }, self.scan, mixed);
@@ -84,8 +83,8 @@ pub(super) fn build(
     let MambaSpec { inner, state_size, conv_kernel: kernel, step_rank, conv_bias, bias } = *spec;
     let mine = builder.shard.part(inner);
     let channels = mine.len();
-    let slot = |part| ParamId::Layer(index, part);
-    let stack = [(LayerParam::ScanInput, inner, mine.clone()), (LayerParam::MixerGate, inner, mine.clone())];
+    let id = |part| ParamId::Layer(index, part);
+    let stack = [LayerParam::ScanInput.of(inner, mine.clone()), LayerParam::MixerGate.of(inner, mine.clone())];
     let input = builder.by_rows(index, &stack, bias)?;
     let conv = Conv {
         channels,
@@ -94,24 +93,23 @@ pub(super) fn build(
         bias: match conv_bias {
             true => {
                 let slice =
-                    builder.vector_slice(slot(LayerParam::Taps), ParamKind::Bias, inner, mine.clone(), Role::Shift);
+                    builder.vector_slice(id(LayerParam::Taps), ParamKind::Bias, inner, mine.clone(), Role::Shift);
                 Some(builder.store.vector(&[slice], 0.0)?)
             }
             false => None,
         },
         state: NOT_YET,
     };
-    let down = builder.matrix_slice(slot(LayerParam::StepDown), [step_rank, inner], 0..step_rank, mine.clone());
-    let step_down = Linear { matrix: builder.store.matrix(&[down], 0)?, bias: None };
-    let state = [LayerParam::StateInput, LayerParam::StateOutput]
-        .map(|part| builder.matrix_slice(slot(part), [state_size, inner], 0..state_size, mine.clone()));
-    let state = Linear { matrix: builder.store.matrix(&state, 0)?, bias: None };
-    let step = builder.matrix_slice(slot(LayerParam::Step), [inner, step_rank], mine.clone(), 0..step_rank);
-    let step_bias = builder.vector_slice(slot(LayerParam::Step), ParamKind::Bias, inner, mine.clone(), Role::Shift);
+    let from_channels =
+        |param, size| LinearPart { id: id(param), shape: [size, inner], rows: 0..size, cols: mine.clone() };
+    let step_down = builder.linear(&[from_channels(LayerParam::StepDown, step_rank)], false, Split::Inputs)?;
+    let state = [LayerParam::StateInput, LayerParam::StateOutput].map(|param| from_channels(param, state_size));
+    let state = builder.linear(&state, false, Split::Inputs)?;
     let step =
-        Linear { matrix: builder.store.matrix(&[step], 0)?, bias: Some(builder.store.vector(&[step_bias], 0.0)?) };
+        LinearPart { id: id(LayerParam::Step), shape: [inner, step_rank], rows: mine.clone(), cols: 0..step_rank };
+    let step = builder.linear(&[step], true, Split::Outputs)?;
     let decay_rows = mine.start * state_size..mine.end * state_size;
-    let skip = builder.vector_slice(slot(LayerParam::Skip), ParamKind::Weight, inner, mine.clone(), Role::Scale);
+    let skip = builder.vector_slice(id(LayerParam::Skip), ParamKind::Weight, inner, mine.clone(), Role::Scale);
     let scan = Scan {
         heads: channels,
         head_dim: 1,
@@ -123,7 +121,7 @@ pub(super) fn build(
         dt_limit: (0.0, f32::INFINITY),
         state: NOT_YET,
     };
-    let output = builder.by_cols(index, (LayerParam::Output, inner, mine), bias)?;
+    let output = builder.by_cols(index, LayerParam::Output.of(inner, mine), bias)?;
     let buffers = Buffers {
         projected: builder.store.buffer("projected", 2 * channels),
         convolved: builder.store.buffer("convolved", channels),

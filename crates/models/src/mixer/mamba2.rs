@@ -5,9 +5,10 @@ use model_spec::Mamba2Spec;
 
 use super::recurrent::{NOT_YET, decay, taps, vector};
 use super::{CacheBinding, Mixer, Run};
-use crate::builder::{Builder, Linear};
+use crate::builder::Builder;
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
+use crate::linear::Linear;
 use crate::tp::head_rows;
 use crate::weights::{LayerParam, ParamKind, Role};
 
@@ -44,7 +45,7 @@ impl Mixer for Mamba2Mixer {
         let (inner, groups) = (self.width(), self.scan.groups);
         let projected = |first| Cols { act: self.projected, first };
         let convolved = |first| Cols { act: self.convolved, first };
-        backend.matmul(input, self.input.matrix, self.input.bias, Epilogue::Store, self.projected);
+        self.input.run(input, Epilogue::Store, self.projected, *backend);
         backend.causal_conv(projected(inner), self.conv, self.convolved);
         let (x, dt) = (convolved(0), projected(inner + self.conv.channels));
         let (b, c) = (convolved(inner), convolved(inner + groups * self.scan.state_dim));
@@ -69,11 +70,11 @@ pub(super) fn build(
     let (my_heads, my_groups) = (builder.shard.part(heads), builder.shard.part(groups));
     let (mine, my_shared) = (head_rows(&my_heads, head_dim), head_rows(&my_groups, state_size));
     let stack = [
-        (LayerParam::MixerGate, inner, mine.clone()),
-        (LayerParam::ScanInput, inner, mine.clone()),
-        (LayerParam::StateInput, shared, my_shared.clone()),
-        (LayerParam::StateOutput, shared, my_shared.clone()),
-        (LayerParam::Step, heads, my_heads.clone()),
+        LayerParam::MixerGate.of(inner, mine.clone()),
+        LayerParam::ScanInput.of(inner, mine.clone()),
+        LayerParam::StateInput.of(shared, my_shared.clone()),
+        LayerParam::StateOutput.of(shared, my_shared.clone()),
+        LayerParam::Step.of(heads, my_heads.clone()),
     ];
     let input = builder.by_rows(index, &stack, bias)?;
     // The convolution's channels are [x | b | c] of all ranks.
@@ -118,6 +119,6 @@ pub(super) fn build(
     let projected = builder.store.buffer("projected", mine.len() + conv.channels + my_heads.len());
     let convolved = builder.store.buffer("convolved", conv.channels);
     let mixed = builder.store.buffer("mixed", mine.len());
-    let output = builder.by_cols(index, (LayerParam::Output, inner, mine), bias)?;
+    let output = builder.by_cols(index, LayerParam::Output.of(inner, mine), bias)?;
     Ok((Box::new(Mamba2Mixer { input, conv, scan, norm, projected, convolved, mixed }), output))
 }

@@ -14,9 +14,10 @@ mod recurrent;
 use kernels::ops::{Act, Backend, KvLayer, RowSelection, State};
 use model_spec::MixerSpec;
 
-use crate::builder::{Builder, Linear};
+use crate::builder::Builder;
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
+use crate::linear::Linear;
 use crate::ranks::Ranks;
 
 /// What mixes tokens, on this rank.

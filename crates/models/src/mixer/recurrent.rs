@@ -19,10 +19,10 @@ pub(super) fn taps(
     channels: usize,
     mine: &[Range<usize>],
 ) -> Result<Vector, LoadError> {
-    let slot = ParamId::Layer(index, LayerParam::Taps);
+    let id = ParamId::Layer(index, LayerParam::Taps);
     let slices: Vec<Slice> = (mine.iter())
         .map(|part| part.start * kernel..part.end * kernel)
-        .map(|rows| builder.vector_slice(slot, ParamKind::Weight, channels * kernel, rows, Role::Scale))
+        .map(|rows| builder.vector_slice(id, ParamKind::Weight, channels * kernel, rows, Role::Scale))
         .collect();
     let turned = |stored: Vec<f32>| {
         let count = stored.len() / kernel;
@@ -55,8 +55,7 @@ pub(super) fn vector(
     rows: &[Range<usize>],
     role: Role,
 ) -> Result<Vector, LoadError> {
-    let slot = ParamId::Layer(index, part);
-    let slices: Vec<Slice> =
-        rows.iter().map(|rows| builder.vector_slice(slot, kind, len, rows.clone(), role)).collect();
+    let id = ParamId::Layer(index, part);
+    let slices: Vec<Slice> = rows.iter().map(|rows| builder.vector_slice(id, kind, len, rows.clone(), role)).collect();
     builder.store.vector(&slices, 0.0)
 }

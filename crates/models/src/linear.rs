@@ -1,0 +1,114 @@
+//! Linear layers: whatever multiplies by a weight matrix does it here, and nowhere else in this crate.
+//!
+//! A layer's matrix is stored in any format; the device multiplies by it as it is. What is added to a product (a bias, an adapter's
+//! delta) and what sums it over tensor-parallel ranks belongs to the layer, too.
+
+use kernels::ops::{
+    Act, Activation, Backend, Epilogue, ExpertChoice, GatedExperts, HeadColumns, Matrix, MatrixGroup, Vector,
+};
+
+use crate::error::ForwardError;
+use crate::mixer::Run;
+
+/// `x W^T + bias`.
+#[derive(Clone, Copy)]
+pub(crate) struct Linear {
+    matrix: Matrix,
+    bias: Option<Vector>,
+    split: Split,
+}
+
+/// How a layer's matrix is divided over the ranks of a tensor-parallel group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Split {
+    /// By output features, or not at all: what a rank computes is whole.
+    Outputs,
+    /// By input features: what a rank computes is one term of a sum over the ranks.
+    Inputs,
+}
+
+impl Linear {
+    /// `bias` is `[out_features]`; of a layer that is split by inputs, one rank has it.
+    pub(crate) fn new(matrix: Matrix, bias: Option<Vector>, split: Split) -> Self {
+        Self { matrix, bias, split }
+    }
+
+    /// What a group of such layers is made of.
+    pub(crate) fn matrix(&self) -> Matrix {
+        self.matrix
+    }
+
+    /// This rank's product of rows `input` `[rows, in_features]`, stored to `out` `[rows, out_features]` or added to it.
+    pub(crate) fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
+        backend.matmul(input, self.matrix, self.bias, epilogue, out);
+    }
+
+    /// The same, stored, and summed over the ranks where the layer is split by inputs.
+    pub(crate) fn run_reduced(&self, input: Act, out: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
+        self.run(input, Epilogue::Store, out, run.backend);
+        match self.split {
+            Split::Outputs => Ok(()),
+            Split::Inputs => run.sum_over_ranks(out),
+        }
+    }
+}
+
+/// One linear layer an expert, all of one shape; each row goes through those that were chosen for it.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpertLinear {
+    matrices: MatrixGroup,
+    /// `[experts, out_features]`.
+    bias: Option<Vector>,
+}
+
+impl ExpertLinear {
+    pub(crate) fn new(matrices: MatrixGroup, bias: Option<Vector>) -> Self {
+        Self { matrices, bias }
+    }
+
+    /// A row of `out` for every choice; `input` has a row for every choice, too, or one for all choices of a row.
+    pub(crate) fn run(&self, input: Act, choice: ExpertChoice, out: Act, backend: &mut dyn Backend) {
+        backend.expert_matmul(input, self.matrices, self.bias, choice, out);
+    }
+
+    /// The same of experts that give `[gate | up]`, gated: `out = activation(gate) * up`.
+    pub(crate) fn run_gated(&self, input: Act, gate: ExpertGate, choice: ExpertChoice, backend: &mut dyn Backend) {
+        let ExpertGate { activation, raised, out } = gate;
+        let experts = GatedExperts { w: self.matrices, bias: self.bias, activation, raised };
+        backend.gated_experts(input, experts, choice, out);
+    }
+}
+
+/// What gates the outputs of experts.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpertGate {
+    pub activation: Activation,
+    /// Room for `[gate | up]` of every choice.
+    pub raised: Act,
+    /// `[choices, out_features / 2]`.
+    pub out: Act,
+}
+
+/// One linear layer a head, all of one shape.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadLinear {
+    matrices: MatrixGroup,
+}
+
+/// Where the heads of a buffer's rows lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Heads {
+    pub act: Act,
+    pub columns: HeadColumns,
+}
+
+impl HeadLinear {
+    pub(crate) fn new(matrices: MatrixGroup) -> Self {
+        Self { matrices }
+    }
+
+    /// Each head of `input` times its own matrix.
+    pub(crate) fn run(&self, input: Heads, out: Heads, backend: &mut dyn Backend) {
+        backend.head_matmul(input.act, input.columns, self.matrices, out.act, out.columns);
+    }
+}

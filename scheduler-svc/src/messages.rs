@@ -9,29 +9,30 @@ pub(crate) fn split(batch: TokenBatch, limit: usize) -> Vec<TokenBatch> {
     link::split(batch, limit, |batch, _| halves(batch))
 }
 
-/// The batch as two, the parts in their order: what started, log-probabilities of prompts, tokens with their own ones, what finished, what
-/// failed. A sequence that finishes does so in the message with its last token, which is no text if it is a stop token.
+/// The batch as two, the parts in their order: what started, log-probabilities of prompts, tokens with their own ones, pooled outputs, what
+/// finished, what failed. A sequence that finishes does so in the message with its last token, which is no text if it is a stop token.
 fn halves(batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
     let of_prompt = |logprobs: &TokenLogprobs| logprobs.prompt_of_sequence.is_some();
     let grown: HashSet<u64> = batch.sequence.iter().copied().collect();
     let has_token = |finished: &Finished| grown.contains(&finished.sequence);
     let prompts = batch.logprobs.iter().filter(|one| of_prompt(one)).count();
     let alone = batch.finished.iter().filter(|one| !has_token(one)).count();
-    let parts = batch.started.len() + prompts + batch.token.len() + alone + batch.failed.len();
+    let parts = batch.started.len() + prompts + batch.token.len() + batch.pooled.len() + alone + batch.failed.len();
     if parts < 2 {
         return (batch, None);
     }
     let mut left = parts / 2;
-    let TokenBatch { mut started, mut sequence, mut token, logprobs, finished, mut failed } = batch;
+    let TokenBatch { mut started, mut sequence, mut token, logprobs, finished, mut failed, mut pooled } = batch;
     let (mut prompts, logprobs): (Vec<_>, Vec<_>) = logprobs.into_iter().partition(of_prompt);
     let (with_token, mut alone): (Vec<_>, Vec<_>) = finished.into_iter().partition(has_token);
     let mut second = TokenBatch { started: beyond(&mut started, &mut left), ..TokenBatch::default() };
     second.logprobs = beyond(&mut prompts, &mut left);
     second.sequence = sequence.split_off(left.min(sequence.len()));
     second.token = beyond(&mut token, &mut left);
+    second.pooled = beyond(&mut pooled, &mut left);
     second.finished = beyond(&mut alone, &mut left);
     second.failed = beyond(&mut failed, &mut left);
-    let mut first = TokenBatch { started, sequence, token, logprobs: prompts, finished: alone, failed };
+    let mut first = TokenBatch { started, sequence, token, logprobs: prompts, finished: alone, failed, pooled };
     let kept = first.token.len() as u32;
     for one in logprobs {
         match one.index.checked_sub(kept) {
@@ -56,7 +57,7 @@ fn beyond<T>(list: &mut Vec<T>, left: &mut usize) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use prost::Message;
-    use proto::{Failed, Started};
+    use proto::{Failed, Pooled, Started};
 
     use super::*;
 
@@ -75,6 +76,8 @@ mod tests {
             logprobs: (0..30).map(|n| logprobs(n, Some(7))).chain((0..40).map(|n| logprobs(n, None))).collect(),
             finished: (100..140).step_by(2).chain(500..520).map(finished).collect(),
             failed: (0..9).map(failed).collect(),
+            // The first of those that end without a token.
+            pooled: (500..510).map(|sequence| Pooled { sequence, values: vec![0.5; 30] }).collect(),
         }
     }
 
@@ -93,6 +96,9 @@ mod tests {
             for one in message.finished.iter().filter(|one| one.sequence < 500) {
                 assert!(message.sequence.contains(&one.sequence), "{} ends with its token", one.sequence);
             }
+            for one in &message.pooled {
+                assert!(!ends.contains(&one.sequence), "{} ends before its output", one.sequence);
+            }
             assert!(message.started.is_empty() || joined.token.is_empty(), "starts come before tokens");
             ends.extend(message.finished.iter().map(|one| one.sequence));
             joined.started.extend(message.started);
@@ -100,6 +106,7 @@ mod tests {
             joined.token.extend(message.token);
             joined.logprobs.extend(message.logprobs.into_iter().map(moved));
             joined.failed.extend(message.failed);
+            joined.pooled.extend(message.pooled);
         }
         assert_eq!(ends, whole.finished.iter().map(|one| one.sequence).collect());
         assert_eq!(TokenBatch { finished: whole.finished.clone(), ..joined }, whole);

@@ -6,9 +6,11 @@ use proto::StepResult;
 #[derive(Default)]
 pub(crate) struct Parts(Option<StepResult>);
 
-/// More positions than any step has.
+/// More outputs than any step has positions.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[error("log-probabilities of {given} positions in the result of step {step}, which has {most} at most")]
+#[error(
+    "log-probabilities and pooled outputs of {given} positions in the result of step {step}, which has {most} at most"
+)]
 pub(crate) struct TooMany {
     step: u64,
     given: usize,
@@ -22,11 +24,12 @@ impl Parts {
         if let Some(held) = self.0.take().filter(|held| (held.epoch, held.step) == (epoch, step)) {
             part.logprobs.splice(..0, held.logprobs);
             part.prompt_logprobs.splice(..0, held.prompt_logprobs);
+            part.pooled.splice(..0, held.pooled);
         }
         if !part.more {
             return Ok(Some(part));
         }
-        let given = part.logprobs.len() + part.prompt_logprobs.len();
+        let given = part.logprobs.len() + part.prompt_logprobs.len() + part.pooled.len();
         if given > most {
             return Err(TooMany { step, given, most });
         }

@@ -6,7 +6,7 @@ use clap::Parser;
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
     Abort, DetokenizerReply, Failure, FromWorker, GatewayGone, GroupFormed, Inbound, Output, Prompt, Rejected, Request,
-    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, TokenLogprobs, WorkerFailed,
+    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, TokenLogprobs, Want, WorkerFailed,
     WorkerReady, failure::Kind, from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
@@ -195,8 +195,13 @@ impl Worker {
 
     async fn step(&mut self) {
         let plan = self.plan().await;
-        let slot: Vec<u32> =
-            plan.slot.iter().zip(&plan.sample).filter(|(_, sample)| **sample == 1).map(|(slot, _)| *slot).collect();
+        let slot: Vec<u32> = plan
+            .slot
+            .iter()
+            .zip(plan.want())
+            .filter(|(_, want)| *want == Want::Sample)
+            .map(|(slot, _)| *slot)
+            .collect();
         let token = vec![plan.step as u32; slot.len()];
         let (slot, token) = if self.rank == 0 { (slot, token) } else { Default::default() };
         let result = StepResult { epoch: plan.epoch, step: plan.step, slot, token, ..StepResult::default() };

@@ -254,6 +254,7 @@ fn describe(args: &Args, model: &Model, Room { num_blocks, max_num_seqs }: Room)
         cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
             + u64::from(max_num_seqs) * cache.state_bytes,
         max_num_seqs,
+        step_preference: None,
     }
 }
 

@@ -15,12 +15,12 @@ use kernels::{
     ops::Timing,
 };
 use models::{Logits, Model};
-use proto::{StepPlan, StepResult, TokenLogprobs};
+use proto::{StepPlan, StepResult, TokenLogprobs, Want};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
 use crate::{
     error::StepError,
-    passes::{Piece, Wanted, passes},
+    passes::{Piece, Wanted, check_rows, passes},
     preparation::Preparation,
     recording::Recorder,
     rows::{Chooser, Rows},
@@ -86,6 +86,7 @@ impl<'m> Engine<'m> {
     /// Asks the device for a step. There must be room.
     pub(crate) fn submit(&mut self, mut plan: StepPlan) -> Result<(), StepError> {
         let submitted = Instant::now();
+        check_rows(&plan)?;
         self.change_slots(&mut plan)?;
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
         let mut awaited = None;
@@ -197,9 +198,9 @@ impl<'m> Engine<'m> {
 
     /// The model that costs nothing: no forward pass, no logits.
     fn echo(&mut self, plan: &StepPlan, result: &mut StepResult) -> Result<(), StepError> {
-        for (slot, sample) in plan.slot.iter().zip(&plan.sample) {
+        for (slot, want) in plan.slot.iter().zip(plan.want()) {
             let held = self.slots.get_mut(*slot).ok_or_else(|| no_slot(plan.step, *slot))?;
-            if *sample != 0 {
+            if want == Want::Sample {
                 let token = Model::echo_next(held.history.tokens(), held.history.num_prompt());
                 held.history.push(token);
                 result.slot.push(*slot);

@@ -4,7 +4,7 @@
 //! of at most as many tokens as there are rows of logits, so that a long prompt does not need `tokens * vocab` numbers at once. Cutting
 //! changes no bit of any result (see `kernels::ops::Backend`).
 
-use proto::StepPlan;
+use proto::{StepPlan, Want};
 
 use crate::{
     error::StepError,
@@ -46,18 +46,34 @@ impl Piece {
     }
 }
 
-/// The passes of a plan, each with at most `max_logit_rows` rows of logits. In row order within and across passes.
+/// Whether the plan's rows are whole, and want what this worker can give.
+pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
+    let (step, rows) = (plan.step, plan.slot.len());
+    if plan.start.len() != rows || plan.num_tokens.len() != rows || plan.want.len() != rows {
+        return Err(malformed(step, "slot, start, num_tokens and want differ in length"));
+    }
+    for number in &plan.want {
+        match Want::try_from(*number) {
+            Ok(Want::None | Want::Sample) => {}
+            Ok(want) => return Err(malformed(step, &format!("this worker cannot do {} rows", want.as_str_name()))),
+            Err(_) => return Err(malformed(step, &format!("a row wants {number}, which means nothing"))),
+        }
+    }
+    match plan.num_draft.is_empty() && plan.draft.is_empty() {
+        true => Ok(()),
+        false => Err(malformed(step, "drafted tokens without WANT_VERIFY rows")),
+    }
+}
+
+/// The passes of a plan whose rows are checked, each with at most `max_logit_rows` rows of logits. In row order within and across passes.
 pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> Result<Vec<Vec<Piece>>, StepError> {
     let step = plan.step;
     let rows = plan.slot.len();
-    if plan.start.len() != rows || plan.num_tokens.len() != rows || plan.sample.len() != rows {
-        return Err(malformed(step, "slot, start, num_tokens and sample differ in length"));
-    }
     let mut passes: Vec<Vec<Piece>> = vec![Vec::with_capacity(rows)];
     let mut used = 0;
     for row in 0..rows {
         let slot = slots.get(plan.slot[row]).ok_or_else(|| no_slot(step, plan.slot[row]))?;
-        let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.sample[row] != 0);
+        let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.want[row] == Want::Sample as i32);
         let end = start as usize + len as usize;
         if len == 0 || end > slot.len() {
             return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.len())));
@@ -114,13 +130,13 @@ mod tests {
         slots
     }
 
-    fn plan(rows: &[(u32, u32, u32, u32)]) -> StepPlan {
+    fn plan(rows: &[(u32, u32, u32, i32)]) -> StepPlan {
         let mut plan = StepPlan::default();
-        for (slot, start, len, sample) in rows {
+        for (slot, start, len, want) in rows {
             plan.slot.push(*slot);
             plan.start.push(*start);
             plan.num_tokens.push(*len);
-            plan.sample.push(*sample);
+            plan.want.push(*want);
         }
         plan
     }
@@ -152,8 +168,20 @@ mod tests {
         for rows in [&[(9, 0, 1, 1)][..], &[(0, 8, 3, 1)], &[(0, 0, 0, 1)], &[(0, u32::MAX, 1, 1)]] {
             assert!(passes(&plan(rows), &slots(None), 4).is_err(), "{rows:?}");
         }
-        let mut uneven = plan(&[(0, 0, 1, 1)]);
-        uneven.sample.clear();
-        assert!(passes(&uneven, &slots(None), 4).is_err());
+    }
+
+    #[test]
+    fn rows_that_this_worker_cannot_do_are_refused_by_name() {
+        let refusal = |change: fn(&mut StepPlan)| {
+            let mut plan = plan(&[(0, 0, 1, 1), (1, 0, 1, 0)]);
+            assert!(check_rows(&plan).is_ok());
+            change(&mut plan);
+            check_rows(&plan).unwrap_err().to_string()
+        };
+        assert!(refusal(|plan| plan.want.truncate(1)).contains("differ in length"));
+        assert!(refusal(|plan| plan.want[1] = Want::Verify as i32).contains("WANT_VERIFY"));
+        assert!(refusal(|plan| plan.want[0] = Want::Pool as i32).contains("WANT_POOL"));
+        assert!(refusal(|plan| plan.want[0] = 9).contains("wants 9"));
+        assert!(refusal(|plan| plan.draft.push(4)).contains("WANT_VERIFY"));
     }
 }

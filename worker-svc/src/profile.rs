@@ -4,7 +4,7 @@
 use anyhow::{Context, bail};
 use collectives::Solo;
 use kernels::ops::Timing;
-use proto::{NewSequence, Sampling, StepPlan};
+use proto::{NewSequence, Sampling, StepPlan, Want};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -137,7 +137,7 @@ impl Stage<'_> {
         plan.slot.push(slot);
         plan.start.push(start);
         plan.num_tokens.push(len);
-        plan.sample.push(sample.into());
+        plan.want.push(if sample { Want::Sample } else { Want::None }.into());
     }
 
     /// Computes new sequences' prompts, as many tokens a step as there may be.

@@ -15,9 +15,11 @@ pub(crate) fn split(message: FromWorker, limit: usize) -> Vec<FromWorker> {
     })
 }
 
-/// The result as two parts of it: log-probabilities of prompts come first, then those of tokens, and what else there is with the last ones.
+/// The result as two parts of it: log-probabilities of prompts come first, then those of tokens, then pooled outputs, and what else there
+/// is with the last ones.
 fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
-    let (prompts, all) = (result.prompt_logprobs.len(), result.prompt_logprobs.len() + result.logprobs.len());
+    let (prompts, tokens) = (result.prompt_logprobs.len(), result.logprobs.len());
+    let all = prompts + tokens + result.pooled.len();
     if all == 0 || (all == 1 && result.token.is_empty()) {
         return (result, None);
     }
@@ -25,14 +27,15 @@ fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let StepResult { epoch, step, .. } = result;
     let mut first = StepResult { epoch, step, more: true, ..StepResult::default() };
     first.prompt_logprobs = result.prompt_logprobs.drain(..left.min(prompts)).collect();
-    first.logprobs = result.logprobs.drain(..left.saturating_sub(prompts)).collect();
+    first.logprobs = result.logprobs.drain(..left.saturating_sub(prompts).min(tokens)).collect();
+    first.pooled = result.pooled.drain(..left.saturating_sub(prompts + tokens)).collect();
     (first, Some(result))
 }
 
 #[cfg(test)]
 mod tests {
     use prost::Message;
-    use proto::{TokenLogprobs, WorkerFailed};
+    use proto::{Pooled, TokenLogprobs, WorkerFailed};
 
     use super::*;
 
@@ -50,7 +53,8 @@ mod tests {
             logprobs: (0..tokens).map(|index| logprobs(index, top, None)).collect(),
             prompt_logprobs: (1..=prompts).map(|index| logprobs(index, top, Some(5))).collect(),
             compute_us: 77,
-            more: false,
+            pooled: (0..tokens / 2).map(|at| Pooled { sequence: at.into(), values: vec![0.5; 20] }).collect(),
+            ..StepResult::default()
         }
     }
 
@@ -71,11 +75,13 @@ mod tests {
             let parts = split_result(whole.clone(), 350);
             let (last, others) = parts.split_last().expect("parts");
             assert!(!others.is_empty() && others.iter().all(|part| part.more && part.token.is_empty()) && !last.more);
-            let mut joined = StepResult { logprobs: Vec::new(), prompt_logprobs: Vec::new(), ..last.clone() };
+            let mut joined = last.clone();
+            (joined.logprobs, joined.prompt_logprobs, joined.pooled) = Default::default();
             for part in parts {
                 assert_eq!((part.epoch, part.step), (3, 9));
                 joined.prompt_logprobs.extend(part.prompt_logprobs);
                 joined.logprobs.extend(part.logprobs);
+                joined.pooled.extend(part.pooled);
             }
             assert_eq!(joined, whole);
         }
@@ -93,7 +99,7 @@ mod tests {
         let whole = |result| vec![FromWorker { event: Some(Event::Result(result)) }];
         let alone = result(1, 0, 20);
         assert_eq!(split(whole(alone.clone()).remove(0), 10), whole(alone));
-        let tokens = StepResult { logprobs: Vec::new(), ..result(0, 9, 0) };
+        let tokens = StepResult { logprobs: Vec::new(), pooled: Vec::new(), ..result(0, 9, 0) };
         assert_eq!(split(whole(tokens.clone()).remove(0), 10), whole(tokens));
         let failed = FromWorker { event: Some(Event::Failed(WorkerFailed { reason: "x".repeat(100) })) };
         assert_eq!(split(failed.clone(), 10), [failed]);

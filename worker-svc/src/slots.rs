@@ -108,6 +108,9 @@ impl Slots {
     }
 
     fn add(&mut self, step: u64, new: NewSequence) -> Result<(), StepError> {
+        if new.pooling.is_some() {
+            return Err(malformed(step, "this worker cannot pool a sequence"));
+        }
         let tables = self.tables(step, &new)?;
         let span = info_span!("sequence", request_id = new.request_id, slot = new.slot);
         trace::set_parent(&span, &new.traceparent);

@@ -119,6 +119,7 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
         max_tokens: None,
         truncate_prompt_tokens: params.truncate_prompt_tokens,
         truncate_keep_first: params.truncate_keep_first,
+        ..Request::default()
     }
 }
 

@@ -6,7 +6,7 @@
 //! in steady state, block allocation and naming of full blocks included. Workers cost nothing here.
 
 use ids::Epoch;
-use proto::{RequestKey, Sampling, StepPlan, StepResult, TokenBatch, prompt::Kind};
+use proto::{RequestKey, Sampling, StepPlan, StepResult, TokenBatch, Want, prompt::Kind};
 use sched_core::{Config, Scheduler};
 use std::{hint::black_box, time::Instant};
 
@@ -63,7 +63,7 @@ fn scheduler(running: u32, steps: usize) -> Scheduler {
 }
 
 fn answer(plan: &StepPlan) -> StepResult {
-    let sampled = plan.slot.iter().zip(&plan.sample).filter(|(_, sample)| **sample == 1);
+    let sampled = plan.slot.iter().zip(plan.want()).filter(|(_, want)| *want == Want::Sample);
     let slot: Vec<u32> = sampled.map(|(slot, _)| *slot).collect();
     let token = slot.iter().map(|slot| 100 + (slot * 7 + plan.step as u32) % 30_000).collect();
     StepResult { epoch: plan.epoch, step: plan.step, slot, token, ..Default::default() }
@@ -107,5 +107,6 @@ impl ClearAll for TokenBatch {
         self.logprobs.clear();
         self.finished.clear();
         self.failed.clear();
+        self.pooled.clear();
     }
 }

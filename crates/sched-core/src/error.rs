@@ -79,6 +79,9 @@ pub enum Refusal {
     /// A live request has this key already: a bug of the sender.
     #[error("A request with this key is already there")]
     Duplicate,
+    /// Asks for something that this engine does not do.
+    #[error("'{0}' is not supported by this engine")]
+    Unsupported(&'static str),
     /// The request lacks a part that the steps before must fill in: a bug of the sender.
     #[error("The request has no {0}")]
     Incomplete(&'static str),
@@ -115,6 +118,7 @@ impl Refusal {
             | Self::NeverFits { .. } => Kind::Invalid,
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::Draining | Self::NotReady => Kind::Unavailable,
+            Self::Unsupported(_) => Kind::Unimplemented,
             Self::Duplicate | Self::Incomplete(_) => Kind::Internal,
         }
     }
@@ -125,6 +129,7 @@ impl Refusal {
             Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::TokenOutOfRange { .. } => "prompt",
             Self::MaxTokensTooLarge { .. } | Self::ZeroMaxTokens | Self::NeverFits { .. } => "max_tokens",
             Self::Choices { .. } => "n",
+            Self::Unsupported(param) => param,
             _ => "",
         }
     }

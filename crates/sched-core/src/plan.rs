@@ -29,7 +29,7 @@ use crate::{
     sequence::Place,
 };
 use ids::{BlockId, SlotId};
-use proto::StepPlan;
+use proto::{StepPlan, Want};
 
 /// Tokens that a step computes of a prompt beyond its pace where they are the prompt's last, at most.
 const LAST_TOKENS: u32 = 64;
@@ -102,7 +102,7 @@ impl Scheduler {
             slot: Vec::with_capacity(rows),
             start: Vec::with_capacity(rows),
             num_tokens: Vec::with_capacity(rows),
-            sample: Vec::with_capacity(rows),
+            want: Vec::with_capacity(rows),
             ..StepPlan::default()
         };
         Draft {
@@ -267,7 +267,7 @@ impl Scheduler {
         plan.slot.push(sequence.slot.0);
         plan.start.push(start);
         plan.num_tokens.push(num_tokens);
-        plan.sample.push(sample.into());
+        plan.want.push(if sample { Want::Sample } else { Want::None }.into());
         draft.flight.push(FlightRow { index, slot: sequence.slot.0, end, sample, incarnation: sequence.incarnation });
     }
 

@@ -70,6 +70,7 @@ pub(crate) fn check(
 ) -> Result<(RequestKey, u32), Refusal> {
     let key = request.key.ok_or(Refusal::Incomplete("key"))?;
     let prompt = prompt_ids(request)?;
+    check_support(request)?;
     check_prompt(prompt, config)?;
     let max = config.max_choices.min(config.max_num_seqs);
     if request.n == 0 || request.n > max {
@@ -83,6 +84,19 @@ pub(crate) fn check(
         return Err(Refusal::NeverFits { blocks: blocks.min(u32::MAX.into()) as u32, num_blocks });
     }
     Ok((key, limit))
+}
+
+/// Refuses what no worker does yet.
+fn check_support(request: &proto::Request) -> Result<(), Refusal> {
+    let asked = [
+        ("pooling", request.pooling.is_some()),
+        ("adapter", !request.adapter.is_empty()),
+        ("media", !request.media.is_empty()),
+    ];
+    match asked.iter().find(|(_, asked)| *asked) {
+        Some((param, _)) => Err(Refusal::Unsupported(param)),
+        None => Ok(()),
+    }
 }
 
 fn check_prompt(prompt: &[u32], config: &Config) -> Result<(), Refusal> {

@@ -272,6 +272,7 @@ impl Scheduler {
         batch.logprobs.append(&mut out.logprobs);
         batch.finished.append(&mut out.finished);
         batch.failed.append(&mut out.failed);
+        batch.pooled.append(&mut out.pooled);
     }
 
     /// Whether `take_output` has something to give.
@@ -280,6 +281,7 @@ impl Scheduler {
         !(out.started.is_empty()
             && out.token.is_empty()
             && out.logprobs.is_empty()
+            && out.pooled.is_empty()
             && out.finished.is_empty()
             && out.failed.is_empty())
     }

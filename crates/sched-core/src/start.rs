@@ -224,6 +224,7 @@ impl Scheduler {
             seed: sequence.seed,
             request_id: request.request_id.clone(),
             traceparent: request.traceparent.clone(),
+            pooling: None,
         }
     }
 

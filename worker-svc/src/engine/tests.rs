@@ -6,7 +6,7 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
 use kernels_cuda::CudaBackend;
 use models::{LoadFormat, LoadOptions};
-use proto::{LogitBias, NewSequence, Sampling, TokenIds};
+use proto::{LogitBias, NewSequence, Sampling, TokenIds, Want};
 
 use super::*;
 use crate::config;
@@ -65,7 +65,7 @@ fn plan(step: u64, added: Vec<NewSequence>, rows: &[(u32, usize, usize, bool)]) 
         plan.slot.push(*slot);
         plan.start.push(*start as u32);
         plan.num_tokens.push(*len as u32);
-        plan.sample.push((*sample).into());
+        plan.want.push(if *sample { Want::Sample } else { Want::None }.into());
     }
     plan
 }

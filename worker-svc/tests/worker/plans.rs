@@ -45,6 +45,7 @@ async fn malformed_plans_end_the_worker() {
     check(spoiled(|plan| plan.start.clear()), "differ in length").await;
     check(spoiled(|plan| plan.added[0].tokens[1] = 100_000), "token").await;
     check(spoiled(|plan| plan.copy_from.push(1)), "differ in length").await;
+    check(spoiled(|plan| plan.want[0] = proto::Want::Pool as i32), "WANT_POOL").await;
     check(spoiled(|plan| plan.replace_slot.push(1)), "differ in length").await;
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
-    FormGroup, FromWorker, NewSequence, Sampling, StepPlan, StepResult, ToWorker, WorkerReady, from_worker::Event,
-    to_worker::Command,
+    FormGroup, FromWorker, NewSequence, Sampling, StepPlan, StepResult, ToWorker, Want, WorkerReady,
+    from_worker::Event, to_worker::Command,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -202,7 +202,7 @@ pub fn row(plan: &mut StepPlan, slot: u32, start: usize, len: usize, sample: boo
     plan.slot.push(slot);
     plan.start.push(start as u32);
     plan.num_tokens.push(len as u32);
-    plan.sample.push(sample.into());
+    plan.want.push(if sample { Want::Sample } else { Want::None }.into());
 }
 
 /// A new sequence with room for 128 tokens in blocks that lie apart.

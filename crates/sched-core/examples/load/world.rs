@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use ids::Epoch;
-use proto::{RequestKey, Sampling, StepResult, TokenBatch, prompt::Kind};
+use proto::{RequestKey, Sampling, StepResult, TokenBatch, Want, prompt::Kind};
 use sched_core::{Config, Scheduler};
 
 use crate::costs::Costs;
@@ -119,8 +119,13 @@ impl World {
                 println!("{begin:>10} {:>4} + {:>5} {us:>9.0}", step.decodes, step.prompt_tokens);
             }
             self.steps.push(step);
-            let slot: Vec<u32> =
-                plan.slot.iter().zip(&plan.sample).filter(|(_, sample)| **sample == 1).map(|(slot, _)| *slot).collect();
+            let slot: Vec<u32> = plan
+                .slot
+                .iter()
+                .zip(plan.want())
+                .filter(|(_, want)| *want == Want::Sample)
+                .map(|(slot, _)| *slot)
+                .collect();
             let token = vec![100; slot.len()];
             let result = StepResult {
                 epoch: plan.epoch,

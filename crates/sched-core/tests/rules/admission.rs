@@ -35,6 +35,9 @@ fn refusals_name_the_reason() {
         Refusal::MaxTokensTooLarge { max_tokens: 91, prompt_tokens: 10, max_model_len: 100 },
     );
     check(|r| r.max_tokens = Some(0), Refusal::ZeroMaxTokens);
+    check(|r| r.pooling = Some(proto::Pooling::default()), Refusal::Unsupported("pooling"));
+    check(|r| r.adapter = "lora".into(), Refusal::Unsupported("adapter"));
+    check(|r| r.media.push(proto::Media::default()), Refusal::Unsupported("media"));
     check(|r| r.n = 0, Refusal::Choices { n: 0, max: 4 });
     check(|r| r.n = 5, Refusal::Choices { n: 5, max: 4 });
     // 10 + 72 tokens: 81 positions.
@@ -58,6 +61,7 @@ fn refusals_know_whose_fault_they_are() {
     check(Refusal::EmptyPrompt, failure::Kind::Invalid, "prompt");
     check(Refusal::Choices { n: 0, max: 4 }, failure::Kind::Invalid, "n");
     check(Refusal::Overloaded { bound: QueueBound::Requests, limit: 1 }, failure::Kind::Overloaded, "");
+    check(Refusal::Unsupported("pooling"), failure::Kind::Unimplemented, "pooling");
     check(Refusal::Draining, failure::Kind::Unavailable, "");
     check(Refusal::NotReady, failure::Kind::Unavailable, "");
     check(Refusal::Duplicate, failure::Kind::Internal, "");

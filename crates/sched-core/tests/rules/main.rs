@@ -8,7 +8,7 @@ mod steps;
 mod windows;
 
 use ids::Epoch;
-use proto::{RequestKey, Sampling, StepPlan, StepResult, TokenBatch, prompt::Kind};
+use proto::{RequestKey, Sampling, StepPlan, StepResult, TokenBatch, Want, prompt::Kind};
 use sched_core::{Config, Pipeline, Scheduler};
 
 /// Small numbers: 100 blocks of 4 tokens, 8 slots, end of text is token 9.
@@ -79,7 +79,7 @@ fn plan(scheduler: &mut Scheduler) -> StepPlan {
 
 /// Every sampled row gives `token`.
 fn result(plan: &StepPlan, token: u32) -> StepResult {
-    let sampled = plan.slot.iter().zip(&plan.sample).filter(|(_, sample)| **sample == 1);
+    let sampled = plan.slot.iter().zip(plan.want()).filter(|(_, want)| *want == Want::Sample);
     let slot: Vec<u32> = sampled.map(|(slot, _)| *slot).collect();
     StepResult { epoch: plan.epoch, step: plan.step, token: vec![token; slot.len()], slot, ..Default::default() }
 }
@@ -103,7 +103,7 @@ fn output(scheduler: &mut Scheduler) -> TokenBatch {
     batch
 }
 
-/// (start, num_tokens, sample) of every row.
-fn rows(plan: &StepPlan) -> Vec<(u32, u32, u32)> {
-    (0..plan.slot.len()).map(|row| (plan.start[row], plan.num_tokens[row], plan.sample[row])).collect()
+/// (start, num_tokens, want) of every row.
+fn rows(plan: &StepPlan) -> Vec<(u32, u32, i32)> {
+    (0..plan.slot.len()).map(|row| (plan.start[row], plan.num_tokens[row], plan.want[row])).collect()
 }

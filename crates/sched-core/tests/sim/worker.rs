@@ -2,7 +2,7 @@
 //! copy or eviction shows at once: every row checks all keys and values that attention would read.
 
 use super::oracle;
-use proto::{NewSequence, Sampling, StepPlan, StepResult, TokenLogprobs};
+use proto::{NewSequence, Sampling, StepPlan, StepResult, TokenLogprobs, Want};
 use std::collections::HashSet;
 
 /// Separates a request's number from its tenant in the request id, so that the worker knows the tenant.
@@ -141,7 +141,7 @@ impl Worker {
     fn run_rows(&mut self, plan: &StepPlan) -> StepResult {
         let rows = plan.slot.len();
         assert!(rows > 0 || !plan.removed.is_empty(), "an empty plan");
-        assert!(plan.start.len() == rows && plan.num_tokens.len() == rows && plan.sample.len() == rows);
+        assert!(plan.start.len() == rows && plan.num_tokens.len() == rows && plan.want.len() == rows);
         assert!(plan.num_tokens.iter().sum::<u32>() <= self.budget, "over budget");
         let distinct: HashSet<_> = plan.slot.iter().collect();
         assert_eq!(distinct.len(), rows, "a slot has two rows");
@@ -155,7 +155,7 @@ impl Worker {
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
         for row in 0..rows {
             self.prompt_logprobs(plan, row, &mut result);
-            if plan.sample[row] == 1 {
+            if plan.want[row] == Want::Sample as i32 {
                 self.sample(plan, row, &mut result);
             }
         }
@@ -192,7 +192,7 @@ impl Worker {
 
     fn write(&mut self, plan: &StepPlan, row: usize) {
         let (slot, start, end) = self.row(plan, row);
-        assert_eq!(plan.sample[row] == 1, end == slot.tokens.len(), "only the last position samples");
+        assert_eq!(plan.want[row] == Want::Sample as i32, end == slot.tokens.len(), "only the last position samples");
         let chain = oracle::kv_chain(&slot.salt, &slot.tokens[..end]);
         for (group, table) in slot.tables.clone().iter().enumerate() {
             for position in start..end {

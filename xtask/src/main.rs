@@ -17,9 +17,9 @@ enum Chore {
     GpuCompare(gpu_compare::Args),
     /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see crates/models/tests/zoo)
     Models,
-    /// Pass all tests: tidy, unit, model checking, end to end. Installs what the tests need under target/.
+    /// Pass all tests: tidy, licences, unit, model checking, end to end. Installs what the tests need under target/.
     Test(test::Args),
-    /// Check the house rules: import directions, module docs, unsafe allow-list, environment reads, file sizes
+    /// Check the house rules: imports, module docs, unsafe, environment reads, sizes, widths, signatures, commit subjects
     Tidy,
 }
 

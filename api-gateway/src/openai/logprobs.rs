@@ -36,10 +36,13 @@ impl From<proto::Admitted> for PromptFacts {
 pub fn chat(out: &mut Vec<u8>, entries: &[TextLogprobs], plan: &Plan) {
     json::raw(out, "{\"content\":");
     json::list(out, entries, |out, entry| {
-        chat_token(out, &entry.token, &entry.token_bytes, entry.token_id, entry.logprob, plan);
+        let chosen =
+            Token { text: &entry.token, bytes: &entry.token_bytes, id: entry.token_id, logprob: entry.logprob };
+        chat_token(out, &chosen, plan);
         json::raw(out, ",\"top_logprobs\":");
         json::list(out, top(entry, plan), |out, top| {
-            chat_token(out, &top.token, &top.token_bytes, top.token_id, top.logprob, plan);
+            let token = Token { text: &top.token, bytes: &top.token_bytes, id: top.token_id, logprob: top.logprob };
+            chat_token(out, &token, plan);
             out.push(b'}');
         });
         out.push(b'}');
@@ -47,14 +50,22 @@ pub fn chat(out: &mut Vec<u8>, entries: &[TextLogprobs], plan: &Plan) {
     out.push(b'}');
 }
 
-/// The common beginning of a chosen and of a listed token; the caller closes the object.
-fn chat_token(out: &mut Vec<u8>, text: &str, bytes: &[u8], id: u32, logprob: f32, plan: &Plan) {
+/// What a chosen and a listed token have in common.
+struct Token<'a> {
+    text: &'a str,
+    bytes: &'a [u8],
+    id: u32,
+    logprob: f32,
+}
+
+/// The beginning of a token's object; the caller closes it.
+fn chat_token(out: &mut Vec<u8>, token: &Token<'_>, plan: &Plan) {
     json::raw(out, "{\"token\":");
-    name(out, text, id, plan);
+    name(out, token.text, token.id, plan);
     json::raw(out, ",\"logprob\":");
-    json::logprob(out, logprob);
+    json::logprob(out, token.logprob);
     json::raw(out, ",\"bytes\":");
-    json::list(out, bytes, |out, byte| json::number(out, *byte));
+    json::list(out, token.bytes, |out, byte| json::number(out, *byte));
 }
 
 /// The parallel lists of a completion: what was echoed of the prompt, then what was generated.

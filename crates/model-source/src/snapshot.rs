@@ -24,17 +24,17 @@ pub(crate) async fn download(
     cache: &Cache,
     progress: &dyn Progress,
 ) -> Result<PathBuf, SourceError> {
-    let revision = hub.revision(id).await?;
-    let commit = revision.sha.clone();
-    let names = revision.names();
+    let listed = hub.revision(id).await?;
+    let (commit, names) = (listed.sha.clone(), listed.names());
+    let revision = Revision { hub, id, commit: &commit, cache, progress };
     cache.create(&commit)?;
     let snapshot = cache.snapshot(&commit);
-    fetch_all(hub, id, &commit, folder::small_files(&names), cache, progress).await?;
+    revision.fetch_all(folder::small_files(&names)).await?;
     if wanted.need == Need::Everything {
         let weights = match wanted.pick(&names) {
             Pick::Files(_, files) => files,
             Pick::Index(_, index) => {
-                fetch_all(hub, id, &commit, vec![&index], cache, progress).await?;
+                revision.fetch_all(vec![&index]).await?;
                 let file = snapshot.join(&index);
                 let text = std::fs::read(&file).map_err(|source| SourceError::io("read", &file, source))?;
                 let shards = shards_of(&text).map_err(|reason| FilesError::Damaged { file, reason })?;
@@ -43,7 +43,7 @@ pub(crate) async fn download(
             Pick::OneOf(files) => return Err(SourceError::SeveralGguf { id: id.to_owned(), files }),
             Pick::Nothing => return Err(no_weights(id, wanted, &names)),
         };
-        fetch_all(hub, id, &commit, weights.iter().map(String::as_str).collect(), cache, progress).await?;
+        revision.fetch_all(weights.iter().map(String::as_str).collect()).await?;
     }
     wanted.check(&snapshot)?;
     // Last, so that a branch never points to a snapshot that is not complete.
@@ -51,23 +51,27 @@ pub(crate) async fn download(
     Ok(snapshot)
 }
 
-async fn fetch_all(
-    hub: &Hub<'_>,
-    id: &str,
-    commit: &str,
-    names: Vec<&str>,
-    cache: &Cache,
-    progress: &dyn Progress,
-) -> Result<(), SourceError> {
-    stream::iter(names)
-        .map(async |name| {
-            let file = hub.locate(id, commit, name).await?;
-            download::fetch(hub, &file, cache, progress).await?;
-            cache.link(commit, name, &file.etag)
-        })
-        .buffer_unordered(PARALLEL)
-        .try_collect()
-        .await
+/// One commit of a repository, on its way into the cache.
+struct Revision<'a> {
+    hub: &'a Hub<'a>,
+    id: &'a str,
+    commit: &'a str,
+    cache: &'a Cache,
+    progress: &'a dyn Progress,
+}
+
+impl Revision<'_> {
+    async fn fetch_all(&self, names: Vec<&str>) -> Result<(), SourceError> {
+        stream::iter(names)
+            .map(async |name| {
+                let file = self.hub.locate(self.id, self.commit, name).await?;
+                download::fetch(self.hub, &file, self.cache, self.progress).await?;
+                self.cache.link(self.commit, name, &file.etag)
+            })
+            .buffer_unordered(PARALLEL)
+            .try_collect()
+            .await
+    }
 }
 
 fn no_weights(id: &str, wanted: Wanted<'_>, names: &[String]) -> SourceError {

@@ -3,7 +3,7 @@
 //! `cargo run --release -p kernels --example cpu_bench [isa ...]`
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
-use kernels::ops::{Attention, Backend, Batch, DType, Epilogue, Heads, HostMatrix, KvShape, Sequence};
+use kernels::ops::{Attention, Batch, DType, Epilogue, Heads, HostMatrix, KvShape, Load, Ops, Sequence};
 use std::time::Instant;
 
 /// Rows of a product.

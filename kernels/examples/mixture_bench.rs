@@ -34,7 +34,7 @@ struct Bench {
     backend: CpuBackend,
     dtype: DType,
     layers: Vec<Layer>,
-    choice: ExpertChoice,
+    choice: ExpertRouting,
     x: Act,
     logits: Act,
     raised: Act,
@@ -92,7 +92,7 @@ impl Bench {
         Self {
             dtype,
             layers,
-            choice: backend.new_expert_choice(MAX_ROWS, TOP_K),
+            choice: backend.new_expert_routing(MAX_ROWS, TOP_K),
             x: backend.new_act(MAX_ROWS, WIDTH),
             logits: backend.new_act(MAX_ROWS, EXPERTS),
             raised: backend.new_act(pairs, 2 * INNER),

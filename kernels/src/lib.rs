@@ -3,7 +3,7 @@
 //! [`ops::Backend`] is the seam: the decoder in `models` speaks only to it. `cpu` is the reference and fast in its own right;
 //! the crate `kernels-cuda` is the one for NVIDIA's GPUs.
 
-pub mod choose;
 pub mod cpu;
 pub mod e4m3;
 pub mod ops;
+pub mod sample;

@@ -186,7 +186,7 @@ pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result
     // Before the cache takes what memory is left.
     model.set_slots(args.max_num_seqs() as usize);
     let recordable = args.recordable();
-    model.set_recordable(&recordable);
+    model.set_capture_sizes(&recordable);
     let room = find_room(args, &model, recordable.len())?;
     model.allocate(Memory {
         num_blocks: room.num_blocks as usize,
@@ -215,7 +215,7 @@ fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<R
 /// What there is memory for, beside recordings of as many kinds of steps.
 fn find_room(args: &Args, model: &Model, recordable: usize) -> anyhow::Result<Room> {
     let cache = model.cache();
-    let recordings = if args.enforce_eager { 0 } else { model.recording_bytes(recordable) };
+    let recordings = if args.enforce_eager { 0 } else { model.capture_bytes(recordable) };
     let context_len = model.spec().context_len as u32;
     let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(model), recordings };
     let room = memory::room(args, facts)?;

@@ -11,8 +11,8 @@ use std::{
 
 use collectives::Collective;
 use kernels::{
-    choose::{STEPS_IN_FLIGHT, Ticket},
     ops::Timing,
+    sample::{STEPS_IN_FLIGHT, Ticket},
 };
 use models::{Logits, Model};
 use proto::{StepPlan, StepResult, TokenLogprobs, Want};
@@ -135,7 +135,7 @@ impl<'m> Engine<'m> {
     /// Steps run kernel by kernel from here on.
     pub(crate) fn forget_recordings(&mut self, recordable: &[usize]) {
         *self.recorder = Recorder::new(true);
-        self.model.set_recordable(recordable);
+        self.model.set_capture_sizes(recordable);
     }
 
     /// Does a piece of what is left for times when nothing runs: steps are recorded, then the device prepares for those to come.
@@ -187,7 +187,7 @@ impl<'m> Engine<'m> {
         self.slots.replace(plan)?;
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
-            if let Some(choice) = slot.sampling.choice().filter(|choice| self.model.can_choose(choice)) {
+            if let Some(choice) = slot.sampling.device_params().filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
                 self.model.set_slot(number, &choice, &counts);
                 slot.on_device = true;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use collectives::Collective;
-use kernels::ops::Recordable;
+use kernels::ops::CaptureSize;
 use models::{ForwardError, Model};
 use tracing::{info, warn};
 
@@ -42,15 +42,15 @@ impl Recorder {
 
     /// What is to be recorded now. `busy`: only what needs no step to be run. A step that would wait for kernels to be compiled is left for later:
     /// a request that comes meanwhile would wait with it.
-    pub(crate) fn next(&self, model: &Model, busy: bool) -> Option<Recordable> {
-        let now = |step: &Recordable| step.has_run || (step.is_ready && !busy);
-        if self.off { None } else { model.next_recording().filter(now) }
+    pub(crate) fn next(&self, model: &Model, busy: bool) -> Option<CaptureSize> {
+        let now = |step: &CaptureSize| step.has_run || (step.is_ready && !busy);
+        if self.off { None } else { model.next_capture().filter(now) }
     }
 
     /// Records a step, and says so when it was the last one.
     pub(crate) fn record(
         &mut self,
-        step: Recordable,
+        step: CaptureSize,
         model: &mut Model,
         group: &mut dyn Collective,
     ) -> Result<(), ForwardError> {
@@ -63,7 +63,7 @@ impl Recorder {
             Ok(()) => (self.count, self.took) = (self.count + 1, self.took + start.elapsed()),
             Err(reason) => warn!("decode steps run kernel by kernel: {reason}"),
         }
-        if self.count > 0 && self.bytes == 0 && model.next_recording().is_none() {
+        if self.count > 0 && self.bytes == 0 && model.next_capture().is_none() {
             self.bytes = self.free_before.saturating_sub(free(model));
             let (seconds, mib) = (self.took.as_secs_f64(), self.bytes >> 20);
             info!(graphs = self.count, seconds, mib, "decode steps are recorded");

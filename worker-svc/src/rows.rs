@@ -1,8 +1,8 @@
 //! A pass's rows as the model wants them.
 
 use kernels::{
-    choose::{ChoiceRow, last_token},
     ops::{Batch, Sequence},
+    sample::{SampleRow, last_token},
 };
 
 use crate::{
@@ -18,7 +18,7 @@ pub(crate) struct Rows<'a> {
     /// Batch rows whose logits are wanted, ascending.
     pub logit_rows: Vec<u32>,
     /// What the device chooses, in order.
-    pub choices: Vec<ChoiceRow>,
+    pub choices: Vec<SampleRow>,
     /// Everything that is chosen, in order.
     pub choosers: Vec<Chooser>,
 }
@@ -79,7 +79,7 @@ impl<'a> Rows<'a> {
         self.choosers.push(Chooser { slot: number, incarnation, on_device });
         if on_device {
             let position = slot.len() - slot.history.num_prompt();
-            self.choices.push(ChoiceRow {
+            self.choices.push(SampleRow {
                 row: self.logit_rows.len() as u32 - 1,
                 slot: number,
                 uniform: sampling.uniform_at(position),

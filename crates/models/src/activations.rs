@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kernels::ops::{Act, Backend, DType, ExpertChoice};
+use kernels::ops::{Act, Backend, DType, ExpertRouting};
 use model_spec::ModelSpec;
 
 use crate::Limits;
@@ -36,7 +36,7 @@ pub(crate) struct ActivationPool {
     /// What values that only feed products and attention may be rounded to.
     compute: DType,
     shared: HashMap<(&'static str, usize, usize), Act>,
-    choices: HashMap<usize, ExpertChoice>,
+    choices: HashMap<usize, ExpertRouting>,
     bytes: u64,
 }
 
@@ -82,9 +82,9 @@ impl ActivationPool {
     }
 
     /// Room for the experts of every row.
-    pub(crate) fn choice(&mut self, top_k: usize, backend: &mut dyn Backend) -> ExpertChoice {
+    pub(crate) fn choice(&mut self, top_k: usize, backend: &mut dyn Backend) -> ExpertRouting {
         let rows = self.max_rows;
-        *self.choices.entry(top_k).or_insert_with(|| backend.new_expert_choice(rows, top_k))
+        *self.choices.entry(top_k).or_insert_with(|| backend.new_expert_routing(rows, top_k))
     }
 }
 
@@ -101,7 +101,7 @@ impl Activations {
         let mixed = network.layers.last().map(|layer| layer.mixer.width());
         let picked_rows = limits.max_logit_rows;
         // Each of several ranks has a part of the head.
-        let meets = network.head_width < spec.vocab_size && backend.can_join();
+        let meets = network.head_width < spec.vocab_size && backend.can_init_comm();
         Self {
             x: buffers.own(rows, hidden, backend),
             normed: buffers.rounded(rows, hidden, backend),

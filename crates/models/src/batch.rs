@@ -1,7 +1,7 @@
 //! Checks of a step's batch, so that a faulty plan is an error here and not a wrong read on a device.
 
-use kernels::choose::{ChoiceRow, slot_of};
 use kernels::ops::{Batch, Sequence};
+use kernels::sample::{SampleRow, slot_of};
 
 use crate::error::ForwardError;
 
@@ -90,7 +90,7 @@ fn sequence_fault(batch: Batch<'_>, sequence: &Sequence<'_>, blocks: Blocks) -> 
 }
 
 /// Checks that tokens are chosen from rows that have logits, for slots that exist, one each.
-pub(crate) fn check_choices(rows: &[ChoiceRow], logit_rows: usize, slots: usize) -> Result<(), ForwardError> {
+pub(crate) fn check_choices(rows: &[SampleRow], logit_rows: usize, slots: usize) -> Result<(), ForwardError> {
     let ascending = rows.is_sorted_by(|a, b| a.row < b.row);
     if !ascending || rows.iter().any(|row| row.row as usize >= logit_rows || row.slot as usize >= slots) {
         return Err(ForwardError::Choices { logit_rows, slots });
@@ -112,7 +112,7 @@ pub(crate) fn check_logit_rows(logit_rows: &[u32], rows: usize, max: usize) -> R
 
 #[cfg(test)]
 mod tests {
-    use kernels::choose::last_token;
+    use kernels::sample::last_token;
 
     use super::*;
 
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn tokens_are_chosen_where_there_are_logits() {
-        let row = |row, slot| ChoiceRow { row, slot, uniform: 0.0, hold_stops: false };
+        let row = |row, slot| SampleRow { row, slot, uniform: 0.0, hold_stops: false };
         check_choices(&[row(0, 1), row(2, 0)], 3, 2).unwrap();
         for rows in [[row(0, 1), row(3, 0)], [row(0, 2), row(1, 0)], [row(1, 0), row(1, 1)]] {
             assert!(check_choices(&rows, 3, 2).is_err(), "{rows:?}");

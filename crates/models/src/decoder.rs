@@ -3,8 +3,11 @@
 mod forward;
 
 use collectives::Collective;
-use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use kernels::ops::{Act, Backend, Batch, DType, DeviceMemory, KvLayer, KvScales, Place, Recordable, Timing};
+use kernels::ops::{
+    Act, Backend, Batch, CaptureError, CaptureSize, DType, DeviceMemory, ExchangeFailed, KvLayer, KvScales,
+    RankPlacement, Timing,
+};
+use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
 use model_spec::ModelSpec;
 
 use crate::activations::{ActivationPool, Activations};
@@ -131,18 +134,18 @@ impl Decoder {
         self.slots = count;
     }
 
-    pub(crate) fn can_choose(&self, choice: &Choice) -> bool {
+    pub(crate) fn can_sample(&self, params: &SampleParams) -> bool {
         // Where the logits of several ranks meet on the host, the host of every rank chooses; on devices, the device of every rank.
-        (self.shard.size == 1 || self.joined) && self.backend.can_choose(choice)
+        (self.shard.size == 1 || self.joined) && self.backend.can_sample(params)
     }
 
-    pub(crate) fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
+    pub(crate) fn set_slot(&mut self, slot: u32, params: &SampleParams, counts: &[(u32, u32)]) {
         assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
-        self.backend.set_slot(slot, choice, counts);
+        self.backend.set_slot(slot, params, counts);
     }
 
     pub(crate) fn can_join(&self) -> bool {
-        self.shard.size > 1 && self.backend.can_join()
+        self.shard.size > 1 && self.backend.can_init_comm()
     }
 
     /// The devices of all ranks meet, where they can; all ranks call it, before the first step.
@@ -159,14 +162,15 @@ impl Decoder {
             let mut lost = None;
             let exchange = &mut |mine: &[u8]| {
                 group.exchange(mine).map_err(|error| {
-                    let words = error.to_string();
                     lost = Some(error);
-                    words
+                    ExchangeFailed
                 })
             };
-            let met = self.backend.join(Place { rank, size }, exchange);
+            let met = self.backend.init_comm(RankPlacement { rank, size }, exchange);
             // A rank that is gone is no fault of this one's device.
-            met.map_err(|reason| lost.take().map_or(ForwardError::Device(reason), ForwardError::Collective))?;
+            met.map_err(|error| {
+                lost.take().map_or_else(|| ForwardError::Device(error.to_string()), ForwardError::Collective)
+            })?;
             self.joined = true;
         }
         Ok(())
@@ -181,7 +185,7 @@ impl Decoder {
         &mut self,
         batch: Batch<'_>,
         logit_rows: &[u32],
-        choices: &[ChoiceRow],
+        choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
         batch::check_choices(choices, logit_rows.len(), self.slots)?;
@@ -198,36 +202,36 @@ impl Decoder {
             self.backend.begin(batch);
         }
         self.forward_pass(batch.tokens.len(), logit_rows, group, None)?;
-        Ok(self.backend.choose(self.logits_on_device(), choices))
+        Ok(self.backend.sample(self.logits_on_device(), choices))
     }
 
-    pub(crate) fn set_recordable(&mut self, rows: &[usize]) {
-        self.backend.set_recordable(rows);
+    pub(crate) fn set_capture_sizes(&mut self, rows: &[usize]) {
+        self.backend.set_capture_sizes(rows);
     }
 
-    pub(crate) fn recording_bytes(&self, kinds: usize) -> u64 {
-        self.backend.recording_bytes(kinds, self.network.layers.len())
+    pub(crate) fn capture_bytes(&self, kinds: usize) -> u64 {
+        self.backend.capture_bytes(kinds, self.network.layers.len())
     }
 
-    pub(crate) fn next_recording(&self) -> Option<Recordable> {
+    pub(crate) fn next_capture(&self) -> Option<CaptureSize> {
         // Where ranks meet on the host nothing can be recorded; where devices meet, only what needs no step: each rank records when it has
         // time, and a step would wait for the others.
-        let possible = |step: &Recordable| self.shard.size == 1 || (self.joined && step.has_run);
-        self.backend.next_recording().filter(possible)
+        let possible = |step: &CaptureSize| self.shard.size == 1 || (self.joined && step.has_run);
+        self.backend.next_capture().filter(possible)
     }
 
     pub(crate) fn record(
         &mut self,
-        step: Recordable,
+        step: CaptureSize,
         group: &mut dyn Collective,
-    ) -> Result<Result<(), String>, ForwardError> {
+    ) -> Result<Result<(), CaptureError>, ForwardError> {
         if !step.has_run {
             let ticket = self.dummy_run(step.rows, group)?;
             self.take(ticket, &mut Vec::new())?;
         }
-        self.backend.start_recording();
+        self.backend.begin_capture();
         let passed = self.dummy_run(step.rows, group);
-        let recorded = self.backend.end_recording();
+        let recorded = self.backend.end_capture();
         passed.map(|_| recorded)
     }
 
@@ -236,11 +240,11 @@ impl Decoder {
         let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
         self.backend.begin_padded(Batch { tokens: &zeros, positions: &zeros, sequences: &[] });
         self.forward_pass(rows, &every, group, None)?;
-        Ok(self.backend.choose(self.logits_on_device(), &[]))
+        Ok(self.backend.sample(self.logits_on_device(), &[]))
     }
 
     pub(crate) fn prepare(&mut self) -> bool {
-        self.backend.prepare()
+        self.backend.warm_up()
     }
 
     pub(crate) fn start_profile(&mut self) {

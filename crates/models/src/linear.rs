@@ -4,7 +4,7 @@
 //! delta) and what sums it over tensor-parallel ranks belongs to the layer, too.
 
 use kernels::ops::{
-    Act, Activation, Backend, Epilogue, ExpertChoice, GatedExperts, HeadColumns, Matrix, MatrixGroup, Vector,
+    Act, Activation, Backend, Epilogue, ExpertRouting, GatedExperts, HeadColumns, Matrix, MatrixGroup, Vector,
 };
 
 use crate::error::ForwardError;
@@ -48,7 +48,7 @@ impl Linear {
         self.run(input, Epilogue::Store, out, run.backend);
         match self.split {
             Split::Outputs => Ok(()),
-            Split::Inputs => run.sum_over_ranks(out),
+            Split::Inputs => run.all_reduce(out),
         }
     }
 }
@@ -67,12 +67,12 @@ impl ExpertLinear {
     }
 
     /// A row of `out` for every choice; `input` has a row for every choice, too, or one for all choices of a row.
-    pub(crate) fn run(&self, input: Act, choice: ExpertChoice, out: Act, backend: &mut dyn Backend) {
+    pub(crate) fn run(&self, input: Act, choice: ExpertRouting, out: Act, backend: &mut dyn Backend) {
         backend.expert_matmul(input, self.matrices, self.bias, choice, out);
     }
 
     /// The same of experts that give `[gate | up]`, gated: `out = activation(gate) * up`.
-    pub(crate) fn run_gated(&self, input: Act, gate: ExpertGate, choice: ExpertChoice, backend: &mut dyn Backend) {
+    pub(crate) fn run_gated(&self, input: Act, gate: ExpertGate, choice: ExpertRouting, backend: &mut dyn Backend) {
         let ExpertGate { activation, raised, out } = gate;
         let experts = GatedExperts { w: self.matrices, bias: self.bias, activation, raised };
         backend.gated_experts(input, experts, choice, out);

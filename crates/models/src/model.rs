@@ -1,8 +1,8 @@
 //! [`Model`]: what a worker runs.
 
 use collectives::Collective;
-use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
-use kernels::ops::{Batch, DeviceMemory, Recordable, Timing};
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, Timing};
+use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
 use model_spec::ModelSpec;
 
 use crate::arch::echo;
@@ -164,33 +164,37 @@ impl Model {
     }
 
     /// Numbers of rows, ascending, that steps of one row a sequence are padded to, and that a device should record steps of: see
-    /// [`kernels::ops::Backend::set_recordable`].
-    pub fn set_recordable(&mut self, rows: &[usize]) {
+    /// [`kernels::ops::Capture::set_capture_sizes`].
+    pub fn set_capture_sizes(&mut self, rows: &[usize]) {
         if let Inner::Decoder(decoder) = &mut self.inner {
-            decoder.set_recordable(rows);
+            decoder.set_capture_sizes(rows);
         }
     }
 
     /// Bytes of device memory that recordings of so many kinds of steps may take.
-    pub fn recording_bytes(&self, kinds: usize) -> u64 {
+    pub fn capture_bytes(&self, kinds: usize) -> u64 {
         match &self.inner {
-            Inner::Decoder(decoder) => decoder.recording_bytes(kinds),
+            Inner::Decoder(decoder) => decoder.capture_bytes(kinds),
             Inner::Echo(_) => 0,
         }
     }
 
     /// What the device should record next; absent when there is nothing left, or the device records nothing, or the step passes through the
     /// host: that of a group of several ranks does.
-    pub fn next_recording(&self) -> Option<Recordable> {
+    pub fn next_capture(&self) -> Option<CaptureSize> {
         match &self.inner {
-            Inner::Decoder(decoder) => decoder.next_recording(),
+            Inner::Decoder(decoder) => decoder.next_capture(),
             Inner::Echo(_) => None,
         }
     }
 
     /// Lets the device record a kind of step; steps under way go on meanwhile. One that has not run is run first, which needs room for a
     /// step under way. The inner error says why steps cannot be recorded; they run all the same.
-    pub fn record(&mut self, step: Recordable, group: &mut dyn Collective) -> Result<Result<(), String>, ForwardError> {
+    pub fn record(
+        &mut self,
+        step: CaptureSize,
+        group: &mut dyn Collective,
+    ) -> Result<Result<(), CaptureError>, ForwardError> {
         match &mut self.inner {
             Inner::Decoder(decoder) => decoder.record(step, group),
             Inner::Echo(_) => Err(ForwardError::NoLogits),
@@ -198,7 +202,7 @@ impl Model {
     }
 
     /// Lets the device do a piece of what steps to come would otherwise wait for; whether there may be more of it. No step may be under way: see
-    /// [`kernels::ops::Backend::prepare`].
+    /// [`kernels::ops::Device::warm_up`].
     pub fn prepare(&mut self) -> bool {
         match &mut self.inner {
             Inner::Decoder(decoder) => decoder.prepare(),
@@ -206,7 +210,7 @@ impl Model {
         }
     }
 
-    /// From here on the device times what it does: see [`kernels::ops::Backend::start_profile`].
+    /// From here on the device times what it does: see [`kernels::ops::Device::start_profile`].
     pub fn start_profile(&mut self) {
         if let Inner::Decoder(decoder) = &mut self.inner {
             decoder.start_profile();
@@ -221,33 +225,33 @@ impl Model {
         }
     }
 
-    /// Whether the device can choose a sequence's tokens; otherwise the host does, from [`Model::logits`].
-    pub fn can_choose(&self, choice: &Choice) -> bool {
+    /// Whether the device can sample a sequence's tokens; otherwise the host does, from [`Model::logits`].
+    pub fn can_sample(&self, params: &SampleParams) -> bool {
         match &self.inner {
-            Inner::Decoder(decoder) => decoder.can_choose(choice),
+            Inner::Decoder(decoder) => decoder.can_sample(params),
             Inner::Echo(_) => false,
         }
     }
 
-    /// Another sequence, whose tokens the device chooses, begins in a slot. `counts`: see [`kernels::ops::Backend::set_slot`].
+    /// Another sequence, whose tokens the device chooses, begins in a slot. `counts`: see [`kernels::ops::Sample::set_slot`].
     ///
     /// # Panics
-    /// When there is no such slot, or the device cannot choose like that.
-    pub fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
+    /// When there is no such slot, or the device cannot sample like that.
+    pub fn set_slot(&mut self, slot: u32, params: &SampleParams, counts: &[(u32, u32)]) {
         if let Inner::Decoder(decoder) = &mut self.inner {
-            decoder.set_slot(slot, choice, counts);
+            decoder.set_slot(slot, params, counts);
         }
     }
 
     /// Starts a step without waiting for the device: logits of `logit_rows` (ascending indices into the batch's rows; may be empty), and
-    /// tokens chosen from some of these. At most [`kernels::choose::STEPS_IN_FLIGHT`] steps may be started and not taken.
+    /// tokens sampled from some of these. At most [`kernels::sample::STEPS_IN_FLIGHT`] steps may be started and not taken.
     ///
     /// All ranks of a group call it with the same arguments.
     pub fn submit(
         &mut self,
         batch: Batch<'_>,
         logit_rows: &[u32],
-        choices: &[ChoiceRow],
+        choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
         match &mut self.inner {

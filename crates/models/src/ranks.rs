@@ -8,7 +8,7 @@ use crate::error::ForwardError;
 /// The ranks of a step.
 pub(crate) struct Ranks<'a> {
     pub group: &'a mut dyn Collective,
-    /// Their devices have met ([`Backend::join`]).
+    /// Their devices have met ([`Comm::init_comm`]).
     pub joined: bool,
 }
 
@@ -17,7 +17,7 @@ impl Ranks<'_> {
     pub(crate) fn sum(&mut self, backend: &mut dyn Backend, act: Act) -> Result<(), ForwardError> {
         match (self.group.world_size(), self.joined) {
             (1, _) => {}
-            (_, true) => backend.sum_over_ranks(act),
+            (_, true) => backend.all_reduce(act),
             (_, false) => self.group.all_reduce_sum(backend.host_mut(act))?,
         }
         Ok(())

@@ -7,7 +7,7 @@
 //! Order, as in vLLM: log-probabilities of the untouched row; then the rewrites (allowed tokens, bad words, min tokens, logit bias,
 //! penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p); then the draw.
 //!
-//! A plan may also be told to a device ([`SamplingPlan::choice`]), which then chooses by itself; this crate is what it is checked against.
+//! A plan may also be told to a device ([`SamplingPlan::device_params`]), which then chooses by itself; this crate is what it is checked against.
 //!
 //! Logits that are no numbers: NaN and -inf can never be chosen, +inf counts as the largest finite number. When nothing is left (all
 //! masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
@@ -22,7 +22,7 @@ mod random;
 mod rules;
 
 pub use history::History;
-pub use kernels::choose::{Logprobs, Sampled};
+pub use kernels::sample::{Logprobs, Sampled};
 pub use logprobs::{FLOOR, token_logprobs};
 pub use plan::SamplingPlan;
 pub use random::uniform;

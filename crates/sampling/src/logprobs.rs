@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use kernels::choose::Logprobs;
+use kernels::sample::Logprobs;
 
 use crate::math;
 

@@ -1,6 +1,6 @@
 //! A request's sampling settings, compiled once: only the rules that do something are left, in their order.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 use proto::Sampling;
 
 use crate::{
@@ -49,14 +49,14 @@ impl SamplingPlan {
     }
 
     /// The same plan as settings for a device; `None` when only the host can follow it.
-    pub fn choice(&self) -> Option<Choice> {
-        let mut choice = Choice {
+    pub fn device_params(&self) -> Option<SampleParams> {
+        let mut params = SampleParams {
             inverse_temperature: self.temperature.map(Temperature::inverse),
             logprobs: self.logprobs,
-            ..Choice::default()
+            ..SampleParams::default()
         };
-        self.cuts.iter().for_each(|rule| rule.describe(&mut choice));
-        self.rewrites.iter().all(|rule| rule.describe(&mut choice)).then_some(choice)
+        self.cuts.iter().for_each(|rule| rule.describe(&mut params));
+        self.rewrites.iter().all(|rule| rule.describe(&mut params)).then_some(params)
     }
 
     /// Whether stop tokens are forbidden at this output position.

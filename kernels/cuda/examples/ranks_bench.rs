@@ -5,7 +5,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use kernels::ops::{Backend, Batch, Place, Sequence};
+use kernels::ops::{Batch, Comm, Device, ExchangeFailed, Load, Ops, RankPlacement, Sequence};
 use kernels_cuda::{CudaBackend, CudaOptions, Folders, RankOptions, Surroundings};
 
 const RANKS: usize = 2;
@@ -47,12 +47,12 @@ fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec
         ..CudaOptions::default()
     };
     let mut backend = CudaBackend::open(&options)?;
-    let mut exchange = move |mine: &[u8]| -> Result<Vec<Vec<u8>>, String> {
-        to.send(mine.to_vec()).map_err(|error| error.to_string())?;
-        let other = from.recv().map_err(|error| error.to_string())?;
+    let mut exchange = move |mine: &[u8]| -> Result<Vec<Vec<u8>>, ExchangeFailed> {
+        to.send(mine.to_vec()).map_err(|_| ExchangeFailed)?;
+        let other = from.recv().map_err(|_| ExchangeFailed)?;
         Ok(if rank == 0 { vec![mine.to_vec(), other] } else { vec![other, mine.to_vec()] })
     };
-    backend.join(Place { rank, size: RANKS }, &mut exchange)?;
+    backend.init_comm(RankPlacement { rank, size: RANKS }, &mut exchange).map_err(|error| error.to_string())?;
     let flag = backend.new_act(1, 1);
     let mut times = Vec::new();
     for width in WIDTHS {
@@ -62,9 +62,9 @@ fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec
         backend.host_mut(act).fill(0.0);
         let calls = |backend: &mut CudaBackend, count| -> Result<f64, String> {
             // Ranks begin together.
-            exchange(&[])?;
+            exchange(&[]).map_err(|error| error.to_string())?;
             let start = Instant::now();
-            (0..count).for_each(|_| backend.sum_over_ranks(act));
+            (0..count).for_each(|_| backend.all_reduce(act));
             // The first thing to wait for all of them.
             backend.read(flag);
             Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
@@ -77,6 +77,6 @@ fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec
         rounds.sort_by(f64::total_cmp);
         times.push(rounds[2]);
     }
-    exchange(&[])?;
+    exchange(&[]).map_err(|error| error.to_string())?;
     backend.fault().map_or(Ok(times), |fault| Err(fault.to_owned()))
 }

@@ -43,7 +43,7 @@ use gemm::cublaslt::Blas;
 use gemm::matmul::Matmul;
 use gemm::product::Product;
 use graph::captures::Recordings;
-use kernels::ops::{Act, Epilogue, ExpertChoice, Matrix, MatrixGroup, Vector, check_experts, check_product};
+use kernels::ops::{Act, Epilogue, ExpertRouting, Matrix, MatrixGroup, Vector, check_experts, check_product};
 use layers::groups::Group;
 use moe::experts;
 use moe::routing::Choices;
@@ -58,7 +58,7 @@ pub fn gpus() -> Result<u32, String> {
     context::count()
 }
 
-/// One GPU. After a fault ([`ops::Backend::fault`]) operations do nothing.
+/// One GPU. After a fault ([`ops::Device::fault`]) operations do nothing.
 pub struct CudaBackend {
     /// First to be dropped: a kernel that waits for another rank would keep the device from ending.
     ranks: Option<Ranks>,
@@ -174,7 +174,7 @@ impl CudaBackend {
         &mut self,
         x: Act,
         (w, bias): (MatrixGroup, Option<Vector>),
-        choice: ExpertChoice,
+        choice: ExpertRouting,
         keep: experts::Keep,
         out: Act,
     ) -> bool {

@@ -1,4 +1,4 @@
-//! What the GPU does for each operation of [`Backend`]: handles become addresses here, and the launchers do the rest.
+//! What the GPU does for each part of [`kernels::ops::Backend`]: handles become addresses here, and the launchers do the rest.
 
 use crate::CudaBackend;
 use crate::attention;
@@ -20,22 +20,23 @@ use crate::runtime::device::{Name, Shape, args};
 use crate::runtime::limits::LIMITS;
 use crate::weights::Weights;
 use crate::whole_step::{Cache, Op, Stored};
-use kernels::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use kernels::ops::{
-    self, Act, Activation, Backend, Cols, DType, DeltaInput, DeviceMemory, Epilogue, Exchange, ExpectedAttention,
-    ExpertChoice, GatedExperts, HeadColumns, Heads,
+    self, Act, Activation, Capture, CaptureError, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue,
+    Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads,
 };
+use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, Table, Timing, Vector};
 use kernels::ops::{
-    HostMatrix, KvLayer, KvScales, KvShape, Matrix, MatrixGroup, Norm, Place, Rope, Routing, RowSelection,
+    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, Norm, Ops, RankPlacement, Rope, Routing,
+    RowSelection,
 };
-use kernels::ops::{Noise, Recordable, ScanInput, ShapeLimits, State, Table, Timing, Vector};
+use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
 
 /// The handle of the element just pushed.
 fn newest<T>(list: &[T]) -> u32 {
     u32::try_from(list.len() - 1).expect("far fewer handles")
 }
 
-impl Backend for CudaBackend {
+impl ops::Device for CudaBackend {
     fn describe(&self) -> String {
         format!("cuda ({}, {})", self.device.context.name, self.device.context.arch)
     }
@@ -54,6 +55,22 @@ impl Backend for CudaBackend {
         LIMITS
     }
 
+    fn warm_up(&mut self) -> bool {
+        self.prepare_some()
+    }
+
+    fn start_profile(&mut self) {
+        self.device.bind();
+        self.device.start_profile();
+    }
+
+    fn end_profile(&mut self) -> Vec<Timing> {
+        self.device.bind();
+        self.device.end_profile()
+    }
+}
+
+impl Load for CudaBackend {
     fn expect_attention(&mut self, expected: ExpectedAttention) {
         self.order_for_attention(expected);
     }
@@ -107,10 +124,10 @@ impl Backend for CudaBackend {
         MatrixGroup(newest(&self.groups))
     }
 
-    fn new_expert_choice(&mut self, max_rows: usize, top_k: usize) -> ExpertChoice {
+    fn new_expert_routing(&mut self, max_rows: usize, top_k: usize) -> ExpertRouting {
         self.device.bind();
         self.choices.push(Choices::new(&mut self.device, max_rows, top_k));
-        ExpertChoice(newest(&self.choices))
+        ExpertRouting(newest(&self.choices))
     }
 
     fn new_act(&mut self, max_rows: usize, width: usize) -> Act {
@@ -137,7 +154,9 @@ impl Backend for CudaBackend {
         self.states.push(recurrent::States::new(&mut self.device, slots, len));
         State(newest(&self.states))
     }
+}
 
+impl Ops for CudaBackend {
     fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
         self.device.bind();
         self.caches[kv.memory as usize].copy_blocks(&mut self.device, from, to);
@@ -287,7 +306,7 @@ impl Backend for CudaBackend {
         self.attend(qkv, attention, kv, only, out);
     }
 
-    fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {
+    fn route(&mut self, logits: Act, routing: Routing, out: ExpertRouting) {
         self.settle();
         let logits = self.acts.view(logits);
         let length = |vector: Vector| self.vectors[vector.0 as usize].len;
@@ -297,11 +316,11 @@ impl Backend for CudaBackend {
         routing::route(&mut self.device, logits, (routing, correction), live, &mut self.choices[out.0 as usize]);
     }
 
-    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
+    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {
         self.multiply_experts(x, (w, bias), choice, experts::Keep::All, out);
     }
 
-    fn gated_experts(&mut self, x: Act, gated: GatedExperts, choice: ExpertChoice, out: Act) {
+    fn gated_experts(&mut self, x: Act, gated: GatedExperts, choice: ExpertRouting, out: Act) {
         let GatedExperts { w, bias, activation, raised } = gated;
         if !self.multiply_experts(x, (w, bias), choice, experts::Keep::Gated(activation.into()), out) {
             self.expert_matmul(x, w, bias, choice, raised);
@@ -309,7 +328,7 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {
+    fn combine(&mut self, x: Act, choice: ExpertRouting, epilogue: Epilogue, out: Act) {
         assert_ne!(x, out, "a sum cannot overwrite what it sums");
         self.settle();
         let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
@@ -390,46 +409,24 @@ impl Backend for CudaBackend {
         self.catch_up();
         self.acts.write(&mut self.device, x)
     }
+}
 
-    fn can_join(&self) -> bool {
-        self.ranks.is_some()
-    }
-
-    fn join(&mut self, place: Place, exchange: Exchange<'_>) -> Result<(), String> {
-        self.device.bind();
-        let ranks = self.ranks.as_mut().ok_or("this GPU was opened to work alone")?;
-        ranks.join(&mut self.device, place, exchange)
-    }
-
-    fn sum_over_ranks(&mut self, x: Act) {
-        self.settle();
-        let x = self.acts.view(x);
-        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x);
-    }
-
-    fn gather_over_ranks(&mut self, x: Act, out: Act) {
-        assert_ne!(x, out, "rows gathered into their own buffer");
-        self.settle();
-        let (x, width) = (self.acts.view(x), self.acts.width(out));
-        let out = self.acts.target(out, x.rows, width);
-        self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
-    }
-
+impl ops::Sample for CudaBackend {
     fn set_slots(&mut self, count: usize, vocab: usize) {
         self.device.bind();
         self.slots.set_count(&mut self.device, count, vocab);
         self.batch.prepare(&mut self.device, self.acts.most_rows(), count);
     }
 
-    fn can_choose(&self, choice: &Choice) -> bool {
-        self.slots.can_choose(choice)
+    fn can_sample(&self, params: &SampleParams) -> bool {
+        self.slots.can_sample(params)
     }
 
-    fn set_slot(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
-        self.slots.set(slot, choice, counts);
+    fn set_slot(&mut self, slot: u32, params: &SampleParams, counts: &[(u32, u32)]) {
+        self.slots.set(slot, params, counts);
     }
 
-    fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
+    fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.choose_tokens(logits, rows)
     }
 
@@ -442,45 +439,59 @@ impl Backend for CudaBackend {
         self.device.bind();
         self.slots.take(&mut self.device, ticket, out);
     }
+}
 
-    fn set_recordable(&mut self, rows: &[usize]) {
+impl Capture for CudaBackend {
+    fn set_capture_sizes(&mut self, rows: &[usize]) {
         self.recordings.set(rows);
     }
 
-    fn recording_bytes(&self, kinds: usize, layers: usize) -> u64 {
+    fn capture_bytes(&self, kinds: usize, layers: usize) -> u64 {
         captures::bytes(kinds, layers)
     }
 
-    fn next_recording(&self) -> Option<Recordable> {
+    fn next_capture(&self) -> Option<CaptureSize> {
         self.next_to_record()
     }
 
-    fn start_recording(&mut self) {
+    fn begin_capture(&mut self) {
         self.device.bind();
         self.settle();
         self.recordings.forget_stale();
         self.device.start_recording();
     }
 
-    fn end_recording(&mut self) -> Result<(), String> {
+    fn end_capture(&mut self) -> Result<(), CaptureError> {
         self.keep_recording()
     }
 
-    fn replay(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
+    fn replay(&mut self, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
         self.replay_recorded(batch, rows)
     }
+}
 
-    fn prepare(&mut self) -> bool {
-        self.prepare_some()
+impl Comm for CudaBackend {
+    fn can_init_comm(&self) -> bool {
+        self.ranks.is_some()
     }
 
-    fn start_profile(&mut self) {
+    fn init_comm(&mut self, placement: RankPlacement, exchange: Exchange<'_>) -> Result<(), CommError> {
         self.device.bind();
-        self.device.start_profile();
+        let ranks = self.ranks.as_mut().ok_or(CommError::OpenedAlone)?;
+        ranks.init(&mut self.device, placement, exchange)
     }
 
-    fn end_profile(&mut self) -> Vec<Timing> {
-        self.device.bind();
-        self.device.end_profile()
+    fn all_reduce(&mut self, x: Act) {
+        self.settle();
+        let x = self.acts.view(x);
+        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x);
+    }
+
+    fn all_gather(&mut self, x: Act, out: Act) {
+        assert_ne!(x, out, "rows gathered into their own buffer");
+        self.settle();
+        let (x, width) = (self.acts.view(x), self.acts.width(out));
+        let out = self.acts.target(out, x.rows, width);
+        self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
     }
 }

@@ -12,7 +12,7 @@ pub(crate) struct Pieces {
     pub(crate) width: usize,
 }
 
-/// See [`crate::ops::Backend::copy_columns`].
+/// See [`crate::ops::Ops::copy_columns`].
 pub(crate) fn copy_columns(pool: &mut Pool, x: View, out: View, pieces: Pieces) {
     let Pieces { from, to, heads, width } = pieces;
     assert_eq!(x.rows, out.rows, "rows to copy from and to");

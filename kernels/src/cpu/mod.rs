@@ -7,7 +7,6 @@ mod acts;
 mod add;
 mod attention;
 mod batch;
-mod choose;
 mod clamp;
 mod combine;
 mod conv;
@@ -28,6 +27,7 @@ mod pack;
 mod pool;
 mod rope_and_cache;
 mod route;
+mod sample;
 mod scale;
 mod scan;
 mod simd;
@@ -39,12 +39,12 @@ mod tile;
 pub use isa::Isa;
 pub use memory::{MachineMemory, available_memory, machine_memory};
 
-use crate::choose::{Choice, ChoiceRow, Sampled, Ticket};
 use crate::ops::{
-    self, Act, Activation, Backend, Cols, DType, DeltaInput, Epilogue, ExpertChoice, HeadColumns, Heads, HostMatrix,
-    KvLayer, KvScales,
+    self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, Heads, HostMatrix, KvLayer,
+    KvScales, Load, Ops,
 };
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
+use crate::sample::{SampleParams, SampleRow, Sampled, Ticket};
 use acts::Acts;
 use matmul::{Product, Rows};
 use pool::Pool;
@@ -71,7 +71,7 @@ pub struct CpuBackend {
     caches: Vec<kv::Kv>,
     states: Vec<state::States>,
     batch: batch::Batch,
-    slots: choose::Slots,
+    slots: sample::Slots,
     angles: rope_and_cache::Angles,
     matmul: matmul::Scratch,
     attention: attention::Scratch,
@@ -94,7 +94,7 @@ impl CpuBackend {
             caches: Vec::new(),
             states: Vec::new(),
             batch: batch::Batch::default(),
-            slots: choose::Slots::default(),
+            slots: sample::Slots::default(),
             angles: rope_and_cache::Angles::default(),
             matmul: matmul::Scratch::default(),
             attention: attention::Scratch::default(),
@@ -127,12 +127,14 @@ fn lookup(vectors: &[Vec<f32>], vector: Option<Vector>) -> Option<&[f32]> {
     vector.map(|vector| vectors[vector.0 as usize].as_slice())
 }
 
-impl Backend for CpuBackend {
+impl ops::Device for CpuBackend {
     fn describe(&self) -> String {
         let threads = self.pool.threads();
         format!("cpu ({}, {threads} thread{})", self.isa.name(), if threads == 1 { "" } else { "s" })
     }
+}
 
+impl Load for CpuBackend {
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.matrices.push(pack::Packed::new(pieces, compute, &mut self.pool));
         Matrix(newest(&self.matrices))
@@ -167,9 +169,9 @@ impl Backend for CpuBackend {
         MatrixGroup(newest(&self.groups))
     }
 
-    fn new_expert_choice(&mut self, max_rows: usize, top_k: usize) -> ExpertChoice {
+    fn new_expert_routing(&mut self, max_rows: usize, top_k: usize) -> ExpertRouting {
         self.choices.push(route::Choices::new(max_rows, top_k));
-        ExpertChoice(newest(&self.choices))
+        ExpertRouting(newest(&self.choices))
     }
 
     fn new_act(&mut self, max_rows: usize, width: usize) -> Act {
@@ -185,7 +187,9 @@ impl Backend for CpuBackend {
         self.states.push(state::States::new(slots, len));
         State(newest(&self.states))
     }
+}
 
+impl Ops for CpuBackend {
     fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]) {
         self.caches[kv.memory as usize].copy_blocks(&mut self.pool, from, to);
     }
@@ -350,13 +354,13 @@ impl Backend for CpuBackend {
         attention::attention(self.isa, &mut self.pool, &mut self.attention, call);
     }
 
-    fn route(&mut self, logits: Act, routing: Routing, out: ExpertChoice) {
+    fn route(&mut self, logits: Act, routing: Routing, out: ExpertRouting) {
         let (logits, choices) = (self.acts.view(logits), &mut self.choices[out.0 as usize]);
         let correction = lookup(&self.vectors, routing.correction);
         route::route(self.isa, &mut self.pool, logits, routing, correction, choices);
     }
 
-    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertChoice, out: Act) {
+    fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {
         assert_ne!(x, out, "a product cannot overwrite its input");
         let (x, choices, group) = (self.acts.view(x), &self.choices[choice.0 as usize], &self.groups[w.0 as usize]);
         let experts = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
@@ -370,7 +374,7 @@ impl Backend for CpuBackend {
         unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }
 
-    fn combine(&mut self, x: Act, choice: ExpertChoice, epilogue: Epilogue, out: Act) {
+    fn combine(&mut self, x: Act, choice: ExpertRouting, epilogue: Epilogue, out: Act) {
         assert_ne!(x, out, "a sum cannot overwrite what it sums");
         let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
         epilogue.check_rows(choices.rows, || self.acts.view(out).rows);
@@ -436,21 +440,24 @@ impl Backend for CpuBackend {
     fn host_mut(&mut self, x: Act) -> &mut [f32] {
         self.acts.slice_mut(x)
     }
+}
+
+impl ops::Sample for CpuBackend {
     fn set_slots(&mut self, count: usize, _vocab: usize) {
         self.slots.set_count(count);
     }
 
-    fn can_choose(&self, choice: &Choice) -> bool {
-        choose::is_plain(choice)
+    fn can_sample(&self, params: &SampleParams) -> bool {
+        sample::is_greedy(params)
     }
 
-    fn set_slot(&mut self, _slot: u32, choice: &Choice, _counts: &[(u32, u32)]) {
-        assert!(choose::is_plain(choice), "a choice that was not agreed on: {choice:?}");
+    fn set_slot(&mut self, _slot: u32, params: &SampleParams, _counts: &[(u32, u32)]) {
+        assert!(sample::is_greedy(params), "parameters that were not agreed on: {params:?}");
     }
 
-    fn choose(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
+    fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         let logits = (!rows.is_empty()).then(|| self.acts.view(logits));
-        let ticket = self.slots.choose(&mut self.pool, logits, rows);
+        let ticket = self.slots.sample(&mut self.pool, logits, rows);
         // The end of a pass; threads that wait for more work may sleep.
         self.pool.set_in_pass(false);
         ticket
@@ -464,3 +471,7 @@ impl Backend for CpuBackend {
         self.slots.take(ticket, out);
     }
 }
+
+// Nothing to capture, and no communicator: the host carries what ranks exchange.
+impl ops::Capture for CpuBackend {}
+impl ops::Comm for CpuBackend {}

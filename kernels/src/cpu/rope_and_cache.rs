@@ -78,7 +78,7 @@ pub(crate) struct Target<'a> {
     pub(crate) factors: KvScales,
 }
 
-/// See [`crate::ops::Backend::rope_and_cache`].
+/// See [`crate::ops::Ops::rope_and_cache`].
 pub(crate) fn rope_and_cache(
     pool: &mut Pool,
     qkv: View,

@@ -71,7 +71,7 @@ impl Choices {
     }
 }
 
-/// See [`crate::ops::Backend::route`].
+/// See [`crate::ops::Ops::route`].
 pub(crate) fn route(
     isa: Isa,
     pool: &mut Pool,

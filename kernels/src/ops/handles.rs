@@ -24,13 +24,13 @@ pub struct MatrixGroup(pub u32);
 
 /// Which experts the rows of a step chose, and with what weights: `[max_rows, top_k]` of both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ExpertChoice(pub u32);
+pub struct ExpertRouting(pub u32);
 
 /// Paged K and V, and which of a sequence's block tables leads into it. Layers with different tables may share one memory, since no two
 /// tables name the same block.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct KvLayer {
-    /// The memory; [`Backend::new_kv`](super::Backend::new_kv) gives it.
+    /// The memory; [`Load::new_kv`](super::Load::new_kv) gives it.
     pub memory: u32,
     /// Index into [`Sequence::tables`](super::Sequence::tables).
     pub table: u32,

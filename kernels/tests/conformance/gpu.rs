@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use kernels::ops::Backend;
+use kernels::ops::{Backend, Device};
 use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
 
 /// A backend on the first GPU; says once in a line why there is none, or fails where one is `required`.

@@ -2,13 +2,12 @@
 
 mod attention;
 mod between;
-mod choose;
 mod gpu;
 mod invariance;
 mod latent;
 mod many;
 mod matmul;
-mod mixture;
+mod moe;
 mod noise;
 mod random;
 mod ranks;
@@ -16,6 +15,7 @@ mod recurrent;
 mod rounded;
 mod routing;
 mod rowwise;
+mod sample;
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::e4m3;

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use kernels::ops::{Act, Backend, Batch, Place, RowSelection, Sequence};
+use kernels::ops::{Act, Backend, Batch, RankPlacement, RowSelection, Sequence};
 use kernels_cuda::{CudaOptions, RankOptions};
 
 use crate::gpu;
@@ -22,7 +22,7 @@ const SHAPES: [(usize, usize); 6] = [(1, 1), (1, 63), (3, 341), (7, 1024), (16, 
 /// Who a rank is, and how its group adds.
 #[derive(Clone, Copy)]
 struct Way {
-    place: Place,
+    place: RankPlacement,
     /// In rank order, not as NCCL likes to.
     in_order: bool,
 }
@@ -68,8 +68,8 @@ fn as_group<T: Send>(
         let rank = |(rank, lines): (usize, Lines)| {
             let ranks = Some(RankOptions { one_shot_bytes });
             let mut backend = gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() });
-            let place = Place { rank, size };
-            backend.join(place, &mut |mine| Ok(lines.exchange(mine))).expect("ranks that meet");
+            let place = RankPlacement { rank, size };
+            backend.init_comm(place, &mut |mine| Ok(lines.exchange(mine))).expect("ranks that meet");
             let result = work(Way { place, in_order: size == 2 || one_shot_bytes > 0 }, &mut *backend);
             assert_eq!(backend.fault(), None);
             // Nobody leaves while others may still write to its memory.
@@ -123,7 +123,7 @@ fn sums_are_the_same_everywhere() {
             begin(backend, rows);
             for round in 0..ROUNDS {
                 write(backend, act, &numbers(place.rank, round, rows * width));
-                backend.sum_over_ranks(act);
+                backend.all_reduce(act);
                 let sum = backend.read(act).to_vec();
                 let parts = parts(place.size, round, rows * width);
                 let differs = (0..sum.len()).find(|i| !is_sum(sum[*i], parts.iter().map(|part| part[*i]), in_order));
@@ -149,7 +149,7 @@ fn calls_in_a_row_do_not_overtake_each_other() {
             write(backend, act, &vec![(place.rank + 1) as f32; rows * width]);
             // 1, 2, ... become their mean everywhere, and stay it.
             for _ in 0..100 {
-                backend.sum_over_ranks(act);
+                backend.all_reduce(act);
                 backend.scale(act, 1.0 / place.size as f32);
             }
             assert!(backend.read(act).iter().all(|x| *x == mean), "{place:?}, {rows} x {width}");
@@ -167,7 +167,7 @@ fn parts_of_rows_lie_side_by_side() {
             begin(backend, rows);
             for round in 0..3 {
                 write(backend, part, &numbers(place.rank, round, rows * width));
-                backend.gather_over_ranks(part, whole);
+                backend.all_gather(part, whole);
                 let parts = parts(place.size, round, rows * width);
                 let row = |row: usize| parts.iter().flat_map(move |part| part[row * width..][..width].iter().copied());
                 let want = (0..rows).flat_map(|at| row(at).take(all));
@@ -188,7 +188,7 @@ fn few_rows_of_a_long_step_are_gathered() {
         begin(backend, ROWS);
         write(backend, all, &numbers(place.rank, 0, ROWS * WIDTH));
         backend.gather(all, RowSelection { rows: &[ROWS as u32 - 1] }, part);
-        backend.gather_over_ranks(part, whole);
+        backend.all_gather(part, whole);
         let last = parts(place.size, 0, ROWS * WIDTH).into_iter().map(|part| part[(ROWS - 1) * WIDTH..].to_vec());
         assert_eq!(backend.read(whole), last.collect::<Vec<_>>().concat(), "{place:?}");
     });

@@ -1,7 +1,7 @@
 //! The choice of experts of each row, and their weights, against float64.
 
 use super::{Random, backends, check_relative, encode, filled, host, poisoned};
-use kernels::ops::{Backend, DType, Epilogue, ExpertChoice, ExpertGroups, MatrixGroup, RouterScore, Routing};
+use kernels::ops::{Backend, DType, Epilogue, ExpertGroups, ExpertRouting, MatrixGroup, RouterScore, Routing};
 
 /// The best two by their share, as they are.
 pub(super) const PLAIN: Routing =
@@ -52,7 +52,7 @@ fn numbers(backend: &mut dyn Backend, experts: usize) -> MatrixGroup {
 fn weights(
     backend: &mut dyn Backend,
     numbers: MatrixGroup,
-    choice: ExpertChoice,
+    choice: ExpertRouting,
     rows: usize,
     experts: usize,
     top_k: usize,
@@ -65,9 +65,9 @@ fn weights(
 }
 
 /// The choice of experts that these logits give.
-pub(super) fn route(backend: &mut dyn Backend, experts: usize, logits: &[f32], routing: Routing) -> ExpertChoice {
+pub(super) fn route(backend: &mut dyn Backend, experts: usize, logits: &[f32], routing: Routing) -> ExpertRouting {
     let rows = logits.len() / experts;
-    let choice = backend.new_expert_choice(rows, routing.top_k);
+    let choice = backend.new_expert_routing(rows, routing.top_k);
     let logits = filled(backend, experts, logits);
     backend.route(logits, routing, choice);
     choice

@@ -29,7 +29,7 @@ fn model() -> Model {
         threads: 1,
     };
     let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap();
-    model.set_recordable(&[1, 2, 4, 8]);
+    model.set_capture_sizes(&[1, 2, 4, 8]);
     model.allocate(models::Memory { num_blocks: BLOCKS as usize, block_size: 16, max_sequences: 8 });
     model
 }

@@ -183,7 +183,7 @@ impl Decoder {
             backend.soft_cap(acts.logits, cap);
         }
         match acts.all_logits.filter(|_| self.joined) {
-            Some(all) => backend.gather_over_ranks(acts.logits, all),
+            Some(all) => backend.all_gather(acts.logits, all),
             None if self.shard.size == 1 => {}
             None => {
                 self.host_logits.gather(backend.read(acts.logits), step.logit_rows.len(), step.ranks.group)?;

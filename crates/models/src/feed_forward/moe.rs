@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Act, Backend, Epilogue, ExpertChoice, Vector};
+use kernels::ops::{self, Act, Backend, Epilogue, ExpertRouting, Vector};
 use model_spec::{MlpKind, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec};
 
 use super::FeedForward;
@@ -27,7 +27,7 @@ pub(super) struct Moe {
     shared: Option<Shared>,
     /// `[rows, experts]`.
     logits: Act,
-    choice: ExpertChoice,
+    choice: ExpertRouting,
     /// One row for each choice: what `up` gives, what goes into `down`, and what that gives.
     raised: Act,
     inner: Act,

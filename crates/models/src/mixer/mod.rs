@@ -53,7 +53,7 @@ pub(crate) struct Run<'a> {
 
 impl Run<'_> {
     /// Adds up a buffer over the ranks of the group.
-    pub(crate) fn sum_over_ranks(&mut self, act: Act) -> Result<(), ForwardError> {
+    pub(crate) fn all_reduce(&mut self, act: Act) -> Result<(), ForwardError> {
         self.ranks.sum(self.backend, act)
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use kernels::ops::{
-    Act, Backend, DType, ExpertChoice, HostMatrix, Matrix, MatrixGroup, Noise, NoiseRows, Table, Vector,
+    Act, Backend, DType, ExpertRouting, HostMatrix, Matrix, MatrixGroup, Noise, NoiseRows, Table, Vector,
 };
 
 use super::{Chunk, Random, Role, Slice, Weights, cast};
@@ -35,7 +35,7 @@ pub(crate) trait Store {
     /// The same for values that no device may round.
     fn exact_buffer(&mut self, role: &'static str, times: usize, width: usize) -> Act;
     /// Room for the experts of every row of a step, `top_k` each; shared like buffers.
-    fn choice(&mut self, top_k: usize) -> ExpertChoice;
+    fn choice(&mut self, top_k: usize) -> ExpertRouting;
 }
 
 /// Checks that all weights are there and counts their bytes.
@@ -106,8 +106,8 @@ impl Store for Measure<'_> {
         Act(0)
     }
 
-    fn choice(&mut self, _: usize) -> ExpertChoice {
-        ExpertChoice(0)
+    fn choice(&mut self, _: usize) -> ExpertRouting {
+        ExpertRouting(0)
     }
 }
 
@@ -272,7 +272,7 @@ impl Store for Loader<'_> {
         self.buffers.exact(role, times, width, self.backend)
     }
 
-    fn choice(&mut self, top_k: usize) -> ExpertChoice {
+    fn choice(&mut self, top_k: usize) -> ExpertRouting {
         self.buffers.choice(top_k, self.backend)
     }
 }

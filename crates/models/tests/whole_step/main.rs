@@ -39,7 +39,7 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Model {
     // Prompts are done alike each time: the fastest way of a product is another one once it has been measured.
     let backend = gpu::open(&CudaOptions { whole_steps, products: Products::Library, ..gpu::options() });
     let mut model = models::load(dir, &options, backend, &mut |_| {}).expect("a model");
-    model.set_recordable(&[1, 2]);
+    model.set_capture_sizes(&[1, 2]);
     model.allocate(Memory { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, max_sequences: 2 });
     model.set_slots(2);
     model

@@ -1,8 +1,8 @@
 //! A sequence that is decoded, a step a token, as the worker does it.
 
 use collectives::Solo;
-use kernels::choose::{Choice, ChoiceRow, Logprobs, Sampled, Ticket, last_token};
 use kernels::ops::{Batch, Sequence as Rows};
+use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled, Ticket, last_token};
 use models::Model;
 use sampling::{History, SamplingPlan};
 
@@ -77,7 +77,10 @@ impl Sequence {
             self.tables.push(next);
         }
         let mut done = 0;
-        let choice = self.plan.as_ref().map_or_else(Choice::default, |plan| plan.choice().expect("one for devices"));
+        let choice = self
+            .plan
+            .as_ref()
+            .map_or_else(SampleParams::default, |plan| plan.device_params().expect("one for devices"));
         let counts = self.plan.as_ref().map_or_else(Vec::new, |plan| self.history(plan).counts().collect());
         model.set_slot(SLOT, &choice, &counts);
         while done + MAX_ROWS < self.prompt.len() {
@@ -87,7 +90,7 @@ impl Sequence {
         }
         let last = self.prompt[done..].to_vec();
         let first = self.step(model, &last, done, Some(0));
-        while let Some(step) = model.next_recording() {
+        while let Some(step) = model.next_capture() {
             if step.has_run || step.is_ready {
                 model.record(step, &mut Solo).expect("a step").expect("a recording");
             }
@@ -107,7 +110,7 @@ impl Sequence {
         let batch = Batch { tokens, positions: &positions, sequences: &[rows] };
         let wanted = [tokens.len() as u32 - 1];
         let uniform = self.plan.as_ref().zip(output).map_or(0.0, |(plan, output)| plan.uniform_at(output));
-        let choice = ChoiceRow { row: 0, slot: SLOT, uniform, hold_stops: false };
+        let choice = SampleRow { row: 0, slot: SLOT, uniform, hold_stops: false };
         let count = usize::from(output.is_some());
         model.submit(batch, &wanted[..count], &[choice][..count], &mut Solo).expect("a step")
     }

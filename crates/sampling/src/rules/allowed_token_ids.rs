@@ -1,6 +1,6 @@
 //! `allowed_token_ids`: nothing but these tokens may be chosen.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 
 use super::{Request, Rewrite, forbid};
 use crate::History;
@@ -30,8 +30,8 @@ impl Rewrite for AllowedTokenIds {
         (next..row.len() as u32).for_each(|after| forbid(row, after));
     }
 
-    fn describe(&self, choice: &mut Choice) -> bool {
-        choice.allowed.clone_from(&self.requested);
+    fn describe(&self, params: &mut SampleParams) -> bool {
+        params.allowed.clone_from(&self.requested);
         true
     }
 }

@@ -1,6 +1,6 @@
 //! `bad_words`: token sequences that must not come to stand in the output.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 
 use super::{Request, Rewrite, forbid};
 use crate::History;
@@ -36,8 +36,8 @@ impl Rewrite for BadWords {
     }
 
     /// Longer words depend on what came before, which only the host follows.
-    fn describe(&self, choice: &mut Choice) -> bool {
-        choice.forbidden.extend(self.words.iter().map(|word| word[word.len() - 1]));
+    fn describe(&self, params: &mut SampleParams) -> bool {
+        params.forbidden.extend(self.words.iter().map(|word| word[word.len() - 1]));
         self.words.iter().all(|word| word.len() == 1)
     }
 }

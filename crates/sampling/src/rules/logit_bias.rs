@@ -1,6 +1,6 @@
 //! `logit_bias`: a number added to a token's logit.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 
 use super::{Request, Rewrite};
 use crate::History;
@@ -23,8 +23,8 @@ impl Rewrite for LogitBias {
         }
     }
 
-    fn describe(&self, choice: &mut Choice) -> bool {
-        choice.bias.clone_from(&self.biases);
+    fn describe(&self, params: &mut SampleParams) -> bool {
+        params.bias.clone_from(&self.biases);
         true
     }
 }

@@ -1,6 +1,6 @@
 //! `min_p`: a token must be at least this fraction as likely as the best one.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 
 use super::{Cut, Request};
 use crate::candidates::Candidates;
@@ -19,8 +19,8 @@ impl Cut for MinP {
         candidates.retain(|candidate| candidate.weight >= self.min_p);
     }
 
-    fn describe(&self, choice: &mut Choice) {
-        choice.min_p = self.min_p;
+    fn describe(&self, params: &mut SampleParams) {
+        params.min_p = self.min_p;
     }
 }
 

@@ -1,6 +1,6 @@
 //! `min_tokens`: end of text and stop tokens are forbidden until so many tokens are out.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 
 use super::{Request, Rewrite, forbid};
 use crate::History;
@@ -26,8 +26,8 @@ impl Rewrite for MinTokens {
     }
 
     /// Whether they are held back is said row by row (`SamplingPlan::holds_stops`).
-    fn describe(&self, choice: &mut Choice) -> bool {
-        choice.stops.clone_from(&self.stopping);
+    fn describe(&self, params: &mut SampleParams) -> bool {
+        params.stops.clone_from(&self.stopping);
         true
     }
 }

@@ -3,7 +3,7 @@
 //! A *rewrite* changes logits and applies to greedy requests too; a *cut* takes candidates out of the draw. Between the two stands the
 //! temperature, which every draw has.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 use proto::Sampling;
 
 use crate::{History, candidates::Candidates};
@@ -37,14 +37,14 @@ pub(crate) trait Rewrite: Send + Sync {
     }
     fn apply(&self, row: &mut [f32], history: &History);
     /// Tells a device to do the same; false when no setting of its says that.
-    fn describe(&self, choice: &mut Choice) -> bool;
+    fn describe(&self, params: &mut SampleParams) -> bool;
 }
 
 /// Takes candidates out.
 pub(crate) trait Cut: Send + Sync {
     fn apply(&self, candidates: &mut Candidates);
     /// Tells a device to do the same.
-    fn describe(&self, choice: &mut Choice);
+    fn describe(&self, params: &mut SampleParams);
 }
 
 /// A line of a table: makes the rule from a request, or nothing where the request does not use it.

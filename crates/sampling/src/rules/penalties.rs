@@ -2,7 +2,7 @@
 //!
 //! As in vLLM the repetition penalty looks at prompt and output, the other two at the output only; they share one walk over the counts.
 
-use kernels::choose::{self, Choice};
+use kernels::sample::{self, SampleParams};
 
 use super::{Request, Rewrite};
 use crate::History;
@@ -42,9 +42,9 @@ impl Rewrite for Penalties {
         }
     }
 
-    fn describe(&self, choice: &mut Choice) -> bool {
+    fn describe(&self, params: &mut SampleParams) -> bool {
         let Self { repetition, frequency, presence } = *self;
-        choice.penalties = Some(choose::Penalties { repetition, frequency, presence });
+        params.penalties = Some(sample::Penalties { repetition, frequency, presence });
         true
     }
 }

@@ -1,6 +1,6 @@
 //! `top_k`: only the k most likely tokens stay; of equals, the lower ids.
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 
 use super::{Cut, Request};
 use crate::candidates::Candidates;
@@ -21,8 +21,8 @@ impl Cut for TopK {
         }
     }
 
-    fn describe(&self, choice: &mut Choice) {
-        choice.top_k = self.k as u32;
+    fn describe(&self, params: &mut SampleParams) {
+        params.top_k = self.k as u32;
     }
 }
 

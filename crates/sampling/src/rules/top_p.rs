@@ -1,6 +1,6 @@
 //! `top_p`: the smallest set of most likely tokens whose probability reaches p (the nucleus).
 
-use kernels::choose::Choice;
+use kernels::sample::SampleParams;
 
 use super::{Cut, Request};
 use crate::candidates::Candidates;
@@ -20,8 +20,8 @@ impl Cut for TopP {
         candidates.keep_prefix(|candidate| f64::from(candidate.weight), |total| self.p * total);
     }
 
-    fn describe(&self, choice: &mut Choice) {
-        choice.top_p = self.p;
+    fn describe(&self, params: &mut SampleParams) {
+        params.top_p = self.p;
     }
 }
 

@@ -30,7 +30,7 @@ struct Layer {
     x: Act,
     /// Each with choices of its own.
     logits: Vec<Act>,
-    choices: Vec<ExpertChoice>,
+    choices: Vec<ExpertRouting>,
     raised: Act,
     inner: Act,
     given: Act,
@@ -117,7 +117,7 @@ impl Bench {
             down,
             x,
             logits: (0..CHOICES).map(|_| backend.new_act(MOST_ROWS, experts)).collect(),
-            choices: (0..CHOICES).map(|_| backend.new_expert_choice(MOST_ROWS, top_k)).collect(),
+            choices: (0..CHOICES).map(|_| backend.new_expert_routing(MOST_ROWS, top_k)).collect(),
             raised: backend.new_rounded_act(pairs, 2 * inner, DType::Bf16),
             inner: backend.new_rounded_act(pairs, inner, DType::Bf16),
             given: backend.new_rounded_act(pairs, hidden, DType::Bf16),

@@ -81,7 +81,7 @@ impl Attention {
 }
 
 impl CudaBackend {
-    /// See [`ops::Backend::attention`].
+    /// See [`ops::Ops::attention`].
     pub(crate) fn attend(
         &mut self,
         qkv: Act,

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 
 use crate::runtime::libraries::{Folders, Opened};
-use kernels::ops::{DType, Place};
+use kernels::ops::{DType, RankPlacement};
 
 /// Bytes of the id by which ranks find each other.
 pub(crate) const ID_BYTES: usize = size_of::<ncclUniqueId>();
@@ -68,10 +68,10 @@ impl Nccl {
     }
 
     /// Meets the other ranks; the current context is this rank's GPU. Waits for all.
-    pub(crate) fn meet(&self, id: [u8; ID_BYTES], place: Place) -> Result<Communicator, String> {
+    pub(crate) fn meet(&self, id: [u8; ID_BYTES], placement: RankPlacement) -> Result<Communicator, String> {
         let id = ncclUniqueId { internal: id.map(u8::cast_signed) };
         let mut comm = std::ptr::null_mut();
-        let (rank, size) = (place.rank as c_int, place.size as c_int);
+        let (rank, size) = (placement.rank as c_int, placement.size as c_int);
         // SAFETY: the pointer is to room for a handle; a context is current (the backend binds it).
         let result = unsafe { (self.init)(&raw mut comm, size, id, rank) };
         self.check("meeting the other ranks", result)?;

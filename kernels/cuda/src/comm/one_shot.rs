@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUipcMem_flags};
 use crate::runtime::activations::View;
 use crate::runtime::context::{Context, Memory};
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{Exchange, Place};
+use kernels::ops::{Exchange, ExchangeFailed, RankPlacement};
 
 const MOST_RANKS: usize = 8;
 const THREADS: usize = 512;
@@ -67,16 +67,16 @@ impl OneShot {
     /// Maps the inboxes of all ranks for calls of up to `bytes` bytes of f32; `None`, on every rank, where some rank cannot.
     pub(crate) fn meet(
         device: &mut Device,
-        place: Place,
+        placement: RankPlacement,
         bytes: usize,
         exchange: Exchange<'_>,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<Self>, ExchangeFailed> {
         let packets = (bytes / 8).div_ceil(BLOCKS).max(THREADS);
-        let made = make(device, place, packets);
+        let made = make(device, placement, packets);
         let mine = made.as_ref().map(|(inbox, _)| Inbox::of(device, inbox));
         let told = exchange(&Inbox::told(mine.and_then(Result::ok).as_ref()))?;
         let inboxes: Option<Vec<Inbox>> = told.iter().map(|bytes| Inbox::heard(bytes)).collect();
-        let mapped = inboxes.and_then(|inboxes| map(&device.context, place, &inboxes).ok());
+        let mapped = inboxes.and_then(|inboxes| map(&device.context, placement, &inboxes).ok());
         // Only when all are mapped and cleared may anybody write.
         let all = exchange(&[u8::from(mapped.is_some())])?;
         let Some(((inbox, calls), (inboxes, others))) =
@@ -84,7 +84,8 @@ impl OneShot {
         else {
             return Ok(None);
         };
-        let [rank, size, blocks, packets_of_block] = [place.rank, place.size, BLOCKS, packets].map(|n| n as u32);
+        let [rank, size, blocks, packets_of_block] =
+            [placement.rank, placement.size, BLOCKS, packets].map(|n| n as u32);
         let ranks = Ranks { inbox: inboxes, calls: calls.ptr, rank, size, blocks, packets: packets_of_block };
         let limit = (BLOCKS * packets * 2).min(bytes / size_of::<f32>());
         Ok(Some(Self { ranks, limit, _inbox: inbox, _calls: calls, _others: others }))
@@ -117,13 +118,13 @@ fn shape(count: usize) -> Shape {
 }
 
 /// An inbox for all ranks and the counters, cleared. `None` where this cannot work.
-fn make(device: &mut Device, place: Place, packets: usize) -> Option<(Memory, Memory)> {
+fn make(device: &mut Device, placement: RankPlacement, packets: usize) -> Option<(Memory, Memory)> {
     /// CUDA shares memory in such pieces.
     const PIECE: usize = 2 << 20;
-    if place.size > MOST_RANKS {
+    if placement.size > MOST_RANKS {
         return None;
     }
-    let bytes = HALVES * place.size * BLOCKS * packets * PACKET;
+    let bytes = HALVES * placement.size * BLOCKS * packets * PACKET;
     let inbox = device.allocate(bytes.next_multiple_of(PIECE), "an inbox for other ranks")?;
     let calls = device.allocate(BLOCKS * size_of::<u32>(), "counters of calls")?;
     device.clear(&inbox);
@@ -135,13 +136,13 @@ fn make(device: &mut Device, place: Place, packets: usize) -> Option<(Memory, Me
 /// Where the inboxes of all ranks are for this device.
 fn map(
     context: &Arc<Context>,
-    place: Place,
+    placement: RankPlacement,
     inboxes: &[Inbox],
 ) -> Result<([CUdeviceptr; MOST_RANKS], Vec<Mapped>), String> {
     let (mut places, mut others) = ([0; MOST_RANKS], Vec::new());
     for (rank, inbox) in inboxes.iter().enumerate() {
         places[rank] = inbox.ptr;
-        if rank != place.rank {
+        if rank != placement.rank {
             let mapped = if inbox.process == process() { inbox.reach(context) } else { inbox.open(context) }?;
             places[rank] = mapped.ptr;
             others.push(mapped);

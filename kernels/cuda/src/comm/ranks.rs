@@ -8,7 +8,7 @@ use crate::comm::one_shot::OneShot;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{DType, Exchange, Place};
+use kernels::ops::{CommError, DType, Exchange, RankPlacement};
 
 /// Memory for gathering large parts, bytes; larger ones come in several pieces.
 const STAGING: usize = 32 << 20;
@@ -35,7 +35,7 @@ pub(crate) struct Ranks {
 }
 
 struct Met {
-    place: Place,
+    placement: RankPlacement,
     communicator: Communicator,
     one_shot: Option<OneShot>,
     /// `[ranks, rows, width]` of a piece of a gathering.
@@ -47,25 +47,31 @@ impl Ranks {
         Self { nccl, options, met: None }
     }
 
-    pub(crate) fn join(&mut self, device: &mut Device, place: Place, exchange: Exchange<'_>) -> Result<(), String> {
+    /// Initialises the communicator: see [`kernels::ops::Comm::init_comm`].
+    pub(crate) fn init(
+        &mut self,
+        device: &mut Device,
+        placement: RankPlacement,
+        exchange: Exchange<'_>,
+    ) -> Result<(), CommError> {
         if self.met.is_some() {
-            return Err("this GPU was in a group before; only a new process can join another".to_owned());
+            return Err(CommError::InitialisedBefore);
         }
         let version = self.nccl.version.to_le_bytes();
         if exchange(&version)?.iter().any(|other| *other != version) {
-            return Err("the ranks have different versions of NCCL; install the same everywhere".to_owned());
+            return Err(CommError::DifferentVersions("NCCL"));
         }
-        let id = if place.rank == 0 { self.nccl.unique_id()? } else { [0; ID_BYTES] };
+        let id = if placement.rank == 0 { self.nccl.unique_id().map_err(CommError::Library)? } else { [0; ID_BYTES] };
         let ids = exchange(&id)?;
-        let id = ids[0].as_slice().try_into().map_err(|_| "rank 0 gave no id of a group".to_owned())?;
-        let communicator = self.nccl.meet(id, place)?;
+        let id = ids[0].as_slice().try_into().map_err(|_| CommError::Protocol("rank 0 gave no id of a group"))?;
+        let communicator = self.nccl.meet(id, placement).map_err(CommError::Library)?;
         // Its size depends on the group's alone, so that every rank takes the same way.
-        let one_shot = match self.options.one_shot_bytes / (place.size - 1).max(1) {
+        let one_shot = match self.options.one_shot_bytes / (placement.size - 1).max(1) {
             0 => None,
-            bytes => OneShot::meet(device, place, bytes, exchange)?,
+            bytes => OneShot::meet(device, placement, bytes, exchange)?,
         };
-        self.met = Some(Met { place, communicator, one_shot, staging: None });
-        device.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))
+        self.met = Some(Met { placement, communicator, one_shot, staging: None });
+        device.fault().map_or(Ok(()), |fault| Err(CommError::Device(fault.to_owned())))
     }
 
     pub(crate) fn sum(&mut self, device: &mut Device, x: View) {
@@ -88,12 +94,12 @@ impl Ranks {
         }
     }
 
-    /// All parts come to one place, some rows at a time, and from there to their columns.
+    /// All parts come to one placement, some rows at a time, and from there to their columns.
     fn gather_in_pieces(&mut self, device: &mut Device, x: View, out: View) {
-        let Met { place, communicator, staging, .. } = self.met();
+        let Met { placement, communicator, staging, .. } = self.met();
         let row = x.width * size_of::<f32>();
-        let rows = (STAGING / (place.size * row)).max(1);
-        let bytes = place.size * rows * row;
+        let rows = (STAGING / (placement.size * row)).max(1);
+        let bytes = placement.size * rows * row;
         if staging.as_ref().is_none_or(|memory| memory.bytes < bytes) {
             *staging = None;
             *staging = device.allocate(bytes, "logits of all ranks");
@@ -104,8 +110,8 @@ impl Ranks {
             let from = x.ptr + (first * row) as u64;
             let to = out.ptr + (first * out.width * size_of::<f32>()) as u64;
             device.run(|stream| communicator.gather(from, staging, rows * x.width, stream));
-            let shape = Shape::elements(place.size * rows * x.width);
-            let [size, rows, width, out_width] = [place.size, rows, x.width, out.width].map(|number| number as u32);
+            let shape = Shape::elements(placement.size * rows * x.width);
+            let [size, rows, width, out_width] = [placement.size, rows, x.width, out.width].map(|number| number as u32);
             let name = Name::in_file("ranks", "ranks_place", &[]);
             device.launch(name, shape, args![staging, to, size, rows, width, out_width]);
         }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use kernels::choose::{ChoiceRow, Ticket};
-use kernels::ops::{self, Act, Recordable};
+use kernels::ops::{self, Act, CaptureError, CaptureSize};
+use kernels::sample::{SampleRow, Ticket};
 
 use crate::CudaBackend;
 
@@ -25,7 +25,7 @@ impl CudaBackend {
     }
 
     /// Ends a step with the choice of its tokens, of which a recording has none.
-    pub(crate) fn choose_tokens(&mut self, logits: Act, rows: &[ChoiceRow]) -> Ticket {
+    pub(crate) fn choose_tokens(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.device.bind();
         self.collected = self.collector.end();
         self.settle_for(logits, logits);
@@ -46,14 +46,14 @@ impl CudaBackend {
     }
 
     /// What is to be recorded next. Whatever is being compiled may be what its first run needs.
-    pub(crate) fn next_to_record(&self) -> Option<Recordable> {
+    pub(crate) fn next_to_record(&self) -> Option<CaptureSize> {
         let is_compiled = |special| self.device.is_compiled(special, Duration::ZERO);
         let (rows, has_run) = self.recordings.next(is_compiled).filter(|_| self.device.fault().is_none())?;
-        Some(Recordable { rows, has_run, is_ready: !self.device.is_compiling() })
+        Some(CaptureSize { rows, has_run, is_ready: !self.device.is_compiling() })
     }
 
     /// Keeps the step that was recorded, or says why it could not be.
-    pub(crate) fn keep_recording(&mut self) -> Result<(), String> {
+    pub(crate) fn keep_recording(&mut self) -> Result<(), CaptureError> {
         self.device.bind();
         match self.device.end_recording() {
             Ok(graph) => {
@@ -70,7 +70,7 @@ impl CudaBackend {
     }
 
     /// Runs a recorded step on other rows, if there is one for so many.
-    pub(crate) fn replay_recorded(&mut self, batch: ops::Batch<'_>, rows: &[ChoiceRow]) -> Option<Ticket> {
+    pub(crate) fn replay_recorded(&mut self, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
         let padded = self.recordings.padded(batch.tokens.len());
         self.recordings.of(padded)?;
         let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);

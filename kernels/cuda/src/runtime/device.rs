@@ -18,7 +18,7 @@ use crate::jit::specialization::Special;
 use crate::runtime::context::{Context, Event, Memory, Pinned, copy_beside, explain, load_module};
 use crate::runtime::libraries::Folders;
 use crate::runtime::profile::Profile;
-use kernels::ops::Timing;
+use kernels::ops::{CaptureError, Timing};
 use launch::Module;
 pub(crate) use launch::{MOMENT, Name, Shape, args};
 
@@ -157,16 +157,15 @@ impl Device {
     }
 
     /// What was recorded since then, or why it cannot be used.
-    pub(crate) fn end_recording(&mut self) -> Result<Graph, String> {
+    pub(crate) fn end_recording(&mut self) -> Result<Graph, CaptureError> {
         let Some(Recording { refused }) = self.recording.take() else {
-            return Err(self.fault.clone().unwrap_or_else(|| "nothing was recorded".to_owned()));
+            return Err(self.fault.clone().map_or(CaptureError::NotBegun, CaptureError::Device));
         };
         if let Some(reason) = refused {
             cuda_graph::abandon(&self.context);
-            return Err(reason);
+            return Err(CaptureError::Refused(reason));
         }
-        cuda_graph::end(&self.context)
-            .map_err(|error| format!("the driver does not take the recording: {}", explain(error)))
+        cuda_graph::end(&self.context).map_err(|error| CaptureError::Driver(explain(error)))
     }
 
     /// Queues a recording.

@@ -1,6 +1,6 @@
 //! What the kernels of `kernels/cuda/csrc/sampling/choose*.cu` read and write, as numbers: settings of slots, rows, results.
 
-use kernels::choose::{Choice, ChoiceRow, Logprobs, Sampled};
+use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled};
 
 /// Largest vocabulary: token masses add up in 64 bits.
 pub(crate) const MOST_VOCAB: usize = 1 << 19;
@@ -10,7 +10,7 @@ pub(crate) const MOST_BIASES: usize = 512;
 pub(crate) const MOST_TOP: usize = 20;
 /// Blocks that share a row, until one block chooses.
 pub(crate) const SPLITS: usize = 16;
-/// Bytes of `struct Choice`.
+/// Bytes of `struct SampleParams`.
 pub(crate) const CHOICE_BYTES: usize = 56;
 /// Bytes of `struct Cut`.
 pub(crate) const CUT_BYTES: usize = 4 * 8 + 4 * 4 + 2048 * (8 + 4) + 1024 * 8 + 8 * SPLITS * 8;
@@ -27,8 +27,8 @@ const PENALISED: u32 = 4;
 const LISTED: u32 = 8;
 
 /// Whether the kernels can do this, with so many columns of logits.
-pub(crate) fn can_choose(choice: &Choice, vocab: usize) -> bool {
-    vocab <= MOST_VOCAB && choice.bias.len() <= MOST_BIASES && choice.logprobs.is_none_or(|top| top <= MOST_TOP)
+pub(crate) fn can_sample(params: &SampleParams, vocab: usize) -> bool {
+    vocab <= MOST_VOCAB && params.bias.len() <= MOST_BIASES && params.logprobs.is_none_or(|top| top <= MOST_TOP)
 }
 
 /// Shared memory of a block of `choose_row`: its 8 regions of a row, and 3 numbers.
@@ -38,24 +38,30 @@ pub(crate) fn row_bytes(vocab: usize) -> usize {
 }
 
 /// Appends a slot's settings as `choose_set` reads them. Ids outside the vocabulary mean nothing to a device.
-pub(crate) fn write_settings(slot: u32, choice: &Choice, counts: &[(u32, u32)], vocab: usize, out: &mut Vec<u32>) {
+pub(crate) fn write_settings(
+    slot: u32,
+    params: &SampleParams,
+    counts: &[(u32, u32)],
+    vocab: usize,
+    out: &mut Vec<u32>,
+) {
     let known = |token: &u32| (*token as usize) < vocab;
     let ids = |list: &[u32]| -> Vec<u32> { list.iter().copied().filter(known).collect() };
-    let (allowed, forbidden, stops) = (ids(&choice.allowed), ids(&choice.forbidden), ids(&choice.stops));
-    let biases = || choice.bias.iter().filter(|(token, _)| known(token));
-    let counts = || counts.iter().filter(|(token, _)| known(token) && choice.penalties.is_some());
-    let penalties = choice.penalties.map_or([1.0, 0.0, 0.0], |p| [p.repetition, p.frequency, p.presence]);
+    let (allowed, forbidden, stops) = (ids(&params.allowed), ids(&params.forbidden), ids(&params.stops));
+    let biases = || params.bias.iter().filter(|(token, _)| known(token));
+    let counts = || counts.iter().filter(|(token, _)| known(token) && params.penalties.is_some());
+    let penalties = params.penalties.map_or([1.0, 0.0, 0.0], |p| [p.repetition, p.frequency, p.presence]);
     let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-    let flags = flag(!choice.allowed.is_empty(), MASKED | LISTED)
+    let flags = flag(!params.allowed.is_empty(), MASKED | LISTED)
         | flag(!forbidden.is_empty(), MASKED)
         | flag(!stops.is_empty(), HOLDS)
-        | flag(choice.penalties.is_some(), PENALISED);
-    let top_p = choice.top_p.to_bits();
-    let logprobs = choice.logprobs.map_or(NO_LOGPROBS, |top| top as u32);
+        | flag(params.penalties.is_some(), PENALISED);
+    let top_p = params.top_p.to_bits();
+    let logprobs = params.logprobs.map_or(NO_LOGPROBS, |top| top as u32);
     let len = |count: usize| count as u32;
-    out.extend([slot, u32::from(choice.inverse_temperature.is_none())]);
-    out.extend([choice.inverse_temperature.unwrap_or(0.0).to_bits(), choice.min_p.to_bits(), choice.top_k]);
-    out.extend([top_p as u32, (top_p >> 32) as u32, choice.fallback(vocab)]);
+    out.extend([slot, u32::from(params.inverse_temperature.is_none())]);
+    out.extend([params.inverse_temperature.unwrap_or(0.0).to_bits(), params.min_p.to_bits(), params.top_k]);
+    out.extend([top_p as u32, (top_p >> 32) as u32, params.fallback(vocab)]);
     out.extend(penalties.map(f32::to_bits));
     out.extend([flags, logprobs, len(allowed.len()), len(forbidden.len()), len(stops.len())]);
     out.extend([len(biases().count()), len(counts().count())]);
@@ -65,7 +71,7 @@ pub(crate) fn write_settings(slot: u32, choice: &Choice, counts: &[(u32, u32)], 
 }
 
 /// Writes a row as `struct Row`; absent: one of no slot.
-pub(crate) fn write_row(row: Option<&ChoiceRow>, out: &mut [u32]) {
+pub(crate) fn write_row(row: Option<&SampleRow>, out: &mut [u32]) {
     let Some(row) = row else { return out.copy_from_slice(&[0, 0, 0, NOBODY, 0, 0]) };
     let uniform = row.uniform.to_bits();
     let numbers = [uniform as u32, (uniform >> 32) as u32, row.row, row.slot, u32::from(row.hold_stops), 0];

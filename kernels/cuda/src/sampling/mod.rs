@@ -12,10 +12,10 @@ use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
 use crate::sampling::layout::{CHOICE_BYTES, CUT_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMBERS, SPLITS};
-use crate::sampling::layout::{can_choose, read_row, row_bytes, write_row, write_settings};
+use crate::sampling::layout::{can_sample, read_row, row_bytes, write_row, write_settings};
 use crate::whole_step::BestTo;
-use kernels::choose::{Choice, ChoiceRow, STEPS_IN_FLIGHT, Sampled, Ticket};
 use kernels::ops::DType;
+use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, Ticket};
 
 /// `struct Tables` of the kernel.
 #[repr(C)]
@@ -50,23 +50,23 @@ enum Draw {
 }
 
 impl Draw {
-    fn of(choice: &Choice) -> Self {
-        match choice.inverse_temperature {
+    fn of(params: &SampleParams) -> Self {
+        match params.inverse_temperature {
             None => Self::Greedy,
-            Some(_) if choice.top_k > 0 || choice.top_p < 1.0 => Self::Cut,
+            Some(_) if params.top_k > 0 || params.top_p < 1.0 => Self::Cut,
             Some(_) => Self::All,
         }
     }
 }
 
 /// Whether nothing but stops comes between the logits and the best of them.
-fn is_plain(choice: &Choice) -> bool {
-    choice.inverse_temperature.is_none()
-        && choice.allowed.is_empty()
-        && choice.forbidden.is_empty()
-        && choice.bias.is_empty()
-        && choice.penalties.is_none()
-        && choice.logprobs.is_none()
+fn is_plain(params: &SampleParams) -> bool {
+    params.inverse_temperature.is_none()
+        && params.allowed.is_empty()
+        && params.forbidden.is_empty()
+        && params.bias.is_empty()
+        && params.penalties.is_none()
+        && params.logprobs.is_none()
 }
 
 /// What slots have on the device, and steps whose results nobody has taken.
@@ -79,7 +79,7 @@ pub(crate) struct Slots {
     findings: Findings,
     /// Log-probabilities that each slot wants.
     wanted: Vec<Option<usize>>,
-    /// Which kernels each slot's choice needs.
+    /// Which kernels each slot needs.
     draws: Vec<Draw>,
     /// Whose token is the one with the best logit, whatever the row; and where stops are held back.
     plain: Vec<bool>,
@@ -133,7 +133,7 @@ impl Slots {
             count * CUT_BYTES,
         ];
         let bytes = sizes.iter().map(|size| size.next_multiple_of(256)).sum();
-        self.memory = device.allocate(bytes, "the choice of tokens");
+        self.memory = device.allocate(bytes, "sampling");
         // Cuts begin as zeros.
         self.memory.iter().for_each(|memory| device.clear(memory));
         let mut at = self.memory.as_ref().map_or(0, |memory| memory.ptr);
@@ -153,18 +153,18 @@ impl Slots {
         }
     }
 
-    pub(crate) fn can_choose(&self, choice: &Choice) -> bool {
-        can_choose(choice, self.vocab)
+    pub(crate) fn can_sample(&self, params: &SampleParams) -> bool {
+        can_sample(params, self.vocab)
     }
 
-    pub(crate) fn set(&mut self, slot: u32, choice: &Choice, counts: &[(u32, u32)]) {
-        assert!(self.can_choose(choice), "a choice that was not agreed on: {choice:?}");
-        self.wanted[slot as usize] = choice.logprobs;
-        self.draws[slot as usize] = Draw::of(choice);
-        self.plain[slot as usize] = is_plain(choice);
-        self.holds[slot as usize] = !choice.stops.is_empty();
+    pub(crate) fn set(&mut self, slot: u32, params: &SampleParams, counts: &[(u32, u32)]) {
+        assert!(self.can_sample(params), "parameters that were not agreed on: {params:?}");
+        self.wanted[slot as usize] = params.logprobs;
+        self.draws[slot as usize] = Draw::of(params);
+        self.plain[slot as usize] = is_plain(params);
+        self.holds[slot as usize] = !params.stops.is_empty();
         self.starts.push(self.settings.len() as u32);
-        write_settings(slot, choice, counts, self.vocab, &mut self.settings);
+        write_settings(slot, params, counts, self.vocab, &mut self.settings);
     }
 
     /// Where each slot's last token lies.
@@ -173,8 +173,8 @@ impl Slots {
     }
 
     /// Where the token of the next step goes, if its only row gets the best one, whatever else is known of its slot.
-    pub(crate) fn best(&self, rows: &[ChoiceRow]) -> Option<BestTo> {
-        let &[ChoiceRow { row: 0, slot, hold_stops, .. }] = rows else { return None };
+    pub(crate) fn best(&self, rows: &[SampleRow]) -> Option<BestTo> {
+        let &[SampleRow { row: 0, slot, hold_stops, .. }] = rows else { return None };
         let (results, _) = self.buffers.get(buffer_of(Ticket(self.next)))?;
         let plain = self.plain[slot as usize] && !(hold_stops && self.holds[slot as usize]);
         plain.then(|| BestTo { last: self.tables.last + u64::from(slot) * 4, result: results.on_device() })
@@ -185,7 +185,7 @@ impl Slots {
         &mut self,
         device: &mut Device,
         logits: Option<View>,
-        rows: &[ChoiceRow],
+        rows: &[SampleRow],
         padded: usize,
     ) -> Ticket {
         if let Some(logits) = logits {
@@ -198,7 +198,7 @@ impl Slots {
     }
 
     /// Sends rows, with rows of no slot after them, up to `padded`, and the settings that wait.
-    pub(crate) fn send(&mut self, device: &mut Device, rows: &[ChoiceRow], padded: usize) {
+    pub(crate) fn send(&mut self, device: &mut Device, rows: &[SampleRow], padded: usize) {
         assert!(self.flights.len() < STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
         assert!(padded <= self.count, "{padded} rows for {} slots", self.count);
         self.sent = self.rows.send(device, padded * ROW_NUMBERS, |numbers| {
@@ -208,7 +208,7 @@ impl Slots {
         self.send_settings(device);
     }
 
-    /// Queues the choice of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants log-probabilities.
+    /// Queues the sampling of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants log-probabilities.
     fn launch(&self, device: &mut Device, logits: View, rows: usize, (draw, described): (Draw, bool)) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
         let (tables, data, Findings { best, cuts }) = (self.tables, self.sent, self.findings);
@@ -240,7 +240,7 @@ impl Slots {
     }
 
     /// Notes when the results are there.
-    fn expect(&mut self, device: &mut Device, rows: &[ChoiceRow]) -> Ticket {
+    fn expect(&mut self, device: &mut Device, rows: &[SampleRow]) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
         let wanted = rows.iter().map(|row| self.wanted[row.slot as usize]).collect();

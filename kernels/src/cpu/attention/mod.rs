@@ -71,7 +71,7 @@ struct QueryTile {
     first_piece: usize,
 }
 
-/// See [`crate::ops::Backend::attention`].
+/// See [`crate::ops::Ops::attention`].
 pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: Call<'_>) {
     call.check();
     let heads = call.params.layer.heads;

@@ -1,11 +1,11 @@
-//! Choosing tokens: the greedy ones. The others are the host's, which on this backend is the same processor.
+//! Greedy sampling. All other sampling is done by the host, which on this backend is the same processor.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::acts::View;
 use super::pool::Pool;
-use crate::choose::{self, Choice, ChoiceRow, Sampled, Ticket};
+use crate::sample::{self, SampleParams, SampleRow, Sampled, Ticket};
 
 /// Elements compared side by side, so that the compiler can use vectors.
 const LANES: usize = 32;
@@ -29,13 +29,13 @@ impl Slots {
     /// Puts tokens in the place of entries that name slots.
     pub(crate) fn resolve(&self, tokens: &mut [u32]) {
         for token in tokens {
-            if let Some(slot) = choose::slot_of(*token) {
+            if let Some(slot) = sample::slot_of(*token) {
                 *token = self.last[slot as usize];
             }
         }
     }
 
-    pub(crate) fn choose(&mut self, pool: &mut Pool, logits: Option<View>, rows: &[ChoiceRow]) -> Ticket {
+    pub(crate) fn sample(&mut self, pool: &mut Pool, logits: Option<View>, rows: &[SampleRow]) -> Ticket {
         let tokens: Vec<AtomicU32> = rows.iter().map(|_| AtomicU32::new(0)).collect();
         if let Some(logits) = logits {
             pool.run_sized(rows.len(), rows.len() * logits.width, &|task, _| {
@@ -55,7 +55,7 @@ impl Slots {
             chosen.push(Sampled { token, logprobs: None });
         }
         self.chosen.push_back((ticket, chosen));
-        assert!(self.chosen.len() <= choose::STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
+        assert!(self.chosen.len() <= sample::STEPS_IN_FLIGHT, "steps under way, and results nobody takes");
         ticket
     }
 
@@ -67,9 +67,9 @@ impl Slots {
     }
 }
 
-/// Whether the choice is the largest logit and nothing else.
-pub(crate) fn is_plain(choice: &Choice) -> bool {
-    *choice == Choice::default()
+/// Whether the token is that of the largest logit, whatever came before.
+pub(crate) fn is_greedy(params: &SampleParams) -> bool {
+    *params == SampleParams::default()
 }
 
 /// Index of the largest number, the lowest on ties; NaN is passed over, and 0 stands for a row without numbers above -inf.

@@ -1,42 +1,43 @@
-//! What a backend is told to choose tokens: the settings of a sequence, once, and a few numbers a step.
+//! What a backend is told about sampling: a sequence's parameters once, and a few numbers for each row of a step.
 //!
-//! The settings mean what they mean in the `sampling` crate, which compiles a request into them and is the reference for every backend.
-//! A batch may refer to a chosen token before anybody has read it (see [`last_token`]), so a step can be submitted while the one before it
-//! still runs.
+//! The parameters mean what they mean in the `sampling` crate, which compiles a request into them and is the reference for
+//! every backend. A batch may refer to a sampled token before the host has read it (see [`last_token`]), so a step can be
+//! submitted while the one before it still runs.
 
 use std::ops::Range;
 
-/// How the tokens of a slot's sequence are chosen.
+/// Sampling parameters of a slot's sequence.
 ///
-/// Order: log-probabilities of the untouched row; `allowed`, `forbidden` and held-back `stops` become -inf; `bias` is added; `penalties`;
-/// then, unless greedy, each logit's weight `e^((logit - best) * inverse_temperature)`, the cuts by `min_p`, `top_k` and `top_p`, and the
-/// draw in token order. NaN and -inf are never chosen; of equals, the lower id comes first.
+/// Order: log-probabilities of the untouched row; `allowed`, `forbidden` and held-back `stops` become -inf; `bias` is
+/// added; `penalties`; then, unless greedy, each logit's weight `e^((logit - best) * inverse_temperature)`, the cuts by
+/// `min_p`, `top_k` and `top_p`, and the draw in token order. NaN and -inf are never sampled; of equals, the lower id comes
+/// first.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct SampleParams {
     /// 1 / temperature; absent: greedy.
     pub inverse_temperature: Option<f32>,
     /// Keep tokens whose weight is at least this share of the best one's; 0: off.
     pub min_p: f32,
-    /// Keep so many best tokens; 0: off.
+    /// Keep this many best tokens; 0: off.
     pub top_k: u32,
     /// Keep the shortest run of best tokens whose weights reach this share of all; 1: off.
     pub top_p: f64,
-    /// Nothing but these may be chosen; empty: everything may. The first of them (below the vocabulary's size) is what a row without any
-    /// choice gives; token 0 when there is none.
+    /// Only these may be sampled; empty: all may. The first of them (below the vocabulary's size) is the result of a row in
+    /// which everything is masked; token 0 when there is none.
     pub allowed: Vec<u32>,
-    /// Never chosen.
+    /// Never sampled.
     pub forbidden: Vec<u32>,
-    /// Not chosen while a row says so ([`ChoiceRow::hold_stops`]).
+    /// Not sampled in rows with [`SampleRow::hold_stops`] (min tokens).
     pub stops: Vec<u32>,
     /// Numbers added to logits. A token may occur twice.
     pub bias: Vec<(u32, f32)>,
     /// Absent: off.
     pub penalties: Option<Penalties>,
-    /// The chosen token's log-probability is wanted, and those of so many best tokens; absent: none.
+    /// The sampled token's log-probability is wanted, and those of this many best tokens; absent: none.
     pub logprobs: Option<usize>,
 }
 
-impl Default for Choice {
+impl Default for SampleParams {
     /// Greedy, and nothing else.
     fn default() -> Self {
         Self {
@@ -54,7 +55,7 @@ impl Default for Choice {
     }
 }
 
-impl Choice {
+impl SampleParams {
     /// The token of a row in which everything is masked.
     pub fn fallback(&self, vocab: usize) -> u32 {
         self.allowed.iter().copied().find(|&token| (token as usize) < vocab).unwrap_or(0)
@@ -73,29 +74,29 @@ pub struct Penalties {
     pub presence: f32,
 }
 
-/// One row of logits from which a token is chosen.
+/// One row of logits from which a token is sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ChoiceRow {
+pub struct SampleRow {
     /// Which row of the logits.
     pub row: u32,
-    /// Whose settings apply, and whose last token the chosen one becomes.
+    /// Whose parameters apply, and whose last token the sampled one becomes.
     pub slot: u32,
     /// The random number of this output position, in `[0, 1)`; unused when greedy.
     pub uniform: f64,
-    /// [`Choice::stops`] are masked in this row.
+    /// [`SampleParams::stops`] are masked in this row (min tokens).
     pub hold_stops: bool,
 }
 
-/// What one row gave.
+/// Result of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// The chosen token.
+    /// The sampled token.
     pub token: u32,
     /// Present when they were asked for.
     pub logprobs: Option<Logprobs>,
 }
 
-/// One token's log-probability and its place among all.
+/// One token's log-probability and its rank among all.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// Natural logarithm of the token's probability; a floor stands for -inf.
@@ -106,17 +107,17 @@ pub struct Logprobs {
     pub top: Vec<(u32, f32)>,
 }
 
-/// A step whose tokens were asked for.
+/// A step whose tokens were sampled, to be taken later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket(pub u64);
 
-/// Steps that may be under way at the same time.
+/// Steps that may be in flight at the same time.
 pub const STEPS_IN_FLIGHT: usize = 2;
 
 /// Batch entries from here on name slots instead of tokens.
 const SLOTS: Range<u32> = 1 << 31..u32::MAX;
 
-/// The batch entry that stands for the token that was chosen last in `slot`, known to the host or not.
+/// The batch entry that stands for the token that was sampled last in `slot`, known to the host or not.
 pub const fn last_token(slot: u32) -> u32 {
     SLOTS.start + slot
 }

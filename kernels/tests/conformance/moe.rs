@@ -5,7 +5,7 @@ use super::{
     Random, backends, begin_rows, check, check_relative, check_same, encode, filled, filled_in, host, poisoned, round,
 };
 use kernels::ops::{
-    Act, Activation, Backend, DType, Epilogue, ExpertChoice, GatedExperts, HeadColumns, MatrixGroup, Routing,
+    Act, Activation, Backend, DType, Epilogue, ExpertRouting, GatedExperts, HeadColumns, MatrixGroup, Routing,
 };
 
 /// A layer of experts.
@@ -37,7 +37,7 @@ impl Layer {
         backend.group_matrices(&members)
     }
 
-    fn choose(&self, backend: &mut dyn Backend, rows: std::ops::Range<usize>) -> ExpertChoice {
+    fn choose(&self, backend: &mut dyn Backend, rows: std::ops::Range<usize>) -> ExpertRouting {
         route(backend, self.experts, &self.logits[rows.start * self.experts..rows.end * self.experts], PLAIN)
     }
 

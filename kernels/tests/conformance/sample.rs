@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 
-use kernels::choose::{Choice, ChoiceRow, Sampled, last_token};
 use kernels::ops::{Act, Backend, Batch, DType};
+use kernels::sample::{SampleParams, SampleRow, Sampled, last_token};
 use proto::{LogitBias, Sampling, TokenIds};
 use sampling::{History, SamplingPlan, Scratch, sample};
 
@@ -28,10 +28,10 @@ impl Reference {
         Self { plan, history }
     }
 
-    fn row(&self, row: u32, slot: u32) -> ChoiceRow {
+    fn row(&self, row: u32, slot: u32) -> SampleRow {
         let position = self.history.output().len();
         let (uniform, hold_stops) = (self.plan.uniform_at(position), self.plan.holds_stops(position));
-        ChoiceRow { row, slot, uniform, hold_stops }
+        SampleRow { row, slot, uniform, hold_stops }
     }
 
     /// Chooses from an untouched row and appends.
@@ -113,8 +113,8 @@ fn check_same(what: &str, got: &Sampled, want: &Sampled) {
     got.top.iter().zip(&want.top).for_each(|(got, want)| close(got.1, want.1));
 }
 
-fn take(backend: &mut dyn Backend, act: Act, rows: &[ChoiceRow]) -> Vec<Sampled> {
-    let ticket = backend.choose(act, rows);
+fn take(backend: &mut dyn Backend, act: Act, rows: &[SampleRow]) -> Vec<Sampled> {
+    let ticket = backend.sample(act, rows);
     let mut taken = Vec::new();
     backend.take(ticket, &mut taken);
     taken
@@ -137,8 +137,8 @@ fn check_settings(backend: &mut dyn Backend, vocab: usize) {
     for (slot, sampling) in (0..).zip(settings()) {
         let tokens: Vec<u32> = (0..30).map(|_| random.below(vocab.min(90)) as u32).collect();
         let sequence = Reference::new(&sampling, 100 + u64::from(slot), tokens, 20);
-        let choice = sequence.plan.choice().expect("the host's alone");
-        if backend.can_choose(&choice) {
+        let choice = sequence.plan.device_params().expect("the host's alone");
+        if backend.can_sample(&choice) {
             backend.set_slot(slot, &choice, &sequence.history.counts().collect::<Vec<_>>());
             sequences.insert(slot, sequence);
         }
@@ -151,7 +151,7 @@ fn check_settings(backend: &mut dyn Backend, vocab: usize) {
         order.retain(|slot| (slot + step) % 5 != 0);
         let rows: Vec<f32> = order.iter().flat_map(|slot| logits(&mut random, (slot + step) as usize, vocab)).collect();
         let act = filled(backend, vocab, &rows);
-        let asked: Vec<ChoiceRow> = (0..).zip(&order).map(|(row, slot)| sequences[slot].row(row, *slot)).collect();
+        let asked: Vec<SampleRow> = (0..).zip(&order).map(|(row, slot)| sequences[slot].row(row, *slot)).collect();
         let taken = take(backend, act, &asked);
         for ((slot, row), got) in order.iter().zip(rows.chunks(vocab)).zip(&taken) {
             let want = sequences.get_mut(slot).unwrap().next(row);
@@ -167,12 +167,12 @@ fn tokens_that_nobody_read_are_the_next_input() {
         let (bytes, values) = encode(&Random(3).values(vocab * width), DType::F32);
         let table = backend.load_table(host(DType::F32, vocab, width, &bytes));
         backend.set_slots(4, vocab);
-        (0..4).for_each(|slot| backend.set_slot(slot, &Choice::default(), &[]));
-        let row = |row, slot| ChoiceRow { row, slot, uniform: 0.0, hold_stops: false };
+        (0..4).for_each(|slot| backend.set_slot(slot, &SampleParams::default(), &[]));
+        let row = |row, slot| SampleRow { row, slot, uniform: 0.0, hold_stops: false };
         let mut logits = vec![0.0; 3 * vocab];
         (logits[9], logits[vocab + 20], logits[2 * vocab + 49]) = (1.0, 2.0, 3.0);
         let act = filled(&mut *backend, vocab, &logits);
-        let first = backend.choose(act, &[row(0, 2), row(2, 0)]);
+        let first = backend.sample(act, &[row(0, 2), row(2, 0)]);
         // A second step begins before the first is read, and chooses again for one of the slots.
         let out = backend.new_act(4, width);
         let tokens = [last_token(0), 5, last_token(2), last_token(2)];
@@ -180,7 +180,7 @@ fn tokens_that_nobody_read_are_the_next_input() {
         backend.embed(table, 0, 1.0, out);
         let embedded = backend.read(out).to_vec();
         let act = filled(&mut *backend, vocab, &logits);
-        let second = backend.choose(act, &[row(1, 2)]);
+        let second = backend.sample(act, &[row(1, 2)]);
         backend.begin(Batch { tokens: &tokens, positions: &[0; 4], sequences: &[] });
         backend.embed(table, 0, 1.0, out);
         let again = backend.read(out).to_vec();
@@ -228,19 +228,19 @@ fn time_of_a_step() {
             backend.set_slots(rows, VOCAB);
             for (name, sampling) in &cases {
                 let sequence = Reference::new(sampling, 1, (0..100).collect(), 50);
-                let choice = sequence.plan.choice().expect("the host's alone");
-                if !backend.can_choose(&choice) {
+                let choice = sequence.plan.device_params().expect("the host's alone");
+                if !backend.can_sample(&choice) {
                     continue;
                 }
                 let counts: Vec<(u32, u32)> = sequence.history.counts().collect();
                 (0..rows as u32).for_each(|slot| backend.set_slot(slot, &choice, &counts));
-                let asked: Vec<ChoiceRow> = (0..rows as u32).map(|row| sequence.row(row, row)).collect();
+                let asked: Vec<SampleRow> = (0..rows as u32).map(|row| sequence.row(row, row)).collect();
                 let mut taken = take(&mut *backend, act, &asked);
                 // Two steps under way, as a worker has them.
                 let start = std::time::Instant::now();
-                let mut ahead = backend.choose(act, &asked);
+                let mut ahead = backend.sample(act, &asked);
                 for _ in 1..STEPS {
-                    let next = backend.choose(act, &asked);
+                    let next = backend.sample(act, &asked);
                     backend.take(ahead, &mut taken);
                     ahead = next;
                 }

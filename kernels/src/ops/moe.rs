@@ -39,7 +39,7 @@ pub struct ExpertGroups {
     pub best: usize,
 }
 
-/// What experts with a gate do first: see [`Backend::gated_experts`](super::Backend::gated_experts).
+/// What experts with a gate do first: see [`Ops::gated_experts`](super::Ops::gated_experts).
 #[derive(Clone, Copy, Debug)]
 pub struct GatedExperts {
     /// `[gate | up]` of each expert.

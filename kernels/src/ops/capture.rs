@@ -1,0 +1,70 @@
+//! Graph capture: decode steps that a device records once and then replays as a whole.
+
+use super::Batch;
+use crate::sample::{SampleRow, Ticket};
+
+/// A capture size: a step of `rows` sequences with one row each, whose tokens the device samples.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CaptureSize {
+    /// Rows of the step, padding included.
+    pub rows: usize,
+    /// Such a step has run, so that nothing is left to be compiled, autotuned or allocated.
+    pub has_run: bool,
+    /// Everything that its first run needs is compiled. Otherwise [`Device::warm_up`](super::Device::warm_up) brings that
+    /// nearer.
+    pub is_ready: bool,
+}
+
+/// Why a step could not be captured. No step will be captured any more.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// No capture was begun.
+    #[error("nothing was recorded")]
+    NotBegun,
+    /// The step did something that a graph cannot contain; the text says what.
+    #[error("{0}")]
+    Refused(String),
+    /// The driver did not accept the graph; the text is its reason.
+    #[error("the driver does not take the recording: {0}")]
+    Driver(String),
+    /// The device failed; the text is its fault.
+    #[error("{0}")]
+    Device(String),
+}
+
+/// Captures decode steps and replays them. A device without graphs keeps the defaults, and captures nothing.
+pub trait Capture {
+    /// The capture sizes, in rows, ascending: steps of one row a sequence whose tokens the device samples are captured at
+    /// these sizes, and padded to the next one. Empty: nothing is captured.
+    fn set_capture_sizes(&mut self, rows: &[usize]) {
+        let _ = rows;
+    }
+
+    /// Upper bound of the bytes that graphs of `sizes` capture sizes take, for a model of `layers` layers.
+    fn capture_bytes(&self, sizes: usize, layers: usize) -> u64 {
+        let _ = (sizes, layers);
+        0
+    }
+
+    /// The size to capture next; absent when there is none (left).
+    fn next_capture(&self) -> Option<CaptureSize> {
+        None
+    }
+
+    /// From here on operations are recorded and do not run: from [`Ops::begin_padded`](super::Ops::begin_padded) with a
+    /// batch without sequences (a dummy run) to [`Sample::sample`](super::Sample::sample) without rows, whose ticket is
+    /// not taken. Such a step must have run.
+    fn begin_capture(&mut self) {}
+
+    /// Keeps the captured step.
+    fn end_capture(&mut self) -> Result<(), CaptureError> {
+        Ok(())
+    }
+
+    /// Runs a whole step, from `begin_padded` to `sample`, as the replay of a captured one. Row `i` is that of sequence
+    /// `i`, and `rows[i]` samples from its logits. Absent, and nothing happens, where no such step was captured.
+    fn replay(&mut self, batch: Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
+        let _ = (batch, rows);
+        None
+    }
+}

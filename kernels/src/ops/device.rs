@@ -1,0 +1,62 @@
+//! A device as a whole: what it is, how much memory it has, whether it has failed, and a profile of its time.
+
+use super::ShapeLimits;
+
+/// A device's own memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceMemory {
+    /// Not allocated by any process.
+    pub free: u64,
+    /// All of it.
+    pub total: u64,
+}
+
+/// One entry of a profile: a kernel, or the replay of a captured step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Timing {
+    /// The device's name for it.
+    pub name: String,
+    /// When it began, in microseconds since the profile did.
+    pub begin: f64,
+    /// When it had ended.
+    pub end: f64,
+}
+
+/// What holds of a device whatever it computes.
+pub trait Device: Send {
+    /// For people: "cpu (amx, 2 threads)".
+    fn describe(&self) -> String;
+
+    /// Why the device can no longer be used. From then on operations do nothing, and values read are undefined.
+    fn fault(&self) -> Option<&str> {
+        None
+    }
+
+    /// How much memory the device has and how much of it is free; absent where it is the machine's own.
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    /// The largest shapes that it computes.
+    fn limits(&self) -> ShapeLimits {
+        ShapeLimits::NONE
+    }
+
+    /// Does one piece of warm-up (loading kernels, autotuning GEMMs) that later steps would otherwise wait for: a few
+    /// milliseconds at most, unless something has to be loaded. Returns whether there may be more of it.
+    ///
+    /// No step may be in flight; the content of activation buffers and logits is lost.
+    fn warm_up(&mut self) -> bool {
+        false
+    }
+
+    /// From here on the device records when each of its operations begins and ends. Operations that used to overlap may
+    /// no longer do so.
+    fn start_profile(&mut self) {}
+
+    /// Stops the profile, waits for the device, and returns the profile's entries in order; empty for a device that
+    /// cannot tell.
+    fn end_profile(&mut self) -> Vec<Timing> {
+        Vec::new()
+    }
+}

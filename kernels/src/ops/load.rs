@@ -1,0 +1,68 @@
+//! What a device allocates while a model is loaded: weights, activation buffers, KV memory, recurrent states.
+
+use super::{
+    Act, DType, ExpectedAttention, ExpertRouting, HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Noise, State,
+    Table, Vector,
+};
+
+/// Allocates device memory and fills it with weights. Handles stay valid for the device's life.
+pub trait Load {
+    /// Layers with such attention will be loaded: their kernels may be compiled in the background.
+    fn expect_attention(&mut self, expected: ExpectedAttention) {
+        let _ = expected;
+    }
+
+    /// Takes a weight matrix into device memory, packed as the device likes. `compute` is the type that products with it
+    /// compute in: with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
+    fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
+        self.load_stack(&[source], compute)
+    }
+
+    /// [`Load::load_matrix`] for a matrix whose rows lie in several pieces, one below the other: all of one width and
+    /// element type.
+    fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix;
+
+    /// Takes a lookup table.
+    fn load_table(&mut self, source: HostMatrix<'_>) -> Table;
+
+    /// The rows of a matrix as a lookup table, in the same memory (tied embeddings).
+    fn table_of(&mut self, matrix: Matrix) -> Table;
+
+    /// Makes a weight matrix of random numbers on the device, otherwise as [`Load::load_matrix`]; absent where only the
+    /// host can make them.
+    fn make_matrix(&mut self, noise: Noise<'_>, compute: DType) -> Option<Matrix> {
+        let _ = (noise, compute);
+        None
+    }
+
+    /// The same for a lookup table.
+    fn make_table(&mut self, noise: Noise<'_>) -> Option<Table> {
+        let _ = noise;
+        None
+    }
+
+    /// Takes a vector of f32.
+    fn load_vector(&mut self, values: &[f32]) -> Vector;
+
+    /// Makes one handle of matrices that were loaded with equal shapes, element types and compute types; they stay
+    /// usable alone.
+    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup;
+
+    /// Allocates the routing of up to `max_rows` rows to `top_k` experts each.
+    fn new_expert_routing(&mut self, max_rows: usize, top_k: usize) -> ExpertRouting;
+
+    /// Allocates an activation buffer of up to `max_rows` rows, in f32.
+    fn new_act(&mut self, max_rows: usize, width: usize) -> Act;
+
+    /// The same for values that only feed GEMMs and attention: the backend may round them to `precision`.
+    fn new_rounded_act(&mut self, max_rows: usize, width: usize, precision: DType) -> Act {
+        let _ = precision;
+        self.new_act(max_rows, width)
+    }
+
+    /// Allocates KV memory, once; it answers with table 0.
+    fn new_kv(&mut self, shape: KvShape) -> KvLayer;
+
+    /// Allocates one layer's recurrent states: `slots` rows of `len` f32.
+    fn new_state(&mut self, slots: usize, len: usize) -> State;
+}

@@ -4,9 +4,9 @@ use crate::{
     config::Config,
     error::ProtocolError,
     flight::{Flight, FlightRow},
-    request::Request,
+    requests::request::Request,
+    requests::sequence::{Place, Sequence},
     scheduler::Scheduler,
-    sequence::{Place, Sequence},
     stats::End,
 };
 use proto::{FinishReason, StepResult, TokenLogprobs};
@@ -154,7 +154,12 @@ impl Scheduler {
 }
 
 /// The name of the full block `at`; computed once per sequence, also over preemptions.
-fn block_name(sequence: &mut Sequence, request: &Request, at: usize, block_size: u32) -> crate::prefix::BlockHash {
+fn block_name(
+    sequence: &mut Sequence,
+    request: &Request,
+    at: usize,
+    block_size: u32,
+) -> crate::blocks::hash::BlockHash {
     let of_prompt = request.prompt_hashes.len();
     if at < of_prompt {
         return request.prompt_hashes[at];

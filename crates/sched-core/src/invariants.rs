@@ -1,10 +1,10 @@
 //! What must hold between any two events.
 
 use crate::{
+    blocks::table::Table,
     error::Broken,
+    requests::sequence::{Place, Sequence},
     scheduler::Scheduler,
-    sequence::{Place, Sequence},
-    table::Table,
 };
 
 impl Scheduler {

@@ -1,16 +1,16 @@
 //! The facade: the scheduler's state, and the events that change it outside of plans and results.
 
 use crate::{
-    blocks::BlockPool,
+    blocks::groups::Groups,
+    blocks::pool::BlockPool,
     config::{Config, ConfigError},
     error::{QueueBound, Refusal},
     flight::Flight,
-    groups::Groups,
-    pace::Pace,
-    queue::{Queue, Rank},
-    request::{self, Admitted, Request, Seeds},
-    scratch::Scratch,
-    sequence::{Place, Sequence},
+    plan::prefill_budget::Pace,
+    plan::scratch::Scratch,
+    requests::queue::{Queue, Rank},
+    requests::request::{self, Admitted, Request, Seeds},
+    requests::sequence::{Place, Sequence},
     slab::Slab,
     stats::{End, FinishedChoice, Stats, Totals},
 };

@@ -22,11 +22,16 @@
 //! Decodes always fit (`max_num_batched_tokens >= max_num_seqs`) and go first. What prompts may add to a step that also
 //! decodes is bounded ([`BesideDecodes`]), since all rows of a step wait for its longest part.
 
+pub(crate) mod allocate;
+pub(crate) mod prefill_budget;
+pub(crate) mod scratch;
+pub(crate) mod start;
+
 use crate::{
     BesideDecodes,
     flight::{Flight, FlightRow},
+    requests::sequence::Place,
     scheduler::Scheduler,
-    sequence::Place,
 };
 use ids::{BlockId, SlotId};
 use proto::{StepPlan, Want};

@@ -4,11 +4,11 @@
 //! missed. The prefix that is taken is the longest that is usable in every group.
 
 use crate::{
+    blocks::hash::BlockHash,
     plan::Draft,
-    prefix::BlockHash,
+    plan::scratch::Scratch,
+    requests::sequence::{Place, Sequence},
     scheduler::{RunningEntry, Scheduler},
-    scratch::Scratch,
-    sequence::{Place, Sequence},
 };
 use ids::BlockId;
 use prost::Message;

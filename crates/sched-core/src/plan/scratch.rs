@@ -1,6 +1,6 @@
 //! What planning keeps from plan to plan.
 
-use crate::{queue::Rank, table::Table};
+use crate::{blocks::table::Table, requests::queue::Rank};
 
 /// Buffers and notes that live from plan to plan.
 #[derive(Debug, Default)]

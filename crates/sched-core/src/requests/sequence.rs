@@ -1,11 +1,11 @@
 //! One choice of one request: its tokens, its blocks, and how far it is planned.
 
 use crate::{
+    blocks::hash::BlockHash,
+    blocks::table::Table,
     config::Policy,
-    prefix::BlockHash,
-    queue::Rank,
-    request::{self, Request},
-    table::Table,
+    requests::queue::Rank,
+    requests::request::{self, Request},
 };
 use ids::{SequenceId, SlotId};
 
@@ -20,7 +20,7 @@ pub(crate) enum Place {
     Running,
 }
 
-/// One choice. Its prompt is in the request; see [`crate::request::Request`].
+/// One choice. Its prompt is in the request; see [`crate::requests::request::Request`].
 ///
 /// ```text
 ///  position   0 ...... prompt_len ...... known_len      planned_len      limit

@@ -1,10 +1,10 @@
 //! A request: what its choices share, and the checks before it is taken.
 
 use crate::{
+    blocks::groups::Groups,
+    blocks::hash::{self, BlockHash},
     config::Config,
     error::Refusal,
-    groups::Groups,
-    prefix::{self, BlockHash},
 };
 use ids::SequenceId;
 use proto::{RequestKey, prompt::Kind};
@@ -144,7 +144,7 @@ impl Request {
             _ => Vec::new(),
         };
         let prompt_hashes = match config.enable_prefix_caching {
-            true => prefix::prompt_hashes(&request.cache_salt, &prompt, config.block_size),
+            true => hash::prompt_hashes(&request.cache_salt, &prompt, config.block_size),
             false => Vec::new(),
         };
         let sampling = request.sampling.unwrap_or_default();

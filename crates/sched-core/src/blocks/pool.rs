@@ -12,7 +12,7 @@
 //!
 //! `take` prefers free blocks and evicts the least recently released cached one otherwise; used blocks are never evicted.
 
-use crate::prefix::{BlockHash, HashTable};
+use crate::blocks::hash::{BlockHash, HashTable};
 use ids::BlockId;
 
 const NONE: u32 = u32::MAX;

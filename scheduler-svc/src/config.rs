@@ -3,7 +3,7 @@
 use clap::{ArgAction, ValueEnum};
 use link::LinkOptions;
 use proto::ModelInfo;
-use sched_core::{BesideDecodes, Config, Pacing, Pipeline};
+use sched_core::{Config, MixedPrefill, Pipeline, PrefillBudget};
 use service_kit::{Address, CommonArgs};
 
 use crate::group::Formed;
@@ -112,14 +112,14 @@ pub enum Policy {
 }
 
 /// How prompts get on beside decodes unless a flag says otherwise. Found with `crates/sched-core/examples/load.rs`.
-const PACING: Pacing = Pacing {
-    least_tokens: 512,
-    short_us: 100_000,
+const PREFILL_BUDGET: PrefillBudget = PrefillBudget {
+    min_tokens: 512,
+    target_us: 100_000,
     few_decodes: 12,
-    few_us: 125_000,
-    short_tokens: 6144,
+    few_decodes_target_us: 125_000,
+    target_tokens: 6144,
     tokens_per_decode: 48,
-    long_us: 150_000,
+    max_us: 150_000,
 };
 
 /// Tokens in one step where no flag says it.
@@ -152,13 +152,13 @@ impl Args {
             windows: if ready.cache_groups.is_empty() { vec![None] } else { windows },
             recurrent,
             long_prefill_token_threshold: self.long_prefill_token_threshold,
-            beside_decodes: match self.max_prefill_tokens_beside_decodes {
-                None => BesideDecodes::Paced(PACING),
-                Some(0) => BesideDecodes::Any,
-                Some(tokens) => BesideDecodes::AtMost(tokens),
+            mixed_prefill: match self.max_prefill_tokens_beside_decodes {
+                None => MixedPrefill::Timed(PREFILL_BUDGET),
+                Some(0) => MixedPrefill::Unlimited,
+                Some(tokens) => MixedPrefill::AtMost(tokens),
             },
             // The other half of a message is enough for those that run.
-            max_newcomer_bytes: LinkOptions::default().message_limit() / 2,
+            max_new_request_bytes: LinkOptions::default().message_limit() / 2,
             enable_chunked_prefill: self.enable_chunked_prefill,
             enable_prefix_caching: self.enable_prefix_caching && !recurrent,
             policy: match self.scheduling_policy {

@@ -5,7 +5,7 @@ use crate::{
     error::ProtocolError,
     flight::{Flight, FlightRow},
     requests::request::Request,
-    requests::sequence::{Place, Sequence},
+    requests::sequence::{Sequence, Status},
     scheduler::Scheduler,
     stats::End,
 };
@@ -21,7 +21,7 @@ impl Scheduler {
     pub fn complete(&mut self, result: StepResult, now_us: u64) -> Result<(), ProtocolError> {
         self.check_result(&result)?;
         let Some(flight) = self.flights.pop_front() else { return Ok(()) };
-        self.pace.learn(flight.prompt_tokens, result.compute_us);
+        self.prefill_rate.learn(flight.prompt_tokens, result.compute_us);
         let first_token = self.out.token.len() as u32;
         // Where each sampled token went in the output; only log-probabilities ask for it.
         let mut places = Vec::with_capacity(if result.logprobs.is_empty() { 0 } else { result.token.len() });
@@ -88,7 +88,7 @@ impl Scheduler {
     fn is_fresh(&self, row: &FlightRow) -> bool {
         self.sequences
             .get(row.index)
-            .is_some_and(|sequence| sequence.place == Place::Running && sequence.incarnation == row.incarnation)
+            .is_some_and(|sequence| sequence.status == Status::Running && sequence.incarnation == row.incarnation)
     }
 
     fn apply_row(&mut self, row: &FlightRow, token: Option<u32>, now_us: u64) {
@@ -104,7 +104,7 @@ impl Scheduler {
             self.totals.generation_tokens += 1;
             end = ending(sequence, &self.requests[sequence.request], &self.config, token);
         }
-        self.name_blocks(row.index, row.end);
+        self.hash_blocks(row.index, row.end);
         if let Some((reason, end, stop_token)) = end {
             self.report_finished(row.index, reason, stop_token);
             self.end_choice(row.index, end, now_us);
@@ -113,22 +113,22 @@ impl Scheduler {
 
     /// Makes the blocks that `computed` positions fill findable. Their tokens are known: each row computes positions of
     /// tokens that an earlier step sampled.
-    fn name_blocks(&mut self, index: u32, computed: u32) {
+    fn hash_blocks(&mut self, index: u32, computed: u32) {
         let block_size = self.config.block_size;
         let sequence = &mut self.sequences[index];
         if !self.config.enable_prefix_caching || !sequence.cacheable {
             return;
         }
         let request = &self.requests[sequence.request];
-        while (sequence.named + 1) * block_size <= computed {
-            let at = sequence.named;
-            let name = block_name(sequence, request, at as usize, block_size);
+        while (sequence.hashed + 1) * block_size <= computed {
+            let at = sequence.hashed;
+            let name = block_hash(sequence, request, at as usize, block_size);
             for (group, table) in sequence.tables.iter().enumerate() {
                 if let Some(block) = table.get(at) {
-                    self.pool.name(block, name.in_group(group));
+                    self.pool.set_hash(block, name.in_group(group));
                 }
             }
-            sequence.named += 1;
+            sequence.hashed += 1;
         }
     }
 
@@ -154,7 +154,7 @@ impl Scheduler {
 }
 
 /// The name of the full block `at`; computed once per sequence, also over preemptions.
-fn block_name(
+fn block_hash(
     sequence: &mut Sequence,
     request: &Request,
     at: usize,
@@ -189,8 +189,8 @@ fn ending(
     // The sampler forbids these tokens before `min_tokens`; should one come nevertheless, it does not count.
     if sequence.output.len() >= sampling.min_tokens as usize {
         if !sampling.ignore_eos && config.eos_token_ids.contains(&token) {
-            let named = Some(token).filter(|_| sampling.eos_token_id != Some(token));
-            return Some((FinishReason::Stop, End::Stop, named));
+            let hashed = Some(token).filter(|_| sampling.eos_token_id != Some(token));
+            return Some((FinishReason::Stop, End::Stop, hashed));
         }
         if sampling.stop_token_ids.contains(&token) {
             return Some((FinishReason::Stop, End::Stop, Some(token)));

@@ -33,34 +33,34 @@ impl Pipeline {
 /// How many prompt tokens a step computes at most while it also decodes. This is what bounds inter-token latency: a step's time grows with
 /// its prompt tokens, and decoding sequences wait for the whole step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum BesideDecodes {
+pub enum MixedPrefill {
     /// As many as a step computes at all.
     #[default]
-    Any,
+    Unlimited,
     /// So many.
     AtMost(u32),
     /// What there is time for, going by earlier steps.
-    Paced(Pacing),
+    Timed(PrefillBudget),
 }
 
 /// How long prompts may keep decodes waiting. Where few decodes run, short steps cost prompts little; the more there are, the more of each
 /// step is theirs, and the longer a step has to be for prompts to get on. Where very few run, fewer and longer steps keep fewer waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Pacing {
+pub struct PrefillBudget {
     /// Prompt tokens that a step takes however long they take.
-    pub least_tokens: u32,
+    pub min_tokens: u32,
     /// A step of this length is always fine, microseconds.
-    pub short_us: u32,
+    pub target_us: u32,
     /// So many decodes are very few,
     pub few_decodes: u32,
     /// and a step of this length is fine beside them, microseconds.
-    pub few_us: u32,
+    pub few_decodes_target_us: u32,
     /// Prompt tokens of such a step at most. A fast model computes more in the time, but gains nothing by it that decodes should wait for.
-    pub short_tokens: u32,
+    pub target_tokens: u32,
     /// A step may be longer than that for so many prompt tokens for each of its decodes.
     pub tokens_per_decode: u32,
     /// A step of this length is the longest, microseconds.
-    pub long_us: u32,
+    pub max_us: u32,
 }
 
 /// Limits and switches; see [`Config::check`] for what must hold between them.
@@ -77,10 +77,10 @@ pub struct Config {
     /// Tokens of one prompt that one step computes at most; 0: no such limit.
     pub long_prefill_token_threshold: u32,
     /// Prompt tokens of a step that also decodes. Without chunked prefill there is no such bound.
-    pub beside_decodes: BesideDecodes,
+    pub mixed_prefill: MixedPrefill,
     /// Bytes that newcomers may add to one plan, which goes to the workers as one message: their tokens, blocks and sampling, counted as
     /// what they take at most. A plan's first newcomer comes in whatever it takes.
-    pub max_newcomer_bytes: usize,
+    pub max_new_request_bytes: usize,
     /// Split prompts over steps. Off: a prompt runs in one step, alone or beside others.
     pub enable_chunked_prefill: bool,
     /// Find blocks again by the hash of their tokens.
@@ -118,8 +118,8 @@ impl Default for Config {
             max_num_batched_tokens: 2048,
             max_model_len: 4096,
             long_prefill_token_threshold: 0,
-            beside_decodes: BesideDecodes::Any,
-            max_newcomer_bytes: 4 << 20,
+            mixed_prefill: MixedPrefill::Unlimited,
+            max_new_request_bytes: 4 << 20,
             enable_chunked_prefill: true,
             enable_prefix_caching: true,
             windows: vec![None],
@@ -183,7 +183,7 @@ impl Config {
             ("max_model_len", self.max_model_len),
             ("vocab_size", self.vocab_size),
             ("max_choices", self.max_choices),
-            ("beside_decodes", if self.beside_decodes == BesideDecodes::AtMost(0) { 0 } else { 1 }),
+            ("mixed_prefill", if self.mixed_prefill == MixedPrefill::AtMost(0) { 0 } else { 1 }),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero(name));

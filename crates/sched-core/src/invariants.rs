@@ -3,7 +3,7 @@
 use crate::{
     blocks::table::Table,
     error::Broken,
-    requests::sequence::{Place, Sequence},
+    requests::sequence::{Sequence, Status},
     scheduler::Scheduler,
 };
 
@@ -39,8 +39,8 @@ impl Scheduler {
     fn check_sequences(&self) -> Result<(), Broken> {
         for (index, sequence) in self.sequences.iter() {
             let id = sequence.id;
-            let running = sequence.place == Place::Running;
-            ensure(running == (sequence.incarnation != 0), || format!("sequence {id}: {:?}", sequence.place))?;
+            let running = sequence.status == Status::Running;
+            ensure(running == (sequence.incarnation != 0), || format!("sequence {id}: {:?}", sequence.status))?;
             ensure(running || sequence.tables.iter().all(|table| table.len() == 0), || {
                 format!("sequence {id} waits and holds blocks")
             })?;
@@ -57,8 +57,10 @@ impl Scheduler {
     fn check_tables(&self, sequence: &Sequence) -> Result<(), Broken> {
         let (id, block_size) = (sequence.id, self.config.block_size);
         let entries = sequence.tables.iter().map(Table::len).min().unwrap_or(0);
-        ensure(sequence.room == entries * block_size, || format!("sequence {id} has room for {}", sequence.room))?;
-        ensure(sequence.computed <= sequence.room, || format!("sequence {id} writes past its blocks"))?;
+        ensure(sequence.allocated == entries * block_size, || {
+            format!("sequence {id} has room for {}", sequence.allocated)
+        })?;
+        ensure(sequence.computed <= sequence.allocated, || format!("sequence {id} writes past its blocks"))?;
         let written = sequence.computed / block_size;
         for (group, table) in sequence.tables.iter().enumerate() {
             ensure(table.get(written).is_none_or(|block| !self.pool.is_shared(block)), || {
@@ -75,7 +77,7 @@ impl Scheduler {
 
     fn check_slots(&self) -> Result<(), Broken> {
         let mut taken: Vec<u32> = self.free_slots.iter().map(|slot| slot.0).collect();
-        let running = self.sequences.iter().filter(|(_, sequence)| sequence.place == Place::Running);
+        let running = self.sequences.iter().filter(|(_, sequence)| sequence.status == Status::Running);
         taken.extend(running.map(|(_, sequence)| sequence.slot.0));
         taken.sort_unstable();
         let expected = if self.epoch.is_some() { self.config.max_num_seqs } else { 0 };
@@ -83,12 +85,12 @@ impl Scheduler {
     }
 
     fn check_counts(&self) -> Result<(), Broken> {
-        let count = |place| self.sequences.iter().filter(|(_, sequence)| sequence.place == place).count() as u32;
+        let count = |place| self.sequences.iter().filter(|(_, sequence)| sequence.status == place).count() as u32;
         let stats = self.stats();
         let counted = (stats.running, stats.waiting_for_capacity, stats.waiting_deferred);
-        let real = (count(Place::Running), count(Place::Waiting), count(Place::Deferred));
+        let real = (count(Status::Running), count(Status::Waiting), count(Status::Deferred));
         ensure(counted == real, || format!("counted {counted:?}, there are {real:?}"))?;
-        let ranks_grow = self.running.windows(2).all(|pair| pair[0].rank < pair[1].rank);
+        let ranks_grow = self.running.windows(2).all(|pair| pair[0].key < pair[1].key);
         ensure(ranks_grow, || "running is out of order".into())?;
         let queued: Vec<_> = self.requests.iter().filter(|(_, request)| !request.started).collect();
         let tokens: u64 = queued.iter().map(|(_, request)| request.prompt.len() as u64).sum();

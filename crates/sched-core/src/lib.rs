@@ -50,7 +50,7 @@ mod scheduler;
 mod slab;
 mod stats;
 
-pub use config::{BesideDecodes, Config, ConfigError, Pacing, Pipeline, Policy};
+pub use config::{Config, ConfigError, MixedPrefill, Pipeline, Policy, PrefillBudget};
 pub use error::{Broken, ProtocolError, QueueBound, Refusal};
 pub use scheduler::Scheduler;
 pub use stats::{End, EndCounts, FinishedChoice, Stats, Totals};

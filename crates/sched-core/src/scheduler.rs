@@ -6,11 +6,11 @@ use crate::{
     config::{Config, ConfigError},
     error::{QueueBound, Refusal},
     flight::Flight,
-    plan::prefill_budget::Pace,
+    plan::prefill_budget::PrefillRate,
     plan::scratch::Scratch,
-    requests::queue::{Queue, Rank},
+    requests::queue::{Queue, QueueKey},
     requests::request::{self, Admitted, Request, Seeds},
-    requests::sequence::{Place, Sequence},
+    requests::sequence::{Sequence, Status},
     slab::Slab,
     stats::{End, FinishedChoice, Stats, Totals},
 };
@@ -32,7 +32,7 @@ pub struct Scheduler {
     by_key: HashMap<RequestKey, u32>,
     by_sequence: HashMap<SequenceId, u32>,
     pub(crate) waiting: Queue,
-    /// Best rank first. Entries of ended sequences stay until the next plan sweeps them out.
+    /// In the queue's order. Entries of ended sequences stay until the next plan sweeps them out.
     pub(crate) running: Vec<RunningEntry>,
     pub(crate) swept_out: u32,
     deferred: u32,
@@ -43,7 +43,7 @@ pub struct Scheduler {
     pub(crate) flights: VecDeque<Flight>,
     pub(crate) spare_flights: Vec<Flight>,
     pub(crate) next_step: StepId,
-    pub(crate) pace: Pace,
+    pub(crate) prefill_rate: PrefillRate,
     next_sequence: u64,
     pub(crate) next_incarnation: u64,
     seeds: Seeds,
@@ -60,7 +60,7 @@ pub struct Scheduler {
 /// A sequence that runs, with what its order needs at hand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunningEntry {
-    pub rank: Rank,
+    pub key: QueueKey,
     pub index: u32,
     pub incarnation: u64,
 }
@@ -89,7 +89,7 @@ impl Scheduler {
             flights: VecDeque::new(),
             spare_flights: Vec::new(),
             next_step: StepId(1),
-            pace: Pace::default(),
+            prefill_rate: PrefillRate::default(),
             next_sequence: 1,
             next_incarnation: 1,
             queued_requests: 0,
@@ -117,7 +117,7 @@ impl Scheduler {
         self.pool = BlockPool::new(num_blocks);
         self.free_slots = (0..self.config.max_num_seqs).rev().map(SlotId).collect();
         self.next_step = StepId(1);
-        self.pace = Pace::default();
+        self.prefill_rate = PrefillRate::default();
     }
 
     /// The group is gone, with all its KV: everything live fails as unavailable, the prefix cache is empty, and nothing
@@ -320,7 +320,7 @@ impl Scheduler {
 
     /// Forgets every cached block. What runs keeps its blocks, but they will not be found by others.
     pub fn reset_prefix_cache(&mut self) {
-        self.pool.forget_names();
+        self.pool.forget_hashes();
         for entry in &self.running {
             if let Some(sequence) = self.sequences.get_mut(entry.index) {
                 sequence.cacheable = false;
@@ -332,11 +332,11 @@ impl Scheduler {
 
     pub(crate) fn enqueue(&mut self, index: u32) {
         let sequence = &mut self.sequences[index];
-        if sequence.place == Place::Deferred {
+        if sequence.status == Status::Deferred {
             self.deferred -= 1;
         }
-        sequence.place = Place::Waiting;
-        self.waiting.push(sequence.rank, index);
+        sequence.status = Status::Waiting;
+        self.waiting.push(sequence.key, index);
     }
 
     /// `Started`, once. From here on the request does not count as queued.
@@ -369,12 +369,12 @@ impl Scheduler {
 
     /// Takes a choice out of wherever it is and frees what it holds. The last choice takes the request along.
     pub(crate) fn end_choice(&mut self, index: u32, end: End, now_us: u64) {
-        match self.sequences[index].place {
-            Place::Deferred => self.deferred -= 1,
-            Place::Waiting => {
-                self.waiting.remove(self.sequences[index].rank);
+        match self.sequences[index].status {
+            Status::Deferred => self.deferred -= 1,
+            Status::Waiting => {
+                self.waiting.remove(self.sequences[index].key);
             }
-            Place::Running => {
+            Status::Running => {
                 self.free_worker_state(index);
                 self.swept_out += 1;
             }

@@ -10,7 +10,7 @@
 mod costs;
 mod world;
 
-use sched_core::{BesideDecodes, Config, Pacing};
+use sched_core::{Config, MixedPrefill, PrefillBudget};
 
 use costs::{LLAMA_8B, QWEN3_06B};
 use world::{Asked, World};
@@ -34,18 +34,18 @@ fn main() {
         max_num_seqs: number("--seqs", 256),
         max_num_batched_tokens: number("--batched-tokens", 8192),
         max_model_len: 66_560,
-        beside_decodes: match number("--beside-tokens", u32::MAX) {
-            0 => BesideDecodes::Any,
-            u32::MAX => BesideDecodes::Paced(Pacing {
-                least_tokens: number("--least-tokens", 512),
-                short_us: number("--short-us", 100_000),
+        mixed_prefill: match number("--beside-tokens", u32::MAX) {
+            0 => MixedPrefill::Unlimited,
+            u32::MAX => MixedPrefill::Timed(PrefillBudget {
+                min_tokens: number("--least-tokens", 512),
+                target_us: number("--short-us", 100_000),
                 few_decodes: number("--few-decodes", 12),
-                few_us: number("--few-us", 125_000),
-                short_tokens: number("--short-tokens", 6144),
+                few_decodes_target_us: number("--few-us", 125_000),
+                target_tokens: number("--short-tokens", 6144),
                 tokens_per_decode: number("--tokens-per-decode", 48),
-                long_us: number("--long-us", 150_000),
+                max_us: number("--long-us", 150_000),
             }),
-            tokens => BesideDecodes::AtMost(tokens),
+            tokens => MixedPrefill::AtMost(tokens),
         },
         enable_prefix_caching: false,
         vocab_size: 32_000,

@@ -1,9 +1,9 @@
-//! Names for full blocks: chained SHA-256, so that equal names mean equal tokens from the prompt's first on.
+//! Hashes for full blocks: chained SHA-256, so that equal hashes mean equal tokens from the prompt's first on.
 
 use sha2::{Digest, Sha256};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Names a full block together with all tokens before it and the tenant's salt.
+/// Hashes a full block together with all tokens before it and the tenant's salt.
 ///
 /// SHA-256 rather than a fast hash, because a tenant who could construct a collision would read another's prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +42,7 @@ impl BlockHash {
     }
 }
 
-/// Names of all full blocks of a prompt.
+/// Hashes of all full blocks of a prompt.
 pub(crate) fn prompt_hashes(cache_salt: &str, prompt: &[u32], block_size: u32) -> Vec<BlockHash> {
     let mut parent = BlockHash::root(cache_salt);
     let mut hashes = Vec::with_capacity(prompt.len() / block_size as usize);
@@ -71,7 +71,7 @@ impl Hasher for Unhashed {
     }
 }
 
-/// A hash map keyed by block names.
+/// A hash map keyed by block hashes.
 pub(crate) type HashTable<V> = std::collections::HashMap<BlockHash, V, BuildHasherDefault<Unhashed>>;
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!   free ───────────▶ used (refs > 0) ───────────────────────────▶ free      when it has no name
 //!    ▲                   ▲      │
 //!    │ evict, oldest     │ hit  │ release (last reference)
-//!    └──── cached (refs == 0, named, in LRU order) ◀──────────────┘          when it has one
+//!    └──── cached (refs == 0, hashed, in LRU order) ◀──────────────┘          when it has one
 //! ```
 //!
 //! `take` prefers free blocks and evicts the least recently released cached one otherwise; used blocks are never evicted.
@@ -31,7 +31,7 @@ struct Block {
 pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     free: Vec<BlockId>,
-    named: HashTable<BlockId>,
+    hashed: HashTable<BlockId>,
     /// Ends of the LRU list of cached blocks.
     oldest: u32,
     newest: u32,
@@ -48,7 +48,7 @@ impl BlockPool {
         Self {
             blocks: vec![blank; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
-            named: HashTable::default(),
+            hashed: HashTable::default(),
             oldest: NONE,
             newest: NONE,
             cached: 0,
@@ -123,20 +123,20 @@ impl BlockPool {
     }
 
     /// Gives a used block its name, unless another block has it already. Returns whether it did.
-    pub fn name(&mut self, block: BlockId, name: BlockHash) -> bool {
+    pub fn set_hash(&mut self, block: BlockId, name: BlockHash) -> bool {
         let entry = &mut self.blocks[block.index()];
         debug_assert!(entry.refs > 0, "only a used block gets a name");
-        if entry.name.is_some() || self.named.contains_key(&name) {
+        if entry.name.is_some() || self.hashed.contains_key(&name) {
             return false;
         }
         entry.name = Some(name);
-        self.named.insert(name, block);
+        self.hashed.insert(name, block);
         true
     }
 
     /// The block of this name, if there is one, without taking it.
     pub fn find(&self, name: &BlockHash) -> Option<BlockId> {
-        self.named.get(name).copied()
+        self.hashed.get(name).copied()
     }
 
     /// Whether `hold` would take the block out of the cached ones.
@@ -144,9 +144,9 @@ impl BlockPool {
         self.blocks[block.index()].refs == 0
     }
 
-    /// Forgets all names; blocks in use stay in use.
-    pub fn forget_names(&mut self) {
-        self.named.clear();
+    /// Forgets all hashes; blocks in use stay in use.
+    pub fn forget_hashes(&mut self) {
+        self.hashed.clear();
         while self.oldest != NONE {
             let block = self.oldest;
             self.unlink(block);
@@ -162,7 +162,7 @@ impl BlockPool {
         let block = self.oldest;
         self.unlink(block);
         if let Some(name) = self.blocks[block as usize].name.take() {
-            self.named.remove(&name);
+            self.hashed.remove(&name);
         }
         Some(BlockId(block))
     }
@@ -223,13 +223,13 @@ impl BlockPool {
             if seen[index] != u32::from(block.refs == 0) {
                 return Err(format!("block {index} with {} references is listed {} times", block.refs, seen[index]));
             }
-            if block.name.is_some_and(|name| self.named.get(&name) != Some(&BlockId(index as u32))) {
+            if block.name.is_some_and(|name| self.hashed.get(&name) != Some(&BlockId(index as u32))) {
                 return Err(format!("block {index} has a name that does not lead to it"));
             }
         }
-        let names = self.blocks.iter().filter(|block| block.name.is_some()).count();
-        if names != self.named.len() {
-            return Err(format!("{} names for {names} named blocks", self.named.len()));
+        let hashes = self.blocks.iter().filter(|block| block.name.is_some()).count();
+        if hashes != self.hashed.len() {
+            return Err(format!("{} hashes for {hashes} hashed blocks", self.hashed.len()));
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ mod tests {
     fn a_cached_block_is_found_until_it_is_evicted() {
         let mut pool = BlockPool::new(2);
         let first = pool.take().expect("a block");
-        assert!(pool.name(first, name(1)));
+        assert!(pool.set_hash(first, name(1)));
         pool.release(first);
         assert_eq!((pool.cached(), pool.available(), pool.used()), (1, 2, 0));
         assert_eq!(pool.find(&name(1)), Some(first));
@@ -263,8 +263,8 @@ mod tests {
     fn the_first_holder_of_a_name_keeps_it() {
         let mut pool = BlockPool::new(2);
         let (first, second) = (pool.take().expect("a block"), pool.take().expect("a block"));
-        assert!(pool.name(first, name(1)));
-        assert!(!pool.name(second, name(1)));
+        assert!(pool.set_hash(first, name(1)));
+        assert!(!pool.set_hash(second, name(1)));
         pool.release(second);
         assert_eq!((pool.cached(), pool.available()), (0, 1));
     }
@@ -291,7 +291,7 @@ mod tests {
                         pool.release(block);
                         holders.swap_remove(at % holders.len());
                     }
-                    (3, Some(block)) => drop(pool.name(block, name(number))),
+                    (3, Some(block)) => drop(pool.set_hash(block, name(number))),
                     (4, _) => {
                         let found = pool.find(&name(number));
                         if let Some(block) = found {
@@ -299,7 +299,7 @@ mod tests {
                             holders.push(block);
                         }
                     }
-                    (5, _) if number == 0 => pool.forget_names(),
+                    (5, _) if number == 0 => pool.forget_hashes(),
                     _ => (),
                 }
                 let mut counts = vec![0; 6];

@@ -6,16 +6,16 @@
 //! everything, which admission made sure is enough.
 
 use crate::{
-    plan::Draft,
+    plan::PlanBuilder,
     scheduler::{RunningEntry, Scheduler},
 };
 
 impl Scheduler {
     /// Room for one more position of a decode, at the cost of worse-ranked sequences if need be. False: it was preempted itself.
-    pub(crate) fn grow(&mut self, index: u32, draft: &mut Draft) -> bool {
+    pub(crate) fn allocate_decode(&mut self, index: u32, builder: &mut PlanBuilder) -> bool {
         let end = self.sequences[index].computed + 1;
         self.drop_unseen(index);
-        while !self.take_blocks(index, end, draft) {
+        while !self.allocate(index, end, builder) {
             let Some(victim) = self.running.pop() else { return false };
             self.preempt(victim.index);
             if victim.index == index {
@@ -26,12 +26,12 @@ impl Scheduler {
     }
 
     /// Room for a chunk that ends before `end`. False: not in this plan.
-    pub(crate) fn make_room(&mut self, index: u32, end: u32, draft: &mut Draft) -> bool {
-        if end <= self.sequences[index].room {
+    pub(crate) fn allocate_chunk(&mut self, index: u32, end: u32, builder: &mut PlanBuilder) -> bool {
+        if end <= self.sequences[index].allocated {
             return true;
         }
         self.drop_unseen(index);
-        while !self.take_blocks(index, end, draft) {
+        while !self.allocate(index, end, builder) {
             let Some(at) = self.worst_without_row(index) else { return false };
             let victim = self.running.remove(at);
             self.preempt(victim.index);
@@ -47,7 +47,7 @@ impl Scheduler {
     }
 
     /// Takes the blocks that positions below `end` still need, all or none.
-    fn take_blocks(&mut self, index: u32, end: u32, draft: &mut Draft) -> bool {
+    fn allocate(&mut self, index: u32, end: u32, builder: &mut PlanBuilder) -> bool {
         let block_size = self.config.block_size;
         let entries = end.div_ceil(block_size);
         let sequence = &mut self.sequences[index];
@@ -59,21 +59,21 @@ impl Scheduler {
             while table.len() < entries {
                 let block = self.pool.take().expect("availability was checked");
                 table.push(block);
-                draft.new_block(sequence.slot, group as u32, block);
+                builder.new_block(sequence.slot, group as u32, block);
             }
         }
-        sequence.find_room(block_size);
+        sequence.count_allocated(block_size);
         true
     }
 
     /// Gives back the blocks that no coming row of the sequence looks at. Those that the prefix cache is to know stay until it does.
     fn drop_unseen(&mut self, index: u32) {
         let sequence = &mut self.sequences[index];
-        let named = (self.config.enable_prefix_caching && sequence.cacheable).then_some(sequence.named);
+        let hashed = (self.config.enable_prefix_caching && sequence.cacheable).then_some(sequence.hashed);
         for (group, table) in sequence.tables.iter_mut().enumerate().filter(|(group, _)| self.groups.has_window(*group))
         {
             let first = self.groups.first_seen(group, sequence.computed);
-            let first = named.map_or(first, |named| first.min(named)).min(table.len());
+            let first = hashed.map_or(first, |hashed| first.min(hashed)).min(table.len());
             while table.dropped() < first {
                 self.pool.release(table.drop_oldest());
             }

@@ -5,7 +5,7 @@
 //! A sequence starts only when all blocks that the tokens it knows will ever need are free, and takes them at once (in
 //! groups with a window, those of its first chunk). So without windows a prompt in chunks never runs out half-way, and only
 //! decodes (one block every `block_size` tokens) have to ask again. When one of them asks in vain, the sequence of the worst
-//! rank gives everything up and is computed anew later; that may be the asking one itself. (`room.rs` has the details.) `running` is sorted by rank, so the victim is its last entry, which no row names yet: decodes
+//! rank gives everything up and is computed anew later; that may be the asking one itself. (`room.rs` has the details.) `running` is sorted by rank, so the victim is its last entry, which no row hashes yet: decodes
 //! are planned from the front. The best-ranked sequence can take everything from everybody, so something always ends.
 //! The victim does not bounce back in the same plan: it needs as many blocks as it gave, and the asking one took one.
 //!
@@ -20,7 +20,7 @@
 //! # Latency
 //!
 //! Decodes always fit (`max_num_batched_tokens >= max_num_seqs`) and go first. What prompts may add to a step that also
-//! decodes is bounded ([`BesideDecodes`]), since all rows of a step wait for its longest part.
+//! decodes is bounded ([`MixedPrefill`]), since all rows of a step wait for its longest part.
 
 pub(crate) mod allocate;
 pub(crate) mod prefill_budget;
@@ -28,9 +28,9 @@ pub(crate) mod scratch;
 pub(crate) mod start;
 
 use crate::{
-    BesideDecodes,
+    MixedPrefill,
     flight::{Flight, FlightRow},
-    requests::sequence::Place,
+    requests::sequence::Status,
     scheduler::Scheduler,
 };
 use ids::{BlockId, SlotId};
@@ -40,7 +40,7 @@ use proto::{StepPlan, Want};
 const LAST_TOKENS: u32 = 64;
 
 /// A plan in the making.
-pub(crate) struct Draft {
+pub(crate) struct PlanBuilder {
     pub plan: StepPlan,
     flight: Flight,
     /// Tokens that the step may still compute.
@@ -48,12 +48,12 @@ pub(crate) struct Draft {
     /// Tokens beyond these that may be a prompt's last.
     spare: u32,
     /// Bytes that further newcomers may add to the plan.
-    newcomer_bytes: usize,
+    new_request_bytes: usize,
     /// Block tables of a sequence; with one, the plan need not say which.
     groups: usize,
 }
 
-impl Draft {
+impl PlanBuilder {
     /// The next entry of a group's table in `slot`.
     pub fn new_block(&mut self, slot: SlotId, group: u32, block: BlockId) {
         self.plan.new_block_slot.push(slot.0);
@@ -87,18 +87,18 @@ impl Scheduler {
             return None;
         }
         self.sweep_running();
-        let mut draft = self.new_draft();
-        self.plan_decodes(&mut draft);
-        if !draft.flight.rows.is_empty() {
-            self.pace_prompts(&mut draft);
+        let mut builder = self.new_builder();
+        self.plan_decodes(&mut builder);
+        if !builder.flight.rows.is_empty() {
+            self.limit_prefill(&mut builder);
         }
-        self.plan_chunks(&mut draft);
-        self.start_waiting(&mut draft, now_us);
-        draft.plan.epoch = epoch.0;
-        self.seal(draft)
+        self.plan_chunks(&mut builder);
+        self.start_waiting(&mut builder, now_us);
+        builder.plan.epoch = epoch.0;
+        self.seal(builder)
     }
 
-    fn new_draft(&mut self) -> Draft {
+    fn new_builder(&mut self) -> PlanBuilder {
         let mut flight = self.spare_flights.pop().unwrap_or_default();
         flight.clear(self.next_step);
         let rows = self.running.len() + 8;
@@ -110,12 +110,12 @@ impl Scheduler {
             want: Vec::with_capacity(rows),
             ..StepPlan::default()
         };
-        Draft {
+        PlanBuilder {
             plan,
             flight,
             left: self.config.max_num_batched_tokens,
             spare: 0,
-            newcomer_bytes: self.config.max_newcomer_bytes,
+            new_request_bytes: self.config.max_new_request_bytes,
             groups: self.groups.count(),
         }
     }
@@ -130,7 +130,7 @@ impl Scheduler {
         self.swept_out = 0;
     }
 
-    fn plan_decodes(&mut self, draft: &mut Draft) {
+    fn plan_decodes(&mut self, builder: &mut PlanBuilder) {
         self.scratch.prefills.clear();
         let mut at = 0;
         // `running` may shrink from behind while this goes on.
@@ -146,10 +146,10 @@ impl Scheduler {
             if planned >= sequence.limit {
                 continue; // All its tokens are on their way.
             }
-            if sequence.computed == sequence.room && !self.grow(index, draft) {
+            if sequence.computed == sequence.allocated && !self.allocate_decode(index, builder) {
                 continue;
             }
-            self.push_row(draft, index, 1);
+            self.push_row(builder, index, 1);
         }
     }
 
@@ -162,17 +162,17 @@ impl Scheduler {
         self.enqueue(index);
     }
 
-    fn plan_chunks(&mut self, draft: &mut Draft) {
+    fn plan_chunks(&mut self, builder: &mut PlanBuilder) {
         let prefills = std::mem::take(&mut self.scratch.prefills);
         for index in &prefills {
             let sequence = &self.sequences[*index];
-            if sequence.place != Place::Running {
+            if sequence.status != Status::Running {
                 continue; // It made room for another chunk.
             }
             let computed = sequence.computed;
-            let chunk = self.chunk(sequence.planned_len() - computed, draft);
-            if chunk > 0 && self.make_room(*index, computed + chunk, draft) {
-                self.push_row(draft, *index, chunk);
+            let chunk = self.chunk(sequence.planned_len() - computed, builder);
+            if chunk > 0 && self.allocate_chunk(*index, computed + chunk, builder) {
+                self.push_row(builder, *index, chunk);
             }
         }
         self.scratch.prefills = prefills;
@@ -180,29 +180,29 @@ impl Scheduler {
 
     /// Bounds the prompt tokens beside the decodes that are planned. Where a prompt's last few tokens are beyond what there is time for, they
     /// would cost its request a whole step.
-    fn pace_prompts(&self, draft: &mut Draft) {
-        let most = self.most_beside(draft.flight.rows.len() as u32);
+    fn limit_prefill(&self, builder: &mut PlanBuilder) {
+        let most = self.prefill_limit(builder.flight.rows.len() as u32);
         // What a flag says is meant to the token.
-        if matches!(self.config.beside_decodes, BesideDecodes::Paced(_)) {
-            draft.spare = draft.left.saturating_sub(most).min(LAST_TOKENS);
+        if matches!(self.config.mixed_prefill, MixedPrefill::Timed(_)) {
+            builder.spare = builder.left.saturating_sub(most).min(LAST_TOKENS);
         }
-        draft.left = draft.left.min(most);
+        builder.left = builder.left.min(most);
     }
 
     /// Prompt tokens that a step may compute beside so many decodes.
-    fn most_beside(&self, decodes: u32) -> u32 {
-        match self.config.beside_decodes {
-            BesideDecodes::AtMost(tokens) if self.config.enable_chunked_prefill => tokens,
-            BesideDecodes::Paced(pacing) if self.config.enable_chunked_prefill => {
-                self.pace.tokens_beside(decodes, pacing)
+    fn prefill_limit(&self, decodes: u32) -> u32 {
+        match self.config.mixed_prefill {
+            MixedPrefill::AtMost(tokens) if self.config.enable_chunked_prefill => tokens,
+            MixedPrefill::Timed(pacing) if self.config.enable_chunked_prefill => {
+                self.prefill_rate.tokens_with(decodes, pacing)
             }
             _ => u32::MAX,
         }
     }
 
     /// How many of `remaining` tokens run in this step.
-    fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
-        let left = if remaining <= draft.left + draft.spare { remaining } else { draft.left };
+    fn chunk(&self, remaining: u32, builder: &PlanBuilder) -> u32 {
+        let left = if remaining <= builder.left + builder.spare { remaining } else { builder.left };
         if !self.config.enable_chunked_prefill {
             return if remaining <= left { remaining } else { 0 };
         }
@@ -212,23 +212,23 @@ impl Scheduler {
         }
     }
 
-    fn start_waiting(&mut self, draft: &mut Draft, now_us: u64) {
+    fn start_waiting(&mut self, builder: &mut PlanBuilder, now_us: u64) {
         // Strictly in order: overtaking would starve whoever needs the most.
         while let Some(index) = self.waiting.first() {
-            if draft.left == 0 || self.free_slots.is_empty() || !self.try_start(index, draft, now_us) {
+            if builder.left == 0 || self.free_slots.is_empty() || !self.try_start(index, builder, now_us) {
                 return;
             }
         }
     }
 
-    fn try_start(&mut self, index: u32, draft: &mut Draft, now_us: u64) -> bool {
-        let here = (self.sequences[index].rank, self.pool.releases());
+    fn try_start(&mut self, index: u32, builder: &mut PlanBuilder, now_us: u64) -> bool {
+        let here = (self.sequences[index].key, self.pool.releases());
         let alone = self.running.is_empty();
         if !alone && self.scratch.blocked == Some(here) {
             return false;
         }
-        let bytes = self.newcomer_bytes(index);
-        if bytes > draft.newcomer_bytes && !draft.plan.added.is_empty() {
+        let bytes = self.new_request_bytes(index);
+        if bytes > builder.new_request_bytes && !builder.plan.added.is_empty() {
             return false;
         }
         let start = self.find_start(index);
@@ -238,13 +238,13 @@ impl Scheduler {
             self.scratch.blocked = Some(here);
             return false;
         }
-        let chunk = self.chunk(self.sequences[index].known_len() - start.computed, draft);
+        let chunk = self.chunk(self.sequences[index].known_len() - start.computed, builder);
         if chunk == 0 {
             return false;
         }
-        self.start(index, &start, start.computed + chunk, draft, now_us);
-        draft.newcomer_bytes = draft.newcomer_bytes.saturating_sub(bytes);
-        self.push_row(draft, index, chunk);
+        self.start(index, &start, start.computed + chunk, builder, now_us);
+        builder.new_request_bytes = builder.new_request_bytes.saturating_sub(bytes);
+        self.push_row(builder, index, chunk);
         true
     }
 
@@ -253,7 +253,7 @@ impl Scheduler {
     }
 
     /// A row of `num_tokens` more tokens; it samples when it reaches the last one.
-    fn push_row(&mut self, draft: &mut Draft, index: u32, num_tokens: u32) {
+    fn push_row(&mut self, builder: &mut PlanBuilder, index: u32, num_tokens: u32) {
         let sequence = &mut self.sequences[index];
         let start = sequence.computed;
         let end = start + num_tokens;
@@ -265,41 +265,41 @@ impl Scheduler {
             sequence.prompt_done_in = self.next_step.0;
             self.scratch.prompts_done.push(sequence.request);
         }
-        draft.spare = draft.spare.saturating_sub(num_tokens.saturating_sub(draft.left));
-        draft.left = draft.left.saturating_sub(num_tokens);
-        draft.flight.prompt_tokens += if num_tokens > 1 { num_tokens } else { 0 };
-        let plan = &mut draft.plan;
+        builder.spare = builder.spare.saturating_sub(num_tokens.saturating_sub(builder.left));
+        builder.left = builder.left.saturating_sub(num_tokens);
+        builder.flight.prompt_tokens += if num_tokens > 1 { num_tokens } else { 0 };
+        let plan = &mut builder.plan;
         plan.slot.push(sequence.slot.0);
         plan.start.push(start);
         plan.num_tokens.push(num_tokens);
         plan.want.push(if sample { Want::Sample } else { Want::None }.into());
-        draft.flight.push(FlightRow { index, slot: sequence.slot.0, end, sample, incarnation: sequence.incarnation });
+        builder.flight.push(FlightRow { index, slot: sequence.slot.0, end, sample, incarnation: sequence.incarnation });
     }
 
-    fn seal(&mut self, mut draft: Draft) -> Option<StepPlan> {
+    fn seal(&mut self, mut builder: PlanBuilder) -> Option<StepPlan> {
         // When work ends, a last plan without rows lets the workers drop what ended.
         let tidies_up = self.flights.is_empty() && !self.removed.is_empty();
-        if draft.flight.rows.is_empty() && !tidies_up {
-            self.spare_flights.push(draft.flight);
+        if builder.flight.rows.is_empty() && !tidies_up {
+            self.spare_flights.push(builder.flight);
             return None;
         }
         while let Some(request) = self.scratch.prompts_done.pop() {
             self.release_siblings(request);
         }
-        draft.plan.removed = std::mem::take(&mut self.removed);
-        self.iteration_tokens = draft.plan.num_tokens.iter().sum();
+        builder.plan.removed = std::mem::take(&mut self.removed);
+        self.iteration_tokens = builder.plan.num_tokens.iter().sum();
         self.totals.steps += 1;
         self.totals.scheduled_tokens += u64::from(self.iteration_tokens);
         self.next_step.0 += 1;
-        self.flights.push_back(draft.flight);
-        Some(draft.plan)
+        self.flights.push_back(builder.flight);
+        Some(builder.plan)
     }
 
     /// Lets the choices that waited for a sibling into the queue.
     pub(crate) fn release_siblings(&mut self, request: u32) {
         for choice in 0..self.requests[request].choices.len() {
             if let Some(index) = self.requests[request].choices[choice]
-                && self.sequences[index].place == Place::Deferred
+                && self.sequences[index].status == Status::Deferred
             {
                 self.enqueue(index);
             }

@@ -1,6 +1,6 @@
 //! What planning keeps from plan to plan.
 
-use crate::{blocks::table::Table, requests::queue::Rank};
+use crate::{blocks::table::Table, requests::queue::QueueKey};
 
 /// Buffers and notes that live from plan to plan.
 #[derive(Debug, Default)]
@@ -13,5 +13,5 @@ pub(crate) struct Scratch {
     pub prompts_done: Vec<u32>,
     /// The queue's head and the pool's release count when it last did not fit: until either changes, neither does the
     /// answer, and a long prompt's cache lookup is spared.
-    pub blocked: Option<(Rank, u64)>,
+    pub blocked: Option<(QueueKey, u64)>,
 }

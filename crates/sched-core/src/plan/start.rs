@@ -5,9 +5,9 @@
 
 use crate::{
     blocks::hash::BlockHash,
-    plan::Draft,
+    plan::PlanBuilder,
     plan::scratch::Scratch,
-    requests::sequence::{Place, Sequence},
+    requests::sequence::{Sequence, Status},
     scheduler::{RunningEntry, Scheduler},
 };
 use ids::BlockId;
@@ -86,15 +86,15 @@ impl Scheduler {
     /// Leading blocks of a sequence that are usable from the prefix cache.
     fn find_cached(&self, index: u32) -> u32 {
         let sequence = &self.sequences[index];
-        let names = Names { prompt: &self.requests[sequence.request].prompt_hashes, output: &sequence.output_hashes };
+        let hashes = Hashes { prompt: &self.requests[sequence.request].prompt_hashes, output: &sequence.output_hashes };
         // At least the last token is computed: its logits are what the next token is sampled from.
-        let mut hits = ((sequence.known_len() - 1) / self.config.block_size).min(names.len());
+        let mut hits = ((sequence.known_len() - 1) / self.config.block_size).min(hashes.len());
         for group in (0..self.groups.count()).filter(|group| !self.groups.has_window(*group)) {
-            hits = (0..hits).take_while(|entry| self.cached(names, *entry, group).is_some()).count() as u32;
+            hits = (0..hits).take_while(|entry| self.cached(hashes, *entry, group).is_some()).count() as u32;
         }
         let windows: Vec<usize> = (0..self.groups.count()).filter(|group| self.groups.has_window(*group)).collect();
         loop {
-            let usable = windows.iter().fold(hits, |hits, group| self.usable(names, *group, hits));
+            let usable = windows.iter().fold(hits, |hits, group| self.usable(hashes, *group, hits));
             if usable == hits {
                 return hits;
             }
@@ -103,52 +103,52 @@ impl Scheduler {
     }
 
     /// The longest prefix of at most `most` blocks whose end a group with a window has.
-    fn usable(&self, names: Names<'_>, group: usize, most: u32) -> u32 {
+    fn usable(&self, hashes: Hashes<'_>, group: usize, most: u32) -> u32 {
         let block_size = self.config.block_size;
         let mut hits = most;
         let mut entry = most;
         while entry > self.groups.first_seen(group, hits * block_size) {
             entry -= 1;
-            if self.cached(names, entry, group).is_none() {
+            if self.cached(hashes, entry, group).is_none() {
                 hits = entry;
             }
         }
         hits
     }
 
-    fn cached(&self, names: Names<'_>, entry: u32, group: usize) -> Option<BlockId> {
-        self.pool.find(&names.get(entry).in_group(group))
+    fn cached(&self, hashes: Hashes<'_>, entry: u32, group: usize) -> Option<BlockId> {
+        self.pool.find(&hashes.get(entry).in_group(group))
     }
 
     /// Fills `Scratch::shared` with a prefix that is usable.
     fn share_cached(&mut self, index: u32, hits: u32) {
         let mut shared = std::mem::take(&mut self.scratch.shared);
         let sequence = &self.sequences[index];
-        let names = Names { prompt: &self.requests[sequence.request].prompt_hashes, output: &sequence.output_hashes };
+        let hashes = Hashes { prompt: &self.requests[sequence.request].prompt_hashes, output: &sequence.output_hashes };
         for (group, table) in shared.iter_mut().enumerate() {
             let first = self.groups.first_seen(group, hits * self.config.block_size).min(hits);
             table.begin(first);
             for entry in first..hits {
-                table.push(self.cached(names, entry, group).expect("it was just found"));
+                table.push(self.cached(hashes, entry, group).expect("it was just found"));
             }
         }
         self.scratch.shared = shared;
     }
 
     /// Gives a waiting sequence its slot, and blocks for the positions below `end`, and tells the workers.
-    pub(crate) fn start(&mut self, index: u32, start: &Start, end: u32, draft: &mut Draft, now_us: u64) {
+    pub(crate) fn start(&mut self, index: u32, start: &Start, end: u32, builder: &mut PlanBuilder, now_us: u64) {
         self.count_start(index, start, now_us);
         let (block_size, known) = (self.config.block_size, self.sequences[index].known_len());
         let Scratch { shared, .. } = &self.scratch;
         let sequence = &mut self.sequences[index];
-        self.waiting.remove(sequence.rank);
-        sequence.place = Place::Running;
+        self.waiting.remove(sequence.key);
+        sequence.status = Status::Running;
         sequence.slot = self.free_slots.pop().expect("a free slot was seen");
         sequence.incarnation = self.next_incarnation;
         self.next_incarnation += 1;
         sequence.cacheable = true;
         sequence.computed = start.computed;
-        sequence.named = if start.fork { 0 } else { start.computed / block_size };
+        sequence.hashed = if start.fork { 0 } else { start.computed / block_size };
         // All that is shared before anything is taken, lest it be evicted.
         for (table, shared) in sequence.tables.iter_mut().zip(shared) {
             shared.live().iter().for_each(|block| self.pool.hold(*block));
@@ -160,14 +160,14 @@ impl Scheduler {
                 table.push(self.pool.take().expect("availability was checked"));
             }
         }
-        sequence.find_room(block_size);
-        let entry = RunningEntry { rank: sequence.rank, index, incarnation: sequence.incarnation };
-        let at = self.running.partition_point(|other| other.rank < entry.rank);
+        sequence.count_allocated(block_size);
+        let entry = RunningEntry { key: sequence.key, index, incarnation: sequence.incarnation };
+        let at = self.running.partition_point(|other| other.key < entry.key);
         self.running.insert(at, entry);
         let added = self.new_sequence(index);
-        draft.plan.added.push(added);
+        builder.plan.added.push(added);
         if start.fork {
-            self.copy_before_write(index, draft);
+            self.copy_before_write(index, builder);
         }
     }
 
@@ -187,7 +187,7 @@ impl Scheduler {
     }
 
     /// Most bytes that a newcomer's [`NewSequence`] takes in a plan.
-    pub(crate) fn newcomer_bytes(&self, index: u32) -> usize {
+    pub(crate) fn new_request_bytes(&self, index: u32) -> usize {
         let (sequence, groups) = (&self.sequences[index], self.groups.count());
         let request = &self.requests[sequence.request];
         let known = sequence.known_len() as usize;
@@ -230,7 +230,7 @@ impl Scheduler {
 
     /// Copy-on-write: the blocks that the next row writes to become the sequence's own. Only a fork needs it; cache hits
     /// are whole blocks before the first position that a row writes.
-    fn copy_before_write(&mut self, index: u32, draft: &mut Draft) {
+    fn copy_before_write(&mut self, index: u32, builder: &mut PlanBuilder) {
         let sequence = &mut self.sequences[index];
         let at = sequence.computed / self.config.block_size;
         for (group, table) in sequence.tables.iter_mut().enumerate() {
@@ -242,19 +242,19 @@ impl Scheduler {
             // The source stays intact until the copy ran: its other holder keeps it, and rows run after copies.
             self.pool.release(shared);
             table.replace(at, own);
-            draft.replace(sequence.slot, group as u32, at, (shared, own));
+            builder.replace(sequence.slot, group as u32, at, (shared, own));
         }
     }
 }
 
-/// Names of a sequence's full blocks.
+/// Hashes of a sequence's full blocks.
 #[derive(Clone, Copy)]
-struct Names<'a> {
+struct Hashes<'a> {
     prompt: &'a [BlockHash],
     output: &'a [BlockHash],
 }
 
-impl Names<'_> {
+impl Hashes<'_> {
     fn len(self) -> u32 {
         (self.prompt.len() + self.output.len()) as u32
     }

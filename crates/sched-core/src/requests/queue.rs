@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 
 /// A sequence's place in every order: smaller runs first, the largest is preempted first.
 ///
-/// Sequence numbers grow with arrival, so a preempted sequence, which keeps its rank, comes back in front of all of its
+/// Sequence numbers grow with arrival, so a preempted sequence, which keeps its key, comes back in front of all of its
 /// class that never ran.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Rank {
+pub(crate) struct QueueKey {
     class: i32,
     sequence: u64,
 }
 
-impl Rank {
+impl QueueKey {
     pub fn new(policy: Policy, priority: i32, sequence: u64) -> Self {
         let class = match policy {
             Policy::Fcfs => 0,
@@ -26,24 +26,24 @@ impl Rank {
 /// Sequences that wait for a slot and blocks, as indices into the sequence table.
 #[derive(Default, Debug)]
 pub(crate) struct Queue {
-    by_rank: BTreeMap<Rank, u32>,
+    by_key: BTreeMap<QueueKey, u32>,
 }
 
 impl Queue {
-    pub fn push(&mut self, rank: Rank, index: u32) {
-        self.by_rank.insert(rank, index);
+    pub fn push(&mut self, key: QueueKey, index: u32) {
+        self.by_key.insert(key, index);
     }
 
     pub fn first(&self) -> Option<u32> {
-        self.by_rank.first_key_value().map(|(_, index)| *index)
+        self.by_key.first_key_value().map(|(_, index)| *index)
     }
 
-    pub fn remove(&mut self, rank: Rank) -> bool {
-        self.by_rank.remove(&rank).is_some()
+    pub fn remove(&mut self, key: QueueKey) -> bool {
+        self.by_key.remove(&key).is_some()
     }
 
     pub fn len(&self) -> usize {
-        self.by_rank.len()
+        self.by_key.len()
     }
 }
 
@@ -54,11 +54,11 @@ mod tests {
     fn check(policy: Policy, arrivals: &[i32], expected: &[u32]) {
         let mut queue = Queue::default();
         for (number, priority) in arrivals.iter().enumerate() {
-            queue.push(Rank::new(policy, *priority, number as u64), number as u32);
+            queue.push(QueueKey::new(policy, *priority, number as u64), number as u32);
         }
         let mut order = Vec::new();
         while let Some(index) = queue.first() {
-            queue.remove(Rank::new(policy, arrivals[index as usize], u64::from(index)));
+            queue.remove(QueueKey::new(policy, arrivals[index as usize], u64::from(index)));
             order.push(index);
         }
         assert_eq!(order, expected);
@@ -74,12 +74,12 @@ mod tests {
     #[test]
     fn a_preempted_sequence_comes_back_to_the_front_of_its_class() {
         let mut queue = Queue::default();
-        let rank = |priority, number| Rank::new(Policy::Priority, priority, number);
-        queue.push(rank(1, 7), 7);
-        queue.push(rank(0, 9), 9);
-        queue.push(rank(1, 3), 3); // ran before 7 arrived
+        let key = |priority, number| QueueKey::new(Policy::Priority, priority, number);
+        queue.push(key(1, 7), 7);
+        queue.push(key(0, 9), 9);
+        queue.push(key(1, 3), 3); // ran before 7 arrived
         assert_eq!(queue.first(), Some(9));
-        queue.remove(rank(0, 9));
+        queue.remove(key(0, 9));
         assert_eq!(queue.first(), Some(3));
     }
 }

@@ -21,9 +21,9 @@ pub(crate) struct Request {
     pub sampling: proto::Sampling,
     pub output: proto::Output,
     pub prompt: Vec<u32>,
-    /// Names of the prompt's full blocks; empty when the prefix cache is off.
+    /// Hashes of the prompt's full blocks; empty when the prefix cache is off.
     pub prompt_hashes: Vec<BlockHash>,
-    /// Root of the names, for prompts shorter than a block.
+    /// Root of the hashes, for prompts shorter than a block.
     pub root: BlockHash,
     pub first_sequence: SequenceId,
     pub n: u32,

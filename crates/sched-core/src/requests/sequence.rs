@@ -4,14 +4,14 @@ use crate::{
     blocks::hash::BlockHash,
     blocks::table::Table,
     config::Policy,
-    requests::queue::Rank,
+    requests::queue::QueueKey,
     requests::request::{self, Request},
 };
 use ids::{SequenceId, SlotId};
 
 /// Where a sequence is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Status {
     /// A choice whose sibling computes the prompt for it.
     Deferred,
     /// In the queue.
@@ -41,27 +41,27 @@ pub(crate) struct Sequence {
     /// Tokens it may have, prompt and output together.
     pub limit: u32,
     /// Positions that every table has a block for.
-    pub room: u32,
+    pub allocated: u32,
     /// The plan with its latest row.
     pub row_in: u64,
     /// By group of layers.
     pub tables: Vec<Table>,
     pub output: Vec<u32>,
     /// Leading blocks of the tables that were offered to the prefix cache in this incarnation.
-    pub named: u32,
+    pub hashed: u32,
     /// Off for what was running when the cache was reset.
     pub cacheable: bool,
-    pub place: Place,
+    pub status: Status,
 
     pub id: SequenceId,
     pub request: u32,
     pub choice: u32,
-    pub rank: Rank,
+    pub key: QueueKey,
     pub seed: u64,
     /// The plan that computed the end of the prompt, in this incarnation; 0: none yet. From the next plan on,
     /// siblings may take the prompt's blocks.
     pub prompt_done_in: u64,
-    /// Names of the full blocks behind the prompt's.
+    /// Hashes of the full blocks behind the prompt's.
     pub output_hashes: Vec<BlockHash>,
     /// Last prompt position whose log-probabilities went out.
     pub prompt_logprobs_sent: u32,
@@ -89,17 +89,17 @@ impl Sequence {
             computed: 0,
             in_flight: 0,
             limit: request.limit,
-            room: 0,
+            allocated: 0,
             row_in: 0,
             tables: vec![Table::default(); groups],
             output: Vec::new(),
-            named: 0,
+            hashed: 0,
             cacheable: true,
-            place: Place::Deferred,
+            status: Status::Deferred,
             id,
             request: index,
             choice,
-            rank: Rank::new(policy, request.priority, id.0),
+            key: QueueKey::new(policy, request.priority, id.0),
             seed: request::choice_seed(request.seed, choice),
             prompt_done_in: 0,
             output_hashes: Vec::new(),
@@ -121,9 +121,9 @@ impl Sequence {
     }
 
     /// Looks again how far the tables reach.
-    pub fn find_room(&mut self, block_size: u32) {
+    pub fn count_allocated(&mut self, block_size: u32) {
         let entries = self.tables.iter().map(Table::len).min().unwrap_or(0);
-        self.room = entries.saturating_mul(block_size);
+        self.allocated = entries.saturating_mul(block_size);
     }
 
     /// Forgets everything that lives on the workers. The caller has freed slot and blocks.
@@ -131,9 +131,9 @@ impl Sequence {
         self.incarnation = 0;
         self.computed = 0;
         self.in_flight = 0;
-        self.named = 0;
+        self.hashed = 0;
         self.prompt_done_in = 0;
-        self.room = 0;
+        self.allocated = 0;
         self.row_in = 0;
         self.tables.iter_mut().for_each(|table| table.begin(0));
     }

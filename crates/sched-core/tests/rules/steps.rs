@@ -3,7 +3,7 @@
 use super::*;
 use prost::Message;
 use proto::FinishReason;
-use sched_core::{BesideDecodes, End, Pacing, Policy, ProtocolError};
+use sched_core::{End, MixedPrefill, Policy, PrefillBudget, ProtocolError};
 
 #[test]
 fn a_request_from_start_to_end() {
@@ -44,7 +44,7 @@ fn newcomers_of_one_plan_fit_a_message() {
         c.max_num_batched_tokens = 512;
         c.max_model_len = 1000;
         c.max_choices = 6;
-        c.max_newcomer_bytes = most;
+        c.max_new_request_bytes = most;
     });
     let mut scheduler = formed(config, 800);
     let mut long = request(1, 200, 1);
@@ -69,7 +69,7 @@ fn newcomers_of_one_plan_fit_a_message() {
 fn decodes_go_first_and_prompts_come_in_chunks() {
     let config = with(|c| {
         c.max_num_batched_tokens = 16;
-        c.beside_decodes = BesideDecodes::AtMost(6);
+        c.mixed_prefill = MixedPrefill::AtMost(6);
         c.long_prefill_token_threshold = 12;
     });
     let mut scheduler = formed(config, 50);
@@ -88,15 +88,15 @@ fn prompts_beside_decodes_take_what_has_time() {
         c.max_num_batched_tokens = 2048;
         c.max_model_len = 4000;
         c.vocab_size = 9000;
-        let pacing = Pacing {
-            least_tokens: 100,
-            short_us: 5000,
-            short_tokens: 2048,
+        let pacing = PrefillBudget {
+            min_tokens: 100,
+            target_us: 5000,
+            target_tokens: 2048,
             tokens_per_decode: 512,
-            long_us: 11_000,
-            ..Pacing::default()
+            max_us: 11_000,
+            ..PrefillBudget::default()
         };
-        c.beside_decodes = BesideDecodes::Paced(pacing);
+        c.mixed_prefill = MixedPrefill::Timed(pacing);
     });
     let mut scheduler = formed(config, 9000);
     let timed = |scheduler: &mut Scheduler, compute_us| {
@@ -119,24 +119,24 @@ fn prompts_beside_decodes_take_what_has_time() {
 
 #[test]
 fn a_prompts_last_tokens_beyond_the_pace_go_along() {
-    let paced = Pacing { least_tokens: 100, ..Pacing::default() };
-    for (beside_decodes, beside) in [
-        (BesideDecodes::Paced(paced), vec![(0, 164, 1)]),
-        (BesideDecodes::Paced(Pacing { least_tokens: 99, ..paced }), vec![(0, 99, 0)]),
+    let paced = PrefillBudget { min_tokens: 100, ..PrefillBudget::default() };
+    for (mixed_prefill, beside) in [
+        (MixedPrefill::Timed(paced), vec![(0, 164, 1)]),
+        (MixedPrefill::Timed(PrefillBudget { min_tokens: 99, ..paced }), vec![(0, 99, 0)]),
         // The next prompt has more than may go along.
-        (BesideDecodes::Paced(Pacing { least_tokens: 164, ..paced }), vec![(0, 164, 1)]),
-        (BesideDecodes::AtMost(100), vec![(0, 100, 0)]),
+        (MixedPrefill::Timed(PrefillBudget { min_tokens: 164, ..paced }), vec![(0, 164, 1)]),
+        (MixedPrefill::AtMost(100), vec![(0, 100, 0)]),
     ] {
         let config = with(|c| {
             (c.max_num_batched_tokens, c.max_model_len, c.vocab_size) = (2048, 4000, 9000);
-            c.beside_decodes = beside_decodes;
+            c.mixed_prefill = mixed_prefill;
         });
         let mut scheduler = formed(config, 9000);
         admit(&mut scheduler, stranger(1, 20, 50));
         step(&mut scheduler, 1);
         admit(&mut scheduler, stranger(2, 164, 50));
         admit(&mut scheduler, stranger(3, 165, 50));
-        assert_eq!(rows(&step(&mut scheduler, 1).0)[1..], beside[..], "{beside_decodes:?}");
+        assert_eq!(rows(&step(&mut scheduler, 1).0)[1..], beside[..], "{mixed_prefill:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{oracle, source::Source, worker::SALT_MARK};
 use proto::{RequestKey, Sampling, prompt::Kind};
-use sched_core::{BesideDecodes, Config, Pacing, Pipeline, Policy};
+use sched_core::{Config, MixedPrefill, Pipeline, Policy, PrefillBudget};
 
 /// Any possible configuration, in small numbers.
 pub fn config(source: &mut Source) -> Config {
@@ -18,7 +18,7 @@ pub fn config(source: &mut Source) -> Config {
         max_num_batched_tokens: least + source.below(24),
         max_model_len,
         long_prefill_token_threshold: optional(source, 9),
-        beside_decodes: beside_decodes(source),
+        mixed_prefill: mixed_prefill(source),
         enable_chunked_prefill,
         enable_prefix_caching: !recurrent && source.chance(75),
         windows: windows(source),
@@ -32,22 +32,22 @@ pub fn config(source: &mut Source) -> Config {
         vocab_size: oracle::VOCAB,
         max_choices: 4,
         seed: 11,
-        max_newcomer_bytes: if source.chance(30) { source.below(900) as usize } else { 4 << 20 },
+        max_new_request_bytes: if source.chance(30) { source.below(900) as usize } else { 4 << 20 },
     }
 }
 
-fn beside_decodes(source: &mut Source) -> BesideDecodes {
+fn mixed_prefill(source: &mut Source) -> MixedPrefill {
     match source.below(3) {
-        0 => BesideDecodes::Any,
-        1 => BesideDecodes::AtMost(source.between(1, 9)),
-        _ => BesideDecodes::Paced(Pacing {
-            least_tokens: source.between(1, 9),
-            short_us: source.below(9),
+        0 => MixedPrefill::Unlimited,
+        1 => MixedPrefill::AtMost(source.between(1, 9)),
+        _ => MixedPrefill::Timed(PrefillBudget {
+            min_tokens: source.between(1, 9),
+            target_us: source.below(9),
             few_decodes: source.below(4),
-            few_us: source.below(9),
-            short_tokens: source.below(9),
+            few_decodes_target_us: source.below(9),
+            target_tokens: source.below(9),
             tokens_per_decode: source.below(9),
-            long_us: source.below(99),
+            max_us: source.below(99),
         }),
     }
 }

@@ -3,7 +3,7 @@
 use clap::{ArgAction, ValueEnum};
 use link::LinkOptions;
 use proto::ModelInfo;
-use sched_core::{Config, MixedPrefill, Pipeline, PrefillBudget};
+use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{Address, CommonArgs};
 
 use crate::group::Formed;
@@ -165,7 +165,9 @@ impl Args {
                 Policy::Fcfs => sched_core::Policy::Fcfs,
                 Policy::Priority => sched_core::Policy::Priority,
             },
-            pipeline: if self.async_scheduling { Pipeline::RunAhead } else { Pipeline::InOrder },
+            pipeline_depth: if self.async_scheduling { 2 } else { 1 },
+            speculative_tokens: 0,
+            features: Features::default(),
             max_num_queued_reqs: self.max_num_queued_reqs,
             max_num_queued_tokens: self.max_num_queued_tokens,
             watermark: self.watermark,

@@ -4,13 +4,15 @@ use std::collections::HashSet;
 
 use proto::{Finished, TokenBatch, TokenLogprobs};
 
-/// The batch as messages of at most `limit` bytes, in order. What cannot be divided stays whole, and is the link's to refuse.
+/// The batch as messages of at most `limit` bytes, in order. What cannot be divided stays whole, and is the link's to
+/// refuse.
 pub(crate) fn split(batch: TokenBatch, limit: usize) -> Vec<TokenBatch> {
     link::split(batch, limit, |batch, _| halves(batch))
 }
 
-/// The batch as two, the parts in their order: what started, log-probabilities of prompts, tokens with their own ones, pooled outputs, what
-/// finished, what failed. A sequence that finishes does so in the message with its last token, which is no text if it is a stop token.
+/// The batch as two, the parts in their order: what started, log-probabilities of prompts, tokens with their own ones,
+/// pooled outputs, what finished, what failed. A sequence that finishes does so in the message with its last token,
+/// which is no text if it is a stop token.
 fn halves(batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
     let of_prompt = |logprobs: &TokenLogprobs| logprobs.prompt_of_sequence.is_some();
     let grown: HashSet<u64> = batch.sequence.iter().copied().collect();

@@ -18,7 +18,8 @@ pub(crate) struct TooMany {
 }
 
 impl Parts {
-    /// Takes a part, and gives the result when it was the last one. What there is of another step is dropped. `most`: positions of a step.
+    /// Takes a part, and gives the result when it was the last one. What there is of another step is dropped. `most`:
+    /// positions of a step.
     pub(crate) fn add(&mut self, mut part: StepResult, most: usize) -> Result<Option<StepResult>, TooMany> {
         let (epoch, step) = (part.epoch, part.step);
         if let Some(held) = self.0.take().filter(|held| (held.epoch, held.step) == (epoch, step)) {

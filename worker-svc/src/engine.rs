@@ -1,8 +1,9 @@
 //! Executes plans: changes to the slots, forward passes, tokens.
 //!
-//! A plan is *submitted*, which asks the device for everything it says, and later *finished*, which takes what the device chose. The next
-//! plan may be submitted in between: its rows name slots whose newest token is not known yet. What needs a token or logits on the host
-//! (choices that the device cannot make, log-probabilities of prompts) is completed while its plan is submitted, after all plans before it.
+//! A plan is *submitted*, which asks the device for everything it says, and later *finished*, which takes what the
+//! device chose. The next plan may be submitted in between: its rows name slots whose newest token is not known yet.
+//! What needs a token or logits on the host (choices that the device cannot make, log-probabilities of prompts) is
+//! completed while its plan is submitted, after all plans before it.
 
 use std::{
     collections::VecDeque,
@@ -138,7 +139,8 @@ impl<'m> Engine<'m> {
         self.model.set_capture_sizes(recordable);
     }
 
-    /// Does a piece of what is left for times when nothing runs: steps are recorded, then the device prepares for those to come.
+    /// Does a piece of what is left for times when nothing runs: steps are recorded, then the device prepares for those
+    /// to come.
     pub(crate) fn pass_time(&mut self) -> Result<(), StepError> {
         if !self.record(false)? {
             self.preparation.go_on(self.model);
@@ -155,7 +157,8 @@ impl<'m> Engine<'m> {
         Ok(true)
     }
 
-    /// Waits for the oldest plan. The result has rows on rank 0 only; every rank appends the tokens, so that all keep the same history.
+    /// Waits for the oldest plan. The result has rows on rank 0 only; every rank appends the tokens, so that all keep
+    /// the same history.
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
         let Some(Flight { mut result, submitted, awaited, note }) = self.flights.pop_front() else { return Ok(None) };
         if let Some(awaited) = awaited {

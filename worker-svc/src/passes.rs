@@ -1,8 +1,8 @@
 //! Cuts a plan's rows into forward passes.
 //!
-//! Nearly always there is one pass. Only prompts whose log-probabilities are wanted need the logits of every position; they run in pieces
-//! of at most as many tokens as there are rows of logits, so that a long prompt does not need `tokens * vocab` numbers at once. Cutting
-//! changes no bit of any result (see `kernels::ops::Backend`).
+//! Nearly always there is one pass. Only prompts whose log-probabilities are wanted need the logits of every position;
+//! they run in pieces of at most as many tokens as there are rows of logits, so that a long prompt does not need
+//! `tokens * vocab` numbers at once. Cutting changes no bit of any result (see `kernels::ops::Backend`).
 
 use proto::{StepPlan, Want};
 
@@ -65,7 +65,8 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     }
 }
 
-/// The passes of a plan whose rows are checked, each with at most `max_logit_rows` rows of logits. In row order within and across passes.
+/// The passes of a plan whose rows are checked, each with at most `max_logit_rows` rows of logits. In row order within
+/// and across passes.
 pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> Result<Vec<Vec<Piece>>, StepError> {
     let step = plan.step;
     let rows = plan.slot.len();

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p sched-core --example plan_bench [STEPS]`
 //!
-//! Each row decodes with that many running sequences, one step ahead, over a prompt of 256 tokens each: what a step costs
-//! in steady state, block allocation and naming of full blocks included. Workers cost nothing here.
+//! Each row decodes with that many running sequences, one step ahead, over a prompt of 256 tokens each: what a step
+//! costs in steady state, block allocation and naming of full blocks included. Workers cost nothing here.
 
 use ids::Epoch;
 use proto::{RequestKey, Sampling, StepPlan, StepResult, TokenBatch, Want, prompt::Kind};

@@ -1,17 +1,18 @@
-//! What a finished step means: tokens, ends, and blocks that can now be found again.
+//! What a finished step means: tokens, ends, confirmed positions, and blocks that can now be found again.
 
 use crate::{
+    blocks::hash::BlockHash,
     config::Config,
     error::ProtocolError,
-    flight::{Flight, FlightRow},
+    flight::{Flight, FlightRow, Outcomes, RowOutcome, Want},
     requests::request::Request,
     requests::sequence::{Sequence, Status},
     scheduler::Scheduler,
     stats::End,
 };
-use proto::{FinishReason, StepResult, TokenLogprobs};
+use proto::{FinishReason, Pooled, StepResult, TokenLogprobs};
 
-/// Says of a sampled row that nobody wants its token any more.
+/// Says of a token in a result that no sequence takes it any more.
 const DROPPED: u32 = u32::MAX;
 
 impl Scheduler {
@@ -22,26 +23,24 @@ impl Scheduler {
         self.check_result(&result)?;
         let Some(flight) = self.flights.pop_front() else { return Ok(()) };
         self.prefill_rate.learn(flight.prompt_tokens, result.compute_us);
-        let first_token = self.out.token.len() as u32;
-        // Where each sampled token went in the output; only log-probabilities ask for it.
-        let mut places = Vec::with_capacity(if result.logprobs.is_empty() { 0 } else { result.token.len() });
         let prompt_logprobs = self.prompt_logprobs(&flight, result.prompt_logprobs);
-        let mut tokens = result.token.into_iter();
-        let mut next_place = first_token;
+        // Where each token of the result went in the output; only log-probabilities ask for it.
+        let mut positions = Vec::with_capacity(if result.logprobs.is_empty() { 0 } else { result.token.len() });
+        let mut outcomes = Outcomes::new(&result.token, &result.count, &result.pooled);
         for row in &flight.rows {
-            let token = if row.sample { tokens.next() } else { None };
-            let fresh = self.is_fresh(row);
-            if row.sample && !result.logprobs.is_empty() {
-                places.push(if fresh { next_place } else { DROPPED });
+            let outcome = outcomes.next(row.want);
+            let (first, given) = (self.out.token.len() as u32, outcome.tokens());
+            if self.is_fresh(row) {
+                self.apply_row(row, outcome, now_us);
             }
-            if fresh {
-                next_place += u32::from(row.sample);
-                self.apply_row(row, token, now_us);
+            if !result.logprobs.is_empty() {
+                let taken = self.out.token.len() as u32;
+                positions.extend((first..first + given).map(|at| if at < taken { at } else { DROPPED }));
             }
         }
         self.out.logprobs.extend(prompt_logprobs);
         for mut logprobs in result.logprobs {
-            logprobs.index = places[logprobs.index as usize];
+            logprobs.index = positions[logprobs.index as usize];
             if logprobs.index != DROPPED {
                 logprobs.prompt_of_sequence = None;
                 self.out.logprobs.push(logprobs);
@@ -51,39 +50,6 @@ impl Scheduler {
         Ok(())
     }
 
-    fn check_result(&self, result: &StepResult) -> Result<(), ProtocolError> {
-        let expected = self.epoch.map_or(0, |epoch| epoch.0);
-        if self.epoch.is_none() || result.epoch != expected {
-            return Err(ProtocolError::Epoch { got: result.epoch, expected });
-        }
-        let step = result.step;
-        let Some(flight) = self.flights.front().filter(|flight| flight.step.0 == step) else {
-            let expected = self.flights.front().map(|flight| flight.step.0);
-            return Err(ProtocolError::Step { got: step, expected });
-        };
-        let (slots, tokens) = (result.slot.len(), result.token.len());
-        if slots != flight.sampled || tokens != flight.sampled {
-            return Err(ProtocolError::Rows { step, slots, tokens, expected: flight.sampled });
-        }
-        let vocab_size = self.config.vocab_size;
-        for (row, planned) in flight.rows.iter().filter(|row| row.sample).enumerate() {
-            let (got, token) = (result.slot[row], result.token[row]);
-            if got != planned.slot {
-                return Err(ProtocolError::Slot { step, row, got, expected: planned.slot });
-            }
-            if token >= vocab_size {
-                return Err(ProtocolError::Token { step, row, token, vocab_size });
-            }
-        }
-        let of_a_row = |logprobs: &TokenLogprobs| (logprobs.index as usize) < tokens;
-        let mut finder = flight.finder();
-        let mut of_a_slot = |logprobs: &TokenLogprobs| finder.find(logprobs).is_some();
-        match result.logprobs.iter().all(of_a_row) && result.prompt_logprobs.iter().all(&mut of_a_slot) {
-            true => Ok(()),
-            false => Err(ProtocolError::Logprobs { step }),
-        }
-    }
-
     /// Whether the row's sequence still is in the run that the row was planned for.
     fn is_fresh(&self, row: &FlightRow) -> bool {
         self.sequences
@@ -91,41 +57,84 @@ impl Scheduler {
             .is_some_and(|sequence| sequence.status == Status::Running && sequence.incarnation == row.incarnation)
     }
 
-    fn apply_row(&mut self, row: &FlightRow, token: Option<u32>, now_us: u64) {
-        let sequence = &mut self.sequences[row.index];
-        let mut end = None;
-        if let Some(token) = token {
-            sequence.in_flight -= 1;
-            sequence.output.push(token);
-            sequence.times.first_token_us.get_or_insert(now_us);
-            sequence.times.last_token_us = now_us;
-            self.out.sequence.push(sequence.id.0);
-            self.out.token.push(token);
-            self.totals.generation_tokens += 1;
-            end = ending(sequence, &self.requests[sequence.request], &self.config, token);
+    #[inline]
+    fn apply_row(&mut self, row: &FlightRow, outcome: RowOutcome<'_>, now_us: u64) {
+        match outcome {
+            RowOutcome::Computed => {
+                let sequence = &mut self.sequences[row.index];
+                sequence.computed = row.end;
+                if sequence.has_full_block(self.config.block_size) {
+                    self.hash_blocks(row.index);
+                }
+            }
+            RowOutcome::Token(token) => {
+                self.append(row, &[token], now_us);
+            }
+            RowOutcome::Verified(tokens) => {
+                self.append(row, tokens, now_us);
+                self.totals.drafted_tokens += u64::from(row.want.drafted());
+                self.totals.accepted_tokens += tokens.len() as u64 - 1;
+            }
+            RowOutcome::Pooled(values) => self.append_pooled(row, values, now_us),
         }
-        self.hash_blocks(row.index, row.end);
+    }
+
+    /// Continues a sequence. Tokens behind the one that ends it are dropped.
+    #[inline(always)] // One token is by far the most frequent, and worth a copy of its own.
+    fn append(&mut self, row: &FlightRow, tokens: &[u32], now_us: u64) {
+        let sequence = &mut self.sequences[row.index];
+        sequence.times.first_token_us.get_or_insert(now_us);
+        sequence.times.last_token_us = now_us;
+        let request = &self.requests[sequence.request];
+        let (mut taken, mut end) = (0, None);
+        for token in tokens {
+            sequence.output.push(*token);
+            self.out.sequence.push(sequence.id.0);
+            self.out.token.push(*token);
+            taken += 1;
+            end = ending(sequence, request, &self.config, *token);
+            if end.is_some() {
+                break;
+            }
+        }
+        sequence.confirm(row, taken);
+        self.totals.generation_tokens += u64::from(taken);
+        if sequence.has_full_block(self.config.block_size) {
+            self.hash_blocks(row.index);
+        }
         if let Some((reason, end, stop_token)) = end {
             self.report_finished(row.index, reason, stop_token);
             self.end_choice(row.index, end, now_us);
         }
     }
 
-    /// Makes the blocks that `computed` positions fill findable. Their tokens are known: each row computes positions of
-    /// tokens that an earlier step sampled.
-    fn hash_blocks(&mut self, index: u32, computed: u32) {
+    fn append_pooled(&mut self, row: &FlightRow, values: &[f32], now_us: u64) {
+        let sequence = &mut self.sequences[row.index];
+        sequence.confirm(row, 1);
+        sequence.times.first_token_us.get_or_insert(now_us);
+        sequence.times.last_token_us = now_us;
+        self.out.pooled.push(Pooled { sequence: sequence.id.0, values: values.to_vec() });
+        self.hash_blocks(row.index);
+        self.report_finished(row.index, FinishReason::Stop, None);
+        self.end_choice(row.index, End::Stop, now_us);
+    }
+
+    /// Makes the blocks that confirmed positions fill findable. Their tokens are known: a position is confirmed when
+    /// the token in it is a prompt's, was sampled by an earlier step, or was drafted and accepted.
+    #[inline(never)] // One decode in `block_size` comes here.
+    fn hash_blocks(&mut self, index: u32) {
         let block_size = self.config.block_size;
         let sequence = &mut self.sequences[index];
         if !self.config.enable_prefix_caching || !sequence.cacheable {
             return;
         }
         let request = &self.requests[sequence.request];
-        while (sequence.hashed + 1) * block_size <= computed {
+        while sequence.has_full_block(block_size) {
             let at = sequence.hashed;
-            let name = block_hash(sequence, request, at as usize, block_size);
+            let hash = block_hash(sequence, request, at as usize, block_size);
             for (group, table) in sequence.tables.iter().enumerate() {
                 if let Some(block) = table.get(at) {
-                    self.pool.set_hash(block, name.in_group(group));
+                    self.pool.set_hash(block, hash.in_group(group));
                 }
             }
             sequence.hashed += 1;
@@ -153,13 +162,83 @@ impl Scheduler {
     }
 }
 
-/// The name of the full block `at`; computed once per sequence, also over preemptions.
-fn block_hash(
-    sequence: &mut Sequence,
-    request: &Request,
-    at: usize,
-    block_size: u32,
-) -> crate::blocks::hash::BlockHash {
+/// Whether a result answers its plan.
+impl Scheduler {
+    fn check_result(&self, result: &StepResult) -> Result<(), ProtocolError> {
+        let expected = self.epoch.map_or(0, |epoch| epoch.0);
+        if self.epoch.is_none() || result.epoch != expected {
+            return Err(ProtocolError::Epoch { got: result.epoch, expected });
+        }
+        let step = result.step;
+        let Some(flight) = self.flights.front().filter(|flight| flight.step.0 == step) else {
+            let expected = self.flights.front().map(|flight| flight.step.0);
+            return Err(ProtocolError::Step { got: step, expected });
+        };
+        check_outcomes(flight, result, self.config.vocab_size)?;
+        let of_a_token = |logprobs: &TokenLogprobs| (logprobs.index as usize) < result.token.len();
+        let mut finder = flight.finder();
+        let mut of_a_slot = |logprobs: &TokenLogprobs| finder.find(logprobs).is_some();
+        match result.logprobs.iter().all(of_a_token) && result.prompt_logprobs.iter().all(&mut of_a_slot) {
+            true => Ok(()),
+            false => Err(ProtocolError::Logprobs { step }),
+        }
+    }
+}
+
+/// Every row that wants something gives it, and nothing is left over.
+fn check_outcomes(flight: &Flight, result: &StepResult, vocab_size: u32) -> Result<(), ProtocolError> {
+    let (step, slots, tokens) = (result.step, result.slot.len(), result.token.len());
+    let uneven = ProtocolError::Rows { step, slots, tokens, expected: flight.wanting };
+    let counted = result.count.is_empty() || result.count.len() == slots;
+    if slots != flight.wanting || !counted || result.pooled.len() != flight.pooling {
+        return Err(uneven);
+    }
+    if flight.only_samples() && result.count.is_empty() {
+        return if tokens == slots { check_samples(flight, result, vocab_size) } else { Err(uneven) };
+    }
+    let (mut at, mut drafts, mut pooled) = (0_usize, flight.drafts.as_slice(), result.pooled.iter());
+    for (row, planned) in flight.rows.iter().filter(|row| row.want != Want::None).enumerate() {
+        let got = result.slot[row];
+        if got != planned.slot {
+            return Err(ProtocolError::Slot { step, row, got, expected: planned.slot });
+        }
+        let count = result.count.get(row).copied().unwrap_or(1);
+        if !planned.want.gives(count) {
+            return Err(ProtocolError::Count { step, row, got: count, most: planned.want.most() });
+        }
+        let Some(given) = result.token.get(at..at + count as usize) else { return Err(uneven) };
+        if let Some(token) = given.iter().find(|token| **token >= vocab_size) {
+            return Err(ProtocolError::Token { step, row, token: *token, vocab_size });
+        }
+        let (draft, rest) = drafts.split_at(planned.want.drafted() as usize);
+        if draft.iter().zip(given.split_last().map_or(&[][..], |(_, accepted)| accepted)).any(|(a, b)| a != b) {
+            return Err(ProtocolError::Accepted { step, row });
+        }
+        if planned.want == Want::Pool && pooled.next().is_none_or(|pooled| pooled.sequence != got.into()) {
+            return Err(ProtocolError::Pooled { step, row });
+        }
+        (at, drafts) = (at + count as usize, rest);
+    }
+    if at == tokens { Ok(()) } else { Err(uneven) }
+}
+
+/// The same where every row that wants something gives one token, as nearly all do.
+fn check_samples(flight: &Flight, result: &StepResult, vocab_size: u32) -> Result<(), ProtocolError> {
+    let step = result.step;
+    let rows = flight.rows.iter().filter(|row| !matches!(row.want, Want::None));
+    for (row, (planned, (got, token))) in rows.zip(result.slot.iter().zip(&result.token)).enumerate() {
+        if *got != planned.slot {
+            return Err(ProtocolError::Slot { step, row, got: *got, expected: planned.slot });
+        }
+        if *token >= vocab_size {
+            return Err(ProtocolError::Token { step, row, token: *token, vocab_size });
+        }
+    }
+    Ok(())
+}
+
+/// The hash of the full block `at`; computed once per sequence, also over preemptions.
+fn block_hash(sequence: &mut Sequence, request: &Request, at: usize, block_size: u32) -> BlockHash {
     let of_prompt = request.prompt_hashes.len();
     if at < of_prompt {
         return request.prompt_hashes[at];
@@ -172,8 +251,8 @@ fn block_hash(
             Some(token) => *token,
             None => sequence.output[position - request.prompt.len()],
         });
-        let name = parent.child(tokens);
-        sequence.output_hashes.push(name);
+        let hash = parent.child(tokens);
+        sequence.output_hashes.push(hash);
     }
     sequence.output_hashes[own]
 }
@@ -189,8 +268,8 @@ fn ending(
     // The sampler forbids these tokens before `min_tokens`; should one come nevertheless, it does not count.
     if sequence.output.len() >= sampling.min_tokens as usize {
         if !sampling.ignore_eos && config.eos_token_ids.contains(&token) {
-            let hashed = Some(token).filter(|_| sampling.eos_token_id != Some(token));
-            return Some((FinishReason::Stop, End::Stop, hashed));
+            let shown = Some(token).filter(|_| sampling.eos_token_id != Some(token));
+            return Some((FinishReason::Stop, End::Stop, shown));
         }
         if sampling.stop_token_ids.contains(&token) {
             return Some((FinishReason::Stop, End::Stop, Some(token)));

@@ -10,56 +10,49 @@ pub enum Policy {
     Priority,
 }
 
-/// How many plans may be on their way to the workers.
+/// What the workers can do beside generating text with the model alone. Requests for anything else are refused by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Pipeline {
-    /// One: the next plan waits for the last result. Simple; what the other is tested against.
-    InOrder,
-    /// Two: the next step is planned while one runs, so workers never wait for the scheduler.
-    #[default]
-    RunAhead,
+pub struct Features {
+    /// Pool hidden states.
+    pub pooling: bool,
+    /// Run requests with adapters.
+    pub adapters: bool,
+    /// Take images, videos and sounds in prompts.
+    pub media: bool,
 }
 
-impl Pipeline {
-    /// Plans that may be without a result at once.
-    pub fn depth(self) -> usize {
-        match self {
-            Pipeline::InOrder => 1,
-            Pipeline::RunAhead => 2,
-        }
-    }
-}
-
-/// How many prompt tokens a step computes at most while it also decodes. This is what bounds inter-token latency: a step's time grows with
-/// its prompt tokens, and decoding sequences wait for the whole step.
+/// Prompt tokens of a mixed step: one that prefills prompts beside running decodes. This bounds inter-token latency: a
+/// step takes longer the more prompt tokens it has, and all decodes wait for its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MixedPrefill {
     /// As many as a step computes at all.
     #[default]
     Unlimited,
-    /// So many.
+    /// At most this many.
     AtMost(u32),
     /// What there is time for, going by earlier steps.
     Timed(PrefillBudget),
 }
 
-/// How long prompts may keep decodes waiting. Where few decodes run, short steps cost prompts little; the more there are, the more of each
-/// step is theirs, and the longer a step has to be for prompts to get on. Where very few run, fewer and longer steps keep fewer waiting.
+/// How long prompts may keep decodes waiting. Where few decodes run, short steps cost prompts little; the more there
+/// are, the more of each step is theirs, and the longer a step has to be for prompts to get on. Where very few run,
+/// fewer and longer steps keep fewer waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PrefillBudget {
-    /// Prompt tokens that a step takes however long they take.
+    /// Prompt tokens of a mixed step at least, however long they take.
     pub min_tokens: u32,
-    /// A step of this length is always fine, microseconds.
+    /// Length of a mixed step, microseconds.
     pub target_us: u32,
-    /// So many decodes are very few,
+    /// Up to this many decodes count as very few.
     pub few_decodes: u32,
-    /// and a step of this length is fine beside them, microseconds.
+    /// Length of a mixed step beside very few decodes, microseconds.
     pub few_decodes_target_us: u32,
-    /// Prompt tokens of such a step at most. A fast model computes more in the time, but gains nothing by it that decodes should wait for.
+    /// Prompt tokens within the target at most. A fast model computes more in the time, but gains nothing by it that
+    /// decodes should wait for.
     pub target_tokens: u32,
-    /// A step may be longer than that for so many prompt tokens for each of its decodes.
+    /// A step may take longer than the target for this many prompt tokens for each of its decodes.
     pub tokens_per_decode: u32,
-    /// A step of this length is the longest, microseconds.
+    /// The longest mixed step, microseconds.
     pub max_us: u32,
 }
 
@@ -76,24 +69,31 @@ pub struct Config {
     pub max_model_len: u32,
     /// Tokens of one prompt that one step computes at most; 0: no such limit.
     pub long_prefill_token_threshold: u32,
-    /// Prompt tokens of a step that also decodes. Without chunked prefill there is no such bound.
+    /// Prompt tokens of mixed steps. Without chunked prefill there is no such bound.
     pub mixed_prefill: MixedPrefill,
-    /// Bytes that newcomers may add to one plan, which goes to the workers as one message: their tokens, blocks and sampling, counted as
-    /// what they take at most. A plan's first newcomer comes in whatever it takes.
+    /// Bytes that new requests may add to one plan, which goes to the workers as one message: their tokens, blocks and
+    /// sampling, counted as what they take at most. A plan's first new request comes in whatever it takes.
     pub max_new_request_bytes: usize,
     /// Split prompts over steps. Off: a prompt runs in one step, alone or beside others.
     pub enable_chunked_prefill: bool,
     /// Find blocks again by the hash of their tokens.
     pub enable_prefix_caching: bool,
-    /// Groups of layers with a block table each: `None` keeps everything, `Some(window)` what a token and the `window - 1` before
-    /// it need. At least one; they all take from the same blocks.
+    /// Groups of layers with a block table each: `None` keeps everything, `Some(window)` what a token and the `window -
+    /// 1` before it need. At least one; they all take from the same blocks.
     pub windows: Vec<Option<u32>>,
-    /// The model has a recurrent state, which is not in the blocks: neither cached prefixes nor a sibling's prompt can be shared.
+    /// The model has a recurrent state, which is not in the blocks: neither cached prefixes nor a sibling's prompt can
+    /// be shared.
     pub recurrent: bool,
     /// Order of the queue and of preemption.
     pub policy: Policy,
-    /// In order, or one step ahead.
-    pub pipeline: Pipeline,
+    /// Plans that may be without a result at once. 1: in order, the next plan waits for the last result; simple, and
+    /// what the others are tested against. 2: a step is planned while one runs, so workers never wait for the
+    /// scheduler. More: for workers in stages.
+    pub pipeline_depth: u32,
+    /// Drafted tokens that a row verifies at most; 0: no speculation. See [`crate::Scheduler::propose`].
+    pub speculative_tokens: u32,
+    /// What the workers can do beside generating text.
+    pub features: Features,
     /// Requests that may wait for their first step; `None`: no bound.
     pub max_num_queued_reqs: Option<u32>,
     /// Prompt tokens of requests that wait for their first step; `None`: no bound.
@@ -125,7 +125,9 @@ impl Default for Config {
             windows: vec![None],
             recurrent: false,
             policy: Policy::Fcfs,
-            pipeline: Pipeline::RunAhead,
+            pipeline_depth: 2,
+            speculative_tokens: 0,
+            features: Features::default(),
             max_num_queued_reqs: None,
             max_num_queued_tokens: None,
             watermark: 0.0,
@@ -151,6 +153,30 @@ pub enum ConfigError {
         /// `max_num_seqs`.
         seqs: u32,
     },
+    /// Every running sequence must be able to verify a whole draft in each step.
+    #[error(
+        "max_num_batched_tokens ({batched}) must be at least {each} for each of max_num_seqs ({seqs}): one and \
+         speculative_tokens"
+    )]
+    BudgetBelowDrafts {
+        /// `max_num_batched_tokens`.
+        batched: u32,
+        /// `max_num_seqs`.
+        seqs: u32,
+        /// `speculative_tokens` and one.
+        each: u64,
+    },
+    /// Longer drafts than a row has room for.
+    #[error("speculative_tokens must be at most {most}, not {tokens}")]
+    SpeculativeTokens {
+        /// `speculative_tokens`.
+        tokens: u32,
+        /// The bound.
+        most: u32,
+    },
+    /// A recurrent state cannot be taken back to before the rejected tokens.
+    #[error("a model with a recurrent state cannot verify drafted tokens; switch speculation off")]
+    RecurrentSpeculation,
     /// Without chunks, the longest prompt must fit into one step.
     #[error(
         "without chunked prefill, max_num_batched_tokens ({batched}) must be at least max_model_len ({len}); \
@@ -183,6 +209,7 @@ impl Config {
             ("max_model_len", self.max_model_len),
             ("vocab_size", self.vocab_size),
             ("max_choices", self.max_choices),
+            ("pipeline_depth", self.pipeline_depth),
             ("mixed_prefill", if self.mixed_prefill == MixedPrefill::AtMost(0) { 0 } else { 1 }),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
@@ -192,6 +219,7 @@ impl Config {
         if batched < seqs {
             return Err(ConfigError::BudgetBelowSeqs { batched, seqs });
         }
+        self.check_speculation()?;
         if !self.enable_chunked_prefill && batched < len {
             return Err(ConfigError::BudgetBelowPrompt { batched, len });
         }
@@ -203,6 +231,21 @@ impl Config {
         }
         if !(0.0..=1.0).contains(&self.watermark) {
             return Err(ConfigError::Watermark(self.watermark));
+        }
+        Ok(())
+    }
+
+    fn check_speculation(&self) -> Result<(), ConfigError> {
+        let (tokens, most) = (self.speculative_tokens, u32::from(u16::MAX) - 1);
+        if tokens > most {
+            return Err(ConfigError::SpeculativeTokens { tokens, most });
+        }
+        let (batched, seqs, each) = (self.max_num_batched_tokens, self.max_num_seqs, u64::from(tokens) + 1);
+        if u64::from(batched) < u64::from(seqs) * each {
+            return Err(ConfigError::BudgetBelowDrafts { batched, seqs, each });
+        }
+        if self.recurrent && tokens > 0 {
+            return Err(ConfigError::RecurrentSpeculation);
         }
         Ok(())
     }

@@ -79,6 +79,9 @@ pub enum Refusal {
     /// A live request has this key already: a bug of the sender.
     #[error("A request with this key is already there")]
     Duplicate,
+    /// A request that is pooled has nothing to do with this field.
+    #[error("'{0}' has no meaning for a request that is pooled")]
+    NotForPooling(&'static str),
     /// Asks for something that this engine does not do.
     #[error("'{0}' is not supported by this engine")]
     Unsupported(&'static str),
@@ -115,6 +118,7 @@ impl Refusal {
             | Self::ZeroMaxTokens
             | Self::TokenOutOfRange { .. }
             | Self::Choices { .. }
+            | Self::NotForPooling(_)
             | Self::NeverFits { .. } => Kind::Invalid,
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::Draining | Self::NotReady => Kind::Unavailable,
@@ -129,7 +133,7 @@ impl Refusal {
             Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::TokenOutOfRange { .. } => "prompt",
             Self::MaxTokensTooLarge { .. } | Self::ZeroMaxTokens | Self::NeverFits { .. } => "max_tokens",
             Self::Choices { .. } => "n",
-            Self::Unsupported(param) => param,
+            Self::Unsupported(param) | Self::NotForPooling(param) => param,
             _ => "",
         }
     }
@@ -140,7 +144,34 @@ impl Refusal {
     }
 }
 
-/// A step result that does not answer the plan. The group cannot be trusted any more; the scheduler's state is as before.
+/// Why a draft was not taken. All but the last happen in the ordinary course of things: sequences end and are
+/// preempted.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DraftRefusal {
+    /// `speculative_tokens` is 0.
+    #[error("speculation is off")]
+    Off,
+    /// No sequence of that handle runs.
+    #[error("the sequence does not run")]
+    NotRunning,
+    /// The sequence is pooled.
+    #[error("the sequence does not generate tokens")]
+    NotGenerating,
+    /// Tokens of the sequence are on their way; the draft does not continue it.
+    #[error("tokens of the sequence are in flight")]
+    InFlight,
+    /// A token that the model does not have.
+    #[error("drafted token {token} is out of vocabulary ({vocab_size} tokens)")]
+    TokenOutOfRange {
+        /// The offending id.
+        token: u32,
+        /// Ids are below this.
+        vocab_size: u32,
+    },
+}
+
+/// A step result that does not answer the plan. The group cannot be trusted any more; the scheduler's state is as
+/// before.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
     /// Of another epoch.
@@ -159,8 +190,11 @@ pub enum ProtocolError {
         /// The oldest plan in flight, if any.
         expected: Option<u64>,
     },
-    /// Another number of sampled rows than planned.
-    #[error("step {step} gave {slots} slots and {tokens} tokens, {expected} rows were to be sampled")]
+    /// Other numbers of rows, counts, tokens or pooled outputs than planned.
+    #[error(
+        "step {step} gave {slots} slots and {tokens} tokens, which do not belong to the {expected} rows that want \
+         something"
+    )]
     Rows {
         /// The step.
         step: u64,
@@ -168,7 +202,7 @@ pub enum ProtocolError {
         slots: usize,
         /// Length of `StepResult.token`.
         tokens: usize,
-        /// Rows planned with `sample`.
+        /// Rows planned that want something.
         expected: usize,
     },
     /// A row of another slot than planned.
@@ -176,19 +210,47 @@ pub enum ProtocolError {
     Slot {
         /// The step.
         step: u64,
-        /// Index into the sampled rows.
+        /// Index into the rows that want something.
         row: usize,
         /// The result's slot.
         got: u32,
         /// The plan's slot.
         expected: u32,
     },
+    /// More or fewer tokens than the row can give.
+    #[error("row {row} of step {step} gave {got} tokens, it gives {most} at most")]
+    Count {
+        /// The step.
+        step: u64,
+        /// Index into the rows that want something.
+        row: usize,
+        /// What `StepResult.count` says.
+        got: u32,
+        /// One more than the row's drafted tokens.
+        most: u32,
+    },
+    /// Tokens before a row's last are not the drafted ones.
+    #[error("row {row} of step {step} accepted tokens that were not drafted")]
+    Accepted {
+        /// The step.
+        step: u64,
+        /// Index into the rows that want something.
+        row: usize,
+    },
+    /// A pooled output of another slot than planned.
+    #[error("row {row} of step {step} gave no pooled output of its slot")]
+    Pooled {
+        /// The step.
+        step: u64,
+        /// Index into the rows that want something.
+        row: usize,
+    },
     /// A token that the model does not have.
     #[error("row {row} of step {step} gave token {token} of a vocabulary of {vocab_size}")]
     Token {
         /// The step.
         step: u64,
-        /// Index into the sampled rows.
+        /// Index into the rows that want something.
         row: usize,
         /// The result's token.
         token: u32,

@@ -1,17 +1,140 @@
-//! Plans on their way to the workers.
+//! Steps in flight: plans on their way to the workers, and what each of their rows is to give.
 
 use ids::StepId;
-use proto::TokenLogprobs;
+use proto::{Pooled, TokenLogprobs};
+
+/// What a row gives apart from keys and values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Want {
+    /// Nothing: the prompt goes on.
+    None,
+    /// The next token.
+    Sample,
+    /// As many of the drafted tokens, which are the row's last, as are right, and the next token.
+    Verify { drafted: u16 },
+    /// The pooled output of a whole prompt.
+    Pool,
+}
+
+impl Want {
+    /// Drafted tokens of the row.
+    #[inline]
+    pub fn drafted(self) -> u32 {
+        match self {
+            Want::Verify { drafted } => drafted.into(),
+            _ => 0,
+        }
+    }
+
+    /// Tokens that the row gives at most; a pooled output counts as one.
+    #[inline]
+    pub fn most(self) -> u32 {
+        match self {
+            Want::None => 0,
+            Want::Sample | Want::Pool => 1,
+            Want::Verify { drafted } => 1 + u32::from(drafted),
+        }
+    }
+
+    /// As plans say it.
+    #[inline]
+    pub fn number(self) -> i32 {
+        let want = match self {
+            Want::None => proto::Want::None,
+            Want::Sample => proto::Want::Sample,
+            Want::Verify { .. } => proto::Want::Verify,
+            Want::Pool => proto::Want::Pool,
+        };
+        want as i32
+    }
+
+    /// Whether the row may give this many tokens.
+    pub fn gives(self, tokens: u32) -> bool {
+        match self {
+            Want::None | Want::Pool => tokens == 0,
+            Want::Sample => tokens == 1,
+            Want::Verify { drafted } => (1..=1 + u32::from(drafted)).contains(&tokens),
+        }
+    }
+}
+
+/// What a row gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RowOutcome<'a> {
+    /// Keys and values.
+    Computed,
+    /// A sampled token.
+    Token(u32),
+    /// Accepted drafted tokens, then one that was sampled.
+    Verified(&'a [u32]),
+    /// The prompt's pooled output.
+    Pooled(&'a [f32]),
+}
+
+/// Reads a result that answers its plan, row by row.
+pub(crate) struct Outcomes<'a> {
+    tokens: &'a [u32],
+    /// One for each row that wants something; empty: 1 for each.
+    counts: &'a [u32],
+    pooled: std::slice::Iter<'a, Pooled>,
+}
+
+impl RowOutcome<'_> {
+    /// Tokens given.
+    #[inline]
+    pub fn tokens(&self) -> u32 {
+        match self {
+            RowOutcome::Computed | RowOutcome::Pooled(_) => 0,
+            RowOutcome::Token(_) => 1,
+            RowOutcome::Verified(tokens) => tokens.len() as u32,
+        }
+    }
+}
+
+impl<'a> Outcomes<'a> {
+    pub fn new(tokens: &'a [u32], counts: &'a [u32], pooled: &'a [Pooled]) -> Self {
+        Self { tokens, counts, pooled: pooled.iter() }
+    }
+
+    /// What the next row gave.
+    #[inline]
+    pub fn next(&mut self, want: Want) -> RowOutcome<'a> {
+        if matches!(want, Want::None) {
+            return RowOutcome::Computed;
+        }
+        let mut count = 1;
+        if let Some((first, rest)) = self.counts.split_first() {
+            (count, self.counts) = (*first as usize, rest);
+        }
+        match want {
+            Want::None | Want::Sample => {
+                let (token, rest) = self.tokens.split_first().expect("the result was checked");
+                self.tokens = rest;
+                RowOutcome::Token(*token)
+            }
+            Want::Verify { .. } => {
+                let (tokens, rest) = self.tokens.split_at(count);
+                self.tokens = rest;
+                RowOutcome::Verified(tokens)
+            }
+            Want::Pool => RowOutcome::Pooled(self.pooled.next().map_or(&[], |pooled| &pooled.values)),
+        }
+    }
+}
 
 /// A plan on its way to the workers: what is needed to understand its result.
 #[derive(Debug, Default)]
 pub(crate) struct Flight {
     pub step: StepId,
     pub rows: Vec<FlightRow>,
-    /// Tokens of rows with more than one.
+    /// Drafted tokens, row after row.
+    pub drafts: Vec<u32>,
+    /// Tokens of prompt chunks of more than one.
     pub prompt_tokens: u32,
-    /// Rows that sample a token.
-    pub sampled: usize,
+    /// Rows that want something.
+    pub wanting: usize,
+    /// Rows that want a pooled output.
+    pub pooling: usize,
 }
 
 /// One row of it.
@@ -19,9 +142,9 @@ pub(crate) struct Flight {
 pub(crate) struct FlightRow {
     pub index: u32,
     pub slot: u32,
-    /// Positions below this are computed once the row has run.
+    /// Positions below this are computed once the row has run, those of rejected tokens among them.
     pub end: u32,
-    pub sample: bool,
+    pub want: Want,
     /// The start of the sequence that it belongs to; another one since then makes the row stale.
     pub incarnation: u64,
 }
@@ -30,8 +153,15 @@ impl Flight {
     pub fn clear(&mut self, step: StepId) {
         self.step = step;
         self.rows.clear();
+        self.drafts.clear();
         self.prompt_tokens = 0;
-        self.sampled = 0;
+        self.wanting = 0;
+        self.pooling = 0;
+    }
+
+    /// Whether every row that wants something gives one token.
+    pub fn only_samples(&self) -> bool {
+        self.drafts.is_empty() && self.pooling == 0
     }
 
     pub fn finder(&self) -> RowFinder<'_> {
@@ -39,7 +169,8 @@ impl Flight {
     }
 
     pub fn push(&mut self, row: FlightRow) {
-        self.sampled += usize::from(row.sample);
+        self.wanting += usize::from(!matches!(row.want, Want::None));
+        self.pooling += usize::from(matches!(row.want, Want::Pool));
         self.rows.push(row);
     }
 }

@@ -4,12 +4,12 @@ use crate::{
     blocks::groups::Groups,
     blocks::pool::BlockPool,
     config::{Config, ConfigError},
-    error::{QueueBound, Refusal},
+    error::{DraftRefusal, QueueBound, Refusal},
     flight::Flight,
     plan::prefill_budget::PrefillRate,
     plan::scratch::Scratch,
     requests::queue::{Queue, QueueKey},
-    requests::request::{self, Admitted, Request, Seeds},
+    requests::request::{self, Admitted, Checked, Request, Seeds},
     requests::sequence::{Sequence, Status},
     slab::Slab,
     stats::{End, FinishedChoice, Stats, Totals},
@@ -55,6 +55,15 @@ pub struct Scheduler {
     pub(crate) out: TokenBatch,
     finished: Vec<FinishedChoice>,
     pub(crate) scratch: Scratch,
+}
+
+/// All that is known of a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct History<'a> {
+    /// Token ids of the prompt.
+    pub prompt: &'a [u32],
+    /// Token ids that follow.
+    pub output: &'a [u32],
 }
 
 /// A sequence that runs, with what its order needs at hand.
@@ -156,27 +165,26 @@ impl Scheduler {
     /// Takes a request whose prompt is token ids into the queue, or says why not. A refused request left no trace; its
     /// sender must be told (`Refusal::to_failure`).
     pub fn admit(&mut self, request: proto::Request, now_us: u64) -> Result<(), Refusal> {
-        let (key, limit) = self.check_admission(&request).inspect_err(|_| self.totals.refused += 1)?;
+        let checked = self.check_admission(&request).inspect_err(|_| self.totals.refused += 1)?;
         let first_sequence = SequenceId(self.next_sequence);
         self.next_sequence += u64::from(request.n);
-        let admitted = Admitted { key, limit, first_sequence, drawn_seed: self.seeds.draw(), now_us };
+        let admitted = Admitted { checked, first_sequence, drawn_seed: self.seeds.draw(), now_us };
         let request = Request::new(request, admitted, &self.config);
         self.queued_requests += 1;
         self.queued_tokens += request.prompt.len() as u64;
         self.totals.admitted += 1;
         let n = request.n;
         let index = self.requests.insert(request);
-        self.by_key.insert(key, index);
+        self.by_key.insert(checked.key, index);
         self.deferred += n;
         for choice in 0..n {
-            let groups = self.groups.count();
-            let sequence = Sequence::new(index, &self.requests[index], choice, groups, self.config.policy);
+            let sequence = Sequence::new(index, &self.requests[index], choice, &self.config);
             let id = sequence.id;
             let sequence = self.sequences.insert(sequence);
             self.by_sequence.insert(id, sequence);
             self.requests[index].choices.push(Some(sequence));
-            // Choice 0 computes the prompt; the others wait for it outside of the queue (see `release_siblings`). A recurrent
-            // state cannot be shared: there each computes its own.
+            // Choice 0 computes the prompt; the others wait for it outside of the queue (see `release_siblings`). A
+            // recurrent state cannot be shared: there each computes its own.
             if choice == 0 || self.config.recurrent {
                 self.enqueue(sequence);
             }
@@ -184,15 +192,15 @@ impl Scheduler {
         Ok(())
     }
 
-    fn check_admission(&self, request: &proto::Request) -> Result<(RequestKey, u32), Refusal> {
+    fn check_admission(&self, request: &proto::Request) -> Result<Checked, Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
         if self.epoch.is_none() {
             return Err(Refusal::NotReady);
         }
-        let (key, token_limit) = request::check(request, &self.config, &self.groups, self.pool.num_blocks())?;
-        if self.by_key.contains_key(&key) {
+        let checked = request::check(request, &self.config, &self.groups, self.pool.num_blocks())?;
+        if self.by_key.contains_key(&checked.key) {
             return Err(Refusal::Duplicate);
         }
         if let Some(limit) = self.config.max_num_queued_reqs
@@ -208,7 +216,7 @@ impl Scheduler {
         {
             return Err(Refusal::Overloaded { bound: QueueBound::Tokens, limit });
         }
-        Ok((key, token_limit))
+        Ok(checked)
     }
 
     /// Ends a request whose client left. Returns whether it was there. Its choices come out as finished with `ABORT`.
@@ -251,6 +259,46 @@ impl Scheduler {
                 self.end_choice(index, End::Stop, now_us);
             }
         }
+    }
+
+    // ---- speculation
+
+    /// Takes tokens that a proposer expects to follow all that is known of a sequence. The sequence's next row verifies
+    /// as many of them as [`Config::speculative_tokens`], its limit and free blocks allow; a later proposal replaces an
+    /// earlier one. An empty one takes it back.
+    ///
+    /// Proposers live outside. After a step's `complete`, the output says which sequences grew; whoever proposes for
+    /// them does so before the next `plan`. An n-gram proposer looks into [`Scheduler::history`]. A draft model's
+    /// tokens come with the step's result, and are handed on here. Neither is in a hurry: while speculation is on, a
+    /// sequence has no row until its last one's tokens are known, and one without a draft just samples.
+    pub fn propose(&mut self, sequence: SequenceId, tokens: &[u32]) -> Result<(), DraftRefusal> {
+        let (most, vocab_size) = (self.config.speculative_tokens as usize, self.config.vocab_size);
+        if most == 0 {
+            return Err(DraftRefusal::Off);
+        }
+        let index = self.by_sequence.get(&sequence).copied().ok_or(DraftRefusal::NotRunning)?;
+        let sequence = &mut self.sequences[index];
+        if sequence.status != Status::Running {
+            return Err(DraftRefusal::NotRunning);
+        }
+        if !sequence.in_order {
+            return Err(DraftRefusal::NotGenerating);
+        }
+        if sequence.in_flight > 0 {
+            return Err(DraftRefusal::InFlight);
+        }
+        if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
+            return Err(DraftRefusal::TokenOutOfRange { token: *token, vocab_size });
+        }
+        sequence.draft.clear();
+        sequence.draft.extend_from_slice(&tokens[..tokens.len().min(most)]);
+        Ok(())
+    }
+
+    /// The tokens of a live sequence, for proposers.
+    pub fn history(&self, sequence: SequenceId) -> Option<History<'_>> {
+        let sequence = &self.sequences[*self.by_sequence.get(&sequence)?];
+        Some(History { prompt: &self.requests[sequence.request].prompt, output: &sequence.output })
     }
 
     // ---- what comes out

@@ -58,6 +58,10 @@ pub struct Totals {
     pub prompt_tokens: u64,
     /// Tokens sampled and reported.
     pub generation_tokens: u64,
+    /// Drafted tokens that were verified.
+    pub drafted_tokens: u64,
+    /// How many of them were right.
+    pub accepted_tokens: u64,
     /// Choices ended.
     pub ended: EndCounts,
 }

@@ -3,7 +3,7 @@
 mod sim;
 
 use proptest::prelude::*;
-use sched_core::{Config, Pipeline};
+use sched_core::Config;
 use sim::{Source, World, play};
 
 #[test]
@@ -15,11 +15,11 @@ fn every_answer_is_as_if_alone() {
 
 /// The answers are the oracle's either way, hence the same.
 #[test]
-fn in_order_and_run_ahead_give_the_same_answers() {
+fn any_number_of_steps_in_flight_gives_the_same_answers() {
     for seed in 2000..2100 {
-        for pipeline in [Pipeline::InOrder, Pipeline::RunAhead] {
+        for pipeline_depth in [1, 2, 3, 7] {
             let mut source = Source::Seed(seed);
-            let config = Config { pipeline, ..sim::draw::config(&mut source) };
+            let config = Config { pipeline_depth, ..sim::draw::config(&mut source) };
             let mut world = World::with(source, config);
             world.run(400);
             world.finish();
@@ -31,6 +31,7 @@ fn in_order_and_run_ahead_give_the_same_answers() {
 #[test]
 fn worlds_are_eventful() {
     let (mut preemptions, mut hits, mut generated, mut admitted, mut copies) = (0, 0, 0, 0, 0);
+    let (mut drafted, mut accepted, mut pooled) = (0, 0, 0);
     for seed in 1000..1040 {
         let mut world = World::new(Source::Seed(seed));
         world.run(600);
@@ -41,9 +42,13 @@ fn worlds_are_eventful() {
         generated += totals.generation_tokens;
         admitted += totals.admitted;
         copies += world.copies;
+        (drafted, accepted) = (drafted + totals.drafted_tokens, accepted + totals.accepted_tokens);
+        pooled += world.pooled;
     }
     assert!(preemptions > 100, "{preemptions} preemptions");
     assert!(copies > 100, "{copies} blocks copied");
+    assert!(accepted > 500 && drafted > accepted + 300, "{accepted} of {drafted} drafted tokens accepted");
+    assert!(pooled > 50, "{pooled} pooled outputs");
     assert!(hits > 1000, "{hits} tokens found in the cache");
     assert!(generated > 5000 && admitted > 1000, "{generated} tokens for {admitted} requests");
 }

@@ -1,5 +1,5 @@
-//! Plans submitted before the ones ahead of them are finished give what they give in order, and recorded steps what steps give that run
-//! kernel by kernel. `QUIRE_TEST_DEVICE=cuda` computes on a GPU, which is the one that records.
+//! Plans submitted before the ones ahead of them are finished give what they give in order, and recorded steps what
+//! steps give that run kernel by kernel. `QUIRE_TEST_DEVICE=cuda` computes on a GPU, which is the one that records.
 
 use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};

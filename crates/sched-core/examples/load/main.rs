@@ -2,10 +2,11 @@
 //!
 //! `cargo run --release -p sched-core --example load -- --model llama-8b --load clients:256`
 //!
-//! Loads: `mixed` (512 requests of 64 to 1,024 tokens in and 64 to 512 out, all at once), `clients:N` (requests of 1,024 in and 256 out, two
-//! for each of N clients at least), `long` (64 decodes that a prompt of 65,536 tokens meets). Settings of the scheduler: `--seqs`,
-//! `--batched-tokens`; prompts beside decodes: `--beside-tokens` (0: no bound), or `--least-tokens`, `--short-us`, `--few-decodes`, `--few-us`, `--tokens-per-decode` and
-//! `--long-us`. `--trace` prints every step: when it begins, its decodes and prompt tokens, and what it takes.
+//! Loads: `mixed` (512 requests of 64 to 1,024 tokens in and 64 to 512 out, all at once), `clients:N` (requests of
+//! 1,024 in and 256 out, two for each of N clients at least), `long` (64 decodes that a prompt of 65,536 tokens meets).
+//! Settings of the scheduler: `--seqs`, `--batched-tokens`; prompts beside decodes: `--beside-tokens` (0: no bound), or
+//! `--least-tokens`, `--short-us`, `--few-decodes`, `--few-us`, `--tokens-per-decode` and `--long-us`. `--trace` prints
+//! every step: when it begins, its decodes and prompt tokens, and what it takes.
 
 mod costs;
 mod world;

@@ -179,7 +179,8 @@ impl World {
         };
         let ((with, with_s), (without, without_s)) = (of(true), of(false));
         println!(
-            "{name}: {:.0} out tok/s, TTFT p50 {:.1} p99 {:.1} ms, ITL p50 {:.2} p99 {:.1} ms; {with} steps with prompts {with_s:.2} s, {without} without {without_s:.2} s, in all {:.2} s",
+            "{name}: {:.0} out tok/s, TTFT p50 {:.1} p99 {:.1} ms, ITL p50 {:.2} p99 {:.1} ms; \
+             {with} steps with prompts {with_s:.2} s, {without} without {without_s:.2} s, in all {:.2} s",
             tokens as f64 / (last as f64 / 1e6),
             percentile(ttft.clone(), 0.5),
             percentile(ttft.clone(), 0.99),

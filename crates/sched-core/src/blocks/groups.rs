@@ -1,8 +1,8 @@
 //! Groups of layers: which blocks each still looks at, and how many a sequence needs.
 //!
-//! Every group has a block table of its own, filled from the one pool. A group without a window keeps all blocks of a sequence; one with
-//! a window `w` keeps those that a coming row may look at, that is from position `start + 1 - w` on, and gives the others back (see
-//! `room.rs`).
+//! Every group has a block table of its own, filled from the one pool. A group without a window keeps all blocks of a
+//! sequence; one with a window `w` keeps those that a coming row may look at, that is from position `start + 1 - w` on,
+//! and gives the others back (see `room.rs`).
 
 use crate::config::Config;
 
@@ -13,7 +13,7 @@ pub(crate) struct Groups {
     block_size: u32,
     /// Most positions of a sequence in one step.
     chunk: u32,
-    /// Most positions whose step may not be back when the next one is planned.
+    /// Most positions of a sequence whose steps may not be back when the next one is planned.
     unseen: u32,
 }
 
@@ -24,7 +24,8 @@ impl Groups {
             _ if !config.enable_chunked_prefill => config.max_num_batched_tokens,
             threshold => threshold.min(config.max_num_batched_tokens),
         };
-        let unseen = chunk.saturating_mul(config.pipeline.depth() as u32 - 1);
+        let chunk = chunk.max(config.speculative_tokens.saturating_add(1));
+        let unseen = chunk.saturating_mul(config.pipeline_depth.saturating_sub(1));
         Self { windows: config.windows.clone(), block_size: config.block_size, chunk, unseen }
     }
 
@@ -41,8 +42,8 @@ impl Groups {
         self.windows[group].map_or(0, |window| (position + 1).saturating_sub(window) / self.block_size)
     }
 
-    /// Blocks that a sequence of so many positions holds in a group, at most. With a window, those are what the next chunk sees and
-    /// fills; with a plan in flight also that one's, whose blocks the prefix cache has not seen yet.
+    /// Blocks that a sequence of so many positions holds in a group, at most. With a window, those are what the next
+    /// chunk sees and fills; with plans in flight also theirs, whose blocks the prefix cache has not seen yet.
     pub fn most_held(&self, group: usize, positions: u32) -> u32 {
         let all = positions.div_ceil(self.block_size);
         let Some(window) = self.windows[group] else { return all };
@@ -81,23 +82,22 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Pipeline;
 
-    fn groups(windows: &[Option<u32>], pipeline: Pipeline) -> Groups {
-        let config = Config { block_size: 4, max_num_batched_tokens: 32, pipeline, ..Config::default() };
+    fn groups(windows: &[Option<u32>], pipeline_depth: u32) -> Groups {
+        let config = Config { block_size: 4, max_num_batched_tokens: 32, pipeline_depth, ..Config::default() };
         Groups::new(&Config { windows: windows.to_vec(), ..config })
     }
 
     #[test]
     fn a_group_without_a_window_holds_everything() {
-        let groups = groups(&[None], Pipeline::RunAhead);
+        let groups = groups(&[None], 2);
         assert_eq!((groups.first_seen(0, 1000), groups.blocks_for(1001)), (0, 251));
         assert_eq!((groups.positions_in(0), groups.positions_in(10)), (0, 40));
     }
 
     #[test]
     fn a_window_holds_what_the_next_chunk_sees() {
-        let groups = groups(&[Some(16)], Pipeline::InOrder);
+        let groups = groups(&[Some(16)], 1);
         // A row at 16 sees positions 1 to 16, one at 19 positions 4 to 19.
         assert_eq!([15, 16, 19, 23].map(|position| groups.first_seen(0, position)), [0, 0, 1, 2]);
         assert_eq!(groups.most_held(0, 20), 5);
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn groups_add_up() {
-        let groups = groups(&[None, Some(16), Some(16)], Pipeline::InOrder);
+        let groups = groups(&[None, Some(16), Some(16)], 1);
         assert_eq!(groups.blocks_for(8), 6);
         assert_eq!(groups.blocks_for(4000), 1000 + 2 * 13);
         assert_eq!(groups.positions_in(1026), 4000);

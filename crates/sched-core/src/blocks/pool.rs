@@ -4,13 +4,14 @@
 //!
 //! ```text
 //!            take                      release (last reference)
-//!   free ───────────▶ used (refs > 0) ───────────────────────────▶ free      when it has no name
+//!   free ───────────▶ used (refs > 0) ───────────────────────────▶ free      when it has no hash
 //!    ▲                   ▲      │
 //!    │ evict, oldest     │ hit  │ release (last reference)
 //!    └──── cached (refs == 0, hashed, in LRU order) ◀──────────────┘          when it has one
 //! ```
 //!
-//! `take` prefers free blocks and evicts the least recently released cached one otherwise; used blocks are never evicted.
+//! `take` prefers free blocks and evicts the least recently released cached one otherwise; used blocks are never
+//! evicted.
 
 use crate::blocks::hash::{BlockHash, HashTable};
 use ids::BlockId;
@@ -23,7 +24,7 @@ struct Block {
     /// Neighbours in the LRU list while cached.
     older: u32,
     newer: u32,
-    name: Option<BlockHash>,
+    hash: Option<BlockHash>,
 }
 
 /// All KV blocks of a worker group.
@@ -31,7 +32,7 @@ struct Block {
 pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     free: Vec<BlockId>,
-    hashed: HashTable<BlockId>,
+    by_hash: HashTable<BlockId>,
     /// Ends of the LRU list of cached blocks.
     oldest: u32,
     newest: u32,
@@ -44,11 +45,11 @@ pub(crate) struct BlockPool {
 
 impl BlockPool {
     pub fn new(num_blocks: u32) -> Self {
-        let blank = Block { refs: 0, older: NONE, newer: NONE, name: None };
+        let blank = Block { refs: 0, older: NONE, newer: NONE, hash: None };
         Self {
             blocks: vec![blank; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
-            hashed: HashTable::default(),
+            by_hash: HashTable::default(),
             oldest: NONE,
             newest: NONE,
             cached: 0,
@@ -106,7 +107,7 @@ impl BlockPool {
         self.references += 1;
     }
 
-    /// One holder less. The last one leaves the block cached when it has a name, else free.
+    /// One holder less. The last one leaves the block cached when it has a hash, else free.
     pub fn release(&mut self, block: BlockId) {
         let entry = &mut self.blocks[block.index()];
         debug_assert!(entry.refs > 0, "block {block} released twice");
@@ -116,27 +117,27 @@ impl BlockPool {
             return;
         }
         self.releases += 1;
-        match entry.name {
+        match entry.hash {
             Some(_) => self.link_newest(block.0),
             None => self.free.push(block),
         }
     }
 
-    /// Gives a used block its name, unless another block has it already. Returns whether it did.
-    pub fn set_hash(&mut self, block: BlockId, name: BlockHash) -> bool {
+    /// Gives a used block its hash, unless another block has it already. Returns whether it did.
+    pub fn set_hash(&mut self, block: BlockId, hash: BlockHash) -> bool {
         let entry = &mut self.blocks[block.index()];
-        debug_assert!(entry.refs > 0, "only a used block gets a name");
-        if entry.name.is_some() || self.hashed.contains_key(&name) {
+        debug_assert!(entry.refs > 0, "only a used block gets a hash");
+        if entry.hash.is_some() || self.by_hash.contains_key(&hash) {
             return false;
         }
-        entry.name = Some(name);
-        self.hashed.insert(name, block);
+        entry.hash = Some(hash);
+        self.by_hash.insert(hash, block);
         true
     }
 
-    /// The block of this name, if there is one, without taking it.
-    pub fn find(&self, name: &BlockHash) -> Option<BlockId> {
-        self.hashed.get(name).copied()
+    /// The block of this hash, if there is one, without taking it.
+    pub fn find(&self, hash: &BlockHash) -> Option<BlockId> {
+        self.by_hash.get(hash).copied()
     }
 
     /// Whether `hold` would take the block out of the cached ones.
@@ -146,13 +147,13 @@ impl BlockPool {
 
     /// Forgets all hashes; blocks in use stay in use.
     pub fn forget_hashes(&mut self) {
-        self.hashed.clear();
+        self.by_hash.clear();
         while self.oldest != NONE {
             let block = self.oldest;
             self.unlink(block);
             self.free.push(BlockId(block));
         }
-        self.blocks.iter_mut().for_each(|block| block.name = None);
+        self.blocks.iter_mut().for_each(|block| block.hash = None);
     }
 
     fn evict(&mut self) -> Option<BlockId> {
@@ -161,8 +162,8 @@ impl BlockPool {
         }
         let block = self.oldest;
         self.unlink(block);
-        if let Some(name) = self.blocks[block as usize].name.take() {
-            self.hashed.remove(&name);
+        if let Some(hash) = self.blocks[block as usize].hash.take() {
+            self.by_hash.remove(&hash);
         }
         Some(BlockId(block))
     }
@@ -196,8 +197,8 @@ impl BlockPool {
         let mut seen = vec![0u32; self.blocks.len()];
         for block in &self.free {
             seen[block.index()] += 1;
-            if self.blocks[block.index()].name.is_some() {
-                return Err(format!("free block {block} has a name"));
+            if self.blocks[block.index()].hash.is_some() {
+                return Err(format!("free block {block} has a hash"));
             }
         }
         let mut cursor = self.oldest;
@@ -208,8 +209,8 @@ impl BlockPool {
             if cached > self.blocks.len() {
                 return Err("the LRU list is a ring".into());
             }
-            if self.blocks[cursor as usize].name.is_none() {
-                return Err(format!("cached block {cursor} has no name"));
+            if self.blocks[cursor as usize].hash.is_none() {
+                return Err(format!("cached block {cursor} has no hash"));
             }
             cursor = self.blocks[cursor as usize].newer;
         }
@@ -223,13 +224,13 @@ impl BlockPool {
             if seen[index] != u32::from(block.refs == 0) {
                 return Err(format!("block {index} with {} references is listed {} times", block.refs, seen[index]));
             }
-            if block.name.is_some_and(|name| self.hashed.get(&name) != Some(&BlockId(index as u32))) {
-                return Err(format!("block {index} has a name that does not lead to it"));
+            if block.hash.is_some_and(|hash| self.by_hash.get(&hash) != Some(&BlockId(index as u32))) {
+                return Err(format!("block {index} has a hash that does not lead to it"));
             }
         }
-        let hashes = self.blocks.iter().filter(|block| block.name.is_some()).count();
-        if hashes != self.hashed.len() {
-            return Err(format!("{} hashes for {hashes} hashed blocks", self.hashed.len()));
+        let hashes = self.blocks.iter().filter(|block| block.hash.is_some()).count();
+        if hashes != self.by_hash.len() {
+            return Err(format!("{} hashes for {hashes} hashed blocks", self.by_hash.len()));
         }
         Ok(())
     }
@@ -240,7 +241,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn name(number: u32) -> BlockHash {
+    fn hash(number: u32) -> BlockHash {
         BlockHash::root("test").child([number])
     }
 
@@ -248,23 +249,23 @@ mod tests {
     fn a_cached_block_is_found_until_it_is_evicted() {
         let mut pool = BlockPool::new(2);
         let first = pool.take().expect("a block");
-        assert!(pool.set_hash(first, name(1)));
+        assert!(pool.set_hash(first, hash(1)));
         pool.release(first);
         assert_eq!((pool.cached(), pool.available(), pool.used()), (1, 2, 0));
-        assert_eq!(pool.find(&name(1)), Some(first));
+        assert_eq!(pool.find(&hash(1)), Some(first));
         let other = pool.take().expect("the free one");
         assert_ne!(other, first);
         assert_eq!(pool.take(), Some(first), "evicted");
-        assert_eq!(pool.find(&name(1)), None);
+        assert_eq!(pool.find(&hash(1)), None);
         assert_eq!(pool.take(), None);
     }
 
     #[test]
-    fn the_first_holder_of_a_name_keeps_it() {
+    fn the_first_holder_of_a_hash_keeps_it() {
         let mut pool = BlockPool::new(2);
         let (first, second) = (pool.take().expect("a block"), pool.take().expect("a block"));
-        assert!(pool.set_hash(first, name(1)));
-        assert!(!pool.set_hash(second, name(1)));
+        assert!(pool.set_hash(first, hash(1)));
+        assert!(!pool.set_hash(second, hash(1)));
         pool.release(second);
         assert_eq!((pool.cached(), pool.available()), (0, 1));
     }
@@ -291,9 +292,9 @@ mod tests {
                         pool.release(block);
                         holders.swap_remove(at % holders.len());
                     }
-                    (3, Some(block)) => drop(pool.set_hash(block, name(number))),
+                    (3, Some(block)) => drop(pool.set_hash(block, hash(number))),
                     (4, _) => {
-                        let found = pool.find(&name(number));
+                        let found = pool.find(&hash(number));
                         if let Some(block) = found {
                             pool.hold(block);
                             holders.push(block);

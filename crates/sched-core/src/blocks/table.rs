@@ -2,8 +2,8 @@
 
 use ids::BlockId;
 
-/// Entry `i` holds positions `i * block_size ..`. Entries below `dropped` lie behind the group's window: their blocks were given back, or
-/// never taken, and what stands there means nothing.
+/// Entry `i` holds positions `i * block_size ..`. Entries below `dropped` lie behind the group's window: their blocks
+/// were given back, or never taken, and what stands there means nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     blocks: Vec<BlockId>,

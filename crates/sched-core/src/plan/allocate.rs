@@ -1,9 +1,10 @@
-//! Room for the positions that rows compute: blocks taken as sequences grow, and given back behind windows.
+//! KV allocation: blocks taken as sequences grow, and given back behind windows.
 //!
-//! Groups without a window have all blocks of a prompt from its start on. Groups with one take theirs chunk by chunk, so that a long
-//! prompt never holds more than its windows and a chunk or two. Whoever finds no block takes from the sequence of the worst rank: a
-//! decode from anybody behind it, a chunk from anybody behind it that has no row in this plan yet. The best-ranked sequence can so take
-//! everything, which admission made sure is enough.
+//! Groups without a window have all blocks of a prompt from its start on. Groups with one take theirs chunk by chunk,
+//! so that a long prompt never holds more than its windows and a chunk or two. A sequence that finds no block preempts
+//! the one that is last in the queue's order: a decode any sequence behind it, a chunk any behind it that has no row in
+//! this plan yet. So the first sequence can take everything, which admission made sure is enough. A draft preempts
+//! nobody.
 
 use crate::{
     plan::PlanBuilder,
@@ -11,9 +12,10 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Room for one more position of a decode, at the cost of worse-ranked sequences if need be. False: it was preempted itself.
+    /// A block for the next position of a decode, at the cost of sequences behind it if need be. False: it was
+    /// preempted itself.
     pub(crate) fn allocate_decode(&mut self, index: u32, builder: &mut PlanBuilder) -> bool {
-        let end = self.sequences[index].computed + 1;
+        let end = self.sequences[index].scheduled + 1;
         self.drop_unseen(index);
         while !self.allocate(index, end, builder) {
             let Some(victim) = self.running.pop() else { return false };
@@ -25,22 +27,32 @@ impl Scheduler {
         true
     }
 
-    /// Room for a chunk that ends before `end`. False: not in this plan.
+    /// Blocks for a decode's next position and the `drafted` ones behind it, where they are free. False: they are not.
+    pub(crate) fn allocate_draft(&mut self, index: u32, drafted: u32, builder: &mut PlanBuilder) -> bool {
+        let end = self.sequences[index].scheduled + 1 + drafted;
+        if end <= self.sequences[index].allocated {
+            return true;
+        }
+        self.drop_unseen(index);
+        self.allocate(index, end, builder)
+    }
+
+    /// Blocks for a chunk that ends before `end`. False: not in this plan.
     pub(crate) fn allocate_chunk(&mut self, index: u32, end: u32, builder: &mut PlanBuilder) -> bool {
         if end <= self.sequences[index].allocated {
             return true;
         }
         self.drop_unseen(index);
         while !self.allocate(index, end, builder) {
-            let Some(at) = self.worst_without_row(index) else { return false };
+            let Some(at) = self.last_without_row(index) else { return false };
             let victim = self.running.remove(at);
             self.preempt(victim.index);
         }
         true
     }
 
-    /// The place of the worst-ranked running sequence behind `index` that this plan has no row for.
-    fn worst_without_row(&self, index: u32) -> Option<usize> {
+    /// Where the last running sequence behind `index` is that this plan has no row for.
+    fn last_without_row(&self, index: u32) -> Option<usize> {
         let behind = self.running.iter().rposition(|entry| entry.index == index)? + 1;
         let idle = |entry: &RunningEntry| self.sequences[entry.index].row_in != self.next_step.0;
         self.running[behind..].iter().rposition(idle).map(|at| behind + at)
@@ -66,13 +78,14 @@ impl Scheduler {
         true
     }
 
-    /// Gives back the blocks that no coming row of the sequence looks at. Those that the prefix cache is to know stay until it does.
+    /// Gives back the blocks that no coming row of the sequence looks at. Those that the prefix cache is to know stay
+    /// until it does.
     fn drop_unseen(&mut self, index: u32) {
         let sequence = &mut self.sequences[index];
         let hashed = (self.config.enable_prefix_caching && sequence.cacheable).then_some(sequence.hashed);
         for (group, table) in sequence.tables.iter_mut().enumerate().filter(|(group, _)| self.groups.has_window(*group))
         {
-            let first = self.groups.first_seen(group, sequence.computed);
+            let first = self.groups.first_seen(group, sequence.scheduled);
             let first = hashed.map_or(first, |hashed| first.min(hashed)).min(table.len());
             while table.dropped() < first {
                 self.pool.release(table.drop_oldest());

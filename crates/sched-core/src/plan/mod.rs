@@ -1,26 +1,35 @@
-//! What the next step runs: decodes, then chunks of prompts that run already, then newcomers.
+//! What the next step runs: decodes, then chunks of prompts that run already, then new requests.
 //!
 //! # Blocks
 //!
 //! A sequence starts only when all blocks that the tokens it knows will ever need are free, and takes them at once (in
-//! groups with a window, those of its first chunk). So without windows a prompt in chunks never runs out half-way, and only
-//! decodes (one block every `block_size` tokens) have to ask again. When one of them asks in vain, the sequence of the worst
-//! rank gives everything up and is computed anew later; that may be the asking one itself. (`room.rs` has the details.) `running` is sorted by rank, so the victim is its last entry, which no row hashes yet: decodes
-//! are planned from the front. The best-ranked sequence can take everything from everybody, so something always ends.
-//! The victim does not bounce back in the same plan: it needs as many blocks as it gave, and the asking one took one.
+//! groups with a window, those of its first chunk). So without windows a prompt in chunks never runs out half-way, and
+//! only decodes (one block every `block_size` tokens) have to ask again. When one of them asks in vain, the sequence
+//! that is last in the queue's order gives everything up and is computed anew later; that may be the asking one itself
+//! (`allocate.rs` has the details). `running` is in that order, so the victim is its last entry, which has no row in
+//! this plan yet: decodes are planned from the front. The first sequence can take everything from all others, so
+//! something always ends. The victim does not bounce back in the same plan: it needs as many blocks as it gave, and the
+//! asking one took one.
+//!
+//! # Rows ahead of results
+//!
+//! Up to `pipeline_depth` plans are in flight. A row that samples gives exactly one token, so the next one's position
+//! is known before its token is, and the sequence is planned again at once. What a verified draft gives is not known:
+//! such a sequence is *in order*, and has no row while tokens of its own are in flight; other sequences' rows keep the
+//! workers busy. A draft takes free blocks only. Nobody is preempted for a guess.
 //!
 //! # Parallel samples
 //!
 //! Choice 0 computes the prompt and the others wait for it outside of the queue. Once a plan has covered the prompt's
 //! end, they enter the queue, and from the next plan on (workers run plans in order) each *forks*: it shares all of the
-//! prompt's blocks, with the last one copied before its first write, and computes the prompt's last token again as a row
-//! of one token, which gives it the logits that its first token is sampled from. Should no sibling be running when a
-//! choice's turn comes, it starts like any other sequence: prefix cache, then computation.
+//! prompt's blocks, with the last one copied before its first write, and computes the prompt's last token again as a
+//! row of one token, which gives it the logits that its first token is sampled from. Should no sibling be running when
+//! a choice's turn comes, it starts like any other sequence: prefix cache, then computation.
 //!
 //! # Latency
 //!
-//! Decodes always fit (`max_num_batched_tokens >= max_num_seqs`) and go first. What prompts may add to a step that also
-//! decodes is bounded ([`MixedPrefill`]), since all rows of a step wait for its longest part.
+//! Decodes always fit (`max_num_batched_tokens` has room for a token and a draft of each) and go first. What prompts
+//! may add to a mixed step is bounded ([`MixedPrefill`]), since all rows of a step wait for its longest part.
 
 pub(crate) mod allocate;
 pub(crate) mod prefill_budget;
@@ -29,14 +38,14 @@ pub(crate) mod start;
 
 use crate::{
     MixedPrefill,
-    flight::{Flight, FlightRow},
+    flight::{Flight, FlightRow, Want},
     requests::sequence::Status,
     scheduler::Scheduler,
 };
 use ids::{BlockId, SlotId};
-use proto::{StepPlan, Want};
+use proto::StepPlan;
 
-/// Tokens that a step computes of a prompt beyond its pace where they are the prompt's last, at most.
+/// Tokens of a prompt that a mixed step computes beyond its budget where they are the prompt's last, at most.
 const LAST_TOKENS: u32 = 64;
 
 /// A plan in the making.
@@ -47,10 +56,19 @@ pub(crate) struct PlanBuilder {
     left: u32,
     /// Tokens beyond these that may be a prompt's last.
     spare: u32,
-    /// Bytes that further newcomers may add to the plan.
+    /// Bytes that further new requests may add to the plan.
     new_request_bytes: usize,
     /// Block tables of a sequence; with one, the plan need not say which.
     groups: usize,
+    /// When it is made.
+    pub now_us: u64,
+}
+
+/// Tokens of a row: known ones (or in flight), then drafted ones.
+#[derive(Clone, Copy)]
+struct RowTokens {
+    known: u32,
+    drafted: u32,
 }
 
 impl PlanBuilder {
@@ -83,22 +101,22 @@ impl Scheduler {
     /// started, so take the output after planning too.
     pub fn plan(&mut self, now_us: u64) -> Option<StepPlan> {
         let epoch = self.epoch?;
-        if self.flights.len() >= self.config.pipeline.depth() {
+        if self.flights.len() >= self.config.pipeline_depth as usize {
             return None;
         }
         self.sweep_running();
-        let mut builder = self.new_builder();
+        let mut builder = self.new_builder(now_us);
         self.plan_decodes(&mut builder);
         if !builder.flight.rows.is_empty() {
             self.limit_prefill(&mut builder);
         }
         self.plan_chunks(&mut builder);
-        self.start_waiting(&mut builder, now_us);
+        self.start_waiting(&mut builder);
         builder.plan.epoch = epoch.0;
         self.seal(builder)
     }
 
-    fn new_builder(&mut self) -> PlanBuilder {
+    fn new_builder(&mut self, now_us: u64) -> PlanBuilder {
         let mut flight = self.spare_flights.pop().unwrap_or_default();
         flight.clear(self.next_step);
         let rows = self.running.len() + 8;
@@ -117,6 +135,7 @@ impl Scheduler {
             spare: 0,
             new_request_bytes: self.config.max_new_request_bytes,
             groups: self.groups.count(),
+            now_us,
         }
     }
 
@@ -139,18 +158,39 @@ impl Scheduler {
             let index = entry.index;
             let sequence = &self.sequences[index];
             let planned = sequence.planned_len();
-            if sequence.computed + 1 < planned {
+            if sequence.scheduled + 1 < planned {
                 self.scratch.prefills.push(index);
                 continue;
             }
             if planned >= sequence.limit {
                 continue; // All its tokens are on their way.
             }
-            if sequence.computed == sequence.allocated && !self.allocate_decode(index, builder) {
+            if sequence.in_order {
+                self.plan_in_order(index, builder);
                 continue;
             }
-            self.push_row(builder, index, 1);
+            if sequence.scheduled == sequence.allocated && !self.allocate_decode(index, builder) {
+                continue;
+            }
+            self.push_row(builder, index, RowTokens { known: 1, drafted: 0 });
         }
+    }
+
+    /// A decode that waits for its last row's tokens, and verifies what is drafted.
+    fn plan_in_order(&mut self, index: u32, builder: &mut PlanBuilder) {
+        let sequence = &self.sequences[index];
+        if sequence.in_flight > 0 {
+            return;
+        }
+        let mut drafted = sequence.draft_len();
+        if drafted > 0 && !self.allocate_draft(index, drafted, builder) {
+            drafted = 0;
+        }
+        let sequence = &self.sequences[index];
+        if sequence.scheduled == sequence.allocated && !self.allocate_decode(index, builder) {
+            return;
+        }
+        self.push_row(builder, index, RowTokens { known: 1, drafted });
     }
 
     /// Back to the queue, to be computed anew from its tokens. What is in flight for it will be dropped and sampled
@@ -169,19 +209,19 @@ impl Scheduler {
             if sequence.status != Status::Running {
                 continue; // It made room for another chunk.
             }
-            let computed = sequence.computed;
-            let chunk = self.chunk(sequence.planned_len() - computed, builder);
-            if chunk > 0 && self.allocate_chunk(*index, computed + chunk, builder) {
-                self.push_row(builder, *index, chunk);
+            let scheduled = sequence.scheduled;
+            let chunk = self.chunk(sequence.planned_len() - scheduled, builder);
+            if chunk > 0 && self.allocate_chunk(*index, scheduled + chunk, builder) {
+                self.push_row(builder, *index, RowTokens { known: chunk, drafted: 0 });
             }
         }
         self.scratch.prefills = prefills;
     }
 
-    /// Bounds the prompt tokens beside the decodes that are planned. Where a prompt's last few tokens are beyond what there is time for, they
-    /// would cost its request a whole step.
+    /// Bounds the prompt tokens beside the decodes that are planned. Where a prompt's last few tokens are beyond what
+    /// there is time for, they would cost its request a whole step.
     fn limit_prefill(&self, builder: &mut PlanBuilder) {
-        let most = self.prefill_limit(builder.flight.rows.len() as u32);
+        let most = self.prefill_limit(self.config.max_num_batched_tokens - builder.left);
         // What a flag says is meant to the token.
         if matches!(self.config.mixed_prefill, MixedPrefill::Timed(_)) {
             builder.spare = builder.left.saturating_sub(most).min(LAST_TOKENS);
@@ -189,12 +229,12 @@ impl Scheduler {
         builder.left = builder.left.min(most);
     }
 
-    /// Prompt tokens that a step may compute beside so many decodes.
+    /// Prompt tokens of a step with this many tokens of decodes.
     fn prefill_limit(&self, decodes: u32) -> u32 {
         match self.config.mixed_prefill {
             MixedPrefill::AtMost(tokens) if self.config.enable_chunked_prefill => tokens,
-            MixedPrefill::Timed(pacing) if self.config.enable_chunked_prefill => {
-                self.prefill_rate.tokens_with(decodes, pacing)
+            MixedPrefill::Timed(budget) if self.config.enable_chunked_prefill => {
+                self.prefill_rate.tokens_with(decodes, budget)
             }
             _ => u32::MAX,
         }
@@ -212,16 +252,16 @@ impl Scheduler {
         }
     }
 
-    fn start_waiting(&mut self, builder: &mut PlanBuilder, now_us: u64) {
-        // Strictly in order: overtaking would starve whoever needs the most.
+    fn start_waiting(&mut self, builder: &mut PlanBuilder) {
+        // Strictly in order: overtaking would starve a request that needs many blocks.
         while let Some(index) = self.waiting.first() {
-            if builder.left == 0 || self.free_slots.is_empty() || !self.try_start(index, builder, now_us) {
+            if builder.left == 0 || self.free_slots.is_empty() || !self.try_start(index, builder) {
                 return;
             }
         }
     }
 
-    fn try_start(&mut self, index: u32, builder: &mut PlanBuilder, now_us: u64) -> bool {
+    fn try_start(&mut self, index: u32, builder: &mut PlanBuilder) -> bool {
         let here = (self.sequences[index].key, self.pool.releases());
         let alone = self.running.is_empty();
         if !alone && self.scratch.blocked == Some(here) {
@@ -242,9 +282,9 @@ impl Scheduler {
         if chunk == 0 {
             return false;
         }
-        self.start(index, &start, start.computed + chunk, builder, now_us);
+        self.start(index, &start, start.computed + chunk, builder);
         builder.new_request_bytes = builder.new_request_bytes.saturating_sub(bytes);
-        self.push_row(builder, index, chunk);
+        self.push_row(builder, index, RowTokens { known: chunk, drafted: 0 });
         true
     }
 
@@ -252,28 +292,44 @@ impl Scheduler {
         (f64::from(self.config.watermark) * f64::from(self.pool.num_blocks())) as u32
     }
 
-    /// A row of `num_tokens` more tokens; it samples when it reaches the last one.
-    fn push_row(&mut self, builder: &mut PlanBuilder, index: u32, num_tokens: u32) {
+    /// A row of a sequence's next tokens. It gives something when it reaches the last one that is known or in flight.
+    #[inline(always)] // A decode's row is by far the most frequent, and worth a copy of its own.
+    fn push_row(&mut self, builder: &mut PlanBuilder, index: u32, tokens: RowTokens) {
         let sequence = &mut self.sequences[index];
-        let start = sequence.computed;
+        let start = sequence.scheduled;
+        let known_end = start + tokens.known;
+        let want = match tokens.drafted {
+            _ if known_end < sequence.planned_len() => Want::None,
+            0 => sequence.wants,
+            drafted => Want::Verify { drafted: drafted as u16 },
+        };
+        let num_tokens = tokens.known + tokens.drafted;
         let end = start + num_tokens;
-        let sample = end == sequence.planned_len();
-        sequence.computed = end;
+        sequence.scheduled = end;
         sequence.row_in = self.next_step.0;
-        sequence.in_flight += u32::from(sample);
-        if sequence.prompt_done_in == 0 && end >= sequence.prompt_len {
+        sequence.in_flight += want.most();
+        if sequence.prompt_done_in == 0 && known_end >= sequence.prompt_len {
             sequence.prompt_done_in = self.next_step.0;
             self.scratch.prompts_done.push(sequence.request);
         }
         builder.spare = builder.spare.saturating_sub(num_tokens.saturating_sub(builder.left));
         builder.left = builder.left.saturating_sub(num_tokens);
-        builder.flight.prompt_tokens += if num_tokens > 1 { num_tokens } else { 0 };
+        builder.flight.prompt_tokens += if tokens.known > 1 { tokens.known } else { 0 };
+        if tokens.drafted > 0 {
+            let draft = &sequence.draft[..tokens.drafted as usize];
+            builder.plan.num_draft.push(tokens.drafted);
+            builder.plan.draft.extend_from_slice(draft);
+            builder.flight.drafts.extend_from_slice(draft);
+        }
+        if sequence.in_order {
+            sequence.draft.clear();
+        }
         let plan = &mut builder.plan;
         plan.slot.push(sequence.slot.0);
         plan.start.push(start);
         plan.num_tokens.push(num_tokens);
-        plan.want.push(if sample { Want::Sample } else { Want::None }.into());
-        builder.flight.push(FlightRow { index, slot: sequence.slot.0, end, sample, incarnation: sequence.incarnation });
+        plan.want.push(want.number());
+        builder.flight.push(FlightRow { index, slot: sequence.slot.0, end, want, incarnation: sequence.incarnation });
     }
 
     fn seal(&mut self, mut builder: PlanBuilder) -> Option<StepPlan> {

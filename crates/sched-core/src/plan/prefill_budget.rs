@@ -1,4 +1,5 @@
-//! How fast prompts are computed, learned from finished steps: what fits into a step of a given length depends on model and device.
+//! How fast prompts are computed, learned from finished steps: what fits into a step of a given length depends on model
+//! and device.
 
 use crate::PrefillBudget;
 
@@ -6,14 +7,16 @@ use crate::PrefillBudget;
 const TELLING: u32 = 256;
 /// Steps have multiples of so many rows, decodes among them, which products of matrices compute best.
 const GRAIN: u32 = 256;
-/// The same from twice as many rows on. Attention of a chunk is cut into tiles, and its last round of tiles takes as long as the others, however few
-/// are left for it: on a GPU with 132 multiprocessors and 32 query heads a round is 528 rows.
+/// The same from twice as many rows on. Attention of a chunk is cut into tiles, and its last round of tiles takes as
+/// long as the others, however few are left for it: on a GPU with 132 multiprocessors and 32 query heads a round is 528
+/// rows.
 const COARSE: u32 = 1024;
 /// What a step counts, one step later.
 const FADE: f64 = 0.75;
 
-/// Prompt tokens of the newest steps and the time that they took, older ones counting less. They are added up before one is divided by
-/// the other: the end of a step that is noticed late lengthens this step and shortens the next, and the mean of both quotients would flatter.
+/// Prompt tokens of the newest steps and the time that they took, older ones counting less. They are added up before
+/// one is divided by the other: the end of a step that is noticed late lengthens this step and shortens the next, and
+/// the mean of both quotients would flatter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PrefillRate {
     tokens: f64,

@@ -7,7 +7,7 @@ use crate::{blocks::table::Table, requests::queue::QueueKey};
 pub(crate) struct Scratch {
     /// Running sequences with more than one token to compute.
     pub prefills: Vec<u32>,
-    /// Blocks that a newcomer shares, by group.
+    /// Blocks that a new request shares, by group.
     pub shared: Vec<Table>,
     /// Requests whose prompt the current plan completes.
     pub prompts_done: Vec<u32>,

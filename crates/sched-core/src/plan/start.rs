@@ -1,13 +1,16 @@
 //! How a waiting sequence starts: what it shares with siblings or finds in the prefix cache, and what it takes.
 //!
-//! In a group with a window, a cached prefix is usable when the blocks that the next position looks at are there; older ones are not
-//! missed. The prefix that is taken is the longest that is usable in every group.
+//! In a group with a window, a cached prefix is usable when the blocks that the next position looks at are there; older
+//! ones are not missed. The prefix that is taken is the longest that is usable in every group.
 
 use crate::{
     blocks::hash::BlockHash,
     plan::PlanBuilder,
     plan::scratch::Scratch,
-    requests::sequence::{Sequence, Status},
+    requests::{
+        request::Task,
+        sequence::{Sequence, Status},
+    },
     scheduler::{RunningEntry, Scheduler},
 };
 use ids::BlockId;
@@ -16,14 +19,15 @@ use proto::NewSequence;
 
 /// Bytes of a number in a message, at most.
 const NUMBER_BYTES: usize = 5;
-/// More numbers than a newcomer has beside its lists, tags and lengths among them.
+/// More numbers than a new request has beside its lists, tags and lengths among them.
 const FEW_NUMBERS: usize = 32;
 
 /// How a waiting sequence would start.
 pub(crate) struct Start {
     /// Positions that need not be computed; their blocks are `Scratch::shared`.
     pub computed: u32,
-    /// Most of the available blocks that it takes, now and as its prompt goes on: fresh ones, and shared ones that nobody else holds.
+    /// Most of the available blocks that it takes, now and as its prompt goes on: fresh ones, and shared ones that
+    /// nobody else holds.
     pub needs: u32,
     /// Shares a sibling's blocks, the last of which it will write to.
     pub fork: bool,
@@ -36,6 +40,7 @@ impl Scheduler {
         let sequence = &self.sequences[index];
         let request = &self.requests[sequence.request];
         let wants_logprobs = sequence.wants_prompt_logprobs(&request.sampling);
+        let reuses = self.config.enable_prefix_caching && !wants_logprobs && !request.task.needs_whole_prompt();
         if request.n > 1
             && sequence.output.is_empty()
             && !wants_logprobs
@@ -46,7 +51,7 @@ impl Scheduler {
             return Start { computed: prompt_len - 1, needs: self.groups.count() as u32, fork: true };
         }
         let (known, block_size) = (self.sequences[index].known_len(), self.config.block_size);
-        let hits = if self.config.enable_prefix_caching && !wants_logprobs { self.find_cached(index) } else { 0 };
+        let hits = if reuses { self.find_cached(index) } else { 0 };
         self.share_cached(index, hits);
         let missing = known.div_ceil(block_size) - hits;
         let needs = self.scratch.shared.iter().enumerate().map(|(group, shared)| {
@@ -136,8 +141,8 @@ impl Scheduler {
     }
 
     /// Gives a waiting sequence its slot, and blocks for the positions below `end`, and tells the workers.
-    pub(crate) fn start(&mut self, index: u32, start: &Start, end: u32, builder: &mut PlanBuilder, now_us: u64) {
-        self.count_start(index, start, now_us);
+    pub(crate) fn start(&mut self, index: u32, start: &Start, end: u32, builder: &mut PlanBuilder) {
+        self.count_start(index, start, builder.now_us);
         let (block_size, known) = (self.config.block_size, self.sequences[index].known_len());
         let Scratch { shared, .. } = &self.scratch;
         let sequence = &mut self.sequences[index];
@@ -147,7 +152,7 @@ impl Scheduler {
         sequence.incarnation = self.next_incarnation;
         self.next_incarnation += 1;
         sequence.cacheable = true;
-        sequence.computed = start.computed;
+        (sequence.computed, sequence.scheduled) = (start.computed, start.computed);
         sequence.hashed = if start.fork { 0 } else { start.computed / block_size };
         // All that is shared before anything is taken, lest it be evicted.
         for (table, shared) in sequence.tables.iter_mut().zip(shared) {
@@ -186,7 +191,7 @@ impl Scheduler {
         self.report_started(request, start.computed);
     }
 
-    /// Most bytes that a newcomer's [`NewSequence`] takes in a plan.
+    /// Most bytes that a new request's [`NewSequence`] takes in a plan.
     pub(crate) fn new_request_bytes(&self, index: u32) -> usize {
         let (sequence, groups) = (&self.sequences[index], self.groups.count());
         let request = &self.requests[sequence.request];
@@ -224,12 +229,15 @@ impl Scheduler {
             seed: sequence.seed,
             request_id: request.request_id.clone(),
             traceparent: request.traceparent.clone(),
-            pooling: None,
+            pooling: match request.task {
+                Task::Generate => None,
+                Task::Pool(tokens) => Some(proto::Pooling { tokens: tokens.into() }),
+            },
         }
     }
 
-    /// Copy-on-write: the blocks that the next row writes to become the sequence's own. Only a fork needs it; cache hits
-    /// are whole blocks before the first position that a row writes.
+    /// Copy-on-write: the blocks that the next row writes to become the sequence's own. Only a fork needs it; cache
+    /// hits are whole blocks before the first position that a row writes.
     fn copy_before_write(&mut self, index: u32, builder: &mut PlanBuilder) {
         let sequence = &mut self.sequences[index];
         let at = sequence.computed / self.config.block_size;

@@ -5,9 +5,10 @@ use crate::{
     blocks::hash::{self, BlockHash},
     config::Config,
     error::Refusal,
+    flight::Want,
 };
 use ids::SequenceId;
-use proto::{RequestKey, prompt::Kind};
+use proto::{RequestKey, pooling::Tokens, prompt::Kind};
 
 /// Prompt tokens that `Started` carries when nobody asked for all: enough for any tokenizer to decode the next one.
 const PROMPT_TAIL: usize = 8;
@@ -20,6 +21,7 @@ pub(crate) struct Request {
     pub traceparent: String,
     pub sampling: proto::Sampling,
     pub output: proto::Output,
+    pub task: Task,
     pub prompt: Vec<u32>,
     /// Hashes of the prompt's full blocks; empty when the prefix cache is off.
     pub prompt_hashes: Vec<BlockHash>,
@@ -40,12 +42,44 @@ pub(crate) struct Request {
     pub queued_us: u64,
 }
 
+/// What is computed from the prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Task {
+    /// Tokens that continue it.
+    Generate,
+    /// One output, pooled from the hidden states of these tokens.
+    Pool(Tokens),
+}
+
+impl Task {
+    /// What the row that computes the last known token gives.
+    #[inline]
+    pub fn want(self) -> Want {
+        match self {
+            Task::Generate => Want::Sample,
+            Task::Pool(_) => Want::Pool,
+        }
+    }
+
+    /// Whether all of the prompt's hidden states are needed, so that none of it may come from the prefix cache.
+    pub fn needs_whole_prompt(self) -> bool {
+        self == Task::Pool(Tokens::All)
+    }
+}
+
+/// What the checks of a request found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checked {
+    pub key: RequestKey,
+    pub task: Task,
+    /// Prompt and output together; a pooled output counts as one token.
+    pub limit: u32,
+}
+
 /// What admission decides about a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admitted {
-    pub key: RequestKey,
-    /// Prompt and output together.
-    pub limit: u32,
+    pub checked: Checked,
     pub first_sequence: SequenceId,
     /// For requests without a seed of their own.
     pub drawn_seed: u64,
@@ -60,51 +94,63 @@ pub(crate) fn prompt_ids(request: &proto::Request) -> Result<&[u32], Refusal> {
     }
 }
 
-/// The checks that depend on the request alone; `num_blocks` is what the worker group has. Gives its key and its limit
-/// of tokens, prompt and output together.
+/// The checks that depend on the request alone; `num_blocks` is what the worker group has.
 pub(crate) fn check(
     request: &proto::Request,
     config: &Config,
     groups: &Groups,
     num_blocks: u32,
-) -> Result<(RequestKey, u32), Refusal> {
+) -> Result<Checked, Refusal> {
     let key = request.key.ok_or(Refusal::Incomplete("key"))?;
     let prompt = prompt_ids(request)?;
-    check_support(request)?;
-    check_prompt(prompt, config)?;
-    let max = config.max_choices.min(config.max_num_seqs);
+    let task = task(request, config)?;
+    check_prompt(prompt, task, config)?;
+    let max = if task == Task::Generate { config.max_choices.min(config.max_num_seqs) } else { 1 };
     if request.n == 0 || request.n > max {
         return Err(Refusal::Choices { n: request.n, max });
     }
-    let limit = token_limit(prompt.len() as u32, request.max_tokens, config.max_model_len, || {
-        groups.positions_in(num_blocks).saturating_add(1)
-    })?;
+    let prompt_tokens = prompt.len() as u32;
+    let limit = match task {
+        Task::Pool(_) => prompt_tokens + 1,
+        Task::Generate => token_limit(prompt_tokens, request.max_tokens, config.max_model_len, || {
+            groups.positions_in(num_blocks).saturating_add(1)
+        })?,
+    };
     let blocks = groups.blocks_for(limit - 1);
     if blocks > num_blocks.into() {
         return Err(Refusal::NeverFits { blocks: blocks.min(u32::MAX.into()) as u32, num_blocks });
     }
-    Ok((key, limit))
+    Ok(Checked { key, task, limit })
 }
 
-/// Refuses what no worker does yet.
-fn check_support(request: &proto::Request) -> Result<(), Refusal> {
+/// What the request asks for, if the workers can do it.
+fn task(request: &proto::Request, config: &Config) -> Result<Task, Refusal> {
+    let features = config.features;
     let asked = [
-        ("pooling", request.pooling.is_some()),
-        ("adapter", !request.adapter.is_empty()),
-        ("media", !request.media.is_empty()),
+        ("pooling", request.pooling.is_some() && !features.pooling),
+        ("adapter", !request.adapter.is_empty() && !features.adapters),
+        ("media", !request.media.is_empty() && !features.media),
     ];
-    match asked.iter().find(|(_, asked)| *asked) {
-        Some((param, _)) => Err(Refusal::Unsupported(param)),
-        None => Ok(()),
+    if let Some((param, _)) = asked.iter().find(|(_, refused)| *refused) {
+        return Err(Refusal::Unsupported(param));
+    }
+    let Some(pooling) = &request.pooling else { return Ok(Task::Generate) };
+    let scores_prompt = request.sampling.as_ref().is_some_and(|sampling| sampling.prompt_logprobs.is_some());
+    match (request.max_tokens, scores_prompt) {
+        (Some(_), _) => Err(Refusal::NotForPooling("max_tokens")),
+        (None, true) => Err(Refusal::NotForPooling("prompt_logprobs")),
+        (None, false) => Ok(Task::Pool(pooling.tokens())),
     }
 }
 
-fn check_prompt(prompt: &[u32], config: &Config) -> Result<(), Refusal> {
+fn check_prompt(prompt: &[u32], task: Task, config: &Config) -> Result<(), Refusal> {
     if prompt.is_empty() {
         return Err(Refusal::EmptyPrompt);
     }
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    if prompt_tokens >= config.max_model_len {
+    // Generating needs a position more.
+    let most = config.max_model_len - u32::from(task == Task::Generate);
+    if prompt_tokens > most {
         return Err(Refusal::PromptTooLong { prompt_tokens, max_model_len: config.max_model_len });
     }
     match prompt.iter().position(|token| *token >= config.vocab_size) {
@@ -117,8 +163,8 @@ fn check_prompt(prompt: &[u32], config: &Config) -> Result<(), Refusal> {
     }
 }
 
-/// Prompt and output together; `capacity` is what the blocks hold. The last token's keys and values are never computed, so `limit - 1`
-/// positions must fit.
+/// Prompt and output together; `capacity` is what the blocks hold. The last token's keys and values are never computed,
+/// so `limit - 1` positions must fit.
 fn token_limit(
     prompt_tokens: u32,
     max_tokens: Option<u32>,
@@ -149,7 +195,8 @@ impl Request {
         };
         let sampling = request.sampling.unwrap_or_default();
         Self {
-            key: admitted.key,
+            key: admitted.checked.key,
+            task: admitted.checked.task,
             request_id: request.request_id,
             traceparent: request.traceparent,
             seed: sampling.seed.unwrap_or(admitted.drawn_seed),
@@ -163,7 +210,7 @@ impl Request {
             choices: Vec::with_capacity(request.n as usize),
             live: request.n,
             started: false,
-            limit: admitted.limit,
+            limit: admitted.checked.limit,
             priority: request.priority,
             queued_us: admitted.now_us,
         }

@@ -8,6 +8,7 @@ use sched_core::{ConfigError, QueueBound, Refusal};
 fn impossible_configurations_are_refused() {
     let check = |change: fn(&mut Config), expected| assert_eq!(with(change).check(), Err(expected));
     check(|c| c.block_size = 0, ConfigError::Zero("block_size"));
+    check(|c| c.pipeline_depth = 0, ConfigError::Zero("pipeline_depth"));
     check(|c| c.max_num_batched_tokens = 4, ConfigError::BudgetBelowSeqs { batched: 4, seqs: 8 });
     check(|c| c.enable_chunked_prefill = false, ConfigError::BudgetBelowPrompt { batched: 64, len: 100 });
     check(|c| c.watermark = 1.5, ConfigError::Watermark(1.5));

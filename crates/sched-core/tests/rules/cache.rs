@@ -37,7 +37,7 @@ fn generated_blocks_are_found_again_too() {
 
 #[test]
 fn a_block_is_found_only_after_its_result() {
-    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    let mut scheduler = formed(with(|c| c.pipeline_depth = 2), 50);
     admit(&mut scheduler, request(1, 8, 5));
     let first = plan(&mut scheduler);
     admit(&mut scheduler, request(2, 9, 5));

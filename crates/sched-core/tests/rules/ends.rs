@@ -35,7 +35,7 @@ fn how_a_choice_ends() {
 
 #[test]
 fn a_stop_string_ends_without_a_word() {
-    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    let mut scheduler = formed(with(|c| c.pipeline_depth = 2), 50);
     admit(&mut scheduler, request(1, 4, 20));
     let first = plan(&mut scheduler);
     let batch = complete(&mut scheduler, &first, 1);
@@ -49,7 +49,7 @@ fn a_stop_string_ends_without_a_word() {
 
 #[test]
 fn an_abort_takes_effect_in_the_next_plan() {
-    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    let mut scheduler = formed(with(|c| c.pipeline_depth = 2), 50);
     admit(&mut scheduler, stranger(1, 4, 20));
     admit(&mut scheduler, stranger(2, 4, 20));
     let first = plan(&mut scheduler);

@@ -1,15 +1,18 @@
-//! One rule, one test. Here is what the tests share: a small scheduler, small requests, and a group that answers as told.
+//! One rule, one test. Here is what the tests share: a small scheduler, small requests, and a group that answers as
+//! told.
 
 mod admission;
 mod cache;
 mod ends;
 mod memory;
+mod pooling;
+mod speculation;
 mod steps;
 mod windows;
 
-use ids::Epoch;
+use ids::{Epoch, SequenceId};
 use proto::{RequestKey, Sampling, StepPlan, StepResult, TokenBatch, Want, prompt::Kind};
-use sched_core::{Config, Pipeline, Scheduler};
+use sched_core::{Config, Scheduler};
 
 /// Small numbers: 100 blocks of 4 tokens, 8 slots, end of text is token 9.
 fn config() -> Config {
@@ -21,7 +24,7 @@ fn config() -> Config {
         vocab_size: 1000,
         eos_token_ids: vec![9],
         max_choices: 4,
-        pipeline: Pipeline::InOrder,
+        pipeline_depth: 1,
         ..Config::default()
     }
 }
@@ -77,9 +80,9 @@ fn plan(scheduler: &mut Scheduler) -> StepPlan {
     plan
 }
 
-/// Every sampled row gives `token`.
+/// Every row that wants something gives `token`.
 fn result(plan: &StepPlan, token: u32) -> StepResult {
-    let sampled = plan.slot.iter().zip(plan.want()).filter(|(_, want)| *want == Want::Sample);
+    let sampled = plan.slot.iter().zip(plan.want()).filter(|(_, want)| *want != Want::None);
     let slot: Vec<u32> = sampled.map(|(slot, _)| *slot).collect();
     StepResult { epoch: plan.epoch, step: plan.step, token: vec![token; slot.len()], slot, ..Default::default() }
 }

@@ -194,7 +194,7 @@ fn priority_decides_who_starts_and_who_gives_way() {
 
 #[test]
 fn one_step_ahead_and_never_beyond_the_limit() {
-    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    let mut scheduler = formed(with(|c| c.pipeline_depth = 2), 50);
     admit(&mut scheduler, request(1, 4, 2));
     let first = plan(&mut scheduler);
     let second = plan(&mut scheduler);
@@ -207,7 +207,7 @@ fn one_step_ahead_and_never_beyond_the_limit() {
 
 #[test]
 fn a_stop_is_found_one_step_late_and_the_extra_token_is_dropped() {
-    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    let mut scheduler = formed(with(|c| c.pipeline_depth = 2), 50);
     admit(&mut scheduler, request(1, 4, 20));
     let first = plan(&mut scheduler);
     let second = plan(&mut scheduler);
@@ -261,7 +261,7 @@ fn durations_of_a_choice() {
 
 #[test]
 fn log_probabilities_follow_their_tokens() {
-    let mut scheduler = formed(with(|c| c.pipeline = Pipeline::RunAhead), 50);
+    let mut scheduler = formed(with(|c| c.pipeline_depth = 2), 50);
     for number in 1..=2 {
         let mut request = stranger(number, 4, 9);
         sampling(&mut request).logprobs = Some(0);

@@ -1,16 +1,18 @@
 //! What worlds are made of: configurations and requests.
 
 use super::{oracle, source::Source, worker::SALT_MARK};
-use proto::{RequestKey, Sampling, prompt::Kind};
-use sched_core::{Config, MixedPrefill, Pipeline, Policy, PrefillBudget};
+use proto::{Pooling, RequestKey, Sampling, prompt::Kind};
+use sched_core::{Config, Features, MixedPrefill, Policy, PrefillBudget};
 
 /// Any possible configuration, in small numbers.
 pub fn config(source: &mut Source) -> Config {
     let max_num_seqs = source.between(1, 6);
     let max_model_len = source.between(4, 40);
     let enable_chunked_prefill = source.chance(80);
-    let least = if enable_chunked_prefill { max_num_seqs } else { max_num_seqs.max(max_model_len) };
     let recurrent = source.chance(8);
+    let speculative_tokens = if !recurrent && source.chance(45) { source.between(1, 5) } else { 0 };
+    let decodes = max_num_seqs * (1 + speculative_tokens);
+    let least = if enable_chunked_prefill { decodes } else { decodes.max(max_model_len) };
     let optional = |source: &mut Source, most| if source.chance(30) { source.between(1, most) } else { 0 };
     Config {
         block_size: source.between(1, 5),
@@ -24,7 +26,9 @@ pub fn config(source: &mut Source) -> Config {
         windows: windows(source),
         recurrent,
         policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
-        pipeline: if source.chance(70) { Pipeline::RunAhead } else { Pipeline::InOrder },
+        pipeline_depth: if source.chance(50) { 2 } else { source.between(1, 5) },
+        speculative_tokens,
+        features: Features { pooling: true, ..Features::default() },
         max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
         max_num_queued_tokens: source.chance(20).then(|| source.between(5, 90).into()),
         watermark: if source.chance(25) { 0.2 } else { 0.0 },
@@ -72,7 +76,9 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
     }
     let salt = if source.chance(80) { "" } else { "tenant" };
     let left = config.max_model_len.saturating_sub(length);
-    let max_tokens = if source.chance(25) { None } else { Some(source.between(0, left.min(20) + 1)) };
+    let pooling = source.chance(12).then(|| Pooling { tokens: source.below(2) as i32 });
+    let no_max_tokens = source.chance(if pooling.is_some() { 95 } else { 25 });
+    let max_tokens = if no_max_tokens { None } else { Some(source.between(0, left.min(20) + 1)) };
     let sampling = Sampling {
         seed: source.chance(70).then(|| u64::from(source.below(9))),
         min_tokens: if source.chance(20) { source.below(6) } else { 0 },
@@ -88,10 +94,11 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         request_id: format!("{number}{SALT_MARK}{salt}"),
         prompt: Some(proto::Prompt { kind: Some(Kind::Ids(proto::TokenIds { ids })), ..Default::default() }),
         sampling: Some(sampling),
-        n: if source.chance(70) { 1 } else { source.below(6) },
+        n: if source.chance(if pooling.is_some() { 95 } else { 70 }) { 1 } else { source.below(6) },
         priority: source.below(3) as i32 - 1,
         cache_salt: salt.into(),
         max_tokens,
+        pooling,
         ..Default::default()
     }
 }

@@ -1,5 +1,5 @@
-//! A seeded world around the scheduler: random events, a worker that keeps real block contents, and an oracle that knows
-//! every answer. Used by `tests/simulation.rs`, `examples/simulate.rs` and the fuzz target.
+//! A seeded world around the scheduler: random events, a worker that keeps real block contents, and an oracle that
+//! knows every answer. Used by `tests/simulation.rs`, `examples/simulate.rs` and the fuzz target.
 
 pub mod draw;
 pub mod oracle;

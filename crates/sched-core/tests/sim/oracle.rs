@@ -2,7 +2,7 @@
 //! use it, the worker from block contents, the answers from the plain token list.
 
 use super::source::mix;
-use proto::Sampling;
+use proto::{Sampling, pooling::Tokens};
 
 /// Ids are below this.
 pub const VOCAB: u32 = 40;
@@ -42,6 +42,17 @@ pub fn sample(kv: u64, seed: u64, position: u32, sampling: &Sampling) -> u32 {
         }
         state = mix(state);
     }
+}
+
+/// The output of a prompt that is pooled; `hidden` is what the last layer gave for its positions, of which the last is
+/// the prompt's.
+pub fn pooled(hidden: &[u64], tokens: Tokens) -> Vec<f32> {
+    let pooled = match tokens {
+        Tokens::Last => *hidden.last().expect("a position"),
+        Tokens::All => hidden.iter().fold(0, |all: u64, one| all.rotate_left(7) ^ one),
+    };
+    // 24 bits are exact in a float.
+    vec![(pooled >> 40) as f32, if tokens == Tokens::All { hidden.len() as f32 } else { 0.0 }]
 }
 
 /// How an answer ends.

@@ -2,7 +2,7 @@
 //! copy or eviction shows at once: every row checks all keys and values that attention would read.
 
 use super::oracle;
-use proto::{NewSequence, Sampling, StepPlan, StepResult, TokenLogprobs, Want};
+use proto::{NewSequence, Pooled, Pooling, Sampling, StepPlan, StepResult, TokenLogprobs, Want, pooling::Tokens};
 use std::collections::HashSet;
 
 /// Separates a request's number from its tenant in the request id, so that the worker knows the tenant.
@@ -20,6 +20,9 @@ struct Slot {
     seed: u64,
     request_id: String,
     salt: String,
+    pooling: Option<Tokens>,
+    /// What the last layer gave for the positions that this slot's rows computed.
+    hidden: Vec<u64>,
 }
 
 /// All ranks of a group at once.
@@ -123,6 +126,8 @@ impl Worker {
             seed: added.seed,
             request_id: added.request_id.clone(),
             salt: salt.into(),
+            pooling: added.pooling.as_ref().map(Pooling::tokens),
+            hidden: Vec::new(),
         });
     }
 
@@ -139,50 +144,52 @@ impl Worker {
     }
 
     fn run_rows(&mut self, plan: &StepPlan) -> StepResult {
-        let rows = plan.slot.len();
-        assert!(rows > 0 || !plan.removed.is_empty(), "an empty plan");
-        assert!(plan.start.len() == rows && plan.num_tokens.len() == rows && plan.want.len() == rows);
+        let rows = rows(plan);
+        assert!(!rows.is_empty() || !plan.removed.is_empty(), "an empty plan");
         assert!(plan.num_tokens.iter().sum::<u32>() <= self.budget, "over budget");
         let distinct: HashSet<_> = plan.slot.iter().collect();
-        assert_eq!(distinct.len(), rows, "a slot has two rows");
+        assert_eq!(distinct.len(), rows.len(), "a slot has two rows");
         // Rows run at the same time on real hardware: what one reads must be there before any writes, and still after.
-        (0..rows).for_each(|row| self.check_reads(plan, row));
-        (0..rows).for_each(|row| self.write(plan, row));
-        (0..rows).for_each(|row| self.check_reads(plan, row));
-        for (slot, (start, len)) in plan.slot.iter().zip(plan.start.iter().zip(&plan.num_tokens)) {
-            self.slots[*slot as usize].as_mut().expect("slot").computed = (start + len) as usize;
-        }
+        rows.iter().for_each(|row| self.check_reads(row));
+        rows.iter().for_each(|row| self.write(row));
+        rows.iter().for_each(|row| self.check_reads(row));
+        rows.iter().for_each(|row| self.advance(row));
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
-        for row in 0..rows {
-            self.prompt_logprobs(plan, row, &mut result);
-            if plan.want[row] == Want::Sample as i32 {
-                self.sample(plan, row, &mut result);
-            }
+        for row in &rows {
+            self.prompt_logprobs(row, &mut result);
+            self.give(row, &mut result);
+        }
+        // Counts may be left out where every row gives one token.
+        if self.backwards && result.count.iter().all(|count| *count == 1) {
+            result.count.clear();
         }
         result
     }
 
-    fn row(&self, plan: &StepPlan, row: usize) -> (&Slot, usize, usize) {
-        let slot = self.slots[plan.slot[row] as usize].as_ref().expect("a row of an empty slot");
-        let start = plan.start[row] as usize;
-        let end = start + plan.num_tokens[row] as usize;
-        assert!(start < end && end <= slot.tokens.len(), "row {start}..{end} of {} tokens", slot.tokens.len());
-        (slot, start, end)
+    fn slot(&self, row: &Row<'_>) -> &Slot {
+        self.slots[row.slot as usize].as_ref().expect("a row of an empty slot")
     }
 
-    fn check_reads(&self, plan: &StepPlan, row: usize) {
-        let (slot, start, _) = self.row(plan, row);
+    fn slot_mut(&mut self, row: &Row<'_>) -> &mut Slot {
+        self.slots[row.slot as usize].as_mut().expect("a row of an empty slot")
+    }
+
+    fn check_reads(&self, row: &Row<'_>) {
+        let slot = self.slot(row);
+        let known = slot.tokens.len();
+        assert!(row.start < row.known_end && row.known_end <= known, "a row up to {} of {known} tokens", row.known_end);
         // A state is carried from row to row: it begins at position 0 and goes on where it stopped.
         assert!(
-            !self.recurrent || start == slot.computed,
-            "{}: a state of {} at {start}",
+            !self.recurrent || row.start == slot.computed,
+            "{}: a state of {} at {}",
             slot.request_id,
-            slot.computed
+            slot.computed,
+            row.start
         );
         for (group, table) in slot.tables.iter().enumerate() {
-            let seen = self.first_seen(group, start) * self.block_size;
-            for (position, kv) in oracle::kv_chain(&slot.salt, &slot.tokens[..start]).into_iter().enumerate().skip(seen)
-            {
+            let seen = self.first_seen(group, row.start) * self.block_size;
+            let chain = oracle::kv_chain(&slot.salt, &slot.tokens[..row.start]);
+            for (position, kv) in chain.into_iter().enumerate().skip(seen) {
                 let block = table[position / self.block_size];
                 let found = self.blocks[block as usize][position % self.block_size];
                 assert_eq!(found, Some(kv ^ group as u64), "{}: position {position} in block {block}", slot.request_id);
@@ -190,18 +197,34 @@ impl Worker {
         }
     }
 
-    fn write(&mut self, plan: &StepPlan, row: usize) {
-        let (slot, start, end) = self.row(plan, row);
-        assert_eq!(plan.want[row] == Want::Sample as i32, end == slot.tokens.len(), "only the last position samples");
-        let chain = oracle::kv_chain(&slot.salt, &slot.tokens[..end]);
+    fn write(&mut self, row: &Row<'_>) {
+        let slot = self.slot(row);
+        let is_last = row.known_end == slot.tokens.len();
+        let wanted = match (is_last, slot.pooling, row.draft.is_empty()) {
+            (false, _, true) => Want::None,
+            (true, Some(_), true) => Want::Pool,
+            (true, None, true) => Want::Sample,
+            (true, None, false) => Want::Verify,
+            _ => panic!("a draft that continues nothing"),
+        };
+        assert_eq!(row.want, wanted);
+        let chain = oracle::kv_chain(&slot.salt, &[&slot.tokens[..row.known_end], row.draft].concat());
         for (group, table) in slot.tables.clone().iter().enumerate() {
-            for position in start..end {
+            for (position, kv) in chain.iter().enumerate().skip(row.start) {
                 let block = table[position / self.block_size];
                 let holders = self.slots.iter().flatten().map(|slot| self.holds(slot, block)).sum::<usize>();
                 assert_eq!(holders, 1, "write to block {block}, which {holders} tables lead to");
-                self.blocks[block as usize][position % self.block_size] = Some(chain[position] ^ group as u64);
+                self.blocks[block as usize][position % self.block_size] = Some(kv ^ group as u64);
             }
         }
+    }
+
+    /// The row's known positions are computed.
+    fn advance(&mut self, row: &Row<'_>) {
+        let slot = self.slot_mut(row);
+        slot.computed = row.known_end;
+        let chain = oracle::kv_chain(&slot.salt, &slot.tokens[..row.known_end]);
+        slot.hidden.extend(&chain[row.start..]);
     }
 
     /// How many entries of a sequence that coming rows may look at name the block.
@@ -213,33 +236,86 @@ impl Worker {
         slot.tables.iter().enumerate().map(live).sum()
     }
 
-    fn prompt_logprobs(&self, plan: &StepPlan, row: usize, result: &mut StepResult) {
-        let (slot, start, end) = self.row(plan, row);
+    fn prompt_logprobs(&self, row: &Row<'_>, result: &mut StepResult) {
+        let slot = self.slot(row);
         if slot.sampling.prompt_logprobs.is_none() {
             return;
         }
-        for position in start + 1..(end + 1).min(slot.num_prompt_tokens) {
+        for position in row.start + 1..(row.known_end + 1).min(slot.num_prompt_tokens) {
             result.prompt_logprobs.push(TokenLogprobs {
                 index: position as u32,
                 token: slot.tokens[position],
-                prompt_of_sequence: Some(plan.slot[row].into()),
+                prompt_of_sequence: Some(row.slot.into()),
                 ..TokenLogprobs::default()
             });
         }
     }
 
-    fn sample(&mut self, plan: &StepPlan, row: usize, result: &mut StepResult) {
-        let (slot, _, end) = self.row(plan, row);
+    /// What the row wants, into the result and the slot.
+    fn give(&mut self, row: &Row<'_>, result: &mut StepResult) {
+        if row.want == Want::None {
+            return;
+        }
+        result.slot.push(row.slot);
+        let slot = self.slot(row);
+        if let Some(tokens) = slot.pooling {
+            result.count.push(0);
+            result.pooled.push(Pooled { sequence: row.slot.into(), values: oracle::pooled(&slot.hidden, tokens) });
+            return;
+        }
+        let before = result.token.len();
+        for offset in 0..=row.draft.len() {
+            let token = self.sample(row, row.known_end + offset, result);
+            if row.draft.get(offset) != Some(&token) {
+                break;
+            }
+        }
+        let given = result.token[before..].to_vec();
+        result.count.push(given.len() as u32);
+        let slot = self.slot_mut(row);
+        slot.computed = row.known_end + given.len() - 1;
+        slot.tokens.extend(given);
+    }
+
+    /// The token at position `end`, after those below it.
+    fn sample(&self, row: &Row<'_>, end: usize, result: &mut StepResult) -> u32 {
+        let slot = self.slot(row);
         let block = slot.tables[0][(end - 1) / self.block_size];
         let kv = self.blocks[block as usize][(end - 1) % self.block_size].expect("just written");
-        let position = (end - slot.num_prompt_tokens) as u32;
-        let token = oracle::sample(kv, slot.seed, position, &slot.sampling);
+        let token = oracle::sample(kv, slot.seed, (end - slot.num_prompt_tokens) as u32, &slot.sampling);
         if slot.sampling.logprobs.is_some() {
             let index = result.token.len() as u32;
             result.logprobs.push(TokenLogprobs { index, token, ..TokenLogprobs::default() });
         }
-        result.slot.push(plan.slot[row]);
         result.token.push(token);
-        self.slots[plan.slot[row] as usize].as_mut().expect("slot").tokens.push(token);
+        token
     }
+}
+
+/// A row of a plan.
+struct Row<'p> {
+    slot: u32,
+    start: usize,
+    /// Where its known tokens end, and its drafted ones begin.
+    known_end: usize,
+    want: Want,
+    draft: &'p [u32],
+}
+
+fn rows(plan: &StepPlan) -> Vec<Row<'_>> {
+    let count = plan.slot.len();
+    assert!(plan.start.len() == count && plan.num_tokens.len() == count && plan.want.len() == count);
+    let (mut drafts, mut lens) = (plan.draft.as_slice(), plan.num_draft.iter());
+    let rows = (0..count).map(|row| {
+        let want = Want::try_from(plan.want[row]).expect("a want");
+        let len = if want == Want::Verify { *lens.next().expect("a draft for each row that verifies") } else { 0 };
+        assert_eq!(want == Want::Verify, len > 0, "a draft has tokens");
+        let (draft, rest) = drafts.split_at(len as usize);
+        drafts = rest;
+        let start = plan.start[row] as usize;
+        Row { slot: plan.slot[row], start, known_end: start + (plan.num_tokens[row] - len) as usize, want, draft }
+    });
+    let rows = rows.collect();
+    assert!(drafts.is_empty() && lens.next().is_none(), "drafts without rows");
+    rows
 }

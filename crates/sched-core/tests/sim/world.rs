@@ -6,9 +6,11 @@ use super::{
     source::Source,
     worker::{SALT_MARK, Worker},
 };
-use ids::Epoch;
-use proto::{FinishReason, RequestKey, Sampling, StepResult, TokenBatch, prompt::Kind};
-use sched_core::{Config, Policy, ProtocolError, Refusal, Scheduler};
+use ids::{Epoch, SequenceId};
+use proto::{
+    FinishReason, Pooled, Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind,
+};
+use sched_core::{Config, DraftRefusal, Policy, ProtocolError, Refusal, Scheduler};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A request that the scheduler took and that has not ended.
@@ -23,12 +25,15 @@ struct Tracked {
     first_sequence: Option<u64>,
     aborted: bool,
     prompt_logprobs: u32,
+    pooling: Option<Tokens>,
     choices: Vec<Choice>,
 }
 
 #[derive(Debug, Default)]
 struct Choice {
     tokens: Vec<u32>,
+    /// It has its pooled output.
+    pooled: bool,
     expected: Option<(Vec<u32>, Ending)>,
     /// The detokenizer finds a stop string after this many tokens.
     stop_after: Option<usize>,
@@ -59,6 +64,10 @@ pub struct World<'a> {
     pub ended: u64,
     /// Blocks copied before a write: forks.
     pub copies: u64,
+    /// Pooled outputs heard.
+    pub pooled: u64,
+    /// Drafts proposed.
+    pub proposed: u64,
 }
 
 impl<'a> World<'a> {
@@ -70,7 +79,8 @@ impl<'a> World<'a> {
 
     /// A world of this configuration.
     pub fn with(mut source: Source<'a>, config: Config) -> Self {
-        // Most worlds hold one or two full contexts, so that running sequences fight for blocks; some hold not even one.
+        // Most worlds hold one or two full contexts, so that running sequences fight for blocks; some hold not even
+        // one.
         let context = config.blocks_for(config.max_model_len) as u32;
         let num_blocks = if source.chance(80) { source.between(context, 2 * context) } else { source.between(2, 30) };
         let scheduler = Scheduler::new(config.clone()).expect("a possible configuration");
@@ -92,6 +102,8 @@ impl<'a> World<'a> {
             admitted: 0,
             ended: 0,
             copies: 0,
+            pooled: 0,
+            proposed: 0,
         };
         world.form();
         world
@@ -121,7 +133,10 @@ impl<'a> World<'a> {
     fn event(&mut self) {
         match self.source.below(1000) {
             0..110 => self.admit(),
-            110..510 => self.plan(),
+            110..510 => {
+                self.propose();
+                self.plan();
+            }
             510..930 => self.complete(),
             930..950 => self.abort(),
             950..954 => self.abort_by_id(),
@@ -138,6 +153,7 @@ impl<'a> World<'a> {
     pub fn finish(&mut self) {
         self.form_if_lost();
         for _ in 0..200_000 {
+            self.propose();
             self.plan();
             self.listen();
             self.tell_stops();
@@ -183,10 +199,15 @@ impl<'a> World<'a> {
                 assert!(self.config.max_num_queued_reqs.is_some() || self.config.max_num_queued_tokens.is_some());
             }
             Err(Refusal::NeverFits { blocks, num_blocks }) => assert!(blocks > num_blocks),
-            Err(Refusal::Choices { .. }) => assert!(n == 0 || n > self.config.max_num_seqs.min(4)),
+            Err(Refusal::Choices { max, .. }) => {
+                let most = if tracked.pooling.is_some() { 1 } else { self.config.max_num_seqs.min(4) };
+                assert!(max == most && (n == 0 || n > most));
+            }
+            Err(Refusal::NotForPooling(_)) => assert!(tracked.pooling.is_some()),
             Err(Refusal::EmptyPrompt) => assert!(tracked.prompt.is_empty()),
             Err(Refusal::PromptTooLong { .. }) => {
-                assert!(tracked.prompt.len() >= self.config.max_model_len as usize);
+                let needed = tracked.prompt.len() + usize::from(tracked.pooling.is_none());
+                assert!(needed > self.config.max_model_len as usize);
             }
             Err(Refusal::MaxTokensTooLarge { .. } | Refusal::ZeroMaxTokens | Refusal::TokenOutOfRange { .. }) => {}
             Err(other) => panic!("{other}"),
@@ -214,7 +235,41 @@ impl<'a> World<'a> {
             first_sequence: None,
             aborted: false,
             prompt_logprobs: 0,
+            pooling: request.pooling.as_ref().map(Pooling::tokens),
             choices,
+        }
+    }
+
+    /// Guesses for whatever runs: right ones for the most part, of any length.
+    fn propose(&mut self) {
+        if self.config.speculative_tokens == 0 && self.source.chance(95) {
+            return;
+        }
+        for (handle, (number, at)) in self.handles.clone() {
+            let Some(tracked) = self.live.get(&number).filter(|_| self.source.chance(70)) else { continue };
+            let Some(history) = self.scheduler.history(SequenceId(handle)) else { continue };
+            assert_eq!(history.prompt, tracked.prompt);
+            let known = history.output.len();
+            let mut draft = Vec::new();
+            if let Some(seed) = self.seeds.get(&tracked.id).and_then(|seeds| seeds.get(at)) {
+                let sampling = Sampling { ignore_eos: true, stop_token_ids: Vec::new(), ..tracked.sampling.clone() };
+                let (answer, _) = oracle::answer(&tracked.salt, &tracked.prompt, *seed, &sampling, tracked.limit + 9);
+                let rest = &answer[known.min(answer.len())..];
+                draft.extend(&rest[..rest.len().min(self.source.below(8) as usize)]);
+            }
+            for token in &mut draft {
+                if self.source.chance(20) {
+                    *token = self.source.below(oracle::VOCAB + 1);
+                }
+            }
+            self.proposed += 1;
+            match self.scheduler.propose(SequenceId(handle), &draft) {
+                Ok(()) => assert!(self.config.speculative_tokens > 0 && tracked.pooling.is_none()),
+                Err(DraftRefusal::Off) => assert_eq!(self.config.speculative_tokens, 0),
+                Err(DraftRefusal::NotGenerating) => assert!(tracked.pooling.is_some()),
+                Err(DraftRefusal::TokenOutOfRange { .. }) => assert!(draft.contains(&oracle::VOCAB)),
+                Err(DraftRefusal::NotRunning | DraftRefusal::InFlight) => {}
+            }
         }
     }
 
@@ -245,7 +300,7 @@ impl<'a> World<'a> {
             assert!(self.live.values().any(|tracked| tracked.id == id), "a row of {id}, which is over");
         }
         self.results.push_back(result);
-        assert!(self.results.len() <= self.config.pipeline.depth());
+        assert!(self.results.len() <= self.config.pipeline_depth as usize);
     }
 
     fn complete(&mut self) {
@@ -260,7 +315,7 @@ impl<'a> World<'a> {
     fn complete_wrongly(&mut self, result: &StepResult) {
         let before = self.scheduler.stats();
         let mut wrong = result.clone();
-        let error = match self.source.below(4) {
+        let error = match self.source.below(5) {
             0 => {
                 wrong.epoch += 1;
                 self.scheduler.complete(wrong, self.now_us)
@@ -271,6 +326,14 @@ impl<'a> World<'a> {
             }
             2 => {
                 wrong.token.push(1);
+                self.scheduler.complete(wrong, self.now_us)
+            }
+            3 => {
+                match wrong.count.last_mut() {
+                    Some(count) => *count += 1,
+                    None => wrong.count.push(1),
+                }
+                wrong.slot.push(0);
                 self.scheduler.complete(wrong, self.now_us)
             }
             _ => {
@@ -388,6 +451,7 @@ impl<'a> World<'a> {
         let batch = std::mem::take(&mut self.batch);
         batch.started.iter().for_each(|started| self.hear_started(started));
         self.hear_logprobs(&batch);
+        batch.pooled.iter().for_each(|pooled| self.hear_pooled(pooled));
         for (sequence, token) in batch.sequence.iter().zip(&batch.token) {
             self.hear_token(*sequence, *token);
         }
@@ -408,7 +472,8 @@ impl<'a> World<'a> {
         assert!(tracked.prompt.ends_with(&started.prompt_ids));
         let most = (started.prompt_tokens - 1) / self.config.block_size * self.config.block_size;
         assert!(started.cached_tokens <= if self.config.enable_prefix_caching { most } else { 0 });
-        assert!(tracked.sampling.prompt_logprobs.is_none() || started.cached_tokens == 0);
+        let whole = tracked.sampling.prompt_logprobs.is_some() || tracked.pooling == Some(Tokens::All);
+        assert!(!whole || started.cached_tokens == 0, "all of the prompt is needed");
         for choice in 0..started.n {
             self.handles.insert(started.first_sequence + u64::from(choice), (number, choice as usize));
         }
@@ -452,6 +517,16 @@ impl<'a> World<'a> {
         choice.tokens.push(token);
     }
 
+    fn hear_pooled(&mut self, pooled: &Pooled) {
+        let (number, at) = *self.handles.get(&pooled.sequence).expect("an output before its start");
+        let tracked = self.live.get_mut(&number).expect("an output after the end");
+        let tokens = tracked.pooling.expect("a request to be pooled");
+        let hidden = oracle::kv_chain(&tracked.salt, &tracked.prompt);
+        assert_eq!(pooled.values, oracle::pooled(&hidden, tokens), "pooled output of {}", tracked.id);
+        assert!(!std::mem::replace(&mut tracked.choices[at].pooled, true), "pooled twice");
+        self.pooled += 1;
+    }
+
     fn hear_finished(&mut self, finished: &proto::Finished) {
         let (number, at) = *self.handles.get(&finished.sequence).expect("an end before its start");
         let tracked = self.live.get_mut(&number).expect("an end after the end");
@@ -460,6 +535,11 @@ impl<'a> World<'a> {
         choice.over = true;
         if finished.reason() == FinishReason::Abort {
             assert!(tracked.aborted);
+            return;
+        }
+        if tracked.pooling.is_some() {
+            assert!(choice.pooled && choice.tokens.is_empty());
+            assert_eq!((finished.reason(), finished.stop_token), (FinishReason::Stop, None));
             return;
         }
         let (expected, ending) = choice.expected.as_ref().expect("an end without a token");

@@ -214,7 +214,7 @@ fn check_outcomes(flight: &Flight, result: &StepResult, vocab_size: u32) -> Resu
         if draft.iter().zip(given.split_last().map_or(&[][..], |(_, accepted)| accepted)).any(|(a, b)| a != b) {
             return Err(ProtocolError::Accepted { step, row });
         }
-        if planned.want == Want::Pool && pooled.next().is_none_or(|pooled| pooled.sequence != got.into()) {
+        if planned.want == Want::Pool && pooled.next().is_none_or(|pooled| pooled.sequence != u64::from(got)) {
             return Err(ProtocolError::Pooled { step, row });
         }
         (at, drafts) = (at + count as usize, rest);

@@ -144,7 +144,9 @@ impl Args {
         let recurrent = ready.state_bytes > 0;
         // A running sequence takes a token of each step.
         let max_num_seqs = self.max_num_seqs.min(formed.max_num_seqs).min(self.step_tokens());
+        let model = if self.model_fingerprint.is_empty() { &self.served_model_name } else { &self.model_fingerprint };
         let config = Config {
+            model: model.clone(),
             block_size: ready.block_size,
             max_num_seqs,
             max_num_batched_tokens: self.step_tokens(),

@@ -1,7 +1,7 @@
 //! What a finished step means: tokens, ends, confirmed positions, and blocks that can now be found again.
 
 use crate::{
-    blocks::hash::BlockHash,
+    blocks::hash::{BlockHash, overlapping},
     config::Config,
     error::ProtocolError,
     flight::{Flight, FlightRow, Outcomes, RowOutcome, Want},
@@ -251,7 +251,8 @@ fn block_hash(sequence: &mut Sequence, request: &Request, at: usize, block_size:
             Some(token) => *token,
             None => sequence.output[position - request.prompt.len()],
         });
-        let hash = parent.child(tokens);
+        let media = overlapping(&request.media, from as u32..from as u32 + block_size);
+        let hash = parent.child(tokens, media);
         sequence.output_hashes.push(hash);
     }
     sequence.output_hashes[own]

@@ -59,6 +59,8 @@ pub struct PrefillBudget {
 /// Limits and switches; see [`Config::check`] for what must hold between them.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// What the workers serve: weights and all else that keys and values depend on. Part of every block's hash.
+    pub model: String,
     /// Tokens per KV block.
     pub block_size: u32,
     /// Slots: sequences that run at once.
@@ -113,6 +115,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            model: String::new(),
             block_size: 16,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,

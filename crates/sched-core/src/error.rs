@@ -85,6 +85,12 @@ pub enum Refusal {
     /// Asks for something that this engine does not do.
     #[error("'{0}' is not supported by this engine")]
     Unsupported(&'static str),
+    /// Placeholders of a medium are not in the prompt, or not behind those before it, or it has no hash: a bug of the sender.
+    #[error("The request's medium {index} does not lie in its prompt behind the one before it, or has no hash")]
+    Media {
+        /// Which one.
+        index: usize,
+    },
     /// The request lacks a part that the steps before must fill in: a bug of the sender.
     #[error("The request has no {0}")]
     Incomplete(&'static str),
@@ -123,7 +129,7 @@ impl Refusal {
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::Draining | Self::NotReady => Kind::Unavailable,
             Self::Unsupported(_) => Kind::Unimplemented,
-            Self::Duplicate | Self::Incomplete(_) => Kind::Internal,
+            Self::Duplicate | Self::Incomplete(_) | Self::Media { .. } => Kind::Internal,
         }
     }
 

@@ -239,10 +239,11 @@ impl BlockPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::hash::Identity;
     use proptest::prelude::*;
 
     fn hash(number: u32) -> BlockHash {
-        BlockHash::root("test").child([number])
+        BlockHash::root(Identity { model: "", adapter: "", cache_salt: "test" }).child([number].into_iter(), &[])
     }
 
     #[test]

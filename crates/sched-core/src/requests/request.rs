@@ -2,7 +2,7 @@
 
 use crate::{
     blocks::groups::Groups,
-    blocks::hash::{self, BlockHash},
+    blocks::hash::{self, BlockHash, Identity},
     config::Config,
     error::Refusal,
     flight::Want,
@@ -25,6 +25,8 @@ pub(crate) struct Request {
     pub prompt: Vec<u32>,
     /// Hashes of the prompt's full blocks; empty when the prefix cache is off.
     pub prompt_hashes: Vec<BlockHash>,
+    /// In order of positions.
+    pub media: Vec<proto::Media>,
     /// Root of the hashes, for prompts shorter than a block.
     pub root: BlockHash,
     pub first_sequence: SequenceId,
@@ -105,6 +107,7 @@ pub(crate) fn check(
     let prompt = prompt_ids(request)?;
     let task = task(request, config)?;
     check_prompt(prompt, task, config)?;
+    check_media(&request.media, prompt.len() as u32)?;
     let max = if task == Task::Generate { config.max_choices.min(config.max_num_seqs) } else { 1 };
     if request.n == 0 || request.n > max {
         return Err(Refusal::Choices { n: request.n, max });
@@ -163,6 +166,19 @@ fn check_prompt(prompt: &[u32], task: Task, config: &Config) -> Result<(), Refus
     }
 }
 
+/// Media lie in the prompt one behind the other.
+fn check_media(media: &[proto::Media], prompt_tokens: u32) -> Result<(), Refusal> {
+    let mut free = 0;
+    for (index, one) in media.iter().enumerate() {
+        let end = one.start.checked_add(one.num_tokens).filter(|end| *end <= prompt_tokens);
+        match end {
+            Some(end) if one.start >= free && one.num_tokens > 0 && !one.hash.is_empty() => free = end,
+            _ => return Err(Refusal::Media { index }),
+        }
+    }
+    Ok(())
+}
+
 /// Prompt and output together; `capacity` is what the blocks hold. The last token's keys and values are never computed,
 /// so `limit - 1` positions must fit.
 fn token_limit(
@@ -189,8 +205,10 @@ impl Request {
             Some(Kind::Ids(ids)) => ids.ids,
             _ => Vec::new(),
         };
+        let identity = Identity { model: &config.model, adapter: &request.adapter, cache_salt: &request.cache_salt };
+        let root = BlockHash::root(identity);
         let prompt_hashes = match config.enable_prefix_caching {
-            true => hash::prompt_hashes(&request.cache_salt, &prompt, config.block_size),
+            true => hash::prompt_hashes(root, &prompt, &request.media, config.block_size),
             false => Vec::new(),
         };
         let sampling = request.sampling.unwrap_or_default();
@@ -202,7 +220,8 @@ impl Request {
             seed: sampling.seed.unwrap_or(admitted.drawn_seed),
             sampling,
             output: request.output.unwrap_or_default(),
-            root: BlockHash::root(&request.cache_salt),
+            media: request.media,
+            root,
             prompt,
             prompt_hashes,
             first_sequence: admitted.first_sequence,

@@ -2,7 +2,7 @@
 
 use super::*;
 use proto::failure;
-use sched_core::{ConfigError, QueueBound, Refusal};
+use sched_core::{ConfigError, Features, QueueBound, Refusal};
 
 #[test]
 fn impossible_configurations_are_refused() {
@@ -39,6 +39,14 @@ fn refusals_name_the_reason() {
     check(|r| r.pooling = Some(proto::Pooling::default()), Refusal::Unsupported("pooling"));
     check(|r| r.adapter = "lora".into(), Refusal::Unsupported("adapter"));
     check(|r| r.media.push(proto::Media::default()), Refusal::Unsupported("media"));
+    for media in [(10, 1, "x"), (0, 0, "x"), (0, 1, ""), (8, u32::MAX, "x")] {
+        let (start, num_tokens, hash) = media;
+        let mut scheduler = formed(with(|c| c.features = Features { media: true, ..Features::default() }), 20);
+        let first = proto::Media { start: 1, num_tokens: 1, hash: "y".into() };
+        let media = vec![first, proto::Media { start, num_tokens, hash: hash.into() }];
+        let refused = scheduler.admit(proto::Request { media, ..request(1, 10, 5) }, 0);
+        assert_eq!(refused, Err(Refusal::Media { index: 1 }), "{start}, {num_tokens}, {hash:?}");
+    }
     check(|r| r.n = 0, Refusal::Choices { n: 0, max: 4 });
     check(|r| r.n = 5, Refusal::Choices { n: 5, max: 4 });
     // 10 + 72 tokens: 81 positions.

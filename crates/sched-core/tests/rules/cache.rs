@@ -1,6 +1,8 @@
 //! The prefix cache.
 
 use super::*;
+use proto::Media;
+use sched_core::Features;
 
 #[test]
 fn whole_blocks_are_found_again_but_never_the_last_token() {
@@ -60,8 +62,41 @@ fn what_keeps_prompts_apart() {
         assert_eq!(rows(&plan(&mut scheduler)), [(0, 20, 1)]);
     };
     check(|r| r.cache_salt = "tenant".into(), config());
+    let features = || with(|c| c.features = Features { adapters: true, media: true, ..Features::default() });
+    check(|r| r.adapter = "lora".into(), features());
+    check(|r| r.media.push(image(2, b"cat")), features());
     check(|r| sampling(r).prompt_logprobs = Some(1), config());
     check(|_| (), with(|c| c.enable_prefix_caching = false));
+}
+
+fn image(start: u32, hash: &'static [u8]) -> Media {
+    Media { start, num_tokens: 4, hash: hash.into() }
+}
+
+#[test]
+fn equal_images_are_found_and_others_are_not() {
+    let mut scheduler = formed(with(|c| c.features = Features { media: true, ..Features::default() }), 50);
+    let with_image = |number, hash| proto::Request { media: vec![image(6, hash)], ..request(number, 20, 1) };
+    admit(&mut scheduler, with_image(1, b"cat"));
+    step(&mut scheduler, 1);
+    // Its placeholders are at 6 to 9: a block before them, two with them.
+    for (number, hash, cached) in [(2, &b"cat"[..], 16), (3, b"dog", 4)] {
+        admit(&mut scheduler, with_image(number, hash));
+        assert_eq!(step(&mut scheduler, 1).1.started[0].cached_tokens, cached);
+    }
+}
+
+#[test]
+fn a_block_that_an_answer_fills_knows_the_image_in_it() {
+    let mut scheduler = formed(with(|c| c.features = Features { media: true, ..Features::default() }), 50);
+    let image = |hash: &'static [u8]| vec![Media { start: 4, num_tokens: 2, hash: hash.into() }];
+    admit(&mut scheduler, proto::Request { media: image(b"cat"), ..request(1, 6, 4) });
+    // The answer continues the prompt: 16, 17, ...
+    (0..4).for_each(|at| drop(step(&mut scheduler, 16 + at)));
+    for (number, hash, cached) in [(2, &b"cat"[..], 8), (3, b"dog", 4)] {
+        admit(&mut scheduler, proto::Request { media: image(hash), ..request(number, 12, 1) });
+        assert_eq!(step(&mut scheduler, 1).1.started[0].cached_tokens, cached);
+    }
 }
 
 #[test]

@@ -1,7 +1,11 @@
 //! What worlds are made of: configurations and requests.
 
-use super::{oracle, source::Source, worker::SALT_MARK};
-use proto::{Pooling, RequestKey, Sampling, prompt::Kind};
+use super::{
+    oracle::{self, Context},
+    source::Source,
+    worker::CONTEXT_MARK,
+};
+use proto::{Media, Pooling, RequestKey, Sampling, prompt::Kind};
 use sched_core::{Config, Features, MixedPrefill, Policy, PrefillBudget};
 
 /// Any possible configuration, in small numbers.
@@ -15,6 +19,7 @@ pub fn config(source: &mut Source) -> Config {
     let least = if enable_chunked_prefill { decodes } else { decodes.max(max_model_len) };
     let optional = |source: &mut Source, most| if source.chance(30) { source.between(1, most) } else { 0 };
     Config {
+        model: "simulated".into(),
         block_size: source.between(1, 5),
         max_num_seqs,
         max_num_batched_tokens: least + source.below(24),
@@ -28,7 +33,7 @@ pub fn config(source: &mut Source) -> Config {
         policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
         pipeline_depth: if source.chance(50) { 2 } else { source.between(1, 5) },
         speculative_tokens,
-        features: Features { pooling: true, ..Features::default() },
+        features: Features { pooling: true, adapters: true, media: true },
         max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
         max_num_queued_tokens: source.chance(20).then(|| source.between(5, 90).into()),
         watermark: if source.chance(25) { 0.2 } else { 0.0 },
@@ -75,6 +80,8 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         ids.push(oracle::VOCAB + source.below(5));
     }
     let salt = if source.chance(80) { "" } else { "tenant" };
+    let adapter = if source.chance(85) { "" } else { "lora" };
+    let media = media(source, length);
     let left = config.max_model_len.saturating_sub(length);
     let pooling = source.chance(12).then(|| Pooling { tokens: source.below(2) as i32 });
     let no_max_tokens = source.chance(if pooling.is_some() { 95 } else { 25 });
@@ -89,9 +96,8 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         prompt_logprobs: source.chance(15).then_some(1),
         ..Sampling::default()
     };
-    proto::Request {
+    let mut request = proto::Request {
         key: Some(RequestKey { gateway: 1 + number % 3, number }),
-        request_id: format!("{number}{SALT_MARK}{salt}"),
         prompt: Some(proto::Prompt { kind: Some(Kind::Ids(proto::TokenIds { ids })), ..Default::default() }),
         sampling: Some(sampling),
         n: if source.chance(if pooling.is_some() { 95 } else { 70 }) { 1 } else { source.below(6) },
@@ -99,6 +105,25 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         cache_salt: salt.into(),
         max_tokens,
         pooling,
+        adapter: adapter.into(),
+        media,
         ..Default::default()
+    };
+    request.request_id = format!("{number}{CONTEXT_MARK}{}", Context::of(&request).write());
+    request
+}
+
+/// Few places and fewer contents, so that equal ones are frequent.
+fn media(source: &mut Source, prompt_tokens: u32) -> Vec<Media> {
+    let mut media = Vec::new();
+    while source.chance(15) && media.len() < 2 {
+        let free = media.last().map_or(0, |one: &Media| one.start + one.num_tokens);
+        let (start, num_tokens) = (free + source.below(3), source.between(1, 4));
+        // Now and then one that is not all in the prompt.
+        if start + num_tokens > prompt_tokens && source.chance(90) {
+            break;
+        }
+        media.push(Media { start, num_tokens, hash: vec![source.below(3) as u8].into() });
     }
+    media
 }

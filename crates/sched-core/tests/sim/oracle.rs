@@ -9,26 +9,66 @@ pub const VOCAB: u32 = 40;
 /// Ends a text.
 pub const EOS: u32 = 0;
 
-/// Keys and values before position 0. Tenants differ, so that a block shared between tenants is a wrong one.
-pub fn root(cache_salt: &str) -> u64 {
-    cache_salt.bytes().fold(7, |state, byte| mix(state ^ u64::from(byte)))
+/// What keys and values depend on beside the tokens. A request's id carries it to the worker.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Context {
+    pub salt: String,
+    pub adapter: String,
+    /// First placeholder, how many, and what stands behind them.
+    pub media: Vec<(u32, u32, u8)>,
 }
 
-/// Keys and values of a position: they depend on all tokens up to it.
-pub fn next_kv(before: u64, token: u32) -> u64 {
-    mix(before ^ (u64::from(token) << 20))
+impl Context {
+    pub fn of(request: &proto::Request) -> Self {
+        let media = request.media.iter().map(|one| (one.start, one.num_tokens, one.hash[0])).collect();
+        Self { salt: request.cache_salt.clone(), adapter: request.adapter.clone(), media }
+    }
+
+    /// As it stands in a request's id.
+    pub fn write(&self) -> String {
+        let media: Vec<String> = self.media.iter().map(|(start, len, hash)| format!("{start}:{len}:{hash}")).collect();
+        format!("{},{},{}", self.salt, self.adapter, media.join(";"))
+    }
+
+    pub fn read(text: &str) -> Self {
+        let mut parts = text.split(',').map(str::to_owned);
+        let mut next = || parts.next().unwrap_or_default();
+        let (salt, adapter, media) = (next(), next(), next());
+        let number = |text: Option<&str>| text.and_then(|text| text.parse().ok()).expect("a number");
+        let media = media.split_terminator(';').map(|one| {
+            let mut numbers = one.split(':');
+            let (start, len) = (number(numbers.next()), number(numbers.next()));
+            (start, len, number(numbers.next()) as u8)
+        });
+        Self { salt, adapter, media: media.collect() }
+    }
+
+    /// Keys and values before position 0. Tenants and adapters differ, so that a block shared between them is a wrong one.
+    fn root(&self) -> u64 {
+        let tenant = self.salt.bytes().fold(7, |state, byte| mix(state ^ u64::from(byte)));
+        self.adapter.bytes().fold(mix(tenant), |state, byte| mix(state ^ u64::from(byte)))
+    }
+
+    /// Keys and values of a position: they depend on all tokens up to it, and on what stands behind placeholders.
+    fn next_kv(&self, before: u64, position: usize, token: u32) -> u64 {
+        let inside = |(start, len, _): &&(u32, u32, u8)| (*start..*start + *len).contains(&(position as u32));
+        let medium = self
+            .media
+            .iter()
+            .find(inside)
+            .map_or(0, |(start, _, hash)| u64::from(*hash) << 8 | (position as u64 - u64::from(*start) + 1));
+        mix(before ^ (u64::from(token) << 20) ^ mix(medium))
+    }
 }
 
 /// Keys and values of all positions of `tokens`.
-pub fn kv_chain(cache_salt: &str, tokens: &[u32]) -> Vec<u64> {
-    let mut kv = root(cache_salt);
-    tokens
-        .iter()
-        .map(|token| {
-            kv = next_kv(kv, *token);
-            kv
-        })
-        .collect()
+pub fn kv_chain(context: &Context, tokens: &[u32]) -> Vec<u64> {
+    let mut kv = context.root();
+    let positions = tokens.iter().enumerate().map(|(position, token)| {
+        kv = context.next_kv(kv, position, *token);
+        kv
+    });
+    positions.collect()
 }
 
 /// The token after a position whose keys and values are `kv`, as output number `position`.
@@ -64,13 +104,13 @@ pub enum Ending {
 }
 
 /// The whole answer, computed alone and in order.
-pub fn answer(cache_salt: &str, prompt: &[u32], seed: u64, sampling: &Sampling, limit: usize) -> (Vec<u32>, Ending) {
-    let mut kv = prompt.iter().fold(root(cache_salt), |kv, token| next_kv(kv, *token));
+pub fn answer(context: &Context, prompt: &[u32], seed: u64, sampling: &Sampling, limit: usize) -> (Vec<u32>, Ending) {
+    let mut kv = *kv_chain(context, prompt).last().expect("a prompt");
     let mut output = Vec::new();
     loop {
         let token = sample(kv, seed, output.len() as u32, sampling);
         output.push(token);
-        kv = next_kv(kv, token);
+        kv = context.next_kv(kv, prompt.len() + output.len() - 1, token);
         let counts = output.len() >= sampling.min_tokens as usize;
         if counts && token == EOS && !sampling.ignore_eos {
             let own = sampling.eos_token_id == Some(EOS);

@@ -1,12 +1,12 @@
 //! A worker that executes plans to the letter of the protocol and keeps real block contents, so that a wrong share,
 //! copy or eviction shows at once: every row checks all keys and values that attention would read.
 
-use super::oracle;
+use super::oracle::{self, Context};
 use proto::{NewSequence, Pooled, Pooling, Sampling, StepPlan, StepResult, TokenLogprobs, Want, pooling::Tokens};
 use std::collections::HashSet;
 
-/// Separates a request's number from its tenant in the request id, so that the worker knows the tenant.
-pub const SALT_MARK: char = '@';
+/// Separates a request's number from its context in the request id, so that the worker knows the context.
+pub const CONTEXT_MARK: char = '@';
 
 #[derive(Debug)]
 struct Slot {
@@ -19,7 +19,7 @@ struct Slot {
     sampling: Sampling,
     seed: u64,
     request_id: String,
-    salt: String,
+    context: Context,
     pooling: Option<Tokens>,
     /// What the last layer gave for the positions that this slot's rows computed.
     hidden: Vec<u64>,
@@ -116,7 +116,7 @@ impl Worker {
                 .collect(),
         };
         assert!(blocks.next().is_none() && tables.len() == self.windows.len());
-        let salt = added.request_id.split_once(SALT_MARK).map_or("", |(_, salt)| salt);
+        let context = added.request_id.split_once(CONTEXT_MARK).map_or("", |(_, context)| context);
         *place = Some(Slot {
             tokens: added.tokens.clone(),
             num_prompt_tokens: added.num_prompt_tokens as usize,
@@ -125,7 +125,7 @@ impl Worker {
             sampling: added.sampling.clone().expect("sampling"),
             seed: added.seed,
             request_id: added.request_id.clone(),
-            salt: salt.into(),
+            context: Context::read(context),
             pooling: added.pooling.as_ref().map(Pooling::tokens),
             hidden: Vec::new(),
         });
@@ -188,7 +188,7 @@ impl Worker {
         );
         for (group, table) in slot.tables.iter().enumerate() {
             let seen = self.first_seen(group, row.start) * self.block_size;
-            let chain = oracle::kv_chain(&slot.salt, &slot.tokens[..row.start]);
+            let chain = oracle::kv_chain(&slot.context, &slot.tokens[..row.start]);
             for (position, kv) in chain.into_iter().enumerate().skip(seen) {
                 let block = table[position / self.block_size];
                 let found = self.blocks[block as usize][position % self.block_size];
@@ -208,7 +208,7 @@ impl Worker {
             _ => panic!("a draft that continues nothing"),
         };
         assert_eq!(row.want, wanted);
-        let chain = oracle::kv_chain(&slot.salt, &[&slot.tokens[..row.known_end], row.draft].concat());
+        let chain = oracle::kv_chain(&slot.context, &[&slot.tokens[..row.known_end], row.draft].concat());
         for (group, table) in slot.tables.clone().iter().enumerate() {
             for (position, kv) in chain.iter().enumerate().skip(row.start) {
                 let block = table[position / self.block_size];
@@ -223,7 +223,7 @@ impl Worker {
     fn advance(&mut self, row: &Row<'_>) {
         let slot = self.slot_mut(row);
         slot.computed = row.known_end;
-        let chain = oracle::kv_chain(&slot.salt, &slot.tokens[..row.known_end]);
+        let chain = oracle::kv_chain(&slot.context, &slot.tokens[..row.known_end]);
         slot.hidden.extend(&chain[row.start..]);
     }
 

@@ -2,9 +2,9 @@
 
 use super::{
     draw,
-    oracle::{self, Ending},
+    oracle::{self, Context, Ending},
     source::Source,
-    worker::{SALT_MARK, Worker},
+    worker::{CONTEXT_MARK, Worker},
 };
 use ids::{Epoch, SequenceId};
 use proto::{
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 #[derive(Debug)]
 struct Tracked {
     id: String,
-    salt: String,
+    context: Context,
     prompt: Vec<u32>,
     sampling: Sampling,
     limit: usize,
@@ -203,6 +203,7 @@ impl<'a> World<'a> {
                 let most = if tracked.pooling.is_some() { 1 } else { self.config.max_num_seqs.min(4) };
                 assert!(max == most && (n == 0 || n > most));
             }
+            Err(Refusal::Media { .. }) => assert!(!tracked.context.media.is_empty()),
             Err(Refusal::NotForPooling(_)) => assert!(tracked.pooling.is_some()),
             Err(Refusal::EmptyPrompt) => assert!(tracked.prompt.is_empty()),
             Err(Refusal::PromptTooLong { .. }) => {
@@ -227,7 +228,7 @@ impl<'a> World<'a> {
         let choices = (0..request.n).map(|_| Choice { stop_after: draw_stop(), ..Choice::default() }).collect();
         Tracked {
             id: request.request_id.clone(),
-            salt: request.cache_salt.clone(),
+            context: Context::of(request),
             prompt: ids.ids,
             sampling: request.sampling.clone().unwrap_or_default(),
             limit,
@@ -253,7 +254,8 @@ impl<'a> World<'a> {
             let mut draft = Vec::new();
             if let Some(seed) = self.seeds.get(&tracked.id).and_then(|seeds| seeds.get(at)) {
                 let sampling = Sampling { ignore_eos: true, stop_token_ids: Vec::new(), ..tracked.sampling.clone() };
-                let (answer, _) = oracle::answer(&tracked.salt, &tracked.prompt, *seed, &sampling, tracked.limit + 9);
+                let (answer, _) =
+                    oracle::answer(&tracked.context, &tracked.prompt, *seed, &sampling, tracked.limit + 9);
                 let rest = &answer[known.min(answer.len())..];
                 draft.extend(&rest[..rest.len().min(self.source.below(8) as usize)]);
             }
@@ -278,7 +280,8 @@ impl<'a> World<'a> {
         let worker = self.worker.as_mut().expect("a plan without a group");
         let mut newcomers = Vec::new();
         for added in &plan.added {
-            let number: u64 = added.request_id.split(SALT_MARK).next().and_then(|id| id.parse().ok()).expect("number");
+            let number: u64 =
+                added.request_id.split(CONTEXT_MARK).next().and_then(|id| id.parse().ok()).expect("number");
             let seeds = self.seeds.entry(added.request_id.clone()).or_default();
             if seeds.is_empty() {
                 newcomers.push(number);
@@ -511,7 +514,7 @@ impl<'a> World<'a> {
         let choice = &mut tracked.choices[at];
         assert!(!choice.over, "a token after the stop");
         let (expected, _) = choice.expected.get_or_insert_with(|| {
-            oracle::answer(&tracked.salt, &tracked.prompt, seeds[at], &tracked.sampling, tracked.limit)
+            oracle::answer(&tracked.context, &tracked.prompt, seeds[at], &tracked.sampling, tracked.limit)
         });
         assert_eq!(Some(&token), expected.get(choice.tokens.len()), "token {} of {}", choice.tokens.len(), tracked.id);
         choice.tokens.push(token);
@@ -521,7 +524,7 @@ impl<'a> World<'a> {
         let (number, at) = *self.handles.get(&pooled.sequence).expect("an output before its start");
         let tracked = self.live.get_mut(&number).expect("an output after the end");
         let tokens = tracked.pooling.expect("a request to be pooled");
-        let hidden = oracle::kv_chain(&tracked.salt, &tracked.prompt);
+        let hidden = oracle::kv_chain(&tracked.context, &tracked.prompt);
         assert_eq!(pooled.values, oracle::pooled(&hidden, tokens), "pooled output of {}", tracked.id);
         assert!(!std::mem::replace(&mut tracked.choices[at].pooled, true), "pooled twice");
         self.pooled += 1;

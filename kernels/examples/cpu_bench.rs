@@ -60,7 +60,7 @@ fn products(isa: Isa, threads: usize) {
             }
             let mut backend = backend(isa, threads);
             let bytes = vec![0x3c; n * k * dtype.size()];
-            let w = backend.load_matrix(HostMatrix { dtype, rows: n, cols: k, bytes: &bytes }, compute);
+            let w = backend.load_matrix(HostMatrix::plain(dtype, n, k, &bytes), compute);
             drop(bytes);
             let (x, out) = (backend.new_act(512, k), backend.new_act(512, n));
             print!("{:8} {threads} {name:10} {n:6} x {k:4} ", isa.name());

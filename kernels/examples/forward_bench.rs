@@ -75,7 +75,7 @@ impl Model {
         let bytes = pattern(dtype, VOCABULARY * WIDTH);
         let load = |backend: &mut CpuBackend, rows: usize, cols: usize| {
             let bytes = &bytes[..rows * cols * dtype.size()];
-            backend.load_matrix(HostMatrix { dtype, rows, cols, bytes }, dtype)
+            backend.load_matrix(HostMatrix::plain(dtype, rows, cols, bytes), dtype)
         };
         let shape = KvShape {
             num_blocks: MAX_TOKENS / BLOCK,
@@ -95,12 +95,8 @@ impl Model {
         };
         let layers = (0..LAYERS).map(&mut layer).collect();
         let logits = load(&mut backend, VOCABULARY, WIDTH);
-        let embedding = backend.load_table(HostMatrix {
-            dtype,
-            rows: 1024,
-            cols: WIDTH,
-            bytes: &bytes[..1024 * WIDTH * dtype.size()],
-        });
+        let embedding =
+            backend.load_table(HostMatrix::plain(dtype, 1024, WIDTH, &bytes[..1024 * WIDTH * dtype.size()]));
         let norm =
             Norm { kind: NormKind::Rms, weight: Some(backend.load_vector(&[1.0; WIDTH])), bias: None, eps: 1e-5 };
         let inv_freq: Vec<f32> = (0..32).map(|i| 500_000_f32.powf(-(i as f32) / 32.0)).collect();

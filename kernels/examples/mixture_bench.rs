@@ -75,7 +75,7 @@ impl Bench {
         let bytes = vec![0x3c; 4 * INNER * WIDTH * dtype.size()];
         let load = |backend: &mut CpuBackend, rows: usize, cols: usize| {
             let bytes = &bytes[..rows * cols * dtype.size()];
-            backend.load_matrix(HostMatrix { dtype, rows, cols, bytes }, dtype)
+            backend.load_matrix(HostMatrix::plain(dtype, rows, cols, bytes), dtype)
         };
         let group = |backend: &mut CpuBackend, rows, cols| {
             let members: Vec<Matrix> = (0..EXPERTS).map(|_| load(backend, rows, cols)).collect();

@@ -3,7 +3,8 @@
 
 /// The largest number, 448.
 const MOST: u8 = 0x7e;
-const NAN: u8 = 0x7f;
+/// The code of no number, sign aside.
+pub const NAN: u8 = 0x7f;
 
 /// The nearest, ties to even; what is too large becomes the largest. NaN stays NaN.
 #[must_use]

@@ -58,6 +58,11 @@ impl ConfigFile {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
+    /// Its keys whose values are there, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.object.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str())
+    }
+
     /// A nested object.
     pub fn object(&self, key: &str) -> Result<Option<Self>, ConfigError> {
         self.typed(key, "an object", |value| value.as_object().cloned()).map(|object| {

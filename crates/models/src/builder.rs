@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Matrix, Norm, Rope};
+use kernels::ops::{self, Matrix, MatrixUse, Norm, Rope};
 use model_spec::{ModelSpec, NormKind, NormScale, NormSpec, Position, RopeSpec, RopeStyle};
 
 use crate::error::LoadError;
@@ -53,29 +53,35 @@ impl Builder<'_> {
 
     /// Projections from the residual stream, stacked; each rank has some of the output rows.
     pub(crate) fn by_rows(&mut self, index: usize, stack: &[ParamRange], bias: bool) -> Result<Linear, LoadError> {
+        self.linear(&self.row_parts(index, stack), bias, Split::Outputs)
+    }
+
+    /// Parts with some of the output rows each.
+    pub(crate) fn row_parts(&self, index: usize, stack: &[ParamRange]) -> Vec<LinearPart> {
         let hidden = self.spec.hidden_size;
-        let parts: Vec<LinearPart> = (stack.iter())
-            .map(|ParamRange { param, total, range }| LinearPart {
-                id: ParamId::Layer(index, *param),
-                shape: [*total, hidden],
-                rows: range.clone(),
-                cols: 0..hidden,
-            })
-            .collect();
-        self.linear(&parts, bias, Split::Outputs)
+        let part = |ParamRange { param, total, range }: &ParamRange| LinearPart {
+            id: ParamId::Layer(index, *param),
+            shape: [*total, hidden],
+            rows: range.clone(),
+            cols: 0..hidden,
+        };
+        stack.iter().map(part).collect()
     }
 
     /// A projection to the residual stream; each rank has some of the input columns.
     pub(crate) fn by_cols(&mut self, index: usize, cols: ParamRange, bias: bool) -> Result<Linear, LoadError> {
+        self.linear(&[self.col_part(index, cols)], bias, Split::Inputs)
+    }
+
+    /// A part with some of the input columns.
+    pub(crate) fn col_part(&self, index: usize, cols: ParamRange) -> LinearPart {
         let (hidden, ParamRange { param, total, range }) = (self.spec.hidden_size, cols);
-        let part =
-            LinearPart { id: ParamId::Layer(index, param), shape: [hidden, total], rows: 0..hidden, cols: range };
-        self.linear(&[part], bias, Split::Inputs)
+        LinearPart { id: ParamId::Layer(index, param), shape: [hidden, total], rows: 0..hidden, cols: range }
     }
 
     /// A linear layer: the only place that makes one. Of one split by inputs, the first rank adds the bias.
     pub(crate) fn linear(&mut self, parts: &[LinearPart], bias: bool, split: Split) -> Result<Linear, LoadError> {
-        let matrix = self.matrix(parts)?;
+        let matrix = self.matrix(parts, MatrixUse::Linear)?;
         let bias = match bias && (split == Split::Outputs || self.shard.adds_bias()) {
             true => {
                 let of = |part: &LinearPart| {
@@ -90,10 +96,10 @@ impl Builder<'_> {
     }
 
     /// The matrix of a linear layer, or of one in a group.
-    pub(crate) fn matrix(&mut self, parts: &[LinearPart]) -> Result<Matrix, LoadError> {
+    pub(crate) fn matrix(&mut self, parts: &[LinearPart], by: MatrixUse) -> Result<Matrix, LoadError> {
         let slice = |part: &LinearPart| self.matrix_slice(part.id, part.shape, part.rows.clone(), part.cols.clone());
         let slices: Vec<Slice> = parts.iter().map(slice).collect();
-        self.store.matrix(&slices, 0)
+        self.store.matrix(&slices, 0, by)
     }
 
     pub(crate) fn rope(&mut self, position: &Position) -> Option<Rope> {

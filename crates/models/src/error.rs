@@ -79,6 +79,53 @@ pub enum LoadError {
         /// What is there.
         found: String,
     },
+    /// A tensor whose content cannot be used.
+    #[error("{}: tensor {tensor:?}: {reason}", file.display())]
+    Tensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// Weights in another format than was asked for.
+    #[error("--quantization {asked}, but the checkpoint is {found}; leave the flag out")]
+    Quantization {
+        /// What was asked for.
+        asked: String,
+        /// What the checkpoint is.
+        found: &'static str,
+    },
+    /// Random weights of a format that is not made up.
+    #[error(
+        "--load-format dummy makes no weights as {method} stores them; take quantization_config out of config.json"
+    )]
+    DummyQuantized {
+        /// `quant_method`.
+        method: &'static str,
+    },
+    /// A rank's columns of a weight begin inside a group that shares a scale.
+    #[error(
+        "tensor {tensor:?} has a scale for {group} columns, and a rank would begin inside them, with columns {columns:?}; \
+         choose another tensor-parallel size"
+    )]
+    CutGroup {
+        /// The tensor.
+        tensor: String,
+        /// Columns of the rank.
+        columns: std::ops::Range<usize>,
+        /// Columns that share a scale.
+        group: usize,
+    },
+    /// Activations that a checkpoint wants rounded, which cannot be done.
+    #[error("inputs of {tensor:?} cannot be rounded as the checkpoint asks: {reason}")]
+    Activations {
+        /// The weight.
+        tensor: String,
+        /// Why.
+        reason: &'static str,
+    },
     /// A size beyond what the device has kernels for.
     #[error("{what} = {size} is too large for {device}, which computes up to {most}; start with --device cpu")]
     Beyond {

@@ -33,11 +33,6 @@ impl Linear {
         Self { matrix, bias, split }
     }
 
-    /// What a group of such layers is made of.
-    pub(crate) fn matrix(&self) -> Matrix {
-        self.matrix
-    }
-
     /// This rank's product of rows `input` `[rows, in_features]`, stored to `out` `[rows, out_features]` or added to it.
     pub(crate) fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
         backend.matmul(input, self.matrix, self.bias, epilogue, out);

@@ -7,14 +7,15 @@ use model_files::Format;
 use model_spec::{FloatType, MixerSpec, ModelKind, ModelSpec};
 
 use crate::activations::ActivationPool;
-use crate::arch::{self, Blueprint, quantization};
+use crate::arch::{self, Description};
 use crate::decoder::{Decoder, Parts};
 use crate::error::LoadError;
 use crate::model::Model;
 use crate::network;
+use crate::quant::{self, Quantized};
 use crate::shapes;
 use crate::tp::Shard;
-use crate::weights::{Checkpoint, Dummy, Loader, Measure, Weights, cache_scales};
+use crate::weights::{Checkpoint, Dummy, Loader, Measure, Resident, Weights, cache_scales};
 
 /// How to load a model.
 #[derive(Clone, Debug)]
@@ -30,6 +31,10 @@ pub struct LoadOptions {
     pub tp_size: usize,
     /// Where weights come from.
     pub format: LoadFormat,
+    /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent: whichever it has.
+    pub quantization: Option<String>,
+    /// What becomes of the inputs of quantised layers.
+    pub activations: ActivationRounding,
     /// Seed of dummy weights.
     pub seed: u64,
     /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long ask for it.
@@ -52,6 +57,16 @@ impl LoadOptions {
         }
         Ok(Limits { max_rows, max_logit_rows: max_logit_rows.min(max_rows) })
     }
+}
+
+/// What becomes of the inputs of layers whose checkpoint asks for rounded ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ActivationRounding {
+    /// They stay what is computed in, which is closer to the model before it was quantised.
+    #[default]
+    None,
+    /// They are rounded as the checkpoint says.
+    AsConfigured,
 }
 
 /// Where weights come from.
@@ -98,7 +113,7 @@ pub fn load(
     backend: Box<dyn Backend>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Model, LoadError> {
-    let Blueprint { mut spec, names } = arch::read(dir)?;
+    let Description { mut spec, names, quantized } = arch::read(dir)?;
     spec.context_len = options.max_len.map_or(spec.context_len, |len| len.min(spec.context_len));
     let shard = Shard::new(options.tp_rank, options.tp_size)?;
     let limits = options.limits()?;
@@ -108,15 +123,9 @@ pub fn load(
     shard.check(&spec)?;
     shapes::check(&spec, backend.limits(), || backend.describe())?;
     let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
-    let stored = |only| Checkpoint::open(dir, only, options.threads).map(Box::new);
-    let weights: Box<dyn Weights> = match options.format {
-        LoadFormat::Auto => stored(None)?,
-        LoadFormat::Safetensors => stored(Some(Format::Safetensors))?,
-        LoadFormat::Torch => stored(Some(Format::Torch))?,
-        LoadFormat::Gguf => stored(Some(Format::Gguf))?,
-        LoadFormat::Dummy => Box::new(Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) }),
-    };
-    let cache = cache_type(options, compute, quantization::keeps_fp8(dir)?)?;
+    let cache = cache_type(options, compute, quantized.fp8_cache)?;
+    let dummy = Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) };
+    let weights = open(dir, options, quantized, dummy)?;
     // In a cache that holds what is computed, numbers need no scale.
     let scales = match cache {
         DType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
@@ -135,17 +144,36 @@ pub fn load(
         backend: &mut *backend,
         compute,
         as_stored,
+        rounds_inputs: options.activations == ActivationRounding::AsConfigured,
         progress: &mut report,
         read: 0,
-        resident: 0,
+        resident: Resident::default(),
         buffers,
     };
     let network = network::build(&spec, &names, shard, &mut loader)?;
-    let (weight_bytes, buffers) = (loader.resident, loader.buffers);
+    let (resident, buffers) = (loader.resident, loader.buffers);
     let parts = Parts { spec, shard, limits, cache, scales, backend, network, buffers };
     let decoder = Decoder::new(parts);
     decoder.check_device().map_err(|fault| LoadError::Device(fault.to_string()))?;
-    Ok(Model::decoder(decoder, weight_bytes))
+    Ok(Model::decoder(decoder, resident))
+}
+
+/// Opens where weights come from; fails where they are not stored as was asked for.
+fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -> Result<Box<dyn Weights>, LoadError> {
+    let only = match options.format {
+        LoadFormat::Auto => None,
+        LoadFormat::Safetensors => Some(Format::Safetensors),
+        LoadFormat::Torch => Some(Format::Torch),
+        LoadFormat::Gguf => Some(Format::Gguf),
+        LoadFormat::Dummy => {
+            quant::check_asked(options.quantization.as_deref(), quantized.method)?;
+            quantized.check_dummy()?;
+            return Ok(Box::new(dummy));
+        }
+    };
+    let checkpoint = Checkpoint::open(dir, only, options.threads)?;
+    quant::check_asked(options.quantization.as_deref(), checkpoint.method().or(quantized.method))?;
+    Ok(Box::new(checkpoint.quantized(quantized.weights)))
 }
 
 /// Tells the device what attention will come, computed and kept in these types, before weights do.

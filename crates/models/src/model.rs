@@ -9,11 +9,12 @@ use crate::arch::echo;
 use crate::cache::CacheLayout;
 use crate::decoder::{Decoder, Observer};
 use crate::error::ForwardError;
+use crate::weights::Resident;
 
 /// A loaded model with its device memory: this rank's part of it.
 pub struct Model {
     inner: Inner,
-    weight_bytes: u64,
+    resident: Resident,
 }
 
 enum Inner {
@@ -51,12 +52,12 @@ pub struct Memory {
 }
 
 impl Model {
-    pub(crate) fn decoder(decoder: Decoder, weight_bytes: u64) -> Self {
-        Self { inner: Inner::Decoder(Box::new(decoder)), weight_bytes }
+    pub(crate) fn decoder(decoder: Decoder, resident: Resident) -> Self {
+        Self { inner: Inner::Decoder(Box::new(decoder)), resident }
     }
 
     pub(crate) fn echo(spec: ModelSpec) -> Self {
-        Self { inner: Inner::Echo(Box::new(spec)), weight_bytes: 0 }
+        Self { inner: Inner::Echo(Box::new(spec)), resident: Resident::default() }
     }
 
     /// The model as data.
@@ -85,9 +86,14 @@ impl Model {
         echo::next(history, num_prompt_tokens)
     }
 
-    /// Bytes of weights on the device.
+    /// Bytes of weights on the device, with their scales.
     pub fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
+        self.resident.bytes
+    }
+
+    /// How many weights these are.
+    pub fn num_weights(&self) -> u64 {
+        self.resident.weights
     }
 
     /// Bytes of activations and logits.

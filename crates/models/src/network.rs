@@ -1,6 +1,6 @@
 //! From a [`ModelSpec`] to weights on a device: which slices of which tensors this rank needs, fused as the decoder runs them.
 
-use kernels::ops::{Matrix, Norm, Table, Vector};
+use kernels::ops::{Matrix, MatrixUse, Norm, Table, Vector};
 use model_spec::{LayerSpec, ModelSpec, PositionTable, Residual};
 
 use crate::builder::{Builder, LinearPart};
@@ -99,7 +99,8 @@ impl Builder<'_> {
 
     fn head(&mut self, slice: Slice, pad_rows: usize) -> Result<Matrix, LoadError> {
         let role = if self.spec.head.unit_rows { Role::UnitRows } else { Role::Matrix };
-        self.store.matrix(&[Slice { role, ..slice }], pad_rows)
+        let by = if self.spec.head.tied { MatrixUse::Table } else { MatrixUse::Linear };
+        self.store.matrix(&[Slice { role, ..slice }], pad_rows, by)
     }
 
     /// Between the embedding's width and the residual stream's, where they differ; whole on every rank.

@@ -26,8 +26,8 @@ use kernels::ops::{
 };
 use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, Table, Timing, Vector};
 use kernels::ops::{
-    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, Norm, Ops, RankPlacement, Rope, Routing,
-    RowSelection,
+    HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
+    RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
 
@@ -75,6 +75,13 @@ impl Load for CudaBackend {
         self.order_for_attention(expected);
     }
 
+    fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
+        match format {
+            WeightFormat::Plain(_) => true,
+            WeightFormat::ScaledE4m3 { input, .. } => by == MatrixUse::Linear && input == InputRounding::None,
+        }
+    }
+
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.device.bind();
         self.check_type(compute);
@@ -85,7 +92,7 @@ impl Load for CudaBackend {
 
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
         self.device.bind();
-        self.tables.push(self.staging.matrix(&mut self.device, &[source], source.dtype));
+        self.tables.push(self.staging.table(&mut self.device, source));
         Table(newest(&self.tables))
     }
 

@@ -5,7 +5,7 @@ use super::memory::Region;
 use super::pack::Packed;
 use super::pool::Pool;
 use super::simd::{Bf16, Element, F16, F32};
-use crate::ops::{DType, HostMatrix};
+use crate::ops::{DType, HostMatrix, StackedShape, WeightFormat};
 
 /// A lookup table.
 pub(crate) struct Lookup {
@@ -25,15 +25,17 @@ enum Rows {
 
 impl Lookup {
     pub(crate) fn new(source: HostMatrix<'_>) -> Self {
-        let (dtype, entries, width) = HostMatrix::stacked(&[source]);
-        let region = Region::new(source.bytes.len());
+        let StackedShape { format, rows: entries, cols: width } = HostMatrix::stacked(&[source]);
+        let WeightFormat::Plain(dtype) = format else { panic!("a lookup table of {format:?}") };
+        let (bytes, region) = (source.bytes(), Region::new(source.bytes().len()));
         // SAFETY: the region was made this long, and is not the source.
-        unsafe { std::ptr::copy_nonoverlapping(source.bytes.as_ptr(), region.ptr(), source.bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), region.ptr(), bytes.len()) };
         Self { dtype, entries, width, rows: Rows::Own(region) }
     }
 
     /// The rows of a matrix.
     pub(crate) fn of(matrix: &Packed) -> Self {
+        assert!(matrix.scales().is_none(), "a lookup table of scaled codes");
         Self { dtype: matrix.dtype, entries: matrix.n, width: matrix.k, rows: Rows::Packed(matrix.clone()) }
     }
 
@@ -59,7 +61,7 @@ impl Lookup {
             DType::F32 => self.each::<F32>(entry, out, take),
             DType::Bf16 => self.each::<Bf16>(entry, out, take),
             DType::F16 => self.each::<F16>(entry, out, take),
-            DType::E4m3 => unreachable!("only caches have 8-bit floats"),
+            DType::E4m3 => unreachable!("tables hold numbers (checked)"),
         }
     }
 }

@@ -26,9 +26,11 @@ mod norm;
 mod pack;
 mod pool;
 mod rope_and_cache;
+mod round_input;
 mod route;
 mod sample;
 mod scale;
+mod scales;
 mod scan;
 mod simd;
 mod soft_cap;
@@ -40,9 +42,10 @@ pub use isa::Isa;
 pub use memory::{MachineMemory, available_memory, machine_memory};
 
 use crate::ops::{
-    self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, Heads, HostMatrix, KvLayer,
-    KvScales, Load, Ops,
+    self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, Heads, HostMatrix,
+    InputRounding, KvLayer, KvScales, Load, Ops,
 };
+use crate::ops::{ALL_COLUMNS, MatrixUse, WeightFormat};
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
 use crate::sample::{SampleParams, SampleRow, Sampled, Ticket};
 use acts::Acts;
@@ -75,6 +78,8 @@ pub struct CpuBackend {
     angles: rope_and_cache::Angles,
     matmul: matmul::Scratch,
     attention: attention::Scratch,
+    /// Rounded inputs of products.
+    rounded: memory::Reserve,
 }
 
 impl CpuBackend {
@@ -98,6 +103,7 @@ impl CpuBackend {
             angles: rope_and_cache::Angles::default(),
             matmul: matmul::Scratch::default(),
             attention: attention::Scratch::default(),
+            rounded: memory::Reserve::default(),
         }
     }
 
@@ -135,6 +141,15 @@ impl ops::Device for CpuBackend {
 }
 
 impl Load for CpuBackend {
+    fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
+        match format {
+            WeightFormat::Plain(_) => true,
+            WeightFormat::ScaledE4m3 { .. } if matches!(by, MatrixUse::Table | MatrixUse::Heads) => false,
+            // Packed codes lie in pairs.
+            WeightFormat::ScaledE4m3 { scale_cols, .. } => scale_cols == ALL_COLUMNS || scale_cols.is_multiple_of(2),
+        }
+    }
+
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.matrices.push(pack::Packed::new(pieces, compute, &mut self.pool));
         Matrix(newest(&self.matrices))
@@ -158,7 +173,7 @@ impl Load for CpuBackend {
     fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
         let shape = |matrix: &Matrix| {
             let packed = &self.matrices[matrix.0 as usize];
-            (packed.n, packed.k, packed.dtype, packed.rounds)
+            (packed.n, packed.k, packed.dtype, packed.rounds, packed.input)
         };
         assert!(!members.is_empty(), "a group of no matrices");
         assert!(
@@ -240,6 +255,7 @@ impl Ops for CpuBackend {
         ops::check_product(x.width, [w.n, w.k], bias.map(<[f32]>::len));
         epilogue.check_rows(x.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, x.rows, w.n);
+        let x = round_input::round_input(&mut self.pool, x, w.input, &mut self.rounded);
         let (from, to) = (Rows::dense(x.data, x.width), Rows::dense(out.data, out.width));
         let product = Product { x: from, rows: x.rows, w, bias, epilogue, out: to };
         // SAFETY: the two buffers differ (checked) and hold these rows; `&mut self` keeps everybody else away.
@@ -369,6 +385,7 @@ impl Ops for CpuBackend {
         let (shape, chosen) = ([group.len(), first.n, first.k], (choices.rows, choices.top_k));
         ops::check_experts([x.rows, x.width], shape, bias.map(<[f32]>::len), chosen);
         let out = self.acts.target(out, choices.rows * choices.top_k, first.n);
+        let x = round_input::round_input(&mut self.pool, x, first.input, &mut self.rounded);
         let products = expert_matmul::products(experts, expert_matmul::Call { x, bias, choices, out });
         // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps others away.
         unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
@@ -392,6 +409,7 @@ impl Ops for CpuBackend {
         let (x, group) = (self.acts.view(x), &self.groups[w.0 as usize]);
         let heads = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
         let (first, width) = (&self.matrices[group[0].0 as usize], self.acts.view(out).width);
+        assert_eq!(first.input, InputRounding::None, "heads whose inputs are rounded");
         let out = self.acts.target(out, x.rows, width);
         let products = head_matmul::products(heads, (first.k, first.n), (x, from), (out, to));
         // SAFETY: the two buffers differ (checked) and hold these rows, heads do not overlap (checked); `&mut self` keeps others away.

@@ -1,8 +1,8 @@
 //! Weight matrices in panels of sixteen output columns, so that a row of a panel is one or two vectors.
 //!
 //! ```text
-//! f32, f16   panel: [k][16]          element (n, k) at  (n / 16, k, n % 16)
-//! bf16       panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    sixteen k pairs = one 1 KB tile
+//! f32, f16     panel: [k][16]          element (n, k) at  (n / 16, k, n % 16)
+//! bf16, e4m3   panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    sixteen k pairs of bf16 = one 1 KB tile
 //! ```
 //! Columns past the last row of the source, and k past its width, are zero.
 
@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use super::memory::{Region, Shared};
 use super::pool::Pool;
+use super::scales::Scales;
 use super::simd::Element;
-use crate::ops::{DType, HostMatrix};
+use crate::ops::{DType, HostMatrix, InputRounding, StackedShape, WeightFormat};
 
 /// Output columns a panel.
 pub(crate) const PANEL: usize = 16;
@@ -34,13 +35,21 @@ pub(crate) struct Packed {
     pub(crate) k_padded: usize,
     /// Whether activations may be rounded to bf16.
     pub(crate) rounds: bool,
+    /// How rows that it multiplies are rounded first.
+    pub(crate) input: InputRounding,
+    /// What its codes are multiplied by, where it is stored so.
+    scales: Option<Arc<Scales>>,
     region: Arc<Region>,
 }
 
 impl Packed {
     /// Packs a matrix, given in pieces that lie below each other, with all threads.
     pub(crate) fn new(pieces: &[HostMatrix<'_>], compute: DType, pool: &mut Pool) -> Self {
-        let (dtype, n, k) = HostMatrix::stacked(pieces);
+        let StackedShape { format, rows: n, cols: k } = HostMatrix::stacked(pieces);
+        let (dtype, input) = match format {
+            WeightFormat::Plain(dtype) => (dtype, InputRounding::None),
+            WeightFormat::ScaledE4m3 { input, .. } => (DType::E4m3, input),
+        };
         let k_padded = k.next_multiple_of(if dtype == DType::Bf16 { TILE_K } else { 2 });
         let panels = n.div_ceil(PANEL);
         let region = Region::new(panels * PANEL * k_padded * dtype.size());
@@ -53,21 +62,27 @@ impl Packed {
             match dtype {
                 DType::F32 => transpose::<4>(part, k * 4, panel),
                 DType::F16 => transpose::<2>(part, k * 2, panel),
-                DType::Bf16 => transpose_pairs(part, k, panel),
-                DType::E4m3 => unreachable!("only caches have 8-bit floats"),
+                DType::Bf16 => transpose_pairs::<2, 4>(part, k, panel),
+                DType::E4m3 => transpose_pairs::<1, 2>(part, k, panel),
             }
         });
-        Self { dtype, n, k, k_padded, rounds: compute == DType::Bf16, region: Arc::new(region) }
+        let scales = Scales::of(pieces).map(Arc::new);
+        Self { dtype, n, k, k_padded, rounds: compute == DType::Bf16, input, scales, region: Arc::new(region) }
     }
 
     /// The elements of an output column, which is a row of the source; their type is the matrix's.
     pub(crate) fn row<E: Element>(&self, row: usize) -> impl Iterator<Item = E::Bits> {
-        assert!(row < self.n && size_of::<E::Bits>() == self.dtype.size());
+        assert!(row < self.n && size_of::<E::Bits>() == self.dtype.size() && self.scales.is_none());
         let pair = if self.dtype == DType::Bf16 { 2 } else { 1 };
         // SAFETY: a panel lies inside the region, which is page-aligned and was filled with elements of this size.
         let panel: &[E::Bits] =
             unsafe { std::slice::from_raw_parts(self.panel(row / PANEL).cast(), PANEL * self.k_padded) };
         (0..self.k).map(move |col| panel[(col / pair * PANEL + row % PANEL) * pair + col % pair])
+    }
+
+    /// What its codes are multiplied by.
+    pub(crate) fn scales(&self) -> Option<&Scales> {
+        self.scales.as_deref()
     }
 
     /// Panels, the last one perhaps padded.
@@ -92,9 +107,9 @@ impl Packed {
 fn rows<'a>(pieces: &[HostMatrix<'a>], rows: Range<usize>) -> Cow<'a, [u8]> {
     let (mut first, mut bytes) = (0, Cow::Borrowed(&[][..]));
     for piece in pieces {
-        let row_bytes = piece.cols * piece.dtype.size();
+        let row_bytes = piece.cols * piece.format().bits() / 8;
         let [start, end] = [rows.start, rows.end].map(|row| row.saturating_sub(first).min(piece.rows) * row_bytes);
-        match &piece.bytes[start..end] {
+        match &piece.bytes()[start..end] {
             [] => {}
             part if bytes.is_empty() => bytes = Cow::Borrowed(part),
             part => bytes.to_mut().extend_from_slice(part),
@@ -117,13 +132,13 @@ fn transpose<const U: usize>(source: &[u8], row_bytes: usize, panel: &mut [u8]) 
     }
 }
 
-/// The same with two bf16 as a unit; an odd last element is paired with zero.
-fn transpose_pairs(source: &[u8], k: usize, panel: &mut [u8]) {
-    transpose::<4>(source, k * 2, panel);
+/// The same with two elements of `E` bytes as a unit of `U`; an odd last element is paired with zero.
+fn transpose_pairs<const E: usize, const U: usize>(source: &[u8], k: usize, panel: &mut [u8]) {
+    transpose::<U>(source, k * E, panel);
     if !k.is_multiple_of(2) {
-        for (row, bytes) in source.chunks_exact(k * 2).enumerate() {
-            let at = (k / 2 * PANEL + row) * 4;
-            panel[at..at + 2].copy_from_slice(&bytes[k * 2 - 2..]);
+        for (row, bytes) in source.chunks_exact(k * E).enumerate() {
+            let at = (k / 2 * PANEL + row) * U;
+            panel[at..at + E].copy_from_slice(&bytes[(k - 1) * E..]);
         }
     }
 }
@@ -131,21 +146,28 @@ fn transpose_pairs(source: &[u8], k: usize, panel: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::{Encoding, ScaledCodes};
 
     fn check(dtype: DType, n: usize, k: usize) {
         let size = dtype.size();
         let bytes: Vec<u8> = (0..n * k * size).map(|i| (i * 37 + i / 251) as u8).collect();
         // The second piece begins and ends inside a panel.
         let (third, second) = (n - n / 3, n / 5);
-        let piece = |rows: Range<usize>| HostMatrix {
-            dtype,
-            rows: rows.len(),
-            cols: k,
-            bytes: &bytes[rows.start * k * size..rows.end * k * size],
+        let unscaled = vec![0; n];
+        let piece = |rows: Range<usize>| {
+            let bytes = &bytes[rows.start * k * size..rows.end * k * size];
+            match dtype {
+                DType::E4m3 => {
+                    let (scale_rows, input) = (&unscaled[rows.clone()], InputRounding::None);
+                    let codes = ScaledCodes { codes: bytes, scales: &[1.0], scale_rows, scale_cols: k, input };
+                    HostMatrix { rows: rows.len(), cols: k, encoding: Encoding::Scaled(codes) }
+                }
+                dtype => HostMatrix::plain(dtype, rows.len(), k, bytes),
+            }
         };
         let pieces = [piece(0..second), piece(second..third), piece(third..n)];
         let packed = Packed::new(&pieces, DType::F32, &mut Pool::new(2));
-        let pair = if dtype == DType::Bf16 { 2 } else { 1 };
+        let pair = if matches!(dtype, DType::Bf16 | DType::E4m3) { 2 } else { 1 };
         for row in 0..packed.panels() * PANEL {
             for col in 0..packed.k_padded {
                 let at = ((col / pair * PANEL + row % PANEL) * pair + col % pair) * size;
@@ -161,7 +183,7 @@ mod tests {
 
     #[test]
     fn every_element_has_its_place() {
-        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::E4m3] {
             for (n, k) in [(1, 1), (16, 32), (17, 31), (33, 200), (96, 48)] {
                 check(dtype, n, k);
             }

@@ -1,32 +1,170 @@
-//! Matrices as files and buffers hold them.
+//! Weight matrices as files and buffers hold them, each in its stored format.
+//!
+//! What a matrix is *stored* as ([`WeightFormat`]), what products are *computed* in ([`DType`]) and what a cache *keeps* are three
+//! questions: a device multiplies 8-bit weights with bf16 activations beside an f32 cache.
 
 use super::DType;
 
-/// A matrix as it lies in a file or buffer: row-major `[rows, cols]`, little-endian.
+/// A matrix `[rows, cols]`, row-major, as it is stored.
 #[derive(Clone, Copy)]
 pub struct HostMatrix<'a> {
-    /// Element type of `bytes`.
-    pub dtype: DType,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// `rows * cols * dtype.size()` bytes; need not be aligned.
+    /// Its elements.
+    pub encoding: Encoding<'a>,
+}
+
+/// The elements of a stored matrix.
+#[derive(Clone, Copy)]
+pub enum Encoding<'a> {
+    /// Numbers.
+    Plain(PlainElements<'a>),
+    /// 8-bit floats, each times the scale of its group.
+    Scaled(ScaledCodes<'a>),
+}
+
+/// Numbers one after the other, little-endian; they need not be aligned.
+#[derive(Clone, Copy)]
+pub struct PlainElements<'a> {
+    /// Of one element.
+    pub dtype: DType,
+    /// `rows * cols * dtype.size()` bytes.
     pub bytes: &'a [u8],
 }
 
-impl HostMatrix<'_> {
-    /// Element type, rows and columns of the matrix that pieces lying below each other make.
+/// Codes of [`crate::e4m3`], none of them NaN, and the scales they are multiplied by.
+///
+/// Row `r` belongs to the scale row `scale_rows[r]`; its columns `c` share the scale `c / scale_cols` of that. So one scale a tensor is
+/// one scale row and all columns, one an output channel as many scale rows as rows, and blocks of 128 x 128 are 128 columns.
+#[derive(Clone, Copy)]
+pub struct ScaledCodes<'a> {
+    /// `rows * cols` codes.
+    pub codes: &'a [u8],
+    /// `[any, ceil(cols / scale_cols)]`.
+    pub scales: &'a [f32],
+    /// The scale row of each row.
+    pub scale_rows: &'a [u32],
+    /// Columns that share a scale, at least one; or [`ALL_COLUMNS`].
+    pub scale_cols: usize,
+    /// How rows that the matrix multiplies are rounded first.
+    pub input: InputRounding,
+}
+
+/// All columns of a row share a scale, however many there are.
+pub const ALL_COLUMNS: usize = usize::MAX;
+
+/// How the inputs of a product are rounded to [`crate::e4m3`] codes times a scale, where a checkpoint asks for that.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum InputRounding {
+    /// Not at all.
+    None,
+    /// With this scale.
+    Static(f32),
+    /// So many columns of each row have a scale of their own, with which the largest of them becomes 448.
+    Dynamic {
+        /// Columns that share a scale, or [`ALL_COLUMNS`].
+        cols: usize,
+    },
+}
+
+/// What a matrix is stored as.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum WeightFormat {
+    /// Numbers.
+    Plain(DType),
+    /// See [`ScaledCodes`].
+    ScaledE4m3 {
+        /// Columns that share a scale, or [`ALL_COLUMNS`].
+        scale_cols: usize,
+        /// How inputs are rounded.
+        input: InputRounding,
+    },
+}
+
+impl WeightFormat {
+    /// Bits of one weight, its scales aside.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Plain(dtype) => dtype.size() * 8,
+            Self::ScaledE4m3 { .. } => 8,
+        }
+    }
+}
+
+/// What a matrix is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MatrixUse {
+    /// [`Ops::matmul`](super::Ops::matmul) alone.
+    Linear,
+    /// That, and [`Load::table_of`](super::Load::table_of).
+    Table,
+    /// [`Ops::expert_matmul`](super::Ops::expert_matmul).
+    Experts,
+    /// [`Ops::head_matmul`](super::Ops::head_matmul).
+    Heads,
+}
+
+/// What pieces that lie below each other make.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StackedShape {
+    /// Of all pieces.
+    pub format: WeightFormat,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+}
+
+impl<'a> HostMatrix<'a> {
+    /// A matrix of numbers.
+    pub const fn plain(dtype: DType, rows: usize, cols: usize, bytes: &'a [u8]) -> Self {
+        Self { rows, cols, encoding: Encoding::Plain(PlainElements { dtype, bytes }) }
+    }
+
+    /// How it is stored.
+    pub const fn format(&self) -> WeightFormat {
+        match self.encoding {
+            Encoding::Plain(PlainElements { dtype, .. }) => WeightFormat::Plain(dtype),
+            Encoding::Scaled(ScaledCodes { scale_cols, input, .. }) => WeightFormat::ScaledE4m3 { scale_cols, input },
+        }
+    }
+
+    /// Its elements, scales aside: `rows * cols * format.bits() / 8` bytes.
+    pub const fn bytes(&self) -> &'a [u8] {
+        match self.encoding {
+            Encoding::Plain(PlainElements { bytes, .. }) => bytes,
+            Encoding::Scaled(ScaledCodes { codes, .. }) => codes,
+        }
+    }
+
+    /// What the matrix of pieces that lie below each other is.
     ///
     /// # Panics
-    /// When there are none, they differ in width or type, or one holds another number of bytes than its shape says.
-    pub fn stacked(pieces: &[HostMatrix<'_>]) -> (DType, usize, usize) {
-        let &[HostMatrix { dtype, cols, .. }, ..] = pieces else { panic!("a matrix of no pieces") };
-        for HostMatrix { dtype: found, rows, cols: width, bytes } in pieces {
-            let wanted = rows.checked_mul(*width).and_then(|count| count.checked_mul(found.size()));
-            assert_eq!(Some(bytes.len()), wanted, "bytes of {rows} x {width} {found:?}");
-            assert_eq!((*found, *width), (dtype, cols), "{rows} x {width} {found:?} in a matrix of {cols} columns");
+    /// When there are none, they differ in width or format, or one holds another number of bytes or scales than its shape says.
+    pub fn stacked(pieces: &[HostMatrix<'_>]) -> StackedShape {
+        let [first, ..] = pieces else { panic!("a matrix of no pieces") };
+        let (format, cols) = (first.format(), first.cols);
+        for piece in pieces {
+            piece.check();
+            let (rows, width, found) = (piece.rows, piece.cols, piece.format());
+            assert_eq!((found, width), (format, cols), "{rows} x {width} {found:?} in a matrix of {cols} columns");
         }
-        (dtype, pieces.iter().map(|piece| piece.rows).sum(), cols)
+        StackedShape { format, rows: pieces.iter().map(|piece| piece.rows).sum(), cols }
+    }
+
+    /// It holds what its shape says.
+    fn check(&self) {
+        let (Self { rows, cols, .. }, format) = (*self, self.format());
+        let wanted = rows.checked_mul(cols).and_then(|count| count.checked_mul(format.bits() / 8));
+        assert_eq!(Some(self.bytes().len()), wanted, "bytes of {rows} x {cols} {format:?}");
+        if let Encoding::Scaled(ScaledCodes { scales, scale_rows, scale_cols, .. }) = self.encoding {
+            let width = cols.div_ceil(scale_cols);
+            let lines = scales.len() / width.max(1);
+            assert!(scale_cols > 0 && lines * width == scales.len(), "{} scales of {cols} columns", scales.len());
+            assert_eq!(scale_rows.len(), rows, "scale rows, and rows");
+            assert!(scale_rows.iter().all(|&row| (row as usize) < lines), "a scale row of {lines}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! What a device allocates while a model is loaded: weights, activation buffers, KV memory, recurrent states.
 
 use super::{
-    Act, DType, ExpectedAttention, ExpertRouting, HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, Noise, State,
-    Table, Vector,
+    Act, DType, ExpectedAttention, ExpertRouting, HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, MatrixUse, Noise,
+    State, Table, Vector, WeightFormat,
 };
 
 /// Allocates device memory and fills it with weights. Handles stay valid for the device's life.
@@ -12,6 +12,12 @@ pub trait Load {
         let _ = expected;
     }
 
+    /// Whether products take weights of this format as they are. Others have to be decoded before they are loaded.
+    fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
+        let _ = by;
+        matches!(format, WeightFormat::Plain(_))
+    }
+
     /// Takes a weight matrix into device memory, packed as the device likes. `compute` is the type that products with it
     /// compute in: with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
     fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
@@ -19,10 +25,10 @@ pub trait Load {
     }
 
     /// [`Load::load_matrix`] for a matrix whose rows lie in several pieces, one below the other: all of one width and
-    /// element type.
+    /// format.
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix;
 
-    /// Takes a lookup table.
+    /// Takes a lookup table of numbers.
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table;
 
     /// The rows of a matrix as a lookup table, in the same memory (tied embeddings).

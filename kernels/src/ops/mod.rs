@@ -26,7 +26,9 @@ pub use capture::{Capture, CaptureError, CaptureSize};
 pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement};
 pub use device::{Device, DeviceMemory, Timing};
 pub use handles::{Act, ExpertRouting, KvLayer, Matrix, MatrixGroup, Table, Vector};
-pub use host::HostMatrix;
+pub use host::{
+    ALL_COLUMNS, Encoding, HostMatrix, InputRounding, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat,
+};
 pub use limits::ShapeLimits;
 pub use load::Load;
 pub use moe::{ExpertGroups, GatedExperts, RouterScore, Routing};
@@ -45,7 +47,7 @@ pub trait Backend: Device + Load + Ops + Sample + Capture + Comm {}
 
 impl<T: Device + Load + Ops + Sample + Capture + Comm + ?Sized> Backend for T {}
 
-/// Element type of stored weights and of the KV cache.
+/// Element type of buffers, and what is computed in. What a weight matrix is stored as is a [`WeightFormat`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum DType {
     /// IEEE single.
@@ -54,7 +56,7 @@ pub enum DType {
     Bf16,
     /// IEEE half.
     F16,
-    /// [`crate::e4m3`]: of a KV cache alone.
+    /// [`crate::e4m3`]: of KV caches, and the codes of [`WeightFormat::ScaledE4m3`].
     E4m3,
 }
 

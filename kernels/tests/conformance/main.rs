@@ -16,6 +16,7 @@ mod rounded;
 mod routing;
 mod rowwise;
 mod sample;
+mod scaled;
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::e4m3;
@@ -89,7 +90,7 @@ fn encode(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
 }
 
 fn host(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> HostMatrix<'_> {
-    HostMatrix { dtype, rows, cols, bytes }
+    HostMatrix::plain(dtype, rows, cols, bytes)
 }
 
 /// Every element within `tolerance(index)` of the reference, and none NaN.

@@ -34,21 +34,19 @@ pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
         residual_scale: 1.0,
     });
     let spec = sizes.model(folder, layers.collect(), norm, Tied::IfSaid)?;
-    // Packed matrices are stored as [out, in], others as [in, out].
-    let experts = stacked(count, config.get("quantization_config").is_none());
-    Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
+    Ok(Blueprint { spec, names: Naming { part, experts: stacked(count), ..LLAMA }.names() })
 }
 
-fn stacked(count: usize, transposed: bool) -> ExpertNaming {
+fn stacked(count: usize) -> ExpertNaming {
     let [gate, up] = FusedShard::split([1, 1]);
     let gate_up = |rows| StackedParam {
         weight: "mlp.experts.gate_up_proj",
         bias: "mlp.experts.gate_up_proj_bias",
         rows,
-        transposed,
+        transposed: true,
     };
     let (weight, bias) = ("mlp.experts.down_proj", "mlp.experts.down_proj_bias");
-    let down = StackedParam { weight, bias, rows: FusedShard::ALL, transposed };
+    let down = StackedParam { weight, bias, rows: FusedShard::ALL, transposed: true };
     ExpertNaming::Stacked { count, pieces: [gate_up(gate), gate_up(up), down] }
 }
 

@@ -30,7 +30,6 @@ mod opt;
 mod parts;
 mod phi;
 mod phi3;
-pub(crate) mod quantization;
 mod qwen;
 mod qwen3_next;
 mod qwen_moe;
@@ -41,6 +40,7 @@ use std::path::Path;
 
 use model_spec::{ConfigError, ConfigFile, FloatType, ModelSpec, eos_token_ids, nearest};
 
+use crate::quant::{self, Quantized};
 use crate::weights::Names;
 
 /// Class names of `config.json`, sorted, and what reads them.
@@ -125,21 +125,32 @@ pub(crate) struct Blueprint {
     pub names: Names,
 }
 
+/// What a model's description says.
+pub(crate) struct Description {
+    /// The model as data.
+    pub spec: ModelSpec,
+    /// What its files call the weights.
+    pub names: Names,
+    /// How they are stored.
+    pub quantized: Quantized,
+}
+
 /// Class names that can be served, sorted.
 pub fn supported() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|(name, _)| *name)
 }
 
 /// Reads a model folder's description.
-pub(crate) fn read(dir: &Path) -> Result<Blueprint, ConfigError> {
+pub(crate) fn read(dir: &Path) -> Result<Description, ConfigError> {
     let config = ConfigFile::of_model(dir)?;
     let architecture = config.architecture()?;
     let found = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
     let Some((_, read)) = found else { return Err(unknown(&config, architecture)) };
-    quantization::check(&config, &architecture)?;
+    let quantized = quant::read(&config)?;
     let eos_token_ids = eos_token_ids(dir, Some(&config))?;
     let dtype = config.float_type()?;
-    read(&Folder { config, architecture, dtype, eos_token_ids })
+    let Blueprint { spec, names } = read(&Folder { config, architecture, dtype, eos_token_ids })?;
+    Ok(Description { spec, names, quantized })
 }
 
 fn unknown(config: &ConfigFile, name: String) -> ConfigError {

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Act, Backend, Epilogue, ExpertRouting, Vector};
+use kernels::ops::{self, Act, Backend, Epilogue, ExpertRouting, MatrixUse, Vector};
 use model_spec::{MlpKind, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec};
 
 use super::FeedForward;
@@ -95,8 +95,8 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
     for number in 0..experts {
         let part = |piece: &MlpParam| LayerParam::Expert(number, *piece).of(inner, mine.clone());
         let stack: Vec<_> = raising.iter().map(part).collect();
-        ups.push(builder.by_rows(index, &stack, false)?.matrix());
-        downs.push(builder.by_cols(index, part(&MlpParam::Down), false)?.matrix());
+        ups.push(builder.matrix(&builder.row_parts(index, &stack), MatrixUse::Experts)?);
+        downs.push(builder.matrix(&[builder.col_part(index, part(&MlpParam::Down))], MatrixUse::Experts)?);
     }
     let (up_bias, down_bias) = match expert.bias {
         true => (

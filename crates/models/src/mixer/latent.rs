@@ -4,7 +4,9 @@
 //! and what they gather is brought back by the values' part of the projection (the absorbed form of arXiv 2405.04434). A key is
 //! `[rope | latent]`, its value its latent part; that is all the cache holds, and every rank holds the same.
 
-use kernels::ops::{Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, Norm, Rope, RowSelection};
+use kernels::ops::{
+    Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixUse, Norm, Rope, RowSelection,
+};
 use model_spec::{LatentSpec, Position};
 
 use super::{CacheBinding, Mixer, Run};
@@ -139,8 +141,8 @@ pub(super) fn build(
     let (mut absorb, mut restore) = (Vec::new(), Vec::new());
     for head in mine.clone() {
         let [key, value] = key_and_value(builder, index, spec, head);
-        absorb.push(builder.store.matrix(&[key], 0)?);
-        restore.push(builder.store.matrix(&[value], 0)?);
+        absorb.push(builder.store.matrix(&[key], 0, MatrixUse::Heads)?);
+        restore.push(builder.store.matrix(&[value], 0, MatrixUse::Heads)?);
     }
     let (absorb, restore) =
         (HeadLinear::new(builder.store.group(&absorb)), HeadLinear::new(builder.store.group(&restore)));

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use kernels::ops::{DType, NoiseRows, mix};
 
 use super::cast::{cast, narrow};
-use super::{Chunk, Random, Role, Slice, Weights};
+use super::{Chunk, Fetched, Random, Role, Slice, Stored, Weights};
 use crate::error::LoadError;
 
 /// Random weights of one element type.
@@ -17,18 +17,12 @@ pub(crate) struct Dummy {
 }
 
 impl Weights for Dummy {
-    fn check(&self, _: &Slice) -> Result<DType, LoadError> {
-        Ok(self.dtype)
+    fn check(&self, slice: &Slice) -> Result<Stored, LoadError> {
+        Ok(Stored::plain(self.dtype, slice.elements()))
     }
 
-    fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError> {
-        let mut bytes = Vec::with_capacity(slice.elements() * self.dtype.size());
-        match slice.role {
-            Role::Scale => narrow(std::iter::repeat_n(1.0, slice.elements()), self.dtype, &mut bytes),
-            Role::Shift => narrow(std::iter::repeat_n(0.0, slice.elements()), self.dtype, &mut bytes),
-            Role::Matrix | Role::UnitRows => self.uniform(slice, &mut bytes),
-        }
-        Ok(Chunk { dtype: self.dtype, bytes: Cow::Owned(bytes) })
+    fn fetch(&self, slice: &Slice) -> Result<Fetched<'_>, LoadError> {
+        Ok(Fetched::Plain(self.chunk(slice)))
     }
 
     fn random(&self, slice: &Slice, dtype: DType) -> Option<Random> {
@@ -40,6 +34,17 @@ impl Weights for Dummy {
 const LEVELS: usize = 4096;
 
 impl Dummy {
+    /// A slice's elements.
+    pub(super) fn chunk(&self, slice: &Slice) -> Chunk<'static> {
+        let mut bytes = Vec::with_capacity(slice.elements() * self.dtype.size());
+        match slice.role {
+            Role::Scale => narrow(std::iter::repeat_n(1.0, slice.elements()), self.dtype, &mut bytes),
+            Role::Shift => narrow(std::iter::repeat_n(0.0, slice.elements()), self.dtype, &mut bytes),
+            Role::Matrix | Role::UnitRows => self.uniform(slice, &mut bytes),
+        }
+        Chunk { dtype: self.dtype, bytes: Cow::Owned(bytes) }
+    }
+
     /// The elements' values, rounded to the weights' type and then to `dtype`, and what they are drawn from. Looked up ready-made: making
     /// billions of elements should take seconds.
     fn values(&self, slice: &Slice, dtype: DType) -> Random {
@@ -94,7 +99,7 @@ mod tests {
 
     fn fetch(rows: Range<usize>, cols: Range<usize>) -> Vec<f32> {
         let slice = Slice { location: "w".to_owned().into(), shape: vec![64, 48], rows, cols, role: Role::Matrix };
-        let chunk = Dummy { seed: 7, dtype: DType::F32 }.fetch(&slice).unwrap();
+        let chunk = Dummy { seed: 7, dtype: DType::F32 }.chunk(&slice);
         widen(chunk.dtype, &chunk.bytes)
     }
 

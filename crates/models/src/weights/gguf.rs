@@ -1,6 +1,5 @@
 //! Weight files in GGUF, mapped: under their own names, in their own order of rows, in blocks. What is asked for is decoded whole.
 
-mod blocks;
 mod names;
 
 use std::borrow::Cow;
@@ -13,9 +12,10 @@ use model_files::{FilesError, Gguf, TensorInfo, TensorType};
 use model_spec::GgufFamily;
 
 use super::cast;
-use super::files::{Files, Stored};
+use super::files::{Element, Files, Tensor};
 use super::map::map;
 use crate::error::LoadError;
+use crate::quant::ggml;
 
 /// One file, or the parts of a split one.
 pub(super) struct GgufFiles {
@@ -66,7 +66,7 @@ impl GgufFiles {
     fn elements<'a>(&self, name: &str, tensor: &TensorInfo, bytes: &'a [u8]) -> (DType, Cow<'a, [u8]>) {
         let (dtype, mut bytes) = match plain(tensor.kind) {
             Some(dtype) => (dtype, Cow::Borrowed(bytes)),
-            None => (DType::F32, Cow::Owned(blocks::decode(tensor.kind, bytes, self.threads))),
+            None => (DType::F32, Cow::Owned(ggml::decode(tensor.kind, bytes, self.threads))),
         };
         if let Some(heads) = self.permuted_heads(name) {
             bytes = Cow::Owned(halves_from_pairs(&bytes, tensor.shape[0], heads));
@@ -91,14 +91,14 @@ impl GgufFiles {
 }
 
 impl Files for GgufFiles {
-    fn find(&self, name: &str) -> Option<Stored<'_>> {
+    fn find<'a>(&'a self, name: &str) -> Option<Tensor<'a>> {
         let (part, tensor) = self.tensor(name)?;
-        let dtype = match (plain(tensor.kind), tensor.kind.block()) {
-            (Some(dtype), _) => Ok(dtype),
-            (None, Some(_)) => Ok(DType::F32),
-            (None, None) => Err(format!("{} (decoded are {})", tensor.kind.name(), TensorType::decoded())),
+        let element = match (plain(tensor.kind), tensor.kind.block()) {
+            (Some(dtype), _) => Element::Number(dtype),
+            (None, Some(_)) => Element::Number(DType::F32),
+            (None, None) => Element::Unknown(format!("{} (decoded are {})", tensor.kind.name(), TensorType::decoded())),
         };
-        Some(Stored { file: &self.parts[*part].0, shape: &tensor.shape, dtype })
+        Some(Tensor { file: &self.parts[*part].0, name: name.to_owned(), shape: &tensor.shape, element })
     }
 
     fn names(&self) -> Vec<&str> {

@@ -72,7 +72,7 @@ impl FusedShard {
     }
 
     /// The stored row of a weight's row.
-    pub(super) fn stored(self, row: usize) -> usize {
+    pub(crate) fn stored(self, row: usize) -> usize {
         row / self.size * self.period + self.offset + row % self.size
     }
 

@@ -8,14 +8,13 @@ mod files;
 mod gguf;
 mod location;
 mod map;
-mod mxfp4;
 mod safetensors;
 mod save;
 mod spread;
 mod store;
+mod stored;
 mod torch;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -25,9 +24,12 @@ use crate::error::LoadError;
 
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
+pub(crate) use files::{Code, Element, Tensor, Tensors};
 pub(crate) use location::{FusedShard, StackedExpert, TensorLocation};
 pub use save::save_random;
-pub(crate) use store::{Loader, Measure, Store};
+pub(crate) use spread::spread;
+pub(crate) use store::{Loader, Measure, Resident, Store};
+pub(crate) use stored::{Chunk, Fetched, ScaledPart, Stored};
 
 /// One weight of a model, whatever its file calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +184,7 @@ pub(crate) enum Role {
 }
 
 impl Slice {
-    fn elements(&self) -> usize {
+    pub(crate) fn elements(&self) -> usize {
         self.rows.len() * self.cols.len()
     }
 
@@ -191,18 +193,12 @@ impl Slice {
     }
 }
 
-/// A slice's elements, row-major, little-endian, unaligned.
-pub(crate) struct Chunk<'a> {
-    pub dtype: DType,
-    pub bytes: Cow<'a, [u8]>,
-}
-
 /// Something to read weights from.
 pub(crate) trait Weights {
-    /// Checks that the slice is there and has the right shape; its element type.
-    fn check(&self, slice: &Slice) -> Result<DType, LoadError>;
+    /// Checks that the slice is there and has the right shape; how it is stored.
+    fn check(&self, slice: &Slice) -> Result<Stored, LoadError>;
     /// Fetches the slice, touching nothing else.
-    fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError>;
+    fn fetch(&self, slice: &Slice) -> Result<Fetched<'_>, LoadError>;
     /// What the slice's elements are drawn from, if they are random; then they need not be fetched. Their values have the type `dtype`.
     fn random(&self, slice: &Slice, dtype: DType) -> Option<Random> {
         let _ = (slice, dtype);

@@ -10,7 +10,7 @@ use kernels::ops::DType;
 use memmap2::Mmap;
 use model_files::FilesError;
 
-use super::files::{Files, Stored};
+use super::files::{Code, Element, Files, Tensor};
 use super::map::map;
 use crate::error::LoadError;
 
@@ -18,7 +18,7 @@ use crate::error::LoadError;
 #[derive(Default)]
 pub(super) struct SafetensorsFiles {
     shards: Vec<Shard>,
-    tensors: HashMap<String, Tensor>,
+    tensors: HashMap<String, Entry>,
 }
 
 struct Shard {
@@ -26,7 +26,7 @@ struct Shard {
     map: Mmap,
 }
 
-struct Tensor {
+struct Entry {
     shard: usize,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -51,7 +51,7 @@ impl SafetensorsFiles {
         let data = 8 + header_len;
         for (name, info) in header.tensors() {
             let range = data + info.data_offsets.0..data + info.data_offsets.1;
-            let tensor = Tensor { shard: self.shards.len(), dtype: info.dtype, shape: info.shape.clone(), range };
+            let tensor = Entry { shard: self.shards.len(), dtype: info.dtype, shape: info.shape.clone(), range };
             self.tensors.insert(name, tensor);
         }
         self.shards.push(Shard { path, map });
@@ -60,9 +60,9 @@ impl SafetensorsFiles {
 }
 
 impl Files for SafetensorsFiles {
-    fn find(&self, name: &str) -> Option<Stored<'_>> {
-        let Tensor { shard, dtype, shape, .. } = self.tensors.get(name)?;
-        Some(Stored { file: &self.shards[*shard].path, shape, dtype: element_type(*dtype) })
+    fn find<'a>(&'a self, name: &str) -> Option<Tensor<'a>> {
+        let Entry { shard, dtype, shape, .. } = self.tensors.get(name)?;
+        Some(Tensor { file: &self.shards[*shard].path, name: name.to_owned(), shape, element: element(*dtype) })
     }
 
     fn names(&self) -> Vec<&str> {
@@ -75,11 +75,13 @@ impl Files for SafetensorsFiles {
     }
 }
 
-fn element_type(dtype: Dtype) -> Result<DType, String> {
+fn element(dtype: Dtype) -> Element {
     match dtype {
-        Dtype::F32 => Ok(DType::F32),
-        Dtype::F16 => Ok(DType::F16),
-        Dtype::BF16 => Ok(DType::Bf16),
-        other => Err(format!("{other:?}")),
+        Dtype::F32 => Element::Number(DType::F32),
+        Dtype::F16 => Element::Number(DType::F16),
+        Dtype::BF16 => Element::Number(DType::Bf16),
+        Dtype::F8_E4M3 => Element::Code(Code::E4m3),
+        Dtype::U8 => Element::Code(Code::U8),
+        other => Element::Unknown(format!("{other:?}")),
     }
 }

@@ -14,12 +14,11 @@ use ::safetensors::{Dtype, tensor::Metadata, tensor::TensorInfo};
 use kernels::ops::DType;
 use model_files::FilesError;
 
-use super::{Dummy, Measure, Role, Slice, Weights};
-use crate::arch::{self, Blueprint};
+use super::{Dummy, Fetched, Measure, Role, Slice, Stored, Weights};
+use crate::arch::{self, Description};
 use crate::error::LoadError;
 use crate::network;
 use crate::tp::Shard;
-use crate::weights::Chunk;
 
 /// Bytes that a thread makes at a time.
 const PIECE: usize = 16 << 20;
@@ -33,7 +32,8 @@ const BESIDE: [&str; 5] = ["json", "jinja", "model", "tiktoken", "txt"];
 /// # Errors
 /// When the model is not one that can be served, or the folder has weights already or cannot be written.
 pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u64, LoadError> {
-    let Blueprint { spec, names } = arch::read(model)?;
+    let Description { spec, names, quantized } = arch::read(model)?;
+    quantized.check_dummy()?;
     let dummy = Dummy { seed, dtype };
     let census = Census { dtype, tensors: RefCell::default() };
     network::build(&spec, &names, Shard::new(0, 1)?, &mut Measure::new(&census))?;
@@ -51,13 +51,13 @@ struct Census {
 }
 
 impl Weights for Census {
-    fn check(&self, slice: &Slice) -> Result<DType, LoadError> {
+    fn check(&self, slice: &Slice) -> Result<Stored, LoadError> {
         let noted = (slice.stored_shape(), slice.role);
         self.tensors.borrow_mut().insert(slice.location.tensor.clone(), noted);
-        Ok(self.dtype)
+        Ok(Stored::plain(self.dtype, slice.elements()))
     }
 
-    fn fetch(&self, slice: &Slice) -> Result<Chunk<'_>, LoadError> {
+    fn fetch(&self, slice: &Slice) -> Result<Fetched<'_>, LoadError> {
         unreachable!("{} is noted, not fetched", slice.location.tensor)
     }
 }
@@ -110,8 +110,7 @@ fn fill(file: &File, pieces: &[Piece], dummy: &Dummy) -> io::Result<()> {
     let next = AtomicUsize::new(0);
     let work = || -> io::Result<()> {
         while let Some(Piece { slice, at }) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let chunk = dummy.fetch(slice).map_err(io::Error::other)?;
-            file.write_all_at(&chunk.bytes, *at)?;
+            file.write_all_at(&dummy.chunk(slice).bytes, *at)?;
         }
         Ok(())
     };

@@ -7,7 +7,7 @@ const LEAST: usize = 1 << 18;
 
 /// Fills `out`, which consists of pieces of `piece` bytes, by so many threads. Each fills a part of its own, given the number of its first
 /// piece.
-pub(super) fn spread(out: &mut [u8], piece: usize, threads: usize, fill: impl Fn(usize, &mut [u8]) + Sync) {
+pub(crate) fn spread(out: &mut [u8], piece: usize, threads: usize, fill: impl Fn(usize, &mut [u8]) + Sync) {
     let threads = threads.min(out.len() / LEAST).max(1);
     let pieces = (out.len() / piece).div_ceil(threads);
     if threads == 1 {

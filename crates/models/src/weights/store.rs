@@ -3,17 +3,18 @@
 use std::borrow::Cow;
 
 use kernels::ops::{
-    Act, Backend, DType, ExpertRouting, HostMatrix, Matrix, MatrixGroup, Noise, NoiseRows, Table, Vector,
+    Act, Backend, DType, ExpertRouting, HostMatrix, InputRounding, Matrix, MatrixGroup, MatrixUse, Noise, NoiseRows,
+    Table, Vector, WeightFormat,
 };
 
-use super::{Chunk, Random, Role, Slice, Weights, cast};
+use super::{Chunk, Fetched, Random, Role, Slice, Stored, Weights, cast};
 use crate::activations::ActivationPool;
 use crate::error::LoadError;
 
 /// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by rows.
 pub(crate) trait Store {
     /// A matrix, then `pad_rows` rows of zeros.
-    fn matrix(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Matrix, LoadError>;
+    fn matrix(&mut self, stack: &[Slice], pad_rows: usize, by: MatrixUse) -> Result<Matrix, LoadError>;
     /// A lookup table, then `pad_rows` rows of zeros.
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError>;
     /// The rows of a matrix as a lookup table, without further memory.
@@ -43,10 +44,10 @@ pub(crate) struct Measure<'a> {
     pub weights: &'a dyn Weights,
     /// Bytes that loading will read.
     pub bytes: u64,
-    /// Matrices of one group are stored as different types.
+    /// Matrices of one group are stored in different formats.
     pub mixed: bool,
     /// How each matrix is stored; absent where its slices differ.
-    stored: Vec<Option<DType>>,
+    stored: Vec<Option<WeightFormat>>,
 }
 
 impl<'a> Measure<'a> {
@@ -54,21 +55,26 @@ impl<'a> Measure<'a> {
         Self { weights, bytes: 0, mixed: false, stored: Vec::new() }
     }
 
-    fn add(&mut self, stack: &[Slice]) -> Result<Option<DType>, LoadError> {
-        let mut stored = Vec::with_capacity(stack.len());
+    fn add(&mut self, stack: &[Slice]) -> Result<Option<WeightFormat>, LoadError> {
+        let mut formats = Vec::with_capacity(stack.len());
         for slice in stack {
-            let dtype = self.weights.check(slice)?;
-            self.bytes += (slice.elements() * dtype.size()) as u64;
-            stored.push(dtype);
+            let Stored { format, bytes } = self.weights.check(slice)?;
+            self.bytes += bytes;
+            formats.push(format);
         }
-        Ok(stored.first().copied().filter(|first| stored.iter().all(|dtype| dtype == first)))
+        Ok(common(&formats))
     }
 }
 
+/// The format that all of these are.
+fn common(formats: &[WeightFormat]) -> Option<WeightFormat> {
+    formats.first().copied().filter(|first| formats.iter().all(|format| format == first))
+}
+
 impl Store for Measure<'_> {
-    fn matrix(&mut self, stack: &[Slice], _: usize) -> Result<Matrix, LoadError> {
-        let dtype = self.add(stack)?;
-        self.stored.push(dtype);
+    fn matrix(&mut self, stack: &[Slice], _: usize, _: MatrixUse) -> Result<Matrix, LoadError> {
+        let format = self.add(stack)?;
+        self.stored.push(format);
         Ok(Matrix((self.stored.len() - 1) as u32))
     }
 
@@ -115,46 +121,128 @@ impl Store for Measure<'_> {
 pub(crate) struct Loader<'a> {
     pub weights: &'a dyn Weights,
     pub backend: &'a mut dyn Backend,
-    /// With `F32` weights stay as they are stored, where `as_stored`; else they are cast to this type.
+    /// With `F32` weights stay as they are stored, where `as_stored`; else plain ones are cast to this type.
     pub compute: DType,
-    /// Matrices that run as one group are stored as one type.
+    /// Matrices that run as one group are stored in one format.
     pub as_stored: bool,
+    /// Inputs of products are rounded where the checkpoint asks for that.
+    pub rounds_inputs: bool,
     /// Told the bytes read so far.
     pub progress: &'a mut dyn FnMut(u64),
     /// Bytes read so far.
     pub read: u64,
-    /// Bytes on the device so far.
-    pub resident: u64,
+    /// What is on the device so far.
+    pub resident: Resident,
     pub buffers: ActivationPool,
 }
 
+/// Weights on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resident {
+    /// With their scales.
+    pub bytes: u64,
+    /// Elements of matrices, tables and vectors.
+    pub weights: u64,
+}
+
 impl<'a> Loader<'a> {
-    /// The stack's pieces in one element type, as they lie in their files where nothing has to be done to them.
-    fn stacked(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Vec<Chunk<'a>>, LoadError> {
+    /// The stack's pieces in one format: as they are stored where a device multiplies by that, else as numbers of one type.
+    fn pieces(
+        &mut self,
+        stack: &[Slice],
+        pad_rows: usize,
+        by: Option<MatrixUse>,
+    ) -> Result<Vec<Fetched<'a>>, LoadError> {
         let weights = self.weights;
-        let mut chunks = Vec::with_capacity(stack.len());
+        let mut pieces = Vec::with_capacity(stack.len() + 1);
         for slice in stack {
-            let chunk = weights.fetch(slice)?;
-            chunks.push(if slice.role == Role::UnitRows { unit_rows(&chunk, slice.cols.len()) } else { chunk });
+            let fetched = weights.fetch(slice)?;
+            pieces.push(match slice.role {
+                Role::UnitRows => Fetched::Plain(unit_rows(fetched, slice.cols.len())),
+                _ => fetched,
+            });
         }
-        let dtype = self.stored_type(chunks.iter().map(|chunk| chunk.dtype));
-        for Chunk { dtype: stored, bytes } in &mut chunks {
-            *bytes = cast::cast(*stored, std::mem::take(bytes), dtype);
-            *stored = dtype;
+        self.unify_inputs(&mut pieces, stack, by)?;
+        if pad_rows > 0 || !self.keeps_format(&pieces, by) {
+            self.check_inputs(&pieces, stack, by)?;
+            pieces = self.plain(pieces, stack, pad_rows);
         }
-        if pad_rows > 0 {
-            let zeros = vec![0; pad_rows * shape(stack, 0).1 * dtype.size()];
-            chunks.push(Chunk { dtype, bytes: Cow::Owned(zeros) });
-        }
-        self.resident += chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
+        self.resident.bytes += pieces.iter().map(Fetched::bytes).sum::<u64>();
         self.count(stack)?;
-        Ok(chunks)
+        Ok(pieces)
+    }
+
+    /// Whether a device takes these, which are not numbers, as they are.
+    fn keeps_format(&self, pieces: &[Fetched<'_>], by: Option<MatrixUse>) -> bool {
+        let formats: Vec<WeightFormat> = pieces.iter().map(Fetched::format).collect();
+        let Some((format, by)) = common(&formats).zip(by) else { return false };
+        let grouped = matches!(by, MatrixUse::Experts | MatrixUse::Heads);
+        !matches!(format, WeightFormat::Plain(_)) && (self.as_stored || !grouped) && self.backend.multiplies(format, by)
+    }
+
+    /// The pieces as numbers of one type, then rows of zeros.
+    fn plain(&self, pieces: Vec<Fetched<'a>>, stack: &[Slice], pad_rows: usize) -> Vec<Fetched<'a>> {
+        let width = shape(stack, 0).1;
+        let dtype = self.stored_type(pieces.iter().map(|piece| match piece {
+            Fetched::Plain(chunk) => chunk.dtype,
+            Fetched::Scaled(_) => self.compute,
+        }));
+        let cast = |piece: Fetched<'a>| {
+            let Chunk { dtype: stored, bytes } = piece.decoded(width, dtype);
+            Chunk { dtype, bytes: cast::cast(stored, bytes, dtype) }
+        };
+        let mut pieces: Vec<Fetched<'a>> = pieces.into_iter().map(|piece| Fetched::Plain(cast(piece))).collect();
+        if pad_rows > 0 {
+            let zeros = vec![0; pad_rows * width * dtype.size()];
+            pieces.push(Fetched::Plain(Chunk { dtype, bytes: Cow::Owned(zeros) }));
+        }
+        pieces
+    }
+
+    /// Parts of one matrix multiply the same rows, so these are rounded once: of stored scales the largest counts, as in other engines.
+    fn unify_inputs(
+        &self,
+        pieces: &mut [Fetched<'_>],
+        stack: &[Slice],
+        by: Option<MatrixUse>,
+    ) -> Result<(), LoadError> {
+        let mut inputs: Vec<&mut InputRounding> = (pieces.iter_mut())
+            .filter_map(|piece| if let Fetched::Scaled(part) = piece { Some(&mut part.input) } else { None })
+            .collect();
+        if !self.rounds_inputs {
+            inputs.iter_mut().for_each(|input| **input = InputRounding::None);
+            return Ok(());
+        }
+        let scale =
+            |input: &&mut InputRounding| if let InputRounding::Static(scale) = **input { Some(scale) } else { None };
+        let Some(largest) = inputs.iter().filter_map(scale).reduce(f32::max) else { return Ok(()) };
+        if by != Some(MatrixUse::Linear) {
+            let tensor = stack.first().map_or_else(String::new, |slice| slice.location.tensor.clone());
+            return Err(LoadError::Activations {
+                tensor,
+                reason: "stored scales of the inputs of experts are not supported",
+            });
+        }
+        inputs.iter_mut().for_each(|input| **input = InputRounding::Static(largest));
+        Ok(())
+    }
+
+    /// Fails where decoded pieces would forget that their inputs are to be rounded.
+    fn check_inputs(&self, pieces: &[Fetched<'_>], stack: &[Slice], by: Option<MatrixUse>) -> Result<(), LoadError> {
+        let rounds = |piece: &Fetched<'_>| matches!(piece, Fetched::Scaled(part) if part.input != InputRounding::None);
+        let multiplies = matches!(by, Some(MatrixUse::Linear | MatrixUse::Experts));
+        if !multiplies || !pieces.iter().any(rounds) {
+            return Ok(());
+        }
+        let tensor = stack.first().map_or_else(String::new, |slice| slice.location.tensor.clone());
+        Err(LoadError::Activations { tensor, reason: "this device does not multiply by such weights as they are" })
     }
 
     /// Tells that a stack was read.
     fn count(&mut self, stack: &[Slice]) -> Result<(), LoadError> {
         for slice in stack {
-            self.read += (slice.elements() * self.weights.check(slice)?.size()) as u64;
+            self.read += self.weights.check(slice)?.bytes;
+            self.resident.weights += slice.elements() as u64;
         }
         (self.progress)(self.read);
         Ok(())
@@ -167,7 +255,11 @@ impl<'a> Loader<'a> {
         pad_rows: usize,
         make: impl FnOnce(&mut dyn Backend, Noise<'_>) -> Option<T>,
     ) -> Result<Option<T>, LoadError> {
-        let dtypes = stack.iter().map(|slice| self.weights.check(slice)).collect::<Result<Vec<_>, _>>()?;
+        let mut dtypes = Vec::with_capacity(stack.len());
+        for slice in stack {
+            let WeightFormat::Plain(dtype) = self.weights.check(slice)?.format else { return Ok(None) };
+            dtypes.push(dtype);
+        }
         let dtype = self.stored_type(dtypes.into_iter());
         let values: Option<Vec<Random>> = stack.iter().map(|slice| self.weights.random(slice, dtype)).collect();
         let Some(values) = values.filter(|values| !values.is_empty()) else { return Ok(None) };
@@ -176,12 +268,12 @@ impl<'a> Loader<'a> {
         let Some(made) = make(&mut *self.backend, Noise { dtype, cols, parts: &parts, pad_rows }) else {
             return Ok(None);
         };
-        self.resident += (rows * cols * dtype.size()) as u64;
+        self.resident.bytes += (rows * cols * dtype.size()) as u64;
         self.count(stack)?;
         Ok(Some(made))
     }
 
-    /// Element type on the device: as stored when computing in f32 (which holds every type exactly), else the computing type.
+    /// Type of plain numbers on the device: as stored when computing in f32 (which holds every type exactly), else the computing type.
     fn stored_type(&self, mut stored: impl Iterator<Item = DType>) -> DType {
         match (self.compute, stored.next()) {
             (DType::F32, Some(first)) if self.as_stored && stored.all(|dtype| dtype == first) => first,
@@ -191,7 +283,8 @@ impl<'a> Loader<'a> {
 }
 
 /// Each row divided by its length, in f32; rows of zeros stay.
-fn unit_rows(chunk: &Chunk<'_>, width: usize) -> Chunk<'static> {
+fn unit_rows(stored: Fetched<'_>, width: usize) -> Chunk<'static> {
+    let chunk = stored.decoded(width, DType::F32);
     let mut values = cast::widen(chunk.dtype, &chunk.bytes);
     for row in values.chunks_exact_mut(width) {
         let length = row.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
@@ -209,19 +302,16 @@ fn shape(stack: &[Slice], pad_rows: usize) -> (usize, usize) {
 }
 
 impl Store for Loader<'_> {
-    fn matrix(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Matrix, LoadError> {
+    fn matrix(&mut self, stack: &[Slice], pad_rows: usize, by: MatrixUse) -> Result<Matrix, LoadError> {
         let compute = self.compute;
         if let Some(matrix) = self.made(stack, pad_rows, |backend, noise| backend.make_matrix(noise, compute))? {
             return Ok(matrix);
         }
-        let chunks = self.stacked(stack, pad_rows)?;
+        let fetched = self.pieces(stack, pad_rows, Some(by))?;
         let (_, cols) = shape(stack, pad_rows);
         let rows = stack.iter().map(|slice| slice.rows.len()).chain([pad_rows]);
-        let piece = |(chunk, rows)| {
-            let Chunk { dtype, bytes }: &Chunk<'_> = chunk;
-            HostMatrix { dtype: *dtype, rows, cols, bytes }
-        };
-        let pieces: Vec<HostMatrix<'_>> = chunks.iter().zip(rows).map(piece).collect();
+        let pieces: Vec<HostMatrix<'_>> =
+            fetched.iter().zip(rows).map(|(piece, rows)| piece.piece(rows, cols)).collect();
         Ok(self.backend.load_stack(&pieces, self.compute))
     }
 
@@ -230,10 +320,10 @@ impl Store for Loader<'_> {
             return Ok(table);
         }
         let (rows, cols) = shape(stack, pad_rows);
-        let mut chunks = self.stacked(stack, pad_rows)?;
-        let Chunk { dtype, mut bytes } = chunks.remove(0);
-        chunks.iter().for_each(|more| bytes.to_mut().extend_from_slice(&more.bytes));
-        Ok(self.backend.load_table(HostMatrix { dtype, rows, cols, bytes: &bytes }))
+        let mut chunks = self.pieces(stack, pad_rows, None)?.into_iter().map(|piece| piece.decoded(cols, self.compute));
+        let Some(Chunk { dtype, mut bytes }) = chunks.next() else { unreachable!("a table of no slices") };
+        chunks.for_each(|more| bytes.to_mut().extend_from_slice(&more.bytes));
+        Ok(self.backend.load_table(HostMatrix::plain(dtype, rows, cols, &bytes)))
     }
 
     fn table_of(&mut self, matrix: Matrix) -> Table {
@@ -247,8 +337,9 @@ impl Store for Loader<'_> {
     fn vector_of(&mut self, stack: &[Slice], make: &dyn Fn(Vec<f32>) -> Vec<f32>) -> Result<Vector, LoadError> {
         let mut values = Vec::new();
         for slice in stack {
-            let chunk = self.weights.fetch(slice)?;
+            let chunk = self.weights.fetch(slice)?.decoded(slice.cols.len(), DType::F32);
             self.read += chunk.bytes.len() as u64;
+            self.resident.weights += slice.elements() as u64;
             values.extend(cast::widen(chunk.dtype, &chunk.bytes));
         }
         (self.progress)(self.read);
@@ -256,7 +347,7 @@ impl Store for Loader<'_> {
     }
 
     fn constants(&mut self, values: &[f32]) -> Vector {
-        self.resident += std::mem::size_of_val(values) as u64;
+        self.resident.bytes += std::mem::size_of_val(values) as u64;
         self.backend.load_vector(values)
     }
 

@@ -8,7 +8,7 @@ use kernels::ops::DType;
 use model_files::FilesError;
 use pytorch_reader::{PytorchReader, Tensor};
 
-use super::files::{Files, Stored};
+use super::files::{self, Element, Files};
 use crate::error::LoadError;
 
 /// One file, or the shards of a model. Tensors are read from disk when they are asked for.
@@ -30,9 +30,9 @@ impl TorchFiles {
 }
 
 impl Files for TorchFiles {
-    fn find(&self, name: &str) -> Option<Stored<'_>> {
+    fn find<'a>(&'a self, name: &str) -> Option<files::Tensor<'a>> {
         let (file, tensor) = self.tensors.get(name)?;
-        Some(Stored { file, shape: tensor.shape(), dtype: element_type(tensor.dtype()) })
+        Some(files::Tensor { file, name: name.to_owned(), shape: tensor.shape(), element: element(tensor.dtype()) })
     }
 
     fn names(&self) -> Vec<&str> {
@@ -45,11 +45,11 @@ impl Files for TorchFiles {
     }
 }
 
-fn element_type(dtype: pytorch_reader::DType) -> Result<DType, String> {
+fn element(dtype: pytorch_reader::DType) -> Element {
     match dtype {
-        pytorch_reader::DType::F32 => Ok(DType::F32),
-        pytorch_reader::DType::F16 => Ok(DType::F16),
-        pytorch_reader::DType::BF16 => Ok(DType::Bf16),
-        other => Err(format!("{other:?}")),
+        pytorch_reader::DType::F32 => Element::Number(DType::F32),
+        pytorch_reader::DType::F16 => Element::Number(DType::F16),
+        pytorch_reader::DType::BF16 => Element::Number(DType::Bf16),
+        other => Element::Unknown(format!("{other:?}")),
     }
 }

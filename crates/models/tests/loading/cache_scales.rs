@@ -94,12 +94,13 @@ fn other_quantisations_are_refused() {
     for (text, word) in [
         (
             r#"{"quant_method": "compressed-tensors", "config_groups": {"a": {}}, "kv_cache_scheme": {}}"#,
-            "quant_method",
+            "config_groups.a.weights",
         ),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 4}}"#, "kv_cache_scheme"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"strategy": "attn_head"}}"#, "attn_head"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"dynamic": true}}"#, "dynamic"),
-        (r#"{"quant_method": "fp8"}"#, "quant_method"),
+        (r#"{"quant_method": "fp8"}"#, "--load-format dummy"),
+        (r#"{"quant_method": "gptq"}"#, "compressed-tensors, fp8, mxfp4"),
     ] {
         let message = refusal(load(folder(&quantised(text)).path(), &options(LoadFormat::Dummy, (0, 1))));
         assert!(message.contains(word), "{message}");

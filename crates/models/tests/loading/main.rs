@@ -10,7 +10,7 @@ use std::thread;
 use collectives::{Collective, CollectiveError, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::{Batch, DType, Sequence};
-use models::{ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, Progress};
+use models::{ActivationRounding, ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, Progress};
 use safetensors::{Dtype, View};
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
@@ -24,6 +24,8 @@ fn options(format: LoadFormat, (tp_rank, tp_size): (usize, usize)) -> LoadOption
         tp_rank,
         tp_size,
         format,
+        quantization: None,
+        activations: ActivationRounding::None,
         seed: 1,
         max_len: None,
         max_rows: 8,

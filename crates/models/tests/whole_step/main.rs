@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Products, WholeSteps};
-use models::{LoadFormat, LoadOptions, Memory, Model};
+use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, Model};
 use sequence::{Decoded, Sequence};
 
 const BLOCK_SIZE: usize = 16;
@@ -30,6 +30,8 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Model {
         tp_rank: 0,
         tp_size: 1,
         format,
+        quantization: None,
+        activations: ActivationRounding::None,
         seed: 0,
         max_len: None,
         max_rows: MAX_ROWS,

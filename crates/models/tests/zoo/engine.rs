@@ -6,7 +6,7 @@ use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Backend, Batch, DType, Sequence};
 use kernels_cuda::{CudaOptions, RankOptions};
-use models::{LoadError, LoadFormat, LoadOptions, Memory, Model};
+use models::{ActivationRounding, LoadError, LoadFormat, LoadOptions, Memory, Model};
 
 use crate::gpu;
 
@@ -62,6 +62,7 @@ pub struct Setup {
     pub rank: (usize, usize),
     /// Longest sequence served.
     pub max_len: Option<usize>,
+    pub activations: ActivationRounding,
     pub on: On,
 }
 
@@ -107,7 +108,14 @@ impl Setup {
     /// One rank on one thread with the best instructions there are, or on the GPU if only that is to be tested.
     pub fn new(dtype: DType) -> Self {
         let cpu = On::Cpu(CpuOptions { threads: 1, isa: Some(Isa::detect()) });
-        Self { dtype, rank: (0, 1), max_len: None, on: if only().as_deref() == Some("cuda") { On::Cuda } else { cpu } }
+        let activations = ActivationRounding::None;
+        Self {
+            dtype,
+            rank: (0, 1),
+            max_len: None,
+            activations,
+            on: if only().as_deref() == Some("cuda") { On::Cuda } else { cpu },
+        }
     }
 
     pub fn on(self, on: On) -> Self {
@@ -123,6 +131,8 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
         tp_rank: setup.rank.0,
         tp_size: setup.rank.1,
         format: LoadFormat::Auto,
+        quantization: None,
+        activations: setup.activations,
         seed: 0,
         max_len: setup.max_len,
         max_rows: MAX_ROWS,

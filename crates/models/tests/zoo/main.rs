@@ -114,6 +114,10 @@ zoo! {
     llama_rope_linear: "llama-rope-linear", BF16, ranks: [], refused: THREE_HEADS;
     llama_rope_llama3: "llama-rope-llama3", BF16, ranks: [2], refused: [];
     llama_rope_yarn: "llama-rope-yarn", BF16, ranks: [2], refused: [];
+    fp8_block: "llama-fp8-block", BF16, ranks: [2, 4], refused: [];
+    fp8_dynamic: "llama-fp8-dynamic", BF16, ranks: [2, 4], refused: [];
+    fp8_native: "llama-fp8-native", BF16, ranks: [2, 4], refused: [];
+    fp8_static: "llama-fp8-static", BF16, ranks: [2, 4], refused: [];
     gguf_f16: "llama-gguf-f16", BOTH, ranks: [2], refused: [];
     gguf_q4_0: "llama-gguf-q4_0", BOTH, ranks: [2], refused: [];
     gguf_q4_k: "llama-gguf-q4_k", BOTH, ranks: [2], refused: [];
@@ -209,4 +213,18 @@ fn the_model_that_ships() {
 #[test]
 fn the_draft_that_ships() {
     shipped("draft", "draft");
+}
+
+/// Weights stay as they are stored: what a model takes is what its file holds, but for a scale row a row and for norms, which are in f32.
+#[test]
+fn weights_of_8_bits_take_a_byte() {
+    for folder in ["llama-fp8-block", "llama-fp8-dynamic", "llama-fp8-native", "llama-fp8-static"] {
+        let Some(dir) = folders::zoo(folder) else { return };
+        let file = std::fs::metadata(dir.join("model.safetensors")).expect("weights").len();
+        let model = load(&dir, Setup::new(DType::Bf16)).expect("a model");
+        let bytes = model.weight_bytes();
+        assert!(bytes.abs_diff(file) < file / 40, "{folder}: {bytes} bytes of a file of {file}");
+        // Embeddings, which are the head, have 16 bits.
+        assert!(bytes > model.num_weights() && bytes < model.num_weights() * 3 / 2, "{folder}: {bytes}");
+    }
 }

@@ -111,7 +111,7 @@ impl Bench {
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);
         let bytes = &noise[..rows * width * 2];
-        let matrix = backend.load_matrix(HostMatrix { dtype: DType::Bf16, rows, cols: width, bytes }, DType::Bf16);
+        let matrix = backend.load_matrix(HostMatrix::plain(DType::Bf16, rows, width, bytes), DType::Bf16);
         let flag = backend.new_act(MOST_ROWS, 1);
         let lead = (flag, matrix, backend.new_act(256, rows));
         let mut bench = Self { backend, lead, flag, memory, tensor, noise };
@@ -173,7 +173,7 @@ impl Bench {
 
     fn matrix(&mut self, rows: usize, cols: usize) -> Matrix {
         let bytes = &self.noise[..rows * cols * 2];
-        self.backend.load_matrix(HostMatrix { dtype: DType::Bf16, rows, cols, bytes }, DType::Bf16)
+        self.backend.load_matrix(HostMatrix::plain(DType::Bf16, rows, cols, bytes), DType::Bf16)
     }
 
     fn products(&mut self, model: &Model) {

@@ -8,6 +8,7 @@ use crate::autotune::measure;
 use crate::autotune::tactics::{Way, Ways};
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::cublaslt::Blas;
+use crate::gemm::matmul_e4m3;
 use crate::gemm::matmul_few;
 use crate::gemm::matmul_hopper;
 use crate::gemm::matmul_parts;
@@ -41,6 +42,9 @@ impl Matmul {
         let Product { x, w, .. } = product;
         if x.rows == 0 {
             return;
+        }
+        if let Some(scales) = &w.scales {
+            return matmul_e4m3::run(device, &product, scales);
         }
         if product.is_short() {
             product.x = if x.dtype == w.dtype { x } else { self.round(device, x, w) };

@@ -50,6 +50,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "gather" in "layers"
     "head_matmul" in "layers"
     "matmul" in "gemm"
+    "matmul_e4m3" in "gemm"
     "noise" in "weights"
     "norm" in "layers"
     "place" in "runtime"

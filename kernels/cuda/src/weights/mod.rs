@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::gemm::matmul_e4m3::Scales;
 use crate::runtime::activations::cast;
 use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::Device;
-use kernels::ops::{DType, HostMatrix};
+use kernels::ops::{DType, HostMatrix, StackedShape, WeightFormat};
 
 /// A piece of a copy.
 const PIECE: usize = 16 << 20;
@@ -29,13 +30,15 @@ pub(crate) struct Weights {
     pub(crate) cols: usize,
     /// What inputs may be rounded to.
     pub(crate) compute: DType,
+    /// What 8-bit codes are multiplied by.
+    pub(crate) scales: Option<Scales>,
 }
 
 impl Weights {
     /// Room for a matrix, with nothing in it yet.
     pub(crate) fn empty(device: &mut Device, (rows, cols): (usize, usize), dtype: DType, compute: DType) -> Self {
         let memory = device.allocate(rows * cols * dtype.size(), "weights").map(Arc::new);
-        Self { memory, dtype, rows, cols, compute }
+        Self { memory, dtype, rows, cols, compute, scales: None }
     }
 
     /// Makes all of it zero.
@@ -88,9 +91,20 @@ pub(crate) struct Staging {
 impl Staging {
     /// One matrix of pieces that lie below each other.
     pub(crate) fn matrix(&mut self, device: &mut Device, pieces: &[HostMatrix<'_>], compute: DType) -> Weights {
-        let (dtype, rows, cols) = HostMatrix::stacked(pieces);
-        let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes).collect();
-        Weights { memory: self.load_pieces(device, &bytes).map(Arc::new), dtype, rows, cols, compute }
+        let StackedShape { format, rows, cols } = HostMatrix::stacked(pieces);
+        let dtype = match format {
+            WeightFormat::Plain(dtype) => dtype,
+            WeightFormat::ScaledE4m3 { .. } => DType::E4m3,
+        };
+        let scales = Scales::load(device, self, pieces);
+        let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();
+        Weights { memory: self.load_pieces(device, &bytes).map(Arc::new), dtype, rows, cols, compute, scales }
+    }
+
+    /// A lookup table: a matrix that nothing multiplies by.
+    pub(crate) fn table(&mut self, device: &mut Device, source: HostMatrix<'_>) -> Weights {
+        let table = self.matrix(device, &[source], DType::F32);
+        Weights { compute: table.dtype, ..table }
     }
 
     pub(crate) fn vector(&mut self, device: &mut Device, values: &[f32]) -> Vector {

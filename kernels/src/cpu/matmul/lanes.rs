@@ -132,7 +132,7 @@ impl<'a> Job<'a> {
             DType::F32 => vectorize(isa, Typed::<Plain<F32>>(strip, Plain(F32))),
             DType::F16 => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
             DType::Bf16 => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
-            DType::E4m3 => unreachable!("only caches have 8-bit floats"),
+            DType::E4m3 => vectorize(isa, Typed::<Codes>(strip, Codes)),
         }
     }
 }
@@ -169,6 +169,8 @@ struct Strip<'a> {
 
 /// How a weight panel is read, two k at a time.
 trait Weights: Copy {
+    /// Whether sums are multiplied by the scales of their weights.
+    const SCALED: bool = false;
     /// Vectors `vector` of k pair `pair`.
     ///
     /// # Safety
@@ -202,6 +204,20 @@ impl Weights for Pairs {
     }
 }
 
+/// `[k / 2][16][2]` of [`e4m3`](crate::e4m3) codes.
+#[derive(Clone, Copy)]
+struct Codes;
+
+impl Weights for Codes {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_e4m3_pairs(panel.add((pair * PANEL + vector * S::N) * 2)) }
+    }
+}
+
 /// A strip with its weight type.
 struct Typed<'a, W: Weights>(Strip<'a>, #[allow(dead_code, reason = "names the type")] W);
 
@@ -211,8 +227,10 @@ impl<W: Weights> Kernel for Typed<'_, W> {
         let strip = self.0;
         let whole = strip.panels.len() == strip.cut.panels;
         let mut sums = Sums([MaybeUninit::uninit(); TASK_SUMS]);
-        for start in (0..strip.k).step_by(DEPTH) {
-            let depth = start..strip.k.min(start + DEPTH);
+        let mut start = 0;
+        while start < strip.k {
+            let depth = start..strip.depth_end::<W>(start);
+            start = depth.end;
             for block in strip.blocks.clone() {
                 if whole {
                     strip.block::<S, W>(block, 0, strip.cut.panels, depth.clone(), &mut sums);
@@ -232,6 +250,14 @@ impl<W: Weights> Kernel for Typed<'_, W> {
 struct Sums([MaybeUninit<f32>; TASK_SUMS]);
 
 impl Strip<'_> {
+    /// Where a part of k that begins at `start` ends: all of its weights share their columns' scales.
+    #[inline(always)]
+    fn depth_end<W: Weights>(&self, start: usize) -> usize {
+        let scales = self.product.w.scales().filter(|_| W::SCALED);
+        let end = scales.map_or(usize::MAX, |scales| scales.end(start));
+        end.min(start + DEPTH).min(self.k)
+    }
+
     /// One row block times `panels` panels from `first` on.
     #[inline(always)]
     fn block<S: Simd, W: Weights>(
@@ -289,7 +315,7 @@ impl Strip<'_> {
         // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even) entries. Kept sums
         // were checked, and written before they are read; prefetches may point anywhere.
         unsafe {
-            if depth.start > 0 {
+            if depth.start > 0 && !W::SCALED {
                 for r in 0..R {
                     for c in 0..C {
                         sums[r][c] = S::load(kept.add(r * width + c * S::N));
@@ -322,6 +348,17 @@ impl Strip<'_> {
                     let x = S::splat(*x.add(R + r));
                     for c in 0..C {
                         sums[r][c] = x.fma(second[c], sums[r][c]);
+                    }
+                }
+            }
+            if let Some(scales) = self.product.w.scales().filter(|_| W::SCALED) {
+                for c in 0..C {
+                    let of_panel = scales.panel(self.panels.start + first + c / per_panel, depth.start);
+                    let scale = S::load(of_panel.as_ptr().add(c % per_panel * S::N));
+                    for r in 0..R {
+                        let kept = kept.add(r * width + c * S::N);
+                        let before = if depth.start > 0 { S::load(kept) } else { S::splat(0.0) };
+                        sums[r][c] = sums[r][c].fma(scale, before);
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! Lanes as plain arrays: correct everywhere, and vectorised by the compiler where it can.
 
-use super::{Bf16, Element, F16, Simd};
+use super::{Bf16, E4m3, Element, F16, Simd};
 
 /// `L` lanes.
 #[derive(Clone, Copy)]
@@ -126,5 +126,12 @@ impl<const L: usize> Simd for Lanes<L> {
         // SAFETY: L pairs are readable (the caller's promise).
         let pairs = unsafe { from.cast::<[[u16; 2]; L]>().read_unaligned() };
         (Self(pairs.map(|pair| Bf16::decode(pair[0]))), Self(pairs.map(|pair| Bf16::decode(pair[1]))))
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3_pairs(from: *const u8) -> (Self, Self) {
+        // SAFETY: L pairs are readable (the caller's promise).
+        let pairs = unsafe { from.cast::<[[u8; 2]; L]>().read_unaligned() };
+        let decode = |code| E4m3::decode(code) / 256.0;
+        (Self(pairs.map(|pair| decode(pair[0]))), Self(pairs.map(|pair| decode(pair[1]))))
     }
 }

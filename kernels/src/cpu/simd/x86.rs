@@ -143,6 +143,18 @@ impl Simd for Avx2 {
             (Self(_mm256_castsi256_ps(first)), Self(_mm256_castsi256_ps(second)))
         }
     }
+    #[inline(always)]
+    unsafe fn load_e4m3_pairs(from: *const u8) -> (Self, Self) {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let pairs = _mm_loadu_si128(from.cast());
+            // In each 16 bits the first code is the low one. The sign fills the bit below itself, which the mask clears.
+            let mask = _mm_set1_epi16(0xbf80_u16 as i16);
+            let first = _mm_and_si128(_mm_srai_epi16::<1>(_mm_slli_epi16::<8>(pairs)), mask);
+            let second = _mm_and_si128(_mm_srai_epi16::<1>(pairs), mask);
+            (Self(_mm256_cvtph_ps(first)), Self(_mm256_cvtph_ps(second)))
+        }
+    }
 }
 
 impl Simd for Avx512 {
@@ -266,6 +278,18 @@ impl Simd for Avx512 {
     unsafe fn store_some(self, to: *mut f32, count: usize) {
         // SAFETY: see the head of the file; masked lanes are not touched.
         unsafe { _mm512_mask_storeu_ps(to, (1_u16 << count) - 1, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3_pairs(from: *const u8) -> (Self, Self) {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let pairs = _mm256_loadu_si256(from.cast());
+            // As for AVX2.
+            let mask = _mm256_set1_epi16(0xbf80_u16 as i16);
+            let first = _mm256_and_si256(_mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(pairs)), mask);
+            let second = _mm256_and_si256(_mm256_srai_epi16::<1>(pairs), mask);
+            (Self(_mm512_cvtph_ps(first)), Self(_mm512_cvtph_ps(second)))
+        }
     }
 }
 

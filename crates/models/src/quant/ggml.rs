@@ -7,10 +7,10 @@
 use half::f16;
 use model_files::TensorType;
 
-use super::super::spread::spread;
+use crate::weights::spread;
 
 /// The elements of whole blocks, as little-endian f32, decoded by so many threads. Empty for types that have no block.
-pub(super) fn decode(kind: TensorType, bytes: &[u8], threads: usize) -> Vec<u8> {
+pub(crate) fn decode(kind: TensorType, bytes: &[u8], threads: usize) -> Vec<u8> {
     let Some((elements, block_bytes)) = kind.block() else { return Vec::new() };
     let decoded = elements * size_of::<f32>();
     let mut out = vec![0; bytes.len() / block_bytes * decoded];

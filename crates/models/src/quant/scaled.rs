@@ -1,0 +1,237 @@
+//! Weights of 8-bit floats with scales beside them: what the FP8 checkpoints of several makers have in common.
+
+use kernels::e4m3;
+use kernels::ops::{ALL_COLUMNS, InputRounding, WeightFormat};
+
+use super::Quantization;
+use crate::error::LoadError;
+use crate::weights::{Code, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
+
+/// How a checkpoint's scales lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ScaledE4m3 {
+    /// Rows and columns that share a scale, where scales are of blocks.
+    pub block: Option<[usize; 2]>,
+    pub input: InputScheme,
+}
+
+/// How a layer's inputs are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InputScheme {
+    /// Not at all.
+    None,
+    /// With a scale that is stored.
+    Static,
+    /// Each row with a scale of its own.
+    PerToken,
+    /// So many columns of each row.
+    PerGroup(usize),
+}
+
+/// What the tensor of scales is called after a weight's own name.
+const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
+
+/// Codes, the scales of all of them, and which of these a slice needs.
+struct Found<'a> {
+    codes: Tensor<'a>,
+    scales: Tensor<'a>,
+    /// Rows that share a scale.
+    rows: usize,
+    /// Columns that share one, or [`ALL_COLUMNS`].
+    cols: usize,
+}
+
+impl Quantization for ScaledE4m3 {
+    fn check(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<Option<Stored>, LoadError> {
+        let Some(found) = self.find(slice, tensors)? else { return Ok(None) };
+        let upright = upright(slice);
+        let kept = found.kept(&upright)?;
+        if self.input == InputScheme::Static {
+            tensors.scalar(&input_scale(slice))?;
+        }
+        let bytes = upright.elements() + kept.scales() * 4;
+        let format = match is_turned(slice) {
+            // Turned around while it is loaded, which scales of rows cannot be.
+            true => WeightFormat::Plain(kernels::ops::DType::F32),
+            false => WeightFormat::ScaledE4m3 { scale_cols: kept.cols, input: InputRounding::None },
+        };
+        Ok(Some(Stored { format, bytes: bytes as u64 }))
+    }
+
+    fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError> {
+        let Some(found) = self.find(slice, tensors)? else { return Ok(None) };
+        let upright = upright(slice);
+        let kept = found.kept(&upright)?;
+        let codes = tensors.cut(&found.codes, &upright, 1)?;
+        if codes.iter().any(|code| code & 0x7f == e4m3::NAN) {
+            return Err(found.codes.invalid("one of its weights is not a number"));
+        }
+        let all = tensors.numbers(&found.scales)?;
+        let width = found.width();
+        let line = |row: usize| all[row * width..][kept.first_col..kept.first_col + kept.width].iter().copied();
+        let scales: Vec<f32> = (kept.first_row..kept.end_row).flat_map(line).collect();
+        if !scales.iter().all(|scale| scale.is_finite()) {
+            return Err(found.scales.invalid("a scale is a finite number"));
+        }
+        let input = self.input(slice, tensors)?;
+        let part = ScaledPart { codes, scales, scale_rows: kept.rows, scale_cols: kept.cols, input };
+        Ok(Some(match is_turned(slice) {
+            true => Fetched::Plain(part.turned(upright.cols.len())),
+            false => Fetched::Scaled(part),
+        }))
+    }
+
+    fn is_decoded(&self) -> bool {
+        false
+    }
+}
+
+/// Whether the slice is another way round than what is stored: rows of the one are columns of the other.
+fn is_turned(slice: &Slice) -> bool {
+    slice.location.transposed
+}
+
+/// The slice as its tensor lies.
+fn upright(slice: &Slice) -> Slice {
+    if !is_turned(slice) {
+        return slice.clone();
+    }
+    let mut upright = Slice { rows: slice.cols.clone(), cols: slice.rows.clone(), ..slice.clone() };
+    upright.shape.reverse();
+    upright.location.transposed = false;
+    upright
+}
+
+/// The name of a layer's stored scale of inputs.
+fn input_scale(slice: &Slice) -> String {
+    let stem = slice.location.tensor.strip_suffix("weight").unwrap_or(&slice.location.tensor);
+    format!("{stem}input_scale")
+}
+
+impl ScaledE4m3 {
+    /// What stands for a slice; absent where that is plain.
+    fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Found<'a>>, LoadError> {
+        let name = &slice.location.tensor;
+        let Some(codes) = tensors.get(name).filter(|_| slice.shape.len() == 2) else { return Ok(None) };
+        if codes.element != Element::Code(Code::E4m3) {
+            return Ok(None);
+        }
+        let upright = upright(slice);
+        if !upright.fits(codes.shape) {
+            return Err(codes.misshapen(upright.stored_shape()));
+        }
+        if slice.location.stack.is_some() || (is_turned(slice) && !slice.location.is_alone()) {
+            return Err(codes.invalid("8-bit weights of several matrices in one tensor like this are not supported"));
+        }
+        debug_assert!(matches!(slice.role, Role::Matrix | Role::UnitRows));
+        let names = SCALES.map(|end| format!("{name}{end}"));
+        let scales = match names.iter().find_map(|name| tensors.get(name)) {
+            Some(scales) => scales,
+            None => tensors.find(&names[0])?,
+        };
+        let (rows, cols) = self.grid(&codes, &scales)?;
+        Ok(Some(Found { codes, scales, rows, cols }))
+    }
+
+    /// Rows and columns of a matrix that share a scale.
+    fn grid(&self, codes: &Tensor<'_>, scales: &Tensor<'_>) -> Result<(usize, usize), LoadError> {
+        let (height, width) = (codes.shape[0], codes.shape[1]);
+        let blocks = self.block.map(|[rows, cols]| [height.div_ceil(rows), width.div_ceil(cols)]);
+        match (scales.shape, self.block) {
+            (found, Some([rows, cols])) if Some(found) == blocks.as_ref().map(|blocks| &blocks[..]) => Ok((rows, cols)),
+            ([] | [1] | [1, 1], None) => Ok((height.max(1), ALL_COLUMNS)),
+            ([rows] | [rows, 1], None) if *rows == height => Ok((1, ALL_COLUMNS)),
+            _ => Err(scales.misshapen(blocks.map_or(vec![height, 1], |blocks| blocks.to_vec()))),
+        }
+    }
+
+    fn input(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<InputRounding, LoadError> {
+        Ok(match self.input {
+            InputScheme::None => InputRounding::None,
+            InputScheme::Static => InputRounding::Static(tensors.scalar(&input_scale(slice))?),
+            InputScheme::PerToken => InputRounding::Dynamic { cols: ALL_COLUMNS },
+            InputScheme::PerGroup(cols) => InputRounding::Dynamic { cols },
+        })
+    }
+}
+
+/// The scales that a slice needs: a rectangle of the stored ones.
+struct Kept {
+    first_row: usize,
+    end_row: usize,
+    first_col: usize,
+    width: usize,
+    /// Of the slice, columns that share one.
+    cols: usize,
+    /// For each row of the slice, its row in the rectangle.
+    rows: Vec<u32>,
+}
+
+impl Kept {
+    fn scales(&self) -> usize {
+        (self.end_row - self.first_row) * self.width
+    }
+}
+
+impl Found<'_> {
+    /// Stored scales of a row.
+    fn width(&self) -> usize {
+        if self.cols == ALL_COLUMNS { 1 } else { self.codes.shape[1].div_ceil(self.cols) }
+    }
+
+    fn kept(&self, slice: &Slice) -> Result<Kept, LoadError> {
+        let rows: Vec<usize> = slice.rows.clone().map(|row| slice.location.rows.stored(row) / self.rows).collect();
+        let first_row = rows.iter().copied().min().unwrap_or(0);
+        let end_row = rows.iter().max().map_or(first_row, |row| row + 1);
+        let (first_col, width, cols) = self.kept_columns(slice)?;
+        let rows = rows.into_iter().map(|row| (row - first_row) as u32).collect();
+        Ok(Kept { first_row, end_row, first_col, width, cols, rows })
+    }
+
+    /// The first scale of a row, how many, and of how many columns each. A rank's columns begin where a scale's do, or share one.
+    fn kept_columns(&self, slice: &Slice) -> Result<(usize, usize, usize), LoadError> {
+        let (start, end) = (slice.cols.start, slice.cols.end);
+        if self.cols == ALL_COLUMNS || start == end {
+            return Ok((0, 1, ALL_COLUMNS));
+        }
+        let (first, last) = (start / self.cols, (end - 1) / self.cols);
+        if first == last {
+            return Ok((first, 1, ALL_COLUMNS));
+        }
+        if start.is_multiple_of(self.cols) {
+            return Ok((first, last + 1 - first, self.cols));
+        }
+        let tensor = self.codes.name.clone();
+        Err(LoadError::CutGroup { tensor, columns: start..end, group: self.cols })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::weights::TensorLocation;
+
+    /// The scales that columns `cols` of a `[256, 512]` matrix with scales of 128 x 128 need.
+    fn columns(cols: std::ops::Range<usize>) -> Option<(usize, usize, usize)> {
+        let file = Path::new("f");
+        let codes = Tensor { file, name: "w".to_owned(), shape: &[256, 512], element: Element::Code(Code::E4m3) };
+        let scales = Tensor { name: "w_scale".to_owned(), shape: &[2, 4], ..codes.clone() };
+        let found = Found { codes, scales, rows: 128, cols: 128 };
+        let location = TensorLocation::from("w".to_owned());
+        let slice = Slice { location, shape: vec![256, 512], rows: 0..256, cols, role: Role::Matrix };
+        found.kept(&slice).ok().map(|kept| (kept.first_col, kept.width, kept.cols))
+    }
+
+    #[test]
+    fn ranks_take_whole_groups_or_parts_of_one() {
+        assert_eq!(columns(0..512), Some((0, 4, 128)));
+        assert_eq!(columns(256..512), Some((2, 2, 128)));
+        assert_eq!(columns(64..128), Some((0, 1, ALL_COLUMNS)));
+        assert_eq!(columns(448..512), Some((3, 1, ALL_COLUMNS)));
+        // The last one of a rank may be short.
+        assert_eq!(columns(128..320), Some((1, 2, 128)));
+        assert_eq!(columns(64..192), None);
+    }
+}

@@ -208,7 +208,8 @@ fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<R
     let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
     let (bytes, seconds) = (model.weight_bytes() as f64, start.elapsed().as_secs_f64());
     let (gb, gb_per_s) = (bytes * 1e-9, bytes / seconds.max(1e-9) * 1e-9);
-    info!("weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s");
+    let each = bytes / model.num_weights().max(1) as f64;
+    info!("weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight");
     Ok(model)
 }
 

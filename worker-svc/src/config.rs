@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, str::FromStr
 use clap::ValueEnum;
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
-use models::{LoadFormat, LoadOptions};
+use models::{ActivationRounding, LoadFormat, LoadOptions};
 use service_kit::{Address, CommonArgs};
 
 use crate::recording;
@@ -64,6 +64,10 @@ pub struct Args {
     /// Where weights come from
     #[arg(long, default_value = "auto")]
     pub load_format: Format,
+
+    /// How the checkpoint must be quantised; absent or none: however it is
+    #[arg(long, value_name = "METHOD", value_parser = ["none", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
+    pub quantization: Option<String>,
 
     /// Seed of dummy weights
     #[arg(long, default_value_t = 0)]
@@ -287,6 +291,8 @@ impl Args {
                 Format::Gguf => LoadFormat::Gguf,
                 Format::Dummy => LoadFormat::Dummy,
             },
+            quantization: self.quantization.clone().filter(|method| method != "none"),
+            activations: ActivationRounding::None,
             seed: self.seed,
             max_len: match self.max_model_len {
                 Some(MaxModelLen::Tokens(tokens)) => Some(tokens as usize),

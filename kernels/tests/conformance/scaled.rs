@@ -11,7 +11,6 @@ const GRIDS: [[usize; 2]; 5] = [[usize::MAX, ALL_COLUMNS], [1, ALL_COLUMNS], [12
 
 /// A stored matrix.
 struct Stored {
-    rows: usize,
     cols: usize,
     codes: Vec<u8>,
     scales: Vec<f32>,
@@ -25,7 +24,7 @@ impl Stored {
         let scale_rows: Vec<u32> = (0..rows).map(|row| (row / each) as u32).collect();
         let count = (scale_rows.last().map_or(0, |row| row + 1)) as usize * cols.div_ceil(scale_cols);
         let scales = random.values(count).into_iter().map(|value| (value.abs() + 0.1) / 300.0).collect();
-        Self { rows, cols, codes, scales, scale_rows, scale_cols }
+        Self { cols, codes, scales, scale_rows, scale_cols }
     }
 
     /// Some rows of it.

@@ -5,7 +5,7 @@ use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
 use kernels_cuda::CudaBackend;
-use models::{LoadFormat, LoadOptions};
+use models::{ActivationRounding, LoadFormat, LoadOptions};
 use proto::{LogitBias, NewSequence, Sampling, TokenIds, Want};
 
 use super::*;
@@ -22,6 +22,8 @@ fn model() -> Model {
         tp_rank: 0,
         tp_size: 1,
         format: LoadFormat::Auto,
+        quantization: None,
+        activations: ActivationRounding::None,
         seed: 0,
         max_len: None,
         max_rows: 256,

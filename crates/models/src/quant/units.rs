@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
-use kernels::ops::{Backend, Batch, DType, Epilogue, MatrixUse};
+use kernels::ops::{Batch, DType, Epilogue, Load, MatrixUse, Ops};
 use safetensors::SafeTensors;
 
 use crate::activations::ActivationPool;

@@ -113,7 +113,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     flag("prefill-context-parallel-size", Only(&["1"])),
     flag("prefix-caching-hash-algo", Only(&["sha256"])),
     flag("profiler-config", Only(&["{}"])),
-    short("quantization", &["-q"], Only(&["none"])),
     flag("reasoning-parser", Only(&[""])),
     flag("runner", Only(&["auto", "generate"])),
     flag("show-hidden-metrics-for-version", Only(&[])),

@@ -2,7 +2,7 @@
 
 use clap::{ArgAction, ValueEnum};
 use link::LinkOptions;
-use proto::ModelInfo;
+use proto::{ModelInfo, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{Address, CommonArgs};
 
@@ -111,16 +111,24 @@ pub enum Policy {
     Priority,
 }
 
-/// How prompts get on beside decodes unless a flag says otherwise. Found with `crates/sched-core/examples/load.rs`.
-const PREFILL_BUDGET: PrefillBudget = PrefillBudget {
-    min_tokens: 512,
-    target_us: 100_000,
-    few_decodes: 12,
-    few_decodes_target_us: 125_000,
-    target_tokens: 6144,
-    tokens_per_decode: 48,
-    max_us: 150_000,
-};
+/// Prompt tokens of a mixed step where neither a flag nor the workers say anything.
+const MIXED_PREFILL_TOKENS: u32 = 512;
+
+/// Mixed steps that suit the device.
+fn mixed_prefill(preferred: Option<&StepPreference>) -> MixedPrefill {
+    let Some(preferred) = preferred else { return MixedPrefill::AtMost(MIXED_PREFILL_TOKENS) };
+    MixedPrefill::Timed(PrefillBudget {
+        row_multiple: preferred.row_multiple,
+        large_row_multiple: preferred.large_row_multiple,
+        min_tokens: preferred.min_prefill_tokens,
+        target_us: preferred.target_us,
+        few_decodes: preferred.few_decodes,
+        few_decodes_target_us: preferred.few_decodes_target_us,
+        target_tokens: preferred.target_prefill_tokens,
+        tokens_per_decode: preferred.prefill_tokens_per_decode,
+        max_us: preferred.max_us,
+    })
+}
 
 /// Tokens in one step where no flag says it.
 const STEP_TOKENS: u32 = 2048;
@@ -155,7 +163,7 @@ impl Args {
             recurrent,
             long_prefill_token_threshold: self.long_prefill_token_threshold,
             mixed_prefill: match self.max_prefill_tokens_beside_decodes {
-                None => MixedPrefill::Timed(PREFILL_BUDGET),
+                None => mixed_prefill(ready.step_preference.as_ref()),
                 Some(0) => MixedPrefill::Unlimited,
                 Some(tokens) => MixedPrefill::AtMost(tokens),
             },
@@ -236,13 +244,36 @@ mod tests {
         args: Args,
     }
 
+    fn args(flags: &str) -> Args {
+        let needed = ["--listen-requests=ring:/r", "--listen-workers=ring:/w", "--detokenizer=ring:/d"];
+        Cli::parse_from(["scheduler"].into_iter().chain(needed).chain(flags.split_whitespace())).args
+    }
+
     /// Sequences and tokens of a step that flags come to, with workers that have room for 300 sequences.
     fn step(flags: &str) -> (u32, u32) {
-        let needed = ["--listen-requests=ring:/r", "--listen-workers=ring:/w", "--detokenizer=ring:/d"];
-        let cli = Cli::parse_from(["scheduler"].into_iter().chain(needed).chain(flags.split_whitespace()));
         let ready = WorkerReady { block_size: 16, max_model_len: 128, ..WorkerReady::default() };
-        let config = cli.args.core_config(&Formed { epoch: 1, num_blocks: 100, max_num_seqs: 300, ready });
+        let config = args(flags).core_config(&Formed { epoch: 1, num_blocks: 100, max_num_seqs: 300, ready });
         (config.max_num_seqs, config.max_num_batched_tokens)
+    }
+
+    #[test]
+    fn mixed_steps_suit_the_device_unless_a_flag_says_otherwise() {
+        let device =
+            StepPreference { row_multiple: 256, min_prefill_tokens: 512, max_us: 150_000, ..Default::default() };
+        let mixed = |flags, preferred: Option<StepPreference>| {
+            let ready = WorkerReady {
+                block_size: 16,
+                max_model_len: 128,
+                step_preference: preferred,
+                ..WorkerReady::default()
+            };
+            args(flags).core_config(&Formed { epoch: 1, num_blocks: 100, max_num_seqs: 300, ready }).mixed_prefill
+        };
+        let MixedPrefill::Timed(budget) = mixed("", Some(device)) else { panic!("what the device prefers") };
+        assert_eq!((budget.row_multiple, budget.min_tokens, budget.max_us), (256, 512, 150_000));
+        assert_eq!(mixed("", None), MixedPrefill::AtMost(512));
+        assert_eq!(mixed("--max-prefill-tokens-beside-decodes 99", Some(device)), MixedPrefill::AtMost(99));
+        assert_eq!(mixed("--max-prefill-tokens-beside-decodes 0", Some(device)), MixedPrefill::Unlimited);
     }
 
     #[test]

@@ -255,7 +255,21 @@ fn describe(args: &Args, model: &Model, Room { num_blocks, max_num_seqs }: Room)
         cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
             + u64::from(max_num_seqs) * cache.state_bytes,
         max_num_seqs,
-        step_preference: None,
+        step_preference: Some(step_preference(model.step_preference())),
+    }
+}
+
+fn step_preference(preferred: kernels::ops::StepPreference) -> proto::StepPreference {
+    proto::StepPreference {
+        row_multiple: preferred.row_multiple,
+        large_row_multiple: preferred.large_row_multiple,
+        min_prefill_tokens: preferred.min_prefill_tokens,
+        target_us: preferred.target_us,
+        target_prefill_tokens: preferred.target_prefill_tokens,
+        few_decodes: preferred.few_decodes,
+        few_decodes_target_us: preferred.few_decodes_target_us,
+        prefill_tokens_per_decode: preferred.prefill_tokens_per_decode,
+        max_us: preferred.max_us,
     }
 }
 

@@ -5,10 +5,10 @@ mod forward;
 use collectives::Collective;
 use kernels::ops::{
     Act, Backend, Batch, CaptureError, CaptureSize, DType, DeviceMemory, ExchangeFailed, KvLayer, KvScales,
-    RankPlacement, Timing,
+    RankPlacement, StepPreference, Timing,
 };
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
-use model_spec::ModelSpec;
+use model_spec::{MixerSpec, ModelSpec};
 
 use crate::activations::{ActivationPool, Activations};
 use crate::batch;
@@ -91,6 +91,14 @@ impl Decoder {
 
     pub(crate) fn describe(&self) -> String {
         self.backend.describe()
+    }
+
+    pub(crate) fn step_preference(&self) -> StepPreference {
+        let heads = self.spec.layers.iter().find_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(attention) => Some(self.shard.part(attention.heads).len()),
+            _ => None,
+        });
+        self.backend.step_preference(heads)
     }
 
     pub(crate) fn activation_bytes(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! [`Model`]: what a worker runs.
 
 use collectives::Collective;
-use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, Timing};
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
 use model_spec::ModelSpec;
 
@@ -73,6 +73,14 @@ impl Model {
         match &self.inner {
             Inner::Decoder(decoder) => decoder.describe(),
             Inner::Echo(_) => "none (echo)".to_owned(),
+        }
+    }
+
+    /// Which steps suit the device with this model.
+    pub fn step_preference(&self) -> StepPreference {
+        match &self.inner {
+            Inner::Decoder(decoder) => decoder.step_preference(),
+            Inner::Echo(_) => StepPreference::CPU,
         }
     }
 

@@ -18,13 +18,14 @@ use crate::recurrent;
 use crate::runtime::context;
 use crate::runtime::device::{Name, Shape, args};
 use crate::runtime::limits::LIMITS;
+use crate::runtime::step_preference;
 use crate::weights::Weights;
 use crate::whole_step::{Cache, Op, Stored};
 use kernels::ops::{
     self, Act, Activation, Capture, CaptureError, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue,
     Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads,
 };
-use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, Table, Timing, Vector};
+use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
     HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
     RankPlacement, Rope, Routing, RowSelection, WeightFormat,
@@ -53,6 +54,10 @@ impl ops::Device for CudaBackend {
 
     fn limits(&self) -> ShapeLimits {
         LIMITS
+    }
+
+    fn step_preference(&self, query_heads: Option<usize>) -> StepPreference {
+        step_preference::of(self.device.context.multiprocessors, query_heads)
     }
 
     fn warm_up(&mut self) -> bool {

@@ -1,6 +1,6 @@
 //! A device as a whole: what it is, how much memory it has, whether it has failed, and a profile of its time.
 
-use super::ShapeLimits;
+use super::{ShapeLimits, StepPreference};
 
 /// A device's own memory, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +40,11 @@ pub trait Device: Send {
     /// The largest shapes that it computes.
     fn limits(&self) -> ShapeLimits {
         ShapeLimits::NONE
+    }
+
+    /// Which steps suit it with a model whose attention has this many query heads on this rank, if it has attention.
+    fn step_preference(&self, _query_heads: Option<usize>) -> StepPreference {
+        StepPreference::CPU
     }
 
     /// Does one piece of warm-up (loading kernels, autotuning GEMMs) that later steps would otherwise wait for: a few

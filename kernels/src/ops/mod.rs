@@ -19,6 +19,7 @@ mod operations;
 mod recurrent;
 mod sample;
 mod shapes;
+mod step_preference;
 
 pub use attention::{Attention, ExpectedAttention, Heads, KvScales, KvShape, Rope, RopeStyle};
 pub use batch::{Batch, RowSelection, Sequence};
@@ -37,6 +38,7 @@ pub use operations::Ops;
 pub use recurrent::{Cols, Conv, DeltaInput, DeltaRule, Scan, ScanInput, State};
 pub use sample::Sample;
 pub use shapes::{check_experts, check_product};
+pub use step_preference::StepPreference;
 
 /// A device with all its parts: owns weights, activation buffers and KV memory, and runs a forward pass's operations in
 /// order.

@@ -5,8 +5,8 @@
 //! Loads: `mixed` (512 requests of 64 to 1,024 tokens in and 64 to 512 out, all at once), `clients:N` (requests of
 //! 1,024 in and 256 out, two for each of N clients at least), `long` (64 decodes that a prompt of 65,536 tokens meets).
 //! Settings of the scheduler: `--seqs`, `--batched-tokens`; prompts beside decodes: `--beside-tokens` (0: no bound), or
-//! `--least-tokens`, `--short-us`, `--few-decodes`, `--few-us`, `--tokens-per-decode` and `--long-us`. `--trace` prints
-//! every step: when it begins, its decodes and prompt tokens, and what it takes.
+//! `--min-tokens`, `--target-us`, `--few-decodes`, `--few-decodes-target-us`, `--tokens-per-decode` and `--max-us`.
+//! `--trace` prints every step: when it begins, its decodes and prompt tokens, and what it takes.
 
 mod costs;
 mod world;
@@ -38,13 +38,15 @@ fn main() {
         mixed_prefill: match number("--beside-tokens", u32::MAX) {
             0 => MixedPrefill::Unlimited,
             u32::MAX => MixedPrefill::Timed(PrefillBudget {
-                min_tokens: number("--least-tokens", 512),
-                target_us: number("--short-us", 100_000),
+                min_tokens: number("--min-tokens", 512),
+                target_us: number("--target-us", 100_000),
                 few_decodes: number("--few-decodes", 12),
-                few_decodes_target_us: number("--few-us", 125_000),
-                target_tokens: number("--short-tokens", 6144),
+                few_decodes_target_us: number("--few-decodes-target-us", 125_000),
+                target_tokens: number("--target-tokens", 6144),
                 tokens_per_decode: number("--tokens-per-decode", 48),
-                max_us: number("--long-us", 150_000),
+                max_us: number("--max-us", 150_000),
+                row_multiple: number("--row-multiple", 256),
+                large_row_multiple: number("--large-row-multiple", 1024),
             }),
             tokens => MixedPrefill::AtMost(tokens),
         },

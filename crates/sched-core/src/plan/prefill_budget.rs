@@ -5,12 +5,6 @@ use crate::PrefillBudget;
 
 /// Steps with fewer prompt tokens say more about decodes than about prompts.
 const TELLING: u32 = 256;
-/// Steps have multiples of so many rows, decodes among them, which products of matrices compute best.
-const GRAIN: u32 = 256;
-/// The same from twice as many rows on. Attention of a chunk is cut into tiles, and its last round of tiles takes as
-/// long as the others, however few are left for it: on a GPU with 132 multiprocessors and 32 query heads a round is 528
-/// rows.
-const COARSE: u32 = 1024;
 /// What a step counts, one step later.
 const FADE: f64 = 0.75;
 
@@ -33,16 +27,17 @@ impl PrefillRate {
         self.us = FADE * self.us + f64::from(took_us);
     }
 
-    /// Prompt tokens for a step beside so many decodes.
-    pub fn tokens_with(self, decodes: u32, pacing: PrefillBudget) -> u32 {
-        let share = decodes.saturating_mul(pacing.tokens_per_decode);
-        let target_us = if decodes <= pacing.few_decodes { pacing.few_decodes_target_us } else { pacing.target_us };
-        let short = self.tokens_within(target_us).min(pacing.target_tokens);
-        let tokens = short.max(share).min(self.tokens_within(pacing.max_us));
+    /// Prompt tokens for a step with this many tokens of decodes.
+    pub fn tokens_with(self, decodes: u32, budget: PrefillBudget) -> u32 {
+        let share = decodes.saturating_mul(budget.tokens_per_decode);
+        let few = decodes <= budget.few_decodes;
+        let target_us = if few { budget.few_decodes_target_us } else { budget.target_us };
+        let within_target = self.tokens_within(target_us).min(budget.target_tokens);
+        let tokens = within_target.max(share).min(self.tokens_within(budget.max_us));
         let rows = tokens.saturating_add(decodes);
-        let grain = if rows < 2 * COARSE { GRAIN } else { COARSE };
-        let rows = rows / grain * grain;
-        rows.saturating_sub(decodes).max(pacing.min_tokens)
+        let (small, large) = (budget.row_multiple.max(1), budget.large_row_multiple.max(1));
+        let multiple = if rows < large.saturating_mul(2) { small } else { large };
+        (rows / multiple * multiple).saturating_sub(decodes).max(budget.min_tokens)
     }
 
     /// Prompt tokens that a step of this length is expected to have time for.
@@ -55,86 +50,110 @@ impl PrefillRate {
 mod tests {
     use super::*;
 
+    /// Of a GPU with 132 multiprocessors and a model with 32 heads.
+    const ROWS: PrefillBudget = PrefillBudget {
+        row_multiple: 256,
+        large_row_multiple: 1024,
+        min_tokens: 0,
+        target_us: 0,
+        few_decodes: 0,
+        few_decodes_target_us: 0,
+        target_tokens: 0,
+        tokens_per_decode: 0,
+        max_us: 0,
+    };
+
     #[test]
     fn follows_what_steps_take() {
-        let mut pace = PrefillRate::default();
-        assert_eq!(pace.tokens_within(u32::MAX), 0);
-        pace.learn(8192, 200_000);
-        assert_eq!(pace.tokens_within(100_000), 4096);
+        let mut rate = PrefillRate::default();
+        assert_eq!(rate.tokens_within(u32::MAX), 0);
+        rate.learn(8192, 200_000);
+        assert_eq!(rate.tokens_within(100_000), 4096);
         for _ in 0..50 {
-            pace.learn(1024, 100_000);
+            rate.learn(1024, 100_000);
         }
-        assert_eq!(pace.tokens_within(110_000), 1126);
+        assert_eq!(rate.tokens_within(110_000), 1126);
     }
 
     #[test]
     fn decodes_make_room_between_a_short_step_and_a_long_one() {
-        let pacing = PrefillBudget {
+        let budget = PrefillBudget {
             min_tokens: 300,
             target_us: 25_000,
             target_tokens: 2000,
             tokens_per_decode: 32,
             max_us: 150_000,
-            ..PrefillBudget::default()
+            ..ROWS
         };
-        let mut pace = PrefillRate::default();
-        assert_eq!(pace.tokens_with(64, pacing), 300, "nothing is known yet");
-        pace.learn(4000, 100_000);
+        let mut rate = PrefillRate::default();
+        assert_eq!(rate.tokens_with(64, budget), 300, "nothing is known yet");
+        rate.learn(4000, 100_000);
         // 1,000 tokens are a short step, 6,000 a long one.
         assert_eq!(
-            [1, 64, 128, 250].map(|decodes| pace.tokens_with(decodes, pacing) + decodes),
+            [1, 64, 128, 250].map(|decodes| rate.tokens_with(decodes, budget) + decodes),
             [768, 2048, 4096, 6144]
         );
-        let longer = PrefillBudget { max_us: 180_000, ..pacing };
-        assert_eq!(pace.tokens_with(250, longer) + 250, 7168, "not 7,424");
-        assert_eq!(pace.tokens_with(100, PrefillBudget { target_us: 1, tokens_per_decode: 0, ..pacing }), 300);
+        let longer = PrefillBudget { max_us: 180_000, ..budget };
+        assert_eq!(rate.tokens_with(250, longer) + 250, 7168, "not 7,424");
+        assert_eq!(rate.tokens_with(100, PrefillBudget { target_us: 1, tokens_per_decode: 0, ..budget }), 300);
+    }
+
+    #[test]
+    fn rows_are_multiples_that_suit_the_device() {
+        let mut rate = PrefillRate::default();
+        rate.learn(4000, 100_000);
+        let budget = PrefillBudget { target_us: 75_100, target_tokens: 9000, max_us: 150_000, ..ROWS };
+        let rows = |row_multiple, large_row_multiple| {
+            rate.tokens_with(4, PrefillBudget { row_multiple, large_row_multiple, ..budget }) + 4
+        };
+        assert_eq!([rows(256, 1024), rows(256, 2048), rows(16, 16), rows(0, 0)], [2048, 2816, 3008, 3008]);
     }
 
     #[test]
     fn very_few_decodes_may_wait_longer() {
-        let pacing = PrefillBudget {
+        let budget = PrefillBudget {
             target_us: 100_000,
             few_decodes: 12,
             few_decodes_target_us: 125_000,
             target_tokens: 6144,
             max_us: 150_000,
-            ..PrefillBudget::default()
+            ..ROWS
         };
-        let mut pace = PrefillRate::default();
-        pace.learn(4096, 90_000);
-        assert_eq!([1, 12, 13].map(|decodes| pace.tokens_with(decodes, pacing) + decodes), [5120, 5120, 4096]);
+        let mut rate = PrefillRate::default();
+        rate.learn(4096, 90_000);
+        assert_eq!([1, 12, 13].map(|decodes| rate.tokens_with(decodes, budget) + decodes), [5120, 5120, 4096]);
     }
 
     #[test]
     fn a_fast_model_fills_no_long_step_beside_few_decodes() {
-        let pacing = PrefillBudget {
+        let budget = PrefillBudget {
             min_tokens: 300,
             target_us: 100_000,
             target_tokens: 6144,
             tokens_per_decode: 48,
             max_us: 150_000,
-            ..PrefillBudget::default()
+            ..ROWS
         };
-        let mut pace = PrefillRate::default();
-        pace.learn(8192, 16_000);
-        assert_eq!([16, 64, 250].map(|decodes| pace.tokens_with(decodes, pacing) + decodes), [6144, 6144, 11_264]);
+        let mut rate = PrefillRate::default();
+        rate.learn(8192, 16_000);
+        assert_eq!([16, 64, 250].map(|decodes| rate.tokens_with(decodes, budget) + decodes), [6144, 6144, 11_264]);
     }
 
     #[test]
     fn an_end_that_is_noticed_late_changes_nothing() {
-        let mut pace = PrefillRate::default();
+        let mut rate = PrefillRate::default();
         for step in 0..60 {
-            pace.learn(4096, if step % 2 == 0 { 190_000 } else { 10_000 });
+            rate.learn(4096, if step % 2 == 0 { 190_000 } else { 10_000 });
         }
-        let tokens = pace.tokens_within(100_000);
+        let tokens = rate.tokens_within(100_000);
         assert!((3000..5500).contains(&tokens), "{tokens}");
     }
 
     #[test]
     fn small_steps_and_unmeasured_ones_say_nothing() {
-        let mut pace = PrefillRate::default();
-        pace.learn(255, 10);
-        pace.learn(4000, 0);
-        assert_eq!(pace.tokens_within(1_000_000), 0);
+        let mut rate = PrefillRate::default();
+        rate.learn(255, 10);
+        rate.learn(4000, 0);
+        assert_eq!(rate.tokens_within(1_000_000), 0);
     }
 }

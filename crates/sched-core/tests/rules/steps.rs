@@ -88,15 +88,17 @@ fn prompts_beside_decodes_take_what_has_time() {
         c.max_num_batched_tokens = 2048;
         c.max_model_len = 4000;
         c.vocab_size = 9000;
-        let pacing = PrefillBudget {
+        let budget = PrefillBudget {
             min_tokens: 100,
             target_us: 5000,
             target_tokens: 2048,
             tokens_per_decode: 512,
             max_us: 11_000,
+            row_multiple: 256,
+            large_row_multiple: 1024,
             ..PrefillBudget::default()
         };
-        c.mixed_prefill = MixedPrefill::Timed(pacing);
+        c.mixed_prefill = MixedPrefill::Timed(budget);
     });
     let mut scheduler = formed(config, 9000);
     let timed = |scheduler: &mut Scheduler, compute_us| {

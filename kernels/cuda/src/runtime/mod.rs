@@ -9,5 +9,6 @@ pub(crate) mod handles;
 pub(crate) mod libraries;
 pub(crate) mod limits;
 pub(crate) mod profile;
+pub(crate) mod step_preference;
 pub(crate) mod tensor_map;
 pub(crate) mod upload;

@@ -34,7 +34,7 @@ impl Model {
         let chat = ChatFormat::load(dir, settings).context("loading the chat template")?;
         let config = ConfigFile::of_model_optional(&args.model)?;
         let own_len = config.as_ref().and_then(|config| model_spec::context_len(config).ok());
-        let max_model_len = args.max_model_len.or(own_len.and_then(|len| u32::try_from(len).ok()));
+        let max_model_len = args.max_model_len().or(own_len.and_then(|len| u32::try_from(len).ok()));
         let eos = tokenizer.special_tokens().get("eos_token");
         let eos_token_id = eos.and_then(|text| tokenizer.token_to_id(text));
         let mut eos_token_ids = model_spec::eos_token_ids(&args.model, config.as_ref())?;

@@ -2,19 +2,13 @@
 
 use serde_json::{Map, Value};
 
+use crate::openai::sampling::{COUNT, PARAMETERS};
+
 /// Defaults that a model or the user gives; absent ones are vLLM's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Defaults {
-    /// Absent: 1.
-    pub temperature: Option<f64>,
-    /// Absent: 1.
-    pub top_p: Option<f64>,
-    /// Absent: 0, off.
-    pub top_k: Option<i64>,
-    /// Absent: 0.
-    pub min_p: Option<f64>,
-    /// Absent: 1.
-    pub repetition_penalty: Option<f64>,
+    /// Of each of [`PARAMETERS`].
+    numbers: [Option<f64>; COUNT],
     /// `max_new_tokens`: a cap on every request's `max_tokens`.
     pub max_tokens: Option<u32>,
 }
@@ -22,17 +16,19 @@ pub struct Defaults {
 impl Defaults {
     /// Reads the keys that count, as vLLM does; others are left alone.
     pub fn from_json(object: &Map<String, Value>) -> Result<Self, String> {
-        Ok(Self {
-            temperature: number(object, "temperature")?,
-            top_p: number(object, "top_p")?,
-            top_k: whole(object, "top_k")?,
-            min_p: number(object, "min_p")?,
-            repetition_penalty: number(object, "repetition_penalty")?,
-            max_tokens: match whole(object, "max_new_tokens")? {
-                None => None,
-                Some(tokens) => Some(u32::try_from(tokens).map_err(|_| format!("`max_new_tokens` is {tokens}"))?),
-            },
-        })
+        let mut numbers = [None; COUNT];
+        for (number, parameter) in numbers.iter_mut().zip(&PARAMETERS).filter(|(_, parameter)| parameter.is_of_model())
+        {
+            *number = match parameter.is_whole() {
+                true => whole(object, parameter.name)?.map(|value| value as f64),
+                false => self::number(object, parameter.name)?,
+            };
+        }
+        let max_tokens = match whole(object, "max_new_tokens")? {
+            None => None,
+            Some(tokens) => Some(u32::try_from(tokens).map_err(|_| format!("`max_new_tokens` is {tokens}"))?),
+        };
+        Ok(Self { numbers, max_tokens })
     }
 
     /// Reads a whole `generation_config.json`; what is malformed there is the model's fault and counts as absent.
@@ -41,16 +37,18 @@ impl Defaults {
         Self::from_json(&object).unwrap_or_default()
     }
 
+    /// The default of each of [`PARAMETERS`], in their order.
+    pub fn numbers(&self) -> &[Option<f64>; COUNT] {
+        &self.numbers
+    }
+
     /// These defaults where set, else `other`'s.
     pub fn or(self, other: Self) -> Self {
-        Self {
-            temperature: self.temperature.or(other.temperature),
-            top_p: self.top_p.or(other.top_p),
-            top_k: self.top_k.or(other.top_k),
-            min_p: self.min_p.or(other.min_p),
-            repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
-            max_tokens: self.max_tokens.or(other.max_tokens),
+        let mut numbers = self.numbers;
+        for (number, other) in numbers.iter_mut().zip(other.numbers) {
+            *number = number.or(other);
         }
+        Self { numbers, max_tokens: self.max_tokens.or(other.max_tokens) }
     }
 }
 
@@ -75,15 +73,15 @@ mod tests {
 
     #[test]
     fn overrides_win() {
-        let model = Defaults::of_model(r#"{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}"#);
-        let user = Defaults { temperature: Some(0.0), ..Defaults::default() };
-        let both = user.or(model);
-        assert_eq!((both.temperature, both.top_k, both.top_p), (Some(0.0), Some(20), None));
+        let read = |json: &str| Defaults::of_model(json);
+        let model = read(r#"{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2], "max_new_tokens": 7}"#);
+        let both = read(r#"{"temperature": 0.0}"#).or(model);
+        assert_eq!(both, read(r#"{"temperature": 0.0, "top_k": 20, "max_new_tokens": 7}"#));
     }
 
     #[test]
     fn a_broken_file_counts_as_none() {
-        for text in ["", "[]", "{", r#"{"temperature": "hot"}"#] {
+        for text in ["", "[]", "{", r#"{"temperature": "hot"}"#, r#"{"top_k": 1.5}"#] {
             assert_eq!(Defaults::of_model(text), Defaults::default(), "{text}");
         }
     }

@@ -1,4 +1,5 @@
-//! OpenAI's shapes: what bodies say ([`fields`], [`params`], [`chat`], [`completion`]), and what answers look like
+//! OpenAI's shapes: what bodies say ([`fields`], [`params`], [`sampling`],
+//! [`chat`], [`completion`]), and what answers look like
 //! ([`plan`], [`object`], [`chunk`], [`answer`]).
 
 pub mod answer;
@@ -12,3 +13,4 @@ pub mod params;
 pub mod plan;
 pub mod prompt;
 pub mod refused;
+pub mod sampling;

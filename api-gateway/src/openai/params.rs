@@ -3,7 +3,10 @@
 use proto::{LogitBias, Output, Sampling};
 use serde_json::Value;
 
-use super::fields::{Fields, wrong};
+use super::{
+    fields::{Fields, wrong},
+    sampling,
+};
 use crate::{defaults::Defaults, error::ApiError};
 
 /// Most choices of one request.
@@ -84,7 +87,7 @@ impl Params {
         check_best_of(fields, n)?;
         let streaming = streaming(fields, limits)?;
         let return_token_ids = fields.flag("return_token_ids", false)?;
-        let mut sampling = sampling(fields, limits)?;
+        let mut sampling = read_sampling(fields, limits)?;
         sampling.prompt_logprobs = prompt_logprobs(fields, limits, streaming)?;
         Ok(Self {
             sampling,
@@ -152,63 +155,18 @@ fn streaming(fields: &mut Fields<'_>, limits: &Limits) -> Result<Streaming, ApiE
     Ok(Streaming { on, include_usage: on && include_usage, continuous_usage })
 }
 
-fn sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, ApiError> {
-    let defaults = &limits.defaults;
-    let top_k = fields.whole_in("top_k", -1..=u32::MAX.into())?.or(defaults.top_k).unwrap_or(0);
+fn read_sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, ApiError> {
     Ok(Sampling {
-        temperature: temperature(fields, defaults)?,
-        top_p: within(fields, "top_p", defaults.top_p.unwrap_or(1.0), "in (0, 1]", |v| v > 0.0 && v <= 1.0)?,
-        top_k: u32::try_from(top_k).unwrap_or(0),
-        min_p: within(fields, "min_p", defaults.min_p.unwrap_or(0.0), "in [0, 1]", |v| (0.0..=1.0).contains(&v))?,
-        repetition_penalty: within(
-            fields,
-            "repetition_penalty",
-            defaults.repetition_penalty.unwrap_or(1.0),
-            "greater than zero",
-            |v| v > 0.0,
-        )?,
-        presence_penalty: penalty(fields, "presence_penalty")?,
-        frequency_penalty: penalty(fields, "frequency_penalty")?,
         seed: fields.whole("seed")?.map(|seed| seed as u64),
         logit_bias: logit_bias(fields, limits)?,
         allowed_token_ids: allowed_token_ids(fields, limits)?,
         bad_words: bad_words(fields)?,
-        bad_token_ids: Vec::new(),
         min_tokens: fields.whole_in("min_tokens", 0..=u32::MAX.into())?.unwrap_or(0) as u32,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
         ignore_eos: fields.flag("ignore_eos", false)?,
-        logprobs: None,
-        prompt_logprobs: None,
-        // The tokenizer's to say.
-        eos_token_id: None,
+        // Log-probabilities are each route's own, and what is left is the tokenizer's to say.
+        ..sampling::read(fields, &limits.defaults)?
     })
-}
-
-/// Temperatures between 0 and 0.01 count as 0.01: smaller ones overflow.
-fn temperature(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<f32, ApiError> {
-    let default = defaults.temperature.unwrap_or(1.0);
-    let value = within(fields, "temperature", default, "in [0, 2]", |v| (0.0..=2.0).contains(&v))?;
-    Ok(if value > 0.0 { value.max(0.01) } else { 0.0 })
-}
-
-fn penalty(fields: &mut Fields<'_>, name: &str) -> Result<f32, ApiError> {
-    within(fields, name, 0.0, "in [-2, 2]", |v| (-2.0..=2.0).contains(&v))
-}
-
-/// A number that satisfies `holds`, also once rounded to single precision.
-fn within(
-    fields: &mut Fields<'_>,
-    name: &str,
-    default: f64,
-    range: &str,
-    holds: impl Fn(f64) -> bool,
-) -> Result<f32, ApiError> {
-    let value = fields.number(name)?.unwrap_or(default);
-    let single = value as f32;
-    if holds(value) && holds(single.into()) && single.is_finite() {
-        return Ok(single);
-    }
-    Err(ApiError::field(name, format!("`{name}` must be {range}, got {value}.")))
 }
 
 fn logit_bias(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<LogitBias>, ApiError> {

@@ -1,6 +1,6 @@
 //! The tokens that may still be drawn, and the search for the shortest prefix of their ranking, without sorting them all.
 //!
-//! The ranking is by weight, then by lower id. Every cut (min-p, top-k, top-p) keeps a prefix of it.
+//! The ranking is by weight, then by lower id. Min-p, top-k and top-p keep a prefix of it; typical-p does not.
 
 use std::cmp::Ordering;
 

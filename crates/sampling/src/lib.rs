@@ -5,7 +5,7 @@
 //! token order, so a request gives the same tokens whatever else is in its batch, and again after a preemption.
 //!
 //! Order, as in vLLM: log-probabilities of the untouched row; then the rewrites (allowed tokens, bad words, min tokens, logit bias,
-//! penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p); then the draw.
+//! penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p, typical-p); then the draw.
 //!
 //! A plan may also be told to a device ([`SamplingPlan::device_params`]), which then chooses by itself; this crate is what it is checked against.
 //!

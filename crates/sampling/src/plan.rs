@@ -55,8 +55,8 @@ impl SamplingPlan {
             logprobs: self.logprobs,
             ..SampleParams::default()
         };
-        self.cuts.iter().for_each(|rule| rule.describe(&mut params));
-        self.rewrites.iter().all(|rule| rule.describe(&mut params)).then_some(params)
+        let cuts = self.cuts.iter().all(|rule| rule.describe(&mut params));
+        (cuts && self.rewrites.iter().all(|rule| rule.describe(&mut params))).then_some(params)
     }
 
     /// Whether stop tokens are forbidden at this output position.

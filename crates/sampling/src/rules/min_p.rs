@@ -19,8 +19,9 @@ impl Cut for MinP {
         candidates.retain(|candidate| candidate.weight >= self.min_p);
     }
 
-    fn describe(&self, params: &mut SampleParams) {
+    fn describe(&self, params: &mut SampleParams) -> bool {
         params.min_p = self.min_p;
+        true
     }
 }
 

@@ -17,6 +17,7 @@ mod penalties;
 pub(crate) mod temperature;
 mod top_k;
 mod top_p;
+mod typical_p;
 
 /// What rules are compiled from.
 pub(crate) struct Request<'a> {
@@ -43,8 +44,8 @@ pub(crate) trait Rewrite: Send + Sync {
 /// Takes candidates out.
 pub(crate) trait Cut: Send + Sync {
     fn apply(&self, candidates: &mut Candidates);
-    /// Tells a device to do the same.
-    fn describe(&self, params: &mut SampleParams);
+    /// Tells a device to do the same; false when no setting of its says that.
+    fn describe(&self, params: &mut SampleParams) -> bool;
 }
 
 /// A line of a table: makes the rule from a request, or nothing where the request does not use it.
@@ -61,9 +62,13 @@ pub(crate) const REWRITES: [Rule<dyn Rewrite>; 5] = [
     Rule { compile: penalties::compile },
 ];
 
-/// In order of application, after the temperature (vLLM's).
-pub(crate) const CUTS: [Rule<dyn Cut>; 3] =
-    [Rule { compile: min_p::compile }, Rule { compile: top_k::compile }, Rule { compile: top_p::compile }];
+/// In order of application, after the temperature (vLLM's; typical-p last, as in transformers).
+pub(crate) const CUTS: [Rule<dyn Cut>; 4] = [
+    Rule { compile: min_p::compile },
+    Rule { compile: top_k::compile },
+    Rule { compile: top_p::compile },
+    Rule { compile: typical_p::compile },
+];
 
 /// Forbids a token; ids outside the vocabulary are forbidden anyway.
 fn forbid(row: &mut [f32], token: u32) {

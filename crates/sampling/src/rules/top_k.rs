@@ -21,8 +21,9 @@ impl Cut for TopK {
         }
     }
 
-    fn describe(&self, params: &mut SampleParams) {
+    fn describe(&self, params: &mut SampleParams) -> bool {
         params.top_k = self.k as u32;
+        true
     }
 }
 

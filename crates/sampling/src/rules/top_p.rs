@@ -20,8 +20,9 @@ impl Cut for TopP {
         candidates.keep_prefix(|candidate| f64::from(candidate.weight), |total| self.p * total);
     }
 
-    fn describe(&self, params: &mut SampleParams) {
+    fn describe(&self, params: &mut SampleParams) -> bool {
         params.top_p = self.p;
+        true
     }
 }
 

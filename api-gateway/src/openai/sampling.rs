@@ -1,0 +1,192 @@
+//! The sampling parameters that are numbers: one line each with its name, range, default and proto field.
+//!
+//! A parameter that is `OfModel` may also be set by the model's `generation_config.json` and by
+//! `--override-generation-config`, under the same name.
+
+use proto::Sampling;
+
+use super::fields::Fields;
+use crate::{defaults::Defaults, error::ApiError};
+
+/// A sampling parameter that is a number.
+pub struct Parameter {
+    /// Its name in requests, in `generation_config.json`, and in errors.
+    pub name: &'static str,
+    /// What it may be.
+    range: Range,
+    /// What it is where a request does not say.
+    default: Usual,
+    /// Puts a checked value into the message.
+    set: fn(&mut Sampling, f64),
+}
+
+/// What a parameter may be.
+enum Range {
+    /// A number for which this holds, also once rounded to single precision; the words are for errors.
+    Number(fn(f64) -> bool, &'static str),
+    /// A whole number between these.
+    Whole(i64, i64),
+}
+
+/// What a parameter is where a request does not say.
+#[derive(Clone, Copy)]
+enum Usual {
+    /// What the model or the user says, else this.
+    OfModel(f64),
+    /// Always this.
+    Fixed(f64),
+}
+
+use self::{
+    Range::{Number, Whole},
+    Usual::{Fixed, OfModel},
+};
+
+/// How many there are.
+pub const COUNT: usize = 8;
+
+/// All of them, sorted by name.
+pub static PARAMETERS: [Parameter; COUNT] = [
+    Parameter {
+        name: "frequency_penalty",
+        range: Number(|v| (-2.0..=2.0).contains(&v), "in [-2, 2]"),
+        default: Fixed(0.0),
+        set: |sampling, value| sampling.frequency_penalty = value as f32,
+    },
+    Parameter {
+        name: "min_p",
+        range: Number(|v| (0.0..=1.0).contains(&v), "in [0, 1]"),
+        default: OfModel(0.0),
+        set: |sampling, value| sampling.min_p = value as f32,
+    },
+    Parameter {
+        name: "presence_penalty",
+        range: Number(|v| (-2.0..=2.0).contains(&v), "in [-2, 2]"),
+        default: Fixed(0.0),
+        set: |sampling, value| sampling.presence_penalty = value as f32,
+    },
+    Parameter {
+        name: "repetition_penalty",
+        range: Number(|v| v > 0.0, "greater than zero"),
+        default: OfModel(1.0),
+        set: |sampling, value| sampling.repetition_penalty = value as f32,
+    },
+    Parameter {
+        name: "temperature",
+        range: Number(|v| (0.0..=2.0).contains(&v), "in [0, 2]"),
+        default: OfModel(1.0),
+        // Values between 0 and 0.01 count as 0.01: smaller ones overflow.
+        set: |sampling, value| sampling.temperature = if value > 0.0 { (value as f32).max(0.01) } else { 0.0 },
+    },
+    Parameter {
+        name: "top_k",
+        range: Whole(-1, u32::MAX as i64),
+        default: OfModel(0.0),
+        // -1 and 0 are off.
+        set: |sampling, value| sampling.top_k = value as u32,
+    },
+    Parameter {
+        name: "top_p",
+        range: Number(|v| v > 0.0 && v <= 1.0, "in (0, 1]"),
+        default: OfModel(1.0),
+        set: |sampling, value| sampling.top_p = value as f32,
+    },
+    Parameter {
+        name: "typical_p",
+        range: Number(|v| v > 0.0 && v <= 1.0, "in (0, 1]"),
+        default: OfModel(1.0),
+        set: |sampling, value| sampling.typical_p = value as f32,
+    },
+];
+
+/// Reads and checks all of them.
+pub(super) fn read(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sampling, ApiError> {
+    let mut sampling = Sampling::default();
+    for (parameter, default) in PARAMETERS.iter().zip(defaults.numbers()) {
+        (parameter.set)(&mut sampling, parameter.read(fields, *default)?);
+    }
+    Ok(sampling)
+}
+
+impl Parameter {
+    /// Whether the model's `generation_config.json` counts.
+    pub fn is_of_model(&self) -> bool {
+        matches!(self.default, OfModel(_))
+    }
+
+    /// Whether its values are whole numbers.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.range, Whole(..))
+    }
+
+    fn read(&self, fields: &mut Fields<'_>, default: Option<f64>) -> Result<f64, ApiError> {
+        let (OfModel(own) | Fixed(own)) = self.default;
+        let default = default.unwrap_or(own);
+        match self.range {
+            Whole(least, most) => Ok(fields.whole_in(self.name, least..=most)?.map_or(default, |value| value as f64)),
+            Number(holds, range) => {
+                let value = fields.number(self.name)?.unwrap_or(default);
+                let single = value as f32;
+                if holds(value) && holds(single.into()) && single.is_finite() {
+                    return Ok(value);
+                }
+                Err(ApiError::field(self.name, format!("`{}` must be {range}, got {value}.", self.name)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_json(body: &str, defaults: &Defaults) -> Result<Sampling, ApiError> {
+        read(&mut Fields::parse(body.as_bytes())?, defaults)
+    }
+
+    #[test]
+    fn parameters_are_sorted_and_reach_their_fields() {
+        assert!(PARAMETERS.is_sorted_by_key(|parameter| parameter.name));
+        let body = r#"{"frequency_penalty":0.1,"min_p":0.2,"presence_penalty":0.3,"repetition_penalty":0.4,
+            "temperature":0.001,"top_k":6,"top_p":0.7,"typical_p":0.8}"#;
+        let want = Sampling {
+            frequency_penalty: 0.1,
+            min_p: 0.2,
+            presence_penalty: 0.3,
+            repetition_penalty: 0.4,
+            temperature: 0.01,
+            top_k: 6,
+            top_p: 0.7,
+            typical_p: 0.8,
+            ..Sampling::default()
+        };
+        assert_eq!(read_json(body, &Defaults::default()), Ok(want));
+    }
+
+    #[test]
+    fn a_request_wins_over_the_model_and_the_model_over_the_api() {
+        let model = Defaults::of_model(r#"{"temperature":0.6,"typical_p":0.9,"frequency_penalty":1.5,"top_k":-1}"#);
+        let sampling = read_json(r#"{"temperature":0}"#, &model).unwrap();
+        assert_eq!((sampling.temperature, sampling.typical_p, sampling.top_p), (0.0, 0.9, 1.0));
+        assert_eq!((sampling.frequency_penalty, sampling.top_k), (0.0, 0), "no key of generation_config.json, and off");
+    }
+
+    #[test]
+    fn values_out_of_range_name_the_parameter() {
+        for (name, value) in [
+            ("temperature", "-1"),
+            ("top_p", "0"),
+            // Rounds to 0 in single precision.
+            ("top_p", "1e-60"),
+            ("typical_p", "1.1"),
+            ("typical_p", "0"),
+            ("repetition_penalty", "0"),
+            ("repetition_penalty", "1e300"),
+            ("top_k", "-2"),
+            ("min_p", "\"x\""),
+        ] {
+            let error = read_json(&format!("{{\"{name}\":{value}}}"), &Defaults::default()).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(name), "{value}");
+        }
+    }
+}

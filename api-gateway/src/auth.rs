@@ -6,7 +6,7 @@ use http::{HeaderMap, Method, StatusCode, header};
 use crate::error::json_response;
 
 /// Prefixes of the paths that need a key.
-const GUARDED: [&str; 4] = ["/cohere", "/inference", "/v1", "/v2"];
+const GUARDED: [&str; 5] = ["/cohere", "/inference", "/invocations", "/v1", "/v2"];
 
 /// The keys that clients may present.
 pub struct Keys {

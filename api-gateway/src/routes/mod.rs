@@ -4,6 +4,7 @@ mod chat_completions;
 mod completions;
 mod detokenize;
 mod health;
+mod invocations;
 mod load;
 mod metrics;
 mod models;
@@ -24,9 +25,10 @@ type Handlers = MethodRouter<Arc<Gateway>>;
 type Route = (&'static str, fn() -> Handlers);
 
 /// Sorted by path.
-const ROUTES: [Route; 11] = [
+const ROUTES: [Route; 12] = [
     ("/detokenize", detokenize::route),
     ("/health", health::route),
+    ("/invocations", invocations::route),
     ("/load", load::route),
     ("/metrics", metrics::route),
     ("/ping", ping::route),

@@ -293,3 +293,26 @@ async fn token_ids_may_stand_for_tokens() {
     assert_eq!(chunks[0]["choices"][0]["logprobs"]["top_logprobs"][0], json!({"token_id:3": -1.5, "token_id:9": -0.5}));
     assert_eq!(chunks[0]["choices"][0]["token_ids"], json!([3]));
 }
+
+#[tokio::test]
+async fn invocations_are_chats_or_completions_and_need_a_key() {
+    let mut stage = Stage::new(&["--api-key", "k"]).await;
+    let ask = |body: Value| {
+        let mut question = post("/invocations", &body);
+        question.headers_mut().insert("authorization", "Bearer k".parse().unwrap());
+        question
+    };
+    for (body, object) in [
+        (json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}), "chat.completion"),
+        (json!({"prompt": "x", "max_tokens": 2}), "text_completion"),
+    ] {
+        let client = stage.client.clone();
+        let question = ask(body);
+        let answer = tokio::spawn(async move { client.send(question).await });
+        let request = stage.engine.request().await;
+        stage.engine.answer(&request, &["y"]).await;
+        assert_eq!(answer.await.unwrap().json()["object"], object);
+    }
+    assert_eq!(stage.client.send(ask(json!({"model": "wren"}))).await.status, 400);
+    assert_eq!(stage.client.post("/invocations", &json!({"prompt": "x"})).await.status, 401);
+}

@@ -1,6 +1,7 @@
 //! Joins the metrics of several processes into one text, as Prometheus wants it: each family once, each series once.
 //!
-//! Series that several processes report alike are added up: the gateways of one engine count the same things, each its own part.
+//! Series that several processes report alike are added up: the gateways of one engine count the same things, each its
+//! own part.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! Where one HTTP answer's events wait for whoever writes it. What waits is merged, so a slow reader costs at most its own text.
+//! Where one HTTP answer's events wait for whoever writes it. What waits is merged, so a slow reader costs at most its
+//! own text.
 
 use std::task::{Context, Poll, Waker};
 

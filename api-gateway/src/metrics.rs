@@ -163,8 +163,8 @@ impl RequestMetrics {
         self.ttft.observe(after.as_secs_f64());
     }
 
-    /// A choice grew by `tokens` in the time since its last event. Each counts with its share of it: of an answer that is not streamed
-    /// all tokens but the first come at once.
+    /// A choice grew by `tokens` in the time since its last event. Each counts with its share of it: of an answer that
+    /// is not streamed all tokens but the first come at once.
     pub fn next_tokens(&self, tokens: u32, gap: Duration) {
         let share = gap.as_secs_f64() / f64::from(tokens.max(1));
         for _ in 0..tokens {

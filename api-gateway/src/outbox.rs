@@ -54,8 +54,8 @@ impl Outbox {
         true
     }
 
-    /// Queues an abort, whatever the link does. A tokenizer that is away for so long that the bound is reached has lost those
-    /// requests anyway, and the oldest abort goes.
+    /// Queues an abort, whatever the link does. A tokenizer that is away for so long that the bound is reached has lost
+    /// those requests anyway, and the oldest abort goes.
     pub fn push_abort(&self, message: Inbound) {
         let mut inner = self.inner.lock();
         if inner.queue.len() >= self.limit * 4 {

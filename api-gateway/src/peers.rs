@@ -81,8 +81,9 @@ impl Peers {
             .ok_or_else(|| ApiError::unavailable("The tokenizer's address is not configured."))
     }
 
-    /// Whether every process of the pipeline is ready; else which is not, and why. However many ask, one round of questions is under way
-    /// at a time, and whoever waited for it takes the answer if its questions were asked after his own.
+    /// Whether every process of the pipeline is ready; else which is not, and why. However many ask, one round of
+    /// questions is under way at a time, and whoever waited for it takes the answer if its questions were asked
+    /// after his own.
     pub async fn ready(&self) -> Result<(), String> {
         let arrived = Instant::now();
         let mut last = self.last.lock().await;

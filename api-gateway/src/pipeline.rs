@@ -1,7 +1,8 @@
 //! The gateway's end of the pipeline: requests go out through an outbox, events come in through the registry.
 //!
-//! Routes call [`Pipeline::submit`] and hold the [`InFlight`] that it gives for as long as somebody reads the answer. Dropping it, for
-//! whatever reason, forgets the requests, and aborts those that still run. So nothing leaks and nothing runs for nobody.
+//! Routes call [`Pipeline::submit`] and hold the [`InFlight`] that it gives for as long as somebody reads the answer.
+//! Dropping it, for whatever reason, forgets the requests, and aborts those that still run. So nothing leaks and
+//! nothing runs for nobody.
 
 use std::{
     sync::Arc,
@@ -86,7 +87,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends the requests of one answer, one per prompt, all with the same `n`. Sets their keys; other fields are the caller's.
+    /// Sends the requests of one answer, one per prompt, all with the same `n`. Sets their keys; other fields are the
+    /// caller's.
     pub fn submit(
         self: &Arc<Self>,
         requests: Vec<Request>,
@@ -213,8 +215,8 @@ impl Pipeline {
         numbers
     }
 
-    /// A message could not be sent. The request that it carried fails with `refusal`, or with the link when there is none; an abort
-    /// stays to be sent.
+    /// A message could not be sent. The request that it carried fails with `refusal`, or with the link when there is
+    /// none; an abort stays to be sent.
     pub fn unsent(&self, message: Inbound, refusal: Option<Failure>) {
         match (&message.event, refusal) {
             (Some(inbound::Event::Abort(_)), _) => self.outbox.push_abort(message),

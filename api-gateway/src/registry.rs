@@ -143,8 +143,8 @@ impl Registry {
         Some(entry.stage)
     }
 
-    /// The numbers of the requests that a client knows as `request_id`; of an answer to several prompts each has its own, with the
-    /// prompt's index behind.
+    /// The numbers of the requests that a client knows as `request_id`; of an answer to several prompts each has its
+    /// own, with the prompt's index behind.
     pub fn named(&self, request_id: &str) -> Vec<u64> {
         let is_named = |entry: &Entry| {
             let rest = entry.new.request_id.strip_prefix(request_id);
@@ -154,7 +154,8 @@ impl Registry {
         self.entries.iter().filter(|(_, entry)| is_named(entry)).map(|(number, _)| *number).collect()
     }
 
-    /// Delivers one event. Those of unknown or ended requests are dropped: their clients left. Adds whom to wake to `wakers`.
+    /// Delivers one event. Those of unknown or ended requests are dropped: their clients left. Adds whom to wake to
+    /// `wakers`.
     pub fn apply(&mut self, event: Event, now: Instant, metrics: &RequestMetrics, wakers: &mut Vec<Waker>) {
         let number = event.number;
         let Some(kind) = event.kind else { return };
@@ -174,7 +175,8 @@ impl Registry {
         wakers.extend(waker);
     }
 
-    /// The tokenizer is lost: fails what the engine did not admit. Returns their numbers, to be aborted once it is back.
+    /// The tokenizer is lost: fails what the engine did not admit. Returns their numbers, to be aborted once it is
+    /// back.
     pub fn fail_sent(&mut self, failure: &Failure, metrics: &RequestMetrics, wakers: &mut Vec<Waker>) -> Vec<u64> {
         self.fail_where(|stage| stage == Stage::Sent, failure, metrics, wakers)
     }

@@ -26,7 +26,8 @@ use crate::{
 
 /// How long answers that were cut short may take to be written at the end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// After a failed accept, as when file descriptors have run out: there is nothing to wait for that would tell when one is free.
+/// After a failed accept, as when file descriptors have run out: there is nothing to wait for that would tell when one
+/// is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Runs the gateway until the process shuts down.

@@ -1,4 +1,5 @@
-//! `cargo xtask docs`: writes `docs/configuration.md`. The test that compares it knows how; this asks it to write instead.
+//! `cargo xtask docs`: writes `docs/configuration.md`. The test that compares it knows how; this asks it to write
+//! instead.
 
 use std::{path::Path, process::Command};
 

@@ -18,11 +18,13 @@ enum Chore {
     Docs,
     /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
     GpuCompare(gpu_compare::Args),
-    /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see crates/models/tests/zoo)
+    /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see
+    /// crates/models/tests/zoo)
     Models,
     /// Pass all tests: tidy, licences, unit, model checking, end to end. Installs what the tests need under target/.
     Test(test::Args),
-    /// Check the house rules: imports, module docs, unsafe, environment reads, sizes, widths, signatures, commit subjects
+    /// Check the house rules: imports, module docs, unsafe, environment reads, sizes, widths, signatures, commit
+    /// subjects
     Tidy,
 }
 

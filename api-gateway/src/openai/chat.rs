@@ -152,7 +152,8 @@ fn check_message(message: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// Tools that the model may call need a parser for its calls, which there is not yet; tools that it may not call are only shown.
+/// Tools that the model may call need a parser for its calls, which there is not yet; tools that it may not call are
+/// only shown.
 fn tools(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, ApiError> {
     let choice: Option<Value> = fields.value("tool_choice", "a string or an object")?;
     let tools: Option<Vec<Map<String, Value>>> = fields.value("tools", "a list of tool objects")?;
@@ -202,8 +203,8 @@ fn template_kwargs(fields: &mut Fields<'_>, limits: &Limits) -> Result<Map<Strin
     Ok(all)
 }
 
-/// What is a field of the request and a variable of the template: given as both, it must be the same. (vLLM's versions differ in which of
-/// two wins.)
+/// What is a field of the request and a variable of the template: given as both, it must be the same. (vLLM's versions
+/// differ in which of two wins.)
 fn check_said_twice(fields: &mut Fields<'_>, variables: &Map<String, Value>) -> Result<(), ApiError> {
     const BOTH: [&str; 5] =
         ["add_generation_prompt", "continue_final_message", "documents", "reasoning_effort", "tools"];

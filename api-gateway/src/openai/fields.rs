@@ -1,5 +1,5 @@
-//! A request body as fields that are read one at a time, so that every error can name its field, long texts are not copied,
-//! and what nobody read is known.
+//! A request body as fields that are read one at a time, so that every error can name its field, long texts are not
+//! copied, and what nobody read is known.
 
 use std::fmt;
 
@@ -142,8 +142,8 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
         let mut entries: Vec<Entry<'de>> = Vec::with_capacity(16);
         while let Some((name, raw)) = map.next_entry::<String, &'de RawValue>()? {
-            // Of fields that come twice the last one counts, as in Python. Looking for twins costs a look at each; past a
-            // number that no request has, it is refused instead.
+            // Of fields that come twice the last one counts, as in Python. Looking for twins costs a look at each; past
+            // a number that no request has, it is refused instead.
             if entries.len() >= 512 {
                 return Err(serde::de::Error::custom("too many fields"));
             }

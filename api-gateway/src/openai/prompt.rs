@@ -23,7 +23,8 @@ pub fn read(fields: &mut Fields<'_>, limits: &Limits, add_special_tokens: bool) 
     Ok(kinds.into_iter().map(|kind| Prompt { kind: Some(kind), add_special_tokens }).collect())
 }
 
-/// The first characters tell the four forms apart. Prompts are counted before any is read: a short body may hold millions.
+/// The first characters tell the four forms apart. Prompts are counted before any is read: a short body may hold
+/// millions.
 fn parse(text: &str, most: usize) -> Result<Vec<prompt::Kind>, ApiError> {
     let inside = text.strip_prefix('[').map(|rest| rest.trim_start().as_bytes().first().copied());
     if let Some(Some(b'"' | b'[')) = inside {

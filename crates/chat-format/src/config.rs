@@ -23,8 +23,8 @@ pub(crate) struct ModelTemplates {
 }
 
 impl ModelTemplates {
-    /// Reads a tokenizer's folder, or a GGUF file. A `chat_template.jinja` or `chat_template.json` wins over `tokenizer_config.json`, and each
-    /// of them over what a GGUF file in the folder says.
+    /// Reads a tokenizer's folder, or a GGUF file. A `chat_template.jinja` or `chat_template.json` wins over
+    /// `tokenizer_config.json`, and each of them over what a GGUF file in the folder says.
     pub(crate) fn read(model: &Path) -> Result<Self, ChatError> {
         let config = object(&model.join("tokenizer_config.json"))?;
         let map = object(&model.join("special_tokens_map.json"))?;
@@ -71,7 +71,8 @@ pub enum TemplateSource {
     Text(String),
 }
 
-/// What `--chat-template` means: a file where there is one, else the template itself (`\n` may be written as two characters).
+/// What `--chat-template` means: a file where there is one, else the template itself (`\n` may be written as two
+/// characters).
 ///
 /// # Errors
 /// When it is no file and does not look like a template.

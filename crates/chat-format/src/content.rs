@@ -29,7 +29,8 @@ pub(crate) fn convert(message: &mut Map<String, Value>, format: ContentFormat) -
     Ok(())
 }
 
-/// The text of one part of a message's content, a string or an object. Templates see all of these as text, as with vLLM.
+/// The text of one part of a message's content, a string or an object. Templates see all of these as text, as with
+/// vLLM.
 ///
 /// # Errors
 /// [`ChatError::InvalidRequest`], of `messages`: a part without text, or of a type that has none.

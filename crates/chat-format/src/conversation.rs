@@ -69,7 +69,8 @@ impl Conversation {
         })
     }
 
-    /// The messages as templates expect them: contents in `format`, arguments of tool calls as objects, reasoning under both its names.
+    /// The messages as templates expect them: contents in `format`, arguments of tool calls as objects, reasoning under
+    /// both its names.
     pub(crate) fn prepared(&self, format: ContentFormat) -> Result<Vec<Value>, ChatError> {
         let mut messages = self.messages.clone();
         for message in messages.iter_mut().filter_map(Value::as_object_mut) {
@@ -104,8 +105,8 @@ fn parse_arguments(message: &mut Map<String, Value>) -> Result<(), ChatError> {
     Ok(())
 }
 
-/// What the assistant thought is `reasoning` now and was `reasoning_content`. Templates read one or the other, so both are there, as with
-/// vLLM.
+/// What the assistant thought is `reasoning` now and was `reasoning_content`. Templates read one or the other, so both
+/// are there, as with vLLM.
 fn name_reasoning(message: &mut Map<String, Value>) {
     const NAMES: [&str; 2] = ["reasoning", "reasoning_content"];
     let is_text = |value: &&Value| value.as_str().is_some_and(|text| !text.is_empty());

@@ -1,7 +1,8 @@
 //! Whether a template walks over the parts of a message's content.
 //!
-//! The rule is vLLM's: the template has a loop over `content` of a variable that itself runs over `messages`, possibly through
-//! assignments, slices and filters. This reads the statements' text rather than a syntax tree, which is not public in minijinja.
+//! The rule is vLLM's: the template has a loop over `content` of a variable that itself runs over `messages`, possibly
+//! through assignments, slices and filters. This reads the statements' text rather than a syntax tree, which is not
+//! public in minijinja.
 
 use crate::ContentFormat;
 

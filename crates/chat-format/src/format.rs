@@ -175,7 +175,8 @@ fn describe(error: &Error) -> String {
     text
 }
 
-/// Hugging Face marks the assistant's words for training with `{% generation %}`; for rendering it is a block that is always taken.
+/// Hugging Face marks the assistant's words for training with `{% generation %}`; for rendering it is a block that is
+/// always taken.
 fn without_generation_blocks(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;

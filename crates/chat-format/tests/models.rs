@@ -13,7 +13,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// `$QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the copies in `tests/fixtures/zoo`. Says which it was.
+/// `$QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the copies in `tests/fixtures/zoo`. Says which it
+/// was.
 fn zoo() -> Option<PathBuf> {
     let places = [
         env::var_os("QUIRE_ZOO").map(PathBuf::from),

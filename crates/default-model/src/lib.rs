@@ -1,4 +1,5 @@
-//! Wren, the small chat model that ships inside Quire: its files are part of the program and are laid out on disk on demand.
+//! Wren, the small chat model that ships inside Quire: its files are part of the program and are laid out on disk on
+//! demand.
 //!
 //! The workers map weight files, so the embedded bytes have to become files once. They go to
 //! `<cache>/wren-<hash of all bytes>/`, so that programs of different versions never touch each other's copy.
@@ -67,9 +68,9 @@ impl std::error::Error for ExtractError {
 
 /// Lays the model out under `cache_dir` and returns its folder.
 ///
-/// Every file is compared byte for byte with what the program holds, and replaced (written beside, then renamed over) where
-/// it differs. So a file is whole or absent whatever was killed when, any number of programs may do this at once, and a folder
-/// that is already right costs one read of 24 MB from the page cache.
+/// Every file is compared byte for byte with what the program holds, and replaced (written beside, then renamed over)
+/// where it differs. So a file is whole or absent whatever was killed when, any number of programs may do this at once,
+/// and a folder that is already right costs one read of 24 MB from the page cache.
 pub fn extract(cache_dir: &Path) -> Result<PathBuf, ExtractError> {
     let folder = cache_dir.join(format!("{NAME}-{:016x}", fingerprint(FILES)));
     fs::create_dir_all(&folder).map_err(|source| ExtractError { doing: "create", path: folder.clone(), source })?;

@@ -1,4 +1,5 @@
-//! Brings one file into the cache: resumes what was interrupted, checks what arrived, and lets one program at a time do it.
+//! Brings one file into the cache: resumes what was interrupted, checks what arrived, and lets one program at a time do
+//! it.
 
 use std::{
     fs::{self, File, TryLockError},

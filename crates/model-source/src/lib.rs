@@ -1,8 +1,9 @@
-//! Turns what a user types as `MODEL` into a folder with a model in it, or a GGUF file: either by its path, a Hugging Face id found in the
-//! local cache or downloaded into it (`owner/name:Q4_K_M` where a repository holds several GGUF files), or the model that ships with Quire.
+//! Turns what a user types as `MODEL` into a folder with a model in it, or a GGUF file: either by its path, a Hugging
+//! Face id found in the local cache or downloaded into it (`owner/name:Q4_K_M` where a repository holds several GGUF
+//! files), or the model that ships with Quire.
 //!
-//! The cache has the layout of the Hugging Face libraries (`models--org--name/{blobs,refs,snapshots}`), so both sides share what
-//! either has downloaded. What is complete in the cache is used without asking the network.
+//! The cache has the layout of the Hugging Face libraries (`models--org--name/{blobs,refs,snapshots}`), so both sides
+//! share what either has downloaded. What is complete in the cache is used without asking the network.
 
 mod cache;
 mod download;

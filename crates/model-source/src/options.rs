@@ -23,8 +23,8 @@ impl Options {
     /// The options that the environment describes; `variable` looks one up.
     ///
     /// Read: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HOME`, `HF_ENDPOINT`, `HF_TOKEN`,
-    /// `HUGGING_FACE_HUB_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, `QUIRE_CACHE`; and the token file that the hub's own
-    /// login command writes.
+    /// `HUGGING_FACE_HUB_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, `QUIRE_CACHE`; and the token file that the hub's
+    /// own login command writes.
     pub fn from_env(variable: impl Fn(&str) -> Option<String>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let home = PathBuf::from(variable("HOME").unwrap_or_else(|| "/".to_owned()));

@@ -1,4 +1,5 @@
-//! The tokens that may still be drawn, and the search for the shortest prefix of their ranking, without sorting them all.
+//! The tokens that may still be drawn, and the search for the shortest prefix of their ranking, without sorting them
+//! all.
 //!
 //! The ranking is by weight, then by lower id. Min-p, top-k and top-p keep a prefix of it; typical-p does not.
 
@@ -48,10 +49,11 @@ impl Candidates {
         self.kept.retain(wanted);
     }
 
-    /// Keeps the shortest prefix of the ranking whose `measure` adds up to at least `target(total)`; all when it never does.
+    /// Keeps the shortest prefix of the ranking whose `measure` adds up to at least `target(total)`; all when it never
+    /// does.
     ///
-    /// Two passes over the candidates instead of a sort: the first adds the measures up in buckets of similar weight, the second
-    /// gathers the one bucket in which the target is reached; only that one is sorted.
+    /// Two passes over the candidates instead of a sort: the first adds the measures up in buckets of similar weight,
+    /// the second gathers the one bucket in which the target is reached; only that one is sorted.
     pub fn keep_prefix(&mut self, measure: impl Fn(&Candidate) -> f64, target: impl FnOnce(f64) -> f64) {
         self.buckets.clear();
         self.buckets.resize(BUCKETS, 0.0);

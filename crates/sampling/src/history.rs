@@ -44,7 +44,8 @@ impl History {
         &self.tokens[self.num_prompt..]
     }
 
-    /// (token, occurrences in the output) of every token of prompt and output, in no order; nothing unless the plan has penalties.
+    /// (token, occurrences in the output) of every token of prompt and output, in no order; nothing unless the plan has
+    /// penalties.
     pub fn counts(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.counts.iter().flatten().map(|(&token, &count)| (token, count))
     }

@@ -1,16 +1,19 @@
 //! Choosing the next token: one file per rule, one order of application.
 //!
-//! A request's `proto::Sampling` is compiled once into a [`SamplingPlan`]; [`sample`] then turns one row of logits into a token. Pure:
-//! no clock, no global randomness. The random number of an output position comes from (seed, position) alone, and every sum is added in
-//! token order, so a request gives the same tokens whatever else is in its batch, and again after a preemption.
+//! A request's `proto::Sampling` is compiled once into a [`SamplingPlan`]; [`sample`] then turns one row of logits into
+//! a token. Pure: no clock, no global randomness. The random number of an output position comes from (seed, position)
+//! alone, and every sum is added in token order, so a request gives the same tokens whatever else is in its batch, and
+//! again after a preemption.
 //!
-//! Order, as in vLLM: log-probabilities of the untouched row; then the rewrites (allowed tokens, bad words, min tokens, logit bias,
-//! penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p, typical-p); then the draw.
+//! Order, as in vLLM: log-probabilities of the untouched row; then the rewrites (allowed tokens, bad words, min tokens,
+//! logit bias, penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p, typical-p); then the
+//! draw.
 //!
-//! A plan may also be told to a device ([`SamplingPlan::device_params`]), which then chooses by itself; this crate is what it is checked against.
+//! A plan may also be told to a device ([`SamplingPlan::device_params`]), which then chooses by itself; this crate is
+//! what it is checked against.
 //!
-//! Logits that are no numbers: NaN and -inf can never be chosen, +inf counts as the largest finite number. When nothing is left (all
-//! masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
+//! Logits that are no numbers: NaN and -inf can never be chosen, +inf counts as the largest finite number. When nothing
+//! is left (all masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
 
 mod candidates;
 mod draw;

@@ -9,7 +9,8 @@ use crate::math;
 /// The lowest log-probability that is reported: vLLM's stand-in for -inf, which JSON cannot hold.
 pub const FLOOR: f32 = -9999.0;
 
-/// Log-probability and rank of `token` in an untouched row of logits, and the `top` best tokens; each at least [`FLOOR`].
+/// Log-probability and rank of `token` in an untouched row of logits, and the `top` best tokens; each at least
+/// [`FLOOR`].
 pub fn token_logprobs(row: &[f32], token: u32, top: usize) -> Logprobs {
     let normalizer = log_sum_exp(row);
     let logprob = |logit: f32| finite((f64::from(logit) - normalizer) as f32);
@@ -41,7 +42,8 @@ fn log_sum_exp(row: &[f32]) -> f64 {
     f64::from(max) + sum.ln()
 }
 
-/// Ids of the `top` largest logits, largest first, lower ids first among equals. A bounded heap: one comparison for most tokens.
+/// Ids of the `top` largest logits, largest first, lower ids first among equals. A bounded heap: one comparison for
+/// most tokens.
 fn best(row: &[f32], top: usize) -> Vec<u32> {
     let top = top.min(row.len());
     let mut heap = BinaryHeap::with_capacity(top + 1);

@@ -1,4 +1,5 @@
-//! The few numeric loops: argmax, maximum, and an exponential that the compiler can vectorise and that gives the same bits everywhere.
+//! The few numeric loops: argmax, maximum, and an exponential that the compiler can vectorise and that gives the same
+//! bits everywhere.
 
 const LANES: usize = 16;
 
@@ -26,8 +27,8 @@ pub(crate) fn argmax(row: &[f32]) -> Option<u32> {
 
 /// `e^x` for `x <= 0`, within 2e-7 relative; 0 below -87 and for NaN.
 ///
-/// `x = n ln 2 + r` with |r| <= ln 2 / 2, then a Taylor polynomial of degree 7 for `e^r` and `2^n` through the exponent bits. The
-/// standard library's `exp` is neither vectorised nor the same on every C library.
+/// `x = n ln 2 + r` with |r| <= ln 2 / 2, then a Taylor polynomial of degree 7 for `e^r` and `2^n` through the exponent
+/// bits. The standard library's `exp` is neither vectorised nor the same on every C library.
 #[inline]
 pub(crate) fn exp(x: f32) -> f32 {
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which then sits in the low bits.

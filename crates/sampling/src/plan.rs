@@ -12,7 +12,8 @@ use crate::{
 
 /// How a sequence's tokens are chosen.
 ///
-/// Values out of range (the gateway refuses them earlier) count as "off", so compiling cannot fail and an empty message means greedy.
+/// Values out of range (the gateway refuses them earlier) count as "off", so compiling cannot fail and an empty message
+/// means greedy.
 pub struct SamplingPlan {
     rewrites: Vec<Box<dyn Rewrite>>,
     temperature: Option<Temperature>,

@@ -1,6 +1,7 @@
 //! Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
 //!
-//! A generator with state would have to be carried through preemption and run-ahead; a function of (seed, position) is simply called again.
+//! A generator with state would have to be carried through preemption and run-ahead; a function of (seed, position) is
+//! simply called again.
 
 /// The uniform number in `[0, 1)` that belongs to an output position of a request.
 pub fn uniform(seed: u64, position: u64) -> f64 {

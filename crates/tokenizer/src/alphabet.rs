@@ -1,5 +1,5 @@
-//! GPT-2's byte alphabet, in which byte-level vocabularies write each byte as one printable character: printable Latin-1 stands for
-//! itself, the 68 other bytes are U+0100 onwards in order.
+//! GPT-2's byte alphabet, in which byte-level vocabularies write each byte as one printable character: printable
+//! Latin-1 stands for itself, the 68 other bytes are U+0100 onwards in order.
 
 /// The byte that a character stands for.
 pub(crate) fn byte_of_char(character: char) -> Option<u8> {

@@ -15,7 +15,8 @@ use crate::{DecoderShape, Tokenizer, TokenizerError};
 pub struct DecodeOptions {
     /// Special tokens leave no text.
     pub skip_special_tokens: bool,
-    /// When false (and special tokens are kept), an added token right behind another one is written without a space between.
+    /// When false (and special tokens are kept), an added token right behind another one is written without a space
+    /// between.
     pub spaces_between_special_tokens: bool,
 }
 
@@ -37,8 +38,8 @@ pub struct Context<'a> {
 /// Turns ids into text one at a time. Each piece of text consists of whole characters, and all pieces together (with
 /// [`finish`](Self::finish)) are the text that the context's and the new ids have together, less the context's.
 ///
-/// Text is held back only while a character is incomplete; byte-fallback vocabularies hold a run of byte tokens until it ends,
-/// because whether its bytes are text is decided for the whole run.
+/// Text is held back only while a character is incomplete; byte-fallback vocabularies hold a run of byte tokens until
+/// it ends, because whether its bytes are text is decided for the whole run.
 pub struct IncrementalDecoder {
     options: DecodeOptions,
     state: State,
@@ -77,7 +78,8 @@ impl IncrementalDecoder {
     /// Takes the next id and appends the text that is now certain to `out`.
     ///
     /// # Errors
-    /// Only vocabularies with an unusual decoder can fail, when the reference refuses the tokens; `out` is then unchanged.
+    /// Only vocabularies with an unusual decoder can fail, when the reference refuses the tokens; `out` is then
+    /// unchanged.
     #[inline]
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) -> Result<(), TokenizerError> {
         let table = tokenizer.table();
@@ -115,7 +117,8 @@ impl IncrementalDecoder {
         Ok(())
     }
 
-    /// Appends what was held back, with U+FFFD for what never became a character. The decoder starts a new text afterwards.
+    /// Appends what was held back, with U+FFFD for what never became a character. The decoder starts a new text
+    /// afterwards.
     pub fn finish(&mut self, out: &mut String) {
         match &mut self.state {
             State::ByteLevel(carry) => carry.finish(out),

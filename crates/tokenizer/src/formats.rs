@@ -1,5 +1,5 @@
-//! Tokenizer files other than `tokenizer.json`: each format is a reader that ends in a tokenizer of the reference implementation, so that
-//! everything else is the same for all.
+//! Tokenizer files other than `tokenizer.json`: each format is a reader that ends in a tokenizer of the reference
+//! implementation, so that everything else is the same for all.
 
 mod byte_level;
 pub(crate) mod charsmap;

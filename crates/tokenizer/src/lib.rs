@@ -1,8 +1,8 @@
 //! Encoding and incremental decoding of text.
 //!
-//! [`Tokenizer`] turns text into ids exactly as the tokenizer files of a model say, whatever their format. [`IncrementalDecoder`] turns ids into text one
-//! token at a time, at a cost that does not grow with the text: the pieces that it returns never split a character, and together
-//! they are what decoding all ids at once gives.
+//! [`Tokenizer`] turns text into ids exactly as the tokenizer files of a model say, whatever their format.
+//! [`IncrementalDecoder`] turns ids into text one token at a time, at a cost that does not grow with the text: the
+//! pieces that it returns never split a character, and together they are what decoding all ids at once gives.
 
 mod alphabet;
 mod decode;

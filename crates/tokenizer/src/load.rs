@@ -85,7 +85,8 @@ fn listed(config: &Map<String, Value>) -> BTreeMap<u32, AddedToken> {
         .collect()
 }
 
-/// Tokens that only `tokenizer_config.json` lists, and named special tokens that `tokenizer.json` does not mark as such.
+/// Tokens that only `tokenizer_config.json` lists, and named special tokens that `tokenizer.json` does not mark as
+/// such.
 fn add_tokens(
     reference: &mut Reference,
     config: &Map<String, Value>,
@@ -125,7 +126,8 @@ struct Ends {
     eos: bool,
 }
 
-/// Llama's and Gemma's tokenizer classes rebuild the template from `add_bos_token` and `add_eos_token`, whatever `tokenizer.json` says.
+/// Llama's and Gemma's tokenizer classes rebuild the template from `add_bos_token` and `add_eos_token`, whatever
+/// `tokenizer.json` says.
 fn rebuilt_ends(config: &Map<String, Value>) -> Option<Ends> {
     if !matches!(class(config).as_str(), "LlamaTokenizer" | "CodeLlamaTokenizer" | "GemmaTokenizer") {
         return None;

@@ -142,7 +142,8 @@ fn alone(reference: &Reference, token: &str) -> Result<String, TokenizerError> {
     }
 }
 
-/// Byte-level vocabularies write each byte as one printable character. A token with any other character stands for itself.
+/// Byte-level vocabularies write each byte as one printable character. A token with any other character stands for
+/// itself.
 fn byte_level(token: &str) -> (TokenClass, Vec<u8>) {
     let bytes: Vec<u8> =
         token.chars().map(byte_of_char).collect::<Option<_>>().unwrap_or_else(|| token.as_bytes().to_vec());

@@ -31,8 +31,9 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads the tokenizer of a model, a folder or a GGUF file: `tokenizer.json`, or else SentencePiece's, tiktoken's or GPT-2's files, or else
-    /// what a GGUF file holds; with what `tokenizer_config.json` and `special_tokens_map.json` say, which may be absent.
+    /// Loads the tokenizer of a model, a folder or a GGUF file: `tokenizer.json`, or else SentencePiece's, tiktoken's
+    /// or GPT-2's files, or else what a GGUF file holds; with what `tokenizer_config.json` and
+    /// `special_tokens_map.json` say, which may be absent.
     ///
     /// # Errors
     /// When there is no tokenizer, or a file cannot be read or used.

@@ -159,7 +159,8 @@ fn tiktoken() {
         let folder =
             Folder::new().write(name, ranks(&dir)).write("tokenizer_config.json", config(&dir, "QWenTokenizer"));
         let tokenizer = folder.load();
-        // The class has its own special tokens behind the ranks; those that the folder lists have taken the first places.
+        // The class has its own special tokens behind the ranks; those that the folder lists have taken the first
+        // places.
         assert_eq!(tokenizer.token_to_id("<|extra_204|>"), Some(504 + 207));
         let recorded = json_of(&dir.join("reference.json"));
         for case in recorded["encode"].as_array().expect("cases") {

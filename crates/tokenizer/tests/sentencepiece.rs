@@ -1,4 +1,5 @@
-//! SentencePiece models, from `tokenizer.model` and from GGUF files, give the ids and texts that the sentencepiece library gives.
+//! SentencePiece models, from `tokenizer.model` and from GGUF files, give the ids and texts that the sentencepiece
+//! library gives.
 //!
 //! Each JSON file of `sentencepiece/` holds a small model in both formats, and what the library says of awkward texts.
 
@@ -65,8 +66,8 @@ fn check(name: &str, key: &str, file: &str) {
     assert!(wrong.is_empty(), "{name}, {file}:\n{}", wrong.join("\n"));
 }
 
-/// Classes whose repositories hold a slow tokenizer and nothing else: SentencePiece, with the token that begins a text unless their files
-/// say otherwise.
+/// Classes whose repositories hold a slow tokenizer and nothing else: SentencePiece, with the token that begins a text
+/// unless their files say otherwise.
 #[test]
 fn slow_tokenizers_begin_texts() {
     for (name, class) in [("bpe-plain", "BaichuanTokenizer"), ("bpe-prefix", "InternLMTokenizer")] {

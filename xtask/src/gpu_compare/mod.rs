@@ -1,7 +1,8 @@
-//! `cargo xtask gpu-compare`: Quire and vLLM on the same work, one after the other on one machine, and the table of both.
+//! `cargo xtask gpu-compare`: Quire and vLLM on the same work, one after the other on one machine, and the table of
+//! both.
 //!
-//! Every figure is appended to the folder of results as soon as it is known, so that a run that is cut off loses nothing and several
-//! runs (other models, the other side) make one table. `--table` only prints what is there.
+//! Every figure is appended to the folder of results as soon as it is known, so that a run that is cut off loses
+//! nothing and several runs (other models, the other side) make one table. `--table` only prints what is there.
 
 mod figure;
 mod offline;

@@ -42,7 +42,8 @@ impl Shape {
         !self.is_mixture()
     }
 
-    /// Longest sequence, tokens. One number for all that is done with a shape, since vLLM compiles anew for another one.
+    /// Longest sequence, tokens. One number for all that is done with a shape, since vLLM compiles anew for another
+    /// one.
     pub fn max_model_len(self) -> u32 {
         match self {
             // Room for the long prompt beside running decodes.

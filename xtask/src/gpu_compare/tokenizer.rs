@@ -44,7 +44,8 @@ fn token(id: u32) -> String {
     word
 }
 
-/// How byte-level BPE (GPT-2) spells a byte: those that print as themselves, the others as the characters from 256 on, in order.
+/// How byte-level BPE (GPT-2) spells a byte: those that print as themselves, the others as the characters from 256 on,
+/// in order.
 fn byte_symbol(byte: u8) -> char {
     let prints = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if prints(&byte) {

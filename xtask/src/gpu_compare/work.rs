@@ -28,7 +28,8 @@ pub const PAUSE_S: f64 = 10.0;
 /// The lines of the file that both sides read.
 pub fn cases(shape: Shape) -> String {
     let mut lines = vec![case("warm-up 4x64", vec![(64, 16); 4], 1), case("warm-up 64x512", vec![(512, 32); 64], 1)];
-    // Quire records its decode steps and measures products when it has nothing else to do; vLLM does so before it is ready.
+    // Quire records its decode steps and measures products when it has nothing else to do; vLLM does so before it is
+    // ready.
     lines.push(json!({"name": "after a pause", "prompts": [(64, 16)], "idle_s": PAUSE_S}));
     for batch in batches(shape) {
         for output in [DECODE_OUTPUTS.0, DECODE_OUTPUTS.1] {

@@ -55,7 +55,8 @@ fn stage(name: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result
     Ok(())
 }
 
-/// What deny.toml asks of the dependencies. Advisories are left out: their database comes from the network and changes without us.
+/// What deny.toml asks of the dependencies. Advisories are left out: their database comes from the network and changes
+/// without us.
 fn deny(root: &Path) -> anyhow::Result<()> {
     let Some(deny) = tools::CARGO_DENY.find(root) else {
         println!("cargo-deny is neither here nor can be installed: licences, bans and sources are not checked");
@@ -70,7 +71,8 @@ fn deny(root: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the ring's tests under miri where the toolchain has it (`rustup +nightly component add miri`), and says where not.
+/// Runs the ring's tests under miri where the toolchain has it (`rustup +nightly component add miri`), and says where
+/// not.
 fn miri(root: &Path) -> anyhow::Result<()> {
     let probe = Command::new("cargo").args(["+nightly", "miri", "--version"]).current_dir(root).output();
     if !probe.is_ok_and(|answer| answer.status.success()) {

@@ -1,8 +1,9 @@
 //! A small HTTP/1.1 client connection for load generation.
 //!
-//! The load generator shares its cores with the servers it measures, so what it spends on a streamed token counts. A general
-//! client hands each chunk from a connection task to a body task; here one task reads the socket and decodes in place. It speaks
-//! what a load generator needs: POST and GET, `Content-Length`, chunked bodies, and connections that are used again.
+//! The load generator shares its cores with the servers it measures, so what it spends on a streamed token counts. A
+//! general client hands each chunk from a connection task to a body task; here one task reads the socket and decodes in
+//! place. It speaks what a load generator needs: POST and GET, `Content-Length`, chunked bodies, and connections that
+//! are used again.
 
 use std::io;
 

@@ -1,7 +1,7 @@
 //! `quire bench serve` generates load over HTTP and reports the figures that `vllm bench serve` does.
 //!
-//! Everything runs on one thread: the generator shares its cores with the servers it measures, and one thread that reads sockets
-//! and scans bytes keeps up with several hundred thousand tokens a second.
+//! Everything runs on one thread: the generator shares its cores with the servers it measures, and one thread that
+//! reads sockets and scans bytes keeps up with several hundred thousand tokens a second.
 
 pub mod args;
 mod http;

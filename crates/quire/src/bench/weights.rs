@@ -1,4 +1,5 @@
-//! `quire bench weights`: a model with random weights as a folder, so that a start from files can be measured without a download.
+//! `quire bench weights`: a model with random weights as a folder, so that a start from files can be measured without a
+//! download.
 
 use std::{path::PathBuf, time::Instant};
 

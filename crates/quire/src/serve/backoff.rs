@@ -19,8 +19,8 @@ pub struct Backoff {
 impl Backoff {
     /// The process died; how long to wait before it is started again, or `None` to give up.
     ///
-    /// The first death of a working process costs no wait. One that was ready once is restarted for ever: its settings work, and what it
-    /// lacks now (a GPU that was lost, memory that somebody else holds) may come back.
+    /// The first death of a working process costs no wait. One that was ready once is restarted for ever: its settings
+    /// work, and what it lacks now (a GPU that was lost, memory that somebody else holds) may come back.
     pub fn died(&mut self, was_ready: bool, lived: Duration) -> Option<Duration> {
         if was_ready && lived >= STEADY {
             self.deaths = 0;

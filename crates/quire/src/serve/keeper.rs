@@ -1,4 +1,5 @@
-//! Keeps one process running: starts it, follows its lines, waits until it is ready, starts it again when it dies, ends it in order.
+//! Keeps one process running: starts it, follows its lines, waits until it is ready, starts it again when it dies, ends
+//! it in order.
 
 use std::{
     path::PathBuf,
@@ -150,7 +151,8 @@ async fn live(spec: &Spec, probe: &impl Probe, shared: &Shared, stop: &Cancellat
     Ok(End::Died { status, ready, lived: started.elapsed(), cause })
 }
 
-/// Asks until the answer is yes; returns what the process decided. Readiness is another process's, so it can only be seen by asking again.
+/// Asks until the answer is yes; returns what the process decided. Readiness is another process's, so it can only be
+/// seen by asking again.
 async fn until_ready(spec: &Spec, probe: &impl Probe, shared: &Shared, started: Instant) -> Vec<String> {
     loop {
         match probe.ask().await {

@@ -6,8 +6,8 @@ use super::screen::Screen;
 
 /// Passes lines on until the process closes its end; returns the cause of its end as its last lines tell it.
 ///
-/// The last line of a process that fails is its error. While `hold` says so, error lines are held back until another line
-/// follows, so that the error that ends a start is shown once: by whoever reports the failed start.
+/// The last line of a process that fails is its error. While `hold` says so, error lines are held back until another
+/// line follows, so that the error that ends a start is shown once: by whoever reports the failed start.
 pub async fn follow(
     stderr: impl AsyncRead + Unpin,
     process: &str,

@@ -1,4 +1,5 @@
-//! Scheduler and workers without HTTP and text: this process takes the places of tokenizer and detokenizer, and speaks token ids.
+//! Scheduler and workers without HTTP and text: this process takes the places of tokenizer and detokenizer, and speaks
+//! token ids.
 
 use std::{
     collections::HashMap,
@@ -99,7 +100,8 @@ pub async fn worker(settings: &Settings, environment: &Environment) -> anyhow::R
 }
 
 impl Offline {
-    /// Starts scheduler and workers with a user's flags, and waits until they are ready; `None` when the user ends it before that.
+    /// Starts scheduler and workers with a user's flags, and waits until they are ready; `None` when the user ends it
+    /// before that.
     pub async fn start(
         settings: &Settings,
         environment: &Environment,

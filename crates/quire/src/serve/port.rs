@@ -1,4 +1,5 @@
-//! Holds the engine's port, so that a bad one shows before the model loads and nobody takes it while a gateway restarts.
+//! Holds the engine's port, so that a bad one shows before the model loads and nobody takes it while a gateway
+//! restarts.
 
 use std::{
     io,
@@ -59,7 +60,8 @@ impl Port {
         };
         // Sharing would succeed beside another engine of this user, so look without sharing first.
         drop(TcpListener::bind(address).map_err(failed)?);
-        // Without `SO_REUSEADDR` nobody else can bind it, but neither can we while connections of an earlier run linger.
+        // Without `SO_REUSEADDR` nobody else can bind it, but neither can we while connections of an earlier run
+        // linger.
         let socket = share(address, Lingering::InTheWay).or_else(|_| share(address, Lingering::Ignored));
         let socket = socket.map_err(|error| failed(error.into()))?;
         let address = bound(&socket).map_err(failed)?;

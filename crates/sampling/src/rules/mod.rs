@@ -1,7 +1,7 @@
 //! The rules, one file each, and their order of application.
 //!
-//! A *rewrite* changes logits and applies to greedy requests too; a *cut* takes candidates out of the draw. Between the two stands the
-//! temperature, which every draw has.
+//! A *rewrite* changes logits and applies to greedy requests too; a *cut* takes candidates out of the draw. Between the
+//! two stands the temperature, which every draw has.
 
 use kernels::sample::SampleParams;
 use proto::Sampling;

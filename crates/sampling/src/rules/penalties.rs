@@ -1,6 +1,7 @@
 //! Repetition, frequency and presence penalties: tokens that occurred become less likely.
 //!
-//! As in vLLM the repetition penalty looks at prompt and output, the other two at the output only; they share one walk over the counts.
+//! As in vLLM the repetition penalty looks at prompt and output, the other two at the output only; they share one walk
+//! over the counts.
 
 use kernels::sample::{self, SampleParams};
 
@@ -59,7 +60,8 @@ mod tests {
     fn each_penalty_by_hand() {
         let check = |(repetition_penalty, frequency_penalty, presence_penalty), want: &[f32]| {
             let sampling = Sampling { repetition_penalty, frequency_penalty, presence_penalty, ..Default::default() };
-            // Token 1 is in the prompt, 2 in both, 3 in the output (twice), 0 and 4 nowhere; 80 is out of the vocabulary.
+            // Token 1 is in the prompt, 2 in both, 3 in the output (twice), 0 and 4 nowhere; 80 is out of the
+            // vocabulary.
             assert_eq!(rewritten(&sampling, &[1, 2, 80], &[3, 2, 3], &[1.0, 1.0, -1.0, 4.0, -2.0]), want);
         };
         check((1.0, 0.0, 0.0), &[1.0, 1.0, -1.0, 4.0, -2.0]);

@@ -16,7 +16,8 @@ pub(super) fn compile(request: &Request<'_>) -> Option<Box<dyn Cut>> {
 }
 
 impl Cut for TypicalP {
-    /// Probabilities are those among the candidates that the other cuts left. Tokens as typical as the last one stay, too.
+    /// Probabilities are those among the candidates that the other cuts left. Tokens as typical as the last one stay,
+    /// too.
     fn apply(&self, candidates: &mut Candidates) {
         let weights = || candidates.as_slice().iter().map(|candidate| f64::from(candidate.weight));
         let total: f64 = weights().sum();

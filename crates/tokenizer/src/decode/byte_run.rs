@@ -7,7 +7,8 @@ use crate::{
 
 /// A run of byte tokens that has not ended, and what is still to be cut from the start of the text.
 ///
-/// The reference reads a run as text only if all of it is valid; else every byte becomes U+FFFD. So a run is kept until it ends.
+/// The reference reads a run as text only if all of it is valid; else every byte becomes U+FFFD. So a run is kept until
+/// it ends.
 pub(super) struct ByteRun {
     run: Vec<u8>,
     strip: Option<(char, usize)>,

@@ -1,9 +1,11 @@
-//! Checks SentencePiece's compiled rules for characters, which the reference implementation follows without looking where they lead.
+//! Checks SentencePiece's compiled rules for characters, which the reference implementation follows without looking
+//! where they lead.
 //!
 //! ```text
 //! length of the trie in bytes (u32) | units of a double array (u32 each) | replacements, each ended by a zero byte
 //! ```
-//! A unit holds a label (bits 0–7), whether a value follows (bit 8), and the distance to its children (bits 10–31, times 256 with bit 9).
+//! A unit holds a label (bits 0–7), whether a value follows (bit 8), and the distance to its children (bits 10–31,
+//! times 256 with bit 9).
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::Value;

@@ -144,7 +144,8 @@ impl Pieces {
             let token = |special| AddedToken::from(piece.text.as_str(), special);
             match piece.kind {
                 PieceKind::Control | PieceKind::Unknown => Some(token(true).normalized(false)),
-                // Found once the prefix is there and spaces are escaped, so that what follows gets no prefix of its own.
+                // Found once the prefix is there and spaces are escaped, so that what follows gets no prefix of its
+                // own.
                 PieceKind::UserDefined => Some(token(false).normalized(true)),
                 PieceKind::Normal | PieceKind::Unused | PieceKind::Byte => None,
             }
@@ -169,7 +170,8 @@ impl Pieces {
         Ok(Normalizers::new(steps).into())
     }
 
-    /// Puts a space before texts. The texts of user-defined pieces are normalised too before they are looked for, and must not get it.
+    /// Puts a space before texts. The texts of user-defined pieces are normalised too before they are looked for, and
+    /// must not get it.
     fn prefix(&self) -> tokenizers::Result<NormalizerWrapper> {
         let own = self.pieces.iter().filter(|piece| piece.kind == PieceKind::UserDefined);
         let own: Vec<String> = own.map(|piece| escaped(&piece.text)).collect();

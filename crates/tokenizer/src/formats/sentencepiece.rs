@@ -1,4 +1,5 @@
-//! SentencePiece's `tokenizer.model`: a protobuf message (`sentencepiece_model.proto`), of which these are the fields that matter.
+//! SentencePiece's `tokenizer.model`: a protobuf message (`sentencepiece_model.proto`), of which these are the fields
+//! that matter.
 
 use prost::Message;
 

@@ -1,5 +1,5 @@
-//! How byte-level vocabularies cut a text before pairs are merged: regular expressions, one after the other, each on what the ones before
-//! left in one piece. They are the `pre_tokenizer` of the models' own `tokenizer.json`.
+//! How byte-level vocabularies cut a text before pairs are merged: regular expressions, one after the other, each on
+//! what the ones before left in one piece. They are the `pre_tokenizer` of the models' own `tokenizer.json`.
 
 /// A way of cutting.
 pub(super) struct Splits {

@@ -1,4 +1,5 @@
-//! tiktoken's rank files: a line is a token's bytes in base64 and its rank, which is its id and says how early it is made.
+//! tiktoken's rank files: a line is a token's bytes in base64 and its rank, which is its id and says how early it is
+//! made.
 
 use std::collections::BTreeMap;
 

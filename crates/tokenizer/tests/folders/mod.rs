@@ -2,8 +2,8 @@
 
 use std::{env, path::PathBuf};
 
-/// The folders of the reference tokenizers that can be found: `$QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the
-/// copies in `tests/fixtures/zoo`. Says which it was.
+/// The folders of the reference tokenizers that can be found: `$QUIRE_ZOO`, else `../shared/zoo` beside the repository,
+/// else the copies in `tests/fixtures/zoo`. Says which it was.
 pub fn tokenizers() -> Vec<(String, PathBuf)> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let places = [

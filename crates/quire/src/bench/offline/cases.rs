@@ -1,4 +1,5 @@
-//! Many batches after one start, with the lengths that a file gives: a comparison passes the same file to its other side.
+//! Many batches after one start, with the lengths that a file gives: a comparison passes the same file to its other
+//! side.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -24,7 +25,8 @@ struct Case {
     prompts: Vec<(u32, u32)>,
     #[serde(default = "once")]
     runs: usize,
-    /// Seconds to leave the engine alone first, for what it does beside serving (recording steps): that belongs to no figure.
+    /// Seconds to leave the engine alone first, for what it does beside serving (recording steps): that belongs to no
+    /// figure.
     #[serde(default)]
     idle_s: f64,
 }

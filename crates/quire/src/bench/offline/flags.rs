@@ -1,4 +1,5 @@
-//! Flags of the offline benchmarks: their own ones, with vLLM's names and defaults, and all of `quire serve` beside them.
+//! Flags of the offline benchmarks: their own ones, with vLLM's names and defaults, and all of `quire serve` beside
+//! them.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -48,7 +49,8 @@ pub(super) struct LatencyArgs {
     /// Temperature of the draws; 0: greedy
     #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     pub temperature: f32,
-    /// Instead, write to this JSON file where the time of a decode step and of the prefill goes on the device, kernel by kernel
+    /// Instead, write to this JSON file where the time of a decode step and of the prefill goes on the device, kernel
+    /// by kernel
     #[arg(long, value_name = "FILE", conflicts_with_all = NOT_PROFILED)]
     pub profile: Option<PathBuf>,
     /// Write the figures to this JSON file
@@ -96,7 +98,8 @@ pub(super) struct StartupArgs {
 /// Flags of `quire bench cases`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CasesArgs {
-    /// A JSON line for each case: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 3, "idle_s": 0}, lengths in tokens
+    /// A JSON line for each case: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 3, "idle_s": 0}, lengths in
+    /// tokens
     #[arg(long, value_name = "FILE", required = true)]
     pub cases: PathBuf,
     /// Temperature of the draws; 0: greedy

@@ -1,5 +1,5 @@
-//! `quire bench latency`, `throughput` and `startup`: scheduler and workers alone, without HTTP or text, in the terms of vLLM's benchmarks
-//! of the same names; `quire bench cases` for many measurements with one start.
+//! `quire bench latency`, `throughput` and `startup`: scheduler and workers alone, without HTTP or text, in the terms
+//! of vLLM's benchmarks of the same names; `quire bench cases` for many measurements with one start.
 
 mod cases;
 mod flags;

@@ -1,8 +1,8 @@
 //! The flags of `quire serve`: vLLM's names and defaults.
 //!
-//! Each flag is described once, by the process that uses it: its clap `Arg` says what it takes, its default and its help.
-//! The table here adds only which processes get it, and vLLM's short spelling. What the user did not give is not passed on,
-//! so each process's own default holds.
+//! Each flag is described once, by the process that uses it: its clap `Arg` says what it takes, its default and its
+//! help. The table here adds only which processes get it, and vLLM's short spelling. What the user did not give is not
+//! passed on, so each process's own default holds.
 
 mod describe;
 mod error;

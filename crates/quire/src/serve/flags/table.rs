@@ -1,5 +1,5 @@
-//! Which flags of the processes `quire serve` has, by topic, each topic sorted by name. What a flag takes and does is in the
-//! `config.rs` of the first process that is named here.
+//! Which flags of the processes `quire serve` has, by topic, each topic sorted by name. What a flag takes and does is
+//! in the `config.rs` of the first process that is named here.
 
 use super::To;
 
@@ -163,7 +163,8 @@ pub(super) const TOPICS: &[Topic] = &[
     },
 ];
 
-/// Flags of processes that `quire serve` does not have: it decides them itself, or leaves them to those who start processes by hand.
+/// Flags of processes that `quire serve` does not have: it decides them itself, or leaves them to those who start
+/// processes by hand.
 #[cfg(test)]
 pub(super) const NOT_OF_SERVE: &[&str] = &[
     "body-timeout",

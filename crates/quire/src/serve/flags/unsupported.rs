@@ -1,7 +1,8 @@
-//! Flags of vLLM that Quire does not have: known by name, so that a command line written for vLLM works or fails with a reason.
+//! Flags of vLLM that Quire does not have: known by name, so that a command line written for vLLM works or fails with a
+//! reason.
 //!
-//! One that asks for what Quire does not do is refused unless its value is what Quire does anyway. One that makes no difference
-//! is accepted, and reported with the reason. Nothing is ignored silently.
+//! One that asks for what Quire does not do is refused unless its value is what Quire does anyway. One that makes no
+//! difference is accepted, and reported with the reason. Nothing is ignored silently.
 
 /// One flag.
 pub(super) struct Unsupported {

@@ -138,7 +138,13 @@ pub struct AccessArgs {
     #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = size(1..=usize::MAX))]
     pub max_body_bytes: usize,
     /// Maximum number of log-probabilities per token that a request may ask for; -1: no maximum
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = count(-1..=i32::MAX))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        allow_negative_numbers = true,
+        value_parser = count(-1..=i32::MAX)
+    )]
     pub max_logprobs: i32,
     /// Accept chat templates in requests
     #[arg(long)]

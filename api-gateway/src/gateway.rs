@@ -5,13 +5,14 @@ use std::sync::Arc;
 use service_kit::Process;
 
 use crate::{
-    auth::Keys,
     config::Config,
-    http_metrics::HttpMetrics,
-    metrics::RequestMetrics,
-    model::Model,
-    peers::Peers,
-    pipeline::{Arrival, Pipeline},
+    engine::{
+        model::Model,
+        peers::Peers,
+        pipeline::{Arrival, Pipeline},
+    },
+    metrics::{RequestMetrics, http_requests::HttpMetrics},
+    server::auth::Keys,
 };
 
 /// All that routes share.
@@ -60,11 +61,11 @@ impl Gateway {
     }
 
     /// Why requests cannot be served now, by what the links tell and the control planes say.
-    pub async fn obstacle(&self) -> Option<String> {
+    pub async fn not_ready_reason(&self) -> Option<String> {
         if self.process.status.is_draining() {
             return Some("draining".into());
         }
-        if let Some(reason) = self.pipeline.obstacle() {
+        if let Some(reason) = self.pipeline.not_ready_reason() {
             return Some(reason.into());
         }
         if !self.model.is_known() {

@@ -14,10 +14,12 @@ use tracing::{Instrument, Span, field};
 use uuid::Uuid;
 
 use crate::{
-    body,
+    engine::{
+        mailbox::{Ending, Update, WakeAt},
+        pipeline::{Arrival, InFlight},
+    },
     error::{ApiError, json_response},
     gateway::Gateway,
-    mailbox::{Ending, News, WakeAt},
     openai::{
         answer,
         chunk::ChunkWriter,
@@ -25,9 +27,10 @@ use crate::{
         params::Limits,
         plan::Plan,
     },
-    pipeline::{Arrival, InFlight},
-    request_id,
-    sse::{EventStream, OutputLog},
+    server::{
+        body, request_id,
+        sse::{EventStream, OutputLog},
+    },
 };
 
 /// Reads a body into pipeline requests and a plan.
@@ -78,7 +81,7 @@ fn traceparent_of(headers: &HeaderMap) -> &str {
 async fn run(gateway: &Arc<Gateway>, ready: Ready, arrival: Arrival) -> Result<Response, ApiError> {
     let Ready { requests, plan } = ready;
     if plan.streaming.on {
-        let in_flight = gateway.pipeline.submit(requests, WakeAt::News, arrival)?;
+        let in_flight = gateway.pipeline.submit(requests, WakeAt::Update, arrival)?;
         stream(gateway, in_flight, plan).await
     } else {
         let in_flight = gateway.pipeline.submit(requests, WakeAt::Ending, arrival)?;
@@ -112,18 +115,18 @@ async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Re
 }
 
 async fn whole(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Response, ApiError> {
-    let mut news = News::default();
-    poll_fn(|context| in_flight.mailbox().poll(context, &mut news)).await;
-    if let Some(Ending::Failed(failure)) = news.ending {
+    let mut update = Update::default();
+    poll_fn(|context| in_flight.mailbox().poll(context, &mut update)).await;
+    if let Some(Ending::Failed(failure)) = update.ending {
         return Err(failure.into());
     }
     if gateway.config.answers.enable_log_outputs {
-        for (choice, growth) in &news.grown {
+        for (choice, growth) in &update.grown {
             let text = clip(gateway, &growth.text);
             tracing::info!(request_id = plan.id, choice, tokens = growth.tokens, text, "answer");
         }
     }
-    Ok(json_response(StatusCode::OK, answer::write(&plan, news)))
+    Ok(json_response(StatusCode::OK, answer::write(&plan, update)))
 }
 
 fn log_request(gateway: &Gateway, ready: &Ready) {

@@ -1,35 +1,23 @@
 //! The OpenAI-compatible HTTP server: authentication, validation, shapes, streaming.
 //!
-//! A request enters at [`serve`], passes [`front`] (keys, counting) and reaches its route in [`routes`]. [`openai`]
-//! turns its body into pipeline requests and a plan of the answer. [`pipeline`] sends them and collects what comes
-//! back: [`wire`] moves messages, [`registry`] knows the requests in flight, a [`mailbox`] merges one answer's events
-//! until [`sse`] or a route writes them.
+//! A request enters at [`serve`], passes [`server::middleware`] (keys, counting) and reaches its route in [`routes`].
+//! [`openai`] turns its body into pipeline requests and a plan of the answer. [`engine`] sends them and collects what
+//! comes back: [`wire`] moves messages, [`engine::registry`] knows the requests in flight, and a [`engine::mailbox`]
+//! merges one answer's events until [`server::sse`] or a route writes them.
 
-mod auth;
-mod body;
 mod config;
 mod defaults;
+mod engine;
 mod error;
-mod exposition;
-mod front;
 mod gateway;
 mod generate;
-mod http_metrics;
+
 mod json;
-mod listen;
-mod mailbox;
 mod metrics;
-mod model;
 mod openai;
-mod outbox;
-mod peers;
-mod pipeline;
-mod registry;
-mod request_id;
-mod router;
 mod routes;
 mod serve;
-mod sse;
+mod server;
 mod wire;
 
 pub use config::{AccessArgs, AnswerArgs, Args, ListenArgs, PeerArgs};

@@ -1,5 +1,8 @@
 //! What the gateway counts: tokens, latencies and ends of requests, under vLLM's names.
 
+pub mod exposition;
+pub mod http_requests;
+
 use std::{sync::atomic::AtomicI64, time::Duration};
 
 use prometheus_client::{

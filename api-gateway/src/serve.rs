@@ -20,8 +20,11 @@ use tower::ServiceBuilder;
 use crate::{
     config::{Args, Config},
     gateway::Gateway,
-    listen::{Accepted, Listener, PeerAddress},
-    router, wire,
+    server::{
+        listeners::{Accepted, Listener, PeerAddress},
+        router,
+    },
+    wire,
 };
 
 /// How long answers that were cut short may take to be written at the end.

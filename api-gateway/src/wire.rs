@@ -6,7 +6,7 @@ use futures::future::Either;
 use link::{Link, LinkError, LinkOptions, Receiver, Sender};
 use proto::{EventBatch, Failure, Inbound, failure};
 
-use crate::{gateway::Gateway, pipeline::unavailable};
+use crate::{engine::pipeline::unavailable, gateway::Gateway};
 
 /// Batches taken together before waking anybody: under load events of several steps are merged.
 const BATCHES_AT_ONCE: usize = 16;

@@ -8,13 +8,13 @@ use super::{
     plan::{Api, Echo, Plan},
 };
 use crate::{
+    engine::mailbox::{ChoiceUpdate, Update},
     json,
-    mailbox::{Growth, News},
 };
 
 /// The body of an answer whose choices have all finished.
-pub fn write(plan: &Plan, news: News) -> Vec<u8> {
-    let mut gathered = Gathered::new(plan, news);
+pub fn write(plan: &Plan, update: Update) -> Vec<u8> {
+    let mut gathered = Gathered::new(plan, update);
     let mut out =
         Vec::with_capacity(512 + gathered.choices.iter().map(|choice| choice.text.len()).sum::<usize>() * 9 / 8);
     head(&mut out, plan);
@@ -39,7 +39,7 @@ pub fn write(plan: &Plan, news: News) -> Vec<u8> {
 /// Events by prompt and by choice.
 struct Gathered {
     prompts: Vec<PromptOf>,
-    choices: Vec<Growth>,
+    choices: Vec<ChoiceUpdate>,
 }
 
 #[derive(Default)]
@@ -49,15 +49,15 @@ struct PromptOf {
 }
 
 impl Gathered {
-    fn new(plan: &Plan, news: News) -> Self {
+    fn new(plan: &Plan, update: Update) -> Self {
         let mut prompts: Vec<PromptOf> = (0..plan.prompts).map(|_| PromptOf::default()).collect();
-        let mut choices: Vec<Growth> = (0..plan.choices()).map(|_| Growth::default()).collect();
-        for (prompt, admitted) in news.admitted {
+        let mut choices: Vec<ChoiceUpdate> = (0..plan.choices()).map(|_| ChoiceUpdate::default()).collect();
+        for (prompt, admitted) in update.admitted {
             if let Some(slot) = prompts.get_mut(prompt as usize) {
                 slot.facts = admitted.into();
             }
         }
-        for (choice, mut growth) in news.grown {
+        for (choice, mut growth) in update.grown {
             let Some(slot) = choices.get_mut(choice as usize) else { continue };
             // They come once per prompt, with whichever choice was first.
             if !growth.prompt_logprobs.is_empty() {
@@ -69,7 +69,12 @@ impl Gathered {
     }
 }
 
-fn chat_choice(out: &mut Vec<u8>, plan: &Plan, (choice, growth): (usize, &Growth), (role, echo): (&String, &String)) {
+fn chat_choice(
+    out: &mut Vec<u8>,
+    plan: &Plan,
+    (choice, growth): (usize, &ChoiceUpdate),
+    (role, echo): (&String, &String),
+) {
     open(out, choice);
     json::raw(out, ",\"message\":{\"role\":");
     json::string(out, role);
@@ -102,7 +107,7 @@ fn chat_tail(out: &mut Vec<u8>, plan: &Plan, prompts: &[PromptOf], return_prompt
     }
 }
 
-fn completion_choice(out: &mut Vec<u8>, plan: &Plan, (choice, growth): (usize, &Growth), prompts: &[PromptOf]) {
+fn completion_choice(out: &mut Vec<u8>, plan: &Plan, (choice, growth): (usize, &ChoiceUpdate), prompts: &[PromptOf]) {
     let prompt = &prompts[plan.prompt_of(choice as u32)];
     let echo = plan.echo();
     open(out, choice);

@@ -10,9 +10,9 @@ use super::{
     plan::{Api, Echo, Plan},
 };
 use crate::{
+    engine::mailbox::{ChoiceUpdate, Ending, Update},
     error::ApiError,
     json,
-    mailbox::{Ending, Growth, News},
 };
 
 /// The last line of every stream.
@@ -48,15 +48,15 @@ impl ChunkWriter {
         Self { plan, head, prompts, prompt_logprobs, choices }
     }
 
-    /// Appends the chunks for `news`, up to `[DONE]` when it holds the ending. Tells whether it did.
-    pub fn write(&mut self, out: &mut Vec<u8>, news: &mut News) -> bool {
-        for (prompt, admitted) in news.admitted.drain(..) {
+    /// Appends the chunks for `update`, up to `[DONE]` when it holds the ending. Tells whether it did.
+    pub fn write(&mut self, out: &mut Vec<u8>, update: &mut Update) -> bool {
+        for (prompt, admitted) in update.admitted.drain(..) {
             self.admitted(out, prompt, admitted.into());
         }
-        for (choice, growth) in news.grown.drain(..) {
+        for (choice, growth) in update.grown.drain(..) {
             self.grown(out, choice, growth);
         }
-        match news.ending.take() {
+        match update.ending.take() {
             None => false,
             Some(Ending::Complete) => {
                 if self.plan.streaming.include_usage {
@@ -115,7 +115,7 @@ impl ChunkWriter {
         }
     }
 
-    fn grown(&mut self, out: &mut Vec<u8>, choice: u32, mut growth: Growth) {
+    fn grown(&mut self, out: &mut Vec<u8>, choice: u32, mut growth: ChoiceUpdate) {
         let prompt_only = self.plan.echo() == Echo::PromptOnly;
         let Some(state) = self.choices.get_mut(choice as usize) else { return };
         if !prompt_only {
@@ -139,7 +139,7 @@ impl ChunkWriter {
     }
 
     /// Text may be held back while it could still become a stop string or half a character; nothing is sent then.
-    fn is_worth_a_chunk(&self, growth: &Growth) -> bool {
+    fn is_worth_a_chunk(&self, growth: &ChoiceUpdate) -> bool {
         !growth.text.is_empty()
             || growth.finish.is_some()
             || !growth.logprobs.is_empty()
@@ -147,7 +147,7 @@ impl ChunkWriter {
             || self.plan.streaming.continuous_usage
     }
 
-    fn chat_delta(&self, out: &mut Vec<u8>, growth: &Growth) {
+    fn chat_delta(&self, out: &mut Vec<u8>, growth: &ChoiceUpdate) {
         json::raw(out, ",\"delta\":{\"content\":");
         json::string(out, &growth.text);
         json::raw(out, "},\"logprobs\":");
@@ -163,7 +163,7 @@ impl ChunkWriter {
         }
     }
 
-    fn completion_delta(&self, out: &mut Vec<u8>, choice: u32, growth: &Growth, first: bool) {
+    fn completion_delta(&self, out: &mut Vec<u8>, choice: u32, growth: &ChoiceUpdate, first: bool) {
         let facts = &self.prompts[self.plan.prompt_of(choice)];
         let echo = self.plan.echo();
         let echoes = first && echo != Echo::No;
@@ -235,7 +235,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        mailbox::{Mailbox, WakeAt},
+        engine::mailbox::{Mailbox, WakeAt},
         openai::{answer, params::Streaming},
     };
 
@@ -257,9 +257,9 @@ mod tests {
         }
     }
 
-    fn look(mailbox: &Mailbox, news: &mut News) -> bool {
+    fn look(mailbox: &Mailbox, update: &mut Update) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        mailbox.poll(&mut context, news).is_ready()
+        mailbox.poll(&mut context, update).is_ready()
     }
 
     fn deltas(pieces: &[(String, bool)]) -> impl Iterator<Item = (u32, Delta, bool)> {
@@ -306,26 +306,26 @@ mod tests {
         #[test]
         fn streams_concatenate_to_the_answer(pieces in vec((".{0,6}", any::<bool>()), 1..20), chat: bool) {
             let facts = Admitted { prompt_tokens: 3, prompt_text: "p\u{e9}".into(), ..Admitted::default() };
-            let (streamed, whole) = (Mailbox::new(2, WakeAt::News), Mailbox::new(2, WakeAt::Ending));
+            let (streamed, whole) = (Mailbox::new(2, WakeAt::Update), Mailbox::new(2, WakeAt::Ending));
             let mut writer = ChunkWriter::new(plan(chat, true));
-            let (mut out, mut news, mut ended) = (Vec::new(), News::default(), false);
+            let (mut out, mut update, mut ended) = (Vec::new(), Update::default(), false);
             for mailbox in [&streamed, &whole] {
                 mailbox.admit(0, facts.clone());
             }
             for (choice, delta, reads) in deltas(&pieces) {
                 streamed.grow(choice, delta.clone());
                 whole.grow(choice, delta);
-                if reads && look(&streamed, &mut news) {
-                    ended = writer.write(&mut out, &mut news);
+                if reads && look(&streamed, &mut update) {
+                    ended = writer.write(&mut out, &mut update);
                 }
             }
-            if !ended && look(&streamed, &mut news) {
-                ended = writer.write(&mut out, &mut news);
+            if !ended && look(&streamed, &mut update) {
+                ended = writer.write(&mut out, &mut update);
             }
             prop_assert!(ended && out.ends_with(DONE.as_bytes()));
             let (choices, usage) = collect(&out);
-            prop_assert!(look(&whole, &mut news));
-            let answer: Value = serde_json::from_slice(&answer::write(&plan(chat, false), news)).expect("JSON");
+            prop_assert!(look(&whole, &mut update));
+            let answer: Value = serde_json::from_slice(&answer::write(&plan(chat, false), update)).expect("JSON");
             prop_assert_eq!(&answer["usage"], &usage);
             for (index, (text, token_ids, finish)) in choices.into_iter().enumerate() {
                 let choice = &answer["choices"][index];

@@ -8,7 +8,7 @@ use super::{
     plan::{Api, Echo, Plan},
     prompt, refused,
 };
-use crate::{error::ApiError, pipeline::Arrival};
+use crate::{engine::pipeline::Arrival, error::ApiError};
 
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Choices of all prompts of a body, at most: there is room for each from the start.

@@ -6,7 +6,7 @@ use super::{
     logprobs::PromptFacts,
     plan::{Api, Plan},
 };
-use crate::{json, mailbox::Growth, metrics::finish_name};
+use crate::{engine::mailbox::ChoiceUpdate, json, metrics::finish_name};
 
 /// The beginning that all answers and chunks share: `{"id":…,"object":…,"created":…,"model":…,"system_fingerprint":…`.
 pub fn head(out: &mut Vec<u8>, plan: &Plan) {
@@ -68,7 +68,7 @@ impl Usage {
 }
 
 /// `,"finish_reason":…,"stop_reason":…`
-pub fn finish(out: &mut Vec<u8>, growth: &Growth) {
+pub fn finish(out: &mut Vec<u8>, growth: &ChoiceUpdate) {
     json::raw(out, ",\"finish_reason\":");
     match growth.finish {
         None => json::raw(out, "null"),

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::Handlers;
 use crate::{
-    body,
+    engine::peers::refused,
     error::{ApiError, json_response},
     gateway::Gateway,
     openai::{
@@ -21,7 +21,7 @@ use crate::{
         fields::Fields,
         params::{Limits, check_model},
     },
-    peers::refused,
+    server::body,
 };
 
 /// The route's methods.

@@ -19,7 +19,7 @@ pub fn route() -> Handlers {
 
 /// Also what `/ping` answers.
 pub async fn answer(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    match gateway.obstacle().await {
+    match gateway.not_ready_reason().await {
         None => Ok((StatusCode::OK, ()).into_response()),
         Some(reason) => Err(ApiError::unavailable(format!("Not ready: {reason}"))),
     }

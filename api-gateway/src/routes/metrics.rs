@@ -6,7 +6,7 @@ use axum::{extract::State, response::IntoResponse, routing::get};
 use http::header;
 
 use super::Handlers;
-use crate::{exposition, gateway::Gateway};
+use crate::{gateway::Gateway, metrics::exposition};
 
 /// The route's methods.
 pub fn route() -> Handlers {

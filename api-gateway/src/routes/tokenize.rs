@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::Handlers;
 use crate::{
-    body,
+    engine::peers::refused,
     error::{ApiError, json_response},
     gateway::Gateway,
     openai::{
@@ -23,7 +23,7 @@ use crate::{
         params::{Limits, check_model},
         prompt,
     },
-    peers::refused,
+    server::body,
 };
 
 /// The route's methods.

@@ -11,7 +11,7 @@ use std::{
 use parking_lot::RwLock;
 use proto::ModelInfo;
 
-use crate::{config::Config, defaults::Defaults, openai::params::Limits, peers::Peers};
+use crate::{config::Config, defaults::Defaults, engine::peers::Peers, openai::params::Limits};
 
 /// Between two questions to a process that does not know its model yet.
 const RETRY: Duration = Duration::from_millis(20);

@@ -15,11 +15,13 @@ use proto::{Abort, EventBatch, Failure, Inbound, Request, RequestKey, failure, i
 use tokio::sync::Notify;
 
 use crate::{
+    engine::{
+        mailbox::{Mailbox, WakeAt},
+        outbox::Outbox,
+        registry::{NewEntry, Refusal, Registry, Stage},
+    },
     error::ApiError,
-    mailbox::{Mailbox, WakeAt},
     metrics::RequestMetrics,
-    outbox::Outbox,
-    registry::{NewEntry, Refusal, Registry, Stage},
 };
 
 /// Requests out, events in; shared by routes and link tasks.
@@ -77,7 +79,7 @@ impl Pipeline {
     }
 
     /// Why requests cannot be served now, as far as the links tell.
-    pub fn obstacle(&self) -> Option<&'static str> {
+    pub fn not_ready_reason(&self) -> Option<&'static str> {
         if !self.outbox.is_up() {
             Some("the tokenizer is not connected")
         } else if !self.registry.lock().events_up() {

@@ -18,12 +18,14 @@ use http::{HeaderValue, header};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::{
-    auth,
     gateway::Gateway,
-    http_metrics::{Handling, method_name},
-    listen::PeerAddress,
-    request_id::{self, REQUEST_ID},
+    metrics::http_requests::{Handling, method_name},
     routes,
+    server::{
+        auth,
+        listeners::PeerAddress,
+        request_id::{self, REQUEST_ID},
+    },
 };
 
 /// Runs around every route.

@@ -11,7 +11,7 @@ use std::{
 use proto::{Admitted, Delta, Event, Failure, FinishReason, event};
 
 use crate::{
-    mailbox::Mailbox,
+    engine::mailbox::Mailbox,
     metrics::{ChoiceEnd, RequestMetrics},
 };
 
@@ -321,7 +321,7 @@ mod tests {
     use proto::failure;
 
     use super::*;
-    use crate::mailbox::{Ending, News, WakeAt};
+    use crate::engine::mailbox::{Ending, Update, WakeAt};
 
     struct Bench {
         registry: Registry,
@@ -337,7 +337,7 @@ mod tests {
         }
 
         fn insert(&mut self, n: u32) -> Result<(u64, Arc<Mailbox>), Refusal> {
-            let mailbox = Arc::new(Mailbox::new(n, WakeAt::News));
+            let mailbox = Arc::new(Mailbox::new(n, WakeAt::Update));
             let new = NewEntry {
                 mailbox: mailbox.clone(),
                 prompt: 0,
@@ -368,9 +368,9 @@ mod tests {
         Failure { kind: failure::Kind::Unavailable.into(), message: "lost".into(), param: String::new() }
     }
 
-    fn look(mailbox: &Mailbox) -> Option<News> {
-        let mut news = News::default();
-        mailbox.poll(&mut Context::from_waker(Waker::noop()), &mut news).is_ready().then_some(news)
+    fn look(mailbox: &Mailbox) -> Option<Update> {
+        let mut update = Update::default();
+        mailbox.poll(&mut Context::from_waker(Waker::noop()), &mut update).is_ready().then_some(update)
     }
 
     #[test]
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!(look(&sent_box).unwrap().ending, Some(Ending::Failed(lost())));
         assert_eq!(look(&admitted_box).unwrap().ending, None);
         bench.event(sent, delta(0, FinishReason::Stop)); // too late
-        assert!(look(&sent_box).is_none_or(|news| news.grown.is_empty()));
+        assert!(look(&sent_box).is_none_or(|update| update.grown.is_empty()));
         assert_eq!(bench.stage(admitted), Some(Stage::Admitted));
     }
 

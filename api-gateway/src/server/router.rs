@@ -16,16 +16,16 @@ use tower_http::{
 use crate::{
     config::Cors,
     error::{ApiError, Fault},
-    front,
     gateway::Gateway,
     routes,
+    server::middleware,
 };
 
 /// All routes, and what happens around each.
 pub fn router(gateway: &Arc<Gateway>) -> Router {
     let router = routes::table(gateway)
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(gateway.clone(), front::around));
+        .layer(from_fn_with_state(gateway.clone(), middleware::around));
     match cors(&gateway.config.cors) {
         Some(cors) => router.layer(cors),
         None => router,

@@ -16,7 +16,10 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::{mailbox::News, openai::chunk::ChunkWriter, pipeline::InFlight};
+use crate::{
+    engine::{mailbox::Update, pipeline::InFlight},
+    openai::chunk::ChunkWriter,
+};
 
 /// A comment: clients skip it, proxies see that the stream lives.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -26,7 +29,7 @@ pub struct EventStream {
     /// Absent once the answer has ended.
     in_flight: Option<InFlight>,
     writer: ChunkWriter,
-    news: News,
+    update: Update,
     keep_alive: Option<KeepAlive>,
     log: Option<OutputLog>,
     /// Kept open as long as the stream, so that traces show the whole request.
@@ -54,7 +57,7 @@ impl EventStream {
         Self {
             in_flight: Some(in_flight),
             writer,
-            news: News::default(),
+            update: Update::default(),
             keep_alive: keep_alive.map(|interval| KeepAlive { interval, timer: Box::pin(sleep(interval)) }),
             log,
             _span: tracing::Span::current(),
@@ -65,20 +68,20 @@ impl EventStream {
     fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             let Some(in_flight) = &self.in_flight else { return Poll::Ready(None) };
-            if in_flight.mailbox().poll(context, &mut self.news).is_pending() {
+            if in_flight.mailbox().poll(context, &mut self.update).is_pending() {
                 return self.poll_keep_alive(context).map(Some);
             }
             if let Some(log) = &mut self.log {
-                log.add(&self.news);
+                log.add(&self.update);
             }
-            let mut out = Vec::with_capacity(self.news.grown.len() * 320);
-            if self.writer.write(&mut out, &mut self.news) {
+            let mut out = Vec::with_capacity(self.update.grown.len() * 320);
+            if self.writer.write(&mut out, &mut self.update) {
                 if let Some(OutputLog { request_id, text, .. }) = self.log.take() {
                     tracing::info!(request_id, tokens = self.writer.tokens(), text, "answer");
                 }
                 self.in_flight = None;
             }
-            // News may be worth nothing yet, as when text is held back.
+            // Update may be worth nothing yet, as when text is held back.
             if !out.is_empty() {
                 if let Some(keep_alive) = &mut self.keep_alive {
                     keep_alive.restart();
@@ -97,8 +100,8 @@ impl EventStream {
 }
 
 impl OutputLog {
-    fn add(&mut self, news: &News) {
-        for (_, growth) in &news.grown {
+    fn add(&mut self, update: &Update) {
+        for (_, growth) in &update.grown {
             let shown: Vec<char> = growth.text.chars().take(self.limit).collect();
             self.limit -= shown.len();
             self.text.extend(shown);

@@ -8,7 +8,7 @@ use proto::{Admitted, Delta, Failure, FinishReason, TextLogprobs};
 
 /// What one choice grew by since it was last looked at.
 #[derive(Debug, Default, PartialEq)]
-pub struct Growth {
+pub struct ChoiceUpdate {
     /// New text.
     pub text: String,
     /// Tokens that the growth stands for.
@@ -27,7 +27,7 @@ pub struct Growth {
     pub stop_token: Option<u32>,
 }
 
-impl Growth {
+impl ChoiceUpdate {
     fn add(&mut self, delta: Delta) {
         let finish = delta.finish();
         if self.text.is_empty() {
@@ -57,11 +57,11 @@ fn append<T>(to: &mut Vec<T>, mut from: Vec<T>) {
 
 /// What a look into the mailbox brings. Keep it and pass it again: its buffers are reused.
 #[derive(Debug, Default)]
-pub struct News {
+pub struct Update {
     /// Prompts that were admitted: which of the answer's, and the facts.
     pub admitted: Vec<(u32, Admitted)>,
     /// Choices that grew, with what they grew by.
-    pub grown: Vec<(u32, Growth)>,
+    pub grown: Vec<(u32, ChoiceUpdate)>,
     /// How the answer ended, once it did.
     pub ending: Option<Ending>,
 }
@@ -79,7 +79,7 @@ pub enum Ending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeAt {
     /// At every event: it streams.
-    News,
+    Update,
     /// When all is there.
     Ending,
 }
@@ -93,7 +93,7 @@ struct Inbox {
     wake_at: WakeAt,
     waker: Option<Waker>,
     admitted: Vec<(u32, Admitted)>,
-    growth: Vec<Growth>,
+    growth: Vec<ChoiceUpdate>,
     /// Choices with growth, each once, in order of arrival; not those of which only the first parts of a delta came.
     grown: Vec<u32>,
     /// Whether a choice is one of them.
@@ -110,7 +110,7 @@ impl Mailbox {
                 wake_at,
                 waker: None,
                 admitted: Vec::new(),
-                growth: (0..choices).map(|_| Growth::default()).collect(),
+                growth: (0..choices).map(|_| ChoiceUpdate::default()).collect(),
                 grown: Vec::new(),
                 is_grown: vec![false; choices as usize],
                 unfinished: choices,
@@ -154,11 +154,11 @@ impl Mailbox {
         inbox.waker.take()
     }
 
-    /// Moves what is new into `news` (emptied first), or registers the task to be woken when something is.
-    pub fn poll(&self, context: &mut Context<'_>, news: &mut News) -> Poll<()> {
-        news.admitted.clear();
-        news.grown.clear();
-        news.ending = None;
+    /// Moves what is new into `update` (emptied first), or registers the task to be woken when something is.
+    pub fn poll(&self, context: &mut Context<'_>, update: &mut Update) -> Poll<()> {
+        update.admitted.clear();
+        update.grown.clear();
+        update.ending = None;
         let mut inbox = self.inbox.lock();
         if !inbox.is_due() {
             match &mut inbox.waker {
@@ -168,12 +168,12 @@ impl Mailbox {
             return Poll::Pending;
         }
         let Inbox { admitted, growth, grown, is_grown, unfinished, failure, .. } = &mut *inbox;
-        news.admitted.append(admitted);
-        news.grown.extend(grown.drain(..).map(|choice| {
+        update.admitted.append(admitted);
+        update.grown.extend(grown.drain(..).map(|choice| {
             is_grown[choice as usize] = false;
             (choice, std::mem::take(&mut growth[choice as usize]))
         }));
-        news.ending = match failure.take() {
+        update.ending = match failure.take() {
             Some(failure) => Some(Ending::Failed(failure)),
             None => (*unfinished == 0).then_some(Ending::Complete),
         };
@@ -197,7 +197,7 @@ impl Mailbox {
     }
 }
 
-impl Growth {
+impl ChoiceUpdate {
     /// Every delta stands for a token, or ends the choice, or brings text.
     fn is_empty(&self) -> bool {
         self.tokens == 0 && self.finish.is_none() && self.text.is_empty() && self.prompt_logprobs.is_empty()
@@ -207,11 +207,11 @@ impl Growth {
 impl Inbox {
     fn is_due(&self) -> bool {
         let over = self.unfinished == 0 || self.failure.is_some();
-        over || (self.wake_at == WakeAt::News && !(self.grown.is_empty() && self.admitted.is_empty()))
+        over || (self.wake_at == WakeAt::Update && !(self.grown.is_empty() && self.admitted.is_empty()))
     }
 
     fn waker_for_news(&mut self) -> Option<Waker> {
-        if self.wake_at == WakeAt::News { self.waker.take() } else { None }
+        if self.wake_at == WakeAt::Update { self.waker.take() } else { None }
     }
 }
 
@@ -223,46 +223,46 @@ mod tests {
         Delta { text: text.into(), token_count: 1, finish: finish.into(), ..Delta::default() }
     }
 
-    fn look(mailbox: &Mailbox) -> Option<News> {
-        let mut news = News::default();
+    fn look(mailbox: &Mailbox) -> Option<Update> {
+        let mut update = Update::default();
         let mut context = Context::from_waker(Waker::noop());
-        mailbox.poll(&mut context, &mut news).is_ready().then_some(news)
+        mailbox.poll(&mut context, &mut update).is_ready().then_some(update)
     }
 
     #[test]
     fn what_waits_is_merged() {
-        let mailbox = Mailbox::new(2, WakeAt::News);
+        let mailbox = Mailbox::new(2, WakeAt::Update);
         assert!(look(&mailbox).is_none());
         mailbox.grow(1, delta("b", FinishReason::Unspecified));
         mailbox.grow(0, delta("x", FinishReason::Unspecified));
         mailbox.grow(1, delta("c", FinishReason::Length));
-        let news = look(&mailbox).expect("news");
-        assert_eq!(news.grown.len(), 2);
-        let (choice, growth) = &news.grown[0];
+        let update = look(&mailbox).expect("update");
+        assert_eq!(update.grown.len(), 2);
+        let (choice, growth) = &update.grown[0];
         assert_eq!((*choice, growth.text.as_str(), growth.tokens), (1, "bc", 2));
         assert_eq!(growth.finish, Some(FinishReason::Length));
-        assert_eq!(news.ending, None);
+        assert_eq!(update.ending, None);
         mailbox.grow(0, delta("", FinishReason::Stop));
-        assert_eq!(look(&mailbox).expect("news").ending, Some(Ending::Complete));
+        assert_eq!(look(&mailbox).expect("update").ending, Some(Ending::Complete));
     }
 
     #[test]
     fn a_delta_in_parts_is_one() {
         let prompt = |offset| vec![proto::TextLogprobs { text_offset: offset, ..Default::default() }];
         let part = |offset| Delta { prompt_logprobs: prompt(offset), more: true, ..Delta::default() };
-        for wake_at in [WakeAt::News, WakeAt::Ending] {
+        for wake_at in [WakeAt::Update, WakeAt::Ending] {
             let mailbox = Mailbox::new(2, wake_at);
             mailbox.grow(0, part(0));
-            assert!(look(&mailbox).is_none(), "{wake_at:?}: a part is no news");
+            assert!(look(&mailbox).is_none(), "{wake_at:?}: a part is no update");
             mailbox.grow(0, part(1));
             mailbox.grow(1, delta("y", FinishReason::Length));
             mailbox.grow(0, Delta { more: true, ..delta("a", FinishReason::Unspecified) });
             mailbox.grow(0, Delta { prompt_logprobs: prompt(2), ..delta("b", FinishReason::Stop) });
-            let news = look(&mailbox).expect("news");
-            let (_, whole) = news.grown.iter().find(|(choice, _)| *choice == 0).expect("the choice grew");
+            let update = look(&mailbox).expect("update");
+            let (_, whole) = update.grown.iter().find(|(choice, _)| *choice == 0).expect("the choice grew");
             let offsets: Vec<u32> = whole.prompt_logprobs.iter().map(|one| one.text_offset).collect();
             assert_eq!((whole.text.as_str(), whole.tokens, offsets), ("ab", 2, vec![0, 1, 2]));
-            assert_eq!((news.grown.len(), news.ending), (2, Some(Ending::Complete)));
+            assert_eq!((update.grown.len(), update.ending), (2, Some(Ending::Complete)));
         }
     }
 
@@ -274,28 +274,28 @@ mod tests {
         assert!(mailbox.admit(0, Admitted::default()).is_none());
         assert!(mailbox.grow(0, delta("a", FinishReason::Unspecified)).is_none());
         assert!(mailbox.grow(0, delta("b", FinishReason::Stop)).is_some());
-        let news = look(&mailbox).expect("news");
-        assert_eq!(news.grown[0].1.text, "ab");
-        assert_eq!(news.admitted.len(), 1);
+        let update = look(&mailbox).expect("update");
+        assert_eq!(update.grown[0].1.text, "ab");
+        assert_eq!(update.admitted.len(), 1);
     }
 
     #[test]
     fn a_failure_comes_after_the_text_and_only_once() {
-        let mailbox = Mailbox::new(1, WakeAt::News);
+        let mailbox = Mailbox::new(1, WakeAt::Update);
         mailbox.grow(0, delta("a", FinishReason::Unspecified));
         let failure = Failure { message: "lost".into(), ..Failure::default() };
         mailbox.fail(failure.clone());
         mailbox.fail(Failure::default());
-        let news = look(&mailbox).expect("news");
-        assert_eq!(news.grown[0].1.text, "a");
-        assert_eq!(news.ending, Some(Ending::Failed(failure)));
+        let update = look(&mailbox).expect("update");
+        assert_eq!(update.grown[0].1.text, "a");
+        assert_eq!(update.ending, Some(Ending::Failed(failure)));
     }
 
     #[test]
     fn a_failure_after_the_end_is_nothing() {
-        let mailbox = Mailbox::new(1, WakeAt::News);
+        let mailbox = Mailbox::new(1, WakeAt::Update);
         mailbox.grow(0, delta("a", FinishReason::Stop));
         mailbox.fail(Failure::default());
-        assert_eq!(look(&mailbox).expect("news").ending, Some(Ending::Complete));
+        assert_eq!(look(&mailbox).expect("update").ending, Some(Ending::Complete));
     }
 }

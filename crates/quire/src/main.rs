@@ -1,6 +1,7 @@
 //! The `quire` command: serve, chat, bench, and every process of the pipeline in one file.
 
 mod bench;
+mod chat_client;
 mod client;
 mod collect_env;
 mod environment;
@@ -8,7 +9,6 @@ mod kernels;
 mod processes;
 mod serve;
 mod sse;
-mod talk;
 
 use std::process::ExitCode;
 
@@ -38,9 +38,9 @@ enum Command {
         words: Vec<String>,
     },
     /// Chat with a server from the terminal
-    Chat(Box<talk::ChatArgs>),
+    Chat(Box<chat_client::ChatArgs>),
     /// Let a server continue text from the terminal
-    Complete(Box<talk::CompleteArgs>),
+    Complete(Box<chat_client::CompleteArgs>),
     /// Measure a server, or an engine without one
     Bench(bench::args::BenchArgs),
     /// Compile GPU kernels ahead
@@ -57,8 +57,8 @@ fn main() -> ExitCode {
     let ended = match Cli::parse().command {
         Command::Serve { words } => return serve::run(&words, &Environment::read()),
         Command::Process(command) => return processes::run(command),
-        Command::Chat(args) => talk::chat(&args),
-        Command::Complete(args) => talk::complete(&args),
+        Command::Chat(args) => chat_client::chat(&args),
+        Command::Complete(args) => chat_client::complete(&args),
         Command::Bench(args) => bench::run(&args, &Environment::read()),
         Command::Kernels(args) => kernels::run(&args, &Environment::read()),
         Command::CollectEnv => {

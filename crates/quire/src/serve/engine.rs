@@ -11,9 +11,9 @@ use service_kit::Address;
 
 use super::{
     flags::{Settings, To, passed_to},
-    keeper::Spec,
     port::Port,
     runtime_dir::RuntimeDir,
+    supervisor::Spec,
 };
 
 /// One process of an engine.

@@ -1,10 +1,7 @@
 //! `quire serve`: finds the model, starts every process of an engine on this machine, and watches over them.
 
-mod backoff;
 mod engine;
 pub mod flags;
-mod keeper;
-mod last_words;
 mod limits;
 pub mod offline;
 mod port;

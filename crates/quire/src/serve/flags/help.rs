@@ -23,8 +23,8 @@ be given one by one: --override-generation-config.temperature 0.5
 ";
 
 const END: &str = "
-Other flags of vLLM are accepted with their default value, reported if they make no difference here, and otherwise refused
-by name, with what to do instead. docs/configuration.md lists them all.
+Other flags of vLLM are accepted with their default value, reported if they make no difference here, and otherwise
+refused by name, with what to do instead. docs/configuration.md lists them all.
 ";
 
 /// The whole text.

@@ -11,9 +11,9 @@ use super::{
 const INTRO: &str = "\
 # Configuration
 
-`quire serve` takes flags on the command line and in a YAML file (`--config`); a few have an environment variable. The command
-line takes precedence over the file, and both over the environment. This page is made from the program's own descriptions by
-`cargo xtask docs`; a test keeps it fresh.
+`quire serve` takes flags on the command line and in a YAML file (`--config`); a few have an environment variable.
+The command line takes precedence over the file, and both over the environment. This page is made from the program's
+own descriptions by `cargo xtask docs`; a test keeps it fresh.
 ";
 
 const ENVIRONMENT: &str = "
@@ -34,8 +34,8 @@ const ENVIRONMENT: &str = "
 const PROCESSES: &str = "
 ## Processes started by hand
 
-Each process is also a command: `quire gateway`, `quire tokenizer`, `quire scheduler`, `quire worker`, `quire detokenizer`.
-They take the flags above that name them, and these:
+Each process is also a command: `quire gateway`, `quire tokenizer`, `quire scheduler`, `quire worker`, `quire
+detokenizer`. They take the flags above that name them, and these:
 
 | flag | process | environment | default | effect |
 |---|---|---|---|---|
@@ -44,8 +44,8 @@ They take the flags above that name them, and these:
 const OTHERS: &str = "
 ## Flags of vLLM that Quire does not have
 
-Values under *accepted* are what Quire does; any other value is refused. *Any* means that the flag makes no difference, which is
-logged.
+Values under *accepted* are what Quire does; any other value is refused. *Any* means that the flag makes no
+difference, which is logged.
 
 | flag | accepted | why, or what instead |
 |---|---|---|

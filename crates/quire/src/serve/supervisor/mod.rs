@@ -1,5 +1,9 @@
 //! Runs an engine: starts its processes, tells when they are ready, and ends them in order.
 
+mod backoff;
+mod crash_reason;
+mod process;
+
 use std::{
     sync::{
         Arc,
@@ -17,10 +21,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    keeper::{Event, Probe, Readiness, Shared, Spec, keep},
-    screen::Screen,
-};
+use super::screen::Screen;
+use process::{Event, Probe, Readiness, Shared, supervise};
+
+pub use process::Spec;
 
 /// A process and how to ask it whether it is ready.
 pub struct Member<P> {
@@ -56,8 +60,8 @@ impl Supervisor {
             if stages.len() <= member.stage {
                 stages.resize_with(member.stage + 1, Default::default);
             }
-            let (stop, keepers) = &mut stages[member.stage];
-            keepers.spawn(keep(member.spec, member.probe, shared.clone(), stop.clone()));
+            let (stop, processes) = &mut stages[member.stage];
+            processes.spawn(supervise(member.spec, member.probe, shared.clone(), stop.clone()));
         }
         Self { stages, events, shared, waiting }
     }
@@ -105,16 +109,16 @@ impl Supervisor {
         let hurry = self.shared.hurry.clone();
         let (start, events) = (Instant::now(), &mut self.events);
         let stages = async {
-            for (stop, keepers) in &mut self.stages {
+            for (stop, processes) in &mut self.stages {
                 stop.cancel();
-                while keepers.join_next().await.is_some() {}
+                while processes.join_next().await.is_some() {}
             }
         };
         tokio::pin!(stages);
         loop {
             tokio::select! {
                 () = &mut stages => break,
-                // Keepers must never wait for somebody to listen.
+                // The tasks must never wait for a listener.
                 _ = events.recv() => {}
                 _ = interrupts.recv() => hurry.cancel(),
                 _ = terminates.recv() => hurry.cancel(),
@@ -130,13 +134,13 @@ impl Supervisor {
     /// Ends all processes without grace, after a start that failed.
     pub async fn abort(mut self) {
         self.shared.hurry.cancel();
-        // Keepers that want to report more find nobody listening and go on.
+        // Tasks that report more find the channel closed and go on.
         self.events.close();
         for (stop, _) in &self.stages {
             stop.cancel();
         }
-        for (_, keepers) in &mut self.stages {
-            while keepers.join_next().await.is_some() {}
+        for (_, processes) in &mut self.stages {
+            while processes.join_next().await.is_some() {}
         }
     }
 }

@@ -135,13 +135,13 @@ async fn ready_and_then(code: u8) -> Event {
     let starting = Arc::new(AtomicBool::new(true));
     let shared = Shared { screen, events: send, starting, hurry: CancellationToken::new() };
     let stop = CancellationToken::new();
-    let keeper = tokio::spawn(keep(spec, probe, shared.clone(), stop.clone()));
+    let task = tokio::spawn(supervise(spec, probe, shared.clone(), stop.clone()));
     assert!(matches!(events.recv().await, Some(Event::Ready { .. })));
     fs::write(path.join("seen"), "").unwrap();
     let next = events.recv().await.unwrap();
     shared.hurry.cancel();
     stop.cancel();
-    keeper.await.unwrap();
+    task.await.unwrap();
     next
 }
 

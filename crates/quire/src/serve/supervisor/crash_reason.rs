@@ -1,8 +1,8 @@
-//! Reads a process's log lines, passes them on, and remembers what it said last.
+//! Reads a process's log lines, forwards them, and finds the reason of its crash in the last ones.
 
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
-use super::screen::Screen;
+use crate::serve::screen::Screen;
 
 /// Passes lines on until the process closes its end; returns the cause of its end as its last lines tell it.
 ///

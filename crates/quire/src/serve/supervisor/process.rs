@@ -1,5 +1,4 @@
-//! Keeps one process running: starts it, follows its lines, waits until it is ready, starts it again when it dies, ends
-//! it in order.
+//! Supervises one process: starts it, forwards its log lines, waits until it is ready, restarts it, ends it.
 
 use std::{
     path::PathBuf,
@@ -19,7 +18,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{backoff::Backoff, last_words, screen::Screen};
+use super::{backoff::Backoff, crash_reason};
+use crate::serve::screen::Screen;
 
 /// A process to keep running.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ pub trait Probe: Send + Sync + 'static {
     fn ask(&self) -> impl Future<Output = Readiness> + Send;
 }
 
-/// What the supervisor hears from a keeper.
+/// What the engine's supervisor hears of a process.
 #[derive(Debug)]
 pub enum Event {
     /// The process is ready, this long after it was started.
@@ -64,7 +64,7 @@ pub enum Event {
     Failed { message: String },
 }
 
-/// What all keepers share.
+/// What the tasks that supervise processes share.
 #[derive(Clone)]
 pub struct Shared {
     /// Where lines go.
@@ -86,7 +86,7 @@ enum End {
 }
 
 /// Keeps the process running until `stop` is cancelled or it cannot be kept running.
-pub async fn keep(mut spec: Spec, probe: impl Probe, shared: Shared, stop: CancellationToken) {
+pub async fn supervise(mut spec: Spec, probe: impl Probe, shared: Shared, stop: CancellationToken) {
     let mut backoff = Backoff::default();
     loop {
         let failure = match live(&spec, &probe, &shared, &stop).await {
@@ -126,7 +126,7 @@ async fn live(spec: &Spec, probe: &impl Probe, shared: &Shared, stop: &Cancellat
     let lines = {
         let (name, screen, starting) = (spec.name.clone(), shared.screen.clone(), shared.starting.clone());
         let hold = move || starting.load(Ordering::Relaxed);
-        tokio::spawn(async move { last_words::follow(stderr, &name, &screen, hold).await })
+        tokio::spawn(async move { crash_reason::follow(stderr, &name, &screen, hold).await })
     };
     let mut ready = None;
     let status = loop {

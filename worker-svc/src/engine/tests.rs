@@ -211,3 +211,78 @@ fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
     }
     assert!(passes(&plan(3, vec![], &[(0, 3, 1, true)]), &engine.slots, LOGIT_ROWS).is_ok());
 }
+
+/// Tokens of slot 0, `drafted` at a time beside a plain decode in slot 1. Every draft is what `plain` decoding gave,
+/// but for its token number `wrong`.
+fn verified(sequences: &[NewSequence], plain: &[u32], drafted: usize, wrong: usize) -> [Vec<u32>; 2] {
+    let (mut model, mut recorder) = (model(), Recorder::new(true));
+    let mut engine = engine(&mut model, &mut recorder);
+    let lens = [sequences[0].tokens.len(), sequences[1].tokens.len()];
+    let mut tokens = [Vec::new(), Vec::new()];
+    let mut next = plan(1, sequences.to_vec(), &[(1, 0, lens[1], true), (0, 0, lens[0], true)]);
+    while tokens[0].len() < plain.len() {
+        let step = next.step;
+        let draft = next.draft.clone();
+        engine.submit(next).unwrap();
+        let result = engine.finish().unwrap().unwrap();
+        let given = result.count.get(1).map_or(1, |count| *count as usize);
+        assert_eq!(given, 1 + wrong.min(draft.len()), "what is right up to the wrong one, and one more");
+        assert_eq!((result.slot.as_slice(), result.token.len()), (&[1, 0][..], 1 + given));
+        tokens[1].push(result.token[0]);
+        tokens[0].extend(&result.token[1..]);
+        assert!(result.logprobs.iter().all(|entry| result.token[entry.index as usize] == entry.token));
+        let rest = &plain[tokens[0].len().min(plain.len())..];
+        let mut draft = rest[..rest.len().min(drafted)].to_vec();
+        if let Some(token) = draft.get_mut(wrong) {
+            *token = (*token + 1) % 50;
+        }
+        let starts = [0, 1].map(|slot| lens[slot] + tokens[slot].len() - 1);
+        next = plan(step + 1, vec![], &[(1, starts[1], 1, true), (0, starts[0], 1 + draft.len(), true)]);
+        if !draft.is_empty() {
+            next.want[1] = Want::Verify as i32;
+            (next.num_draft, next.draft) = (vec![draft.len() as u32], draft);
+        }
+    }
+    tokens
+}
+
+#[test]
+fn verified_drafts_give_the_tokens_of_plain_decoding() {
+    let seeded = Sampling { temperature: 1.3, top_k: 50, ..Sampling::default() };
+    let penalised = Sampling { repetition_penalty: 1.4, frequency_penalty: 0.5, logprobs: Some(2), ..seeded.clone() };
+    for sampling in [Sampling::default(), seeded, penalised] {
+        let sequences = [sequence(0, &[3, 4, 5, 6], sampling), sequence(1, &[7, 8, 9], Sampling::default())];
+        let given = results(&decode(vec![sequences[1].clone(), sequences[0].clone()], 14), false, Record::Never);
+        let of = |slot| -> Vec<u32> {
+            let pairs = given.iter().flat_map(|result| result.slot.iter().zip(&result.token));
+            pairs.filter(|(held, _)| **held == slot).map(|(_, token)| *token).collect()
+        };
+        let plain = of(0);
+        for (drafted, wrong) in [(3, 0), (3, 1), (3, 9), (5, 2), (1, 9)] {
+            let tokens = verified(&sequences, &plain, drafted, wrong);
+            assert_eq!(tokens[0][..plain.len()], plain, "{drafted} drafted, {wrong} wrong");
+            let both = tokens[1].len().min(of(1).len());
+            assert_eq!(tokens[1][..both], of(1)[..both], "beside it: {drafted}, {wrong}");
+        }
+    }
+}
+
+#[test]
+fn a_draft_must_continue_what_is_known() {
+    let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 2);
+    let (mut model, mut recorder) = (model(), Recorder::default());
+    let mut engine = engine(&mut model, &mut recorder);
+    let drafted = |start, drafts: Vec<u32>| {
+        let mut plan = plan(2, vec![], &[(0, start, 1 + drafts.len(), true)]);
+        plan.want[0] = Want::Verify as i32;
+        (plan.num_draft, plan.draft) = (vec![drafts.len() as u32], drafts);
+        plan
+    };
+    engine.submit(plans[0].clone()).unwrap();
+    let check = |engine: &Engine<'_>, plan: &StepPlan| passes(plan, &engine.slots, LOGIT_ROWS).map(|_| ());
+    assert!(check(&engine, &drafted(2, vec![4])).is_err(), "the token at 2 is under way");
+    engine.finish().unwrap();
+    assert!(check(&engine, &drafted(2, vec![4])).is_ok());
+    assert!(check(&engine, &drafted(1, vec![4])).is_err(), "position 2 is known");
+    assert!(check(&engine, &drafted(2, vec![4; LOGIT_ROWS])).is_err(), "more than there are rows of logits");
+}

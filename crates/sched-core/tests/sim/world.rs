@@ -205,7 +205,7 @@ impl<'a> World<'a> {
             Err(Refusal::Media { .. }) => assert!(!tracked.context.media.is_empty()),
             Err(Refusal::NotForPooling(_)) => assert!(tracked.pooling.is_some()),
             Err(Refusal::EmptyPrompt) => assert!(tracked.prompt.is_empty()),
-            Err(Refusal::PromptTooLong { .. }) => {
+            Err(Refusal::PromptTooLong { .. } | Refusal::PooledPromptTooLong { .. }) => {
                 let needed = tracked.prompt.len() + usize::from(tracked.pooling.is_none());
                 assert!(needed > self.config.max_model_len as usize);
             }
@@ -277,20 +277,20 @@ impl<'a> World<'a> {
     pub(super) fn plan(&mut self) {
         let Some(plan) = self.scheduler.plan(self.now_us) else { return };
         let worker = self.worker.as_mut().expect("a plan without a group");
-        let mut newcomers = Vec::new();
+        let mut new_requests = Vec::new();
         for added in &plan.added {
             let number: u64 =
                 added.request_id.split(CONTEXT_MARK).next().and_then(|id| id.parse().ok()).expect("number");
             let seeds = self.seeds.entry(added.request_id.clone()).or_default();
             if seeds.is_empty() {
-                newcomers.push(number);
+                new_requests.push(number);
             }
             if !seeds.contains(&added.seed) {
                 seeds.push(added.seed);
             }
         }
         if self.config.policy == Policy::Fcfs {
-            for number in newcomers {
+            for number in new_requests {
                 assert!(number > self.newest_started, "{number} starts after {}", self.newest_started);
                 self.newest_started = number;
             }

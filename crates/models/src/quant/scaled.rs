@@ -63,7 +63,7 @@ impl Quantization for ScaledE4m3 {
         let upright = slice.upright();
         let kept = found.kept(&upright)?;
         let codes = tensors.cut(&found.codes, &upright, 1)?;
-        if codes.iter().any(|code| code & 0x7f == e4m3::NAN) {
+        if has_nan(&codes) {
             return Err(found.codes.invalid("one of its weights is not a number"));
         }
         let all = tensors.numbers(&found.scales)?;
@@ -87,6 +87,12 @@ impl Quantization for ScaledE4m3 {
     fn is_decoded(&self) -> bool {
         false
     }
+}
+
+/// Whether a code is no number. Looked for in stretches without a way out, which is as fast as memory.
+fn has_nan(codes: &[u8]) -> bool {
+    let found = |stretch: &[u8]| stretch.iter().fold(false, |found, code| found | (code & 0x7f == e4m3::NAN));
+    codes.chunks(1 << 12).any(found)
 }
 
 /// Whether the slice is another way round than what is stored: rows of the one are columns of the other.
@@ -215,6 +221,17 @@ mod tests {
         let location = TensorLocation::from("w".to_owned());
         let slice = Slice { location, shape: vec![256, 512], rows: 0..256, cols, role: Role::Matrix };
         found.kept(&slice).ok().map(|kept| (kept.first_col, kept.width, kept.cols))
+    }
+
+    #[test]
+    fn codes_that_are_no_numbers_are_found() {
+        let mut codes = vec![0x7e; 10_000];
+        assert!(!has_nan(&codes) && !has_nan(&[]));
+        for (at, code) in [(0, 0x7f), (4_096, 0xff), (9_999, 0x7f)] {
+            codes[at] = code;
+            assert!(has_nan(&codes), "{at}");
+            codes[at] = 0xfe;
+        }
     }
 
     /// Gate and up of a fused tensor, row by row, with a scale a row: each takes its own rows' scales.

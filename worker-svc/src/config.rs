@@ -66,7 +66,7 @@ pub struct Args {
     pub load_format: Format,
 
     /// How the checkpoint must be quantised; absent or none: however it is
-    #[arg(long, value_name = "METHOD", value_parser = ["none", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
+    #[arg(long, value_name = "METHOD", value_parser = ["none", "awq", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
     pub quantization: Option<String>,
 
     /// Seed of dummy weights

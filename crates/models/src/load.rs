@@ -23,7 +23,8 @@ pub struct LoadOptions {
     /// What to compute in; absent: as `config.json` says, else f32. `F32` is exact on the stored weights;
     /// the 16-bit types round weights stored otherwise, and may round the inputs of products.
     pub dtype: Option<DType>,
-    /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed in.
+    /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed
+    /// in.
     pub kv_cache_dtype: Option<DType>,
     /// This process among the ranks of a tensor-parallel group.
     pub tp_rank: usize,
@@ -31,13 +32,15 @@ pub struct LoadOptions {
     pub tp_size: usize,
     /// Where weights come from.
     pub format: LoadFormat,
-    /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent: whichever it has.
+    /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent:
+    /// whichever it has.
     pub quantization: Option<String>,
     /// What becomes of the inputs of quantised layers.
     pub activations: ActivationRounding,
     /// Seed of dummy weights.
     pub seed: u64,
-    /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long ask for it.
+    /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long
+    /// ask for it.
     pub max_len: Option<usize>,
     /// Most tokens in a step.
     pub max_rows: usize,
@@ -106,7 +109,8 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, LoadError> {
     Ok(arch::read(dir)?.spec)
 }
 
-/// Loads a model onto a device: this rank's slices only. Every fault in names and shapes is found before any weight is read.
+/// Loads a model onto a device: this rank's slices only. Every fault in names and shapes is found before any weight is
+/// read.
 pub fn load(
     dir: &Path,
     options: &LoadOptions,
@@ -187,7 +191,8 @@ fn expect(backend: &mut dyn Backend, spec: &ModelSpec, shard: Shard, (compute, c
     }
 }
 
-/// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless something else is asked for.
+/// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless
+/// something else is asked for.
 fn cache_type(options: &LoadOptions, compute: DType, quantised: bool) -> Result<DType, LoadError> {
     match options.kv_cache_dtype {
         None => Ok(if quantised { DType::E4m3 } else { compute }),

@@ -76,6 +76,7 @@ const SHORT: Case = Case { folder: "phi3-longrope", prompts: 0..3, max_len: Some
 const LONG: Case = Case { folder: "phi3-longrope", prompts: 3..4, max_len: None };
 
 zoo! {
+    awq: "llama-awq-int4-g128", BOTH, ranks: [2, 4], refused: [];
     baichuan_13b: "baichuan-13b", BF16, ranks: [], refused: THREE_HEADS;
     baichuan_7b: "baichuan-7b", BF16, ranks: [], refused: THREE_HEADS;
     bloom: "bloom", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];

@@ -51,7 +51,7 @@ on a GPU each (`QUIRE_TEST_GPUS=2`), all of them passed on two H200 on 2026-11-2
 *Made for this repository* marks references that are not part of the collection.
 
 *Prefix cache* says whether the KV blocks of equal prompt beginnings are shared. *Quantised* names the stored types that are checked, and
-GGUF where the family can be read from it without a reference to check it on. FP8 (`fp8`; `compressed-tensors` with float weights of 8
+GGUF where the family can be read from it without a reference to check it on. AWQ, FP8 (`fp8`; `compressed-tensors` with float weights of 8
 bits), MXFP4 and GGUF are formats of weights, not of classes: every class takes them; what is not named here is only not checked. Other
 quantised checkpoints are refused by name. *LoRA* names the adapters that are checked; adapters are
 refused where it says no.

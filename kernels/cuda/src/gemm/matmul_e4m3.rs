@@ -1,4 +1,5 @@
-//! Products of weights stored as 8-bit floats times scales: `matmul_e4m3.cu`, which decodes them on their way to the tensor cores.
+//! Products of weights stored as 8-bit floats times scales: `matmul_e4m3.cu`, which decodes them on their way to the
+//! tensor cores.
 
 use std::sync::Arc;
 

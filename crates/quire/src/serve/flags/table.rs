@@ -42,7 +42,7 @@ const MODEL: &[Flag] = &[
     flag("max-cudagraph-capture-size", up_to(SEQUENCES), "512", To::WORKER, "Sequences of the largest decode step that a GPU records"),
     flag("max-model-len", Kind::MaxLen, "the model's", To::SCHEDULER.and(To::TOKENIZER).and(To::WORKER), "Longest prompt and answer together, in tokens (16k, 1M); auto or -1: what memory allows"),
     flag("model", Kind::Text, "wren, built in", To::SERVE, "The model, as the positional MODEL"),
-    Flag { aliases: &["-q"], ..flag("quantization", Kind::Choice(&["none", "compressed-tensors", "fp8", "gguf", "mxfp4"]), "the checkpoint's", To::WORKER, "How the checkpoint must be quantised; it is refused where it is another") },
+    Flag { aliases: &["-q"], ..flag("quantization", Kind::Choice(&["none", "awq", "compressed-tensors", "fp8", "gguf", "mxfp4"]), "the checkpoint's", To::WORKER, "How the checkpoint must be quantised; it is refused where it is another") },
     flag("revision", Kind::Text, "main", To::SERVE, "Branch, tag or commit of a Hugging Face model"),
     flag("seed", Kind::Count { least: 0, most: i64::MAX }, "0", To::SCHEDULER.and(To::WORKER), "Seeds the seeds of requests that bring none, and dummy weights"),
     flag("served-model-name", Kind::List, "MODEL", To::GATEWAY, "Names that clients may use for the model; the first is echoed"),

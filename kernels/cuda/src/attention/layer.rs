@@ -60,7 +60,7 @@ impl Layer {
 }
 
 /// A layer's attention with its vectors looked up: null for none.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Params {
     /// Its scale holds that of keys.
     pub(crate) layer: ops::Attention,

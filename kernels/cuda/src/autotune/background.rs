@@ -143,7 +143,7 @@ impl CudaBackend {
             return false;
         }
         self.device.bind();
-        self.catch_up();
+        self.flush();
         self.device.grant() || self.measure_some() || self.device.await_orders()
     }
 

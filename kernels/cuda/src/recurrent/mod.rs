@@ -3,6 +3,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::CudaBackend;
+use crate::fusion::op::Op;
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
@@ -251,14 +252,14 @@ pub(crate) fn gate(device: &mut Device, x: View, gate: Cols, activation: Activat
 impl CudaBackend {
     pub(crate) fn gate_columns(&mut self, x: Act, gates: ops::Cols, activation: Activation) {
         assert_ne!(x, gates.act, "columns that gate themselves");
-        self.settle();
+        self.append(Op::Opaque("gate"));
         let (x, gates) = (self.acts.view(x), self.cols(gates));
         gate(&mut self.device, x, gates, activation);
     }
 
     pub(crate) fn convolve(&mut self, x: ops::Cols, conv: ops::Conv, out: Act) {
         assert_ne!(x.act, out, "a convolution cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("causal_conv"));
         let out = self.acts.target(out, self.batch.rows(), conv.channels);
         let vectors = (conv, self.values(conv.taps), conv.bias.map(|bias| self.values(bias)));
         let (x, states) = (self.cols(x), &self.states[conv.state.0 as usize]);
@@ -268,7 +269,7 @@ impl CudaBackend {
     pub(crate) fn scan(&mut self, input: ops::ScanInput, scan: ops::Scan, out: Act) {
         let ops::ScanInput { x, dt, b, c } = input;
         assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("selective_scan"));
         let out = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
         let vectors = ScanVectors {
             decay: self.values(scan.decay),
@@ -283,7 +284,7 @@ impl CudaBackend {
     pub(crate) fn attend_linearly(&mut self, input: ops::DeltaInput, rule: ops::DeltaRule, out: Act) {
         let ops::DeltaInput { qkv, beta, dt } = input;
         assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "linear attention cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("delta_rule"));
         let out = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
         let vectors = (rule, self.values(rule.rate), self.values(rule.dt_bias));
         let qkv = self.cols(ops::Cols { act: qkv, first: 0 });

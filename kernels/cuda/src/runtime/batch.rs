@@ -257,9 +257,9 @@ impl Batch {
         self.table = table as usize;
     }
 
-    /// Entries of `first_block` before the list of the table turned to.
-    pub(crate) fn first_entry(&self) -> u64 {
-        (self.table * self.capacity.sequences) as u64
+    /// Entries of `first_block` before the list of a table.
+    pub(crate) fn first_entry_of(&self, table: u32) -> u64 {
+        (table as usize * self.capacity.sequences) as u64
     }
 
     /// Fails where a sequence is longer than its blocks.

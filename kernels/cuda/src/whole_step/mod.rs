@@ -1,6 +1,5 @@
 //! A decode step of one row as one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), which takes the place of a recorded step's graph where it is faster.
 
-mod collect;
 mod phase;
 mod plan;
 mod tactic;
@@ -9,8 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-pub(crate) use collect::{Cache, Collector, Op, Stored};
-
+use crate::fusion::op::Op;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::arch::Arch;
 use crate::runtime::batch::Pointers;

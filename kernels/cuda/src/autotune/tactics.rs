@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::gemm::cublaslt::{self, Algorithm};
 use crate::jit::cache::{self, digest};
-use crate::jit::sources::{HEADERS, SPECIAL};
+use crate::jit::sources::{SPECIAL, headers};
 use crate::layers::elementwise::Function;
 use crate::options::Products;
 use crate::runtime::context::{Context, driver_version};
@@ -132,7 +132,7 @@ impl Ways {
         let library = cublaslt::version();
         let own = ["matmul_hopper", "matmul_parts"];
         let own = SPECIAL.iter().filter(|source| own.contains(&source.name)).map(|source| source.text);
-        let own = digest(own.chain(HEADERS.iter().map(|(_, text)| *text)));
+        let own = digest(own.chain(headers().map(|(_, text)| text)));
         let machine = format!(
             "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernels {own}, between others",
             context.name, context.multiprocessors

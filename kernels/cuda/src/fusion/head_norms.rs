@@ -3,6 +3,7 @@
 use super::op::{HeadNorm, Op, Rope};
 use super::pass::{Verdict, rewrite};
 use super::split_norm::SplitNorm;
+use crate::jit::layouts::twin;
 use crate::layers::norm;
 
 /// `struct HeadNorms` of kernels/cuda/csrc/attention/rope_and_cache.cu.
@@ -12,6 +13,8 @@ pub(crate) struct QkNorms {
     pub(crate) q: norm::Params,
     pub(crate) k: norm::Params,
 }
+
+twin!(QkNorms = "HeadNorms" { q, k });
 
 pub(super) fn rule(list: &mut Vec<Op>, _: Option<&SplitNorm>) -> Verdict {
     match list.as_slice() {

@@ -7,6 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::op::{Access, AddNorm, Norm, NormBy, Op};
 use crate::gemm::product::Product;
+use crate::jit::layouts::twin;
 use crate::layers::norm;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
@@ -27,6 +28,8 @@ pub(crate) struct Before {
     eps: f32,
 }
 
+twin!(Before = "NormBefore" { squares, pairs, eps });
+
 /// `struct NormAfter` of the kernels: what a product leaves beside its sums. All zeros: nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
@@ -35,6 +38,8 @@ pub(crate) struct After {
     weight: CUdeviceptr,
     squares: CUdeviceptr,
 }
+
+twin!(After = "NormAfter" { scaled, weight, squares });
 
 /// A norm whose first half is done: `out` holds rows of the residual times the norm's weight.
 #[derive(Clone, Copy, PartialEq, Debug)]

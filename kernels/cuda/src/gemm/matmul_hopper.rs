@@ -3,6 +3,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::gemm::product::{MANY_ROWS, Product, ProductShape};
+use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
@@ -93,6 +94,8 @@ pub(crate) struct HopperShape {
     product: ProductShape,
     limit: f32,
 }
+
+twin!(HopperShape = "HopperShape" { product: "rows", limit });
 
 impl HopperShape {
     /// Of a product whose outputs, or what the function leaves of them, go to `out`.

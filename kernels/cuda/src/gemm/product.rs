@@ -2,6 +2,7 @@
 
 use crate::autotune::tactics::{Kind, bucket};
 use crate::gemm::cublaslt::{Key, Operands};
+use crate::jit::layouts::twin;
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::device::Device;
@@ -30,6 +31,8 @@ pub(crate) struct ProductShape {
     accumulate: u32,
     wide: u32,
 }
+
+twin!(ProductShape = "ProductShape" { rows, n, k, accumulate, wide });
 
 /// What gates a product's outputs next, and where to.
 #[derive(Clone, Copy, Debug)]

@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::jit::layouts::twin;
 use crate::fusion::op::HeadNorm;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -15,6 +16,8 @@ pub(crate) struct Params {
     pub(crate) eps: f32,
     pub(crate) subtract_mean: u32,
 }
+
+twin!(Params = "Norm" { weight, bias, eps, subtract_mean });
 
 /// Elements of a row that a thread keeps: `EACH * USUAL` of the kernel. Twice as many in functions for wide rows.
 const KEPT: usize = 8;

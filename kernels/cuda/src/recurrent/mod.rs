@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::jit::layouts::twin;
 use crate::CudaBackend;
 use crate::fusion::op::Op;
 use crate::layers::elementwise::Function;
@@ -66,10 +67,12 @@ pub(crate) struct Cols {
 /// `struct Columns` of recurrent.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Columns {
+pub(crate) struct Columns {
     first: CUdeviceptr,
     width: u32,
 }
+
+twin!(Columns = "Columns" { first, width });
 
 impl Cols {
     /// `count` columns of as many rows as `out` has, in its element type.
@@ -84,13 +87,15 @@ impl Cols {
 /// `struct Conv` of causal_conv.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Conv {
+pub(crate) struct Conv {
     state: CUdeviceptr,
     taps: CUdeviceptr,
     bias: CUdeviceptr,
     channels: u32,
     kernel: u32,
 }
+
+twin!(Conv = "Conv" { state, taps, bias, channels, kernel });
 
 /// See [`ops::Conv`].
 pub(crate) fn causal_conv(
@@ -133,7 +138,7 @@ pub(crate) struct ScanVectors {
 /// `struct Scan` of selective_scan.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Scan {
+pub(crate) struct Scan {
     state: CUdeviceptr,
     decay: CUdeviceptr,
     skip: CUdeviceptr,
@@ -147,6 +152,10 @@ struct Scan {
     each_value: u32,
     lanes: u32,
 }
+
+twin!(Scan = "Scan" {
+    state, decay, skip, dt_bias, least_dt, most_dt, heads, head_dim, groups, state_dim, each_value, lanes,
+});
 
 /// See [`ops::Scan`].
 pub(crate) fn selective_scan(
@@ -198,7 +207,7 @@ pub(crate) struct DeltaInput {
 /// `struct Rule` of delta_rule.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Rule {
+pub(crate) struct Rule {
     state: CUdeviceptr,
     rate: CUdeviceptr,
     dt_bias: CUdeviceptr,
@@ -207,6 +216,8 @@ struct Rule {
     key_dim: u32,
     value_dim: u32,
 }
+
+twin!(Rule = "Rule" { state, rate, dt_bias, key_heads, value_heads, key_dim, value_dim });
 
 /// See [`ops::DeltaRule`].
 pub(crate) fn delta_rule(

@@ -11,11 +11,14 @@ typedef float f32;
 // Sizes and offsets of the structs that the host has too; generated (src/jit/layouts.rs).
 #include "layouts.cuh"
 
+// NVRTC has no `offsetof`; this is its compiler's word for an address as a constant.
+#define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
+
 // `type` lies in memory as the host's struct of this name: SAME_LAYOUT(Batch, Batch);
 #define SAME_LAYOUT(type, name) \
     OFFSETS_OF_##name(type, 0) static_assert(sizeof(type) == SIZE_OF_##name, #type " has another size than the host's " #name)
 // The members of `type` from `first` on do.
-#define SAME_PART(type, name, first) OFFSETS_OF_##name(type, __builtin_offsetof(type, first))
+#define SAME_PART(type, name, first) OFFSETS_OF_##name(type, OFFSET_OF(type, first))
 
 // 16-bit floats are bits; arithmetic is in f32.
 struct bf16 { u16 bits; };

@@ -8,7 +8,6 @@ use crate::attention::rope_and_cache;
 use crate::autotune::background::Site;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Gate, Product};
-use crate::gemm::{matmul_few, matmul_hopper};
 use crate::layers::{elementwise, norm};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -25,7 +24,7 @@ fn product<'a>(gemm: &Gemm, matrices: &'a [Weights], vectors: &'a mut [Vector]) 
 /// What kernels for a GEMM could do beside it.
 pub(crate) fn fits(matmul: &Matmul, device: &Device, product: &Product<'_>) -> Fits {
     Fits {
-        gate: matmul_few::may_gate(device, product) || matmul_hopper::may_gate(device, product),
+        gate: Matmul::may_gate(device, product),
         add: Matmul::may_add(device, product),
         split_norm: matmul.may_precede_norm(device, product),
         end_norm: matmul.may_follow_norm(device, product),
@@ -124,9 +123,9 @@ impl CudaBackend {
     /// A GEMM, which ends the norm of its input if that is split: where it cannot, the norm is done in full.
     fn launch_gemm(&mut self, gemm: &Gemm) {
         if let Some(split) = gemm.before {
-            let product = product(gemm, &self.matrices, &mut self.vectors);
+            let mut product = product(gemm, &self.matrices, &mut self.vectors);
             let before = self.squares.before(&split);
-            if self.matmul.run_between(&mut self.device, &product, before, After::default()) {
+            if self.matmul.run_between(&mut self.device, &mut product, before, After::default()) {
                 return;
             }
             self.launch(Op::Norm(split.whole()));
@@ -144,7 +143,7 @@ impl CudaBackend {
         let done = match gemm.before {
             Some(before) => {
                 let before = self.squares.before(&before);
-                self.matmul.run_gated_after(&mut self.device, &product, before, (activation, out))
+                self.matmul.run_gated_after(&mut self.device, &mut product, before, (activation, out))
             }
             None => self.matmul.run_gated(&mut self.device, &mut product, activation, out),
         };
@@ -161,9 +160,9 @@ impl CudaBackend {
         if by == NormBy::Gemms
             && let Some(after) = self.squares.after(&mut self.device, &split)
         {
-            let product = product(&sum, &self.matrices, &mut self.vectors);
+            let mut product = product(&sum, &self.matrices, &mut self.vectors);
             let before = gemm.before.map(|before| self.squares.before(&before)).unwrap_or_default();
-            if self.matmul.run_between(&mut self.device, &product, before, after) {
+            if self.matmul.run_between(&mut self.device, &mut product, before, after) {
                 return;
             }
         }
@@ -182,7 +181,7 @@ impl CudaBackend {
         let mut product = product(gemm, &self.matrices, &mut self.vectors);
         let Gemm { x, w, bias, out, .. } = *gemm;
         let site = Site { x, w, bias, out, gate: gate.map(|gate| (gate.activation, gate.out)) };
-        if product.is_short() && self.ahead.note(product.kind(gate), site) {
+        if product.is_short() && self.ahead.note(product.problem(gate), site) {
             Self::order(&self.matmul, &self.device, &mut product, gate);
         }
     }

@@ -72,6 +72,7 @@ const LAYOUTS: &[Layout] = &[
     <recurrent::Rule as Twin>::LAYOUT,
     <sampling::layout::Params as Twin>::LAYOUT,
     <sampling::layout::Row as Twin>::LAYOUT,
+    <gemm::matmul_e4m3::ScalesArgument as Twin>::LAYOUT,
     <recurrent::Scan as Twin>::LAYOUT,
     <attention::attention_decode::Shares as Twin>::LAYOUT,
     <whole_step::Step as Twin>::LAYOUT,
@@ -90,7 +91,7 @@ fn macros(layout: &Layout) -> String {
     let mut text = format!("#define SIZE_OF_{name} {size}\n#define OFFSETS_OF_{name}(T, base)");
     for (member, offset) in *members {
         let says = format!("\"{member} of \" #T \" lies elsewhere than in the host's {name}\"");
-        let _ = write!(text, " \\\n    static_assert(__builtin_offsetof(T, {member}) == (base) + {offset}, {says});");
+        let _ = write!(text, " \\\n    static_assert(OFFSET_OF(T, {member}) == (base) + {offset}, {says});");
     }
     text + "\n"
 }
@@ -154,8 +155,8 @@ mod tests {
     fn layouts_are_sorted_and_their_header_says_where_members_lie() {
         assert!(LAYOUTS.is_sorted_by(|a, b| a.name < b.name));
         let activation = "#define SIZE_OF_Activation 8\n#define OFFSETS_OF_Activation(T, base) \\\n    \
-             static_assert(__builtin_offsetof(T, function) == (base) + 0, \"function of \" #T \" lies elsewhere than in the host's Activation\"); \\\n    \
-             static_assert(__builtin_offsetof(T, limit) == (base) + 4, \"limit of \" #T \" lies elsewhere than in the host's Activation\");\n";
+             static_assert(OFFSET_OF(T, function) == (base) + 0, \"function of \" #T \" lies elsewhere than in the host's Activation\"); \\\n    \
+             static_assert(OFFSET_OF(T, limit) == (base) + 4, \"limit of \" #T \" lies elsewhere than in the host's Activation\");\n";
         assert!(header().starts_with(activation), "{}", header());
     }
 }

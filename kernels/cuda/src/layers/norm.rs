@@ -2,8 +2,8 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::jit::layouts::twin;
 use crate::fusion::op::HeadNorm;
+use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 

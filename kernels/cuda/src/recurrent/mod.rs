@@ -2,9 +2,9 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::jit::layouts::twin;
 use crate::CudaBackend;
 use crate::fusion::op::Op;
+use crate::jit::layouts::twin;
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;

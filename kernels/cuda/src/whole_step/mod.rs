@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::jit::layouts::twin;
 use crate::fusion::op::Op;
+use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::arch::Arch;
 use crate::runtime::batch::Pointers;

@@ -12,6 +12,7 @@ struct Scales {
     u32 cols;
     u32 width;
 };
+SAME_LAYOUT(Scales, Scales);
 
 DEVICE f32 scale_at(const Scales& scales, u32 n, u32 k) {
     const f32* line = scales.values + (u64)scales.rows[n] * scales.width;

@@ -11,11 +11,11 @@ use crate::attention::attention_decode::Scratch;
 use crate::attention::attention_prefill::{Counter, Hopper};
 use crate::attention::kv::Kv;
 use crate::attention::layer::{Layer, Params, Tensors};
+use crate::fusion::op::{self, Op};
 use crate::jit::specialization::{HOPPER, LOWEST};
 use crate::runtime::activations::View;
 use crate::runtime::batch::{Batch, Rows};
 use crate::runtime::device::{Device, Name, Shape, args};
-use crate::whole_step::{Cache, Op};
 use kernels::ops::{self, Act, DType, KvLayer, KvShape, RowSelection, Vector};
 
 /// Threads of a block of the plain kernel.
@@ -91,7 +91,6 @@ impl CudaBackend {
         out: Act,
     ) {
         assert_ne!(qkv, out, "attention cannot overwrite its input");
-        self.settle_for(qkv, out);
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let length = |vector: Vector| self.vectors[vector.0 as usize].len;
@@ -99,17 +98,8 @@ impl CudaBackend {
         let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
         let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
-        self.batch.turn_to(kv.table);
-        let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
-        let cache = Cache::new(kv, self.batch.first_entry(), scales);
-        self.collector.note(Op::Attention { qkv, attention, cache, out });
-        let batch = &mut self.batch;
-        if only
-            .is_some_and(|only| self.attention.run_alone(&mut self.device, (qkv, out), params, (batch, only.rows), kv))
-        {
-            return;
-        }
-        self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
+        let (cache, only) = (self.cache(kv), only.map(|only| self.pass.keep_rows(only.rows)));
+        self.append(Op::Attention(op::Attention { qkv, attention, params, kv, cache, only, out }));
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use crate::CudaBackend;
 use crate::autotune::measure;
-use crate::autotune::tactics::{Kind, bucket};
+use crate::autotune::tactics::{GemmProblem, bucket};
 use crate::autotune::trial::Trial;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Gate, Product};
@@ -107,14 +107,14 @@ impl Ladder {
 /// Products that steps ask for, and what is left to do for them.
 #[derive(Default)]
 pub(crate) struct Ahead {
-    sites: Vec<(Kind, Site)>,
+    sites: Vec<(GemmProblem, Site)>,
     ladder: Ladder,
     trial: Option<(Task, Box<Trial>)>,
 }
 
 impl Ahead {
     /// A step asks for a product of this kind; whether it is the first one.
-    pub(crate) fn note(&mut self, kind: Kind, site: Site) -> bool {
+    pub(crate) fn note(&mut self, kind: GemmProblem, site: Site) -> bool {
         let kind = kind.of_rows(LEAST_ROWS);
         let known = self.sites.iter().position(|(known, _)| *known == kind);
         let index = known.unwrap_or_else(|| {
@@ -128,8 +128,8 @@ impl Ahead {
         known.is_none()
     }
 
-    fn prefer(&mut self, kind: Kind) {
-        let same = |(known, _): &(Kind, Site)| *known == kind.of_rows(LEAST_ROWS);
+    fn prefer(&mut self, kind: GemmProblem) {
+        let same = |(known, _): &(GemmProblem, Site)| *known == kind.of_rows(LEAST_ROWS);
         if let Some(site) = self.sites.iter().position(same) {
             self.ladder.prefer(site, kind.rows);
         }
@@ -143,7 +143,7 @@ impl CudaBackend {
             return false;
         }
         self.device.bind();
-        self.catch_up();
+        self.flush();
         self.device.grant() || self.measure_some() || self.device.await_orders()
     }
 

@@ -16,7 +16,7 @@ impl CudaBackend {
     /// What to replay the step from that was just recorded, and whose operations were collected. Nobody waits for the kernel to be compiled: the step
     /// is recorded again once it is.
     pub(crate) fn whole_step(&mut self, graph: Graph) -> Recorded {
-        let Some(ops) = self.collected.take().filter(|_| self.whole_steps != WholeSteps::Never) else {
+        let Some(ops) = self.pass.take_step().filter(|_| self.whole_steps != WholeSteps::Never) else {
             return Recorded::Graph { graph, awaits: None };
         };
         let Ok(planned) = Planned::new(&self.device.context, &ops) else {

@@ -42,7 +42,8 @@ fn build(folder: &Folder, sizes: &Sizes, layers: Vec<AttentionSpec>, names: Name
     let parallel = |attention| layer(attention, mlp, LayerNorms::shared(norm), Residual::Parallel);
     let layers: Vec<LayerSpec> = layers.into_iter().map(parallel).collect();
     let mut spec = sizes.model(folder, layers, norm, Tied::UnlessSaid)?;
-    spec.head.scale = config.number_or("logit_scale", 0.0625)? as f32;
+    let scale = config.number_or("logit_scale", 0.0625)? as f32;
+    spec.head.change_logits(|head| head.scale = scale);
     Ok(Blueprint { spec, names })
 }
 

@@ -93,7 +93,8 @@ impl Base {
     fn build(&self, folder: &Folder, layers: Vec<LayerSpec>, naming: Naming) -> Result<Blueprint, ConfigError> {
         let mut spec = self.sizes.model(folder, layers, self.norm, Tied::UnlessSaid)?;
         spec.embedding.scale = (self.sizes.hidden as f32).sqrt();
-        spec.head.soft_cap = soft_cap(&folder.config, "final_logit_softcapping")?;
+        let soft_cap = soft_cap(&folder.config, "final_logit_softcapping")?;
+        spec.head.change_logits(|head| head.soft_cap = soft_cap);
         Ok(Blueprint { spec, names: naming.names() })
     }
 }

@@ -19,7 +19,7 @@ pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mlp = sizes.mlp(MlpKind::Plain, activation(config, "hidden_act", "gelu_new")?, true);
     let layer = layer(attention, mlp, LayerNorms::shared(norm), Residual::Parallel);
     let mut spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
-    spec.head.bias = true;
+    spec.head.change_logits(|head| head.bias = true);
     Ok(Blueprint { spec, names: Naming { final_norm: "model.final_layernorm", part, ..LLAMA }.names() })
 }
 

@@ -91,15 +91,6 @@ impl Mixer for LatentMixer {
         self.attention.heads.q * self.v_head_dim
     }
 
-    fn cache_spec(&self) -> CacheSpec {
-        let Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. } = self.attention.heads;
-        let window = self.attention.window;
-        CacheSpec {
-            tokens: Some(TokenCache { kv_heads, head_dim, v_head_dim, shared: true, window }),
-            states: Vec::new(),
-        }
-    }
-
     fn bind_cache(&mut self, cache: CacheBinding) {
         self.kv = cache.kv;
     }
@@ -124,6 +115,13 @@ impl Mixer for LatentMixer {
         self.restore.run(heads(attended, rank), heads(restored, self.v_head_dim), backend);
         restored
     }
+}
+
+/// One key for all heads, whose values are a part of it, on every rank.
+pub(super) fn cache_spec(spec: &LatentSpec) -> CacheSpec {
+    let (head_dim, v_head_dim) = (spec.rope_dim + spec.kv_rank, spec.kv_rank);
+    let tokens = TokenCache { kv_heads: 1, head_dim, v_head_dim, shared: true, window: None };
+    CacheSpec { tokens: Some(tokens), states: Vec::new() }
 }
 
 pub(super) fn build(

@@ -29,7 +29,7 @@ fn draws_and_log_probabilities_are_those_of_the_logits() {
         for (seed, sampling) in (7..).zip(settings()) {
             let compiled = || SamplingPlan::compile(&sampling, seed, &[]);
             let (plan, mut sequence) = (compiled(), Sequence::new(PROMPT, 5).chosen(compiled()));
-            let got = sequence.decode(&mut model, STEPS, None);
+            let got = sequence.decode(&mut *model, STEPS, None);
             let mut history = sequence.history(&plan);
             for (step, got) in got.iter().enumerate() {
                 let what = format!("{sampling:?}, step {step}");
@@ -50,7 +50,7 @@ fn draws_and_log_probabilities_are_those_of_the_logits() {
                 assert!(step == 0 || whole, "{what}: {:?}", got.ran);
             }
             let tokens: Vec<u32> = got.iter().map(|step| step.token).collect();
-            assert_eq!(sequence.decode_ahead(&mut model, STEPS), tokens, "{sampling:?}, submitted ahead");
+            assert_eq!(sequence.decode_ahead(&mut *model, STEPS), tokens, "{sampling:?}, submitted ahead");
         }
     });
 }

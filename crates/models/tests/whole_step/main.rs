@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Products, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, Model};
+use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, NetworkHead, Placement, Runner};
 use sequence::{Decoded, Sequence};
 
 const BLOCK_SIZE: usize = 16;
@@ -23,12 +23,12 @@ const NUM_BLOCKS: usize = 512;
 const MAX_ROWS: usize = 512;
 
 /// A model that records its steps of one row.
-fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Model {
+fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Box<dyn Runner> {
     let options = LoadOptions {
         dtype: Some(DType::Bf16),
         kv_cache_dtype: None,
-        tp_rank: 0,
-        tp_size: 1,
+        placement: Placement::WHOLE,
+        head: NetworkHead::Stored,
         format,
         quantization: None,
         activations: ActivationRounding::None,
@@ -40,7 +40,7 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Model {
     };
     // Prompts are done alike each time: the fastest way of a product is another one once it has been measured.
     let backend = gpu::open(&CudaOptions { whole_steps, products: Products::Library, ..gpu::options() });
-    let mut model = models::load(dir, &options, backend, &mut |_| {}).expect("a model");
+    let mut model = models::load(dir, &options, backend, &mut |_| {}).expect("a model").runner;
     model.set_capture_sizes(&[1, 2]);
     model.allocate(Memory { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, max_sequences: 2 });
     model.set_slots(2);
@@ -62,9 +62,9 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
     for (index, &prompt) in prompts.iter().enumerate() {
         let what = format!("{}, {prompt} tokens and more", dir.display());
         let mut sequence = Sequence::new(prompt, index);
-        let got = sequence.decode(&mut whole, steps, None);
+        let got = sequence.decode(&mut *whole, steps, None);
         let tokens: Vec<u32> = got.iter().map(|step| step.token).collect();
-        let want = sequence.decode(&mut kernels, steps, Some(&tokens));
+        let want = sequence.decode(&mut *kernels, steps, Some(&tokens));
         for (step, (got, want)) in got.iter().zip(&want).enumerate() {
             check_close(&format!("{what}, step {step}"), &got.logits, &want.logits, 0.03);
             let Decoded { token, logits, .. } = got;
@@ -79,11 +79,11 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
         assert!(ran(&got, "whole_step"), "{what}: {:?}", got[1].ran);
         assert!(ran(&want, "recorded step"), "{what}: {:?}", want[1].ran);
         // Again, and nothing is left over from before.
-        let again = sequence.decode(&mut whole, steps, None);
+        let again = sequence.decode(&mut *whole, steps, None);
         for (step, (got, again)) in got.iter().zip(&again).enumerate() {
             assert_eq!((got.token, &got.logits), (again.token, &again.logits), "{what}, step {step} again");
         }
-        assert_eq!(sequence.decode_ahead(&mut whole, steps), tokens, "{what}, submitted ahead");
+        assert_eq!(sequence.decode_ahead(&mut *whole, steps), tokens, "{what}, submitted ahead");
     }
 }
 
@@ -91,9 +91,9 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
 fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
     let [mut chosen, mut kernels] = [WholeSteps::Faster, WholeSteps::Never].map(|steps| load(dir, format, steps));
     let mut sequence = Sequence::new(prompt, 3);
-    let got = sequence.decode(&mut chosen, steps, None);
+    let got = sequence.decode(&mut *chosen, steps, None);
     let tokens: Vec<u32> = got.iter().map(|step| step.token).collect();
-    let want = sequence.decode(&mut kernels, steps, Some(&tokens));
+    let want = sequence.decode(&mut *kernels, steps, Some(&tokens));
     for (step, (got, want)) in got.iter().zip(&want).enumerate() {
         check_close(&format!("{}, step {step}", dir.display()), &got.logits, &want.logits, 0.03);
     }

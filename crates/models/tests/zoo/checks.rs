@@ -9,7 +9,7 @@ use collectives::Solo;
 use kernels::cpu::CpuOptions;
 use kernels::ops::DType;
 use model_spec::FeedForwardSpec;
-use models::Model;
+use models::Runner;
 use serde_json::Value;
 
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, hidden, load, logprob, run};
@@ -45,10 +45,10 @@ impl Case {
 
 /// Loads a whole model and runs it.
 fn outcomes(dir: &Path, setup: Setup, scripts: &[Script], way: Way) -> Vec<Outcome> {
-    run(&mut load_whole(dir, setup), &mut Solo, scripts, way)
+    run(&mut *load_whole(dir, setup), &mut Solo, scripts, way)
 }
 
-fn load_whole(dir: &Path, setup: Setup) -> Model {
+fn load_whole(dir: &Path, setup: Setup) -> Box<dyn Runner> {
     load(dir, setup).unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
 }
 
@@ -158,7 +158,7 @@ fn first_difference(dir: &Path, setup: Setup, reference: &Reference) -> String {
     let Some(prompt) = reference.prompts.iter().find(|prompt| !prompt.hidden.is_empty()) else {
         return "no layer's output was recorded".to_owned();
     };
-    let layers = hidden(&mut load_whole(dir, setup), &mut Solo, &prompt.ids);
+    let layers = hidden(&mut *load_whole(dir, setup), &mut Solo, &prompt.ids);
     let differences: Vec<f32> = layers.iter().zip(&prompt.hidden).map(|(a, b)| max_difference(a, b)).collect();
     match differences.iter().position(|difference| *difference > reference.float32) {
         Some(0) => format!("the embedding differs by {}", differences[0]),
@@ -245,7 +245,7 @@ pub fn tensor_parallel(case: &Case, size: usize) {
             let rank = |(rank, mut channels)| {
                 scope.spawn(move || {
                     run(
-                        &mut load(dir, Setup { rank: (rank, size), ..case.setup(DType::F32) }).expect("a rank"),
+                        &mut *load(dir, Setup { rank: (rank, size), ..case.setup(DType::F32) }).expect("a rank"),
                         &mut channels,
                         scripts,
                         way,

@@ -6,7 +6,7 @@ use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Backend, Batch, DType, Sequence};
 use kernels_cuda::{CudaOptions, RankOptions};
-use models::{ActivationRounding, LoadError, LoadFormat, LoadOptions, Memory, Model};
+use models::{ActivationRounding, LoadError, LoadFormat, LoadOptions, Memory, NetworkHead, Placement, Runner};
 
 use crate::gpu;
 
@@ -124,12 +124,12 @@ impl Setup {
 }
 
 /// Loads a model, or a rank's part of it.
-pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
+pub fn load(dir: &Path, setup: Setup) -> Result<Box<dyn Runner>, LoadError> {
     let options = LoadOptions {
         dtype: Some(setup.dtype),
         kv_cache_dtype: None,
-        tp_rank: setup.rank.0,
-        tp_size: setup.rank.1,
+        placement: Placement::rank(setup.rank.0, setup.rank.1),
+        head: NetworkHead::Stored,
         format: LoadFormat::Auto,
         quantization: None,
         activations: setup.activations,
@@ -140,7 +140,7 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
         threads: 2,
     };
     let mut progress = Vec::new();
-    let model = models::load(dir, &options, setup.on.backend(setup.rank), &mut |p| progress.push(p))?;
+    let model = models::load(dir, &options, setup.on.backend(setup.rank), &mut |p| progress.push(p))?.runner;
     assert!(progress.windows(2).all(|pair| pair[0].bytes_done <= pair[1].bytes_done), "progress goes back");
     let last = progress.last().expect("progress");
     assert_eq!(last.bytes_done, last.bytes_total, "progress ends at the total");
@@ -148,7 +148,7 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
 }
 
 /// Runs all scripts.
-pub fn run(model: &mut Model, group: &mut dyn Collective, scripts: &[Script], way: Way) -> Vec<Outcome> {
+pub fn run(model: &mut dyn Runner, group: &mut dyn Collective, scripts: &[Script], way: Way) -> Vec<Outcome> {
     model.join(group).expect("ranks that meet");
     model.allocate(MEMORY);
     let mut blocks: Vec<u32> = (0..NUM_BLOCKS as u32).collect();
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
     }
 }
 
-fn finish(model: &mut Model, group: &mut dyn Collective, runs: &mut [Run<'_>], way: Way) {
+fn finish(model: &mut dyn Runner, group: &mut dyn Collective, runs: &mut [Run<'_>], way: Way) {
     while runs.iter().any(|run| !run.done()) {
         let (mut tokens, mut positions, mut sequences, mut wanted) = (vec![], vec![], vec![], vec![]);
         let mut takers = Vec::new();
@@ -250,7 +250,7 @@ pub fn logprob(logits: &[f32], token: u32) -> f32 {
 }
 
 /// The residual stream of a prompt, by layer.
-pub fn hidden(model: &mut Model, group: &mut dyn Collective, prompt: &[u32]) -> Vec<Vec<f32>> {
+pub fn hidden(model: &mut dyn Runner, group: &mut dyn Collective, prompt: &[u32]) -> Vec<Vec<f32>> {
     model.allocate(MEMORY);
     let positions: Vec<u32> = (0..prompt.len() as u32).collect();
     let groups = model.cache().groups.len();

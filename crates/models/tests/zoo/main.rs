@@ -9,12 +9,14 @@ mod folders;
 #[path = "../../../../kernels/tests/conformance/gpu.rs"]
 mod gpu;
 mod group;
+mod networks;
+mod pooling;
 mod reference;
 mod relabelled;
 mod table;
 
 use checks::{Case, bfloat16, damaged_gguf, float32, shipped, tensor_parallel, tensor_parallel_refused};
-use engine::{Setup, load};
+use engine::{Setup, load, load_model};
 use kernels::ops::DType;
 
 /// Tests of one reference model: exact in float32, close in 16 bits, and split over `$ranks`.
@@ -221,7 +223,7 @@ fn weights_of_8_bits_take_a_byte() {
     for folder in ["llama-fp8-block", "llama-fp8-dynamic", "llama-fp8-native", "llama-fp8-static"] {
         let Some(dir) = folders::zoo(folder) else { return };
         let file = std::fs::metadata(dir.join("model.safetensors")).expect("weights").len();
-        let model = load(&dir, Setup::new(DType::Bf16)).expect("a model");
+        let model = load_model(&dir, Setup::new(DType::Bf16)).expect("a model");
         let bytes = model.weight_bytes;
         assert!(bytes.abs_diff(file) < file / 40, "{folder}: {bytes} bytes of a file of {file}");
         // Embeddings, which are the head, have 16 bits.

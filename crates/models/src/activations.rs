@@ -35,8 +35,8 @@ pub(crate) struct OutputActivations {
     pub(crate) all_logits: Option<Act>,
 }
 
-/// Makes activation buffers and counts their bytes (as if all were f32). Whoever asks for the same role and shape is given the same
-/// buffer: layers run one after the other, and so do networks.
+/// Makes activation buffers and counts their bytes (as if all were f32). Whoever asks for the same role and shape is
+/// given the same buffer: layers run one after the other, and so do networks.
 #[derive(Default)]
 pub(crate) struct ActivationPool {
     shared: HashMap<Key, Act>,
@@ -81,7 +81,8 @@ pub(crate) struct Buffers<'a> {
 }
 
 impl Buffers<'_> {
-    /// For what goes on inside a layer, with `times` rows for each of a step: the device may round it to the computing type.
+    /// For what goes on inside a layer, with `times` rows for each of a step: the device may round it to the computing
+    /// type.
     pub(crate) fn shared(&mut self, role: &'static str, times: usize, width: usize, backend: &mut dyn Backend) -> Act {
         self.pool.get(Key { role, rows: self.max_rows * times, width, dtype: self.compute }, backend)
     }

@@ -1,8 +1,9 @@
 //! How a model's layers share KV memory: KV cache groups.
 //!
-//! Layers that keep the same tokens form groups with a block table each: all tokens, or those of a window. The tables of all groups take
-//! blocks from one pool, so that what windows do not need is there for whoever needs it. For that, a block must be of use to any group:
-//! it is a block of *every* memory, and the groups' layers use the same memories in turn.
+//! Layers that keep the same tokens form groups with a block table each: all tokens, or those of a window. The tables
+//! of all groups take blocks from one pool, so that what windows do not need is there for whoever needs it. For that, a
+//! block must be of use to any group: it is a block of *every* memory, and the groups' layers use the same memories in
+//! turn.
 //!
 //! ```text
 //!            memory 0   memory 1
@@ -150,7 +151,8 @@ fn group(layers: &[CacheSpec]) -> Vec<Vec<usize>> {
     kinds.iter().flat_map(|(_, members)| members.chunks(size).map(<[usize]>::to_vec)).collect()
 }
 
-/// Layers a group: as many as waste the fewest places, first in groups that keep everything, then in those with a window.
+/// Layers a group: as many as waste the fewest places, first in groups that keep everything, then in those with a
+/// window.
 fn group_size(kinds: &[(Option<usize>, Vec<usize>)]) -> usize {
     let largest = kinds.iter().map(|(_, members)| members.len()).max().unwrap_or(1);
     let count = |size: usize| kinds.iter().map(|(_, members)| members.len().div_ceil(size)).sum::<usize>();

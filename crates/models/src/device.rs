@@ -1,8 +1,9 @@
 //! [`Device`]: a backend, and what all networks on it share.
 //!
 //! ```text
-//! Device    backend (stream, compiled kernels, autotuned GEMMs, captured steps), activation buffers, connected ranks, sampling slots
-//! Network   weights of some layers, their KV cache and recurrent states, block tables
+//! Device    backend (stream, compiled kernels, autotuned GEMMs, captured steps), activation buffers, connected ranks,
+//!           sampling slots
+//! Network   weights of some layers, their KV cache and recurrent states
 //! ```
 //!
 //! Networks on one device run one after the other, each step whole: a target and its draft, an encoder and its decoder.
@@ -42,7 +43,8 @@ pub(crate) struct SampleSlots {
 }
 
 impl Device {
-    /// A device without networks. `tp`: this process in a tensor-parallel group, whose ranks hold slices of every layer.
+    /// A device without networks. `tp`: this process in a tensor-parallel group, whose ranks hold slices of every
+    /// layer.
     pub fn new(backend: Box<dyn Backend>, tp: RankPlacement) -> Result<Self, LoadError> {
         Ok(Self {
             backend,
@@ -86,7 +88,8 @@ impl Device {
         self.shard.size > 1 && self.backend.can_init_comm()
     }
 
-    /// Connects the devices of all ranks, where they can be; all ranks call it before their first step, and for each new group.
+    /// Connects the devices of all ranks, where they can be; all ranks call it before their first step, and for each
+    /// new group.
     pub fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
         let Shard { rank, size } = self.shard;
         if size == 1 {
@@ -114,9 +117,9 @@ impl Device {
         Ok(())
     }
 
-    /// Makes room for the sequences of `count` slots, empty, whose tokens are sampled from logits of `vocab` columns. No step may be in
-    /// flight. Networks on one device share the slots: one that drafts for another has a range of its own, and may name the other's last
-    /// tokens ([`kernels::sample::last_token`]).
+    /// Makes room for the sequences of `count` slots, empty, whose tokens are sampled from logits of `vocab` columns.
+    /// No step may be in flight. Networks on one device share the slots: one that drafts for another has a range of its
+    /// own, and may name the other's last tokens ([`kernels::sample::last_token`]).
     pub fn set_slots(&mut self, count: usize, vocab: usize) {
         self.backend.set_slots(count, vocab);
         self.slots = SampleSlots { count, vocab };
@@ -124,7 +127,8 @@ impl Device {
 
     /// Whether the device can sample like this.
     pub fn can_sample(&self, choice: &SampleParams) -> bool {
-        // Where the host gathers the logits of several ranks, the host of every rank samples; else the device of every rank.
+        // Where the host gathers the logits of several ranks, the host of every rank samples; else the device of every
+        // rank.
         (self.shard.size == 1 || self.joined) && self.backend.can_sample(choice)
     }
 
@@ -142,13 +146,15 @@ impl Device {
         self.backend.is_done(ticket)
     }
 
-    /// Waits for a step, of any network, and appends the tokens sampled in it to `out`, in order. Once for each step, in their order.
+    /// Waits for a step, of any network, and appends the tokens sampled in it to `out`, in order. Once for each step,
+    /// in their order.
     pub fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError> {
         self.backend.take(ticket, out);
         self.check()
     }
 
-    /// Captures decode steps of this network from here on; those of another network are dropped. See [`Device::captures`].
+    /// Captures decode steps of this network from here on; those of another network are dropped. See
+    /// [`Device::captures`].
     pub(crate) fn capture_steps_of(&mut self, network: NetworkId, rows: &[usize]) {
         self.captured = Some(network);
         self.backend.set_capture_sizes(rows);
@@ -160,8 +166,8 @@ impl Device {
         self.captured.is_none_or(|captured| captured == network)
     }
 
-    /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No step may be in
-    /// flight: see [`kernels::ops::Device::warm_up`].
+    /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No
+    /// step may be in flight: see [`kernels::ops::Device::warm_up`].
     pub fn warm_up(&mut self) -> bool {
         // What buffers held is lost.
         self.newest = None;

@@ -257,7 +257,8 @@ pub enum ForwardError {
         /// Ranks in the group.
         group_size: usize,
     },
-    /// Tokens were to be sampled from something else than logits as wide as those that the device's slots were made for.
+    /// Tokens were to be sampled from something else than logits as wide as those that the device's slots were made
+    /// for.
     #[error("tokens are sampled from logits of {slots} columns; this network gives rows of {width}")]
     Vocabulary {
         /// Columns of the network's outputs.

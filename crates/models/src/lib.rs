@@ -1,8 +1,9 @@
 //! Architectures as data, the one decoder that runs them, and the readers of their weights.
 //!
-//! [`load`] turns a Hugging Face folder into a [`Model`], whose [`Runner`] runs its steps over paged key/value memory. An architecture
-//! (`arch/`) says what a model is and what its files call the weights. A [`Network`] is some of its layers on a [`Device`], which several
-//! networks may share: `network/build.rs` decides which slices a rank loads, `network/forward.rs` is the forward pass.
+//! [`load`] turns a Hugging Face folder into a [`Model`], whose [`Runner`] runs its steps over paged key/value memory.
+//! An architecture (`arch/`) says what a model is and what its files call the weights. A [`Network`] is some of its
+//! layers on a [`Device`], which several networks may share: `network/build.rs` decides which slices a rank loads,
+//! `network/forward.rs` is the forward pass.
 
 mod activations;
 mod arch;

@@ -25,7 +25,8 @@ pub struct LoadOptions {
     /// What to compute in; absent: as `config.json` says, else f32. `F32` is exact on the stored weights;
     /// the 16-bit types round weights stored otherwise, and may round the inputs of products.
     pub dtype: Option<DType>,
-    /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed in.
+    /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed
+    /// in.
     pub kv_cache_dtype: Option<DType>,
     /// Which part of the model is loaded.
     pub placement: Placement,
@@ -33,13 +34,15 @@ pub struct LoadOptions {
     pub head: NetworkHead,
     /// Where weights come from.
     pub format: LoadFormat,
-    /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent: whichever it has.
+    /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent:
+    /// whichever it has.
     pub quantization: Option<String>,
     /// What becomes of the inputs of quantised layers.
     pub activations: ActivationRounding,
     /// Seed of dummy weights.
     pub seed: u64,
-    /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long ask for it.
+    /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long
+    /// ask for it.
     pub max_len: Option<usize>,
     /// Most tokens in a step.
     pub max_rows: usize,
@@ -137,8 +140,8 @@ pub fn load(
     Ok(Model { spec, weight_bytes, num_weights, runner: Box::new(Decoder::new(device, network)?) })
 }
 
-/// Loads a model, or a stage of it, onto a device beside the networks that are there: this rank's slices only. Every fault in names and
-/// shapes is found before any weight is read.
+/// Loads a model, or a stage of it, onto a device beside the networks that are there: this rank's slices only. Every
+/// fault in names and shapes is found before any weight is read.
 pub fn load_network(
     dir: &Path,
     options: &LoadOptions,
@@ -247,7 +250,8 @@ fn expect(device: &mut Device, hidden: usize, layers: &[LayerSpec], compute: DTy
     }
 }
 
-/// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless something else is asked for.
+/// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless
+/// something else is asked for.
 fn cache_type(options: &LoadOptions, compute: DType, quantised: bool) -> Result<DType, LoadError> {
     match options.kv_cache_dtype {
         None => Ok(if quantised { DType::E4m3 } else { compute }),

@@ -1,5 +1,5 @@
-//! Baichuan 1 and 2: Llama with fused queries, keys and values. 7B turns heads, 13B uses ALiBi; the second generation's head has rows of
-//! length one.
+//! Baichuan 1 and 2: Llama with fused queries, keys and values. 7B turns heads, 13B uses ALiBi; the second generation's
+//! head has rows of length one.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Position, Residual, RopeStyle, alibi_slopes};
 

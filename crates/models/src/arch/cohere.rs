@@ -1,4 +1,5 @@
-//! Cohere's Command R and R7B: attention and MLP in parallel after one layer norm, interleaved rotary embedding, scaled logits.
+//! Cohere's Command R and R7B: attention and MLP in parallel after one layer norm, interleaved rotary embedding, scaled
+//! logits.
 //!
 //! R+ has norms on each head. R7B (Cohere 2) slides on most layers, and the others have no positions.
 

@@ -1,4 +1,5 @@
-//! The echo model: it repeats the prompt and costs nothing, to measure everything around a model (see `runner/echo.rs`).
+//! The echo model: it repeats the prompt and costs nothing, to measure everything around a model (see
+//! `runner/echo.rs`).
 //!
 //! Its folder needs only `{"architectures": ["EchoForCausalLM"], "vocab_size": ..., "max_position_embeddings": ...}`.
 

@@ -1,5 +1,6 @@
-//! Gemma 1, 2 and 3: norms that multiply by one plus the weight, scaled embeddings; 2 also norms what each part puts out, caps scores and
-//! logits, and slides its window on every other layer; 3 norms heads instead of capping, and turns sliding layers by another base.
+//! Gemma 1, 2 and 3: norms that multiply by one plus the weight, scaled embeddings; 2 also norms what each part puts
+//! out, caps scores and logits, and slides its window on every other layer; 3 norms heads instead of capping, and turns
+//! sliding layers by another base.
 
 use model_spec::{
     AttentionSpec, Biases, ConfigError, ConfigFile, LayerNorms, LayerSpec, MlpKind, MlpSpec, NormScale, NormSpec,

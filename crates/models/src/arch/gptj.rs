@@ -1,4 +1,5 @@
-//! GPT-J: attention and MLP in parallel after one layer norm, interleaved rotary embedding on a part of each head, a bias on the head.
+//! GPT-J: attention and MLP in parallel after one layer norm, interleaved rotary embedding on a part of each head, a
+//! bias on the head.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 

@@ -1,4 +1,5 @@
-//! Phi 1, 1.5 and 2: attention and MLP in parallel after one layer norm, rotary embedding on a part of each head, biases everywhere.
+//! Phi 1, 1.5 and 2: attention and MLP in parallel after one layer norm, rotary embedding on a part of each head,
+//! biases everywhere.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 

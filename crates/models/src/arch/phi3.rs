@@ -1,4 +1,5 @@
-//! Phi 3, 3.5 and 4: Llama with fused projections, a rotary embedding that may turn a part of each head, and a sliding window.
+//! Phi 3, 3.5 and 4: Llama with fused projections, a rotary embedding that may turn a part of each head, and a sliding
+//! window.
 
 use model_spec::{AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 

@@ -1,4 +1,5 @@
-//! Classes that are a causal language model with something else in the place of its head: hidden states, or class scores.
+//! Classes that are a causal language model with something else in the place of its head: hidden states, or class
+//! scores.
 
 use model_spec::{ClassesSpec, ConfigError, HeadSpec};
 

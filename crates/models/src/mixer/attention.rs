@@ -20,8 +20,8 @@ struct AttentionMixer {
     qkv: Linear,
     attention: Attention,
     rope: Option<Rope>,
-    /// Where queries, keys and values are projected and normed: `projected`, unless one norm goes over the heads of all ranks. Then all
-    /// queries and keys are projected here, and this rank's are picked out.
+    /// Where queries, keys and values are projected and normed: `projected`, unless one norm goes over the heads of all
+    /// ranks. Then all queries and keys are projected here, and this rank's are picked out.
     normed: Act,
     norms: Vec<ColumnNorm>,
     picked: Vec<Columns>,

@@ -1,5 +1,5 @@
-//! Linear attention by the gated delta rule: a convolution over queries, keys and values, then a matrix for each value head. Heads are
-//! split over ranks.
+//! Linear attention by the gated delta rule: a convolution over queries, keys and values, then a matrix for each value
+//! head. Heads are split over ranks.
 
 use kernels::ops::{Act, Activation, Cols, Conv, DeltaInput, DeltaRule, Epilogue, Norm, NormKind};
 use model_spec::DeltaSpec;

@@ -1,8 +1,9 @@
 //! Latent attention: one short vector a token stands for the keys and values of all heads.
 //!
-//! Keys are never made: `q (W_k c)` is `(q W_k) c`, so queries are brought into the latent space and attend there, all heads to one key,
-//! and what they gather is brought back by the values' part of the projection (the absorbed form of arXiv 2405.04434). A key is
-//! `[rope | latent]`, its value its latent part; that is all the cache holds, and every rank holds the same.
+//! Keys are never made: `q (W_k c)` is `(q W_k) c`, so queries are brought into the latent space and attend there, all
+//! heads to one key, and what they gather is brought back by the values' part of the projection (the absorbed form of
+//! arXiv 2405.04434). A key is `[rope | latent]`, its value its latent part; that is all the cache holds, and every
+//! rank holds the same.
 
 use kernels::ops::{
     Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixUse, Norm, Rope, RowSelection,

@@ -1,4 +1,5 @@
-//! Mamba 2's mixer: a convolution, then heads whose channels share a decay. Heads, and the groups they form, are split over ranks.
+//! Mamba 2's mixer: a convolution, then heads whose channels share a decay. Heads, and the groups they form, are split
+//! over ranks.
 
 use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Norm, NormKind, Scan, ScanInput};
 use model_spec::Mamba2Spec;

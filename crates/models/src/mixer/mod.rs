@@ -1,8 +1,9 @@
 //! What mixes tokens in a layer: one kind a file, and one line in [`build`].
 //!
-//! A mixer owns its weights and names its buffers and its part of the cache. It runs in two halves: [`Mixer::project`] computes queries,
-//! keys and values and writes to the cache what later tokens need; [`Mixer::attend`] computes the rows that go into the output
-//! projection. The decoder leaves out the second half where a step needs no output of the layer.
+//! A mixer owns its weights and names its buffers and its part of the cache. It runs in two halves: [`Mixer::project`]
+//! computes queries, keys and values and writes to the cache what later tokens need; [`Mixer::attend`] computes the
+//! rows that go into the output projection. The decoder leaves out the second half where a step needs no output of the
+//! layer.
 
 mod attention;
 mod delta;

@@ -1,4 +1,5 @@
-//! From a [`ModelSpec`] to weights on a device: which slices of which tensors this rank needs, fused as the decoder runs them.
+//! From a [`ModelSpec`] to weights on a device: which slices of which tensors this rank needs, fused as the decoder
+//! runs them.
 
 use std::ops::Range;
 

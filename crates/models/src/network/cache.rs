@@ -12,8 +12,8 @@ use crate::mixer::{self, CacheBinding};
 use crate::model::Memory;
 use crate::tp::Shard;
 
-/// KV memory and recurrent states of some layers of a model. Layers are arranged in groups over the whole model, so that all stages of a
-/// pipeline have the same block tables.
+/// KV memory and recurrent states of some layers of a model. Layers are arranged in groups over the whole model, so
+/// that all stages of a pipeline have the same block tables.
 pub(super) struct Cache {
     dtype: DType,
     /// Of the whole model, as is the arrangement.

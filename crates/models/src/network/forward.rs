@@ -1,7 +1,7 @@
 //! The forward pass of a step: from tokens, or rows of the stage before, to what the network gives.
 //!
-//! A layer's output is not added to the residual stream `x` at once: it waits in `delta`, so that the add and the next norm are one
-//! operation, and so that with several ranks it can be summed over them first.
+//! A layer's output is not added to the residual stream `x` at once: it waits in `delta`, so that the add and the next
+//! norm are one operation, and so that with several ranks it can be summed over them first.
 
 use kernels::ops::{Act, Backend, Epilogue, Norm, RowSelection};
 use model_spec::Residual;
@@ -12,7 +12,8 @@ use crate::error::ForwardError;
 use crate::mixer::Run;
 use crate::ranks::Ranks;
 
-/// Called with the residual stream after the embedding (0) and after each layer (1, 2, …), `[rows, hidden]`; the last is normalised.
+/// Called with the residual stream after the embedding (0) and after each layer (1, 2, …), `[rows, hidden]`; the last
+/// is normalised.
 pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
 /// A step under way.
@@ -111,7 +112,8 @@ impl ForwardPass<'_, '_> {
         self.leave(layer.after_mlp, layer.residual_scale)
     }
 
-    /// `x += delta` if one is pending; then the input of the next part: the norm of `x` (which may take the place of `x`), or `x` itself.
+    /// `x += delta` if one is pending; then the input of the next part: the norm of `x` (which may take the place of
+    /// `x`), or `x` itself.
     fn enter(&mut self, norm: Option<Norm>, residual: Residual) -> Act {
         let (x, normed, delta) = (self.x, self.activations.normed, self.activations.delta);
         let pending = std::mem::take(&mut self.pending);
@@ -145,7 +147,8 @@ impl ForwardPass<'_, '_> {
         Ok(())
     }
 
-    /// The mixer's rows and their output projection. `narrow`: from here on, `x` is the rows that the head is asked for.
+    /// The mixer's rows and their output projection. `narrow`: from here on, `x` is the rows that the head is asked
+    /// for.
     fn mix(&mut self, layer: &Layer, narrow: bool) {
         let only = narrow.then_some(RowSelection { rows: self.output_rows });
         let all = layer.mixer.attend(only, self.backend);

@@ -28,8 +28,8 @@ use forward::ForwardPass;
 pub use forward::Observer;
 pub(crate) use modules::{Head, Layer, Modules, Output};
 
-/// Layers of a model, loaded onto one [`Device`]: all of them, or a stage of a pipeline. The first stage embeds tokens, the last one has
-/// the head; the stages between take rows of the residual stream and give them on.
+/// Layers of a model, loaded onto one [`Device`]: all of them, or a stage of a pipeline. The first stage embeds tokens,
+/// the last one has the head; the stages between take rows of the residual stream and give them on.
 pub struct Network {
     id: NetworkId,
     spec: ModelSpec,
@@ -53,7 +53,8 @@ pub struct Step<'a> {
     pub batch: Batch<'a>,
     /// The residual stream as the stage before left it, `[rows, hidden]`; absent for the stage that embeds tokens.
     pub received: Option<&'a [f32]>,
-    /// Rows that the head is asked for: ascending indices into the batch's rows; may be empty. A stage without head gives all rows.
+    /// Rows that the head is asked for: ascending indices into the batch's rows; may be empty. A stage without head
+    /// gives all rows.
     pub output_rows: &'a [u32],
 }
 
@@ -189,8 +190,8 @@ impl Network {
         self.generates() && device.slots.vocab == self.spec.vocab_size && device.can_sample(choice)
     }
 
-    /// Starts a step without waiting for the device, and samples tokens from some of its output rows (`row` counts among these). At most
-    /// [`kernels::sample::STEPS_IN_FLIGHT`] steps may be started on a device and not taken.
+    /// Starts a step without waiting for the device, and samples tokens from some of its output rows (`row` counts
+    /// among these). At most [`kernels::sample::STEPS_IN_FLIGHT`] steps may be started on a device and not taken.
     ///
     /// All ranks of a group call it with the same arguments.
     pub fn submit(
@@ -231,7 +232,8 @@ impl Network {
         self.forward_with(device, step, group, None)
     }
 
-    /// The same, telling `observer` the residual stream after the embedding and after each layer. For finding where two models part.
+    /// The same, telling `observer` the residual stream after the embedding and after each layer. For finding where two
+    /// models part.
     pub fn forward_observed<'a>(
         &'a mut self,
         device: &'a mut Device,
@@ -256,8 +258,8 @@ impl Network {
         self.outputs(device)
     }
 
-    /// What the step gave that was started last, as it was before sampling. Waits for it. Fails when another network of the device has
-    /// started one since: networks share activation buffers.
+    /// What the step gave that was started last, as it was before sampling. Waits for it. Fails when another network of
+    /// the device has started one since: networks share activation buffers.
     pub fn outputs<'a>(&'a self, device: &'a mut Device) -> Result<Outputs<'a>, ForwardError> {
         if device.newest != Some(self.id) {
             return Err(ForwardError::OutputsGone);
@@ -276,8 +278,9 @@ impl Network {
         Ok(Outputs { rows, width, data })
     }
 
-    /// Numbers of rows, ascending, that decode steps are padded to and captured with: see [`kernels::ops::Capture::set_capture_sizes`]. A
-    /// device captures the steps of one network, the one that this was called for last; the others' run kernel by kernel.
+    /// Numbers of rows, ascending, that decode steps are padded to and captured with: see
+    /// [`kernels::ops::Capture::set_capture_sizes`]. A device captures the steps of one network, the one that this was
+    /// called for last; the others' run kernel by kernel.
     pub fn set_capture_sizes(&self, device: &mut Device, rows: &[usize]) {
         device.capture_steps_of(self.id, rows);
     }
@@ -287,19 +290,20 @@ impl Network {
         device.backend.capture_bytes(sizes, self.modules.layers.len())
     }
 
-    /// The step to capture next; absent when none is left, or the device captures none of this network, or the step passes through the
-    /// host (as that of a group of ranks on CPUs does).
+    /// The step to capture next; absent when none is left, or the device captures none of this network, or the step
+    /// passes through the host (as that of a group of ranks on CPUs does).
     pub fn next_capture(&self, device: &Device) -> Option<CaptureSize> {
         if !(device.captures(self.id) && self.generates()) {
             return None;
         }
-        // Between connected devices only what needs no step: each rank captures when it has time, and a step would wait for the others.
+        // Between connected devices only what needs no step: each rank captures when it has time, and a step would wait
+        // for the others.
         let possible = |step: &CaptureSize| self.shard.size == 1 || (device.joined && step.has_run);
         device.backend.next_capture().filter(possible)
     }
 
-    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step in flight. The
-    /// inner error says why steps cannot be captured; they run all the same.
+    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
+    /// in flight. The inner error says why steps cannot be captured; they run all the same.
     pub fn capture(
         &mut self,
         device: &mut Device,

@@ -66,7 +66,8 @@ pub trait Runner: Send {
         false
     }
 
-    /// Connects the devices of all ranks of a group, where they can be; all ranks call it before their first step, and for each new group.
+    /// Connects the devices of all ranks of a group, where they can be; all ranks call it before their first step, and
+    /// for each new group.
     fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
         let _ = group;
         Ok(())
@@ -78,7 +79,8 @@ pub trait Runner: Send {
     /// Makes room for the sequences of `count` slots, empty. No step may be in flight.
     fn set_slots(&mut self, count: usize);
 
-    /// Numbers of rows, ascending, that decode steps are padded to and captured with: see [`kernels::ops::Capture::set_capture_sizes`].
+    /// Numbers of rows, ascending, that decode steps are padded to and captured with: see
+    /// [`kernels::ops::Capture::set_capture_sizes`].
     fn set_capture_sizes(&mut self, rows: &[usize]) {
         let _ = rows;
     }
@@ -89,14 +91,14 @@ pub trait Runner: Send {
         0
     }
 
-    /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the host (as that of a
-    /// group of ranks on CPUs does).
+    /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the
+    /// host (as that of a group of ranks on CPUs does).
     fn next_capture(&self) -> Option<CaptureSize> {
         None
     }
 
-    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step in flight. The
-    /// inner error says why steps cannot be captured; they run all the same.
+    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
+    /// in flight. The inner error says why steps cannot be captured; they run all the same.
     fn capture(
         &mut self,
         step: CaptureSize,
@@ -106,8 +108,8 @@ pub trait Runner: Send {
         Ok(Ok(()))
     }
 
-    /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No step may be in
-    /// flight: see [`kernels::ops::Device::warm_up`].
+    /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No
+    /// step may be in flight: see [`kernels::ops::Device::warm_up`].
     fn warm_up(&mut self) -> bool {
         false
     }
@@ -134,8 +136,9 @@ pub trait Runner: Send {
     /// When there is no such slot, or [`Runner::can_sample`] says no.
     fn set_slot(&mut self, slot: u32, choice: &SampleParams, counts: &[(u32, u32)]);
 
-    /// Starts a step without waiting for the device: logits of `logit_rows` (ascending indices into the batch's rows; may be empty), and
-    /// tokens sampled from some of these. At most [`kernels::sample::STEPS_IN_FLIGHT`] steps may be started and not taken.
+    /// Starts a step without waiting for the device: logits of `logit_rows` (ascending indices into the batch's rows;
+    /// may be empty), and tokens sampled from some of these. At most [`kernels::sample::STEPS_IN_FLIGHT`] steps may be
+    /// started and not taken.
     ///
     /// All ranks of a group call it with the same arguments.
     fn submit(
@@ -152,10 +155,12 @@ pub trait Runner: Send {
     /// Whether [`Runner::take`] would not have to wait.
     fn is_done(&mut self, ticket: Ticket) -> bool;
 
-    /// Waits for a step and appends the tokens sampled in it to `out`, in order. To be called once for each step, in their order.
+    /// Waits for a step and appends the tokens sampled in it to `out`, in order. To be called once for each step, in
+    /// their order.
     fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError>;
 
-    /// Runs a step, waits for it, and returns the logits of `logit_rows` (ascending indices into the batch's rows; may be empty).
+    /// Runs a step, waits for it, and returns the logits of `logit_rows` (ascending indices into the batch's rows; may
+    /// be empty).
     ///
     /// All ranks of a group call it with the same batch and rows; all get the same logits.
     fn forward(
@@ -165,7 +170,8 @@ pub trait Runner: Send {
         group: &mut dyn Collective,
     ) -> Result<Logits<'_>, ForwardError>;
 
-    /// The same, telling `observer` the residual stream after the embedding and after each layer. For finding where two models part.
+    /// The same, telling `observer` the residual stream after the embedding and after each layer. For finding where two
+    /// models part.
     fn forward_observed(
         &mut self,
         batch: Batch<'_>,

@@ -1,4 +1,5 @@
-//! Tokens that follow whole steps, of settings of all kinds and in a long context: those that the reference chooses from the same logits.
+//! Tokens that follow whole steps, of settings of all kinds and in a long context: those that the reference chooses
+//! from the same logits.
 
 use models::LoadFormat;
 use proto::Sampling;

@@ -1,6 +1,6 @@
-//! Decode steps of one row that one kernel does as a whole give what their recorded kernels give, to the rounding of 16-bit types, for as long as a
-//! sequence grows. On a GPU alone: `QUIRE_TEST_DEVICE=cuda` asks for one. Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the
-//! repository, else the fixtures in it.
+//! Decode steps of one row that one kernel does as a whole give what their recorded kernels give, to the rounding of
+//! 16-bit types, for as long as a sequence grows. On a GPU alone: `QUIRE_TEST_DEVICE=cuda` asks for one. Folders come
+//! from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
 
 mod draws;
 #[path = "../zoo/folders.rs"]
@@ -87,7 +87,8 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
     }
 }
 
-/// Runs a greedy sequence by whatever is measured to be faster, while the sequence is there, and the same tokens by recorded kernels.
+/// Runs a greedy sequence by whatever is measured to be faster, while the sequence is there, and the same tokens by
+/// recorded kernels.
 fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
     let [mut chosen, mut kernels] = [WholeSteps::Faster, WholeSteps::Never].map(|steps| load(dir, format, steps));
     let mut sequence = Sequence::new(prompt, 3);
@@ -101,8 +102,8 @@ fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
     assert!(ran("whole_step") || ran("recorded step"), "{:?}", got[1].ran);
 }
 
-/// Runs `check` where a GPU is to be tested, one at a time: a recording is lost where another backend of the process, which has the same context,
-/// waits for all of the device.
+/// Runs `check` where a GPU is to be tested, one at a time: a recording is lost where another backend of the process,
+/// which has the same context, waits for all of the device.
 fn on_a_gpu(check: impl FnOnce()) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

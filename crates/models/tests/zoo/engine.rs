@@ -89,7 +89,8 @@ impl On {
         all
     }
 
-    /// Ranks have a GPU each where there are enough; else they share the first, and the host carries what they exchange.
+    /// Ranks have a GPU each where there are enough; else they share the first, and the host carries what they
+    /// exchange.
     pub fn backend(self, (rank, size): (usize, usize)) -> Box<dyn Backend> {
         match self {
             Self::Cpu(options) => Box::new(CpuBackend::new(options)),

@@ -252,8 +252,8 @@ fn take(device: &mut Device, ticket: kernels::sample::Ticket) -> u32 {
     sampled.pop().expect("a token").token
 }
 
-/// What devices sample: both networks' steps in flight at once, a slot each. The target's decode steps are captured where the device
-/// captures any; the draft's are not, and neither takes the other's.
+/// What devices sample: both networks' steps in flight at once, a slot each. The target's decode steps are captured
+/// where the device captures any; the draft's are not, and neither takes the other's.
 #[test]
 fn networks_of_a_device_sample_in_slots_of_their_own() {
     let (setup, prompt, steps) = (Setup::new(DType::F32), [5, 9, 2, 77, 1033], 10);

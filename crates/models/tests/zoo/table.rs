@@ -1,4 +1,5 @@
-//! `docs/models.md`: every class that can be served, what it is made of and how it is checked. `cargo xtask models` writes it.
+//! `docs/models.md`: every class that can be served, what it is made of and how it is checked. `cargo xtask models`
+//! writes it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -1,4 +1,5 @@
-//! Runners over the parts that a served model has one of: the stages of a pipeline, and a network on a device that is not its own.
+//! Runners over the parts that a served model has one of: the stages of a pipeline, and a network on a device that is
+//! not its own.
 
 use std::sync::{Arc, Mutex};
 

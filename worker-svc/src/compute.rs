@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
 use kernels::ops::Backend;
-use models::{Memory, Model};
+use models::{Memory, Model, Runner};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use service_kit::Far;
 use tokio::sync::mpsc;
@@ -91,7 +91,7 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
     let (mut model, ready) = load(args, replies)?;
     let (num_blocks, max_num_seqs) = (ready.num_blocks, ready.max_num_seqs);
     let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
-    let joins = if model.can_join() { Joins::Others } else { Joins::Nobody };
+    let joins = if model.runner.can_join() { Joins::Others } else { Joins::Nobody };
     say(replies, Reply::Ready(Box::new(ready), joins))?;
     let mut next = jobs.recv().ok();
     let mut recorder = Recorder::new(args.enforce_eager);
@@ -104,7 +104,7 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
             }
             Job::Form(form, abort) => {
                 let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), groups, end_tokens.clone());
-                epoch(args, (&mut model, &mut recorder), slots, (form, abort), jobs, replies)?
+                epoch(args, (&mut *model.runner, &mut recorder), slots, (form, abort), jobs, replies)?
             }
         };
     }
@@ -112,9 +112,9 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
 }
 
 /// Works in one group until the next one is to be formed, which it returns.
-fn epoch(
+fn epoch<'m>(
     args: &Args,
-    device: (&mut Model, &mut Recorder),
+    device: (&'m mut dyn Runner, &'m mut Recorder),
     slots: Slots,
     (form, abort): (FormGroup, AbortHandle),
     jobs: &Receiver<Job>,
@@ -160,7 +160,7 @@ fn meet(
     args: &Args,
     form: &FormGroup,
     abort: AbortHandle,
-    model: &mut Model,
+    model: &mut dyn Runner,
 ) -> Result<Box<dyn Collective>, StepError> {
     let mut group = join(args, form, abort).map_err(|error| StepError::GroupLost(error.to_string()))?;
     model.join(&mut *group).map_err(StepError::of_meeting)?;
@@ -184,16 +184,16 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
 pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
     let mut model = load_weights(args, device::open(args)?, replies)?;
     // Before the cache takes what memory is left.
-    model.set_slots(args.max_num_seqs() as usize);
+    model.runner.set_slots(args.max_num_seqs() as usize);
     let recordable = args.recordable();
-    model.set_capture_sizes(&recordable);
+    model.runner.set_capture_sizes(&recordable);
     let room = find_room(args, &model, recordable.len())?;
-    model.allocate(Memory {
+    model.runner.allocate(Memory {
         num_blocks: room.num_blocks as usize,
         block_size: args.block_size as usize,
         max_sequences: room.max_num_seqs as usize,
     });
-    model.check_device()?;
+    model.runner.check_device()?;
     let ready = describe(args, &model, room);
     Ok((model, ready))
 }
@@ -206,19 +206,22 @@ fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<R
         let _ = replies.try_send(Reply::Loading(far));
     };
     let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
-    let (bytes, seconds) = (model.weight_bytes() as f64, start.elapsed().as_secs_f64());
+    let (bytes, seconds) = (model.weight_bytes as f64, start.elapsed().as_secs_f64());
     let (gb, gb_per_s) = (bytes * 1e-9, bytes / seconds.max(1e-9) * 1e-9);
-    let each = bytes / model.num_weights().max(1) as f64;
-    info!("weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight");
+    let each = bytes / model.num_weights.max(1) as f64;
+    info!(
+        architecture = model.spec.architecture,
+        "weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight"
+    );
     Ok(model)
 }
 
 /// What there is memory for, beside recordings of as many kinds of steps.
 fn find_room(args: &Args, model: &Model, recordable: usize) -> anyhow::Result<Room> {
-    let cache = model.cache();
-    let recordings = if args.enforce_eager { 0 } else { model.capture_bytes(recordable) };
-    let context_len = model.spec().context_len as u32;
-    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(model), recordings };
+    let cache = model.runner.cache();
+    let recordings = if args.enforce_eager { 0 } else { model.runner.capture_bytes(recordable) };
+    let context_len = model.spec.context_len as u32;
+    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&*model.runner), recordings };
     let room = memory::room(args, facts)?;
     if room.max_num_seqs < args.max_num_seqs() {
         info!(
@@ -237,25 +240,25 @@ fn find_room(args: &Args, model: &Model, recordable: usize) -> anyhow::Result<Ro
 
 /// What the scheduler is told of a model with its memory.
 fn describe(args: &Args, model: &Model, Room { num_blocks, max_num_seqs }: Room) -> WorkerReady {
-    let (spec, cache) = (model.spec(), model.cache());
+    let (spec, cache) = (&model.spec, model.runner.cache());
     WorkerReady {
         rank: args.rank,
         world_size: args.tensor_parallel_size,
-        device: model.describe_device(),
+        device: model.runner.describe_device(),
         dtype: dtype_name(args, model).into(),
         block_size: args.block_size,
         num_blocks,
         kv_bytes_per_token: cache.groups.iter().map(|group| group.bytes_per_token).sum(),
         vocab_size: spec.vocab_size as u32,
         max_model_len: spec.context_len as u32,
-        weight_bytes: model.weight_bytes(),
+        weight_bytes: model.weight_bytes,
         eos_token_ids: spec.eos_token_ids.clone(),
         cache_groups: cache.groups.iter().map(cache_group).collect(),
         state_bytes: cache.state_bytes,
         cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
             + u64::from(max_num_seqs) * cache.state_bytes,
         max_num_seqs,
-        step_preference: Some(step_preference(model.step_preference())),
+        step_preference: Some(step_preference(model.runner.step_preference())),
     }
 }
 
@@ -284,7 +287,7 @@ fn cache_group(group: &models::CacheGroup) -> proto::CacheGroup {
 fn dtype_name(args: &Args, model: &Model) -> &'static str {
     use kernels::ops::DType;
     use model_spec::FloatType;
-    match (args.load_options().dtype, model.spec().dtype) {
+    match (args.load_options().dtype, model.spec.dtype) {
         (Some(DType::Bf16), _) | (None, Some(FloatType::Bf16)) => "bfloat16",
         (Some(DType::F16), _) | (None, Some(FloatType::F16)) => "float16",
         _ => "float32",

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, str::FromStr
 use clap::ValueEnum;
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions};
+use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
 use service_kit::{Address, CommonArgs};
 
 use crate::recording;
@@ -282,8 +282,8 @@ impl Args {
                 CachePrecision::Float16 => Some(DType::F16),
                 CachePrecision::Fp8E4m3 => Some(DType::E4m3),
             },
-            tp_rank: self.rank as usize,
-            tp_size: self.tensor_parallel_size as usize,
+            placement: Placement::rank(self.rank as usize, self.tensor_parallel_size as usize),
+            head: NetworkHead::Stored,
             format: match self.load_format {
                 Format::Auto => LoadFormat::Auto,
                 Format::Safetensors => LoadFormat::Safetensors,

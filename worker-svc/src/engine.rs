@@ -15,8 +15,8 @@ use kernels::{
     ops::Timing,
     sample::{STEPS_IN_FLIGHT, Ticket},
 };
-use models::{Logits, Model};
-use proto::{StepPlan, StepResult, TokenLogprobs, Want};
+use models::{Logits, Runner};
+use proto::{StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
 
 /// One epoch of a worker: the model, the slots, the group.
 pub(crate) struct Engine<'m> {
-    model: &'m mut Model,
+    model: &'m mut dyn Runner,
     slots: Slots,
     group: Box<dyn Collective>,
     recorder: &'m mut Recorder,
@@ -64,7 +64,7 @@ struct Awaited {
 impl<'m> Engine<'m> {
     /// A group's engine. The slots are empty, on the device too.
     pub(crate) fn new(
-        (model, recorder): (&'m mut Model, &'m mut Recorder),
+        (model, recorder): (&'m mut dyn Runner, &'m mut Recorder),
         slots: Slots,
         group: Box<dyn Collective>,
         options: Options,
@@ -95,23 +95,19 @@ impl<'m> Engine<'m> {
         self.change_slots(&mut plan)?;
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
         let mut awaited = None;
-        if self.model.is_echo() {
-            self.echo(&plan, &mut result)?;
-        } else {
-            let passes = passes(&plan, &self.slots, self.max_logit_rows)?;
-            let alone = passes.len() == 1;
-            for pieces in &passes {
-                let on_host = !alone || pieces.iter().any(|piece| self.needs_host(piece));
-                let rows = Rows::new(pieces, &plan, &self.slots);
-                let asked = self.model.submit(rows.batch(), &rows.logit_rows, &rows.choices, &mut *self.group)?;
-                let asked = Awaited { ticket: asked, choosers: rows.choosers };
-                self.expect(&asked);
-                if on_host {
-                    self.complete_earlier()?;
-                    self.complete_here(pieces, &plan, asked, &mut result)?;
-                } else {
-                    awaited = Some(asked);
-                }
+        let passes = passes(&plan, &self.slots, self.max_logit_rows)?;
+        let alone = passes.len() == 1;
+        for pieces in &passes {
+            let on_host = !alone || pieces.iter().any(|piece| self.needs_host(piece));
+            let rows = Rows::new(pieces, &plan, &self.slots);
+            let asked = self.model.submit(rows.batch(), &rows.logit_rows, &rows.choices, &mut *self.group)?;
+            let asked = Awaited { ticket: asked, choosers: rows.choosers };
+            self.expect(&asked);
+            if on_host {
+                self.complete_earlier()?;
+                self.complete_here(pieces, &plan, asked, &mut result)?;
+            } else {
+                awaited = Some(asked);
             }
         }
         let idle_since = self.is_idle().then_some(self.last_finish);
@@ -194,38 +190,11 @@ impl<'m> Engine<'m> {
         self.slots.replace(plan)?;
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
+            self.model.set_prompt(number, slot.history.prompt());
             if let Some(choice) = slot.sampling.device_params().filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
                 self.model.set_slot(number, &choice, &counts);
                 slot.on_device = true;
-            }
-        }
-        Ok(())
-    }
-
-    /// The model that costs nothing: no forward pass, no logits.
-    fn echo(&mut self, plan: &StepPlan, result: &mut StepResult) -> Result<(), StepError> {
-        let (mut drafts, mut lens) = (plan.draft.as_slice(), plan.num_draft.iter());
-        for (slot, want) in plan.slot.iter().zip(plan.want()) {
-            let held = self.slots.get_mut(*slot).ok_or_else(|| no_slot(plan.step, *slot))?;
-            if want == Want::None {
-                continue;
-            }
-            let len = if want == Want::Verify { lens.next().map_or(0, |len| *len as usize) } else { 0 };
-            let (draft, rest) = drafts.split_at(len);
-            drafts = rest;
-            let before = result.token.len();
-            for offset in 0..=draft.len() {
-                let token = Model::echo_next(held.history.tokens(), held.history.num_prompt());
-                held.history.push(token);
-                result.token.push(token);
-                if draft.get(offset) != Some(&token) {
-                    break;
-                }
-            }
-            result.slot.push(*slot);
-            if !plan.draft.is_empty() {
-                result.count.push((result.token.len() - before) as u32);
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! How many KV blocks and recurrent states fit, decided once at start so that memory is never found missing later.
 
 use kernels::{cpu::available_memory, ops::DeviceMemory};
-use models::{CacheLayout, Model};
+use models::{CacheLayout, Runner};
 
 use crate::config::{Args, MaxModelLen};
 
@@ -33,7 +33,7 @@ pub(crate) enum Memory {
 }
 
 /// The memory of the device that a model is on.
-pub(crate) fn of(model: &Model) -> Memory {
+pub(crate) fn of(model: &dyn Runner) -> Memory {
     model.device_memory().map_or_else(|| Memory::Machine(available_memory()), Memory::Device)
 }
 

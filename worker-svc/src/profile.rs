@@ -61,7 +61,7 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let mut recorder = Recorder::new(args.enforce_eager);
     let slots = Slots::new(ready.max_num_seqs, ready.num_blocks, ready.cache_groups.len(), Vec::new());
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let engine = Engine::new((&mut model, &mut recorder), slots, Box::new(Solo), options);
+    let engine = Engine::new((&mut *model.runner, &mut recorder), slots, Box::new(Solo), options);
     let cover = args.max_num_batched_tokens.min(COVER).min(ready.max_model_len);
     let budget = args.max_num_batched_tokens;
     let groups = ready.cache_groups.len() as u32;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use collectives::Collective;
 use kernels::ops::CaptureSize;
-use models::{ForwardError, Model};
+use models::{ForwardError, Runner};
 use tracing::{info, warn};
 
 /// Steps of up to this many rows, one a sequence, are recorded unless said otherwise (vLLM's bound).
@@ -42,7 +42,7 @@ impl Recorder {
 
     /// What is to be recorded now. `busy`: only what needs no step to be run. A step that would wait for kernels to be compiled is left for later:
     /// a request that comes meanwhile would wait with it.
-    pub(crate) fn next(&self, model: &Model, busy: bool) -> Option<CaptureSize> {
+    pub(crate) fn next(&self, model: &dyn Runner, busy: bool) -> Option<CaptureSize> {
         let now = |step: &CaptureSize| step.has_run || (step.is_ready && !busy);
         if self.off { None } else { model.next_capture().filter(now) }
     }
@@ -51,15 +51,15 @@ impl Recorder {
     pub(crate) fn record(
         &mut self,
         step: CaptureSize,
-        model: &mut Model,
+        model: &mut dyn Runner,
         group: &mut dyn Collective,
     ) -> Result<(), ForwardError> {
-        let free = |model: &Model| model.device_memory().map_or(0, |memory| memory.free);
+        let free = |model: &dyn Runner| model.device_memory().map_or(0, |memory| memory.free);
         if self.count == 0 {
             self.free_before = free(model);
         }
         let start = Instant::now();
-        match model.record(step, group)? {
+        match model.capture(step, group)? {
             Ok(()) => (self.count, self.took) = (self.count + 1, self.took + start.elapsed()),
             Err(reason) => warn!("decode steps run kernel by kernel: {reason}"),
         }

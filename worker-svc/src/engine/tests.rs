@@ -5,7 +5,7 @@ use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
 use kernels_cuda::CudaBackend;
-use models::{ActivationRounding, LoadFormat, LoadOptions};
+use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
 use proto::{LogitBias, NewSequence, Sampling, TokenIds, Want};
 
 use super::*;
@@ -14,13 +14,13 @@ use crate::config;
 const BLOCKS: u32 = 64;
 const LOGIT_ROWS: usize = 8;
 
-fn model() -> Model {
+fn model() -> Box<dyn Runner> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/zoo/llama");
     let options = LoadOptions {
         dtype: None,
         kv_cache_dtype: None,
-        tp_rank: 0,
-        tp_size: 1,
+        placement: Placement::WHOLE,
+        head: NetworkHead::Stored,
         format: LoadFormat::Auto,
         quantization: None,
         activations: ActivationRounding::None,
@@ -30,7 +30,7 @@ fn model() -> Model {
         max_logit_rows: LOGIT_ROWS,
         threads: 1,
     };
-    let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap();
+    let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap().runner;
     model.set_capture_sizes(&[1, 2, 4, 8]);
     model.allocate(models::Memory { num_blocks: BLOCKS as usize, block_size: 16, max_sequences: 8 });
     model
@@ -43,7 +43,7 @@ fn backend() -> Box<dyn Backend> {
     Box::new(CpuBackend::new(CpuOptions { threads: 1, isa: None }))
 }
 
-fn engine<'m>(model: &'m mut Model, recorder: &'m mut Recorder) -> Engine<'m> {
+fn engine<'m>(model: &'m mut dyn Runner, recorder: &'m mut Recorder) -> Engine<'m> {
     let slots = Slots::new(8, BLOCKS, 1, vec![2]);
     Engine::new((model, recorder), slots, Box::new(Solo), Options { threads: 1, max_logit_rows: LOGIT_ROWS })
 }
@@ -85,7 +85,7 @@ enum Record {
 /// What plans give, each submitted as early as the engine lets it be, or when the one before it is finished.
 fn results(plans: &[StepPlan], ahead: bool, record: Record) -> Vec<StepResult> {
     let (mut model, mut recorder) = (model(), Recorder::new(record == Record::Never));
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     while record == Record::First && engine.has_pastime() {
         engine.pass_time().unwrap();
     }
@@ -135,7 +135,7 @@ fn greedy_plans_run_ahead() {
     assert!(given[1..].iter().all(|result| result.token.len() == 3));
     // They are ahead indeed: two tokens of a sequence are on their way.
     let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
     let slot = engine.slots.get(0).unwrap();
@@ -201,7 +201,7 @@ fn a_slot_changes_hands_while_its_token_is_under_way() {
 fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
     let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 3);
     let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
     // Position 2 is taken by plan 2; of what is under way, only position 3 is at hand.

@@ -36,7 +36,7 @@ pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u
     quantized.check_dummy()?;
     let dummy = Dummy { seed, dtype };
     let census = Census { dtype, tensors: RefCell::default() };
-    network::build(&spec, &names, Shard::new(0, 1)?, &mut Measure::new(&census))?;
+    network::build(&spec, &names, Shard::new(0, 1)?, 0..spec.layers.len(), &mut Measure::new(&census))?;
     let tensors = census.tensors.into_inner();
     copy_beside(model, to)?;
     let path = to.join("model.safetensors");

@@ -8,7 +8,7 @@ use kernels::ops::{
 };
 
 use super::{Chunk, Fetched, Random, Role, Slice, Stored, Weights, cast};
-use crate::activations::ActivationPool;
+use crate::activations::Buffers;
 use crate::error::LoadError;
 
 /// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by
@@ -134,7 +134,7 @@ pub(crate) struct Loader<'a> {
     pub read: u64,
     /// What is on the device so far.
     pub resident: Resident,
-    pub buffers: ActivationPool,
+    pub buffers: Buffers<'a>,
 }
 
 /// Weights on a device.

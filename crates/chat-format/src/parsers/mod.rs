@@ -1,7 +1,8 @@
-//! What a model's answer is made of: reasoning, content and calls of tools, each in the format that the model was trained to write.
+//! What a model's answer is made of: reasoning, content and calls of tools, each in the format that the model was
+//! trained to write.
 //!
-//! [`Parser`] takes the text as it comes and gives [`Event`]s. However the text is cut, the events say the same. Nothing is lost: what looks
-//! like a call and is none is content. What waits to be understood is bounded.
+//! [`Parser`] takes the text as it comes and gives [`Event`]s. However the text is cut, the events say the same.
+//! Nothing is lost: what looks like a call and is none is content. What waits to be understood is bounded.
 
 use std::sync::Arc;
 

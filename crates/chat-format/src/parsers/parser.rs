@@ -185,7 +185,8 @@ impl Parser {
         }
         let Some(format) = self.reasoning else { return };
         if format.open.contains(&marker) {
-            // Text that speaks of a marker is text: only the first block, at the beginning, is reasoning for most formats.
+            // Text that speaks of a marker is text: only the first block, at the beginning, is reasoning for most
+            // formats.
             if format.repeats || (self.may_reason && self.sink.at_seam()) {
                 self.mode = Mode::Reasoning;
             } else {

@@ -12,7 +12,8 @@ enum Part {
     Reasoning,
 }
 
-/// Takes what a parser finds. Whitespace between reasoning, content and calls belongs to the format and is dropped; within them it is kept.
+/// Takes what a parser finds. Whitespace between reasoning, content and calls belongs to the format and is dropped;
+/// within them it is kept.
 #[derive(Debug)]
 pub(crate) struct Sink {
     events: Vec<Event>,

@@ -27,7 +27,8 @@ pub(crate) struct Types {
 }
 
 impl Tools {
-    /// Reads the `tools` array of a request: objects with `function`, or functions themselves. What is malformed has no parameters.
+    /// Reads the `tools` array of a request: objects with `function`, or functions themselves. What is malformed has no
+    /// parameters.
     pub fn new(tools: &[Value]) -> Self {
         let mut known = Self::default();
         for tool in tools {

@@ -17,7 +17,7 @@ pub(crate) fn offered() -> Arc<Tools> {
     }});
     Arc::new(Tools::new(&[
         json!({"type": "function", "function": {"name": "get_weather", "parameters": weather}}),
-        json!({"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}),
+        json!({"type": "function", "function": {"name": "get_time"}}),
     ]))
 }
 

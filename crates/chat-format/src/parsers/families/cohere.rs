@@ -1,4 +1,5 @@
-//! Command: `<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}]<|END_ACTION|>`, and markers around all else.
+//! Command: `<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}]<|END_ACTION|>`, and markers
+//! around all else.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! DeepSeek from 3.2 on: `<｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter></｜DSML｜invoke>`,
-//! in a section that each version calls otherwise. `string="true"` is a text, all else JSON.
+//! DeepSeek from 3.2 on: `<｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY"
+//! string="true">VALUE</｜DSML｜parameter></｜DSML｜invoke>`, in a section that each version calls otherwise.
+//! `string="true"` is a text, all else JSON.
 
 use std::sync::Arc;
 

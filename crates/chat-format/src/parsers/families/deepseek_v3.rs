@@ -1,4 +1,5 @@
-//! DeepSeek 3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, then the arguments in a block of code; 3.1 without both.
+//! DeepSeek 3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, then the arguments in a block of code; 3.1 without
+//! both.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! dots: `<dots_function_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></dots_function_call>`.
+//! dots: `<dots_function_call><invoke name="NAME"><parameter
+//! name="KEY">VALUE</parameter></invoke></dots_function_call>`.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Gemma: `<|tool_call>call:NAME{KEY:<|"|>text<|"|>,KEY:42}<tool_call|>` (4), `<start_function_call>call:NAME{KEY:<escape>text<escape>}
-//! <end_function_call>` (FunctionGemma).
+//! Gemma: `<|tool_call>call:NAME{KEY:<|"|>text<|"|>,KEY:42}<tool_call|>` (4),
+//! `<start_function_call>call:NAME{KEY:<escape>text<escape>} <end_function_call>` (FunctionGemma).
 
 use std::sync::Arc;
 

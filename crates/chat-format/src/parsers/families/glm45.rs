@@ -1,5 +1,5 @@
-//! GLM 4.5: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; also Ling 3, Poolside and Hunyuan 3, which
-//! have a marker more.
+//! GLM 4.5: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; also Ling 3, Poolside and
+//! Hunyuan 3, which have a marker more.
 
 use std::sync::Arc;
 

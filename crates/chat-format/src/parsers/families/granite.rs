@@ -1,5 +1,5 @@
-//! Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}]` or `<tool_call>[…]` without an end; the 20B model `<function_call>{…}`.
-//! Its reasoning is announced in words.
+//! Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}]` or `<tool_call>[…]` without an end; the 20B model
+//! `<function_call>{…}`. Its reasoning is announced in words.
 
 use std::sync::Arc;
 

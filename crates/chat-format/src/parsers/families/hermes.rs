@@ -1,4 +1,5 @@
-//! `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5, and the model that ships.
+//! `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5, and the model
+//! that ships.
 
 use std::sync::Arc;
 

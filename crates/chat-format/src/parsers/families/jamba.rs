@@ -1,4 +1,5 @@
-//! `<tool_calls>[{"name": …, "arguments": {…}}]</tool_calls>`: Jamba, Hunyuan A13B, MiniMax M1 (there without the list).
+//! `<tool_calls>[{"name": …, "arguments": {…}}]</tool_calls>`: Jamba, Hunyuan A13B, MiniMax M1 (there without the
+//! list).
 
 use std::sync::Arc;
 

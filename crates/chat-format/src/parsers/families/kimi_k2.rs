@@ -1,4 +1,5 @@
-//! Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>` in a section. What names the call is its id.
+//! Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>` in a section. What
+//! names the call is its id.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Kimi K3: elements between `<|open|>`, `<|close|>` and `<|sep|>`; a call is
-//! `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="KEY" type="string"<|sep|>VALUE<|close|>argument<|sep|><|close|>call<|sep|>`.
+//! `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="KEY"
+//! type="string"<|sep|>VALUE<|close|>argument<|sep|><|close|>call<|sep|>`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Llama: `{"name": …, "parameters": {…}}` without any marker or behind `<|python_tag|>`, several parted by `;`; Llama 4 also as Python.
+//! Llama: `{"name": …, "parameters": {…}}` without any marker or behind `<|python_tag|>`, several parted by `;`; Llama
+//! 4 also as Python.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! MiniMax M2: `<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>`.
+//! MiniMax M2: `<minimax:tool_call><invoke name="NAME"><parameter
+//! name="KEY">VALUE</parameter></invoke></minimax:tool_call>`.
 
 use std::sync::Arc;
 

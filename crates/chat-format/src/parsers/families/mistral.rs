@@ -1,4 +1,5 @@
-//! Mistral: `[TOOL_CALLS]NAME[ARGS]{…}` for each call, older tokenizers `[TOOL_CALLS][{"name": …, "arguments": {…}}]`. Ids have nine letters.
+//! Mistral: `[TOOL_CALLS]NAME[ARGS]{…}` for each call, older tokenizers `[TOOL_CALLS][{"name": …, "arguments": {…}}]`.
+//! Ids have nine letters.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The formats of calls and reasoning by the names that users type. A format is a file; another name for it is a line here.
+//! The formats of calls and reasoning by the names that users type. A format is a file; another name for it is a line
+//! here.
 
 use std::sync::Arc;
 

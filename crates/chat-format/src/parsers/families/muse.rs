@@ -1,5 +1,5 @@
-//! Muse: messages to the model itself, to the user, or to a tool, ` to=self<|message|>…<|eom|>`. Calls stand in messages to a tool as
-//! `<atem:invoke name="NAME"><atem:parameter name="KEY">VALUE</atem:parameter></atem:invoke>`.
+//! Muse: messages to the model itself, to the user, or to a tool, ` to=self<|message|>…<|eom|>`. Calls stand in
+//! messages to a tool as `<atem:invoke name="NAME"><atem:parameter name="KEY">VALUE</atem:parameter></atem:invoke>`.
 
 use std::sync::Arc;
 

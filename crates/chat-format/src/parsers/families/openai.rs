@@ -1,5 +1,6 @@
-//! Harmony, the format of gpt-oss: `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`; a call is a
-//! message `to=functions.NAME` whose body is its arguments.
+//! Harmony, the format of gpt-oss:
+//! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`; a call is a message
+//! `to=functions.NAME` whose body is its arguments.
 
 use std::sync::Arc;
 

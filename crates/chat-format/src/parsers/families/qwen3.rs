@@ -1,4 +1,5 @@
-//! Qwen3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`; also Nemotron, Step 3.5, MiMo.
+//! Qwen3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`; also Nemotron,
+//! Step 3.5, MiMo.
 
 use std::sync::Arc;
 

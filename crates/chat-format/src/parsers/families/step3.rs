@@ -1,5 +1,5 @@
-//! Step 3: `<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME"><steptml:parameter name="KEY">VALUE</steptml:parameter>
-//! </steptml:invoke><｜tool_call_end｜>` in a section.
+//! Step 3: `<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME"><steptml:parameter
+//! name="KEY">VALUE</steptml:parameter> </steptml:invoke><｜tool_call_end｜>` in a section.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Calls as JSON objects: `{"name": …, "arguments": {…}}`, one or many, perhaps in a list.
 //!
-//! An object is a call as soon as its name is read and its arguments begin; before that it is content after all when it turns out to be
-//! something else. Arguments are passed on as they stand; a string of JSON is decoded.
+//! An object is a call as soon as its name is read and its arguments begin; before that it is content after all when it
+//! turns out to be something else. Arguments are passed on as they stand; a string of JSON is decoded.
 
 use std::sync::Arc;
 

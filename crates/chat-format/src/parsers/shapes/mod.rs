@@ -36,7 +36,8 @@ pub(crate) trait Shape: Send {
     /// One of the openers was read (empty: a bare call begins).
     fn begin(&mut self, opener: &'static str);
 
-    /// Takes what it can from the front of `text`. With `end` no more text comes: then all is taken, or content follows.
+    /// Takes what it can from the front of `text`. With `end` no more text comes: then all is taken, or content
+    /// follows.
     fn feed(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed;
 }
 

@@ -1,5 +1,5 @@
-//! Calls as tags: one around the call, one around each argument. Values are bare text; their types come from the tool's schema, or from
-//! the tag. Texts are passed on while they come; other values when they are complete.
+//! Calls as tags: one around the call, one around each argument. Values are bare text; their types come from the tool's
+//! schema, or from the tag. Texts are passed on while they come; other values when they are complete.
 
 use std::sync::Arc;
 

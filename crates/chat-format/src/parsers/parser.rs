@@ -259,6 +259,11 @@ impl Parser {
                 (taken, true)
             }
             Found::Marker(_) => {
+                let header = std::mem::take(header);
+                // A name is one word; what is more was no header.
+                if header.trim().contains(|letter: char| letter.is_whitespace() || letter == '<') {
+                    self.sink.content(&header);
+                }
                 self.mode = Mode::Content;
                 (0, true)
             }

@@ -184,7 +184,8 @@ mod tests {
         let schema = json!({"properties": {
             "s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": "number"}, "b": {"type": "boolean"},
             "o": {"type": "object"}, "a": {"type": ["array", "null"]}, "r": {"$ref": "#/$defs/x"},
-            "u": {"anyOf": [{"type": "integer"}, {"type": "string"}]}, "e": {"enum": [1, 2]}, "loop": {"$ref": "#/$defs/l"},
+            "u": {"anyOf": [{"type": "integer"}, {"type": "string"}]}, "e": {"enum": [1, 2]},
+            "loop": {"$ref": "#/$defs/l"},
         }, "$defs": {"x": {"type": "boolean"}, "l": {"$ref": "#/$defs/l"}}});
         let tools = Tools::new(&[json!({"type": "function", "function": {"name": "f", "parameters": schema}})]);
         let rows = [

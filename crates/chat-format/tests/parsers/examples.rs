@@ -134,7 +134,8 @@ fn arguments_come_in_many_dresses() {
         check("hermes", "", &format!("<tool_call>{inside}</tool_call>"), json!(["", "", time]));
     }
     let html = "<function=get_weather><parameter=city>\n<b>a\n</b>\n\"\\\n</parameter>\
-                <parameter=tags>[\"x\"]</parameter><parameter=metric>True</parameter><parameter=other>7</parameter></function>";
+                <parameter=tags>[\"x\"]</parameter>\
+                <parameter=metric>True</parameter><parameter=other>7</parameter></function>";
     let expected = json!({"city": "<b>a\n</b>\n\"\\", "tags": ["x"], "metric": true, "other": "7"});
     check("qwen3_coder", "", html, json!(["", "", [["get_weather", expected]]]));
     let nested =

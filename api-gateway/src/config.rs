@@ -9,7 +9,7 @@ use service_kit::{
     values::{count, duration, seconds, size},
 };
 
-use crate::{defaults::Defaults, error::ConfigError};
+use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats};
 
 /// Flags of the gateway. Names and defaults are vLLM's where vLLM has the flag.
 #[derive(ClapArgs, Clone, Debug)]
@@ -166,6 +166,12 @@ pub struct AnswerArgs {
     /// Role of generated messages
     #[arg(long, value_name = "ROLE", default_value = "assistant")]
     pub response_role: String,
+    /// Format in which the model writes tool calls; auto: the one that its chat template shows
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = tool_format)]
+    pub tool_call_parser: String,
+    /// Format in which the model writes reasoning; auto: the one that its chat template shows [default: none]
+    #[arg(long, value_name = "FORMAT", default_value = "", hide_default_value = true, value_parser = reasoning_format)]
+    pub reasoning_parser: String,
     /// Leave tools out of the prompt when tool_choice is none
     #[arg(long)]
     pub exclude_tools_when_tool_choice_none: bool,
@@ -234,6 +240,8 @@ pub struct Config {
     pub use_model_defaults: bool,
     /// Template variables that requests may override.
     pub template_kwargs: Map<String, Value>,
+    /// How the model writes calls and reasoning, as far as the flags say.
+    pub formats: Formats,
 }
 
 /// Browsers that may call.
@@ -276,6 +284,7 @@ impl Config {
                 .map_err(|problem| flag("--override-generation-config", problem))?,
             use_model_defaults: answers.generation_config == GenerationConfig::Auto,
             template_kwargs: parse("--default-chat-template-kwargs", &answers.default_chat_template_kwargs)?,
+            formats: Formats::named(&answers.tool_call_parser, &answers.reasoning_parser)?,
             access,
             answers,
         })

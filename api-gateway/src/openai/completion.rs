@@ -83,6 +83,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         return_token_ids: params.return_token_ids,
         tokens_as_ids: params.tokens_as_ids,
         prompt_tokens_details: envelope.prompt_tokens_details,
+        parsing: None,
     };
     let mut template = request(&params, envelope);
     template.max_tokens = Some(max_tokens.max(1));

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+pub(crate) mod detect;
 mod families;
 mod markers;
 mod parser;

@@ -4,6 +4,7 @@
 //! pipeline requests and a plan of the answer. [`pipeline`] sends them and collects what comes back: [`wire`] moves messages,
 //! [`registry`] knows the requests in flight, a [`mailbox`] merges one answer's events until [`sse`] or a route writes them.
 
+mod anthropic;
 mod auth;
 mod body;
 mod config;

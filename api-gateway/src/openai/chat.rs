@@ -8,7 +8,7 @@ use super::{
     completion::{Envelope, Ready, log_unread, request, top_count},
     fields::{Fields, wrong},
     params::{Limits, Params},
-    plan::{Api, Plan},
+    plan::{Api, Dialect, Plan},
     refused,
     tools::ToolUse,
 };
@@ -46,6 +46,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         tokens_as_ids: params.tokens_as_ids,
         prompt_tokens_details: envelope.prompt_tokens_details,
         parsing,
+        dialect: Dialect::OpenAi,
     };
     let mut request = request(&params, envelope);
     request.request_id.clone_from(&plan.id);

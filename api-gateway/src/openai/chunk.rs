@@ -267,7 +267,7 @@ mod tests {
     use super::*;
     use crate::{
         mailbox::{Mailbox, WakeAt},
-        openai::{answer, params::Streaming},
+        openai::{answer, params::Streaming, plan::Dialect},
     };
 
     fn plan(chat: bool, on: bool) -> Plan {
@@ -286,6 +286,7 @@ mod tests {
             tokens_as_ids: false,
             prompt_tokens_details: true,
             parsing: None,
+            dialect: Dialect::OpenAi,
         }
     }
 

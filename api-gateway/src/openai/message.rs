@@ -19,18 +19,23 @@ pub struct ChoiceParser {
 /// What a choice grew by.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    content: String,
-    reasoning: String,
-    calls: Vec<Call>,
+    /// More content.
+    pub content: String,
+    /// More reasoning.
+    pub reasoning: String,
+    /// Calls, and what goes on with one.
+    pub calls: Vec<Call>,
 }
 
 /// A call, or more of one.
 #[derive(Debug, Default)]
-struct Call {
-    index: u32,
+pub struct Call {
+    /// Calls before it.
+    pub index: u32,
     /// Its id and name, where it begins.
-    begin: Option<(String, String)>,
-    arguments: String,
+    pub begin: Option<(String, String)>,
+    /// JSON, or more of it.
+    pub arguments: String,
 }
 
 impl ChoiceParser {
@@ -132,6 +137,11 @@ impl ReasoningTokens {
 }
 
 impl Pieces {
+    /// All of it is content.
+    pub fn plain(text: &str) -> Self {
+        Self { content: text.to_owned(), ..Self::default() }
+    }
+
     /// Whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()

@@ -31,6 +31,18 @@ pub struct Plan {
     pub prompt_tokens_details: bool,
     /// How answers are taken apart; absent: they are content as they stand.
     pub parsing: Option<Parsing>,
+    /// In whose shapes answers are written.
+    pub dialect: Dialect,
+}
+
+/// In whose shapes answers are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// As [`Api`] says.
+    #[default]
+    OpenAi,
+    /// A message of blocks.
+    Anthropic,
 }
 
 /// What differs between the two APIs.

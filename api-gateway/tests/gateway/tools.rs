@@ -179,3 +179,79 @@ async fn reasoning_has_a_field_of_its_own() {
         ("hm well".into(), "hm well".into(), "yes".into())
     );
 }
+
+#[tokio::test]
+async fn anthropics_messages_are_chats() {
+    let mut stage = Stage::new(&["--tool-call-parser=hermes", "--reasoning-parser=qwen3"]).await;
+    let body = json!({
+        "model": "wren", "max_tokens": 9, "system": [{"type": "text", "text": "Be kind."}], "stop_sequences": ["END"],
+        "tools": [{"name": "get_weather", "input_schema": {"type": "object"}}],
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Oslo"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "rain"},
+                {"type": "text", "text": "And Rome?"}]},
+        ],
+    });
+    let asked = stage.client.spawn("/v1/messages", &body);
+    let request = stage.engine.request().await;
+    let Some(prompt::Kind::Chat(chat)) = request.prompt.clone().expect("a prompt").kind else { panic!("a chat") };
+    let function = json!({"name": "get_weather", "arguments": "{\"city\":\"Oslo\"}"});
+    let expected = json!([
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "reasoning": "hm",
+         "tool_calls": [{"id": "t1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "t1", "content": "rain"},
+        {"role": "user", "content": "And Rome?"},
+    ]);
+    assert_eq!(serde_json::from_str::<Value>(&chat.messages_json).expect("JSON"), expected);
+    assert_eq!(request.output.clone().expect("an output").stop, ["END"]);
+    let pieces = [("hm</think>", 1), ("Yes.", 1), ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}", 1)];
+    answer(&mut stage, &request, "<think>", &pieces).await;
+    let message = asked.await.expect("an answer").json();
+    assert_eq!((&message["type"], &message["stop_reason"]), (&json!("message"), &json!("tool_use")));
+    assert_eq!(message["content"][0], json!({"type": "thinking", "thinking": "hm", "signature": ""}));
+    assert_eq!(message["content"][1], json!({"type": "text", "text": "Yes."}));
+    assert_eq!((&message["content"][2]["name"], &message["content"][2]["input"]), (&json!("f"), &json!({"a": 1})));
+    assert_eq!(message["usage"]["output_tokens"], 3);
+
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let asked = stage.client.spawn("/v1/messages", &streamed);
+    let request = stage.engine.request().await;
+    answer(&mut stage, &request, "<think>", &pieces).await;
+    let stream = asked.await.expect("an answer");
+    let data = stream.text().lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = data.map(|data| serde_json::from_str(data).expect("JSON")).collect();
+    let opened = events.iter().filter(|event| event["type"] == "content_block_start");
+    let kinds: Vec<_> = opened.map(|event| event["content_block"]["type"].as_str().expect("a type")).collect();
+    assert_eq!(kinds, ["thinking", "text", "tool_use"]);
+    let input = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect::<String>();
+    assert_eq!(input, "{\"a\": 1}");
+    assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "tool_use");
+    assert_eq!(events.last().expect("an event")["type"], "message_stop");
+}
+
+#[tokio::test]
+async fn anthropics_errors_have_their_shape() {
+    let stage = Stage::new(&[]).await;
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
+    let rows = [
+        (json!({"messages": messages}), 400, "invalid_request_error"),
+        (json!({"messages": image, "max_tokens": 1}), 400, "invalid_request_error"),
+        (json!({"messages": messages, "max_tokens": 1, "model": "nobody"}), 404, "not_found_error"),
+        (
+            json!({"messages": messages, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 5}}),
+            400,
+            "invalid_request_error",
+        ),
+    ];
+    for (body, status, kind) in rows {
+        let refused = stage.client.post("/v1/messages", &body).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["type"]), (status, &json!(kind)), "{body}");
+        assert_eq!(refused.json()["type"], "error");
+    }
+}

@@ -91,8 +91,8 @@ async fn run(gateway: &Arc<Gateway>, ready: Ready, arrival: Arrival) -> Result<R
     }
 }
 
-/// Streams. A request that fails before its first event is answered with a status code, not with a stream that breaks; only a
-/// wait past the keep-alive interval opens the stream earlier.
+/// Streams. A request that fails before its first event is answered with a status code, not with a stream that breaks;
+/// only a wait past the keep-alive interval opens the stream earlier.
 async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Response, ApiError> {
     let keep_alive = gateway.config.keep_alive();
     let first = poll_fn(|context| in_flight.mailbox().poll_due(context));

@@ -1,4 +1,5 @@
-//! The official OpenAI and Anthropic clients, unmodified. They are installed under `target/clients` by the tests themselves.
+//! The official OpenAI and Anthropic clients, unmodified. They are installed under `target/clients` by the tests
+//! themselves.
 
 use std::{path::PathBuf, process::Command};
 

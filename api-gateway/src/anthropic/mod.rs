@@ -1,5 +1,5 @@
-//! Anthropic's shapes: a body of `/v1/messages` becomes a chat ([`request`]), and what comes of it is written as blocks, whole
-//! ([`answer`]) or as events ([`stream`]).
+//! Anthropic's shapes: a body of `/v1/messages` becomes a chat ([`request`]), and what comes of it is written as
+//! blocks, whole ([`answer`]) or as events ([`stream`]).
 
 pub mod answer;
 pub mod request;

@@ -1,4 +1,5 @@
-//! Fields that would constrain or change the output and that this server cannot honour yet. They are refused, never ignored.
+//! Fields that would constrain or change the output and that this server cannot honour yet. They are refused, never
+//! ignored.
 
 use serde_json::Value;
 

@@ -1,4 +1,5 @@
-//! `tools`, `tool_choice` and what belongs to them: which calls an answer may hold, and how they are read from its text.
+//! `tools`, `tool_choice` and what belongs to them: which calls an answer may hold, and how they are read from its
+//! text.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Any bytes are a text in one of the formats of calls and reasoning: `cargo +nightly fuzz run parsers` in `crates/chat-format`.
-//! The same runs on fixed random bytes in `tests/parsers`, so it cannot rot.
+//! Any bytes are a text in one of the formats of calls and reasoning: `cargo +nightly fuzz run parsers` in
+//! `crates/chat-format`. The same runs on fixed random bytes in `tests/parsers`, so it cannot rot.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};

@@ -2,7 +2,8 @@
 
 use super::{ReasoningFormat, ToolFormat};
 
-/// Texts that must all stand in a template, and the format that they mean. The first row that fits counts, so rare marks come first.
+/// Texts that must all stand in a template, and the format that they mean. The first row that fits counts, so rare
+/// marks come first.
 #[rustfmt::skip]
 const TOOLS: [(&[&str], &str); 36] = [
     (&["<|channel|>", "functions."], "openai"),

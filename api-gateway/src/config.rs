@@ -331,6 +331,24 @@ fn check_listen(listen: &ListenArgs) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// The name of a format of tool calls.
+fn tool_format(name: &str) -> Result<String, String> {
+    Formats::named(name, "").map(|_| name.to_owned()).map_err(|error| problem(&error))
+}
+
+/// The name of a format of reasoning.
+fn reasoning_format(name: &str) -> Result<String, String> {
+    Formats::named("", name).map(|_| name.to_owned()).map_err(|error| problem(&error))
+}
+
+/// What is wrong with a flag, without its name.
+fn problem(error: &ConfigError) -> String {
+    match error {
+        ConfigError::Flag { problem, .. } => problem.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// A text that is JSON; which shape it needs is checked later.
 fn json(text: &str) -> Result<String, String> {
     match serde_json::from_str::<serde::de::IgnoredAny>(text) {

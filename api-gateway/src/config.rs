@@ -2,11 +2,14 @@
 
 use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::{Map, Value};
-use service_kit::{Address, CommonArgs};
+use service_kit::{
+    Address, CommonArgs,
+    values::{count, duration, seconds, size},
+};
 
-use crate::{defaults::Defaults, error::ConfigError};
+use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats};
 
 /// Flags of the gateway. Names and defaults are vLLM's where vLLM has the flag.
 #[derive(ClapArgs, Clone, Debug)]
@@ -27,7 +30,7 @@ pub struct Args {
     #[command(flatten)]
     pub answers: AnswerArgs,
     /// Threads that serve connections
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = count(1..=1024_usize))]
     pub threads: usize,
 }
 
@@ -64,12 +67,12 @@ pub struct PeerArgs {
 #[derive(ClapArgs, Clone, Debug)]
 pub struct ListenArgs {
     /// Address to listen at
-    #[arg(long, default_value = "0.0.0.0")]
+    #[arg(long, value_name = "HOST", default_value = "0.0.0.0")]
     pub host: String,
-    /// Port to listen at
-    #[arg(long, default_value_t = 8000)]
+    /// Port to listen at; 0: any free one
+    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = count(0..=u16::MAX))]
     pub port: u16,
-    /// Listen on this Unix socket instead
+    /// Listen on this Unix socket instead of a port
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
     /// Share the port with the other gateways of this engine (SO_REUSEPORT)
@@ -81,57 +84,63 @@ pub struct ListenArgs {
     /// TLS certificate chain, PEM
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
     pub ssl_certfile: Option<PathBuf>,
-    /// Certificates that sign clients, PEM
+    /// Certificate authorities of client certificates, PEM
     #[arg(long, value_name = "FILE")]
     pub ssl_ca_certs: Option<PathBuf>,
-    /// Whether clients need a certificate: 0 no, 1 if they have one, 2 yes
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    /// Whether clients need a certificate: 0: no, 1: optional, 2: required
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=2_u8))]
     pub ssl_cert_reqs: u8,
-    /// Connections open at the same time
-    #[arg(long, value_name = "N", default_value_t = 65_536)]
+    /// Maximum number of open connections
+    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = count(1..=u32::MAX as usize))]
     pub max_connections: usize,
-    /// Seconds that an idle connection, or a request's head, may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, env = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE")]
+    /// How long an idle connection is kept, and how long a request's headers may take
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 5.0,
+        value_parser = duration,
+        env = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+    )]
     pub http_keep_alive: f64,
-    /// Seconds that a request's body may take to arrive
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    /// How long a request's body may take to arrive
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = duration)]
     pub body_timeout: f64,
-    /// Seconds that running requests get to finish at shutdown
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    /// How long running requests may take to finish at shutdown
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub shutdown_timeout: f64,
 }
 
 /// What clients may do.
 #[derive(ClapArgs, Clone, Debug)]
 pub struct AccessArgs {
-    /// Keys that clients may present; none means that no key is asked for
+    /// API keys that clients may use [default: none is needed] [env: QUIRE_API_KEY or VLLM_API_KEY, for one key]
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub api_key: Vec<String>,
-    /// Origins that browsers may call from, a JSON list
-    #[arg(long, value_name = "JSON", default_value = "[]")]
+    /// CORS: allowed origins, a list
+    #[arg(long, value_name = "JSON", default_value = "[]", value_parser = json)]
     pub allowed_origins: String,
-    /// Methods that those may use, a JSON list
-    #[arg(long, value_name = "JSON", default_value = "[\"*\"]")]
+    /// CORS: allowed methods, a list
+    #[arg(long, value_name = "JSON", default_value = "[\"*\"]", value_parser = json)]
     pub allowed_methods: String,
-    /// Headers that those may send, a JSON list
-    #[arg(long, value_name = "JSON", default_value = "[\"*\"]")]
+    /// CORS: allowed headers, a list
+    #[arg(long, value_name = "JSON", default_value = "[\"*\"]", value_parser = json)]
     pub allowed_headers: String,
-    /// Let browsers send credentials
+    /// CORS: allow credentials
     #[arg(long)]
     pub allow_credentials: bool,
     /// Path prefix that a proxy in front adds
     #[arg(long, value_name = "PATH", default_value = "")]
     pub root_path: String,
-    /// Requests in flight at the same time; more are refused with a 503
-    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    /// Maximum number of requests in flight per gateway; further ones get a 503
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = count(1..=u32::MAX as usize))]
     pub max_inflight: usize,
-    /// Largest request body, bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 32 << 20)]
+    /// Maximum size of a request body in bytes
+    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = size(1..=usize::MAX))]
     pub max_body_bytes: usize,
-    /// Most log-probabilities a request may ask for; -1: any number
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true)]
+    /// Maximum number of log-probabilities per token that a request may ask for; -1: no maximum
+    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = count(-1..=i32::MAX))]
     pub max_logprobs: i32,
-    /// Let requests bring their own chat template
+    /// Accept chat templates in requests
     #[arg(long)]
     pub trust_request_chat_template: bool,
 }
@@ -142,44 +151,50 @@ pub struct AnswerArgs {
     /// The model that is served, as the user named it
     #[arg(long, value_name = "NAME", default_value = "")]
     pub model: String,
-    /// Names that clients may use for the model; the first is echoed
+    /// Names of the model in the API; answers carry the first [default: MODEL]
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub served_model_name: Vec<String>,
-    /// Where sampling defaults come from: "auto" (the model's generation_config.json) or "vllm" (none)
+    /// Source of sampling defaults; auto: the model's generation_config.json, vllm: none
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
-    pub generation_config: String,
-    /// Sampling defaults that replace the model's, a JSON object
-    #[arg(long, value_name = "JSON", default_value = "{}")]
+    pub generation_config: GenerationConfig,
+    /// Sampling defaults that replace the model's
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = json)]
     pub override_generation_config: String,
-    /// Template variables that requests may override, a JSON object
-    #[arg(long, value_name = "JSON", default_value = "{}")]
+    /// Default variables of the chat template; requests may override them
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = json)]
     pub default_chat_template_kwargs: String,
     /// Role of generated messages
     #[arg(long, value_name = "ROLE", default_value = "assistant")]
     pub response_role: String,
-    /// Leave `tools` out of the prompt when `tool_choice` is "none"
+    /// Format in which the model writes tool calls; auto: the one that its chat template shows
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = tool_format)]
+    pub tool_call_parser: String,
+    /// Format in which the model writes reasoning; auto: the one that its chat template shows [default: none]
+    #[arg(long, value_name = "FORMAT", default_value = "", hide_default_value = true, value_parser = reasoning_format)]
+    pub reasoning_parser: String,
+    /// Leave tools out of the prompt when tool_choice is none
     #[arg(long)]
     pub exclude_tools_when_tool_choice_none: bool,
-    /// Show tokens as `token_id:N` in log-probabilities
+    /// Show tokens as token_id:N in log-probabilities
     #[arg(long)]
     pub return_tokens_as_token_ids: bool,
-    /// Report cached prompt tokens in `usage`
+    /// Report cached prompt tokens in usage
     #[arg(long)]
     pub enable_prompt_tokens_details: bool,
     /// Send usage in every stream
     #[arg(long)]
     pub enable_force_include_usage: bool,
-    /// Answer with an X-Request-Id header
+    /// Add an X-Request-Id header to responses
     #[arg(long)]
     pub enable_request_id_headers: bool,
-    /// Count requests for /load
+    /// Count requests in flight for /load
     #[arg(long)]
     pub enable_server_load_tracking: bool,
-    /// Tokens per streamed event, unless the request says otherwise
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Tokens per streamed event; requests may override it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=u32::MAX))]
     pub stream_interval: u32,
-    /// Seconds between keep-alive comments in a silent stream; 0: none
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    /// Time between keep-alive comments in a silent stream; 0: none are sent
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub sse_keep_alive_interval: f64,
     /// Log requests
     #[arg(long)]
@@ -187,12 +202,21 @@ pub struct AnswerArgs {
     /// Log answers
     #[arg(long)]
     pub enable_log_outputs: bool,
-    /// Characters of a prompt or answer to log; absent: all
-    #[arg(long, value_name = "N")]
+    /// Maximum number of characters of a prompt or answer in the log [default: all]
+    #[arg(long, value_name = "N", value_parser = count(0..=u32::MAX as usize))]
     pub max_log_len: Option<usize>,
-    /// Log no line per HTTP request
+    /// Do not log HTTP requests
     #[arg(long)]
     pub disable_uvicorn_access_log: bool,
+}
+
+/// Where sampling defaults come from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GenerationConfig {
+    /// The model's generation_config.json.
+    Auto,
+    /// The API's own defaults.
+    Vllm,
 }
 
 /// The gateway's settings, checked.
@@ -216,6 +240,8 @@ pub struct Config {
     pub use_model_defaults: bool,
     /// Template variables that requests may override.
     pub template_kwargs: Map<String, Value>,
+    /// How the model writes calls and reasoning, as far as the flags say.
+    pub formats: Formats,
 }
 
 /// Browsers that may call.
@@ -248,12 +274,6 @@ impl Config {
             credentials: access.allow_credentials,
         };
         let overrides: Map<String, Value> = parse("--override-generation-config", &answers.override_generation_config)?;
-        let use_model_defaults = match answers.generation_config.as_str() {
-            "auto" => true,
-            "vllm" => false,
-            other => return Err(flag("--generation-config", format!("`{other}` is neither `auto` nor `vllm`"))),
-        };
-        check_seconds(&args.listen, &answers)?;
         check_listen(&args.listen)?;
         Ok(Self {
             peers: args.peers.clone(),
@@ -262,8 +282,9 @@ impl Config {
             cors,
             overrides: Defaults::from_json(&overrides)
                 .map_err(|problem| flag("--override-generation-config", problem))?,
-            use_model_defaults,
+            use_model_defaults: answers.generation_config == GenerationConfig::Auto,
             template_kwargs: parse("--default-chat-template-kwargs", &answers.default_chat_template_kwargs)?,
+            formats: Formats::named(&answers.tool_call_parser, &answers.reasoning_parser)?,
             access,
             answers,
         })
@@ -299,21 +320,6 @@ fn normal_root(path: &str) -> String {
     if trimmed.is_empty() { String::new() } else { format!("/{trimmed}") }
 }
 
-fn check_seconds(listen: &ListenArgs, answers: &AnswerArgs) -> Result<(), ConfigError> {
-    let all = [
-        ("--http-keep-alive", listen.http_keep_alive, 0.001),
-        ("--body-timeout", listen.body_timeout, 0.001),
-        ("--shutdown-timeout", listen.shutdown_timeout, 0.0),
-        ("--sse-keep-alive-interval", answers.sse_keep_alive_interval, 0.0),
-    ];
-    for (name, seconds, least) in all {
-        if !(least..=1e9).contains(&seconds) {
-            return Err(flag(name, format!("{seconds} is not a number of seconds from {least} on")));
-        }
-    }
-    Ok(())
-}
-
 fn check_listen(listen: &ListenArgs) -> Result<(), ConfigError> {
     if listen.ssl_cert_reqs > 0 && listen.ssl_ca_certs.is_none() {
         return Err(flag("--ssl-cert-reqs", "needs --ssl-ca-certs".into()));
@@ -323,6 +329,32 @@ fn check_listen(listen: &ListenArgs) -> Result<(), ConfigError> {
         return Err(flag("--host", format!("`{host}` is neither an address nor a name")));
     }
     Ok(())
+}
+
+/// The name of a format of tool calls.
+fn tool_format(name: &str) -> Result<String, String> {
+    Formats::named(name, "").map(|_| name.to_owned()).map_err(|error| problem(&error))
+}
+
+/// The name of a format of reasoning.
+fn reasoning_format(name: &str) -> Result<String, String> {
+    Formats::named("", name).map(|_| name.to_owned()).map_err(|error| problem(&error))
+}
+
+/// What is wrong with a flag, without its name.
+fn problem(error: &ConfigError) -> String {
+    match error {
+        ConfigError::Flag { problem, .. } => problem.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// A text that is JSON; which shape it needs is checked later.
+fn json(text: &str) -> Result<String, String> {
+    match serde_json::from_str::<serde::de::IgnoredAny>(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!("must be JSON: {error}")),
+    }
 }
 
 fn parse<T: serde::de::DeserializeOwned>(name: &'static str, text: &str) -> Result<T, ConfigError> {
@@ -359,16 +391,23 @@ mod tests {
 
     #[test]
     fn impossible_flags_are_named() {
-        let rows: [(&[&str], &str); 5] = [
-            (&["--allowed-origins=*"], "--allowed-origins"),
+        let rows: [(&[&str], &str); 3] = [
+            (&["--allowed-origins={}"], "--allowed-origins"),
             (&["--override-generation-config=[]"], "--override-generation-config"),
             (&["--override-generation-config={\"temperature\":\"hot\"}"], "--override-generation-config"),
-            (&["--generation-config=/tmp"], "--generation-config"),
-            (&["--body-timeout=0"], "--body-timeout"),
         ];
         for (flags, name) in rows {
             let error = config(flags).expect_err(name).to_string();
             assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn impossible_values_are_refused_by_their_flags() {
+        for flag in ["--allowed-origins=*", "--generation-config=/tmp", "--body-timeout=0", "--max-body-bytes=0"] {
+            let base = ["api-gateway", "--tokenizer=ring:/t", "--detokenizer=ring:/d", flag];
+            let error = Cli::try_parse_from(base).err().expect(flag).to_string();
+            assert!(error.contains(flag.split('=').next().unwrap()), "{error}");
         }
     }
 

@@ -14,6 +14,7 @@ use tracing::{Instrument, Span, field};
 use uuid::Uuid;
 
 use crate::{
+    anthropic::{self, stream::MessageStream},
     body,
     error::{ApiError, json_response},
     gateway::Gateway,
@@ -23,11 +24,11 @@ use crate::{
         chunk::ChunkWriter,
         completion::{Envelope, Ready},
         params::Limits,
-        plan::Plan,
+        plan::{Dialect, Plan},
     },
     pipeline::{Arrival, InFlight},
     request_id,
-    sse::{EventStream, OutputLog},
+    sse::{EventStream, OutputLog, Writer},
 };
 
 /// Reads a body into pipeline requests and a plan.
@@ -35,11 +36,16 @@ pub type Read = fn(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError>;
 
 /// Answers one request of a generating route.
 pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Response {
+    attempt(gateway, request, read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The same, for routes that write errors in shapes of their own.
+pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: Read) -> Result<Response, ApiError> {
     let span = tracing::info_span!("request", request_id = field::Empty, prompt_tokens = field::Empty);
     let (parts, body) = request.into_parts();
     let incoming = traceparent_of(&parts.headers);
     trace::set_parent(&span, incoming);
-    let outcome = async {
+    async {
         let arrival = Arrival::now();
         let body = body::read_json(&gateway, &parts.headers, body).await?;
         let envelope = envelope(&gateway, &parts.headers, arrival, incoming);
@@ -53,8 +59,7 @@ pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Resp
         run(&gateway, ready, arrival).await
     }
     .instrument(span)
-    .await;
-    outcome.unwrap_or_else(IntoResponse::into_response)
+    .await
 }
 
 fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: &str) -> Envelope {
@@ -86,8 +91,8 @@ async fn run(gateway: &Arc<Gateway>, ready: Ready, arrival: Arrival) -> Result<R
     }
 }
 
-/// Streams. A request that fails before its first event is answered with a status code, not with a stream that breaks; only a
-/// wait past the keep-alive interval opens the stream earlier.
+/// Streams. A request that fails before its first event is answered with a status code, not with a stream that breaks;
+/// only a wait past the keep-alive interval opens the stream earlier.
 async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Response, ApiError> {
     let keep_alive = gateway.config.keep_alive();
     let first = poll_fn(|context| in_flight.mailbox().poll_due(context));
@@ -103,7 +108,11 @@ async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Re
         limit: gateway.config.answers.max_log_len.unwrap_or(usize::MAX),
         text: String::new(),
     });
-    let body = Body::new(EventStream::new(in_flight, ChunkWriter::new(plan), keep_alive, log));
+    let writer = match plan.dialect {
+        Dialect::OpenAi => Writer::Chunks(ChunkWriter::new(plan)),
+        Dialect::Anthropic => Writer::Messages(Box::new(MessageStream::new(plan))),
+    };
+    let body = Body::new(EventStream::new(in_flight, writer, keep_alive, log));
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -123,7 +132,11 @@ async fn whole(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Res
             tracing::info!(request_id = plan.id, choice, tokens = growth.tokens, text, "answer");
         }
     }
-    Ok(json_response(StatusCode::OK, answer::write(&plan, news)))
+    let body = match plan.dialect {
+        Dialect::OpenAi => answer::write(&plan, news),
+        Dialect::Anthropic => anthropic::answer::write(&plan, news),
+    };
+    Ok(json_response(StatusCode::OK, body))
 }
 
 fn log_request(gateway: &Gateway, ready: &Ready) {

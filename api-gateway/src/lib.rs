@@ -1,9 +1,11 @@
 //! The OpenAI-compatible HTTP server: authentication, validation, shapes, streaming.
 //!
-//! A request enters at [`serve`], passes [`front`] (keys, counting) and reaches its route in [`routes`]. [`openai`] turns its body into
-//! pipeline requests and a plan of the answer. [`pipeline`] sends them and collects what comes back: [`wire`] moves messages,
-//! [`registry`] knows the requests in flight, a [`mailbox`] merges one answer's events until [`sse`] or a route writes them.
+//! A request enters at [`serve`], passes [`front`] (keys, counting) and reaches its route in [`routes`]. [`openai`]
+//! turns its body into pipeline requests and a plan of the answer. [`pipeline`] sends them and collects what comes
+//! back: [`wire`] moves messages, [`registry`] knows the requests in flight, a [`mailbox`] merges one answer's events
+//! until [`sse`] or a route writes them.
 
+mod anthropic;
 mod auth;
 mod body;
 mod config;

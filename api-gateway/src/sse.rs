@@ -1,7 +1,8 @@
 //! The body of a streamed answer: server-sent events, written when the connection has room.
 //!
-//! The connection's task polls it; there is no task or channel in between. While the client reads slowly nobody polls, and what
-//! arrives meanwhile is merged in the mailbox. When the client leaves the body is dropped, and with it the request.
+//! The connection's task polls it; there is no task or channel in between. While the client reads slowly nobody polls,
+//! and what arrives meanwhile is merged in the mailbox. When the client leaves the body is dropped, and with it the
+//! request.
 
 use std::{
     convert::Infallible,
@@ -15,7 +16,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::{mailbox::News, openai::chunk::ChunkWriter, pipeline::InFlight};
+use crate::{anthropic::stream::MessageStream, mailbox::News, openai::chunk::ChunkWriter, pipeline::InFlight};
 
 /// A comment: clients skip it, proxies see that the stream lives.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -24,12 +25,38 @@ const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 pub struct EventStream {
     /// Absent once the answer has ended.
     in_flight: Option<InFlight>,
-    writer: ChunkWriter,
+    writer: Writer,
     news: News,
     keep_alive: Option<KeepAlive>,
     log: Option<OutputLog>,
     /// Kept open as long as the stream, so that traces show the whole request.
     _span: tracing::Span,
+}
+
+/// Writes an answer's events in the shapes of its API.
+#[allow(clippy::large_enum_variant, reason = "nearly all are chunks, and there is one writer in a stream")]
+pub enum Writer {
+    /// OpenAI's.
+    Chunks(ChunkWriter),
+    /// Anthropic's.
+    Messages(Box<MessageStream>),
+}
+
+impl Writer {
+    /// Appends the events for `news`, up to the last when it holds the ending. Tells whether it did.
+    fn write(&mut self, out: &mut Vec<u8>, news: &mut News) -> bool {
+        match self {
+            Self::Chunks(writer) => writer.write(out, news),
+            Self::Messages(writer) => writer.write(out, news),
+        }
+    }
+
+    fn tokens(&self) -> u64 {
+        match self {
+            Self::Chunks(writer) => writer.tokens(),
+            Self::Messages(writer) => writer.tokens(),
+        }
+    }
 }
 
 /// What the log is to show of the streamed text.
@@ -49,7 +76,7 @@ struct KeepAlive {
 
 impl EventStream {
     /// Streams what `in_flight` brings. With `keep_alive`, a comment is sent after so much silence.
-    pub fn new(in_flight: InFlight, writer: ChunkWriter, keep_alive: Option<Duration>, log: Option<OutputLog>) -> Self {
+    pub fn new(in_flight: InFlight, writer: Writer, keep_alive: Option<Duration>, log: Option<OutputLog>) -> Self {
         Self {
             in_flight: Some(in_flight),
             writer,

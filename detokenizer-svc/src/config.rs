@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use service_kit::{Address, CommonArgs};
+use service_kit::{Address, CommonArgs, values::count};
 
 /// Flags of `quire detokenizer`.
 #[derive(clap::Args, Clone, Debug)]
@@ -31,8 +31,8 @@ pub struct Args {
     #[arg(long, default_value = "", hide_default_value = true)]
     pub model_fingerprint: String,
 
-    /// A gateway that takes no events for this long is hung up on
-    #[arg(long, default_value_t = 5000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    /// How long a gateway may take no events before it is disconnected
+    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = count(1..=600_000_u64))]
     pub send_deadline_ms: u64,
 }
 

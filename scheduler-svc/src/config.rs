@@ -4,7 +4,10 @@ use clap::{ArgAction, ValueEnum};
 use link::LinkOptions;
 use proto::{ModelInfo, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
-use service_kit::{Address, CommonArgs};
+use service_kit::{
+    Address, CommonArgs,
+    values::{MaxModelLen, count, fraction, size},
+};
 
 use crate::group::Formed;
 
@@ -35,69 +38,68 @@ pub struct Args {
     #[arg(long, default_value = "default")]
     pub served_model_name: String,
 
-    /// Workers that hold one slice of the model each
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Tensor-parallel workers, each with one shard of the model
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
     pub tensor_parallel_size: u32,
 
-    /// Longest sequence, prompt and answer; absent: what the model and the KV memory allow
-    #[arg(long)]
-    pub max_model_len: Option<u32>,
+    /// Maximum length of a sequence in tokens, prompt and answer [default: what the model and the KV memory allow]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub max_model_len: Option<MaxModelLen>,
 
-    /// Sequences that run at the same time at most
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    /// Maximum number of running sequences
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=65_535_u32))]
     pub max_num_seqs: u32,
 
-    /// Tokens in one step at most [default: 2048, or --max-num-seqs where that is more]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    /// Maximum number of tokens in one step [default: 2048, or --max-num-seqs if that is more]
+    #[arg(long, value_name = "SIZE", value_parser = size(1..=1 << 20_u32))]
     pub max_num_batched_tokens: Option<u32>,
 
-    /// Longest prefill chunk while others decode; 0: chosen by the scheduler
-    #[arg(long, default_value_t = 0)]
+    /// Maximum length of a prefill chunk beside running decodes; 0: the scheduler decides
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=u32::MAX))]
     pub long_prefill_token_threshold: u32,
 
-    /// Prompt tokens in a step beside running decodes at most, which bounds the time between their tokens; 0: no such bound
-    /// [default: 512, more where a step ends within 100 ms all the same, or 125 beside at most 12 decodes (6144 at most), up to 48 for each
-    /// decode within 150 ms]
-    #[arg(long)]
+    /// Maximum number of prefill tokens in a mixed step, which bounds inter-token latency; 0: no maximum [default: auto,
+    /// mixed steps of about 100 ms]
+    #[arg(long, value_name = "N", value_parser = count(0..=u32::MAX))]
     pub max_prefill_tokens_beside_decodes: Option<u32>,
 
-    /// Reuse the KV blocks of equal prompt beginnings
+    /// Reuse the KV blocks of equal prompt prefixes
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_prefix_caching: bool,
 
-    /// Compute long prompts in chunks, beside running decodes
+    /// Split long prefills into chunks and run them beside decodes
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_chunked_prefill: bool,
 
-    /// Who runs first
-    #[arg(long, default_value = "fcfs")]
+    /// Order of requests; fcfs: by arrival, priority: by the request's priority, lower first, then by arrival
+    #[arg(long, value_name = "POLICY", default_value = "fcfs")]
     pub scheduling_policy: Policy,
 
-    /// Plan the next step while the workers run this one
+    /// Plan the next step while workers run the current one
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub async_scheduling: bool,
 
-    /// Requests that may wait; one more gets a 503
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Maximum number of waiting requests; further ones get a 503 [default: no maximum]
+    #[arg(long, value_name = "N", value_parser = count(1..=u32::MAX))]
     pub max_num_queued_reqs: Option<u32>,
 
-    /// Prompt tokens that may wait; a request that would exceed it gets a 503
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Maximum number of waiting prompt tokens; a request that exceeds it gets a 503 [default: no maximum]
+    #[arg(long, value_name = "SIZE", value_parser = size(1..=u64::MAX))]
     pub max_num_queued_tokens: Option<u64>,
 
-    /// Share of KV blocks kept free when new requests are admitted
-    #[arg(long, default_value_t = 0.0)]
+    /// Share of KV blocks that stays free when requests are admitted
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = fraction)]
     pub watermark: f32,
 
-    /// Seeds the seeds of requests that bring none
-    #[arg(long, default_value_t = 0)]
+    /// Seed of requests without one
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=i64::MAX as u64))]
     pub seed: u64,
 
     /// A step that takes longer than this has lost its workers
     #[arg(long, default_value_t = 600_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub step_timeout_ms: u64,
 
-    /// Leave out the line of statistics every ten seconds
+    /// Do not log statistics every ten seconds
     #[arg(long)]
     pub disable_log_stats: bool,
 }
@@ -139,6 +141,11 @@ impl Args {
         self.max_num_batched_tokens.unwrap_or(STEP_TOKENS.max(self.max_num_seqs))
     }
 
+    /// The length that was asked for, if it is a number.
+    fn max_model_len(&self) -> Option<u32> {
+        self.max_model_len.and_then(MaxModelLen::tokens)
+    }
+
     /// Positions of a step that log-probabilities may be of.
     pub(crate) fn most_positions(&self) -> usize {
         self.step_tokens() as usize + self.max_num_seqs as usize
@@ -147,7 +154,7 @@ impl Args {
     /// The core's settings for a group: these flags, within what its workers offer.
     pub(crate) fn core_config(&self, formed: &Formed) -> Config {
         let ready = &formed.ready;
-        let wanted = self.max_model_len.unwrap_or(ready.max_model_len).min(ready.max_model_len);
+        let wanted = self.max_model_len().unwrap_or(ready.max_model_len).min(ready.max_model_len);
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
         let recurrent = ready.state_bytes > 0;
         // A running sequence takes a token of each step.
@@ -218,7 +225,7 @@ impl Args {
     pub(crate) fn to_json(&self) -> String {
         serde_json::json!({
             "tensor_parallel_size": self.tensor_parallel_size,
-            "max_model_len": self.max_model_len,
+            "max_model_len": self.max_model_len(),
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.step_tokens(),
             "enable_prefix_caching": self.enable_prefix_caching,

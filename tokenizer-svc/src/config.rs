@@ -4,7 +4,10 @@ use std::{num::NonZeroUsize, path::PathBuf, thread};
 
 use chat_format::ContentFormat;
 use clap::ValueEnum;
-use service_kit::{Address, CommonArgs};
+use service_kit::{
+    Address, CommonArgs,
+    values::{MaxModelLen, count, size},
+};
 
 /// Flags of `quire tokenizer`.
 #[derive(clap::Args, Clone, Debug)]
@@ -33,28 +36,28 @@ pub struct Args {
     #[arg(long, default_value = "", hide_default_value = true)]
     pub model_fingerprint: String,
 
-    /// A chat template that replaces the model's: a file, or the template itself
+    /// Chat template: a file, or the template itself [default: the model's]
     #[arg(long, value_name = "FILE_OR_TEXT")]
     pub chat_template: Option<String>,
 
-    /// How the chat template reads a message's content
-    #[arg(long, default_value = "auto")]
+    /// Format in which the chat template gets a message's content; auto: detected from the template
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub chat_template_content_format: ContentFormatFlag,
 
-    /// Threads that render and encode; absent: one per CPU, between 2 and 8
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Threads that render chat templates and tokenize [default: one per CPU, 2 to 8]
+    #[arg(long, value_name = "N", value_parser = count(1..=256_u16))]
     pub tokenizer_pool_size: Option<u16>,
 
-    /// Longest sequence, for requests that are truncated to what fits; absent: the model's
-    #[arg(long)]
-    pub max_model_len: Option<u32>,
+    /// Maximum length of a sequence in tokens, prompt and answer; truncation of prompts needs it [default: the model's]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub max_model_len: Option<MaxModelLen>,
 
-    /// Requests that may wait to be encoded; one more gets a 503
-    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Maximum number of requests that wait to be tokenized; further ones get a 503
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = count(1..=1_000_000_u32))]
     pub max_pending_requests: u32,
 
-    /// Bytes of text that may wait to be encoded; a request that would exceed it gets a 503
-    #[arg(long, default_value_t = 512 << 20, value_name = "BYTES")]
+    /// Maximum number of bytes of text that wait to be tokenized; a request that exceeds it gets a 503
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size(1..=usize::MAX))]
     pub max_pending_bytes: usize,
 }
 
@@ -76,6 +79,11 @@ impl Args {
         self.tokenizer_pool_size.map_or(available.clamp(2, 8), usize::from)
     }
 
+    /// The length that was asked for, if it is a number.
+    pub(crate) fn max_model_len(&self) -> Option<u32> {
+        self.max_model_len.and_then(MaxModelLen::tokens)
+    }
+
     pub(crate) fn content_format(&self) -> Option<ContentFormat> {
         match self.chat_template_content_format {
             ContentFormatFlag::Auto => None,
@@ -91,7 +99,7 @@ impl Args {
             "tokenizer": self.tokenizer,
             "chat_template": self.chat_template,
             "tokenizer_pool_size": self.pool_size(),
-            "max_model_len": self.max_model_len,
+            "max_model_len": self.max_model_len(),
             "max_pending_requests": self.max_pending_requests,
             "max_pending_bytes": self.max_pending_bytes,
         })

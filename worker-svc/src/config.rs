@@ -1,12 +1,15 @@
 //! The worker's flags, checked once.
 
-use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, str::FromStr, thread::available_parallelism};
+use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::available_parallelism};
 
 use clap::ValueEnum;
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
-use service_kit::{Address, CommonArgs};
+use service_kit::{
+    Address, CommonArgs,
+    values::{MaxModelLen, count, share, size},
+};
 
 use crate::recording;
 
@@ -33,19 +36,19 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     pub rank: u32,
 
-    /// Workers that hold one slice of the model each
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Tensor-parallel workers, each with one shard of the model
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
     pub tensor_parallel_size: u32,
 
-    /// Which device to compute on; of several GPUs, each rank takes the one of its number
-    #[arg(long, default_value = "auto", overrides_with = "device")]
+    /// Device; auto: a GPU if one can be used. Each rank takes the GPU of its number
+    #[arg(long, value_name = "DEVICE", default_value = "auto", overrides_with = "device")]
     pub device: Device,
 
-    /// Leave small messages between GPUs to NCCL too
+    /// Use NCCL for small all-reduces between GPUs too
     #[arg(long)]
     pub disable_custom_all_reduce: bool,
 
-    /// Folders in which CUDA's libraries are looked for first, `:` between them
+    /// Folders to search for CUDA's libraries first, separated by `:`
     #[arg(long, value_name = "DIRS", env = "QUIRE_CUDA_LIBRARY_PATH", hide_env_values = true)]
     pub cuda_library_path: Option<OsString>,
 
@@ -53,72 +56,73 @@ pub struct Args {
     #[arg(long, value_name = "DIR", env = "QUIRE_KERNEL_CACHE", hide_env_values = true)]
     pub kernel_cache: Option<PathBuf>,
 
-    /// What to compute in; auto is what the model's config says
-    #[arg(long, default_value = "auto")]
+    /// Data type of weights and activations; auto: the model's
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub dtype: Precision,
 
-    /// What keys and values are kept in; auto is what is computed in
-    #[arg(long, default_value = "auto")]
+    /// Data type of the KV cache; auto: that of activations, fp8: 8-bit floats, twice as many tokens as 16 bits
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub kv_cache_dtype: CachePrecision,
 
-    /// Where weights come from
-    #[arg(long, default_value = "auto")]
+    /// Format of the weights; auto: whatever the folder has, dummy: random weights from config.json alone
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub load_format: Format,
 
-    /// How the checkpoint must be quantised; absent or none: however it is
+    /// Quantization method that the checkpoint must have; none: any [default: the checkpoint's]
     #[arg(long, value_name = "METHOD", value_parser = ["none", "awq", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
     pub quantization: Option<String>,
 
-    /// Seed of dummy weights
-    #[arg(long, default_value_t = 0)]
+    /// Seed of dummy weights, and of requests without a seed
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=i64::MAX as u64))]
     pub seed: u64,
 
     /// Tokens in a KV block
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = count(1..=256_u32))]
     pub block_size: u32,
 
-    /// Longest sequence that must fit: a number, or auto for whatever the memory holds; absent: what the model allows
-    #[arg(long)]
+    /// Maximum length of a sequence in tokens, prompt and answer (16k, 1M); auto or -1: what the KV memory holds [default: the
+    /// model's]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub max_model_len: Option<MaxModelLen>,
 
-    /// Sequences that run at the same time at most; absent: 256, or as many as their recurrent states have memory for
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    /// Maximum number of running sequences [default: 256, fewer if recurrent states need more memory]
+    #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
     pub max_num_seqs: Option<u32>,
 
-    /// Tokens in one step at most
-    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    /// Maximum number of tokens in one step
+    #[arg(long, value_name = "SIZE", default_value_t = 2048, value_parser = size(1..=1 << 20_u32))]
     pub max_num_batched_tokens: u32,
 
-    /// Share of the device's memory that Quire may use
-    #[arg(long, default_value_t = 0.92, value_parser = share)]
+    /// Share of the device's memory to use
+    #[arg(long, value_name = "SHARE", default_value_t = 0.92, value_parser = share)]
     pub gpu_memory_utilization: f64,
 
-    /// KV memory of this worker, bytes; overrides the share
-    #[arg(long)]
+    /// KV memory of each worker in bytes, instead of a share of the device's (4G) [default: measured]
+    #[arg(long, value_name = "SIZE", value_parser = size(1..=u64::MAX))]
     pub kv_cache_memory_bytes: Option<u64>,
 
-    /// KV blocks, whatever the memory (for tests)
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of KV blocks, whatever the memory, for tests [default: measured]
+    #[arg(long, value_name = "N", value_parser = count(1..=u32::MAX))]
     pub num_gpu_blocks_override: Option<u32>,
 
-    /// Run every step kernel by kernel, instead of recording decode steps and replaying them
+    /// Do not use CUDA graphs: launch every step kernel by kernel
     #[arg(long)]
     pub enforce_eager: bool,
 
-    /// Decode a single sequence by one kernel a step wherever one can do it, or nowhere; absent: where that is measured to be faster
-    #[arg(long)]
+    /// Decode a single sequence by one persistent kernel per step (Hopper and later) [default: auto, if measured faster]
+    #[arg(long, value_name = "BOOL")]
     pub single_kernel_decode: Option<bool>,
 
-    /// Sequences of the largest decode step that is recorded, 512 at most unless said here
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    /// Largest CUDA graph capture size, in sequences [default: 512]
+    #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
     pub max_cudagraph_capture_size: Option<u32>,
 
-    /// Sequences of the decode steps that are recorded; others are padded to the next of them
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    /// CUDA graph capture sizes, in sequences; decode steps are padded to the next one [default: 1, 2, 4, 8, 16, …]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count(1..=65_535_u32))]
     pub cudagraph_capture_sizes: Vec<u32>,
 
-    /// Threads to compute with; absent: this machine's cores divided by the workers of the group
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Threads of each worker [default: cores / workers]
+    #[arg(long = "cpu-threads", alias = "threads", value_name = "N", value_parser = count(1..=u32::MAX))]
     pub threads: Option<u32>,
 }
 
@@ -169,6 +173,7 @@ pub enum CachePrecision {
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The model's files.
+    #[value(alias = "hf")]
     Auto,
     /// The model's files, which must be safetensors.
     Safetensors,
@@ -180,41 +185,11 @@ pub enum Format {
     Dummy,
 }
 
-/// How long sequences may get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MaxModelLen {
-    /// What the memory holds, up to what the model allows.
-    Auto,
-    /// This many tokens.
-    Tokens(u32),
-}
-
-impl FromStr for MaxModelLen {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" | "-1" => Ok(Self::Auto),
-            number => match number.parse() {
-                Ok(tokens) if tokens > 0 => Ok(Self::Tokens(tokens)),
-                _ => Err("expected a number of tokens, or auto".into()),
-            },
-        }
-    }
-}
-
 /// `quire/kernels` in the user's cache folder (XDG Base Directory Specification); absent without a home.
 pub fn default_kernel_cache() -> Option<PathBuf> {
     let folder = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")))?;
     Some(cache.join("quire/kernels"))
-}
-
-/// Parses a share of a whole: above 0, at most 1.
-fn share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
-        _ => Err("expected a number above 0 and at most 1".into()),
-    }
 }
 
 impl Args {
@@ -294,10 +269,7 @@ impl Args {
             quantization: self.quantization.clone().filter(|method| method != "none"),
             activations: ActivationRounding::None,
             seed: self.seed,
-            max_len: match self.max_model_len {
-                Some(MaxModelLen::Tokens(tokens)) => Some(tokens as usize),
-                Some(MaxModelLen::Auto) | None => None,
-            },
+            max_len: self.max_model_len.and_then(MaxModelLen::tokens).map(|tokens| tokens as usize),
             max_rows: self.max_num_batched_tokens.max(self.max_num_seqs()) as usize,
             max_logit_rows: self.max_num_seqs() as usize,
             threads: self.threads(),

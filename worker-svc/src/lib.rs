@@ -24,7 +24,7 @@ mod step_log;
 mod turns;
 mod wire;
 
-pub use config::{Args, MaxModelLen, default_kernel_cache};
+pub use config::{Args, default_kernel_cache};
 pub use profile::{Profile, Shape, Share, profile};
 pub use serve::serve;
 

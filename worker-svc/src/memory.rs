@@ -2,8 +2,9 @@
 
 use kernels::{cpu::available_memory, ops::DeviceMemory};
 use models::{CacheLayout, Runner};
+use service_kit::values::MaxModelLen;
 
-use crate::config::{Args, MaxModelLen};
+use crate::config::Args;
 
 /// KV memory a CPU worker takes at most when nothing else is said, bytes (vLLM's default for its CPU backend).
 const CPU_DEFAULT: u64 = 4 << 30;

@@ -1,5 +1,6 @@
 //! Chores, as `cargo xtask <chore>`.
 
+mod docs;
 mod gpu_compare;
 mod models;
 mod test;
@@ -13,6 +14,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
+    /// Write docs/configuration.md: every flag and variable, from the flags' own descriptions
+    Docs,
     /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
     GpuCompare(gpu_compare::Args),
     /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see crates/models/tests/zoo)
@@ -25,6 +28,7 @@ enum Chore {
 
 fn main() -> anyhow::Result<()> {
     match Chore::parse() {
+        Chore::Docs => docs::run(&root()),
         Chore::GpuCompare(args) => gpu_compare::run(&args),
         Chore::Models => models::run(&root()),
         Chore::Test(args) => test::run(&root(), &args),

@@ -3,7 +3,10 @@
 use proto::{LogitBias, Output, Sampling};
 use serde_json::Value;
 
-use super::fields::{Fields, wrong};
+use super::{
+    fields::{Fields, wrong},
+    tools::Formats,
+};
 use crate::{defaults::Defaults, error::ApiError};
 
 /// Most choices of one request.
@@ -24,6 +27,8 @@ pub struct Limits {
     pub served_names: Vec<String>,
     /// Whether a request may bring its own chat template.
     pub trust_chat_template: bool,
+    /// How the model writes calls and reasoning.
+    pub formats: Formats,
     /// Whether `tools` stay out of the prompt when they may not be used.
     pub exclude_unused_tools: bool,
     /// Template variables that requests may override.
@@ -272,6 +277,7 @@ fn output(
         echo: false,
         stream: streaming.on,
         stream_interval: interval.map_or(limits.stream_interval, |interval| interval as u32),
+        prompt_tail: None,
     })
 }
 

@@ -1,4 +1,5 @@
-//! Fields that would constrain or change the output and that this server cannot honour yet. They are refused, never ignored.
+//! Fields that would constrain or change the output and that this server cannot honour yet. They are refused, never
+//! ignored.
 
 use serde_json::Value;
 
@@ -55,10 +56,8 @@ const REFUSED: [(&str, Harmless); 28] = [
 ];
 
 /// Fields that steer nothing this server does. Known, so that they make no noise in the log.
-const WITHOUT_EFFECT: [&str; 11] = [
-    "include_reasoning",
+const WITHOUT_EFFECT: [&str; 9] = [
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",

@@ -5,6 +5,7 @@ mod completions;
 mod detokenize;
 mod health;
 mod load;
+mod messages;
 mod metrics;
 mod models;
 mod ping;
@@ -24,7 +25,7 @@ type Handlers = MethodRouter<Arc<Gateway>>;
 type Route = (&'static str, fn() -> Handlers);
 
 /// Sorted by path.
-const ROUTES: [Route; 11] = [
+const ROUTES: [Route; 13] = [
     ("/detokenize", detokenize::route),
     ("/health", health::route),
     ("/load", load::route),
@@ -33,6 +34,8 @@ const ROUTES: [Route; 11] = [
     ("/tokenize", tokenize::route),
     ("/v1/chat/completions", chat_completions::route),
     ("/v1/completions", completions::route),
+    ("/v1/messages", messages::route),
+    ("/v1/messages/count_tokens", messages::count),
     ("/v1/models", models::route),
     ("/v1/models/{*model}", models::one),
     ("/version", version::route),

@@ -1,8 +1,8 @@
 //! Chat templates as Hugging Face renders them.
 //!
-//! [`ChatFormat`] holds a model's templates, compiled once; a [`Conversation`] is rendered to the text that the model was trained
-//! to continue. Time is an argument, execution is bounded, and what a client gets wrong is told apart from what the model's files
-//! get wrong.
+//! [`ChatFormat`] holds a model's templates, compiled once; a [`Conversation`] is rendered to the text that the model
+//! was trained to continue. Time is an argument, execution is bounded, and what a client gets wrong is told apart from
+//! what the model's files get wrong.
 
 mod config;
 mod content;
@@ -11,6 +11,7 @@ mod detect;
 mod error;
 mod finality;
 mod format;
+pub mod parsers;
 mod python;
 
 pub use config::{TemplateSource, template_source};

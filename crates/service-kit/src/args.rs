@@ -10,11 +10,11 @@ pub struct CommonArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub control: Option<Address>,
 
-    /// What to log: error, warn, info, debug, trace, or a filter such as "info,scheduler_svc=debug"
+    /// What to log: error, warn, info, debug, trace, or a filter such as info,scheduler_svc=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "QUIRE_LOG")]
     pub log_level: String,
 
-    /// How log lines look on stderr
+    /// Format of log lines on stderr
     #[arg(long, value_name = "FORMAT", default_value = "text", env = "QUIRE_LOG_FORMAT")]
     pub log_format: LogFormat,
 

@@ -10,6 +10,7 @@ pub mod metrics;
 mod run;
 mod status;
 pub mod trace;
+pub mod values;
 
 pub use args::{CommonArgs, LogFormat};
 pub use link::Address;

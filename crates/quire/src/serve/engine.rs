@@ -167,10 +167,7 @@ impl Engine<'_> {
                 flags
             }
             Role::Worker(rank) => {
-                let mut flags = vec![flag("scheduler", &ring("steps")), flag("rank", &rank), model];
-                flags.extend(self.load_format().map(|format| flag("load-format", &format)));
-                flags.extend(self.settings.text("cpu-threads").map(|count| flag("threads", &count)));
-                flags
+                vec![flag("scheduler", &ring("steps")), flag("rank", &rank), model]
             }
             Role::Gateway(_) => self.gateway_links(role),
         }
@@ -200,11 +197,6 @@ impl Engine<'_> {
             }
             keys => keys.iter().map(|key| format!("--api-key={key}")).collect(),
         }
-    }
-
-    /// `hf` is what `auto` does.
-    fn load_format(&self) -> Option<&str> {
-        self.settings.text("load-format").filter(|format| !matches!(*format, "auto" | "hf"))
     }
 
     /// The name that answers carry.

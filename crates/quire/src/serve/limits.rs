@@ -10,7 +10,7 @@ use super::flags::{Settings, Value};
 pub(super) fn check(settings: &Settings, model: &Path) -> anyhow::Result<()> {
     check_length(settings, model)?;
     check_step(settings)?;
-    check_recordings(settings)
+    check_graphs(settings)
 }
 
 /// A length is one that the model can do.
@@ -40,13 +40,13 @@ fn check_step(settings: &Settings) -> anyhow::Result<()> {
     }
 }
 
-/// What is said of recorded steps concerns somebody.
-fn check_recordings(settings: &Settings) -> anyhow::Result<()> {
+/// CUDA graphs are not both configured and disabled.
+fn check_graphs(settings: &Settings) -> anyhow::Result<()> {
     let asks = |name: &&str| settings.get(name).is_some_and(|value| *value != Value::Bool(false));
     let of_recordings = ["single-kernel-decode", "cudagraph-capture-sizes", "max-cudagraph-capture-size"];
     match of_recordings.iter().find(|name| asks(name)).filter(|_| asks(&"enforce-eager")) {
         Some(name) => {
-            bail!("--{name} is about recorded steps, and --enforce-eager records none; leave one of them out")
+            bail!("--{name} configures CUDA graphs, which --enforce-eager disables; drop one of the two")
         }
         None => Ok(()),
     }
@@ -77,7 +77,7 @@ mod tests {
     fn what_is_recorded_is_not_said_where_nothing_is() {
         let recordings = |line: &str| {
             let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
-            check_recordings(&parse(&words).unwrap()).map_err(|error| error.to_string())
+            check_graphs(&parse(&words).unwrap()).map_err(|error| error.to_string())
         };
         for name in ["--single-kernel-decode", "--cudagraph-capture-sizes 4", "--max-cudagraph-capture-size 8"] {
             let error = recordings(&format!("--enforce-eager {name}")).unwrap_err();

@@ -82,6 +82,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let form = if common.log_format == LogFormat::Json { Form::Json } else { Form::Text };
     let screen = Arc::new(Screen::new(form));
+    report_without_effect(settings);
     let port = hold_port(settings)?;
     let runtime_dir =
         RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
@@ -116,6 +117,13 @@ async fn serve(
         screen.say("Finishing what runs; Ctrl-C again ends at once.");
     }
     ended.and(supervisor.end().await)
+}
+
+/// Says which flags make no difference, so that none is ignored silently.
+fn report_without_effect(settings: &Settings) {
+    for flag in settings.without_effect() {
+        tracing::warn!("{flag}");
+    }
 }
 
 fn hold_port(settings: &Settings) -> anyhow::Result<Option<Port>> {

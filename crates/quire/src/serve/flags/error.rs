@@ -13,15 +13,17 @@ pub enum FlagError {
         /// What was probably meant.
         nearest: Option<&'static str>,
     },
-    /// A flag of vLLM that asks for what is not there yet.
-    #[error("{at}: {given} is not supported yet{remedy}")]
+    /// A flag of vLLM that asks for what Quire does not do.
+    #[error("{at}: {given} is not supported{}: {note}", accepted(fine))]
     Unsupported {
         /// Where it was given.
         at: Source,
         /// Flag and value.
         given: String,
-        /// What is supported instead.
-        remedy: String,
+        /// Values that are accepted.
+        fine: &'static [&'static str],
+        /// Why, or what to do instead.
+        note: &'static str,
     },
     /// The value does not fit the flag.
     #[error("{at}: --{name} {value}: {problem}")]
@@ -59,6 +61,14 @@ pub enum FlagError {
         /// What is wrong.
         problem: String,
     },
+}
+
+/// ` (only 1)`.
+fn accepted(fine: &[&str]) -> String {
+    match fine {
+        [] | [""] => String::new(),
+        fine => format!(" (only {})", fine.join(" or ")),
+    }
 }
 
 /// Where a flag was given.

@@ -1,37 +1,46 @@
-//! The flags of `quire serve`: vLLM's names and defaults, each with what it takes, what it does, and which processes it goes to.
+//! The flags of `quire serve`: vLLM's names and defaults.
 //!
-//! The processes have flags of the same names, so most of them are only checked here and passed on. What the user did not give is
-//! not passed, so each process's own default holds.
+//! Each flag is described once, by the process that uses it: its clap `Arg` says what it takes, its default and its help.
+//! The table here adds only which processes get it, and vLLM's short spelling. What the user did not give is not passed on,
+//! so each process's own default holds.
 
+mod describe;
 mod error;
 mod file;
-mod foreign;
 mod help;
+#[cfg(test)]
+mod markdown;
+mod own;
 mod parse;
 mod reader;
 mod settings;
 mod table;
+mod unsupported;
 mod value;
+
+use std::sync::LazyLock;
+
+use clap::{Arg, Command};
 
 pub use help::help;
 pub use parse::parse;
 pub use settings::Settings;
 pub use value::Value;
 
-use value::Kind;
+use value::Shape;
 
 /// Which processes a flag goes to; a set of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct To(u8);
 
 impl To {
-    /// Used by `quire serve` itself.
-    pub const SERVE: Self = Self(0);
     pub const GATEWAY: Self = Self(1);
     pub const TOKENIZER: Self = Self(2);
     pub const SCHEDULER: Self = Self(4);
     pub const WORKER: Self = Self(8);
     pub const DETOKENIZER: Self = Self(16);
+    /// `quire serve` itself.
+    pub const SERVE: Self = Self(32);
 
     const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -49,44 +58,41 @@ pub struct Flag {
     pub name: &'static str,
     /// Other spellings, dashes included: `-tp`.
     pub aliases: &'static [&'static str],
-    /// What it takes.
-    kind: Kind,
-    /// Its default, for the help text.
-    default: &'static str,
+    /// The heading it stands under.
+    topic: &'static str,
     /// Where it goes.
     to: To,
-    /// What it does.
-    help: &'static str,
+    /// Its description, of the first process that has it.
+    arg: Arg,
+    /// The form of its values.
+    shape: Shape,
+    /// The commands of all processes that check its value.
+    checks: Vec<Command>,
 }
 
-/// Flags that belong together.
-struct Group {
-    title: &'static str,
-    flags: &'static [Flag],
-}
+/// All flags, described by their processes, in the order of the help text.
+static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(describe::all);
 
 /// The flag of that long name.
 fn find(name: &str) -> Option<&'static Flag> {
-    table::GROUPS.iter().flat_map(|group| group.flags).find(|flag| flag.name == name)
+    FLAGS.iter().find(|flag| flag.name == name)
 }
 
 /// The flags that a process gets, as its own command line has them.
 pub fn passed_to(process: To, settings: &Settings) -> Vec<String> {
-    let flags = table::GROUPS.iter().flat_map(|group| group.flags).filter(|flag| flag.to.includes(process));
+    let flags = FLAGS.iter().filter(|flag| flag.to.includes(process));
     flags
         .filter_map(|flag| Some((flag, settings.get(flag.name)?)))
-        .flat_map(|(flag, value)| words(flag, value, process))
+        .flat_map(|(flag, value)| words(flag, value))
         .collect()
 }
 
 /// A flag and its value as words of a command line.
-fn words(flag: &Flag, value: &Value, process: To) -> Vec<String> {
+fn words(flag: &Flag, value: &Value) -> Vec<String> {
     let name = flag.name;
-    match (flag.kind, value) {
-        (Kind::Switch, Value::Bool(true)) => vec![format!("--{name}")],
-        (Kind::Switch, _) => Vec::new(),
-        // Who holds the memory finds the length; the others are told.
-        (Kind::MaxLen, Value::Text(text)) if text == "auto" && process != To::WORKER => Vec::new(),
+    match (flag.shape, value) {
+        (Shape::Switch, Value::Bool(true)) => vec![format!("--{name}")],
+        (Shape::Switch, _) => Vec::new(),
         (_, Value::Bool(on)) => vec![format!("--{name}={on}")],
         (_, Value::Text(text)) => vec![format!("--{name}={text}")],
         (_, Value::Many(texts)) => texts.iter().map(|text| format!("--{name}={text}")).collect(),
@@ -95,61 +101,57 @@ fn words(flag: &Flag, value: &Value, process: To) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args, Command};
+    use std::collections::BTreeSet;
 
-    use super::*;
-
-    /// Values that parse, for a flag of that kind: the first and the last of those in order.
-    fn samples(kind: Kind) -> Vec<Value> {
-        let texts = |texts: &[&str]| texts.iter().map(|text| Value::Text((*text).to_owned())).collect();
-        let many = |texts: [String; 2]| vec![Value::Many(texts.to_vec())];
-        match kind {
-            Kind::Switch | Kind::Toggle => vec![Value::Bool(true), Value::Bool(false)],
-            Kind::List => many(["a", "b"].map(str::to_owned)),
-            Kind::Counts { most } => many([1, most].map(|number| number.to_string())),
-            Kind::Choice(choices) => texts(choices),
-            Kind::Json => texts(&["{}"]),
-            Kind::Fraction => texts(&["0", "1"]),
-            Kind::Share => texts(&["0.000001", "1"]),
-            Kind::Count { least, most } => texts(&[&least.to_string(), &most.to_string()]),
-            Kind::Size { most } => texts(&["1", &most.to_string()]),
-            Kind::MaxLen => texts(&["1", &u32::MAX.to_string()]),
-            Kind::Text | Kind::Seconds => texts(&["1"]),
-        }
-    }
-
-    fn takes<A: Args>(process: To, fixed: &[&str]) {
-        let flags = table::GROUPS.iter().flat_map(|group| group.flags).filter(|flag| flag.to.includes(process));
-        for (flag, value) in flags.flat_map(|flag| samples(flag.kind).into_iter().map(move |value| (flag, value))) {
-            let words = words(flag, &value, process);
-            let line = ["process"].into_iter().chain(fixed.iter().copied()).chain(words.iter().map(String::as_str));
-            if let Err(error) = A::augment_args(Command::new("process")).try_get_matches_from(line) {
-                // A flag may ask for a companion; that it is known is what matters here.
-                assert_eq!(error.kind(), clap::error::ErrorKind::MissingRequiredArgument, "{words:?}: {error}");
-            }
-        }
-    }
+    use super::{table::NOT_OF_SERVE, unsupported::UNSUPPORTED, *};
 
     #[test]
-    fn every_process_takes_the_flags_it_gets_up_to_their_bounds() {
-        takes::<api_gateway::Args>(To::GATEWAY, &["--tokenizer=ring:/a", "--detokenizer=ring:/b"]);
-        takes::<tokenizer_svc::Args>(To::TOKENIZER, &["--listen=ring:/a", "--scheduler=ring:/b", "--model=/m"]);
-        let scheduler = ["--listen-requests=ring:/a", "--listen-workers=ring:/b", "--detokenizer=ring:/c"];
-        takes::<scheduler_svc::Args>(To::SCHEDULER, &scheduler);
-        takes::<worker_svc::Args>(To::WORKER, &["--scheduler=ring:/a", "--model=/m"]);
-        let detokenizer = ["--listen-tokens=ring:/a", "--listen-events=ring:/b", "--model=/m"];
-        takes::<detokenizer_svc::Args>(To::DETOKENIZER, &detokenizer);
+    fn every_flag_of_a_process_is_a_flag_of_serve_or_listed_as_not() {
+        for (_, command) in describe::commands() {
+            for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+                let name = arg.get_long().unwrap_or_default();
+                let known = find(name).is_some() || NOT_OF_SERVE.contains(&name);
+                assert!(known, "--{name} of {} is in neither list of serve/flags/table.rs", command.get_name());
+            }
+        }
+        for name in NOT_OF_SERVE {
+            let of_a_process = describe::commands()
+                .iter()
+                .any(|(_, command)| command.get_arguments().any(|a| a.get_long() == Some(*name)));
+            assert!(of_a_process && find(name).is_none(), "{name}");
+        }
     }
 
     #[test]
     fn names_are_unique_and_sorted_tables_stay_sorted() {
-        let mut names: Vec<_> = table::GROUPS.iter().flat_map(|group| group.flags).map(|flag| flag.name).collect();
-        names.extend(foreign::FOREIGN.iter().map(|flag| flag.name));
-        let count = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), count, "a name is in two places");
-        assert!(foreign::FOREIGN.is_sorted_by_key(|flag| flag.name));
-        assert!(table::GROUPS.iter().all(|group| group.flags.is_sorted_by_key(|flag| flag.name)));
+        let ours = FLAGS.iter().map(|flag| flag.name);
+        let names: Vec<_> = ours.chain(UNSUPPORTED.iter().map(|flag| flag.name)).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "a name is in two places");
+        assert!(UNSUPPORTED.is_sorted_by_key(|flag| flag.name));
+        assert!(table::TOPICS.iter().all(|topic| topic.flags.is_sorted_by_key(|entry| entry.name)));
+    }
+
+    #[test]
+    fn words_are_what_the_processes_parse() {
+        for flag in FLAGS.iter() {
+            let value = match flag.shape {
+                Shape::Switch | Shape::Toggle => Value::Bool(true),
+                Shape::Text | Shape::Json | Shape::List => {
+                    let default = flag.arg.get_default_values().first().and_then(|value| value.to_str());
+                    let Some(default) = default else { continue };
+                    flag.check(default).unwrap_or_else(|problem| panic!("--{}: {problem}", flag.name))
+                }
+            };
+            let gets = |to: To| to != To::SERVE && flag.to.includes(to);
+            for (process, command) in describe::commands().into_iter().filter(|(to, _)| gets(*to)) {
+                let mut line = vec!["process".to_owned()];
+                line.extend(words(flag, &value));
+                if let Err(error) = command.try_get_matches_from(line.clone()) {
+                    // A flag may need companions; that it is known is what matters here.
+                    let kind = error.kind();
+                    assert_eq!(kind, clap::error::ErrorKind::MissingRequiredArgument, "{process:?} {line:?}: {error}");
+                }
+            }
+        }
     }
 }

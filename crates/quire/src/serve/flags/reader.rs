@@ -4,13 +4,12 @@ use model_spec::nearest;
 use serde_json::Value as Json;
 
 use super::{
-    Flag,
+    FLAGS, Flag,
     error::{FlagError, Source},
     find,
-    foreign::{FOREIGN, Foreign, Takes},
     settings::Settings,
-    table::GROUPS,
-    value::{Kind, Value},
+    unsupported::{Takes, UNSUPPORTED, Unsupported},
+    value::{Shape, Value},
 };
 
 /// Reads flags from one source.
@@ -24,7 +23,7 @@ pub(super) struct Reader {
 /// A flag by any of its spellings.
 enum Known {
     Ours { flag: &'static Flag, negated: bool, member: Option<String> },
-    Foreign { flag: &'static Foreign, negated: bool },
+    Unsupported { flag: &'static Unsupported, negated: bool },
 }
 
 impl Reader {
@@ -43,14 +42,14 @@ impl Reader {
             let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
             let known = self.known(name)?;
             let takes_value = match &known {
-                Known::Ours { flag, .. } => !flag.kind.is_bool(),
-                Known::Foreign { flag, .. } => !matches!(flag.takes, Takes::Off | Takes::Either),
+                Known::Ours { flag, .. } => !flag.shape.is_bool(),
+                Known::Unsupported { flag, .. } => !flag.takes.is_switch(),
             };
             let mut value = value;
             if takes_value && value.is_none() {
                 value = words.next_if(|word| !is_flag(word) || word.parse::<f64>().is_ok());
             }
-            let list = matches!(&known, Known::Ours { flag, .. } if flag.kind.is_list());
+            let list = matches!(&known, Known::Ours { flag, .. } if flag.shape == Shape::List);
             self.take(&known, name, value)?;
             while let Some(more) = words.next_if(|word| list && !is_flag(word)) {
                 self.take(&known, name, Some(more))?;
@@ -76,7 +75,7 @@ impl Reader {
 
     fn take(&mut self, known: &Known, spelled: &str, value: Option<&str>) -> Result<(), FlagError> {
         match known {
-            Known::Foreign { flag, negated } => self.check_foreign(flag, *negated, spelled, value),
+            Known::Unsupported { flag, negated } => self.check_unsupported(flag, *negated, spelled, value),
             Known::Ours { flag, negated, member: None } => self.set(flag, *negated, value),
             Known::Ours { flag, member: Some(member), .. } => {
                 let value = value.ok_or_else(|| self.missing(spelled))?;
@@ -89,14 +88,14 @@ impl Reader {
     }
 
     fn set(&mut self, flag: &'static Flag, negated: bool, value: Option<&str>) -> Result<(), FlagError> {
-        let value = match (flag.kind.is_bool(), value) {
+        let value = match (flag.shape.is_bool(), value) {
             (true, None) => "true",
             (false, None) => return Err(self.missing(flag.name)),
             (_, Some(value)) => value,
         };
         let invalid =
             |problem| FlagError::Value { at: self.at.clone(), name: flag.name, value: value.to_owned(), problem };
-        let checked = match flag.kind.check(value).map_err(invalid)? {
+        let checked = match flag.check(value).map_err(invalid)? {
             Value::Bool(on) => Value::Bool(on != negated),
             checked => checked,
         };
@@ -107,28 +106,37 @@ impl Reader {
         Ok(())
     }
 
-    fn check_foreign(
-        &self,
-        flag: &Foreign,
+    fn check_unsupported(
+        &mut self,
+        flag: &Unsupported,
         negated: bool,
         spelled: &str,
         value: Option<&str>,
     ) -> Result<(), FlagError> {
-        let off = || negated != value.is_some_and(|value| ["false", "False", "0"].contains(&value));
-        let (fine, remedy) = match flag.takes {
-            Takes::Either | Takes::Any => (true, String::new()),
-            Takes::Off => (off(), String::new()),
-            Takes::Only(fine) => {
-                let value = value.ok_or_else(|| self.missing(spelled))?;
-                let remedy = if fine.is_empty() { String::new() } else { format!(" (only {})", fine.join(" or ")) };
-                (fine.contains(&value), remedy)
-            }
+        let fine = match flag.takes {
+            Takes::AnySwitch => true,
+            Takes::AnyValue => value.is_some(),
+            Takes::Off => negated != value.is_some_and(|value| ["false", "False", "0"].contains(&value)),
+            Takes::Only(fine) => fine.contains(&value.ok_or_else(|| self.missing(spelled))?),
         };
-        if fine {
-            return Ok(());
+        match (flag.takes, fine) {
+            (Takes::AnyValue, false) => Err(self.missing(spelled)),
+            (Takes::AnySwitch | Takes::AnyValue, true) => {
+                let said = format!("{}: {spelled} makes no difference: {}", self.at, flag.note);
+                self.settings.without_effect.push(said);
+                Ok(())
+            }
+            (_, true) => Ok(()),
+            (_, false) => {
+                let given = [spelled, value.unwrap_or_default()].join(" ").trim_end().to_owned();
+                Err(self.unsupported(flag, given))
+            }
         }
-        let given = [spelled, value.unwrap_or_default()].join(" ").trim_end().to_owned();
-        Err(FlagError::Unsupported { at: self.at.clone(), given, remedy })
+    }
+
+    fn unsupported(&self, flag: &Unsupported, given: String) -> FlagError {
+        let fine = if let Takes::Only(fine) = flag.takes { fine } else { &[] };
+        FlagError::Unsupported { at: self.at.clone(), given, fine, note: flag.note }
     }
 
     fn missing(&self, name: &str) -> FlagError {
@@ -138,12 +146,11 @@ impl Reader {
     /// Finds the flag of a spelling: `--max_model_len`, `--no-enable-lora`, `-tp`, `--json-flag.member`.
     fn known(&self, spelled: &str) -> Result<Known, FlagError> {
         if !spelled.starts_with("--") {
-            let all = GROUPS.iter().flat_map(|group| group.flags);
-            if let Some(flag) = all.into_iter().find(|flag| flag.aliases.contains(&spelled)) {
+            if let Some(flag) = FLAGS.iter().find(|flag| flag.aliases.contains(&spelled)) {
                 return Ok(Known::Ours { flag, negated: false, member: None });
             }
-            if let Some(flag) = FOREIGN.iter().find(|flag| flag.aliases.contains(&spelled)) {
-                return Ok(Known::Foreign { flag, negated: false });
+            if let Some(flag) = UNSUPPORTED.iter().find(|flag| flag.aliases.contains(&spelled)) {
+                return Ok(Known::Unsupported { flag, negated: false });
             }
         }
         let name = spelled.trim_start_matches('-').replace('_', "-");
@@ -156,16 +163,15 @@ impl Reader {
         let raw = spelled.trim_start_matches('-');
         if let Some((name, member)) = raw.split_once('.') {
             let name = name.replace('_', "-");
-            if let Some(flag) = find(&name).filter(|flag| flag.kind == Kind::Json) {
+            if let Some(flag) = find(&name).filter(|flag| flag.shape == Shape::Json) {
                 return Ok(Known::Ours { flag, negated: false, member: Some(member.to_owned()) });
             }
-            if FOREIGN.iter().any(|flag| flag.name == name) {
-                let (at, given) = (self.at.clone(), spelled.to_owned());
-                return Err(FlagError::Unsupported { at, given, remedy: String::new() });
+            if let Some(flag) = UNSUPPORTED.iter().find(|flag| flag.name == name) {
+                return Err(self.unsupported(flag, spelled.to_owned()));
             }
         }
-        let names = GROUPS.iter().flat_map(|group| group.flags).map(|flag| flag.name);
-        let nearest = nearest(&name, names.chain(FOREIGN.iter().map(|flag| flag.name)));
+        let names = FLAGS.iter().map(|flag| flag.name);
+        let nearest = nearest(&name, names.chain(UNSUPPORTED.iter().map(|flag| flag.name)));
         Err(FlagError::Unknown { at: self.at.clone(), name, nearest })
     }
 
@@ -190,13 +196,13 @@ fn is_flag(word: &str) -> bool {
 }
 
 fn by_name(name: &str, negated: bool) -> Option<Known> {
-    let ours = find(name).filter(|flag| !negated || flag.kind.is_bool());
+    let ours = find(name).filter(|flag| !negated || flag.shape.is_bool());
     if let Some(flag) = ours {
         return Some(Known::Ours { flag, negated, member: None });
     }
-    let switch = |flag: &&Foreign| matches!(flag.takes, Takes::Off | Takes::Either);
-    let foreign = FOREIGN.iter().find(|flag| flag.name == name).filter(|flag| !negated || switch(flag));
-    foreign.map(|flag| Known::Foreign { flag, negated })
+    let unsupported = UNSUPPORTED.iter().find(|flag| flag.name == name);
+    let fitting = unsupported.filter(|flag| !negated || flag.takes.is_switch());
+    fitting.map(|flag| Known::Unsupported { flag, negated })
 }
 
 /// Sets `a.b.c` inside an object; `None` when something on the way is no object.

@@ -8,9 +8,16 @@ use super::value::Value;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     pub(super) values: BTreeMap<&'static str, Value>,
+    /// Flags of vLLM that make no difference here, each with the reason.
+    pub(super) without_effect: Vec<String>,
 }
 
 impl Settings {
+    /// Flags of vLLM that were given and make no difference here, each with the reason.
+    pub fn without_effect(&self) -> &[String] {
+        &self.without_effect
+    }
+
     /// What was given for a flag.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.values.get(name)

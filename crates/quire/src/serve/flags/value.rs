@@ -1,47 +1,28 @@
-//! What flags take, and how a text becomes such a value.
+//! The form of a flag's values, and how a text becomes a value: by the parsers of the processes that get it.
 
-use serde_json::Value as Json;
+use std::error::Error;
 
-/// What a flag takes.
+use clap::{
+    Arg, ArgAction, Command,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+use service_kit::values::number_of;
+
+use super::Flag;
+
+/// The form of a flag's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Any text.
+pub(super) enum Shape {
+    /// One text.
     Text,
-    /// Nothing; `--no-…` is its opposite. Passed on as `--name` or not at all.
+    /// No value; `--no-…` is its opposite. Passed on as `--name` or not at all.
     Switch,
     /// The same, passed on as `--name=true` or `--name=false`.
     Toggle,
-    /// A whole number.
-    Count {
-        /// The smallest.
-        least: i64,
-        /// The largest.
-        most: i64,
-    },
-    /// A number of bytes or tokens: 4096, 16k (thousand), 16K (1,024).
-    Size {
-        /// The largest.
-        most: u64,
-    },
-    /// A length in tokens as a size, or `auto` or -1.
-    MaxLen,
-    /// A number from 0 to 1.
-    Fraction,
-    /// The same above 0.
-    Share,
-    /// A number of seconds, 0 or more.
-    Seconds,
-    /// One of these words.
-    Choice(&'static [&'static str]),
     /// A JSON value; members can be given one by one as `--name.member value`.
     Json,
     /// One or more texts.
     List,
-    /// One or more whole numbers, 1 or more each.
-    Counts {
-        /// The largest.
-        most: u32,
-    },
 }
 
 /// A checked value.
@@ -55,64 +36,77 @@ pub enum Value {
     Text(String),
 }
 
-impl Kind {
+impl Shape {
+    /// The form that a flag's description comes to. A value named JSON or SIZE is that.
+    pub(super) fn of(arg: &Arg) -> Self {
+        let values = arg.get_possible_values();
+        let is_bool = ["true", "false"].iter().all(|word| values.iter().any(|value| value.get_name() == *word));
+        match arg.get_action() {
+            ArgAction::SetTrue => Self::Switch,
+            ArgAction::Append => Self::List,
+            _ if is_bool => Self::Toggle,
+            _ if is_named(arg, "JSON") => Self::Json,
+            _ => Self::Text,
+        }
+    }
+
     pub(super) fn is_bool(self) -> bool {
         matches!(self, Self::Switch | Self::Toggle)
     }
+}
 
-    pub(super) fn is_list(self) -> bool {
-        matches!(self, Self::List | Self::Counts { .. })
+fn is_named(arg: &Arg, name: &str) -> bool {
+    arg.get_value_names().is_some_and(|names| names.iter().any(|own| own == name))
+}
+
+impl Flag {
+    /// Checks one text with the parsers of all processes that get it.
+    pub(super) fn check(&self, text: &str) -> Result<Value, String> {
+        if self.shape.is_bool() {
+            return boolean(text).map(Value::Bool);
+        }
+        for command in &self.checks {
+            self.check_with(command, text)?;
+        }
+        Ok(match self.shape {
+            Shape::List => Value::Many(vec![text.to_owned()]),
+            // Without its unit, so that it can be compared.
+            _ if is_named(&self.arg, "SIZE") => Value::Text(number_of(text).map_or(text.to_owned(), |n| n.to_string())),
+            _ => Value::Text(text.to_owned()),
+        })
     }
 
-    /// Checks one text and brings it into the form that processes parse.
-    pub(super) fn check(self, text: &str) -> Result<Value, String> {
-        let own = |fine: bool, problem: &str| if fine { Ok(text.to_owned()) } else { Err(problem.to_owned()) };
-        let checked = match self {
-            Self::Text => Ok(text.to_owned()),
-            Self::List => return Ok(Value::Many(vec![text.to_owned()])),
-            Self::Counts { most } => {
-                let fine = text.parse::<u32>().is_ok_and(|number| (1..=most).contains(&number));
-                let number = own(fine, &format!("must be whole numbers from 1 to {most}"));
-                return number.map(|text| Value::Many(vec![text]));
-            }
-            Self::Switch | Self::Toggle => return boolean(text).map(Value::Bool),
-            Self::Count { least, most } => {
-                let fine = text.parse::<i64>().is_ok_and(|number| (least..=most).contains(&number));
-                // A bound of the type alone is nobody's to know.
-                let bounds = match most < u32::MAX.into() {
-                    true => format!("from {least} to {most}"),
-                    false => format!("of {least} or more"),
-                };
-                own(fine, &format!("must be a whole number {bounds}"))
-            }
-            Self::Size { most } => match size(text)? {
-                number if number > most => Err(format!("must be at most {most}")),
-                number => Ok(number.to_string()),
-            },
-            Self::MaxLen if matches!(text, "auto" | "-1") => Ok("auto".to_owned()),
-            Self::MaxLen => match (Self::Size { most: u32::MAX.into() }).check(text) {
-                Err(problem) => Err(format!("{problem}, or auto")),
-                checked => return checked,
-            },
-            Self::Fraction => {
-                let fine = text.parse::<f64>().is_ok_and(|number| (0.0..=1.0).contains(&number));
-                own(fine, "must be a number from 0 to 1")
-            }
-            Self::Share => {
-                let fine = text.parse::<f64>().is_ok_and(|number| number > 0.0 && number <= 1.0);
-                own(fine, "must be a number above 0, up to 1")
-            }
-            Self::Seconds => {
-                let fine = text.parse::<f64>().is_ok_and(|number| (0.0..1e9).contains(&number));
-                own(fine, "must be a number of seconds, 0 or more")
-            }
-            Self::Choice(choices) => own(choices.contains(&text), &format!("must be one of: {}", choices.join(", "))),
-            Self::Json => match serde_json::from_str::<Json>(text) {
-                Ok(_) => Ok(text.to_owned()),
-                Err(error) => Err(format!("must be JSON: {error}")),
-            },
+    fn check_with(&self, command: &Command, text: &str) -> Result<(), String> {
+        let line = ["process".to_owned(), format!("--{}={text}", self.name)];
+        let Err(error) = command.clone().try_get_matches_from(line) else { return Ok(()) };
+        let of_this_flag = match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(arg)) => arg.starts_with(&format!("--{}", self.name)),
+            _ => false,
         };
-        checked.map(Value::Text)
+        match error.kind() {
+            ErrorKind::InvalidValue if of_this_flag => Err(self.refusal()),
+            ErrorKind::ValueValidation if of_this_flag => {
+                Err(error.source().map_or_else(|| error.to_string(), ToString::to_string))
+            }
+            // Of other flags, which this line does not give.
+            _ => Ok(()),
+        }
+    }
+
+    fn refusal(&self) -> String {
+        match self.choices() {
+            words if words.is_empty() => "must not be empty".to_owned(),
+            words => format!("must be one of: {}", words.join(", ")),
+        }
+    }
+
+    /// The words that it takes, if it takes but certain ones.
+    pub(super) fn choices(&self) -> Vec<String> {
+        if self.shape.is_bool() {
+            return Vec::new();
+        }
+        let values = self.arg.get_possible_values();
+        values.iter().flat_map(|value| value.get_name_and_aliases()).map(str::to_owned).collect()
     }
 }
 
@@ -121,70 +115,5 @@ fn boolean(text: &str) -> Result<bool, String> {
         "true" | "1" | "yes" => Ok(true),
         "false" | "0" | "no" => Ok(false),
         _ => Err("must be true or false".to_owned()),
-    }
-}
-
-/// `4096`, `16k`, `1.5M`: small letters are powers of 1,000, capitals of 1,024, as vLLM reads them.
-fn size(text: &str) -> Result<u64, String> {
-    let problem = || "must be a number such as 4096, 16k (thousand) or 16K (1,024), 1 or more".to_owned();
-    let factor = match text.chars().last() {
-        Some('k') => 1_000,
-        Some('K') => 1 << 10,
-        Some('m') => 1_000_000,
-        Some('M') => 1 << 20,
-        Some('g') => 1_000_000_000,
-        Some('G') => 1 << 30,
-        Some('t') => 1_000_000_000_000,
-        Some('T') => 1 << 40,
-        _ => 1_u64,
-    };
-    let digits = if factor == 1 { text } else { &text[..text.len() - 1] };
-    let number = match digits.parse::<u64>() {
-        Ok(number) => number.checked_mul(factor).ok_or_else(problem)?,
-        // Fractions make sense with a unit only.
-        Err(_) if factor > 1 => {
-            let number = digits.parse::<f64>().map_err(|_| problem())? * factor as f64;
-            if (1.0..1e18).contains(&number) { number as u64 } else { return Err(problem()) }
-        }
-        Err(_) => return Err(problem()),
-    };
-    if number > 0 { Ok(number) } else { Err(problem()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        for (text, number) in [("4096", 4096), ("16k", 16_000), ("16K", 16_384), ("1M", 1 << 20), ("1.5k", 1500)] {
-            assert_eq!(size(text), Ok(number), "{text}");
-        }
-        for bad in ["", "k", "-1", "1.5", "0", "9999999999999T", "1kk", "nan k", "infk"] {
-            assert!(size(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn kinds_check_their_values() {
-        for (kind, good, bad) in [
-            (Kind::MaxLen, "auto", "-2"),
-            (Kind::Fraction, "0.92", "1.5"),
-            (Kind::Seconds, "0", "-1"),
-            (Kind::Count { least: 1, most: 8 }, "8", "0"),
-            (Kind::Count { least: 1, most: 8 }, "1", "9"),
-            (Kind::Count { least: -1, most: i64::MAX }, "-1", "x"),
-            (Kind::Size { most: 4096 }, "4K", "5k"),
-            (Kind::MaxLen, "16k", "5g"),
-            (Kind::Share, "1", "0"),
-            (Kind::Choice(&["a", "b"]), "b", "c"),
-            (Kind::Counts { most: 8 }, "8", "9"),
-            (Kind::Json, r#"["*"]"#, "*"),
-            (Kind::Toggle, "False", "maybe"),
-        ] {
-            assert!(kind.check(good).is_ok(), "{kind:?} {good}");
-            assert!(kind.check(bad).is_err(), "{kind:?} {bad}");
-        }
-        assert_eq!(Kind::MaxLen.check("-1"), Ok(Value::Text("auto".to_owned())));
     }
 }

@@ -18,9 +18,9 @@ fn spellings_of_vllm_are_understood() {
         ("m -tp 2", To::SCHEDULER, "--tensor-parallel-size=2"),
         ("-tp=2 m", To::WORKER, "--tensor-parallel-size=2"),
         ("--max_model_len 16k", To::SCHEDULER, "--max-model-len=16000"),
-        ("--max-model-len=-1", To::SCHEDULER, ""),
-        ("--max-model-len=-1", To::WORKER, "--max-model-len=auto"),
-        ("--max-model-len -1 --max-num-seqs 3", To::SCHEDULER, "--max-num-seqs=3"),
+        ("--max-model-len=-1", To::SCHEDULER, "--max-model-len=-1"),
+        ("--max-model-len auto", To::WORKER, "--max-model-len=auto"),
+        ("--max-model-len -1 --max-num-seqs 3", To::SCHEDULER, "--max-model-len=-1 --max-num-seqs=3"),
         ("--no-enable-prefix-caching", To::SCHEDULER, "--enable-prefix-caching=false"),
         ("--enable-prefix-caching=False", To::SCHEDULER, "--enable-prefix-caching=false"),
         ("--enable-log-requests --no-enable-log-requests", To::GATEWAY, ""),
@@ -44,10 +44,9 @@ fn members_of_json_flags_are_joined() {
 }
 
 #[test]
-fn defaults_of_foreign_flags_are_fine() {
+fn defaults_of_unsupported_flags_are_fine() {
     for line in [
-        "--pipeline-parallel-size 1 -dp 1 -O 3",
-        "--trust-remote-code --disable-log-requests --swap-space 4",
+        "--pipeline-parallel-size 1 -dp 1 --swap-space 4",
         "--no-enable-lora --kv-offloading-size 0",
         "--enable-lora=false",
     ] {
@@ -56,20 +55,52 @@ fn defaults_of_foreign_flags_are_fine() {
 }
 
 #[test]
+fn flags_without_effect_are_reported_with_the_reason() {
+    let settings = parsed("--trust-remote-code -O 3 --port 1 --no-disable-log-requests").unwrap();
+    let said = settings.without_effect();
+    assert_eq!(
+        said[0],
+        "command line: --trust-remote-code makes no difference: code from a model's repository is never run"
+    );
+    assert!(said[1].starts_with("command line: -O makes no difference: "), "{}", said[1]);
+    assert_eq!(said.len(), 3);
+}
+
+#[test]
 fn refusals_name_the_flag() {
     for (line, message) in [
-        ("--pipeline-parallel-size 2", "command line: --pipeline-parallel-size 2 is not supported yet (only 1)"),
-        ("-pp 2", "command line: -pp 2 is not supported yet (only 1)"),
-        ("--enable-lora", "command line: --enable-lora is not supported yet"),
-        ("--speculative-config.method ngram", "command line: --speculative-config.method is not supported yet"),
+        (
+            "--pipeline-parallel-size 2",
+            "command line: --pipeline-parallel-size 2 is not supported (only 1): use --tensor",
+        ),
+        ("-pp 2", "command line: -pp 2 is not supported (only 1): use"),
+        ("--enable-lora", "command line: --enable-lora is not supported: LoRA"),
+        ("--speculative-config.method ngram", "command line: --speculative-config.method is not supported: spec"),
         ("--max-model-length 3", "command line: there is no flag --max-model-length; did you mean --max-model-len?"),
+        (
+            "--swap-space 16",
+            "command line: --swap-space 16 is not supported (only 0 or 4): KV blocks stay in device memory",
+        ),
+        ("--max-loras 4", "command line: --max-loras 4 is not supported (only 1): LoRA adapters are not served"),
+        ("--master-port", "command line: --master-port needs a value"),
         ("--frobnicate", "command line: there is no flag --frobnicate"),
         ("--no-port", "command line: there is no flag --no-port"),
         ("--port", "command line: --port needs a value"),
         ("--port --host x", "command line: --port needs a value"),
         ("a b", "`b` is one argument too many: the model is `a` already"),
-        ("--dtype int3", "command line: --dtype int3: must be one of: auto, bfloat16, half, float16, float, float32"),
+        ("--dtype int3", "command line: --dtype int3: must be one of: auto, float32, float, bfloat16, float16, half"),
         ("--config /nowhere.yaml", "--config /nowhere.yaml: No such file or directory (os error 2)"),
+        ("--max-num-seqs 65536", "command line: --max-num-seqs 65536: must be a whole number from 1 to 65535"),
+        (
+            "--max-num-batched-tokens 2G",
+            "command line: --max-num-batched-tokens 2G: must be a number from 1 to 1048576",
+        ),
+        (
+            "--gpu-memory-utilization 1.5",
+            "command line: --gpu-memory-utilization 1.5: must be a number above 0, up to 1",
+        ),
+        ("--ssl-cert-reqs 3", "command line: --ssl-cert-reqs 3: must be a whole number from 0 to 2"),
+        ("--allowed-origins *", "command line: --allowed-origins *: must be JSON"),
         ("--enable-prefix-caching=maybe", "command line: --enable-prefix-caching maybe: must be true or false"),
     ] {
         let found = parsed(line).unwrap_err().to_string();
@@ -102,7 +133,7 @@ fn a_file_with_mistakes_is_refused() {
         ("prt: 1", "a.yaml: there is no flag --prt; did you mean --port?"),
         ("port: [", "--config"),
         ("- port", "must be an object of flags"),
-        ("enable-lora: true", "a.yaml: --enable-lora true is not supported yet"),
+        ("enable-lora: true", "a.yaml: --enable-lora true is not supported: "),
         ("config: b.yaml", "names another file"),
         ("port: x", "a.yaml: --port x: must be a whole number"),
     ] {

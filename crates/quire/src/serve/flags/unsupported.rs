@@ -1,0 +1,167 @@
+//! Flags of vLLM that Quire does not have: known by name, so that a command line written for vLLM works or fails with a reason.
+//!
+//! One that asks for what Quire does not do is refused unless its value is what Quire does anyway. One that makes no difference
+//! is accepted, and reported with the reason. Nothing is ignored silently.
+
+/// One flag.
+pub(super) struct Unsupported {
+    pub(super) name: &'static str,
+    pub(super) aliases: &'static [&'static str],
+    pub(super) takes: Takes,
+    /// Why it is refused or makes no difference, or what to do instead.
+    pub(super) note: &'static str,
+}
+
+/// What it takes, and what of that is accepted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// A switch whose off position is what Quire does.
+    Off,
+    /// A value; these are what Quire does.
+    Only(&'static [&'static str]),
+    /// A switch that makes no difference.
+    AnySwitch,
+    /// A value that makes no difference.
+    AnyValue,
+}
+
+impl Takes {
+    /// Whether it is a switch, so that it has an opposite and takes no value.
+    pub(super) fn is_switch(self) -> bool {
+        matches!(self, Self::Off | Self::AnySwitch)
+    }
+}
+
+use Takes::{AnySwitch, AnyValue, Off, Only};
+
+const fn flag(name: &'static str, takes: Takes, note: &'static str) -> Unsupported {
+    Unsupported { name, aliases: &[], takes, note }
+}
+
+const ADAPTERS: &str = "LoRA adapters are not served";
+const ENCODERS: &str = "images, sound and video are not served";
+const EXPERTS: &str = "experts are split by --tensor-parallel-size";
+const MODEL_CODE: &str = "code from a model's repository is never run";
+const NODES: &str = "only several nodes need it, and an engine runs on one";
+const OFFLOAD: &str = "KV blocks stay in device memory";
+const REPLICAS: &str = "start several engines behind a load balancer";
+
+/// Sorted by name.
+pub(super) const UNSUPPORTED: &[Unsupported] = &[
+    flag("additional-config", Only(&["{}"]), "there are no platform plugins"),
+    flag("all2all-backend", Only(&["allgather_reducescatter"]), EXPERTS),
+    flag("allowed-local-media-path", Only(&[""]), ENCODERS),
+    flag("allowed-media-domains", Only(&[]), ENCODERS),
+    flag("attention-backend", Only(&["auto"]), "the attention kernel is selected by device and shape"),
+    flag("calculate-kv-scales", Off, "an 8-bit KV cache uses the checkpoint's scales, or 1"),
+    flag("code-revision", AnyValue, MODEL_CODE),
+    flag("collect-detailed-traces", Only(&[]), "use --otlp-traces-endpoint, or quire bench latency --profile"),
+    Unsupported {
+        aliases: &["-cc"],
+        ..flag("compilation-config", Only(&["{}", "0"]), "use --cudagraph-capture-sizes or --enforce-eager")
+    },
+    flag("config-format", Only(&["auto", "hf"]), "models have a config.json, or are GGUF files"),
+    flag("convert", Only(&["auto", "none"]), "models generate text; pooling is not served"),
+    flag("cpu-offload-gb", Only(&["0"]), "weights stay in device memory; use --tensor-parallel-size"),
+    flag("custom-histogram-buckets", Only(&[]), "histograms have vLLM's default buckets"),
+    flag("data-parallel-address", AnyValue, NODES),
+    flag("data-parallel-backend", Only(&["mp"]), REPLICAS),
+    flag("data-parallel-external-lb", Off, REPLICAS),
+    flag("data-parallel-hybrid-lb", Off, REPLICAS),
+    flag("data-parallel-rank", Only(&["0"]), REPLICAS),
+    flag("data-parallel-rpc-port", AnyValue, NODES),
+    Unsupported { aliases: &["-dp"], ..flag("data-parallel-size", Only(&["1"]), REPLICAS) },
+    flag("data-parallel-size-local", Only(&["1"]), REPLICAS),
+    flag("data-parallel-start-rank", Only(&["0"]), REPLICAS),
+    flag("decode-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
+    flag("disable-fastapi-docs", AnySwitch, "there are no generated documentation pages"),
+    flag("disable-frontend-multiprocessing", Off, "gateway and scheduler are always processes of their own"),
+    flag(
+        "disable-hybrid-kv-cache-manager",
+        Off,
+        "layers with a sliding window always have a KV cache group of their own",
+    ),
+    flag("disable-log-requests", AnySwitch, "requests are logged with --enable-log-requests only"),
+    flag("distributed-executor-backend", Only(&["mp"]), "workers are processes of this machine"),
+    flag("distributed-timeout-seconds", Only(&[]), "workers form a group whenever all are there"),
+    flag(
+        "enable-auto-tool-choice",
+        AnySwitch,
+        "tool calls are parsed wherever --tool-call-parser or the chat template tells how",
+    ),
+    flag("enable-eplb", Off, EXPERTS),
+    flag("enable-expert-parallel", Off, EXPERTS),
+    flag("enable-lora", Off, ADAPTERS),
+    flag("enable-mfu-metrics", Off, "use quire bench latency --profile"),
+    flag("enable-per-request-metrics", Off, "use --otlp-traces-endpoint: there is a span per request"),
+    flag("enable-prompt-embeds", Off, "prompts are text or token ids"),
+    flag("enable-scale-out", Off, REPLICAS),
+    flag("enable-sleep-mode", Off, "stop the engine instead: it starts within seconds"),
+    flag("enable-tokenizer-info-endpoint", Off, "use /tokenize and /detokenize"),
+    flag("fingerprint-mode", Only(&["full"]), "all settings are part of it"),
+    flag("fully-sharded-loras", Off, ADAPTERS),
+    flag("grpc-port", Only(&[]), "the public API is HTTP; processes speak gRPC on --control"),
+    flag("headless", Off, "run `quire worker --scheduler grpc://…` by hand"),
+    flag("hf-config-path", Only(&[]), "config.json lies in the model's folder"),
+    flag("hf-overrides", Only(&["{}"]), "edit config.json in a copy of the folder"),
+    flag("kv-cache-metrics", Off, "KV cache usage and prefix cache hits are in /metrics"),
+    flag("kv-events-config", Only(&[]), "KV cache events are not published"),
+    flag("kv-offloading-backend", AnyValue, "--kv-offloading-size is 0"),
+    flag("kv-offloading-size", Only(&["0"]), OFFLOAD),
+    flag("kv-transfer-config", Only(&[]), "prefill and decode run in one engine"),
+    flag("language-model-only", AnySwitch, "only language models are loaded"),
+    flag("limit-mm-per-prompt", Only(&["{}"]), ENCODERS),
+    flag("log-config-file", Only(&[]), "use --log-level and --log-format"),
+    flag(
+        "logits-processors",
+        Only(&[]),
+        "there are no plugins; logit_bias, bad_words and allowed_token_ids are parameters",
+    ),
+    flag("logprobs-mode", Only(&["raw_logprobs"]), "log-probabilities are those of the unchanged logits"),
+    flag("lora-dtype", Only(&["auto"]), ADAPTERS),
+    flag("lora-modules", Only(&[]), ADAPTERS),
+    flag("master-addr", AnyValue, NODES),
+    flag("master-port", AnyValue, NODES),
+    flag("max-cpu-loras", Only(&[]), ADAPTERS),
+    flag("max-lora-rank", Only(&["16"]), ADAPTERS),
+    flag("max-loras", Only(&["1"]), ADAPTERS),
+    flag("media-io-kwargs", Only(&["{}"]), ENCODERS),
+    flag("middleware", Only(&["[]"]), "put a proxy in front"),
+    flag("mm-encoder-tp-mode", Only(&["weights"]), ENCODERS),
+    flag("mm-processor-cache-gb", Only(&["0", "4"]), ENCODERS),
+    flag("mm-processor-kwargs", Only(&["{}"]), ENCODERS),
+    flag("model-impl", Only(&["auto"]), "docs/models.md lists what is served"),
+    flag("nnodes", Only(&["1"]), "an engine runs on one node"),
+    flag("node-rank", Only(&["0"]), "an engine runs on one node"),
+    flag("numa-bind", Off, "start the engine with numactl"),
+    Unsupported {
+        aliases: &["-O"],
+        ..flag("optimization-level", AnyValue, "kernels are compiled and autotuned in the background at every level")
+    },
+    flag(
+        "performance-mode",
+        Only(&["balanced"]),
+        "use --max-num-batched-tokens and --max-prefill-tokens-beside-decodes",
+    ),
+    Unsupported { aliases: &["-pp"], ..flag("pipeline-parallel-size", Only(&["1"]), "use --tensor-parallel-size") },
+    flag("pooler-config", Only(&[]), "models generate text; pooling is not served"),
+    flag("prefill-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
+    flag("prefix-caching-hash-algo", Only(&["sha256"]), "a weaker hash would let prompts collide on purpose"),
+    flag("profiler-config", Only(&["{}"]), "use quire bench latency --profile"),
+    flag("runner", Only(&["auto", "generate"]), "models generate text; pooling is not served"),
+    flag("show-hidden-metrics-for-version", Only(&[]), "no metric is hidden"),
+    flag("skip-mm-profiling", AnySwitch, ENCODERS),
+    flag("skip-tokenizer-init", Off, "a model needs its tokenizer"),
+    Unsupported { aliases: &["-sc"], ..flag("speculative-config", Only(&[]), "speculative decoding is not done") },
+    flag("structured-outputs-config", Only(&["{}"]), "structured outputs are not served"),
+    flag("structured-outputs-config.backend", Only(&["auto"]), "structured outputs are not served"),
+    flag("swap-space", Only(&["0", "4"]), OFFLOAD),
+    flag("task", Only(&["auto", "generate"]), "models generate text; pooling is not served"),
+    flag("tokenizer-mode", Only(&["auto", "hf"]), "the tokenizer is read from the model's files"),
+    flag("tokenizer-revision", Only(&["main"]), "give --tokenizer a folder"),
+    flag("tokens-only", Off, "send token ids as the prompt"),
+    flag("tool-parser-plugin", Only(&[""]), "formats of tool calls are built in: see --tool-call-parser"),
+    flag("tool-server", Only(&[]), "clients run the tools"),
+    flag("trust-remote-code", AnySwitch, MODEL_CODE),
+    flag("uvicorn-log-level", Only(&["info"]), "use --log-level"),
+];

@@ -18,7 +18,7 @@ use tracing::info;
 
 use crate::{
     config::{Args, CachePrecision},
-    device,
+    device::{self, Opened},
     engine::{Engine, Options},
     error::StepError,
     memory::{self, Room},
@@ -89,8 +89,7 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 
 fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
     let (mut model, ready) = load(args, replies)?;
-    let (num_blocks, max_num_seqs) = (ready.num_blocks, ready.max_num_seqs);
-    let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
+    let offer = ready.clone();
     let joins = if model.can_join() { Joins::Others } else { Joins::Nobody };
     say(replies, Reply::Ready(Box::new(ready), joins))?;
     let mut next = jobs.recv().ok();
@@ -99,14 +98,33 @@ fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply
     while let Some(job) = next {
         next = match job {
             Job::Step(_) => jobs.recv().ok(),
-            Job::Form(form, _) if form.max_num_seqs > max_num_seqs => {
-                bail!("{} sequences are to run at the same time; there is memory for {max_num_seqs}", form.max_num_seqs)
-            }
             Job::Form(form, abort) => {
-                let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), groups, end_tokens.clone());
+                check(&form, &offer)?;
+                let num_blocks = form.num_blocks.min(offer.num_blocks);
+                let (groups, end_tokens) = (offer.cache_groups.len(), offer.eos_token_ids.clone());
+                let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens);
                 epoch(args, (&mut model, &mut recorder), slots, (form, abort), jobs, replies)?
             }
         };
+    }
+    Ok(())
+}
+
+/// Refuses a group that asks for more than this worker has offered: it would fail at its first large step.
+fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
+    if form.world_size != offer.world_size {
+        let (theirs, ours) = (form.world_size, offer.world_size);
+        bail!("--tensor-parallel-size: the scheduler forms a group of {theirs}, this worker is one of {ours}");
+    }
+    let (asked, room) = (form.max_num_seqs, offer.max_num_seqs);
+    if asked > room {
+        bail!("--max-num-seqs: {asked} sequences are to run at the same time; this worker has memory for {room}");
+    }
+    let (asked, room) = (form.max_num_batched_tokens, offer.max_num_batched_tokens);
+    if asked > room {
+        bail!(
+            "--max-num-batched-tokens: the scheduler plans steps of up to {asked} tokens; this worker has room for {room}"
+        );
     }
     Ok(())
 }
@@ -182,7 +200,8 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
 
 /// Loads the weights and takes the KV memory.
 pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
-    let mut model = load_weights(args, device::open(args)?, replies)?;
+    let Opened { backend, kind } = device::open(args)?;
+    let mut model = load_weights(args, backend, replies)?;
     // Before the cache takes what memory is left.
     model.set_slots(args.max_num_seqs() as usize);
     let recordable = args.recordable();
@@ -194,7 +213,7 @@ pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result
         max_sequences: room.max_num_seqs as usize,
     });
     model.check_device()?;
-    let ready = describe(args, &model, room);
+    let ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, room) };
     Ok((model, ready))
 }
 
@@ -256,6 +275,9 @@ fn describe(args: &Args, model: &Model, Room { num_blocks, max_num_seqs }: Room)
             + u64::from(max_num_seqs) * cache.state_bytes,
         max_num_seqs,
         step_preference: Some(step_preference(model.step_preference())),
+        max_num_batched_tokens: args.load_options().max_rows as u32,
+        settings: args.common_to_ranks(),
+        ..WorkerReady::default()
     }
 }
 

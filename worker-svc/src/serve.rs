@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use collectives::AbortHandle;
 use link::Link;
-use proto::{FormGroup, GroupFormed, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, from_worker, to_worker};
+use proto::{
+    DeviceKind, FormGroup, GroupFormed, Ping, Pong, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, WorkerRefused,
+    from_worker, to_worker, worker_refused,
+};
 use service_kit::{
     Far, Process, StartAgain,
     control::{ControlServer, Handler},
@@ -153,7 +156,7 @@ impl Worker {
         loop {
             let sent = tokio::select! {
                 message = receiver.recv() => match message {
-                    Ok(message) => { self.command(message).await?; Ok(()) }
+                    Ok(message) => self.command(message, &mut out).await?,
                     Err(error) => Err(error.to_string()),
                 },
                 reply = self.replies.recv() => self.reply(reply.ok_or_else(thread_gone)?, &mut out).await?,
@@ -164,8 +167,13 @@ impl Worker {
         }
     }
 
-    async fn command(&mut self, message: ToWorker) -> anyhow::Result<()> {
+    /// Does what the scheduler says. The inner error is the link's, the outer one ends the process.
+    async fn command(&mut self, message: ToWorker, out: &mut Out) -> anyhow::Result<Result<(), String>> {
         let job = match message.command {
+            Some(to_worker::Command::Ping(Ping { number })) => {
+                return Ok(out.say(from_worker::Event::Pong(Pong { number, ..Pong::default() })).await);
+            }
+            Some(to_worker::Command::Refused(refused)) => return Err(refusal(refused)),
             Some(to_worker::Command::FormGroup(form)) => self.form(form),
             Some(to_worker::Command::Step(plan)) => {
                 self.steps += u32::from(Some(plan.epoch) == self.epoch);
@@ -173,7 +181,7 @@ impl Worker {
             }
             None => bail!("an empty message from the scheduler"),
         };
-        self.hand_over(job).await
+        self.hand_over(job).await.map(Ok)
     }
 
     /// A new group: the old one's waits end, wherever the compute thread is.
@@ -244,7 +252,7 @@ impl Worker {
 
     fn loaded(&mut self, ready: WorkerReady, joins: Joins) {
         self.joins = joins;
-        if ready.device.starts_with("cuda") {
+        if ready.device_kind() == DeviceKind::Cuda {
             // Started again without its GPU, it would serve on the CPU: better wait for the GPU.
             self.process.status.decide("--device=cuda");
         }
@@ -269,6 +277,15 @@ impl Worker {
         }
         self.metrics.ready(&ready);
         self.ready = Some(ready);
+    }
+}
+
+/// Why a worker ends that the scheduler does not take. Where another one has its rank it is worth another try, later.
+fn refusal(refused: WorkerRefused) -> anyhow::Error {
+    let reason = format!("the scheduler refuses this worker: {}", refused.reason);
+    match refused.cause() {
+        worker_refused::Cause::RankTaken => StartAgain(reason).into(),
+        worker_refused::Cause::Misfit | worker_refused::Cause::Unspecified => anyhow!(reason),
     }
 }
 

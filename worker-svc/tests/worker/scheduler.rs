@@ -76,6 +76,7 @@ impl Scheduler {
             max_num_seqs: 8,
             max_num_batched_tokens: 2048,
             rendezvous: format!("worker-test-{}-{}", self.address, self.epoch),
+            step_timeout_ms: 0,
         };
         self.broadcast(&Command::FormGroup(form)).await;
         for rank in 0..self.ranks.len() {

@@ -81,6 +81,7 @@ const SCHEDULING: &[Flag] = &[
     flag("max-num-seqs", up_to(SEQUENCES), "256", To::SCHEDULER.and(To::WORKER), "Sequences that run at the same time at most"),
     flag("max-prefill-tokens-beside-decodes", FROM_ZERO, "512, or what 100 ms (125 beside at most 12 decodes) have time for up to 6144, or up to 48 for each decode within 150 ms", To::SCHEDULER, "Prompt tokens in a step beside running decodes at most; 0: no such bound"),
     flag("scheduling-policy", Kind::Choice(&["fcfs", "priority"]), "fcfs", To::SCHEDULER, "Who runs first: in order of arrival, or by the request's priority"),
+    flag("step-timeout", Kind::Seconds, "60 on GPUs, 600 on CPUs", To::SCHEDULER, "Seconds that a step may take before its workers count as hung; compiling kernels does not count (also VLLM_ENGINE_ITERATION_TIMEOUT_S)"),
     flag("stream-interval", COUNT, "1", To::GATEWAY, "Tokens per streamed event"),
     flag("watermark", Kind::Fraction, "0", To::SCHEDULER, "Share of KV blocks kept free when new requests are admitted"),
 ];

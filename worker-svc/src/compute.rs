@@ -24,7 +24,8 @@ use crate::{
     memory::{self, Room},
     recording::Recorder,
     slots::Slots,
-    turns::{Next, next},
+    turns::{Next, Work, next},
+    watch::{Activity, Doing},
 };
 
 /// Jobs that may wait: the group, and two plans of it.
@@ -65,20 +66,29 @@ pub(crate) enum Reply {
     Failed(String),
 }
 
+/// The thread, as others see it.
+pub(crate) struct Compute {
+    pub jobs: SyncSender<Job>,
+    pub replies: mpsc::Receiver<Reply>,
+    pub activity: Activity,
+}
+
 /// Starts the thread.
-pub(crate) fn start(args: Args) -> anyhow::Result<(SyncSender<Job>, mpsc::Receiver<Reply>)> {
+pub(crate) fn start(args: Args) -> anyhow::Result<Compute> {
     let (jobs, queue) = sync_channel(QUEUE);
     let (replies, heard) = mpsc::channel(QUEUE);
+    let activity = Activity::default();
+    let says = activity.clone();
     let run = move || {
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
-        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies)));
+        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies, &says)));
         let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", words(&*panic))));
         if let Err(error) = ended {
             let _ = replies.blocking_send(Reply::Failed(format!("{error:#}")));
         }
     };
     std::thread::Builder::new().name("compute".into()).spawn(run).context("the compute thread")?;
-    Ok((jobs, heard))
+    Ok(Compute { jobs, replies: heard, activity })
 }
 
 /// What a panic said.
@@ -87,27 +97,92 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
 }
 
-fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
-    let (mut model, ready) = load(args, replies)?;
-    let offer = ready.clone();
+fn load_and_work(
+    args: &Args,
+    jobs: &Receiver<Job>,
+    replies: &mpsc::Sender<Reply>,
+    activity: &Activity,
+) -> anyhow::Result<()> {
+    let (model, offer) = load(args, replies, activity)?;
     let joins = if model.can_join() { Joins::Others } else { Joins::Nobody };
-    say(replies, Reply::Ready(Box::new(ready), joins))?;
-    let mut next = jobs.recv().ok();
-    let mut recorder = Recorder::new(args.enforce_eager);
-    // Each round is one epoch; it ends with the job that forms the next one.
-    while let Some(job) = next {
-        next = match job {
-            Job::Step(_) => jobs.recv().ok(),
-            Job::Form(form, abort) => {
-                check(&form, &offer)?;
-                let num_blocks = form.num_blocks.min(offer.num_blocks);
-                let (groups, end_tokens) = (offer.cache_groups.len(), offer.eos_token_ids.clone());
-                let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens);
-                epoch(args, (&mut model, &mut recorder), slots, (form, abort), jobs, replies)?
-            }
-        };
+    say(replies, Reply::Ready(Box::new(offer.clone()), joins))?;
+    let recorder = Recorder::new(args.enforce_eager);
+    Working { args, jobs, replies, activity, model, recorder, offer }.run()
+}
+
+/// The thread once the model is there.
+struct Working<'a> {
+    args: &'a Args,
+    jobs: &'a Receiver<Job>,
+    replies: &'a mpsc::Sender<Reply>,
+    activity: &'a Activity,
+    model: Model,
+    recorder: Recorder,
+    /// What the scheduler was told.
+    offer: WorkerReady,
+}
+
+impl Working<'_> {
+    /// Each round is one epoch; it ends with the job that forms the next one.
+    fn run(mut self) -> anyhow::Result<()> {
+        let mut next = self.jobs.recv().ok();
+        while let Some(job) = next {
+            next = match job {
+                Job::Step(_) => self.jobs.recv().ok(),
+                Job::Form(form, abort) => self.epoch(&form, abort)?,
+            };
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Works in one group until the next one is to be formed, which it returns.
+    fn epoch(&mut self, form: &FormGroup, abort: AbortHandle) -> anyhow::Result<Option<Job>> {
+        self.activity.begins(Doing::Forming);
+        check(form, &self.offer)?;
+        let outcome = match meet(self.args, form, abort, &mut self.model) {
+            Ok(group) => self.work(form, group),
+            Err(error) => Err(error.into()),
+        };
+        match outcome {
+            Ok(next) => Ok(next),
+            Err(error) => match error.downcast::<StepError>() {
+                Ok(StepError::GroupLost(reason)) => {
+                    self.activity.rests();
+                    say(self.replies, Reply::EpochLost { epoch: form.epoch, reason })?;
+                    Ok(until_forming(self.jobs))
+                }
+                Ok(error) => Err(error.into()),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    /// Executes the plans of a group.
+    fn work(&mut self, form: &FormGroup, group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
+        let num_blocks = form.num_blocks.min(self.offer.num_blocks);
+        let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
+        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens);
+        let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
+        let device = (&mut self.model, &mut self.recorder);
+        let mut engine = Engine::new(device, slots, group, Options { threads, max_logit_rows });
+        self.activity.rests();
+        say(self.replies, Reply::Formed(form.epoch))?;
+        loop {
+            let next = next(&mut engine, self.jobs);
+            self.activity.begins(Doing::Step);
+            let result = match next {
+                Next::Finish => engine.finish()?,
+                Next::Pastime => engine.pass_time().map(|()| None)?,
+                Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None)?,
+                Next::Job(Some(Job::Step(_))) => None,
+                Next::Job(other) => return Ok(other),
+            };
+            if engine.is_idle() {
+                self.activity.rests();
+            }
+            result.map_or(Ok(()), |result| say(self.replies, Reply::Result(Box::new(result))))?;
+        }
+    }
 }
 
 /// Refuses a group that asks for more than this worker has offered: it would fail at its first large step.
@@ -127,45 +202,6 @@ fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Works in one group until the next one is to be formed, which it returns.
-fn epoch(
-    args: &Args,
-    device: (&mut Model, &mut Recorder),
-    slots: Slots,
-    (form, abort): (FormGroup, AbortHandle),
-    jobs: &Receiver<Job>,
-    replies: &mpsc::Sender<Reply>,
-) -> anyhow::Result<Option<Job>> {
-    let group = match meet(args, &form, abort, device.0) {
-        Ok(group) => group,
-        Err(StepError::GroupLost(reason)) => {
-            say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
-            return Ok(until_forming(jobs));
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let mut engine = Engine::new(device, slots, group, options);
-    say(replies, Reply::Formed(form.epoch))?;
-    loop {
-        let step = match next(&mut engine, jobs) {
-            Next::Finish => engine.finish().map(|result| result.map(Box::new)),
-            Next::Pastime => engine.pass_time().map(|()| None),
-            Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None),
-            Next::Job(Some(Job::Step(_))) => Ok(None),
-            Next::Job(other) => return Ok(other),
-        };
-        match step {
-            Ok(result) => result.map_or(Ok(()), |result| say(replies, Reply::Result(result)))?,
-            Err(StepError::GroupLost(reason)) => {
-                say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
-                return Ok(until_forming(jobs));
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 /// Passes over what is left of a lost epoch.
@@ -199,8 +235,13 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
 }
 
 /// Loads the weights and takes the KV memory.
-pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
-    let Opened { backend, kind } = device::open(args)?;
+pub(crate) fn load(
+    args: &Args,
+    replies: &mpsc::Sender<Reply>,
+    activity: &Activity,
+) -> anyhow::Result<(Model, WorkerReady)> {
+    let Opened { backend, kind, compilations } = device::open(args)?;
+    activity.compiles(compilations);
     let mut model = load_weights(args, backend, replies)?;
     // Before the cache takes what memory is left.
     model.set_slots(args.max_num_seqs() as usize);

@@ -22,6 +22,7 @@ mod serve;
 mod slots;
 mod step_log;
 mod turns;
+mod watch;
 mod wire;
 
 pub use config::{Args, MaxModelLen, default_kernel_cache};

@@ -14,6 +14,7 @@ use crate::{
     recording::Recorder,
     slots::Slots,
     turns::Work,
+    watch::Activity,
 };
 
 /// Decode steps before those that count, and those.
@@ -49,7 +50,7 @@ pub struct Profile {
 /// Profiles a model.
 pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let (replies, _nobody) = mpsc::channel(1);
-    let (mut model, ready) = load(args, &replies)?;
+    let (mut model, ready) = load(args, &replies, &Activity::default())?;
     let device = ready.device.clone();
     let Shape { batch, context } = shape;
     if batch >= ready.max_num_seqs {

@@ -16,18 +16,16 @@ use service_kit::{
     Far, Process, StartAgain,
     control::{ControlServer, Handler},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
 
 use crate::{
-    compute::{self, Job, Joins, Reply},
+    compute::{self, Compute, Job, Joins, Reply},
     config::Args,
     metrics::WorkerMetrics,
+    watch::Watch,
     wire::{self, Out, SchedulerLink},
 };
-
-/// A compute thread that does not come back from a lost epoch within this time is stuck; a new process is better.
-const STUCK: Duration = Duration::from_secs(330);
 
 /// What a worker does before it is ready.
 const LOADING: &str = "loading weights";
@@ -46,7 +44,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     };
     let answers = Answers { fingerprint: fingerprint.clone() };
     ControlServer::new(&process, Arc::new(answers)).spawn(args.common.control.as_ref()).await?;
-    let (jobs, replies) = compute::start(args.clone())?;
+    let Compute { jobs, replies, activity } = compute::start(args.clone())?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.rank),
         jobs,
@@ -57,6 +55,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         epoch: None,
         steps: 0,
         abort: AbortHandle::new(),
+        watch: Watch::new(activity),
         process: process.clone(),
     };
     let shutdown = process.shutdown.clone();
@@ -87,7 +86,7 @@ struct Worker {
     /// Set once the model is loaded; told to every scheduler anew.
     ready: Option<WorkerReady>,
     joins: Joins,
-    /// The device was in a group that is over.
+    /// The device was in a group that is over, or hangs: nobody waits for it.
     spent: bool,
     /// The group that this worker is part of, as far as the scheduler knows.
     epoch: Option<u64>,
@@ -95,6 +94,7 @@ struct Worker {
     steps: u32,
     /// Ends the current group's waits.
     abort: AbortHandle,
+    watch: Watch,
     metrics: WorkerMetrics,
     process: Process,
 }
@@ -126,6 +126,7 @@ impl Worker {
         loop {
             tokio::select! {
                 link = &mut link => return Ok(link),
+                () = self.watch.due() => self.check_thread(None).await?,
                 reply = self.replies.recv() => match reply.ok_or_else(thread_gone)? {
                     Reply::Failed(reason) => {
                         if let Ok(link) = tokio::time::timeout(LAST_WORDS, &mut link).await {
@@ -159,6 +160,7 @@ impl Worker {
                     Ok(message) => self.command(message, &mut out).await?,
                     Err(error) => Err(error.to_string()),
                 },
+                () = self.watch.due() => { self.check_thread(Some(&mut out)).await?; Ok(()) }
                 reply = self.replies.recv() => self.reply(reply.ok_or_else(thread_gone)?, &mut out).await?,
             };
             if let Err(reason) = sent {
@@ -171,7 +173,7 @@ impl Worker {
     async fn command(&mut self, message: ToWorker, out: &mut Out) -> anyhow::Result<Result<(), String>> {
         let job = match message.command {
             Some(to_worker::Command::Ping(Ping { number })) => {
-                return Ok(out.say(from_worker::Event::Pong(Pong { number, ..Pong::default() })).await);
+                return Ok(out.say(from_worker::Event::Pong(self.pong(number))).await);
             }
             Some(to_worker::Command::Refused(refused)) => return Err(refusal(refused)),
             Some(to_worker::Command::FormGroup(form)) => self.form(form),
@@ -181,7 +183,25 @@ impl Worker {
             }
             None => bail!("an empty message from the scheduler"),
         };
-        self.hand_over(job).await.map(Ok)
+        self.hand_over(job).map(Ok)
+    }
+
+    /// What this process says of itself, whatever its compute thread is at.
+    fn pong(&self, number: u64) -> Pong {
+        let waits_for = self.abort.missing().into_iter().map(|rank| rank as u32).collect();
+        Pong { number, compiling: self.watch.activity().is_compiling(), waits_for }
+    }
+
+    /// Ends the process if the compute thread hangs: what it waits for may never come, and a new process has a device that works.
+    async fn check_thread(&mut self, out: Option<&mut Out>) -> anyhow::Result<()> {
+        let Some(reason) = self.watch.hung(Instant::now()) else { return Ok(()) };
+        self.process.status.not_ready(&reason);
+        if let Some(out) = out {
+            // A scheduler that does not take it finds the link closed.
+            let _ = out.say(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
+        }
+        self.spent = true;
+        Err(StartAgain(reason).into())
     }
 
     /// A new group: the old one's waits end, wherever the compute thread is.
@@ -190,25 +210,19 @@ impl Worker {
         self.abort = AbortHandle::new();
         self.epoch = Some(form.epoch);
         self.steps = 0;
+        self.watch.set_step_timeout(Duration::from_millis(form.step_timeout_ms));
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
         Job::Form(form, self.abort.clone())
     }
 
-    async fn hand_over(&self, job: Job) -> anyhow::Result<()> {
+    fn hand_over(&mut self, job: Job) -> anyhow::Result<()> {
         use std::sync::mpsc::TrySendError::{Disconnected, Full};
+        self.watch.handed_over(Instant::now());
         match self.jobs.try_send(job) {
             Ok(()) => Ok(()),
             Err(Disconnected(_)) => Err(thread_gone()),
-            // The scheduler keeps two plans in flight, so a full queue means a thread that does not move.
-            Err(Full(job)) => {
-                let jobs = self.jobs.clone();
-                let waiting = tokio::task::spawn_blocking(move || jobs.send(job).is_ok());
-                match tokio::time::timeout(STUCK, waiting).await {
-                    Ok(Ok(true)) => Ok(()),
-                    Ok(_) => Err(thread_gone()),
-                    Err(_) => bail!("the compute thread has not moved for {STUCK:?}"),
-                }
-            }
+            // The scheduler keeps two plans in flight, so a full queue means a thread that has slept through many groups.
+            Err(Full(_)) => Err(StartAgain("the compute thread hangs: it takes no jobs".to_owned()).into()),
         }
     }
 

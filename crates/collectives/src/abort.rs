@@ -39,6 +39,12 @@ impl AbortHandle {
         self.state.aborted.load(SeqCst)
     }
 
+    /// Ranks that others of the group wait for now: those that have come less far. Empty before the group has formed.
+    pub fn missing(&self) -> Vec<usize> {
+        let segment = self.state.segment.lock().unwrap_or_else(PoisonError::into_inner);
+        segment.as_ref().map_or_else(Vec::new, |segment| segment.missing())
+    }
+
     /// Ties the handle to the group's memory.
     pub(crate) fn attach(&self, segment: &Arc<Segment>) {
         *self.state.segment.lock().unwrap_or_else(PoisonError::into_inner) = Some(segment.clone());

@@ -121,6 +121,15 @@ impl Segment {
         self.turn(self.layout.world_size)
     }
 
+    /// Ranks that have arrived less often than the furthest of them: a rank that waits now waits for these.
+    pub fn missing(&self) -> Vec<usize> {
+        let arrivals: Vec<u32> = (0..self.layout.world_size).map(|rank| self.turn(rank).arrivals()).collect();
+        // On a circle: nobody is half of it ahead of another.
+        let is_behind = |mine: u32, other: &u32| (other.wrapping_sub(mine) << 1) as i32 > 0;
+        let behind = arrivals.iter().map(|mine| arrivals.iter().any(|other| is_behind(*mine, other)));
+        behind.enumerate().filter_map(|(rank, is_behind)| is_behind.then_some(rank)).collect()
+    }
+
     /// Ends all waits in this segment.
     pub fn abort(&self) {
         (0..=self.layout.world_size).for_each(|rank| self.turn(rank).abort());

@@ -43,6 +43,11 @@ impl Turn {
         self.wake();
     }
 
+    /// How often this rank has arrived, modulo 2^31.
+    pub fn arrivals(&self) -> u32 {
+        self.word.load(Acquire) / ONE
+    }
+
     /// Ends all waits for this rank, now and later.
     pub fn abort(&self) {
         self.word.fetch_or(ABORTED, SeqCst);

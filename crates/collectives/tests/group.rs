@@ -108,6 +108,7 @@ fn solo_is_a_group_of_one() {
 fn abort_ends_a_wait_on_every_rank() {
     let name = fresh_name();
     let abort = AbortHandle::new();
+    assert_eq!(abort.missing(), []);
     thread::scope(|scope| {
         let ours = abort.clone();
         let (waits, name) = (std::sync::mpsc::channel::<()>(), &name);
@@ -125,6 +126,10 @@ fn abort_ends_a_wait_on_every_rank() {
         let idle = join(name, 2, 3).unwrap();
         (0..2).for_each(|_| told.recv().unwrap());
         assert!(name_is_gone(name));
+        // Whom the other two wait for can be told from outside.
+        while abort.missing() != [2] {
+            thread::yield_now();
+        }
         abort.abort();
         for rank in waiting {
             let (first, second) = rank.join().unwrap();

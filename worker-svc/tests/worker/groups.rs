@@ -1,6 +1,6 @@
 //! Groups that form again: after a request, after a lost link, after a killed rank.
 
-use proto::{FormGroup, StepPlan, WorkerRefused, from_worker::Event, to_worker::Command, worker_refused::Cause};
+use proto::{FormGroup, Ping, StepPlan, WorkerRefused, from_worker::Event, to_worker::Command, worker_refused::Cause};
 use service_kit::{Readiness, StartAgain};
 
 use crate::{
@@ -154,4 +154,35 @@ async fn a_worker_that_is_refused_says_why_and_ends() {
         // Only where that may help.
         assert_eq!(error.is::<StartAgain>(), again);
     }
+}
+
+/// Whoever does not get on ends, though nobody asks: here rank 0, which waits for a rank 1 that got no plan, and is never hung up on.
+#[tokio::test]
+async fn a_compute_thread_that_hangs_ends_its_worker() {
+    let mut scheduler = Scheduler::bind().await;
+    let zero = worker::start(&folder("llama"), &scheduler.address, (0, 2), &[]);
+    worker::start(&folder("llama"), &scheduler.address, (1, 2), &[]);
+    scheduler.meet(2).await;
+    scheduler.step_timeout_ms = 200;
+    scheduler.form().await;
+    let epoch = scheduler.epoch;
+    scheduler.send_to(0, Command::Step(StepPlan { epoch, ..plan() })).await;
+    // Its process answers all the while, and knows whom it waits for.
+    let pong = loop {
+        scheduler.send_to(0, Command::Ping(Ping { number: 7 })).await;
+        match scheduler.event(0).await {
+            Event::Pong(pong) if pong.waits_for.is_empty() => {}
+            Event::Pong(pong) => break pong,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((pong.number, pong.waits_for), (7, vec![1]));
+    match scheduler.last_words(0).await.as_slice() {
+        [.., Event::Failed(failed)] => {
+            assert!(failed.reason.contains("has not finished a step within 0.2 s"), "{failed:?}")
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(zero.ended.await.unwrap().unwrap_err().is::<StartAgain>());
+    assert!(matches!(zero.process.status.readiness(), Readiness::NotReady { reason, .. } if reason.contains("hangs")));
 }

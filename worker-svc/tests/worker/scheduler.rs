@@ -28,6 +28,8 @@ pub struct Scheduler {
     listener: Listener,
     pub ranks: Vec<Rank>,
     pub epoch: u64,
+    /// What groups are told of the time that a step may take; 0: any time.
+    pub step_timeout_ms: u64,
     /// Messages with results that came so far.
     pub parts: usize,
     _dir: TempDir,
@@ -43,7 +45,7 @@ impl Scheduler {
         let address = Address::Ring(dir.path().join("steps"));
         let hello = link::hello("scheduler-svc", "steps", "");
         let listener = Listener::bind(&address, hello, options).await.unwrap();
-        Self { address, listener, ranks: Vec::new(), epoch: 100, parts: 0, _dir: dir }
+        Self { address, listener, ranks: Vec::new(), epoch: 100, step_timeout_ms: 0, parts: 0, _dir: dir }
     }
 
     /// Waits until `count` more workers are connected and loaded.
@@ -76,7 +78,7 @@ impl Scheduler {
             max_num_seqs: 8,
             max_num_batched_tokens: 2048,
             rendezvous: format!("worker-test-{}-{}", self.address, self.epoch),
-            step_timeout_ms: 0,
+            step_timeout_ms: self.step_timeout_ms,
         };
         self.broadcast(&Command::FormGroup(form)).await;
         for rank in 0..self.ranks.len() {

@@ -95,8 +95,8 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// How long a step may take before its workers count as hung; kernels that are being compiled do not count [default: 60 on GPUs,
-    /// 600 on CPUs]
+    /// How long a step may take before its workers count as hung; kernels that are being compiled do not count
+    /// [default: 60 on GPUs, 600 on CPUs]
     #[arg(
         long,
         value_name = "SECONDS",

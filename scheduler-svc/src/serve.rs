@@ -277,7 +277,8 @@ impl Engine {
         }
     }
 
-    /// Keeps how requests ended for a detokenizer to come. Tokens of those that ran are lost with the one that had their text.
+    /// Keeps how requests ended for a detokenizer to come. Tokens of those that ran are lost with the one that had
+    /// their text.
     fn keep_ends(&mut self) {
         self.output.failed.extend(self.detokenizer.lost());
         let excess = self.output.failed.len().saturating_sub(MAX_ENDS);

@@ -1,4 +1,5 @@
-//! What a worker computes on fails: clients hear why within seconds, `/health` says it, and the service returns when the device does.
+//! What a worker computes on fails: clients hear why within seconds, `/health` says it, and the service returns when
+//! the device does.
 //!
 //! The faults are real ones (see `tests/faults`). Those of GPUs need one: they run where `QUIRE_TEST_DEVICE` is `cuda`.
 
@@ -135,8 +136,8 @@ async fn a_model_that_the_gpu_has_no_kernels_for_is_refused_before_it_is_loaded(
     Ok(())
 }
 
-/// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for those that they need; steps are
-/// recorded, and done as one kernel, once what that takes is compiled.
+/// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for
+/// those that they need; steps are recorded, and done as one kernel, once what that takes is compiled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<()> {
     if lacks(Needs::PretendedGpus) {
@@ -252,7 +253,8 @@ async fn under_load(server: &Server, signal: Signal) -> anyhow::Result<Vec<Strin
     broken_under_load(server, HEARD, hit).await
 }
 
-/// Breaks something while requests run; returns the messages of their 503s, which come within `heard`. Those that were answered before do not count.
+/// Breaks something while requests run; returns the messages of their 503s, which come within `heard`. Those that were
+/// answered before do not count.
 pub async fn broken_under_load(
     server: &Server,
     heard: Duration,

@@ -1,4 +1,5 @@
-//! A worker that hangs: its requests end with a 503 that names it, `/health` says so, a new process takes its place, and the group forms anew.
+//! A worker that hangs: its requests end with a 503 that names it, `/health` says so, a new process takes its place,
+//! and the group forms anew.
 
 use std::{fs, time::Duration};
 
@@ -85,8 +86,8 @@ async fn a_gpu_that_finishes_nothing_is_named_and_waited_for() -> anyhow::Result
     says(&server, &[5, 6, 7], &zeros).await.with_context(|| server.log())
 }
 
-/// SIGUSR1 makes the last worker hang while requests run: it is named to their clients and by `/health`, ends by itself, and the next one
-/// serves.
+/// SIGUSR1 makes the last worker hang while requests run: it is named to their clients and by `/health`, ends by
+/// itself, and the next one serves.
 async fn hangs_and_returns(server: &mut Server, named: &str) -> anyhow::Result<()> {
     let worker = last_worker(server)?;
     let answers = broken_under_load(server, HEARD_OF_HANG, || Ok(kill_process(worker, Signal::USR1)?)).await;

@@ -96,8 +96,8 @@ fn truncate(ids: &mut Vec<u32>, request: &Request, max_model_len: Option<u32>) -
     Ok(())
 }
 
-/// The token sequences that write `word`: at the start of a text, and behind a space where that is as many tokens with another first
-/// one (vLLM's rule).
+/// The token sequences that write `word`: at the start of a text, and behind a space where that is as many tokens with
+/// another first one (vLLM's rule).
 fn bad_word(tokenizer: &Tokenizer, word: &str) -> Result<Vec<Vec<u32>>, Failure> {
     let word = word.trim_start();
     let encode =

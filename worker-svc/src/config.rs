@@ -106,7 +106,8 @@ pub struct Args {
     #[arg(long)]
     pub enforce_eager: bool,
 
-    /// Decode a single sequence by one kernel a step wherever one can do it, or nowhere; absent: where that is measured to be faster
+    /// Decode a single sequence by one kernel a step wherever one can do it, or nowhere; absent: where that is measured
+    /// to be faster
     #[arg(long)]
     pub single_kernel_decode: Option<bool>,
 
@@ -273,8 +274,8 @@ impl Args {
         asked.into_iter().collect()
     }
 
-    /// Settings that all ranks of a group must share beside what their models say: other numbers would be computed, or a rank would run a
-    /// step that the others do not, and wait for them.
+    /// Settings that all ranks of a group must share beside what their models say: other numbers would be computed, or
+    /// a rank would run a step that the others do not, and wait for them.
     pub(crate) fn common_to_ranks(&self) -> Vec<Setting> {
         let setting = |name: &str, value: String| Setting { name: name.to_owned(), value };
         let mut settings = vec![

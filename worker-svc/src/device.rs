@@ -19,7 +19,8 @@ pub(crate) struct Opened {
     pub compilations: Compilations,
 }
 
-/// The device that the flags ask for. With `auto`, what speaks against a GPU is said in one line, and the CPU takes its place.
+/// The device that the flags ask for. With `auto`, what speaks against a GPU is said in one line, and the CPU takes its
+/// place.
 pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     if args.device == Device::Cpu {
         return Ok(cpu(args));

@@ -1,5 +1,5 @@
-//! Where the time of steps goes, without a scheduler: a prefill and a decode step kernel by kernel, and replayed decode steps one after
-//! the other, submitted ahead as in service.
+//! Where the time of steps goes, without a scheduler: a prefill and a decode step kernel by kernel, and replayed decode
+//! steps one after the other, submitted ahead as in service.
 
 use anyhow::{Context, bail};
 use collectives::Solo;

@@ -100,8 +100,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// Ranks that wait for this one learn of its end at once. The compute thread ends before the process does, whose libraries it still
-    /// uses; but a device that may wait for a rank that is gone is not waited for.
+    /// Ranks that wait for this one learn of its end at once. The compute thread ends before the process does, whose
+    /// libraries it still uses; but a device that may wait for a rank that is gone is not waited for.
     async fn end(mut self) {
         self.abort.abort();
         drop(self.jobs);
@@ -192,7 +192,8 @@ impl Worker {
         Pong { number, compiling: self.watch.activity().is_compiling(), waits_for }
     }
 
-    /// Ends the process if the compute thread hangs: what it waits for may never come, and a new process has a device that works.
+    /// Ends the process if the compute thread hangs: what it waits for may never come, and a new process has a device
+    /// that works.
     async fn check_thread(&mut self, out: Option<&mut Out>) -> anyhow::Result<()> {
         let Some(reason) = self.watch.hung(Instant::now()) else { return Ok(()) };
         self.process.status.not_ready(&reason);
@@ -221,7 +222,8 @@ impl Worker {
         match self.jobs.try_send(job) {
             Ok(()) => Ok(()),
             Err(Disconnected(_)) => Err(thread_gone()),
-            // The scheduler keeps two plans in flight, so a full queue means a thread that has slept through many groups.
+            // The scheduler keeps two plans in flight, so a full queue means a thread that has slept through many
+            // groups.
             Err(Full(_)) => Err(StartAgain("the compute thread hangs: it takes no jobs".to_owned()).into()),
         }
     }

@@ -1,5 +1,5 @@
-//! Whether the compute thread gets on. It says when it begins something and when it has nothing to do; the main thread looks, long after it
-//! has handed over a job, when that was. An idle worker has no timer.
+//! Whether the compute thread gets on. It says when it begins something and when it has nothing to do; the main thread
+//! looks, long after it has handed over a job, when that was. An idle worker has no timer.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,8 +13,9 @@ use tokio::time::{Instant, sleep_until};
 const FORMING: Duration = Duration::from_secs(330);
 /// How long something may take in all because kernels are being compiled.
 const COMPILING: Duration = Duration::from_secs(600);
-/// How long after its deadline the compute thread may come back. The scheduler has the same deadline, asks everybody and hangs up within
-/// this, and a thread that only waited for other ranks then goes on; so does one whose process was stopped for a while.
+/// How long after its deadline the compute thread may come back. The scheduler has the same deadline, asks everybody
+/// and hangs up within this, and a thread that only waited for other ranks then goes on; so does one whose process was
+/// stopped for a while.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// What the compute thread is at, told to other threads. Cloning shares.

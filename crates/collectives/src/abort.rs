@@ -7,7 +7,8 @@ use std::sync::{
 
 use crate::segment::Segment;
 
-/// Ends all waits of one group, those that go on and those to come. Made before the group forms, so that forming can be ended too.
+/// Ends all waits of one group, those that go on and those to come. Made before the group forms, so that forming can be
+/// ended too.
 #[derive(Clone, Default)]
 pub struct AbortHandle {
     state: Arc<State>,

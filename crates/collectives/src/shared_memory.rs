@@ -1,8 +1,9 @@
 //! A group of processes on one host that meet in a shared segment.
 //!
-//! Small buffers take one meeting: everybody lays its part down, waits for all, and adds all parts up itself. Large ones take two: each
-//! rank adds up its share (reduce-scatter), then all read the result (all-gather). Buffers alternate between two halves of the segment:
-//! a rank that writes a half again has since met the others once more, so nobody can still be reading it.
+//! Small buffers take one meeting: everybody lays its part down, waits for all, and adds all parts up itself. Large
+//! ones take two: each rank adds up its share (reduce-scatter), then all read the result (all-gather). Buffers
+//! alternate between two halves of the segment: a rank that writes a half again has since met the others once more, so
+//! nobody can still be reading it.
 
 use std::{
     ops::Range,
@@ -82,8 +83,8 @@ impl SharedMemory {
     /// `out = sum over ranks`, of that part of their areas, in rank order.
     fn add_up(&self, part: Range<usize>, out: &mut [f32]) {
         for rank in 0..self.place.world_size {
-            // SAFETY: all ranks laid down and met; they write this half again only after meeting for the other half, where this rank
-            // arrives after this function.
+            // SAFETY: all ranks laid down and met; they write this half again only after meeting for the other half,
+            // where this rank arrives after this function.
             let area = unsafe { self.segment.area(self.half, rank) };
             let area = &area[part.clone()];
             if rank == 0 {
@@ -101,11 +102,13 @@ impl SharedMemory {
             return Ok(());
         }
         let share = share_of(data.len(), self.place.rank, self.place.world_size);
-        // SAFETY: shares of ranks do not overlap, and the result of this half was last read before the meeting of the other half.
+        // SAFETY: shares of ranks do not overlap, and the result of this half was last read before the meeting of the
+        // other half.
         let result = unsafe { self.segment.result_mut(self.half, share.clone()) };
         self.add_up(share, result);
         self.meet()?;
-        // SAFETY: all ranks wrote their share and met; the next write to this half's result follows two further meetings.
+        // SAFETY: all ranks wrote their share and met; the next write to this half's result follows two further
+        // meetings.
         data.copy_from_slice(unsafe { self.segment.result(self.half, data.len()) });
         Ok(())
     }
@@ -197,8 +200,8 @@ fn host(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError> 
 
 /// Other ranks: find rank 0's segment, claim a place in it, wait until rank 0 saw all.
 ///
-/// The name may first lead to what an earlier group left. Nobody moves that segment's `formed` any more, so the rank looks again and
-/// again whether rank 0 has put a new segment under the name.
+/// The name may first lead to what an earlier group left. Nobody moves that segment's `formed` any more, so the rank
+/// looks again and again whether rank 0 has put a new segment under the name.
 fn visit(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError> {
     let start = Instant::now();
     let name = name_of(&place.rendezvous);
@@ -217,7 +220,8 @@ fn visit(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError>
             Ok(Some(segment)) if Some(segment.nonce()) != known => {
                 mine = segment.turn(place.rank).claim().then_some(segment);
             }
-            // A stale segment of another layout is replaced soon; a living rank 0 that disagrees is told by the deadline.
+            // A stale segment of another layout is replaced soon; a living rank 0 that disagrees is told by the
+            // deadline.
             Err(error) if start.elapsed() >= place.timeout => return Err(error),
             _ => {}
         }

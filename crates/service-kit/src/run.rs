@@ -75,8 +75,8 @@ where
     })
 }
 
-/// Sees to it that the process is gone soon. What still runs when its work has ended is not this program's: a library's exit handler may
-/// wait for a device that hangs.
+/// Sees to it that the process is gone soon. What still runs when its work has ended is not this program's: a library's
+/// exit handler may wait for a device that hangs.
 fn end_in_time(service: &'static str) {
     let kill = move || {
         std::thread::sleep(END);

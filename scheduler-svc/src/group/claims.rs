@@ -1,9 +1,10 @@
 //! Workers that ask for a rank which another one has.
 //!
-//! The rank stays with the worker that has it as long as its process answers: two workers that replaced each other in turn would serve
-//! nobody. So the present one is pinged. If it answers in time the newcomer is refused, and ends; else its link is as good as lost (a host
-//! that went away, a stopped process), the epoch ends as with any loss, and the newcomer has the rank. A process that dials again has lost
-//! its old link itself, whatever that looks like from here, and needs no answer.
+//! The rank stays with the worker that has it as long as its process answers: two workers that replaced each other in
+//! turn would serve nobody. So the present one is pinged. If it answers in time the newcomer is refused, and ends; else
+//! its link is as good as lost (a host that went away, a stopped process), the epoch ends as with any loss, and the
+//! newcomer has the rank. A process that dials again has lost its old link itself, whatever that looks like from here,
+//! and needs no answer.
 
 use std::time::Duration;
 

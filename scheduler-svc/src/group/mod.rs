@@ -1,7 +1,8 @@
 //! The workers of one engine: who is there, who is ready, and the forming of a group out of them.
 //!
-//! A rank has one worker. Who else asks for it waits until the present one has answered a ping ([`claims`]); who contradicts the others is
-//! refused ([`agreement`]); who does not finish a step in time is found by asking everybody ([`overdue`]).
+//! A rank has one worker. Who else asks for it waits until the present one has answered a ping ([`claims`]); who
+//! contradicts the others is refused ([`agreement`]); who does not finish a step in time is found by asking everybody
+//! ([`overdue`]).
 
 mod agreement;
 mod claims;
@@ -115,8 +116,8 @@ impl Group {
 
     /// A worker's link ended. Returns its rank, if it still had one.
     ///
-    /// The others of its group are hung up on, and dial again: what they have begun may wait for the one that is gone. Who waits for the
-    /// rank has it from here on.
+    /// The others of its group are hung up on, and dial again: what they have begun may wait for the one that is gone.
+    /// Who waits for the rank has it from here on.
     pub(crate) fn lost(&mut self, connection: u64, reason: &str) -> Option<u32> {
         self.claims.withdraw(connection);
         let rank = self.rank_of(connection)?;

@@ -60,8 +60,8 @@ impl Overdue {
 }
 
 impl Group {
-    /// Why the group counts as hung; absent while there is hope. Past the limit every worker is asked: while one of them compiles kernels
-    /// the others wait for it, and so does this.
+    /// Why the group counts as hung; absent while there is hope. Past the limit every worker is asked: while one of
+    /// them compiles kernels the others wait for it, and so does this.
     pub(crate) fn hung(&mut self, overdue: &mut Overdue, now: Instant) -> Option<String> {
         match overdue.asked {
             None if now < overdue.due => None,
@@ -89,7 +89,8 @@ impl Group {
         self.ranks.iter().flatten().all(|member| member.pong.number >= ping)
     }
 
-    /// Who holds it up: processes that do not answer; else those that others say they wait for; else those that are furthest behind.
+    /// Who holds it up: processes that do not answer; else those that others say they wait for; else those that are
+    /// furthest behind.
     fn blame(&self, overdue: &Overdue, ping: u64) -> String {
         let ranks = |is_to_blame: &dyn Fn(&Member) -> bool| -> BTreeSet<u32> {
             self.ranks.iter().flatten().filter(|member| is_to_blame(member)).map(|member| member.peer.rank).collect()

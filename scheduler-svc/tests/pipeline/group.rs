@@ -1,4 +1,5 @@
-//! Who is taken into the group, who is refused, and what becomes of a group in which somebody hangs. Over rings and over gRPC.
+//! Who is taken into the group, who is refused, and what becomes of a group in which somebody hangs. Over rings and
+//! over gRPC.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -1,5 +1,5 @@
-//! A relay between two ends of a stream that can go silent, as a host does that drops off the network: nothing gets through any more, and
-//! no connection ends.
+//! A relay between two ends of a stream that can go silent, as a host does that drops off the network: nothing gets
+//! through any more, and no connection ends.
 
 use std::path::Path;
 

@@ -156,7 +156,8 @@ async fn a_worker_that_is_refused_says_why_and_ends() {
     }
 }
 
-/// Whoever does not get on ends, though nobody asks: here rank 0, which waits for a rank 1 that got no plan, and is never hung up on.
+/// Whoever does not get on ends, though nobody asks: here rank 0, which waits for a rank 1 that got no plan, and is
+/// never hung up on.
 #[tokio::test]
 async fn a_compute_thread_that_hangs_ends_its_worker() {
     let mut scheduler = Scheduler::bind().await;

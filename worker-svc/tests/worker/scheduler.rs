@@ -152,8 +152,8 @@ impl Scheduler {
         }
     }
 
-    /// Runs sequences side by side until each has `count` new tokens: prompts in chunks, then one token a step, each plan sent before
-    /// the answer to the one before it is there.
+    /// Runs sequences side by side until each has `count` new tokens: prompts in chunks, then one token a step, each
+    /// plan sent before the answer to the one before it is there.
     pub async fn generate(&mut self, sequences: Vec<NewSequence>, count: usize, chunk: usize) -> Vec<Vec<u32>> {
         let mut plans = Vec::new();
         let longest = sequences.iter().map(|sequence| sequence.tokens.len()).max().unwrap();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 use kernels::ops::Backend;
 use models::{Memory, Model};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
@@ -62,7 +62,7 @@ pub(crate) enum Reply {
         epoch: u64,
         reason: String,
     },
-    /// The thread has ended; its last words.
+    /// The thread has ended; why.
     Failed(String),
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn start(args: Args) -> anyhow::Result<Compute> {
     let run = move || {
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
         let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies, &says)));
-        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", words(&*panic))));
+        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", panic_message(&*panic))));
         if let Err(error) = ended {
             let _ = replies.blocking_send(Reply::Failed(format!("{error:#}")));
         }
@@ -92,9 +92,9 @@ pub(crate) fn start(args: Args) -> anyhow::Result<Compute> {
 }
 
 /// What a panic said.
-fn words(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
 fn load_and_work(
@@ -225,7 +225,7 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
     if form.world_size <= 1 {
         return Ok(Box::new(Solo));
     }
-    let place = Place {
+    let place = RankPlacement {
         rendezvous: form.rendezvous.clone(),
         rank: args.rank as usize,
         world_size: form.world_size as usize,

@@ -31,7 +31,7 @@ use crate::{
 const LOADING: &str = "loading weights";
 
 /// A worker that fails before it has found the scheduler looks for it this long, so that clients are told why.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FAILURE_REPORT: Duration = Duration::from_secs(1);
 
 /// A compute thread that is told to end does so within this time, if it is not loading or waiting for the device.
 const ENDING: Duration = Duration::from_secs(2);
@@ -105,8 +105,8 @@ impl Worker {
     async fn end(mut self) {
         self.abort.abort();
         drop(self.jobs);
-        let last_words = async { while self.replies.recv().await.is_some() {} };
-        if !self.spent && tokio::time::timeout(ENDING, last_words).await.is_err() {
+        let ended = async { while self.replies.recv().await.is_some() {} };
+        if !self.spent && tokio::time::timeout(ENDING, ended).await.is_err() {
             warn!("the compute thread is busy and ends with the process");
         }
     }
@@ -129,7 +129,7 @@ impl Worker {
                 () = self.watch.due() => self.check_thread(None).await?,
                 reply = self.replies.recv() => match reply.ok_or_else(thread_gone)? {
                     Reply::Failed(reason) => {
-                        if let Ok(link) = tokio::time::timeout(LAST_WORDS, &mut link).await {
+                        if let Ok(link) = tokio::time::timeout(FAILURE_REPORT, &mut link).await {
                             let failed = from_worker::Event::Failed(WorkerFailed { reason: reason.clone() });
                             let _ = Out(link.sender).say(failed).await;
                         }

@@ -10,7 +10,7 @@ mod solo;
 mod turn;
 
 pub use abort::AbortHandle;
-pub use shared_memory::{Place, SharedMemory};
+pub use shared_memory::{RankPlacement, SharedMemory};
 pub use solo::Solo;
 
 /// What ranks of a group do together. Every rank makes the same calls in the same order.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 
 /// Longer than any test runs: whoever waits for it has failed.
 const LONG: Duration = Duration::from_secs(120);
@@ -19,8 +19,8 @@ fn fresh_name() -> String {
     format!("collectives-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-fn place(rendezvous: &str, rank: usize, world_size: usize, timeout: Duration) -> Place {
-    Place { rendezvous: rendezvous.to_owned(), rank, world_size, timeout }
+fn place(rendezvous: &str, rank: usize, world_size: usize, timeout: Duration) -> RankPlacement {
+    RankPlacement { rendezvous: rendezvous.to_owned(), rank, world_size, timeout }
 }
 
 fn join(rendezvous: &str, rank: usize, world_size: usize) -> Result<SharedMemory, CollectiveError> {

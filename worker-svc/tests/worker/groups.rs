@@ -81,7 +81,7 @@ async fn a_rank_that_leaves_ends_the_epoch_of_the_other() {
     // Rank 0 finds its group gone, leaves the link, and dials again with its weights.
     let epoch = scheduler.epoch;
     scheduler.send_to(0, Command::Step(StepPlan { epoch, ..plan() })).await;
-    assert!(scheduler.last_words(0).await.is_empty());
+    assert!(scheduler.until_hung_up(0).await.is_empty());
     scheduler.ranks.clear();
     worker::start(&folder("llama"), &scheduler.address, (1, 2), &[]);
     scheduler.meet(2).await;
@@ -125,7 +125,7 @@ async fn refuses(form: FormGroup, words: &[&str]) {
     let worker = worker::start(&folder("llama"), &scheduler.address, (0, 1), &[]);
     scheduler.meet(1).await;
     scheduler.send_to(0, Command::FormGroup(form)).await;
-    let said = match scheduler.last_words(0).await.as_slice() {
+    let said = match scheduler.until_hung_up(0).await.as_slice() {
         [Event::Failed(failed)] => failed.reason.clone(),
         other => panic!("{other:?}"),
     };
@@ -178,7 +178,7 @@ async fn a_compute_thread_that_hangs_ends_its_worker() {
         }
     };
     assert_eq!((pong.number, pong.waits_for), (7, vec![1]));
-    match scheduler.last_words(0).await.as_slice() {
+    match scheduler.until_hung_up(0).await.as_slice() {
         [.., Event::Failed(failed)] => {
             assert!(failed.reason.contains("has not finished a step within 0.2 s"), "{failed:?}")
         }

@@ -137,7 +137,7 @@ impl Scheduler {
     }
 
     /// What the worker says until its link ends, which it must do.
-    pub async fn last_words(&mut self, rank: usize) -> Vec<Event> {
+    pub async fn until_hung_up(&mut self, rank: usize) -> Vec<Event> {
         let mut words = Vec::new();
         let receiver = &mut self.ranks[rank].link.receiver;
         while let Ok(message) = timeout(DEADLINE, receiver.recv()).await.expect("the link ends") {

@@ -1,4 +1,5 @@
-//! Tokens a second through the whole process: a scheduler that sends one-token steps for many sequences, a gateway that reads.
+//! Tokens a second through the whole process: a scheduler that sends one-token steps for many sequences, a gateway that
+//! reads.
 //!
 //! `cargo run --release -p detokenizer-svc --example throughput -- MODEL_DIR [SEQUENCES] [STEPS] [STOP]`
 //!
@@ -97,8 +98,8 @@ fn read(dir: &Path, total: u64, connected: &mpsc::Sender<()>) -> anyhow::Result<
     })
 }
 
-/// The scheduler: all sequences at once, then one token for each in every step. Gives the seconds until the gateway had them, and
-/// its messages.
+/// The scheduler: all sequences at once, then one token for each in every step. Gives the seconds until the gateway had
+/// them, and its messages.
 fn send(dir: &Path, plan: &Plan, gateway_thread: Reading) -> anyhow::Result<(f64, u64)> {
     runtime()?.block_on(async {
         let address = Address::Ring(dir.join("tokens"));

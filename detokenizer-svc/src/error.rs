@@ -14,7 +14,8 @@ pub(crate) fn ending() -> Failure {
     Failure { kind: Kind::Unavailable.into(), message: "The server is shutting down.".into(), param: String::new() }
 }
 
-/// One event is larger than any message can be: of a prompt that is echoed, or of the log-probabilities of a single position.
+/// One event is larger than any message can be: of a prompt that is echoed, or of the log-probabilities of a single
+/// position.
 pub(crate) fn too_large(bytes: usize, limit: usize) -> Failure {
     let message = format!(
         "The answer is too large: a part of it that cannot be divided has {bytes} bytes, the limit is {limit}. Ask for fewer \

@@ -1,7 +1,8 @@
 //! Outgoing events: one message a batch and gateway, and nobody waits for a gateway that does not read.
 //!
-//! A message that finds room is written at once. One that does not is handed to a task that waits for room, up to the link's deadline;
-//! what comes meanwhile is kept, up to a bound. A gateway past either is hung up on: it fails its requests itself, and dials again.
+//! A message that finds room is written at once. One that does not is handed to a task that waits for room, up to the
+//! link's deadline; what comes meanwhile is kept, up to a bound. A gateway past either is hung up on: it fails its
+//! requests itself, and dials again.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -92,7 +93,8 @@ impl Gateways {
         true
     }
 
-    /// The requests that ended since the last call because an event of theirs never fits a link. Their gateways have been told.
+    /// The requests that ended since the last call because an event of theirs never fits a link. Their gateways have
+    /// been told.
     pub(crate) fn unfit(&mut self) -> Vec<RequestKey> {
         std::mem::take(&mut self.unfit)
     }

@@ -1,7 +1,8 @@
 //! Incremental decoding, stop strings, log-probability texts: tokens become the stream of text.
 //!
-//! The scheduler sends one batch a step; [`streams`] turns it into events, and each gateway gets the events of its requests as one
-//! message. All state lives on one thread. A gateway that does not read is hung up on and delays nobody.
+//! The scheduler sends one batch a step; [`streams`] turns it into events, and each gateway gets the events of its
+//! requests as one message. All state lives on one thread. A gateway that does not read is hung up on and delays
+//! nobody.
 
 mod config;
 mod control;

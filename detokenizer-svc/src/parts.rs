@@ -4,7 +4,8 @@ use proto::{Delta, Event, EventBatch, event::Kind};
 
 use crate::error;
 
-/// The batch as messages of at most `limit` bytes, in order. An event that never fits becomes its request's failure, and `unfit` hears of it.
+/// The batch as messages of at most `limit` bytes, in order. An event that never fits becomes its request's failure,
+/// and `unfit` hears of it.
 pub(crate) fn split(batch: EventBatch, limit: usize, mut unfit: impl FnMut(u64)) -> Vec<EventBatch> {
     link::split(batch, limit, |mut batch, bytes| {
         if batch.events.len() > 1 {
@@ -23,8 +24,8 @@ pub(crate) fn split(batch: EventBatch, limit: usize, mut unfit: impl FnMut(u64))
     })
 }
 
-/// The delta as two parts, in order: log-probabilities of the prompt, then tokens with theirs and their text. How the choice ended comes last.
-/// Absent where it cannot be divided.
+/// The delta as two parts, in order: log-probabilities of the prompt, then tokens with theirs and their text. How the
+/// choice ended comes last. Absent where it cannot be divided.
 fn halves(mut delta: Delta) -> Option<(Delta, Delta)> {
     let mut first = Delta { choice: delta.choice, more: true, ..Delta::default() };
     if !delta.prompt_logprobs.is_empty() {

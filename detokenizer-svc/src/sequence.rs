@@ -178,8 +178,8 @@ impl Sequence {
         self.delta.prompt_logprobs.push(logprobs::with_text(tokenizer, logprobs, token, offset));
     }
 
-    /// Whether what is there should go out now. The first token goes out at once, so that its time is known even where the
-    /// answer is not streamed.
+    /// Whether what is there should go out now. The first token goes out at once, so that its time is known even where
+    /// the answer is not streamed.
     pub(crate) fn is_due(&self) -> bool {
         let output = &self.request.output;
         !self.sent || output.stream && self.delta.token_count >= output.stream_interval

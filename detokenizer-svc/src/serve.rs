@@ -136,7 +136,8 @@ impl Shell {
         }
     }
 
-    /// A gateway connects before it sends its first request; so it is let in before that request's first event is handled.
+    /// A gateway connects before it sends its first request; so it is let in before that request's first event is
+    /// handled.
     fn admit_gateways(&mut self) {
         while let Some(event) = self.doors.next().now_or_never() {
             self.gateway(event);

@@ -30,8 +30,8 @@ impl Stops {
         self.strings.get(index).map_or("", String::as_str)
     }
 
-    /// Looks at `text`, whose first `old` bytes were looked at before. A stop string counts when it ends behind those, and only if
-    /// `armed`. Of several, the one that the request gives first counts.
+    /// Looks at `text`, whose first `old` bytes were looked at before. A stop string counts when it ends behind those,
+    /// and only if `armed`. Of several, the one that the request gives first counts.
     pub(crate) fn find(&self, text: &str, old: usize, armed: bool) -> Found {
         if armed && text.len() > old {
             for (index, stop) in self.strings.iter().enumerate() {

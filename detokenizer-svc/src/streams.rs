@@ -274,8 +274,8 @@ impl Streams {
     }
 }
 
-/// Indices of tokens that ended their sequence (end of text, a stop token) and so are no part of the answer. A stop token is the last
-/// of its sequence in the batch that finishes it.
+/// Indices of tokens that ended their sequence (end of text, a stop token) and so are no part of the answer. A stop
+/// token is the last of its sequence in the batch that finishes it.
 fn hidden_tokens(sequences: &[u64], finished: &[Finished]) -> HashSet<usize> {
     let stops = finished.iter().filter(|finished| finished.reason() == FinishReason::Stop);
     let mut ending: HashSet<u64> = stops.map(|finished| finished.sequence).collect();

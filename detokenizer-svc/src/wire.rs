@@ -152,8 +152,8 @@ impl Scheduler {
         batch
     }
 
-    /// Tells the scheduler which sequences are to end, and which of its batches are taken in where requests ended in them. Never waits: what
-    /// finds no room now goes with the next.
+    /// Tells the scheduler which sequences are to end, and which of its batches are taken in where requests ended in
+    /// them. Never waits: what finds no room now goes with the next.
     pub(crate) fn reply(&mut self, stopped: &mut Vec<u64>) {
         let Some(link) = &mut self.link else { return stopped.clear() };
         self.stopped.append(stopped);

@@ -1,8 +1,9 @@
 //! Chat templates and encoding, in a process of their own.
 //!
-//! Requests come from gateways, are rendered and encoded on a bounded pool of threads, and go on to the scheduler. The process serves one
-//! engine at a time: while it has no scheduler it does not listen, and when it loses its scheduler it hangs up on its gateways. So a
-//! gateway always knows that what it sent and did not see admitted is lost, and nothing is kept here for nobody.
+//! Requests come from gateways, are rendered and encoded on a bounded pool of threads, and go on to the scheduler. The
+//! process serves one engine at a time: while it has no scheduler it does not listen, and when it loses its scheduler
+//! it hangs up on its gateways. So a gateway always knows that what it sent and did not see admitted is lost, and
+//! nothing is kept here for nobody.
 
 mod config;
 mod control;

@@ -1,7 +1,7 @@
 //! Serving one scheduler: from its connecting to its loss.
 //!
-//! Order is kept where it matters: what a gateway says of a request goes down after the request itself. An abort that finds its request
-//! still being encoded ends it here, with `Rejected`, and nothing more of it follows.
+//! Order is kept where it matters: what a gateway says of a request goes down after the request itself. An abort that
+//! finds its request still being encoded ends it here, with `Rejected`, and nothing more of it follows.
 
 use std::{
     collections::HashMap,

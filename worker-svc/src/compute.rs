@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 use kernels::ops::Backend;
 use models::{Memory, Model, Runner};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
@@ -18,13 +18,14 @@ use tracing::info;
 
 use crate::{
     config::{Args, CachePrecision},
-    device,
+    device::{self, Opened},
     engine::{Engine, Options},
     error::StepError,
     memory::{self, Room},
     recording::Recorder,
     slots::Slots,
-    turns::{Next, next},
+    turns::{Next, Work, next},
+    watch::{Activity, Doing},
 };
 
 /// Jobs that may wait: the group, and two plans of it.
@@ -61,93 +62,146 @@ pub(crate) enum Reply {
         epoch: u64,
         reason: String,
     },
-    /// The thread has ended; its last words.
+    /// The thread has ended; why.
     Failed(String),
 }
 
+/// The thread, as others see it.
+pub(crate) struct Compute {
+    pub jobs: SyncSender<Job>,
+    pub replies: mpsc::Receiver<Reply>,
+    pub activity: Activity,
+}
+
 /// Starts the thread.
-pub(crate) fn start(args: Args) -> anyhow::Result<(SyncSender<Job>, mpsc::Receiver<Reply>)> {
+pub(crate) fn start(args: Args) -> anyhow::Result<Compute> {
     let (jobs, queue) = sync_channel(QUEUE);
     let (replies, heard) = mpsc::channel(QUEUE);
+    let activity = Activity::default();
+    let says = activity.clone();
     let run = move || {
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
-        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies)));
-        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", words(&*panic))));
+        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies, &says)));
+        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", panic_message(&*panic))));
         if let Err(error) = ended {
             let _ = replies.blocking_send(Reply::Failed(format!("{error:#}")));
         }
     };
     std::thread::Builder::new().name("compute".into()).spawn(run).context("the compute thread")?;
-    Ok((jobs, heard))
+    Ok(Compute { jobs, replies: heard, activity })
 }
 
 /// What a panic said.
-fn words(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
-fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
-    let (mut model, ready) = load(args, replies)?;
-    let (num_blocks, max_num_seqs) = (ready.num_blocks, ready.max_num_seqs);
-    let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
-    let joins = if model.runner.can_join() { Joins::Others } else { Joins::Nobody };
-    say(replies, Reply::Ready(Box::new(ready), joins))?;
-    let mut next = jobs.recv().ok();
-    let mut recorder = Recorder::new(args.enforce_eager);
-    // Each round is one epoch; it ends with the job that forms the next one.
-    while let Some(job) = next {
-        next = match job {
-            Job::Step(_) => jobs.recv().ok(),
-            Job::Form(form, _) if form.max_num_seqs > max_num_seqs => {
-                bail!("{} sequences are to run at the same time; there is memory for {max_num_seqs}", form.max_num_seqs)
-            }
-            Job::Form(form, abort) => {
-                let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), groups, end_tokens.clone());
-                epoch(args, (&mut *model.runner, &mut recorder), slots, (form, abort), jobs, replies)?
-            }
-        };
-    }
-    Ok(())
-}
-
-/// Works in one group until the next one is to be formed, which it returns.
-fn epoch<'m>(
+fn load_and_work(
     args: &Args,
-    device: (&'m mut dyn Runner, &'m mut Recorder),
-    slots: Slots,
-    (form, abort): (FormGroup, AbortHandle),
     jobs: &Receiver<Job>,
     replies: &mpsc::Sender<Reply>,
-) -> anyhow::Result<Option<Job>> {
-    let group = match meet(args, &form, abort, device.0) {
-        Ok(group) => group,
-        Err(StepError::GroupLost(reason)) => {
-            say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
-            return Ok(until_forming(jobs));
+    activity: &Activity,
+) -> anyhow::Result<()> {
+    let (model, offer) = load(args, replies, activity)?;
+    let joins = if model.runner.can_join() { Joins::Others } else { Joins::Nobody };
+    say(replies, Reply::Ready(Box::new(offer.clone()), joins))?;
+    let recorder = Recorder::new(args.enforce_eager);
+    Working { args, jobs, replies, activity, model, recorder, offer }.run()
+}
+
+/// The thread once the model is there.
+struct Working<'a> {
+    args: &'a Args,
+    jobs: &'a Receiver<Job>,
+    replies: &'a mpsc::Sender<Reply>,
+    activity: &'a Activity,
+    model: Model,
+    recorder: Recorder,
+    /// What the scheduler was told.
+    offer: WorkerReady,
+}
+
+impl Working<'_> {
+    /// Each round is one epoch; it ends with the job that forms the next one.
+    fn run(mut self) -> anyhow::Result<()> {
+        let mut next = self.jobs.recv().ok();
+        while let Some(job) = next {
+            next = match job {
+                Job::Step(_) => self.jobs.recv().ok(),
+                Job::Form(form, abort) => self.epoch(&form, abort)?,
+            };
         }
-        Err(error) => return Err(error.into()),
-    };
-    let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let mut engine = Engine::new(device, slots, group, options);
-    say(replies, Reply::Formed(form.epoch))?;
-    loop {
-        let step = match next(&mut engine, jobs) {
-            Next::Finish => engine.finish().map(|result| result.map(Box::new)),
-            Next::Pastime => engine.pass_time().map(|()| None),
-            Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None),
-            Next::Job(Some(Job::Step(_))) => Ok(None),
-            Next::Job(other) => return Ok(other),
+        Ok(())
+    }
+
+    /// Works in one group until the next one is to be formed, which it returns.
+    fn epoch(&mut self, form: &FormGroup, abort: AbortHandle) -> anyhow::Result<Option<Job>> {
+        self.activity.begins(Doing::Forming);
+        check(form, &self.offer)?;
+        let outcome = match meet(self.args, form, abort, &mut *self.model.runner) {
+            Ok(group) => self.work(form, group),
+            Err(error) => Err(error.into()),
         };
-        match step {
-            Ok(result) => result.map_or(Ok(()), |result| say(replies, Reply::Result(result)))?,
-            Err(StepError::GroupLost(reason)) => {
-                say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
-                return Ok(until_forming(jobs));
-            }
-            Err(error) => return Err(error.into()),
+        match outcome {
+            Ok(next) => Ok(next),
+            Err(error) => match error.downcast::<StepError>() {
+                Ok(StepError::GroupLost(reason)) => {
+                    self.activity.rests();
+                    say(self.replies, Reply::EpochLost { epoch: form.epoch, reason })?;
+                    Ok(until_forming(self.jobs))
+                }
+                Ok(error) => Err(error.into()),
+                Err(error) => Err(error),
+            },
         }
     }
+
+    /// Executes the plans of a group.
+    fn work(&mut self, form: &FormGroup, group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
+        let num_blocks = form.num_blocks.min(self.offer.num_blocks);
+        let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
+        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens);
+        let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
+        let device: (&mut dyn Runner, _) = (&mut *self.model.runner, &mut self.recorder);
+        let mut engine = Engine::new(device, slots, group, Options { threads, max_logit_rows });
+        self.activity.rests();
+        say(self.replies, Reply::Formed(form.epoch))?;
+        loop {
+            let next = next(&mut engine, self.jobs);
+            self.activity.begins(Doing::Step);
+            let result = match next {
+                Next::Finish => engine.finish()?,
+                Next::Pastime => engine.pass_time().map(|()| None)?,
+                Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None)?,
+                Next::Job(Some(Job::Step(_))) => None,
+                Next::Job(other) => return Ok(other),
+            };
+            if engine.is_idle() {
+                self.activity.rests();
+            }
+            result.map_or(Ok(()), |result| say(self.replies, Reply::Result(Box::new(result))))?;
+        }
+    }
+}
+
+/// Refuses a group that asks for more than this worker has offered: it would fail at its first large step.
+fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
+    if form.world_size != offer.world_size {
+        let (theirs, ours) = (form.world_size, offer.world_size);
+        bail!("--tensor-parallel-size: the scheduler forms a group of {theirs}, this worker is one of {ours}");
+    }
+    let (asked, room) = (form.max_num_seqs, offer.max_num_seqs);
+    if asked > room {
+        bail!("--max-num-seqs: {asked} sequences are to run at the same time; this worker has memory for {room}");
+    }
+    let (asked, room) = (form.max_num_batched_tokens, offer.max_num_batched_tokens);
+    if asked > room {
+        bail!(
+            "--max-num-batched-tokens: the scheduler plans steps of up to {asked} tokens; this worker has room for {room}"
+        );
+    }
+    Ok(())
 }
 
 /// Passes over what is left of a lost epoch.
@@ -171,7 +225,7 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
     if form.world_size <= 1 {
         return Ok(Box::new(Solo));
     }
-    let place = Place {
+    let place = RankPlacement {
         rendezvous: form.rendezvous.clone(),
         rank: args.rank as usize,
         world_size: form.world_size as usize,
@@ -181,8 +235,14 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
 }
 
 /// Loads the weights and takes the KV memory.
-pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
-    let mut model = load_weights(args, device::open(args)?, replies)?;
+pub(crate) fn load(
+    args: &Args,
+    replies: &mpsc::Sender<Reply>,
+    activity: &Activity,
+) -> anyhow::Result<(Model, WorkerReady)> {
+    let Opened { backend, kind, compilations } = device::open(args)?;
+    activity.compiles(compilations);
+    let mut model = load_weights(args, backend, replies)?;
     // Before the cache takes what memory is left.
     model.runner.set_slots(args.max_num_seqs() as usize);
     let recordable = args.recordable();
@@ -194,7 +254,7 @@ pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result
         max_sequences: room.max_num_seqs as usize,
     });
     model.runner.check_device()?;
-    let ready = describe(args, &model, room);
+    let ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, room) };
     Ok((model, ready))
 }
 
@@ -259,6 +319,9 @@ fn describe(args: &Args, model: &Model, Room { num_blocks, max_num_seqs }: Room)
             + u64::from(max_num_seqs) * cache.state_bytes,
         max_num_seqs,
         step_preference: Some(step_preference(model.runner.step_preference())),
+        max_num_batched_tokens: args.load_options().max_rows as u32,
+        settings: args.common_to_ranks(),
+        ..WorkerReady::default()
     }
 }
 

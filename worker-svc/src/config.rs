@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
+use proto::Setting;
 use service_kit::{
     Address, CommonArgs,
     values::{MaxModelLen, count, share, size},
@@ -192,6 +193,11 @@ pub fn default_kernel_cache() -> Option<PathBuf> {
     Some(cache.join("quire/kernels"))
 }
 
+/// A choice as it is spelled on the command line.
+fn word(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 impl Args {
     /// Sequences that may be asked for at the same time.
     pub(crate) fn max_num_seqs(&self) -> u32 {
@@ -240,6 +246,26 @@ impl Args {
         let asked: BTreeSet<usize> =
             self.cudagraph_capture_sizes.iter().filter(|size| **size <= most).map(|size| *size as usize).collect();
         asked.into_iter().collect()
+    }
+
+    /// Settings that all ranks of a group must share beside what their models say: other numbers would be computed, or
+    /// a rank would run a step that the others do not, and wait for them.
+    pub(crate) fn common_to_ranks(&self) -> Vec<Setting> {
+        let setting = |name: &str, value: String| Setting { name: name.to_owned(), value };
+        let mut settings = vec![
+            setting("build", service_kit::VERSION.to_owned()),
+            setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
+            setting("--load-format", word(self.load_format)),
+            setting("--max-num-seqs", self.max_num_seqs().to_string()),
+            setting("--disable-custom-all-reduce", self.disable_custom_all_reduce.to_string()),
+            setting("--enforce-eager", self.enforce_eager.to_string()),
+            setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
+            setting("--cudagraph-capture-sizes", format!("{:?}", self.recordable())),
+        ];
+        if self.load_format == Format::Dummy {
+            settings.push(setting("--seed", self.seed.to_string()));
+        }
+        settings
     }
 
     /// The model loader's part of the flags.

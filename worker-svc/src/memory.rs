@@ -83,8 +83,8 @@ pub(crate) fn room(args: &Args, facts: Facts<'_>) -> Result<Room, TooSmall> {
     Ok(Room { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
 }
 
-/// As many sequences as the flags say; where they do not, as many as usual, or as have states in the memory. Where keys and values are kept
-/// too, states get half of it.
+/// As many sequences as the flags say; where they do not, as many as usual, or as have states in the memory. Where keys
+/// and values are kept too, states get half of it.
 fn max_num_seqs(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
     let (usual, state) = (args.max_num_seqs(), facts.cache.state_bytes);
     if args.max_num_seqs.is_some() || state == 0 {

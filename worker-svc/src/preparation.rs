@@ -1,4 +1,5 @@
-//! Lets the device do ahead what steps to come would wait for, while nobody asks for anything; and says how long that took.
+//! Lets the device do ahead what steps to come would wait for, while nobody asks for anything; and says how long that
+//! took.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Lets the device record decode steps, once each, while the worker serves: between two steps for those that have just run, and when
-//! nobody asks for anything for the others.
+//! Lets the device record decode steps, once each, while the worker serves: between two steps for those that have just
+//! run, and when nobody asks for anything for the others.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,9 @@ use tracing::{info, warn};
 /// Steps of up to this many rows, one a sequence, are recorded unless said otherwise (vLLM's bound).
 pub(crate) const MOST_ROWS: u32 = 512;
 
-/// The kinds of steps to record for up to `max_num_seqs` sequences: of 1, 2, 4, every multiple of 8 up to 256 and of 16 beyond, not above
-/// `most`, and of `max_num_seqs` itself. Steps are padded to the next kind, so this is also what padding may cost.
+/// The kinds of steps to record for up to `max_num_seqs` sequences: of 1, 2, 4, every multiple of 8 up to 256 and of 16
+/// beyond, not above `most`, and of `max_num_seqs` itself. Steps are padded to the next kind, so this is also what
+/// padding may cost.
 pub(crate) fn kinds(max_num_seqs: u32, most: u32) -> Vec<usize> {
     let most = most.min(max_num_seqs);
     let steps = [1, 2, 4].into_iter().chain((8..=256).step_by(8)).chain((272..=most.max(272)).step_by(16));
@@ -40,8 +41,8 @@ impl Recorder {
         Self { off: enforce_eager, ..Self::default() }
     }
 
-    /// What is to be recorded now. `busy`: only what needs no step to be run. A step that would wait for kernels to be compiled is left for later:
-    /// a request that comes meanwhile would wait with it.
+    /// What is to be recorded now. `busy`: only what needs no step to be run. A step that would wait for kernels to be
+    /// compiled is left for later: a request that comes meanwhile would wait with it.
     pub(crate) fn next(&self, model: &dyn Runner, busy: bool) -> Option<CaptureSize> {
         let now = |step: &CaptureSize| step.has_run || (step.is_ready && !busy);
         if self.off { None } else { model.next_capture().filter(now) }

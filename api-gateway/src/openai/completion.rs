@@ -111,7 +111,6 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
         key: None,
         request_id: String::new(),
         traceparent: envelope.traceparent.clone(),
-        arrival_us: envelope.arrival.unix_us,
         prompt: None,
         sampling: Some(params.sampling.clone()),
         output: Some(params.output.clone()),

@@ -1,7 +1,7 @@
 //! What every Quire process needs: logging, traces, the control plane, drain, metrics.
 //!
-//! A process is told in order: [`run`] sets the stage and calls the service's body with a [`Process`]; the body says what it is doing
-//! through [`Status`], serves [`control`] and ends when [`Process::shutdown`] is cancelled.
+//! A process is told in order: [`run`] sets the stage and calls the service's body with a [`Process`]; the body says
+//! what it is doing through [`Status`], serves [`control`] and ends when [`Process::shutdown`] is cancelled.
 
 mod args;
 pub mod control;

@@ -16,7 +16,8 @@ impl Metrics {
         add(&mut self.lock());
     }
 
-    /// All metrics in OpenMetrics text, without the closing `# EOF` line, so that several processes' texts can be joined.
+    /// All metrics in OpenMetrics text, without the closing `# EOF` line, so that several processes' texts can be
+    /// joined.
     pub fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail.

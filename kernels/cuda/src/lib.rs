@@ -24,6 +24,7 @@ mod weights;
 mod whole_step;
 
 pub use comm::ranks::RankOptions;
+pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
 pub use options::{CudaOptions, Products, WholeSteps};
@@ -123,6 +124,11 @@ impl CudaBackend {
             padded: false,
             whole_steps: options.whole_steps,
         })
+    }
+
+    /// Tells other threads whether kernels are being compiled.
+    pub fn compilations(&self) -> Compilations {
+        self.device.compilations()
     }
 
     /// What it took to have its kernels when it was opened.

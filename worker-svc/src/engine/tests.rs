@@ -216,7 +216,7 @@ fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
 /// but for its token number `wrong`.
 fn verified(sequences: &[NewSequence], plain: &[u32], drafted: usize, wrong: usize) -> [Vec<u32>; 2] {
     let (mut model, mut recorder) = (model(), Recorder::new(true));
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     let lens = [sequences[0].tokens.len(), sequences[1].tokens.len()];
     let mut tokens = [Vec::new(), Vec::new()];
     let mut next = plan(1, sequences.to_vec(), &[(1, 0, lens[1], true), (0, 0, lens[0], true)]);
@@ -271,7 +271,7 @@ fn verified_drafts_give_the_tokens_of_plain_decoding() {
 fn a_draft_must_continue_what_is_known() {
     let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 2);
     let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     let drafted = |start, drafts: Vec<u32>| {
         let mut plan = plan(2, vec![], &[(0, start, 1 + drafts.len(), true)]);
         plan.want[0] = Want::Verify as i32;

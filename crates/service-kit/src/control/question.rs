@@ -1,4 +1,5 @@
-//! Questions of the control plane that only a process's serving loop can answer: they travel through the loop's own queue.
+//! Questions of the control plane that only a process's serving loop can answer: they travel through the loop's own
+//! queue.
 
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 //! more than what is left of its making.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,6 +15,33 @@ use crate::runtime::arch::Arch;
 /// Kernels made at a time, at most: each compilation takes a core and some 100 MB.
 const MOST_BENCHES: usize = 8;
 
+/// Whether kernels are being compiled now, for whoever watches over a step that may wait for one. Cloning shares.
+#[derive(Clone, Debug, Default)]
+pub struct Compilations(Arc<AtomicUsize>);
+
+impl Compilations {
+    /// Whether any is under way.
+    pub fn are_under_way(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    /// Counts one for as long as the result lives.
+    pub fn begin(&self) -> Compilation {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Compilation(self.clone())
+    }
+}
+
+/// One that is under way until this is dropped.
+#[derive(Debug)]
+pub struct Compilation(Compilations);
+
+impl Drop for Compilation {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Makes the code of one kernel.
 type Make = dyn Fn(Special) -> Result<Vec<u8>, String> + Send + Sync;
 
@@ -23,6 +51,7 @@ pub(crate) struct Workshop {
     benches: usize,
     shelf: Arc<Shelf>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    compilations: Compilations,
 }
 
 #[derive(Default)]
@@ -79,12 +108,24 @@ impl Shelf {
 impl Workshop {
     pub(crate) fn new(compiler: Compiler, arch: Arch) -> Self {
         let benches = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_BENCHES);
-        let make = move |special: Special| compiler.one(Source::of(special), arch).map(|(cubin, _)| cubin);
-        Self::with(Arc::new(make), benches)
+        let compilations = Compilations::default();
+        let counted = compilations.clone();
+        let make = move |special: Special| {
+            let _counted = counted.begin();
+            compiler.one(Source::of(special), arch).map(|(cubin, _)| cubin)
+        };
+        let mut workshop = Self::with(Arc::new(make), benches);
+        workshop.compilations = compilations;
+        workshop
     }
 
     fn with(make: Arc<Make>, benches: usize) -> Self {
-        Self { make, benches, shelf: Arc::default(), threads: Mutex::default() }
+        Self { make, benches, shelf: Arc::default(), threads: Mutex::default(), compilations: Compilations::default() }
+    }
+
+    /// Whether it compiles now.
+    pub(crate) fn compilations(&self) -> Compilations {
+        self.compilations.clone()
     }
 
     /// Sees to it that a kernel is made, after those that were ordered before.
@@ -154,11 +195,20 @@ impl Drop for Workshop {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
     use kernels::ops::DType;
+
+    #[test]
+    fn compilations_are_counted_while_they_are_under_way() {
+        let compilations = Compilations::default();
+        let (first, second) = (compilations.begin(), compilations.clone().begin());
+        drop(first);
+        assert!(compilations.are_under_way());
+        drop(second);
+        assert!(!compilations.are_under_way());
+    }
 
     fn special(size: usize) -> Special {
         Special::new("matmul_few", DType::Bf16, &[("WARPS", size)])

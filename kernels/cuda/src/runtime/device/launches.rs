@@ -7,6 +7,7 @@ use cudarc::driver::{result, sys};
 
 use super::Device;
 use super::launch::{MOMENT, Module, Name, Shape};
+use crate::jit::compile_queue::Compilations;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::context::{explain, load_module};
 
@@ -181,6 +182,11 @@ impl Device {
         if !self.special.contains_key(&special) {
             self.workshop.order(special);
         }
+    }
+
+    /// Whether kernels are being compiled, for other threads.
+    pub(crate) fn compilations(&self) -> Compilations {
+        self.workshop.compilations()
     }
 
     /// Whether kernels that were ordered are being compiled.

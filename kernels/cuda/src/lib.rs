@@ -33,8 +33,8 @@ pub use runtime::libraries::{Folders, Surroundings};
 
 use attention::Attention;
 use attention::kv::Kv;
-use autotune::background::Ahead;
-use autotune::tactics::Ways;
+use autotune::background::BackgroundTuner;
+use autotune::tactics::TacticCache;
 use comm::nccl::Nccl;
 use comm::ranks::Ranks;
 use fusion::op::Op;
@@ -67,7 +67,7 @@ pub struct CudaBackend {
     batch: batch::Batch,
     slots: sampling::Slots,
     matmul: Matmul,
-    ahead: Ahead,
+    tuner: BackgroundTuner,
     staging: Staging,
     levels: noise::Levels,
     matrices: Vec<Weights>,
@@ -98,7 +98,7 @@ impl CudaBackend {
         let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
         let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
-        let matmul = Matmul::new(blas, Ways::new(&device.context, cache, options.products));
+        let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.products));
         Ok(Self {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
@@ -107,7 +107,7 @@ impl CudaBackend {
             batch: batch::Batch::default(),
             slots: sampling::Slots::default(),
             matmul,
-            ahead: Ahead::default(),
+            tuner: BackgroundTuner::default(),
             staging: Staging::default(),
             levels: noise::Levels::default(),
             matrices: Vec::new(),

@@ -1,8 +1,10 @@
-//! How products of many rows are done on this machine: measured once for a problem of product, then remembered in a folder.
+//! GEMM tactics of this machine: measured once for a problem, then kept in a folder.
 //!
-//! A problem that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`), or by a later step
-//! that needs it, where the last one that did so is long enough ago; from then on its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
-//! may share the folder, and a damaged file is measured again. They are text: what was measured, the way taken, and what each way took.
+//! A problem that was never measured runs with the default tactic. It is measured while the worker is idle (`background`),
+//! or by a later step that needs it, if the last one that measured is long enough ago; from then on its tactic stays for
+//! the life of the process. Files lie beside compiled kernels and are written as they are (`jit::cache`): processes that
+//! start together may share the folder, and a damaged file is measured again. They are text: what was measured, the tactic,
+//! and what each tactic took.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,7 +18,7 @@ use crate::options::Products;
 use crate::runtime::context::{Context, driver_version};
 use kernels::ops::DType;
 
-/// Products that are done in the same way.
+/// Products that share a tactic: the autotuner's key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct GemmProblem {
     /// See [`bucket`].
@@ -30,16 +32,16 @@ pub(crate) struct GemmProblem {
     gate: Option<u32>,
 }
 
-/// How a product is done.
+/// How a product is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Tactic {
-    /// cuBLASLt as it chooses itself; where columns are gated, the product in its own best way, and then the gate.
+    /// cuBLASLt as it chooses itself; for a gated product its ungated problem's tactic, and then the gate.
     Default,
     /// cuBLASLt with this algorithm.
     Library(Algorithm),
-    /// `matmul_hopper.cu`.
+    /// The warpgroup kernel, `matmul_hopper.cu`.
     Wgmma,
-    /// `matmul_parts.cu`.
+    /// The split-K kernel, `matmul_parts.cu`.
     SplitK,
 }
 
@@ -106,8 +108,8 @@ pub(crate) fn bucket(rows: usize) -> usize {
     rows.next_multiple_of(step)
 }
 
-/// The ways known so far.
-pub(crate) struct Ways {
+/// The autotune cache: tactics known so far.
+pub(crate) struct TacticCache {
     cache: Option<cache::Cache>,
     /// What a measurement is good for beside its problem: device, driver, library, own kernels.
     machine: String,
@@ -116,14 +118,14 @@ pub(crate) struct Ways {
     missing: HashMap<GemmProblem, u64>,
     wanted: Vec<GemmProblem>,
     products: Products,
-    /// The step under way, and whether it is nobody's.
+    /// Current step number, and whether it is a dummy run.
     step: u64,
     idle: bool,
     /// Before then, steps that somebody waits for measure nothing.
     rest_until: Option<Instant>,
 }
 
-impl Ways {
+impl TacticCache {
     /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a twentieth of its time to it.
     const REST: u32 = 19;
 
@@ -196,9 +198,9 @@ impl Ways {
         }
     }
 
-    /// Whether products may be done in this way.
-    pub(crate) fn may_be(&self, way: Tactic) -> bool {
-        self.only().is_none_or(|only| only == way)
+    /// Whether products may be done in this tactic.
+    pub(crate) fn may_be(&self, tactic: Tactic) -> bool {
+        self.only().is_none_or(|only| only == tactic)
     }
 
     /// Kinds that were asked for in vain since the last call.
@@ -206,7 +208,7 @@ impl Ways {
         std::mem::take(&mut self.wanted)
     }
 
-    /// The way of a problem, if it was measured or settled before.
+    /// The tactic of a problem, if it was measured or settled before.
     pub(crate) fn get(&mut self, problem: GemmProblem) -> Option<Tactic> {
         let known = self.only().or_else(|| self.known.get(&problem).copied());
         if known.is_some() || self.missing.contains_key(&problem) {
@@ -214,7 +216,7 @@ impl Ways {
         }
         let stored = self.stored(problem);
         match stored {
-            Some(way) => drop(self.known.insert(problem, way)),
+            Some(tactic) => drop(self.known.insert(problem, tactic)),
             None => {
                 self.missing.insert(problem, self.step);
                 self.wanted.push(problem);
@@ -229,12 +231,12 @@ impl Ways {
         lines.next().filter(|line| *line == self.title(problem)).and_then(|_| Tactic::parse(lines.next()?))
     }
 
-    /// From now on a problem is done in this way; `times` (text) is what measuring it showed, without which nothing is stored.
-    pub(crate) fn settle(&mut self, problem: GemmProblem, way: Tactic, times: Option<&str>) {
+    /// From now on a problem is done in this tactic; `times` (text) is what measuring it showed, without which nothing is stored.
+    pub(crate) fn settle(&mut self, problem: GemmProblem, tactic: Tactic, times: Option<&str>) {
         self.missing.remove(&problem);
-        self.known.insert(problem, way);
+        self.known.insert(problem, tactic);
         if let (Some(cache), Some(times)) = (&self.cache, times) {
-            let content = format!("{}\n{}\n{times}\n", self.title(problem), way.text());
+            let content = format!("{}\n{}\n{times}\n", self.title(problem), tactic.text());
             // What cannot be written is measured again at the next start.
             let _ = cache.store(&self.file_name(problem), content.as_bytes());
         }
@@ -254,8 +256,8 @@ mod tests {
     use super::*;
     use kernels::ops::Epilogue;
 
-    fn ways(folder: &Path, machine: &str) -> Ways {
-        Ways {
+    fn tactics(folder: &Path, machine: &str) -> TacticCache {
+        TacticCache {
             cache: Some(cache::Cache::new(folder)),
             machine: machine.to_owned(),
             known: HashMap::new(),
@@ -289,72 +291,73 @@ mod tests {
     fn what_was_measured_is_known_at_the_next_start_of_the_same_machine() {
         let folder = tempfile::tempdir().expect("a folder");
         let algorithm = Algorithm::parse(&format!("cublaslt{}", " 1f".repeat(8))).expect("an algorithm");
-        let mut first = ways(folder.path(), "one");
-        for (rows, way) in
+        let mut first = tactics(folder.path(), "one");
+        for (rows, tactic) in
             [(64, Tactic::Default), (128, Tactic::Wgmma), (192, Tactic::SplitK), (256, Tactic::Library(algorithm))]
         {
             assert_eq!(first.get(problem(rows, false)), None);
-            first.settle(problem(rows, false), way, Some("1.0 2.0"));
-            assert_eq!(ways(folder.path(), "one").get(problem(rows, false)), Some(way));
-            assert_eq!(ways(folder.path(), "another").get(problem(rows, false)), None);
-            assert_eq!(ways(folder.path(), "one").get(problem(rows, true)), None);
+            first.settle(problem(rows, false), tactic, Some("1.0 2.0"));
+            assert_eq!(tactics(folder.path(), "one").get(problem(rows, false)), Some(tactic));
+            assert_eq!(tactics(folder.path(), "another").get(problem(rows, false)), None);
+            assert_eq!(tactics(folder.path(), "one").get(problem(rows, true)), None);
         }
     }
 
     #[test]
     fn a_server_that_is_always_busy_measures_a_twentieth_of_its_time() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
+        let (mut tactics, now) = (tactics(folder.path(), "one"), Instant::now());
         let took = Duration::from_millis(50);
-        ways.get(problem(64, false));
-        ways.begin(false);
-        assert!(ways.are_due(problem(64, false), now));
-        ways.rest(took, now);
+        tactics.get(problem(64, false));
+        tactics.begin(false);
+        assert!(tactics.are_due(problem(64, false), now));
+        tactics.rest(took, now);
         assert!(
-            !ways.are_due(problem(64, false), now + 18 * took) && ways.are_due(problem(64, false), now + 19 * took)
+            !tactics.are_due(problem(64, false), now + 18 * took)
+                && tactics.are_due(problem(64, false), now + 19 * took)
         );
         // What nobody waits for may take its time.
-        ways.begin(true);
-        assert!(ways.are_due(problem(64, false), now));
-        ways.rest(took, now + 100 * took);
-        ways.begin(false);
-        assert!(ways.are_due(problem(64, false), now + 100 * took));
+        tactics.begin(true);
+        assert!(tactics.are_due(problem(64, false), now));
+        tactics.rest(took, now + 100 * took);
+        tactics.begin(false);
+        assert!(tactics.are_due(problem(64, false), now + 100 * took));
     }
 
     #[test]
     fn what_is_asked_for_in_vain_is_wanted_once() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
-        assert_eq!([64, 60, 64].map(|rows| ways.get(problem(rows, false))), [None; 3]);
-        assert_eq!(ways.take_wanted(), [problem(64, false)]);
-        assert_eq!((ways.get(problem(64, false)), ways.take_wanted()), (None, vec![]));
+        let (mut tactics, now) = (tactics(folder.path(), "one"), Instant::now());
+        assert_eq!([64, 60, 64].map(|rows| tactics.get(problem(rows, false))), [None; 3]);
+        assert_eq!(tactics.take_wanted(), [problem(64, false)]);
+        assert_eq!((tactics.get(problem(64, false)), tactics.take_wanted()), (None, vec![]));
         // The step that asked first does not wait for it; the next one would, and one that is nobody's.
-        assert!(!ways.are_due(problem(64, false), now));
-        ways.begin(false);
-        assert!(ways.are_due(problem(64, false), now) && !ways.are_due(problem(128, false), now));
-        ways.begin(true);
-        assert!(ways.are_due(problem(128, false), now));
-        ways.settle(problem(64, false), Tactic::Default, None);
-        assert_eq!(ways.get(problem(64, false)), Some(Tactic::Default));
+        assert!(!tactics.are_due(problem(64, false), now));
+        tactics.begin(false);
+        assert!(tactics.are_due(problem(64, false), now) && !tactics.are_due(problem(128, false), now));
+        tactics.begin(true);
+        assert!(tactics.are_due(problem(128, false), now));
+        tactics.settle(problem(64, false), Tactic::Default, None);
+        assert_eq!(tactics.get(problem(64, false)), Some(Tactic::Default));
         assert_eq!(problem(64, true).of_rows(100), problem(104, true));
     }
 
     #[test]
     fn what_was_not_measured_is_not_stored_and_a_damaged_file_is_none() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut ways_here = ways(folder.path(), "one");
-        ways_here.settle(problem(64, false), Tactic::Wgmma, None);
-        assert_eq!(ways(folder.path(), "one").get(problem(64, false)), None);
-        ways_here.settle(problem(64, false), Tactic::Wgmma, Some("1.0"));
-        let path = folder.path().join(ways_here.file_name(problem(64, false)));
+        let mut here = tactics(folder.path(), "one");
+        here.settle(problem(64, false), Tactic::Wgmma, None);
+        assert_eq!(tactics(folder.path(), "one").get(problem(64, false)), None);
+        here.settle(problem(64, false), Tactic::Wgmma, Some("1.0"));
+        let path = folder.path().join(here.file_name(problem(64, false)));
         let mut bytes = std::fs::read(&path).expect("stored");
         let last = bytes.len() - 2;
         bytes[last] ^= 1;
         std::fs::write(&path, &bytes).expect("damaged");
-        assert_eq!(ways(folder.path(), "one").get(problem(64, false)), None);
+        assert_eq!(tactics(folder.path(), "one").get(problem(64, false)), None);
         std::fs::write(&path, &bytes[..20]).expect("cut");
-        assert_eq!(ways(folder.path(), "one").get(problem(64, false)), None);
+        assert_eq!(tactics(folder.path(), "one").get(problem(64, false)), None);
         // In the process that knows it nothing changes.
-        assert_eq!(ways_here.get(problem(64, false)), Some(Tactic::Wgmma));
+        assert_eq!(here.get(problem(64, false)), Some(Tactic::Wgmma));
     }
 }

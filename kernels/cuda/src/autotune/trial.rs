@@ -1,6 +1,6 @@
-//! The ways of one kind of product beside each other: what races, and what the result is kept as.
+//! One problem's tactics beside each other: which ones race, and how the result is kept.
 //!
-//! A way is timed between two kernels that may start early, as in a step: what it does before its input is there, and how soon what follows can begin,
+//! A tactic is timed between two kernels that may start early, as in a step: what it does before its input is there, and how soon what follows can begin,
 //! counts as it does there. cuBLASLt's kernels begin 1 to 2 µs after the kernel ahead has ended.
 
 use crate::autotune::measure::{self, Race};
@@ -22,19 +22,19 @@ use kernels::ops::DType;
 /// Algorithms of cuBLASLt that are tried.
 const CANDIDATES: usize = 8;
 
-/// A race under way.
+/// A race under tactic.
 pub(crate) struct Trial {
     kind: GemmProblem,
     race: Race,
-    ways: Vec<Tactic>,
-    /// Where columns are gated: the product's own way, which the gate then follows. It is the first of the ways, as [`Tactic::Default`].
+    tactics: Vec<Tactic>,
+    /// Where columns are gated: the product's own tactic, which the gate then follows. It is the first of the tactics, as [`Tactic::Default`].
     apart: Option<Tactic>,
     candidates: Option<Candidates>,
 }
 
 impl Matmul {
     /// Whether there is something to choose from.
-    pub(crate) fn has_ways(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
+    pub(crate) fn has_tactics(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
         match gate {
             Some(gate) => matmul_hopper::may_gate(Facts::of(device), product) && gate.out.dtype == product.w.dtype,
             None => {
@@ -50,12 +50,12 @@ impl Matmul {
         table::candidates(facts, product, gate).filter_map(|tuned| (tuned.specialise)(facts, product, gate)).collect()
     }
 
-    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own way is known.
+    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own tactic is known.
     pub(crate) fn trial(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Trial {
         let kind = product.problem(gate);
-        let apart = gate.map(|_| self.ways.get(product.problem(None)).unwrap_or(Tactic::Default));
+        let apart = gate.map(|_| self.tactics.get(product.problem(None)).unwrap_or(Tactic::Default));
         let candidates = self.blas.candidates(product.key(), if apart.is_some() { 1 } else { CANDIDATES });
-        let ways: Vec<Tactic> = match (apart, &candidates) {
+        let tactics: Vec<Tactic> = match (apart, &candidates) {
             (Some(_), _) => std::iter::once(Tactic::Default).chain(own_tactics(device, product, gate)).collect(),
             (None, candidates) => {
                 let algorithms = candidates.iter().flat_map(|candidates| candidates.algorithms.iter());
@@ -63,11 +63,11 @@ impl Matmul {
                 library.chain(own_tactics(device, product, gate)).collect()
             }
         };
-        let count = if measure::is_possible(device) { ways.len() } else { 0 };
-        Trial { kind, race: Race::new(count), ways, apart, candidates }
+        let count = if measure::is_possible(device) { tactics.len() } else { 0 };
+        Trial { kind, race: Race::new(count), tactics, apart, candidates }
     }
 
-    /// Tries one way; false once there is none left to try.
+    /// Tries one tactic; false once there is none left to try.
     pub(crate) fn turn(
         &mut self,
         device: &mut Device,
@@ -75,34 +75,34 @@ impl Matmul {
         product: &mut Product<'_>,
         gate: Option<Gate>,
     ) -> bool {
-        let Trial { race, ways, apart, candidates, .. } = trial;
+        let Trial { race, tactics, apart, candidates, .. } = trial;
         let (blas, operands) = (&self.blas, product.operands(device));
         let library = |device: &mut Device, algorithm: Option<&Algorithm>| {
             let (candidates, algorithm) = candidates.as_ref().zip(algorithm)?;
             blas.attempt(device, candidates, algorithm, operands).then_some(())
         };
         let first = || candidates.as_ref().and_then(|candidates| candidates.algorithms.first());
-        let multiply = |device: &mut Device, way: Tactic| match way {
-            Tactic::Wgmma | Tactic::SplitK => run_own(device, way, product, None),
+        let multiply = |device: &mut Device, tactic: Tactic| match tactic {
+            Tactic::Wgmma | Tactic::SplitK => run_own(device, tactic, product, None),
             Tactic::Library(algorithm) => library(device, Some(&algorithm)).is_some(),
             Tactic::Default => library(device, first()).is_some(),
         };
-        let run = |device: &mut Device, way: usize| match (gate, *apart, ways[way]) {
-            (Some(_), _, way @ (Tactic::Wgmma | Tactic::SplitK)) => run_own(device, way, product, gate),
+        let run = |device: &mut Device, tactic: usize| match (gate, *apart, tactics[tactic]) {
+            (Some(_), _, tactic @ (Tactic::Wgmma | Tactic::SplitK)) => run_own(device, tactic, product, gate),
             (Some(gate), Some(apart), _) => {
                 let multiplied = multiply(device, apart);
                 elementwise::gated(device, product.out, gate.activation, gate.out);
                 multiplied
             }
-            (_, _, way) => multiply(device, way),
+            (_, _, tactic) => multiply(device, tactic),
         };
         let out = gate.map_or(product.out, |gate| gate.out);
-        let mut run_between = |device: &mut Device, way: usize| {
+        let mut run_between = |device: &mut Device, tactic: usize| {
             read(device, product.x, blas.workspace());
             if product.out.dtype == DType::F32 {
                 crowd(device, blas.workspace());
             }
-            let ran = run(device, way);
+            let ran = run(device, tactic);
             read(device, out, blas.workspace());
             ran
         };
@@ -111,12 +111,12 @@ impl Matmul {
 
     /// Keeps what a race came to; whether such products are done otherwise from now on.
     pub(crate) fn settle(&mut self, trial: Trial) -> bool {
-        let Trial { kind, race, ways, .. } = trial;
+        let Trial { kind, race, tactics, .. } = trial;
         let measured = race.measured();
-        let way = measured.as_ref().map_or(Tactic::Default, |measured| ways[measured.best]);
-        self.ways.settle(kind, way, measured.map(|measured| measured.text()).as_deref());
+        let tactic = measured.as_ref().map_or(Tactic::Default, |measured| tactics[measured.best]);
+        self.tactics.settle(kind, tactic, measured.map(|measured| measured.text()).as_deref());
         self.blas.forget(|key| GemmProblem::of(key, None) == kind);
-        way != Tactic::Default
+        tactic != Tactic::Default
     }
 }
 

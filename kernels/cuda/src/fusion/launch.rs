@@ -5,7 +5,7 @@ use super::pass::Lookahead;
 use super::split_norm::{After, SplitNorm};
 use crate::CudaBackend;
 use crate::attention::rope_and_cache;
-use crate::autotune::background::Site;
+use crate::autotune::background::CallSite;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Gate, Product};
 use crate::layers::{elementwise, norm};
@@ -180,8 +180,8 @@ impl CudaBackend {
     pub(crate) fn note_gemm(&mut self, gemm: &Gemm, gate: Option<Gate>) {
         let mut product = product(gemm, &self.matrices, &mut self.vectors);
         let Gemm { x, w, bias, out, .. } = *gemm;
-        let site = Site { x, w, bias, out, gate: gate.map(|gate| (gate.activation, gate.out)) };
-        if product.is_short() && self.ahead.note(product.problem(gate), site) {
+        let site = CallSite { x, w, bias, out, gate: gate.map(|gate| (gate.activation, gate.out)) };
+        if product.is_short() && self.tuner.note(product.problem(gate), site) {
             Self::order(&self.matmul, &self.device, &mut product, gate);
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::autotune::measure;
-use crate::autotune::tactics::{Tactic, Ways};
+use crate::autotune::tactics::{Tactic, TacticCache};
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::cublaslt::Blas;
 use crate::gemm::product::{Gate, Product, rounds_once};
@@ -23,14 +23,14 @@ const THREADS: usize = 256;
 /// What products need beside their operands.
 pub(crate) struct Matmul {
     pub(crate) blas: Blas,
-    pub(crate) ways: Ways,
+    pub(crate) tactics: TacticCache,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
 }
 
 impl Matmul {
-    pub(crate) fn new(blas: Blas, ways: Ways) -> Self {
-        Self { blas, ways, rounded: None }
+    pub(crate) fn new(blas: Blas, tactics: TacticCache) -> Self {
+        Self { blas, tactics, rounded: None }
     }
 
     /// Queues a product.
@@ -78,7 +78,7 @@ impl Matmul {
     fn tactic(&mut self, device: &mut Device, product: &mut Product<'_>, fused: &Fused) -> Tactic {
         if fused.has_norms() {
             // One kernel alone does parts of norms, if it may.
-            return if self.ways.may_be(Tactic::SplitK) { Tactic::SplitK } else { Tactic::Default };
+            return if self.tactics.may_be(Tactic::SplitK) { Tactic::SplitK } else { Tactic::Default };
         }
         if fused.gate.is_none() && self.is_small(device, product) {
             return Tactic::SplitK;
@@ -89,13 +89,13 @@ impl Matmul {
     /// The tactic of such products; the default one until they are measured (`autotune::background`).
     fn tuned(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Tactic {
         let problem = product.problem(gate);
-        self.ways.get(problem).unwrap_or_else(|| {
+        self.tactics.get(problem).unwrap_or_else(|| {
             let start = Instant::now();
-            if self.ways.are_due(problem, start) {
+            if self.tactics.are_due(problem, start) {
                 self.measure(device, product, gate);
-                self.ways.rest(start.elapsed(), Instant::now());
+                self.tactics.rest(start.elapsed(), Instant::now());
             }
-            self.ways.get(problem).unwrap_or(Tactic::Default)
+            self.tactics.get(problem).unwrap_or(Tactic::Default)
         })
     }
 
@@ -110,7 +110,7 @@ impl Matmul {
         }
         let rows = product.stretch(gate.map(|gate| gate.out));
         let gate = gate.map(|gate| Gate { out: View { rows: product.x.rows, ..gate.out }, ..gate });
-        let (specials, most) = (self.specials(device, product, gate), self.ways.patience());
+        let (specials, most) = (self.specials(device, product, gate), self.tactics.patience());
         if !specials.into_iter().all(|special| device.is_compiled(special, most)) {
             product.set_rows(rows);
             return;
@@ -123,7 +123,7 @@ impl Matmul {
 
     /// Whether a product's tactic is known.
     pub(crate) fn is_known(&mut self, product: &Product<'_>, gate: Option<Gate>) -> bool {
-        self.ways.get(product.problem(gate)).is_some()
+        self.tactics.get(product.problem(gate)).is_some()
     }
 
     /// Queues a product, with its gate if it has one.
@@ -183,7 +183,7 @@ impl Matmul {
 
     /// Whether a product is the split-K kernel's without being measured.
     pub(crate) fn is_small(&self, device: &Device, product: &Product<'_>) -> bool {
-        self.ways.may_be(Tactic::SplitK) && matmul_parts::is_small(Facts::of(device), product)
+        self.tactics.may_be(Tactic::SplitK) && matmul_parts::is_small(Facts::of(device), product)
     }
 
     /// Whether some kernel may gate a product's outputs.
@@ -196,13 +196,13 @@ impl Matmul {
     pub(crate) fn may_precede_norm(&self, device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);
         matmul_few::may_add(facts, product)
-            || (self.ways.may_be(Tactic::SplitK) && matmul_parts::may_add(facts, product))
+            || (self.tactics.may_be(Tactic::SplitK) && matmul_parts::may_add(facts, product))
     }
 
     /// Whether a product may do what is left of a norm of its input.
     pub(crate) fn may_follow_norm(&self, device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);
-        matmul_few::fits(facts, product) || (self.ways.may_be(Tactic::SplitK) && matmul_parts::fits(facts, product))
+        matmul_few::fits(facts, product) || (self.tactics.may_be(Tactic::SplitK) && matmul_parts::fits(facts, product))
     }
 
     /// Whether it pays to wait for what a product may be added to: one launch less to read and write its result.

@@ -18,7 +18,7 @@ impl CudaBackend {
     fn send(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
         self.device.bind();
         self.end_operations();
-        self.matmul.ways.begin(batch.sequences.is_empty());
+        self.matmul.tactics.begin(batch.sequences.is_empty());
         self.padded = padded.is_some();
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());

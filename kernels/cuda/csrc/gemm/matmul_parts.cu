@@ -17,8 +17,8 @@
 #include "hopper_rows.cuh"
 #include "split_norm.cuh"
 
-// Compiled for one type and configuration (`src/gemm/matmul_parts.rs`): what is kept (`FUNCTION` of `activation.cuh`, or all
-// columns), rows of x, warpgroups that multiply, parts of k, chunks of 64 elements of k in a stage, and stages.
+// Compiled for one type and configuration (`src/gemm/matmul_parts.rs`): what is kept (`FUNCTION` of `activation.cuh`,
+// or all columns), rows of x, warpgroups that multiply, parts of k, chunks of 64 elements of k in a stage, and stages.
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
@@ -256,8 +256,8 @@ struct PartsProduct {
 extern __shared__ __align__(1024) char dynamic_shared[];
 
 // Grid: [PARTS * any number that covers w]. The map of x has boxes of 64 columns and ROWS rows, that of w is one of
-// groups (`src/runtime/tensor_map.rs`) with boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and the
-// columns of `out` of 4; each part has a step of k. With a norm after it n is a multiple of 32, and `out` an f32
+// groups (`src/runtime/tensor_map.rs`) with boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and
+// the columns of `out` of 4; each part has a step of k. With a norm after it n is a multiple of 32, and `out` an f32
 // residual that is added to.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS) matmul_parts(
     void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape,

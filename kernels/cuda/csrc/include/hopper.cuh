@@ -56,8 +56,8 @@ DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 b
         : "memory");
 }
 
-// Copies a box of rows in groups of 8 (`tensor_map_of_groups` of `src/runtime/tensor_map.rs`), from columns `64 * chunk` and
-// row `8 * group` on.
+// Copies a box of rows in groups of 8 (`tensor_map_of_groups` of `src/runtime/tensor_map.rs`), from columns
+// `64 * chunk` and row `8 * group` on.
 DEVICE void copy_groups(u32 to, const TensorMap* map, u32 chunk, u32 group, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3, %4}], [%5];" ::"r"(to), "l"(map),

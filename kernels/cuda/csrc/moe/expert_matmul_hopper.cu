@@ -15,8 +15,8 @@
 #include "experts.cuh"
 #include "hopper_rows.cuh"
 
-// Compiled for one type and configuration (`src/moe/experts.rs`): rows of x in a block's tile at most, blocks of a cluster,
-// and stages.
+// Compiled for one type and configuration (`src/moe/experts.rs`): rows of x in a block's tile at most, blocks of a
+// cluster, and stages.
 #ifndef TYPE
 #define TYPE bf16
 #define ROWS 160

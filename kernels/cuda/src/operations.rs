@@ -1,4 +1,5 @@
-//! What the GPU does for each part of [`kernels::ops::Backend`]: handles become addresses here, and the launchers do the rest.
+//! What the GPU does for each part of [`kernels::ops::Backend`]: handles become addresses here, and the launchers do
+//! the rest.
 
 use crate::CudaBackend;
 use crate::attention;

@@ -20,7 +20,8 @@ use kernels::ops::{self, Act, DType, KvLayer, KvShape, RowSelection, Vector};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
-/// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the rotation before it.
+/// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the
+/// rotation before it.
 pub(crate) const MOST_DIM: usize = 8192;
 
 /// What attention keeps between launches.
@@ -38,7 +39,8 @@ impl Attention {
         }
     }
 
-    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is not to be had.
+    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is
+    /// not to be had.
     pub(crate) fn run_alone(
         &mut self,
         device: &mut Device,

@@ -1,4 +1,5 @@
-//! Rule: a GEMM that is added to the residual stream next is added at once, and may do the first half of the norm of the sum.
+//! Rule: a GEMM that is added to the residual stream next is added at once, and may do the first half of the norm of
+//! the sum.
 
 use super::op::{NormBy, Op};
 use super::pass::{Verdict, rewrite};

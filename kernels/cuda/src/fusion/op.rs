@@ -1,4 +1,5 @@
-//! An operation of a step, with addresses in the place of handles: what fusion rules, launchers and the one-kernel step read.
+//! An operation of a step, with addresses in the place of handles: what fusion rules, launchers and the one-kernel step
+//! read.
 
 use cudarc::driver::sys::CUdeviceptr;
 

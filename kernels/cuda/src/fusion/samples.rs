@@ -15,7 +15,8 @@ pub(crate) const HIDDEN: usize = 1024;
 pub(crate) const HEADS: Heads = Heads { q: 16, kv: 8, dim: 128, v_dim: 128 };
 pub(crate) const NORM: norm::Params = norm::Params { weight: 7, bias: 0, eps: 1e-6, subtract_mean: 0 };
 
-/// The residual stream, its norm, what is added to it, qkv, what attention gives, inside the MLP twice, logits, and none of these.
+/// The residual stream, its norm, what is added to it, qkv, what attention gives, inside the MLP twice, logits, and
+/// none of these.
 pub(crate) const X: View = View { ptr: 1, dtype: DType::F32, rows: 1, width: HIDDEN, most_rows: 1 };
 pub(crate) const NORMED: View = View { ptr: 2, dtype: T, ..X };
 pub(crate) const DELTA: View = View { ptr: 3, ..X };

@@ -1,7 +1,9 @@
-//! Makes a step's operations the phases of one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), or says why they cannot be.
+//! Makes a step's operations the phases of one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), or says why they
+//! cannot be.
 //!
-//! A norm is done by every product of what it gives; a product of rows that the next norm adds to the residual stream adds them itself; a gate is
-//! part of its product, and norms of heads and the rotation are part of attention. What is left of a layer is five phases.
+//! A norm is done by every product of what it gives; a product of rows that the next norm adds to the residual stream
+//! adds them itself; a gate is part of its product, and norms of heads and the rotation are part of attention. What is
+//! left of a layer is five phases.
 
 use std::collections::HashMap;
 
@@ -13,7 +15,8 @@ use crate::layers::elementwise::Function;
 use crate::layers::norm;
 use kernels::ops::{self, DType, Epilogue, Heads, KvScales, Rope, RopeStyle};
 
-/// As in the kernel: warps of a block, elements of a piece of a row, sums of a block that have room, the widest row that is normed.
+/// As in the kernel: warps of a block, elements of a piece of a row, sums of a block that have room, the widest row
+/// that is normed.
 const WARPS: usize = 16;
 const PIECE: usize = 1024;
 const SUMS: usize = 1024;
@@ -282,7 +285,8 @@ fn head_norms(norms: &[Op], qkv: CUdeviceptr, heads: Heads) -> Result<Option<(no
     params.map(Some).ok_or_else(|| "norms of some heads, or of several as one".to_owned())
 }
 
-/// Warps share each row of a matrix in `2^split` parts, so that with `rows` rows a block none of them has much more to do than others.
+/// Warps share each row of a matrix in `2^split` parts, so that with `rows` rows a block none of them has much more to
+/// do than others.
 fn split(rows: usize, k: usize) -> u32 {
     let pieces = k.div_ceil(PIECE);
     let longest = |split: &u32| (rows << split).div_ceil(WARPS) * pieces.div_ceil(1 << split);

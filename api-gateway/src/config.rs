@@ -9,7 +9,7 @@ use service_kit::{
     values::{count, duration, seconds, size},
 };
 
-use crate::{defaults::Defaults, error::ConfigError};
+use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats};
 
 /// Flags of the gateway. Names and defaults are vLLM's where vLLM has the flag.
 #[derive(ClapArgs, Clone, Debug)]
@@ -138,13 +138,7 @@ pub struct AccessArgs {
     #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = size(1..=usize::MAX))]
     pub max_body_bytes: usize,
     /// Maximum number of log-probabilities per token that a request may ask for; -1: no maximum
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 20,
-        allow_negative_numbers = true,
-        value_parser = count(-1..=i32::MAX)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = count(-1..=i32::MAX))]
     pub max_logprobs: i32,
     /// Accept chat templates in requests
     #[arg(long)]
@@ -172,6 +166,12 @@ pub struct AnswerArgs {
     /// Role of generated messages
     #[arg(long, value_name = "ROLE", default_value = "assistant")]
     pub response_role: String,
+    /// Format in which the model writes tool calls; auto: the one that its chat template shows
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = tool_format)]
+    pub tool_call_parser: String,
+    /// Format in which the model writes reasoning; auto: the one that its chat template shows [default: none]
+    #[arg(long, value_name = "FORMAT", default_value = "", hide_default_value = true, value_parser = reasoning_format)]
+    pub reasoning_parser: String,
     /// Leave tools out of the prompt when tool_choice is none
     #[arg(long)]
     pub exclude_tools_when_tool_choice_none: bool,
@@ -240,6 +240,8 @@ pub struct Config {
     pub use_model_defaults: bool,
     /// Template variables that requests may override.
     pub template_kwargs: Map<String, Value>,
+    /// How the model writes calls and reasoning, as far as the flags say.
+    pub formats: Formats,
 }
 
 /// Browsers that may call.
@@ -282,6 +284,7 @@ impl Config {
                 .map_err(|problem| flag("--override-generation-config", problem))?,
             use_model_defaults: answers.generation_config == GenerationConfig::Auto,
             template_kwargs: parse("--default-chat-template-kwargs", &answers.default_chat_template_kwargs)?,
+            formats: Formats::named(&answers.tool_call_parser, &answers.reasoning_parser)?,
             access,
             answers,
         })
@@ -326,6 +329,24 @@ fn check_listen(listen: &ListenArgs) -> Result<(), ConfigError> {
         return Err(flag("--host", format!("`{host}` is neither an address nor a name")));
     }
     Ok(())
+}
+
+/// The name of a format of tool calls.
+fn tool_format(name: &str) -> Result<String, String> {
+    Formats::named(name, "").map(|_| name.to_owned()).map_err(|error| problem(&error))
+}
+
+/// The name of a format of reasoning.
+fn reasoning_format(name: &str) -> Result<String, String> {
+    Formats::named("", name).map(|_| name.to_owned()).map_err(|error| problem(&error))
+}
+
+/// What is wrong with a flag, without its name.
+fn problem(error: &ConfigError) -> String {
+    match error {
+        ConfigError::Flag { problem, .. } => problem.clone(),
+        other => other.to_string(),
+    }
 }
 
 /// A text that is JSON; which shape it needs is checked later.

@@ -14,6 +14,7 @@ use tracing::{Instrument, Span, field};
 use uuid::Uuid;
 
 use crate::{
+    anthropic::{self, stream::MessageStream},
     engine::{
         mailbox::{Ending, Update, WakeAt},
         pipeline::{Arrival, InFlight},
@@ -25,11 +26,11 @@ use crate::{
         chunk::ChunkWriter,
         completion::{Envelope, Ready},
         params::Limits,
-        plan::Plan,
+        plan::{Dialect, Plan},
     },
     server::{
         body, request_id,
-        sse::{EventStream, OutputLog},
+        sse::{EventStream, OutputLog, Writer},
     },
 };
 
@@ -38,11 +39,16 @@ pub type Read = fn(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError>;
 
 /// Answers one request of a generating route.
 pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Response {
+    attempt(gateway, request, read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The same, for routes that write errors in shapes of their own.
+pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: Read) -> Result<Response, ApiError> {
     let span = tracing::info_span!("request", request_id = field::Empty, prompt_tokens = field::Empty);
     let (parts, body) = request.into_parts();
     let incoming = traceparent_of(&parts.headers);
     trace::set_parent(&span, incoming);
-    let outcome = async {
+    async {
         let arrival = Arrival::now();
         let body = body::read_json(&gateway, &parts.headers, body).await?;
         let envelope = envelope(&gateway, &parts.headers, arrival, incoming);
@@ -56,8 +62,7 @@ pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Resp
         run(&gateway, ready, arrival).await
     }
     .instrument(span)
-    .await;
-    outcome.unwrap_or_else(IntoResponse::into_response)
+    .await
 }
 
 fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: &str) -> Envelope {
@@ -106,7 +111,11 @@ async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Re
         limit: gateway.config.answers.max_log_len.unwrap_or(usize::MAX),
         text: String::new(),
     });
-    let body = Body::new(EventStream::new(in_flight, ChunkWriter::new(plan), keep_alive, log));
+    let writer = match plan.dialect {
+        Dialect::OpenAi => Writer::Chunks(ChunkWriter::new(plan)),
+        Dialect::Anthropic => Writer::Messages(Box::new(MessageStream::new(plan))),
+    };
+    let body = Body::new(EventStream::new(in_flight, writer, keep_alive, log));
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -126,7 +135,11 @@ async fn whole(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Res
             tracing::info!(request_id = plan.id, choice, tokens = growth.tokens, text, "answer");
         }
     }
-    Ok(json_response(StatusCode::OK, answer::write(&plan, update)))
+    let body = match plan.dialect {
+        Dialect::OpenAi => answer::write(&plan, update),
+        Dialect::Anthropic => anthropic::answer::write(&plan, update),
+    };
+    Ok(json_response(StatusCode::OK, body))
 }
 
 fn log_request(gateway: &Gateway, ready: &Ready) {

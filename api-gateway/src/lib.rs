@@ -5,13 +5,13 @@
 //! comes back: [`wire`] moves messages, [`engine::registry`] knows the requests in flight, and a [`engine::mailbox`]
 //! merges one answer's events until [`server::sse`] or a route writes them.
 
+mod anthropic;
 mod config;
 mod defaults;
 mod engine;
 mod error;
 mod gateway;
 mod generate;
-
 mod json;
 mod metrics;
 mod openai;

@@ -1,15 +1,17 @@
 //! The scheduler's flags, checked once.
 
+use std::time::Duration;
+
 use clap::{ArgAction, ValueEnum};
 use link::LinkOptions;
-use proto::{ModelInfo, StepPreference};
+use proto::{DeviceKind, ModelInfo, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{
     Address, CommonArgs,
     values::{MaxModelLen, count, fraction, size},
 };
 
-use crate::group::Formed;
+use crate::group::{Formed, Limits};
 
 /// Flags of `quire scheduler`.
 #[derive(clap::Args, Clone, Debug)]
@@ -95,9 +97,16 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=i64::MAX as u64))]
     pub seed: u64,
 
-    /// A step that takes longer than this has lost its workers
-    #[arg(long, default_value_t = 600_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
-    pub step_timeout_ms: u64,
+    /// How long a step may take before its workers count as hung; kernels that are being compiled do not count
+    /// [default: 60 on GPUs, 600 on CPUs]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        value_parser = seconds,
+        env = "VLLM_ENGINE_ITERATION_TIMEOUT_S",
+        hide_env_values = true
+    )]
+    pub step_timeout: Option<Duration>,
 
     /// Do not log statistics every ten seconds
     #[arg(long)]
@@ -135,6 +144,19 @@ fn mixed_prefill(preferred: Option<&StepPreference>) -> MixedPrefill {
 /// Tokens in one step where no flag says it.
 const STEP_TOKENS: u32 = 2048;
 
+/// How long a step may take on GPUs, which need a second at most.
+const GPU_STEP: Duration = Duration::from_secs(60);
+/// And on CPUs, where a few cores compute a large model's prompt for minutes.
+const CPU_STEP: Duration = Duration::from_secs(600);
+
+/// Parses a time of at most a day.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("expected a number of seconds above 0, 86400 at most".into()),
+    }
+}
+
 impl Args {
     /// Tokens in one step at most.
     pub(crate) fn step_tokens(&self) -> u32 {
@@ -144,6 +166,16 @@ impl Args {
     /// The length that was asked for, if it is a number.
     fn max_model_len(&self) -> Option<u32> {
         self.max_model_len.and_then(MaxModelLen::tokens)
+    }
+
+    /// What every worker is told when its group forms.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { max_num_seqs: self.max_num_seqs, max_num_batched_tokens: self.step_tokens() }
+    }
+
+    /// How long a step may take on such a device.
+    pub(crate) fn step_timeout(&self, device: DeviceKind) -> Duration {
+        self.step_timeout.unwrap_or(if device == DeviceKind::Cuda { GPU_STEP } else { CPU_STEP })
     }
 
     /// Positions of a step that log-probabilities may be of.
@@ -281,6 +313,14 @@ mod tests {
         assert_eq!(mixed("", None), MixedPrefill::AtMost(512));
         assert_eq!(mixed("--max-prefill-tokens-beside-decodes 99", Some(device)), MixedPrefill::AtMost(99));
         assert_eq!(mixed("--max-prefill-tokens-beside-decodes 0", Some(device)), MixedPrefill::Unlimited);
+    }
+
+    #[test]
+    fn a_step_has_seconds() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["0", "-1", "inf", "nan", "1e9", "60s", ""] {
+            assert!(seconds(wrong).unwrap_err().contains("seconds"), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The link to the detokenizer, while there is one, and the ends of requests that it may not have heard of.
 //!
-//! A message that was written to a link is not yet read: the other end may be dead, or cut off, and this one not know. Gateways meanwhile
-//! reach the detokenizer that came after it, or were told that all is lost, and send requests again; how those ended would be heard
-//! nowhere. So a detokenizer confirms the messages that end requests, and what is not confirmed when a link is lost is told to the next
-//! one. Who has heard it before drops it: a gateway knows what it waits for.
+//! A message that was written to a link is not yet read: the other end may be dead, or cut off, and this one not know.
+//! Gateways meanwhile reach the detokenizer that came after it, or were told that all is lost, and send requests again;
+//! how those ended would be heard nowhere. So a detokenizer confirms the messages that end requests, and what is not
+//! confirmed when a link is lost is told to the next one. Who has heard it before drops it: a gateway knows what it
+//! waits for.
 
 use std::collections::VecDeque;
 
@@ -22,7 +23,8 @@ pub(crate) struct Detokenizer {
     link: Option<Sender<TokenBatch>>,
     /// Messages given to this link.
     sent: u64,
-    /// What to say of requests that ended, should the link be lost: the message that told of it, and the failure that it becomes.
+    /// What to say of requests that ended, should the link be lost: the message that told of it, and the failure that
+    /// it becomes.
     unconfirmed: VecDeque<(u64, Failed)>,
 }
 
@@ -43,7 +45,8 @@ impl Detokenizer {
         self.unconfirmed.drain(..heard);
     }
 
-    /// Tells what happened, in which the requests `over` ended in order. False: nobody is there; what ended is in [`Self::lost`].
+    /// Tells what happened, in which the requests `over` ended in order. False: nobody is there; what ended is in
+    /// [`Self::lost`].
     pub(crate) async fn tell(
         &mut self,
         batch: TokenBatch,

@@ -1,8 +1,10 @@
 //! The central scheduler and KV block manager, around `sched-core`.
 //!
-//! `sched-core` decides, this process acts: it turns links into events ([`wire`]), feeds them to the core one at a time ([`serve`]), and
-//! sends the core's plans to the workers and its output to the detokenizer. All state lives on one thread, so there is nothing to lock.
+//! `sched-core` decides, this process acts: it turns links into events ([`wire`]), feeds them to the core one at a time
+//! ([`serve`]), and sends the core's plans to the workers and its output to the detokenizer. All state lives on one
+//! thread, so there is nothing to lock.
 
+mod clock;
 mod config;
 mod control;
 mod detokenizer;

@@ -1,30 +1,32 @@
 //! The scheduler's loop: take what happened, let the core decide, send what it decided.
 
+mod workers;
+
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
-use ids::Epoch;
-use proto::{FromWorker, Inbound, TokenBatch, WorkerLoading, from_worker, inbound};
+use anyhow::Context;
+use proto::{DeviceKind, Inbound, TokenBatch, inbound};
 use sched_core::{End, FinishedChoice, Scheduler};
 use service_kit::{
-    Far, Process,
+    Process,
     control::{ControlServer, Question},
 };
 use tokio::{
     sync::{mpsc, oneshot},
     time::sleep_until,
 };
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
+    clock::Clock,
     config::Args,
     control::{Answers, Published},
     detokenizer::{Detokenizer, MAX_ENDS},
     error,
-    group::{Formed, Group, Limits, Unreachable},
+    group::{Group, Member, Overdue},
     metrics::EngineMetrics,
     results::Parts,
     spans::Spans,
@@ -70,8 +72,11 @@ struct Engine {
     metrics: EngineMetrics,
     stats: StatsLine,
     spans: Spans,
-    /// When the oldest step in flight was sent.
-    step_sent: Option<tokio::time::Instant>,
+    /// What the workers are at: the oldest step in flight, or forming a group.
+    overdue: Option<Overdue>,
+    /// How long a step of this group may take.
+    step_timeout: Duration,
+    clock: Clock,
     awaiting_empty: Vec<oneshot::Sender<()>>,
 }
 
@@ -79,7 +84,7 @@ impl Engine {
     fn new(args: Args, process: Process, published: Published) -> Self {
         Self {
             core: None,
-            group: Group::new(args.tensor_parallel_size),
+            group: Group::new(args.tensor_parallel_size, args.limits()),
             detokenizer: Detokenizer::default(),
             parts: Parts::default(),
             output: TokenBatch::default(),
@@ -88,7 +93,9 @@ impl Engine {
             metrics: EngineMetrics::new(&process.metrics, &args.served_model_name),
             stats: StatsLine::new(!args.disable_log_stats),
             spans: Spans::default(),
-            step_sent: None,
+            overdue: None,
+            step_timeout: args.step_timeout(DeviceKind::Unspecified),
+            clock: Clock::start(),
             awaiting_empty: Vec::new(),
             args,
             process,
@@ -102,17 +109,19 @@ impl Engine {
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(event) => self.apply(event).await?,
+                    Some(event) => self.apply(event)?,
                     None => break,
                 },
                 () = shutdown.cancelled() => break,
-                () = sleep_until(self.step_deadline()), if self.step_sent.is_some() => self.step_timed_out(),
+                // What they lead to is looked at below, after all that has come by now: an answer may be among it.
+                () = until(self.workers_due()) => {}
                 () = sleep_until(self.stats.next()), if self.stats.is_due() => self.log_stats(),
             }
             for _ in 0..BURST {
                 let Ok(event) = events.try_recv() else { break };
-                self.apply(event).await?;
+                self.apply(event)?;
             }
+            self.check_workers().await;
             self.pump().await;
         }
         self.fail_all(&error::ending());
@@ -120,20 +129,11 @@ impl Engine {
         Ok(())
     }
 
-    async fn apply(&mut self, event: Event) -> anyhow::Result<()> {
+    fn apply(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Inbound(message) => self.inbound(*message),
-            Event::WorkerUp { peer, sender, connection } => {
-                info!(rank = peer.rank, pid = peer.pid, "worker connected");
-                if !self.group.up(&peer, connection, sender) {
-                    error!(
-                        rank = peer.rank,
-                        "a worker of that rank does not belong here: check --tensor-parallel-size"
-                    );
-                }
-                self.say_readiness();
-            }
-            Event::Worker { connection, message } => self.worker(connection, message).await?,
+            Event::WorkerUp { peer, sender, connection } => self.worker_up(Member::new(peer, connection, sender)),
+            Event::Worker { connection, message } => self.worker(connection, message)?,
             Event::WorkerLost { connection, reason } => self.worker_lost(connection, &reason),
             Event::DetokenizerUp(sender) => {
                 self.detokenizer.up(sender);
@@ -142,7 +142,7 @@ impl Engine {
             Event::Detokenizer(reply) => {
                 self.detokenizer.confirmed(reply.batches);
                 if let Some(core) = &mut self.core {
-                    core.stopped(&reply.stopped, now_us());
+                    core.stopped(&reply.stopped, self.clock.now_us());
                 }
             }
             Event::DetokenizerLost(reason) => self.detokenizer_lost(&reason),
@@ -160,11 +160,11 @@ impl Engine {
             Some(inbound::Event::Request(request)) => self.admit(request),
             Some(inbound::Event::Abort(abort)) => {
                 if let (Some(core), Some(key)) = (&mut self.core, &abort.key) {
-                    core.abort(key, now_us());
+                    core.abort(key, self.clock.now_us());
                 }
             }
             Some(inbound::Event::GatewayGone(gone)) => {
-                let dropped = self.core.as_mut().map_or(0, |core| core.gateway_gone(gone.gateway, now_us()));
+                let dropped = self.core.as_mut().map_or(0, |core| core.gateway_gone(gone.gateway, self.clock.now_us()));
                 info!(gateway = gone.gateway, dropped, "a gateway is gone; its requests are dropped");
             }
             Some(inbound::Event::Rejected(rejected)) => self.output.failed.push(error::rejected(rejected)),
@@ -193,7 +193,7 @@ impl Engine {
             return Err(error::no_workers(&self.group.waits_for()));
         };
         let prompt_tokens = error::prompt_tokens(&request);
-        core.admit(request, now_us()).map_err(|refusal| {
+        core.admit(request, self.clock.now_us()).map_err(|refusal| {
             self.metrics.refused(&refusal);
             refusal.to_failure()
         })?;
@@ -201,127 +201,10 @@ impl Engine {
         Ok(())
     }
 
-    async fn worker(&mut self, connection: u64, message: FromWorker) -> anyhow::Result<()> {
-        match message.event {
-            Some(from_worker::Event::Loading(loading)) => {
-                let WorkerLoading { bytes_done: done, bytes_total: total, bytes_per_s, phase } = loading;
-                self.process.status.loading(&phase, Far { done, total, bytes_per_s });
-            }
-            Some(from_worker::Event::Ready(ready)) => {
-                self.group.ready(connection, ready);
-                self.form_group().await;
-            }
-            Some(from_worker::Event::Formed(formed)) => {
-                if let Some(formed) = self.group.formed(connection, formed.epoch) {
-                    self.start_epoch(&formed)?;
-                }
-            }
-            Some(from_worker::Event::Result(result)) if self.group.speaks(connection, result.epoch) => {
-                match self.parts.add(result, self.args.most_positions()) {
-                    Ok(Some(whole)) => self.step_done(whole),
-                    Ok(None) => {}
-                    Err(broken) => self.protocol_broken(&broken),
-                }
-            }
-            // Acknowledgements of other ranks, and echoes of older epochs.
-            Some(from_worker::Event::Result(_)) => {}
-            Some(from_worker::Event::Failed(failed)) => self.worker_lost(connection, &failed.reason),
-            None => warn!("an empty message from a worker"),
-        }
-        Ok(())
-    }
-
-    async fn form_group(&mut self) {
-        if self.group.can_form() {
-            let limits =
-                Limits { max_num_seqs: self.args.max_num_seqs, max_num_batched_tokens: self.args.step_tokens() };
-            if let Err(unreachable) = self.group.form(limits).await {
-                self.unreachable(unreachable);
-            }
-        }
-        self.say_readiness();
-    }
-
-    fn start_epoch(&mut self, formed: &Formed) -> anyhow::Result<()> {
-        let config = self.args.core_config(formed);
-        info!(
-            blocks = formed.num_blocks,
-            block_size = config.block_size,
-            max_model_len = config.max_model_len,
-            kv_tokens = config.positions_in(formed.num_blocks),
-            "KV cache"
-        );
-        if let Some(reason) = self.args.prefix_cache_off(&config) {
-            info!(reason, "no prefix cache");
-        }
-        if self.core.is_none() {
-            self.core = Some(Scheduler::new(config.clone()).context("these settings cannot work")?);
-        }
-        if let Some(core) = &mut self.core {
-            // A scheduler that starts afresh plans for as many as there is room for now.
-            if formed.max_num_seqs < core.config().max_num_seqs {
-                bail!("the workers have room for {} sequences only", formed.max_num_seqs);
-            }
-            core.group_formed(Epoch(formed.epoch), formed.num_blocks, now_us());
-        }
-        self.published.set_model(Some(self.args.model_info(&config, formed)));
-        self.metrics.cache_config(&config, formed, self.args.prefix_cache_off(&config));
-        self.say_readiness();
-        Ok(())
-    }
-
-    fn step_done(&mut self, result: proto::StepResult) {
-        let Some(core) = &mut self.core else { return };
-        self.process.status.advance();
-        self.metrics.step(&result);
-        if let Err(broken) = core.complete(result, now_us()) {
-            return self.protocol_broken(&broken);
-        }
-        // With run-ahead another step is in flight already; its time starts now.
-        self.step_sent = (core.stats().steps_in_flight > 0).then(tokio::time::Instant::now);
-    }
-
-    fn protocol_broken(&mut self, broken: &dyn std::error::Error) {
-        let reason = format!("the workers broke the protocol: {broken}");
-        error!("{reason}");
-        self.lose_group(&reason);
-        self.group.disband();
-    }
-
-    fn worker_lost(&mut self, connection: u64, reason: &str) {
-        let was_formed = self.group.is_formed();
-        if let Some(rank) = self.group.lost(connection, reason) {
-            warn!(rank, "worker lost: {reason}");
-            if was_formed {
-                self.lose_group(&format!("worker {rank} was lost ({reason})"));
-            }
-        }
-        self.say_readiness();
-    }
-
-    fn unreachable(&mut self, unreachable: Unreachable) {
-        warn!(rank = unreachable.rank, "worker does not take messages: {}", unreachable.error);
-        self.worker_lost(unreachable.connection, &unreachable.error.to_string());
-    }
-
-    fn lose_group(&mut self, reason: &str) {
-        self.step_sent = None;
-        if let Some(core) = &mut self.core {
-            core.group_lost(&error::workers_lost(reason), now_us());
-        }
-    }
-
     fn fail_all(&mut self, failure: &proto::Failure) {
         if let Some(core) = &mut self.core {
-            core.fail_all(failure, now_us());
+            core.fail_all(failure, self.clock.now_us());
         }
-    }
-
-    fn step_timed_out(&mut self) {
-        error!(deadline_ms = self.args.step_timeout_ms, "a step did not finish in time; the workers are dropped");
-        self.lose_group("a step did not finish in time");
-        self.group.disband();
-        self.say_readiness();
     }
 
     fn detokenizer_lost(&mut self, reason: &str) {
@@ -337,7 +220,7 @@ impl Engine {
         // Whoever asked may have gone; the answers are then for nobody.
         match question {
             Question::Abort { request_id, found } => {
-                let _ = found.send(core.is_some_and(|core| core.abort_by_id(&request_id, now_us())));
+                let _ = found.send(core.is_some_and(|core| core.abort_by_id(&request_id, self.clock.now_us())));
             }
             Question::Drained { done } => self.awaiting_empty.push(done),
             Question::Unfinished { count } => {
@@ -353,9 +236,9 @@ impl Engine {
             && let Some(core) = &mut self.core
         {
             let planning = Instant::now();
-            let Some(plan) = core.plan(now_us()) else { break };
+            let Some(plan) = core.plan(self.clock.now_us()) else { break };
             self.metrics.plan(&plan, planning.elapsed());
-            self.step_sent.get_or_insert_with(tokio::time::Instant::now);
+            self.overdue.get_or_insert_with(|| Overdue::step(plan.step, self.step_timeout));
             if let Err(unreachable) = self.group.send(plan).await {
                 self.unreachable(unreachable);
             }
@@ -394,7 +277,8 @@ impl Engine {
         }
     }
 
-    /// Keeps how requests ended for a detokenizer to come. Tokens of those that ran are lost with the one that had their text.
+    /// Keeps how requests ended for a detokenizer to come. Tokens of those that ran are lost with the one that had
+    /// their text.
     fn keep_ends(&mut self) {
         self.output.failed.extend(self.detokenizer.lost());
         let excess = self.output.failed.len().saturating_sub(MAX_ENDS);
@@ -419,15 +303,14 @@ impl Engine {
             status.not_ready(self.group.waits_for());
         }
     }
-
-    fn step_deadline(&self) -> tokio::time::Instant {
-        let sent = self.step_sent.unwrap_or_else(tokio::time::Instant::now);
-        sent + Duration::from_millis(self.args.step_timeout_ms)
-    }
 }
 
-fn now_us() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+/// Sleeps until then, or for ever.
+async fn until(then: Option<tokio::time::Instant>) {
+    match then {
+        Some(then) => sleep_until(then).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn unfinished(core: &Scheduler) -> u32 {

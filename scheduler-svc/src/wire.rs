@@ -1,4 +1,5 @@
-//! Links become events: one small task per link reads messages into the one bounded queue that [`crate::serve`] works off.
+//! Links become events: one small task per link reads messages into the one bounded queue that [`crate::serve`] works
+//! off.
 
 use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
 use prost::Message;

@@ -27,6 +27,33 @@ const final = await stream.finalChatCompletion();
 assert.equal(final.choices[0].message.content, chat.choices[0].message.content);
 assert.equal(final.usage.completion_tokens, chat.usage.completion_tokens);
 
+// The client's own loop: it asks, calls the function, tells what came of it, and gets the answer.
+const parameters = {
+  type: "object",
+  properties: { city: { type: "string", description: "Name of the city" } },
+  required: ["city"],
+};
+const cities = [];
+const weather = ({ city }) => {
+  cities.push(city);
+  return city === "Rome" ? "sunny, 24 degrees" : "rain, 9 degrees";
+};
+const tools = [{
+  type: "function",
+  function: {
+    name: "get_weather", description: "Get the current weather for a city.", parameters,
+    function: weather, parse: JSON.parse,
+  },
+}];
+const question = [{ role: "user", content: "What is the weather in Rome and in Oslo?" }];
+for (const stream of [false, true]) {
+  cities.length = 0;
+  const body = { model, messages: [...question], tools, max_tokens: 120, temperature: 0, stream };
+  const answer = await client.chat.completions.runTools(body).finalContent();
+  assert.deepEqual(cities, ["Rome", "Oslo"]);
+  assert.ok(answer);
+}
+
 await assert.rejects(client.chat.completions.create({ model: "nobody", messages }), OpenAI.NotFoundError);
 await assert.rejects(client.chat.completions.create({ model, messages, top_p: 7 }), OpenAI.BadRequestError);
 const stranger = new OpenAI({ baseURL: `${base}/v1`, apiKey: "wrong", maxRetries: 0 });

@@ -1,5 +1,6 @@
 """The official OpenAI client for Python, unmodified, against a running server: argv[1] is its base URL, argv[2] its key."""
 
+import json
 import sys
 import threading
 
@@ -53,11 +54,43 @@ assert len(entries) == scored.usage.completion_tokens
 assert all(len(entry.top_logprobs) == 4 and entry.logprob <= 0 for entry in entries)
 assert all(entry.token == entry.top_logprobs[0].token for entry in entries), "greedy takes the best"
 
+# Tools: ask, call, answer. The loop runs whole, then streamed, with two calls at once.
+parameters = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "Name of the city"}},
+    "required": ["city"],
+}
+function = {"name": "get_weather", "description": "Get the current weather for a city.", "parameters": parameters}
+tools = [{"type": "function", "function": function}]
+question = [{"role": "user", "content": "What is the weather in Rome and in Oslo?"}]
+asked = dict(model=model, messages=question, tools=tools, max_tokens=120, temperature=0)
+choice = client.chat.completions.create(**asked).choices[0]
+assert choice.finish_reason == "tool_calls" and not choice.message.content, choice
+cities = [json.loads(call.function.arguments)["city"] for call in choice.message.tool_calls]
+assert cities == ["Rome", "Oslo"], choice
+with client.chat.completions.stream(**asked) as stream:
+    done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+    final = stream.get_final_completion().choices[0]
+assert [event.name for event in done] == ["get_weather"] * 2, done
+shown = lambda calls: [(call.function.name, call.function.arguments) for call in calls]
+assert shown(final.message.tool_calls) == shown(choice.message.tool_calls), final
+assert final.finish_reason == "tool_calls"
+conversation = question + [choice.message.model_dump(exclude_none=True)]
+for call, weather in zip(choice.message.tool_calls, ["sunny, 24 degrees", "rain, 9 degrees"]):
+    conversation.append({"role": "tool", "tool_call_id": call.id, "content": weather})
+answer = client.chat.completions.create(**{**asked, "messages": conversation}).choices[0]
+assert answer.finish_reason == "stop" and answer.message.content and not answer.message.tool_calls, answer
+alone = client.chat.completions.create(**asked, parallel_tool_calls=False).choices[0]
+assert len(alone.message.tool_calls) == 1, alone
+silent = client.chat.completions.create(**asked, tool_choice="none").choices[0]
+assert not silent.message.tool_calls and silent.finish_reason == "stop", silent
+
 # Errors have the official client's types.
 for wrong, kind in [
     (lambda: client.chat.completions.create(model="nobody", messages=messages), openai.NotFoundError),
     (lambda: client.chat.completions.create(model=model, messages=messages, temperature=99), openai.BadRequestError),
     (lambda: client.completions.create(model=model, prompt="x " * 5000, max_tokens=5), openai.BadRequestError),
+    (lambda: client.chat.completions.create(**asked, tool_choice="required"), openai.BadRequestError),
     (lambda: openai.OpenAI(base_url=base + "/v1", api_key="wrong", max_retries=0).models.list(), openai.AuthenticationError),
 ]:
     try:

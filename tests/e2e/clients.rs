@@ -1,4 +1,5 @@
-//! The official OpenAI clients, unmodified. They are installed under `target/clients` by the tests themselves.
+//! The official OpenAI and Anthropic clients, unmodified. They are installed under `target/clients` by the tests
+//! themselves.
 
 use std::{path::PathBuf, process::Command};
 
@@ -9,15 +10,25 @@ const KEY: &str = "token-abc123";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn openai_for_python() -> anyhow::Result<()> {
-    let venv = root().join("target/clients/venv");
+    python("openai", "openai_python.py").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn anthropic_for_python() -> anyhow::Result<()> {
+    python("anthropic", "anthropic_python.py").await
+}
+
+/// Runs a script with a package of its own against a server.
+async fn python(package: &str, script: &str) -> anyhow::Result<()> {
+    let venv = root().join("target/clients").join(package);
     let python = venv.join("bin/python");
     if !venv.join("installed").is_file() {
         run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "openai"]))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", package]))?;
         std::fs::write(venv.join("installed"), "")?;
     }
     let server = Server::start(&["--api-key", KEY]).await?;
-    let script = root().join("tests/clients/openai_python.py");
+    let script = root().join("tests/clients").join(script);
     run(Command::new(&python).arg(script).arg(base(&server)).arg(KEY))?;
     no_block_is_lost(&server).await
 }

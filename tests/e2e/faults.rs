@@ -1,4 +1,5 @@
-//! What a worker computes on fails: clients hear why within seconds, `/health` says it, and the service returns when the device does.
+//! What a worker computes on fails: clients hear why within seconds, `/health` says it, and the service returns when
+//! the device does.
 //!
 //! The faults are real ones (see `tests/faults`). Those of GPUs need one: they run where `QUIRE_TEST_DEVICE` is `cuda`.
 
@@ -19,7 +20,7 @@ use tokio::task::JoinHandle;
 type Answered = (anyhow::Result<(u16, Value)>, Instant);
 
 /// Within this, clients must have heard, and `/health` must say why.
-const HEARD: Duration = Duration::from_secs(5);
+pub const HEARD: Duration = Duration::from_secs(5);
 /// Within this, the service must be back once the device is (debug builds load slowly).
 const BACK: Duration = Duration::from_secs(60);
 /// Requests that run when the fault comes.
@@ -85,7 +86,8 @@ async fn a_driver_that_is_lost_is_told_and_waited_for() -> anyhow::Result<()> {
     // What the pretended GPU says.
     let zeros = [0; 20];
     says(&server, &[5, 6, 7], &zeros).await?;
-    let answers = broken_under_load(&server, || Ok(fs::write(&lost, "")?)).await.with_context(|| server.log())?;
+    let answers =
+        broken_under_load(&server, HEARD, || Ok(fs::write(&lost, "")?)).await.with_context(|| server.log())?;
     ensure!(answers.iter().all(|answer| answer.contains("CUDA_ERROR_DEVICE_UNAVAILABLE")), "{answers:?}");
     unhealthy_because(&server, "CUDA_ERROR_NO_DEVICE").await?;
     refused_because(&server.client(), "CUDA_ERROR_NO_DEVICE").await?;
@@ -134,8 +136,8 @@ async fn a_model_that_the_gpu_has_no_kernels_for_is_refused_before_it_is_loaded(
     Ok(())
 }
 
-/// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for those that they need; steps are
-/// recorded, and done as one kernel, once what that takes is compiled.
+/// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for
+/// those that they need; steps are recorded, and done as one kernel, once what that takes is compiled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<()> {
     if lacks(Needs::PretendedGpus) {
@@ -172,10 +174,10 @@ async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<
 }
 
 /// Flags for servers with pretended GPUs.
-const PRETENDED: &[&str] = &["--device", "auto", "--enforce-eager", "--kv-cache-memory-bytes", "64M"];
+pub const PRETENDED: &[&str] = &["--device", "auto", "--enforce-eager", "--kv-cache-memory-bytes", "64M"];
 
 /// Environment variables by which servers find pretended GPUs; and the file that, while it exists, makes them lost.
-fn pretended(folder: &Path) -> anyhow::Result<([(&'static str, String); 4], PathBuf)> {
+pub fn pretended(folder: &Path) -> anyhow::Result<([(&'static str, String); 4], PathBuf)> {
     let (libraries, lost) = (faults::pretended_driver(folder)?, folder.join("lost"));
     let text = |path: &Path| path.display().to_string();
     let environment = [
@@ -227,15 +229,15 @@ async fn refused(flags: &[&str], visible: &str, want: &str) -> anyhow::Result<()
     Ok(())
 }
 
-fn default_model() -> PathBuf {
+pub fn default_model() -> PathBuf {
     root().join("crates/default-model/files/model")
 }
 
-async fn start(model: &Path, flags: &[&str]) -> anyhow::Result<Server> {
+pub async fn start(model: &Path, flags: &[&str]) -> anyhow::Result<Server> {
     start_with(model, flags, &[]).await
 }
 
-async fn start_with(model: &Path, flags: &[&str], environment: &[(&str, String)]) -> anyhow::Result<Server> {
+pub async fn start_with(model: &Path, flags: &[&str], environment: &[(&str, String)]) -> anyhow::Result<Server> {
     let model = model.display().to_string();
     let args = [&[model.as_str(), "--served-model-name", "m", "--dtype", "float32"], flags].concat();
     let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -248,12 +250,14 @@ async fn under_load(server: &Server, signal: Signal) -> anyhow::Result<Vec<Strin
         let worker = descendants(server.pid()).into_iter().rev().find(|process| process.role == "worker");
         Ok(kill_process(worker.context("a worker")?.pid, signal)?)
     };
-    broken_under_load(server, hit).await
+    broken_under_load(server, HEARD, hit).await
 }
 
-/// Breaks something while requests run; returns the messages of their 503s. Those that were answered before do not count.
-async fn broken_under_load(
+/// Breaks something while requests run; returns the messages of their 503s, which come within `heard`. Those that were
+/// answered before do not count.
+pub async fn broken_under_load(
     server: &Server,
+    heard: Duration,
     break_it: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<String>> {
     let client = server.client();
@@ -268,11 +272,11 @@ async fn broken_under_load(
     for answered in join_all(requests).await {
         let (answer, at) = answered?;
         let (status, body) = answer?;
-        if status == 200 && at < hit + HEARD {
+        if status == 200 && at < hit + heard {
             continue;
         }
         ensure!(status == 503, "{status}: {body}");
-        ensure!(at < hit + HEARD, "a client heard only after {:?}", at - hit);
+        ensure!(at < hit + heard, "a client heard only after {:?}", at - hit);
         messages.push(body["error"]["message"].as_str().context("a message")?.to_owned());
     }
     ensure!(!messages.is_empty(), "all requests ended before the fault");
@@ -293,7 +297,7 @@ fn load(client: &Client) -> Vec<JoinHandle<Answered>> {
 }
 
 /// Waits until `/health` names a cause.
-async fn unhealthy_because(server: &Server, cause: &str) -> anyhow::Result<()> {
+pub async fn unhealthy_because(server: &Server, cause: &str) -> anyhow::Result<()> {
     let client = server.client();
     let said = eventually("/health names the cause", || async {
         client.get("/health").await.is_ok_and(|(status, text)| status == 503 && text.contains(cause))
@@ -313,21 +317,21 @@ async fn refused_because(client: &Client, cause: &str) -> anyhow::Result<()> {
 }
 
 /// Waits until the service is back, by itself, and says what it said before.
-async fn serves_again(server: &mut Server) -> anyhow::Result<()> {
+pub async fn serves_again(server: &mut Server) -> anyhow::Result<()> {
     server.healthy(BACK).await?;
     let case = zoo::default_model_cases().remove(0);
     says(server, &case.prompt, &case.greedy).await
 }
 
 /// What the server says, and that nothing is left of the requests.
-async fn says(server: &Server, prompt: &[u32], expected: &[u32]) -> anyhow::Result<()> {
+pub async fn says(server: &Server, prompt: &[u32], expected: &[u32]) -> anyhow::Result<()> {
     let tokens = server.client().greedy("m", prompt, expected.len()).await?;
     ensure!(tokens == expected, "{tokens:?}");
     crate::metrics::settles_at(&server.client(), "quire:kv_blocks_used", 0.0).await
 }
 
 /// Asks again and again; fails after a minute.
-async fn eventually<Asked: Future<Output = bool>>(what: &str, ask: impl Fn() -> Asked) -> anyhow::Result<()> {
+pub async fn eventually<Asked: Future<Output = bool>>(what: &str, ask: impl Fn() -> Asked) -> anyhow::Result<()> {
     let deadline = Instant::now() + BACK;
     while !ask().await {
         ensure!(Instant::now() < deadline, "never seen: {what}");

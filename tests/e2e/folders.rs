@@ -1,11 +1,12 @@
 //! Every causal language model of the zoo, served as its users would.
 //!
-//! Three servers a folder, each with a test of its own. The first computes in float32, cuts prompts in chunks and keeps prefixes: prompts go
-//! to it one by one, cold and warm, and all at once, cold and warm. The second splits the model over two workers, or says why it cannot. The
-//! third computes in bfloat16. What comes back is compared with what was recorded, not with what another of them said.
+//! Three servers a folder, each with a test of its own. The first computes in float32, cuts prompts in chunks and keeps
+//! prefixes: prompts go to it one by one, cold and warm, and all at once, cold and warm. The second splits the model
+//! over two workers, or says why it cannot. The third computes in bfloat16. What comes back is compared with what was
+//! recorded, not with what another of them said.
 //!
-//! Every folder is tried, whatever came of those before it. `QUIRE_TEST_PART=2/8` takes the second of eight parts of the folders, so that a
-//! machine of many cores or GPUs may run eight tests at a time.
+//! Every folder is tried, whatever came of those before it. `QUIRE_TEST_PART=2/8` takes the second of eight parts of
+//! the folders, so that a machine of many cores or GPUs may run eight tests at a time.
 
 use std::ops::Range;
 
@@ -22,8 +23,8 @@ const PART: &str = "QUIRE_TEST_PART";
 /// Folders whose models have a recurrent state, which a prefix's blocks do not hold.
 const RECURRENT: &[&str] = &["mamba", "mamba2", "qwen3-next"];
 
-/// Folders that are served in another way than by default: flags, and the prompts that they are right for. Long RoPE chooses its factors
-/// by the served length; the reference chooses them by each sequence's.
+/// Folders that are served in another way than by default: flags, and the prompts that they are right for. Long RoPE
+/// chooses its factors by the served length; the reference chooses them by each sequence's.
 const SERVED: &[(&str, &[&str], Range<usize>)] =
     &[("phi3-longrope", &["--max-model-len", "64"], 0..3), ("phi3-longrope", &[], 3..4)];
 
@@ -144,8 +145,8 @@ impl Folder {
         Ok("as recorded")
     }
 
-    /// Generates, and compares tokens and log-probabilities. A prompt's log-probabilities need all of it computed, so only cold ones
-    /// are asked for them.
+    /// Generates, and compares tokens and log-probabilities. A prompt's log-probabilities need all of it computed, so
+    /// only cold ones are asked for them.
     async fn say(
         &self,
         client: &Client,

@@ -11,7 +11,8 @@ async fn idle_means_no_cpu_time() -> anyhow::Result<()> {
     let server = Server::start(&[]).await?;
     // It has worked once, so everything that starts lazily has started.
     server.client().post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 4})).await?;
-    // Not a wait for a condition: the span over which idleness is measured, after a pause for log flushing and the like.
+    // Not a wait for a condition: the span over which idleness is measured, after a pause for log flushing and the
+    // like.
     tokio::time::sleep(Duration::from_secs(12)).await;
     let processes = descendants(server.pid());
     ensure!(processes.len() >= 5, "five processes: {processes:?}");

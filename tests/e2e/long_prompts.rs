@@ -1,4 +1,5 @@
-//! Very long prompts: encoded beside the others' requests, not before them; and answered with all that is asked of them.
+//! Very long prompts: encoded beside the others' requests, not before them; and answered with all that is asked of
+//! them.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 // Preloaded into a worker: faults that GPUs have, made for real.
 //
-// On SIGUSR1 a kernel traps in the process's own CUDA context, which the driver then gives up. And while the file that QUIRE_TEST_LOST names
-// exists, processes that start find no GPU, as after one that fell off the bus.
+// On SIGUSR1 a kernel traps in the process's own CUDA context, which the driver then gives up; or, with QUIRE_TEST_SPIN set, one spins for ever
+// on every multiprocessor. And while the file that QUIRE_TEST_LOST names exists, processes that start find no GPU, as after one that fell off
+// the bus.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -10,7 +11,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static const char source[] = "extern \"C\" __global__ void trap_now() { asm volatile(\"trap;\"); }";
+static const char source[] =
+    "extern \"C\" __global__ void trap_now() { asm volatile(\"trap;\"); }"
+    "extern \"C\" __global__ void spin() { for (;;) asm volatile(\"nanosleep.u32 1000;\"); }";
+
+// Blocks of a kernel that leaves no multiprocessor to another: more than any GPU has.
+enum { BLOCKS = 4096, THREADS = 1024 };
 
 static void *function(void *library, const char *name) {
     void *found = dlsym(library, name);
@@ -50,10 +56,11 @@ static void break_context(void) {
     CALL(cuda, "cuDevicePrimaryCtxRetain", (void **, int), &context, device);
     CALL(cuda, "cuCtxSetCurrent", (void *), context);
     CALL(cuda, "cuModuleLoadData", (void **, const void *), &module, cubin);
-    CALL(cuda, "cuModuleGetFunction", (void **, void *, const char *), &kernel, module, "trap_now");
+    int spins = getenv("QUIRE_TEST_SPIN") != 0;
+    CALL(cuda, "cuModuleGetFunction", (void **, void *, const char *), &kernel, module, spins ? "spin" : "trap_now");
     CALL(cuda, "cuLaunchKernel",
-         (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), kernel, 1, 1,
-         1, 1, 1, 1, 0, 0, 0, 0);
+         (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), kernel,
+         spins ? BLOCKS : 1, 1, 1, spins ? THREADS : 1, 1, 1, 0, 0, 0, 0);
 }
 
 static void *wait_for_signal(void *signals) {

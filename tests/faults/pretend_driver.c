@@ -2,7 +2,8 @@
 // LD_LIBRARY_PATH.
 //
 // Memory is the host's, kernels do nothing, and what was queued takes 2 ms, so that requests run for a while; all tokens are 0. While the file that
-// QUIRE_TEST_LOST names exists, every call fails as with a GPU that fell off the bus, and processes that start find none.
+// QUIRE_TEST_LOST names exists, every call fails as with a GPU that fell off the bus, and processes that start find none. While the one that
+// QUIRE_TEST_HANG names exists, nothing that was queued is ever done.
 //
 // Where QUIRE_TEST_HOPPER names a folder the GPUs are Hopper's. There a file tells of each kernel that was `compiled` or `launched`, and until there is a
 // file `go`, kernels that no request needs are being compiled.
@@ -29,7 +30,13 @@ static double now(void) {
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
+static int hangs(void) {
+    const char *hang = getenv("QUIRE_TEST_HANG");
+    return hang && access(hang, F_OK) == 0;
+}
+
 static int done(double at) {
+    while (hangs()) usleep(1000);
     for (double left; (left = at - now()) > 0;) usleep((useconds_t)(left * 1e6) + 1);
     return state();
 }
@@ -84,7 +91,7 @@ int cuStreamSynchronize(handle stream) { return state(); }
 int cuEventCreate(handle *event, unsigned flags) { return *event = calloc(1, sizeof(double)), state(); }
 int cuEventDestroy_v2(handle event) { return free(event), state(); }
 int cuEventRecord(handle event, handle stream) { return *(double *)event = now() + 2e-3, state(); }
-int cuEventQuery(handle event) { return *(double *)event > now() ? NOT_READY : state(); }
+int cuEventQuery(handle event) { return hangs() || *(double *)event > now() ? NOT_READY : state(); }
 int cuEventSynchronize(handle event) { return done(*(double *)event); }
 int cuEventElapsedTime_v2(float *millis, handle start, handle end) {
     return *millis = (float)(*(double *)end - *(double *)start) * 1e3f, state();

@@ -1,4 +1,4 @@
-//! Small C programs that do to a GPU what only accidents do, built when a test needs them.
+//! Small C programs that do to a worker and its GPU what only accidents do, built when a test needs them.
 
 use std::{
     io::{BufRead, BufReader},
@@ -11,6 +11,11 @@ use anyhow::{Context, ensure};
 /// A library that, preloaded into a worker, breaks its CUDA context on SIGUSR1.
 pub fn break_context(folder: &Path) -> anyhow::Result<PathBuf> {
     compile(folder, "break_context", &["-shared", "-fPIC", "-pthread"])
+}
+
+/// A library that, preloaded into a worker, makes its compute thread never return on SIGUSR1.
+pub fn hang_thread(folder: &Path) -> anyhow::Result<PathBuf> {
+    compile(folder, "hang_thread", &["-shared", "-fPIC", "-pthread"])
 }
 
 /// A folder of libraries that pretend to be the driver of two GPUs, NVRTC, cuBLASLt and NCCL.

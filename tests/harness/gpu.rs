@@ -1,4 +1,5 @@
-//! Which of a machine's devices a run of tests is for: `QUIRE_TEST_DEVICE` says it, and `QUIRE_TEST_GPUS` how many GPUs there are.
+//! Which of a machine's devices a run of tests is for: `QUIRE_TEST_DEVICE` says it, and `QUIRE_TEST_GPUS` how many GPUs
+//! there are.
 
 /// What servers of tests compute on: a `--device`, if the run says one.
 pub(crate) fn device() -> Option<String> {

@@ -86,7 +86,7 @@ pub fn cases(model: &str) -> Option<Vec<Case>> {
 }
 
 /// The models of this zoo, and those made for this repository, that generate text and are stored in a way that is served, sorted. Quantised checkpoints are refused, but for
-/// those whose tensors name their type themselves (GGUF), FP8 and MXFP4.
+/// those whose tensors name their type themselves (GGUF), AWQ, FP8 and MXFP4.
 pub fn causal_models() -> std::io::Result<Vec<String>> {
     let mut models = Vec::new();
     let made = std::fs::read_dir(crate::root().join(MADE))?;
@@ -112,7 +112,7 @@ fn is_served(model: &str) -> bool {
     let is_adapter = folder.join("adapter_config.json").exists();
     let weights = &config["quantization_config"]["config_groups"]["group_0"]["weights"]["type"];
     let is_stored_otherwise = match method {
-        None | Some("fp8" | "mxfp4") => folder.join("quant_config.json").exists(),
+        None | Some("awq" | "fp8" | "mxfp4") => folder.join("quant_config.json").exists(),
         Some("compressed-tensors") => weights != "float",
         Some(_) => true,
     };

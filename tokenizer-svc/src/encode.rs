@@ -13,6 +13,9 @@ const MAX_STOPS: usize = 256;
 /// Bytes of all stop strings of one request.
 const MAX_STOP_BYTES: usize = 64 << 10;
 
+/// Bytes at the end of a rendered prompt that tell how the answer begins.
+const TAIL_BYTES: usize = 128;
+
 /// Bytes of text that encoding `request` has to go through.
 pub(crate) fn text_bytes(request: &Request) -> usize {
     let prompt = request.prompt.as_ref().map_or(0, prompt_bytes);
@@ -32,6 +35,10 @@ pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
 pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Result<(), Failure> {
     check_stops(request)?;
     let prompt = request.prompt.take().ok_or_else(|| error::internal("a request without a prompt"))?;
+    let prompt = rendered(model, prompt, now)?;
+    if let Some(wanted) = request.output.as_mut().and_then(|output| output.prompt_tail.as_mut()) {
+        *wanted = tail(&prompt).to_owned();
+    }
     let mut ids = prompt_ids(model, prompt, now)?;
     truncate(&mut ids, request, model.max_model_len)?;
     if let Some(sampling) = &mut request.sampling {
@@ -43,6 +50,23 @@ pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Resu
     }
     request.prompt = Some(Prompt { kind: Some(Kind::Ids(TokenIds { ids })), add_special_tokens: false });
     Ok(())
+}
+
+/// A conversation as its text; other prompts as they are.
+fn rendered(model: &Model, prompt: Prompt, now: &Zoned) -> Result<Prompt, Failure> {
+    let kind = match prompt.kind {
+        Some(Kind::Chat(chat)) => Some(Kind::Text(render(model, chat, now)?)),
+        other => other,
+    };
+    Ok(Prompt { kind, ..prompt })
+}
+
+/// The last characters of a text.
+fn tail(prompt: &Prompt) -> &str {
+    let Some(Kind::Text(text)) = &prompt.kind else { return "" };
+    let from = text.len().saturating_sub(TAIL_BYTES);
+    let from = (from..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    &text[from..]
 }
 
 /// The ids of a prompt in any of its forms.

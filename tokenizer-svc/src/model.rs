@@ -1,9 +1,9 @@
 //! What the process knows of the model: tokenizer, chat format, and the facts that it tells others.
 
-use std::{fs, path::Path};
+use std::{collections::HashMap, fs, path::Path};
 
 use anyhow::Context;
-use chat_format::{ChatFormat, ChatSettings, template_source};
+use chat_format::{ChatFormat, ChatSettings, parsers::ReasoningFormat, template_source};
 use model_spec::ConfigFile;
 use proto::ModelInfo;
 use tokenizer::Tokenizer;
@@ -45,12 +45,22 @@ impl Model {
             max_model_len: max_model_len.unwrap_or(0),
             vocab_size: tokenizer.vocab_size(),
             has_chat_template: chat.has_template(),
+            tool_format: chat.tool_format().map_or_else(String::new, |format| format.name.to_owned()),
+            reasoning_format: chat.reasoning_format().map_or_else(String::new, |format| format.name.to_owned()),
+            markers: markers(&tokenizer),
             generation_config_json: generation_config(&args.model)?,
             eos_token_ids,
             ..ModelInfo::default()
         };
         Ok(Self { tokenizer, chat, max_model_len, eos_token_id, info })
     }
+}
+
+/// Markers of all formats of reasoning that are single tokens here.
+fn markers(tokenizer: &Tokenizer) -> HashMap<String, u32> {
+    let formats = ReasoningFormat::names().filter_map(|name| ReasoningFormat::named(name).ok());
+    let ends = formats.flat_map(|format| format.ends());
+    ends.filter_map(|marker| Some(((*marker).to_owned(), tokenizer.token_to_id(marker)?))).collect()
 }
 
 /// The file's text; empty when there is none.

@@ -8,9 +8,9 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 use kernels::ops::Backend;
-use models::{Memory, Model};
+use models::{Memory, Model, Runner};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use service_kit::Far;
 use tokio::sync::mpsc;
@@ -18,13 +18,14 @@ use tracing::info;
 
 use crate::{
     config::{Args, CachePrecision},
-    device,
+    device::{self, Opened},
     engine::{Engine, Options},
     error::StepError,
     memory::{self, Room},
     recording::Recorder,
     slots::Slots,
-    turns::{Next, next},
+    turns::{Next, Work, next},
+    watch::{Activity, Doing},
 };
 
 /// Jobs that may wait: the group, and two plans of it.
@@ -61,93 +62,146 @@ pub(crate) enum Reply {
         epoch: u64,
         reason: String,
     },
-    /// The thread has ended; its last words.
+    /// The thread has ended; why.
     Failed(String),
 }
 
+/// The thread, as others see it.
+pub(crate) struct Compute {
+    pub jobs: SyncSender<Job>,
+    pub replies: mpsc::Receiver<Reply>,
+    pub activity: Activity,
+}
+
 /// Starts the thread.
-pub(crate) fn start(args: Args) -> anyhow::Result<(SyncSender<Job>, mpsc::Receiver<Reply>)> {
+pub(crate) fn start(args: Args) -> anyhow::Result<Compute> {
     let (jobs, queue) = sync_channel(QUEUE);
     let (replies, heard) = mpsc::channel(QUEUE);
+    let activity = Activity::default();
+    let says = activity.clone();
     let run = move || {
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
-        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies)));
-        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", words(&*panic))));
+        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &replies, &says)));
+        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", panic_message(&*panic))));
         if let Err(error) = ended {
             let _ = replies.blocking_send(Reply::Failed(format!("{error:#}")));
         }
     };
     std::thread::Builder::new().name("compute".into()).spawn(run).context("the compute thread")?;
-    Ok((jobs, heard))
+    Ok(Compute { jobs, replies: heard, activity })
 }
 
 /// What a panic said.
-fn words(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
-fn load_and_work(args: &Args, jobs: &Receiver<Job>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<()> {
-    let (mut model, ready) = load(args, replies)?;
-    let (num_blocks, max_num_seqs) = (ready.num_blocks, ready.max_num_seqs);
-    let (end_tokens, groups) = (ready.eos_token_ids.clone(), ready.cache_groups.len());
-    let joins = if model.can_join() { Joins::Others } else { Joins::Nobody };
-    say(replies, Reply::Ready(Box::new(ready), joins))?;
-    let mut next = jobs.recv().ok();
-    let mut recorder = Recorder::new(args.enforce_eager);
-    // Each round is one epoch; it ends with the job that forms the next one.
-    while let Some(job) = next {
-        next = match job {
-            Job::Step(_) => jobs.recv().ok(),
-            Job::Form(form, _) if form.max_num_seqs > max_num_seqs => {
-                bail!("{} sequences are to run at the same time; there is memory for {max_num_seqs}", form.max_num_seqs)
-            }
-            Job::Form(form, abort) => {
-                let slots = Slots::new(form.max_num_seqs, form.num_blocks.min(num_blocks), groups, end_tokens.clone());
-                epoch(args, (&mut model, &mut recorder), slots, (form, abort), jobs, replies)?
-            }
-        };
-    }
-    Ok(())
-}
-
-/// Works in one group until the next one is to be formed, which it returns.
-fn epoch(
+fn load_and_work(
     args: &Args,
-    device: (&mut Model, &mut Recorder),
-    slots: Slots,
-    (form, abort): (FormGroup, AbortHandle),
     jobs: &Receiver<Job>,
     replies: &mpsc::Sender<Reply>,
-) -> anyhow::Result<Option<Job>> {
-    let group = match meet(args, &form, abort, device.0) {
-        Ok(group) => group,
-        Err(StepError::GroupLost(reason)) => {
-            say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
-            return Ok(until_forming(jobs));
+    activity: &Activity,
+) -> anyhow::Result<()> {
+    let (model, offer) = load(args, replies, activity)?;
+    let joins = if model.runner.can_join() { Joins::Others } else { Joins::Nobody };
+    say(replies, Reply::Ready(Box::new(offer.clone()), joins))?;
+    let recorder = Recorder::new(args.enforce_eager);
+    Working { args, jobs, replies, activity, model, recorder, offer }.run()
+}
+
+/// The thread once the model is there.
+struct Working<'a> {
+    args: &'a Args,
+    jobs: &'a Receiver<Job>,
+    replies: &'a mpsc::Sender<Reply>,
+    activity: &'a Activity,
+    model: Model,
+    recorder: Recorder,
+    /// What the scheduler was told.
+    offer: WorkerReady,
+}
+
+impl Working<'_> {
+    /// Each round is one epoch; it ends with the job that forms the next one.
+    fn run(mut self) -> anyhow::Result<()> {
+        let mut next = self.jobs.recv().ok();
+        while let Some(job) = next {
+            next = match job {
+                Job::Step(_) => self.jobs.recv().ok(),
+                Job::Form(form, abort) => self.epoch(&form, abort)?,
+            };
         }
-        Err(error) => return Err(error.into()),
-    };
-    let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let mut engine = Engine::new(device, slots, group, options);
-    say(replies, Reply::Formed(form.epoch))?;
-    loop {
-        let step = match next(&mut engine, jobs) {
-            Next::Finish => engine.finish().map(|result| result.map(Box::new)),
-            Next::Pastime => engine.pass_time().map(|()| None),
-            Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None),
-            Next::Job(Some(Job::Step(_))) => Ok(None),
-            Next::Job(other) => return Ok(other),
+        Ok(())
+    }
+
+    /// Works in one group until the next one is to be formed, which it returns.
+    fn epoch(&mut self, form: &FormGroup, abort: AbortHandle) -> anyhow::Result<Option<Job>> {
+        self.activity.begins(Doing::Forming);
+        check(form, &self.offer)?;
+        let outcome = match meet(self.args, form, abort, &mut *self.model.runner) {
+            Ok(group) => self.work(form, group),
+            Err(error) => Err(error.into()),
         };
-        match step {
-            Ok(result) => result.map_or(Ok(()), |result| say(replies, Reply::Result(result)))?,
-            Err(StepError::GroupLost(reason)) => {
-                say(replies, Reply::EpochLost { epoch: form.epoch, reason })?;
-                return Ok(until_forming(jobs));
-            }
-            Err(error) => return Err(error.into()),
+        match outcome {
+            Ok(next) => Ok(next),
+            Err(error) => match error.downcast::<StepError>() {
+                Ok(StepError::GroupLost(reason)) => {
+                    self.activity.rests();
+                    say(self.replies, Reply::EpochLost { epoch: form.epoch, reason })?;
+                    Ok(until_forming(self.jobs))
+                }
+                Ok(error) => Err(error.into()),
+                Err(error) => Err(error),
+            },
         }
     }
+
+    /// Executes the plans of a group.
+    fn work(&mut self, form: &FormGroup, group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
+        let num_blocks = form.num_blocks.min(self.offer.num_blocks);
+        let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
+        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens);
+        let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
+        let device: (&mut dyn Runner, _) = (&mut *self.model.runner, &mut self.recorder);
+        let mut engine = Engine::new(device, slots, group, Options { threads, max_logit_rows });
+        self.activity.rests();
+        say(self.replies, Reply::Formed(form.epoch))?;
+        loop {
+            let next = next(&mut engine, self.jobs);
+            self.activity.begins(Doing::Step);
+            let result = match next {
+                Next::Finish => engine.finish()?,
+                Next::Pastime => engine.pass_time().map(|()| None)?,
+                Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None)?,
+                Next::Job(Some(Job::Step(_))) => None,
+                Next::Job(other) => return Ok(other),
+            };
+            if engine.is_idle() {
+                self.activity.rests();
+            }
+            result.map_or(Ok(()), |result| say(self.replies, Reply::Result(Box::new(result))))?;
+        }
+    }
+}
+
+/// Refuses a group that asks for more than this worker has offered: it would fail at its first large step.
+fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
+    if form.world_size != offer.world_size {
+        let (theirs, ours) = (form.world_size, offer.world_size);
+        bail!("--tensor-parallel-size: the scheduler forms a group of {theirs}, this worker is one of {ours}");
+    }
+    let (asked, room) = (form.max_num_seqs, offer.max_num_seqs);
+    if asked > room {
+        bail!("--max-num-seqs: {asked} sequences are to run at the same time; this worker has memory for {room}");
+    }
+    let (asked, room) = (form.max_num_batched_tokens, offer.max_num_batched_tokens);
+    if asked > room {
+        bail!(
+            "--max-num-batched-tokens: the scheduler plans steps of up to {asked} tokens; this worker has room for {room}"
+        );
+    }
+    Ok(())
 }
 
 /// Passes over what is left of a lost epoch.
@@ -160,7 +214,7 @@ fn meet(
     args: &Args,
     form: &FormGroup,
     abort: AbortHandle,
-    model: &mut Model,
+    model: &mut dyn Runner,
 ) -> Result<Box<dyn Collective>, StepError> {
     let mut group = join(args, form, abort).map_err(|error| StepError::GroupLost(error.to_string()))?;
     model.join(&mut *group).map_err(StepError::of_meeting)?;
@@ -171,7 +225,7 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
     if form.world_size <= 1 {
         return Ok(Box::new(Solo));
     }
-    let place = Place {
+    let place = RankPlacement {
         rendezvous: form.rendezvous.clone(),
         rank: args.rank as usize,
         world_size: form.world_size as usize,
@@ -181,20 +235,26 @@ fn join(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Col
 }
 
 /// Loads the weights and takes the KV memory.
-pub(crate) fn load(args: &Args, replies: &mpsc::Sender<Reply>) -> anyhow::Result<(Model, WorkerReady)> {
-    let mut model = load_weights(args, device::open(args)?, replies)?;
+pub(crate) fn load(
+    args: &Args,
+    replies: &mpsc::Sender<Reply>,
+    activity: &Activity,
+) -> anyhow::Result<(Model, WorkerReady)> {
+    let Opened { backend, kind, compilations } = device::open(args)?;
+    activity.compiles(compilations);
+    let mut model = load_weights(args, backend, replies)?;
     // Before the cache takes what memory is left.
-    model.set_slots(args.max_num_seqs() as usize);
+    model.runner.set_slots(args.max_num_seqs() as usize);
     let recordable = args.recordable();
-    model.set_capture_sizes(&recordable);
+    model.runner.set_capture_sizes(&recordable);
     let room = find_room(args, &model, recordable.len())?;
-    model.allocate(Memory {
+    model.runner.allocate(Memory {
         num_blocks: room.num_blocks as usize,
         block_size: args.block_size as usize,
         max_sequences: room.max_num_seqs as usize,
     });
-    model.check_device()?;
-    let ready = describe(args, &model, room);
+    model.runner.check_device()?;
+    let ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, room) };
     Ok((model, ready))
 }
 
@@ -206,19 +266,22 @@ fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<R
         let _ = replies.try_send(Reply::Loading(far));
     };
     let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
-    let (bytes, seconds) = (model.weight_bytes() as f64, start.elapsed().as_secs_f64());
+    let (bytes, seconds) = (model.weight_bytes as f64, start.elapsed().as_secs_f64());
     let (gb, gb_per_s) = (bytes * 1e-9, bytes / seconds.max(1e-9) * 1e-9);
-    let each = bytes / model.num_weights().max(1) as f64;
-    info!("weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight");
+    let each = bytes / model.num_weights.max(1) as f64;
+    info!(
+        architecture = model.spec.architecture,
+        "weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight"
+    );
     Ok(model)
 }
 
 /// What there is memory for, beside recordings of as many kinds of steps.
 fn find_room(args: &Args, model: &Model, recordable: usize) -> anyhow::Result<Room> {
-    let cache = model.cache();
-    let recordings = if args.enforce_eager { 0 } else { model.capture_bytes(recordable) };
-    let context_len = model.spec().context_len as u32;
-    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(model), recordings };
+    let cache = model.runner.cache();
+    let recordings = if args.enforce_eager { 0 } else { model.runner.capture_bytes(recordable) };
+    let context_len = model.spec.context_len as u32;
+    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&*model.runner), recordings };
     let room = memory::room(args, facts)?;
     if room.max_num_seqs < args.max_num_seqs() {
         info!(
@@ -237,25 +300,28 @@ fn find_room(args: &Args, model: &Model, recordable: usize) -> anyhow::Result<Ro
 
 /// What the scheduler is told of a model with its memory.
 fn describe(args: &Args, model: &Model, Room { num_blocks, max_num_seqs }: Room) -> WorkerReady {
-    let (spec, cache) = (model.spec(), model.cache());
+    let (spec, cache) = (&model.spec, model.runner.cache());
     WorkerReady {
         rank: args.rank,
         world_size: args.tensor_parallel_size,
-        device: model.describe_device(),
+        device: model.runner.describe_device(),
         dtype: dtype_name(args, model).into(),
         block_size: args.block_size,
         num_blocks,
         kv_bytes_per_token: cache.groups.iter().map(|group| group.bytes_per_token).sum(),
         vocab_size: spec.vocab_size as u32,
         max_model_len: spec.context_len as u32,
-        weight_bytes: model.weight_bytes(),
+        weight_bytes: model.weight_bytes,
         eos_token_ids: spec.eos_token_ids.clone(),
         cache_groups: cache.groups.iter().map(cache_group).collect(),
         state_bytes: cache.state_bytes,
         cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
             + u64::from(max_num_seqs) * cache.state_bytes,
         max_num_seqs,
-        step_preference: Some(step_preference(model.step_preference())),
+        step_preference: Some(step_preference(model.runner.step_preference())),
+        max_num_batched_tokens: args.load_options().max_rows as u32,
+        settings: args.common_to_ranks(),
+        ..WorkerReady::default()
     }
 }
 
@@ -284,7 +350,7 @@ fn cache_group(group: &models::CacheGroup) -> proto::CacheGroup {
 fn dtype_name(args: &Args, model: &Model) -> &'static str {
     use kernels::ops::DType;
     use model_spec::FloatType;
-    match (args.load_options().dtype, model.spec().dtype) {
+    match (args.load_options().dtype, model.spec.dtype) {
         (Some(DType::Bf16), _) | (None, Some(FloatType::Bf16)) => "bfloat16",
         (Some(DType::F16), _) | (None, Some(FloatType::F16)) => "float16",
         _ => "float32",

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::avai
 use clap::ValueEnum;
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions};
+use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
+use proto::Setting;
 use service_kit::{
     Address, CommonArgs,
     values::{MaxModelLen, count, share, size},
@@ -69,7 +70,7 @@ pub struct Args {
     pub load_format: Format,
 
     /// Quantization method that the checkpoint must have; none: any [default: the checkpoint's]
-    #[arg(long, value_name = "METHOD", value_parser = ["none", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
+    #[arg(long, value_name = "METHOD", value_parser = ["none", "awq", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
     pub quantization: Option<String>,
 
     /// Seed of dummy weights, and of requests without a seed
@@ -192,6 +193,11 @@ pub fn default_kernel_cache() -> Option<PathBuf> {
     Some(cache.join("quire/kernels"))
 }
 
+/// A choice as it is spelled on the command line.
+fn word(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 impl Args {
     /// Sequences that may be asked for at the same time.
     pub(crate) fn max_num_seqs(&self) -> u32 {
@@ -242,6 +248,26 @@ impl Args {
         asked.into_iter().collect()
     }
 
+    /// Settings that all ranks of a group must share beside what their models say: other numbers would be computed, or
+    /// a rank would run a step that the others do not, and wait for them.
+    pub(crate) fn common_to_ranks(&self) -> Vec<Setting> {
+        let setting = |name: &str, value: String| Setting { name: name.to_owned(), value };
+        let mut settings = vec![
+            setting("build", service_kit::VERSION.to_owned()),
+            setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
+            setting("--load-format", word(self.load_format)),
+            setting("--max-num-seqs", self.max_num_seqs().to_string()),
+            setting("--disable-custom-all-reduce", self.disable_custom_all_reduce.to_string()),
+            setting("--enforce-eager", self.enforce_eager.to_string()),
+            setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
+            setting("--cudagraph-capture-sizes", format!("{:?}", self.recordable())),
+        ];
+        if self.load_format == Format::Dummy {
+            settings.push(setting("--seed", self.seed.to_string()));
+        }
+        settings
+    }
+
     /// The model loader's part of the flags.
     pub(crate) fn load_options(&self) -> LoadOptions {
         LoadOptions {
@@ -257,8 +283,8 @@ impl Args {
                 CachePrecision::Float16 => Some(DType::F16),
                 CachePrecision::Fp8E4m3 => Some(DType::E4m3),
             },
-            tp_rank: self.rank as usize,
-            tp_size: self.tensor_parallel_size as usize,
+            placement: Placement::rank(self.rank as usize, self.tensor_parallel_size as usize),
+            head: NetworkHead::Stored,
             format: match self.load_format {
                 Format::Auto => LoadFormat::Auto,
                 Format::Safetensors => LoadFormat::Safetensors,

@@ -5,13 +5,23 @@ use kernels::{
     cpu::{CpuBackend, CpuOptions},
     ops::Backend,
 };
-use kernels_cuda::{CudaBackend, CudaOptions, Made};
+use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made};
+use proto::DeviceKind;
 use tracing::{info, warn};
 
 use crate::config::{Args, Device};
 
-/// The device that the flags ask for. With `auto`, what speaks against a GPU is said in one line, and the CPU takes its place.
-pub(crate) fn open(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
+/// A device, ready to take a model.
+pub(crate) struct Opened {
+    pub backend: Box<dyn Backend>,
+    pub kind: DeviceKind,
+    /// Whether it compiles kernels at the time.
+    pub compilations: Compilations,
+}
+
+/// The device that the flags ask for. With `auto`, what speaks against a GPU is said in one line, and the CPU takes its
+/// place.
+pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     if args.device == Device::Cpu {
         return Ok(cpu(args));
     }
@@ -23,7 +33,10 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     // A rank alone on the CPU could not work with others on GPUs.
     let must = args.device == Device::Cuda || (args.tensor_parallel_size > 1 && gpus.is_ok());
     match gpus.and_then(|_| gpu(&args.cuda_options())) {
-        Ok(backend) => Ok(Box::new(backend)),
+        Ok(backend) => {
+            let compilations = backend.compilations();
+            Ok(Opened { backend: Box::new(backend), kind: DeviceKind::Cuda, compilations })
+        }
         Err(reason) if args.device == Device::Cuda => Err(anyhow!("--device cuda: {reason}")),
         Err(reason) if must => Err(anyhow!("{reason}; start with --device cpu to do without GPUs")),
         Err(reason) => {
@@ -74,8 +87,10 @@ fn enough(gpus: u32, ranks: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn cpu(args: &Args) -> Box<dyn Backend> {
-    Box::new(CpuBackend::new(CpuOptions { threads: args.threads(), isa: None }))
+fn cpu(args: &Args) -> Opened {
+    let options = CpuOptions { threads: args.threads(), isa: None };
+    let compilations = Compilations::default();
+    Opened { backend: Box::new(CpuBackend::new(options)), kind: DeviceKind::Cpu, compilations }
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use kernels::{
     ops::Timing,
     sample::{STEPS_IN_FLIGHT, Ticket},
 };
-use models::{Logits, Model};
-use proto::{StepPlan, StepResult, TokenLogprobs, Want};
+use models::{Logits, Runner};
+use proto::{StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
 use crate::{
@@ -24,16 +24,16 @@ use crate::{
     passes::{Piece, Wanted, check_rows, passes},
     preparation::Preparation,
     recording::Recorder,
-    rows::{Chooser, Rows},
+    rows::{Chooser, Rows, SampledBy},
     sampler::Sampler,
-    slots::{Slot, Slots, no_slot},
+    slots::{Slot, Slots, malformed, no_slot},
     step_log::Note,
     turns::Work,
 };
 
 /// One epoch of a worker: the model, the slots, the group.
 pub(crate) struct Engine<'m> {
-    model: &'m mut Model,
+    model: &'m mut dyn Runner,
     slots: Slots,
     group: Box<dyn Collective>,
     recorder: &'m mut Recorder,
@@ -64,7 +64,7 @@ struct Awaited {
 impl<'m> Engine<'m> {
     /// A group's engine. The slots are empty, on the device too.
     pub(crate) fn new(
-        (model, recorder): (&'m mut Model, &'m mut Recorder),
+        (model, recorder): (&'m mut dyn Runner, &'m mut Recorder),
         slots: Slots,
         group: Box<dyn Collective>,
         options: Options,
@@ -88,26 +88,26 @@ impl<'m> Engine<'m> {
     pub(crate) fn submit(&mut self, mut plan: StepPlan) -> Result<(), StepError> {
         let submitted = Instant::now();
         check_rows(&plan)?;
+        if !plan.draft.is_empty() && self.model.cache().state_bytes > 0 {
+            let reason = "drafted tokens for a model with a recurrent state, which cannot be taken back";
+            return Err(malformed(plan.step, reason));
+        }
         self.change_slots(&mut plan)?;
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
         let mut awaited = None;
-        if self.model.is_echo() {
-            self.echo(&plan, &mut result)?;
-        } else {
-            let passes = passes(&plan, &self.slots, self.max_logit_rows)?;
-            let alone = passes.len() == 1;
-            for pieces in &passes {
-                let on_host = !alone || pieces.iter().any(|piece| self.needs_host(piece));
-                let rows = Rows::new(pieces, &self.slots);
-                let asked = self.model.submit(rows.batch(), &rows.logit_rows, &rows.choices, &mut *self.group)?;
-                let asked = Awaited { ticket: asked, choosers: rows.choosers };
-                self.expect(&asked);
-                if on_host {
-                    self.complete_earlier()?;
-                    self.complete_here(pieces, asked, &mut result)?;
-                } else {
-                    awaited = Some(asked);
-                }
+        let passes = passes(&plan, &self.slots, self.max_logit_rows)?;
+        let alone = passes.len() == 1;
+        for pieces in &passes {
+            let on_host = !alone || pieces.iter().any(|piece| self.needs_host(piece));
+            let rows = Rows::new(pieces, &plan, &self.slots);
+            let asked = self.model.submit(rows.batch(), &rows.logit_rows, &rows.choices, &mut *self.group)?;
+            let asked = Awaited { ticket: asked, choosers: rows.choosers };
+            self.expect(&asked);
+            if on_host {
+                self.complete_earlier()?;
+                self.complete_here(pieces, &plan, asked, &mut result)?;
+            } else {
+                awaited = Some(asked);
             }
         }
         let idle_since = self.is_idle().then_some(self.last_finish);
@@ -162,7 +162,7 @@ impl<'m> Engine<'m> {
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
         let Some(Flight { mut result, submitted, awaited, note }) = self.flights.pop_front() else { return Ok(None) };
         if let Some(awaited) = awaited {
-            self.complete(awaited, Vec::new(), &mut result)?;
+            self.complete(awaited, FromHost::default(), &mut result)?;
         }
         let now = Instant::now();
         // The time that was this plan's alone.
@@ -190,24 +190,11 @@ impl<'m> Engine<'m> {
         self.slots.replace(plan)?;
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
+            self.model.set_prompt(number, slot.history.prompt());
             if let Some(choice) = slot.sampling.device_params().filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
                 self.model.set_slot(number, &choice, &counts);
                 slot.on_device = true;
-            }
-        }
-        Ok(())
-    }
-
-    /// The model that costs nothing: no forward pass, no logits.
-    fn echo(&mut self, plan: &StepPlan, result: &mut StepResult) -> Result<(), StepError> {
-        for (slot, want) in plan.slot.iter().zip(plan.want()) {
-            let held = self.slots.get_mut(*slot).ok_or_else(|| no_slot(plan.step, *slot))?;
-            if want == Want::Sample {
-                let token = Model::echo_next(held.history.tokens(), held.history.num_prompt());
-                held.history.push(token);
-                result.slot.push(*slot);
-                result.token.push(token);
             }
         }
         Ok(())
@@ -218,7 +205,7 @@ impl<'m> Engine<'m> {
         match piece.wanted {
             Wanted::Nothing => false,
             Wanted::Last => !self.slots.get(piece.slot).is_some_and(|slot| slot.on_device),
-            Wanted::All { .. } => true,
+            Wanted::All { .. } | Wanted::Drafted { .. } => true,
         }
     }
 
@@ -236,7 +223,7 @@ impl<'m> Engine<'m> {
         let mut flights = std::mem::take(&mut self.flights);
         for flight in &mut flights {
             if let Some(awaited) = flight.awaited.take() {
-                self.complete(awaited, Vec::new(), &mut flight.result)?;
+                self.complete(awaited, FromHost::default(), &mut flight.result)?;
             }
         }
         self.flights = flights;
@@ -244,7 +231,13 @@ impl<'m> Engine<'m> {
     }
 
     /// Does the host's part of a pass, and takes the device's.
-    fn complete_here(&mut self, pieces: &[Piece], asked: Awaited, result: &mut StepResult) -> Result<(), StepError> {
+    fn complete_here(
+        &mut self,
+        pieces: &[Piece],
+        plan: &StepPlan,
+        asked: Awaited,
+        result: &mut StepResult,
+    ) -> Result<(), StepError> {
         let logits = self.model.logits()?;
         let mut work: Vec<(&[f32], &Slot)> = Vec::new();
         let mut next = 0;
@@ -259,17 +252,34 @@ impl<'m> Engine<'m> {
                 work.push((logits.row(next - 1), slot));
             }
         }
-        let from_host = self.sampler.run(&work);
+        let mut from_host = FromHost { sampled: self.sampler.run(&work), verified: Vec::new() };
+        let mut next = 0;
+        for piece in pieces {
+            let draft = piece.draft(plan);
+            if !draft.is_empty() {
+                let slot = self.slots.get_mut(piece.slot).expect("passes looked it up");
+                from_host.verified.push(verify(&mut self.sampler, slot, draft, |offset| logits.row(next + offset)));
+            }
+            next += piece.logit_rows();
+        }
         self.complete(asked, from_host, result)
     }
 
     /// Puts the tokens of a pass, the device's and the host's, into histories and result, in the plan's order.
-    fn complete(&mut self, asked: Awaited, from_host: Vec<Sampled>, result: &mut StepResult) -> Result<(), StepError> {
+    fn complete(&mut self, asked: Awaited, from_host: FromHost, result: &mut StepResult) -> Result<(), StepError> {
         let mut chosen = std::mem::take(&mut self.chosen);
         self.model.take(asked.ticket, &mut chosen)?;
-        let (mut from_device, mut from_host) = (chosen.drain(..), from_host.into_iter());
+        let (mut from_device, mut from_host, mut verified) =
+            (chosen.drain(..), from_host.sampled.into_iter(), from_host.verified.into_iter());
         for chooser in asked.choosers {
-            let sampled = if chooser.on_device { from_device.next() } else { from_host.next() };
+            let sampled = match chooser.sampler {
+                SampledBy::Device => from_device.next(),
+                SampledBy::Host => from_host.next(),
+                SampledBy::Verification => {
+                    self.append_verified(chooser, verified.next().expect("each draft was verified"), result);
+                    continue;
+                }
+            };
             self.append(chooser, sampled.expect("one for each row that was asked for"), result);
         }
         drop(from_device);
@@ -284,12 +294,63 @@ impl<'m> Engine<'m> {
             slot.pending -= 1;
             slot.history.push(sampled.token);
         }
-        if let Some(logprobs) = sampled.logprobs {
-            result.logprobs.push(message(result.token.len() as u32, sampled.token, logprobs));
+        if !result.count.is_empty() {
+            result.count.push(1);
         }
         result.slot.push(chooser.slot);
-        result.token.push(sampled.token);
+        report(sampled, result);
     }
+
+    /// The same of a verified draft, whose tokens are in the history already.
+    fn append_verified(&mut self, chooser: Chooser, sampled: Vec<Sampled>, result: &mut StepResult) {
+        if let Some(slot) = self.slots.get_mut(chooser.slot) {
+            slot.pending -= 1;
+        }
+        // Rows before it gave a token each, which needs no words where all do.
+        result.count.resize(result.slot.len(), 1);
+        result.count.push(sampled.len() as u32);
+        result.slot.push(chooser.slot);
+        sampled.into_iter().for_each(|sampled| report(sampled, result));
+    }
+}
+
+/// What the host chose in a pass, in order.
+#[derive(Default)]
+struct FromHost {
+    sampled: Vec<Sampled>,
+    /// The tokens of each row that verifies.
+    verified: Vec<Vec<Sampled>>,
+}
+
+/// Samples after the last known token of a sequence and after each drafted one, as long as what is drafted is what is
+/// sampled, and continues the history with it. `logits` has a row for each of these positions.
+fn verify<'l>(
+    sampler: &mut Sampler,
+    slot: &mut Slot,
+    draft: &[u32],
+    logits: impl Fn(usize) -> &'l [f32],
+) -> Vec<Sampled> {
+    // The device would have to be told of every token that is chosen here.
+    slot.on_device = false;
+    let mut verified = Vec::with_capacity(draft.len() + 1);
+    for offset in 0..=draft.len() {
+        let sampled = sampler.run(&[(logits(offset), slot)]).remove(0);
+        slot.history.push(sampled.token);
+        let is_right = draft.get(offset) == Some(&sampled.token);
+        verified.push(sampled);
+        if !is_right {
+            break;
+        }
+    }
+    verified
+}
+
+/// Puts a token into the result.
+fn report(sampled: Sampled, result: &mut StepResult) {
+    if let Some(logprobs) = sampled.logprobs {
+        result.logprobs.push(message(result.token.len() as u32, sampled.token, logprobs));
+    }
+    result.token.push(sampled.token);
 }
 
 impl Work for Engine<'_> {

@@ -1,8 +1,9 @@
 //! One device: weights, KV memory, the forward pass, sampling, collectives.
 //!
-//! Two threads. The main one talks: it keeps the link to the scheduler and moves messages ([`serve`]). The compute thread works: it loads
-//! the model and executes plans strictly in order ([`compute`]), so the next plan may already wait while a step runs. What a plan means is
-//! in [`engine`]; the sequences that it is about live in [`slots`]. A plan is submitted to the device while the one before it still runs.
+//! Two threads. The main one talks: it keeps the link to the scheduler and moves messages ([`serve`]). The compute
+//! thread works: it loads the model and executes plans strictly in order ([`compute`]), so the next plan may already
+//! wait while a step runs. What a plan means is in [`engine`]; the sequences that it is about live in [`slots`]. A plan
+//! is submitted to the device while the one before it still runs.
 
 mod compute;
 mod config;
@@ -22,6 +23,7 @@ mod serve;
 mod slots;
 mod step_log;
 mod turns;
+mod watch;
 mod wire;
 
 pub use config::{Args, default_kernel_cache};

@@ -1,7 +1,7 @@
 //! How many KV blocks and recurrent states fit, decided once at start so that memory is never found missing later.
 
 use kernels::{cpu::available_memory, ops::DeviceMemory};
-use models::{CacheLayout, Model};
+use models::{CacheLayout, Runner};
 use service_kit::values::MaxModelLen;
 
 use crate::config::Args;
@@ -34,7 +34,7 @@ pub(crate) enum Memory {
 }
 
 /// The memory of the device that a model is on.
-pub(crate) fn of(model: &Model) -> Memory {
+pub(crate) fn of(model: &dyn Runner) -> Memory {
     model.device_memory().map_or_else(|| Memory::Machine(available_memory()), Memory::Device)
 }
 
@@ -83,8 +83,8 @@ pub(crate) fn room(args: &Args, facts: Facts<'_>) -> Result<Room, TooSmall> {
     Ok(Room { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
 }
 
-/// As many sequences as the flags say; where they do not, as many as usual, or as have states in the memory. Where keys and values are kept
-/// too, states get half of it.
+/// As many sequences as the flags say; where they do not, as many as usual, or as have states in the memory. Where keys
+/// and values are kept too, states get half of it.
 fn max_num_seqs(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
     let (usual, state) = (args.max_num_seqs(), facts.cache.state_bytes);
     if args.max_num_seqs.is_some() || state == 0 {

@@ -8,7 +8,7 @@ use proto::{StepPlan, Want};
 
 use crate::{
     error::StepError,
-    slots::{Slots, malformed, no_slot},
+    slots::{Slot, Slots, malformed, no_slot},
 };
 
 /// Which positions of a piece need logits.
@@ -20,6 +20,8 @@ pub(crate) enum Wanted {
     Last,
     /// All (log-probabilities of the prompt); a token is sampled at the last if the flag is set.
     All { sample: bool },
+    /// The last known one and those of the drafted tokens behind it, which are the plan's from `first` on.
+    Drafted { first: u32, count: u32 },
 }
 
 /// A run of tokens of one sequence.
@@ -42,6 +44,15 @@ impl Piece {
             Wanted::Nothing => 0,
             Wanted::Last => 1,
             Wanted::All { .. } => self.len as usize,
+            Wanted::Drafted { count, .. } => count as usize + 1,
+        }
+    }
+
+    /// The drafted tokens that it verifies.
+    pub(crate) fn draft<'p>(&self, plan: &'p StepPlan) -> &'p [u32] {
+        match self.wanted {
+            Wanted::Drafted { first, count } => &plan.draft[first as usize..(first + count) as usize],
+            _ => &[],
         }
     }
 }
@@ -52,16 +63,22 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     if plan.start.len() != rows || plan.num_tokens.len() != rows || plan.want.len() != rows {
         return Err(malformed(step, "slot, start, num_tokens and want differ in length"));
     }
-    for number in &plan.want {
+    let mut drafts = plan.num_draft.iter();
+    for (number, num_tokens) in plan.want.iter().zip(&plan.num_tokens) {
         match Want::try_from(*number) {
             Ok(Want::None | Want::Sample) => {}
+            Ok(Want::Verify) => match drafts.next() {
+                Some(drafted) if (1..*num_tokens).contains(drafted) => {}
+                _ => return Err(malformed(step, "a WANT_VERIFY row without known or drafted tokens")),
+            },
             Ok(want) => return Err(malformed(step, &format!("this worker cannot do {} rows", want.as_str_name()))),
             Err(_) => return Err(malformed(step, &format!("a row wants {number}, which means nothing"))),
         }
     }
-    match plan.num_draft.is_empty() && plan.draft.is_empty() {
+    let drafted: u64 = plan.num_draft.iter().map(|drafted| u64::from(*drafted)).sum();
+    match drafts.next().is_none() && drafted == plan.draft.len() as u64 {
         true => Ok(()),
-        false => Err(malformed(step, "drafted tokens without WANT_VERIFY rows")),
+        false => Err(malformed(step, "drafted tokens that no WANT_VERIFY row has")),
     }
 }
 
@@ -71,22 +88,31 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
     let step = plan.step;
     let rows = plan.slot.len();
     let mut passes: Vec<Vec<Piece>> = vec![Vec::with_capacity(rows)];
-    let mut used = 0;
+    let (mut used, mut drafts, mut first) = (0, plan.num_draft.iter(), 0);
     for row in 0..rows {
         let slot = slots.get(plan.slot[row]).ok_or_else(|| no_slot(step, plan.slot[row]))?;
         let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.want[row] == Want::Sample as i32);
-        let end = start as usize + len as usize;
-        if len == 0 || end > slot.len() {
-            return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.len())));
+        let count = if plan.want[row] == Want::Verify as i32 { drafts.next().copied().unwrap_or(0) } else { 0 };
+        check_positions(plan, row, slot, count)?;
+        let wanted = match (count, sample) {
+            (0, true) => Wanted::Last,
+            (0, false) => Wanted::Nothing,
+            (count, _) => Wanted::Drafted { first, count },
+        };
+        first += count;
+        let whole = Piece { slot: plan.slot[row], start, len, wanted };
+        if count > 0 && whole.logit_rows() > max_logit_rows {
+            return Err(malformed(
+                step,
+                &format!("{count} drafted tokens; this worker verifies {}", max_logit_rows - 1),
+            ));
         }
-        // Of the tokens that are not known yet, the device has the newest only.
-        let unknown = end.saturating_sub(slot.history.tokens().len().max(start as usize));
-        if unknown > 1 || (unknown == 1 && end < slot.len()) {
-            return Err(malformed(step, &format!("tokens {start}..{end} of slot {} are under way", plan.slot[row])));
-        }
-        let whole =
-            Piece { slot: plan.slot[row], start, len, wanted: if sample { Wanted::Last } else { Wanted::Nothing } };
+        let known_len = len - count;
         let scores_prompt = slot.prompt_logprobs.is_some() && (start as usize) < slot.history.num_prompt();
+        if scores_prompt && count > 0 && known_len > 1 {
+            return Err(malformed(step, "drafted tokens behind a prompt whose log-probabilities are wanted"));
+        }
+        let scores_prompt = scores_prompt && count == 0;
         for piece in if scores_prompt { cut(whole, sample, max_logit_rows) } else { vec![whole] } {
             let follows_itself = piece.start > start;
             if follows_itself || used + piece.logit_rows() > max_logit_rows {
@@ -100,6 +126,25 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
     // A plan may only tidy up.
     passes.retain(|pass| !pass.is_empty());
     Ok(passes)
+}
+
+/// Whether the sequence has the row's tokens, or will have them when it runs; the last `drafted` are the plan's own.
+fn check_positions(plan: &StepPlan, row: usize, slot: &Slot, drafted: u32) -> Result<(), StepError> {
+    let (step, start, len) = (plan.step, plan.start[row] as usize, (plan.num_tokens[row] - drafted) as usize);
+    let (end, known) = (start + len, slot.history.tokens().len());
+    if len == 0 || end > slot.len() {
+        return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.len())));
+    }
+    // Of the tokens that are not known yet, the device has the newest only.
+    let unknown = end.saturating_sub(known.max(start));
+    if unknown > 1 || (unknown == 1 && end < slot.len()) {
+        return Err(malformed(step, &format!("tokens {start}..{end} of slot {} are under way", plan.slot[row])));
+    }
+    // What is drafted continues what is known.
+    if drafted > 0 && (end != known || slot.pending > 0) {
+        return Err(malformed(step, &format!("drafted tokens at {end}, slot {} has {}", plan.slot[row], slot.len())));
+    }
+    Ok(())
 }
 
 fn cut(whole: Piece, sample: bool, most: usize) -> Vec<Piece> {
@@ -181,6 +226,19 @@ mod tests {
         };
         assert!(refusal(|plan| plan.want.truncate(1)).contains("differ in length"));
         assert!(refusal(|plan| plan.want[1] = Want::Verify as i32).contains("WANT_VERIFY"));
+        let drafted = |plan: &mut StepPlan, num_draft| {
+            (plan.want[1], plan.num_tokens[1]) = (Want::Verify as i32, 2);
+            (plan.num_draft, plan.draft) = (vec![num_draft], vec![5]);
+        };
+        let mut right = plan(&[(0, 0, 1, 1), (1, 0, 1, 0)]);
+        drafted(&mut right, 1);
+        assert!(check_rows(&right).is_ok());
+        let row = |num_draft| {
+            let mut plan = right.clone();
+            drafted(&mut plan, num_draft);
+            check_rows(&plan).unwrap_err().to_string()
+        };
+        assert!(row(0).contains("WANT_VERIFY") && row(2).contains("WANT_VERIFY"));
         assert!(refusal(|plan| plan.want[0] = Want::Pool as i32).contains("WANT_POOL"));
         assert!(refusal(|plan| plan.want[0] = 9).contains("wants 9"));
         assert!(refusal(|plan| plan.draft.push(4)).contains("WANT_VERIFY"));

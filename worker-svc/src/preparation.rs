@@ -1,8 +1,9 @@
-//! Lets the device do ahead what steps to come would wait for, while nobody asks for anything; and says how long that took.
+//! Lets the device do ahead what steps to come would wait for, while nobody asks for anything; and says how long that
+//! took.
 
 use std::time::{Duration, Instant};
 
-use models::Model;
+use models::Runner;
 use tracing::info;
 
 /// How far it is, since the last step.
@@ -22,9 +23,9 @@ impl Preparation {
     }
 
     /// Does a piece of it.
-    pub(crate) fn go_on(&mut self, model: &mut Model) {
+    pub(crate) fn go_on(&mut self, model: &mut dyn Runner) {
         let start = Instant::now();
-        self.over = !model.prepare();
+        self.over = !model.warm_up();
         self.took += start.elapsed();
         if self.over && self.took >= Self::LONG {
             info!(seconds = self.took.as_secs_f64(), "kernels for steps to come are loaded and measured");

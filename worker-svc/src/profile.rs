@@ -1,5 +1,5 @@
-//! Where the time of steps goes, without a scheduler: a prefill and a decode step kernel by kernel, and replayed decode steps one after
-//! the other, submitted ahead as in service.
+//! Where the time of steps goes, without a scheduler: a prefill and a decode step kernel by kernel, and replayed decode
+//! steps one after the other, submitted ahead as in service.
 
 use anyhow::{Context, bail};
 use collectives::Solo;
@@ -14,6 +14,7 @@ use crate::{
     recording::Recorder,
     slots::Slots,
     turns::Work,
+    watch::Activity,
 };
 
 /// Decode steps before those that count, and those.
@@ -49,7 +50,7 @@ pub struct Profile {
 /// Profiles a model.
 pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let (replies, _nobody) = mpsc::channel(1);
-    let (mut model, ready) = load(args, &replies)?;
+    let (mut model, ready) = load(args, &replies, &Activity::default())?;
     let device = ready.device.clone();
     let Shape { batch, context } = shape;
     if batch >= ready.max_num_seqs {
@@ -61,7 +62,7 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let mut recorder = Recorder::new(args.enforce_eager);
     let slots = Slots::new(ready.max_num_seqs, ready.num_blocks, ready.cache_groups.len(), Vec::new());
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let engine = Engine::new((&mut model, &mut recorder), slots, Box::new(Solo), options);
+    let engine = Engine::new((&mut *model.runner, &mut recorder), slots, Box::new(Solo), options);
     let cover = args.max_num_batched_tokens.min(COVER).min(ready.max_model_len);
     let budget = args.max_num_batched_tokens;
     let groups = ready.cache_groups.len() as u32;

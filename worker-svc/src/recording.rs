@@ -1,18 +1,19 @@
-//! Lets the device record decode steps, once each, while the worker serves: between two steps for those that have just run, and when
-//! nobody asks for anything for the others.
+//! Lets the device record decode steps, once each, while the worker serves: between two steps for those that have just
+//! run, and when nobody asks for anything for the others.
 
 use std::time::{Duration, Instant};
 
 use collectives::Collective;
 use kernels::ops::CaptureSize;
-use models::{ForwardError, Model};
+use models::{ForwardError, Runner};
 use tracing::{info, warn};
 
 /// Steps of up to this many rows, one a sequence, are recorded unless said otherwise (vLLM's bound).
 pub(crate) const MOST_ROWS: u32 = 512;
 
-/// The kinds of steps to record for up to `max_num_seqs` sequences: of 1, 2, 4, every multiple of 8 up to 256 and of 16 beyond, not above
-/// `most`, and of `max_num_seqs` itself. Steps are padded to the next kind, so this is also what padding may cost.
+/// The kinds of steps to record for up to `max_num_seqs` sequences: of 1, 2, 4, every multiple of 8 up to 256 and of 16
+/// beyond, not above `most`, and of `max_num_seqs` itself. Steps are padded to the next kind, so this is also what
+/// padding may cost.
 pub(crate) fn kinds(max_num_seqs: u32, most: u32) -> Vec<usize> {
     let most = most.min(max_num_seqs);
     let steps = [1, 2, 4].into_iter().chain((8..=256).step_by(8)).chain((272..=most.max(272)).step_by(16));
@@ -40,9 +41,9 @@ impl Recorder {
         Self { off: enforce_eager, ..Self::default() }
     }
 
-    /// What is to be recorded now. `busy`: only what needs no step to be run. A step that would wait for kernels to be compiled is left for later:
-    /// a request that comes meanwhile would wait with it.
-    pub(crate) fn next(&self, model: &Model, busy: bool) -> Option<CaptureSize> {
+    /// What is to be recorded now. `busy`: only what needs no step to be run. A step that would wait for kernels to be
+    /// compiled is left for later: a request that comes meanwhile would wait with it.
+    pub(crate) fn next(&self, model: &dyn Runner, busy: bool) -> Option<CaptureSize> {
         let now = |step: &CaptureSize| step.has_run || (step.is_ready && !busy);
         if self.off { None } else { model.next_capture().filter(now) }
     }
@@ -51,15 +52,15 @@ impl Recorder {
     pub(crate) fn record(
         &mut self,
         step: CaptureSize,
-        model: &mut Model,
+        model: &mut dyn Runner,
         group: &mut dyn Collective,
     ) -> Result<(), ForwardError> {
-        let free = |model: &Model| model.device_memory().map_or(0, |memory| memory.free);
+        let free = |model: &dyn Runner| model.device_memory().map_or(0, |memory| memory.free);
         if self.count == 0 {
             self.free_before = free(model);
         }
         let start = Instant::now();
-        match model.record(step, group)? {
+        match model.capture(step, group)? {
             Ok(()) => (self.count, self.took) = (self.count + 1, self.took + start.elapsed()),
             Err(reason) => warn!("decode steps run kernel by kernel: {reason}"),
         }

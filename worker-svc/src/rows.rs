@@ -5,6 +5,8 @@ use kernels::{
     sample::{SampleRow, last_token},
 };
 
+use proto::StepPlan;
+
 use crate::{
     passes::{Piece, Wanted},
     slots::{Slot, Slots},
@@ -29,11 +31,20 @@ pub(crate) struct Chooser {
     pub slot: u32,
     /// Tells the sequences that a slot holds one after the other apart.
     pub incarnation: u64,
-    pub on_device: bool,
+    pub sampler: SampledBy,
+}
+
+/// Who samples a row's token, or tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SampledBy {
+    Device,
+    Host,
+    /// The host, which verifies a draft with them.
+    Verification,
 }
 
 impl<'a> Rows<'a> {
-    pub(crate) fn new(pieces: &[Piece], slots: &'a Slots) -> Self {
+    pub(crate) fn new(pieces: &[Piece], plan: &StepPlan, slots: &'a Slots) -> Self {
         let count = pieces.len();
         let mut rows = Self {
             tokens: Vec::with_capacity(count),
@@ -44,7 +55,7 @@ impl<'a> Rows<'a> {
             choosers: Vec::with_capacity(count),
         };
         for piece in pieces {
-            rows.add(piece, slots.get(piece.slot).expect("passes looked it up"));
+            rows.add(piece, piece.draft(plan), slots.get(piece.slot).expect("passes looked it up"));
         }
         rows
     }
@@ -54,11 +65,12 @@ impl<'a> Rows<'a> {
         Batch { tokens: &self.tokens, positions: &self.positions, sequences: &self.sequences }
     }
 
-    fn add(&mut self, piece: &Piece, slot: &'a Slot) {
+    fn add(&mut self, piece: &Piece, draft: &[u32], slot: &'a Slot) {
         let (start, num_rows) = (piece.start as usize, piece.len as usize);
         let first_row = self.tokens.len();
         let known = slot.history.tokens();
         self.tokens.extend_from_slice(&known[start.min(known.len())..(start + num_rows).min(known.len())]);
+        self.tokens.extend_from_slice(draft);
         // Only the newest token can be unknown: `passes` has checked that.
         self.tokens.resize(first_row + num_rows, last_token(piece.slot));
         self.positions.extend(piece.start..piece.start + piece.len);
@@ -68,15 +80,20 @@ impl<'a> Rows<'a> {
             Wanted::Nothing => {}
             Wanted::Last => self.logit_rows.push(end - 1),
             Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
+            Wanted::Drafted { count, .. } => self.logit_rows.extend(end - count - 1..end),
         }
-        if piece.samples() {
+        if !draft.is_empty() {
+            let sampler = SampledBy::Verification;
+            self.choosers.push(Chooser { slot: piece.slot, incarnation: slot.incarnation, sampler });
+        } else if piece.samples() {
             self.choose(piece.slot, slot);
         }
     }
 
     fn choose(&mut self, number: u32, slot: &Slot) {
         let Slot { incarnation, on_device, ref sampling, .. } = *slot;
-        self.choosers.push(Chooser { slot: number, incarnation, on_device });
+        let sampler = if on_device { SampledBy::Device } else { SampledBy::Host };
+        self.choosers.push(Chooser { slot: number, incarnation, sampler });
         if on_device {
             let position = slot.len() - slot.history.num_prompt();
             self.choices.push(SampleRow {

@@ -8,29 +8,30 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use collectives::AbortHandle;
 use link::Link;
-use proto::{FormGroup, GroupFormed, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, from_worker, to_worker};
+use proto::{
+    DeviceKind, FormGroup, GroupFormed, Ping, Pong, ToWorker, WorkerFailed, WorkerLoading, WorkerReady, WorkerRefused,
+    from_worker, to_worker, worker_refused,
+};
 use service_kit::{
     Far, Process, StartAgain,
     control::{ControlServer, Handler},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
 
 use crate::{
-    compute::{self, Job, Joins, Reply},
+    compute::{self, Compute, Job, Joins, Reply},
     config::Args,
     metrics::WorkerMetrics,
+    watch::Watch,
     wire::{self, Out, SchedulerLink},
 };
-
-/// A compute thread that does not come back from a lost epoch within this time is stuck; a new process is better.
-const STUCK: Duration = Duration::from_secs(330);
 
 /// What a worker does before it is ready.
 const LOADING: &str = "loading weights";
 
 /// A worker that fails before it has found the scheduler looks for it this long, so that clients are told why.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FAILURE_REPORT: Duration = Duration::from_secs(1);
 
 /// A compute thread that is told to end does so within this time, if it is not loading or waiting for the device.
 const ENDING: Duration = Duration::from_secs(2);
@@ -43,7 +44,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     };
     let answers = Answers { fingerprint: fingerprint.clone() };
     ControlServer::new(&process, Arc::new(answers)).spawn(args.common.control.as_ref()).await?;
-    let (jobs, replies) = compute::start(args.clone())?;
+    let Compute { jobs, replies, activity } = compute::start(args.clone())?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.rank),
         jobs,
@@ -54,6 +55,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         epoch: None,
         steps: 0,
         abort: AbortHandle::new(),
+        watch: Watch::new(activity),
         process: process.clone(),
     };
     let shutdown = process.shutdown.clone();
@@ -84,7 +86,7 @@ struct Worker {
     /// Set once the model is loaded; told to every scheduler anew.
     ready: Option<WorkerReady>,
     joins: Joins,
-    /// The device was in a group that is over.
+    /// The device was in a group that is over, or hangs: nobody waits for it.
     spent: bool,
     /// The group that this worker is part of, as far as the scheduler knows.
     epoch: Option<u64>,
@@ -92,18 +94,19 @@ struct Worker {
     steps: u32,
     /// Ends the current group's waits.
     abort: AbortHandle,
+    watch: Watch,
     metrics: WorkerMetrics,
     process: Process,
 }
 
 impl Worker {
-    /// Ranks that wait for this one learn of its end at once. The compute thread ends before the process does, whose libraries it still
-    /// uses; but a device that may wait for a rank that is gone is not waited for.
+    /// Ranks that wait for this one learn of its end at once. The compute thread ends before the process does, whose
+    /// libraries it still uses; but a device that may wait for a rank that is gone is not waited for.
     async fn end(mut self) {
         self.abort.abort();
         drop(self.jobs);
-        let last_words = async { while self.replies.recv().await.is_some() {} };
-        if !self.spent && tokio::time::timeout(ENDING, last_words).await.is_err() {
+        let ended = async { while self.replies.recv().await.is_some() {} };
+        if !self.spent && tokio::time::timeout(ENDING, ended).await.is_err() {
             warn!("the compute thread is busy and ends with the process");
         }
     }
@@ -123,9 +126,10 @@ impl Worker {
         loop {
             tokio::select! {
                 link = &mut link => return Ok(link),
+                () = self.watch.due() => self.check_thread(None).await?,
                 reply = self.replies.recv() => match reply.ok_or_else(thread_gone)? {
                     Reply::Failed(reason) => {
-                        if let Ok(link) = tokio::time::timeout(LAST_WORDS, &mut link).await {
+                        if let Ok(link) = tokio::time::timeout(FAILURE_REPORT, &mut link).await {
                             let failed = from_worker::Event::Failed(WorkerFailed { reason: reason.clone() });
                             let _ = Out(link.sender).say(failed).await;
                         }
@@ -153,9 +157,10 @@ impl Worker {
         loop {
             let sent = tokio::select! {
                 message = receiver.recv() => match message {
-                    Ok(message) => { self.command(message).await?; Ok(()) }
+                    Ok(message) => self.command(message, &mut out).await?,
                     Err(error) => Err(error.to_string()),
                 },
+                () = self.watch.due() => { self.check_thread(Some(&mut out)).await?; Ok(()) }
                 reply = self.replies.recv() => self.reply(reply.ok_or_else(thread_gone)?, &mut out).await?,
             };
             if let Err(reason) = sent {
@@ -164,8 +169,13 @@ impl Worker {
         }
     }
 
-    async fn command(&mut self, message: ToWorker) -> anyhow::Result<()> {
+    /// Does what the scheduler says. The inner error is the link's, the outer one ends the process.
+    async fn command(&mut self, message: ToWorker, out: &mut Out) -> anyhow::Result<Result<(), String>> {
         let job = match message.command {
+            Some(to_worker::Command::Ping(Ping { number })) => {
+                return Ok(out.say(from_worker::Event::Pong(self.pong(number))).await);
+            }
+            Some(to_worker::Command::Refused(refused)) => return Err(refusal(refused)),
             Some(to_worker::Command::FormGroup(form)) => self.form(form),
             Some(to_worker::Command::Step(plan)) => {
                 self.steps += u32::from(Some(plan.epoch) == self.epoch);
@@ -173,7 +183,26 @@ impl Worker {
             }
             None => bail!("an empty message from the scheduler"),
         };
-        self.hand_over(job).await
+        self.hand_over(job).map(Ok)
+    }
+
+    /// What this process says of itself, whatever its compute thread is at.
+    fn pong(&self, number: u64) -> Pong {
+        let waits_for = self.abort.missing().into_iter().map(|rank| rank as u32).collect();
+        Pong { number, compiling: self.watch.activity().is_compiling(), waits_for }
+    }
+
+    /// Ends the process if the compute thread hangs: what it waits for may never come, and a new process has a device
+    /// that works.
+    async fn check_thread(&mut self, out: Option<&mut Out>) -> anyhow::Result<()> {
+        let Some(reason) = self.watch.hung(Instant::now()) else { return Ok(()) };
+        self.process.status.not_ready(&reason);
+        if let Some(out) = out {
+            // A scheduler that does not take it finds the link closed.
+            let _ = out.say(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
+        }
+        self.spent = true;
+        Err(StartAgain(reason).into())
     }
 
     /// A new group: the old one's waits end, wherever the compute thread is.
@@ -182,25 +211,20 @@ impl Worker {
         self.abort = AbortHandle::new();
         self.epoch = Some(form.epoch);
         self.steps = 0;
+        self.watch.set_step_timeout(Duration::from_millis(form.step_timeout_ms));
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
         Job::Form(form, self.abort.clone())
     }
 
-    async fn hand_over(&self, job: Job) -> anyhow::Result<()> {
+    fn hand_over(&mut self, job: Job) -> anyhow::Result<()> {
         use std::sync::mpsc::TrySendError::{Disconnected, Full};
+        self.watch.handed_over(Instant::now());
         match self.jobs.try_send(job) {
             Ok(()) => Ok(()),
             Err(Disconnected(_)) => Err(thread_gone()),
-            // The scheduler keeps two plans in flight, so a full queue means a thread that does not move.
-            Err(Full(job)) => {
-                let jobs = self.jobs.clone();
-                let waiting = tokio::task::spawn_blocking(move || jobs.send(job).is_ok());
-                match tokio::time::timeout(STUCK, waiting).await {
-                    Ok(Ok(true)) => Ok(()),
-                    Ok(_) => Err(thread_gone()),
-                    Err(_) => bail!("the compute thread has not moved for {STUCK:?}"),
-                }
-            }
+            // The scheduler keeps two plans in flight, so a full queue means a thread that has slept through many
+            // groups.
+            Err(Full(_)) => Err(StartAgain("the compute thread hangs: it takes no jobs".to_owned()).into()),
         }
     }
 
@@ -244,7 +268,7 @@ impl Worker {
 
     fn loaded(&mut self, ready: WorkerReady, joins: Joins) {
         self.joins = joins;
-        if ready.device.starts_with("cuda") {
+        if ready.device_kind() == DeviceKind::Cuda {
             // Started again without its GPU, it would serve on the CPU: better wait for the GPU.
             self.process.status.decide("--device=cuda");
         }
@@ -269,6 +293,15 @@ impl Worker {
         }
         self.metrics.ready(&ready);
         self.ready = Some(ready);
+    }
+}
+
+/// Why a worker ends that the scheduler does not take. Where another one has its rank it is worth another try, later.
+fn refusal(refused: WorkerRefused) -> anyhow::Error {
+    let reason = format!("the scheduler refuses this worker: {}", refused.reason);
+    match refused.cause() {
+        worker_refused::Cause::RankTaken => StartAgain(reason).into(),
+        worker_refused::Cause::Misfit | worker_refused::Cause::Unspecified => anyhow!(reason),
     }
 }
 

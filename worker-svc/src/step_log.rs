@@ -1,5 +1,6 @@
-//! A line for each step, for those who look for where the time goes: what it computed, how long the host took to submit it, how long it ran,
-//! and how long the device had nothing to do before. `--log-level info,worker_svc::step_log=trace` asks for it; otherwise it costs nothing.
+//! A line for each step, for those who look for where the time goes: what it computed, how long the host took to submit
+//! it, how long it ran, and how long the device had nothing to do before. `--log-level info,worker_svc::step_log=trace`
+//! asks for it; otherwise it costs nothing.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! What the compute thread does next: plans and their results come first, and what could wait for ever when nothing else is to be done, a piece at
-//! a time.
+//! What the compute thread does next: plans and their results come first, and what could wait for ever when nothing
+//! else is to be done, a piece at a time.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 
@@ -28,7 +28,8 @@ pub(crate) enum Next<J> {
 
 /// Results come first; then jobs, when there is room for them; then pastimes.
 ///
-/// While the device works this looks for both without sleeping: being woken takes longer than what is left of a short step.
+/// While the device works this looks for both without sleeping: being woken takes longer than what is left of a short
+/// step.
 pub(crate) fn next<J>(work: &mut impl Work, jobs: &Receiver<J>) -> Next<J> {
     while !work.is_idle() {
         if work.is_done() {

@@ -37,6 +37,7 @@ impl Model {
             max_prompts: config.access.max_inflight,
             served_names: config.served_names.clone(),
             trust_chat_template: config.access.trust_request_chat_template,
+            formats: config.formats.clone(),
             exclude_unused_tools: config.answers.exclude_tools_when_tool_choice_none,
             template_kwargs: config.template_kwargs.clone(),
             response_role: config.answers.response_role.clone(),
@@ -77,6 +78,7 @@ impl Model {
     pub fn learn_from_tokenizer(&self, info: &ModelInfo) {
         let mut limits = Limits::clone(&self.limits.read());
         limits.vocab_size = info.vocab_size;
+        limits.formats.learn(info);
         if self.config.use_model_defaults {
             limits.defaults = self.config.overrides.or(Defaults::of_model(&info.generation_config_json));
         }

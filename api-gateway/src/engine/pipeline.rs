@@ -39,20 +39,20 @@ pub struct Pipeline {
 pub struct Arrival {
     /// For durations.
     pub instant: Instant,
-    /// For other processes: Unix time, microseconds.
-    pub unix_us: u64,
+    /// As answers carry it.
+    unix_seconds: u64,
 }
 
 impl Arrival {
     /// Now.
     pub fn now() -> Self {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { instant: Instant::now(), unix_us: unix.as_micros() as u64 }
+        Self { instant: Instant::now(), unix_seconds: unix.as_secs() }
     }
 
     /// Unix time in seconds, as answers carry it.
     pub fn unix_seconds(self) -> u64 {
-        self.unix_us / 1_000_000
+        self.unix_seconds
     }
 }
 

@@ -4,7 +4,8 @@ use proto::TextLogprobs;
 
 use super::{
     logprobs::{self, CompletionLogprobs, PromptFacts},
-    object::{Usage, finish, head},
+    message::{ChoiceParser, Pieces},
+    object::{Usage, finish, finish_as, head},
     plan::{Api, Echo, Plan},
 };
 use crate::{
@@ -20,15 +21,20 @@ pub fn write(plan: &Plan, update: Update) -> Vec<u8> {
     head(&mut out, plan);
     json::raw(&mut out, ",\"service_tier\":null,\"choices\":");
     let choices = std::mem::take(&mut gathered.choices);
-    json::list(&mut out, choices.iter().enumerate(), |out, (choice, growth)| match &plan.api {
-        Api::Chat { role, echo, .. } => chat_choice(out, plan, (choice, growth), (role, echo)),
-        Api::Completion { .. } => completion_choice(out, plan, (choice, growth), &gathered.prompts),
+    let mut reasoning = None;
+    json::list(&mut out, choices.iter().enumerate(), |out, (index, growth)| match &plan.api {
+        Api::Chat { role, echo, .. } => {
+            let prompt = &gathered.prompts[plan.prompt_of(index as u32)].facts;
+            let tokens = chat_choice(out, plan, ChatChoice { index, growth, role, echo, prompt });
+            reasoning = tokens.map(|tokens| reasoning.unwrap_or(0) + tokens);
+        }
+        Api::Completion { .. } => completion_choice(out, plan, (index, growth), &gathered.prompts),
     });
     json::raw(&mut out, ",\"usage\":");
     let prompt_only = plan.echo() == Echo::PromptOnly;
     let generated = choices.iter().map(|growth| if prompt_only { 0 } else { growth.tokens });
     let facts = gathered.prompts.iter().map(|prompt| &prompt.facts);
-    Usage::total(facts, generated).write(&mut out, plan);
+    Usage { reasoning, ..Usage::total(facts, generated) }.write(&mut out, plan);
     if let Api::Chat { return_prompt_text, .. } = plan.api {
         chat_tail(&mut out, plan, &gathered.prompts, return_prompt_text);
     }
@@ -69,30 +75,65 @@ impl Gathered {
     }
 }
 
-fn chat_choice(
-    out: &mut Vec<u8>,
-    plan: &Plan,
-    (choice, growth): (usize, &ChoiceUpdate),
-    (role, echo): (&String, &String),
-) {
-    open(out, choice);
+/// What a message has besides its content, when there is nothing.
+const NOTHING_ELSE: &str = ",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\
+                            \"tool_calls\":[],\"reasoning\":null";
+
+/// What a choice of a chat says, its answer taken apart where that was asked for.
+struct Said {
+    pieces: Pieces,
+    finish: Option<&'static str>,
+    reasoning_tokens: Option<u32>,
+}
+
+impl Said {
+    fn read(plan: &Plan, growth: &ChoiceUpdate, prompt: &PromptFacts) -> Option<Self> {
+        let mut parser = ChoiceParser::new(plan.parsing.as_ref()?, &prompt.tail);
+        let pieces = parser.take(growth);
+        let finish = growth.finish.map(|reason| parser.finish(reason));
+        Some(Self { pieces, finish, reasoning_tokens: parser.reasoning_tokens() })
+    }
+}
+
+/// A choice of a chat; the tokens of its reasoning, where they were counted.
+fn chat_choice(out: &mut Vec<u8>, plan: &Plan, one: ChatChoice<'_>) -> Option<u32> {
+    let ChatChoice { index, growth, role, echo, prompt } = one;
+    open(out, index);
     json::raw(out, ",\"message\":{\"role\":");
     json::string(out, role);
-    json::raw(out, ",\"content\":\"");
-    json::string_part(out, echo);
-    json::string_part(out, &growth.text);
-    json::raw(
-        out,
-        "\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"tool_calls\":[],\"reasoning\":null},\"logprobs\":",
-    );
+    let said = Said::read(plan, growth, prompt);
+    match &said {
+        Some(said) => said.pieces.write_message(out, echo),
+        None => {
+            json::raw(out, ",\"content\":\"");
+            json::string_part(out, echo);
+            json::string_part(out, &growth.text);
+            json::raw(out, "\"");
+            json::raw(out, NOTHING_ELSE);
+        }
+    }
+    json::raw(out, "},\"logprobs\":");
     if plan.top_logprobs.is_some() {
         logprobs::chat(out, &growth.logprobs, plan);
     } else {
         json::raw(out, "null");
     }
-    finish(out, growth);
+    match &said {
+        Some(said) => finish_as(out, growth, said.finish),
+        None => finish(out, growth),
+    }
     token_ids(out, plan, &growth.token_ids);
     out.push(b'}');
+    said.and_then(|said| said.reasoning_tokens)
+}
+
+/// A choice of a chat, and what stands around it.
+struct ChatChoice<'a> {
+    index: usize,
+    growth: &'a ChoiceUpdate,
+    role: &'a str,
+    echo: &'a str,
+    prompt: &'a PromptFacts,
 }
 
 fn chat_tail(out: &mut Vec<u8>, plan: &Plan, prompts: &[PromptOf], return_prompt_text: bool) {

@@ -8,8 +8,9 @@ use super::{
     completion::{Envelope, Ready, log_unread, request, top_count},
     fields::{Fields, wrong},
     params::{Limits, Params},
-    plan::{Api, Plan},
+    plan::{Api, Dialect, Plan},
     refused,
+    tools::ToolUse,
 };
 use crate::error::ApiError;
 
@@ -19,6 +20,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     let params = Params::read(&mut fields, limits)?;
     refused::check(&mut fields)?;
     let conversation = Conversation::read(&mut fields, limits)?;
+    let parsing = conversation.tools.parsing(&mut fields, limits)?;
     let max_tokens = max_tokens(&mut fields, limits)?;
     params.check_max_tokens(max_tokens)?;
     let logprobs = logprobs(&mut fields, limits)?;
@@ -43,13 +45,19 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         return_token_ids: params.return_token_ids,
         tokens_as_ids: params.tokens_as_ids,
         prompt_tokens_details: envelope.prompt_tokens_details,
+        parsing,
+        dialect: Dialect::OpenAi,
     };
     let mut request = request(&params, envelope);
     request.request_id.clone_from(&plan.id);
     request.max_tokens = max_tokens;
     request.prompt = Some(conversation.prompt);
     request.sampling.get_or_insert_default().logprobs = logprobs;
-    request.output.get_or_insert_default().echo = return_prompt_text;
+    let output = request.output.get_or_insert_default();
+    output.echo = return_prompt_text;
+    if let Some(parsing) = &plan.parsing {
+        parsing.prepare(output);
+    }
     Ok(Ready { requests: vec![request], plan })
 }
 
@@ -59,6 +67,7 @@ pub struct Conversation {
     pub prompt: Prompt,
     last: Map<String, Value>,
     add_generation_prompt: bool,
+    tools: ToolUse,
 }
 
 impl Conversation {
@@ -86,9 +95,10 @@ impl Conversation {
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
             ));
         }
+        let tools = ToolUse::read(fields, limits)?;
         let chat = Chat {
             messages_json,
-            tools_json: tools(fields, limits)?,
+            tools_json: tools.tools_json.clone(),
             add_generation_prompt,
             continue_final_message,
             chat_template: chat_template(fields, limits)?,
@@ -99,7 +109,7 @@ impl Conversation {
             kind: Some(prompt::Kind::Chat(chat)),
             add_special_tokens: fields.flag("add_special_tokens", false)?,
         };
-        Ok(Self { prompt, last, add_generation_prompt })
+        Ok(Self { prompt, last, add_generation_prompt, tools })
     }
 
     /// A continued message keeps its role.
@@ -149,30 +159,6 @@ fn check_message(message: &Map<String, Value>) -> Result<(), String> {
             parts.iter().try_for_each(|part| part_text(part).map(drop)).map_err(|error| format!("{error}."))
         }
         _ => Err("`content` must be a string or a list of content parts.".into()),
-    }
-}
-
-/// Tools that the model may call need a parser for its calls, which there is not yet; tools that it may not call are
-/// only shown.
-fn tools(fields: &mut Fields<'_>, limits: &Limits) -> Result<String, ApiError> {
-    let choice: Option<Value> = fields.value("tool_choice", "a string or an object")?;
-    let tools: Option<Vec<Map<String, Value>>> = fields.value("tools", "a list of tool objects")?;
-    let raw = fields.raw("tools").unwrap_or_default();
-    let has_tools = tools.is_some_and(|tools| !tools.is_empty());
-    match choice {
-        Some(Value::String(choice)) if choice == "none" => {
-            Ok(if has_tools && !limits.exclude_unused_tools { raw.to_owned() } else { String::new() })
-        }
-        None if !has_tools => Ok(String::new()),
-        Some(Value::String(choice)) if choice == "auto" && !has_tools => Ok(String::new()),
-        None => Err(ApiError::field(
-            "tools",
-            "Tool calls are not supported by this server; `tools` are only accepted with `tool_choice` = \"none\".",
-        )),
-        Some(_) => Err(ApiError::field(
-            "tool_choice",
-            "Tool calls are not supported by this server; `tool_choice` must be \"none\".",
-        )),
     }
 }
 

@@ -6,7 +6,8 @@ use proto::TextLogprobs;
 
 use super::{
     logprobs::{self, CompletionLogprobs, PromptFacts},
-    object::{self, Usage, finish},
+    message::{ChoiceParser, Pieces},
+    object::{self, Usage, finish, finish_as},
     plan::{Api, Echo, Plan},
 };
 use crate::{
@@ -29,10 +30,18 @@ pub struct ChunkWriter {
     choices: Vec<ChoiceState>,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct ChoiceState {
     tokens: u32,
     started: bool,
+    /// Takes the answer apart, where that was asked for.
+    parser: Option<Box<ChoiceParser>>,
+}
+
+/// What a choice grew by, taken apart.
+struct Said {
+    pieces: Pieces,
+    finish: Option<&'static str>,
 }
 
 impl ChunkWriter {
@@ -43,7 +52,7 @@ impl ChunkWriter {
         object::head(&mut head, &plan);
         json::raw(&mut head, ",\"choices\":[");
         let prompts = (0..plan.prompts).map(|_| PromptFacts::default()).collect();
-        let choices = vec![ChoiceState::default(); plan.choices() as usize];
+        let choices = (0..plan.choices()).map(|_| ChoiceState::default()).collect();
         let prompt_logprobs = vec![Vec::new(); plan.prompts as usize];
         Self { plan, head, prompts, prompt_logprobs, choices }
     }
@@ -85,7 +94,12 @@ impl ChunkWriter {
             return;
         }
         for choice in 0..self.plan.n {
-            self.role_chunk(out, prompt * self.plan.n + choice);
+            let choice = prompt * self.plan.n + choice;
+            self.role_chunk(out, choice);
+            if let (Some(parsing), Some(state)) = (&self.plan.parsing, self.choices.get_mut(choice as usize)) {
+                let tail = self.prompts.get(prompt as usize).map_or("", |facts| &facts.tail);
+                state.parser = Some(Box::new(ChoiceParser::new(parsing, tail)));
+            }
         }
     }
 
@@ -125,13 +139,18 @@ impl ChunkWriter {
         if !growth.prompt_logprobs.is_empty() {
             self.prompt_logprobs[self.plan.prompt_of(choice)] = std::mem::take(&mut growth.prompt_logprobs);
         }
+        let said = state.parser.as_mut().map(|parser| {
+            let pieces = parser.take(&growth);
+            Said { pieces, finish: growth.finish.map(|reason| parser.finish(reason)) }
+        });
         let echoes = first && self.plan.echo() != Echo::No;
-        if !(echoes || self.is_worth_a_chunk(&growth)) {
+        let says = said.as_ref().map_or(!growth.text.is_empty(), |said| !said.pieces.is_empty());
+        if !(echoes || says || self.is_worth_a_chunk(&growth)) {
             return;
         }
         self.open(out, choice);
         match self.plan.api {
-            Api::Chat { .. } => self.chat_delta(out, &growth),
+            Api::Chat { .. } => self.chat_delta(out, &growth, said.as_ref()),
             Api::Completion { .. } => self.completion_delta(out, choice, &growth, first),
         }
         out.extend_from_slice(b"}]");
@@ -140,23 +159,31 @@ impl ChunkWriter {
 
     /// Text may be held back while it could still become a stop string or half a character; nothing is sent then.
     fn is_worth_a_chunk(&self, growth: &ChoiceUpdate) -> bool {
-        !growth.text.is_empty()
-            || growth.finish.is_some()
+        growth.finish.is_some()
             || !growth.logprobs.is_empty()
             || self.plan.return_token_ids
             || self.plan.streaming.continuous_usage
     }
 
-    fn chat_delta(&self, out: &mut Vec<u8>, growth: &ChoiceUpdate) {
-        json::raw(out, ",\"delta\":{\"content\":");
-        json::string(out, &growth.text);
+    fn chat_delta(&self, out: &mut Vec<u8>, growth: &ChoiceUpdate, said: Option<&Said>) {
+        json::raw(out, ",\"delta\":{");
+        match said {
+            Some(said) => said.pieces.write_delta(out),
+            None => {
+                json::raw(out, "\"content\":");
+                json::string(out, &growth.text);
+            }
+        }
         json::raw(out, "},\"logprobs\":");
         if self.plan.top_logprobs.is_some() && !growth.logprobs.is_empty() {
             logprobs::chat(out, &growth.logprobs, &self.plan);
         } else {
             json::raw(out, "null");
         }
-        finish(out, growth);
+        match said {
+            Some(said) => finish_as(out, growth, said.finish),
+            None => finish(out, growth),
+        }
         if self.plan.return_token_ids {
             json::raw(out, ",\"token_ids\":");
             json::numbers(out, &growth.token_ids);
@@ -203,8 +230,9 @@ impl ChunkWriter {
     fn close(&self, out: &mut Vec<u8>, choice: u32) {
         if self.plan.streaming.continuous_usage {
             let facts = &self.prompts[self.plan.prompt_of(choice)];
-            let usage =
-                Usage { prompt: facts.tokens, cached: facts.cached, completion: self.choices[choice as usize].tokens };
+            let state = &self.choices[choice as usize];
+            let reasoning = state.parser.as_ref().and_then(|parser| parser.reasoning_tokens());
+            let usage = Usage { prompt: facts.tokens, cached: facts.cached, completion: state.tokens, reasoning };
             json::raw(out, ",\"usage\":");
             usage.write(out, &self.plan);
         }
@@ -214,7 +242,10 @@ impl ChunkWriter {
     fn usage_chunk(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.head);
         json::raw(out, "],\"usage\":");
-        Usage::total(self.prompts.iter(), self.choices.iter().map(|choice| choice.tokens)).write(out, &self.plan);
+        let parsers = self.choices.iter().filter_map(|choice| choice.parser.as_ref());
+        let reasoning = parsers.filter_map(|parser| parser.reasoning_tokens()).reduce(|sum, tokens| sum + tokens);
+        let total = Usage::total(self.prompts.iter(), self.choices.iter().map(|choice| choice.tokens));
+        Usage { reasoning, ..total }.write(out, &self.plan);
         out.extend_from_slice(b"}\n\n");
     }
 }
@@ -236,7 +267,7 @@ mod tests {
     use super::*;
     use crate::{
         engine::mailbox::{Mailbox, WakeAt},
-        openai::{answer, params::Streaming},
+        openai::{answer, params::Streaming, plan::Dialect},
     };
 
     fn plan(chat: bool, on: bool) -> Plan {
@@ -254,6 +285,8 @@ mod tests {
             return_token_ids: true,
             tokens_as_ids: false,
             prompt_tokens_details: true,
+            parsing: None,
+            dialect: Dialect::OpenAi,
         }
     }
 

@@ -5,7 +5,7 @@ use proto::Request;
 use super::{
     fields::Fields,
     params::{Limits, Params},
-    plan::{Api, Echo, Plan},
+    plan::{Api, Dialect, Echo, Plan},
     prompt, refused,
 };
 use crate::{engine::pipeline::Arrival, error::ApiError};
@@ -83,6 +83,8 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         return_token_ids: params.return_token_ids,
         tokens_as_ids: params.tokens_as_ids,
         prompt_tokens_details: envelope.prompt_tokens_details,
+        parsing: None,
+        dialect: Dialect::OpenAi,
     };
     let mut template = request(&params, envelope);
     template.max_tokens = Some(max_tokens.max(1));
@@ -109,7 +111,6 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
         key: None,
         request_id: String::new(),
         traceparent: envelope.traceparent.clone(),
-        arrival_us: envelope.arrival.unix_us,
         prompt: None,
         sampling: Some(params.sampling.clone()),
         output: Some(params.output.clone()),

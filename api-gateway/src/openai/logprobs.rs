@@ -18,6 +18,8 @@ pub struct PromptFacts {
     pub text: String,
     /// Characters of the text.
     pub chars: u32,
+    /// The end of the rendered prompt, when the plan needs it.
+    pub tail: String,
 }
 
 impl From<proto::Admitted> for PromptFacts {
@@ -28,6 +30,7 @@ impl From<proto::Admitted> for PromptFacts {
             ids: admitted.prompt_ids,
             chars: admitted.prompt_text.chars().count() as u32,
             text: admitted.prompt_text,
+            tail: admitted.prompt_tail,
         }
     }
 }

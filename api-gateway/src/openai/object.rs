@@ -35,6 +35,8 @@ pub struct Usage {
     pub cached: u32,
     /// Generated tokens of all choices.
     pub completion: u32,
+    /// Those of them that are reasoning, where that is told apart.
+    pub reasoning: Option<u32>,
 }
 
 impl Usage {
@@ -60,19 +62,30 @@ impl Usage {
         if plan.prompt_tokens_details {
             json::raw(out, "{\"cached_tokens\":");
             json::number(out, self.cached);
-            json::raw(out, "}}");
+            json::raw(out, "}");
         } else {
-            json::raw(out, "null}");
+            json::raw(out, "null");
         }
+        if let Some(reasoning) = self.reasoning {
+            json::raw(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":");
+            json::number(out, reasoning);
+            json::raw(out, "}");
+        }
+        json::raw(out, "}");
     }
 }
 
 /// `,"finish_reason":…,"stop_reason":…`
 pub fn finish(out: &mut Vec<u8>, growth: &ChoiceUpdate) {
+    finish_as(out, growth, growth.finish.map(finish_name));
+}
+
+/// The same under another name.
+pub fn finish_as(out: &mut Vec<u8>, growth: &ChoiceUpdate, reason: Option<&str>) {
     json::raw(out, ",\"finish_reason\":");
-    match growth.finish {
+    match reason {
         None => json::raw(out, "null"),
-        Some(reason) => json::string(out, finish_name(reason)),
+        Some(reason) => json::string(out, reason),
     }
     json::raw(out, ",\"stop_reason\":");
     match (&growth.stop_text, growth.stop_token) {

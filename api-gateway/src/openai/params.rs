@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::{
     fields::{Fields, wrong},
     sampling,
+    tools::Formats,
 };
 use crate::{defaults::Defaults, error::ApiError};
 
@@ -27,6 +28,8 @@ pub struct Limits {
     pub served_names: Vec<String>,
     /// Whether a request may bring its own chat template.
     pub trust_chat_template: bool,
+    /// How the model writes calls and reasoning.
+    pub formats: Formats,
     /// Whether `tools` stay out of the prompt when they may not be used.
     pub exclude_unused_tools: bool,
     /// Template variables that requests may override.
@@ -230,6 +233,7 @@ fn output(
         echo: false,
         stream: streaming.on,
         stream_interval: interval.map_or(limits.stream_interval, |interval| interval as u32),
+        prompt_tail: None,
     })
 }
 

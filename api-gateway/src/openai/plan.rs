@@ -1,6 +1,6 @@
 //! What an answer must look like, decided when its request is read.
 
-use super::params::Streaming;
+use super::{params::Streaming, tools::Parsing};
 
 /// What an answer must look like.
 #[derive(Clone, Debug)]
@@ -29,6 +29,20 @@ pub struct Plan {
     pub tokens_as_ids: bool,
     /// Whether `usage` tells of cached prompt tokens.
     pub prompt_tokens_details: bool,
+    /// How answers are taken apart; absent: they are content as they stand.
+    pub parsing: Option<Parsing>,
+    /// In whose shapes answers are written.
+    pub dialect: Dialect,
+}
+
+/// In whose shapes answers are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// As [`Api`] says.
+    #[default]
+    OpenAi,
+    /// A message of blocks.
+    Anthropic,
 }
 
 /// What differs between the two APIs.

@@ -56,10 +56,8 @@ const REFUSED: [(&str, Harmless); 28] = [
 ];
 
 /// Fields that steer nothing this server does. Known, so that they make no noise in the log.
-const WITHOUT_EFFECT: [&str; 11] = [
-    "include_reasoning",
+const WITHOUT_EFFECT: [&str; 9] = [
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",

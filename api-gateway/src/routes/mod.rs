@@ -6,6 +6,7 @@ mod detokenize;
 mod health;
 mod invocations;
 mod load;
+mod messages;
 mod metrics;
 mod models;
 mod ping;
@@ -25,7 +26,7 @@ type Handlers = MethodRouter<Arc<Gateway>>;
 type Route = (&'static str, fn() -> Handlers);
 
 /// Sorted by path.
-const ROUTES: [Route; 12] = [
+const ROUTES: [Route; 14] = [
     ("/detokenize", detokenize::route),
     ("/health", health::route),
     ("/invocations", invocations::route),
@@ -35,6 +36,8 @@ const ROUTES: [Route; 12] = [
     ("/tokenize", tokenize::route),
     ("/v1/chat/completions", chat_completions::route),
     ("/v1/completions", completions::route),
+    ("/v1/messages", messages::route),
+    ("/v1/messages/count_tokens", messages::count),
     ("/v1/models", models::route),
     ("/v1/models/{*model}", models::one),
     ("/version", version::route),

@@ -8,6 +8,9 @@ use crate::error::json_response;
 /// Prefixes of the paths that need a key.
 const GUARDED: [&str; 5] = ["/cohere", "/inference", "/invocations", "/v1", "/v2"];
 
+/// The header in which Anthropic's clients present their key.
+const ANTHROPIC_KEY: &str = "x-api-key";
+
 /// The keys that clients may present.
 pub struct Keys {
     keys: Vec<Vec<u8>>,
@@ -26,15 +29,19 @@ impl Keys {
     }
 
     fn presented(&self, headers: &HeaderMap) -> bool {
-        let Some(value) = headers.get(header::AUTHORIZATION) else { return false };
+        let Some(value) = headers.get(header::AUTHORIZATION) else {
+            return headers.get(ANTHROPIC_KEY).is_some_and(|key| self.knows(key.as_bytes().trim_ascii()));
+        };
         let value = value.as_bytes();
         let Some((scheme, token)) = value.iter().position(|byte| *byte == b' ').map(|at| value.split_at(at)) else {
             return false;
         };
-        // All keys are looked at, each to its end: the time tells nothing of how near a guess is.
-        let token = token.trim_ascii();
-        let known = self.keys.iter().fold(false, |known, key| known | same(key, token));
-        known && scheme.eq_ignore_ascii_case(b"bearer")
+        self.knows(token.trim_ascii()) && scheme.eq_ignore_ascii_case(b"bearer")
+    }
+
+    /// All keys are looked at, each to its end: the time tells nothing of how near a guess is.
+    fn knows(&self, token: &[u8]) -> bool {
+        self.keys.iter().fold(false, |known, key| known | same(key, token))
     }
 }
 

@@ -17,6 +17,7 @@ use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
+    anthropic::stream::MessageStream,
     engine::{mailbox::Update, pipeline::InFlight},
     openai::chunk::ChunkWriter,
 };
@@ -28,12 +29,38 @@ const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 pub struct EventStream {
     /// Absent once the answer has ended.
     in_flight: Option<InFlight>,
-    writer: ChunkWriter,
+    writer: Writer,
     update: Update,
     keep_alive: Option<KeepAlive>,
     log: Option<OutputLog>,
     /// Kept open as long as the stream, so that traces show the whole request.
     _span: tracing::Span,
+}
+
+/// Writes an answer's events in the shapes of its API.
+#[allow(clippy::large_enum_variant, reason = "nearly all are chunks, and there is one writer in a stream")]
+pub enum Writer {
+    /// OpenAI's.
+    Chunks(ChunkWriter),
+    /// Anthropic's.
+    Messages(Box<MessageStream>),
+}
+
+impl Writer {
+    /// Appends the events for `update`, up to the last when it holds the ending. Tells whether it did.
+    fn write(&mut self, out: &mut Vec<u8>, update: &mut Update) -> bool {
+        match self {
+            Self::Chunks(writer) => writer.write(out, update),
+            Self::Messages(writer) => writer.write(out, update),
+        }
+    }
+
+    fn tokens(&self) -> u64 {
+        match self {
+            Self::Chunks(writer) => writer.tokens(),
+            Self::Messages(writer) => writer.tokens(),
+        }
+    }
 }
 
 /// What the log is to show of the streamed text.
@@ -53,7 +80,7 @@ struct KeepAlive {
 
 impl EventStream {
     /// Streams what `in_flight` brings. With `keep_alive`, a comment is sent after so much silence.
-    pub fn new(in_flight: InFlight, writer: ChunkWriter, keep_alive: Option<Duration>, log: Option<OutputLog>) -> Self {
+    pub fn new(in_flight: InFlight, writer: Writer, keep_alive: Option<Duration>, log: Option<OutputLog>) -> Self {
         Self {
             in_flight: Some(in_flight),
             writer,

@@ -135,7 +135,7 @@ async fn wrong_conversations_are_named() {
     let rows = [
         (json!({"tools": tool}), "tools"),
         (json!({"tools": 5}), "tools"),
-        (json!({"tools": tool, "tool_choice": "auto"}), "tool_choice"),
+        (json!({"tools": tool, "tool_choice": "auto"}), "tools"),
         (json!({"tools": tool, "tool_choice": "required"}), "tool_choice"),
         (json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
         (json!({"top_logprobs": 2}), "top_logprobs"),

@@ -11,3 +11,4 @@ mod shapes;
 mod stage;
 mod streaming;
 mod tls;
+mod tools;

@@ -6,7 +6,13 @@ use jiff::Zoned;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, syntax::SyntaxConfig, value::Serde};
 use serde_json::Map;
 
-use crate::{ChatError, ContentFormat, Conversation, config::ModelTemplates, detect, finality, python};
+use crate::{
+    ChatError, ContentFormat, Conversation,
+    config::ModelTemplates,
+    detect, finality,
+    parsers::{self, ReasoningFormat, ToolFormat},
+    python,
+};
 
 /// Instructions that one rendering may execute: ten times what a thousand long messages take.
 const FUEL: u64 = 5_000_000;
@@ -28,6 +34,8 @@ pub struct ChatFormat {
     names: Vec<(String, ContentFormat)>,
     tokens: Map<String, serde_json::Value>,
     content_format: Option<ContentFormat>,
+    tools: Option<ToolFormat>,
+    reasoning: Option<ReasoningFormat>,
 }
 
 /// What `raise_exception` was called with.
@@ -48,18 +56,31 @@ impl ChatFormat {
         };
         let mut environment = environment();
         let mut names = Vec::new();
+        let texts: Vec<&str> = templates.iter().map(|(_, template)| template.as_str()).collect();
+        let shown = texts.join("\n");
+        let (tools, reasoning) = (parsers::detect::tools(&shown), parsers::detect::reasoning(&shown));
         for (name, template) in templates {
             names.push((name.clone(), detect::content_format(&template)));
             environment
                 .add_template_owned(name.clone(), without_generation_blocks(&template))
                 .map_err(|error| ChatError::Syntax { name, message: describe(&error) })?;
         }
-        Ok(Self { environment, names, tokens: model.tokens, content_format: settings.content_format })
+        Ok(Self { environment, names, tokens: model.tokens, content_format: settings.content_format, tools, reasoning })
     }
 
     /// Whether conversations can be rendered without a template in the request.
     pub fn has_template(&self) -> bool {
         !self.names.is_empty()
+    }
+
+    /// How the model writes calls of tools, as far as its templates show.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        self.tools
+    }
+
+    /// How the model writes its reasoning, as far as its templates show.
+    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        self.reasoning
     }
 
     /// The text of a conversation at the moment `now`, special tokens included.

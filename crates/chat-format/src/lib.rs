@@ -11,6 +11,7 @@ mod detect;
 mod error;
 mod finality;
 mod format;
+pub mod parsers;
 mod python;
 
 pub use config::{TemplateSource, template_source};

@@ -7,7 +7,8 @@ use std::sync::{
 
 use crate::segment::Segment;
 
-/// Ends all waits of one group, those that go on and those to come. Made before the group forms, so that forming can be ended too.
+/// Ends all waits of one group, those that go on and those to come. Made before the group forms, so that forming can be
+/// ended too.
 #[derive(Clone, Default)]
 pub struct AbortHandle {
     state: Arc<State>,
@@ -37,6 +38,12 @@ impl AbortHandle {
     /// Whether it was given up through this handle.
     pub fn is_aborted(&self) -> bool {
         self.state.aborted.load(SeqCst)
+    }
+
+    /// Ranks that others of the group wait for now: those that have come less far. Empty before the group has formed.
+    pub fn missing(&self) -> Vec<usize> {
+        let segment = self.state.segment.lock().unwrap_or_else(PoisonError::into_inner);
+        segment.as_ref().map_or_else(Vec::new, |segment| segment.missing())
     }
 
     /// Ties the handle to the group's memory.

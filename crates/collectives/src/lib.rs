@@ -10,7 +10,7 @@ mod solo;
 mod turn;
 
 pub use abort::AbortHandle;
-pub use shared_memory::{Place, SharedMemory};
+pub use shared_memory::{RankPlacement, SharedMemory};
 pub use solo::Solo;
 
 /// What ranks of a group do together. Every rank makes the same calls in the same order.
@@ -26,7 +26,8 @@ pub trait Collective: Send {
     /// `all = [mine of rank 0 | mine of rank 1 | ...]`.
     fn all_gather(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// The bytes that each rank gave, in rank order. All give as many. For what ranks tell each other once, not in every step.
+    /// The bytes that each rank gave, in rank order. All give as many. For what ranks tell each other once, not in
+    /// every step.
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
         let mine: Vec<f32> = mine.iter().map(|byte| f32::from(*byte)).collect();
         let mut all = vec![0.0; mine.len() * self.world_size()];

@@ -60,9 +60,9 @@ pub(crate) struct Segment {
     layout: Layout,
 }
 
-// SAFETY: `Shmem` is a pointer to memory that is shared with other processes anyway, an fd and a name. The memory is reached through
-// atomics (`Header`, `Turn`), or through `area_mut`, `result_mut` and `floats`, whose callers promise exclusivity; nothing mutates the
-// fields of `Shmem` after construction.
+// SAFETY: `Shmem` is a pointer to memory that is shared with other processes anyway, an fd and a name. The memory is
+// reached through atomics (`Header`, `Turn`), or through `area_mut`, `result_mut` and `floats`, whose callers promise
+// exclusivity; nothing mutates the fields of `Shmem` after construction.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -111,14 +111,24 @@ impl Segment {
     /// The turn counter of a rank; the one after the last rank's says "formed".
     pub fn turn(&self, rank: usize) -> &Turn {
         assert!(rank <= self.layout.world_size);
-        // SAFETY: the mapping is `layout.bytes()` long (checked in `create` and `open`), page-aligned, and holds `world_size + 1` turns
-        // after the header; `Turn` is made of atomics and valid for any bytes. The reference lives no longer than the mapping.
+        // SAFETY: the mapping is `layout.bytes()` long (checked in `create` and `open`), page-aligned, and holds
+        // `world_size + 1` turns after the header; `Turn` is made of atomics and valid for any bytes. The reference
+        // lives no longer than the mapping.
         unsafe { &*self.memory.as_ptr().add(size_of::<Header>()).cast::<Turn>().add(rank) }
     }
 
     /// The counter that rank 0 moves when all have come.
     pub fn formed(&self) -> &Turn {
         self.turn(self.layout.world_size)
+    }
+
+    /// Ranks that have arrived less often than the furthest of them: a rank that waits now waits for these.
+    pub fn missing(&self) -> Vec<usize> {
+        let arrivals: Vec<u32> = (0..self.layout.world_size).map(|rank| self.turn(rank).arrivals()).collect();
+        // On a circle: nobody is half of it ahead of another.
+        let is_behind = |mine: u32, other: &u32| (other.wrapping_sub(mine) << 1) as i32 > 0;
+        let behind = arrivals.iter().map(|mine| arrivals.iter().any(|other| is_behind(*mine, other)));
+        behind.enumerate().filter_map(|(rank, is_behind)| is_behind.then_some(rank)).collect()
     }
 
     /// Ends all waits in this segment.
@@ -178,7 +188,8 @@ impl Segment {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping is page-aligned and at least a header long; `Header` is made of atomics, valid for any bytes.
+        // SAFETY: the mapping is page-aligned and at least a header long; `Header` is made of atomics, valid for any
+        // bytes.
         unsafe { &*self.memory.as_ptr().cast::<Header>() }
     }
 

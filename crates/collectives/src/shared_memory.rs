@@ -1,8 +1,9 @@
 //! A group of processes on one host that meet in a shared segment.
 //!
-//! Small buffers take one meeting: everybody lays its part down, waits for all, and adds all parts up itself. Large ones take two: each
-//! rank adds up its share (reduce-scatter), then all read the result (all-gather). Buffers alternate between two halves of the segment:
-//! a rank that writes a half again has since met the others once more, so nobody can still be reading it.
+//! Small buffers take one meeting: every rank publishes its part, waits for all, and adds all parts up itself. Large
+//! ones take two: each rank adds up its share (reduce-scatter), then all read the result (all-gather). Buffers
+//! alternate between two halves of the segment: a rank that writes a half again has since met the others once more, so
+//! nobody can still be reading it.
 
 use std::{
     ops::Range,
@@ -27,7 +28,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Where and as whom a process joins a group.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct RankPlacement {
     /// Names the group; the same for all of its ranks, and for no other living group on this host.
     pub rendezvous: String,
     /// This process's rank.
@@ -42,7 +43,7 @@ pub struct Place {
 pub struct SharedMemory {
     segment: Arc<Segment>,
     abort: AbortHandle,
-    place: Place,
+    place: RankPlacement,
     /// Times that this rank has arrived.
     arrived: u32,
     half: usize,
@@ -52,7 +53,7 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     /// Meets the other ranks. `abort` ends this, and everything that the group does later.
-    pub fn join(place: Place, abort: AbortHandle) -> Result<Self, CollectiveError> {
+    pub fn join(place: RankPlacement, abort: AbortHandle) -> Result<Self, CollectiveError> {
         if place.rank >= place.world_size || place.world_size > 1 << 16 {
             let reason = format!("rank {} of {}", place.rank, place.world_size);
             return Err(CollectiveError::Setup { doing: "joining a group", reason });
@@ -64,26 +65,26 @@ impl SharedMemory {
     }
 
     /// Arrives and waits for all.
-    fn meet(&mut self) -> Result<(), CollectiveError> {
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
         self.arrived = self.arrived.wrapping_add(1);
         self.segment.turn(self.place.rank).arrive();
         (0..self.place.world_size).try_for_each(|rank| self.segment.turn(rank).wait(self.arrived, self.place.timeout))
     }
 
-    /// Lays `mine` (at most a chunk) down in this rank's area of a fresh half, and waits until all have done so.
-    fn lay_down(&mut self, mine: &[f32]) -> Result<(), CollectiveError> {
+    /// Publishes `mine` (at most a chunk) in this rank's area of a fresh half, and waits until all have done so.
+    fn publish(&mut self, mine: &[f32]) -> Result<(), CollectiveError> {
         self.half = 1 - self.half;
         // SAFETY: this rank's own area. Others read this half last before the meeting of the other half, which is over.
         let area = unsafe { self.segment.area_mut(self.half, self.place.rank) };
         area[..mine.len()].copy_from_slice(mine);
-        self.meet()
+        self.barrier()
     }
 
     /// `out = sum over ranks`, of that part of their areas, in rank order.
     fn add_up(&self, part: Range<usize>, out: &mut [f32]) {
         for rank in 0..self.place.world_size {
-            // SAFETY: all ranks laid down and met; they write this half again only after meeting for the other half, where this rank
-            // arrives after this function.
+            // SAFETY: all ranks published and met; they write this half again only after meeting for the other half,
+            // where this rank arrives after this function.
             let area = unsafe { self.segment.area(self.half, rank) };
             let area = &area[part.clone()];
             if rank == 0 {
@@ -95,23 +96,25 @@ impl SharedMemory {
     }
 
     fn reduce_chunk(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
-        self.lay_down(data)?;
+        self.publish(data)?;
         if data.len() <= SMALL {
             self.add_up(0..data.len(), data);
             return Ok(());
         }
         let share = share_of(data.len(), self.place.rank, self.place.world_size);
-        // SAFETY: shares of ranks do not overlap, and the result of this half was last read before the meeting of the other half.
+        // SAFETY: shares of ranks do not overlap, and the result of this half was last read before the meeting of the
+        // other half.
         let result = unsafe { self.segment.result_mut(self.half, share.clone()) };
         self.add_up(share, result);
-        self.meet()?;
-        // SAFETY: all ranks wrote their share and met; the next write to this half's result follows two further meetings.
+        self.barrier()?;
+        // SAFETY: all ranks wrote their share and met; the next write to this half's result follows two further
+        // meetings.
         data.copy_from_slice(unsafe { self.segment.result(self.half, data.len()) });
         Ok(())
     }
 
     fn gather_chunk(&mut self, mine: &[f32], range: Range<usize>, all: &mut [f32]) -> Result<(), CollectiveError> {
-        self.lay_down(&mine[range.clone()])?;
+        self.publish(&mine[range.clone()])?;
         for (rank, out) in all.chunks_exact_mut(mine.len()).enumerate() {
             // SAFETY: as in `add_up`.
             let area = unsafe { self.segment.area(self.half, rank) };
@@ -174,12 +177,12 @@ fn share_of(len: usize, rank: usize, world_size: usize) -> Range<usize> {
     at(rank)..at(rank + 1)
 }
 
-fn layout(place: &Place) -> Layout {
+fn layout(place: &RankPlacement) -> Layout {
     Layout { world_size: place.world_size, chunk: CHUNK }
 }
 
 /// Rank 0: makes the segment, waits for everybody, takes the name away.
-fn host(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError> {
+fn host(place: &RankPlacement, abort: &AbortHandle) -> Result<Segment, CollectiveError> {
     let start = Instant::now();
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64);
     let nonce = clock ^ u64::from(process::id()) << 32;
@@ -197,9 +200,9 @@ fn host(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError> 
 
 /// Other ranks: find rank 0's segment, claim a place in it, wait until rank 0 saw all.
 ///
-/// The name may first lead to what an earlier group left. Nobody moves that segment's `formed` any more, so the rank looks again and
-/// again whether rank 0 has put a new segment under the name.
-fn visit(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError> {
+/// The name may first lead to what an earlier group left. Nobody moves that segment's `formed` any more, so the rank
+/// looks again and again whether rank 0 has put a new segment under the name.
+fn visit(place: &RankPlacement, abort: &AbortHandle) -> Result<Segment, CollectiveError> {
     let start = Instant::now();
     let name = name_of(&place.rendezvous);
     let mut mine: Option<Segment> = None;
@@ -217,7 +220,8 @@ fn visit(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError>
             Ok(Some(segment)) if Some(segment.nonce()) != known => {
                 mine = segment.turn(place.rank).claim().then_some(segment);
             }
-            // A stale segment of another layout is replaced soon; a living rank 0 that disagrees is told by the deadline.
+            // A stale segment of another layout is replaced soon; a living rank 0 that disagrees is told by the
+            // deadline.
             Err(error) if start.elapsed() >= place.timeout => return Err(error),
             _ => {}
         }
@@ -229,7 +233,12 @@ fn visit(place: &Place, abort: &AbortHandle) -> Result<Segment, CollectiveError>
 }
 
 /// Whether a wait that ended like this, in a group that forms, may go on.
-fn patience(error: CollectiveError, start: Instant, place: &Place, abort: &AbortHandle) -> Result<(), CollectiveError> {
+fn patience(
+    error: CollectiveError,
+    start: Instant,
+    place: &RankPlacement,
+    abort: &AbortHandle,
+) -> Result<(), CollectiveError> {
     if abort.is_aborted() {
         return Err(CollectiveError::Aborted);
     }

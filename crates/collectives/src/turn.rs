@@ -1,7 +1,7 @@
 //! A rank's turn counter in shared memory: "I have come this far", awaited by spinning briefly and then on a futex.
 //!
-//! One word holds the count of arrivals in its upper 31 bits and "given up" in the lowest. Giving up changes the word that others sleep
-//! on, so no sleeper can miss it between its last look and its sleep.
+//! One word holds the count of arrivals in its upper 31 bits and "given up" in the lowest. Giving up changes the word
+//! that others sleep on, so no sleeper can miss it between its last look and its sleep.
 
 use std::{
     hint,
@@ -43,6 +43,11 @@ impl Turn {
         self.wake();
     }
 
+    /// How often this rank has arrived, modulo 2^31.
+    pub fn arrivals(&self) -> u32 {
+        self.word.load(Acquire) / ONE
+    }
+
     /// Ends all waits for this rank, now and later.
     pub fn abort(&self) {
         self.word.fetch_or(ABORTED, SeqCst);
@@ -57,7 +62,8 @@ impl Turn {
             }
             hint::spin_loop();
         }
-        // Announced before the last look at the word; `wake` looks after changing it (both sequentially consistent), so one sees the other.
+        // Announced before the last look at the word; `wake` looks after changing it (both sequentially consistent), so
+        // one sees the other.
         self.sleepers.fetch_add(1, SeqCst);
         let result = self.sleep(count, timeout);
         self.sleepers.fetch_sub(1, SeqCst);
@@ -88,7 +94,8 @@ impl Turn {
     }
 }
 
-/// Whether the word's rank has arrived `count` times. A rank that arrived and then left has done its part, so that is asked first.
+/// Whether the word's rank has arrived `count` times. A rank that arrived and then left has done its part, so that is
+/// asked first.
 fn reached(word: u32, count: u32) -> Result<bool, CollectiveError> {
     // Distance on the 31-bit circle: at most half of it ahead.
     let ahead = (word & !ABORTED).wrapping_sub(count.wrapping_mul(ONE)) as i32;

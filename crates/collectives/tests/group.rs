@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use collectives::{AbortHandle, Collective, CollectiveError, Place, SharedMemory, Solo};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 
 /// Longer than any test runs: whoever waits for it has failed.
 const LONG: Duration = Duration::from_secs(120);
@@ -19,8 +19,8 @@ fn fresh_name() -> String {
     format!("collectives-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-fn place(rendezvous: &str, rank: usize, world_size: usize, timeout: Duration) -> Place {
-    Place { rendezvous: rendezvous.to_owned(), rank, world_size, timeout }
+fn place(rendezvous: &str, rank: usize, world_size: usize, timeout: Duration) -> RankPlacement {
+    RankPlacement { rendezvous: rendezvous.to_owned(), rank, world_size, timeout }
 }
 
 fn join(rendezvous: &str, rank: usize, world_size: usize) -> Result<SharedMemory, CollectiveError> {
@@ -108,6 +108,7 @@ fn solo_is_a_group_of_one() {
 fn abort_ends_a_wait_on_every_rank() {
     let name = fresh_name();
     let abort = AbortHandle::new();
+    assert_eq!(abort.missing(), []);
     thread::scope(|scope| {
         let ours = abort.clone();
         let (waits, name) = (std::sync::mpsc::channel::<()>(), &name);
@@ -125,6 +126,10 @@ fn abort_ends_a_wait_on_every_rank() {
         let idle = join(name, 2, 3).unwrap();
         (0..2).for_each(|_| told.recv().unwrap());
         assert!(name_is_gone(name));
+        // Whom the other two wait for can be told from outside.
+        while abort.missing() != [2] {
+            thread::yield_now();
+        }
         abort.abort();
         for rank in waiting {
             let (first, second) = rank.join().unwrap();

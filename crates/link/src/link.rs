@@ -54,8 +54,8 @@ impl<S: Message, R: Message + Default> Link<S, R> {
     }
 }
 
-/// The outgoing direction of a link. Dropping it ends the link in order: the peer receives what was sent, then `PeerGone`.
-/// Keep both directions for as long as the link is wanted, also the one that carries nothing.
+/// The outgoing direction of a link. Dropping it ends the link in order: the peer receives what was sent, then
+/// `PeerGone`. Keep both directions for as long as the link is wanted, also the one that carries nothing.
 pub struct Sender<S> {
     outgoing: Outgoing,
     deadline: Duration,
@@ -70,8 +70,8 @@ impl<S: Message> Sender<S> {
         self.send_many(std::slice::from_ref(message)).await
     }
 
-    /// Sends messages in order, waking the peer once for all that fit at a time. The deadline is for each wait for room.
-    /// If it fails or is cancelled, a first part of them may be sent, each wholly.
+    /// Sends messages in order, waking the peer once for all that fit at a time. The deadline is for each wait for
+    /// room. If it fails or is cancelled, a first part of them may be sent, each wholly.
     pub async fn send_many(&mut self, messages: &[S]) -> Result<(), LinkError> {
         tokio::task::coop::consume_budget().await;
         let outcome = self.stage_all(messages).await;

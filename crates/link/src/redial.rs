@@ -11,12 +11,13 @@ use crate::{address::Address, error::LinkError, link::Link, listener::connect, o
 const SHORTEST: Duration = Duration::from_millis(5);
 /// The longest wait.
 const LONGEST: Duration = Duration::from_secs(1);
-/// The longest wait for a process on this host that is just starting (or starting again): a failed connection there costs
-/// microseconds, and a user waits.
+/// The longest wait for a process on this host that is just starting (or starting again): a failed connection there
+/// costs microseconds, and a user waits.
 const LONGEST_AT_FIRST: Duration = Duration::from_millis(20);
 /// How long "at first" is.
 const AT_FIRST: Duration = Duration::from_secs(10);
-/// A peer that is not there for less than this is not worth a line: processes that start together find each other in turn.
+/// A peer that is not there for less than this is not worth a line: processes that start together find each other in
+/// turn.
 const LOG_AFTER: Duration = Duration::from_secs(2);
 /// How often an ongoing failure is logged again.
 const LOG_EVERY: Duration = Duration::from_secs(30);

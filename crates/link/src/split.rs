@@ -2,8 +2,8 @@
 
 use prost::Message;
 
-/// The message as messages of at most `limit` bytes, in order. `halve` is given one that is larger, with its bytes: it gives two for it, or one where
-/// it cannot be divided, which then stays as it is.
+/// The message as messages of at most `limit` bytes, in order. `halve` is given one that is larger, with its bytes: it
+/// gives two for it, or one where it cannot be divided, which then stays as it is.
 pub fn split<M: Message>(message: M, limit: usize, mut halve: impl FnMut(M, usize) -> (M, Option<M>)) -> Vec<M> {
     let mut fitting = Vec::with_capacity(1);
     let mut rest = vec![message];

@@ -23,8 +23,8 @@ pub(crate) enum Closing {
     /// A listener's answers go on without the dialer's stream.
     AtOnce,
     /// A dialer's stream does not: HTTP/2 discards what is still buffered of a request when nobody wants its answer. So
-    /// the answer is kept until the peer has ended it, which it does when it has read everything, but no longer than this
-    /// after the outgoing direction has ended.
+    /// the answer is kept until the peer has ended it, which it does when it has read everything, but no longer than
+    /// this after the outgoing direction has ended.
     Linger(Duration, Handle),
 }
 

@@ -1,5 +1,5 @@
-//! GGUF: one file with metadata, tokenizer and tensors (the specification is `docs/gguf.md` of the ggml project). Here its header: what is
-//! where; the tensors' bytes are read by whoever wants them.
+//! GGUF: one file with metadata, tokenizer and tensors (the specification is `docs/gguf.md` of the ggml project). Here
+//! its header: what is where; the tensors' bytes are read by whoever wants them.
 
 mod read;
 mod types;

@@ -1,8 +1,8 @@
 //! What lies in a model folder: which files hold the weights, and what the header of a GGUF file says.
 //!
-//! A model is given by a path: a folder, or one `.gguf` file. [`WeightFiles::find`] says which files hold its weights; [`pick`] decides
-//! the same from names alone, for repositories that are not here yet. A GGUF file also holds what other formats keep beside the weights
-//! (configuration, tokenizer, chat template): [`Gguf`] reads it.
+//! A model is given by a path: a folder, or one `.gguf` file. [`WeightFiles::find`] says which files hold its weights;
+//! [`pick`] decides the same from names alone, for repositories that are not here yet. A GGUF file also holds what
+//! other formats keep beside the weights (configuration, tokenizer, chat template): [`Gguf`] reads it.
 
 mod error;
 mod gguf;

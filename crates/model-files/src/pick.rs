@@ -35,9 +35,10 @@ pub enum Pick {
     Nothing,
 }
 
-/// Picks among the names of a folder, in the order in which the reference library looks for them: safetensors, PyTorch, GGUF; of each the
-/// usual single file, then the index of a sharded one. Safetensors under other names count when there is nothing else and the folder is no
-/// adapter's. Second copies (`consolidated*`, `original/`), adapters and projectors of images are passed over.
+/// Picks among the names of a folder, in the order in which the reference library looks for them: safetensors, PyTorch,
+/// GGUF; of each the usual single file, then the index of a sharded one. Safetensors under other names count when there
+/// is nothing else and the folder is no adapter's. Second copies (`consolidated*`, `original/`), adapters and
+/// projectors of images are passed over.
 pub fn pick<'a>(names: impl IntoIterator<Item = &'a str>) -> Pick {
     let mut names: Vec<&str> = names.into_iter().filter(|name| !name.contains('/') && !name.starts_with('.')).collect();
     names.sort_unstable();

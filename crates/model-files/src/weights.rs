@@ -58,7 +58,8 @@ impl WeightFiles {
     }
 }
 
-/// The GGUF file that speaks for a model: itself, or the one of a folder that holds no weights in another format. The first one of a split.
+/// The GGUF file that speaks for a model: itself, or the one of a folder that holds no weights in another format. The
+/// first one of a split.
 ///
 /// # Errors
 /// When the folder holds several, or a part is missing. A folder without any is no error.

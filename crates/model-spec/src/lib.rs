@@ -37,6 +37,6 @@ pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes};
 pub use spec::{
-    AttentionSpec, Biases, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, MixerSpec, ModelKind, ModelSpec,
-    Position, PositionTable, QkNorm, Residual,
+    AttentionSpec, Biases, ClassesSpec, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, LogitsSpec,
+    MixerSpec, ModelSpec, Position, PositionTable, QkNorm, Residual,
 };

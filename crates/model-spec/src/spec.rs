@@ -21,8 +21,6 @@ use crate::rope::RopeSpec;
 pub struct ModelSpec {
     /// Class name in `config.json`, e.g. `LlamaForCausalLM`.
     pub architecture: String,
-    /// What runs it.
-    pub kind: ModelKind,
     /// Rows of the embedding and of the logits; may exceed the tokenizer's vocabulary (padding).
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -39,17 +37,8 @@ pub struct ModelSpec {
     pub layers: Vec<LayerSpec>,
     /// Norm before the head.
     pub final_norm: Option<NormSpec>,
-    /// From the residual stream to logits.
+    /// From the residual stream to what the model gives.
     pub head: HeadSpec,
-}
-
-/// What runs a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelKind {
-    /// A causal decoder over paged key/value memory.
-    Decoder,
-    /// No arithmetic at all: the output repeats the prompt. For measuring everything around the model.
-    Echo,
 }
 
 /// Element type of weights.
@@ -105,9 +94,42 @@ pub struct PositionTable {
     pub offset: usize,
 }
 
+/// What is computed of the residual stream after the last norm.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HeadSpec {
+    /// A number for each token of the vocabulary: causal language models.
+    Logits(LogitsSpec),
+    /// Nothing: hidden states are what the model gives (embedding models).
+    Hidden,
+    /// A score for each class (sequence classification).
+    Classes(ClassesSpec),
+}
+
+impl HeadSpec {
+    /// Logits by a matrix, and nothing else.
+    pub fn plain(tied: bool) -> Self {
+        Self::Logits(LogitsSpec { tied, bias: false, unit_rows: false, scale: 1.0, soft_cap: None })
+    }
+
+    /// How logits are computed, if that is what it does.
+    pub fn logits(&self) -> Option<&LogitsSpec> {
+        match self {
+            Self::Logits(logits) => Some(logits),
+            Self::Hidden | Self::Classes(_) => None,
+        }
+    }
+
+    /// Changes how logits are computed: for architectures that differ from [`Self::plain`] in a field.
+    pub fn change_logits(&mut self, change: impl FnOnce(&mut LogitsSpec)) {
+        if let Self::Logits(logits) = self {
+            change(logits);
+        }
+    }
+}
+
 /// From the residual stream to logits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HeadSpec {
+pub struct LogitsSpec {
     /// The embedding's matrix is the head's too.
     pub tied: bool,
     /// There is a bias.
@@ -120,11 +142,13 @@ pub struct HeadSpec {
     pub soft_cap: Option<f32>,
 }
 
-impl HeadSpec {
-    /// A matrix, and nothing else.
-    pub fn plain(tied: bool) -> Self {
-        Self { tied, bias: false, unit_rows: false, scale: 1.0, soft_cap: None }
-    }
+/// From the residual stream to class scores: a matrix `[count, hidden]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassesSpec {
+    /// Classes.
+    pub count: usize,
+    /// There is a bias.
+    pub bias: bool,
 }
 
 /// One layer.

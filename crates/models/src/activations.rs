@@ -1,14 +1,13 @@
-//! Activation buffers of a decoder, made once at load.
+//! Activation buffers of a device, made once at load and shared by its networks.
 
 use std::collections::HashMap;
 
 use kernels::ops::{Act, Backend, DType, ExpertRouting};
 use model_spec::ModelSpec;
 
-use crate::Limits;
-use crate::network::Network;
+use crate::network::{Head, Modules, Output};
 
-/// Activation buffers outside the layers.
+/// Activation buffers of a network outside its layers.
 pub(crate) struct Activations {
     /// The residual stream.
     pub(crate) x: Act,
@@ -16,104 +15,151 @@ pub(crate) struct Activations {
     pub(crate) normed: Act,
     /// What is to be added to it.
     pub(crate) delta: Act,
-    /// Rows of `x` whose logits are wanted, and their norm; the same rows of what the last layer mixed.
-    pub(crate) picked: Act,
-    pub(crate) picked_normed: Act,
-    pub(crate) picked_mixed: Option<Act>,
-    /// Rows of the embedding, and rows for the head, where those are not as wide as the residual stream.
+    /// Rows of the embedding, where they are not as wide as the residual stream.
     pub(crate) embedded: Option<Act>,
-    pub(crate) projected: Option<Act>,
-    /// This rank's part of them, and where devices of several ranks meet, whole rows.
-    pub(crate) logits: Act,
-    pub(crate) all_logits: Option<Act>,
-    pub(crate) bytes: u64,
+    /// Where the network has a head.
+    pub(crate) output: Option<OutputActivations>,
 }
 
-/// Makes activation buffers and counts their bytes (as if all were f32). One with room for all rows of a step is shared by whoever asks for
-/// the same role and width: layers run one after the other.
+/// Those for the rows that a head is asked for.
+pub(crate) struct OutputActivations {
+    /// These rows of `x`, and their norm; the same rows of what the last layer mixed.
+    pub(crate) picked: Act,
+    pub(crate) picked_normed: Act,
+    pub(crate) picked_mixed: Act,
+    /// Rows for the head, where those are not as wide as the residual stream.
+    pub(crate) projected: Option<Act>,
+    /// What the head gives: this rank's part of the logits, or whole rows of anything else.
+    pub(crate) out: Act,
+    /// Logits of all ranks, where their devices are connected.
+    pub(crate) all_logits: Option<Act>,
+}
+
+/// Makes activation buffers and counts their bytes (as if all were f32). Whoever asks for the same role and shape is
+/// given the same buffer: layers run one after the other, and so do networks.
+#[derive(Default)]
 pub(crate) struct ActivationPool {
-    max_rows: usize,
-    /// What values that only feed products and attention may be rounded to.
-    compute: DType,
-    shared: HashMap<(&'static str, usize, usize), Act>,
-    choices: HashMap<usize, ExpertRouting>,
+    shared: HashMap<Key, Act>,
+    /// By rows and experts a row.
+    choices: HashMap<(usize, usize), ExpertRouting>,
     bytes: u64,
 }
 
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    role: &'static str,
+    rows: usize,
+    width: usize,
+    dtype: DType,
+}
+
 impl ActivationPool {
-    pub(crate) fn new(max_rows: usize, compute: DType) -> Self {
-        Self { max_rows, compute, shared: HashMap::new(), choices: HashMap::new(), bytes: 0 }
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    /// In f32.
-    fn own(&mut self, rows: usize, width: usize, backend: &mut dyn Backend) -> Act {
-        self.bytes += (rows * width * size_of::<f32>()) as u64;
-        backend.new_act(rows, width)
+    fn get(&mut self, key: Key, backend: &mut dyn Backend) -> Act {
+        let Key { rows, width, dtype, .. } = key;
+        let bytes = &mut self.bytes;
+        *self.shared.entry(key).or_insert_with(|| {
+            *bytes += (rows * width * size_of::<f32>()) as u64;
+            match dtype {
+                DType::F32 => backend.new_act(rows, width),
+                _ => backend.new_rounded_act(rows, width, dtype),
+            }
+        })
     }
+}
 
-    fn rounded(&mut self, rows: usize, width: usize, backend: &mut dyn Backend) -> Act {
-        self.bytes += (rows * width * size_of::<f32>()) as u64;
-        backend.new_rounded_act(rows, width, self.compute)
-    }
+/// A network's way to a device's buffers.
+pub(crate) struct Buffers<'a> {
+    pub pool: &'a mut ActivationPool,
+    /// Rows of a step at most.
+    pub max_rows: usize,
+    /// What values that only feed products and attention may be rounded to.
+    pub compute: DType,
+}
 
-    /// For what goes on inside a layer, with `times` rows for each of a step: the device may round it to the computing type.
+impl Buffers<'_> {
+    /// For what goes on inside a layer, with `times` rows for each of a step: the device may round it to the computing
+    /// type.
     pub(crate) fn shared(&mut self, role: &'static str, times: usize, width: usize, backend: &mut dyn Backend) -> Act {
-        self.shared_by(role, times, width, |buffers, rows| buffers.rounded(rows, width, backend))
+        self.pool.get(Key { role, rows: self.max_rows * times, width, dtype: self.compute }, backend)
     }
 
     /// The same in f32.
     pub(crate) fn exact(&mut self, role: &'static str, times: usize, width: usize, backend: &mut dyn Backend) -> Act {
-        self.shared_by(role, times, width, |buffers, rows| buffers.own(rows, width, backend))
-    }
-
-    fn shared_by(
-        &mut self,
-        role: &'static str,
-        times: usize,
-        width: usize,
-        make: impl FnOnce(&mut Self, usize) -> Act,
-    ) -> Act {
-        if let Some(act) = self.shared.get(&(role, times, width)) {
-            return *act;
-        }
-        let act = make(self, self.max_rows * times);
-        self.shared.insert((role, times, width), act);
-        act
+        self.pool.get(Key { role, rows: self.max_rows * times, width, dtype: DType::F32 }, backend)
     }
 
     /// Room for the experts of every row.
     pub(crate) fn choice(&mut self, top_k: usize, backend: &mut dyn Backend) -> ExpertRouting {
         let rows = self.max_rows;
-        *self.choices.entry(top_k).or_insert_with(|| backend.new_expert_routing(rows, top_k))
+        *self.pool.choices.entry((rows, top_k)).or_insert_with(|| backend.new_expert_routing(rows, top_k))
     }
 }
 
 impl Activations {
-    /// `buffers` holds what the layers took.
     pub(crate) fn new(
         spec: &ModelSpec,
-        network: &Network,
-        limits: Limits,
-        mut buffers: ActivationPool,
+        modules: &Modules,
+        output_rows: usize,
+        buffers: &mut Buffers<'_>,
         backend: &mut dyn Backend,
     ) -> Self {
-        let (rows, hidden) = (limits.max_rows, spec.hidden_size);
-        let mixed = network.layers.last().map(|layer| layer.mixer.width());
-        let picked_rows = limits.max_logit_rows;
-        // Each of several ranks has a part of the head.
-        let meets = network.head_width < spec.vocab_size && backend.can_init_comm();
+        let hidden = spec.hidden_size;
+        let mixed = modules.layers.last().map_or(hidden, |layer| layer.mixer.width());
+        let projects = modules.input.as_ref().is_some_and(|input| input.project.is_some());
         Self {
-            x: buffers.own(rows, hidden, backend),
-            normed: buffers.rounded(rows, hidden, backend),
-            delta: buffers.own(rows, hidden, backend),
-            picked: buffers.own(picked_rows, hidden, backend),
-            picked_normed: buffers.rounded(picked_rows, hidden, backend),
-            picked_mixed: mixed.map(|width| buffers.rounded(picked_rows, width, backend)),
-            embedded: (network.project_in).map(|_| buffers.own(rows, spec.embedding.width, backend)),
-            projected: (network.project_out).map(|_| buffers.rounded(picked_rows, spec.embedding.width, backend)),
-            logits: buffers.own(picked_rows, network.head_width, backend),
-            all_logits: meets.then(|| buffers.own(picked_rows, spec.vocab_size, backend)),
-            bytes: buffers.bytes,
+            x: buffers.exact("residual stream", 1, hidden, backend),
+            normed: buffers.shared("norm", 1, hidden, backend),
+            delta: buffers.exact("delta", 1, hidden, backend),
+            embedded: projects.then(|| buffers.exact("embedding", 1, spec.embedding.width, backend)),
+            output: modules.output.as_ref().map(|output| {
+                let mut buffers = Buffers { pool: &mut *buffers.pool, max_rows: output_rows, ..*buffers };
+                OutputActivations::new(spec, output, mixed, &mut buffers, backend)
+            }),
         }
+    }
+
+    /// What the network gives: of one without head, the residual stream.
+    pub(crate) fn output(&self) -> Act {
+        self.output.as_ref().map_or(self.x, |output| output.out)
+    }
+
+    pub(crate) fn all_logits(&self) -> Option<Act> {
+        self.output.as_ref()?.all_logits
+    }
+}
+
+impl OutputActivations {
+    /// `mixed`: columns of what the last layer mixes. `buffers` are for as many rows as the head is asked for at most.
+    fn new(
+        spec: &ModelSpec,
+        output: &Output,
+        mixed: usize,
+        buffers: &mut Buffers<'_>,
+        backend: &mut dyn Backend,
+    ) -> Self {
+        let hidden = spec.hidden_size;
+        let picked = buffers.exact("picked rows", 1, hidden, backend);
+        let picked_normed = buffers.shared("norm of picked rows", 1, hidden, backend);
+        let picked_mixed = buffers.shared("picked rows of the mixer", 1, mixed, backend);
+        let (mut projected, mut all_logits) = (None, None);
+        let out = match &output.head {
+            Head::Logits(head) => {
+                let width = spec.embedding.width;
+                projected = head.project.map(|_| buffers.shared("projected rows", 1, width, backend));
+                // Each of several ranks has a part of the head.
+                if head.width < spec.vocab_size && backend.can_init_comm() {
+                    all_logits = Some(buffers.exact("all logits", 1, spec.vocab_size, backend));
+                }
+                buffers.exact("logits", 1, head.width, backend)
+            }
+            Head::Classes { count, .. } => buffers.exact("classes", 1, *count, backend),
+            Head::Hidden if output.norm.is_some() => buffers.exact("hidden states", 1, hidden, backend),
+            Head::Hidden => picked,
+        };
+        Self { picked, picked_normed, picked_mixed, projected, out, all_logits }
     }
 }

@@ -98,8 +98,8 @@ pub(crate) fn check_choices(rows: &[SampleRow], logit_rows: usize, slots: usize)
     Ok(())
 }
 
-/// Checks that logit rows ascend within the batch.
-pub(crate) fn check_logit_rows(logit_rows: &[u32], rows: usize, max: usize) -> Result<(), ForwardError> {
+/// Checks that the rows that a head is asked for ascend within the batch.
+pub(crate) fn check_output_rows(logit_rows: &[u32], rows: usize, max: usize) -> Result<(), ForwardError> {
     if logit_rows.len() > max {
         return Err(ForwardError::Rows { what: "rows with logits", rows: logit_rows.len(), max });
     }
@@ -162,9 +162,9 @@ mod tests {
             check_one(&[1], &[0], sequence(0, 1, &[vec![0], vec![1]])),
             check_one(&[1], &[0], Sequence { slot: 2, ..sequence(0, 1, &[vec![0]]) }),
             check_one(&[1], &[4], sequence(4, 1, &[vec![0, 1, 2]])),
-            check_logit_rows(&[0, 1], 2, 1),
-            check_logit_rows(&[1, 0], 2, 2),
-            check_logit_rows(&[2], 2, 2),
+            check_output_rows(&[0, 1], 2, 1),
+            check_output_rows(&[1, 0], 2, 2),
+            check_output_rows(&[2], 2, 2),
         ];
         for (index, result) in refused.into_iter().enumerate() {
             assert!(result.is_err(), "case {index}");

@@ -1,8 +1,9 @@
 //! How a model's layers share KV memory: KV cache groups.
 //!
-//! Layers that keep the same tokens form groups with a block table each: all tokens, or those of a window. The tables of all groups take
-//! blocks from one pool, so that what windows do not need is there for whoever needs it. For that, a block must be of use to any group:
-//! it is a block of *every* memory, and the groups' layers use the same memories in turn.
+//! Layers that keep the same tokens form groups with a block table each: all tokens, or those of a window. The tables
+//! of all groups take blocks from one pool, so that what windows do not need is there for whoever needs it. For that, a
+//! block must be of use to any group: it is a block of *every* memory, and the groups' layers use the same memories in
+//! turn.
 //!
 //! ```text
 //!            memory 0   memory 1
@@ -10,6 +11,8 @@
 //! group 1    layer 0    layer 1      window
 //! group 2    layer 2    layer 3      window                 (Gemma 3; the idea is that of vLLM's hybrid cache)
 //! ```
+
+use std::ops::Range;
 
 use kernels::ops::KvShape;
 
@@ -148,7 +151,8 @@ fn group(layers: &[CacheSpec]) -> Vec<Vec<usize>> {
     kinds.iter().flat_map(|(_, members)| members.chunks(size).map(<[usize]>::to_vec)).collect()
 }
 
-/// Layers a group: as many as waste the fewest places, first in groups that keep everything, then in those with a window.
+/// Layers a group: as many as waste the fewest places, first in groups that keep everything, then in those with a
+/// window.
 fn group_size(kinds: &[(Option<usize>, Vec<usize>)]) -> usize {
     let largest = kinds.iter().map(|(_, members)| members.len()).max().unwrap_or(1);
     let count = |size: usize| kinds.iter().map(|(_, members)| members.len().div_ceil(size)).sum::<usize>();
@@ -161,21 +165,29 @@ fn group_size(kinds: &[(Option<usize>, Vec<usize>)]) -> usize {
 }
 
 impl Arrangement {
-    /// The same in bytes, for elements of so many.
-    pub(crate) fn layout(&self, layers: &[CacheSpec], element: usize) -> CacheLayout {
+    /// Which memories these layers use, by number.
+    pub(crate) fn memories_of(&self, layers: Range<usize>) -> Vec<bool> {
+        let mut used = vec![false; self.memories.len()];
+        self.layers[layers].iter().flatten().for_each(|cache| used[cache.memory] = true);
+        used
+    }
+
+    /// What some of the layers take, in bytes, for elements of so many. The groups are those of all layers.
+    pub(crate) fn layout(&self, specs: &[CacheSpec], layers: Range<usize>, element: usize) -> CacheLayout {
         let bytes = |tokens: &TokenCache| (tokens.elements() * element) as u64;
         let group = |members: &Vec<usize>| {
-            let tokens = || members.iter().filter_map(|&layer| layers[layer].tokens);
+            let here = || members.iter().filter(|layer| layers.contains(layer));
             CacheGroup {
-                layers: members.len(),
-                window: tokens().next().and_then(|tokens| tokens.window),
-                bytes_per_token: tokens().map(|tokens| bytes(&tokens)).sum(),
+                layers: here().count(),
+                window: members.first().and_then(|&layer| specs[layer].tokens?.window),
+                bytes_per_token: here().filter_map(|&layer| specs[layer].tokens).map(|tokens| bytes(&tokens)).sum(),
             }
         };
-        let states = layers.iter().flat_map(|spec| &spec.states);
+        let used = self.memories.iter().zip(self.memories_of(layers.clone())).filter(|(_, used)| *used);
+        let states = specs[layers.clone()].iter().flat_map(|spec| &spec.states);
         CacheLayout {
             groups: self.groups.iter().map(group).collect(),
-            place_bytes: self.memories.iter().map(bytes).sum(),
+            place_bytes: used.map(|(memory, _)| bytes(memory)).sum(),
             state_bytes: states.map(|values| (values * size_of::<f32>()) as u64).sum(),
         }
     }
@@ -224,14 +236,32 @@ mod tests {
         layers[1].tokens.as_mut().unwrap().head_dim = 4;
         let arrangement = arrange(&layers);
         assert_eq!(arrangement.memories.len(), 2);
-        assert_eq!(arrangement.layout(&layers, 2).place_bytes, (2 * 16 + 2 * 12) * 2);
+        assert_eq!(arrangement.layout(&layers, 0..2, 2).place_bytes, (2 * 16 + 2 * 12) * 2);
     }
 
     #[test]
     fn a_model_without_tokens_has_a_group_of_nothing() {
         let layers = vec![CacheSpec { tokens: None, states: vec![30, 12] }; 2];
-        let layout = arrange(&layers).layout(&layers, 2);
+        let layout = arrange(&layers).layout(&layers, 0..2, 2);
         assert_eq!(layout.groups, [CacheGroup { layers: 0, window: None, bytes_per_token: 0 }]);
         assert_eq!((layout.place_bytes, layout.state_bytes), (0, 2 * 42 * 4));
+    }
+
+    #[test]
+    fn stages_have_the_groups_of_the_whole() {
+        // Layers 0, 1, 3 and 4 slide: three groups of two over two memories.
+        let layers = specs(&[Some(16), Some(16), None, Some(16), Some(16), None]);
+        let arrangement = arrange(&layers);
+        let layout = |range| arrangement.layout(&layers, range, 2);
+        let (whole, first, second) = (layout(0..6), layout(0..2), layout(2..6));
+        assert_eq!(whole.groups.len(), 3);
+        for stage in [&first, &second] {
+            let windows = |layout: &CacheLayout| layout.groups.iter().map(|group| group.window).collect::<Vec<_>>();
+            assert_eq!(windows(stage), windows(&whole));
+        }
+        let of = |layout: &CacheLayout| layout.groups.iter().map(|group| group.layers).collect::<Vec<_>>();
+        assert_eq!((of(&first), of(&second)), (vec![0, 2, 0], vec![2, 0, 2]));
+        assert_eq!((first.place_bytes, second.place_bytes), (whole.place_bytes, whole.place_bytes));
+        assert_eq!(arrangement.memories_of(1..2).iter().filter(|used| **used).count(), 1);
     }
 }

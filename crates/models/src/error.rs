@@ -158,6 +158,12 @@ pub enum LoadError {
         /// The combination.
         what: &'static str,
     },
+    /// A model that text cannot be generated with: it gives hidden states or class scores, or is a stage of a pipeline.
+    #[error("{architecture} does not go from tokens to logits; generating text takes a model that does, whole")]
+    NotGenerating {
+        /// Its class.
+        architecture: String,
+    },
     /// The device failed, or its memory did not suffice.
     #[error("{0}")]
     Device(String),
@@ -236,7 +242,7 @@ pub enum ForwardError {
         /// Slots.
         slots: usize,
     },
-    /// [`Model::allocate`](crate::Model::allocate) was not called.
+    /// [`Runner::allocate`](crate::Runner::allocate) was not called.
     #[error("no key/value memory was allocated")]
     NoKv,
     /// The group is not the one that the model was split for.
@@ -251,10 +257,27 @@ pub enum ForwardError {
         /// Ranks in the group.
         group_size: usize,
     },
+    /// Tokens were to be sampled from something else than logits as wide as those that the device's slots were made
+    /// for.
+    #[error("tokens are sampled from logits of {slots} columns; this network gives rows of {width}")]
+    Vocabulary {
+        /// Columns of the network's outputs.
+        width: usize,
+        /// Columns of the logits that the slots were made for.
+        slots: usize,
+    },
+    /// A stage was given another number of values than its rows have, or some though it embeds tokens.
+    #[error("a stage was given {found} values of the residual stream; its rows have {expected}")]
+    Received {
+        /// Values that it takes.
+        expected: usize,
+        /// Values that it was given.
+        found: usize,
+    },
+    /// Outputs were asked for after another network of the device had run, or before any step.
+    #[error("the outputs are gone: another network's step, or none, was the device's last")]
+    OutputsGone,
     /// The device failed: nothing on it can be used any more.
     #[error("{0}")]
     Device(String),
-    /// The model has no logits ([`Model::is_echo`](crate::Model::is_echo)).
-    #[error("the echo model has no logits")]
-    NoLogits,
 }

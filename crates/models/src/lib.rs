@@ -1,14 +1,16 @@
 //! Architectures as data, the one decoder that runs them, and the readers of their weights.
 //!
-//! [`load`] turns a Hugging Face folder into a [`Model`]; [`Model::forward`] runs one step of it over paged key/value memory. An architecture
-//! (`arch/`) says what a model is and what its files call the weights; `network` decides which slices a rank loads; `decoder` runs it.
+//! [`load`] turns a Hugging Face folder into a [`Model`], whose [`Runner`] runs its steps over paged key/value memory.
+//! An architecture (`arch/`) says what a model is and what its files call the weights. A [`Network`] is some of its
+//! layers on a [`Device`], which several networks may share: `network/build.rs` decides which slices a rank loads,
+//! `network/forward.rs` is the forward pass.
 
 mod activations;
 mod arch;
 mod batch;
 mod builder;
 mod cache;
-mod decoder;
+mod device;
 mod error;
 mod feed_forward;
 mod linear;
@@ -16,17 +18,21 @@ mod load;
 mod mixer;
 mod model;
 mod network;
+mod placement;
 mod quant;
 mod ranks;
+mod runner;
 mod shapes;
 mod tp;
 mod weights;
 
 pub use arch::supported;
 pub use cache::{CacheGroup, CacheLayout};
-pub use decoder::Observer;
+pub use device::Device;
 pub use error::{ForwardError, LoadError};
-pub(crate) use load::Limits;
-pub use load::{ActivationRounding, LoadFormat, LoadOptions, Progress, load, read_spec};
+pub use load::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Progress, load, load_network, read_spec};
 pub use model::{Logits, Memory, Model};
+pub use network::{Network, Observer, Outputs, Step};
+pub use placement::{Placement, Stage};
+pub use runner::Runner;
 pub use weights::save_random;

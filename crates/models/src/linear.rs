@@ -1,7 +1,7 @@
 //! Linear layers: whatever multiplies by a weight matrix does it here, and nowhere else in this crate.
 //!
-//! A layer's matrix is stored in any format; the device multiplies by it as it is. What is added to a product (a bias, an adapter's
-//! delta) and what sums it over tensor-parallel ranks belongs to the layer, too.
+//! A layer's matrix is stored in any format; the device multiplies by it as it is. What is added to a product (a bias,
+//! an adapter's delta) and what sums it over tensor-parallel ranks belongs to the layer, too.
 
 use kernels::ops::{
     Act, Activation, Backend, Epilogue, ExpertRouting, GatedExperts, HeadColumns, Matrix, MatrixGroup, Vector,
@@ -33,7 +33,8 @@ impl Linear {
         Self { matrix, bias, split }
     }
 
-    /// This rank's product of rows `input` `[rows, in_features]`, stored to `out` `[rows, out_features]` or added to it.
+    /// This rank's product of rows `input` `[rows, in_features]`, stored to `out` `[rows, out_features]` or added to
+    /// it.
     pub(crate) fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
         backend.matmul(input, self.matrix, self.bias, epilogue, out);
     }

@@ -4,15 +4,17 @@ use std::path::Path;
 
 use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvScales};
 use model_files::Format;
-use model_spec::{FloatType, MixerSpec, ModelKind, ModelSpec};
+use model_spec::{FloatType, HeadSpec, LayerSpec, MixerSpec, ModelSpec};
 
-use crate::activations::ActivationPool;
+use crate::activations::Buffers;
 use crate::arch::{self, Description};
-use crate::decoder::{Decoder, Parts};
+use crate::device::Device;
 use crate::error::LoadError;
 use crate::model::Model;
-use crate::network;
+use crate::network::{self, Network, Parts};
+use crate::placement::Placement;
 use crate::quant::{self, Quantized};
+use crate::runner::{self, Decoder};
 use crate::shapes;
 use crate::tp::Shard;
 use crate::weights::{Checkpoint, Dummy, Loader, Measure, Resident, Weights, cache_scales};
@@ -23,21 +25,24 @@ pub struct LoadOptions {
     /// What to compute in; absent: as `config.json` says, else f32. `F32` is exact on the stored weights;
     /// the 16-bit types round weights stored otherwise, and may round the inputs of products.
     pub dtype: Option<DType>,
-    /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed in.
+    /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed
+    /// in.
     pub kv_cache_dtype: Option<DType>,
-    /// This process among the ranks of a tensor-parallel group.
-    pub tp_rank: usize,
-    /// Ranks of the group.
-    pub tp_size: usize,
+    /// Which part of the model is loaded.
+    pub placement: Placement,
+    /// What the network gives.
+    pub head: NetworkHead,
     /// Where weights come from.
     pub format: LoadFormat,
-    /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent: whichever it has.
+    /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent:
+    /// whichever it has.
     pub quantization: Option<String>,
     /// What becomes of the inputs of quantised layers.
     pub activations: ActivationRounding,
     /// Seed of dummy weights.
     pub seed: u64,
-    /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long ask for it.
+    /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long
+    /// ask for it.
     pub max_len: Option<usize>,
     /// Most tokens in a step.
     pub max_rows: usize,
@@ -59,16 +64,6 @@ impl LoadOptions {
     }
 }
 
-/// What becomes of the inputs of layers whose checkpoint asks for rounded ones.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ActivationRounding {
-    /// They stay what is computed in, which is closer to the model before it was quantised.
-    #[default]
-    None,
-    /// They are rounded as the checkpoint says.
-    AsConfigured,
-}
-
 /// Where weights come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LoadFormat {
@@ -83,6 +78,26 @@ pub enum LoadFormat {
     Gguf,
     /// Random numbers; only `config.json` is needed.
     Dummy,
+}
+
+/// What becomes of the inputs of layers whose checkpoint asks for rounded ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ActivationRounding {
+    /// They stay what is computed in, which is closer to the model before it was quantised.
+    #[default]
+    None,
+    /// They are rounded as the checkpoint says.
+    AsConfigured,
+}
+
+/// What a loaded network gives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum NetworkHead {
+    /// What the checkpoint's head does: logits, class scores, or hidden states where it has none.
+    #[default]
+    Stored,
+    /// Hidden states after the last norm, of any checkpoint. Its head is not loaded.
+    Hidden,
 }
 
 /// How far loading has come.
@@ -106,56 +121,104 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, LoadError> {
     Ok(arch::read(dir)?.spec)
 }
 
-/// Loads a model onto a device: this rank's slices only. Every fault in names and shapes is found before any weight is read.
+/// Loads a model that generates text onto a device of its own: this rank's slices only. Every fault in names and shapes is
+/// found before any weight is read.
 pub fn load(
     dir: &Path,
     options: &LoadOptions,
     backend: Box<dyn Backend>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Model, LoadError> {
-    let Description { mut spec, names, quantized } = arch::read(dir)?;
-    spec.context_len = options.max_len.map_or(spec.context_len, |len| len.min(spec.context_len));
-    let shard = Shard::new(options.tp_rank, options.tp_size)?;
+    let description = describe(dir, options)?;
+    let mut device = Device::new(backend, options.placement.tp)?;
     let limits = options.limits()?;
-    if spec.kind == ModelKind::Echo {
-        return Ok(Model::echo(spec));
+    let spec = description.spec.clone();
+    if let Some(runner) = runner::without_weights(&spec) {
+        return Ok(Model { spec, weight_bytes: 0, num_weights: 0, runner });
     }
-    shard.check(&spec)?;
-    shapes::check(&spec, backend.limits(), || backend.describe())?;
-    let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
-    let cache = cache_type(options, compute, quantized.fp8_cache)?;
-    let dummy = Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) };
-    let weights = open(dir, options, quantized, dummy)?;
-    // In a cache that holds what is computed, numbers need no scale.
-    let scales = match cache {
-        DType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
-        _ => vec![KvScales::default(); spec.layers.len()],
-    };
-    let mut measure = Measure::new(&*weights);
-    network::build(&spec, &names, shard, &mut measure)?;
-    let (bytes_total, as_stored) = (measure.bytes, !measure.mixed);
-    let mut backend = backend;
-    expect(&mut *backend, &spec, shard, (compute, cache));
-    let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
-    report(0);
-    let buffers = ActivationPool::new(limits.max_rows, compute);
-    let mut loader = Loader {
-        weights: &*weights,
-        backend: &mut *backend,
-        compute,
-        as_stored,
-        rounds_inputs: options.activations == ActivationRounding::AsConfigured,
-        progress: &mut report,
-        read: 0,
-        resident: Resident::default(),
-        buffers,
-    };
-    let network = network::build(&spec, &names, shard, &mut loader)?;
-    let (resident, buffers) = (loader.resident, loader.buffers);
-    let parts = Parts { spec, shard, limits, cache, scales, backend, network, buffers };
-    let decoder = Decoder::new(parts);
-    decoder.check_device().map_err(|fault| LoadError::Device(fault.to_string()))?;
-    Ok(Model::decoder(decoder, resident))
+    let network = Loading { dir, options, limits, description }.network(&mut device, progress)?;
+    let (weight_bytes, num_weights) = (network.weight_bytes(), network.num_weights());
+    Ok(Model { spec, weight_bytes, num_weights, runner: Box::new(Decoder::new(device, network)?) })
+}
+
+/// Loads a model, or a stage of it, onto a device beside the networks that are there: this rank's slices only. Every
+/// fault in names and shapes is found before any weight is read.
+pub fn load_network(
+    dir: &Path,
+    options: &LoadOptions,
+    device: &mut Device,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Network, LoadError> {
+    let description = describe(dir, options)?;
+    let limits = options.limits()?;
+    if Shard::new(options.placement.tp.rank, options.placement.tp.size)? != device.shard {
+        let (what, value) = ("tensor-parallel rank", options.placement.tp.rank);
+        return Err(LoadError::Option { what, value, reason: "it must be the device's" });
+    }
+    if runner::without_weights(&description.spec).is_some() {
+        return Err(LoadError::NotGenerating { architecture: description.spec.architecture });
+    }
+    let network = Loading { dir, options, limits, description }.network(device, progress)?;
+    device.check().map_err(|fault| LoadError::Device(fault.to_string()))?;
+    Ok(network)
+}
+
+/// The model as data, as far as the options change it.
+fn describe(dir: &Path, options: &LoadOptions) -> Result<Description, LoadError> {
+    let mut description = arch::read(dir)?;
+    let spec = &mut description.spec;
+    spec.context_len = options.max_len.map_or(spec.context_len, |len| len.min(spec.context_len));
+    if options.head == NetworkHead::Hidden {
+        spec.head = HeadSpec::Hidden;
+    }
+    Ok(description)
+}
+
+/// A network that is being loaded.
+struct Loading<'a> {
+    dir: &'a Path,
+    options: &'a LoadOptions,
+    limits: Limits,
+    description: Description,
+}
+
+impl Loading<'_> {
+    fn network(self, device: &mut Device, progress: &mut dyn FnMut(Progress)) -> Result<Network, LoadError> {
+        let Self { dir, options, limits, description: Description { spec, names, quantized } } = self;
+        let shard = device.shard;
+        let layers = options.placement.stage.layers_of(spec.layers.len())?;
+        shard.check(&spec)?;
+        shapes::check(&spec, device.backend.limits(), || device.describe())?;
+        let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
+        let cache = cache_type(options, compute, quantized.fp8_cache)?;
+        let dummy = Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) };
+        let weights = open(dir, options, quantized, dummy)?;
+        // In a cache that holds what is computed, numbers need no scale.
+        let scales = match cache {
+            DType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
+            _ => vec![KvScales::default(); spec.layers.len()],
+        };
+        let mut measure = Measure::new(&*weights);
+        network::build(&spec, &names, shard, layers.clone(), &mut measure)?;
+        let (bytes_total, as_stored) = (measure.bytes, !measure.mixed);
+        expect(device, spec.hidden_size, &spec.layers[layers.clone()], compute, cache);
+        let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
+        report(0);
+        let mut loader = Loader {
+            weights: &*weights,
+            backend: &mut *device.backend,
+            compute,
+            as_stored,
+            progress: &mut report,
+            read: 0,
+            rounds_inputs: options.activations == ActivationRounding::AsConfigured,
+            resident: Resident::default(),
+            buffers: Buffers { pool: &mut device.buffers, max_rows: limits.max_rows, compute },
+        };
+        let modules = network::build(&spec, &names, shard, layers.clone(), &mut loader)?;
+        let resident = loader.resident;
+        Ok(Network::new(Parts { spec, limits, compute, layers, cache, scales, modules, resident }, device))
+    }
 }
 
 /// Opens where weights come from; fails where they are not stored as was asked for.
@@ -177,17 +240,19 @@ fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -
 }
 
 /// Tells the device what attention will come, computed and kept in these types, before weights do.
-fn expect(backend: &mut dyn Backend, spec: &ModelSpec, shard: Shard, (compute, cache): (DType, DType)) {
-    for layer in &spec.layers {
+fn expect(device: &mut Device, hidden: usize, layers: &[LayerSpec], compute: DType, cache: DType) {
+    let shard = device.shard;
+    for layer in layers {
         if let MixerSpec::Attention(attention) = &layer.mixer {
             let (q, kv) = (shard.part(attention.heads).len(), shard.kv_heads(attention.kv_heads).len());
             let heads = Heads { q, kv, dim: attention.head_dim, v_dim: attention.v_head_dim };
-            backend.expect_attention(ExpectedAttention { heads, hidden: spec.hidden_size, compute, cache });
+            device.backend.expect_attention(ExpectedAttention { heads, hidden, compute, cache });
         }
     }
 }
 
-/// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless something else is asked for.
+/// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless
+/// something else is asked for.
 fn cache_type(options: &LoadOptions, compute: DType, quantised: bool) -> Result<DType, LoadError> {
     match options.kv_cache_dtype {
         None => Ok(if quantised { DType::E4m3 } else { compute }),

@@ -40,7 +40,8 @@ pub(crate) struct HostLogits {
 }
 
 impl HostLogits {
-    /// Room for `rows` rows of `vocab` logits, of which each of `ranks` ranks has `width` (the last ones may be padding).
+    /// Room for `rows` rows of `vocab` logits, of which each of `ranks` ranks has `width` (the last ones may be
+    /// padding).
     pub(crate) fn new(rows: usize, vocab: usize, ranks: usize, width: usize) -> Self {
         Self { parts: vec![0.0; ranks * rows * width], whole: vec![0.0; rows * vocab], vocab }
     }

@@ -10,7 +10,8 @@
 //! latent attention    by heads; the projection to the latent space, and its cache, on every rank
 //! ```
 //!
-//! Where one norm goes over all heads' queries, and one over all keys, every rank projects all of them and keeps its own. With fewer key/value heads than ranks, neighbouring ranks hold the same head.
+//! Where one norm goes over all heads' queries, and one over all keys, every rank projects all of them and keeps its
+//! own. With fewer key/value heads than ranks, neighbouring ranks hold the same head.
 
 use std::ops::Range;
 
@@ -136,7 +137,8 @@ mod tests {
         for (heads, kv, size) in [(8, 8, 4), (8, 4, 4), (8, 2, 4), (8, 1, 8), (32, 8, 8), (12, 2, 6)] {
             for shard in shards(size) {
                 let kept = shard.kv_heads(kv);
-                // Query head q reads key/value head q / (heads / kv); on a rank, q' reads q' / (its heads / its kv heads).
+                // Query head q reads key/value head q / (heads / kv); on a rank, q' reads q' / (its heads / its kv
+                // heads).
                 let queries = shard.part(heads);
                 for (local, q) in queries.clone().enumerate() {
                     let read = kept.start + local / (queries.len() / kept.len());

@@ -39,6 +39,11 @@ impl History {
         self.num_prompt
     }
 
+    /// What the request came with.
+    pub fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.num_prompt]
+    }
+
     /// What was generated.
     pub fn output(&self) -> &[u32] {
         &self.tokens[self.num_prompt..]

@@ -19,6 +19,16 @@ pub enum Refusal {
         /// Context length of the model as served.
         max_model_len: u32,
     },
+    /// The prompt of a request that is pooled is longer than the context.
+    #[error(
+        "The prompt (length {prompt_tokens}) is too long: this model's maximum context length is {max_model_len} tokens"
+    )]
+    PooledPromptTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Context length of the model as served.
+        max_model_len: u32,
+    },
     /// Prompt and `max_tokens` together exceed the context.
     #[error(
         "'max_tokens' or 'max_completion_tokens' is too large: {max_tokens}. This model's maximum context length is \
@@ -54,7 +64,7 @@ pub enum Refusal {
         /// The largest `n` served.
         max: u32,
     },
-    /// More KV blocks than the engine has, even with nobody else there.
+    /// More KV blocks than the engine has in all.
     #[error("The request needs {blocks} KV cache blocks, the engine has {num_blocks}")]
     NeverFits {
         /// Blocks for prompt and output of one choice.
@@ -120,6 +130,7 @@ impl Refusal {
         match self {
             Self::EmptyPrompt
             | Self::PromptTooLong { .. }
+            | Self::PooledPromptTooLong { .. }
             | Self::MaxTokensTooLarge { .. }
             | Self::ZeroMaxTokens
             | Self::TokenOutOfRange { .. }
@@ -136,7 +147,10 @@ impl Refusal {
     /// The request field at fault; empty when there is none.
     pub fn param(&self) -> &'static str {
         match self {
-            Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::TokenOutOfRange { .. } => "prompt",
+            Self::EmptyPrompt
+            | Self::PromptTooLong { .. }
+            | Self::PooledPromptTooLong { .. }
+            | Self::TokenOutOfRange { .. } => "prompt",
             Self::MaxTokensTooLarge { .. } | Self::ZeroMaxTokens | Self::NeverFits { .. } => "max_tokens",
             Self::Choices { .. } => "n",
             Self::Unsupported(param) | Self::NotForPooling(param) => param,

@@ -37,7 +37,7 @@ pub struct Scheduler {
     pub(crate) swept_out: u32,
     deferred: u32,
     pub(crate) free_slots: Vec<SlotId>,
-    /// Slots to name as `removed` in the next plan.
+    /// Slots for the next plan's `removed`.
     pub(crate) removed: Vec<u32>,
     /// Plans without a result, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -438,7 +438,7 @@ impl Scheduler {
             self.by_key.remove(&request.key);
             self.requests.remove(sequence.request);
         } else if sequence.choice == 0 {
-            // Nobody computes the prompt for the others any more, should they still wait for it.
+            // The others may still wait for it to compute the prompt.
             self.release_siblings(sequence.request);
         }
     }

@@ -22,7 +22,7 @@ pub struct Stats {
     pub num_blocks: u32,
     /// KV blocks that running choices hold.
     pub used_blocks: u32,
-    /// KV blocks that nobody holds but that can be found again.
+    /// KV blocks without a holder that can be found again.
     pub cached_blocks: u32,
     /// Tokens of the latest plan, prompt and decode.
     pub iteration_tokens: u32,

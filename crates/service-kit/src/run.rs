@@ -1,6 +1,6 @@
 //! The life of a process, told in order.
 
-use std::{future::Future, io, process::ExitCode};
+use std::{future::Future, io, process::ExitCode, time::Duration};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,9 @@ pub enum Threads {
     /// A pool.
     Pool(usize),
 }
+
+/// How long a process may take to be gone once its work has ended.
+const END: Duration = Duration::from_secs(10);
 
 /// What a process ends with that did nothing wrong and is to be started again: `EX_TEMPFAIL` of BSD's `sysexits.h`.
 pub const TRY_AGAIN: u8 = 75;
@@ -67,8 +70,21 @@ where
             Err(error) => report(service, Err(error.into())),
         };
         logs.flush().await;
+        end_in_time(service);
         code
     })
+}
+
+/// Sees to it that the process is gone soon. What still runs when its work has ended is not this program's: a library's
+/// exit handler may wait for a device that hangs.
+fn end_in_time(service: &'static str) {
+    let kill = move || {
+        std::thread::sleep(END);
+        eprintln!("{service}: something does not let the process end; killing it");
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    };
+    // Without a thread the end takes what it takes.
+    let _ = std::thread::Builder::new().name("end".into()).spawn(kill);
 }
 
 fn build(threads: Threads) -> io::Result<tokio::runtime::Runtime> {

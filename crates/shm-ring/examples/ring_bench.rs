@@ -1,8 +1,9 @@
-//! One-way latency and throughput of a ring between two processes: `cargo run --release -p shm-ring --example ring_bench`.
+//! One-way latency and throughput of a ring between two processes: `cargo run --release -p shm-ring --example
+//! ring_bench`.
 //!
 //! `sleeping` waits as a service does (eventfd through tokio), one record at a time, so each one wakes a sleeper;
-//! `spinning` looks at the ring all the time and shows what the ring itself costs. Throughput is one way, in batches of 32.
-//! The child is this program again, with a socket's path as its argument. Each process is pinned to one processor.
+//! `spinning` looks at the ring all the time and shows what the ring itself costs. Throughput is one way, in batches of
+//! 32. The child is this program again, with a socket's path as its argument. Each process is pinned to one processor.
 
 use std::{
     error::Error,

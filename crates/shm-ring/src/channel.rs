@@ -52,8 +52,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Writes a record without showing it yet; `false` when there is no room now. A batch is staged, then published with
-    /// one store and at most one wake-up. Any other send publishes what is staged as well, in order.
+    /// Writes a record without showing it yet; `false` when there is no room now. A batch is staged, then published
+    /// with one store and at most one wake-up. Any other send publishes what is staged as well, in order.
     pub fn stage(&mut self, record: &[u8]) -> Result<bool, RingError> {
         self.check_peer()?;
         self.producer.push(record)

@@ -16,8 +16,8 @@ pub struct Heap {
     bytes: Box<[UnsafeCell<u8>]>,
 }
 
-// SAFETY: the bytes are reached only through `Memory`, whose contract gives each byte to one side at a time; the control
-// words are atomics.
+// SAFETY: the bytes are reached only through `Memory`, whose contract gives each byte to one side at a time; the
+// control words are atomics.
 unsafe impl Send for Heap {}
 // SAFETY: as above.
 unsafe impl Sync for Heap {}
@@ -36,8 +36,8 @@ impl Heap {
     }
 }
 
-// SAFETY: the capacity is a power of two within bounds and never changes; `ring`, the only maker, makes one producer and
-// one consumer; indexing is checked.
+// SAFETY: the capacity is a power of two within bounds and never changes; `ring`, the only maker, makes one producer
+// and one consumer; indexing is checked.
 unsafe impl Memory for HeapHandle {
     fn control(&self) -> &Control {
         &self.0.control

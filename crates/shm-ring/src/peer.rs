@@ -1,8 +1,8 @@
 //! Whether the other process still lives.
 //!
-//! The socket over which the rings were handed stays open and silent: its end is the peer's end, ordered or not. A pidfd
-//! says the same even when a forked child of the peer has kept the socket open. The kernel closes both only after the
-//! process has made its last store, so whoever learns of the death and then looks into the ring sees all that was
+//! The socket over which the rings were handed stays open and silent: its end is the peer's end, ordered or not. A
+//! pidfd says the same even when a forked child of the peer has kept the socket open. The kernel closes both only after
+//! the process has made its last store, so whoever learns of the death and then looks into the ring sees all that was
 //! published.
 
 use std::{

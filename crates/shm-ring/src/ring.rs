@@ -1,8 +1,8 @@
 //! The protocol: who may touch which byte when, and who must wake whom.
 //!
 //! The producer owns the bytes from `tail` up to `head + capacity`, the consumer those from `head` up to `tail`. Moving
-//! a position hands bytes over: its Release store is read by the other side's Acquire load. A side believes only its own
-//! position; the other's is checked against it at every load.
+//! a position hands bytes over: its Release store is read by the other side's Acquire load. A side believes only its
+//! own position; the other's is checked against it at every load.
 //!
 //! Going to sleep is a store and then a load (I wait; is there anything?); waking is also a store and then a load (here
 //! is something; does anyone wait?). Two sequentially consistent fences, [`Consumer::must_wait`] with
@@ -102,7 +102,8 @@ impl<M: Memory> Producer<M> {
     }
 
     /// Announces that this side will sleep until there is room for a record of `len` bytes; `false` when it need not,
-    /// because there is room already or the consumer has left. Publish first: a consumer that sees nothing frees nothing.
+    /// because there is room already or the consumer has left. Publish first: a consumer that sees nothing frees
+    /// nothing.
     pub fn must_wait(&mut self, len: usize) -> Result<bool, RingError> {
         let size = self.size_of(len)?;
         self.memory.control().producer.announce_wait();
@@ -155,8 +156,8 @@ impl<M: Memory> Producer<M> {
         let capacity = self.memory.capacity();
         let offset = (position as usize) & (capacity - 1);
         let (first, second) = bytes.split_at(bytes.len().min(capacity - offset));
-        // SAFETY: `first` ends at or before the capacity. `second` is what is left of at most `limit` bytes, shorter than
-        // the capacity. `has_room` found the whole range free, and this is the only producer.
+        // SAFETY: `first` ends at or before the capacity. `second` is what is left of at most `limit` bytes, shorter
+        // than the capacity. `has_room` found the whole range free, and this is the only producer.
         unsafe {
             self.memory.write(offset, first);
             self.memory.write(0, second);

@@ -113,7 +113,8 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: made by `map` with this size, and nothing borrows from it any more. Failing is harmless and impossible.
+        // SAFETY: made by `map` with this size, and nothing borrows from it any more. Failing is harmless and
+        // impossible.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), DATA_OFFSET + self.capacity) };
     }
 }
@@ -123,8 +124,8 @@ impl Drop for Segment {
 // that garbles the copy, which is only parsed as untrusted bytes, and reaches nothing else.
 unsafe impl Memory for Segment {
     fn control(&self) -> &Control {
-        // SAFETY: the mapping is longer than a header and page-aligned, lives as long as `self`, and holds only atomics,
-        // for which any bytes are valid.
+        // SAFETY: the mapping is longer than a header and page-aligned, lives as long as `self`, and holds only
+        // atomics, for which any bytes are valid.
         unsafe { &(*self.start.as_ptr().cast::<Header>()).control }
     }
 

@@ -1,8 +1,8 @@
 //! A short spin before sleeping, where there are processors to spare.
 //!
 //! Waking a sleeper costs tens of microseconds on a virtual machine. Where more than four processors are available, a
-//! waiter first looks a few times by itself. It learns from what happens: a spin that found something makes the next one
-//! longer, one that found nothing halves it, so that an idle link soon sleeps at once.
+//! waiter first looks a few times by itself. It learns from what happens: a spin that found something makes the next
+//! one longer, one that found nothing halves it, so that an idle link soon sleeps at once.
 
 use std::{sync::OnceLock, time::Instant};
 

@@ -73,7 +73,8 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
-/// Three records through room for two: both sides sleep and are woken, and the third record reuses the first one's bytes.
+/// Three records through room for two: both sides sleep and are woken, and the third record reuses the first one's
+/// bytes.
 #[test]
 fn no_wakeup_is_lost_and_no_record_torn() {
     model(|| {

@@ -24,6 +24,7 @@ mod weights;
 mod whole_step;
 
 pub use comm::ranks::RankOptions;
+pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
 pub use options::{CudaOptions, Products, WholeSteps};
@@ -32,18 +33,17 @@ pub use runtime::libraries::{Folders, Surroundings};
 
 use attention::Attention;
 use attention::kv::Kv;
-use autotune::background::{Ahead, Site};
-use autotune::tactics::Ways;
+use autotune::background::BackgroundTuner;
+use autotune::tactics::TacticCache;
 use comm::nccl::Nccl;
 use comm::ranks::Ranks;
-use fusion::head_norms::Waiting;
-use fusion::split_norm::SplitNorms;
-use fusion::ungated::{Ungated, run_after, waits};
+use fusion::op::Op;
+use fusion::pass::Pass;
+use fusion::split_norm::Squares;
 use gemm::cublaslt::Blas;
 use gemm::matmul::Matmul;
-use gemm::product::Product;
 use graph::captures::Recordings;
-use kernels::ops::{Act, Epilogue, ExpertRouting, Matrix, MatrixGroup, Vector, check_experts, check_product};
+use kernels::ops::{Act, ExpertRouting, MatrixGroup, Vector, check_experts};
 use layers::groups::Group;
 use moe::experts;
 use moe::routing::Choices;
@@ -51,7 +51,6 @@ use runtime::activations::Acts;
 use runtime::device::Device;
 use runtime::{batch, context};
 use weights::{Staging, Weights, noise};
-use whole_step::{Collector, Op, Stored};
 
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
 pub fn gpus() -> Result<u32, String> {
@@ -68,7 +67,7 @@ pub struct CudaBackend {
     batch: batch::Batch,
     slots: sampling::Slots,
     matmul: Matmul,
-    ahead: Ahead,
+    tuner: BackgroundTuner,
     staging: Staging,
     levels: noise::Levels,
     matrices: Vec<Weights>,
@@ -79,16 +78,12 @@ pub struct CudaBackend {
     caches: Vec<Kv>,
     states: Vec<recurrent::States>,
     attention: Attention,
-    waiting: Waiting,
-    /// A product that waits for a gate to follow it.
-    ungated: Option<Ungated>,
-    norms: SplitNorms,
+    /// Operations that may still be fused with what follows.
+    pass: Pass,
+    squares: Squares,
     recordings: Recordings,
     /// The step under way was begun padded.
     padded: bool,
-    /// What the step under recording asks for, and what one did whose operations are all known.
-    collector: Collector,
-    collected: Option<Vec<Op>>,
     whole_steps: WholeSteps,
 }
 
@@ -103,7 +98,7 @@ impl CudaBackend {
         let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
         let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
-        let matmul = Matmul::new(blas, Ways::new(&device.context, cache, options.products));
+        let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.products));
         Ok(Self {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
@@ -112,7 +107,7 @@ impl CudaBackend {
             batch: batch::Batch::default(),
             slots: sampling::Slots::default(),
             matmul,
-            ahead: Ahead::default(),
+            tuner: BackgroundTuner::default(),
             staging: Staging::default(),
             levels: noise::Levels::default(),
             matrices: Vec::new(),
@@ -123,50 +118,22 @@ impl CudaBackend {
             caches: Vec::new(),
             states: Vec::new(),
             attention: Attention::default(),
-            waiting: Waiting::default(),
-            ungated: None,
-            norms: SplitNorms::default(),
+            pass: Pass::default(),
+            squares: Squares::default(),
             recordings: Recordings::default(),
             padded: false,
-            collector: Collector::default(),
-            collected: None,
             whole_steps: options.whole_steps,
         })
+    }
+
+    /// Tells other threads whether kernels are being compiled.
+    pub fn compilations(&self) -> Compilations {
+        self.device.compilations()
     }
 
     /// What it took to have its kernels when it was opened.
     pub fn made(&self) -> &Made {
         &self.made
-    }
-
-    /// Queues a product, or keeps it back for what may gate its outputs next.
-    fn queue_product(&mut self, x: Act, (w, bias): (Matrix, Option<Vector>), epilogue: Epilogue, out: Act) {
-        assert_ne!(x, out, "a product cannot overwrite its input");
-        // What rows lack that a split norm has scaled, this product may do.
-        self.settle_for(out, out);
-        let (handle, bias_handle, act) = (w, bias, out);
-        let (mut before, x) = (self.norms.before(x), self.acts.view(x));
-        let w = &self.matrices[w.0 as usize];
-        check_product(x.width, [w.rows, w.cols], bias.map(|bias| self.vectors[bias.0 as usize].len));
-        epilogue.check_rows(x.rows, || self.acts.view(out).rows);
-        let out = self.acts.target(out, x.rows, w.rows);
-        let (stored, at) = (Stored::from(w), self.vector(bias));
-        self.collector.note(Op::Product { x, w: stored, bias: at, epilogue, out });
-        let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
-        let mut product = Product { x, w, bias, epilogue, out };
-        let site = Site { x, w: handle, bias: bias_handle, out, gate: None };
-        if product.is_short() && self.ahead.note(product.kind(None), site) {
-            Self::order(&self.matmul, &self.device, &mut product, None);
-        }
-        if before.is_some() && !self.matmul.may_follow_norm(&self.device, &product) {
-            self.norms.finish(&mut self.device);
-            before = None;
-        }
-        if waits(&self.matmul, &self.device, &product) {
-            self.ungated = Some(Ungated { x, before, w: handle, bias: bias_handle, out: (act, out) });
-        } else {
-            run_after(&mut self.norms, &mut self.matmul, &mut self.device, product, before);
-        }
     }
 
     /// Queues products with experts; false, and nothing happens, where they cannot be gated at once.
@@ -179,7 +146,7 @@ impl CudaBackend {
         out: Act,
     ) -> bool {
         assert_ne!(x, out, "a product cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("expert_matmul"));
         let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
         let pairs = choices.pairs();
         let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);

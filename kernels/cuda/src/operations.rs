@@ -1,11 +1,13 @@
-//! What the GPU does for each part of [`kernels::ops::Backend`]: handles become addresses here, and the launchers do the rest.
+//! What the GPU does for each part of [`kernels::ops::Backend`]: handles become addresses here, and the launchers do
+//! the rest.
 
 use crate::CudaBackend;
 use crate::attention;
 use crate::attention::kv::Kv;
-use crate::attention::rope_and_cache;
 use crate::attention::rope_and_cache::takes_norms;
-use crate::fusion::head_norms::{HeadNorm, Waiting};
+use crate::fusion::launch::fits;
+use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
+use crate::gemm::product::Product;
 use crate::graph::captures;
 use crate::layers::elementwise;
 use crate::layers::groups;
@@ -20,10 +22,9 @@ use crate::runtime::device::{Name, Shape, args};
 use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
-use crate::whole_step::{Cache, Op, Stored};
 use kernels::ops::{
     self, Act, Activation, Capture, CaptureError, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue,
-    Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads,
+    Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
 };
 use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
@@ -183,20 +184,13 @@ impl Ops for CudaBackend {
     }
 
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
-        self.settle();
-        let table = &self.tables[table.0 as usize];
+        let table = Stored::from(&self.tables[table.0 as usize]);
         let out = self.acts.target(out, self.batch.rows(), table.cols);
-        self.collector.note(Op::Embed { table: Stored::from(table), first_entry, scale, out });
-        let [entries, width] = [table.rows, table.cols].map(|number| number as u32);
-        self.device.launch(
-            Name::of("embed", &[table.dtype, out.dtype]),
-            Shape::rows(out.rows, out.width),
-            args![table.ptr(), self.batch.pointers.tokens, out.ptr, first_entry, entries, width, scale],
-        );
+        self.append(Op::Embed { table, first_entry, scale, out });
     }
 
     fn add_positions(&mut self, table: Table, offset: usize, x: Act) {
-        self.settle();
+        self.append(Op::Opaque("add_positions"));
         let (table, x) = (&self.tables[table.0 as usize], self.acts.view(x));
         assert_eq!((x.dtype, x.width), (DType::F32, table.cols), "what positions are added to");
         let [offset, entries, width] = [offset, table.rows, table.cols].map(|number| number as u32);
@@ -208,64 +202,58 @@ impl Ops for CudaBackend {
     }
 
     fn norm(&mut self, x: Act, norm: Norm, out: Act) {
-        self.settle();
         let x = self.acts.view(x);
         let out = self.acts.target(out, x.rows, x.width);
         let params = self.norm_params(norm, x.width);
-        self.collector.note(Op::Norm { x, added: None, params, out });
-        norm::norm(&mut self.device, x, params, out);
+        self.append(Op::Norm(op::Norm { x, params, out }));
     }
 
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
         assert!(residual != delta && residual != out, "a residual that is also addend or output");
-        self.settle_for_sum(delta, out);
-        let (handle, residual, delta) = (delta, self.acts.view(residual), self.acts.view(delta));
+        let (residual, delta) = (self.acts.view(residual), self.acts.view(delta));
         assert_eq!((residual.rows, residual.width), (delta.rows, delta.width), "shapes of a residual and its addend");
         assert_eq!(residual.dtype, DType::F32, "element type of a residual");
-        let (act, out) = (out, self.acts.target(out, residual.rows, residual.width));
+        let out = self.acts.target(out, residual.rows, residual.width);
         let params = self.norm_params(norm, residual.width);
-        self.collector.note(Op::Norm { x: residual, added: Some(delta), params, out });
-        if self.add_product(residual, handle, params, (act, out)) {
-            return;
-        }
-        self.multiply();
-        self.norms.current = None;
-        norm::add_norm(&mut self.device, residual, delta, params, out);
+        self.append(Op::AddNorm(AddNorm { residual, delta, params, out }));
     }
 
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
-        let own = |vector: Vector| self.vectors[vector.0 as usize].len != dim;
-        if norm.weight.is_some_and(own) || norm.bias.is_some_and(own) {
-            self.settle();
+        let x = self.acts.view(x);
+        let end = first_col + heads * dim;
+        assert!(end <= x.width, "columns {first_col}..{end} of {}", x.width);
+        let is_own = |vector: Vector| self.vectors[vector.0 as usize].len != dim;
+        if norm.weight.is_some_and(is_own) || norm.bias.is_some_and(is_own) {
+            self.append(Op::Opaque("own_head_norm"));
             let params = self.norm_params(norm, heads * dim);
-            let x = self.acts.view(x);
-            assert!(first_col + heads * dim <= x.width, "columns from {first_col} on of {}", x.width);
-            return norm::own_head_norm(&mut self.device, x, first_col, heads, dim, params);
+            return norm::own_head_norm(&mut self.device, HeadNorm { x, first_col, heads, dim, params });
         }
-        self.collector.begin();
-        self.acts.settle(&mut self.device);
-        self.multiply();
-        self.norm_for(x, x);
-        if !self.waiting.has_room(x) {
-            self.norm_heads();
-        }
-        let (end, width) = (first_col + heads * dim, self.acts.view(x).width);
-        assert!(end <= width, "columns {first_col}..{end} of {width}");
         let params = self.norm_params(norm, dim);
-        self.collector.note(Op::HeadNorm { x: self.acts.view(x), first_col, heads, dim, params });
-        self.waiting.push(HeadNorm { x, first_col, heads, dim, params });
+        self.append(Op::HeadNorm(HeadNorm { x, first_col, heads, dim, params }));
     }
 
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
-        self.queue_product(x, (w, bias), epilogue, out);
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        let (x, weights, bias_at) = (self.acts.view(x), &self.matrices[w.0 as usize], self.vector(bias));
+        check_product(x.width, [weights.rows, weights.cols], bias.map(|bias| self.vectors[bias.0 as usize].len));
+        epilogue.check_rows(x.rows, || self.acts.view(out).rows);
+        let out = self.acts.target(out, x.rows, weights.rows);
+        let fits = fits(&self.matmul, &self.device, &Product { x, w: weights, bias: None, epilogue, out });
+        let weights = Stored::from(weights);
+        let gemm = Gemm { x, before: None, w, weights, bias, bias_at, epilogue, out, fits };
+        self.note_gemm(&gemm, None);
+        self.append(Op::Gemm(gemm));
     }
 
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
-        self.gate_product(gate_up, activation, out);
+        assert_ne!(gate_up, out, "a gate cannot overwrite its input");
+        let gate_up = self.acts.view(gate_up);
+        let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
+        self.append(Op::Gated(Gated { gate_up, activation, out }));
     }
 
     fn activate(&mut self, x: Act, activation: Activation) {
-        self.settle();
+        self.append(Op::Opaque("activate"));
         elementwise::activate(&mut self.device, self.acts.view(x), activation);
     }
 
@@ -286,25 +274,15 @@ impl Ops for CudaBackend {
     }
 
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
-        let (row, cache) = (self.acts.view(qkv).dtype, self.caches[kv.memory as usize].shape.dtype);
-        let fused = rope.filter(|rope| takes_norms(row, cache, heads, rope.rotary_dim));
-        let norms = fused.and_then(|_| self.waiting.of(qkv, heads));
-        if norms.is_some() {
-            self.waiting = Waiting::default();
-        }
-        self.settle_for(qkv, qkv);
         let rope = rope.map(|rope| {
             let frequencies = &self.vectors[rope.inv_freq.0 as usize];
             rope.check(frequencies.len, heads);
             (rope, frequencies.ptr())
         });
-        self.batch.turn_to(kv.table);
-        let (qkv, scales) = (self.acts.view(qkv), kv.scales);
-        let kv = &self.caches[kv.memory as usize];
-        let cache = Cache::new(kv, self.batch.first_entry(), scales);
-        self.collector.note(Op::Rotation { qkv, heads, rope, cache });
-        let to = (kv, scales.inverse());
-        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope, norms, &self.batch, to);
+        let (qkv, cache) = (self.acts.view(qkv), self.cache(kv));
+        let takes_norms =
+            rope.is_some_and(|(rope, _)| takes_norms(qkv.dtype, cache.shape.dtype, heads, rope.rotary_dim));
+        self.append(Op::Rope(op::Rope { qkv, heads, rope, kv, cache, takes_norms, norms: None }));
     }
 
     fn attention(
@@ -319,7 +297,7 @@ impl Ops for CudaBackend {
     }
 
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertRouting) {
-        self.settle();
+        self.append(Op::Opaque("route"));
         let logits = self.acts.view(logits);
         let length = |vector: Vector| self.vectors[vector.0 as usize].len;
         routing.check(logits.width, self.choices[out.0 as usize].top_k, routing.correction.map(length));
@@ -342,7 +320,7 @@ impl Ops for CudaBackend {
 
     fn combine(&mut self, x: Act, choice: ExpertRouting, epilogue: Epilogue, out: Act) {
         assert_ne!(x, out, "a sum cannot overwrite what it sums");
-        self.settle();
+        self.append(Op::Opaque("combine"));
         let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
         epilogue.check_rows(choices.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, choices.rows, x.width);
@@ -351,13 +329,13 @@ impl Ops for CudaBackend {
 
     fn gate_rows(&mut self, x: Act, gate: Act) {
         assert_ne!(x, gate, "rows that gate themselves");
-        self.settle();
+        self.append(Op::Opaque("gate_rows"));
         groups::gate_rows(&mut self.device, self.acts.view(x), self.acts.view(gate));
     }
 
     fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns) {
         assert_ne!(x, out, "a product cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("head_matmul"));
         let (x, width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, width);
         groups::head_matmul(&mut self.device, (x, from), &self.groups[w.0 as usize], (out, to));
@@ -365,7 +343,7 @@ impl Ops for CudaBackend {
 
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
         assert_ne!(x, out, "columns copied within a buffer");
-        self.settle();
+        self.append(Op::Opaque("copy_columns"));
         let (x, out_width) = (self.acts.view(x), self.acts.view(out).width);
         let out = self.acts.target(out, x.rows, out_width);
         groups::copy_columns(&mut self.device, (x, from), (out, to), heads, width);
@@ -373,7 +351,7 @@ impl Ops for CudaBackend {
 
     fn add(&mut self, x: Act, y: Act) {
         assert_ne!(x, y, "a buffer added to itself");
-        self.settle();
+        self.append(Op::Opaque("add"));
         let (x, y) = (self.acts.view(x), self.acts.view(y));
         assert_eq!((x.rows, x.width), (y.rows, y.width), "shapes of two addends");
         elementwise::add(&mut self.device, x, y);
@@ -381,23 +359,23 @@ impl Ops for CudaBackend {
 
     fn clamp(&mut self, x: Act, limit: f32) {
         assert!(limit >= 0.0, "a limit of {limit}");
-        self.settle();
+        self.append(Op::Opaque("clamp"));
         elementwise::clamp(&mut self.device, self.acts.view(x), limit);
     }
 
     fn scale(&mut self, x: Act, factor: f32) {
-        self.settle();
+        self.append(Op::Opaque("scale"));
         elementwise::scale(&mut self.device, self.acts.view(x), factor);
     }
 
     fn soft_cap(&mut self, x: Act, cap: f32) {
-        self.settle();
+        self.append(Op::Opaque("soft_cap"));
         elementwise::soft_cap(&mut self.device, self.acts.view(x), cap);
     }
 
     fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act) {
         assert_ne!(x, out, "rows gathered into their own buffer");
-        self.settle();
+        self.append(Op::Opaque("gather"));
         let x = self.acts.view(x);
         assert!(selection.rows.iter().all(|&row| (row as usize) < x.rows), "rows {:?} of {}", selection.rows, x.rows);
         let out = self.acts.target(out, selection.rows.len(), x.width);
@@ -412,13 +390,13 @@ impl Ops for CudaBackend {
 
     fn read(&mut self, x: Act) -> &[f32] {
         self.device.bind();
-        self.catch_up();
+        self.flush();
         self.acts.read(&mut self.device, x)
     }
 
     fn host_mut(&mut self, x: Act) -> &mut [f32] {
         self.device.bind();
-        self.catch_up();
+        self.flush();
         self.acts.write(&mut self.device, x)
     }
 }
@@ -468,7 +446,7 @@ impl Capture for CudaBackend {
 
     fn begin_capture(&mut self) {
         self.device.bind();
-        self.settle();
+        self.end_operations();
         self.recordings.forget_stale();
         self.device.start_recording();
     }
@@ -494,14 +472,14 @@ impl Comm for CudaBackend {
     }
 
     fn all_reduce(&mut self, x: Act) {
-        self.settle();
+        self.append(Op::Opaque("all_reduce"));
         let x = self.acts.view(x);
         self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x);
     }
 
     fn all_gather(&mut self, x: Act, out: Act) {
         assert_ne!(x, out, "rows gathered into their own buffer");
-        self.settle();
+        self.append(Op::Opaque("all_gather"));
         let (x, width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, width);
         self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);

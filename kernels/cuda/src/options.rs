@@ -25,8 +25,9 @@ pub struct CudaOptions {
 /// Who does products of many rows of 16 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Products {
-    /// Whatever is the fastest on this machine: measured when nothing else is to be done ([`kernels::ops::Device::warm_up`]), at the latest by the second
-    /// step that needs it, and remembered beside compiled kernels. What is not measured yet is cuBLASLt's, as it chooses itself.
+    /// Whatever is the fastest on this machine: measured when nothing else is to be done
+    /// ([`kernels::ops::Device::warm_up`]), at the latest by the second step that needs it, and remembered beside
+    /// compiled kernels. What is not measured yet is cuBLASLt's, as it chooses itself.
     #[default]
     Fastest,
     /// The same, measured while the first product of a kind waits for it. For comparisons, and for tests.

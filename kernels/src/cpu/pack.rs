@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! f32, f16     panel: [k][16]          element (n, k) at  (n / 16, k, n % 16)
-//! bf16, e4m3   panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    sixteen k pairs of bf16 = one 1 KB tile
+//! bf16, e4m3   panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    16 pairs of bf16: a 1 KB tile
 //! ```
 //! Columns past the last row of the source, and k past its width, are zero.
 
@@ -57,7 +57,8 @@ impl Packed {
         pool.run(panels, &|panel, _| {
             let part = &*rows(pieces, panel * PANEL..n.min((panel + 1) * PANEL));
             let size = PANEL * k_padded * dtype.size();
-            // SAFETY: each task writes its own panel, which lies inside the region; the region is zeroed and page-aligned.
+            // SAFETY: each task writes its own panel, which lies inside the region; the region is zeroed and
+            // page-aligned.
             let panel = unsafe { std::slice::from_raw_parts_mut(target.at(panel * size), size) };
             match dtype {
                 DType::F32 => transpose::<4>(part, k * 4, panel),

@@ -12,7 +12,7 @@ pub enum RopeStyle {
 }
 
 /// Rotary embedding parameters of a layer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Rope {
     /// Inverse frequencies `[rotary_dim / 2]`; scaling (linear, llama3, yarn, ...) is already in them.
     pub inv_freq: Vector,
@@ -25,7 +25,7 @@ pub struct Rope {
 }
 
 /// Head counts of an attention layer on this rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heads {
     /// Query heads.
     pub q: usize,
@@ -38,7 +38,7 @@ pub struct Heads {
 }
 
 /// What attention does beside softmax(q k^T * scale) v.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention {
     /// Head counts.
     pub heads: Heads,

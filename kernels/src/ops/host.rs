@@ -1,7 +1,7 @@
 //! Weight matrices as files and buffers hold them, each in its stored format.
 //!
-//! What a matrix is *stored* as ([`WeightFormat`]), what products are *computed* in ([`DType`]) and what a cache *keeps* are three
-//! questions: a device multiplies 8-bit weights with bf16 activations beside an f32 cache.
+//! What a matrix is *stored* as ([`WeightFormat`]), what products are *computed* in ([`DType`]) and what a cache
+//! *keeps* are three questions: a device multiplies 8-bit weights with bf16 activations beside an f32 cache.
 
 use super::DType;
 
@@ -36,8 +36,9 @@ pub struct PlainElements<'a> {
 
 /// Codes of [`crate::e4m3`], none of them NaN, and the scales they are multiplied by.
 ///
-/// Row `r` belongs to the scale row `scale_rows[r]`; its columns `c` share the scale `c / scale_cols` of that. So one scale a tensor is
-/// one scale row and all columns, one an output channel as many scale rows as rows, and blocks of 128 x 128 are 128 columns.
+/// Row `r` belongs to the scale row `scale_rows[r]`; its columns `c` share the scale `c / scale_cols` of that. So one
+/// scale a tensor is one scale row and all columns, one an output channel as many scale rows as rows, and blocks of 128
+/// x 128 are 128 columns.
 #[derive(Clone, Copy)]
 pub struct ScaledCodes<'a> {
     /// `rows * cols` codes.
@@ -142,7 +143,8 @@ impl<'a> HostMatrix<'a> {
     /// What the matrix of pieces that lie below each other is.
     ///
     /// # Panics
-    /// When there are none, they differ in width or format, or one holds another number of bytes or scales than its shape says.
+    /// When there are none, they differ in width or format, or one holds another number of bytes or scales than its
+    /// shape says.
     pub fn stacked(pieces: &[HostMatrix<'_>]) -> StackedShape {
         let [first, ..] = pieces else { panic!("a matrix of no pieces") };
         let (format, cols) = (first.format(), first.cols);

@@ -26,15 +26,15 @@ pub trait Ops {
     fn add_positions(&mut self, table: Table, offset: usize, x: Act);
     /// `out = norm(x)`; `out` may be `x`.
     fn norm(&mut self, x: Act, norm: Norm, out: Act);
-    /// `residual += delta; out = norm(residual)`.
+    /// `residual += delta; out = norm(residual)`. The content of `delta` is undefined afterwards.
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act);
     /// Norm of each head of `x`'s columns `first_col .. first_col + heads * dim`, in place (q/k norm). The norm's vectors
     /// are `[dim]`, for all heads, or `[heads * dim]`, each head's own.
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm);
     /// `out = x w^T + bias`, or accumulated.
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act);
-    /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row: the output of the GEMM before. A
-    /// device may fuse both, so the content of `gate_up` is undefined afterwards.
+    /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row. The content of `gate_up` is undefined
+    /// afterwards.
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act);
     /// `x = activation(x)`.
     fn activate(&mut self, x: Act, activation: Activation);

@@ -1,6 +1,7 @@
 //! Products of weights stored as 8-bit floats times scales, against float64.
 
-use super::{Random, backends, check, filled};
+use super::routing::{PLAIN, route};
+use super::{Random, backends, check, filled, filled_in, round};
 use kernels::e4m3;
 use kernels::ops::{
     ALL_COLUMNS, Backend, DType, Encoding, Epilogue, HostMatrix, InputRounding, MatrixUse, ScaledCodes, WeightFormat,
@@ -164,6 +165,37 @@ fn inputs_are_rounded_where_that_is_asked_for() {
     }
 }
 
+/// Inputs that a device keeps in 16 bits: it multiplies them as they are.
+#[test]
+fn inputs_of_16_bits() {
+    for mut backend in backends() {
+        for (dtype, grid) in [(DType::Bf16, GRIDS[0]), (DType::F16, GRIDS[1]), (DType::Bf16, GRIDS[2])] {
+            for (rows, [n, k]) in [(1, [72, 256]), (5, [130, 400]), (8, [64, 48]), (9, [72, 256]), (150, [130, 400])] {
+                short_inputs(&mut *backend, dtype, rows, &Stored::new([n, k], grid, &mut Random(rows as u64)));
+            }
+        }
+    }
+}
+
+fn short_inputs(backend: &mut dyn Backend, dtype: DType, rows: usize, stored: &Stored) {
+    let (n, k) = (stored.scale_rows.len(), stored.cols);
+    let x: Vec<f32> = Random(7).values(rows * k).into_iter().map(|x| round(x, dtype)).collect();
+    let (mut want, mut size) = (Vec::new(), Vec::new());
+    for row in 0..rows {
+        for col in 0..n {
+            let terms = (0..k).map(|at| f64::from(x[row * k + at]) * stored.value(col, at));
+            let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            want.push(sum);
+            size.push(magnitude);
+        }
+    }
+    let matrix = backend.load_matrix(stored.piece(0..n, InputRounding::None), dtype);
+    let (input, out) = (filled_in(backend, k, &x, dtype), filled(backend, n, &vec![f32::NAN; rows * n]));
+    backend.matmul(input, matrix, None, Epilogue::Store, out);
+    let what = format!("{} {rows} x {n} x {k} of {dtype:?}", backend.describe());
+    check(&what, backend.read(out), &want, |index| 1e-5 * size[index]);
+}
+
 /// The same bits alone and among others: a row's result depends on the row.
 #[test]
 fn rows_do_not_depend_on_each_other() {
@@ -182,6 +214,43 @@ fn rows_do_not_depend_on_each_other() {
         let all = product(0..40);
         for rows in [0..1, 7..9, 11..27, 39..40] {
             assert_eq!(product(rows.clone()), all[rows.start * 80..rows.end * 80], "{rows:?}");
+        }
+    }
+}
+
+#[test]
+fn experts_are_scaled_too() {
+    const SHAPE: [usize; 2] = [48, 256];
+    const EXPERTS: usize = 4;
+    let format = WeightFormat::ScaledE4m3 { scale_cols: 128, input: InputRounding::None };
+    for mut backend in backends().into_iter().filter(|backend| backend.multiplies(format, MatrixUse::Experts)) {
+        for rows in [1, 9, 40] {
+            let mut random = Random(rows as u64);
+            let experts: Vec<Stored> = (0..EXPERTS).map(|_| Stored::new(SHAPE, [128, 128], &mut random)).collect();
+            let load =
+                |expert: &Stored| backend.load_matrix(expert.piece(0..SHAPE[0], InputRounding::None), DType::F32);
+            let members: Vec<_> = experts.iter().map(load).collect();
+            let group = backend.group_matrices(&members);
+            let (x, logits) = (random.values(rows * SHAPE[1]), random.values(rows * EXPERTS));
+            let choice = route(&mut *backend, EXPERTS, &logits, PLAIN);
+            let (input, out) = (filled(&mut *backend, SHAPE[1], &x), backend.new_act(rows * 2, SHAPE[0]));
+            backend.expert_matmul(input, group, None, choice, out);
+            let mut want = Vec::new();
+            for (x, logits) in x.chunks(SHAPE[1]).zip(logits.chunks(EXPERTS)) {
+                let mut order: Vec<usize> = (0..EXPERTS).collect();
+                order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+                let product = |expert: usize, col: usize| -> f64 {
+                    x.iter().zip(0..).map(|(x, at)| f64::from(*x) * experts[expert].value(col, at)).sum()
+                };
+                want.extend(
+                    order[..2]
+                        .iter()
+                        .flat_map(|&expert| (0..SHAPE[0]).map(move |col| (expert, col)))
+                        .map(|(expert, col)| product(expert, col)),
+                );
+            }
+            let what = backend.describe();
+            check(&what, backend.read(out), &want, |_| 1e-3);
         }
     }
 }

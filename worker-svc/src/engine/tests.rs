@@ -5,7 +5,7 @@ use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
 use kernels_cuda::CudaBackend;
-use models::{ActivationRounding, LoadFormat, LoadOptions};
+use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
 use proto::{LogitBias, NewSequence, Sampling, TokenIds, Want};
 
 use super::*;
@@ -14,13 +14,13 @@ use crate::config;
 const BLOCKS: u32 = 64;
 const LOGIT_ROWS: usize = 8;
 
-fn model() -> Model {
+fn model() -> Box<dyn Runner> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/zoo/llama");
     let options = LoadOptions {
         dtype: None,
         kv_cache_dtype: None,
-        tp_rank: 0,
-        tp_size: 1,
+        placement: Placement::WHOLE,
+        head: NetworkHead::Stored,
         format: LoadFormat::Auto,
         quantization: None,
         activations: ActivationRounding::None,
@@ -30,7 +30,7 @@ fn model() -> Model {
         max_logit_rows: LOGIT_ROWS,
         threads: 1,
     };
-    let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap();
+    let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap().runner;
     model.set_capture_sizes(&[1, 2, 4, 8]);
     model.allocate(models::Memory { num_blocks: BLOCKS as usize, block_size: 16, max_sequences: 8 });
     model
@@ -43,7 +43,7 @@ fn backend() -> Box<dyn Backend> {
     Box::new(CpuBackend::new(CpuOptions { threads: 1, isa: None }))
 }
 
-fn engine<'m>(model: &'m mut Model, recorder: &'m mut Recorder) -> Engine<'m> {
+fn engine<'m>(model: &'m mut dyn Runner, recorder: &'m mut Recorder) -> Engine<'m> {
     let slots = Slots::new(8, BLOCKS, 1, vec![2]);
     Engine::new((model, recorder), slots, Box::new(Solo), Options { threads: 1, max_logit_rows: LOGIT_ROWS })
 }
@@ -85,7 +85,7 @@ enum Record {
 /// What plans give, each submitted as early as the engine lets it be, or when the one before it is finished.
 fn results(plans: &[StepPlan], ahead: bool, record: Record) -> Vec<StepResult> {
     let (mut model, mut recorder) = (model(), Recorder::new(record == Record::Never));
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     while record == Record::First && engine.has_pastime() {
         engine.pass_time().unwrap();
     }
@@ -135,7 +135,7 @@ fn greedy_plans_run_ahead() {
     assert!(given[1..].iter().all(|result| result.token.len() == 3));
     // They are ahead indeed: two tokens of a sequence are on their way.
     let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
     let slot = engine.slots.get(0).unwrap();
@@ -201,7 +201,7 @@ fn a_slot_changes_hands_while_its_token_is_under_way() {
 fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
     let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 3);
     let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut model, &mut recorder);
+    let mut engine = engine(&mut *model, &mut recorder);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
     // Position 2 is taken by plan 2; of what is under way, only position 3 is at hand.
@@ -210,4 +210,79 @@ fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
         assert!(passes(&late, &engine.slots, LOGIT_ROWS).is_err(), "{start}, {len}");
     }
     assert!(passes(&plan(3, vec![], &[(0, 3, 1, true)]), &engine.slots, LOGIT_ROWS).is_ok());
+}
+
+/// Tokens of slot 0, `drafted` at a time beside a plain decode in slot 1. Every draft is what `plain` decoding gave,
+/// but for its token number `wrong`.
+fn verified(sequences: &[NewSequence], plain: &[u32], drafted: usize, wrong: usize) -> [Vec<u32>; 2] {
+    let (mut model, mut recorder) = (model(), Recorder::new(true));
+    let mut engine = engine(&mut *model, &mut recorder);
+    let lens = [sequences[0].tokens.len(), sequences[1].tokens.len()];
+    let mut tokens = [Vec::new(), Vec::new()];
+    let mut next = plan(1, sequences.to_vec(), &[(1, 0, lens[1], true), (0, 0, lens[0], true)]);
+    while tokens[0].len() < plain.len() {
+        let step = next.step;
+        let draft = next.draft.clone();
+        engine.submit(next).unwrap();
+        let result = engine.finish().unwrap().unwrap();
+        let given = result.count.get(1).map_or(1, |count| *count as usize);
+        assert_eq!(given, 1 + wrong.min(draft.len()), "what is right up to the wrong one, and one more");
+        assert_eq!((result.slot.as_slice(), result.token.len()), (&[1, 0][..], 1 + given));
+        tokens[1].push(result.token[0]);
+        tokens[0].extend(&result.token[1..]);
+        assert!(result.logprobs.iter().all(|entry| result.token[entry.index as usize] == entry.token));
+        let rest = &plain[tokens[0].len().min(plain.len())..];
+        let mut draft = rest[..rest.len().min(drafted)].to_vec();
+        if let Some(token) = draft.get_mut(wrong) {
+            *token = (*token + 1) % 50;
+        }
+        let starts = [0, 1].map(|slot| lens[slot] + tokens[slot].len() - 1);
+        next = plan(step + 1, vec![], &[(1, starts[1], 1, true), (0, starts[0], 1 + draft.len(), true)]);
+        if !draft.is_empty() {
+            next.want[1] = Want::Verify as i32;
+            (next.num_draft, next.draft) = (vec![draft.len() as u32], draft);
+        }
+    }
+    tokens
+}
+
+#[test]
+fn verified_drafts_give_the_tokens_of_plain_decoding() {
+    let seeded = Sampling { temperature: 1.3, top_k: 50, ..Sampling::default() };
+    let penalised = Sampling { repetition_penalty: 1.4, frequency_penalty: 0.5, logprobs: Some(2), ..seeded.clone() };
+    for sampling in [Sampling::default(), seeded, penalised] {
+        let sequences = [sequence(0, &[3, 4, 5, 6], sampling), sequence(1, &[7, 8, 9], Sampling::default())];
+        let given = results(&decode(vec![sequences[1].clone(), sequences[0].clone()], 14), false, Record::Never);
+        let of = |slot| -> Vec<u32> {
+            let pairs = given.iter().flat_map(|result| result.slot.iter().zip(&result.token));
+            pairs.filter(|(held, _)| **held == slot).map(|(_, token)| *token).collect()
+        };
+        let plain = of(0);
+        for (drafted, wrong) in [(3, 0), (3, 1), (3, 9), (5, 2), (1, 9)] {
+            let tokens = verified(&sequences, &plain, drafted, wrong);
+            assert_eq!(tokens[0][..plain.len()], plain, "{drafted} drafted, {wrong} wrong");
+            let both = tokens[1].len().min(of(1).len());
+            assert_eq!(tokens[1][..both], of(1)[..both], "beside it: {drafted}, {wrong}");
+        }
+    }
+}
+
+#[test]
+fn a_draft_must_continue_what_is_known() {
+    let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 2);
+    let (mut model, mut recorder) = (model(), Recorder::default());
+    let mut engine = engine(&mut *model, &mut recorder);
+    let drafted = |start, drafts: Vec<u32>| {
+        let mut plan = plan(2, vec![], &[(0, start, 1 + drafts.len(), true)]);
+        plan.want[0] = Want::Verify as i32;
+        (plan.num_draft, plan.draft) = (vec![drafts.len() as u32], drafts);
+        plan
+    };
+    engine.submit(plans[0].clone()).unwrap();
+    let check = |engine: &Engine<'_>, plan: &StepPlan| passes(plan, &engine.slots, LOGIT_ROWS).map(|_| ());
+    assert!(check(&engine, &drafted(2, vec![4])).is_err(), "the token at 2 is under way");
+    engine.finish().unwrap();
+    assert!(check(&engine, &drafted(2, vec![4])).is_ok());
+    assert!(check(&engine, &drafted(1, vec![4])).is_err(), "position 2 is known");
+    assert!(check(&engine, &drafted(2, vec![4; LOGIT_ROWS])).is_err(), "more than there are rows of logits");
 }

@@ -1,4 +1,5 @@
-//! A real worker with a fake scheduler at the other end of a ring: tokens against the references, groups, faults, lost links.
+//! A real worker with a fake scheduler at the other end of a ring: tokens against the references, groups, faults, lost
+//! links.
 
 mod groups;
 mod plans;

@@ -1,4 +1,4 @@
-//! Plans and settings that make no sense: last words and an end, never a panic or a wrong token.
+//! Plans and settings that make no sense: a failure reason and an end, never a panic or a wrong token.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ async fn check(plan: StepPlan, why: &str) {
     scheduler.meet(1).await;
     scheduler.form().await;
     scheduler.send(plan).await;
-    let words = scheduler.last_words(0).await;
+    let words = scheduler.until_hung_up(0).await;
     let [Event::Failed(failed)] = &words[..] else { panic!("{why}: {words:?}") };
     assert!(failed.reason.contains(why), "{why}: {}", failed.reason);
     let ended = worker.ended.await.unwrap().unwrap_err();

@@ -28,6 +28,8 @@ pub struct Scheduler {
     listener: Listener,
     pub ranks: Vec<Rank>,
     pub epoch: u64,
+    /// What groups are told of the time that a step may take; 0: any time.
+    pub step_timeout_ms: u64,
     /// Messages with results that came so far.
     pub parts: usize,
     _dir: TempDir,
@@ -43,7 +45,7 @@ impl Scheduler {
         let address = Address::Ring(dir.path().join("steps"));
         let hello = link::hello("scheduler-svc", "steps", "");
         let listener = Listener::bind(&address, hello, options).await.unwrap();
-        Self { address, listener, ranks: Vec::new(), epoch: 100, parts: 0, _dir: dir }
+        Self { address, listener, ranks: Vec::new(), epoch: 100, step_timeout_ms: 0, parts: 0, _dir: dir }
     }
 
     /// Waits until `count` more workers are connected and loaded.
@@ -76,6 +78,7 @@ impl Scheduler {
             max_num_seqs: 8,
             max_num_batched_tokens: 2048,
             rendezvous: format!("worker-test-{}-{}", self.address, self.epoch),
+            step_timeout_ms: self.step_timeout_ms,
         };
         self.broadcast(&Command::FormGroup(form)).await;
         for rank in 0..self.ranks.len() {
@@ -134,7 +137,7 @@ impl Scheduler {
     }
 
     /// What the worker says until its link ends, which it must do.
-    pub async fn last_words(&mut self, rank: usize) -> Vec<Event> {
+    pub async fn until_hung_up(&mut self, rank: usize) -> Vec<Event> {
         let mut words = Vec::new();
         let receiver = &mut self.ranks[rank].link.receiver;
         while let Ok(message) = timeout(DEADLINE, receiver.recv()).await.expect("the link ends") {
@@ -149,8 +152,8 @@ impl Scheduler {
         }
     }
 
-    /// Runs sequences side by side until each has `count` new tokens: prompts in chunks, then one token a step, each plan sent before
-    /// the answer to the one before it is there.
+    /// Runs sequences side by side until each has `count` new tokens: prompts in chunks, then one token a step, each
+    /// plan sent before the answer to the one before it is there.
     pub async fn generate(&mut self, sequences: Vec<NewSequence>, count: usize, chunk: usize) -> Vec<Vec<u32>> {
         let mut plans = Vec::new();
         let longest = sequences.iter().map(|sequence| sequence.tokens.len()).max().unwrap();

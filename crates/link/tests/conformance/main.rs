@@ -1,6 +1,7 @@
 //! One suite over every transport: what holds for a ring holds for a stream.
 //!
-//! Each check is one async function of a [`Bed`], which knows the transport; the table at the end runs it over all of them.
+//! Each check is one async function of a [`Bed`], which knows the transport; the table at the end runs it over all of
+//! them.
 
 mod bed;
 mod death;

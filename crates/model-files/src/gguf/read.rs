@@ -174,8 +174,8 @@ struct Raw {
 }
 
 impl Raw {
-    /// Computes where the tensor lies, and checks that it lies inside the file. Of types that are not decoded the size is not known; nobody
-    /// reads them.
+    /// Computes where the tensor lies, and checks that it lies inside the file. Of types that are not decoded the size
+    /// is not known; nobody reads them.
     fn place(self, data: u64, len: u64) -> Parsed<TensorInfo> {
         let Self { name, shape, kind, offset } = self;
         let row = shape.last().copied().unwrap_or(1);
@@ -205,7 +205,8 @@ impl Raw {
 mod tests {
     use super::*;
 
-    /// Writes a file of metadata entries (type number and bytes of the value) and tensors (dimensions, type, offset), then `data` bytes.
+    /// Writes a file of metadata entries (type number and bytes of the value) and tensors (dimensions, type, offset),
+    /// then `data` bytes.
     fn file(entries: &[(&str, u32, Vec<u8>)], tensors: &[(&str, &[u64], u32, u64)], data: usize) -> Vec<u8> {
         let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
         let mut out = b"GGUF\x03\0\0\0".to_vec();

@@ -1,5 +1,5 @@
-//! Baichuan 1 and 2: Llama with fused queries, keys and values. 7B turns heads, 13B uses ALiBi; the second generation's head has rows of
-//! length one.
+//! Baichuan 1 and 2: Llama with fused queries, keys and values. 7B turns heads, 13B uses ALiBi; the second generation's
+//! head has rows of length one.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Position, Residual, RopeStyle, alibi_slopes};
 
@@ -24,7 +24,7 @@ pub(super) fn baichuan(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let attention = sizes.attention(position, Biases::default());
     let layer = layer(attention, mlp, LayerNorms::before(norm), Residual::Sequential);
     let mut spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
-    spec.head.unit_rows = sizes.vocab == SECOND_VOCABULARY;
+    spec.head.change_logits(|head| head.unit_rows = sizes.vocab == SECOND_VOCABULARY);
     Ok(Blueprint { spec, names: Naming { part, qkv: Some(sizes.stacked_qkv()), ..LLAMA }.names() })
 }
 

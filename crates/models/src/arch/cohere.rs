@@ -1,4 +1,5 @@
-//! Cohere's Command R and R7B: attention and MLP in parallel after one layer norm, interleaved rotary embedding, scaled logits.
+//! Cohere's Command R and R7B: attention and MLP in parallel after one layer norm, interleaved rotary embedding, scaled
+//! logits.
 //!
 //! R+ has norms on each head. R7B (Cohere 2) slides on most layers, and the others have no positions.
 
@@ -42,7 +43,8 @@ fn build(folder: &Folder, sizes: &Sizes, layers: Vec<AttentionSpec>, names: Name
     let parallel = |attention| layer(attention, mlp, LayerNorms::shared(norm), Residual::Parallel);
     let layers: Vec<LayerSpec> = layers.into_iter().map(parallel).collect();
     let mut spec = sizes.model(folder, layers, norm, Tied::UnlessSaid)?;
-    spec.head.scale = config.number_or("logit_scale", 0.0625)? as f32;
+    let scale = config.number_or("logit_scale", 0.0625)? as f32;
+    spec.head.change_logits(|head| head.scale = scale);
     Ok(Blueprint { spec, names })
 }
 

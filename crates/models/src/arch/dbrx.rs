@@ -1,4 +1,5 @@
-//! DBRX: clipped queries, keys and values, layer norms without shift, MoE whose weights are stacked and partly transposed.
+//! DBRX: clipped queries, keys and values, layer norms without shift, MoE whose weights are stacked and partly
+//! transposed.
 
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, ConfigFile, FeedForwardSpec, LayerNorms, LayerSpec, MlpKind,

@@ -1,4 +1,5 @@
-//! DeepSeek V2 and V3: latent attention; after some dense layers MoE of many small experts, beside a few that all tokens share.
+//! DeepSeek V2 and V3: latent attention; after some dense layers MoE of many small experts, beside a few that all
+//! tokens share.
 
 use model_spec::{
     Activation, ConfigError, ConfigFile, ExpertGroups, FeedForwardSpec, LatentSpec, LayerNorms, LayerSpec, MixerSpec,

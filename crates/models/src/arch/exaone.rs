@@ -1,5 +1,5 @@
-//! EXAONE 3 and 3.5: Llama under other names. EXAONE 4: norms on the outputs of both parts and on each head; where layers slide, those
-//! that do not have no positions.
+//! EXAONE 3 and 3.5: Llama under other names. EXAONE 4: norms on the outputs of both parts and on each head; where
+//! layers slide, those that do not have no positions.
 
 use model_spec::{
     AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Position, QkNorm, Residual, RopeStyle,
@@ -62,7 +62,8 @@ pub(super) fn exaone4(folder: &Folder) -> Result<Blueprint, ConfigError> {
     Ok(Blueprint { spec, names: Naming { part: norms_after, ..LLAMA }.names() })
 }
 
-/// Which layers of a period slide, where `layer_types` is absent: `"LLLG"`, or the period's length with the last one global.
+/// Which layers of a period slide, where `layer_types` is absent: `"LLLG"`, or the period's length with the last one
+/// global.
 fn pattern(folder: &Folder) -> Result<Vec<bool>, ConfigError> {
     let key = "sliding_window_pattern";
     if let Ok(Some(letters)) = folder.config.text_opt(key) {

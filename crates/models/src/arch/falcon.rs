@@ -1,4 +1,5 @@
-//! Falcon: rotary embedding or ALiBi, one, some or all key/value heads, attention and MLP in parallel or one after the other.
+//! Falcon: rotary embedding or ALiBi, one, some or all key/value heads, attention and MLP in parallel or one after the
+//! other.
 //!
 //! ```text
 //! RW             ALiBi, all heads, sequential
@@ -79,8 +80,9 @@ fn position(config: &ConfigFile, sizes: &Sizes) -> Result<Position, ConfigError>
     Ok(Position::Alibi(alibi_slopes(sizes.heads, 8.0).into_iter().map(|slope| slope * scale).collect()))
 }
 
-/// How often the bias is added. Once by the code that the published checkpoints bring with them, which `auto_map` names. A file that names
-/// none is the library's own, whose eager attention (transformers 4.41 to 4.57 at least) adds it to the scores and to their mask.
+/// How often the bias is added. Once by the code that the published checkpoints bring with them, which `auto_map`
+/// names. A file that names none is the library's own, whose eager attention (transformers 4.41 to 4.57 at least) adds
+/// it to the scores and to their mask.
 fn alibi_times(config: &ConfigFile) -> f32 {
     if config.get("auto_map").is_some() { 1.0 } else { 2.0 }
 }

@@ -1,5 +1,6 @@
-//! Gemma 1, 2 and 3: norms that multiply by one plus the weight, scaled embeddings; 2 also norms what each part puts out, caps scores and
-//! logits, and slides its window on every other layer; 3 norms heads instead of capping, and turns sliding layers by another base.
+//! Gemma 1, 2 and 3: norms that multiply by one plus the weight, scaled embeddings; 2 also norms what each part puts
+//! out, caps scores and logits, and slides its window on every other layer; 3 norms heads instead of capping, and turns
+//! sliding layers by another base.
 
 use model_spec::{
     AttentionSpec, Biases, ConfigError, ConfigFile, LayerNorms, LayerSpec, MlpKind, MlpSpec, NormScale, NormSpec,
@@ -93,7 +94,8 @@ impl Base {
     fn build(&self, folder: &Folder, layers: Vec<LayerSpec>, naming: Naming) -> Result<Blueprint, ConfigError> {
         let mut spec = self.sizes.model(folder, layers, self.norm, Tied::UnlessSaid)?;
         spec.embedding.scale = (self.sizes.hidden as f32).sqrt();
-        spec.head.soft_cap = soft_cap(&folder.config, "final_logit_softcapping")?;
+        let soft_cap = soft_cap(&folder.config, "final_logit_softcapping")?;
+        spec.head.change_logits(|head| head.soft_cap = soft_cap);
         Ok(Blueprint { spec, names: naming.names() })
     }
 }

@@ -1,4 +1,5 @@
-//! ChatGLM 2 and 3, GLM-4: interleaved rotary embedding on half of each head, fused gate and up, biases on queries, keys and values.
+//! ChatGLM 2 and 3, GLM-4: interleaved rotary embedding on half of each head, fused gate and up, biases on queries,
+//! keys and values.
 
 use model_spec::{
     Activation, Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Position, Residual, RopeDefaults, RopeStyle,

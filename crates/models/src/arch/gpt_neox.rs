@@ -1,5 +1,5 @@
-//! GPT-NeoX and Pythia: queries, keys and values fused head by head, rotary embedding on a part of each head, attention and MLP in
-//! parallel, each after its own layer norm, or one after the other.
+//! GPT-NeoX and Pythia: queries, keys and values fused head by head, rotary embedding on a part of each head, attention
+//! and MLP in parallel, each after its own layer norm, or one after the other.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 

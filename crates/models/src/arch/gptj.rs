@@ -1,4 +1,5 @@
-//! GPT-J: attention and MLP in parallel after one layer norm, interleaved rotary embedding on a part of each head, a bias on the head.
+//! GPT-J: attention and MLP in parallel after one layer norm, interleaved rotary embedding on a part of each head, a
+//! bias on the head.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 
@@ -19,7 +20,7 @@ pub(super) fn gptj(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mlp = sizes.mlp(MlpKind::Plain, activation(config, "activation_function", "gelu_new")?, true);
     let layer = layer(sizes.attention(rope, Biases::default()), mlp, LayerNorms::shared(norm), Residual::Parallel);
     let mut spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
-    spec.head.bias = true;
+    spec.head.change_logits(|head| head.bias = true);
     Ok(Blueprint { spec, names: NAMING.names() })
 }
 

@@ -86,7 +86,8 @@ pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let (scores, residual) = (number("attention_multiplier")?, number("residual_multiplier")?);
     let mut blueprint = llama(folder)?;
     blueprint.spec.embedding.scale = number("embedding_multiplier")?;
-    blueprint.spec.head.scale = number("logits_scaling")?.recip();
+    let scale = number("logits_scaling")?.recip();
+    blueprint.spec.head.change_logits(|head| head.scale = scale);
     for layer in &mut blueprint.spec.layers {
         if let Some(attention) = layer.mixer.attention_mut() {
             attention.scale = scores;
@@ -102,7 +103,8 @@ pub(super) fn minicpm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let hidden = config.number("hidden_size")?;
     let mut blueprint = build(folder, Switches { tied: Tied::UnlessSaid, ..Switches::read(config)? })?;
     blueprint.spec.embedding.scale = config.number_or("scale_emb", 1.0)? as f32;
-    blueprint.spec.head.scale = (config.number_or("dim_model_base", hidden)? / hidden) as f32;
+    let scale = (config.number_or("dim_model_base", hidden)? / hidden) as f32;
+    blueprint.spec.head.change_logits(|head| head.scale = scale);
     let depth = blueprint.spec.layers.len() as f64;
     let scale = config.number_or("scale_depth", depth.sqrt())? / depth.sqrt();
     blueprint.spec.layers.iter_mut().for_each(|layer| layer.residual_scale = scale as f32);

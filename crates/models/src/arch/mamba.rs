@@ -2,7 +2,7 @@
 
 use model_spec::{
     ConfigError, ConfigFile, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerNorms, LayerSpec, Mamba2Spec, MambaSpec,
-    MixerSpec, ModelKind, ModelSpec, NormSpec, Residual,
+    MixerSpec, ModelSpec, NormSpec, Residual,
 };
 
 use super::{Blueprint, Folder};
@@ -121,7 +121,6 @@ fn blueprint(folder: &Folder, mixer: MixerSpec, names: Names) -> Result<Blueprin
     let hidden = config.size("hidden_size")?;
     let spec = ModelSpec {
         architecture: folder.architecture.clone(),
-        kind: ModelKind::Decoder,
         vocab_size: config.size("vocab_size")?,
         hidden_size: hidden,
         context_len: config.size_or("max_position_embeddings", CONTEXT)?,

@@ -5,7 +5,7 @@ mod bloom;
 mod cohere;
 mod dbrx;
 mod deepseek;
-pub(crate) mod echo;
+mod echo;
 mod exaone;
 mod expert_naming;
 mod falcon;
@@ -30,6 +30,7 @@ mod opt;
 mod parts;
 mod phi;
 mod phi3;
+mod pooling;
 mod qwen;
 mod qwen3_next;
 mod qwen_moe;
@@ -135,7 +136,7 @@ pub(crate) struct Description {
     pub quantized: Quantized,
 }
 
-/// Class names that can be served, sorted.
+/// Class names that text can be generated with, sorted.
 pub fn supported() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|(name, _)| *name)
 }
@@ -144,12 +145,19 @@ pub fn supported() -> impl Iterator<Item = &'static str> {
 pub(crate) fn read(dir: &Path) -> Result<Description, ConfigError> {
     let config = ConfigFile::of_model(dir)?;
     let architecture = config.architecture()?;
-    let found = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
+    let pooling = pooling::find(&architecture);
+    let causal = pooling.map_or(architecture.as_str(), |(causal, _)| causal);
+    let found = ARCHITECTURES.iter().find(|(name, _)| *name == causal);
     let Some((_, read)) = found else { return Err(unknown(&config, architecture)) };
     let quantized = quant::read(&config)?;
     let eos_token_ids = eos_token_ids(dir, Some(&config))?;
     let dtype = config.float_type()?;
-    let Blueprint { spec, names } = read(&Folder { config, architecture, dtype, eos_token_ids })?;
+    let folder = Folder { config, architecture, dtype, eos_token_ids };
+    let mut blueprint = read(&folder)?;
+    if let Some((_, replace_head)) = pooling {
+        blueprint = replace_head(&folder, blueprint)?;
+    }
+    let Blueprint { spec, names } = blueprint;
     Ok(Description { spec, names, quantized })
 }
 

@@ -23,10 +23,11 @@ pub(super) fn mpt(folder: &Folder) -> Result<Blueprint, ConfigError> {
     if !attention.flag_or("alibi", false)? && config.flag_or("learned_pos_emb", true)? {
         spec.embedding.positions = Some(PositionTable { rows: spec.context_len, offset: 0 });
     }
-    spec.head.scale = match config.text_opt("logit_scale") {
+    let scale = match config.text_opt("logit_scale") {
         Ok(Some(name)) if name == "inv_sqrt_d_model" => (sizes.hidden as f32).sqrt().recip(),
         _ => config.number_or("logit_scale", 1.0)? as f32,
     };
+    spec.head.change_logits(|head| head.scale = scale);
     Ok(Blueprint { spec, names: Naming { qkv: Some(sizes.stacked_qkv()), ..NAMING }.names() })
 }
 

@@ -1,4 +1,5 @@
-//! Nemotron and Minitron: layer norms that multiply by one plus the weight, squared ReLU without a gate, a half-turned rotary embedding.
+//! Nemotron and Minitron: layer norms that multiply by one plus the weight, squared ReLU without a gate, a half-turned
+//! rotary embedding.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormScale, NormSpec, Residual, RopeStyle};
 

@@ -1,5 +1,5 @@
-//! OLMo 1: layer norms without parameters, clipped queries, keys and values. OLMo 2: norms on the outputs of both parts, and on all
-//! queries and all keys. OLMo 3: that, with three layers of four sliding.
+//! OLMo 1: layer norms without parameters, clipped queries, keys and values. OLMo 2: norms on the outputs of both
+//! parts, and on all queries and all keys. OLMo 3: that, with three layers of four sliding.
 
 use model_spec::{
     AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormScale, NormSpec, Position, QkNorm, Residual,

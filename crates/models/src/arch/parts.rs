@@ -2,8 +2,8 @@
 
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerNorms,
-    LayerSpec, MlpKind, MlpSpec, ModelKind, ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle,
-    context_len_opt, read_rope,
+    LayerSpec, MlpKind, MlpSpec, ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len_opt,
+    read_rope,
 };
 
 use super::Folder;
@@ -157,7 +157,6 @@ impl Sizes {
         let context_len = self.context_len.ok_or_else(no_length)?;
         Ok(ModelSpec {
             architecture: folder.architecture.clone(),
-            kind: ModelKind::Decoder,
             vocab_size: self.vocab,
             hidden_size: self.hidden,
             context_len,

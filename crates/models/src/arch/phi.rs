@@ -1,4 +1,5 @@
-//! Phi 1, 1.5 and 2: attention and MLP in parallel after one layer norm, rotary embedding on a part of each head, biases everywhere.
+//! Phi 1, 1.5 and 2: attention and MLP in parallel after one layer norm, rotary embedding on a part of each head,
+//! biases everywhere.
 
 use model_spec::{Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 
@@ -19,7 +20,7 @@ pub(super) fn phi(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mlp = sizes.mlp(MlpKind::Plain, activation(config, "hidden_act", "gelu_new")?, true);
     let layer = layer(attention, mlp, LayerNorms::shared(norm), Residual::Parallel);
     let mut spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
-    spec.head.bias = true;
+    spec.head.change_logits(|head| head.bias = true);
     Ok(Blueprint { spec, names: Naming { final_norm: "model.final_layernorm", part, ..LLAMA }.names() })
 }
 

@@ -1,4 +1,5 @@
-//! Phi 3, 3.5 and 4: Llama with fused projections, a rotary embedding that may turn a part of each head, and a sliding window.
+//! Phi 3, 3.5 and 4: Llama with fused projections, a rotary embedding that may turn a part of each head, and a sliding
+//! window.
 
 use model_spec::{AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Residual, RopeStyle};
 
@@ -21,7 +22,8 @@ pub(super) fn phi3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, mlp_bias);
     let layer = layer(attention, mlp, LayerNorms::before(norm), Residual::Sequential);
     let mut spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
-    spec.head.bias = config.flag_or("lm_head_bias", false)?;
+    let bias = config.flag_or("lm_head_bias", false)?;
+    spec.head.change_logits(|head| head.bias = bias);
     let naming = Naming { part, qkv: Some(sizes.stacked_qkv()), gate_up: Some(sizes.gate_up()), ..LLAMA };
     Ok(Blueprint { spec, names: naming.names() })
 }

@@ -15,8 +15,8 @@ pub(super) fn qwen(folder: &Folder) -> Result<Blueprint, ConfigError> {
         return Err(config.unsupported("intermediate_size", "it counts gate and up together, so it must be even"));
     }
     sizes.intermediate /= 2;
-    // Beyond the training's length heads would turn and scores scale otherwise (use_dynamic_ntk, use_logn_attn), by the length so far,
-    // which keys in a cache cannot follow.
+    // Beyond the training's length heads would turn and scores scale otherwise (use_dynamic_ntk, use_logn_attn), by the
+    // length so far, which keys in a cache cannot follow.
     sizes.context_len = config.size_opt("seq_length")?.or(sizes.context_len);
     let norm = NormSpec::rms(config.number_or("layer_norm_epsilon", 1e-6)? as f32);
     let rope = sizes.partial_rope(config, config.number_or("rotary_pct", 1.0)?, RopeStyle::Halves)?;

@@ -65,8 +65,8 @@ fn linear_layers(config: &ConfigFile, layers: usize) -> Result<Vec<bool>, Config
     }
 }
 
-/// As Qwen's MoE models, but for linear layers, whose projections are grouped by key head, and for queries with their gate
-/// beside them.
+/// As Qwen's MoE models, but for linear layers, whose projections are grouped by key head, and for queries with their
+/// gate beside them.
 fn names(linear: Vec<bool>, delta: DeltaSpec, head_dim: usize) -> Names {
     let usual = qwen_moe::NAMING.names();
     let values = delta.value_heads / delta.key_heads;

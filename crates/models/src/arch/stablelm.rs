@@ -1,4 +1,5 @@
-//! StableLM 2 and 3B: layer norms, rotary embedding on a part of each head; 12B has norms on each head and a parallel residual.
+//! StableLM 2 and 3B: layer norms, rotary embedding on a part of each head; 12B has norms on each head and a parallel
+//! residual.
 
 use model_spec::{AttentionSpec, Biases, ConfigError, LayerNorms, MlpKind, NormSpec, QkNorm, Residual, RopeStyle};
 

@@ -1,6 +1,7 @@
 //! MoE: a router, the chosen experts of each row, and the shared experts.
 //!
-//! Experts are split over ranks like any MLP, by their inner width: every rank routes all rows and computes its part of every expert.
+//! Experts are split over ranks like any MLP, by their inner width: every rank routes all rows and computes its part of
+//! every expert.
 
 use std::ops::Range;
 

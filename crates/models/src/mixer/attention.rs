@@ -12,7 +12,7 @@ use crate::builder::Builder;
 use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
-use crate::tp::head_rows;
+use crate::tp::{Shard, head_rows};
 use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 
 struct AttentionMixer {
@@ -20,8 +20,8 @@ struct AttentionMixer {
     qkv: Linear,
     attention: Attention,
     rope: Option<Rope>,
-    /// Where queries, keys and values are projected and normed: `projected`, unless one norm goes over the heads of all ranks. Then all
-    /// queries and keys are projected here, and this rank's are picked out.
+    /// Where queries, keys and values are projected and normed: `projected`, unless one norm goes over the heads of all
+    /// ranks. Then all queries and keys are projected here, and this rank's are picked out.
     normed: Act,
     norms: Vec<ColumnNorm>,
     picked: Vec<Columns>,
@@ -61,13 +61,6 @@ impl Mixer for AttentionMixer {
         self.attention.heads.q * self.attention.heads.v_dim
     }
 
-    fn cache_spec(&self) -> CacheSpec {
-        let Attention { heads: Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. }, window, .. } =
-            self.attention;
-        let tokens = TokenCache { kv_heads, head_dim, v_head_dim, shared: false, window };
-        CacheSpec { tokens: Some(tokens), states: Vec::new() }
-    }
-
     fn bind_cache(&mut self, cache: CacheBinding) {
         self.kv = cache.kv;
     }
@@ -99,6 +92,14 @@ impl Mixer for AttentionMixer {
         }
         self.attended
     }
+}
+
+/// Keys and values of this rank's heads.
+pub(super) fn cache_spec(spec: &AttentionSpec, shard: Shard) -> CacheSpec {
+    let AttentionSpec { head_dim, v_head_dim, window, .. } = *spec;
+    let kv_heads = shard.kv_heads(spec.kv_heads).len();
+    let tokens = TokenCache { kv_heads, head_dim, v_head_dim, shared: false, window };
+    CacheSpec { tokens: Some(tokens), states: Vec::new() }
 }
 
 pub(super) fn build(

@@ -1,5 +1,5 @@
-//! Linear attention by the gated delta rule: a convolution over queries, keys and values, then a matrix for each value head. Heads are
-//! split over ranks.
+//! Linear attention by the gated delta rule: a convolution over queries, keys and values, then a matrix for each value
+//! head. Heads are split over ranks.
 
 use kernels::ops::{Act, Activation, Cols, Conv, DeltaInput, DeltaRule, Epilogue, Norm, NormKind};
 use model_spec::DeltaSpec;
@@ -10,7 +10,7 @@ use crate::builder::Builder;
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
-use crate::tp::head_rows;
+use crate::tp::{Shard, head_rows};
 use crate::weights::{LayerParam, ParamKind, Role};
 
 struct DeltaMixer {
@@ -42,11 +42,6 @@ impl Mixer for DeltaMixer {
         self.rule.value_heads * self.rule.value_dim
     }
 
-    fn cache_spec(&self) -> CacheSpec {
-        let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.width() * self.rule.key_dim];
-        CacheSpec { tokens: None, states }
-    }
-
     fn bind_cache(&mut self, cache: CacheBinding) {
         (self.conv.state, self.rule.state) = (cache.states[0], cache.states[1]);
     }
@@ -68,6 +63,14 @@ impl Mixer for DeltaMixer {
         backend.gate(mixed, Cols { act: projected, first: self.conv.channels }, Activation::Silu);
         mixed
     }
+}
+
+/// The convolution's last inputs, and a matrix for each of this rank's value heads.
+pub(super) fn cache_spec(spec: &DeltaSpec, shard: Shard) -> CacheSpec {
+    let DeltaSpec { key_heads, value_heads, key_dim, value_dim, conv_kernel, .. } = *spec;
+    let values = shard.part(value_heads).len() * value_dim;
+    let channels = 2 * shard.part(key_heads).len() * key_dim + values;
+    CacheSpec { tokens: None, states: vec![(conv_kernel - 1) * channels, values * key_dim] }
 }
 
 pub(super) fn build(

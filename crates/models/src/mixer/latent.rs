@@ -1,8 +1,9 @@
 //! Latent attention: one short vector a token stands for the keys and values of all heads.
 //!
-//! Keys are never made: `q (W_k c)` is `(q W_k) c`, so queries are brought into the latent space and attend there, all heads to one key,
-//! and what they gather is brought back by the values' part of the projection (the absorbed form of arXiv 2405.04434). A key is
-//! `[rope | latent]`, its value its latent part; that is all the cache holds, and every rank holds the same.
+//! Keys are never made: `q (W_k c)` is `(q W_k) c`, so queries are brought into the latent space and attend there, all
+//! heads to one key, and what they gather is brought back by the values' part of the projection (the absorbed form of
+//! arXiv 2405.04434). A key is `[rope | latent]`, its value its latent part; that is all the cache holds, and every
+//! rank holds the same.
 
 use kernels::ops::{
     Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixUse, Norm, Rope, RowSelection,
@@ -91,15 +92,6 @@ impl Mixer for LatentMixer {
         self.attention.heads.q * self.v_head_dim
     }
 
-    fn cache_spec(&self) -> CacheSpec {
-        let Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. } = self.attention.heads;
-        let window = self.attention.window;
-        CacheSpec {
-            tokens: Some(TokenCache { kv_heads, head_dim, v_head_dim, shared: true, window }),
-            states: Vec::new(),
-        }
-    }
-
     fn bind_cache(&mut self, cache: CacheBinding) {
         self.kv = cache.kv;
     }
@@ -124,6 +116,13 @@ impl Mixer for LatentMixer {
         self.restore.run(heads(attended, rank), heads(restored, self.v_head_dim), backend);
         restored
     }
+}
+
+/// One key for all heads, whose values are a part of it, on every rank.
+pub(super) fn cache_spec(spec: &LatentSpec) -> CacheSpec {
+    let (head_dim, v_head_dim) = (spec.rope_dim + spec.kv_rank, spec.kv_rank);
+    let tokens = TokenCache { kv_heads: 1, head_dim, v_head_dim, shared: true, window: None };
+    CacheSpec { tokens: Some(tokens), states: Vec::new() }
 }
 
 pub(super) fn build(

@@ -11,6 +11,7 @@ use crate::builder::{Builder, LinearPart};
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::linear::{Linear, Split};
+use crate::tp::Shard;
 use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 
 struct MambaMixer {
@@ -46,11 +47,6 @@ impl Mixer for MambaMixer {
         self.scan.heads
     }
 
-    fn cache_spec(&self) -> CacheSpec {
-        let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.scan.heads * self.scan.state_dim];
-        CacheSpec { tokens: None, states }
-    }
-
     fn bind_cache(&mut self, cache: CacheBinding) {
         (self.conv.state, self.scan.state) = (cache.states[0], cache.states[1]);
     }
@@ -73,6 +69,12 @@ impl Mixer for MambaMixer {
     fn attend(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
         self.buffers.mixed
     }
+}
+
+/// The convolution's last inputs, and a state for each of this rank's channels.
+pub(super) fn cache_spec(spec: &MambaSpec, shard: Shard) -> CacheSpec {
+    let channels = shard.part(spec.inner).len();
+    CacheSpec { tokens: None, states: vec![(spec.conv_kernel - 1) * channels, channels * spec.state_size] }
 }
 
 pub(super) fn build(

@@ -1,4 +1,5 @@
-//! Mamba 2's mixer: a convolution, then heads whose channels share a decay. Heads, and the groups they form, are split over ranks.
+//! Mamba 2's mixer: a convolution, then heads whose channels share a decay. Heads, and the groups they form, are split
+//! over ranks.
 
 use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Norm, NormKind, Scan, ScanInput};
 use model_spec::Mamba2Spec;
@@ -9,7 +10,7 @@ use crate::builder::Builder;
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
-use crate::tp::head_rows;
+use crate::tp::{Shard, head_rows};
 use crate::weights::{LayerParam, ParamKind, Role};
 
 struct Mamba2Mixer {
@@ -30,11 +31,6 @@ struct Mamba2Mixer {
 impl Mixer for Mamba2Mixer {
     fn width(&self) -> usize {
         self.scan.heads * self.scan.head_dim
-    }
-
-    fn cache_spec(&self) -> CacheSpec {
-        let states = vec![(self.conv.kernel - 1) * self.conv.channels, self.width() * self.scan.state_dim];
-        CacheSpec { tokens: None, states }
     }
 
     fn bind_cache(&mut self, cache: CacheBinding) {
@@ -58,6 +54,14 @@ impl Mixer for Mamba2Mixer {
     fn attend(&self, _: Option<kernels::ops::RowSelection<'_>>, _: &mut dyn kernels::ops::Backend) -> Act {
         self.mixed
     }
+}
+
+/// The convolution's last inputs, and a state for each of this rank's heads.
+pub(super) fn cache_spec(spec: &Mamba2Spec, shard: Shard) -> CacheSpec {
+    let Mamba2Spec { heads, head_dim, groups, state_size, conv_kernel, .. } = *spec;
+    let inner = shard.part(heads).len() * head_dim;
+    let channels = inner + 2 * shard.part(groups).len() * state_size;
+    CacheSpec { tokens: None, states: vec![(conv_kernel - 1) * channels, inner * state_size] }
 }
 
 pub(super) fn build(

@@ -1,8 +1,9 @@
 //! What mixes tokens in a layer: one kind a file, and one line in [`build`].
 //!
-//! A mixer owns its weights and names its buffers and its part of the cache. It runs in two halves: [`Mixer::project`] computes queries,
-//! keys and values and writes to the cache what later tokens need; [`Mixer::attend`] computes the rows that go into the output
-//! projection. The decoder leaves out the second half where a step needs no output of the layer.
+//! A mixer owns its weights and names its buffers and its part of the cache. It runs in two halves: [`Mixer::project`]
+//! computes queries, keys and values and writes to the cache what later tokens need; [`Mixer::attend`] computes the
+//! rows that go into the output projection. The decoder leaves out the second half where a step needs no output of the
+//! layer.
 
 mod attention;
 mod delta;
@@ -19,16 +20,14 @@ use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
 use crate::ranks::Ranks;
+use crate::tp::Shard;
 
 /// What mixes tokens, on this rank.
 pub(crate) trait Mixer: Send {
     /// Columns of what [`Self::attend`] returns.
     fn width(&self) -> usize;
 
-    /// The cache that it needs.
-    fn cache_spec(&self) -> CacheSpec;
-
-    /// Is given that cache. Called once, before the first step.
+    /// Is given the cache that [`cache_spec`] asked for. Called once, before the first step.
     fn bind_cache(&mut self, cache: CacheBinding);
 
     /// Projects a step's rows `[rows, hidden]` and updates the cache: keys and values, or recurrent states.
@@ -38,7 +37,7 @@ pub(crate) trait Mixer: Send {
     fn attend(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act;
 }
 
-/// A layer's part of the cache, as [`Mixer::cache_spec`] asked for it.
+/// A layer's part of the cache, as [`cache_spec`] asked for it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CacheBinding {
     pub kv: Option<KvLayer>,
@@ -55,6 +54,17 @@ impl Run<'_> {
     /// Adds up a buffer over the ranks of the group.
     pub(crate) fn all_reduce(&mut self, act: Act) -> Result<(), ForwardError> {
         self.ranks.sum(self.backend, act)
+    }
+}
+
+/// The cache that a layer's mixer needs on a rank.
+pub(crate) fn cache_spec(spec: &MixerSpec, shard: Shard) -> CacheSpec {
+    match spec {
+        MixerSpec::Attention(spec) => attention::cache_spec(spec, shard),
+        MixerSpec::Delta(spec) => delta::cache_spec(spec, shard),
+        MixerSpec::Mamba(spec) => mamba::cache_spec(spec, shard),
+        MixerSpec::Mamba2(spec) => mamba2::cache_spec(spec, shard),
+        MixerSpec::Latent(spec) => latent::cache_spec(spec),
     }
 }
 

@@ -1,5 +1,5 @@
-//! `compressed-tensors`: what llm-compressor writes. Weights as 8-bit floats (one scale a tensor, an output channel or a block), or plain
-//! weights beside a KV cache of 8-bit floats.
+//! `compressed-tensors`: what llm-compressor writes. Weights as 8-bit floats (one scale a tensor, an output channel or
+//! a block), or plain weights beside a KV cache of 8-bit floats.
 //!
 //! ```text
 //! X.weight        [out, in]  F8_E4M3

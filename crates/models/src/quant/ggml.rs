@@ -1,8 +1,8 @@
 //! ggml's block formats, decoded to f32 exactly as `dequantize_row_*` of `ggml-quants.c` defines them.
 //!
-//! Blocks of 32 hold a scale `d` (f16), of some an offset `m`, and the quants `q`: low halves of bytes are the first 16 elements, high
-//! halves the last 16. Super-blocks of 256 hold eight or sixteen small blocks, each with an integer scale (and of some an integer offset)
-//! that multiply the super-block's own `d` and `dmin`.
+//! Blocks of 32 hold a scale `d` (f16), of some an offset `m`, and the quants `q`: low halves of bytes are the first 16
+//! elements, high halves the last 16. Super-blocks of 256 hold eight or sixteen small blocks, each with an integer
+//! scale (and of some an integer offset) that multiply the super-block's own `d` and `dmin`.
 
 use half::f16;
 use model_files::TensorType;
@@ -103,7 +103,8 @@ fn q2_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// 32 bytes of third bits, 64 bytes of quants, 16 scales of 6 bits, `d`: `d * (scale - 32) * q`, where q is 4 less without its third bit.
+/// 32 bytes of third bits, 64 bytes of quants, 16 scales of 6 bits, `d`: `d * (scale - 32) * q`, where q is 4 less
+/// without its third bit.
 fn q3_k(block: &[u8], out: &mut [f32]) {
     let (mask, quants, packed, d) = (&block[..32], &block[32..96], &block[96..108], half(block, 108));
     // Low halves in the first eight bytes, high pairs of bits in the last four.
@@ -129,7 +130,8 @@ fn scale_and_offset(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(offset))
 }
 
-/// Four bits of element `i` of a super-block: 32 bytes hold 32 elements in their low halves and the next 32 in their high ones.
+/// Four bits of element `i` of a super-block: 32 bytes hold 32 elements in their low halves and the next 32 in their
+/// high ones.
 fn four_bits(quants: &[u8], i: usize) -> u8 {
     quants[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
 }
@@ -145,7 +147,8 @@ fn q4_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// As Q4_K with 32 bytes of fifth bits before the quants: bit `j` of byte `i` belongs to element `i` of small block `j`.
+/// As Q4_K with 32 bytes of fifth bits before the quants: bit `j` of byte `i` belongs to element `i` of small block
+/// `j`.
 fn q5_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin, packed) = (half(block, 0), half(block, 2), &block[4..16]);
     let (high, quants) = (&block[16..48], &block[48..]);
@@ -163,7 +166,8 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
 fn q6_k(block: &[u8], out: &mut [f32]) {
     let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
     for (i, out) in out.iter_mut().enumerate() {
-        // In each half of 128 elements, 64 bytes hold 64 elements in their low halves and the next 64 in their high ones.
+        // In each half of 128 elements, 64 bytes hold 64 elements in their low halves and the next 64 in their high
+        // ones.
         let four = low[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
         let q = (four | two_bits(high, i) << 4) as i8 - 32;
         *out = d * f32::from(scales[i / 16] as i8) * f32::from(q);
@@ -188,7 +192,8 @@ mod tests {
         bytes
     }
 
-    /// The first element, the last one, and the sum of all multiplied by their places, as ggml's own Python package decodes them.
+    /// The first element, the last one, and the sum of all multiplied by their places, as ggml's own Python package
+    /// decodes them.
     #[test]
     fn blocks_are_decoded_as_ggml_does() {
         let check = |kind: TensorType, scales: &[usize], first: f32, last: f32, sum: f64| {

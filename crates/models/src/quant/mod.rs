@@ -1,9 +1,11 @@
 //! Quantisation methods: how checkpoints store weights in fewer bits. One method a file, and one line in [`METHODS`].
 //!
-//! A method reads the checkpoint's `quantization_config` and then answers for each slice of a weight: do tensors of mine stand for it, do
-//! they fit, and what do they hold? It gives what is stored ([`Fetched`]); whether a device multiplies by that or by decoded numbers, how
-//! slices are stacked, and which part of a weight a rank needs is decided elsewhere, once for all methods.
+//! A method reads the checkpoint's `quantization_config` and then answers for each slice of a weight: do tensors of
+//! mine stand for it, do they fit, and what do they hold? It gives what is stored ([`Fetched`]); whether a device
+//! multiplies by that or by decoded numbers, how slices are stacked, and which part of a weight a rank needs is decided
+//! elsewhere, once for all methods.
 
+mod awq;
 mod compressed_tensors;
 mod fp8;
 pub(crate) mod ggml;
@@ -19,7 +21,7 @@ use crate::weights::{Fetched, Slice, Stored, Tensors};
 
 /// Methods by their `quant_method`, sorted.
 const METHODS: &[(&str, Read)] =
-    &[("compressed-tensors", compressed_tensors::read), ("fp8", fp8::read), ("mxfp4", mxfp4::read)];
+    &[("awq", awq::read), ("compressed-tensors", compressed_tensors::read), ("fp8", fp8::read), ("mxfp4", mxfp4::read)];
 
 /// The method of files whose tensors name their types themselves.
 pub(crate) const GGUF: &str = "gguf";
@@ -98,7 +100,10 @@ mod tests {
             let message = read(&config(text)).err().expect(text).to_string();
             assert!(words.iter().all(|word| message.contains(word)), "{text}: {message}");
         };
-        check(r#"{"quant_method": "gptq"}"#, &["quantization_config.quant_method", "gptq", "compressed-tensors, fp8"]);
+        check(
+            r#"{"quant_method": "gptq"}"#,
+            &["quantization_config.quant_method", "gptq", "awq, compressed-tensors, fp8"],
+        );
         check(r#"{"quant_method": "fp8", "activation_scheme": "odd"}"#, &["activation_scheme", "static", "dynamic"]);
         check(r#"{"quant_method": "fp8", "fmt": "e5m2"}"#, &["fmt", "e4m3"]);
         check(r#"{"quant_method": "fp8", "weight_block_size": [128]}"#, &["weight_block_size"]);
@@ -106,6 +111,8 @@ mod tests {
             r#"{"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]}"#,
             &["activation_scheme", "weight_block_size"],
         );
+        check(r#"{"quant_method": "awq", "bits": 8}"#, &["bits", "4 bits"]);
+        check(r#"{"quant_method": "awq", "version": "gemv"}"#, &["version", "gemm"]);
         let group = |weights: &str| {
             format!(
                 r#"{{"quant_method": "compressed-tensors", "config_groups": {{"group_0": {{"targets": ["Linear"],

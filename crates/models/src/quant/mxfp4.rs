@@ -1,8 +1,8 @@
 //! MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 values of four bits, each block with a power of two as its scale.
 //!
-//! A matrix `[rows, cols]` is stored as `{name}_blocks` `[rows, cols / 32, 16]`, two values a byte and the low half first, and
-//! `{name}_scales` `[rows, cols / 32]`, exponents plus 127, also where the plain weight would lie the other way round. Every value is a bf16
-//! exactly, and becomes one while it is loaded.
+//! A matrix `[rows, cols]` is stored as `{name}_blocks` `[rows, cols / 32, 16]`, two values a byte and the low half
+//! first, and `{name}_scales` `[rows, cols / 32]`, exponents plus 127, also where the plain weight would lie the other
+//! way round. Every value is a bf16 exactly, and becomes one while it is loaded.
 
 use std::borrow::Cow;
 

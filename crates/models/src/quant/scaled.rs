@@ -1,11 +1,11 @@
 //! Weights of 8-bit floats with scales beside them: what the FP8 checkpoints of several makers have in common.
 
 use kernels::e4m3;
-use kernels::ops::{ALL_COLUMNS, InputRounding, WeightFormat};
+use kernels::ops::{ALL_COLUMNS, DType, InputRounding, WeightFormat};
 
 use super::Quantization;
 use crate::error::LoadError;
-use crate::weights::{Code, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
+use crate::weights::{Chunk, Code, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
 
 /// How a checkpoint's scales lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ struct Found<'a> {
 impl Quantization for ScaledE4m3 {
     fn check(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<Option<Stored>, LoadError> {
         let Some(found) = self.find(slice, tensors)? else { return Ok(None) };
-        let upright = upright(slice);
+        let upright = slice.upright();
         let kept = found.kept(&upright)?;
         if self.input == InputScheme::Static {
             tensors.scalar(&input_scale(slice))?;
@@ -52,7 +52,7 @@ impl Quantization for ScaledE4m3 {
         let bytes = upright.elements() + kept.scales() * 4;
         let format = match is_turned(slice) {
             // Turned around while it is loaded, which scales of rows cannot be.
-            true => WeightFormat::Plain(kernels::ops::DType::F32),
+            true => WeightFormat::Plain(DType::F32),
             false => WeightFormat::ScaledE4m3 { scale_cols: kept.cols, input: InputRounding::None },
         };
         Ok(Some(Stored { format, bytes: bytes as u64 }))
@@ -60,10 +60,10 @@ impl Quantization for ScaledE4m3 {
 
     fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError> {
         let Some(found) = self.find(slice, tensors)? else { return Ok(None) };
-        let upright = upright(slice);
+        let upright = slice.upright();
         let kept = found.kept(&upright)?;
         let codes = tensors.cut(&found.codes, &upright, 1)?;
-        if codes.iter().any(|code| code & 0x7f == e4m3::NAN) {
+        if has_nan(&codes) {
             return Err(found.codes.invalid("one of its weights is not a number"));
         }
         let all = tensors.numbers(&found.scales)?;
@@ -76,7 +76,10 @@ impl Quantization for ScaledE4m3 {
         let input = self.input(slice, tensors)?;
         let part = ScaledPart { codes, scales, scale_rows: kept.rows, scale_cols: kept.cols, input };
         Ok(Some(match is_turned(slice) {
-            true => Fetched::Plain(part.turned(upright.cols.len())),
+            true => {
+                let bytes = upright.turned(&part.decode(upright.cols.len(), DType::F32));
+                Fetched::Plain(Chunk { dtype: DType::F32, bytes: bytes.into() })
+            }
             false => Fetched::Scaled(part),
         }))
     }
@@ -86,20 +89,15 @@ impl Quantization for ScaledE4m3 {
     }
 }
 
+/// Whether a code is no number. Looked for in stretches without a way out, which is as fast as memory.
+fn has_nan(codes: &[u8]) -> bool {
+    let found = |stretch: &[u8]| stretch.iter().fold(false, |found, code| found | (code & 0x7f == e4m3::NAN));
+    codes.chunks(1 << 12).any(found)
+}
+
 /// Whether the slice is another way round than what is stored: rows of the one are columns of the other.
 fn is_turned(slice: &Slice) -> bool {
     slice.location.transposed
-}
-
-/// The slice as its tensor lies.
-fn upright(slice: &Slice) -> Slice {
-    if !is_turned(slice) {
-        return slice.clone();
-    }
-    let mut upright = Slice { rows: slice.cols.clone(), cols: slice.rows.clone(), ..slice.clone() };
-    upright.shape.reverse();
-    upright.location.transposed = false;
-    upright
 }
 
 /// The name of a layer's stored scale of inputs.
@@ -116,7 +114,7 @@ impl ScaledE4m3 {
         if codes.element != Element::Code(Code::E4m3) {
             return Ok(None);
         }
-        let upright = upright(slice);
+        let upright = slice.upright();
         if !upright.fits(codes.shape) {
             return Err(codes.misshapen(upright.stored_shape()));
         }
@@ -188,7 +186,8 @@ impl Found<'_> {
         Ok(Kept { first_row, end_row, first_col, width, cols, rows })
     }
 
-    /// The first scale of a row, how many, and of how many columns each. A rank's columns begin where a scale's do, or share one.
+    /// The first scale of a row, how many, and of how many columns each. A rank's columns begin where a scale's do, or
+    /// share one.
     fn kept_columns(&self, slice: &Slice) -> Result<(usize, usize, usize), LoadError> {
         let (start, end) = (slice.cols.start, slice.cols.end);
         if self.cols == ALL_COLUMNS || start == end {
@@ -211,7 +210,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::weights::TensorLocation;
+    use crate::weights::{FusedShard, TensorLocation};
 
     /// The scales that columns `cols` of a `[256, 512]` matrix with scales of 128 x 128 need.
     fn columns(cols: std::ops::Range<usize>) -> Option<(usize, usize, usize)> {
@@ -222,6 +221,31 @@ mod tests {
         let location = TensorLocation::from("w".to_owned());
         let slice = Slice { location, shape: vec![256, 512], rows: 0..256, cols, role: Role::Matrix };
         found.kept(&slice).ok().map(|kept| (kept.first_col, kept.width, kept.cols))
+    }
+
+    #[test]
+    fn codes_that_are_no_numbers_are_found() {
+        let mut codes = vec![0x7e; 10_000];
+        assert!(!has_nan(&codes) && !has_nan(&[]));
+        for (at, code) in [(0, 0x7f), (4_096, 0xff), (9_999, 0x7f)] {
+            codes[at] = code;
+            assert!(has_nan(&codes), "{at}");
+            codes[at] = 0xfe;
+        }
+    }
+
+    /// Gate and up of a fused tensor, row by row, with a scale a row: each takes its own rows' scales.
+    #[test]
+    fn fused_weights_take_the_scales_of_their_rows() {
+        let file = Path::new("f");
+        let codes = Tensor { file, name: "w".to_owned(), shape: &[8, 4], element: Element::Code(Code::E4m3) };
+        let scales = Tensor { name: "w_scale".to_owned(), shape: &[8, 1], ..codes.clone() };
+        let found = Found { codes, scales, rows: 1, cols: ALL_COLUMNS };
+        let [_, up] = FusedShard::split([1, 1]);
+        let location = TensorLocation { rows: up, ..TensorLocation::from("w".to_owned()) };
+        let slice = Slice { location, shape: vec![4, 4], rows: 1..3, cols: 0..4, role: Role::Matrix };
+        let kept = found.kept(&slice).expect("rows");
+        assert_eq!((kept.first_row, kept.end_row, kept.rows), (3, 6, vec![0, 2]));
     }
 
     #[test]

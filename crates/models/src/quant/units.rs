@@ -6,7 +6,7 @@ use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Batch, DType, Epilogue, Load, MatrixUse, Ops};
 use safetensors::SafeTensors;
 
-use crate::activations::ActivationPool;
+use crate::activations::{ActivationPool, Buffers};
 use crate::arch;
 use crate::weights::{Checkpoint, Loader, Resident, Role, Slice, Store};
 
@@ -40,7 +40,7 @@ fn run(checkpoint: &Checkpoint, slice: Slice, x: &[f32], isa: Isa) -> Vec<f32> {
         progress: &mut |_| {},
         read: 0,
         resident: Resident::default(),
-        buffers: ActivationPool::new(rows, DType::F32),
+        buffers: Buffers { pool: &mut ActivationPool::default(), max_rows: rows, compute: DType::F32 },
     };
     let matrix = loader.matrix(&[slice], 0, MatrixUse::Linear).expect("a matrix");
     assert!(loader.resident.bytes < (n * k * 11 / 10) as u64, "{:?} of {n} x {k}", loader.resident);

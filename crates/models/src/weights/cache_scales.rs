@@ -11,7 +11,8 @@ use crate::error::LoadError;
 /// How names of scales end.
 const ENDS: [&str; 3] = [".k_scale", ".v_scale", ".kv_scale"];
 
-/// Each layer's scales: 1 where there are none. Fails where one cannot be used, or belongs to nothing that could use it.
+/// Each layer's scales: 1 where there are none. Fails where one cannot be used, or belongs to nothing that could use
+/// it.
 pub(crate) fn read(spec: &ModelSpec, names: &Names, weights: &dyn Weights) -> Result<Vec<KvScales>, LoadError> {
     let mut found = Found(weights.scalars(&ENDS)?);
     if found.0.is_empty() {

@@ -25,8 +25,8 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the weight files of a model, a folder or a `.gguf` file, and reads their headers. They must be in the format `only`, if given.
-    /// So many threads unpack what is quantised.
+    /// Opens the weight files of a model, a folder or a `.gguf` file, and reads their headers. They must be in the
+    /// format `only`, if given. So many threads unpack what is quantised.
     pub(crate) fn open(model: &Path, only: Option<Format>, threads: usize) -> Result<Self, LoadError> {
         let WeightFiles { format, files } = WeightFiles::find(model)?;
         if let Some(only) = only

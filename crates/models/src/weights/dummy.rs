@@ -1,6 +1,7 @@
 //! Random weights from a seed, for measuring without a download.
 //!
-//! An element depends on (seed, tensor, index) alone, so every rank makes just its own slices and any split gives the same model.
+//! An element depends on (seed, tensor, index) alone, so every rank makes just its own slices and any split gives the
+//! same model.
 
 use std::borrow::Cow;
 
@@ -45,8 +46,8 @@ impl Dummy {
         Chunk { dtype: self.dtype, bytes: Cow::Owned(bytes) }
     }
 
-    /// The elements' values, rounded to the weights' type and then to `dtype`, and what they are drawn from. Looked up ready-made: making
-    /// billions of elements should take seconds.
+    /// The elements' values, rounded to the weights' type and then to `dtype`, and what they are drawn from. Looked up
+    /// ready-made: making billions of elements should take seconds.
     fn values(&self, slice: &Slice, dtype: DType) -> Random {
         // Uniform with variance 1 / width: a product keeps its input's size, whatever the depth.
         let bound = (3.0 / slice.width() as f32).sqrt();

@@ -16,7 +16,8 @@ pub(crate) trait Files {
     fn find<'a>(&'a self, name: &str) -> Option<Tensor<'a>>;
     /// Names of all tensors, for messages.
     fn names(&self) -> Vec<&str>;
-    /// All elements of a tensor that [`find`](Self::find) found, row-major, little-endian; as they are stored where its type is no number's.
+    /// All elements of a tensor that [`find`](Self::find) found, row-major, little-endian; as they are stored where its
+    /// type is no number's.
     fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError>;
 }
 
@@ -48,6 +49,8 @@ pub(crate) enum Code {
     E4m3,
     /// Bytes.
     U8,
+    /// Words of four bytes.
+    I32,
 }
 
 impl Element {
@@ -57,6 +60,7 @@ impl Element {
             Self::Number(dtype) => dtype.name().to_uppercase(),
             Self::Code(Code::E4m3) => "F8_E4M3".to_owned(),
             Self::Code(Code::U8) => "U8".to_owned(),
+            Self::Code(Code::I32) => "I32".to_owned(),
             Self::Unknown(name) => name.clone(),
         }
     }

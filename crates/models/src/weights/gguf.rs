@@ -1,4 +1,5 @@
-//! Weight files in GGUF, mapped: under their own names, in their own order of rows, in blocks. What is asked for is decoded whole.
+//! Weight files in GGUF, mapped: under their own names, in their own order of rows, in blocks. What is asked for is
+//! decoded whole.
 
 mod names;
 
@@ -130,7 +131,8 @@ fn plain(kind: TensorType) -> Option<DType> {
     }
 }
 
-/// Rows of heads whose rotary pairs stand side by side, in the order in which each pair is split between the halves of its head.
+/// Rows of heads whose rotary pairs stand side by side, in the order in which each pair is split between the halves of
+/// its head.
 fn halves_from_pairs(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let (width, dim) = (bytes.len() / rows.max(1), rows / heads);
     let mut out = Vec::with_capacity(bytes.len());

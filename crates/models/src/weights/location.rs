@@ -101,7 +101,8 @@ impl Slice {
         self.location.stack.iter().map(|stack| stack.count).chain(one).collect()
     }
 
-    /// Whether a tensor of this shape can be the stored one. A vector may be folded: `[heads, head_dim]` for all heads' norms.
+    /// Whether a tensor of this shape can be the stored one. A vector may be folded: `[heads, head_dim]` for all heads'
+    /// norms.
     pub(crate) fn fits(&self, shape: &[usize]) -> bool {
         let stored = self.stored_shape();
         let folded = || {
@@ -121,7 +122,8 @@ impl Slice {
             && !(self.location.transposed && self.shape.len() == 2)
     }
 
-    /// The same slice of a tensor whose rows consist of blocks of so many elements, with blocks for elements; none where it cuts through one.
+    /// The same slice of a tensor whose rows consist of blocks of so many elements, with blocks for elements; none
+    /// where it cuts through one.
     pub(crate) fn in_blocks(&self, size: usize) -> Option<Self> {
         let [rows, cols] = self.shape[..] else { return None };
         let whole = [cols, self.cols.start, self.cols.end].iter().all(|column| column.is_multiple_of(size));
@@ -132,8 +134,8 @@ impl Slice {
         })
     }
 
-    /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one piece, else put together by
-    /// so many threads.
+    /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one
+    /// piece, else put together by so many threads.
     pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize, threads: usize) -> Cow<'a, [u8]> {
         let tensor = self.location.stack.map_or(tensor, |stack| {
             let each = tensor.len() / stack.count;
@@ -158,6 +160,27 @@ impl Slice {
             }
         });
         Cow::Owned(bytes)
+    }
+
+    /// The slice as its tensor lies: of one that is stored `[in, out]`, its transpose.
+    pub(crate) fn upright(&self) -> Self {
+        if !self.location.transposed {
+            return self.clone();
+        }
+        let mut upright = Self { rows: self.cols.clone(), cols: self.rows.clone(), ..self.clone() };
+        upright.shape.reverse();
+        upright.location.transposed = false;
+        upright
+    }
+
+    /// The transpose of the slice's elements of four bytes.
+    pub(crate) fn turned(&self, bytes: &[u8]) -> Vec<u8> {
+        let (rows, cols) = (self.rows.len(), self.cols.len());
+        let (from, mut turned) = (bytes.as_chunks::<4>().0, vec![0; bytes.len()]);
+        for (at, to) in turned.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *to = from[at % rows * cols + at / rows];
+        }
+        turned
     }
 
     /// The stored rows that the slice consists of, where it is whole rows in one run.
@@ -254,6 +277,18 @@ mod tests {
         assert_eq!(blocks.cut(&[0, 1, 2, 3], 1, 1), [3].as_slice());
         assert_eq!(slice(false, 2..6).in_blocks(4), None);
         assert_eq!(slice(true, 4..8).in_blocks(4), None);
+    }
+
+    #[test]
+    fn what_lies_the_other_way_round_is_turned() {
+        let location = TensorLocation { transposed: true, ..TensorLocation::from("t".to_owned()) };
+        let slice = Slice { location, shape: vec![2, 3], rows: 0..2, cols: 1..3, role: Role::Matrix };
+        let upright = slice.upright();
+        assert_eq!((upright.stored_shape(), &upright.rows, &upright.cols), (vec![3, 2], &(1..3), &(0..2)));
+        assert_eq!(slice.stored_shape(), upright.stored_shape());
+        let bytes: Vec<u8> = (1..=4_u32).flat_map(u32::to_le_bytes).collect();
+        let turned: Vec<u8> = [1, 3, 2, 4_u32].into_iter().flat_map(u32::to_le_bytes).collect();
+        assert_eq!(upright.turned(&bytes), turned);
     }
 
     #[test]

@@ -199,7 +199,8 @@ pub(crate) trait Weights {
     fn check(&self, slice: &Slice) -> Result<Stored, LoadError>;
     /// Fetches the slice, touching nothing else.
     fn fetch(&self, slice: &Slice) -> Result<Fetched<'_>, LoadError>;
-    /// What the slice's elements are drawn from, if they are random; then they need not be fetched. Their values have the type `dtype`.
+    /// What the slice's elements are drawn from, if they are random; then they need not be fetched. Their values have
+    /// the type `dtype`.
     fn random(&self, slice: &Slice, dtype: DType) -> Option<Random> {
         let _ = (slice, dtype);
         None

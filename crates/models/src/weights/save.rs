@@ -25,9 +25,9 @@ const PIECE: usize = 16 << 20;
 /// Files beside the weights that a model needs.
 const BESIDE: [&str; 5] = ["json", "jinja", "model", "tiktoken", "txt"];
 
-/// Writes `to`: the model of the folder `model` with random weights of a type, as one safetensors file. Only `config.json` is needed of it.
-/// Returns the bytes of weights. The same seed gives the same weights, and those of [`LoadFormat::Dummy`](crate::LoadFormat::Dummy) where a
-/// tensor holds one matrix.
+/// Writes `to`: the model of the folder `model` with random weights of a type, as one safetensors file. Only
+/// `config.json` is needed of it. Returns the bytes of weights. The same seed gives the same weights, and those of
+/// [`LoadFormat::Dummy`](crate::LoadFormat::Dummy) where a tensor holds one matrix.
 ///
 /// # Errors
 /// When the model is not one that can be served, or the folder has weights already or cannot be written.
@@ -36,7 +36,7 @@ pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u
     quantized.check_dummy()?;
     let dummy = Dummy { seed, dtype };
     let census = Census { dtype, tensors: RefCell::default() };
-    network::build(&spec, &names, Shard::new(0, 1)?, &mut Measure::new(&census))?;
+    network::build(&spec, &names, Shard::new(0, 1)?, 0..spec.layers.len(), &mut Measure::new(&census))?;
     let tensors = census.tensors.into_inner();
     copy_beside(model, to)?;
     let path = to.join("model.safetensors");

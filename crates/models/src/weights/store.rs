@@ -8,10 +8,11 @@ use kernels::ops::{
 };
 
 use super::{Chunk, Fetched, Random, Role, Slice, Stored, Weights, cast};
-use crate::activations::ActivationPool;
+use crate::activations::Buffers;
 use crate::error::LoadError;
 
-/// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by rows.
+/// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by
+/// rows.
 pub(crate) trait Store {
     /// A matrix, then `pad_rows` rows of zeros.
     fn matrix(&mut self, stack: &[Slice], pad_rows: usize, by: MatrixUse) -> Result<Matrix, LoadError>;
@@ -133,7 +134,7 @@ pub(crate) struct Loader<'a> {
     pub read: u64,
     /// What is on the device so far.
     pub resident: Resident,
-    pub buffers: ActivationPool,
+    pub buffers: Buffers<'a>,
 }
 
 /// Weights on a device.
@@ -146,7 +147,8 @@ pub(crate) struct Resident {
 }
 
 impl<'a> Loader<'a> {
-    /// The stack's pieces in one format: as they are stored where a device multiplies by that, else as numbers of one type.
+    /// The stack's pieces in one format: as they are stored where a device multiplies by that, else as numbers of one
+    /// type.
     fn pieces(
         &mut self,
         stack: &[Slice],
@@ -199,7 +201,8 @@ impl<'a> Loader<'a> {
         pieces
     }
 
-    /// Parts of one matrix multiply the same rows, so these are rounded once: of stored scales the largest counts, as in other engines.
+    /// Parts of one matrix multiply the same rows, so these are rounded once: of stored scales the largest counts, as
+    /// in other engines.
     fn unify_inputs(
         &self,
         pieces: &mut [Fetched<'_>],
@@ -273,7 +276,8 @@ impl<'a> Loader<'a> {
         Ok(Some(made))
     }
 
-    /// Type of plain numbers on the device: as stored when computing in f32 (which holds every type exactly), else the computing type.
+    /// Type of plain numbers on the device: as stored when computing in f32 (which holds every type exactly), else the
+    /// computing type.
     fn stored_type(&self, mut stored: impl Iterator<Item = DType>) -> DType {
         match (self.compute, stored.next()) {
             (DType::F32, Some(first)) if self.as_stored && stored.all(|dtype| dtype == first) => first,

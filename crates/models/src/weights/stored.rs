@@ -82,17 +82,8 @@ impl<'a> Fetched<'a> {
 }
 
 impl ScaledPart<'_> {
-    /// The transpose of rows of `cols`, in f32.
-    pub(crate) fn turned(&self, cols: usize) -> Chunk<'static> {
-        let (bytes, rows) = (self.decode(cols, DType::F32), self.scale_rows.len());
-        let (from, mut turned) = (bytes.as_chunks::<4>().0, vec![0; bytes.len()]);
-        for (at, to) in turned.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            *to = from[at % rows * cols + at / rows];
-        }
-        Chunk { dtype: DType::F32, bytes: Cow::Owned(turned) }
-    }
-
-    fn decode(&self, cols: usize, dtype: DType) -> Vec<u8> {
+    /// Rows of `cols` numbers.
+    pub(crate) fn decode(&self, cols: usize, dtype: DType) -> Vec<u8> {
         let numbers: [f32; 256] = std::array::from_fn(|code| e4m3::decode(code as u8));
         let group = if self.scale_cols == ALL_COLUMNS { cols.max(1) } else { self.scale_cols };
         let width = cols.div_ceil(group);

@@ -1,4 +1,5 @@
-//! Weight files that PyTorch pickled: `pytorch_model.bin`. The reader interprets the few calls that describe a tensor and runs nothing.
+//! Weight files that PyTorch pickled: `pytorch_model.bin`. The reader interprets the few calls that describe a tensor
+//! and runs nothing.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

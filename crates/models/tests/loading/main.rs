@@ -10,19 +10,22 @@ use std::thread;
 use collectives::{Collective, CollectiveError, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::{Batch, DType, Sequence};
-use models::{ActivationRounding, ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, Progress};
+use models::{
+    ActivationRounding, ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, NetworkHead, Placement,
+    Progress,
+};
 use safetensors::{Dtype, View};
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "eos_token_id": 2, "torch_dtype": "bfloat16"}"#;
 
-fn options(format: LoadFormat, (tp_rank, tp_size): (usize, usize)) -> LoadOptions {
+fn options(format: LoadFormat, (rank, size): (usize, usize)) -> LoadOptions {
     LoadOptions {
         dtype: Some(DType::F32),
         kv_cache_dtype: None,
-        tp_rank,
-        tp_size,
+        placement: Placement::rank(rank, size),
+        head: NetworkHead::Stored,
         format,
         quantization: None,
         activations: ActivationRounding::None,
@@ -53,12 +56,12 @@ fn memory(num_blocks: usize) -> Memory {
 
 /// Runs five tokens and returns all logits.
 fn logits(model: &mut Model, group: &mut dyn Collective) -> Vec<f32> {
-    model.allocate(memory(4));
+    model.runner.allocate(memory(4));
     // Each group of layers has blocks of its own.
-    let tables = &[vec![2, 1], vec![0, 3]][..model.cache().groups.len()];
+    let tables = &[vec![2, 1], vec![0, 3]][..model.runner.cache().groups.len()];
     let sequence = Sequence { first_row: 0, num_rows: 5, start: 0, tables, slot: 0 };
     let batch = Batch { tokens: &[1, 32, 3, 4, 5], positions: &[0, 1, 2, 3, 4], sequences: &[sequence] };
-    model.forward(batch, &[0, 1, 2, 3, 4], group).expect("a step").data.to_vec()
+    model.runner.forward(batch, &[0, 1, 2, 3, 4], group).expect("a step").data.to_vec()
 }
 
 /// A tensor of a test checkpoint.
@@ -129,9 +132,9 @@ fn shards_are_the_single_file_in_parts() {
     let (mut single, progress) = load(dir.path(), &options(LoadFormat::Auto, (0, 1))).expect("loads");
     let bytes: u64 = all.iter().map(|(_, tensor)| tensor.bytes.len() as u64).sum();
     assert_eq!(progress, Progress { bytes_done: bytes, bytes_total: bytes });
-    assert!(single.weight_bytes() >= bytes && single.activation_bytes() > 0);
+    assert!(single.weight_bytes >= bytes && single.runner.activation_bytes() > 0);
     // Two layers of K and V of two heads of 8 in f32.
-    assert_eq!(single.cache().place_bytes, 2 * 2 * 2 * 8 * 4);
+    assert_eq!(single.runner.cache().place_bytes, 2 * 2 * 2 * 8 * 4);
 
     std::fs::remove_file(dir.path().join("model.safetensors")).expect("removed");
     let map: Vec<String> =
@@ -212,7 +215,7 @@ fn a_cache_is_of_what_is_computed_in_or_of_8_bits() {
         let options = LoadOptions { dtype: Some(dtype), kv_cache_dtype, ..options(LoadFormat::Dummy, (0, 1)) };
         load(dir.path(), &options)
     };
-    let place_bytes = |dtype, kv| cached(dtype, kv).expect("loads").0.cache().place_bytes;
+    let place_bytes = |dtype, kv| cached(dtype, kv).expect("loads").0.runner.cache().place_bytes;
     let whole = place_bytes(DType::F32, None);
     assert_eq!(place_bytes(DType::F32, Some(DType::F32)), whole);
     assert_eq!(place_bytes(DType::F32, Some(DType::E4m3)) * 4, whole);
@@ -332,11 +335,11 @@ fn copied_blocks_hold_the_same() {
     let dir = folder(CONFIG);
     let mut model = load(dir.path(), &options(LoadFormat::Dummy, (0, 1))).expect("loads").0;
     logits(&mut model, &mut Solo);
-    model.copy_blocks(&[2, 1], &[3, 0]);
+    model.runner.copy_blocks(&[2, 1], &[3, 0]);
     let mut next = |blocks: &[u32]| {
         let sequence = Sequence { first_row: 0, num_rows: 1, start: 5, tables: &[blocks.to_vec()], slot: 0 };
         let batch = Batch { tokens: &[7], positions: &[5], sequences: &[sequence] };
-        model.forward(batch, &[0], &mut Solo).expect("a step").data.to_vec()
+        model.runner.forward(batch, &[0], &mut Solo).expect("a step").data.to_vec()
     };
     let original = next(&[2, 1]);
     assert_eq!(original, next(&[3, 0]));
@@ -348,13 +351,16 @@ fn faulty_steps_are_errors() {
     let mut model = load(dir.path(), &options(LoadFormat::Dummy, (0, 1))).expect("loads").0;
     let sequence = [Sequence { first_row: 0, num_rows: 1, start: 0, tables: &[vec![0]], slot: 0 }];
     let batch = |token: &'static [u32]| Batch { tokens: token, positions: &[0], sequences: &sequence };
-    assert!(matches!(model.forward(batch(&[1]), &[0], &mut Solo), Err(ForwardError::NoKv)));
-    model.allocate(memory(1));
-    assert!(matches!(model.forward(batch(&[33]), &[0], &mut Solo), Err(ForwardError::Token { token: 33, vocab: 33 })));
-    assert!(matches!(model.forward(batch(&[1]), &[1], &mut Solo), Err(ForwardError::LogitRows { .. })));
+    assert!(matches!(model.runner.forward(batch(&[1]), &[0], &mut Solo), Err(ForwardError::NoKv)));
+    model.runner.allocate(memory(1));
+    assert!(matches!(
+        model.runner.forward(batch(&[33]), &[0], &mut Solo),
+        Err(ForwardError::Token { token: 33, vocab: 33 })
+    ));
+    assert!(matches!(model.runner.forward(batch(&[1]), &[1], &mut Solo), Err(ForwardError::LogitRows { .. })));
     let [mut pair, _other] = Pair::both();
-    assert!(matches!(model.forward(batch(&[1]), &[0], &mut pair), Err(ForwardError::Group { .. })));
-    assert_eq!(model.forward(batch(&[1]), &[], &mut Solo).expect("a step").rows, 0);
+    assert!(matches!(model.runner.forward(batch(&[1]), &[0], &mut pair), Err(ForwardError::Group { .. })));
+    assert_eq!(model.runner.forward(batch(&[1]), &[], &mut Solo).expect("a step").rows, 0);
 }
 
 #[test]
@@ -363,14 +369,13 @@ fn the_echo_model_needs_a_config_only() {
         r#"{"architectures": ["EchoForCausalLM"], "vocab_size": 8192, "max_position_embeddings": 1024, "eos_token_id": 4}"#,
     );
     let (mut model, _) = load(dir.path(), &options(LoadFormat::Auto, (0, 1))).expect("loads");
-    assert!(model.is_echo());
-    assert_eq!(
-        (model.spec().vocab_size, model.spec().context_len, &model.spec().eos_token_ids[..]),
-        (8192, 1024, &[4][..])
-    );
-    assert_eq!((model.weight_bytes(), model.cache().place_bytes), (0, 0));
-    model.allocate(memory(10));
-    assert_eq!(Model::echo_next(&[5, 6, 7, 5], 3), 6);
-    let batch = Batch { tokens: &[1], positions: &[0], sequences: &[] };
-    assert!(matches!(model.forward(batch, &[], &mut Solo), Err(ForwardError::NoLogits)));
+    assert_eq!((model.spec.vocab_size, model.spec.context_len, &model.spec.eos_token_ids[..]), (8192, 1024, &[4][..]));
+    assert_eq!((model.weight_bytes, model.runner.cache().place_bytes), (0, 0));
+    model.runner.allocate(memory(10));
+    model.runner.set_slots(1);
+    model.runner.set_prompt(0, &[5, 6, 7]);
+    let sequence = Sequence { first_row: 0, num_rows: 1, start: 3, tables: &[], slot: 0 };
+    let batch = Batch { tokens: &[5], positions: &[3], sequences: &[sequence] };
+    let logits = model.runner.forward(batch, &[0], &mut Solo).expect("a step");
+    assert_eq!((logits.rows, logits.vocab, logits.row(0)[6], logits.row(0)[5]), (1, 8192, 0.0, f32::NEG_INFINITY));
 }

@@ -1,4 +1,5 @@
-//! Tokens that follow whole steps, of settings of all kinds and in a long context: those that the reference chooses from the same logits.
+//! Tokens that follow whole steps, of settings of all kinds and in a long context: those that the reference chooses
+//! from the same logits.
 
 use models::LoadFormat;
 use proto::Sampling;
@@ -29,7 +30,7 @@ fn draws_and_log_probabilities_are_those_of_the_logits() {
         for (seed, sampling) in (7..).zip(settings()) {
             let compiled = || SamplingPlan::compile(&sampling, seed, &[]);
             let (plan, mut sequence) = (compiled(), Sequence::new(PROMPT, 5).chosen(compiled()));
-            let got = sequence.decode(&mut model, STEPS, None);
+            let got = sequence.decode(&mut *model, STEPS, None);
             let mut history = sequence.history(&plan);
             for (step, got) in got.iter().enumerate() {
                 let what = format!("{sampling:?}, step {step}");
@@ -50,7 +51,7 @@ fn draws_and_log_probabilities_are_those_of_the_logits() {
                 assert!(step == 0 || whole, "{what}: {:?}", got.ran);
             }
             let tokens: Vec<u32> = got.iter().map(|step| step.token).collect();
-            assert_eq!(sequence.decode_ahead(&mut model, STEPS), tokens, "{sampling:?}, submitted ahead");
+            assert_eq!(sequence.decode_ahead(&mut *model, STEPS), tokens, "{sampling:?}, submitted ahead");
         }
     });
 }

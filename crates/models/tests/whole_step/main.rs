@@ -1,6 +1,6 @@
-//! Decode steps of one row that one kernel does as a whole give what their recorded kernels give, to the rounding of 16-bit types, for as long as a
-//! sequence grows. On a GPU alone: `QUIRE_TEST_DEVICE=cuda` asks for one. Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the
-//! repository, else the fixtures in it.
+//! Decode steps of one row that one kernel does as a whole give what their recorded kernels give, to the rounding of
+//! 16-bit types, for as long as a sequence grows. On a GPU alone: `QUIRE_TEST_DEVICE=cuda` asks for one. Folders come
+//! from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
 
 mod draws;
 #[path = "../zoo/folders.rs"]
@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, Products, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, Model};
+use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, NetworkHead, Placement, Runner};
 use sequence::{Decoded, Sequence};
 
 const BLOCK_SIZE: usize = 16;
@@ -23,12 +23,12 @@ const NUM_BLOCKS: usize = 512;
 const MAX_ROWS: usize = 512;
 
 /// A model that records its steps of one row.
-fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Model {
+fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Box<dyn Runner> {
     let options = LoadOptions {
         dtype: Some(DType::Bf16),
         kv_cache_dtype: None,
-        tp_rank: 0,
-        tp_size: 1,
+        placement: Placement::WHOLE,
+        head: NetworkHead::Stored,
         format,
         quantization: None,
         activations: ActivationRounding::None,
@@ -40,7 +40,7 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Model {
     };
     // Prompts are done alike each time: the fastest way of a product is another one once it has been measured.
     let backend = gpu::open(&CudaOptions { whole_steps, products: Products::Library, ..gpu::options() });
-    let mut model = models::load(dir, &options, backend, &mut |_| {}).expect("a model");
+    let mut model = models::load(dir, &options, backend, &mut |_| {}).expect("a model").runner;
     model.set_capture_sizes(&[1, 2]);
     model.allocate(Memory { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, max_sequences: 2 });
     model.set_slots(2);
@@ -62,9 +62,9 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
     for (index, &prompt) in prompts.iter().enumerate() {
         let what = format!("{}, {prompt} tokens and more", dir.display());
         let mut sequence = Sequence::new(prompt, index);
-        let got = sequence.decode(&mut whole, steps, None);
+        let got = sequence.decode(&mut *whole, steps, None);
         let tokens: Vec<u32> = got.iter().map(|step| step.token).collect();
-        let want = sequence.decode(&mut kernels, steps, Some(&tokens));
+        let want = sequence.decode(&mut *kernels, steps, Some(&tokens));
         for (step, (got, want)) in got.iter().zip(&want).enumerate() {
             check_close(&format!("{what}, step {step}"), &got.logits, &want.logits, 0.03);
             let Decoded { token, logits, .. } = got;
@@ -79,21 +79,22 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
         assert!(ran(&got, "whole_step"), "{what}: {:?}", got[1].ran);
         assert!(ran(&want, "recorded step"), "{what}: {:?}", want[1].ran);
         // Again, and nothing is left over from before.
-        let again = sequence.decode(&mut whole, steps, None);
+        let again = sequence.decode(&mut *whole, steps, None);
         for (step, (got, again)) in got.iter().zip(&again).enumerate() {
             assert_eq!((got.token, &got.logits), (again.token, &again.logits), "{what}, step {step} again");
         }
-        assert_eq!(sequence.decode_ahead(&mut whole, steps), tokens, "{what}, submitted ahead");
+        assert_eq!(sequence.decode_ahead(&mut *whole, steps), tokens, "{what}, submitted ahead");
     }
 }
 
-/// Runs a greedy sequence by whatever is measured to be faster, while the sequence is there, and the same tokens by recorded kernels.
+/// Runs a greedy sequence by whatever is measured to be faster, while the sequence is there, and the same tokens by
+/// recorded kernels.
 fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
     let [mut chosen, mut kernels] = [WholeSteps::Faster, WholeSteps::Never].map(|steps| load(dir, format, steps));
     let mut sequence = Sequence::new(prompt, 3);
-    let got = sequence.decode(&mut chosen, steps, None);
+    let got = sequence.decode(&mut *chosen, steps, None);
     let tokens: Vec<u32> = got.iter().map(|step| step.token).collect();
-    let want = sequence.decode(&mut kernels, steps, Some(&tokens));
+    let want = sequence.decode(&mut *kernels, steps, Some(&tokens));
     for (step, (got, want)) in got.iter().zip(&want).enumerate() {
         check_close(&format!("{}, step {step}", dir.display()), &got.logits, &want.logits, 0.03);
     }
@@ -101,8 +102,8 @@ fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
     assert!(ran("whole_step") || ran("recorded step"), "{:?}", got[1].ran);
 }
 
-/// Runs `check` where a GPU is to be tested, one at a time: a recording is lost where another backend of the process, which has the same context,
-/// waits for all of the device.
+/// Runs `check` where a GPU is to be tested, one at a time: a recording is lost where another backend of the process,
+/// which has the same context, waits for all of the device.
 fn on_a_gpu(check: impl FnOnce()) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,7 +3,7 @@
 use collectives::Solo;
 use kernels::ops::{Batch, Sequence as Rows};
 use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled, Ticket, last_token};
-use models::Model;
+use models::Runner;
 use sampling::{History, SamplingPlan};
 
 use crate::{BLOCK_SIZE, MAX_ROWS, NUM_BLOCKS};
@@ -45,7 +45,7 @@ impl Sequence {
     }
 
     /// The prompt in pieces, then `steps` tokens, each that of the step before or the one that is given.
-    pub fn decode(&mut self, model: &mut Model, steps: usize, given: Option<&[u32]>) -> Vec<Decoded> {
+    pub fn decode(&mut self, model: &mut dyn Runner, steps: usize, given: Option<&[u32]>) -> Vec<Decoded> {
         let mut all = vec![self.prefill(model)];
         for step in 1..steps {
             let token = given.map_or(last_token(SLOT), |tokens| tokens[step - 1]);
@@ -55,7 +55,7 @@ impl Sequence {
     }
 
     /// The tokens of as many steps, each submitted before that of the step before is known, as in service.
-    pub fn decode_ahead(&mut self, model: &mut Model, steps: usize) -> Vec<u32> {
+    pub fn decode_ahead(&mut self, model: &mut dyn Runner, steps: usize) -> Vec<u32> {
         let mut tokens = vec![self.prefill(model).token];
         let mut ahead: Option<Ticket> = None;
         for step in 1..=steps {
@@ -71,7 +71,7 @@ impl Sequence {
     }
 
     /// The prompt in pieces; then what is to be recorded is.
-    fn prefill(&mut self, model: &mut Model) -> Decoded {
+    fn prefill(&mut self, model: &mut dyn Runner) -> Decoded {
         while self.tables.len() < model.cache().groups.len() {
             let next = self.tables[0].iter().map(|block| (block + 1) % NUM_BLOCKS as u32).collect();
             self.tables.push(next);
@@ -92,16 +92,16 @@ impl Sequence {
         let first = self.step(model, &last, done, Some(0));
         while let Some(step) = model.next_capture() {
             if step.has_run || step.is_ready {
-                model.record(step, &mut Solo).expect("a step").expect("a recording");
+                model.capture(step, &mut Solo).expect("a step").expect("a recording");
             }
             // Kernels that are being compiled are waited for here.
-            while model.prepare() {}
+            while model.warm_up() {}
         }
         first
     }
 
     /// Asks for a step, and for the token at `output`, if there is to be one.
-    fn submit(&self, model: &mut Model, tokens: &[u32], start: usize, output: Option<usize>) -> Ticket {
+    fn submit(&self, model: &mut dyn Runner, tokens: &[u32], start: usize, output: Option<usize>) -> Ticket {
         let positions: Vec<u32> = (start..start + tokens.len()).map(|position| position as u32).collect();
         let end = start + tokens.len();
         let tables: Vec<Vec<u32>> =
@@ -115,7 +115,7 @@ impl Sequence {
         model.submit(batch, &wanted[..count], &[choice][..count], &mut Solo).expect("a step")
     }
 
-    fn step(&self, model: &mut Model, tokens: &[u32], start: usize, output: Option<usize>) -> Decoded {
+    fn step(&self, model: &mut dyn Runner, tokens: &[u32], start: usize, output: Option<usize>) -> Decoded {
         model.start_profile();
         let ticket = self.submit(model, tokens, start, output);
         let ran = model.end_profile().into_iter().map(|timing| timing.name).collect();

@@ -9,7 +9,7 @@ use collectives::Solo;
 use kernels::cpu::CpuOptions;
 use kernels::ops::DType;
 use model_spec::FeedForwardSpec;
-use models::Model;
+use models::Runner;
 use serde_json::Value;
 
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, hidden, load, logprob, run};
@@ -45,10 +45,10 @@ impl Case {
 
 /// Loads a whole model and runs it.
 fn outcomes(dir: &Path, setup: Setup, scripts: &[Script], way: Way) -> Vec<Outcome> {
-    run(&mut load_whole(dir, setup), &mut Solo, scripts, way)
+    run(&mut *load_whole(dir, setup), &mut Solo, scripts, way)
 }
 
-fn load_whole(dir: &Path, setup: Setup) -> Model {
+fn load_whole(dir: &Path, setup: Setup) -> Box<dyn Runner> {
     load(dir, setup).unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
 }
 
@@ -96,7 +96,8 @@ pub fn float32_in(case: &Case, dir: &Path, reference: &Reference) {
     }
 }
 
-/// Runs again in other ways, and on two threads, and asks for the same bits. All ways only with the best instructions, to be quick.
+/// Runs again in other ways, and on two threads, and asks for the same bits. All ways only with the best instructions,
+/// to be quick.
 fn same_in_other_ways(dir: &Path, setup: Setup, scripts: &[Script], plain: &[Outcome]) {
     let best = setup.on == Setup::new(setup.dtype).on || setup.on == On::Cuda;
     for way in other_ways().into_iter().skip(if best { 0 } else { 3 }) {
@@ -158,7 +159,7 @@ fn first_difference(dir: &Path, setup: Setup, reference: &Reference) -> String {
     let Some(prompt) = reference.prompts.iter().find(|prompt| !prompt.hidden.is_empty()) else {
         return "no layer's output was recorded".to_owned();
     };
-    let layers = hidden(&mut load_whole(dir, setup), &mut Solo, &prompt.ids);
+    let layers = hidden(&mut *load_whole(dir, setup), &mut Solo, &prompt.ids);
     let differences: Vec<f32> = layers.iter().zip(&prompt.hidden).map(|(a, b)| max_difference(a, b)).collect();
     match differences.iter().position(|difference| *difference > reference.float32) {
         Some(0) => format!("the embedding differs by {}", differences[0]),
@@ -200,9 +201,10 @@ fn within_quantiles(what: &str, reference: &Reference, exact: &[Outcome], rough:
     assert!(median < allowed.0 && p90 < allowed.1, "{what}: differs by {median}, {p90}; allowed {allowed:?}");
 }
 
-/// Another token is likeliest only where the recorded margin was small. Where rows choose experts, rounding may turn a near tie of the router
-/// (Mixtral's is as narrow as 7.5e-5 once, at position 45 of the longest prompt), and another expert changes this and later positions by
-/// more than rounding does: as the 90 % quantile sets a tenth of the positions aside, a tenth of the clear steps is set aside there.
+/// Another token is likeliest only where the recorded margin was small. Where rows choose experts, rounding may turn a
+/// near tie of the router (Mixtral's is as narrow as 7.5e-5 once, at position 45 of the longest prompt), and another
+/// expert changes this and later positions by more than rounding does: as the 90 % quantile sets a tenth of the
+/// positions aside, a tenth of the clear steps is set aside there.
 fn same_where_clear(what: &str, dir: &Path, reference: &Reference, rough: &[Outcome]) {
     let (mut clear, mut others) = (0, Vec::new());
     for (k, (prompt, outcome)) in reference.prompts.iter().zip(rough).enumerate() {
@@ -237,7 +239,8 @@ pub fn tensor_parallel(case: &Case, size: usize) {
     let Some((dir, reference)) = case.read() else { return };
     let name = case.folder;
     let scripts = greedy_scripts(&reference);
-    // A kernel that waits for another rank holds up what other tests of this process do on its GPU, and so perhaps that rank.
+    // A kernel that waits for another rank holds up what other tests of this process do on its GPU, and so perhaps that
+    // rank.
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for way in [PLAIN, Way { together: true, chunk: 16, scattered: true, wanted: Wanted::All }] {
         let outcomes: Vec<Vec<Outcome>> = thread::scope(|scope| {
@@ -245,7 +248,7 @@ pub fn tensor_parallel(case: &Case, size: usize) {
             let rank = |(rank, mut channels)| {
                 scope.spawn(move || {
                     run(
-                        &mut load(dir, Setup { rank: (rank, size), ..case.setup(DType::F32) }).expect("a rank"),
+                        &mut *load(dir, Setup { rank: (rank, size), ..case.setup(DType::F32) }).expect("a rank"),
                         &mut channels,
                         scripts,
                         way,

@@ -6,14 +6,16 @@ use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Backend, Batch, DType, Sequence};
 use kernels_cuda::{CudaOptions, RankOptions};
-use models::{ActivationRounding, LoadError, LoadFormat, LoadOptions, Memory, Model};
+use models::{
+    ActivationRounding, Device, LoadError, LoadFormat, LoadOptions, Memory, Model, NetworkHead, Placement, Runner,
+};
 
 use crate::gpu;
 
-const BLOCK_SIZE: usize = 8;
+pub const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 512;
 const MAX_ROWS: usize = 256;
-const MEMORY: Memory = Memory { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, max_sequences: 8 };
+pub const MEMORY: Memory = Memory { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, max_sequences: 8 };
 
 /// How prompts are run.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +89,9 @@ impl On {
         all
     }
 
-    /// Ranks have a GPU each where there are enough; else they share the first, and the host carries what they exchange.
-    fn backend(self, (rank, size): (usize, usize)) -> Box<dyn Backend> {
+    /// Ranks have a GPU each where there are enough; else they share the first, and the host carries what they
+    /// exchange.
+    pub fn backend(self, (rank, size): (usize, usize)) -> Box<dyn Backend> {
         match self {
             Self::Cpu(options) => Box::new(CpuBackend::new(options)),
             Self::Cuda if size > 1 && kernels_cuda::gpus().is_ok_and(|gpus| gpus as usize >= size) => {
@@ -123,13 +126,13 @@ impl Setup {
     }
 }
 
-/// Loads a model, or a rank's part of it.
-pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
-    let options = LoadOptions {
+/// How models are loaded.
+pub fn options(setup: Setup) -> LoadOptions {
+    LoadOptions {
         dtype: Some(setup.dtype),
         kv_cache_dtype: None,
-        tp_rank: setup.rank.0,
-        tp_size: setup.rank.1,
+        placement: Placement::rank(setup.rank.0, setup.rank.1),
+        head: NetworkHead::Stored,
         format: LoadFormat::Auto,
         quantization: None,
         activations: setup.activations,
@@ -138,9 +141,23 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
         threads: 2,
-    };
+    }
+}
+
+/// A device without networks.
+pub fn device(setup: Setup) -> Device {
+    Device::new(setup.on.backend(setup.rank), Placement::rank(setup.rank.0, setup.rank.1).tp).expect("a device")
+}
+
+/// What runs a model, or a rank's part of it.
+pub fn load(dir: &Path, setup: Setup) -> Result<Box<dyn Runner>, LoadError> {
+    load_model(dir, setup).map(|model| model.runner)
+}
+
+/// Loads a model, or a rank's part of it.
+pub fn load_model(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
     let mut progress = Vec::new();
-    let model = models::load(dir, &options, setup.on.backend(setup.rank), &mut |p| progress.push(p))?;
+    let model = models::load(dir, &options(setup), setup.on.backend(setup.rank), &mut |p| progress.push(p))?;
     assert!(progress.windows(2).all(|pair| pair[0].bytes_done <= pair[1].bytes_done), "progress goes back");
     let last = progress.last().expect("progress");
     assert_eq!(last.bytes_done, last.bytes_total, "progress ends at the total");
@@ -148,8 +165,18 @@ pub fn load(dir: &Path, setup: Setup) -> Result<Model, LoadError> {
 }
 
 /// Runs all scripts.
-pub fn run(model: &mut Model, group: &mut dyn Collective, scripts: &[Script], way: Way) -> Vec<Outcome> {
+pub fn run(model: &mut dyn Runner, group: &mut dyn Collective, scripts: &[Script], way: Way) -> Vec<Outcome> {
     model.join(group).expect("ranks that meet");
+    let mut runs = start(model, scripts, way);
+    match way.together {
+        true => while step(model, group, &mut runs, way) {},
+        false => runs.chunks_mut(1).for_each(|alone| while step(model, group, alone, way) {}),
+    }
+    runs.into_iter().map(|run| run.outcome).collect()
+}
+
+/// Gives a model its memory, and each script its blocks.
+pub fn start<'a>(model: &mut dyn Runner, scripts: &'a [Script], way: Way) -> Vec<Run<'a>> {
     model.allocate(MEMORY);
     let mut blocks: Vec<u32> = (0..NUM_BLOCKS as u32).collect();
     if way.scattered {
@@ -161,22 +188,17 @@ pub fn run(model: &mut Model, group: &mut dyn Collective, scripts: &[Script], wa
     let mut tables = |script: &Script| -> Vec<Vec<u32>> {
         (0..groups).map(|_| blocks.split_off(blocks.len() - need(script))).collect()
     };
-    let mut runs: Vec<Run> = scripts.iter().map(|script| Run::new(script, tables(script))).collect();
-    match way.together {
-        true => finish(model, group, &mut runs, way),
-        false => runs.chunks_mut(1).for_each(|alone| finish(model, group, alone, way)),
-    }
-    runs.into_iter().map(|run| run.outcome).collect()
+    scripts.iter().map(|script| Run::new(script, tables(script))).collect()
 }
 
 /// A script under way.
-struct Run<'a> {
+pub struct Run<'a> {
     script: &'a Script,
     tokens: Vec<u32>,
     computed: usize,
     /// By group of layers.
     tables: Vec<Vec<u32>>,
-    outcome: Outcome,
+    pub outcome: Outcome,
 }
 
 impl<'a> Run<'a> {
@@ -202,39 +224,42 @@ impl<'a> Run<'a> {
     }
 }
 
-fn finish(model: &mut Model, group: &mut dyn Collective, runs: &mut [Run<'_>], way: Way) {
-    while runs.iter().any(|run| !run.done()) {
-        let (mut tokens, mut positions, mut sequences, mut wanted) = (vec![], vec![], vec![], vec![]);
-        let mut takers = Vec::new();
-        let tables: Vec<Vec<Vec<u32>>> = runs.iter().map(|run| run.tables.clone()).collect();
-        for (index, run) in runs.iter().enumerate().filter(|(_, run)| !run.done()) {
-            let end = run.tokens.len().min(run.computed + way.chunk);
-            let first_row = tokens.len();
-            tokens.extend(&run.tokens[run.computed..end]);
-            positions.extend(run.computed as u32..end as u32);
-            sequences.push(Sequence {
-                first_row,
-                num_rows: end - run.computed,
-                start: run.computed,
-                tables: &tables[index],
-                slot: index,
-            });
-            let takes = (run.computed..end).filter(|p| way.wanted == Wanted::All || p + 1 == run.tokens.len());
-            for position in takes {
-                wanted.push((first_row + position - run.computed) as u32);
-                takers.push((index, position));
-            }
-        }
-        let rows: Vec<usize> = sequences.iter().map(|sequence| sequence.num_rows).collect();
-        let batch = Batch { tokens: &tokens, positions: &positions, sequences: &sequences };
-        let logits = model.forward(batch, &wanted, group).expect("a step");
-        assert_eq!(logits.rows, wanted.len());
-        let unfinished = runs.iter_mut().filter(|run| !run.done());
-        unfinished.zip(rows).for_each(|(run, rows)| run.computed += rows);
-        for (row, (index, position)) in takers.into_iter().enumerate() {
-            runs[index].take(position, logits.row(row));
+/// One step of all that are not done; false, and nothing happens, where all are.
+pub fn step(model: &mut dyn Runner, group: &mut dyn Collective, runs: &mut [Run<'_>], way: Way) -> bool {
+    if runs.iter().all(Run::done) {
+        return false;
+    }
+    let (mut tokens, mut positions, mut sequences, mut wanted) = (vec![], vec![], vec![], vec![]);
+    let mut takers = Vec::new();
+    let tables: Vec<Vec<Vec<u32>>> = runs.iter().map(|run| run.tables.clone()).collect();
+    for (index, run) in runs.iter().enumerate().filter(|(_, run)| !run.done()) {
+        let end = run.tokens.len().min(run.computed + way.chunk);
+        let first_row = tokens.len();
+        tokens.extend(&run.tokens[run.computed..end]);
+        positions.extend(run.computed as u32..end as u32);
+        sequences.push(Sequence {
+            first_row,
+            num_rows: end - run.computed,
+            start: run.computed,
+            tables: &tables[index],
+            slot: index,
+        });
+        let takes = (run.computed..end).filter(|p| way.wanted == Wanted::All || p + 1 == run.tokens.len());
+        for position in takes {
+            wanted.push((first_row + position - run.computed) as u32);
+            takers.push((index, position));
         }
     }
+    let rows: Vec<usize> = sequences.iter().map(|sequence| sequence.num_rows).collect();
+    let batch = Batch { tokens: &tokens, positions: &positions, sequences: &sequences };
+    let logits = model.forward(batch, &wanted, group).expect("a step");
+    assert_eq!(logits.rows, wanted.len());
+    let unfinished = runs.iter_mut().filter(|run| !run.done());
+    unfinished.zip(rows).for_each(|(run, rows)| run.computed += rows);
+    for (row, (index, position)) in takers.into_iter().enumerate() {
+        runs[index].take(position, logits.row(row));
+    }
+    true
 }
 
 /// The first of the largest.
@@ -250,7 +275,7 @@ pub fn logprob(logits: &[f32], token: u32) -> f32 {
 }
 
 /// The residual stream of a prompt, by layer.
-pub fn hidden(model: &mut Model, group: &mut dyn Collective, prompt: &[u32]) -> Vec<Vec<f32>> {
+pub fn hidden(model: &mut dyn Runner, group: &mut dyn Collective, prompt: &[u32]) -> Vec<Vec<f32>> {
     model.allocate(MEMORY);
     let positions: Vec<u32> = (0..prompt.len() as u32).collect();
     let groups = model.cache().groups.len();

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-/// The folder of a reference model; says once which collection is in use. The fixtures are a selection: what they lack is not checked,
-/// which is said too.
+/// The folder of a reference model; says once which collection is in use. The fixtures are a selection: what they lack
+/// is not checked, which is said too.
 pub fn zoo(name: &str) -> Option<PathBuf> {
     static SAY: Once = Once::new();
     let repository = repository();

@@ -1,4 +1,5 @@
-//! The reference models: logits, log-probabilities and greedy tokens against recorded ones, for every way of running a step.
+//! The reference models: logits, log-probabilities and greedy tokens against recorded ones, for every way of running a
+//! step.
 //!
 //! They run on the CPU and, where there is one, on a GPU; `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
 //! Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
@@ -9,12 +10,14 @@ mod folders;
 #[path = "../../../../kernels/tests/conformance/gpu.rs"]
 mod gpu;
 mod group;
+mod networks;
+mod pooling;
 mod reference;
 mod relabelled;
 mod table;
 
 use checks::{Case, bfloat16, damaged_gguf, float32, shipped, tensor_parallel, tensor_parallel_refused};
-use engine::{Setup, load};
+use engine::{Setup, load, load_model};
 use kernels::ops::DType;
 
 /// Tests of one reference model: exact in float32, close in 16 bits, and split over `$ranks`.
@@ -76,6 +79,7 @@ const SHORT: Case = Case { folder: "phi3-longrope", prompts: 0..3, max_len: Some
 const LONG: Case = Case { folder: "phi3-longrope", prompts: 3..4, max_len: None };
 
 zoo! {
+    awq: "llama-awq-int4-g128", BOTH, ranks: [2, 4], refused: [];
     baichuan_13b: "baichuan-13b", BF16, ranks: [], refused: THREE_HEADS;
     baichuan_7b: "baichuan-7b", BF16, ranks: [], refused: THREE_HEADS;
     bloom: "bloom", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
@@ -156,7 +160,8 @@ zoo! {
     starcoder2: "starcoder2", BF16, ranks: [2], refused: [];
 }
 
-/// What a token takes in each group of layers, `(window, bytes)`, and in the blocks, and a sequence in states; in float32.
+/// What a token takes in each group of layers, `(window, bytes)`, and in the blocks, and a sequence in states; in
+/// float32.
 fn keeps(folder: &str, groups: &[(Option<usize>, u64)], place_bytes: u64, state_bytes: u64) {
     let Some(dir) = folders::zoo(folder) else { return };
     let cache = load(&dir, Setup::new(DType::F32)).expect("a model").cache();
@@ -215,16 +220,17 @@ fn the_draft_that_ships() {
     shipped("draft", "draft");
 }
 
-/// Weights stay as they are stored: what a model takes is what its file holds, but for a scale row a row and for norms, which are in f32.
+/// Weights stay as they are stored: what a model takes is what its file holds, but for a scale row a row and for norms,
+/// which are in f32.
 #[test]
 fn weights_of_8_bits_take_a_byte() {
     for folder in ["llama-fp8-block", "llama-fp8-dynamic", "llama-fp8-native", "llama-fp8-static"] {
         let Some(dir) = folders::zoo(folder) else { return };
         let file = std::fs::metadata(dir.join("model.safetensors")).expect("weights").len();
-        let model = load(&dir, Setup::new(DType::Bf16)).expect("a model");
-        let bytes = model.weight_bytes();
+        let model = load_model(&dir, Setup::new(DType::Bf16)).expect("a model");
+        let bytes = model.weight_bytes;
         assert!(bytes.abs_diff(file) < file / 40, "{folder}: {bytes} bytes of a file of {file}");
         // Embeddings, which are the head, have 16 bits.
-        assert!(bytes > model.num_weights() && bytes < model.num_weights() * 3 / 2, "{folder}: {bytes}");
+        assert!(bytes > model.num_weights && bytes < model.num_weights * 3 / 2, "{folder}: {bytes}");
     }
 }

@@ -66,7 +66,8 @@ pub fn numbers(value: &Value) -> Vec<f32> {
     value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number") as f32).collect()
 }
 
-fn floats(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
+/// A tensor of float32, if it is there.
+pub fn floats(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
     let tensor = tensors.tensor(name).ok()?;
     assert_eq!(tensor.dtype(), Dtype::F32, "{name}");
     Some(tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())

@@ -1,5 +1,5 @@
-//! Classes without a recorded reference whose published definition is another's under other names: the other's folder, rewritten in these
-//! names, must give the other's recorded outputs.
+//! Classes without a recorded reference whose published definition is another's under other names: the other's folder,
+//! rewritten in these names, must give the other's recorded outputs.
 
 use std::ops::Range;
 use std::path::Path;

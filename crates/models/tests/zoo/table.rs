@@ -1,4 +1,5 @@
-//! `docs/models.md`: every class that can be served, what it is made of and how it is checked. `cargo xtask models` writes it.
+//! `docs/models.md`: every class that can be served, what it is made of and how it is checked. `cargo xtask models`
+//! writes it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -6,7 +7,7 @@ use std::path::PathBuf;
 
 use kernels::ops::DType;
 use model_spec::{
-    AttentionSpec, FeedForwardSpec, GgufFamily, LayerSpec, MixerSpec, ModelKind, ModelSpec, Position, QkNorm, Residual,
+    AttentionSpec, FeedForwardSpec, GgufFamily, LayerSpec, MixerSpec, ModelSpec, Position, QkNorm, Residual,
 };
 use serde_json::Value;
 
@@ -51,7 +52,7 @@ on a GPU each (`QUIRE_TEST_GPUS=2`), all of them passed on two H200 on 2026-11-2
 *Made for this repository* marks references that are not part of the collection.
 
 *Prefix cache* says whether the KV blocks of equal prompt beginnings are shared. *Quantised* names the stored types that are checked, and
-GGUF where the family can be read from it without a reference to check it on. FP8 (`fp8`; `compressed-tensors` with float weights of 8
+GGUF where the family can be read from it without a reference to check it on. AWQ, FP8 (`fp8`; `compressed-tensors` with float weights of 8
 bits), MXFP4 and GGUF are formats of weights, not of classes: every class takes them; what is not named here is only not checked. Other
 quantised checkpoints are refused by name. *LoRA* names the adapters that are checked; adapters are
 refused where it says no.
@@ -168,13 +169,13 @@ fn made_of(rows: &[&Row]) -> String {
 }
 
 fn features(spec: &ModelSpec) -> Vec<&'static str> {
-    assert_eq!(spec.kind, ModelKind::Decoder, "{}", spec.architecture);
     let mut found: Vec<&str> = spec.layers.iter().flat_map(of_layer).collect();
     found.extend(spec.embedding.positions.map(|_| "learned positions"));
     found.extend((spec.embedding.width != spec.hidden_size).then_some("projected embeddings"));
     found.extend(spec.embedding.norm.map(|_| "normed embeddings"));
-    found.extend(spec.head.tied.then_some("tied head"));
-    found.extend(spec.head.soft_cap.map(|_| "soft caps"));
+    let head = spec.head.logits().expect("a head that gives logits");
+    found.extend(head.tied.then_some("tied head"));
+    found.extend(head.soft_cap.map(|_| "soft caps"));
     found
 }
 

@@ -42,7 +42,7 @@ impl Groups {
         self.windows[group].map_or(0, |window| (position + 1).saturating_sub(window) / self.block_size)
     }
 
-    /// Blocks that a sequence of so many positions holds in a group, at most. With a window, those are what the next
+    /// Blocks that a sequence of this many positions holds in a group, at most. With a window, those are what the next
     /// chunk sees and fills; with plans in flight also theirs, whose blocks the prefix cache has not seen yet.
     pub fn most_held(&self, group: usize, positions: u32) -> u32 {
         let all = positions.div_ceil(self.block_size);
@@ -51,12 +51,12 @@ impl Groups {
         all.min(reach.div_ceil(self.block_size).saturating_add(1))
     }
 
-    /// Blocks that a sequence of so many positions holds in all groups, at most.
+    /// Blocks that a sequence of this many positions holds in all groups, at most.
     pub fn blocks_for(&self, positions: u32) -> u64 {
         (0..self.count()).map(|group| u64::from(self.most_held(group, positions))).sum()
     }
 
-    /// Positions of the longest sequence that so many blocks hold.
+    /// Positions of the longest sequence that this many blocks hold.
     pub fn positions_in(&self, num_blocks: u32) -> u32 {
         let (mut fits, mut too_many) = (0, u32::MAX);
         while too_many - fits > 1 {
@@ -68,12 +68,12 @@ impl Groups {
 }
 
 impl Config {
-    /// Positions of the longest sequence that so many blocks hold, over all groups of layers.
+    /// Positions of the longest sequence that this many blocks hold, over all groups of layers.
     pub fn positions_in(&self, num_blocks: u32) -> u32 {
         Groups::new(self).positions_in(num_blocks)
     }
 
-    /// Blocks that a sequence of so many positions holds at most, over all groups of layers.
+    /// Blocks that a sequence of this many positions holds at most, over all groups of layers.
     pub fn blocks_for(&self, positions: u32) -> u64 {
         Groups::new(self).blocks_for(positions)
     }

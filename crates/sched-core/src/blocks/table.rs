@@ -38,7 +38,7 @@ impl Table {
         self.blocks[entry as usize] = block;
     }
 
-    /// Forgets everything and begins behind `dropped` entries that nobody will look at.
+    /// Forgets everything and begins behind `dropped` entries that no row will look at.
     pub fn begin(&mut self, dropped: u32) {
         self.blocks.clear();
         self.blocks.resize(dropped as usize, BlockId(0));

@@ -10,7 +10,7 @@ use crate::{
 use ids::SequenceId;
 use proto::{RequestKey, pooling::Tokens, prompt::Kind};
 
-/// Prompt tokens that `Started` carries when nobody asked for all: enough for any tokenizer to decode the next one.
+/// Prompt tokens that `Started` carries unless all are asked for: enough for any tokenizer to decode the next one.
 const PROMPT_TAIL: usize = 8;
 
 /// A live request. Its sequences hold only their own output; the prompt is here once.
@@ -151,10 +151,15 @@ fn check_prompt(prompt: &[u32], task: Task, config: &Config) -> Result<(), Refus
         return Err(Refusal::EmptyPrompt);
     }
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    // Generating needs a position more.
-    let most = config.max_model_len - u32::from(task == Task::Generate);
-    if prompt_tokens > most {
-        return Err(Refusal::PromptTooLong { prompt_tokens, max_model_len: config.max_model_len });
+    let max_model_len = config.max_model_len;
+    match task {
+        Task::Generate if prompt_tokens >= max_model_len => {
+            return Err(Refusal::PromptTooLong { prompt_tokens, max_model_len });
+        }
+        Task::Pool(_) if prompt_tokens > max_model_len => {
+            return Err(Refusal::PooledPromptTooLong { prompt_tokens, max_model_len });
+        }
+        _ => {}
     }
     match prompt.iter().position(|token| *token >= config.vocab_size) {
         Some(position) => Err(Refusal::TokenOutOfRange {

@@ -30,7 +30,7 @@ pub(crate) enum Status {
 /// ```
 ///
 /// A plan moves `scheduled`, its result moves `computed`. They meet when nothing is in flight. Rejected drafted tokens
-/// move `scheduled` back to `computed`; nobody has planned on top of them, because such a sequence is `in_order`.
+/// move `scheduled` back to `computed`; no plan is on top of them, because such a sequence is `in_order`.
 ///
 /// The output of a request that is pooled counts like a token: one is in flight when the prompt's end is planned, and
 /// `limit` is one past the prompt. So `limit - 1` positions are computed at most, whatever the task.

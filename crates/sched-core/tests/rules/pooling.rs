@@ -68,7 +68,10 @@ fn what_has_no_meaning_is_refused() {
     check(|r| r.max_tokens = Some(1), Refusal::NotForPooling("max_tokens"));
     check(|r| sampling(r).prompt_logprobs = Some(1), Refusal::NotForPooling("prompt_logprobs"));
     check(|r| r.n = 2, Refusal::Choices { n: 2, max: 1 });
-    check(|r| *r = pooled(1, 101, Tokens::Last), Refusal::PromptTooLong { prompt_tokens: 101, max_model_len: 100 });
+    check(
+        |r| *r = pooled(1, 101, Tokens::Last),
+        Refusal::PooledPromptTooLong { prompt_tokens: 101, max_model_len: 100 },
+    );
 }
 
 #[test]

@@ -36,9 +36,9 @@ fn a_request_from_start_to_end() {
     assert_eq!(next.removed, [added.slot], "told when it matters");
 }
 
-/// A plan is one message to the workers, and every newcomer brings all its tokens.
+/// A plan is one message to the workers, and every new request brings all its tokens.
 #[test]
-fn newcomers_of_one_plan_fit_a_message() {
+fn new_requests_of_one_plan_fit_a_message() {
     let most = 3_000;
     let config = with(|c| {
         c.max_num_batched_tokens = 512;
@@ -50,14 +50,14 @@ fn newcomers_of_one_plan_fit_a_message() {
     let mut long = request(1, 200, 1);
     (long.n, long.sampling.as_mut().unwrap().allowed_token_ids) = (6, (0..30).collect());
     admit(&mut scheduler, long);
-    let mut newcomers = Vec::new();
+    let mut new_requests = Vec::new();
     while !scheduler.is_idle() {
         let plan = step(&mut scheduler, 20).0;
-        newcomers.push(plan.added.len());
+        new_requests.push(plan.added.len());
         let bytes: usize = plan.added.iter().map(proto::NewSequence::encoded_len).sum();
         assert!(bytes <= most, "{bytes}");
     }
-    assert_eq!(newcomers, [1, 2, 2, 1], "choices fork once the prompt is computed");
+    assert_eq!(new_requests, [1, 2, 2, 1], "choices fork once the prompt is computed");
     // One that is larger than that comes alone.
     admit(&mut scheduler, stranger(2, 900, 1));
     admit(&mut scheduler, stranger(3, 20, 1));

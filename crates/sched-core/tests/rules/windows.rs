@@ -38,7 +38,7 @@ fn a_group_without_a_window_keeps_everything() {
 }
 
 #[test]
-fn newcomers_bring_a_table_for_each_group() {
+fn new_requests_bring_a_table_for_each_group() {
     let mut scheduler = formed(mixed(), 50);
     admit(&mut scheduler, request(1, 24, 5));
     let (first, _) = step(&mut scheduler, 1);

@@ -2,6 +2,7 @@
 //! knows every answer. Used by `tests/simulation.rs`, `examples/simulate.rs` and the fuzz target.
 
 pub mod draw;
+mod listen;
 pub mod oracle;
 pub mod source;
 pub mod worker;

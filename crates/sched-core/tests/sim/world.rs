@@ -1,4 +1,5 @@
-//! The world: draws events, plays gateway, detokenizer and worker group, and checks every word the scheduler says.
+//! The world: draws events, and plays gateway, detokenizer and worker group. What the scheduler says is checked in
+//! `listen.rs`.
 
 use super::{
     draw,
@@ -7,58 +8,56 @@ use super::{
     worker::{CONTEXT_MARK, Worker},
 };
 use ids::{Epoch, SequenceId};
-use proto::{
-    FinishReason, Pooled, Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind,
-};
+use proto::{Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind};
 use sched_core::{Config, DraftRefusal, Policy, ProtocolError, Refusal, Scheduler};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A request that the scheduler took and that has not ended.
 #[derive(Debug)]
-struct Tracked {
-    id: String,
-    context: Context,
-    prompt: Vec<u32>,
-    sampling: Sampling,
-    limit: usize,
-    n: u32,
-    first_sequence: Option<u64>,
-    aborted: bool,
-    prompt_logprobs: u32,
-    pooling: Option<Tokens>,
-    choices: Vec<Choice>,
+pub(super) struct Tracked {
+    pub(super) id: String,
+    pub(super) context: Context,
+    pub(super) prompt: Vec<u32>,
+    pub(super) sampling: Sampling,
+    pub(super) limit: usize,
+    pub(super) n: u32,
+    pub(super) first_sequence: Option<u64>,
+    pub(super) aborted: bool,
+    pub(super) prompt_logprobs: u32,
+    pub(super) pooling: Option<Tokens>,
+    pub(super) choices: Vec<Choice>,
 }
 
 #[derive(Debug, Default)]
-struct Choice {
-    tokens: Vec<u32>,
+pub(super) struct Choice {
+    pub(super) tokens: Vec<u32>,
     /// It has its pooled output.
-    pooled: bool,
-    expected: Option<(Vec<u32>, Ending)>,
+    pub(super) pooled: bool,
+    pub(super) expected: Option<(Vec<u32>, Ending)>,
     /// The detokenizer finds a stop string after this many tokens.
-    stop_after: Option<usize>,
+    pub(super) stop_after: Option<usize>,
     /// The scheduler was told so: no word may follow.
-    over: bool,
+    pub(super) over: bool,
 }
 
 /// See the module.
 pub struct World<'a> {
-    source: Source<'a>,
-    config: Config,
-    scheduler: Scheduler,
-    epoch: u64,
-    num_blocks: u32,
-    worker: Option<Worker>,
-    results: VecDeque<StepResult>,
-    live: BTreeMap<u64, Tracked>,
+    pub(super) source: Source<'a>,
+    pub(super) config: Config,
+    pub(super) scheduler: Scheduler,
+    pub(super) epoch: u64,
+    pub(super) num_blocks: u32,
+    pub(super) worker: Option<Worker>,
+    pub(super) results: VecDeque<StepResult>,
+    pub(super) live: BTreeMap<u64, Tracked>,
     /// Sequence handle -> request number and choice.
-    handles: HashMap<u64, (u64, usize)>,
+    pub(super) handles: HashMap<u64, (u64, usize)>,
     /// Seeds seen by the worker, by request id, in order of first appearance: that is by choice.
-    seeds: HashMap<String, Vec<u64>>,
-    newest_started: u64,
-    next_number: u64,
-    batch: TokenBatch,
-    now_us: u64,
+    pub(super) seeds: HashMap<String, Vec<u64>>,
+    pub(super) newest_started: u64,
+    pub(super) next_number: u64,
+    pub(super) batch: TokenBatch,
+    pub(super) now_us: u64,
     /// Outcomes: requests admitted, and ended.
     pub admitted: u64,
     pub ended: u64,
@@ -206,7 +205,7 @@ impl<'a> World<'a> {
             Err(Refusal::Media { .. }) => assert!(!tracked.context.media.is_empty()),
             Err(Refusal::NotForPooling(_)) => assert!(tracked.pooling.is_some()),
             Err(Refusal::EmptyPrompt) => assert!(tracked.prompt.is_empty()),
-            Err(Refusal::PromptTooLong { .. }) => {
+            Err(Refusal::PromptTooLong { .. } | Refusal::PooledPromptTooLong { .. }) => {
                 let needed = tracked.prompt.len() + usize::from(tracked.pooling.is_none());
                 assert!(needed > self.config.max_model_len as usize);
             }
@@ -275,23 +274,23 @@ impl<'a> World<'a> {
         }
     }
 
-    fn plan(&mut self) {
+    pub(super) fn plan(&mut self) {
         let Some(plan) = self.scheduler.plan(self.now_us) else { return };
         let worker = self.worker.as_mut().expect("a plan without a group");
-        let mut newcomers = Vec::new();
+        let mut new_requests = Vec::new();
         for added in &plan.added {
             let number: u64 =
                 added.request_id.split(CONTEXT_MARK).next().and_then(|id| id.parse().ok()).expect("number");
             let seeds = self.seeds.entry(added.request_id.clone()).or_default();
             if seeds.is_empty() {
-                newcomers.push(number);
+                new_requests.push(number);
             }
             if !seeds.contains(&added.seed) {
                 seeds.push(added.seed);
             }
         }
         if self.config.policy == Policy::Fcfs {
-            for number in newcomers {
+            for number in new_requests {
                 assert!(number > self.newest_started, "{number} starts after {}", self.newest_started);
                 self.newest_started = number;
             }
@@ -439,125 +438,5 @@ impl<'a> World<'a> {
         self.epoch += 1;
         self.worker = Some(Worker::new(self.epoch, self.num_blocks, &self.config));
         self.scheduler.group_formed(Epoch(self.epoch), self.num_blocks, self.now_us);
-    }
-
-    // ---- what the scheduler says
-
-    /// Takes the output, now and then in two helpings, and checks each word.
-    fn listen(&mut self) {
-        self.scheduler.take_output(&mut self.batch);
-        if self.source.chance(20) {
-            self.plan();
-            self.scheduler.take_output(&mut self.batch);
-        }
-        assert!(!self.scheduler.has_output());
-        let batch = std::mem::take(&mut self.batch);
-        batch.started.iter().for_each(|started| self.hear_started(started));
-        self.hear_logprobs(&batch);
-        batch.pooled.iter().for_each(|pooled| self.hear_pooled(pooled));
-        for (sequence, token) in batch.sequence.iter().zip(&batch.token) {
-            self.hear_token(*sequence, *token);
-        }
-        batch.finished.iter().for_each(|finished| self.hear_finished(finished));
-        for failed in &batch.failed {
-            let number = failed.key.as_ref().expect("a key").number;
-            assert!(self.live.remove(&number).is_some(), "a failure of {number}, which is over");
-            self.ended += 1;
-        }
-        self.forget_ended();
-    }
-
-    fn hear_started(&mut self, started: &proto::Started) {
-        let number = started.key.as_ref().expect("a key").number;
-        let tracked = self.live.get_mut(&number).expect("a started request is live");
-        assert!(tracked.first_sequence.replace(started.first_sequence).is_none(), "started twice");
-        assert_eq!((started.n, started.prompt_tokens), (tracked.n, tracked.prompt.len() as u32));
-        assert!(tracked.prompt.ends_with(&started.prompt_ids));
-        let most = (started.prompt_tokens - 1) / self.config.block_size * self.config.block_size;
-        assert!(started.cached_tokens <= if self.config.enable_prefix_caching { most } else { 0 });
-        let whole = tracked.sampling.prompt_logprobs.is_some() || tracked.pooling == Some(Tokens::All);
-        assert!(!whole || started.cached_tokens == 0, "all of the prompt is needed");
-        for choice in 0..started.n {
-            self.handles.insert(started.first_sequence + u64::from(choice), (number, choice as usize));
-        }
-    }
-
-    fn hear_logprobs(&mut self, batch: &TokenBatch) {
-        let mut described = Vec::new();
-        for logprobs in &batch.logprobs {
-            let Some(sequence) = logprobs.prompt_of_sequence else {
-                assert_eq!(batch.token[logprobs.index as usize], logprobs.token);
-                described.push(logprobs.index as usize);
-                continue;
-            };
-            let (number, choice) = self.handles[&sequence];
-            let tracked = self.live.get_mut(&number).expect("live");
-            assert_eq!(choice, 0);
-            assert_eq!(logprobs.index, tracked.prompt_logprobs + 1, "each position once, in order");
-            assert_eq!(logprobs.token, tracked.prompt[logprobs.index as usize]);
-            tracked.prompt_logprobs += 1;
-        }
-        let wanted = batch.sequence.iter().enumerate().filter(|(_, sequence)| {
-            let (number, _) = self.handles[sequence];
-            self.live[&number].sampling.logprobs.is_some()
-        });
-        assert!(wanted.map(|(index, _)| index).eq(described.into_iter()), "log-probabilities where asked for");
-    }
-
-    fn hear_token(&mut self, sequence: u64, token: u32) {
-        let (number, at) = *self.handles.get(&sequence).expect("a token before its start");
-        let tracked = self.live.get_mut(&number).expect("a token after the end");
-        let all = tracked.prompt.len() as u32 - 1;
-        assert!(at != 0 || tracked.sampling.prompt_logprobs.is_none() || tracked.prompt_logprobs == all);
-        let seeds = &self.seeds[&tracked.id];
-        assert!(tracked.n > 1 || tracked.sampling.seed.is_none_or(|seed| seeds == &[seed]), "the request's own seed");
-        let choice = &mut tracked.choices[at];
-        assert!(!choice.over, "a token after the stop");
-        let (expected, _) = choice.expected.get_or_insert_with(|| {
-            oracle::answer(&tracked.context, &tracked.prompt, seeds[at], &tracked.sampling, tracked.limit)
-        });
-        assert_eq!(Some(&token), expected.get(choice.tokens.len()), "token {} of {}", choice.tokens.len(), tracked.id);
-        choice.tokens.push(token);
-    }
-
-    fn hear_pooled(&mut self, pooled: &Pooled) {
-        let (number, at) = *self.handles.get(&pooled.sequence).expect("an output before its start");
-        let tracked = self.live.get_mut(&number).expect("an output after the end");
-        let tokens = tracked.pooling.expect("a request to be pooled");
-        let hidden = oracle::kv_chain(&tracked.context, &tracked.prompt);
-        assert_eq!(pooled.values, oracle::pooled(&hidden, tokens), "pooled output of {}", tracked.id);
-        assert!(!std::mem::replace(&mut tracked.choices[at].pooled, true), "pooled twice");
-        self.pooled += 1;
-    }
-
-    fn hear_finished(&mut self, finished: &proto::Finished) {
-        let (number, at) = *self.handles.get(&finished.sequence).expect("an end before its start");
-        let tracked = self.live.get_mut(&number).expect("an end after the end");
-        let choice = &mut tracked.choices[at];
-        assert!(!choice.over, "ended twice");
-        choice.over = true;
-        if finished.reason() == FinishReason::Abort {
-            assert!(tracked.aborted);
-            return;
-        }
-        if tracked.pooling.is_some() {
-            assert!(choice.pooled && choice.tokens.is_empty());
-            assert_eq!((finished.reason(), finished.stop_token), (FinishReason::Stop, None));
-            return;
-        }
-        let (expected, ending) = choice.expected.as_ref().expect("an end without a token");
-        assert_eq!(&choice.tokens, expected);
-        let said = match (finished.reason(), finished.stop_token) {
-            (FinishReason::Stop, None) => Ending::Eos,
-            (FinishReason::Stop, Some(token)) => Ending::StopToken(token),
-            _ => Ending::Length,
-        };
-        assert_eq!(said, *ending);
-    }
-
-    fn forget_ended(&mut self) {
-        let before = self.live.len();
-        self.live.retain(|_, tracked| tracked.choices.iter().any(|choice| !choice.over));
-        self.ended += (before - self.live.len()) as u64;
     }
 }

@@ -53,6 +53,7 @@ struct Shares {
     // 2^35 / attention.block_size, rounded up.
     u32 block_inverse;
 };
+SAME_LAYOUT(Shares, Shares);
 
 struct Decode {
     typedef TYPE T;

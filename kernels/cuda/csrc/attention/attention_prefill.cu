@@ -1,13 +1,14 @@
-// Attention for sequences with several rows in this step, on the tensor cores of any device from compute capability 8.0 on.
+// Attention for sequences with several rows in this step, on the tensor cores of any device from compute capability 8.0
+// on.
 //
-// A block has 16 query rows for each of its warps, where "row" is a pair (token, query head of one key head's group): the heads that
-// share keys also share the copies of them, and a short chunk fills a block. Keys and values come in tiles of 64 through two stages of
-// shared memory; softmax goes along with them (FlashAttention-2). A row's sums follow absolute key positions, so they depend on
-// neither the batch nor on how its prompt was cut into chunks.
+// A block has 16 query rows for each of its warps, where "row" is a pair (token, query head of one key head's group):
+// the heads that share keys also share the copies of them, and a short chunk fills a block. Keys and values come in
+// tiles of 64 through two stages of shared memory; softmax goes along with them (FlashAttention-2). A row's sums follow
+// absolute key positions, so they depend on neither the batch nor on how its prompt was cut into chunks.
 #include "mma.cuh"
 #include "prefill.cuh"
 
-// Compiled for one type and shape (`src/attention_prefill.rs`).
+// Compiled for one type and shape (`src/attention/attention_prefill.rs`).
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128
@@ -42,11 +43,13 @@ struct Prefill {
 
     u32 q[DIM / 16][4];
     f32 o[V_DIM / 8][4];
-    // Of rows g and g + 8: position, query head (for ALiBi), largest score so far (base 2), this lane's part of the sum of weights.
+    // Of rows g and g + 8: position, query head (for ALiBi), largest score so far (base 2), this lane's part of the sum
+    // of weights.
     u32 position[2], head[2];
     f32 m[2], l[2];
 
-    // Calls `each(turn, where it goes, where it comes from, whether that is a key some row sees)` for this thread's pieces of a tile.
+    // Calls `each(turn, where it goes, where it comes from, whether that is a key some row sees)` for this thread's
+    // pieces of a tile.
     template <int WIDTH, typename F>
     DEVICE void for_pieces(const Cached* from, u32 first, u32 to, const F& each) const {
 #pragma unroll
@@ -242,7 +245,8 @@ struct Prefill {
 
 extern __shared__ __align__(128) char dynamic_shared[];
 
-// Grid: [key heads, tiles of 16 WARPS packed rows: at least as many as there are]. Sequences with fewer than `least` rows are left alone.
+// Grid: [key heads, tiles of 16 WARPS packed rows: at least as many as there are]. Sequences with fewer than `least`
+// rows are left alone.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_prefill(
     TYPE* out, const TYPE* qkv, const Cached* keys, const Cached* values, const Batch batch, const Attention attention, u32 least) {
     Prefill it;

@@ -1,4 +1,5 @@
-// What the cache keeps, and what products of attention take: with NARROW 8-bit floats, which f16 holds exactly. For files that say TYPE.
+// What the cache keeps, and what products of attention take: with NARROW 8-bit floats, which f16 holds exactly. For
+// files that say TYPE.
 #pragma once
 #include "quire.cuh"
 

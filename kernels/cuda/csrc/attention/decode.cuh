@@ -1,5 +1,6 @@
-// The list of (sequence, head, tile of keys) of `attention_decode.cu`, where a block's part of it begins, and walking along it. For a file that
-// says how many keys a TILE has. Each warp does it for itself: on the way to a kernel's first bytes nothing waits for another warp.
+// The list of (sequence, head, tile of keys) of `attention_decode.cu`, where a block's part of it begins, and walking
+// along it. For a file that says how many keys a TILE has. Each warp does it for itself: on the way to a kernel's first
+// bytes nothing waits for another warp.
 #pragma once
 #include "quire.cuh"
 

@@ -1,5 +1,6 @@
-// Parts of a head that blocks of `attention_decode.cu` leave each other in memory. Every number says itself whether it is there: until then
-// it is EMPTY. So nobody counts or orders anything, which would cost a way to memory and back for the writes, and another for the count.
+// Parts of a head that blocks of `attention_decode.cu` leave each other in memory. Every number says itself whether it
+// is there: until then it is EMPTY. So nobody counts or orders anything, which would cost a way to memory and back for
+// the writes, and another for the count.
 #pragma once
 #include "quire.cuh"
 
@@ -32,7 +33,8 @@ DEVICE void add_scaled(float4& sum, const float4& x, f32 factor) {
     sum.w += x.w * factor;
 }
 
-// Four columns of a query head over some keys: the largest score (base 2), and relative to it the sums of weights, and of weighted values.
+// Four columns of a query head over some keys: the largest score (base 2), and relative to it the sums of weights, and
+// of weighted values.
 struct Part {
     f32 most, weight;
     float4 sum;
@@ -49,7 +51,8 @@ struct Part {
     }
 };
 
-// A block's part of the head that another block began: `HEADS` query heads of `WIDTH` columns. All EMPTY between launches.
+// A block's part of the head that another block began: `HEADS` query heads of `WIDTH` columns. All EMPTY between
+// launches.
 template <u32 HEADS, u32 WIDTH>
 struct Slot {
     static const u32 SIZE = HEADS * (WIDTH + 2);

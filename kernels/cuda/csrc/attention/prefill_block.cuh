@@ -1,6 +1,6 @@
-// A block of `attention_prefill_hopper.cu`: what it has in shared memory, and the tiles of work that its warps hand on. For a file that says
-// TYPE, DIM, STAGES, BLOCKS of a cluster, which take neighbouring tiles of rows and whose keys and values are the same, and with NARROW that the
-// cache keeps 8-bit floats.
+// A block of `attention_prefill_hopper.cu`: what it has in shared memory, and the tiles of work that its warps hand on.
+// For a file that says TYPE, DIM, STAGES, BLOCKS of a cluster, which take neighbouring tiles of rows and whose keys and
+// values are the same, and with NARROW that the cache keeps 8-bit floats.
 #pragma once
 #include "cached.cuh"
 #include "hopper.cuh"
@@ -8,8 +8,9 @@
 
 #define KEYS 128u
 #define ROWS 128u
-// Warps that compute; how many arrivals say that keys (or values) are there, that queries are; and warps that read a tile's description. Where what
-// is read is plain shared memory, each thread says itself that it has: racecheck does not follow one that speaks for its warp.
+// Warps that compute; how many arrivals say that keys (or values) are there, that queries are; and warps that read a
+// tile's description. Where what is read is plain shared memory, each thread says itself that it has: racecheck does
+// not follow one that speaks for its warp.
 #define CONSUMERS 8u
 #ifdef NARROW
 #define FULL 128u
@@ -59,8 +60,9 @@ struct PrefillBlock {
     // What the cluster's first block tells this one.
     u32* told;
 
-    // Which of the step's `kv_heads * row_tiles` tiles goes when. The last tiles of a sequence see most keys: they go first, those of all heads
-    // together; but of as many heads only as have all their keys and values in the device's cache.
+    // Which of the step's `kv_heads * row_tiles` tiles goes when. The last tiles of a sequence see most keys: they go
+    // first, those of all heads together; but of as many heads only as have all their keys and values in the device's
+    // cache.
     DEVICE void place(u32 item, u32& row_tile, u32& kv_head) const {
         const u32 heads = attention.kv_heads, together = min(max(TOGETHER_BYTES / (batch.counts[2] * DIM * 4), 1), heads);
         const u32 first = item / (together * row_tiles) * together, inside = item % (together * row_tiles);
@@ -69,7 +71,8 @@ struct PrefillBlock {
         kv_head = first + inside % width;
     }
 
-    // Describes this block's part of a tile, which all blocks of the cluster share; false if there is none of that number.
+    // Describes this block's part of a tile, which all blocks of the cluster share; false if there is none of that
+    // number.
     DEVICE bool find(u32 item, Tile& tile) const {
         u32 sequence, inside, row_tile;
         place(item, row_tile, tile.kv_head);
@@ -113,8 +116,8 @@ struct PrefillBlock {
         return gridDim.x / BLOCKS + __shfl_sync(~0u, before, 0);
     }
 
-    // What the cluster's first block says. It is there before that block can say something two turns later: keys that are multiplied in between
-    // come from all blocks.
+    // What the cluster's first block says. It is there before that block can say something two turns later: keys that
+    // are multiplied in between come from all blocks.
     DEVICE u32 agreed(u32 item, u32 turn) const {
         const u32 lane = threadIdx.x % 32, barrier = full_item + 8 * (turn % 2);
         u32* at = told + turn % 2;
@@ -144,9 +147,10 @@ struct PrefillBlock {
         return found;
     }
 
-    // Walks over the block's tiles, for the warp that finds them for all others: `each` does its own part of one. The first tile follows from the
-    // batch's description alone: it is there before the step's keys are. The others are asked for when there is a place for them: that is when the
-    // warps that compute have left the tile before the last one.
+    // Walks over the block's tiles, for the warp that finds them for all others: `each` does its own part of one. The
+    // first tile follows from the batch's description alone: it is there before the step's keys are. The others are
+    // asked for when there is a place for them: that is when the warps that compute have left the tile before the last
+    // one.
     template <typename F>
     DEVICE void lead(u32* counter, u32 items, const F& each) const {
         for (u32 turn = 0, asked = 0;; turn++) {

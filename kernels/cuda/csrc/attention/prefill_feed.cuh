@@ -1,5 +1,6 @@
-// How keys and values that lie in the cache as products take them reach the blocks of a cluster of `attention_prefill_hopper.cu`: by the copy
-// engine, page by page (or half of one), each block bringing a part for all of them. One warp feeds keys, one values, two queries.
+// How keys and values that lie in the cache as products take them reach the blocks of a cluster of
+// `attention_prefill_hopper.cu`: by the copy engine, page by page (or half of one), each block bringing a part for all
+// of them. One warp feeds keys, one values, two queries.
 #pragma once
 #include "prefill_block.cuh"
 
@@ -12,11 +13,13 @@ struct Feeder : PrefillBlock {
     // Whether those that compute have room for queries there.
     static const bool QUERIES_IN_REGISTERS = true;
 
-    // Rows of a tile of keys that this block brings, and those that a lane copies (`copied_tokens` of `src/attention_prefill.rs`).
+    // Rows of a tile of keys that this block brings, and those that a lane copies (`copied_tokens` of
+    // `src/attention/attention_prefill.rs`).
     static const u32 PART = KEYS / BLOCKS;
     DEVICE u32 copied() const { return min(attention.block_size, KEYS / 2); }
 
-    // Where this lane's rows of a tile of keys begin in the cache's matrix; past its end, where zeros come from, if nobody sees them.
+    // Where this lane's rows of a tile of keys begin in the cache's matrix; past its end, where zeros come from, if
+    // nobody sees them.
     DEVICE u32 page(const Tile& tile, u32 index) const {
         const u32 block_size = attention.block_size, rows = copied();
         const u32 first = (tile.first_tile + index) * KEYS + rank * PART + threadIdx.x % 32 * rows;

@@ -1,4 +1,5 @@
-// How keys and values of 8 bits reach a block of `attention_prefill_hopper.cu`: through the registers of four warps, which widen them to f16.
+// How keys and values of 8 bits reach a block of `attention_prefill_hopper.cu`: through the registers of four warps,
+// which widen them to f16.
 #pragma once
 #include "prefill_block.cuh"
 
@@ -8,8 +9,8 @@ typedef const e4m3* Pages;
 struct Feeder : PrefillBlock {
     static const u32 FEED_REGISTERS = 88, COMPUTE_REGISTERS = 208;
     static const bool QUERIES_IN_REGISTERS = false;
-    // Rows of a tile that a warp feeds; and turns in which it does so: in each a lane has 16 numbers, of row `lane / 4` of 8, columns
-    // `lane % 4 * 16 ..` of 64.
+    // Rows of a tile that a warp feeds; and turns in which it does so: in each a lane has 16 numbers, of row `lane / 4`
+    // of 8, columns `lane % 4 * 16 ..` of 64.
     static const u32 WARP_ROWS = 32, TURNS = WARP_ROWS / 8 * PARTS;
 
     // What this lane has of a tile of keys, or values; zeros where nobody sees a row.

@@ -1,5 +1,6 @@
-// What a warpgroup of `attention_prefill_hopper.cu` does with its 64 rows between products: which keys each sees, its softmax, its result.
-// Lane 4 g + t of warp w has rows 16 w + g and 16 w + g + 8: of scores columns 8 i + 2 t and the next one, of sums as many dimensions.
+// What a warpgroup of `attention_prefill_hopper.cu` does with its 64 rows between products: which keys each sees, its
+// softmax, its result. Lane 4 g + t of warp w has rows 16 w + g and 16 w + g + 8: of scores columns 8 i + 2 t and the
+// next one, of sums as many dimensions.
 #pragma once
 #ifdef NARROW
 #include "prefill_feed_narrow.cuh"
@@ -8,9 +9,10 @@
 #endif
 
 #define LOG2E 1.4426950408889634f
-// Most that the sum of a thread's weights of a row in a tile of keys may be. Scores are taken relative to the largest of the first tile that a row
-// sees, and later ones' weights may be larger than 1: 16-bit floats hold them as exactly. Where a sum shows that one is much larger, what
-// scores are taken relative to rises. So nobody looks for the largest score of each tile (compare FlashAttention-4, which rescales as seldom).
+// Most that the sum of a thread's weights of a row in a tile of keys may be. Scores are taken relative to the largest
+// of the first tile that a row sees, and later ones' weights may be larger than 1: 16-bit floats hold them as exactly.
+// Where a sum shows that one is much larger, what scores are taken relative to rises. So nobody looks for the largest
+// score of each tile (compare FlashAttention-4, which rescales as seldom).
 #define MOST_WEIGHT 4096.0f
 
 // A thread's two rows.
@@ -78,7 +80,8 @@ struct Scores : Feeder {
         return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
     }
 
-    // For rows of which a thread's sum is too large, takes the largest score as what scores are relative to; `shrink` rescales earlier sums.
+    // For rows of which a thread's sum is too large, takes the largest score as what scores are relative to; `shrink`
+    // rescales earlier sums.
     DEVICE static void raise(const f32 (&s)[KEYS / 2], Rows& rows, f32 scale, f32 (&base)[2], const f32 (&sum)[2], f32 (&shrink)[2]) {
         const u32 four = 15u << (threadIdx.x & 28);
 #pragma unroll
@@ -92,7 +95,8 @@ struct Scores : Feeder {
         }
     }
 
-    // Scores to weights; true if `shrink` must rescale earlier sums. Of a row that has seen no key yet, weights are no numbers before it is raised.
+    // Scores to weights; true if `shrink` must rescale earlier sums. Of a row that has seen no key yet, weights are no
+    // numbers before it is raised.
     DEVICE bool weigh(const f32 (&s)[KEYS / 2], u32 (&p)[KEYS / 4], Rows& rows, f32 (&shrink)[2]) const {
         const f32 scale = attention.scale * LOG2E;
         f32 base[2] = {rows.most[0] * scale, rows.most[1] * scale}, sum[2];

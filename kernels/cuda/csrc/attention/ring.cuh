@@ -1,18 +1,19 @@
-// How a warp's KEYS keys, or values, of a tile lie in shared memory, and how they become operands of products there. For
-// `attention_decode.cu`, which says what the cache keeps (Cached) and what products take (Operand).
+// How a warp's KEYS keys, or values, of a tile lie in shared memory, and how they become operands of products there.
+// For `attention_decode.cu`, which says what the cache keeps (Cached) and what products take (Operand).
 #pragma once
 #include "decode.cuh"
 #include "mma.cuh"
 
-// A key or value in shared memory. The 8 rows of a matrix must lie in different banks: 16-byte pieces are swizzled if a row is a multiple
-// of 128 bytes, else rows are an odd number of pieces apart.
+// A key or value in shared memory. The 8 rows of a matrix must lie in different banks: 16-byte pieces are swizzled if a
+// row is a multiple of 128 bytes, else rows are an odd number of pieces apart.
 template <int WIDTH>
 struct Row {
     static const u32 DATA = WIDTH * sizeof(Cached), PIECES = DATA / 16;
     static const bool SWIZZLED = DATA % 128 == 0;
     static const u32 BYTES = SWIZZLED || PIECES % 2 == 1 ? DATA : DATA + 16;
     DEVICE static u32 at(u32 row, u32 piece) { return row * BYTES + (SWIZZLED ? piece ^ row % 8 : piece) * 16; }
-    // Where this lane's piece of 32 from piece `first` (a multiple of 32) of rows at `base` on goes. `base` is a multiple of 128.
+    // Where this lane's piece of 32 from piece `first` (a multiple of 32) of rows at `base` on goes. `base` is a
+    // multiple of 128.
     DEVICE static u32 lane_at(u32 base, u32 first) {
         const u32 lane = threadIdx.x % 32;
         if (!SWIZZLED || 32 % PIECES != 0) return base + at((first + lane) / PIECES, (first + lane) % PIECES);
@@ -24,12 +25,12 @@ struct Row {
 
 #ifdef NARROW
 
-// A product's operand has 16 elements of a row as pairs: lane 4 g + t has a first and a second pair. Which elements those are is free, if keys and
-// queries agree: here 4 neighbours, which are 4 bytes of a key.
+// A product's operand has 16 elements of a row as pairs: lane 4 g + t has a first and a second pair. Which elements
+// those are is free, if keys and queries agree: here 4 neighbours, which are 4 bytes of a key.
 DEVICE u32 pair_of(u32 t, u32 second) { return 4 * t + 2 * second; }
 
-// Which of 16 columns of values is row `row` of the operand that has columns as rows: a pair of bytes of 8 bits each is one element for
-// the transposing load, so that even columns come first.
+// Which of 16 columns of values is row `row` of the operand that has columns as rows: a pair of bytes of 8 bits each is
+// one element for the transposing load, so that even columns come first.
 DEVICE u32 column_of(u32 row) { return row < 8 ? 2 * row : 2 * row - 15; }
 
 template <typename T>

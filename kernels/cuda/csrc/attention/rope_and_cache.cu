@@ -15,6 +15,7 @@ struct Layer {
     u32 qkv_width;
     f32 key_factor, value_factor; // what is stored is multiplied by them first
 };
+SAME_LAYOUT(Layer, Layer);
 
 // Cosines [rotary_dim / 2], then as many sines. A product of f32, as in the reference implementations. By the last threads: the first ones have most
 // to do with the row.
@@ -95,10 +96,12 @@ struct HeadNorm {
         if (bias) ::touch(bias + i);
     }
 };
+SAME_LAYOUT(HeadNorm, Norm);
 
 struct HeadNorms {
     HeadNorm q, k;
 };
+SAME_LAYOUT(HeadNorms, HeadNorms);
 
 // The sum over the `lanes` neighbours (a power of two) that share a head.
 DEVICE f32 head_sum(f32 x, u32 lanes) {

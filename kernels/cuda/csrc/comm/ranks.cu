@@ -18,6 +18,7 @@ struct Ranks {
     u32 blocks;  // in an inbox
     u32 packets; // of a block
 };
+SAME_LAYOUT(Ranks, Ranks);
 
 // Words of a rank's packets for a block.
 DEVICE u64* packets_of(const Ranks& ranks, u32 at, u32 from, u32 call) {

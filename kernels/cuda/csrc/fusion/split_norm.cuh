@@ -16,6 +16,7 @@ struct NormBefore {
     u32 pairs;
     f32 eps;
 };
+SAME_LAYOUT(NormBefore, NormBefore);
 
 // What a product leaves beside the residual that it adds to, of as many columns as it has outputs; no squares: nothing.
 struct NormAfter {
@@ -25,6 +26,7 @@ struct NormAfter {
     // [rows][columns / PIECE]
     f32* squares;
 };
+SAME_LAYOUT(NormAfter, NormAfter);
 
 // The sum over PIECE neighbours.
 DEVICE f32 piece_sum(f32 x) {

@@ -1,8 +1,9 @@
 // Products of few rows of x with rows of w, limited by reading w once, so everything serves that.
 //
-// A block owns 8 * TILES rows of w and all of k, its warps take turns along k. Each lane reads 16 bytes of a row of w straight into the
-// registers of a tensor-core operand: a sum does not mind its order, so the k that a fragment calls 2t, 2t + 1, 2t + 8, 2t + 9 may be
-// any four as long as x uses the same. DEPTH loads per row are under way in each lane before the first is used.
+// A block owns 8 * TILES rows of w and all of k, its warps take turns along k. Each lane reads 16 bytes of a row of w
+// straight into the registers of a tensor-core operand: a sum does not mind its order, so the k that a fragment calls
+// 2t, 2t + 1, 2t + 8, 2t + 9 may be any four as long as x uses the same. DEPTH loads per row are under way in each lane
+// before the first is used.
 //
 // The order of a row's sum depends on k and WARPS alone, not on the number of rows.
 #pragma once

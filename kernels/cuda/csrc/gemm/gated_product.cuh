@@ -17,3 +17,5 @@ struct HopperShape {
     // Of the function.
     f32 limit;
 };
+SAME_LAYOUT(HopperShape, HopperShape);
+SAME_PART(HopperShape, ProductShape, rows)

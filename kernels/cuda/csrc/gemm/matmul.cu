@@ -1,6 +1,6 @@
 // out = x w^T (+ bias), or added to what is there: the plain version, for every pair of types and every shape.
-// x is [rows, k], w is [n, k], out is [rows, n]. A block makes a tile of 64 x 64, a thread 4 x 4 of it. Each element adds up its k
-// products one after the other, so a row's bits do not depend on the rows beside it.
+// x is [rows, k], w is [n, k], out is [rows, n]. A block makes a tile of 64 x 64, a thread 4 x 4 of it. Each element
+// adds up its k products one after the other, so a row's bits do not depend on the rows beside it.
 #include "quire.cuh"
 
 constexpr u32 TILE = 64, STEP = 16, EACH = 4;

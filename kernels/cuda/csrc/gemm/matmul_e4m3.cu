@@ -1,8 +1,8 @@
-// out = x w^T (+ bias), or added to what is there, for weights that are 8-bit floats times scales: x is [rows, k], w is [n, k], out is [rows, n].
-// Three versions, of which the host chooses one (src/gemm/matmul_e4m3.rs):
+// out = x w^T (+ bias), or added to what is there, for weights that are 8-bit floats times scales.
+// x is [rows, k], w is [n, k], out is [rows, n]. Of three versions the host chooses one (src/gemm/matmul_e4m3.rs):
 //   few     up to 8 rows of 16 bits: a warp for each output reads its row of w once
-//   tiles   rows of 16 bits: tensor cores; weights become 16-bit floats, which hold their codes exactly, on the way to shared memory
-//   plain   every type and shape, in f32: each element adds up its k products one after the other, so a row's bits do not depend on others
+//   tiles   rows of 16 bits: tensor cores; codes become 16-bit floats, which hold them exactly, in shared memory
+//   plain   every type and shape, in f32: each element adds up its k products in order, whatever the other rows
 #include "mma.cuh"
 
 // The scale of code (n, k) is values[rows[n]][k / cols], `width` of them a row. src/gemm/matmul_e4m3.rs has its twin.
@@ -12,6 +12,7 @@ struct Scales {
     u32 cols;
     u32 width;
 };
+SAME_LAYOUT(Scales, Scales);
 
 DEVICE f32 scale_at(const Scales& scales, u32 n, u32 k) {
     const f32* line = scales.values + (u64)scales.rows[n] * scales.width;
@@ -25,10 +26,14 @@ DEVICE void finish(Out* to, f32 sum, const f32* bias, u32 col, u32 accumulate) {
     *to = Cast<Out>::from(sum);
 }
 
+// What every version is told: types are X and Out.
+#define PRODUCT \
+    const X *x, const e4m3 *w, Scales scales, const f32 *bias, Out *out, u32 rows, u32 n, u32 k, u32 accumulate
+
 constexpr u32 PLAIN = 64, PLAIN_STEP = 16, EACH = 4;
 
 template <typename X, typename Out>
-DEVICE void plain(const X* x, const e4m3* w, Scales scales, const f32* bias, Out* out, u32 rows, u32 n, u32 k, u32 accumulate) {
+DEVICE void plain(PRODUCT) {
     __shared__ f32 xs[PLAIN_STEP][PLAIN + 4], ws[PLAIN_STEP][PLAIN + 4];
     u32 first_row = blockIdx.y * PLAIN, first_col = blockIdx.x * PLAIN;
     u32 my_row = threadIdx.x / 16 * EACH, my_col = threadIdx.x % 16 * EACH;
@@ -38,7 +43,8 @@ DEVICE void plain(const X* x, const e4m3* w, Scales scales, const f32* bias, Out
             u32 line = i / PLAIN_STEP, at = i % PLAIN_STEP, row = first_row + line, col = first_col + line;
             bool inside = step + at < k;
             xs[at][line] = inside && row < rows ? load(x[(u64)row * k + step + at]) : 0.0f;
-            ws[at][line] = inside && col < n ? load(w[(u64)col * k + step + at]) * scale_at(scales, col, step + at) : 0.0f;
+            bool known = inside && col < n;
+            ws[at][line] = known ? load(w[(u64)col * k + step + at]) * scale_at(scales, col, step + at) : 0.0f;
         }
         __syncthreads();
 #pragma unroll
@@ -79,7 +85,7 @@ constexpr u32 PIECE = 16;  // codes that a lane reads at a time
 
 // k is a multiple of PIECE, and so are the columns that share a scale.
 template <typename X, typename Out, u32 ROWS>
-DEVICE void few(const X* x, const e4m3* w, Scales scales, const f32* bias, Out* out, u32 rows, u32 n, u32 k, u32 accumulate) {
+DEVICE void few(PRODUCT) {
     const u32 lane = threadIdx.x % 32, col = blockIdx.x * OUTPUTS + threadIdx.x / 32;
     if (col >= n) return;
     const e4m3* line = w + (u64)col * k;
@@ -120,7 +126,7 @@ constexpr u32 PITCH = TILE + 8;  // elements from one row of a tile to the next:
 
 // k is a multiple of 16; the columns that share a scale are a multiple of TILE.
 template <typename X, typename Out>
-DEVICE void tiles(const X* x, const e4m3* w, Scales scales, const f32* bias, Out* out, u32 rows, u32 n, u32 k, u32 accumulate) {
+DEVICE void tiles(PRODUCT) {
     __shared__ __align__(16) X xs[TILE][PITCH], ws[TILE][PITCH];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 first_row = blockIdx.y * TILE, first_col = blockIdx.x * TILE;
@@ -149,13 +155,16 @@ DEVICE void tiles(const X* x, const e4m3* w, Scales scales, const f32* bias, Out
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
                 load_matrices(a[i], shared_address(&xs[my_row + i * 16 + lane % 16][at + lane / 16 * 8]));
-                load_matrices(b[i], shared_address(&ws[my_col + i * 16 + lane / 16 * 8 + lane % 8][at + lane / 8 % 2 * 8]));
+                const u32 line = my_col + i * 16 + lane / 16 * 8 + lane % 8;
+                load_matrices(b[i], shared_address(&ws[line][at + lane / 8 % 2 * 8]));
             }
 #pragma unroll
             for (u32 i = 0; i < 2; i++)
 #pragma unroll
-                for (u32 j = 0; j < 4; j++)
-                    Tensor<X>::multiply(sums[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                for (u32 j = 0; j < 4; j++) {
+                    const u32* two = b[j / 2] + j % 2 * 2;
+                    Tensor<X>::multiply(sums[i][j], a[i][0], a[i][1], a[i][2], a[i][3], two[0], two[1]);
+                }
         }
         __syncthreads();
         const u32 next = step + TILE;

@@ -12,6 +12,7 @@ struct FewShape {
     // Whether `out` is f32; else it has the input's type.
     u32 wide;
 };
+SAME_LAYOUT(FewShape, ProductShape);
 
 // Sums of a thread.
 constexpr u32 SUMS = (Few::ROWS * Few::COLUMNS + WARPS * 32 - 1) / (WARPS * 32);

@@ -1,6 +1,6 @@
-// out[m, i] = activation(g) * u for up to 32 rows of x, where g = x[m] w[i]^T and u = x[m] w[n + i]^T (+ bias): a product and the gate that
-// follows it, as matmul_few.cu and gated.cu give them, bit for bit, and the rest of a norm before it. A block has as many rows of w for gates
-// as for what they gate.
+// out[m, i] = activation(g) * u for up to 32 rows of x, where g = x[m] w[i]^T and u = x[m] w[n + i]^T (+ bias): a
+// product and the gate that follows it, as matmul_few.cu and gated.cu give them, bit for bit, and the rest of a norm
+// before it. A block has as many rows of w for gates as for what they gate.
 #include "activation.cuh"
 #include "few.cuh"
 #include "split_norm.cuh"

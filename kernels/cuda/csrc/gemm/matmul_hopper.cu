@@ -1,21 +1,24 @@
-// out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for many rows on Hopper, or activation(gate) * up of the columns [gate | up] of such a
-// product: as expert_matmul_hopper.cu, with the copy engine for both operands and the largest products there are.
+// out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for many rows on Hopper, or activation(gate) * up of the columns
+// [gate | up] of such a product: as expert_matmul_hopper.cu, with the copy engine for both operands and the largest
+// products there are.
 //
-// Blocks stay and take tiles of 128 rows and two boxes of columns in turn: neighbours, or where columns are gated, one of gates and one
-// of what they gate. Two blocks of a cluster have neighbouring rows and the same columns: each fetches one of the boxes for both.
+// Blocks stay and take tiles of 128 rows and two boxes of columns in turn: neighbours, or where columns are gated, one
+// of gates and one of what they gate. Two blocks of a cluster have neighbouring rows and the same columns: each fetches
+// one of the boxes for both.
 //
 //                boxes: | w 0 | w 1 |        warpgroup 0 feeds stages of 64 elements of k,
 //     block 0, rows 128 |     |     |        1 and 2 own 64 rows each, with all columns in registers;
 //     block 1, rows 128 |     |     |        while one writes its sums, the other multiplies on
 //
-// Where there are fewer rows, weights come from memory for one block, which has 192 rows (and three warpgroups), 128 or 64.
+// Where there are fewer rows, weights come from memory for one block, which has 192 rows (and three warpgroups), 128 or
+// 64.
 //
 // The order of a row's sum depends on k alone, not on the other rows.
 #include "gated_product.cuh"
 #include "hopper_rows.cuh"
 
-// Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a box (112 or 128), blocks of
-// a cluster, and stages (`src/matmul_hopper.rs`).
+// Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a
+// box (112 or 128), blocks of a cluster, and stages (`src/gemm/matmul_hopper.rs`).
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
@@ -34,7 +37,8 @@ struct HopperProduct {
     static constexpr u32 CONSUMING_WARPS = ROWS / 16;
     // Columns of `out` that a tile has, and numbers of a row that a thread holds.
     static constexpr u32 COLUMNS = GATED ? BOX : 2 * BOX, SUMS = BOX;
-    // Whether sums leave through shared memory, by the copy engine, 128 bytes of a row at a time; a warp has two places of 16 rows for them.
+    // Whether sums leave through shared memory, by the copy engine, 128 bytes of a row at a time; a warp has two places
+    // of 16 rows for them.
     static constexpr bool STAGED = BOX == 128;
     static constexpr u32 PLACE_BYTES = 16 * 128;
     // Clusters' row tiles that are walked together, so that their columns of w are still in the cache.
@@ -160,7 +164,8 @@ struct HopperProduct {
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(Tensor<O>::pack(a, b)) : "memory");
     }
 
-    // The 16 rows of a warp from `row` on: the copy engine writes them, or adds them to what is there, while the next tile is multiplied.
+    // The 16 rows of a warp from `row` on: the copy engine writes them, or adds them to what is there, while the next
+    // tile is multiplied.
     template <typename O> DEVICE void hand_over(const TensorMap* out, const f32 (&c)[SUMS], u32 row, u32 column) const {
         static constexpr u32 WIDTH = 128 / sizeof(O);
         const u32 lane = threadIdx.x % 32, g = lane / 4, pair = lane % 4 * 2 * sizeof(O);
@@ -300,8 +305,8 @@ struct HopperProduct {
 
 extern __shared__ __align__(1024) char dynamic_shared[];
 
-// Grid: [BLOCKS * any number]. The maps describe x and w in boxes of 64 columns and ROWS or BOX rows, and `out` in boxes of 128 bytes of 16 rows,
-// swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
+// Grid: [BLOCKS * any number]. The maps describe x and w in boxes of 64 columns and ROWS or BOX rows, and `out` in
+// boxes of 128 bytes of 16 rows, swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) matmul_hopper(
     void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap to, const f32* bias,
     const HopperShape shape) {

@@ -1,24 +1,24 @@
-// out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for up to ROWS rows on Hopper, or activation(gate) * up of the columns [gate | up] of such a
-// product: limited by reading w once, where a matrix has too few rows for a tile of them on each multiprocessor. And parts of the norms before and
-// after it (`split_norm.cuh`).
+// out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for up to ROWS rows on Hopper, or activation(gate) * up of the
+// columns [gate | up] of such a product: limited by reading w once, where a matrix has too few rows for a tile of them
+// on each multiprocessor. And parts of the norms before and after it (`split_norm.cuh`).
 //
-// Weights are the left operand, 64 of their rows for each warpgroup, and all rows of x the right one: no part of a tile is empty, and w is read once.
-// The blocks of a cluster have parts of k:
+// Weights are the left operand, 64 of their rows for each warpgroup, and all rows of x the right one: no part of a tile
+// is empty, and w is read once. The blocks of a cluster have parts of k:
 //
-//     k            | part 0  | part 1  | ...        sums of a tile stay in the shared memory of the blocks that have its parts, until each block
-//     tile 0 of w  | block 0 | block 1 |            adds up those of its share of rows, in the order of parts, and writes them
-//     tile 1 of w  | block 2 | block 3 |
+//     k            | part 0  | part 1  | ...        sums of a tile stay in the shared memory of the blocks that have
+//     its parts, until each block tile 0 of w  | block 0 | block 1 |            adds up those of its share of rows, in
+//     the order of parts, and writes them tile 1 of w  | block 2 | block 3 |
 //
-// Blocks take one tile. Where there is room two share a multiprocessor, so that one reads while another begins or ends, be it of the next kernel:
-// a ring is full of weights before the input is there.
+// Blocks take one tile. Where there is room two share a multiprocessor, so that one reads while another begins or ends,
+// be it of the next kernel: a ring is full of weights before the input is there.
 //
 // The order of a row's sum depends on k and PARTS, not on the other rows.
 #include "gated_product.cuh"
 #include "hopper_rows.cuh"
 #include "split_norm.cuh"
 
-// Compiled for one type and configuration (`src/matmul_parts.rs`): what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of x, warpgroups
-// that multiply, parts of k, chunks of 64 elements of k in a stage, and stages.
+// Compiled for one type and configuration (`src/gemm/matmul_parts.rs`): what is kept (`FUNCTION` of `activation.cuh`,
+// or all columns), rows of x, warpgroups that multiply, parts of k, chunks of 64 elements of k in a stage, and stages.
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
@@ -41,7 +41,8 @@ struct PartsProduct {
     // Rows of w of a box, elements of a chunk, and bytes of both and of rows of x in a chunk.
     static constexpr u32 BOX = 64, CHUNK = 64, BOX_BYTES = BOX * CHUNK * 2, X_BYTES = ROWS * CHUNK * 2;
     static constexpr u32 STEP = CHUNKS * CHUNK, W_BYTES = GROUPS * CHUNKS * BOX_BYTES, STAGE_BYTES = W_BYTES + CHUNKS * X_BYTES;
-    // Columns of `out` that a tile has; sums of a row of x in shared memory, four more than there are: no two lanes meet in a bank.
+    // Columns of `out` that a tile has; sums of a row of x in shared memory, four more than there are: no two lanes
+    // meet in a bank.
     static constexpr u32 COLUMNS = GROUPS * BOX / (GATED ? 2 : 1), LINE = GROUPS * BOX + 4;
     // Fours of columns that a thread has under way from all parts.
     static constexpr u32 LOADS = GATED ? 4 : 8, AT_ONCE = PARTS < LOADS ? LOADS / PARTS : 1;
@@ -82,7 +83,8 @@ struct PartsProduct {
         barrier_init_done();
     }
 
-    // A box has all chunks of 8 rows, then those of the next 8: memory is asked for more of a row at a time than the 128 bytes of a chunk.
+    // A box has all chunks of 8 rows, then those of the next 8: memory is asked for more of a row at a time than the
+    // 128 bytes of a chunk.
     DEVICE void fetch_weights(const TensorMap* w, u32 step) const {
         const u32 stage = step % DEPTH, to = stages + stage * STAGE_BYTES, barrier = full + 8 * stage;
         barrier_expect(barrier, STAGE_BYTES);
@@ -253,9 +255,10 @@ struct PartsProduct {
 
 extern __shared__ __align__(1024) char dynamic_shared[];
 
-// Grid: [PARTS * any number that covers w]. The map of x has boxes of 64 columns and ROWS rows, that of w is one of groups (`src/tensor_map.rs`) with
-// boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and the columns of `out` of 4; each part has a step of k. With a norm after
-// it n is a multiple of 32, and `out` an f32 residual that is added to.
+// Grid: [PARTS * any number that covers w]. The map of x has boxes of 64 columns and ROWS rows, that of w is one of
+// groups (`src/runtime/tensor_map.rs`) with boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and
+// the columns of `out` of 4; each part has a step of k. With a norm after it n is a multiple of 32, and `out` an f32
+// residual that is added to.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS) matmul_parts(
     void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape,
     const NormBefore before, const NormAfter after) {

@@ -1,4 +1,5 @@
-// Products of single rows with rows of a weight matrix, a warp for each output: for grouped products, whose groups have few rows.
+// Products of single rows with rows of a weight matrix, a warp for each output: for grouped products, whose groups have
+// few rows.
 #pragma once
 #include "quire.cuh"
 
@@ -18,8 +19,9 @@ template <typename T, u32 N, u32 BYTES> struct __align__(16) Piece {
     }
 };
 
-// Sums of x[row][i] * w[i], the same bits in all lanes; 16 bytes of w a lane at a time where rows of it allow that. The sum of an absent row
-// (null) is zero, that of another does not depend on the rows beside it. X_BYTES: how x is read; 16 where rows begin at multiples of 16.
+// Sums of x[row][i] * w[i], the same bits in all lanes; 16 bytes of w a lane at a time where rows of it allow that. The
+// sum of an absent row (null) is zero, that of another does not depend on the rows beside it. X_BYTES: how x is read;
+// 16 where rows begin at multiples of 16.
 template <u32 X_BYTES, typename X, typename W, u32 ROWS>
 DEVICE void warp_dots(const X* const (&x)[ROWS], const W* w, u32 k, f32 (&sums)[ROWS]) {
     constexpr u32 N = 16 / sizeof(W);

@@ -9,6 +9,7 @@ struct Activation {
     u32 function;
     f32 limit; // of CLAMPED_SWIGLU
 };
+SAME_LAYOUT(Activation, Activation);
 
 DEVICE f32 sigmoid(f32 x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -37,7 +37,8 @@ DEVICE void acquire_map(const TensorMap* map) {
 // Makes a map known to the copy engine before it is needed.
 DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-// Copies a box of a matrix to shared memory; what lies outside the matrix becomes zeros. Counts as bytes at the barrier.
+// Copies a box of a matrix to shared memory; what lies outside the matrix becomes zeros. Counts as bytes at the
+// barrier.
 DEVICE void copy_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map),
@@ -45,7 +46,8 @@ DEVICE void copy_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barr
         : "memory");
 }
 
-// The same to the shared memory of every block of the cluster whose bit is set in `blocks`; each counts the bytes at its own barrier.
+// The same to the shared memory of every block of the cluster whose bit is set in `blocks`; each counts the bytes at
+// its own barrier.
 DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier, u16 blocks) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
@@ -54,7 +56,8 @@ DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 b
         : "memory");
 }
 
-// Copies a box of rows in groups of 8 (`tensor_map_of_groups` of `src/tensor_map.rs`), from columns `64 * chunk` and row `8 * group` on.
+// Copies a box of rows in groups of 8 (`tensor_map_of_groups` of `src/runtime/tensor_map.rs`), from columns
+// `64 * chunk` and row `8 * group` on.
 DEVICE void copy_groups(u32 to, const TensorMap* map, u32 chunk, u32 group, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3, %4}], [%5];" ::"r"(to), "l"(map),
@@ -72,8 +75,9 @@ DEVICE void copy_rows_to(u32 to, const TensorMap* map, u32 group, u32 barrier, u
         : "memory");
 }
 
-// Copies a box from shared memory to a matrix, or adds it to what is there; what lies outside the matrix is left out. `copies_commit` closes a
-// group of a thread's such copies, `copies_read` returns when all but the latest `PENDING` groups have left shared memory.
+// Copies a box from shared memory to a matrix, or adds it to what is there; what lies outside the matrix is left out.
+// `copies_commit` closes a group of a thread's such copies, `copies_read` returns when all but the latest `PENDING`
+// groups have left shared memory.
 DEVICE void copy_box_out(const TensorMap* map, u32 column, u32 row, u32 from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row), "r"(from)
                  : "memory");
@@ -90,7 +94,8 @@ DEVICE void copies_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"
 // Makes this thread's writes to shared memory visible to the tensor cores and the copy engine.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Blocks of a cluster, which read and write each other's shared memory. `address_in`: what lies at `address` in the block of a rank.
+// Blocks of a cluster, which read and write each other's shared memory. `address_in`: what lies at `address` in the
+// block of a rank.
 DEVICE u32 cluster_rank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -122,7 +127,8 @@ DEVICE float4 load_four_in(u32 address, u32 rank) {
                  : "memory");
     return x;
 }
-// Arrives at a barrier of some block, where what it waits for is that something was read: no write is made known, which would take longer.
+// Arrives at a barrier of some block, where what it waits for is that something was read: no write is made known, which
+// would take longer.
 DEVICE void barrier_arrive_after_reading(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -158,9 +164,9 @@ DEVICE void settle(f32 (&c)[N]) {
     for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 
-// Where an operand lies in shared memory: rows of 128 bytes, swizzled by 128 bytes, in groups of 8 rows (1,024 bytes, aligned so).
-// For an operand whose rows run along k, the groups follow each other; `next_part` is unused. For one whose rows run along n (a
-// transposed operand), rows are k, and columns from 64 on lie `next_part` bytes further.
+// Where an operand lies in shared memory: rows of 128 bytes, swizzled by 128 bytes, in groups of 8 rows (1,024 bytes,
+// aligned so). For an operand whose rows run along k, the groups follow each other; `next_part` is unused. For one
+// whose rows run along n (a transposed operand), rows are k, and columns from 64 on lie `next_part` bytes further.
 // `operand_in`: the same where groups of 8 rows lie `next_group` bytes apart.
 DEVICE u64 operand_in(u32 address, u32 next_part, u32 next_group) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(next_part >> 4 & 0x3fff) << 16 | (u64)(next_group >> 4) << 32 | (u64)1 << 62;
@@ -188,10 +194,11 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
     REGISTERS_64(c), REGISTERS_8(c, 64), REGISTERS_8(c, 72), REGISTERS_8(c, 80), REGISTERS_8(c, 88), REGISTERS_8(c, 96), REGISTERS_8(c, 104)
 #define REGISTERS_128(c) REGISTERS_112(c), REGISTERS_8(c, 112), REGISTERS_8(c, 120)
 
-// c[64][n] (+)= a[64][16] b[16][n] by a warpgroup. Warp w has rows 16 w ..; its lanes hold c and a as in `Tensor::multiply`, 8 columns of c
-// after another; c is cleared first unless `add`. `multiply_shared`: both from shared memory, rows along k. `multiply_registers`: a from
-// registers, b from shared memory, rows along k; `multiply_transposed`: the same with rows of b along n. A, B, C, D, E, P: the operands'
-// numbers, after those of the accumulator.
+// c[64][n] (+)= a[64][16] b[16][n] by a warpgroup. Warp w has rows 16 w ..; its lanes hold c and a as in
+// `Tensor::multiply`, 8 columns of c after another; c is cleared first unless `add`. `multiply_shared`: both from
+// shared memory, rows along k. `multiply_registers`: a from registers, b from shared memory, rows along k;
+// `multiply_transposed`: the same with rows of b along n. A, B, C, D, E, P: the operands' numbers, after those of the
+// accumulator.
 #define SHARED_PRODUCT(T, N, COUNT, A, B, P) \
     DEVICE void multiply_shared(T, f32 (&c)[COUNT], u64 a, u64 b, u32 add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n" \
@@ -220,8 +227,8 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
 PRODUCTS_OF(bf16)
 PRODUCTS_OF(f16)
 
-// Four 8x8 matrices of 16-bit elements from registers that hold them as `load_matrices` leaves them, transposed: lane 8 i + r gives the
-// address of what was column r of matrix i.
+// Four 8x8 matrices of 16-bit elements from registers that hold them as `load_matrices` leaves them, transposed: lane 8
+// i + r gives the address of what was column r of matrix i.
 DEVICE void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }

@@ -1,4 +1,5 @@
-// Products of Hopper with any multiple of 16 columns from 32 to 160: `multiply_shared` of hopper.cuh in the sizes that it has not.
+// Products of Hopper with any multiple of 16 columns from 32 to 160: `multiply_shared` of hopper.cuh in the sizes that
+// it has not.
 #pragma once
 #include "hopper.cuh"
 

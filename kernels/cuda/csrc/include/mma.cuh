@@ -1,5 +1,5 @@
-// Instructions that CUDA C++ has no words for: tensor cores, matrix loads from shared memory, asynchronous copies. From compute
-// capability 8.0 on.
+// Instructions that CUDA C++ has no words for: tensor cores, matrix loads from shared memory, asynchronous copies. From
+// compute capability 8.0 on.
 #pragma once
 #include "quire.cuh"
 
@@ -31,8 +31,8 @@ DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements; lane 8 i + r gives the address of row r of matrix i. Lane 4 g + t gets elements 2 t and 2 t + 1 of
-// row g of each; transposed: of column g.
+// Four 8x8 matrices of 16-bit elements; lane 8 i + r gives the address of row r of matrix i. Lane 4 g + t gets elements
+// 2 t and 2 t + 1 of row g of each; transposed: of column g.
 DEVICE void load_matrices(u32 (&x)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -61,8 +61,9 @@ DEVICE u32 transpose(u32 x) {
     return y;
 }
 
-// `multiply`: c[16][8] += a[16][16] b[16][8]. Lane 4 g + t has a[g][2t..], a[g + 8][2t..], a[g][2t + 8..], a[g + 8][2t + 8..]; b[2t..][g],
-// b[2t + 8..][g]; c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1]. `pack`: two elements in a register, the first in the low half.
+// `multiply`: c[16][8] += a[16][16] b[16][8]. Lane 4 g + t has a[g][2t..], a[g + 8][2t..], a[g][2t + 8..], a[g + 8][2t
+// + 8..]; b[2t..][g], b[2t + 8..][g]; c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1]. `pack`: two elements in a
+// register, the first in the low half.
 template <typename T> struct Tensor;
 #define TENSOR_OF(T) \
     template <> struct Tensor<T> { \

@@ -10,7 +10,8 @@ DEVICE u32 ordered(f32 x) {
 
 DEVICE f32 from_ordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-// A logit and its token as one number: the larger, the better; of equals, the lower token. NaN: 0, which is less than all others.
+// A logit and its token as one number: the larger, the better; of equals, the lower token. NaN: 0, which is less than
+// all others.
 DEVICE u64 logit_key(f32 x, u32 token) { return x == x ? (u64)ordered(x) << 32 | (u32)~token : 0; }
 
 // The token of the largest key; `fallback` where there are only NaNs and -inf.

@@ -8,6 +8,18 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef float f32;
 
+// Sizes and offsets of the structs that the host has too; generated (src/jit/layouts.rs).
+#include "layouts.cuh"
+
+// NVRTC has no `offsetof`; this is its compiler's word for an address as a constant.
+#define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
+
+// `type` lies in memory as the host's struct of this name: SAME_LAYOUT(Batch, Batch);
+#define SAME_LAYOUT(type, name) \
+    OFFSETS_OF_##name(type, 0) static_assert(sizeof(type) == SIZE_OF_##name, #type " has another size than the host's " #name)
+// The members of `type` from `first` on do.
+#define SAME_PART(type, name, first) OFFSETS_OF_##name(type, OFFSET_OF(type, first))
+
 // 16-bit floats are bits; arithmetic is in f32.
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
@@ -141,6 +153,7 @@ struct Batch {
     u32* blocks;
     u32* slots;
 };
+SAME_LAYOUT(Batch, Batch);
 
 // What attention does; see README.md. `src/attention_layer.rs` has its twin.
 struct Attention {
@@ -158,3 +171,4 @@ struct Attention {
     u32 v_stride; // elements from one token's value to the next: more than v_dim where values are the ends of keys
     f32 v_scale; // what results are multiplied by: a cache of 8 bits keeps values divided by it (keys' factor is in `scale`)
 };
+SAME_LAYOUT(Attention, Attention);

@@ -7,6 +7,7 @@ struct Columns {
     u32 stride;
     u32 width; // of the whole row
 };
+SAME_LAYOUT(Columns, HeadColumns);
 
 template <typename X, typename Out>
 DEVICE void copy_columns(const X* x, Columns from, Out* out, Columns to, u32 heads, u32 width) {

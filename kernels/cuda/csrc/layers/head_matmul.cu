@@ -7,6 +7,7 @@ struct Columns {
     u32 stride;
     u32 width; // of the whole row
 };
+SAME_LAYOUT(Columns, HeadColumns);
 
 template <typename X, typename W, typename Out>
 DEVICE void head_matmul(const X* x, Columns from, const W* const* weights, Out* out, Columns to, u32 heads, u32 n, u32 k) {

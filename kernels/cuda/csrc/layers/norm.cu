@@ -9,6 +9,7 @@ struct Norm {
     f32 eps;
     u32 subtract_mean;
 };
+SAME_LAYOUT(Norm, Norm);
 
 DEVICE f32 normed(const Norm& norm, f32 x, f32 mean, f32 factor, u32 i) {
     f32 y = (x - mean) * factor;

@@ -1,4 +1,5 @@
-// out[row] = sum over slots of weight[row][slot] * x[row * top_k + slot], slots in ascending order; or added to out. Blocks (row, columns).
+// out[row] = sum over slots of weight[row][slot] * x[row * top_k + slot], slots in ascending order; or added to out.
+// Blocks (row, columns).
 #include "quire.cuh"
 
 // Elements that a thread reads at once.

@@ -1,5 +1,5 @@
-// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], for every pair of types: blocks (tile, outputs). A warp reads its row of an
-// expert's weights once for EACH rows of x. The order of a sum depends on k alone.
+// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], for every pair of types: blocks (tile, outputs). A
+// warp reads its row of an expert's weights once for EACH rows of x. The order of a sum depends on k alone.
 #include "experts.cuh"
 #include "product.cuh"
 

@@ -1,6 +1,6 @@
-// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, where experts have few rows: `few.cuh` for
-// each tile, so that an expert's weights are read once for up to 32 rows, at the memory's speed. Tiles of one expert are neighbours: those past
-// the first find its weights in the cache.
+// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, where experts have
+// few rows: `few.cuh` for each tile, so that an expert's weights are read once for up to 32 rows, at the memory's
+// speed. Tiles of one expert are neighbours: those past the first find its weights in the cache.
 #include "experts.cuh"
 #include "few.cuh"
 

@@ -1,19 +1,22 @@
-// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, on Hopper, where experts have many rows:
-// warpgroup products and the copy engine.
+// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, on Hopper, where
+// experts have many rows: warpgroup products and the copy engine.
 //
-// Three warpgroups. The first feeds stages of shared memory: the copy engine brings weights, threads gather rows of x. The others own half
-// of a tile's columns each, two boxes of weights: neighbours, or where columns are gated, one of gates and one of what they gate. Weights are
-// the left operand, so that a tile may have any number of rows up to ROWS: it is multiplied with as many as it has, rounded up to 16.
+// Three warpgroups. The first feeds stages of shared memory: the copy engine brings weights, threads gather rows of x.
+// The others own half of a tile's columns each, two boxes of weights: neighbours, or where columns are gated, one of
+// gates and one of what they gate. Weights are the left operand, so that a tile may have any number of rows up to ROWS:
+// it is multiplied with as many as it has, rounded up to 16.
 //
-//     an expert's pairs  | block 0 | block 1 | block 0 | block 1 |       blocks of a cluster share a tile's columns: each brings a part of the
-//     columns 0 ..       |  tile 0           |  tile 1           |       weights to all of them, and rows of its own
-//     columns COLUMNS .. |  tile 2           |  tile 3           |
+//     an expert's pairs  | block 0 | block 1 | block 0 | block 1 |       blocks of a cluster share a tile's columns:
+//     each brings a part of the columns 0 ..       |  tile 0           |  tile 1           |       weights to all of
+//     them, and rows of its own columns COLUMNS .. |  tile 2           |  tile 3           |
 //
-// Clusters stay and take tiles in turn; those of one expert and the same columns are neighbours, so that its weights come from memory once.
+// Clusters stay and take tiles in turn; those of one expert and the same columns are neighbours, so that its weights
+// come from memory once.
 #include "experts.cuh"
 #include "hopper_rows.cuh"
 
-// Compiled for one type and configuration (`src/experts.rs`): rows of x in a block's tile at most, blocks of a cluster, and stages.
+// Compiled for one type and configuration (`src/moe/experts.rs`): rows of x in a block's tile at most, blocks of a
+// cluster, and stages.
 #ifndef TYPE
 #define TYPE bf16
 #define ROWS 160
@@ -35,7 +38,7 @@ struct HopperExperts {
     static constexpr u32 UNIT = 16, CLUSTER_ROWS = ROWS * BLOCKS;
     // Rows of out that a warpgroup holds in shared memory at once on their way to memory: 16-byte pieces, swizzled.
     static constexpr u32 HELD = 32, LINE_PIECES = MY_COLUMNS / 8;
-    // With the numbers of all its pairs. `src/experts.rs` has its twin.
+    // With the numbers of all its pairs. `src/moe/experts.rs` has its twin.
     static constexpr u32 LEAVING_BYTES = HELD * 256 + ROWS * 4;
 
     Choices choices;
@@ -212,8 +215,8 @@ struct HopperExperts {
         }
     }
 
-    // All columns of the warpgroup, `column ..`, gated first if they are to be: through shared memory, so that a row's are written side by side. `pairs`: of rows i, i + 128,
-    // of thread i. The width is a multiple of 8.
+    // All columns of the warpgroup, `column ..`, gated first if they are to be: through shared memory, so that a row's
+    // are written side by side. `pairs`: of rows i, i + 128, of thread i. The width is a multiple of 8.
     DEVICE void write(
         T* out, f32 (&c)[2][ROWS / 2], const Work& work, u32 column, u32 group, char* held,
         const u32 (&pairs)[(ROWS + 127) / 128]) const {
@@ -294,8 +297,8 @@ struct HopperExperts {
 
 extern __shared__ __align__(128) char dynamic_shared[];
 
-// Grid: as many clusters as the device has room for, 384 threads. `maps` describe each expert's weights in boxes of 64 rows and 64 columns,
-// swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
+// Grid: as many clusters as the device has room for, 384 threads. `maps` describe each expert's weights in boxes of 64
+// rows and 64 columns, swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(384, 1) expert_matmul_hopper(
     void* out, const TYPE* x, const TensorMap* maps, const f32* bias, const Choices choices, const ExpertShape shape) {
     HopperExperts it;

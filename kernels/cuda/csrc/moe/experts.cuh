@@ -36,6 +36,7 @@ struct Choices {
     // The pair at a place of the lists.
     DEVICE u32 pair(u32 at) const { return lists ? lists[at] : at; }
 };
+SAME_LAYOUT(Choices, Choices);
 
 // What a kernel that is compiled for a configuration keeps of a product: all of its columns, or `function(gate) * up` of columns [gate | up].
 #define ALL 7
@@ -63,3 +64,4 @@ struct ExpertShape {
         return activated<sigmoid_nearly>(activation, gate) * gated_half(activation, up);
     }
 };
+SAME_LAYOUT(ExpertShape, ExpertShape);

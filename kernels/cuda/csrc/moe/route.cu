@@ -16,6 +16,7 @@ struct Routing {
     u32 renormalise;
     f32 scale;
 };
+SAME_LAYOUT(Routing, Routing);
 
 // A number and where it is; of equals the lower place is better.
 struct Best {

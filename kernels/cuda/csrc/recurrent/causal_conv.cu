@@ -12,6 +12,7 @@ struct Conv {
     u32 channels;
     u32 kernel;
 };
+SAME_LAYOUT(Conv, Conv);
 
 constexpr u32 CHUNK = 64;
 

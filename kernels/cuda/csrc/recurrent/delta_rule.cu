@@ -13,6 +13,7 @@ struct Rule {
     u32 key_dim;
     u32 value_dim;
 };
+SAME_LAYOUT(Rule, Rule);
 
 constexpr u32 COLUMNS = 8;
 // Added to the square of a query's or key's length.

@@ -9,6 +9,7 @@ template <typename T> struct Columns {
 
     DEVICE f32 at(u32 row, u32 column) const { return load(first[(u64)row * width + column]); }
 };
+SAME_LAYOUT(Columns<f32>, Columns);
 
 // A sequence's rows in this step.
 struct Rows {

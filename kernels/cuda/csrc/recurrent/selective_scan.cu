@@ -17,6 +17,7 @@ struct Scan {
     u32 each_value; // whether each value has a decay of its own
     u32 lanes;      // of a channel: a power of two
 };
+SAME_LAYOUT(Scan, Scan);
 
 constexpr u32 EACH = 8;
 

@@ -1,11 +1,11 @@
-// Chooses tokens: masks, biases and penalties, then the best logit, or a draw under temperature, min-p, top-k and top-p; log-probabilities.
-// The `sampling` crate says what each of these means; `src/choose.rs` has the order.
+// Chooses tokens: masks, biases and penalties, then the best logit, or a draw under temperature, min-p, top-k and
+// top-p; log-probabilities. The `sampling` crate says what each of these means; `src/choose.rs` has the order.
 //
-// Nothing is sorted. A token's weight e^((logit - best) / temperature) has the host's bits; its mass is that weight in units of 2^-44,
-// an integer, so sums do not depend on their order. Cuts keep a prefix of the ranking by (weight, lower id), which several blocks have
-// found when `choose` runs (`choose_cut.cu`). Where they could not, and for the best log-probabilities, one block does: `narrow` counts tokens
-// or masses in bins of ever fewer bits of that key, until what is left fits a list that threads rank side by side. Tokens below 2^-44 of
-// the best one's weight are never drawn.
+// Nothing is sorted. A token's weight e^((logit - best) / temperature) has the host's bits; its mass is that weight in
+// units of 2^-44, an integer, so sums do not depend on their order. Cuts keep a prefix of the ranking by (weight, lower
+// id), which several blocks have found when `choose` runs (`choose_cut.cu`). Where they could not, and for the best
+// log-probabilities, one block does: `narrow` counts tokens or masses in bins of ever fewer bits of that key, until
+// what is left fits a list that threads rank side by side. Tokens below 2^-44 of the best one's weight are never drawn.
 #include "choose_rank.cuh"
 
 // A draw from a row that only this block has seen.
@@ -44,8 +44,8 @@ __device__ __noinline__ f32 largest_of(const Logits& all, Shared& shared) {
     return block_reduce<f32, max_of>(most, (f32*)shared.parts);
 }
 
-// A place behind which no token of the `top` best lies, if no thread has seen a better one than `best`: of groups of threads, the best tokens of
-// as many are at least as good.
+// A place behind which no token of the `top` best lies, if no thread has seen a better one than `best`: of groups of
+// threads, the best tokens of as many are at least as good.
 DEVICE u64 bound_of(u64 best, u32 top, Shared& shared) {
     const u32 GROUP = 16, GROUPS = THREADS / GROUP;
     static_assert(GROUPS >= MOST_TOP, "a group for each of the best tokens");

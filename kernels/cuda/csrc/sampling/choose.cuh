@@ -37,6 +37,7 @@ struct Choice {
     u32 biases;
     u32 flags;
 };
+SAME_LAYOUT(Choice, SampleParams);
 
 struct Bias {
     u32 token;
@@ -54,6 +55,7 @@ struct Tables {
     u32 vocab;
     u32 words;
 };
+SAME_LAYOUT(Tables, Tables);
 
 // One row. `src/choose_numbers.rs` has its twin.
 struct Row {
@@ -63,6 +65,7 @@ struct Row {
     u32 hold_stops;
     u32 unused;
 };
+SAME_LAYOUT(Row, SampleRow);
 
 // Log-probabilities of a row. `src/choose_numbers.rs` has its twin.
 struct Details {
@@ -71,6 +74,7 @@ struct Details {
     u32 ids[MOST_TOP];
     f32 logprobs[MOST_TOP];
 };
+SAME_LAYOUT(Details, Details);
 
 template <typename T> DEVICE T max_of(T a, T b) { return a > b ? a : b; }
 template <typename T> DEVICE T sum_of(T a, T b) { return a + b; }
@@ -327,6 +331,7 @@ struct Cut {
     u64 list[LIST];
     u64 regions[REGIONS];
 };
+SAME_LAYOUT(Cut, Cut);
 
 // Tokens of a region, of `vocab` in all.
 struct Region {

@@ -1,15 +1,18 @@
-// Before a token is drawn: which tokens remain under top-k and top-p, by several blocks a row. `choose_best` has been there, `choose` follows.
+// Before a token is drawn: which tokens remain under top-k and top-p, by several blocks a row. `choose_best` has been
+// there, `choose` follows.
 //
-//     choose_count    masses of regions where nothing is cut; else tokens and masses in bins of their weight's first bits, and from these
+//     choose_count    masses of regions where nothing is cut; else tokens and masses in bins of their weight's first
+//     bits, and from these
 //                     the bin in which the prefix ends
-//     choose_gather   the list of what is behind that bin's beginning, if that is little; else of that bin alone, in which the end is found
-//     choose_regions  masses of regions for those rows whose prefix is long
+//     choose_gather   the list of what is behind that bin's beginning, if that is little; else of that bin alone, in
+//     which the end is found choose_regions  masses of regions for those rows whose prefix is long
 //
-// The block of a row that is the last to be done draws the conclusion. Sums are of integers: blocks may come in any order.
+// The block of a row that is the last to be done draws the conclusion. Sums are of integers: blocks may come in any
+// order.
 #include "choose.cuh"
 
-// What a block counts. A bin's tokens share exponent and first bits, so a mass is `units` of one size, below 2^24: their halves' sums fit 32
-// bits for up to 2^19 tokens, and 32-bit additions are what shared memory is fast at.
+// What a block counts. A bin's tokens share exponent and first bits, so a mass is `units` of one size, below 2^24:
+// their halves' sums fit 32 bits for up to 2^19 tokens, and 32-bit additions are what shared memory is fast at.
 struct Bins {
     u32 counts[BINS];
     u32 low[BINS];
@@ -23,7 +26,8 @@ DEVICE u32 unit_shift(u32 bin) {
     return octave > 23 ? octave - 23 : 0;
 }
 
-// For one warp: the bin, from the top, in which `target` is reached, what is before it, and tokens up to and including it.
+// For one warp: the bin, from the top, in which `target` is reached, what is before it, and tokens up to and including
+// it.
 struct Found {
     bool reached;
     u32 bin, count;

@@ -52,8 +52,8 @@ DEVICE void find_bin(Shared& shared, Measure measure, u64 target) {
     shared.count_before = count_before;
 }
 
-// The place from which on the ranking's shortest prefix lies whose measure reaches `target`; all of it if none does. Behind that place are
-// `count` tokens: the prefix, or at most LIST of which it is the best ones.
+// The place from which on the ranking's shortest prefix lies whose measure reaches `target`; all of it if none does.
+// Behind that place are `count` tokens: the prefix, or at most LIST of which it is the best ones.
 template <typename Source>
 __device__ __noinline__ u64 narrow(const Source& source, u32 vocab, Measure measure, u64 target, Shared& shared, u32& count) {
     const u32 shifts[5] = {41, 30, 20, 10, 0};
@@ -109,7 +109,8 @@ __device__ __noinline__ u32 gather(const Source& source, u32 vocab, u64 from, Sh
     return shared.bin < LIST ? shared.bin : LIST;
 }
 
-// A draw from the list's `top_k` best, and of these the shortest prefix whose mass reaches top_p of `total` (0: of theirs).
+// A draw from the list's `top_k` best, and of these the shortest prefix whose mass reaches top_p of `total` (0: of
+// theirs).
 __device__ __noinline__ u32 draw_listed(u32 listed, u32 top_k, f64 top_p, u64 total, f64 uniform, Shared& shared) {
     u32 t = threadIdx.x;
     u64 mine = t < listed ? shared.list[t] : 0, mass_before = 0;

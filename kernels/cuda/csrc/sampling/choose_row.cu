@@ -1,11 +1,13 @@
-// Chooses a row's token in one launch, on Hopper: the best one, or a draw from all tokens under temperature and min-p. A cluster of blocks has the row
-// in its shared memory, so logits are read once, and what they are is found by masks, biases and penalties once:
+// Chooses a row's token in one launch, on Hopper: the best one, or a draw from all tokens under temperature and min-p.
+// A cluster of blocks has the row in its shared memory, so logits are read once, and what they are is found by masks,
+// biases and penalties once:
 //
 //     a block     reads its part of the row, and finds the best of it         | all are told
 //                 sums its tokens' masses, a region a warp                    | all are told
 //     one block   the one in whose part the draw stops finds its token
 //
-// It is the token that the kernels of `choose.cu` and `choose_cut.cu` find, which do what this cannot: cuts, log-probabilities, older devices.
+// It is the token that the kernels of `choose.cu` and `choose_cut.cu` find, which do what this cannot: cuts,
+// log-probabilities, older devices.
 #include "choose.cuh"
 
 #define WARPS (REGION_THREADS / 32)
@@ -45,7 +47,8 @@ DEVICE void cluster_begin() {
 }
 DEVICE void cluster_has_begun() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Brings what a sequence sees of the tokens from `first` on before `past` to shared memory, up to a multiple of four; the best that this thread saw.
+// Brings what a sequence sees of the tokens from `first` on before `past` to shared memory, up to a multiple of four;
+// the best that this thread saw.
 DEVICE Best bring(const Logits& all, u32 first, u32 past) {
     Best best;
     if (!all.is_untouched() || all.vocab % 4 != 0) {
@@ -90,7 +93,8 @@ DEVICE u32 part_of(const u64* parts, u32 count, u64& stop) {
     return part;
 }
 
-// The token of a region of this block's at which masses pass `stop`; in one thread, NOBODY in all others. `parts`: room for the warps' sums.
+// The token of a region of this block's at which masses pass `stop`; in one thread, NOBODY in all others. `parts`: room
+// for the warps' sums.
 DEVICE u32 draw_in(const Masses& masses, Region region, u32 first, u64 stop, u64* parts) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, size = (region.past - region.first + WARPS - 1) / WARPS;
     const auto begin = [&](u32 share) { return min(region.first + share * size, region.past); };
@@ -112,7 +116,8 @@ DEVICE u32 draw_in(const Masses& masses, Region region, u32 first, u64 stop, u64
 #define CLUSTER
 #endif
 
-// tokens[row], and the slot's last token. Grid: [SPLITS, rows], a cluster a row; shared memory: a block's regions, and 3 numbers.
+// tokens[row], and the slot's last token. Grid: [SPLITS, rows], a cluster a row; shared memory: a block's regions, and
+// 3 numbers.
 extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 5)
     choose_row(const Tables tables, const Row* rows, const f32* logits, u32* tokens) {
 #if __CUDA_ARCH__ >= 900

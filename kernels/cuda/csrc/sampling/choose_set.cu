@@ -1,8 +1,8 @@
 // New settings of slots.
 #include "choose.cuh"
 
-// New settings of slots, one block each. `data` begins with where each block's numbers are; these are the twin of `Settings` in
-// src/choose_numbers.rs.
+// New settings of slots, one block each. `data` begins with where each block's numbers are; these are the twin of
+// `Settings` in src/choose_numbers.rs.
 extern "C" __global__ void choose_set(const Tables tables, const u32* data) {
     const u32* from = data + data[blockIdx.x];
     u32 slot = from[0], flags = from[11], allowed = from[13], forbidden = from[14], stops = from[15], biases = from[16];

@@ -13,6 +13,7 @@ struct Noise {
     u64 cols;
     u32 mask; // number of levels - 1
 };
+SAME_LAYOUT(Noise, Noise);
 
 // The finaliser of splitmix64 (Steele, Lea, Flood 2014), after adding its constant.
 DEVICE u64 mix(u64 x) {

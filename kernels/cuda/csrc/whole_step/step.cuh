@@ -36,6 +36,7 @@ struct Norm {
         return y;
     }
 };
+SAME_LAYOUT(Norm, Norm);
 
 // What all blocks do between two barriers. `src/step/phase.rs` has its twin.
 struct __align__(16) Phase {
@@ -73,6 +74,9 @@ struct Step {
 
     DEVICE u64* best_key() const { return (u64*)(arrivals + 48); }
 };
+SAME_LAYOUT(Step, Step);
+SAME_PART(Step, Rest, last)
+SAME_PART(Step, BestTo, best)
 
 // 16 bytes of shared memory.
 DEVICE uint4 load_shared(u32 from) {

@@ -1,10 +1,11 @@
-// Attention of a step's one row. A key head of a sequence has one block, or several (splits) that share its keys; in a block, warps take 16 keys in
-// turn, straight from memory into the registers of tensor-core operands, each with its own softmax. The block with the newest position makes
-// its key, writes key and value to the cache, and has them at hand: nobody waits for the cache.
+// Attention of a step's one row. A key head of a sequence has one block, or several (splits) that share its keys; in a
+// block, warps take 16 keys in turn, straight from memory into the registers of tensor-core operands, each with its own
+// softmax. The block with the newest position makes its key, writes key and value to the cache, and has them at hand:
+// nobody waits for the cache.
 //
-// As in `attention_decode.cu` scores are computed transposed, S^T = K Q^T and O^T = V^T P^T, with up to 8 query heads as columns. Which k a
-// fragment means by 2t, 2t + 1, 2t + 8, 2t + 9, and which dimension by a row of V^T, is free as long as both operands agree: so lanes
-// read 16 bytes at a time.
+// As in `attention_decode.cu` scores are computed transposed, S^T = K Q^T and O^T = V^T P^T, with up to 8 query heads
+// as columns. Which k a fragment means by 2t, 2t + 1, 2t + 8, 2t + 9, and which dimension by a row of V^T, is free as
+// long as both operands agree: so lanes read 16 bytes at a time.
 #pragma once
 #include "step.cuh"
 
@@ -22,7 +23,8 @@
 #define FEW_SPLITS 4u
 #define SUM_ROW (V_DIM + 4)
 
-// The keys that a row at `position` sees, in tiles of 16; how many blocks share a head, and what is this one's part. Layers that see as far share it.
+// The keys that a row at `position` sees, in tiles of 16; how many blocks share a head, and what is this one's part.
+// Layers that see as far share it.
 struct Span {
     u32 window, begin, end, splits;
     // Of this block, which may have nothing to do: a key head, and tiles of its keys.
@@ -71,7 +73,8 @@ DEVICE void make_angles(const Phase& phase, u32 position, f32* angles) {
 // Elements of a head that a lane has.
 #define HEAD_EACH ((DIM + 31) / 32)
 
-// A warp brings a head to shared memory, normed and rotated. `weight`: the norm's, which this warp began to bring there.
+// A warp brings a head to shared memory, normed and rotated. `weight`: the norm's, which this warp began to bring
+// there.
 DEVICE void load_head(
     const Phase& phase, const Norm& norm, const f32* weight, const f32* angles, const TYPE* from, f32* raw, TYPE* to) {
     const u32 lane = threadIdx.x % 32, half = phase.rotary_dim / 2;
@@ -126,7 +129,8 @@ template <u32 EACH> DEVICE void load_some(u32 (&to)[4], const TYPE* from) {
     } else to[0] = *(const u32*)from;
 }
 
-// 16 keys and values, on their way from the cache to a warp's registers. What the cache has beyond the newest position may be anything.
+// 16 keys and values, on their way from the cache to a warp's registers. What the cache has beyond the newest position
+// may be anything.
 struct Tile {
     u32 first;
     u32 k[2][DIM / (4 * K_EACH)][4], v[4][V_DIM / V_ROW][4];
@@ -187,7 +191,8 @@ struct Part {
         l[0] = l[1] = 0.0f;
     }
 
-    // Takes in a tile of keys, the warp's FIRST one or another; `load_values` brings its values, which need not be there before.
+    // Takes in a tile of keys, the warp's FIRST one or another; `load_values` brings its values, which need not be
+    // there before.
     template <bool FIRST, typename Load>
     DEVICE void add(const Phase& phase, const Span& span, const Heads& heads, Tile& tile, Load load_values) {
         const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -219,7 +224,8 @@ struct Part {
             l[i] = l[i] * shrink[i] + s[i] + s[i + 2];
         }
         const u32 low = transpose(Tensor<TYPE>::pack(s[0], s[1])), high = transpose(Tensor<TYPE>::pack(s[2], s[3]));
-        // Row g of the i-th pair of rows is the dimension V_EACH g + 2 i of a row of pieces, row g + 8 the one after it.
+        // Row g of the i-th pair of rows is the dimension V_EACH g + 2 i of a row of pieces, row g + 8 the one after
+        // it.
 #pragma unroll
         for (u32 j = 0; j < V_DIM / V_ROW; j++)
 #pragma unroll

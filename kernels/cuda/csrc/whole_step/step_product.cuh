@@ -1,4 +1,5 @@
-// Products of a step's one row with a matrix: every block has the row in shared memory, and multiplies its outputs' rows of the matrix.
+// Products of a step's one row with a matrix: every block has the row in shared memory, and multiplies its outputs'
+// rows of the matrix.
 #pragma once
 #include "step_attention.cuh"
 #include "stream.cuh"
@@ -6,7 +7,8 @@
 // (Row, part) pairs of a block whose sums have room.
 #define SUMS 1024
 
-// Starts bringing a norm's weights to shared memory, behind the normed row: they are there before the row is. Each thread brings its own.
+// Starts bringing a norm's weights to shared memory, behind the normed row: they are there before the row is. Each
+// thread brings its own.
 DEVICE void fetch_scales(const Phase& phase, TYPE* row) {
     if (phase.input != NORMED || !phase.norm.weight) return;
     for (u32 at = threadIdx.x * 4; at < phase.width; at += THREADS * 4)
@@ -70,8 +72,9 @@ DEVICE void load_input(const Phase& phase, const Step& step, u32 splits, TYPE* r
     __syncthreads();
 }
 
-// A warp's sum of products, by tensor cores: lane 4 g + t reads the same 16 bytes of both rows, which are a part of line g of one operand and of
-// column g of the other, so the sums of a line with its own column are what is wanted. That the others are made too costs nothing.
+// A warp's sum of products, by tensor cores: lane 4 g + t reads the same 16 bytes of both rows, which are a part of
+// line g of one operand and of column g of the other, so the sums of a line with its own column are what is wanted.
+// That the others are made too costs nothing.
 struct Sums {
     f32 x[2][4];
     // A piece of the row, and where in it that begins.

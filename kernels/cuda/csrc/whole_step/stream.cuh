@@ -1,6 +1,6 @@
-// A step's weights on their way to a block: each warp has a ring in shared memory, into which the copy engine brings what the warp will multiply, in
-// the order in which it will, over all products of the step. What is asked for does not depend on what the step computes, so it is on its way
-// while blocks wait for each other.
+// A step's weights on their way to a block: each warp has a ring in shared memory, into which the copy engine brings
+// what the warp will multiply, in the order in which it will, over all products of the step. What is asked for does not
+// depend on what the step computes, so it is on its way while blocks wait for each other.
 #pragma once
 #include "step.cuh"
 
@@ -8,7 +8,8 @@
 #define PIECE 1024u
 #define PIECE_BYTES (2 * PIECE)
 
-// A matrix of the step. Blocks share its outputs; a block's warps take turns at (row, part of k). `src/step/phase.rs` has its twin.
+// A matrix of the step. Blocks share its outputs; a block's warps take turns at (row, part of k). `src/step/phase.rs`
+// has its twin.
 struct Weights {
     const TYPE* rows; // [halves * outputs][k], k a multiple of 8; in shared memory from this block's outputs on
     u32 outputs;

@@ -1,15 +1,19 @@
-// A decode step of one row as one kernel: as many blocks as there are multiprocessors, all of them running at once, walk through the step's phases
-// (`step.cuh`) with a barrier between two of them. Weights stream into shared memory all the while (`stream.cuh`), so the memory works on while
-// blocks wait, and a step takes little longer than reading its weights once.
+// A decode step of one row as one kernel: as many blocks as there are multiprocessors, all of them running at once,
+// walk through the step's phases (`step.cuh`) with a barrier between two of them. Weights stream into shared memory all
+// the while (`stream.cuh`), so the memory works on while blocks wait, and a step takes little longer than reading its
+// weights once.
 //
-//     phases of a layer   norm, qkv | norms of heads, rotation, cache, attention | o, added | norm, gate and up, gate | down, added
+//     phases of a layer   norm, qkv | norms of heads, rotation, cache, attention | o, added | norm, gate and up, gate |
+//     down, added
 //
-// Every block norms the row for itself: it is short, and in the cache. Sums are in an order that depends on the shapes alone.
+// Every block norms the row for itself: it is short, and in the cache. Sums are in an order that depends on the shapes
+// alone.
 #include "step_product.cuh"
 
 extern __shared__ __align__(128) char dynamic_shared[];
 
-// The row's embedding, from the table of a type as wide as a row's. Every block writes all of it, so that none waits for the others.
+// The row's embedding, from the table of a type as wide as a row's. Every block writes all of it, so that none waits
+// for the others.
 DEVICE void embed(const Phase& phase, u32 token) {
     const u32 entry = token - phase.first_entry;
     const bool known = token >= phase.first_entry && entry < phase.entries;
@@ -41,7 +45,8 @@ DEVICE void offer_best(const f32* logits, u32 first, u32 count, u64* to) {
     __threadfence();
 }
 
-// By each block that has ended: the last of them makes the barriers' counts zero, and has the token, if it is the one with the best logit.
+// By each block that has ended: the last of them makes the barriers' counts zero, and has the token, if it is the one
+// with the best logit.
 DEVICE void end_step(const Step& step, const Phase& last, const Weights* all) {
     if (step.best) {
         const Weights& matrix = all[last.matrix];
@@ -74,7 +79,8 @@ struct Walk {
     }
 };
 
-// Grid: no more blocks than run at once. Shared memory: rings of `stages` pieces, the matrices, and room for a row or for heads.
+// Grid: no more blocks than run at once. Shared memory: rings of `stages` pieces, the matrices, and room for a row or
+// for heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     whole_step(const Phase* phases, u32 count, const Weights* weights, u32 matrices, u32 stages, const Step step) {
     __shared__ Phase current[2];

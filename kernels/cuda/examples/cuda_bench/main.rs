@@ -1,13 +1,16 @@
 //! What each kernel of the CUDA backend takes at the shapes of some models, and its share of what the GPU could do.
 //!
-//! `cargo run --release -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [part or model ...]`, of [`PARTS`], `mixture` and [`MODELS`]
+//! `cargo run --release
+//! -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [part or model
+//! ...]`, of [`PARTS`], `mixture` and [`MODELS`]
 //!
-//! `library` or `own` as first word: products of many rows by cuBLASLt as it chooses itself, or by our own kernel wherever that can.
+//! `library` or `own` as first word: products of many rows by cuBLASLt as it chooses itself, or by our own kernel
+//! wherever that can.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
-//! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's. Weights and caches are
-//! rotated so that none is still in the GPU's cache.
+//! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's.
+//! Weights and caches are rotated so that none is still in the GPU's cache.
 
 mod layer;
 mod many;
@@ -221,8 +224,8 @@ impl Bench {
         Attention { heads, scale, window: None, soft_cap: None, sinks: None, alibi: None }
     }
 
-    /// Layers of a cache whose first `tokens` tokens are noise: enough of them for what few rows read of one to be gone from the GPU's cache when its
-    /// turn comes again.
+    /// Layers of a cache whose first `tokens` tokens are noise: enough of them for what few rows read of one to be gone
+    /// from the GPU's cache when its turn comes again.
     fn caches(&mut self, heads: Heads, qkv: Act, tokens: usize, dtype: DType) -> Vec<KvLayer> {
         let bytes = tokens * heads.kv * heads.dim * 2 * dtype.size();
         let layers = (ROTATION / bytes).clamp(4, 48);

@@ -1,6 +1,7 @@
 //! Launches `kernels/cuda/csrc/attention/attention_decode.cu` for sequences with one row.
 
 use crate::attention::layer::{Layer, Tensors, narrow};
+use crate::jit::layouts::twin;
 use crate::jit::specialization::Special;
 use crate::runtime::batch::Sequences;
 use crate::runtime::context::{Context, Memory};
@@ -93,7 +94,7 @@ impl Scratch {
 /// `struct Shares` of the kernel: what it cuts a step's work by, beside the batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Shares {
+pub(crate) struct Shares {
     rows: u32,
     sequences: u32,
     multiprocessors: u32,
@@ -102,6 +103,8 @@ struct Shares {
     heads: u32,
     block_inverse: u32,
 }
+
+twin!(Shares = "Shares" { rows, sequences, multiprocessors, group_size, groups_per_head, heads, block_inverse });
 
 /// How to launch it, or none where its memory does not suffice.
 struct Plan {

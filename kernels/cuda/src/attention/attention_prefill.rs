@@ -1,4 +1,5 @@
-//! Launches `kernels/cuda/csrc/attention/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for sequences with several rows.
+//! Launches `kernels/cuda/csrc/attention/attention_prefill.cu`, and on Hopper `attention_prefill_hopper.cu`, for
+//! sequences with several rows.
 
 use crate::attention::kv::{Kv, Maps};
 use crate::attention::layer::{Layer, Tensors, narrow};
@@ -45,7 +46,8 @@ pub(crate) fn hopper_specials(types: [DType; 2], dim: usize) -> impl Iterator<It
     (1..=most).map(move |blocks| hopper_special(types, dim, blocks))
 }
 
-/// All kernels for rows of a type, a cache and heads, of which the Hopper ones are for layers without a soft cap or ALiBi.
+/// All kernels for rows of a type, a cache and heads, of which the Hopper ones are for layers without a soft cap or
+/// ALiBi.
 pub(crate) fn specials(arch: Arch, types: [DType; 2], dims: (usize, usize)) -> Vec<Special> {
     match arch == HOPPER && dims.0 == dims.1 && HOPPER_DIMS.contains(&dims.0) {
         true => hopper_specials(types, dims.0).collect(),
@@ -117,7 +119,8 @@ pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: 
     }
 }
 
-/// Queues attention of the sequences with several rows; false if that cannot be here. `hopper`: where the Hopper kernel can.
+/// Queues attention of the sequences with several rows; false if that cannot be here. `hopper`: where the Hopper kernel
+/// can.
 pub(crate) fn run(
     device: &mut Device,
     counter: &Counter,
@@ -179,13 +182,14 @@ fn shared((dim, v_dim): (usize, usize)) -> usize {
     2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
 }
 
-/// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile of keys.
+/// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile of
+/// keys.
 pub(crate) fn copied_tokens(block_size: usize) -> usize {
     block_size.min(HOPPER_KEYS / HOPPER_BLOCKS)
 }
 
-/// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles' descriptions and numbers, and room
-/// to align them.
+/// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles'
+/// descriptions and numbers, and room to align them.
 fn hopper_shared(dim: usize, blocks: usize) -> usize {
     const TILE: usize = (12 + 1) * size_of::<u32>();
     let stages = hopper_stages(blocks);

@@ -3,6 +3,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::attention::kv::Kv;
+use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
 use kernels::ops::{self, DType};
@@ -28,6 +29,10 @@ pub(crate) struct Layer {
     v_stride: u32,
     v_scale: f32,
 }
+
+twin!(Layer = "Attention" {
+    sinks, alibi, scale, soft_cap, window, q_heads, kv_heads, dim, v_dim, block_size, qkv_width, v_stride, v_scale,
+});
 
 impl Layer {
     /// Checks shapes, and puts together what kernels are told.
@@ -60,7 +65,7 @@ impl Layer {
 }
 
 /// A layer's attention with its vectors looked up: null for none.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Params {
     /// Its scale holds that of keys.
     pub(crate) layer: ops::Attention,

@@ -11,16 +11,17 @@ use crate::attention::attention_decode::Scratch;
 use crate::attention::attention_prefill::{Counter, Hopper};
 use crate::attention::kv::Kv;
 use crate::attention::layer::{Layer, Params, Tensors};
+use crate::fusion::op::{self, Op};
 use crate::jit::specialization::{HOPPER, LOWEST};
 use crate::runtime::activations::View;
 use crate::runtime::batch::{Batch, Rows};
 use crate::runtime::device::{Device, Name, Shape, args};
-use crate::whole_step::{Cache, Op};
 use kernels::ops::{self, Act, DType, KvLayer, KvShape, RowSelection, Vector};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
-/// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the rotation before it.
+/// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the
+/// rotation before it.
 pub(crate) const MOST_DIM: usize = 8192;
 
 /// What attention keeps between launches.
@@ -38,7 +39,8 @@ impl Attention {
         }
     }
 
-    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is not to be had.
+    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is
+    /// not to be had.
     pub(crate) fn run_alone(
         &mut self,
         device: &mut Device,
@@ -91,7 +93,6 @@ impl CudaBackend {
         out: Act,
     ) {
         assert_ne!(qkv, out, "attention cannot overwrite its input");
-        self.settle_for(qkv, out);
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let length = |vector: Vector| self.vectors[vector.0 as usize].len;
@@ -99,17 +100,8 @@ impl CudaBackend {
         let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
         let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
-        self.batch.turn_to(kv.table);
-        let (kv, scales) = (&self.caches[kv.memory as usize], kv.scales);
-        let cache = Cache::new(kv, self.batch.first_entry(), scales);
-        self.collector.note(Op::Attention { qkv, attention, cache, out });
-        let batch = &mut self.batch;
-        if only
-            .is_some_and(|only| self.attention.run_alone(&mut self.device, (qkv, out), params, (batch, only.rows), kv))
-        {
-            return;
-        }
-        self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
+        let (cache, only) = (self.cache(kv), only.map(|only| self.pass.keep_rows(only.rows)));
+        self.append(Op::Attention(op::Attention { qkv, attention, params, kv, cache, only, out }));
     }
 }
 

@@ -4,6 +4,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use crate::attention::kv::Kv;
 use crate::fusion::head_norms::QkNorms;
+use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -12,7 +13,7 @@ use kernels::ops::{DType, Heads, KvScales, Rope, RopeStyle};
 /// `struct Layer` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Layer {
+pub(crate) struct Layer {
     inv_freq: CUdeviceptr,
     mscale: f32,
     rotary_dim: u32,
@@ -27,6 +28,11 @@ struct Layer {
     key_factor: f32,
     value_factor: f32,
 }
+
+twin!(Layer = "Layer" {
+    inv_freq, mscale, rotary_dim, interleaved, q_heads, kv_heads, dim, v_dim, block_size, qkv_width, key_factor,
+    value_factor,
+});
 
 /// `rope` comes with where its frequencies are; `norms`, if any, are done first, where [`takes_norms`] says so.
 pub(crate) fn rope_and_cache(

@@ -1,11 +1,11 @@
-//! What steps would otherwise wait for when they first need it, done while nobody asks for anything, a few milliseconds at a time: kernels are
-//! loaded, and the ways of products measured, for all numbers of rows that a step can have.
+//! The background autotuner: while the worker is idle, a few milliseconds at a time, kernels are loaded and the tactics of
+//! GEMMs measured that steps would otherwise wait for, for all numbers of rows that a step can have.
 
 use std::collections::{BTreeSet, HashSet};
 
 use crate::CudaBackend;
 use crate::autotune::measure;
-use crate::autotune::tactics::{Kind, bucket};
+use crate::autotune::tactics::{GemmProblem, bucket};
 use crate::autotune::trial::Trial;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Gate, Product};
@@ -13,12 +13,12 @@ use crate::runtime::activations::View;
 use crate::runtime::device::{Device, MOMENT};
 use kernels::ops::{Activation, Epilogue, Matrix, Vector};
 
-/// Products of fewer rows are always done in the same way.
+/// Products of fewer rows are always done in the same tactic.
 const LEAST_ROWS: usize = 17;
 
 /// A product that steps ask for, with one of the matrices that it is done with, and buffers whose content means nothing between steps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Site {
+pub(crate) struct CallSite {
     pub(crate) x: View,
     pub(crate) w: Matrix,
     pub(crate) bias: Option<Vector>,
@@ -27,7 +27,7 @@ pub(crate) struct Site {
     pub(crate) gate: Option<(Activation, View)>,
 }
 
-impl Site {
+impl CallSite {
     /// Rows that its buffers have room for.
     fn room(&self) -> usize {
         let gated = self.gate.map_or(usize::MAX, |(_, out)| out.most_rows);
@@ -41,7 +41,7 @@ enum Urgency {
     /// A step has needed it.
     Wanted,
     Usual,
-    /// It waits for something that is under way.
+    /// It waits for something that is under tactic.
     Deferred,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Task {
 
 /// What is left to do: from few rows to many, all products of as many rows together.
 #[derive(Debug, Default)]
-pub(crate) struct Ladder {
+pub(crate) struct TuningQueue {
     left: BTreeSet<Task>,
     /// Rows of each site's highest task so far.
     most: Vec<usize>,
@@ -63,7 +63,7 @@ pub(crate) struct Ladder {
     changed: HashSet<usize>,
 }
 
-impl Ladder {
+impl TuningQueue {
     /// A site comes with up to so many rows.
     fn add(&mut self, site: usize, most: usize) {
         self.most.resize(self.most.len().max(site + 1), LEAST_ROWS - 1);
@@ -106,15 +106,15 @@ impl Ladder {
 
 /// Products that steps ask for, and what is left to do for them.
 #[derive(Default)]
-pub(crate) struct Ahead {
-    sites: Vec<(Kind, Site)>,
-    ladder: Ladder,
+pub(crate) struct BackgroundTuner {
+    sites: Vec<(GemmProblem, CallSite)>,
+    queue: TuningQueue,
     trial: Option<(Task, Box<Trial>)>,
 }
 
-impl Ahead {
+impl BackgroundTuner {
     /// A step asks for a product of this kind; whether it is the first one.
-    pub(crate) fn note(&mut self, kind: Kind, site: Site) -> bool {
+    pub(crate) fn note(&mut self, kind: GemmProblem, site: CallSite) -> bool {
         let kind = kind.of_rows(LEAST_ROWS);
         let known = self.sites.iter().position(|(known, _)| *known == kind);
         let index = known.unwrap_or_else(|| {
@@ -124,14 +124,14 @@ impl Ahead {
         if site.room() > self.sites[index].1.room() {
             self.sites[index].1 = site;
         }
-        self.ladder.add(index, self.sites[index].1.room());
+        self.queue.add(index, self.sites[index].1.room());
         known.is_none()
     }
 
-    fn prefer(&mut self, kind: Kind) {
-        let same = |(known, _): &(Kind, Site)| *known == kind.of_rows(LEAST_ROWS);
+    fn prefer(&mut self, kind: GemmProblem) {
+        let same = |(known, _): &(GemmProblem, CallSite)| *known == kind.of_rows(LEAST_ROWS);
         if let Some(site) = self.sites.iter().position(same) {
-            self.ladder.prefer(site, kind.rows);
+            self.queue.prefer(site, kind.rows);
         }
     }
 }
@@ -143,7 +143,7 @@ impl CudaBackend {
             return false;
         }
         self.device.bind();
-        self.catch_up();
+        self.flush();
         self.device.grant() || self.measure_some() || self.device.await_orders()
     }
 
@@ -151,7 +151,7 @@ impl CudaBackend {
     pub(crate) fn order(matmul: &Matmul, device: &Device, product: &mut Product<'_>, gate: Option<Gate>) {
         let (rows, room) = (product.x.rows, product.x.most_rows.min(product.out.most_rows));
         let mut next = LEAST_ROWS;
-        while matmul.ways.are_measured_ahead() && next <= room {
+        while matmul.tactics.are_measured_ahead() && next <= room {
             product.set_rows(bucket(next).min(room));
             matmul.specials(device, product, gate).into_iter().for_each(|special| device.order(special));
             next = bucket(next) + 1;
@@ -160,16 +160,16 @@ impl CudaBackend {
     }
 
     fn measure_some(&mut self) -> bool {
-        if !self.matmul.ways.are_measured_ahead() || !measure::is_possible(&self.device) {
+        if !self.matmul.tactics.are_measured_ahead() || !measure::is_possible(&self.device) {
             return false;
         }
-        for kind in self.matmul.ways.take_wanted() {
-            self.ahead.prefer(kind);
+        for kind in self.matmul.tactics.take_wanted() {
+            self.tuner.prefer(kind);
         }
-        match self.ahead.trial.take() {
+        match self.tuner.trial.take() {
             Some((task, trial)) => self.go_on(task, trial),
             None => {
-                let Some(task) = self.ahead.ladder.pop() else { return false };
+                let Some(task) = self.tuner.queue.pop() else { return false };
                 self.begin_task(task);
             }
         }
@@ -179,7 +179,7 @@ impl CudaBackend {
     /// Begins to measure a kind of product; one that is known already is done once, so that its code is there.
     fn begin_task(&mut self, task: Task) {
         let ahead = self.with_product(task, |matmul, device, mut product, gate| {
-            if !matmul.has_ways(device, &product, gate) {
+            if !matmul.has_tactics(device, &product, gate) {
                 return Begun::Nothing;
             }
             if !matmul.specials(device, &product, gate).into_iter().all(|special| device.is_compiled(special, MOMENT)) {
@@ -195,27 +195,27 @@ impl CudaBackend {
         });
         match ahead {
             None | Some(Begun::Nothing) => self.end_task(task, false),
-            Some(Begun::Later) => self.ahead.ladder.defer(task),
-            Some(Begun::Trial(trial)) => self.ahead.trial = Some((task, trial)),
+            Some(Begun::Later) => self.tuner.queue.defer(task),
+            Some(Begun::Trial(trial)) => self.tuner.trial = Some((task, trial)),
         }
     }
 
-    /// Lets one way more be tried.
+    /// Lets one tactic more be tried.
     fn go_on(&mut self, task: Task, mut trial: Box<Trial>) {
         let more = self.with_product(task, |matmul, device, mut product, gate| {
             matmul.turn(device, &mut trial, &mut product, gate)
         });
         if more == Some(true) {
-            self.ahead.trial = Some((task, trial));
+            self.tuner.trial = Some((task, trial));
         } else {
             let changed = self.matmul.settle(*trial);
             self.end_task(task, changed);
         }
     }
 
-    /// Steps that were recorded with other ways are recorded anew.
+    /// Steps that were recorded with other tactics are recorded anew.
     fn end_task(&mut self, task: Task, changed: bool) {
-        if self.ahead.ladder.end(task, changed) {
+        if self.tuner.queue.end(task, changed) {
             self.recordings.renew(|rows| bucket(rows) == bucket(task.rows));
         }
     }
@@ -226,7 +226,7 @@ impl CudaBackend {
         task: Task,
         run: impl FnOnce(&mut Matmul, &mut Device, Product<'_>, Option<Gate>) -> T,
     ) -> Option<T> {
-        let Site { x, w, bias, out, gate } = self.ahead.sites[task.site].1;
+        let CallSite { x, w, bias, out, gate } = self.tuner.sites[task.site].1;
         let rows = task.rows;
         let w = &self.matrices[w.0 as usize];
         let x = self.matmul.input(View { rows, ..x }, w)?;
@@ -259,60 +259,60 @@ mod tests {
     use super::*;
 
     /// Everything that is left, in its order: rows and site.
-    fn rest(ladder: &mut Ladder) -> Vec<(usize, usize)> {
-        std::iter::from_fn(|| ladder.pop()).map(|task| (task.rows, task.site)).collect()
+    fn rest(queue: &mut TuningQueue) -> Vec<(usize, usize)> {
+        std::iter::from_fn(|| queue.pop()).map(|task| (task.rows, task.site)).collect()
     }
 
     #[test]
     fn sites_share_rungs_up_to_what_their_buffers_hold() {
-        let mut ladder = Ladder::default();
-        ladder.add(0, 40);
-        ladder.add(1, 30);
-        assert_eq!(rest(&mut ladder), [(24, 0), (24, 1), (30, 1), (32, 0), (40, 0)]);
+        let mut queue = TuningQueue::default();
+        queue.add(0, 40);
+        queue.add(1, 30);
+        assert_eq!(rest(&mut queue), [(24, 0), (24, 1), (30, 1), (32, 0), (40, 0)]);
         // Nothing is done twice; with more room there is more to do.
-        ladder.add(1, 30);
-        ladder.add(0, 50);
-        assert_eq!(rest(&mut ladder), [(48, 0), (50, 0)]);
-        ladder.add(2, 16);
-        assert_eq!(rest(&mut ladder), []);
-        ladder.add(2, 8192);
-        let all = rest(&mut ladder);
+        queue.add(1, 30);
+        queue.add(0, 50);
+        assert_eq!(rest(&mut queue), [(48, 0), (50, 0)]);
+        queue.add(2, 16);
+        assert_eq!(rest(&mut queue), []);
+        queue.add(2, 8192);
+        let all = rest(&mut queue);
         assert_eq!((all.first(), all.last()), (Some(&(24, 2)), Some(&(8192, 2))));
         assert!(all.iter().all(|(rows, _)| bucket(*rows) == *rows) && all.len() <= 60, "{all:?}");
     }
 
     #[test]
     fn what_steps_have_needed_comes_first_and_what_is_not_there_yet_last() {
-        let mut ladder = Ladder::default();
-        (0..2).for_each(|site| ladder.add(site, 40));
+        let mut queue = TuningQueue::default();
+        (0..2).for_each(|site| queue.add(site, 40));
         // Of the range that 33 to 40 rows share.
-        ladder.prefer(1, 35);
-        ladder.prefer(1, 35);
-        let first = ladder.pop().expect("a task");
+        queue.prefer(1, 35);
+        queue.prefer(1, 35);
+        let first = queue.pop().expect("a task");
         assert_eq!((first.rows, first.site), (40, 1));
-        let second = ladder.pop().expect("a task");
-        ladder.defer(second);
-        ladder.prefer(0, 24);
-        assert_eq!(rest(&mut ladder), [(24, 1), (32, 0), (32, 1), (40, 0), (24, 0)]);
+        let second = queue.pop().expect("a task");
+        queue.defer(second);
+        queue.prefer(0, 24);
+        assert_eq!(rest(&mut queue), [(24, 1), (32, 0), (32, 1), (40, 0), (24, 0)]);
     }
 
     #[test]
     fn a_range_of_rows_has_changed_once_all_of_it_is_known() {
-        let mut ladder = Ladder::default();
-        (0..2).for_each(|site| ladder.add(site, 32));
+        let mut queue = TuningQueue::default();
+        (0..2).for_each(|site| queue.add(site, 32));
         let ended: Vec<bool> = [true, false, false, false]
             .map(|changed| {
-                let task = ladder.pop().expect("a task");
-                ladder.end(task, changed)
+                let task = queue.pop().expect("a task");
+                queue.end(task, changed)
             })
             .into();
         assert_eq!(ended, [false, true, false, false]);
         // One that is deferred holds its range up.
-        (2..4).for_each(|site| ladder.add(site, 24));
-        let [first, second] = [(); 2].map(|()| ladder.pop().expect("a task"));
-        ladder.defer(first);
-        assert!(!ladder.end(second, true));
-        let first = ladder.pop().expect("the deferred one");
-        assert!(ladder.end(first, false));
+        (2..4).for_each(|site| queue.add(site, 24));
+        let [first, second] = [(); 2].map(|()| queue.pop().expect("a task"));
+        queue.defer(first);
+        assert!(!queue.end(second, true));
+        let first = queue.pop().expect("the deferred one");
+        assert!(queue.end(first, false));
     }
 }

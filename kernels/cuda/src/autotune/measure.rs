@@ -1,6 +1,6 @@
-//! Which of several ways to do the same work is the fastest on this device.
+//! Times the tactics of a problem and finds the fastest on this device.
 //!
-//! Ways are tried in turn, round after round, so that a clock that moves (a GPU throttles by power) moves for all of them; medians count.
+//! TacticCache are tried in turn, round after round, so that a clock that moves (a GPU throttles by power) moves for all of them; medians count.
 //! Before each try the device's cache is overwritten: in a step, weights come from memory. That also keeps the device busy while the host queues
 //! what follows, so that what is timed is the device's work and not the host's.
 //!
@@ -18,20 +18,20 @@ const LONG: f64 = 500.0;
 const ROUNDS_OF_LONG: usize = 3;
 /// How often the cache is overwritten before a try.
 const LEADS: usize = 5;
-/// After one timed round, ways this much slower than the fastest are given up.
+/// After one timed round, tactics this much slower than the fastest are given up.
 const HOPELESS: f64 = 1.1;
-/// What a way must be faster by to replace one before it: the first is what would be taken without measuring.
+/// What a tactic must be faster by to replace one before it: the first is what would be taken without measuring.
 const MARGIN: f64 = 0.99;
 
 /// How often each of two long pieces of work is timed.
 const TURNS: usize = 4;
 
-/// What each way took.
+/// What each tactic took.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Measured {
-    /// The fastest way.
+    /// The fastest tactic.
     pub(crate) best: usize,
-    /// Median microseconds of each; of those given up, the first time; none where a way cannot be taken.
+    /// Median microseconds of each; of those given up, the first time; none where a tactic cannot be taken.
     pub(crate) micros: Vec<Option<f64>>,
 }
 
@@ -39,29 +39,29 @@ impl Measured {
     /// For people.
     pub(crate) fn text(&self) -> String {
         let times = self.micros.iter().map(|micros| micros.map_or("-".to_owned(), |micros| format!("{micros:.1}")));
-        format!("way {} of, in microseconds: {}", self.best, times.collect::<Vec<_>>().join(" "))
+        format!("tactic {} of, in microseconds: {}", self.best, times.collect::<Vec<_>>().join(" "))
     }
 }
 
 /// What a race does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
-    /// Run this way, so that its code is there, and say whether it can be taken.
+    /// Run this tactic, so that its code is there, and say whether it can be taken.
     Load(usize),
-    /// Time this way.
+    /// Time this tactic.
     Time(usize),
 }
 
-/// Ways that are tried in turn.
+/// TacticCache that are tried in turn.
 #[derive(Debug)]
 pub(crate) struct Race {
-    /// Those of the round under way.
+    /// Those of the round under tactic.
     possible: Vec<usize>,
     /// The next of them.
     at: usize,
-    /// Rounds timed; none while ways are loaded.
+    /// Rounds timed; none while tactics are loaded.
     rounds: Option<usize>,
-    /// Of each way.
+    /// Of each tactic.
     times: Vec<Vec<f64>>,
 }
 
@@ -72,21 +72,21 @@ impl Race {
 
     /// Absent once it is over.
     pub(crate) fn next(&self) -> Option<Turn> {
-        let way = *self.possible.get(self.at)?;
-        Some(if self.rounds.is_some() { Turn::Time(way) } else { Turn::Load(way) })
+        let tactic = *self.possible.get(self.at)?;
+        Some(if self.rounds.is_some() { Turn::Time(tactic) } else { Turn::Load(tactic) })
     }
 
-    /// What came of the next turn: whether a way that was loaded can be taken, or the time of one that was timed (none: it cannot).
+    /// What came of the next turn: whether a tactic that was loaded can be taken, or the time of one that was timed (none: it cannot).
     pub(crate) fn took(&mut self, micros: Option<f64>) {
-        let way = self.possible[self.at];
+        let tactic = self.possible[self.at];
         match (micros, self.rounds) {
             (None, _) => {
-                self.times[way].clear();
+                self.times[tactic].clear();
                 self.possible.remove(self.at);
             }
             (Some(_), None) => self.at += 1,
             (Some(micros), Some(_)) => {
-                self.times[way].push(micros);
+                self.times[tactic].push(micros);
                 self.at += 1;
             }
         }
@@ -98,16 +98,16 @@ impl Race {
     fn end_round(&mut self) {
         let rounds = self.rounds.map_or(0, |rounds| rounds + 1);
         (self.at, self.rounds) = (0, Some(rounds));
-        let first = |way: &usize| self.times[*way].first().copied();
+        let first = |tactic: &usize| self.times[*tactic].first().copied();
         let Some(least) = self.possible.iter().filter_map(first).min_by(f64::total_cmp) else { return };
-        self.possible.retain(|way| self.times[*way][0] <= least * HOPELESS);
+        self.possible.retain(|tactic| self.times[*tactic][0] <= least * HOPELESS);
         if rounds >= if least < LONG { ROUNDS } else { ROUNDS_OF_LONG } {
             // Past the last one.
             self.at = self.possible.len();
         }
     }
 
-    /// Of a race that is over; absent where no way can be taken.
+    /// Of a race that is over; absent where no tactic can be taken.
     pub(crate) fn measured(mut self) -> Option<Measured> {
         let micros: Vec<Option<f64>> = self.times.iter_mut().map(|times| median(times)).collect();
         let best = least(&self.possible, &micros)?;
@@ -120,7 +120,7 @@ pub(crate) fn is_possible(device: &Device) -> bool {
     !device.is_recording() && device.fault().is_none() && device.context.tells_time()
 }
 
-/// Does a race's next turn and waits for it; `run` queues a way (false: it cannot be taken). `evict`: memory as large as the device's cache, whose
+/// Does a race's next turn and waits for it; `run` queues a tactic (false: it cannot be taken). `evict`: memory as large as the device's cache, whose
 /// content does not matter. False once the race is over, or the device has failed.
 pub(crate) fn turn(
     device: &mut Device,
@@ -130,8 +130,8 @@ pub(crate) fn turn(
 ) -> bool {
     let Some(turn) = race.next().filter(|_| device.fault().is_none()) else { return false };
     let micros = match turn {
-        Turn::Load(way) => run(device, way).then_some(0.0),
-        Turn::Time(way) => time(device, evict, |device| run(device, way)),
+        Turn::Load(tactic) => run(device, tactic).then_some(0.0),
+        Turn::Time(tactic) => time(device, evict, |device| run(device, tactic)),
     };
     race.took(micros);
     true
@@ -179,29 +179,29 @@ fn median(times: &mut [f64]) -> Option<f64> {
     times.get(times.len() / 2).copied()
 }
 
-/// The way of the least time, or one before it that is hardly slower.
+/// The tactic of the least time, or one before it that is hardly slower.
 fn least(possible: &[usize], micros: &[Option<f64>]) -> Option<usize> {
     let mut found: Option<(usize, f64)> = None;
-    for &way in possible {
-        let Some(time) = micros[way] else { continue };
+    for &tactic in possible {
+        let Some(time) = micros[tactic] else { continue };
         if found.is_none_or(|(_, least)| time < least * MARGIN) {
-            found = Some((way, time));
+            found = Some((tactic, time));
         }
     }
-    found.map(|(way, _)| way)
+    found.map(|(tactic, _)| tactic)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Runs a race of ways that take so long, none where one cannot be taken; which turns there were, and what came of them.
+    /// Runs a race of tactics that take so long, none where one cannot be taken; which turns there were, and what came of them.
     fn run(micros: &[Option<f64>]) -> (Vec<Turn>, Option<Measured>) {
         let (mut race, mut turns) = (Race::new(micros.len()), Vec::new());
         while let Some(turn) = race.next() {
-            let (Turn::Load(way) | Turn::Time(way)) = turn;
+            let (Turn::Load(tactic) | Turn::Time(tactic)) = turn;
             turns.push(turn);
-            race.took(micros[way]);
+            race.took(micros[tactic]);
         }
         (turns, race.measured())
     }

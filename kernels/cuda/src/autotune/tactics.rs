@@ -1,8 +1,10 @@
-//! How products of many rows are done on this machine: measured once for a kind of product, then remembered in a folder.
+//! GEMM tactics of this machine: measured once for a problem, then kept in a folder.
 //!
-//! A kind that a step needs and nobody has measured is done in the usual way, and measured when nobody asks for anything (`ahead`), or by a later step
-//! that needs it, where the last one that did so is long enough ago; from then on its way stays for the life of the process. Files lie beside compiled kernels and are written as they are (`cache`): processes that start together
-//! may share the folder, and a damaged file is measured again. They are text: what was measured, the way taken, and what each way took.
+//! A problem that was never measured runs with the default tactic. It is measured while the worker is idle (`background`),
+//! or by a later step that needs it, if the last one that measured is long enough ago; from then on its tactic stays for
+//! the life of the process. Files lie beside compiled kernels and are written as they are (`jit::cache`): processes that
+//! start together may share the folder, and a damaged file is measured again. They are text: what was measured, the tactic,
+//! and what each tactic took.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,15 +12,15 @@ use std::time::{Duration, Instant};
 
 use crate::gemm::cublaslt::{self, Algorithm};
 use crate::jit::cache::{self, digest};
-use crate::jit::sources::{HEADERS, SPECIAL};
+use crate::jit::sources::{SPECIAL, headers};
 use crate::layers::elementwise::Function;
 use crate::options::Products;
 use crate::runtime::context::{Context, driver_version};
 use kernels::ops::DType;
 
-/// Products that are done in the same way.
+/// Products that share a tactic: the autotuner's key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Kind {
+pub(crate) struct GemmProblem {
     /// See [`bucket`].
     pub(crate) rows: usize,
     n: usize,
@@ -30,20 +32,20 @@ pub(crate) struct Kind {
     gate: Option<u32>,
 }
 
-/// How a product is done.
+/// How a product is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
-    /// cuBLASLt as it chooses itself; where columns are gated, the product in its own best way, and then the gate.
-    Usual,
+pub(crate) enum Tactic {
+    /// cuBLASLt as it chooses itself; for a gated product its ungated problem's tactic, and then the gate.
+    Default,
     /// cuBLASLt with this algorithm.
     Library(Algorithm),
-    /// `matmul_hopper.cu`.
-    Own,
-    /// `matmul_parts.cu`.
-    Parts,
+    /// The warpgroup kernel, `matmul_hopper.cu`.
+    Wgmma,
+    /// The split-K kernel, `matmul_parts.cu`.
+    SplitK,
 }
 
-impl Kind {
+impl GemmProblem {
     pub(crate) fn of(key: &cublaslt::Key, gate: Option<Function>) -> Self {
         let cublaslt::Key { rows, n, k, input, output, bias, .. } = *key;
         Self { rows: bucket(rows), n, k, input, output, bias, gate: gate.map(|function| function.number) }
@@ -55,7 +57,7 @@ impl Kind {
     }
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for GemmProblem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { rows, n, k, input, output, bias, gate } = self;
         write!(f, "{} to {}, [{n}, {k}], {rows} rows or some less", input.name(), output.name())?;
@@ -64,21 +66,21 @@ impl std::fmt::Display for Kind {
     }
 }
 
-impl Way {
+impl Tactic {
     fn text(self) -> String {
         match self {
-            Self::Usual => "usual".to_owned(),
-            Self::Own => "own".to_owned(),
-            Self::Parts => "parts".to_owned(),
+            Self::Default => "default".to_owned(),
+            Self::Wgmma => "wgmma".to_owned(),
+            Self::SplitK => "split-k".to_owned(),
             Self::Library(algorithm) => algorithm.text(),
         }
     }
 
     fn parse(text: &str) -> Option<Self> {
         match text {
-            "usual" => Some(Self::Usual),
-            "own" => Some(Self::Own),
-            "parts" => Some(Self::Parts),
+            "default" => Some(Self::Default),
+            "wgmma" => Some(Self::Wgmma),
+            "split-k" => Some(Self::SplitK),
             _ => Algorithm::parse(text).map(Self::Library),
         }
     }
@@ -106,24 +108,24 @@ pub(crate) fn bucket(rows: usize) -> usize {
     rows.next_multiple_of(step)
 }
 
-/// The ways known so far.
-pub(crate) struct Ways {
+/// The autotune cache: tactics known so far.
+pub(crate) struct TacticCache {
     cache: Option<cache::Cache>,
-    /// What a measurement is good for beside its kind: device, driver, library, own kernels.
+    /// What a measurement is good for beside its problem: device, driver, library, own kernels.
     machine: String,
-    known: HashMap<Kind, Way>,
+    known: HashMap<GemmProblem, Tactic>,
     /// Kinds that were asked for and are not known, with the step that did first; those of them that nobody was told of.
-    missing: HashMap<Kind, u64>,
-    wanted: Vec<Kind>,
+    missing: HashMap<GemmProblem, u64>,
+    wanted: Vec<GemmProblem>,
     products: Products,
-    /// The step under way, and whether it is nobody's.
+    /// Current step number, and whether it is a dummy run.
     step: u64,
     idle: bool,
     /// Before then, steps that somebody waits for measure nothing.
     rest_until: Option<Instant>,
 }
 
-impl Ways {
+impl TacticCache {
     /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a twentieth of its time to it.
     const REST: u32 = 19;
 
@@ -132,7 +134,7 @@ impl Ways {
         let library = cublaslt::version();
         let own = ["matmul_hopper", "matmul_parts"];
         let own = SPECIAL.iter().filter(|source| own.contains(&source.name)).map(|source| source.text);
-        let own = digest(own.chain(HEADERS.iter().map(|(_, text)| *text)));
+        let own = digest(own.chain(headers().map(|(_, text)| text)));
         let machine = format!(
             "{} with {} multiprocessors, driver for CUDA {driver}, cuBLASLt {library}, kernels {own}, between others",
             context.name, context.multiprocessors
@@ -161,10 +163,10 @@ impl Ways {
         (self.step, self.idle) = (self.step + 1, idle);
     }
 
-    /// Whether a kind that is not known is to be measured by the product that asks, at this time: where nobody waits for the step, or an earlier step
+    /// Whether a problem that is not known is to be measured by the product that asks, at this time: where nobody waits for the step, or an earlier step
     /// has asked, there was no time since, and steps have not measured anything for a while.
-    pub(crate) fn are_due(&self, kind: Kind, now: Instant) -> bool {
-        let asked_before = || self.missing.get(&kind).is_some_and(|first| *first < self.step);
+    pub(crate) fn are_due(&self, problem: GemmProblem, now: Instant) -> bool {
+        let asked_before = || self.missing.get(&problem).is_some_and(|first| *first < self.step);
         let rested = || self.rest_until.is_none_or(|until| until <= now);
         match self.products {
             Products::FastestAtOnce => true,
@@ -173,7 +175,7 @@ impl Ways {
         }
     }
 
-    /// A product was held up for so long, until now, to measure its kind.
+    /// A product was held up for so long, until now, to measure its problem.
     pub(crate) fn rest(&mut self, took: Duration, now: Instant) {
         if !self.idle {
             self.rest_until = now.checked_add(took * Self::REST);
@@ -187,65 +189,65 @@ impl Ways {
     }
 
     /// The same for all kinds, measured or not.
-    fn only(&self) -> Option<Way> {
+    fn only(&self) -> Option<Tactic> {
         match self.products {
             Products::Fastest | Products::FastestAtOnce => None,
-            Products::Library => Some(Way::Usual),
-            Products::Own => Some(Way::Own),
-            Products::Parts => Some(Way::Parts),
+            Products::Library => Some(Tactic::Default),
+            Products::Own => Some(Tactic::Wgmma),
+            Products::Parts => Some(Tactic::SplitK),
         }
     }
 
-    /// Whether products may be done in this way.
-    pub(crate) fn may_be(&self, way: Way) -> bool {
-        self.only().is_none_or(|only| only == way)
+    /// Whether products may be done in this tactic.
+    pub(crate) fn may_be(&self, tactic: Tactic) -> bool {
+        self.only().is_none_or(|only| only == tactic)
     }
 
     /// Kinds that were asked for in vain since the last call.
-    pub(crate) fn take_wanted(&mut self) -> Vec<Kind> {
+    pub(crate) fn take_wanted(&mut self) -> Vec<GemmProblem> {
         std::mem::take(&mut self.wanted)
     }
 
-    /// The way of a kind, if it was measured or settled before.
-    pub(crate) fn get(&mut self, kind: Kind) -> Option<Way> {
-        let known = self.only().or_else(|| self.known.get(&kind).copied());
-        if known.is_some() || self.missing.contains_key(&kind) {
+    /// The tactic of a problem, if it was measured or settled before.
+    pub(crate) fn get(&mut self, problem: GemmProblem) -> Option<Tactic> {
+        let known = self.only().or_else(|| self.known.get(&problem).copied());
+        if known.is_some() || self.missing.contains_key(&problem) {
             return known;
         }
-        let stored = self.stored(kind);
+        let stored = self.stored(problem);
         match stored {
-            Some(way) => drop(self.known.insert(kind, way)),
+            Some(tactic) => drop(self.known.insert(problem, tactic)),
             None => {
-                self.missing.insert(kind, self.step);
-                self.wanted.push(kind);
+                self.missing.insert(problem, self.step);
+                self.wanted.push(problem);
             }
         }
         stored
     }
 
-    fn stored(&self, kind: Kind) -> Option<Way> {
-        let stored = self.cache.as_ref()?.content(&self.file_name(kind))?;
+    fn stored(&self, problem: GemmProblem) -> Option<Tactic> {
+        let stored = self.cache.as_ref()?.content(&self.file_name(problem))?;
         let mut lines = std::str::from_utf8(&stored).ok()?.lines();
-        lines.next().filter(|line| *line == self.title(kind)).and_then(|_| Way::parse(lines.next()?))
+        lines.next().filter(|line| *line == self.title(problem)).and_then(|_| Tactic::parse(lines.next()?))
     }
 
-    /// From now on a kind is done in this way; `times` (text) is what measuring it showed, without which nothing is stored.
-    pub(crate) fn settle(&mut self, kind: Kind, way: Way, times: Option<&str>) {
-        self.missing.remove(&kind);
-        self.known.insert(kind, way);
+    /// From now on a problem is done in this tactic; `times` (text) is what measuring it showed, without which nothing is stored.
+    pub(crate) fn settle(&mut self, problem: GemmProblem, tactic: Tactic, times: Option<&str>) {
+        self.missing.remove(&problem);
+        self.known.insert(problem, tactic);
         if let (Some(cache), Some(times)) = (&self.cache, times) {
-            let content = format!("{}\n{}\n{times}\n", self.title(kind), way.text());
+            let content = format!("{}\n{}\n{times}\n", self.title(problem), tactic.text());
             // What cannot be written is measured again at the next start.
-            let _ = cache.store(&self.file_name(kind), content.as_bytes());
+            let _ = cache.store(&self.file_name(problem), content.as_bytes());
         }
     }
 
-    fn title(&self, kind: Kind) -> String {
-        format!("{kind}; {}", self.machine)
+    fn title(&self, problem: GemmProblem) -> String {
+        format!("{problem}; {}", self.machine)
     }
 
-    fn file_name(&self, kind: Kind) -> String {
-        format!("product-{}.way", digest([self.title(kind).as_str()].into_iter()))
+    fn file_name(&self, problem: GemmProblem) -> String {
+        format!("gemm-{}.tactic", digest([self.title(problem).as_str()].into_iter()))
     }
 }
 
@@ -254,8 +256,8 @@ mod tests {
     use super::*;
     use kernels::ops::Epilogue;
 
-    fn ways(folder: &Path, machine: &str) -> Ways {
-        Ways {
+    fn tactics(folder: &Path, machine: &str) -> TacticCache {
+        TacticCache {
             cache: Some(cache::Cache::new(folder)),
             machine: machine.to_owned(),
             known: HashMap::new(),
@@ -268,89 +270,94 @@ mod tests {
         }
     }
 
-    fn kind(rows: usize, gate: bool) -> Kind {
+    fn problem(rows: usize, gate: bool) -> GemmProblem {
         let (n, k, input, output) = (28672, 4096, DType::Bf16, DType::Bf16);
         let key = cublaslt::Key { rows, n, k, input, output, bias: false, epilogue: Epilogue::Store };
-        Kind::of(&key, gate.then(|| kernels::ops::Activation::Silu.into()))
+        GemmProblem::of(&key, gate.then(|| kernels::ops::Activation::Silu.into()))
     }
 
     #[test]
-    fn rows_share_a_kind_with_those_up_to_the_next_of_a_list() {
+    fn rows_share_a_problem_with_those_up_to_the_next_of_a_list() {
         let rows = [17, 32, 33, 64, 65, 250, 264, 513, 1000, 1039, 1100, 4100, 8192];
         assert_eq!(rows.map(bucket), [24, 32, 40, 64, 72, 256, 320, 576, 1024, 1088, 1280, 4160, 8192]);
         for rows in 1..20_000 {
             assert!(bucket(rows) >= rows && bucket(bucket(rows)) == bucket(rows), "{rows}");
         }
-        assert_eq!(kind(250, false), kind(256, false));
-        assert_ne!(kind(250, false), kind(250, true));
+        assert_eq!(problem(250, false), problem(256, false));
+        assert_ne!(problem(250, false), problem(250, true));
     }
 
     #[test]
     fn what_was_measured_is_known_at_the_next_start_of_the_same_machine() {
         let folder = tempfile::tempdir().expect("a folder");
         let algorithm = Algorithm::parse(&format!("cublaslt{}", " 1f".repeat(8))).expect("an algorithm");
-        let mut first = ways(folder.path(), "one");
-        for (rows, way) in [(64, Way::Usual), (128, Way::Own), (192, Way::Parts), (256, Way::Library(algorithm))] {
-            assert_eq!(first.get(kind(rows, false)), None);
-            first.settle(kind(rows, false), way, Some("1.0 2.0"));
-            assert_eq!(ways(folder.path(), "one").get(kind(rows, false)), Some(way));
-            assert_eq!(ways(folder.path(), "another").get(kind(rows, false)), None);
-            assert_eq!(ways(folder.path(), "one").get(kind(rows, true)), None);
+        let mut first = tactics(folder.path(), "one");
+        for (rows, tactic) in
+            [(64, Tactic::Default), (128, Tactic::Wgmma), (192, Tactic::SplitK), (256, Tactic::Library(algorithm))]
+        {
+            assert_eq!(first.get(problem(rows, false)), None);
+            first.settle(problem(rows, false), tactic, Some("1.0 2.0"));
+            assert_eq!(tactics(folder.path(), "one").get(problem(rows, false)), Some(tactic));
+            assert_eq!(tactics(folder.path(), "another").get(problem(rows, false)), None);
+            assert_eq!(tactics(folder.path(), "one").get(problem(rows, true)), None);
         }
     }
 
     #[test]
     fn a_server_that_is_always_busy_measures_a_twentieth_of_its_time() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
+        let (mut tactics, now) = (tactics(folder.path(), "one"), Instant::now());
         let took = Duration::from_millis(50);
-        ways.get(kind(64, false));
-        ways.begin(false);
-        assert!(ways.are_due(kind(64, false), now));
-        ways.rest(took, now);
-        assert!(!ways.are_due(kind(64, false), now + 18 * took) && ways.are_due(kind(64, false), now + 19 * took));
+        tactics.get(problem(64, false));
+        tactics.begin(false);
+        assert!(tactics.are_due(problem(64, false), now));
+        tactics.rest(took, now);
+        assert!(
+            !tactics.are_due(problem(64, false), now + 18 * took)
+                && tactics.are_due(problem(64, false), now + 19 * took)
+        );
         // What nobody waits for may take its time.
-        ways.begin(true);
-        assert!(ways.are_due(kind(64, false), now));
-        ways.rest(took, now + 100 * took);
-        ways.begin(false);
-        assert!(ways.are_due(kind(64, false), now + 100 * took));
+        tactics.begin(true);
+        assert!(tactics.are_due(problem(64, false), now));
+        tactics.rest(took, now + 100 * took);
+        tactics.begin(false);
+        assert!(tactics.are_due(problem(64, false), now + 100 * took));
     }
 
     #[test]
     fn what_is_asked_for_in_vain_is_wanted_once() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (mut ways, now) = (ways(folder.path(), "one"), Instant::now());
-        assert_eq!([64, 60, 64].map(|rows| ways.get(kind(rows, false))), [None; 3]);
-        assert_eq!(ways.take_wanted(), [kind(64, false)]);
-        assert_eq!((ways.get(kind(64, false)), ways.take_wanted()), (None, vec![]));
+        let (mut tactics, now) = (tactics(folder.path(), "one"), Instant::now());
+        assert_eq!([64, 60, 64].map(|rows| tactics.get(problem(rows, false))), [None; 3]);
+        assert_eq!(tactics.take_wanted(), [problem(64, false)]);
+        assert_eq!((tactics.get(problem(64, false)), tactics.take_wanted()), (None, vec![]));
         // The step that asked first does not wait for it; the next one would, and one that is nobody's.
-        assert!(!ways.are_due(kind(64, false), now));
-        ways.begin(false);
-        assert!(ways.are_due(kind(64, false), now) && !ways.are_due(kind(128, false), now));
-        ways.begin(true);
-        assert!(ways.are_due(kind(128, false), now));
-        ways.settle(kind(64, false), Way::Usual, None);
-        assert_eq!(ways.get(kind(64, false)), Some(Way::Usual));
-        assert_eq!(kind(64, true).of_rows(100), kind(104, true));
+        assert!(!tactics.are_due(problem(64, false), now));
+        tactics.begin(false);
+        assert!(tactics.are_due(problem(64, false), now) && !tactics.are_due(problem(128, false), now));
+        tactics.begin(true);
+        assert!(tactics.are_due(problem(128, false), now));
+        tactics.settle(problem(64, false), Tactic::Default, None);
+        assert_eq!(tactics.get(problem(64, false)), Some(Tactic::Default));
+        assert_eq!(problem(64, true).of_rows(100), problem(104, true));
     }
 
     #[test]
     fn what_was_not_measured_is_not_stored_and_a_damaged_file_is_none() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut ways_here = ways(folder.path(), "one");
-        ways_here.settle(kind(64, false), Way::Own, None);
-        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
-        ways_here.settle(kind(64, false), Way::Own, Some("1.0"));
-        let path = folder.path().join(ways_here.file_name(kind(64, false)));
+        let mut here = tactics(folder.path(), "one");
+        here.settle(problem(64, false), Tactic::Wgmma, None);
+        assert_eq!(tactics(folder.path(), "one").get(problem(64, false)), None);
+        here.settle(problem(64, false), Tactic::Wgmma, Some("1.0"));
+        let path = folder.path().join(here.file_name(problem(64, false)));
         let mut bytes = std::fs::read(&path).expect("stored");
         let last = bytes.len() - 2;
         bytes[last] ^= 1;
         std::fs::write(&path, &bytes).expect("damaged");
-        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        assert_eq!(tactics(folder.path(), "one").get(problem(64, false)), None);
         std::fs::write(&path, &bytes[..20]).expect("cut");
-        assert_eq!(ways(folder.path(), "one").get(kind(64, false)), None);
+        assert_eq!(tactics(folder.path(), "one").get(problem(64, false)), None);
         // In the process that knows it nothing changes.
-        assert_eq!(ways_here.get(kind(64, false)), Some(Way::Own));
+        assert_eq!(here.get(problem(64, false)), Some(Tactic::Wgmma));
     }
 }

@@ -1,16 +1,16 @@
-//! The ways of one kind of product beside each other: what races, and what the result is kept as.
+//! One problem's tactics beside each other: which ones race, and how the result is kept.
 //!
-//! A way is timed between two kernels that may start early, as in a step: what it does before its input is there, and how soon what follows can begin,
+//! A tactic is timed between two kernels that may start early, as in a step: what it does before its input is there, and how soon what follows can begin,
 //! counts as it does there. cuBLASLt's kernels begin 1 to 2 µs after the kernel ahead has ended.
 
 use crate::autotune::measure::{self, Race};
-use crate::autotune::tactics::{Kind, Way};
+use crate::autotune::tactics::{GemmProblem, Tactic};
 use crate::gemm::cublaslt::{Algorithm, Candidates};
 use crate::gemm::matmul::{Matmul, run_own};
 use crate::gemm::matmul_few;
 use crate::gemm::matmul_hopper;
-use crate::gemm::matmul_parts;
-use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
+use crate::gemm::product::{Gate, Product, rounds_once};
+use crate::gemm::table::{self, Facts};
 use crate::jit::specialization::Special;
 use crate::layers::elementwise;
 use crate::layers::norm;
@@ -22,54 +22,52 @@ use kernels::ops::DType;
 /// Algorithms of cuBLASLt that are tried.
 const CANDIDATES: usize = 8;
 
-/// A race under way.
+/// A race under tactic.
 pub(crate) struct Trial {
-    kind: Kind,
+    kind: GemmProblem,
     race: Race,
-    ways: Vec<Way>,
-    /// Where columns are gated: the product's own way, which the gate then follows. It is the first of the ways, as [`Way::Usual`].
-    apart: Option<Way>,
+    tactics: Vec<Tactic>,
+    /// Where columns are gated: the product's own tactic, which the gate then follows. It is the first of the tactics, as [`Tactic::Default`].
+    apart: Option<Tactic>,
     candidates: Option<Candidates>,
 }
 
 impl Matmul {
     /// Whether there is something to choose from.
-    pub(crate) fn has_ways(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
+    pub(crate) fn has_tactics(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
         match gate {
-            Some(gate) => matmul_hopper::may_gate(device, product) && gate.out.dtype == product.w.dtype,
-            None => rounds_once(product) && !matmul_few::fits(device, product) && !self.is_small(device, product),
+            Some(gate) => matmul_hopper::may_gate(Facts::of(device), product) && gate.out.dtype == product.w.dtype,
+            None => {
+                let is_skinny = matmul_few::fits(Facts::of(device), product);
+                rounds_once(product) && !is_skinny && !self.is_small(device, product)
+            }
         }
     }
 
     /// The kernels compiled for a shape that would take part.
     pub(crate) fn specials(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> Vec<Special> {
-        let (function, out) = (gate.map(|gate| gate.function()), gate.map_or(product.out, |gate| gate.out));
-        let special = |way| match way {
-            Way::Own => Some(matmul_hopper::special(device, product, function, out)),
-            Way::Parts => matmul_parts::special(device, product, function),
-            Way::Usual | Way::Library(_) => None,
-        };
-        own_ways(device, product, gate).filter_map(special).collect()
+        let facts = Facts::of(device);
+        table::candidates(facts, product, gate).filter_map(|tuned| (tuned.specialise)(facts, product, gate)).collect()
     }
 
-    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own way is known.
+    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own tactic is known.
     pub(crate) fn trial(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Trial {
-        let kind = product.kind(gate);
-        let apart = gate.map(|_| self.ways.get(product.kind(None)).unwrap_or(Way::Usual));
+        let kind = product.problem(gate);
+        let apart = gate.map(|_| self.tactics.get(product.problem(None)).unwrap_or(Tactic::Default));
         let candidates = self.blas.candidates(product.key(), if apart.is_some() { 1 } else { CANDIDATES });
-        let ways: Vec<Way> = match (apart, &candidates) {
-            (Some(_), _) => std::iter::once(Way::Usual).chain(own_ways(device, product, gate)).collect(),
+        let tactics: Vec<Tactic> = match (apart, &candidates) {
+            (Some(_), _) => std::iter::once(Tactic::Default).chain(own_tactics(device, product, gate)).collect(),
             (None, candidates) => {
                 let algorithms = candidates.iter().flat_map(|candidates| candidates.algorithms.iter());
-                let library = algorithms.map(|algorithm| Way::Library(*algorithm));
-                library.chain(own_ways(device, product, gate)).collect()
+                let library = algorithms.map(|algorithm| Tactic::Library(*algorithm));
+                library.chain(own_tactics(device, product, gate)).collect()
             }
         };
-        let count = if measure::is_possible(device) { ways.len() } else { 0 };
-        Trial { kind, race: Race::new(count), ways, apart, candidates }
+        let count = if measure::is_possible(device) { tactics.len() } else { 0 };
+        Trial { kind, race: Race::new(count), tactics, apart, candidates }
     }
 
-    /// Tries one way; false once there is none left to try.
+    /// Tries one tactic; false once there is none left to try.
     pub(crate) fn turn(
         &mut self,
         device: &mut Device,
@@ -77,36 +75,34 @@ impl Matmul {
         product: &mut Product<'_>,
         gate: Option<Gate>,
     ) -> bool {
-        let Trial { race, ways, apart, candidates, .. } = trial;
+        let Trial { race, tactics, apart, candidates, .. } = trial;
         let (blas, operands) = (&self.blas, product.operands(device));
         let library = |device: &mut Device, algorithm: Option<&Algorithm>| {
             let (candidates, algorithm) = candidates.as_ref().zip(algorithm)?;
             blas.attempt(device, candidates, algorithm, operands).then_some(())
         };
         let first = || candidates.as_ref().and_then(|candidates| candidates.algorithms.first());
-        let multiply = |device: &mut Device, way: Way| match way {
-            Way::Own | Way::Parts => run_own(device, way, product, None, product.out),
-            Way::Library(algorithm) => library(device, Some(&algorithm)).is_some(),
-            Way::Usual => library(device, first()).is_some(),
+        let multiply = |device: &mut Device, tactic: Tactic| match tactic {
+            Tactic::Wgmma | Tactic::SplitK => run_own(device, tactic, product, None),
+            Tactic::Library(algorithm) => library(device, Some(&algorithm)).is_some(),
+            Tactic::Default => library(device, first()).is_some(),
         };
-        let run = |device: &mut Device, way: usize| match (gate, *apart, ways[way]) {
-            (Some(gate), _, way @ (Way::Own | Way::Parts)) => {
-                run_own(device, way, product, Some(gate.function()), gate.out)
-            }
+        let run = |device: &mut Device, tactic: usize| match (gate, *apart, tactics[tactic]) {
+            (Some(_), _, tactic @ (Tactic::Wgmma | Tactic::SplitK)) => run_own(device, tactic, product, gate),
             (Some(gate), Some(apart), _) => {
                 let multiplied = multiply(device, apart);
                 elementwise::gated(device, product.out, gate.activation, gate.out);
                 multiplied
             }
-            (_, _, way) => multiply(device, way),
+            (_, _, tactic) => multiply(device, tactic),
         };
         let out = gate.map_or(product.out, |gate| gate.out);
-        let mut run_between = |device: &mut Device, way: usize| {
+        let mut run_between = |device: &mut Device, tactic: usize| {
             read(device, product.x, blas.workspace());
             if product.out.dtype == DType::F32 {
                 crowd(device, blas.workspace());
             }
-            let ran = run(device, way);
+            let ran = run(device, tactic);
             read(device, out, blas.workspace());
             ran
         };
@@ -115,12 +111,12 @@ impl Matmul {
 
     /// Keeps what a race came to; whether such products are done otherwise from now on.
     pub(crate) fn settle(&mut self, trial: Trial) -> bool {
-        let Trial { kind, race, ways, .. } = trial;
+        let Trial { kind, race, tactics, .. } = trial;
         let measured = race.measured();
-        let way = measured.as_ref().map_or(Way::Usual, |measured| ways[measured.best]);
-        self.ways.settle(kind, way, measured.map(|measured| measured.text()).as_deref());
-        self.blas.forget(|key| Kind::of(key, None) == kind);
-        way != Way::Usual
+        let tactic = measured.as_ref().map_or(Tactic::Default, |measured| tactics[measured.best]);
+        self.tactics.settle(kind, tactic, measured.map(|measured| measured.text()).as_deref());
+        self.blas.forget(|key| GemmProblem::of(key, None) == kind);
+        tactic != Tactic::Default
     }
 }
 
@@ -151,9 +147,7 @@ fn crowd(device: &mut Device, memory: &Memory) {
     }
 }
 
-/// Our own kernels that are ways of a product: for any number of rows where a gate follows, or there are very many.
-fn own_ways(device: &Device, product: &Product<'_>, gate: Option<Gate>) -> impl Iterator<Item = Way> {
-    let many = gate.is_some() || (product.x.rows > MANY_ROWS && matmul_hopper::fits(device, product));
-    let ways = [(Way::Own, many), (Way::Parts, matmul_parts::fits(device, product))];
-    ways.into_iter().filter_map(|(way, fits)| fits.then_some(way))
+/// Our own kernels that are tactics for a product.
+fn own_tactics(device: &Device, product: &Product<'_>, gate: Option<Gate>) -> impl Iterator<Item = Tactic> {
+    table::candidates(Facts::of(device), product, gate).map(|tuned| tuned.tactic)
 }

@@ -1,7 +1,7 @@
 //! NCCL, found at run time: sums and gathers between GPUs, on the stream of the operations around them.
 //!
-//! Functions are looked up in the library that [`Folders`] finds: cudarc opens NCCL by a name that Python's packages do not have. Results
-//! are plain numbers here, since a newer NCCL may give ones that cudarc's enum does not know.
+//! Functions are looked up in the library that [`Folders`] finds: cudarc opens NCCL by a name that Python's packages do
+//! not have. Results are plain numbers here, since a newer NCCL may give ones that cudarc's enum does not know.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUipcMem_flags};
 
+use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::context::{Context, Memory};
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -23,7 +24,7 @@ const HALVES: usize = 2;
 /// `struct Ranks` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Ranks {
+pub(crate) struct Ranks {
     inbox: [CUdeviceptr; MOST_RANKS],
     calls: CUdeviceptr,
     rank: u32,
@@ -31,6 +32,8 @@ struct Ranks {
     blocks: u32,
     packets: u32,
 }
+
+twin!(Ranks = "Ranks" { inbox, calls, rank, size, blocks, packets });
 
 /// This rank's inbox, and those of the others.
 pub(crate) struct OneShot {

@@ -1,7 +1,8 @@
-//! The other ranks of a group, as this device meets them: small messages in one shot ([`OneShot`]), all others through NCCL.
+//! The other ranks of a group, as this device meets them: small messages in one shot ([`OneShot`]), all others through
+//! NCCL.
 //!
-//! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order depends on the size of the
-//! message, so there a row's last bits may change with its company.
+//! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order
+//! depends on the size of the message, so there a row's last bits may change with its company.
 
 use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
 use crate::comm::one_shot::OneShot;

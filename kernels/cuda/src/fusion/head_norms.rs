@@ -1,96 +1,85 @@
-//! Norms of heads that wait for the rotation that follows them, so that one kernel does both.
+//! Rule: a norm of all queries and one of all keys are done by the rotation that follows them.
 
+use super::op::{HeadNorm, Op, Rope};
+use super::pass::{Verdict, rewrite};
+use super::split_norm::SplitNorm;
+use crate::jit::layouts::twin;
 use crate::layers::norm;
-use kernels::ops::{Act, Heads};
-
-/// A norm of `heads` heads of `dim` columns, the first from `first_col` on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HeadNorm {
-    pub(crate) x: Act,
-    pub(crate) first_col: usize,
-    pub(crate) heads: usize,
-    pub(crate) dim: usize,
-    pub(crate) params: norm::Params,
-}
 
 /// `struct HeadNorms` of kernels/cuda/csrc/attention/rope_and_cache.cu.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct QkNorms {
-    q: norm::Params,
-    k: norm::Params,
+    pub(crate) q: norm::Params,
+    pub(crate) k: norm::Params,
 }
 
-/// Up to two norms in one buffer, which whoever next looks at a buffer must do first.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waiting {
-    first: Option<HeadNorm>,
-    second: Option<HeadNorm>,
+twin!(QkNorms = "HeadNorms" { q, k });
+
+pub(super) fn rule(list: &mut Vec<Op>, _: Option<&SplitNorm>) -> Verdict {
+    match list.as_slice() {
+        [Op::HeadNorm(_)] => Verdict::Wait,
+        [Op::HeadNorm(q), Op::HeadNorm(k)] if q.x.ptr == k.x.ptr => Verdict::Wait,
+        [Op::HeadNorm(q), Op::HeadNorm(k), Op::Rope(rope), ..] if rope.takes_norms && are_of(q, k, rope) => {
+            let norms = Some(QkNorms { q: q.params, k: k.params });
+            let fused = Op::Rope(Rope { norms, ..*rope });
+            rewrite(list, 3, fused)
+        }
+        _ => Verdict::No,
+    }
 }
 
-impl Waiting {
-    /// Whether another norm can wait behind what does.
-    pub(crate) fn has_room(&self, x: Act) -> bool {
-        self.second.is_none() && self.first.is_none_or(|first| first.x == x)
-    }
-
-    pub(crate) fn push(&mut self, norm: HeadNorm) {
-        debug_assert!(self.has_room(norm.x));
-        let slot = if self.first.is_none() { &mut self.first } else { &mut self.second };
-        *slot = Some(norm);
-    }
-
-    /// All, in order; none waits any more.
-    pub(crate) fn take(&mut self) -> impl Iterator<Item = HeadNorm> + use<> {
-        let Self { first, second } = std::mem::take(self);
-        first.into_iter().chain(second)
-    }
-
-    /// What waits, if it is a norm of all queries and one of all keys of a `qkv` with these heads.
-    pub(crate) fn of(&self, qkv: Act, heads: Heads) -> Option<QkNorms> {
-        let (q, k) = self.first.zip(self.second)?;
-        let covers = |norm: &HeadNorm, first_col: usize, count: usize| {
-            (norm.x, norm.first_col, norm.heads, norm.dim) == (qkv, first_col, count, heads.dim)
-        };
-        let both = covers(&q, 0, heads.q) && covers(&k, heads.q * heads.dim, heads.kv);
-        both.then_some(QkNorms { q: q.params, k: k.params })
-    }
+/// Whether these norm all queries and all keys of what is rotated.
+fn are_of(q: &HeadNorm, k: &HeadNorm, rope: &Rope) -> bool {
+    let heads = rope.heads;
+    let covers = |norm: &HeadNorm, first_col: usize, count: usize| {
+        (norm.x.ptr, norm.first_col, norm.heads, norm.dim) == (rope.qkv.ptr, first_col, count, heads.dim)
+    };
+    covers(q, 0, heads.q) && covers(k, heads.q * heads.dim, heads.kv)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fusion::pass::tests::{fused, unfused};
+    use crate::fusion::samples::*;
 
-    const HEADS: Heads = Heads { q: 4, kv: 2, dim: 64, v_dim: 64 };
-    const PARAMS: norm::Params = norm::Params { weight: 0, bias: 0, eps: 1e-6, subtract_mean: 0 };
-
-    fn norm(x: u32, first_col: usize, heads: usize) -> HeadNorm {
-        HeadNorm { x: Act(x), first_col, heads, dim: 64, params: PARAMS }
+    fn changed(op: Op, change: impl Fn(&mut HeadNorm)) -> Op {
+        let Op::HeadNorm(mut norm) = op else { unreachable!("a norm of heads") };
+        change(&mut norm);
+        Op::HeadNorm(norm)
     }
 
     #[test]
-    fn only_norms_of_all_queries_and_keys_are_done_with_the_rotation() {
-        let waiting = |norms: &[HeadNorm]| {
-            let mut waiting = Waiting::default();
-            norms.iter().for_each(|norm| waiting.push(*norm));
-            waiting
-        };
-        assert!(waiting(&[norm(1, 0, 4), norm(1, 256, 2)]).of(Act(1), HEADS).is_some());
-        for norms in [&[norm(1, 0, 4)][..], &[norm(1, 256, 2), norm(1, 0, 4)], &[norm(1, 0, 4), norm(1, 256, 1)]] {
-            assert!(waiting(norms).of(Act(1), HEADS).is_none(), "{norms:?}");
-        }
-        assert!(waiting(&[norm(1, 0, 4), norm(1, 256, 2)]).of(Act(2), HEADS).is_none());
+    fn norms_of_all_queries_and_keys_are_done_with_the_rotation() {
+        assert_eq!(fused(&[Q_NORM, K_NORM, ROPE]), [normed_rope()]);
     }
 
     #[test]
-    fn two_norms_of_one_buffer_wait_and_are_taken_in_order() {
-        let mut waiting = Waiting::default();
-        waiting.push(norm(1, 0, 4));
-        assert!(waiting.has_room(Act(1)) && !waiting.has_room(Act(2)));
-        waiting.push(norm(1, 256, 2));
-        assert!(!waiting.has_room(Act(1)));
-        let taken: Vec<usize> = waiting.take().map(|norm| norm.first_col).collect();
-        assert_eq!(taken, [0, 256]);
-        assert_eq!(waiting.take().count(), 0);
+    fn norms_of_some_heads_or_in_another_order_are_not() {
+        unfused(&[Q_NORM, ROPE]);
+        unfused(&[K_NORM, Q_NORM, ROPE]);
+        unfused(&[Q_NORM, changed(K_NORM, |norm| norm.heads -= 1), ROPE]);
+        unfused(&[Q_NORM, changed(K_NORM, |norm| norm.dim /= 2), ROPE]);
+        unfused(&[Q_NORM, K_NORM, Q_NORM]);
+    }
+
+    #[test]
+    fn norms_of_another_buffer_are_not() {
+        unfused(&[changed(Q_NORM, |norm| norm.x = OTHER), changed(K_NORM, |norm| norm.x = OTHER), ROPE]);
+        unfused(&[Q_NORM, changed(K_NORM, |norm| norm.x = OTHER), ROPE]);
+    }
+
+    #[test]
+    fn what_comes_between_keeps_them_apart() {
+        unfused(&[Q_NORM, K_NORM, Op::Opaque("scale"), ROPE]);
+        unfused(&[Q_NORM, Op::Opaque("scale"), K_NORM, ROPE]);
+        unfused(&[Q_NORM, K_NORM, ATTENTION, ROPE]);
+    }
+
+    #[test]
+    fn a_rotation_whose_kernel_cannot_norm_does_not() {
+        let Op::Rope(rope) = ROPE else { unreachable!("a rotation") };
+        unfused(&[Q_NORM, K_NORM, Op::Rope(Rope { takes_norms: false, ..rope })]);
     }
 }

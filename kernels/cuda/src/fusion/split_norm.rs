@@ -1,15 +1,18 @@
-//! A norm by the root of the mean square that the products around it do, so that no kernel of its own stands between them
-//! (`kernels/cuda/csrc/fusion/split_norm.cuh`). Whoever else reads its rows, or writes what they are made of, has it done in full first.
+//! Rule: a norm by the root of the mean square is done in halves by the GEMMs around it, so that no kernel of its own stands between them
+//! (`kernels/cuda/csrc/fusion/split_norm.cuh`). The GEMM before it (`add_norm`) leaves rows of the residual times the norm's weight, and
+//! sums of squares; a GEMM that reads them divides by the root. Before anything else reads these rows, or writes what they are made of,
+//! the norm is done in full; before they are overwritten, it is forgotten.
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::CudaBackend;
+use super::op::{Access, AddNorm, Norm, NormBy, Op};
 use crate::gemm::product::Product;
+use crate::jit::layouts::twin;
 use crate::layers::norm;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
 use crate::runtime::device::Device;
-use kernels::ops::{Act, DType, Epilogue};
+use kernels::ops::{DType, Epilogue};
 
 /// Columns whose squares are added first, in one block. Rows have pairs of them.
 pub(crate) const PIECE: usize = 16;
@@ -25,6 +28,8 @@ pub(crate) struct Before {
     eps: f32,
 }
 
+twin!(Before = "NormBefore" { squares, pairs, eps });
+
 /// `struct NormAfter` of the kernels: what a product leaves beside its sums. All zeros: nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
@@ -34,26 +39,80 @@ pub(crate) struct After {
     squares: CUdeviceptr,
 }
 
-/// A norm whose first part is done: `out` holds rows of the residual times the norm's weight.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Split {
-    pub(crate) out: (Act, View),
-    residual: View,
-    params: norm::Params,
-    pub(crate) before: Before,
+twin!(After = "NormAfter" { scaled, weight, squares });
+
+/// A norm whose first half is done: `out` holds rows of the residual times the norm's weight.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct SplitNorm {
+    pub(crate) residual: View,
+    pub(crate) params: norm::Params,
+    pub(crate) out: View,
 }
 
-/// Where sums of squares lie, and the norm whose second part is not done by everybody yet.
-#[derive(Default)]
-pub(crate) struct SplitNorms {
-    squares: Option<Memory>,
-    pub(crate) current: Option<Split>,
+impl SplitNorm {
+    pub(crate) fn of(norm: &AddNorm) -> Self {
+        Self { residual: norm.residual, params: norm.params, out: norm.out }
+    }
+
+    /// Whether a norm can be done in halves, as far as it is concerned. Numbers times a weight, not divided yet, may be more than f16 holds.
+    pub(super) fn fits(norm: &AddNorm) -> bool {
+        norm.params.subtract_mean == 0 && norm.params.bias == 0 && norm.out.dtype == DType::Bf16
+    }
+
+    /// All of it at once.
+    pub(crate) fn whole(&self) -> Norm {
+        Norm { x: self.residual, params: self.params, out: self.out }
+    }
+
+    /// Whether an operation that writes there overwrites what it is made of or has written.
+    pub(super) fn is_written_by(&self, written: CUdeviceptr) -> bool {
+        [self.residual.ptr, self.out.ptr].contains(&written)
+    }
+
+    /// Whether it must be done in full before such an operation.
+    pub(super) fn concerns(&self, read: CUdeviceptr, written: CUdeviceptr) -> bool {
+        read == self.out.ptr || self.is_written_by(written)
+    }
+
+    /// Whether a norm overwrites its rows unread.
+    pub(super) fn is_replaced_by(&self, norm: &AddNorm) -> bool {
+        norm.out.ptr == self.out.ptr && norm.delta.ptr != self.out.ptr
+    }
 }
 
-/// Whether a product, of whole pieces a block, could do the first part of a norm.
+/// Before the first operation of the list: what it needs of the split norm.
+pub(super) fn rewrite(list: &mut Vec<Op>, split: &mut Option<SplitNorm>) {
+    let (Some(norm), Some(first)) = (*split, list.first_mut()) else { return };
+    let goes_on = match first {
+        Op::Gemm(gemm) if norm.is_written_by(gemm.out.ptr) => false,
+        Op::Gemm(gemm) if gemm.x.ptr == norm.out.ptr => {
+            gemm.before = gemm.fits.end_norm.then_some(norm);
+            gemm.fits.end_norm
+        }
+        Op::AddNorm(next) => norm.is_replaced_by(next),
+        other => match other.access() {
+            Access::Any => false,
+            Access::Only { read, written } => !norm.concerns(read, written),
+        },
+    };
+    if !goes_on {
+        *split = None;
+        list.insert(0, Op::Norm(norm.whole()));
+    }
+}
+
+/// After an operation has left the list.
+pub(super) fn follow(op: &Op, split: &mut Option<SplitNorm>) {
+    match op {
+        Op::AddNormGemm(_, norm, NormBy::Gemms) => *split = Some(SplitNorm::of(norm)),
+        Op::AddNormGemm(..) | Op::AddNorm(_) => *split = None,
+        _ => {}
+    }
+}
+
+/// Whether a product, of whole pieces a block, could do the first half of a norm.
 pub(crate) fn may_precede(product: &Product<'_>) -> bool {
     let Product { x, w, epilogue, out, .. } = product;
-    // Numbers times a weight, not divided yet, may be more than f16 holds.
     w.dtype == DType::Bf16
         && out.dtype == DType::F32
         && *epilogue == Epilogue::Store
@@ -62,69 +121,110 @@ pub(crate) fn may_precede(product: &Product<'_>) -> bool {
         && x.rows * (w.rows / PIECE) <= MOST_SUMS
 }
 
-impl SplitNorms {
-    /// A norm of `residual` into `out` as two parts, after a product that [`may_precede`] it; none where it cannot be.
-    pub(crate) fn split(
-        &mut self,
-        device: &mut Device,
-        residual: View,
-        params: norm::Params,
-        out: (Act, View),
-    ) -> Option<(Split, After)> {
-        if params.subtract_mean != 0 || params.bias != 0 || out.1.dtype != DType::Bf16 {
-            return None;
-        }
-        if self.squares.is_none() {
-            self.squares = device.allocate(MOST_SUMS * size_of::<f32>(), "sums of squares");
-        }
-        let squares = self.squares.as_ref()?.ptr;
-        let before = Before { squares, pairs: (residual.width / (2 * PIECE)) as u32, eps: params.eps };
-        let after = After { scaled: out.1.ptr, weight: params.weight, squares };
-        Some((Split { out, residual, params, before }, after))
+/// Where sums of squares lie. One norm at a time is split.
+#[derive(Default)]
+pub(crate) struct Squares {
+    memory: Option<Memory>,
+}
+
+impl Squares {
+    /// What is left to do of rows of a norm.
+    pub(crate) fn before(&self, split: &SplitNorm) -> Before {
+        let squares = self.memory.as_ref().map_or(0, |memory| memory.ptr);
+        Before { squares, pairs: (split.residual.width / (2 * PIECE)) as u32, eps: split.params.eps }
     }
 
-    /// What is left to do of the rows of a buffer.
-    pub(crate) fn before(&self, x: Act) -> Option<Before> {
-        self.current.filter(|split| split.out.0 == x).map(|split| split.before)
-    }
-
-    /// Whether an operation that writes there overwrites what a norm reads or has written.
-    pub(crate) fn is_touched_by(&self, written: CUdeviceptr) -> bool {
-        self.current.is_some_and(|split| [split.residual.ptr, split.out.1.ptr].contains(&written))
-    }
-
-    /// Does what is under way in full.
-    pub(crate) fn finish(&mut self, device: &mut Device) {
-        if let Some(Split { out, residual, params, .. }) = self.current.take() {
-            norm::norm(device, residual, params, out.1);
+    /// What the GEMM before a norm leaves; none without memory.
+    pub(crate) fn after(&mut self, device: &mut Device, split: &SplitNorm) -> Option<After> {
+        if self.memory.is_none() {
+            self.memory = device.allocate(MOST_SUMS * size_of::<f32>(), "sums of squares");
         }
+        let squares = self.memory.as_ref()?.ptr;
+        Some(After { scaled: split.out.ptr, weight: split.params.weight, squares })
     }
 }
 
-impl CudaBackend {
-    /// Before an operation that reads one buffer and writes to another (or the same): as `settle`, but a norm that concerns neither stays split.
-    pub(crate) fn settle_for(&mut self, read: Act, written: Act) {
-        self.collector.begin();
-        self.acts.settle(&mut self.device);
-        self.multiply();
-        self.norm_heads();
-        self.norm_for(read, written);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fusion::op::{Fits, Gemm};
+    use crate::fusion::pass::tests::fused;
+    use crate::fusion::pass::{Lookahead, Pass};
+    use crate::fusion::samples::*;
+
+    /// What follows a norm that was split.
+    fn after_split(ops: &[Op]) -> Vec<Op> {
+        let all: Vec<Op> = [O_GEMM, ADD_NORM].iter().chain(ops).copied().collect();
+        let launched = fused(&all);
+        assert_eq!(launched[0], add_norm_gemm(O_GEMM));
+        launched[1..].to_vec()
     }
 
-    /// Before a sum of `delta` is normed into `out`, which may complete a product that waits: a split norm stays so only where `out` replaces it.
-    pub(crate) fn settle_for_sum(&mut self, delta: Act, out: Act) {
-        self.collector.begin();
-        self.acts.settle(&mut self.device);
-        self.norm_heads();
-        if self.norms.current.is_some_and(|split| split.out.0 != out || split.out.0 == delta) {
-            self.catch_up();
-        }
+    fn gemm(change: impl Fn(&mut Gemm)) -> Op {
+        let Op::Gemm(mut gemm) = QKV_GEMM else { unreachable!("a GEMM") };
+        change(&mut gemm);
+        Op::Gemm(gemm)
     }
 
-    /// Does the split norm in full if such an operation needs that.
-    pub(crate) fn norm_for(&mut self, read: Act, written: Act) {
-        if self.norms.before(read).is_some() || self.norms.is_touched_by(self.acts.address(written)) {
-            self.norms.finish(&mut self.device);
-        }
+    const WHOLE: Op = Op::Norm(Norm { x: X, params: NORM, out: NORMED });
+
+    #[test]
+    fn every_gemm_of_its_rows_ends_it() {
+        let ended = before(QKV_GEMM, Some(SPLIT));
+        assert_eq!(after_split(&[QKV_GEMM, QKV_GEMM]), [ended, ended]);
+    }
+
+    #[test]
+    fn a_gemm_that_cannot_end_it_finds_it_done_in_full() {
+        let plain = gemm(|gemm| gemm.fits = Fits::default());
+        assert_eq!(after_split(&[plain, QKV_GEMM]), [WHOLE, plain, QKV_GEMM]);
+    }
+
+    #[test]
+    fn who_writes_the_residual_or_its_rows_finds_it_done_in_full() {
+        let onto_residual = gemm(|gemm| (gemm.out, gemm.epilogue) = (X, Epilogue::Accumulate));
+        assert_eq!(after_split(&[onto_residual]), [WHOLE, onto_residual]);
+        let onto_rows = gemm(|gemm| (gemm.x, gemm.out) = (ATTENDED, NORMED));
+        assert_eq!(after_split(&[onto_rows]), [WHOLE, onto_rows]);
+    }
+
+    #[test]
+    fn other_operations_on_other_buffers_leave_it() {
+        assert_eq!(after_split(&[ROPE, ATTENTION, QKV_GEMM]), [ROPE, ATTENTION, before(QKV_GEMM, Some(SPLIT))]);
+    }
+
+    #[test]
+    fn an_operation_that_no_rule_knows_finds_it_done_in_full() {
+        let opaque = Op::Opaque("gather");
+        assert_eq!(after_split(&[opaque, QKV_GEMM]), [WHOLE, opaque, QKV_GEMM]);
+    }
+
+    #[test]
+    fn a_norm_into_the_same_rows_replaces_it() {
+        assert_eq!(after_split(&[ADD_NORM]), [ADD_NORM]);
+        assert_eq!(after_split(&[DOWN_GEMM, ADD_NORM]), [add_norm_gemm(DOWN_GEMM)]);
+        // Not where it reads them.
+        let Op::AddNorm(norm) = ADD_NORM else { unreachable!("a norm") };
+        let of_rows = Op::AddNorm(AddNorm { delta: NORMED, ..norm });
+        assert_eq!(after_split(&[of_rows]), [WHOLE, of_rows]);
+    }
+
+    #[test]
+    fn the_host_finds_it_done_in_full_where_it_looks() {
+        let mut pass = Pass::default();
+        let split = |pass: &mut Pass| {
+            [O_GEMM, ADD_NORM].iter().for_each(|op| pass.push(*op));
+            while pass.next(Lookahead::Closed).is_some() {}
+        };
+        split(&mut pass);
+        assert_eq!(pass.end_split(Some(QKV.ptr)), None);
+        assert_eq!(pass.end_split(Some(NORMED.ptr)), Some(WHOLE));
+        assert_eq!(pass.end_split(None), None);
+        split(&mut pass);
+        assert_eq!(pass.end_split(None), Some(WHOLE));
+        // A launch that could not split it has done all of it.
+        split(&mut pass);
+        pass.norm_is_whole();
+        assert_eq!(pass.end_split(None), None);
     }
 }

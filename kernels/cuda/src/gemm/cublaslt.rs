@@ -1,5 +1,5 @@
 //! Products by cuBLASLt: 16-bit inputs, sums in f32. Descriptors are made once a shape, and cuBLASLt may be asked for several algorithms: which
-//! of them is the fastest is measured (`ways`).
+//! of them is the fastest is measured (`autotune`).
 //!
 //! cuBLASLt thinks in columns. Read so, `out[rows, n]` is an `n x rows` matrix, `w[n, k]` a `k x n` one to be transposed, and `x[rows, k]`
 //! a `k x rows` one: `out = w^T x`.

@@ -1,99 +1,116 @@
-//! Chooses who multiplies: `kernels/cuda/csrc/gemm/matmul_few.cu` for few rows, for other 16-bit weights and inputs whichever way is the fastest (cuBLASLt with one
-//! of its algorithms, on Hopper `kernels/cuda/csrc/gemm/matmul_parts.cu` or `kernels/cuda/csrc/gemm/matmul_hopper.cu`), the plain kernel `kernels/cuda/csrc/gemm/matmul.cu` for the
-//! rest.
+//! Runs a GEMM: asks the table of kernels (`table`) which one takes it, and the autotuner where that is measured.
 
 use std::time::Instant;
 
 use crate::autotune::measure;
-use crate::autotune::tactics::{Way, Ways};
+use crate::autotune::tactics::{Tactic, TacticCache};
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::cublaslt::Blas;
-use crate::gemm::matmul_e4m3;
-use crate::gemm::matmul_few;
-use crate::gemm::matmul_hopper;
-use crate::gemm::matmul_parts;
 use crate::gemm::product::{Gate, Product, rounds_once};
+use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch};
+use crate::gemm::{matmul_few, matmul_hopper, matmul_parts};
 use crate::jit::specialization::LOWEST;
-use crate::layers::elementwise::Function;
 use crate::runtime::activations::{View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
 use kernels::ops::{Activation, DType, Epilogue};
 
-/// Tile of the plain kernel, and its threads.
+/// Tile of the SIMT kernel, and its threads.
 const TILE: usize = 64;
 const THREADS: usize = 256;
 
 /// What products need beside their operands.
 pub(crate) struct Matmul {
     pub(crate) blas: Blas,
-    pub(crate) ways: Ways,
+    pub(crate) tactics: TacticCache,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
 }
 
 impl Matmul {
-    pub(crate) fn new(blas: Blas, ways: Ways) -> Self {
-        Self { blas, ways, rounded: None }
+    pub(crate) fn new(blas: Blas, tactics: TacticCache) -> Self {
+        Self { blas, tactics, rounded: None }
     }
 
+    /// Queues a product.
     pub(crate) fn run(&mut self, device: &mut Device, mut product: Product<'_>) {
         let Product { x, w, .. } = product;
         if x.rows == 0 {
             return;
         }
-        if let Some(scales) = &w.scales {
-            return matmul_e4m3::run(device, &product, scales);
+        if product.is_short() && x.dtype != w.dtype {
+            product.x = self.round(device, x, w);
         }
-        if product.is_short() {
-            product.x = if x.dtype == w.dtype { x } else { self.round(device, x, w) };
-            if matmul_few::run(device, &product) || self.run_many(device, &mut product) {
-                return;
+        self.launch(device, &mut product, &Fused::default());
+    }
+
+    /// Queues a product and what is fused with it, by the first kernel of the table that takes both; false where none
+    /// does: nothing happens then.
+    fn launch(&mut self, device: &mut Device, product: &mut Product<'_>, fused: &Fused) -> bool {
+        let (facts, mut tactic) = (Facts::of(device), None);
+        for kernel in KERNELS {
+            if !(kernel.fits)(facts, product, fused) {
+                continue;
+            }
+            if tactic.is_none() && kernel.asks() {
+                tactic = Some(self.tactic(device, product, fused));
+            }
+            let launched = kernel.is_selected(tactic)
+                && match kernel.launch {
+                    Launch::Kernel(launch) => launch(device, product, fused),
+                    Launch::Library => self.run_library(device, product, tactic),
+                };
+            if launched {
+                return true;
             }
         }
-        plain(device, &product);
+        false
     }
 
-    /// Queues a product of 16-bit operands in the way that is the fastest; false where there is none.
-    fn run_many(&mut self, device: &mut Device, product: &mut Product<'_>) -> bool {
-        let (key, out) = (product.key(), product.out);
-        let way = if self.is_small(device, product) { Way::Parts } else { self.way(device, product, None) };
-        if run_own(device, way, product, None, out) {
-            return true;
-        }
-        let wanted = if let Way::Library(algorithm) = way { Some(algorithm) } else { None };
-        rounds_once(product) && {
-            let operands = product.operands(device);
-            self.blas.run(device, key, wanted, operands)
-        }
+    fn run_library(&mut self, device: &mut Device, product: &mut Product<'_>, tactic: Option<Tactic>) -> bool {
+        let wanted = if let Some(Tactic::Library(algorithm)) = tactic { Some(algorithm) } else { None };
+        let (key, operands) = (product.key(), product.operands(device));
+        self.blas.run(device, key, wanted, operands)
     }
 
-    /// The way of such a product; what is not measured yet is done in the usual one until it is (`ahead`).
-    fn way(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Way {
-        let kind = product.kind(gate);
-        self.ways.get(kind).unwrap_or_else(|| {
+    /// The tactic for a product, without measuring where the shape decides.
+    fn tactic(&mut self, device: &mut Device, product: &mut Product<'_>, fused: &Fused) -> Tactic {
+        if fused.has_norms() {
+            // One kernel alone does parts of norms, if it may.
+            return if self.tactics.may_be(Tactic::SplitK) { Tactic::SplitK } else { Tactic::Default };
+        }
+        if fused.gate.is_none() && self.is_small(device, product) {
+            return Tactic::SplitK;
+        }
+        self.tuned(device, product, fused.gate)
+    }
+
+    /// The tactic of such products; the default one until they are measured (`autotune::background`).
+    fn tuned(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Tactic {
+        let problem = product.problem(gate);
+        self.tactics.get(problem).unwrap_or_else(|| {
             let start = Instant::now();
-            if self.ways.are_due(kind, start) {
+            if self.tactics.are_due(problem, start) {
                 self.measure(device, product, gate);
-                self.ways.rest(start.elapsed(), Instant::now());
+                self.tactics.rest(start.elapsed(), Instant::now());
             }
-            self.ways.get(kind).unwrap_or(Way::Usual)
+            self.tactics.get(problem).unwrap_or(Tactic::Default)
         })
     }
 
-    /// Measures a kind of product on the operands of one that waits for the answer. One that is added to its output cannot be tried.
+    /// Measures on the operands of a product that waits for the answer. One that is added to its output cannot be tried.
     fn measure(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) {
         if product.epilogue == Epilogue::Accumulate || !rounds_once(product) || !measure::is_possible(device) {
             return;
         }
         if gate.is_some() {
-            // What it is compared with is the product in its own best way.
-            self.way(device, product, None);
+            // It is compared with the ungated product's best tactic.
+            self.tuned(device, product, None);
         }
         let rows = product.stretch(gate.map(|gate| gate.out));
         let gate = gate.map(|gate| Gate { out: View { rows: product.x.rows, ..gate.out }, ..gate });
-        let (specials, most) = (self.specials(device, product, gate), self.ways.patience());
+        let (specials, most) = (self.specials(device, product, gate), self.tactics.patience());
         if !specials.into_iter().all(|special| device.is_compiled(special, most)) {
             product.set_rows(rows);
             return;
@@ -104,9 +121,9 @@ impl Matmul {
         product.set_rows(rows);
     }
 
-    /// Whether a product's way is known.
+    /// Whether a product's tactic is known.
     pub(crate) fn is_known(&mut self, product: &Product<'_>, gate: Option<Gate>) -> bool {
-        self.ways.get(product.kind(gate)).is_some()
+        self.tactics.get(product.problem(gate)).is_some()
     }
 
     /// Queues a product, with its gate if it has one.
@@ -117,8 +134,8 @@ impl Matmul {
         }
     }
 
-    /// A product's input as it is multiplied: one of another type than the weights is rounded first, to memory that comes with the first such
-    /// product.
+    /// A product's input in the type that is multiplied: one of another type than the weights is rounded first, to memory
+    /// that comes with the first such product.
     pub(crate) fn input(&self, x: View, w: &Weights) -> Option<View> {
         if x.dtype == w.dtype {
             return Some(x);
@@ -127,27 +144,21 @@ impl Matmul {
         self.rounded.as_ref().filter(fits).map(|memory| View { ptr: memory.ptr, dtype: w.dtype, ..x })
     }
 
-    /// Queues a product, with the rest of a norm before it, and the gate of its outputs, into `out`, without writing the product's own; false where it
-    /// is none for that: nothing happens then.
+    /// Queues a product, with the rest of a norm before it, and the gate of its outputs, into `out`, without writing the
+    /// product's own; false where no kernel does all of that: nothing happens then.
     pub(crate) fn run_gated_after(
-        &self,
+        &mut self,
         device: &mut Device,
-        product: &Product<'_>,
+        product: &mut Product<'_>,
         before: Before,
         (activation, out): (Activation, View),
     ) -> bool {
-        if matmul_few::may_gate(device, product) {
-            return matmul_few::run_gated(device, product, before, (activation, out));
-        }
-        matmul_hopper::may_gate(device, product)
-            && out.dtype == product.w.dtype
-            && self.ways.may_be(Way::Parts)
-            && matmul_parts::fits(device, product)
-            && matmul_parts::run_between(device, product, Some(activation.into()), out, (before, After::default()))
+        let fused = Fused { before: Some(before), gate: Some(Gate { activation, out }), after: None };
+        self.launch(device, product, &fused)
     }
 
-    /// Queues a product and the gate of its outputs, into `out`: together where that is the fastest. What `product` leaves in its own output
-    /// nobody may read. False where it is no product for that: nothing happens then.
+    /// Queues a product and the gate of its outputs, into `out`: in one kernel where that is the fastest. The content of
+    /// `product`'s own output is undefined afterwards. False where no kernel does that: nothing happens then.
     pub(crate) fn run_gated(
         &mut self,
         device: &mut Device,
@@ -155,41 +166,46 @@ impl Matmul {
         activation: Activation,
         out: View,
     ) -> bool {
-        if matmul_few::may_gate(device, product)
-            && matmul_few::run_gated(device, product, Before::default(), (activation, out))
-        {
-            return true;
-        }
-        if !matmul_hopper::may_gate(device, product) || out.dtype != product.w.dtype {
-            return false;
-        }
-        let way = self.way(device, product, Some(Gate { activation, out }));
-        run_own(device, way, product, Some(activation.into()), out)
+        self.launch(device, product, &Fused::gate(Some(Gate { activation, out })))
     }
 
-    /// Whether a product is `matmul_parts`'s without being measured.
+    /// Queues a product with parts of the norms before and after it; false where no kernel does that: nothing happens then.
+    pub(crate) fn run_between(
+        &mut self,
+        device: &mut Device,
+        product: &mut Product<'_>,
+        before: Before,
+        after: After,
+    ) -> bool {
+        let fused = Fused { before: Some(before), gate: None, after: Some(after) };
+        self.launch(device, product, &fused)
+    }
+
+    /// Whether a product is the split-K kernel's without being measured.
     pub(crate) fn is_small(&self, device: &Device, product: &Product<'_>) -> bool {
-        self.ways.may_be(Way::Parts) && matmul_parts::is_small(device, product)
+        self.tactics.may_be(Tactic::SplitK) && matmul_parts::is_small(Facts::of(device), product)
+    }
+
+    /// Whether some kernel may gate a product's outputs.
+    pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
+        let facts = Facts::of(device);
+        matmul_few::may_gate(facts, product) || matmul_hopper::may_gate(facts, product)
     }
 
     /// Whether a product may be added to a residual and do a part of the norm that follows.
     pub(crate) fn may_precede_norm(&self, device: &Device, product: &Product<'_>) -> bool {
-        matmul_few::may_add(device, product) || (self.ways.may_be(Way::Parts) && matmul_parts::may_add(device, product))
+        let facts = Facts::of(device);
+        matmul_few::may_add(facts, product)
+            || (self.tactics.may_be(Tactic::SplitK) && matmul_parts::may_add(facts, product))
     }
 
     /// Whether a product may do what is left of a norm of its input.
     pub(crate) fn may_follow_norm(&self, device: &Device, product: &Product<'_>) -> bool {
-        matmul_few::fits(device, product) || (self.ways.may_be(Way::Parts) && matmul_parts::fits(device, product))
+        let facts = Facts::of(device);
+        matmul_few::fits(facts, product) || (self.tactics.may_be(Tactic::SplitK) && matmul_parts::fits(facts, product))
     }
 
-    /// Queues a product with parts of the norms before and after it; false where it is none for that: nothing happens then.
-    pub(crate) fn run_between(&self, device: &mut Device, product: &Product<'_>, before: Before, after: After) -> bool {
-        self.may_follow_norm(device, product)
-            && (matmul_few::run_between(device, product, before, after)
-                || matmul_parts::run_between(device, product, None, product.out, (before, after)))
-    }
-
-    /// Whether it pays to wait for what a product may be added to: one launch less to read and write what it gave.
+    /// Whether it pays to wait for what a product may be added to: one launch less to read and write its result.
     pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
         /// Of fewer rows the sums cost as little to read again as the residual does beside a product.
         const LEAST_ROWS: usize = 129;
@@ -202,10 +218,11 @@ impl Matmul {
             && x.rows >= LEAST_ROWS
     }
 
-    /// Queues a product that [`Self::may_add`] and adds it to `sum` instead of writing it to its own output, whose content is lost.
+    /// Queues a product that [`Self::may_add`] and adds it to `sum` instead of writing it to its own output, whose content
+    /// is lost.
     pub(crate) fn run_added(&mut self, device: &mut Device, mut product: Product<'_>, sum: View) {
-        // Measured, if that is to be now, where it harms nobody.
-        self.way(device, &mut product, None);
+        // Measured, if that is to be now, where it harms nothing.
+        self.tuned(device, &mut product, None);
         self.run(device, Product { epilogue: Epilogue::Accumulate, out: sum, ..product });
     }
 
@@ -222,22 +239,13 @@ impl Matmul {
     }
 }
 
-/// Queues a product, gated where there is a function, by one of our own kernels; false where the way is none of them or cannot be taken.
-pub(crate) fn run_own(
-    device: &mut Device,
-    way: Way,
-    product: &Product<'_>,
-    function: Option<Function>,
-    out: View,
-) -> bool {
-    match way {
-        Way::Own => matmul_hopper::fits(device, product) && matmul_hopper::run(device, product, function, out),
-        Way::Parts => matmul_parts::fits(device, product) && matmul_parts::run(device, product, function, out),
-        Way::Usual | Way::Library(_) => false,
-    }
+/// Launches the kernel of a tactic, if it is one of ours.
+pub(crate) fn run_own(device: &mut Device, tactic: Tactic, product: &Product<'_>, gate: Option<Gate>) -> bool {
+    table::launch(device, tactic, product, &Fused::gate(gate))
 }
 
-fn plain(device: &mut Device, product: &Product<'_>) {
+/// Queues any product by the SIMT kernel.
+pub(crate) fn simt(device: &mut Device, product: &Product<'_>) {
     let Product { x, w, bias, epilogue, out } = product;
     let shape = Shape { grid: [w.rows.div_ceil(TILE), x.rows.div_ceil(TILE)], block: THREADS, shared: 0 };
     let bias = bias.as_ref().map_or(0, |bias| bias.ptr());

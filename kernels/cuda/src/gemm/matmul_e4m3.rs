@@ -1,4 +1,5 @@
-//! Products of weights stored as 8-bit floats times scales: `matmul_e4m3.cu`, which decodes them on their way to the tensor cores.
+//! Products of weights stored as 8-bit floats times scales: `matmul_e4m3.cu`, which decodes them on their way to the
+//! tensor cores.
 
 use std::sync::Arc;
 
@@ -6,6 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use kernels::ops::{ALL_COLUMNS, Encoding, Epilogue, HostMatrix, ScaledCodes};
 
 use crate::gemm::product::Product;
+use crate::jit::layouts::twin;
 use crate::jit::specialization::LOWEST;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -34,12 +36,14 @@ pub(crate) struct Scales {
 /// `struct Scales` of matmul_e4m3.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct ScalesArgument {
+pub(crate) struct ScalesArgument {
     values: CUdeviceptr,
     rows: CUdeviceptr,
     cols: u32,
     width: u32,
 }
+
+twin!(ScalesArgument = "Scales" { values, rows, cols, width });
 
 impl Scales {
     /// Those of a matrix in pieces; absent where it has none.

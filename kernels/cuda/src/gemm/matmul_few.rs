@@ -5,6 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use crate::fusion::split_norm::{self, After, Before, may_precede};
 use crate::gemm::product::Product;
+use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
@@ -116,17 +117,9 @@ pub(crate) fn specials(arch: Arch, [n, k]: [usize; 2], dtype: DType) -> Vec<Spec
     all
 }
 
-/// Queues a product; false if it is none for this kernel.
-pub(crate) fn run(device: &mut Device, product: &Product<'_>) -> bool {
-    run_between(device, product, Before::default(), After::default())
-}
-
-/// The same with parts of the norms before and after it.
+/// Queues a product that [`fits`], with parts of the norms before and after it; false where the kernel cannot be compiled.
 pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, before: Before, after: After) -> bool {
     let Product { x, w, bias, out, .. } = product;
-    if !fits(device, product) {
-        return false;
-    }
     let config = Config::choose(x.rows, w.rows, w.cols);
     let shape = Shape { grid: [w.rows.div_ceil(TILE * config.tiles), 1], block: 32 * config.warps, shared: 0 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
@@ -135,27 +128,28 @@ pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, before: Be
     device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, few, before, after])
 }
 
-pub(crate) fn fits(device: &Device, Product { x, w, out, .. }: &Product<'_>) -> bool {
-    device.context.arch >= LOWEST
+/// Whether the kernel can do a product.
+pub(crate) fn fits(facts: Facts, Product { x, w, out, .. }: &Product<'_>) -> bool {
+    facts.arch >= LOWEST
         && w.dtype.size() == 2
         && x.dtype == w.dtype
         && (out.dtype == DType::F32 || out.dtype == w.dtype)
-        && x.rows <= Config::most_rows(device.context.arch, w.rows)
+        && x.rows <= Config::most_rows(facts.arch, w.rows)
         && w.cols % PIECE == 0
 }
 
 /// Whether a product could be added to a residual and do a part of the norm that follows. Only small ones, where latency is what counts: while a
 /// norm runs, a large product after it reads weights, which takes as long.
-pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
+pub(crate) fn may_add(facts: Facts, product: &Product<'_>) -> bool {
     let Product { x, w, .. } = product;
     let columns = TILE * Config::choose(x.rows, w.rows, w.cols).tiles;
-    w.rows <= SMALL && columns == split_norm::PIECE && fits(device, product) && may_precede(product)
+    w.rows <= SMALL && columns == split_norm::PIECE && fits(facts, product) && may_precede(product)
 }
 
 /// Whether a product could be one with a gate that follows.
-pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
+pub(crate) fn may_gate(facts: Facts, product: &Product<'_>) -> bool {
     let Product { x, w, out, epilogue, .. } = product;
-    fits(device, product)
+    fits(facts, product)
         && out.dtype == w.dtype
         && *epilogue == Epilogue::Store
         && x.rows > 0

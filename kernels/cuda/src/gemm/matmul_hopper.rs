@@ -3,6 +3,8 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::gemm::product::{MANY_ROWS, Product, ProductShape};
+use crate::gemm::table::Facts;
+use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
@@ -94,6 +96,8 @@ pub(crate) struct HopperShape {
     limit: f32,
 }
 
+twin!(HopperShape = "HopperShape" { product: "rows", limit });
+
 impl HopperShape {
     /// Of a product whose outputs, or what the function leaves of them, go to `out`.
     pub(crate) fn new(product: &Product<'_>, out: View, function: Option<Function>) -> Self {
@@ -109,10 +113,10 @@ pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
 }
 
 /// Whether the kernel can do a product.
-pub(crate) fn fits(device: &Device, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
+pub(crate) fn fits(facts: Facts, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
     let adds = *epilogue == Epilogue::Accumulate;
-    device.context.arch == HOPPER
-        && device.context.shared_of_block >= Config::with(x.rows, BOXES_ROWS[0]).shared()
+    facts.arch == HOPPER
+        && facts.shared_of_block >= Config::with(x.rows, BOXES_ROWS[0]).shared()
         && w.dtype.size() == 2
         && x.dtype == w.dtype
         && (out.dtype == DType::F32 || (out.dtype == w.dtype && !adds))
@@ -122,26 +126,26 @@ pub(crate) fn fits(device: &Device, Product { x, w, epilogue, out, .. }: &Produc
 }
 
 /// Whether it can gate its outputs too.
-pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
+pub(crate) fn may_gate(facts: Facts, product: &Product<'_>) -> bool {
     let Product { w, epilogue, out, .. } = product;
-    fits(device, product) && *epilogue == Epilogue::Store && out.dtype == w.dtype && w.rows.is_multiple_of(2 * PIECE)
+    fits(facts, product) && *epilogue == Epilogue::Store && out.dtype == w.dtype && w.rows.is_multiple_of(2 * PIECE)
 }
 
 /// The kernel for a product that [`fits`].
-pub(crate) fn special(device: &Device, product: &Product<'_>, function: Option<Function>, out: View) -> Special {
-    config(device, product, function, out).1.special(product.w.dtype, function)
+pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<Function>, out: View) -> Special {
+    config(facts, product, function, out).1.special(product.w.dtype, function)
 }
 
 /// Boxes of a tile, and how the kernel is compiled.
-fn config(device: &Device, product: &Product<'_>, function: Option<Function>, out: View) -> (usize, Config) {
+fn config(facts: Facts, product: &Product<'_>, function: Option<Function>, out: View) -> (usize, Config) {
     let boxes = if function.is_some() { BOXES / 2 } else { BOXES };
-    (boxes, Config::of(product.x.rows, out.width, boxes, device.context.multiprocessors))
+    (boxes, Config::of(product.x.rows, out.width, boxes, facts.multiprocessors))
 }
 
 /// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where it cannot be done.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
     let Product { x, w, bias, .. } = product;
-    let (boxes, config) = config(device, product, function, out);
+    let (boxes, config) = config(Facts::of(device), product, function, out);
     let map = |ptr, rows, box_rows| tensor_map(ptr, w.dtype, [rows, w.cols], box_rows);
     let maps = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns));
     let to_map = tensor_map(out.ptr, out.dtype, [x.rows, out.width], PLACE_ROWS);

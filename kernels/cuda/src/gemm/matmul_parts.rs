@@ -6,6 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::fusion::split_norm::{After, Before, may_precede};
 use crate::gemm::matmul_hopper::{ALL, HopperShape};
 use crate::gemm::product::Product;
+use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
@@ -118,10 +119,10 @@ impl Config {
 }
 
 /// Whether the kernel can do a product.
-pub(crate) fn fits(device: &Device, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
+pub(crate) fn fits(facts: Facts, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
     let adds = *epilogue == Epilogue::Accumulate;
-    device.context.arch == HOPPER
-        && device.context.shared_of_block >= SHARED - KEPT
+    facts.arch == HOPPER
+        && facts.shared_of_block >= SHARED - KEPT
         && w.dtype.size() == 2
         && x.dtype == w.dtype
         && (out.dtype == DType::F32 || (out.dtype == w.dtype && !adds))
@@ -131,32 +132,27 @@ pub(crate) fn fits(device: &Device, Product { x, w, epilogue, out, .. }: &Produc
 }
 
 /// Whether a product is this kernel's without being measured, so that it may be added to a residual, and do a part of the norm that follows.
-pub(crate) fn is_small(device: &Device, product: &Product<'_>) -> bool {
+pub(crate) fn is_small(facts: Facts, product: &Product<'_>) -> bool {
     let Product { x, w, out, .. } = product;
-    w.rows <= SMALL && x.rows <= MOST_NORMED_ROWS && out.dtype == DType::F32 && fits(device, product)
+    w.rows <= SMALL && x.rows <= MOST_NORMED_ROWS && out.dtype == DType::F32 && fits(facts, product)
 }
 
 /// Whether such a product could be added to a residual.
-pub(crate) fn may_add(device: &Device, product: &Product<'_>) -> bool {
-    is_small(device, product) && may_precede(product)
+pub(crate) fn may_add(facts: Facts, product: &Product<'_>) -> bool {
+    is_small(facts, product) && may_precede(product)
 }
 
 /// The kernel for a product that [`fits`].
-pub(crate) fn special(device: &Device, product: &Product<'_>, function: Option<Function>) -> Option<Special> {
-    Some(config(device, product, function)?.special(product.w.dtype, function))
+pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<Function>) -> Option<Special> {
+    Some(config(facts, product, function)?.special(product.w.dtype, function))
 }
 
-fn config(device: &Device, Product { x, w, .. }: &Product<'_>, function: Option<Function>) -> Option<Config> {
-    Config::of(x.rows, [w.rows, w.cols], function.is_some(), device.context.multiprocessors)
+fn config(facts: Facts, Product { x, w, .. }: &Product<'_>, function: Option<Function>) -> Option<Config> {
+    Config::of(x.rows, [w.rows, w.cols], function.is_some(), facts.multiprocessors)
 }
 
-/// Queues a product that [`fits`]; with a function, one that `matmul_hopper::may_gate`, gated and written to `out` alone. False where it cannot be
-/// done.
-pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
-    run_between(device, product, function, out, (Before::default(), After::default()))
-}
-
-/// The same with parts of the norms before and after it, which comes after one that is not gated.
+/// Queues a product that [`fits`]; with a function, one that `matmul_hopper::may_gate`, gated and written to `out` alone;
+/// with parts of the norms before it and, where it is not gated, after it. False where it cannot be done.
 pub(crate) fn run_between(
     device: &mut Device,
     product: &Product<'_>,
@@ -166,7 +162,7 @@ pub(crate) fn run_between(
 ) -> bool {
     let Product { x, w, bias, .. } = product;
     let [n, k] = [w.rows, w.cols];
-    let Some(config) = config(device, product, function) else { return false };
+    let Some(config) = config(Facts::of(device), product, function) else { return false };
     let x_map = tensor_map(x.ptr, w.dtype, [x.rows, k], config.rows);
     let w_map = tensor_map_of_groups(w.ptr(), w.dtype, [n, k], [BOX, config.chunks * CHUNK]);
     let (Ok(x_map), Ok(w_map)) = (x_map, w_map) else { return false };

@@ -1,4 +1,4 @@
-//! Products of rows with a weight matrix (GEMM), and the kernels to choose from.
+//! GEMM: products of rows with a weight matrix, and the table of kernels that compute them.
 
 pub(crate) mod cublaslt;
 pub(crate) mod matmul;
@@ -7,3 +7,4 @@ pub(crate) mod matmul_few;
 pub(crate) mod matmul_hopper;
 pub(crate) mod matmul_parts;
 pub(crate) mod product;
+pub(crate) mod table;

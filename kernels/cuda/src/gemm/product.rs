@@ -1,7 +1,8 @@
 //! A product of rows with a matrix, and the gate that may follow it: what every kernel for products is asked.
 
-use crate::autotune::tactics::{Kind, bucket};
+use crate::autotune::tactics::{GemmProblem, bucket};
 use crate::gemm::cublaslt::{Key, Operands};
+use crate::jit::layouts::twin;
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::device::Device;
@@ -30,6 +31,8 @@ pub(crate) struct ProductShape {
     accumulate: u32,
     wide: u32,
 }
+
+twin!(ProductShape = "ProductShape" { rows, n, k, accumulate, wide });
 
 /// What gates a product's outputs next, and where to.
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +65,9 @@ impl Product<'_> {
         w.dtype.size() == 2 && (w.compute == w.dtype || x.dtype == w.dtype)
     }
 
-    pub(crate) fn kind(&self, gate: Option<Gate>) -> Kind {
-        Kind::of(&self.key(), gate.map(|gate| gate.function()))
+    /// What its tactic is kept by.
+    pub(crate) fn problem(&self, gate: Option<Gate>) -> GemmProblem {
+        GemmProblem::of(&self.key(), gate.map(|gate| gate.function()))
     }
 
     pub(crate) fn key(&self) -> Key {

@@ -1,5 +1,5 @@
-//! Which kinds of steps are recorded, and what they are replayed from. A step of one row a sequence is padded to the next kind's rows, recorded or not, so
-//! that it gives the same bits either way.
+//! Which kinds of steps are recorded, and what they are replayed from. A step of one row a sequence is padded to the
+//! next kind's rows, recorded or not, so that it gives the same bits either way.
 
 use crate::graph::cuda_graph::Graph;
 use crate::jit::specialization::Special;
@@ -119,7 +119,8 @@ impl Recordings {
         recorded.filter(|kind| are(kind.rows)).for_each(|kind| kind.outdated = true);
     }
 
-    /// Lets go of what is stale. To be done before a recording: it frees memory, which makes everything stale that was recorded before.
+    /// Lets go of what is stale. To be done before a recording: it frees memory, which makes everything stale that was
+    /// recorded before.
     pub(crate) fn forget_stale(&mut self) {
         self.kinds.iter_mut().filter(|kind| kind.current().is_none()).for_each(|kind| kind.recorded = None);
     }

@@ -6,6 +6,7 @@ use kernels::ops::{self, Act, CaptureError, CaptureSize};
 use kernels::sample::{SampleRow, Ticket};
 
 use crate::CudaBackend;
+use crate::fusion::pass::Kept;
 
 impl CudaBackend {
     /// Starts a step, padded to so many rows if it is to be: its batch is sent, and placed.
@@ -16,19 +17,19 @@ impl CudaBackend {
 
     fn send(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
         self.device.bind();
-        self.settle();
-        self.matmul.ways.begin(batch.sequences.is_empty());
+        self.end_operations();
+        self.matmul.tactics.begin(batch.sequences.is_empty());
         self.padded = padded.is_some();
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());
-        self.collector.start(self.device.is_recording() && self.batch.rows() == 1);
+        let alone = self.device.is_recording() && self.batch.rows() == 1;
+        self.pass.begin_step(if alone { Kept::Step } else { Kept::Nothing });
     }
 
     /// Ends a step with the choice of its tokens, of which a recording has none.
     pub(crate) fn choose_tokens(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.device.bind();
-        self.collected = self.collector.end();
-        self.settle_for(logits, logits);
+        self.flush_for(logits);
         // In a padded step all rows are chosen from, if any.
         let padded = self.padded && rows.len() == self.batch.own_rows();
         let count = if padded { self.batch.rows() } else { rows.len() };

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::jit::nvrtc::OPTIONS;
-use crate::jit::sources::{HEADERS, Source};
+use crate::jit::sources::{Source, headers};
 use crate::runtime::arch::Arch;
 
 const MAGIC: &[u8; 8] = b"quirek01";
@@ -83,7 +83,7 @@ impl Cache {
 /// All of a name but the compiler's version.
 fn stem(source: Source, arch: Arch) -> String {
     let special = source.special.map(|special| special.options()).unwrap_or_default();
-    let parts = [source.text].into_iter().chain(HEADERS.iter().map(|(_, text)| *text)).chain(OPTIONS.iter().copied());
+    let parts = [source.text].into_iter().chain(headers().map(|(_, text)| text)).chain(OPTIONS.iter().copied());
     format!("{}-{arch}-{}-", source.name, digest(parts.chain(special.iter().map(String::as_str))))
 }
 

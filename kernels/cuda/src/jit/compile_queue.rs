@@ -1,7 +1,8 @@
-//! Machine code made on threads beside the one that works with the device: what a model will need is ordered, and whoever needs it waits for no
-//! more than what is left of its making.
+//! The JIT compile queue: kernels that a model will need are compiled on threads beside the one that works with the device.
+//! A caller that needs a kernel at once waits for no more than what is left of its compilation.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,15 +15,43 @@ use crate::runtime::arch::Arch;
 /// Kernels made at a time, at most: each compilation takes a core and some 100 MB.
 const MOST_BENCHES: usize = 8;
 
+/// Whether kernels are being compiled now, for whoever watches over a step that may wait for one. Cloning shares.
+#[derive(Clone, Debug, Default)]
+pub struct Compilations(Arc<AtomicUsize>);
+
+impl Compilations {
+    /// Whether any is under way.
+    pub fn are_under_way(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    /// Counts one for as long as the result lives.
+    pub fn begin(&self) -> Compilation {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Compilation(self.clone())
+    }
+}
+
+/// One that is under way until this is dropped.
+#[derive(Debug)]
+pub struct Compilation(Compilations);
+
+impl Drop for Compilation {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Makes the code of one kernel.
 type Make = dyn Fn(Special) -> Result<Vec<u8>, String> + Send + Sync;
 
 /// Orders, and what became of them.
-pub(crate) struct Workshop {
+pub(crate) struct CompileQueue {
     make: Arc<Make>,
     benches: usize,
     shelf: Arc<Shelf>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    compilations: Compilations,
 }
 
 #[derive(Default)]
@@ -76,15 +105,27 @@ impl Shelf {
     }
 }
 
-impl Workshop {
+impl CompileQueue {
     pub(crate) fn new(compiler: Compiler, arch: Arch) -> Self {
         let benches = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_BENCHES);
-        let make = move |special: Special| compiler.one(Source::of(special), arch).map(|(cubin, _)| cubin);
-        Self::with(Arc::new(make), benches)
+        let compilations = Compilations::default();
+        let counted = compilations.clone();
+        let make = move |special: Special| {
+            let _counted = counted.begin();
+            compiler.one(Source::of(special), arch).map(|(cubin, _)| cubin)
+        };
+        let mut queue = Self::with(Arc::new(make), benches);
+        queue.compilations = compilations;
+        queue
     }
 
     fn with(make: Arc<Make>, benches: usize) -> Self {
-        Self { make, benches, shelf: Arc::default(), threads: Mutex::default() }
+        Self { make, benches, shelf: Arc::default(), threads: Mutex::default(), compilations: Compilations::default() }
+    }
+
+    /// Whether it compiles now.
+    pub(crate) fn compilations(&self) -> Compilations {
+        self.compilations.clone()
     }
 
     /// Sees to it that a kernel is made, after those that were ordered before.
@@ -106,7 +147,7 @@ impl Workshop {
                 threads.retain(|thread| !thread.is_finished());
                 threads.push(thread);
             }
-            // Without a thread nobody makes it but who needs it.
+            // If no thread could be spawned, kernels are compiled at first use.
             Err(_) if orders.busy == 0 => orders.waiting.clear(),
             Err(_) => {}
         }
@@ -143,7 +184,7 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
+impl Drop for CompileQueue {
     /// Threads use the compiler, which may be unloaded when the process ends.
     fn drop(&mut self) {
         self.shelf.lock().closed = true;
@@ -154,11 +195,20 @@ impl Drop for Workshop {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
     use kernels::ops::DType;
+
+    #[test]
+    fn compilations_are_counted_while_they_are_under_way() {
+        let compilations = Compilations::default();
+        let (first, second) = (compilations.begin(), compilations.clone().begin());
+        drop(first);
+        assert!(compilations.are_under_way());
+        drop(second);
+        assert!(!compilations.are_under_way());
+    }
 
     fn special(size: usize) -> Special {
         Special::new("matmul_few", DType::Bf16, &[("WARPS", size)])
@@ -169,7 +219,7 @@ mod tests {
         let (go, gate) = channel::<()>();
         let (gate, count) = (Mutex::new(gate), Arc::new(AtomicUsize::new(0)));
         let counted = count.clone();
-        let workshop = Workshop::with(
+        let queue = CompileQueue::with(
             Arc::new(move |special| {
                 counted.fetch_add(1, Ordering::Relaxed);
                 gate.lock().unwrap().recv().unwrap();
@@ -177,26 +227,26 @@ mod tests {
             }),
             2,
         );
-        workshop.order(special(1));
-        assert!(!workshop.is_made(special(1), Duration::ZERO));
+        queue.order(special(1));
+        assert!(!queue.is_made(special(1), Duration::ZERO));
         go.send(()).unwrap();
-        assert_eq!(workshop.take(special(1)).unwrap(), format!("{:?}", special(1)).into_bytes());
+        assert_eq!(queue.take(special(1)).unwrap(), format!("{:?}", special(1)).into_bytes());
         assert_eq!(count.load(Ordering::Relaxed), 1);
         // Not ordered: made by who takes it.
         go.send(()).unwrap();
-        workshop.take(special(2)).unwrap();
+        queue.take(special(2)).unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 2);
         go.send(()).unwrap();
-        assert!(workshop.is_made(special(3), Duration::from_secs(60)));
-        workshop.take(special(3)).unwrap();
+        assert!(queue.is_made(special(3), Duration::from_secs(60)));
+        queue.take(special(3)).unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 3);
     }
 
     /// A kernel that is made at once.
     const EASY: usize = 100;
 
-    /// A workshop whose kernels are made when a message comes or none can any more, and which ones were begun.
-    fn gated(benches: usize) -> (Workshop, Sender<()>, Arc<Mutex<Vec<Special>>>) {
+    /// A queue whose kernels are made when a message comes or none can any more, and which ones were begun.
+    fn gated(benches: usize) -> (CompileQueue, Sender<()>, Arc<Mutex<Vec<Special>>>) {
         let (go, gate) = channel::<()>();
         let (gate, begun) = (Mutex::new(gate), Arc::<Mutex<Vec<Special>>>::default());
         let noted = begun.clone();
@@ -207,7 +257,7 @@ mod tests {
             }
             Ok(Vec::new())
         };
-        (Workshop::with(Arc::new(make), benches), go, begun)
+        (CompileQueue::with(Arc::new(make), benches), go, begun)
     }
 
     fn until(begun: &Mutex<Vec<Special>>, count: usize) {
@@ -218,32 +268,32 @@ mod tests {
 
     #[test]
     fn no_more_than_so_many_are_made_at_a_time_and_none_is_begun_at_the_end() {
-        let (workshop, go, begun) = gated(3);
-        (0..9).for_each(|size| workshop.order(special(size)));
+        let (queue, go, begun) = gated(3);
+        (0..9).for_each(|size| queue.order(special(size)));
         (0..2).for_each(|_| go.send(()).unwrap());
         until(&begun, 5);
-        workshop.shelf.lock().closed = true;
+        queue.shelf.lock().closed = true;
         drop(go);
-        drop(workshop);
+        drop(queue);
         assert_eq!(begun.lock().unwrap().len(), 5);
     }
 
     #[test]
     fn orders_are_made_in_turn_but_nobody_waits_for_those_before() {
-        let (workshop, go, begun) = gated(1);
-        [0, 1, 2, EASY, 3].iter().for_each(|size| workshop.order(special(*size)));
+        let (queue, go, begun) = gated(1);
+        [0, 1, 2, EASY, 3].iter().for_each(|size| queue.order(special(*size)));
         until(&begun, 1);
-        assert_eq!(workshop.take(special(EASY)), Ok(Vec::new()));
-        assert!(workshop.is_busy() && workshop.wait(Duration::ZERO));
+        assert_eq!(queue.take(special(EASY)), Ok(Vec::new()));
+        assert!(queue.is_busy() && queue.wait(Duration::ZERO));
         drop(go);
-        while workshop.wait(Duration::from_secs(60)) {}
+        while queue.wait(Duration::from_secs(60)) {}
         assert_eq!(*begun.lock().unwrap(), [0, EASY, 1, 2, 3].map(special));
     }
 
     #[test]
     fn what_cannot_be_made_says_why() {
-        let workshop = Workshop::with(Arc::new(|_| Err("no".to_owned())), 1);
-        assert!(workshop.is_made(special(1), Duration::from_secs(60)));
-        assert_eq!(workshop.take(special(1)), Err("no".to_owned()));
+        let queue = CompileQueue::with(Arc::new(|_| Err("no".to_owned())), 1);
+        assert!(queue.is_made(special(1), Duration::from_secs(60)));
+        assert_eq!(queue.take(special(1)), Err("no".to_owned()));
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod cache;
 pub(crate) mod compile_queue;
 pub(crate) mod compiler;
+pub(crate) mod layouts;
 pub(crate) mod nvrtc;
 pub(crate) mod prebuilt;
 pub(crate) mod prefetch;

@@ -5,7 +5,7 @@ use std::ptr;
 
 use cudarc::nvrtc::sys;
 
-use crate::jit::sources::{HEADERS, Source};
+use crate::jit::sources::{Source, headers};
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 
@@ -47,8 +47,8 @@ impl Nvrtc {
     pub(crate) fn compile(&self, source: Source, arch: Arch) -> Result<Vec<u8>, String> {
         let text = |text: &str| CString::new(text).map_err(|_| format!("{} holds a NUL", source.name));
         let (name, code) = (text(&format!("{}.cu", source.name))?, text(source.text)?);
-        let headers: Vec<CString> = HEADERS.iter().map(|(_, header)| text(header)).collect::<Result<_, _>>()?;
-        let names: Vec<CString> = HEADERS.iter().map(|(name, _)| text(name)).collect::<Result<_, _>>()?;
+        let names: Vec<CString> = headers().map(|(name, _)| text(name)).collect::<Result<_, _>>()?;
+        let headers: Vec<CString> = headers().map(|(_, header)| text(header)).collect::<Result<_, _>>()?;
         let options = OPTIONS.iter().map(|option| (*option).to_owned()).chain([format!("--gpu-architecture={arch}")]);
         let options = options.chain(source.special.map(|special| special.options()).unwrap_or_default());
         let options: Vec<CString> = options.map(|option| text(&option)).collect::<Result<_, _>>()?;

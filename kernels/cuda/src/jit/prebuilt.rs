@@ -1,4 +1,5 @@
-//! Kernels compiled ahead of the first start: all that are compiled as they are, and of those compiled for a shape what most models need.
+//! Kernels compiled ahead of the first start: all that are compiled as they are, and of those compiled for a shape what
+//! most models need.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -44,7 +45,8 @@ fn sources(arch: Arch) -> Vec<Source> {
     KERNELS.iter().copied().chain(usual(arch).into_iter().map(Source::of)).collect()
 }
 
-/// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head; of 8-bit caches, heads of 64 and 128.
+/// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head; of 8-bit
+/// caches, heads of 64 and 128.
 fn usual(arch: Arch) -> Vec<Special> {
     const DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
     const NARROW_DIMS: [usize; 2] = [64, 128];

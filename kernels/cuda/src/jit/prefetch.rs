@@ -1,5 +1,5 @@
-//! Kernels that steps of few rows are sure to need once it is known what a model is made of: compiled on threads of their own while weights are on
-//! their way, so that the first steps, and those that are recorded, find them made.
+//! Kernels that steps of few rows are sure to need once it is known what a model is made of: compiled on threads of
+//! their own while weights are on their way, so that the first steps, and those that are recorded, find them made.
 
 use crate::CudaBackend;
 use crate::attention;

@@ -1,5 +1,6 @@
 //! The kernels' sources, embedded in the binary.
 
+use crate::jit::layouts;
 use crate::jit::specialization::Special;
 
 /// One file of `kernels/cuda`.
@@ -78,7 +79,12 @@ pub(crate) const SPECIAL: &[Source] = sources! {
 };
 
 /// What they include: name and text.
-pub(crate) const HEADERS: &[(&str, &str)] = &[
+pub(crate) fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
+    HEADERS.iter().copied().chain([(layouts::NAME, layouts::header())])
+}
+
+/// Headers that are files.
+const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
     ("choose.cuh", include_str!("../../csrc/sampling/choose.cuh")),

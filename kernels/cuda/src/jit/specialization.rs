@@ -1,5 +1,5 @@
-//! Kernels that are compiled for one element type and shape, when a model first needs them: each is a function, alone in its module, named
-//! like its file.
+//! Kernels that are compiled for one element type and shape, when a model first needs them: each is a function, alone
+//! in its module, named like its file.
 
 use crate::runtime::arch::Arch;
 use kernels::ops::DType;
@@ -32,9 +32,9 @@ impl Special {
         Self { file, dtype, sizes: all, with_cache: false }
     }
 
-    /// The same code, whose blocks begin where most of a multiprocessor's memory is cache. An empty multiprocessor is divided anew; with early launch
-    /// few ever are, and what one kernel had as shared memory its successors lack as cache, and so as room for what they are reading, unless they wait
-    /// until it is empty, as these do.
+    /// The same code, whose blocks begin where most of a multiprocessor's memory is cache. An empty multiprocessor is
+    /// divided anew; with early launch few ever are, and what one kernel had as shared memory its successors lack as
+    /// cache, and so as room for what they are reading, unless they wait until it is empty, as these do.
     pub(crate) fn with_cache(self) -> Self {
         Self { with_cache: true, ..self }
     }

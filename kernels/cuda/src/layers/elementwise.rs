@@ -1,5 +1,6 @@
 //! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `clamp.cu`, `scale.cu`, `soft_cap.cu`.
 
+use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use kernels::ops::Activation;
@@ -11,6 +12,8 @@ pub(crate) struct Function {
     pub(crate) number: u32,
     pub(crate) limit: f32,
 }
+
+twin!(Function = "Activation" { number: "function", limit });
 
 impl From<Activation> for Function {
     fn from(activation: Activation) -> Self {

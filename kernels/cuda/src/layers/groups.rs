@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -40,11 +41,13 @@ impl Group {
 /// `struct Columns` of head_matmul.cu and copy_columns.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Columns {
+pub(crate) struct Columns {
     first: u32,
     stride: u32,
     width: u32,
 }
+
+twin!(Columns = "HeadColumns" { first, stride, width });
 
 impl Columns {
     fn of(columns: HeadColumns, view: View) -> Self {

@@ -2,18 +2,22 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::fusion::op::HeadNorm;
+use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 
 /// `struct Norm` of the kernel: null for no weight or bias.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Params {
     pub(crate) weight: CUdeviceptr,
     pub(crate) bias: CUdeviceptr,
     pub(crate) eps: f32,
     pub(crate) subtract_mean: u32,
 }
+
+twin!(Params = "Norm" { weight, bias, eps, subtract_mean });
 
 /// Elements of a row that a thread keeps: `EACH * USUAL` of the kernel. Twice as many in functions for wide rows.
 const KEPT: usize = 8;
@@ -44,24 +48,19 @@ pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params:
 }
 
 /// Norm of `heads` heads of `dim` columns from `first_col` on, in place.
-pub(crate) fn head_norm(device: &mut Device, x: View, first_col: usize, heads: usize, dim: usize, params: Params) {
-    head_norm_by(device, x, (first_col, heads, dim), params, 0);
+pub(crate) fn head_norm(device: &mut Device, norm: HeadNorm) {
+    head_norm_by(device, norm, 0);
 }
 
 /// The same where each head has its own parameters: `[heads * dim]`.
-pub(crate) fn own_head_norm(device: &mut Device, x: View, first_col: usize, heads: usize, dim: usize, params: Params) {
-    head_norm_by(device, x, (first_col, heads, dim), params, dim);
+pub(crate) fn own_head_norm(device: &mut Device, norm: HeadNorm) {
+    head_norm_by(device, norm, norm.dim);
 }
 
-fn head_norm_by(
-    device: &mut Device,
-    x: View,
-    (first_col, heads, dim): (usize, usize, usize),
-    params: Params,
-    stride: usize,
-) {
+fn head_norm_by(device: &mut Device, norm: HeadNorm, stride: usize) {
     /// A warp for each.
     const HEADS_A_BLOCK: usize = 4;
+    let HeadNorm { x, first_col, heads, dim, params } = norm;
     let name = Name::in_file("norm", "head_norm", &[x.dtype]);
     let shape = Shape { grid: [x.rows, heads.div_ceil(HEADS_A_BLOCK)], block: 32 * HEADS_A_BLOCK, shared: 0 };
     let [first_col, heads, dim, width, stride] = [first_col, heads, dim, x.width, stride].map(|number| number as u32);

@@ -3,6 +3,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::elementwise::Function;
 use crate::layers::groups::{Group, OUTPUTS};
@@ -148,7 +149,7 @@ pub(crate) fn maps(device: &mut Device, staging: &mut Staging, members: &[&Weigh
 /// `struct ExpertShape` of experts.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct ExpertShape {
+pub(crate) struct ExpertShape {
     pairs: u32,
     pairs_a_row: u32,
     n: u32,
@@ -156,6 +157,8 @@ struct ExpertShape {
     wide: u32,
     limit: f32,
 }
+
+twin!(ExpertShape = "ExpertShape" { pairs, pairs_a_row, n, k, wide, limit });
 
 /// A call with everything looked up. `out` has a row for every choice; `x` one for every choice or for every row.
 pub(crate) struct Call<'a> {

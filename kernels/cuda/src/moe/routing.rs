@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::jit::layouts::twin;
 use crate::jit::specialization::HOPPER;
 use crate::runtime::activations::View;
 use crate::runtime::arch::Arch;
@@ -66,6 +67,8 @@ pub(crate) struct Chosen {
     tile_rows: u32,
 }
 
+twin!(Chosen = "Choices" { experts, weights, lists, tiles, counts, room, tile_rows });
+
 impl Choices {
     pub(crate) fn new(device: &mut Device, max_rows: usize, top_k: usize) -> Self {
         let pairs = max_rows * top_k;
@@ -118,7 +121,7 @@ impl Choices {
 /// `struct Routing` of route.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Router {
+pub(crate) struct Router {
     correction: CUdeviceptr,
     sigmoid: u32,
     groups: u32,
@@ -128,6 +131,8 @@ struct Router {
     renormalise: u32,
     scale: f32,
 }
+
+twin!(Router = "Routing" { correction, sigmoid, groups, groups_kept, group_best, top_k, renormalise, scale });
 
 impl Router {
     /// `correction` is where the corrections are: null for none.

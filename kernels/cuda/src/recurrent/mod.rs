@@ -3,6 +3,8 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::CudaBackend;
+use crate::fusion::op::Op;
+use crate::jit::layouts::twin;
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
@@ -65,10 +67,12 @@ pub(crate) struct Cols {
 /// `struct Columns` of recurrent.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Columns {
+pub(crate) struct Columns {
     first: CUdeviceptr,
     width: u32,
 }
+
+twin!(Columns = "Columns" { first, width });
 
 impl Cols {
     /// `count` columns of as many rows as `out` has, in its element type.
@@ -83,13 +87,15 @@ impl Cols {
 /// `struct Conv` of causal_conv.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Conv {
+pub(crate) struct Conv {
     state: CUdeviceptr,
     taps: CUdeviceptr,
     bias: CUdeviceptr,
     channels: u32,
     kernel: u32,
 }
+
+twin!(Conv = "Conv" { state, taps, bias, channels, kernel });
 
 /// See [`ops::Conv`].
 pub(crate) fn causal_conv(
@@ -132,7 +138,7 @@ pub(crate) struct ScanVectors {
 /// `struct Scan` of selective_scan.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Scan {
+pub(crate) struct Scan {
     state: CUdeviceptr,
     decay: CUdeviceptr,
     skip: CUdeviceptr,
@@ -146,6 +152,10 @@ struct Scan {
     each_value: u32,
     lanes: u32,
 }
+
+twin!(Scan = "Scan" {
+    state, decay, skip, dt_bias, least_dt, most_dt, heads, head_dim, groups, state_dim, each_value, lanes,
+});
 
 /// See [`ops::Scan`].
 pub(crate) fn selective_scan(
@@ -197,7 +207,7 @@ pub(crate) struct DeltaInput {
 /// `struct Rule` of delta_rule.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Rule {
+pub(crate) struct Rule {
     state: CUdeviceptr,
     rate: CUdeviceptr,
     dt_bias: CUdeviceptr,
@@ -206,6 +216,8 @@ struct Rule {
     key_dim: u32,
     value_dim: u32,
 }
+
+twin!(Rule = "Rule" { state, rate, dt_bias, key_heads, value_heads, key_dim, value_dim });
 
 /// See [`ops::DeltaRule`].
 pub(crate) fn delta_rule(
@@ -251,14 +263,14 @@ pub(crate) fn gate(device: &mut Device, x: View, gate: Cols, activation: Activat
 impl CudaBackend {
     pub(crate) fn gate_columns(&mut self, x: Act, gates: ops::Cols, activation: Activation) {
         assert_ne!(x, gates.act, "columns that gate themselves");
-        self.settle();
+        self.append(Op::Opaque("gate"));
         let (x, gates) = (self.acts.view(x), self.cols(gates));
         gate(&mut self.device, x, gates, activation);
     }
 
     pub(crate) fn convolve(&mut self, x: ops::Cols, conv: ops::Conv, out: Act) {
         assert_ne!(x.act, out, "a convolution cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("causal_conv"));
         let out = self.acts.target(out, self.batch.rows(), conv.channels);
         let vectors = (conv, self.values(conv.taps), conv.bias.map(|bias| self.values(bias)));
         let (x, states) = (self.cols(x), &self.states[conv.state.0 as usize]);
@@ -268,7 +280,7 @@ impl CudaBackend {
     pub(crate) fn scan(&mut self, input: ops::ScanInput, scan: ops::Scan, out: Act) {
         let ops::ScanInput { x, dt, b, c } = input;
         assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("selective_scan"));
         let out = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
         let vectors = ScanVectors {
             decay: self.values(scan.decay),
@@ -283,7 +295,7 @@ impl CudaBackend {
     pub(crate) fn attend_linearly(&mut self, input: ops::DeltaInput, rule: ops::DeltaRule, out: Act) {
         let ops::DeltaInput { qkv, beta, dt } = input;
         assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "linear attention cannot overwrite its input");
-        self.settle();
+        self.append(Op::Opaque("delta_rule"));
         let out = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
         let vectors = (rule, self.values(rule.rate), self.values(rule.dt_bias));
         let qkv = self.cols(ops::Cols { act: qkv, first: 0 });

@@ -12,8 +12,8 @@ pub(crate) struct Acts {
     buffers: Vec<Buffer>,
     /// Rows of the step, until an operation says otherwise.
     rows: usize,
-    /// A buffer's rows in f32 on the host: which, and whether the host may have changed them.
-    host: Option<(Act, Access)>,
+    /// A buffer's rows in f32 on the host: which, as they were fetched, and whether the host may have changed them.
+    host: Option<(Act, View, Access)>,
     pinned: Option<Pinned>,
     /// The same on the device, for buffers of another type.
     widened: Option<Memory>,
@@ -35,7 +35,7 @@ struct Buffer {
 }
 
 /// A buffer as one operation sees it: `rows * width` elements at `ptr`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct View {
     pub(crate) ptr: CUdeviceptr,
     pub(crate) dtype: DType,
@@ -102,8 +102,7 @@ impl Acts {
 
     /// Before an operation: what the host wrote goes back to the device, and the host's copy is forgotten.
     pub(crate) fn settle(&mut self, device: &mut Device) {
-        let Some((act, access)) = self.host.take() else { return };
-        let view = self.view(act);
+        let Some((_, view, access)) = self.host.take() else { return };
         if access == Access::Read || view.elements() == 0 {
             return;
         }
@@ -134,10 +133,10 @@ impl Acts {
     }
 
     fn fetch(&mut self, device: &mut Device, act: Act, access: Access) {
-        if let Some((current, before)) = self.host
+        if let Some((current, view, before)) = self.host
             && current == act
         {
-            self.host = Some((act, if before == Access::Write { before } else { access }));
+            self.host = Some((act, view, if before == Access::Write { before } else { access }));
             return;
         }
         self.settle(device);
@@ -153,7 +152,7 @@ impl Acts {
             }
             (_, None) => {}
         }
-        self.host = Some((act, access));
+        self.host = Some((act, view, access));
     }
 
     /// Room for `bytes` bytes. It only ever grows, to the largest buffer that is read.

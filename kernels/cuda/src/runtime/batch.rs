@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::jit::layouts::twin;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
@@ -29,6 +30,10 @@ pub(crate) struct Pointers {
     blocks: CUdeviceptr,
     slots: CUdeviceptr,
 }
+
+twin!(Pointers = "Batch" {
+    counts, tokens, positions, row_sequence, first_row, num_rows, start, first_block, blocks, slots,
+});
 
 /// Numbers that a list that grows to `need` has room for.
 fn room_for(need: usize) -> usize {
@@ -257,9 +262,9 @@ impl Batch {
         self.table = table as usize;
     }
 
-    /// Entries of `first_block` before the list of the table turned to.
-    pub(crate) fn first_entry(&self) -> u64 {
-        (self.table * self.capacity.sequences) as u64
+    /// Entries of `first_block` before the list of a table.
+    pub(crate) fn first_entry_of(&self, table: u32) -> u64 {
+        (table as usize * self.capacity.sequences) as u64
     }
 
     /// Fails where a sequence is longer than its blocks.

@@ -268,7 +268,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Queues a copy from pinned host memory beside the stream. It begins when the stream has passed `free`; `arrived` is when it is done.
+/// Queues a copy from pinned host memory beside the stream. It begins when the stream has passed `free`; `arrived` is
+/// when it is done.
 ///
 /// # Safety
 /// There are `bytes` bytes at `from`, which stay as they are until then, and room for them at `to`.

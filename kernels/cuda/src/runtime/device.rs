@@ -12,7 +12,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use crate::graph::cuda_graph::{self, Graph};
-use crate::jit::compile_queue::Workshop;
+use crate::jit::compile_queue::CompileQueue;
 use crate::jit::compiler::{Compiler, Made};
 use crate::jit::specialization::Special;
 use crate::runtime::context::{Context, Event, Memory, Pinned, copy_beside, explain, load_module};
@@ -28,7 +28,7 @@ pub(crate) struct Device {
     modules: HashMap<&'static str, sys::CUmodule>,
     functions: HashMap<Name, sys::CUfunction>,
     /// What makes kernels for a shape, and those made: absent where that failed.
-    workshop: Workshop,
+    compile_queue: CompileQueue,
     special: HashMap<Special, Option<Module>>,
     /// Kernels that steps to come will need, and their shared memory.
     wishes: Vec<(Special, usize)>,
@@ -62,12 +62,12 @@ impl Device {
                 load_module(&file.cubin).map_err(|error| format!("kernel {}: {}", file.name, explain(error)))?;
             modules.insert(file.name, module);
         }
-        let workshop = Workshop::new(compiler, context.arch);
+        let compile_queue = CompileQueue::new(compiler, context.arch);
         let device = Self {
             context,
             modules,
             functions: HashMap::new(),
-            workshop,
+            compile_queue,
             special: HashMap::new(),
             wishes: Vec::new(),
             clusters: HashMap::new(),

@@ -3,10 +3,11 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::CudaBackend;
+use crate::fusion::op::Cache;
 use crate::layers::norm;
 use crate::recurrent;
 use crate::runtime::arch::LOWEST_BF16;
-use kernels::ops::{Cols, DType, Norm, NormKind, Vector};
+use kernels::ops::{Cols, DType, KvLayer, Norm, NormKind, Vector};
 
 impl CudaBackend {
     pub(crate) fn vector(&self, vector: Option<Vector>) -> CUdeviceptr {
@@ -35,6 +36,11 @@ impl CudaBackend {
 
     pub(crate) fn cols(&self, cols: Cols) -> recurrent::Cols {
         recurrent::Cols { view: self.acts.view(cols.act), first: cols.first }
+    }
+
+    /// A layer's keys and values, with the batch's block tables of its kind.
+    pub(crate) fn cache(&self, kv: KvLayer) -> Cache {
+        Cache::new(&self.caches[kv.memory as usize], self.batch.first_entry_of(kv.table), kv.scales)
     }
 
     /// Fails where the hardware does not know a type.

@@ -1,7 +1,9 @@
-//! Finding CUDA's libraries at run time: where the system has them, or in a Python environment, where many servers have them.
+//! Finding CUDA's libraries at run time: where the system has them, or in a Python environment, where many servers have
+//! them.
 //!
-//! cudarc opens libraries by bare name and panics when one is missing. So each is opened here first, by its full path where it is not
-//! installed for the whole system (the loader then knows it by name), and asked for before anything is called.
+//! cudarc opens libraries by bare name and panics when one is missing. So each is opened here first, by its full path
+//! where it is not installed for the whole system (the loader then knows it by name), and asked for before anything is
+//! called.
 
 use std::ffi::{CStr, CString, OsStr, c_void};
 use std::fs;

@@ -1,4 +1,5 @@
-//! The largest shapes that there are kernels for. Whoever loads a model asks first (`ops::Device::limits`), so launchers count on them.
+//! The largest shapes that there are kernels for. Whoever loads a model asks first (`ops::Device::limits`), so
+//! launchers count on them.
 
 use crate::attention;
 use crate::attention::layer;

@@ -1,4 +1,5 @@
-//! When each thing that the device did began and ended: events in the stream around it. They keep what they surround from overlapping.
+//! When each thing that the device did began and ended: events in the stream around it. They keep what they surround
+//! from overlapping.
 
 use std::sync::Arc;
 

@@ -25,8 +25,9 @@ pub(crate) fn of(multiprocessors: usize, query_heads: Option<usize>) -> StepPref
     }
 }
 
-/// Attention of a chunk is cut into tiles that run in waves, one tile a multiprocessor; the last wave takes as long as the
-/// others, however few tiles are left for it. Rows of about [`MANY_ROWS`] that are whole waves, as nearly as GEMMs allow.
+/// Attention of a chunk is cut into tiles that run in waves, one tile a multiprocessor; the last wave takes as long as
+/// the others, however few tiles are left for it. Rows of about [`MANY_ROWS`] that are whole waves, as nearly as GEMMs
+/// allow.
 fn whole_waves(multiprocessors: usize, heads: usize) -> u32 {
     let wave = multiprocessors as f64 * ATTENTION_ROWS / heads.max(1) as f64;
     let rows = (MANY_ROWS / wave).round().max(1.0) * wave;

@@ -15,7 +15,8 @@ const BOX_COLUMNS: u32 = 64;
 /// Rows of a swizzle of 128 bytes.
 const GROUP: usize = 8;
 
-/// A row-major matrix of f32 or 16-bit elements, to be copied in boxes of 128 bytes of `box_rows` rows, swizzled by 128 bytes.
+/// A row-major matrix of f32 or 16-bit elements, to be copied in boxes of 128 bytes of `box_rows` rows, swizzled by 128
+/// bytes.
 pub(crate) fn tensor_map(
     ptr: sys::CUdeviceptr,
     dtype: DType,
@@ -26,8 +27,8 @@ pub(crate) fn tensor_map(
     encode(ptr, dtype, [columns as u64, rows as u64], [(columns * size) as u64], [box_columns as u32, box_rows as u32])
 }
 
-/// The same matrix, of a multiple of 64 columns and of 8 rows, to be copied in boxes of such multiples too: 8 rows of a box's first 64 columns, the
-/// same rows of the next 64, ..., then the next 8 rows.
+/// The same matrix, of a multiple of 64 columns and of 8 rows, to be copied in boxes of such multiples too: 8 rows of a
+/// box's first 64 columns, the same rows of the next 64, ..., then the next 8 rows.
 pub(crate) fn tensor_map_of_groups(
     ptr: sys::CUdeviceptr,
     dtype: DType,
@@ -59,7 +60,8 @@ fn encode<const RANK: usize, const STRIDES: usize>(
     };
     let steps = [1_u32; RANK];
     let mut map = MaybeUninit::uninit();
-    // SAFETY: there are as many sizes, box sizes and steps as dimensions, and one stride fewer; the driver only writes the map.
+    // SAFETY: there are as many sizes, box sizes and steps as dimensions, and one stride fewer; the driver only writes
+    // the map.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),

@@ -1,4 +1,5 @@
-//! Numbers on their way to the device, copied beside the stream into memory that no step under way reads: the stream does not stop for them.
+//! Numbers on their way to the device, copied beside the stream into memory that no step under way reads: the stream
+//! does not stop for them.
 
 use cudarc::driver::sys::CUdeviceptr;
 

@@ -1,5 +1,6 @@
 //! What the kernels of `kernels/cuda/csrc/sampling/choose*.cu` read and write, as numbers: settings of slots, rows, results.
 
+use crate::jit::layouts::twin;
 use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled};
 
 /// Largest vocabulary: token masses add up in 64 bits.
@@ -10,14 +11,87 @@ pub(crate) const MOST_BIASES: usize = 512;
 pub(crate) const MOST_TOP: usize = 20;
 /// Blocks that share a row, until one block chooses.
 pub(crate) const SPLITS: usize = 16;
-/// Bytes of `struct SampleParams`.
-pub(crate) const CHOICE_BYTES: usize = 56;
-/// Bytes of `struct Cut`.
-pub(crate) const CUT_BYTES: usize = 4 * 8 + 4 * 4 + 2048 * (8 + 4) + 1024 * 8 + 8 * SPLITS * 8;
-/// Numbers of `struct Row`.
-pub(crate) const ROW_NUMBERS: usize = 6;
-/// Numbers of `struct Details`.
-pub(crate) const DETAILS_NUMBERS: usize = 2 + 2 * MOST_TOP;
+/// Bins of a histogram of a row's weights, and keys that are ranked side by side.
+const BINS: usize = 2048;
+const LIST: usize = 1024;
+/// Regions of a row: a warp's share of a block's share.
+const REGIONS: usize = SPLITS * 8;
+
+/// Bytes of a slot's parameters on the device.
+pub(crate) const PARAMS_BYTES: usize = size_of::<Params>();
+/// Bytes of what is found out about a row.
+pub(crate) const CUT_BYTES: usize = size_of::<Cut>();
+/// Numbers of a row, of 4 bytes.
+pub(crate) const ROW_NUMBERS: usize = size_of::<Row>() / size_of::<u32>();
+/// Numbers of a row's log-probabilities, of 4 bytes.
+pub(crate) const DETAILS_NUMBERS: usize = size_of::<Details>() / size_of::<u32>();
+
+/// `struct SampleParams` of sampling/choose.cuh, which `choose_set` writes.
+#[repr(C)]
+#[allow(dead_code, reason = "of interest is its size")]
+pub(crate) struct Params {
+    top_p: f64,
+    inverse_temperature: f32,
+    min_p: f32,
+    repetition: f32,
+    frequency: f32,
+    presence: f32,
+    greedy: u32,
+    top_k: u32,
+    fallback: u32,
+    logprobs: u32,
+    biases: u32,
+    flags: u32,
+}
+
+twin!(Params = "SampleParams" {
+    top_p, inverse_temperature, min_p, repetition, frequency, presence, greedy, top_k, fallback, logprobs, biases, flags,
+});
+
+/// `struct Row` of sampling/choose.cuh, as [`write_row`] writes it.
+#[repr(C)]
+#[allow(dead_code, reason = "of interest is its size")]
+pub(crate) struct Row {
+    uniform: f64,
+    row: u32,
+    slot: u32,
+    hold_stops: u32,
+    unused: u32,
+}
+
+twin!(Row = "SampleRow" { uniform, row, slot, hold_stops, unused });
+
+/// `struct Details` of sampling/choose.cuh, as [`read_row`] reads it.
+#[repr(C)]
+#[allow(dead_code, reason = "of interest is its size")]
+pub(crate) struct Details {
+    logprob: f32,
+    rank: u32,
+    ids: [u32; MOST_TOP],
+    logprobs: [f32; MOST_TOP],
+}
+
+twin!(Details = "Details" { logprob, rank, ids, logprobs });
+
+/// `struct Cut` of sampling/choose.cuh, which kernels alone read and write.
+#[repr(C)]
+#[allow(dead_code, reason = "of interest is its size")]
+pub(crate) struct Cut {
+    from: u64,
+    total: u64,
+    target: u64,
+    before: u64,
+    kind: u32,
+    bin: u32,
+    listed: u32,
+    done: u32,
+    masses: [u64; BINS],
+    counts: [u32; BINS],
+    list: [u64; LIST],
+    regions: [u64; REGIONS],
+}
+
+twin!(Cut = "Cut" { from, total, target, before, kind, bin, listed, done, masses, counts, list, regions });
 
 const NO_LOGPROBS: u32 = u32::MAX;
 const NOBODY: u32 = u32::MAX;

@@ -6,12 +6,13 @@ use std::collections::VecDeque;
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use crate::jit::layouts::twin;
 use crate::jit::specialization::HOPPER;
 use crate::runtime::activations::View;
 use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
-use crate::sampling::layout::{CHOICE_BYTES, CUT_BYTES, DETAILS_NUMBERS, MOST_BIASES, ROW_NUMBERS, SPLITS};
+use crate::sampling::layout::{CUT_BYTES, DETAILS_NUMBERS, MOST_BIASES, PARAMS_BYTES, ROW_NUMBERS, SPLITS};
 use crate::sampling::layout::{can_sample, read_row, row_bytes, write_row, write_settings};
 use crate::whole_step::BestTo;
 use kernels::ops::DType;
@@ -20,7 +21,7 @@ use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, Ticket}
 /// `struct Tables` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Tables {
+pub(crate) struct Tables {
     choices: CUdeviceptr,
     masks: CUdeviceptr,
     biased: CUdeviceptr,
@@ -30,6 +31,8 @@ struct Tables {
     vocab: u32,
     words: u32,
 }
+
+twin!(Tables = "Tables" { choices, masks, biased, biases, counts, last, vocab, words });
 
 /// What is found out about rows on the way to their tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -123,7 +126,7 @@ impl Slots {
         (self.count, self.vocab) = (count, vocab);
         let words = vocab.div_ceil(32);
         let sizes = [
-            count * CHOICE_BYTES,
+            count * PARAMS_BYTES,
             count * 2 * words * 4,
             count * words * 4,
             count * MOST_BIASES * 8,

@@ -24,7 +24,7 @@ const THREADS: usize = 8;
 /// A matrix or table as it lies in device memory: row-major `[rows, cols]`. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Weights {
-    memory: Option<Arc<Memory>>,
+    pub(crate) memory: Option<Arc<Memory>>,
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,

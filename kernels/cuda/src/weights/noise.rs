@@ -1,5 +1,6 @@
 //! Launches `kernels/cuda/csrc/weights/noise.cu`: random weights made where they will lie.
 
+use crate::jit::layouts::twin;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::{Staging, Weights};
@@ -12,7 +13,7 @@ const THREADS: usize = 256;
 /// `struct Noise` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Part {
+pub(crate) struct Part {
     key: u64,
     first_row: u64,
     size: u64,
@@ -23,6 +24,8 @@ struct Part {
     cols: u64,
     mask: u32,
 }
+
+twin!(Part = "Noise" { key, first_row, size, period, offset, rows, first_col, cols, mask });
 
 /// Sets of values that elements may have, on the device: matrices of one width share one.
 #[derive(Default)]

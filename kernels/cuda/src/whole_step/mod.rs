@@ -1,6 +1,5 @@
 //! A decode step of one row as one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), which takes the place of a recorded step's graph where it is faster.
 
-mod collect;
 mod phase;
 mod plan;
 mod tactic;
@@ -9,8 +8,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-pub(crate) use collect::{Cache, Collector, Op, Stored};
-
+use crate::fusion::op::Op;
+use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::arch::Arch;
 use crate::runtime::batch::Pointers;
@@ -36,11 +35,13 @@ const ARRIVALS: usize = 256;
 /// `struct Step` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Step {
+pub(crate) struct Step {
     batch: Pointers,
     rest: Rest,
     to: BestTo,
 }
+
+twin!(Step = "Step" { batch, rest: "last", to: "best" });
 
 /// Where the token of the best logit goes: the slot's last, and the host's. Zeros where tokens are chosen otherwise.
 #[repr(C)]
@@ -50,16 +51,20 @@ pub(crate) struct BestTo {
     pub(crate) result: CUdeviceptr,
 }
 
+twin!(BestTo = "BestTo" { last: "best", result });
+
 /// What does not change from step to step.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+pub(crate) struct Rest {
     last: CUdeviceptr,
     parts: CUdeviceptr,
     scales: CUdeviceptr,
     arrivals: CUdeviceptr,
     joined: CUdeviceptr,
 }
+
+twin!(Rest = "Rest" { last, parts, scales, arrivals, joined });
 
 /// A step ready to be launched any number of times. It names memory by address: see [`WholeStep::is_current`].
 #[derive(Debug)]

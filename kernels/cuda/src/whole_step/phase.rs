@@ -1,5 +1,5 @@
-//! A step's phases and matrices as the kernel reads them: twins of `struct Phase` (kernels/cuda/csrc/whole_step/step.cuh) and `struct Weights`
-//! (kernels/cuda/csrc/whole_step/stream.cuh).
+//! A step's phases and matrices as the kernel reads them: twins of `struct Phase`
+//! (kernels/cuda/csrc/whole_step/step.cuh) and `struct Weights` (kernels/cuda/csrc/whole_step/stream.cuh).
 
 use cudarc::driver::sys::CUdeviceptr;
 

@@ -1,20 +1,22 @@
-//! Makes a step's operations the phases of one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), or says why they cannot be.
+//! Makes a step's operations the phases of one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), or says why they
+//! cannot be.
 //!
-//! A norm is done by every product of what it gives; a product of rows that the next norm adds to the residual stream adds them itself; a gate is
-//! part of its product, and norms of heads and the rotation are part of attention. What is left of a layer is five phases.
+//! A norm is done by every product of what it gives; a product of rows that the next norm adds to the residual stream
+//! adds them itself; a gate is part of its product, and norms of heads and the rotation are part of attention. What is
+//! left of a layer is five phases.
 
 use std::collections::HashMap;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::collect::{Cache, Op, Stored};
 use super::phase::{Input, Kind, Output, Phase, Weights};
+use crate::fusion::op::{self, AddNorm, Cache, Gated, Gemm, HeadNorm, Norm, Op, Stored};
 use crate::layers::elementwise::Function;
 use crate::layers::norm;
-use crate::runtime::activations::View;
 use kernels::ops::{self, DType, Epilogue, Heads, KvScales, Rope, RopeStyle};
 
-/// As in the kernel: warps of a block, elements of a piece of a row, sums of a block that have room, the widest row that is normed.
+/// As in the kernel: warps of a block, elements of a piece of a row, sums of a block that have room, the widest row
+/// that is normed.
 const WARPS: usize = 16;
 const PIECE: usize = 1024;
 const SUMS: usize = 1024;
@@ -109,15 +111,17 @@ impl Planner {
     fn take<'a>(&mut self, ops: &'a [Op]) -> Result<&'a [Op], String> {
         let (op, rest) = ops.split_first().expect("an operation");
         match *op {
-            Op::Norm { x, added: None, params, out } => self.norm(x, params, out).map(|()| rest),
-            Op::Product { x, w, bias, epilogue: Epilogue::Store, out } => self.product(x, (w, bias), out, rest),
-            Op::HeadNorm { .. } | Op::Rotation { .. } => self.attention(ops),
+            Op::Norm(norm) => self.norm(norm).map(|()| rest),
+            Op::Gemm(gemm) if gemm.epilogue == Epilogue::Store => self.gemm(&gemm, rest),
+            Op::HeadNorm(_) | Op::Rope(_) => self.attention(ops),
+            Op::Opaque(name) => Err(format!("one kernel has no {name}")),
             _ => Err(format!("nothing before prepares {op:?}")),
         }
     }
 
     /// A norm is made where it is used.
-    fn norm(&mut self, x: View, params: norm::Params, out: View) -> Result<(), String> {
+    fn norm(&mut self, norm: Norm) -> Result<(), String> {
+        let Norm { x, params, out } = norm;
         let fits = x.dtype == DType::F32 && out.dtype == self.dtype && x.width <= WIDEST && x.width.is_multiple_of(8);
         if !fits || !matches!(self.held.get(&x.ptr), Some(Held::Row)) {
             return Err(format!("a norm of {} {} to {}", x.width, x.dtype.name(), out.dtype.name()));
@@ -126,17 +130,12 @@ impl Planner {
         Ok(())
     }
 
-    fn product<'a>(
-        &mut self,
-        x: View,
-        (w, bias): (Stored, CUdeviceptr),
-        out: View,
-        rest: &'a [Op],
-    ) -> Result<&'a [Op], String> {
+    fn gemm<'a>(&mut self, gemm: &Gemm, rest: &'a [Op]) -> Result<&'a [Op], String> {
+        let Gemm { x, weights: w, bias_at, out, .. } = *gemm;
         if w.dtype != self.dtype || x.dtype != self.dtype || !w.cols.is_multiple_of(8) {
             return Err(format!("a product of {} with {} columns of {}", x.dtype.name(), w.cols, w.dtype.name()));
         }
-        let held = *self.held.get(&x.ptr).ok_or("a product of what nobody made")?;
+        let held = *self.held.get(&x.ptr).ok_or("a product of rows that no operation made")?;
         let mut phase = match held {
             Held::Row => Phase::new(Kind::Product, x.ptr, x.width, out.ptr),
             Held::Normed { x: from, params } => {
@@ -147,10 +146,10 @@ impl Planner {
                 Phase { input: Input::Attended, q_heads, ..phase }
             }
         };
-        (phase.bias, phase.matrix) = (bias, self.weights.len() as u32);
+        (phase.bias, phase.matrix) = (bias_at, self.weights.len() as u32);
         let mut rest = rest;
         match rest.first() {
-            Some(Op::Gated { gate_up, activation, out: gated }) if gate_up.ptr == out.ptr => {
+            Some(Op::Gated(Gated { gate_up, activation, out: gated })) if gate_up.ptr == out.ptr => {
                 (phase.output, phase.to) = (Output::Gated, gated.ptr);
                 phase.activation = Function::from(*activation);
                 if gated.dtype != self.dtype || out.dtype != self.dtype {
@@ -159,7 +158,7 @@ impl Planner {
                 self.held.insert(gated.ptr, Held::Row);
                 rest = &rest[1..];
             }
-            Some(Op::Norm { x: residual, added: Some(delta), params, out: normed }) if delta.ptr == out.ptr => {
+            Some(Op::AddNorm(AddNorm { residual, delta, params, out: normed })) if delta.ptr == out.ptr => {
                 if out.dtype != DType::F32 || !matches!(self.held.get(&residual.ptr), Some(Held::Row)) {
                     return Err("a sum of other types".to_owned());
                 }
@@ -167,7 +166,7 @@ impl Planner {
                 // Norms of what the row was are no more.
                 self.held.retain(|_, held| !matches!(held, Held::Normed { x, .. } if *x == residual.ptr));
                 self.held.remove(&out.ptr);
-                self.norm(*residual, *params, *normed)?;
+                self.norm(Norm { x: *residual, params: *params, out: *normed })?;
                 rest = &rest[1..];
             }
             None if out.dtype == DType::F32 => phase.output = Output::Wide,
@@ -200,11 +199,11 @@ impl Planner {
 
     /// Norms of heads, the rotation, and attention.
     fn attention<'a>(&mut self, ops: &'a [Op]) -> Result<&'a [Op], String> {
-        let norms = ops.iter().take_while(|op| matches!(op, Op::HeadNorm { .. })).count();
+        let norms = ops.iter().take_while(|op| matches!(op, Op::HeadNorm(_))).count();
         let (norms, rest) = ops.split_at(norms);
         let [
-            Op::Rotation { qkv, heads, rope, cache },
-            Op::Attention { qkv: queries, attention, cache: same, out },
+            Op::Rope(op::Rope { qkv, heads, rope, cache, .. }),
+            Op::Attention(op::Attention { qkv: queries, attention, cache: same, out, .. }),
             rest @ ..,
         ] = rest
         else {
@@ -272,7 +271,7 @@ fn rotate(phase: &mut Phase, rope: &Rope, inv_freq: CUdeviceptr, dim: usize) -> 
 /// The norms of all queries and of all keys; none where there are none.
 fn head_norms(norms: &[Op], qkv: CUdeviceptr, heads: Heads) -> Result<Option<(norm::Params, norm::Params)>, String> {
     let covers = |op: &Op, first: usize, count: usize| match *op {
-        Op::HeadNorm { x, first_col, heads: several, dim, params } => {
+        Op::HeadNorm(HeadNorm { x, first_col, heads: several, dim, params }) => {
             let same = (x.ptr, first_col, several, dim) == (qkv, first, count, heads.dim);
             same.then_some(params)
         }
@@ -286,7 +285,8 @@ fn head_norms(norms: &[Op], qkv: CUdeviceptr, heads: Heads) -> Result<Option<(no
     params.map(Some).ok_or_else(|| "norms of some heads, or of several as one".to_owned())
 }
 
-/// Warps share each row of a matrix in `2^split` parts, so that with `rows` rows a block none of them has much more to do than others.
+/// Warps share each row of a matrix in `2^split` parts, so that with `rows` rows a block none of them has much more to
+/// do than others.
 fn split(rows: usize, k: usize) -> u32 {
     let pieces = k.div_ceil(PIECE);
     let longest = |split: &u32| (rows << split).div_ceil(WARPS) * pieces.div_ceil(1 << split);

@@ -13,10 +13,10 @@ use kernels::ops::{Batch, Sequence};
 const LENGTHS: [usize; 8] = [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
 
 impl CudaBackend {
-    /// What to replay the step from that was just recorded, and whose operations were collected. Nobody waits for the kernel to be compiled: the step
-    /// is recorded again once it is.
+    /// What to replay the step from that was just recorded, and whose operations were collected. Nobody waits for the
+    /// kernel to be compiled: the step is recorded again once it is.
     pub(crate) fn whole_step(&mut self, graph: Graph) -> Recorded {
-        let Some(ops) = self.collected.take().filter(|_| self.whole_steps != WholeSteps::Never) else {
+        let Some(ops) = self.pass.take_step().filter(|_| self.whole_steps != WholeSteps::Never) else {
             return Recorded::Graph { graph, awaits: None };
         };
         let Ok(planned) = Planned::new(&self.device.context, &ops) else {
@@ -61,7 +61,8 @@ impl CudaBackend {
         measure::shortest(&mut self.device, [&alone, &many]).is_some_and(|[alone, many]| alone * 1.005 <= many)
     }
 
-    /// Begins a step of a sequence of so many tokens, whoever's they are. Its own key and value go to a block that is nobody's.
+    /// Begins a step of a sequence of so many tokens, whoever's they are. Its own key and value go to a block that is
+    /// nobody's.
     fn pretend(&mut self, length: usize) {
         let Some(shape) = self.caches.first().map(|kv| kv.shape) else { return };
         let mut blocks: Vec<u32> =

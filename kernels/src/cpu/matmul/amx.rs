@@ -1,7 +1,8 @@
 //! Products of bf16 weights on the tile unit: sixteen rows times sixteen columns times 32 k an instruction.
 //!
-//! Activations are rounded to bf16 and packed `[k / (32 STEPS)][row tile][STEPS][16][32]`, so that what a task walks at a time is dense. Every number of rows takes this path, one row as well
-//! (a tile of one row costs less than reading its weights), and each output element is one chain of tile products in ascending k.
+//! Activations are rounded to bf16 and packed `[k / (32 STEPS)][row tile][STEPS][16][32]`, so that what a task walks at
+//! a time is dense. Every number of rows takes this path, one row as well (a tile of one row costs less than reading
+//! its weights), and each output element is one chain of tile products in ascending k.
 
 use super::needs::Needs;
 use super::product::{Product, Tile};
@@ -13,7 +14,8 @@ use std::ops::Range;
 
 /// Panels a task of one row tile.
 const GROUP: usize = 4;
-/// Panels a task of many, at most; and its row tiles. Sums (512 KB) and activations of [`STEPS`] fit the second-level cache.
+/// Panels a task of many, at most; and its row tiles. Sums (512 KB) and activations of [`STEPS`] fit the second-level
+/// cache.
 const WIDE_GROUP: usize = 32;
 /// Row tiles a task, at most.
 const ROW_TILES: usize = 16;
@@ -87,8 +89,8 @@ impl<'a> Job<'a> {
             steps,
             product,
         };
-        // SAFETY: the tile unit is there (the caller's promise), the strip is inside the packed operands, and each thread has its own
-        // part of the sums, large enough for a task.
+        // SAFETY: the tile unit is there (the caller's promise), the strip is inside the packed operands, and each
+        // thread has its own part of the sums, large enough for a task.
         unsafe {
             shape.load();
             if row_tiles == 1 {
@@ -286,7 +288,8 @@ impl Strip<'_> {
         }
     }
 
-    /// Many row tiles: some k at a time, two panels at a time, two row tiles at a time. `sums` is `[row tile][panel]`, overwritten.
+    /// Many row tiles: some k at a time, two panels at a time, two row tiles at a time. `sums` is `[row tile][panel]`,
+    /// overwritten.
     ///
     /// # Safety
     /// As [`Self::single`]; there is a sum for every row tile and panel.

@@ -1,8 +1,8 @@
 //! Products of bf16 weights with a few rows: the tile unit's arithmetic done by vectors, bit for bit.
 //!
-//! One row's product is bound by reading weights, and vector loads read faster than tile loads. What `tdpbf16ps` does is documented
-//! exactly: over the 32 k of a tile it keeps one chain of fused sums for even k and one for odd, adds the two, and adds that to the
-//! sum; denormals count as zero. So a row gets the same bits here as among many.
+//! One row's product is bound by reading weights, and vector loads read faster than tile loads. What `tdpbf16ps` does
+//! is documented exactly: over the 32 k of a tile it keeps one chain of fused sums for even k and one for odd, adds the
+//! two, and adds that to the sum; denormals count as zero. So a row gets the same bits here as among many.
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
@@ -91,7 +91,8 @@ impl<'a> Job<'a> {
 fn flush_denormals() -> u32 {
     const FLUSH: u32 = 1 << 15 | 1 << 6;
     let mut modes = 0_u32;
-    // SAFETY: only this thread's rounding of denormals changes, and `restore` follows after nothing but the sums of a strip.
+    // SAFETY: only this thread's rounding of denormals changes, and `restore` follows after nothing but the sums of a
+    // strip.
     unsafe {
         asm!("stmxcsr [{}]", in(reg) &mut modes, options(nostack, preserves_flags));
         asm!("ldmxcsr [{}]", in(reg) &(modes | FLUSH), options(nostack, readonly, preserves_flags));

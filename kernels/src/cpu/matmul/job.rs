@@ -1,4 +1,5 @@
-//! Products as tasks of the pool: which kernel takes one, and many of them under one pair of calls (pack the rows, then multiply).
+//! Products as tasks of the pool: which kernel takes one, and many of them under one pair of calls (pack the rows, then
+//! multiply).
 
 use super::lanes;
 use super::needs::Needs;
@@ -61,7 +62,8 @@ impl<'a> Job<'a> {
     /// Computes a part of the product.
     ///
     /// # Safety
-    /// All tasks of [`Self::pack`] are done, `sums` is this thread's memory, each task runs once, and the product's rows exist.
+    /// All tasks of [`Self::pack`] are done, `sums` is this thread's memory, each task runs once, and the product's
+    /// rows exist.
     unsafe fn run(&self, task: usize, packed: Shared<u8>, sums: *mut u8) {
         // SAFETY: the caller's promise.
         unsafe {

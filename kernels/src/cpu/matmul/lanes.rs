@@ -1,8 +1,10 @@
-//! Products in f32 lanes, for every weight type and every instruction set: weights become f32 in registers, activations stay f32.
+//! Products in f32 lanes, for every weight type and every instruction set: weights become f32 in registers, activations
+//! stay f32.
 //!
-//! A tile of `R` rows times `C` vectors stays in registers over all of k. One row streams many panels at once (bound by memory); many
-//! rows reuse each weight vector `R` times (bound by arithmetic). Activations are packed `[row block][k][R]`, so that a tile reads them
-//! in sequence, and taken in super-blocks that stay in the second-level cache while panels stream past.
+//! A tile of `R` rows times `C` vectors stays in registers over all of k. One row streams many panels at once (bound by
+//! memory); many rows reuse each weight vector `R` times (bound by arithmetic). Activations are packed `[row
+//! block][k][R]`, so that a tile reads them in sequence, and taken in super-blocks that stay in the second-level cache
+//! while panels stream past.
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
@@ -18,7 +20,8 @@ use std::ops::Range;
 
 /// Rows of a super-block, at most.
 const SUPER_BLOCK_ROWS: usize = 120;
-/// k after which sums rest in memory: a super-block's activations up to there, and two panels, fit the second-level cache.
+/// k after which sums rest in memory: a super-block's activations up to there, and two panels, fit the second-level
+/// cache.
 const DEPTH: usize = 2048;
 /// Sums of a task, at most: a super-block of rows times two panels, or a few rows times eight.
 const TASK_SUMS: usize = SUPER_BLOCK_ROWS * 2 * PANEL;
@@ -312,8 +315,8 @@ impl Strip<'_> {
         let mut sums = [[S::splat(0.0); C]; R];
         let index = block - self.blocks.start;
         let kept = kept.0[index * R * width + first * PANEL..][..(R - 1) * width + C * S::N].as_mut_ptr().cast::<f32>();
-        // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even) entries. Kept sums
-        // were checked, and written before they are read; prefetches may point anywhere.
+        // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even)
+        // entries. Kept sums were checked, and written before they are read; prefetches may point anywhere.
         unsafe {
             if depth.start > 0 && !W::SCALED {
                 for r in 0..R {

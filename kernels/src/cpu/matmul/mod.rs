@@ -1,6 +1,7 @@
 //! `out = x w^T (+ bias)`, stored or accumulated; one product, or many side by side.
 //!
-//! Every output element is one sum over k in ascending order, by whichever kernel the weights ask for; so rows never influence each other.
+//! Every output element is one sum over k in ascending order, by whichever kernel the weights ask for; so rows never
+//! influence each other.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

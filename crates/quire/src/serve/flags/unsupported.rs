@@ -46,7 +46,6 @@ const MODEL_CODE: &str = "code from a model's repository is never run";
 const NODES: &str = "only several nodes need it, and an engine runs on one";
 const OFFLOAD: &str = "KV blocks stay in device memory";
 const REPLICAS: &str = "start several engines behind a load balancer";
-const TOOLS: &str = "tool calls are not parsed";
 
 /// Sorted by name.
 pub(super) const UNSUPPORTED: &[Unsupported] = &[
@@ -86,7 +85,11 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("disable-log-requests", AnySwitch, "requests are logged with --enable-log-requests only"),
     flag("distributed-executor-backend", Only(&["mp"]), "workers are processes of this machine"),
     flag("distributed-timeout-seconds", Only(&[]), "workers form a group whenever all are there"),
-    flag("enable-auto-tool-choice", Off, TOOLS),
+    flag(
+        "enable-auto-tool-choice",
+        AnySwitch,
+        "tool calls are parsed wherever --tool-call-parser or the chat template tells how",
+    ),
     flag("enable-eplb", Off, EXPERTS),
     flag("enable-expert-parallel", Off, EXPERTS),
     flag("enable-lora", Off, ADAPTERS),
@@ -146,7 +149,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("prefill-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
     flag("prefix-caching-hash-algo", Only(&["sha256"]), "a weaker hash would let prompts collide on purpose"),
     flag("profiler-config", Only(&["{}"]), "use quire bench latency --profile"),
-    flag("reasoning-parser", Only(&[""]), "reasoning stays part of the answer"),
     flag("runner", Only(&["auto", "generate"]), "models generate text; pooling is not served"),
     flag("show-hidden-metrics-for-version", Only(&[]), "no metric is hidden"),
     flag("skip-mm-profiling", AnySwitch, ENCODERS),
@@ -159,9 +161,8 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("tokenizer-mode", Only(&["auto", "hf"]), "the tokenizer is read from the model's files"),
     flag("tokenizer-revision", Only(&["main"]), "give --tokenizer a folder"),
     flag("tokens-only", Off, "send token ids as the prompt"),
-    flag("tool-call-parser", Only(&[""]), TOOLS),
-    flag("tool-parser-plugin", Only(&[""]), TOOLS),
-    flag("tool-server", Only(&[]), TOOLS),
+    flag("tool-parser-plugin", Only(&[""]), "formats of tool calls are built in: see --tool-call-parser"),
+    flag("tool-server", Only(&[]), "clients run the tools"),
     flag("trust-remote-code", AnySwitch, MODEL_CODE),
     flag("uvicorn-log-level", Only(&["info"]), "use --log-level"),
 ];

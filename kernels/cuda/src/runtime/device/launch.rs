@@ -89,7 +89,8 @@ impl Shape {
     }
 }
 
-/// Pointers to the arguments of a launch. To be written inside the call: values that it borrows live until the end of the statement.
+/// Pointers to the arguments of a launch. To be written inside the call: values that it borrows live until the end of
+/// the statement.
 macro_rules! args {
     ($($value:expr),* $(,)?) => {
         &mut [$(std::ptr::from_ref(&$value).cast_mut().cast::<std::ffi::c_void>()),*]

@@ -7,6 +7,7 @@ use cudarc::driver::{result, sys};
 
 use super::Device;
 use super::launch::{MOMENT, Module, Name, Shape};
+use crate::jit::compile_queue::Compilations;
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::context::{explain, load_module};
 
@@ -179,24 +180,29 @@ impl Device {
     /// Begins to compile a kernel that steps may need.
     pub(crate) fn order(&self, special: Special) {
         if !self.special.contains_key(&special) {
-            self.workshop.order(special);
+            self.compile_queue.order(special);
         }
+    }
+
+    /// Whether kernels are being compiled, for other threads.
+    pub(crate) fn compilations(&self) -> Compilations {
+        self.compile_queue.compilations()
     }
 
     /// Whether kernels that were ordered are being compiled.
     pub(crate) fn is_compiling(&self) -> bool {
-        self.workshop.is_busy()
+        self.compile_queue.is_busy()
     }
 
     /// Waits a moment for kernels that are being compiled; whether there were any.
     pub(crate) fn await_orders(&self) -> bool {
-        self.workshop.wait(MOMENT)
+        self.compile_queue.wait(MOMENT)
     }
 
     /// A step to come will need this kernel: it is compiled meanwhile, and loaded by [`Self::grant`].
     pub(crate) fn wish(&mut self, special: Special, shared: usize) {
         if !self.special.contains_key(&special) && !self.wishes.contains(&(special, shared)) {
-            self.workshop.order(special);
+            self.compile_queue.order(special);
             self.wishes.push((special, shared));
         }
     }
@@ -213,7 +219,7 @@ impl Device {
 
     /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has waited so long.
     pub(crate) fn is_compiled(&self, special: Special, most: Duration) -> bool {
-        self.special.contains_key(&special) || self.workshop.is_made(special, most)
+        self.special.contains_key(&special) || self.compile_queue.is_made(special, most)
     }
 
     /// The function, with leave to use `shared` bytes.
@@ -244,7 +250,7 @@ impl Device {
     }
 
     fn make_special(&mut self, special: Special) -> Option<Module> {
-        let cubin = self.workshop.take(special).ok()?;
+        let cubin = self.compile_queue.take(special).ok()?;
         let module = load_module(&cubin).ok()?;
         let symbol = CString::new(special.file).expect("names hold no NUL");
         // SAFETY: the module is loaded in the current context.

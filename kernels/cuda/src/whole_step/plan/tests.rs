@@ -1,68 +1,18 @@
 //! A step of a Qwen3 model as phases, and steps that are refused.
 
 use super::*;
-use kernels::ops::{Activation, Attention, KvShape};
-
-const T: DType = DType::Bf16;
-const HIDDEN: usize = 1024;
-const HEADS: Heads = Heads { q: 16, kv: 8, dim: 128, v_dim: 128 };
-const NORM: norm::Params = norm::Params { weight: 7, bias: 0, eps: 1e-6, subtract_mean: 0 };
-/// The residual stream, its norm, what is added to it, qkv, what attention gives, inside the MLP twice, logits.
-const X: View = View { ptr: 1, dtype: DType::F32, rows: 1, width: HIDDEN, most_rows: 1 };
-const NORMED: View = View { ptr: 2, dtype: T, rows: 1, width: HIDDEN, most_rows: 1 };
-const DELTA: View = View { ptr: 3, ..X };
-const QKV: View = View { ptr: 4, dtype: T, rows: 1, width: 4096, most_rows: 1 };
-const ATTENDED: View = View { ptr: 5, dtype: T, rows: 1, width: 2048, most_rows: 1 };
-const GATE_UP: View = View { ptr: 6, dtype: T, rows: 1, width: 6144, most_rows: 1 };
-const INNER: View = View { ptr: 7, dtype: T, rows: 1, width: 3072, most_rows: 1 };
-const LOGITS: View = View { ptr: 8, dtype: DType::F32, rows: 1, width: 151_936, most_rows: 1 };
-
-fn product(x: View, w: CUdeviceptr, out: View) -> Op {
-    let w = Stored { ptr: w, dtype: T, rows: out.width, cols: x.width };
-    Op::Product { x, w, bias: 0, epilogue: Epilogue::Store, out }
-}
-
-fn cache() -> Cache {
-    let (kv_heads, head_dim) = (HEADS.kv, HEADS.dim);
-    let shape = KvShape { num_blocks: 9, block_size: 16, kv_heads, head_dim, v_head_dim: 128, shared: false, dtype: T };
-    Cache { keys: 100, values: 101, shape, scales: KvScales::default(), first_block: 102 }
-}
-
-fn attention() -> Attention {
-    Attention { heads: HEADS, scale: 0.1, window: None, soft_cap: None, sinks: None, alibi: None }
-}
-
-fn rotation() -> Op {
-    let rope = Rope { inv_freq: ops::Vector(0), rotary_dim: 128, style: RopeStyle::Halves, mscale: 1.0 };
-    Op::Rotation { qkv: QKV, heads: HEADS, rope: Some((rope, 103)), cache: cache() }
-}
-
-fn attend(attention: Attention) -> Op {
-    Op::Attention { qkv: QKV, attention, cache: cache(), out: ATTENDED }
-}
+use crate::fusion::samples::*;
+use kernels::ops::Attention;
 
 /// A step of a Qwen3 model of two layers.
 fn step() -> Vec<Op> {
     let table = Stored { ptr: 50, dtype: T, rows: LOGITS.width, cols: HIDDEN };
     let mut ops = vec![Op::Embed { table, first_entry: 0, scale: 1.0, out: X }];
     for layer in 0..2 {
-        let added = (layer > 0).then_some(DELTA);
-        let head_norm = |first_col, heads| Op::HeadNorm { x: QKV, first_col, heads, dim: 128, params: NORM };
-        ops.extend([
-            Op::Norm { x: X, added, params: NORM, out: NORMED },
-            product(NORMED, 60, QKV),
-            head_norm(0, HEADS.q),
-            head_norm(HEADS.q * 128, HEADS.kv),
-            rotation(),
-            attend(attention()),
-            product(ATTENDED, 61, DELTA),
-            Op::Norm { x: X, added: Some(DELTA), params: NORM, out: NORMED },
-            product(NORMED, 62, GATE_UP),
-            Op::Gated { gate_up: GATE_UP, activation: Activation::Silu, out: INNER },
-            product(INNER, 63, DELTA),
-        ]);
+        ops.push(if layer > 0 { ADD_NORM } else { Op::Norm(SPLIT.whole()) });
+        ops.extend([QKV_GEMM, Q_NORM, K_NORM, ROPE, ATTENTION, O_GEMM, ADD_NORM, GATE_UP_GEMM, GATE, DOWN_GEMM]);
     }
-    ops.extend([Op::Norm { x: X, added: Some(DELTA), params: NORM, out: NORMED }, product(NORMED, 50, LOGITS)]);
+    ops.extend([ADD_NORM, gemm(NORMED, 50, LOGITS)]);
     ops
 }
 
@@ -105,26 +55,27 @@ fn what_one_kernel_cannot_do_is_said() {
         plan(&ops, 132).unwrap_err()
     };
     let at = |kind: fn(&Op) -> bool| step().iter().position(kind).unwrap();
-    let attention_at = at(|op| matches!(op, Op::Attention { .. }));
-    let capped = Attention { soft_cap: Some(30.0), ..attention() };
-    assert!(refused(&|ops| ops[attention_at] = attend(capped)).contains("soft_cap: Some(30.0)"));
+    let attention_at = at(|op| matches!(op, Op::Attention(_)));
+    let capped = Attention { soft_cap: Some(30.0), ..LAYER };
+    assert!(refused(&|ops| ops[attention_at] = attention(capped)).contains("soft_cap: Some(30.0)"));
     let narrow = Heads { dim: 96, ..HEADS };
-    assert!(refused(&|ops| ops[attention_at] = attend(Attention { heads: narrow, ..attention() })).contains("dim: 96"));
+    assert!(refused(&|ops| ops[attention_at] = attention(Attention { heads: narrow, ..LAYER })).contains("dim: 96"));
     // Norms of queries alone; attention that does not follow; a product into what nobody reads next; no logits.
     assert!(refused(&|ops| remove(ops, attention_at - 2)).contains("norms of some heads"));
     assert!(refused(&|ops| remove(ops, attention_at)).contains("does not follow"));
     assert!(refused(&|ops| remove(ops, attention_at + 2)).contains("f32"));
     assert!(refused(&|ops| ops.truncate(ops.len() - 1)).contains("logits"));
     // A row that was not made yet, and a sum that comes later.
-    assert!(refused(&|ops| ops[2] = product(INNER, 60, QKV)).contains("nobody made"));
-    assert!(refused(&|ops| ops[1] = Op::Norm { x: X, added: Some(DELTA), params: NORM, out: NORMED }).contains("Norm"));
+    assert!(refused(&|ops| ops[2] = gemm(INNER, 60, QKV)).contains("no operation made"));
+    assert!(refused(&|ops| ops[1] = ADD_NORM).contains("Norm"));
     let accumulated = |op: &mut Op| {
-        if let Op::Product { epilogue, .. } = op {
-            *epilogue = Epilogue::Accumulate;
+        if let Op::Gemm(gemm) = op {
+            gemm.epilogue = Epilogue::Accumulate;
         }
     };
     assert!(refused(&|ops| accumulated(&mut ops[2])).contains("Accumulate"));
     assert!(refused(&|ops| remove(ops, 0)).contains("embedding"));
+    assert!(refused(&|ops| ops.insert(2, Op::Opaque("soft_cap"))).contains("soft_cap"));
 }
 
 #[test]

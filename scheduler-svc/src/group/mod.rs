@@ -1,12 +1,27 @@
 //! The workers of one engine: who is there, who is ready, and the forming of a group out of them.
+//!
+//! A rank has one worker. Who else asks for it waits until the present one has answered a ping ([`claims`]); who
+//! contradicts the others is refused ([`agreement`]); who does not finish a step in time is found by asking everybody
+//! ([`overdue`]).
 
-use std::time::{SystemTime, UNIX_EPOCH};
+mod agreement;
+mod claims;
+mod overdue;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use link::{LinkError, Sender};
 use prost::Message;
-use proto::{FormGroup, Hello, StepPlan, ToWorker, WorkerReady, to_worker::Command};
-use tracing::info;
+use proto::{
+    FormGroup, Hello, Ping, Pong, StepPlan, ToWorker, WorkerReady, WorkerRefused, to_worker::Command,
+    worker_refused::Cause,
+};
+use tracing::{info, warn};
+
+pub(crate) use claims::Arrival;
+use claims::Claims;
+pub(crate) use overdue::Overdue;
 
 /// What the workers of a formed group agree on.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,24 +30,36 @@ pub(crate) struct Formed {
     pub num_blocks: u32,
     /// Sequences that all of them have room for.
     pub max_num_seqs: u32,
-    /// What rank 0 said of the model; the others say the same.
+    /// What rank 0 said of the model; [`agreement`] has seen to it that the others say the same.
     pub ready: WorkerReady,
 }
 
 /// Who is there. A lost rank voids the epoch; when all ranks are ready again the next one forms.
 pub(crate) struct Group {
-    ranks: Vec<Option<Rank>>,
+    ranks: Vec<Option<Member>>,
     epoch: u64,
     state: State,
     /// Why the last epoch ended, or the next one cannot begin.
     loss: Option<String>,
+    limits: Limits,
+    /// What the first group of this engine agreed on: its requests, blocks and limits are made for that.
+    engine: Option<WorkerReady>,
+    claims: Claims,
+    /// Pings sent so far.
+    pings: u64,
 }
 
-struct Rank {
-    connection: u64,
-    sender: Sender<ToWorker>,
+/// A connected worker.
+pub(crate) struct Member {
+    pub peer: Hello,
+    pub connection: u64,
+    pub sender: Sender<ToWorker>,
     ready: Option<WorkerReady>,
     formed: bool,
+    /// The last step of this epoch whose end it has told.
+    acknowledged: u64,
+    /// Its newest answer to a ping.
+    pong: Pong,
 }
 
 #[derive(PartialEq)]
@@ -49,39 +76,81 @@ pub(crate) struct Limits {
     pub max_num_batched_tokens: u32,
 }
 
-impl Group {
-    /// A group of `world_size` ranks, none of them there.
-    pub(crate) fn new(world_size: u32) -> Self {
-        // Epochs start at the clock, so that a restarted scheduler's are newer than its predecessor's.
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        Self { ranks: (0..world_size).map(|_| None).collect(), epoch, state: State::Incomplete, loss: None }
+impl Member {
+    /// A worker that has said nothing but its name.
+    pub(crate) fn new(peer: Hello, connection: u64, sender: Sender<ToWorker>) -> Self {
+        Self { peer, connection, sender, ready: None, formed: false, acknowledged: 0, pong: Pong::default() }
     }
 
-    /// A worker connected. Returns `false` when its rank is none of this group's.
-    pub(crate) fn up(&mut self, peer: &Hello, connection: u64, sender: Sender<ToWorker>) -> bool {
-        let Some(place) = self.ranks.get_mut(peer.rank as usize) else { return false };
-        *place = Some(Rank { connection, sender, ready: None, formed: false });
-        true
+    /// Asks whether its process lives; no room for the question counts as no answer.
+    fn ping(&mut self, number: u64) {
+        // A link that is down is told as such by its reader.
+        let _ = self.sender.try_send(&ToWorker { command: Some(Command::Ping(Ping { number })) });
+    }
+
+    /// Says why it is not taken, and hangs up.
+    fn refuse(mut self, cause: Cause, reason: &str) {
+        warn!(rank = self.peer.rank, pid = self.peer.pid, "refused a worker: {reason}");
+        let refused = WorkerRefused { cause: cause.into(), reason: reason.to_owned() };
+        // One that does not take the reason finds the link closed.
+        let _ = self.sender.try_send(&ToWorker { command: Some(Command::Refused(refused)) });
+    }
+}
+
+impl Group {
+    /// A group of `world_size` ranks, none of them there.
+    pub(crate) fn new(world_size: u32, limits: Limits) -> Self {
+        // Epochs start at the clock, so that a restarted scheduler's are newer than its predecessor's.
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        Self {
+            ranks: (0..world_size).map(|_| None).collect(),
+            epoch,
+            state: State::Incomplete,
+            loss: None,
+            limits,
+            engine: None,
+            claims: Claims::default(),
+            pings: 0,
+        }
     }
 
     /// A worker's link ended. Returns its rank, if it still had one.
     ///
     /// The others of its group are hung up on, and dial again: what they have begun may wait for the one that is gone.
+    /// Who waits for the rank has it from here on.
     pub(crate) fn lost(&mut self, connection: u64, reason: &str) -> Option<u32> {
+        self.claims.withdraw(connection);
         let rank = self.rank_of(connection)?;
         self.ranks[rank] = None;
         self.loss = Some(format!("worker {rank} was lost: {reason}"));
         if self.state != State::Incomplete {
             self.disband();
         }
+        self.seat_claimants();
         Some(rank as u32)
     }
 
-    /// A worker has its weights in memory.
+    /// A worker has its weights in memory. One that contradicts the others, or this engine, is refused.
     pub(crate) fn ready(&mut self, connection: u64, ready: WorkerReady) {
-        if let Some(rank) = self.rank_of(connection) {
-            self.ranks[rank].as_mut().expect("rank_of found it").ready = Some(ready);
+        if let Some(claimant) = self.claims.by_connection(connection) {
+            claimant.ready = Some(ready);
+        } else if let Some(rank) = self.rank_of(connection) {
+            match self.misfit(rank, &ready) {
+                // It has said so before.
+                _ if self.ranks[rank].as_ref().is_some_and(|member| member.ready.is_some()) => {}
+                None => self.ranks[rank].as_mut().expect("rank_of found it").ready = Some(ready),
+                Some(misfit) => self.expel(rank, &misfit),
+            }
         }
+    }
+
+    /// Refuses a worker that is there already.
+    fn expel(&mut self, rank: usize, reason: &str) {
+        if let Some(member) = self.ranks[rank].take() {
+            member.refuse(Cause::Misfit, reason);
+        }
+        self.loss = Some(format!("worker {rank} was refused: {reason}"));
+        self.seat_claimants();
     }
 
     /// Whether all ranks are ready and wait for a `FormGroup`.
@@ -90,21 +159,22 @@ impl Group {
             && self.ranks.iter().all(|rank| rank.as_ref().is_some_and(|r| r.ready.is_some()))
     }
 
-    /// Tells all ranks to form the next epoch.
-    pub(crate) async fn form(&mut self, limits: Limits) -> Result<(), Unreachable> {
+    /// Tells all ranks to form the next epoch, whose steps are to take `step_timeout` at most.
+    pub(crate) async fn form(&mut self, step_timeout: Duration) -> Result<(), Unreachable> {
         self.epoch += 1;
         self.state = State::Forming;
         let command = Command::FormGroup(FormGroup {
             epoch: self.epoch,
             world_size: self.ranks.len() as u32,
             num_blocks: self.num_blocks(),
-            max_num_seqs: limits.max_num_seqs.min(self.max_num_seqs()),
-            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_num_seqs: self.limits.max_num_seqs.min(self.max_num_seqs()),
+            max_num_batched_tokens: self.limits.max_num_batched_tokens,
             // Not the process id: containers that share /dev/shm may all be process 1.
             rendezvous: format!("quire-{:x}-{}", link::hello("", "", "").instance, self.epoch),
+            step_timeout_ms: step_timeout.as_millis() as u64,
         });
-        for rank in self.ranks.iter_mut().flatten() {
-            rank.formed = false;
+        for member in self.ranks.iter_mut().flatten() {
+            (member.formed, member.acknowledged) = (false, 0);
         }
         self.broadcast(command).await
     }
@@ -122,6 +192,7 @@ impl Group {
         self.state = State::Formed;
         self.loss = None;
         let ready = self.ranks[0].as_ref()?.ready.clone()?;
+        self.engine.get_or_insert_with(|| ready.clone());
         info!(epoch, workers = self.ranks.len(), device = ready.device, dtype = ready.dtype, "workers ready");
         Some(Formed { epoch, num_blocks: self.num_blocks(), max_num_seqs: self.max_num_seqs(), ready })
     }
@@ -131,9 +202,19 @@ impl Group {
         self.state == State::Formed
     }
 
-    /// Whether results of `epoch` from `connection` count: rank 0 of the formed group.
-    pub(crate) fn speaks(&self, connection: u64, epoch: u64) -> bool {
-        self.is_formed() && epoch == self.epoch && self.rank_of(connection) == Some(0)
+    /// What the workers said that are ready.
+    pub(crate) fn ready_ranks(&self) -> impl Iterator<Item = &WorkerReady> {
+        self.ranks.iter().flatten().filter_map(|rank| rank.ready.as_ref())
+    }
+
+    /// Takes note that a rank has finished a step. Whether the result counts: it does from rank 0 of the formed group.
+    pub(crate) fn finished(&mut self, connection: u64, epoch: u64, step: u64) -> bool {
+        let Some(rank) = self.rank_of(connection).filter(|_| self.is_formed() && epoch == self.epoch) else {
+            return false;
+        };
+        let member = self.ranks[rank].as_mut().expect("rank_of found it");
+        member.acknowledged = member.acknowledged.max(step);
+        rank == 0
     }
 
     /// Sends a plan to all ranks, encoded once.
@@ -145,6 +226,13 @@ impl Group {
     pub(crate) fn disband(&mut self) {
         self.ranks.iter_mut().for_each(|rank| *rank = None);
         self.state = State::Incomplete;
+        self.seat_claimants();
+    }
+
+    /// Drops all workers for a reason that whoever asks is told until the next group has formed.
+    pub(crate) fn disband_because(&mut self, reason: String) {
+        self.loss = Some(reason);
+        self.disband();
     }
 
     /// What the group waits for, in words, and why.
@@ -177,15 +265,11 @@ impl Group {
     }
 
     fn num_blocks(&self) -> u32 {
-        self.offers().map(|ready| ready.num_blocks).min().unwrap_or(0)
+        self.ready_ranks().map(|ready| ready.num_blocks).min().unwrap_or(0)
     }
 
     fn max_num_seqs(&self) -> u32 {
-        self.offers().map(|ready| ready.max_num_seqs).filter(|&bound| bound > 0).min().unwrap_or(u32::MAX)
-    }
-
-    fn offers(&self) -> impl Iterator<Item = &WorkerReady> {
-        self.ranks.iter().flatten().filter_map(|rank| rank.ready.as_ref())
+        self.ready_ranks().map(|ready| ready.max_num_seqs).filter(|&bound| bound > 0).min().unwrap_or(u32::MAX)
     }
 
     fn rank_of(&self, connection: u64) -> Option<usize> {

@@ -1,0 +1,186 @@
+//! [`Device`]: a backend, and what all networks on it share.
+//!
+//! ```text
+//! Device    backend (stream, compiled kernels, autotuned GEMMs, captured steps), activation buffers, connected ranks,
+//!           sampling slots
+//! Network   weights of some layers, their KV cache and recurrent states
+//! ```
+//!
+//! Networks on one device run one after the other, each step whole: a target and its draft, an encoder and its decoder.
+
+use collectives::Collective;
+use kernels::ops::{Backend, DeviceMemory, ExchangeFailed, RankPlacement, Timing};
+use kernels::sample::{SampleParams, Sampled, Ticket};
+
+use crate::activations::ActivationPool;
+use crate::error::{ForwardError, LoadError};
+use crate::tp::Shard;
+
+/// One device of a worker, and this process's rank among those that share every layer.
+pub struct Device {
+    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) shard: Shard,
+    pub(crate) buffers: ActivationPool,
+    /// The devices of all ranks are connected.
+    pub(crate) joined: bool,
+    pub(crate) slots: SampleSlots,
+    networks: u32,
+    /// Whose step was started last: activation buffers hold its rows.
+    pub(crate) newest: Option<NetworkId>,
+    captured: Option<NetworkId>,
+}
+
+/// Tells the networks of a device apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NetworkId(u32);
+
+/// Seats for sequences whose tokens the device samples; all networks on it use the same.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct SampleSlots {
+    pub count: usize,
+    /// Columns of the logits that are sampled from.
+    pub vocab: usize,
+}
+
+impl Device {
+    /// A device without networks. `tp`: this process in a tensor-parallel group, whose ranks hold slices of every
+    /// layer.
+    pub fn new(backend: Box<dyn Backend>, tp: RankPlacement) -> Result<Self, LoadError> {
+        Ok(Self {
+            backend,
+            shard: Shard::new(tp.rank, tp.size)?,
+            buffers: ActivationPool::default(),
+            joined: false,
+            slots: SampleSlots::default(),
+            networks: 0,
+            newest: None,
+            captured: None,
+        })
+    }
+
+    pub(crate) fn next_id(&mut self) -> NetworkId {
+        self.networks += 1;
+        NetworkId(self.networks - 1)
+    }
+
+    /// The device, for people.
+    pub fn describe(&self) -> String {
+        self.backend.describe()
+    }
+
+    /// Bytes of activation buffers, which all networks share.
+    pub fn activation_bytes(&self) -> u64 {
+        self.buffers.bytes()
+    }
+
+    /// The device's own memory, if it has some.
+    pub fn memory(&self) -> Option<DeviceMemory> {
+        self.backend.memory()
+    }
+
+    /// Fails once the device has.
+    pub fn check(&self) -> Result<(), ForwardError> {
+        self.backend.fault().map_or(Ok(()), |fault| Err(ForwardError::Device(fault.to_owned())))
+    }
+
+    /// Whether this device exchanges data with those of other ranks; otherwise the host does.
+    pub fn can_join(&self) -> bool {
+        self.shard.size > 1 && self.backend.can_init_comm()
+    }
+
+    /// Connects the devices of all ranks, where they can be; all ranks call it before their first step, and for each
+    /// new group.
+    pub fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        let Shard { rank, size } = self.shard;
+        if size == 1 {
+            return Ok(());
+        }
+        let can_join = self.can_join();
+        if group.exchange(&[u8::from(can_join)])?.iter().any(|other| *other != [u8::from(can_join)]) {
+            return Err(ForwardError::Device("the ranks compute on devices of different kinds".to_owned()));
+        }
+        if can_join {
+            let mut lost = None;
+            let exchange = &mut |mine: &[u8]| {
+                group.exchange(mine).map_err(|error| {
+                    lost = Some(error);
+                    ExchangeFailed
+                })
+            };
+            let met = self.backend.init_comm(RankPlacement { rank, size }, exchange);
+            // A rank that is gone is no fault of this one's device.
+            met.map_err(|error| {
+                lost.take().map_or_else(|| ForwardError::Device(error.to_string()), ForwardError::Collective)
+            })?;
+            self.joined = true;
+        }
+        Ok(())
+    }
+
+    /// Makes room for the sequences of `count` slots, empty, whose tokens are sampled from logits of `vocab` columns.
+    /// No step may be in flight. Networks on one device share the slots: one that drafts for another has a range of its
+    /// own, and may name the other's last tokens ([`kernels::sample::last_token`]).
+    pub fn set_slots(&mut self, count: usize, vocab: usize) {
+        self.backend.set_slots(count, vocab);
+        self.slots = SampleSlots { count, vocab };
+    }
+
+    /// Whether the device can sample like this.
+    pub fn can_sample(&self, choice: &SampleParams) -> bool {
+        // Where the host gathers the logits of several ranks, the host of every rank samples; else the device of every
+        // rank.
+        (self.shard.size == 1 || self.joined) && self.backend.can_sample(choice)
+    }
+
+    /// A sequence begins in a slot, whose tokens the device samples. `counts`: see [`kernels::ops::Sample::set_slot`].
+    ///
+    /// # Panics
+    /// When there is no such slot, or [`Device::can_sample`] says no.
+    pub fn set_slot(&mut self, slot: u32, choice: &SampleParams, counts: &[(u32, u32)]) {
+        assert!((slot as usize) < self.slots.count, "slot {slot} of {}", self.slots.count);
+        self.backend.set_slot(slot, choice, counts);
+    }
+
+    /// Whether [`Device::take`] would not have to wait.
+    pub fn is_done(&mut self, ticket: Ticket) -> bool {
+        self.backend.is_done(ticket)
+    }
+
+    /// Waits for a step, of any network, and appends the tokens sampled in it to `out`, in order. Once for each step,
+    /// in their order.
+    pub fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError> {
+        self.backend.take(ticket, out);
+        self.check()
+    }
+
+    /// Captures decode steps of this network from here on; those of another network are dropped. See
+    /// [`Device::captures`].
+    pub(crate) fn capture_steps_of(&mut self, network: NetworkId, rows: &[usize]) {
+        self.captured = Some(network);
+        self.backend.set_capture_sizes(rows);
+    }
+
+    /// Whether a network's decode steps are padded, captured and replayed. A device captures the steps of one network
+    /// ([`crate::Network::set_capture_sizes`]); the steps of all others run kernel by kernel.
+    pub(crate) fn captures(&self, network: NetworkId) -> bool {
+        self.captured.is_none_or(|captured| captured == network)
+    }
+
+    /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No
+    /// step may be in flight: see [`kernels::ops::Device::warm_up`].
+    pub fn warm_up(&mut self) -> bool {
+        // What buffers held is lost.
+        self.newest = None;
+        self.backend.warm_up()
+    }
+
+    /// From here on the device times what it does: see [`kernels::ops::Device::start_profile`].
+    pub fn start_profile(&mut self) {
+        self.backend.start_profile();
+    }
+
+    /// Waits for the device and returns what it did since [`Device::start_profile`].
+    pub fn end_profile(&mut self) -> Vec<Timing> {
+        self.backend.end_profile()
+    }
+}

@@ -1,0 +1,155 @@
+//! From a [`ModelSpec`] to weights on a device: which slices of which tensors this rank needs, fused as the decoder
+//! runs them.
+
+use std::ops::Range;
+
+use kernels::ops::{Matrix, MatrixUse, Table, Vector};
+use model_spec::{ClassesSpec, EmbeddingSpec, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, PositionTable, Residual};
+
+use super::modules::{Embedding, Head, Layer, LogitsHead, Modules, Output};
+use crate::builder::{Builder, LinearPart};
+use crate::error::LoadError;
+use crate::feed_forward;
+use crate::linear::{Linear, Split};
+use crate::mixer;
+use crate::tp::Shard;
+use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
+
+/// Walks over some layers of a model once, taking everything that this rank needs from `store`.
+pub(crate) fn build(
+    spec: &ModelSpec,
+    names: &Names,
+    shard: Shard,
+    layers: Range<usize>,
+    store: &mut dyn Store,
+) -> Result<Modules, LoadError> {
+    Builder { spec, names, shard, store, ropes: Vec::new() }.modules(layers)
+}
+
+impl Builder<'_> {
+    fn modules(mut self, layers: Range<usize>) -> Result<Modules, LoadError> {
+        let spec = self.spec;
+        let (input, tied) = match layers.start == 0 {
+            true => {
+                let (input, tied) = self.embedding(layers.end == spec.layers.len())?;
+                (Some(input), tied)
+            }
+            false => (None, None),
+        };
+        let is_last = layers.end == spec.layers.len();
+        let layers =
+            layers.map(|index| self.layer(index, &spec.layers[index])).collect::<Result<Vec<Layer>, LoadError>>()?;
+        let output = if is_last { Some(self.output(tied)?) } else { None };
+        Ok(Modules { input, layers, output })
+    }
+
+    /// From tokens to the residual stream; and the matrix whose rows the table is, where that is this network's head.
+    fn embedding(&mut self, has_head: bool) -> Result<(Embedding, Option<Matrix>), LoadError> {
+        let EmbeddingSpec { width, scale, norm, .. } = self.spec.embedding;
+        let hidden = self.spec.hidden_size;
+        let (slice, pad_rows) = self.entries(ParamId::Embedding);
+        let first_entry = slice.rows.start as u32;
+        let (table, tied) = match &self.spec.head {
+            HeadSpec::Logits(head) if has_head && head.tied && !head.unit_rows => {
+                let matrix = self.store.matrix(&[slice], pad_rows, MatrixUse::Table)?;
+                (self.store.table_of(matrix), Some(matrix))
+            }
+            _ => (self.store.table(&[slice], pad_rows)?, None),
+        };
+        let project = self.projection(ParamId::ProjectIn, [hidden, width])?;
+        let positions = self.positions(hidden)?;
+        let norm = self.norm(norm, ParamId::EmbeddingNorm, hidden)?;
+        Ok((Embedding { table, first_entry, scale, project, positions, norm }, tied))
+    }
+
+    /// This rank's rows of a matrix `[vocab, embedding width]`, and the rows of padding after them.
+    fn entries(&self, id: ParamId) -> (Slice, usize) {
+        let (vocab, width) = (self.spec.vocab_size, self.spec.embedding.width);
+        let rows = self.shard.vocabulary(vocab);
+        (self.matrix_slice(id, [vocab, width], rows.entries, 0..width), rows.pad_rows)
+    }
+
+    /// From the residual stream to what the model gives. `tied`: the head's matrix, where it is loaded already.
+    fn output(&mut self, tied: Option<Matrix>) -> Result<Output, LoadError> {
+        let hidden = self.spec.hidden_size;
+        let norm = self.norm(self.spec.final_norm, ParamId::FinalNorm, hidden)?;
+        let head = match &self.spec.head {
+            HeadSpec::Logits(head) => Head::Logits(self.logits_head(head, tied)?),
+            HeadSpec::Hidden => Head::Hidden,
+            HeadSpec::Classes(ClassesSpec { count, bias }) => {
+                let part = LinearPart { id: ParamId::Head, shape: [*count, hidden], rows: 0..*count, cols: 0..hidden };
+                Head::Classes { linear: self.linear(&[part], *bias, Split::Outputs)?, count: *count }
+            }
+        };
+        Ok(Output { norm, head })
+    }
+
+    fn logits_head(&mut self, head: &LogitsSpec, tied: Option<Matrix>) -> Result<LogitsHead, LoadError> {
+        let (vocab, width, hidden) = (self.spec.vocab_size, self.spec.embedding.width, self.spec.hidden_size);
+        let project = self.projection(ParamId::ProjectOut, [width, hidden])?;
+        let (slice, pad_rows) = self.entries(if head.tied { ParamId::Embedding } else { ParamId::Head });
+        let columns = slice.rows.len() + pad_rows;
+        let role = if head.unit_rows { Role::UnitRows } else { Role::Matrix };
+        // A tied head is stored as a table wherever it is loaded.
+        let by = if head.tied { MatrixUse::Table } else { MatrixUse::Linear };
+        let matrix = match tied {
+            Some(matrix) => matrix,
+            None => self.store.matrix(&[Slice { role, ..slice }], pad_rows, by)?,
+        };
+        let bias = if head.bias { Some(self.head_bias(vocab)?) } else { None };
+        let linear = Linear::new(matrix, bias, Split::Outputs);
+        Ok(LogitsHead { project, linear, width: columns, scale: head.scale, soft_cap: head.soft_cap })
+    }
+
+    /// Between the embedding's width and the residual stream's, where they differ; whole on every rank.
+    fn projection(&mut self, id: ParamId, shape: [usize; 2]) -> Result<Option<Linear>, LoadError> {
+        let [rows, cols] = shape;
+        if rows == cols {
+            return Ok(None);
+        }
+        let part = LinearPart { id, shape, rows: 0..rows, cols: 0..cols };
+        self.linear(&[part], false, Split::Outputs).map(Some)
+    }
+
+    fn positions(&mut self, hidden: usize) -> Result<Option<(Table, usize)>, LoadError> {
+        let Some(PositionTable { rows, offset }) = self.spec.embedding.positions else { return Ok(None) };
+        let slice = self.matrix_slice(ParamId::Positions, [rows, hidden], 0..rows, 0..hidden);
+        Ok(Some((self.store.table(&[slice], 0)?, offset)))
+    }
+
+    /// Split like the head; where rows are padded the bias is padded with what lies before it; padding is never read.
+    fn head_bias(&mut self, vocab: usize) -> Result<Vector, LoadError> {
+        let rows = self.shard.vocabulary(vocab);
+        let mut stack = vec![self.vector_slice(ParamId::Head, ParamKind::Bias, vocab, rows.entries, Role::Shift)];
+        if rows.pad_rows > 0 {
+            stack.push(self.vector_slice(ParamId::Head, ParamKind::Bias, vocab, 0..rows.pad_rows, Role::Shift));
+        }
+        self.store.vector(&stack, 0.0)
+    }
+
+    fn layer(&mut self, index: usize, layer: &LayerSpec) -> Result<Layer, LoadError> {
+        let parallel = layer.residual == Residual::Parallel;
+        if parallel && (layer.norms.after_attention.is_some() || layer.norms.after_mlp.is_some()) {
+            return Err(LoadError::Unsupported { layer: index, what: "a parallel residual with norms on its outputs" });
+        }
+        let hidden = self.spec.hidden_size;
+        let id = |part| ParamId::Layer(index, part);
+        let before_attention = self.norm(layer.norms.before_attention, id(LayerParam::BeforeAttention), hidden)?;
+        let (mixer, output) = mixer::build(self, index, &layer.mixer)?;
+        let after_attention = self.norm(layer.norms.after_attention, id(LayerParam::AfterAttention), hidden)?;
+        let before_mlp = self.norm(layer.norms.before_mlp, id(LayerParam::BeforeMlp), hidden)?;
+        let feed_forward = feed_forward::build(self, index, &layer.feed_forward)?;
+        let after_mlp = self.norm(layer.norms.after_mlp, id(LayerParam::AfterMlp), hidden)?;
+        Ok(Layer {
+            mixer,
+            output,
+            feed_forward,
+            before_attention,
+            after_attention,
+            before_mlp,
+            after_mlp,
+            residual: layer.residual,
+            residual_scale: layer.residual_scale,
+        })
+    }
+}

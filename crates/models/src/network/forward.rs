@@ -1,0 +1,246 @@
+//! The forward pass of a step: from tokens, or rows of the stage before, to what the network gives.
+//!
+//! A layer's output is not added to the residual stream `x` at once: it waits in `delta`, so that the add and the next
+//! norm are one operation, and so that with several ranks it can be summed over them first.
+
+use kernels::ops::{Act, Backend, Epilogue, Norm, RowSelection};
+use model_spec::Residual;
+
+use super::modules::{Embedding, Head, Layer, LogitsHead, Modules, Output};
+use crate::activations::{Activations, OutputActivations};
+use crate::error::ForwardError;
+use crate::mixer::Run;
+use crate::ranks::Ranks;
+
+/// Called with the residual stream after the embedding (0) and after each layer (1, 2, …), `[rows, hidden]`; the last
+/// is normalised.
+pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
+/// A step under way.
+pub(super) struct ForwardPass<'p, 'o> {
+    pub backend: &'p mut dyn Backend,
+    pub modules: &'p Modules,
+    pub activations: &'p Activations,
+    pub ranks: Ranks<'p>,
+    /// Where the residual stream is.
+    pub x: Act,
+    /// `delta` waits to be added to it.
+    pub pending: bool,
+    pub num_rows: usize,
+    pub output_rows: &'p [u32],
+    pub observer: Option<Observer<'o>>,
+}
+
+impl ForwardPass<'_, '_> {
+    /// Runs a step that has begun up to its outputs.
+    pub(super) fn run(mut self, received: Option<&[f32]>) -> Result<(), ForwardError> {
+        let modules = self.modules;
+        match (&modules.input, received) {
+            (Some(embedding), _) => self.embed(embedding)?,
+            (None, Some(rows)) => self.backend.host_mut(self.x).copy_from_slice(rows),
+            (None, None) => {}
+        }
+        self.observe(0);
+        for (index, layer) in modules.layers.iter().enumerate() {
+            self.layer(index, layer)?;
+        }
+        if self.observer.is_some() {
+            self.enter(None, Residual::Sequential);
+            self.finish_observed();
+        }
+        match modules.output.as_ref().zip(self.activations.output.as_ref()) {
+            // What the next stage is given.
+            None => {
+                self.enter(None, Residual::Sequential);
+            }
+            Some(_) if self.output_rows.is_empty() => {}
+            Some((output, activations)) => self.output(output, activations),
+        }
+        Ok(())
+    }
+
+    fn embed(&mut self, embedding: &Embedding) -> Result<(), ForwardError> {
+        let rows = self.activations.embedded.unwrap_or(self.x);
+        self.backend.embed(embedding.table, embedding.first_entry, embedding.scale, rows);
+        self.ranks.sum(self.backend, rows)?;
+        if let Some(linear) = embedding.project {
+            linear.run(rows, Epilogue::Store, self.x, self.backend);
+        }
+        if let Some((table, offset)) = embedding.positions {
+            self.backend.add_positions(table, offset, self.x);
+        }
+        if let Some(norm) = embedding.norm {
+            self.backend.norm(self.x, norm, self.x);
+        }
+        Ok(())
+    }
+
+    /// Runs a layer up to its `delta`.
+    fn layer(&mut self, index: usize, layer: &Layer) -> Result<(), ForwardError> {
+        let residual = layer.residual;
+        let last = index + 1 == self.modules.layers.len();
+        // Past what the last layer writes to its cache, only rows that the head is asked for matter.
+        let narrow = last
+            && self.modules.output.is_some()
+            && residual == Residual::Sequential
+            && self.observer.is_none()
+            && self.output_rows.len() < self.num_rows;
+        let input = self.enter(layer.before_attention, residual);
+        if index > 0 {
+            self.observe(index);
+        }
+        let mut run = Run { backend: &mut *self.backend, ranks: self.ranks.reborrow() };
+        layer.mixer.project(input, &mut run)?;
+        if narrow && self.output_rows.is_empty() {
+            return Ok(());
+        }
+        self.mix(layer, narrow);
+        match residual {
+            Residual::Sequential | Residual::Normed => {
+                self.leave(layer.after_attention, layer.residual_scale)?;
+                if layer.feed_forward.is_none() {
+                    return Ok(());
+                }
+                let input = self.enter(layer.before_mlp, residual);
+                self.feed_forward(layer, input, Epilogue::Store);
+            }
+            Residual::Parallel => {
+                let input = if layer.before_mlp.is_some() { self.enter(layer.before_mlp, residual) } else { input };
+                self.feed_forward(layer, input, Epilogue::Accumulate);
+            }
+        }
+        self.leave(layer.after_mlp, layer.residual_scale)
+    }
+
+    /// `x += delta` if one is pending; then the input of the next part: the norm of `x` (which may take the place of
+    /// `x`), or `x` itself.
+    fn enter(&mut self, norm: Option<Norm>, residual: Residual) -> Act {
+        let (x, normed, delta) = (self.x, self.activations.normed, self.activations.delta);
+        let pending = std::mem::take(&mut self.pending);
+        match norm.filter(|_| residual != Residual::Normed) {
+            Some(norm) if pending => self.backend.add_norm(x, delta, norm, normed),
+            Some(norm) => self.backend.norm(x, norm, normed),
+            None => {
+                if pending {
+                    self.backend.add(x, delta);
+                }
+                if let Some(norm) = norm {
+                    self.backend.norm(x, norm, x);
+                }
+                return x;
+            }
+        }
+        normed
+    }
+
+    /// Makes `delta` what is to be added to `x`.
+    fn leave(&mut self, norm: Option<Norm>, scale: f32) -> Result<(), ForwardError> {
+        let delta = self.activations.delta;
+        self.ranks.sum(self.backend, delta)?;
+        if let Some(norm) = norm {
+            self.backend.norm(delta, norm, delta);
+        }
+        if scale != 1.0 {
+            self.backend.scale(delta, scale);
+        }
+        self.pending = true;
+        Ok(())
+    }
+
+    /// The mixer's rows and their output projection. `narrow`: from here on, `x` is the rows that the head is asked
+    /// for.
+    fn mix(&mut self, layer: &Layer, narrow: bool) {
+        let only = narrow.then_some(RowSelection { rows: self.output_rows });
+        let all = layer.mixer.attend(only, self.backend);
+        let mixed = match self.activations.output.as_ref().zip(only) {
+            Some((OutputActivations { picked, picked_mixed, .. }, selection)) => {
+                self.backend.gather(all, selection, *picked_mixed);
+                self.backend.gather(self.x, selection, *picked);
+                self.x = *picked;
+                *picked_mixed
+            }
+            None => all,
+        };
+        layer.output.run(mixed, Epilogue::Store, self.activations.delta, self.backend);
+    }
+
+    /// The feed-forward part of `input` into `delta`.
+    fn feed_forward(&mut self, layer: &Layer, input: Act, epilogue: Epilogue) {
+        if let Some(feed_forward) = &layer.feed_forward {
+            feed_forward.run(input, epilogue, self.activations.delta, self.backend);
+        }
+    }
+
+    fn output(&mut self, output: &Output, activations: &OutputActivations) {
+        match &output.head {
+            Head::Logits(head) => {
+                let input = self.head_input(output.norm, activations);
+                self.logits(head, input, activations);
+            }
+            Head::Classes { linear, .. } => {
+                let input = self.head_input(output.norm, activations);
+                linear.run(input, Epilogue::Store, activations.out, self.backend);
+            }
+            Head::Hidden => {
+                self.pick(activations);
+                if let Some(norm) = output.norm {
+                    self.backend.norm(activations.picked, norm, activations.out);
+                }
+            }
+        }
+    }
+
+    fn logits(&mut self, head: &LogitsHead, mut input: Act, activations: &OutputActivations) {
+        let logits = activations.out;
+        if let Some((linear, projected)) = head.project.zip(activations.projected) {
+            linear.run(input, Epilogue::Store, projected, self.backend);
+            input = projected;
+        }
+        head.linear.run(input, Epilogue::Store, logits, self.backend);
+        if head.scale != 1.0 {
+            self.backend.scale(logits, head.scale);
+        }
+        if let Some(cap) = head.soft_cap {
+            self.backend.soft_cap(logits, cap);
+        }
+    }
+
+    /// The normed rows that the head is asked for.
+    fn head_input(&mut self, norm: Option<Norm>, activations: &OutputActivations) -> Act {
+        if self.x != activations.picked && self.output_rows.len() == self.num_rows {
+            return self.enter(norm, Residual::Sequential);
+        }
+        self.pick(activations);
+        let Some(norm) = norm else { return activations.picked };
+        self.backend.norm(activations.picked, norm, activations.picked_normed);
+        activations.picked_normed
+    }
+
+    /// The rows that the head is asked for, alone.
+    fn pick(&mut self, activations: &OutputActivations) {
+        self.enter(None, Residual::Sequential);
+        if self.x != activations.picked {
+            self.backend.gather(self.x, RowSelection { rows: self.output_rows }, activations.picked);
+        }
+    }
+
+    fn observe(&mut self, index: usize) {
+        if let Some(observer) = &mut self.observer {
+            observer(index, self.backend.read(self.x));
+        }
+    }
+
+    /// The last observation is of the normalised rows, as the reference library reports them.
+    fn finish_observed(&mut self) {
+        let act = match self.modules.output.as_ref().and_then(|output| output.norm) {
+            Some(norm) => {
+                self.backend.norm(self.x, norm, self.activations.normed);
+                self.activations.normed
+            }
+            None => self.x,
+        };
+        if let Some(observer) = &mut self.observer {
+            observer(self.modules.layers.len(), self.backend.read(act));
+        }
+    }
+}

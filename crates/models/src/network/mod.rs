@@ -1,0 +1,423 @@
+//! [`Network`]: some layers of a model on a device, with what comes before and after them, and their cache.
+
+mod build;
+mod cache;
+mod forward;
+mod modules;
+
+use std::ops::Range;
+
+use collectives::Collective;
+use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvScales, StepPreference};
+use kernels::sample::{SampleParams, SampleRow, Ticket};
+use model_spec::{MixerSpec, ModelSpec};
+
+use crate::activations::{Activations, Buffers};
+use crate::batch;
+use crate::cache::CacheLayout;
+use crate::device::{Device, NetworkId};
+use crate::error::ForwardError;
+use crate::load::Limits;
+use crate::model::Memory;
+use crate::ranks::{HostLogits, Ranks};
+use crate::tp::Shard;
+use crate::weights::Resident;
+pub(crate) use build::build;
+use cache::Cache;
+use forward::ForwardPass;
+pub use forward::Observer;
+pub(crate) use modules::{Head, Layer, Modules, Output};
+
+/// Layers of a model, loaded onto one [`Device`]: all of them, or a stage of a pipeline. The first stage embeds tokens,
+/// the last one has the head; the stages between take rows of the residual stream and give them on.
+pub struct Network {
+    id: NetworkId,
+    spec: ModelSpec,
+    shard: Shard,
+    limits: Limits,
+    modules: Modules,
+    cache: Cache,
+    activations: Activations,
+    /// Logits of all ranks, where their devices are not connected.
+    host_logits: HostLogits,
+    /// Rows of the newest step, and of its outputs.
+    num_rows: usize,
+    num_outputs: usize,
+    resident: Resident,
+}
+
+/// What a step computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// Its rows.
+    pub batch: Batch<'a>,
+    /// The residual stream as the stage before left it, `[rows, hidden]`; absent for the stage that embeds tokens.
+    pub received: Option<&'a [f32]>,
+    /// Rows that the head is asked for: ascending indices into the batch's rows; may be empty. A stage without head
+    /// gives all rows.
+    pub output_rows: &'a [u32],
+}
+
+/// What a step gave: rows of logits, of hidden states or of class scores; of a stage without head, the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Outputs<'a> {
+    /// Rows asked for; of a stage without head, all rows of the step.
+    pub rows: usize,
+    /// Columns: see [`Network::output_width`].
+    pub width: usize,
+    /// `[rows, width]`, row-major.
+    pub data: &'a [f32],
+}
+
+impl Outputs<'_> {
+    /// One row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.width..(row + 1) * self.width]
+    }
+}
+
+/// Parts of a network.
+pub(crate) struct Parts {
+    pub spec: ModelSpec,
+    pub limits: Limits,
+    /// What is computed in.
+    pub compute: DType,
+    pub layers: Range<usize>,
+    /// Element type of keys and values.
+    pub cache: DType,
+    /// Scales of each layer's keys and values, of the whole model.
+    pub scales: Vec<KvScales>,
+    pub modules: Modules,
+    pub resident: Resident,
+}
+
+impl Network {
+    /// `device` has the layers' weights and buffers.
+    pub(crate) fn new(parts: Parts, device: &mut Device) -> Self {
+        let Parts { spec, limits, compute, layers, cache, scales, modules, resident } = parts;
+        let shard = device.shard;
+        let Device { buffers: pool, backend, .. } = &mut *device;
+        let mut buffers = Buffers { pool, max_rows: limits.max_rows, compute };
+        let activations = Activations::new(&spec, &modules, limits.max_logit_rows, &mut buffers, &mut **backend);
+        let host_logits = match (&modules.output, shard.size) {
+            (Some(output), size) if size > 1 && activations.all_logits().is_none() => match &output.head {
+                Head::Logits(head) => HostLogits::new(limits.max_logit_rows, spec.vocab_size, size, head.width),
+                Head::Hidden | Head::Classes { .. } => HostLogits::default(),
+            },
+            _ => HostLogits::default(),
+        };
+        Self {
+            id: device.next_id(),
+            cache: Cache::new(&spec, shard, layers, cache, scales),
+            spec,
+            shard,
+            limits,
+            modules,
+            activations,
+            host_logits,
+            num_rows: 0,
+            num_outputs: 0,
+            resident,
+        }
+    }
+
+    /// The model that these layers are of, as data.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Bytes of weights on the device, with their scales.
+    pub fn weight_bytes(&self) -> u64 {
+        self.resident.bytes
+    }
+
+    /// How many weights these are.
+    pub fn num_weights(&self) -> u64 {
+        self.resident.weights
+    }
+
+    /// Bytes on the host beside the device's buffers.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.host_logits.bytes() as u64
+    }
+
+    /// Which steps suit the device with this network.
+    pub fn step_preference(&self, device: &Device) -> StepPreference {
+        let heads = self.spec.layers.iter().find_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(attention) => Some(self.shard.part(attention.heads).len()),
+            _ => None,
+        });
+        device.backend.step_preference(heads)
+    }
+
+    /// Whether it goes from tokens to logits.
+    pub fn generates(&self) -> bool {
+        let gives_logits = self.modules.output.as_ref().is_some_and(|output| matches!(output.head, Head::Logits(_)));
+        self.modules.input.is_some() && gives_logits
+    }
+
+    /// Columns of its outputs: the vocabulary, the classes, or the hidden size.
+    pub fn output_width(&self) -> usize {
+        match self.modules.output.as_ref().map(|output| &output.head) {
+            Some(Head::Logits(_)) => self.spec.vocab_size,
+            Some(Head::Classes { count, .. }) => *count,
+            Some(Head::Hidden) | None => self.spec.hidden_size,
+        }
+    }
+
+    /// The cache of its layers on this rank, in bytes. All stages of a model have the same groups.
+    pub fn cache(&self) -> CacheLayout {
+        self.cache.layout()
+    }
+
+    /// Allocates the cache. To be called once.
+    ///
+    /// # Panics
+    /// When called a second time.
+    pub fn allocate(&mut self, device: &mut Device, memory: Memory) {
+        self.cache.allocate(&mut self.modules.layers, &mut *device.backend, memory);
+    }
+
+    /// Copies block `from[i]` to `to[i]` in every layer.
+    pub fn copy_blocks(&self, device: &mut Device, from: &[u32], to: &[u32]) {
+        for memory in self.cache.memories() {
+            device.backend.copy_blocks(memory, from, to);
+        }
+    }
+
+    /// Whether the device can sample this network's tokens; otherwise the host does it, from [`Network::outputs`].
+    pub fn can_sample(&self, device: &Device, choice: &SampleParams) -> bool {
+        self.generates() && device.slots.vocab == self.spec.vocab_size && device.can_sample(choice)
+    }
+
+    /// Starts a step without waiting for the device, and samples tokens from some of its output rows (`row` counts
+    /// among these). At most [`kernels::sample::STEPS_IN_FLIGHT`] steps may be started on a device and not taken.
+    ///
+    /// All ranks of a group call it with the same arguments.
+    pub fn submit(
+        &mut self,
+        device: &mut Device,
+        step: Step<'_>,
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<Ticket, ForwardError> {
+        let Step { batch, output_rows, .. } = step;
+        self.check_choices(device, choices, output_rows.len())?;
+        self.check(device, step, group)?;
+        // A row a sequence, and a token sampled from each of them.
+        let is_plain = [batch.sequences.len(), choices.len()] == [batch.tokens.len(); 2];
+        let padded = is_plain && device.captures(self.id);
+        self.starts(device, batch.tokens.len(), output_rows.len());
+        if padded && let Some(ticket) = device.backend.replay(batch, choices) {
+            return Ok(ticket);
+        }
+        if padded {
+            device.backend.begin_padded(batch);
+        } else {
+            device.backend.begin(batch);
+        }
+        self.run(device, step, group, None)?;
+        Ok(device.backend.sample(self.outputs_on_device(device), choices))
+    }
+
+    /// Runs a step and waits for what it gives.
+    ///
+    /// All ranks of a group call it with the same step; all get the same outputs.
+    pub fn forward<'a>(
+        &'a mut self,
+        device: &'a mut Device,
+        step: Step<'_>,
+        group: &mut dyn Collective,
+    ) -> Result<Outputs<'a>, ForwardError> {
+        self.forward_with(device, step, group, None)
+    }
+
+    /// The same, telling `observer` the residual stream after the embedding and after each layer. For finding where two
+    /// models part.
+    pub fn forward_observed<'a>(
+        &'a mut self,
+        device: &'a mut Device,
+        step: Step<'_>,
+        group: &mut dyn Collective,
+        observer: Observer<'_>,
+    ) -> Result<Outputs<'a>, ForwardError> {
+        self.forward_with(device, step, group, Some(observer))
+    }
+
+    fn forward_with<'a>(
+        &'a mut self,
+        device: &'a mut Device,
+        step: Step<'_>,
+        group: &mut dyn Collective,
+        observer: Option<Observer<'_>>,
+    ) -> Result<Outputs<'a>, ForwardError> {
+        self.check(device, step, group)?;
+        self.starts(device, step.batch.tokens.len(), step.output_rows.len());
+        device.backend.begin(step.batch);
+        self.run(device, step, group, observer)?;
+        self.outputs(device)
+    }
+
+    /// What the step gave that was started last, as it was before sampling. Waits for it. Fails when another network of
+    /// the device has started one since: networks share activation buffers.
+    pub fn outputs<'a>(&'a self, device: &'a mut Device) -> Result<Outputs<'a>, ForwardError> {
+        if device.newest != Some(self.id) {
+            return Err(ForwardError::OutputsGone);
+        }
+        let (rows, width) = (self.num_outputs, self.output_width());
+        let on_device = self.outputs_on_device(device);
+        // Waits for the device; without outputs too, so that the step is over.
+        device.backend.read(if rows == 0 { self.activations.x } else { on_device });
+        device.check()?;
+        let data = match rows {
+            0 => &[],
+            _ if self.gathers_on_host(device) => self.host_logits.rows(rows),
+            // Rows of padding come last.
+            _ => &device.backend.read(on_device)[..rows * width],
+        };
+        Ok(Outputs { rows, width, data })
+    }
+
+    /// Numbers of rows, ascending, that decode steps are padded to and captured with: see
+    /// [`kernels::ops::Capture::set_capture_sizes`]. A device captures the steps of one network, the one that this was
+    /// called for last; the others' run kernel by kernel.
+    pub fn set_capture_sizes(&self, device: &mut Device, rows: &[usize]) {
+        device.capture_steps_of(self.id, rows);
+    }
+
+    /// Bytes of device memory that captured steps of so many sizes may take.
+    pub fn capture_bytes(&self, device: &Device, sizes: usize) -> u64 {
+        device.backend.capture_bytes(sizes, self.modules.layers.len())
+    }
+
+    /// The step to capture next; absent when none is left, or the device captures none of this network, or the step
+    /// passes through the host (as that of a group of ranks on CPUs does).
+    pub fn next_capture(&self, device: &Device) -> Option<CaptureSize> {
+        if !(device.captures(self.id) && self.generates()) {
+            return None;
+        }
+        // Between connected devices only what needs no step: each rank captures when it has time, and a step would wait
+        // for the others.
+        let possible = |step: &CaptureSize| self.shard.size == 1 || (device.joined && step.has_run);
+        device.backend.next_capture().filter(possible)
+    }
+
+    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
+    /// in flight. The inner error says why steps cannot be captured; they run all the same.
+    pub fn capture(
+        &mut self,
+        device: &mut Device,
+        step: CaptureSize,
+        group: &mut dyn Collective,
+    ) -> Result<Result<(), CaptureError>, ForwardError> {
+        if !step.has_run {
+            let ticket = self.dummy_run(device, step.rows, group)?;
+            device.take(ticket, &mut Vec::new())?;
+        }
+        device.backend.begin_capture();
+        let passed = self.dummy_run(device, step.rows, group);
+        let captured = device.backend.end_capture();
+        passed.map(|_| captured)
+    }
+
+    /// A step of padding rows alone, which belong to no sequence.
+    fn dummy_run(
+        &mut self,
+        device: &mut Device,
+        rows: usize,
+        group: &mut dyn Collective,
+    ) -> Result<Ticket, ForwardError> {
+        let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
+        let batch = Batch { tokens: &zeros, positions: &zeros, sequences: &[] };
+        self.starts(device, rows, rows);
+        device.backend.begin_padded(batch);
+        self.run(device, Step { batch, received: None, output_rows: &every }, group, None)?;
+        Ok(device.backend.sample(self.outputs_on_device(device), &[]))
+    }
+
+    /// A step starts whose outputs are the newest.
+    fn starts(&mut self, device: &mut Device, rows: usize, output_rows: usize) {
+        device.newest = Some(self.id);
+        self.num_rows = rows;
+        self.num_outputs = if self.modules.output.is_some() { output_rows } else { rows };
+    }
+
+    /// Runs a step that has begun up to its outputs.
+    fn run(
+        &mut self,
+        device: &mut Device,
+        step: Step<'_>,
+        group: &mut dyn Collective,
+        observer: Option<Observer<'_>>,
+    ) -> Result<(), ForwardError> {
+        let joined = device.joined;
+        let pass = ForwardPass {
+            backend: &mut *device.backend,
+            modules: &self.modules,
+            activations: &self.activations,
+            ranks: Ranks { group: &mut *group, joined },
+            x: self.activations.x,
+            pending: false,
+            num_rows: step.batch.tokens.len(),
+            output_rows: step.output_rows,
+            observer,
+        };
+        pass.run(step.received)?;
+        self.gather_logits(device, group)
+    }
+
+    /// Where each rank has columns of the logits, they are put together.
+    fn gather_logits(&mut self, device: &mut Device, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        if self.num_outputs == 0 {
+            return Ok(());
+        }
+        let logits = self.activations.output();
+        if let Some(all) = self.activations.all_logits().filter(|_| device.joined) {
+            device.backend.all_gather(logits, all);
+        } else if self.gathers_on_host(device) {
+            self.host_logits.gather(device.backend.read(logits), self.num_outputs, group)?;
+        }
+        Ok(())
+    }
+
+    fn gathers_on_host(&self, device: &Device) -> bool {
+        let output = self.modules.output.as_ref();
+        let is_split = output.is_some_and(|output| matches!(output.head, Head::Logits(_)));
+        is_split && self.shard.size > 1 && !(device.joined && self.activations.all_logits().is_some())
+    }
+
+    /// Where whole rows are, if the device has them.
+    fn outputs_on_device(&self, device: &Device) -> Act {
+        self.activations.all_logits().filter(|_| device.joined).unwrap_or(self.activations.output())
+    }
+
+    fn check_choices(&self, device: &Device, choices: &[SampleRow], rows: usize) -> Result<(), ForwardError> {
+        batch::check_choices(choices, rows, device.slots.count)?;
+        if choices.is_empty() || (self.generates_logits() && device.slots.vocab == self.spec.vocab_size) {
+            return Ok(());
+        }
+        Err(ForwardError::Vocabulary { width: self.output_width(), slots: device.slots.vocab })
+    }
+
+    fn generates_logits(&self) -> bool {
+        self.modules.output.as_ref().is_some_and(|output| matches!(output.head, Head::Logits(_)))
+    }
+
+    fn check(&self, device: &Device, step: Step<'_>, group: &dyn Collective) -> Result<(), ForwardError> {
+        let Shard { rank, size } = self.shard;
+        if (group.rank(), group.world_size()) != (rank, size) {
+            return Err(ForwardError::Group { rank, size, group_rank: group.rank(), group_size: group.world_size() });
+        }
+        let blocks = self.cache.blocks().ok_or(ForwardError::NoKv)?;
+        let positions = self.spec.embedding.positions.map(|table| table.rows - table.offset);
+        let entries = batch::Entries { vocab: self.spec.vocab_size, slots: device.slots.count, positions };
+        let rows = step.batch.tokens.len();
+        batch::check(step.batch, blocks, entries, self.limits.max_rows)?;
+        batch::check_output_rows(step.output_rows, rows, self.limits.max_logit_rows)?;
+        let expected = if self.modules.input.is_some() { 0 } else { rows * self.spec.hidden_size };
+        match step.received.map_or(0, <[f32]>::len) {
+            found if found == expected => Ok(()),
+            found => Err(ForwardError::Received { expected, found }),
+        }
+    }
+}

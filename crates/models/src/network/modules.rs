@@ -1,0 +1,70 @@
+//! What a network is made of: weights on a device, ready to run.
+
+use kernels::ops::{Norm, Table};
+use model_spec::Residual;
+
+use crate::feed_forward::FeedForward;
+use crate::linear::Linear;
+use crate::mixer::Mixer;
+
+/// Some layers of a model, and what comes before and after them where they are the first and the last.
+pub(crate) struct Modules {
+    /// Absent where another stage embeds tokens.
+    pub input: Option<Embedding>,
+    pub layers: Vec<Layer>,
+    /// Absent where another stage has the head.
+    pub output: Option<Output>,
+}
+
+/// From tokens to the residual stream.
+pub(crate) struct Embedding {
+    pub table: Table,
+    /// Token of the table's first row.
+    pub first_entry: u32,
+    pub scale: f32,
+    pub project: Option<Linear>,
+    /// Learned positions, and the row of position 0.
+    pub positions: Option<(Table, usize)>,
+    pub norm: Option<Norm>,
+}
+
+pub(crate) struct Layer {
+    pub mixer: Box<dyn Mixer>,
+    /// From what the mixer puts out to the residual stream.
+    pub output: Linear,
+    /// Absent where the mixer is the whole layer.
+    pub feed_forward: Option<Box<dyn FeedForward>>,
+    pub before_attention: Option<Norm>,
+    pub after_attention: Option<Norm>,
+    pub before_mlp: Option<Norm>,
+    pub after_mlp: Option<Norm>,
+    pub residual: Residual,
+    pub residual_scale: f32,
+}
+
+/// From the residual stream to what the network gives.
+pub(crate) struct Output {
+    pub norm: Option<Norm>,
+    pub head: Head,
+}
+
+/// What is computed of a normed row.
+pub(crate) enum Head {
+    /// A number for each token of the vocabulary.
+    Logits(LogitsHead),
+    /// Nothing more: the row is what is wanted.
+    Hidden,
+    /// A score for each class; every rank has all of them.
+    Classes { linear: Linear, count: usize },
+}
+
+/// From a normed row to logits; each rank has some of the columns.
+pub(crate) struct LogitsHead {
+    pub project: Option<Linear>,
+    pub linear: Linear,
+    /// Columns of this rank, padding included.
+    pub width: usize,
+    /// Multiplies logits; 1 otherwise.
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+}

@@ -1,0 +1,166 @@
+//! The decoder's runner: one network from tokens to logits, alone on its device.
+
+use collectives::Collective;
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
+use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+
+use super::Runner;
+use crate::cache::CacheLayout;
+use crate::device::Device;
+use crate::error::{ForwardError, LoadError};
+use crate::model::{Logits, Memory};
+use crate::network::{Network, Observer, Outputs, Step};
+
+/// A device and the network on it.
+pub(crate) struct Decoder {
+    device: Device,
+    network: Network,
+}
+
+impl Decoder {
+    /// Fails where the network does not go from tokens to logits.
+    pub(crate) fn new(device: Device, network: Network) -> Result<Self, LoadError> {
+        if !network.generates() {
+            return Err(LoadError::NotGenerating { architecture: network.spec().architecture.clone() });
+        }
+        device.check().map_err(|fault| LoadError::Device(fault.to_string()))?;
+        Ok(Self { device, network })
+    }
+}
+
+fn step<'a>(batch: Batch<'a>, output_rows: &'a [u32]) -> Step<'a> {
+    Step { batch, received: None, output_rows }
+}
+
+fn logits(outputs: Outputs<'_>) -> Logits<'_> {
+    let Outputs { rows, width, data } = outputs;
+    Logits { rows, vocab: width, data }
+}
+
+impl Runner for Decoder {
+    fn describe_device(&self) -> String {
+        self.device.describe()
+    }
+
+    fn step_preference(&self) -> StepPreference {
+        self.network.step_preference(&self.device)
+    }
+
+    fn activation_bytes(&self) -> u64 {
+        self.device.activation_bytes() + self.network.host_bytes()
+    }
+
+    fn cache(&self) -> CacheLayout {
+        self.network.cache()
+    }
+
+    fn allocate(&mut self, memory: Memory) {
+        self.network.allocate(&mut self.device, memory);
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        self.device.memory()
+    }
+
+    fn check_device(&self) -> Result<(), ForwardError> {
+        self.device.check()
+    }
+
+    fn can_join(&self) -> bool {
+        self.device.can_join()
+    }
+
+    fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        self.device.join(group)
+    }
+
+    fn copy_blocks(&mut self, from: &[u32], to: &[u32]) {
+        self.network.copy_blocks(&mut self.device, from, to);
+    }
+
+    fn set_slots(&mut self, count: usize) {
+        self.device.set_slots(count, self.network.spec().vocab_size);
+    }
+
+    fn set_capture_sizes(&mut self, rows: &[usize]) {
+        self.network.set_capture_sizes(&mut self.device, rows);
+    }
+
+    fn capture_bytes(&self, kinds: usize) -> u64 {
+        self.network.capture_bytes(&self.device, kinds)
+    }
+
+    fn next_capture(&self) -> Option<CaptureSize> {
+        self.network.next_capture(&self.device)
+    }
+
+    fn capture(
+        &mut self,
+        step: CaptureSize,
+        group: &mut dyn Collective,
+    ) -> Result<Result<(), CaptureError>, ForwardError> {
+        self.network.capture(&mut self.device, step, group)
+    }
+
+    fn warm_up(&mut self) -> bool {
+        self.device.warm_up()
+    }
+
+    fn start_profile(&mut self) {
+        self.device.start_profile();
+    }
+
+    fn end_profile(&mut self) -> Vec<Timing> {
+        self.device.end_profile()
+    }
+
+    fn can_sample(&self, choice: &SampleParams) -> bool {
+        self.network.can_sample(&self.device, choice)
+    }
+
+    fn set_slot(&mut self, slot: u32, choice: &SampleParams, counts: &[(u32, u32)]) {
+        self.device.set_slot(slot, choice, counts);
+    }
+
+    fn submit(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<Ticket, ForwardError> {
+        self.network.submit(&mut self.device, step(batch, logit_rows), choices, group)
+    }
+
+    fn logits(&mut self) -> Result<Logits<'_>, ForwardError> {
+        self.network.outputs(&mut self.device).map(logits)
+    }
+
+    fn is_done(&mut self, ticket: Ticket) -> bool {
+        self.device.is_done(ticket)
+    }
+
+    fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError> {
+        self.device.take(ticket, out)
+    }
+
+    fn forward(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        group: &mut dyn Collective,
+    ) -> Result<Logits<'_>, ForwardError> {
+        self.network.forward(&mut self.device, step(batch, logit_rows), group).map(logits)
+    }
+
+    fn forward_observed(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        group: &mut dyn Collective,
+        observer: Observer<'_>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        let step = step(batch, logit_rows);
+        self.network.forward_observed(&mut self.device, step, group, observer).map(logits)
+    }
+}

@@ -1,0 +1,185 @@
+//! [`Runner`]: what runs a model's steps on a device; one implementation a file.
+
+mod decoder;
+mod echo;
+
+use collectives::Collective;
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
+use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use model_spec::ModelSpec;
+
+use crate::cache::CacheLayout;
+use crate::error::ForwardError;
+use crate::model::{Logits, Memory};
+use crate::network::Observer;
+pub(crate) use decoder::Decoder;
+use echo::Echo;
+
+/// Makes the runner of a model that has no weights.
+type Make = fn(&ModelSpec) -> Box<dyn Runner>;
+
+/// Classes that run without weights, sorted, and what runs them. All others are the decoder's.
+const WITHOUT_WEIGHTS: &[(&str, Make)] = &[("EchoForCausalLM", |spec| Box::new(Echo::new(spec.vocab_size)))];
+
+/// What runs a model that has no weights.
+pub(crate) fn without_weights(spec: &ModelSpec) -> Option<Box<dyn Runner>> {
+    let (_, make) = WITHOUT_WEIGHTS.iter().find(|(class, _)| *class == spec.architecture)?;
+    Some(make(spec))
+}
+
+/// Runs the steps of one model on this rank. What only some runners have is absent by default.
+pub trait Runner: Send {
+    /// The device, for people.
+    fn describe_device(&self) -> String;
+
+    /// Which steps suit the device with this model.
+    fn step_preference(&self) -> StepPreference {
+        StepPreference::CPU
+    }
+
+    /// Bytes of activations and logits.
+    fn activation_bytes(&self) -> u64 {
+        0
+    }
+
+    /// The KV cache and recurrent states on this rank; one group without memory for a model that has neither.
+    fn cache(&self) -> CacheLayout;
+
+    /// Allocates the cache. To be called once.
+    ///
+    /// # Panics
+    /// When called a second time.
+    fn allocate(&mut self, memory: Memory);
+
+    /// The device's own memory, if it has some.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    /// Fails once the device has: after [`Runner::allocate`], when its memory did not suffice.
+    fn check_device(&self) -> Result<(), ForwardError> {
+        Ok(())
+    }
+
+    /// Whether this rank's device exchanges data with those of other ranks ([`Runner::join`]); otherwise the host does.
+    fn can_join(&self) -> bool {
+        false
+    }
+
+    /// Connects the devices of all ranks of a group, where they can be; all ranks call it before their first step, and
+    /// for each new group.
+    fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// Copies block `from[i]` to `to[i]` in every layer.
+    fn copy_blocks(&mut self, from: &[u32], to: &[u32]);
+
+    /// Makes room for the sequences of `count` slots, empty. No step may be in flight.
+    fn set_slots(&mut self, count: usize);
+
+    /// Numbers of rows, ascending, that decode steps are padded to and captured with: see
+    /// [`kernels::ops::Capture::set_capture_sizes`].
+    fn set_capture_sizes(&mut self, rows: &[usize]) {
+        let _ = rows;
+    }
+
+    /// Bytes of device memory that captured steps of so many sizes may take.
+    fn capture_bytes(&self, kinds: usize) -> u64 {
+        let _ = kinds;
+        0
+    }
+
+    /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the
+    /// host (as that of a group of ranks on CPUs does).
+    fn next_capture(&self) -> Option<CaptureSize> {
+        None
+    }
+
+    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
+    /// in flight. The inner error says why steps cannot be captured; they run all the same.
+    fn capture(
+        &mut self,
+        step: CaptureSize,
+        group: &mut dyn Collective,
+    ) -> Result<Result<(), CaptureError>, ForwardError> {
+        let _ = (step, group);
+        Ok(Ok(()))
+    }
+
+    /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No
+    /// step may be in flight: see [`kernels::ops::Device::warm_up`].
+    fn warm_up(&mut self) -> bool {
+        false
+    }
+
+    /// From here on the device times what it does: see [`kernels::ops::Device::start_profile`].
+    fn start_profile(&mut self) {}
+
+    /// Waits for the device and returns what it did since [`Runner::start_profile`].
+    fn end_profile(&mut self) -> Vec<Timing> {
+        Vec::new()
+    }
+
+    /// A sequence begins in a slot: its prompt. For runners that look at more of it than a step's rows.
+    fn set_prompt(&mut self, slot: u32, prompt: &[u32]) {
+        let _ = (slot, prompt);
+    }
+
+    /// Whether a sequence's tokens can be sampled here; otherwise the host does it, from [`Runner::logits`].
+    fn can_sample(&self, choice: &SampleParams) -> bool;
+
+    /// A sequence begins in a slot, whose tokens are sampled here. `counts`: see [`kernels::ops::Sample::set_slot`].
+    ///
+    /// # Panics
+    /// When there is no such slot, or [`Runner::can_sample`] says no.
+    fn set_slot(&mut self, slot: u32, choice: &SampleParams, counts: &[(u32, u32)]);
+
+    /// Starts a step without waiting for the device: logits of `logit_rows` (ascending indices into the batch's rows;
+    /// may be empty), and tokens sampled from some of these. At most [`kernels::sample::STEPS_IN_FLIGHT`] steps may be
+    /// started and not taken.
+    ///
+    /// All ranks of a group call it with the same arguments.
+    fn submit(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<Ticket, ForwardError>;
+
+    /// The logits of the step that was started last, as they were before sampling. Waits for it.
+    fn logits(&mut self) -> Result<Logits<'_>, ForwardError>;
+
+    /// Whether [`Runner::take`] would not have to wait.
+    fn is_done(&mut self, ticket: Ticket) -> bool;
+
+    /// Waits for a step and appends the tokens sampled in it to `out`, in order. To be called once for each step, in
+    /// their order.
+    fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError>;
+
+    /// Runs a step, waits for it, and returns the logits of `logit_rows` (ascending indices into the batch's rows; may
+    /// be empty).
+    ///
+    /// All ranks of a group call it with the same batch and rows; all get the same logits.
+    fn forward(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        group: &mut dyn Collective,
+    ) -> Result<Logits<'_>, ForwardError>;
+
+    /// The same, telling `observer` the residual stream after the embedding and after each layer. For finding where two
+    /// models part.
+    fn forward_observed(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        group: &mut dyn Collective,
+        observer: Observer<'_>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        let _ = observer;
+        self.forward(batch, logit_rows, group)
+    }
+}

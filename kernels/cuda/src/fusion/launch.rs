@@ -1,0 +1,188 @@
+//! Appends operations to the list, and launches what leaves it.
+
+use super::op::{AddNorm, Attention, Fits, Gated, Gemm, Norm, NormBy, Op, Rope, Stored};
+use super::pass::Lookahead;
+use super::split_norm::{After, SplitNorm};
+use crate::CudaBackend;
+use crate::attention::rope_and_cache;
+use crate::autotune::background::CallSite;
+use crate::gemm::matmul::Matmul;
+use crate::gemm::product::{Gate, Product};
+use crate::layers::{elementwise, norm};
+use crate::runtime::activations::View;
+use crate::runtime::device::{Device, Name, Shape, args};
+use crate::weights::{Vector, Weights};
+use kernels::ops::{Act, Epilogue};
+
+/// A GEMM with its operands looked up.
+fn product<'a>(gemm: &Gemm, matrices: &'a [Weights], vectors: &'a mut [Vector]) -> Product<'a> {
+    let Gemm { x, epilogue, out, .. } = *gemm;
+    let bias = gemm.bias.map(|bias| &mut vectors[bias.0 as usize]);
+    Product { x, w: &matrices[gemm.w.0 as usize], bias, epilogue, out }
+}
+
+/// What kernels for a GEMM could do beside it.
+pub(crate) fn fits(matmul: &Matmul, device: &Device, product: &Product<'_>) -> Fits {
+    Fits {
+        gate: Matmul::may_gate(device, product),
+        add: Matmul::may_add(device, product),
+        split_norm: matmul.may_precede_norm(device, product),
+        end_norm: matmul.may_follow_norm(device, product),
+    }
+}
+
+impl CudaBackend {
+    /// Appends an operation to the step's list, and launches what need not wait for others.
+    pub(crate) fn append(&mut self, op: Op) {
+        // What the host wrote to an activation goes to the device first.
+        self.acts.settle(&mut self.device);
+        self.pass.push(op);
+        self.launch_list(Lookahead::Open);
+    }
+
+    /// Ends what came before a step or a capture: nothing of it is left to be sent or launched.
+    pub(crate) fn end_operations(&mut self) {
+        self.acts.settle(&mut self.device);
+        self.flush();
+    }
+
+    /// Launches all of the list: the host is about to read or write activations.
+    pub(crate) fn flush(&mut self) {
+        self.launch_list(Lookahead::Closed);
+        self.end_split(None);
+    }
+
+    /// The same for somebody who reads one buffer: a split norm that it is no part of stays split.
+    pub(crate) fn flush_for(&mut self, read: Act) {
+        self.acts.settle(&mut self.device);
+        self.launch_list(Lookahead::Closed);
+        self.end_split(Some(read));
+    }
+
+    fn end_split(&mut self, read: Option<Act>) {
+        let read = read.map(|read| self.acts.address(read));
+        if let Some(norm) = self.pass.end_split(read) {
+            self.launch(norm);
+        }
+    }
+
+    fn launch_list(&mut self, lookahead: Lookahead) {
+        while let Some(op) = self.pass.next(lookahead) {
+            self.launch(op);
+        }
+    }
+
+    fn launch(&mut self, op: Op) {
+        match op {
+            Op::Embed { table, first_entry, scale, out } => self.launch_embed(table, first_entry, scale, out),
+            Op::Norm(Norm { x, params, out }) => norm::norm(&mut self.device, x, params, out),
+            Op::AddNorm(AddNorm { residual, delta, params, out }) => {
+                norm::add_norm(&mut self.device, residual, delta, params, out);
+            }
+            Op::HeadNorm(norm) => norm::head_norm(&mut self.device, norm),
+            Op::Gemm(gemm) => self.launch_gemm(&gemm),
+            Op::Gated(gated) => elementwise::gated(&mut self.device, gated.gate_up, gated.activation, gated.out),
+            Op::Rope(rope) => self.launch_rope(&rope),
+            Op::Attention(attention) => self.launch_attention(&attention),
+            // By its own code, once this returns.
+            Op::Opaque(_) => {}
+            Op::GatedGemm(gemm, gated) => self.launch_gated(&gemm, gated),
+            Op::AddNormGemm(gemm, norm, by) => self.launch_added(&gemm, &norm, by),
+        }
+    }
+
+    fn launch_embed(&mut self, table: Stored, first_entry: u32, scale: f32, out: View) {
+        let [entries, width] = [table.rows, table.cols].map(|number| number as u32);
+        self.device.launch(
+            Name::of("embed", &[table.dtype, out.dtype]),
+            Shape::rows(out.rows, out.width),
+            args![table.ptr, self.batch.pointers.tokens, out.ptr, first_entry, entries, width, scale],
+        );
+    }
+
+    fn launch_rope(&mut self, rope: &Rope) {
+        self.batch.turn_to(rope.kv.table);
+        let to = (&self.caches[rope.kv.memory as usize], rope.kv.scales.inverse());
+        let Rope { qkv, heads, norms, .. } = *rope;
+        rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope.rope, norms, &self.batch, to);
+    }
+
+    fn launch_attention(&mut self, attention: &Attention) {
+        let Attention { qkv, params, kv, only, out, .. } = *attention;
+        self.batch.turn_to(kv.table);
+        let kv = &self.caches[kv.memory as usize];
+        if let Some(only) = only {
+            let rows = (&mut self.batch, self.pass.rows(only));
+            if self.attention.run_alone(&mut self.device, (qkv, out), params, rows, kv) {
+                return;
+            }
+        }
+        self.attention.run(&mut self.device, qkv, params, &self.batch, kv, out);
+    }
+
+    /// A GEMM, which ends the norm of its input if that is split: where it cannot, the norm is done in full.
+    fn launch_gemm(&mut self, gemm: &Gemm) {
+        if let Some(split) = gemm.before {
+            let mut product = product(gemm, &self.matrices, &mut self.vectors);
+            let before = self.squares.before(&split);
+            if self.matmul.run_between(&mut self.device, &mut product, before, After::default()) {
+                return;
+            }
+            self.launch(Op::Norm(split.whole()));
+            self.pass.norm_is_whole();
+        }
+        let product = product(gemm, &self.matrices, &mut self.vectors);
+        self.matmul.run(&mut self.device, product);
+    }
+
+    /// A GEMM and a gate: together where that is possible, and the fastest.
+    fn launch_gated(&mut self, gemm: &Gemm, gated: Gated) {
+        let Gated { activation, out, .. } = gated;
+        self.note_gemm(gemm, Some(Gate { activation, out }));
+        let mut product = product(gemm, &self.matrices, &mut self.vectors);
+        let done = match gemm.before {
+            Some(before) => {
+                let before = self.squares.before(&before);
+                self.matmul.run_gated_after(&mut self.device, &mut product, before, (activation, out))
+            }
+            None => self.matmul.run_gated(&mut self.device, &mut product, activation, out),
+        };
+        if !done {
+            self.launch_gemm(gemm);
+            self.launch(Op::Gated(gated));
+        }
+    }
+
+    /// A GEMM that is added to a residual, and the norm of the sum, or its first half.
+    fn launch_added(&mut self, gemm: &Gemm, norm: &AddNorm, by: NormBy) {
+        let sum = Gemm { epilogue: Epilogue::Accumulate, out: norm.residual, ..*gemm };
+        let split = SplitNorm::of(norm);
+        if by == NormBy::Gemms
+            && let Some(after) = self.squares.after(&mut self.device, &split)
+        {
+            let mut product = product(&sum, &self.matrices, &mut self.vectors);
+            let before = gemm.before.map(|before| self.squares.before(&before)).unwrap_or_default();
+            if self.matmul.run_between(&mut self.device, &mut product, before, after) {
+                return;
+            }
+        }
+        if gemm.fits.add {
+            let product = product(gemm, &self.matrices, &mut self.vectors);
+            self.matmul.run_added(&mut self.device, product, norm.residual);
+        } else {
+            self.launch_gemm(&sum);
+        }
+        self.pass.norm_is_whole();
+        self.launch(Op::Norm(split.whole()));
+    }
+
+    /// Tells the background autotuner of a GEMM, and orders what it may be done by when it comes for the first time.
+    pub(crate) fn note_gemm(&mut self, gemm: &Gemm, gate: Option<Gate>) {
+        let mut product = product(gemm, &self.matrices, &mut self.vectors);
+        let Gemm { x, w, bias, out, .. } = *gemm;
+        let site = CallSite { x, w, bias, out, gate: gate.map(|gate| (gate.activation, gate.out)) };
+        if product.is_short() && self.tuner.note(product.problem(gate), site) {
+            Self::order(&self.matmul, &self.device, &mut product, gate);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The GEMM kernels, in the order in which they are asked: the first one that takes a product runs it.
+//!
+//! A kernel is one file of this folder and one row of [`KERNELS`]. Selection looks at [`Facts`] of the device, the product
+//! and what is fused with it, so it is tested without a GPU. Where several kernels could be the fastest, the autotuner
+//! decides ([`Selection::Tuned`]).
+
+use crate::autotune::tactics::Tactic;
+use crate::fusion::split_norm::{After, Before};
+use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
+use crate::gemm::{matmul, matmul_e4m3, matmul_few, matmul_hopper, matmul_parts};
+use crate::jit::specialization::Special;
+use crate::layers::elementwise::Function;
+use crate::runtime::arch::Arch;
+use crate::runtime::device::Device;
+
+/// What selection needs to know of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Facts {
+    pub(crate) arch: Arch,
+    pub(crate) multiprocessors: usize,
+    /// Bytes of shared memory that a block may ask for.
+    pub(crate) shared_of_block: usize,
+}
+
+impl Facts {
+    pub(crate) fn of(device: &Device) -> Self {
+        let context = &device.context;
+        let (arch, multiprocessors, shared_of_block) = (context.arch, context.multiprocessors, context.shared_of_block);
+        Self { arch, multiprocessors, shared_of_block }
+    }
+}
+
+/// What a kernel does beside the product.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Fused {
+    /// The rest of a norm of the input.
+    pub(crate) before: Option<Before>,
+    /// The gate of the outputs, written instead of them.
+    pub(crate) gate: Option<Gate>,
+    /// The first part of the norm after it.
+    pub(crate) after: Option<After>,
+}
+
+impl Fused {
+    pub(crate) fn gate(gate: Option<Gate>) -> Self {
+        Self { gate, ..Self::default() }
+    }
+
+    pub(crate) fn has_norms(&self) -> bool {
+        self.before.is_some() || self.after.is_some()
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.gate.is_none() && !self.has_norms()
+    }
+
+    fn function(&self) -> Option<Function> {
+        self.gate.map(|gate| gate.function())
+    }
+}
+
+/// A row of the table.
+pub(crate) struct GemmKernel {
+    /// For people.
+    #[cfg_attr(not(test), allow(dead_code, reason = "tests name kernels by it"))]
+    pub(crate) name: &'static str,
+    /// Whether the kernel can compute such a product, and does all that is fused with it.
+    pub(crate) fits: fn(Facts, &Product<'_>, &Fused) -> bool,
+    pub(crate) selection: Selection,
+    pub(crate) launch: Launch,
+}
+
+/// How a kernel that fits is selected.
+#[derive(Clone, Copy)]
+pub(crate) enum Selection {
+    /// Always.
+    Always,
+    /// Where the autotuner says so.
+    Tuned(Tuned),
+}
+
+/// A kernel that the autotuner measures.
+#[derive(Clone, Copy)]
+pub(crate) struct Tuned {
+    /// What the autotuner calls it.
+    pub(crate) tactic: Tactic,
+    /// Whether measuring it is worth the while, for a product that fits or its gated form.
+    pub(crate) competes: fn(Facts, &Product<'_>, Option<Gate>) -> bool,
+    /// The kernel as it is compiled for a shape.
+    pub(crate) specialise: fn(Facts, &Product<'_>, Option<Gate>) -> Option<Special>,
+}
+
+/// How a kernel is launched; false where it cannot be, for example because it does not compile.
+#[derive(Clone, Copy)]
+pub(crate) enum Launch {
+    Kernel(fn(&mut Device, &Product<'_>, &Fused) -> bool),
+    /// cuBLASLt, with the algorithm that the autotuner found or its own first choice.
+    Library,
+}
+
+/// Every GEMM kernel, the most special first.
+pub(crate) const KERNELS: &[GemmKernel] = &[E4M3, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+
+/// Weights of 8-bit codes and scales.
+const E4M3: GemmKernel = GemmKernel {
+    name: "e4m3",
+    fits: |_, product, fused| product.w.scales.is_some() && fused.is_nothing(),
+    selection: Selection::Always,
+    launch: Launch::Kernel(|device, product, _| {
+        let Some(scales) = &product.w.scales else { return false };
+        matmul_e4m3::run(device, product, scales);
+        true
+    }),
+};
+
+/// Few rows, at the speed of reading the weights.
+const SKINNY: GemmKernel = GemmKernel {
+    name: "skinny",
+    fits: |facts, product, fused| match fused.gate {
+        Some(gate) => matmul_few::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
+        None => matmul_few::fits(facts, product),
+    },
+    selection: Selection::Always,
+    launch: Launch::Kernel(|device, product, Fused { before, gate, after }| {
+        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+        match gate {
+            Some(gate) => matmul_few::run_gated(device, product, before, (gate.activation, gate.out)),
+            None => matmul_few::run_between(device, product, before, after),
+        }
+    }),
+};
+
+/// Many rows on Hopper's warpgroup instructions.
+const WGMMA: GemmKernel = GemmKernel {
+    name: "wgmma",
+    fits: |facts, product, fused| match fused {
+        _ if fused.has_norms() => false,
+        Fused { gate: Some(gate), .. } => matmul_hopper::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
+        _ => matmul_hopper::fits(facts, product),
+    },
+    selection: Selection::Tuned(Tuned {
+        tactic: Tactic::Wgmma,
+        competes: |facts, product, gate| {
+            gate.is_some() || (product.x.rows > MANY_ROWS && matmul_hopper::fits(facts, product))
+        },
+        specialise: |facts, product, gate| {
+            let out = gate.map_or(product.out, |gate| gate.out);
+            Some(matmul_hopper::special(facts, product, gate.map(|gate| gate.function()), out))
+        },
+    }),
+    launch: Launch::Kernel(|device, product, fused| {
+        let out = fused.gate.map_or(product.out, |gate| gate.out);
+        matmul_hopper::run(device, product, fused.function(), out)
+    }),
+};
+
+/// 17 to 128 rows on Hopper: operands swapped, and `k` split over the blocks of a cluster.
+const SPLIT_K: GemmKernel = GemmKernel {
+    name: "split-k",
+    fits: |facts, product, fused| {
+        let may_gate = |gate: Gate| matmul_hopper::may_gate(facts, product) && gate.out.dtype == product.w.dtype;
+        matmul_parts::fits(facts, product) && fused.gate.is_none_or(may_gate)
+    },
+    selection: Selection::Tuned(Tuned {
+        tactic: Tactic::SplitK,
+        competes: |facts, product, _| matmul_parts::fits(facts, product),
+        specialise: |facts, product, gate| matmul_parts::special(facts, product, gate.map(|gate| gate.function())),
+    }),
+    launch: Launch::Kernel(|device, product, fused| {
+        let out = fused.gate.map_or(product.out, |gate| gate.out);
+        let norms = (fused.before.unwrap_or_default(), fused.after.unwrap_or_default());
+        matmul_parts::run_between(device, product, fused.function(), out, norms)
+    }),
+};
+
+/// All other products of 16 bits.
+const CUBLASLT: GemmKernel = GemmKernel {
+    name: "cublaslt",
+    fits: |_, product, fused| {
+        let is_16_bit = product.is_short() && product.x.dtype == product.w.dtype;
+        is_16_bit && rounds_once(product) && fused.is_nothing()
+    },
+    selection: Selection::Always,
+    launch: Launch::Library,
+};
+
+/// Any product, on no tensor core.
+const SIMT: GemmKernel = GemmKernel {
+    name: "simt",
+    fits: |_, _, fused| fused.is_nothing(),
+    selection: Selection::Always,
+    launch: Launch::Kernel(|device, product, _| {
+        matmul::simt(device, product);
+        true
+    }),
+};
+
+impl GemmKernel {
+    /// Whether the autotuner is to be asked before this kernel is launched.
+    pub(crate) fn asks(&self) -> bool {
+        matches!(self.selection, Selection::Tuned(_)) || matches!(self.launch, Launch::Library)
+    }
+
+    /// Whether a kernel that fits is to be launched, where the autotuner, if it was asked, gave this tactic.
+    pub(crate) fn is_selected(&self, tactic: Option<Tactic>) -> bool {
+        match self.selection {
+            Selection::Always => true,
+            Selection::Tuned(tuned) => tactic == Some(tuned.tactic),
+        }
+    }
+}
+
+/// Kernels that the autotuner measures for a product, beside cuBLASLt's algorithms.
+pub(crate) fn candidates(facts: Facts, product: &Product<'_>, gate: Option<Gate>) -> impl Iterator<Item = Tuned> {
+    let tuned = KERNELS.iter().filter_map(|kernel| match kernel.selection {
+        Selection::Tuned(tuned) => Some(tuned),
+        Selection::Always => None,
+    });
+    tuned.filter(move |tuned| (tuned.competes)(facts, product, gate))
+}
+
+/// Launches the kernel of a tactic; false where the tactic is none of a kernel of ours, or it cannot be launched.
+pub(crate) fn launch(device: &mut Device, tactic: Tactic, product: &Product<'_>, fused: &Fused) -> bool {
+    let facts = Facts::of(device);
+    KERNELS.iter().any(|kernel| match (kernel.selection, kernel.launch) {
+        (Selection::Tuned(tuned), Launch::Kernel(launch)) => {
+            tuned.tactic == tactic && (kernel.fits)(facts, product, fused) && launch(device, product, fused)
+        }
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests;

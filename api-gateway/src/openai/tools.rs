@@ -165,7 +165,7 @@ fn check_tool(tool: &Value) -> Result<(), String> {
     }
     let function: &Map<String, Value> =
         tool.get("function").and_then(Value::as_object).ok_or("`function` must be an object.")?;
-    if !function.get("name").and_then(Value::as_str).is_some_and(|name| !name.is_empty()) {
+    if function.get("name").and_then(Value::as_str).is_none_or(str::is_empty) {
         return Err("`function.name` must be a non-empty string.".to_owned());
     }
     if !function.get("parameters").is_none_or(|schema| schema.is_object() || schema.is_null()) {

@@ -1,6 +1,6 @@
 // Parts of a head that blocks of `attention_decode.cu` leave each other in memory. Every number says itself whether it
-// is there: until then it is EMPTY. So nobody counts or orders anything, which would cost a way to memory and back for
-// the writes, and another for the count.
+// is there: until then it is EMPTY. So no block counts or orders anything, which would cost a way to memory and back
+// for the writes, and another for the count.
 #pragma once
 #include "quire.cuh"
 

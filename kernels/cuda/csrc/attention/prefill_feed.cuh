@@ -19,7 +19,7 @@ struct Feeder : PrefillBlock {
     DEVICE u32 copied() const { return min(attention.block_size, KEYS / 2); }
 
     // Where this lane's rows of a tile of keys begin in the cache's matrix; past its end, where zeros come from, if
-    // nobody sees them.
+    // no row sees them.
     DEVICE u32 page(const Tile& tile, u32 index) const {
         const u32 block_size = attention.block_size, rows = copied();
         const u32 first = (tile.first_tile + index) * KEYS + rank * PART + threadIdx.x % 32 * rows;

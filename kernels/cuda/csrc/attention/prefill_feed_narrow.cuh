@@ -13,7 +13,7 @@ struct Feeder : PrefillBlock {
     // of 8, columns `lane % 4 * 16 ..` of 64.
     static const u32 WARP_ROWS = 32, TURNS = WARP_ROWS / 8 * PARTS;
 
-    // What this lane has of a tile of keys, or values; zeros where nobody sees a row.
+    // What this lane has of a tile of keys, or values; zeros for keys that no row sees.
     struct Pieces {
         uint4 bits[TURNS];
     };

@@ -11,7 +11,7 @@
 #define LOG2E 1.4426950408889634f
 // Most that the sum of a thread's weights of a row in a tile of keys may be. Scores are taken relative to the largest
 // of the first tile that a row sees, and later ones' weights may be larger than 1: 16-bit floats hold them as exactly.
-// Where a sum shows that one is much larger, what scores are taken relative to rises. So nobody looks for the largest
+// Where a sum shows that one is much larger, what scores are taken relative to rises. So no pass looks for the largest
 // score of each tile (compare FlashAttention-4, which rescales as seldom).
 #define MOST_WEIGHT 4096.0f
 

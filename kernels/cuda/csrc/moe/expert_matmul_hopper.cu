@@ -62,7 +62,7 @@ struct HopperExperts {
         const u32 begin = any.begin - (index / column_tiles - any.first_tile) * CLUSTER_ROWS, pairs = any.end - begin;
         const u32 tiles = (pairs + CLUSTER_ROWS - 1) / CLUSTER_ROWS, inside = index - any.first_tile * column_tiles;
         const u32 column_tile = inside / tiles, tile = inside - column_tile * tiles;
-        // As even as units of each block allow, so that few rows are computed that nobody has.
+        // As even as units of each block allow, so that few rows are computed of padding.
         const u32 units = (pairs + UNIT * BLOCKS - 1) / (UNIT * BLOCKS), each = units / tiles, more = units - each * tiles;
         const u32 share = (each + (tile < more)) * UNIT, mine = (each * tile + min(tile, more)) * UNIT * BLOCKS + rank * share;
         return {any.expert, begin + mine, mine < pairs ? min(share, pairs - mine) : 0, column_tile * COLUMNS};

@@ -1,7 +1,7 @@
 // Attention of a step's one row. A key head of a sequence has one block, or several (splits) that share its keys; in a
 // block, warps take 16 keys in turn, straight from memory into the registers of tensor-core operands, each with its own
 // softmax. The block with the newest position makes its key, writes key and value to the cache, and has them at hand:
-// nobody waits for the cache.
+// no warp waits for the cache.
 //
 // As in `attention_decode.cu` scores are computed transposed, S^T = K Q^T and O^T = V^T P^T, with up to 8 query heads
 // as columns. Which k a fragment means by 2t, 2t + 1, 2t + 8, 2t + 9, and which dimension by a row of V^T, is free as
@@ -169,7 +169,7 @@ struct Tile {
                 for (u32 j = 0; j < DIM / (4 * K_EACH); j++) load_some<K_EACH>(k[i][j], heads.key + 4 * K_EACH * j + key_at());
     }
 
-    // And zeros in the place of what nobody sees: a weight of zero does not make one of what is no number.
+    // And zeros in the place of keys that no query sees: a weight of zero does not make one of what is no number.
     DEVICE void complete_values(const Span& span, const Heads& heads) {
         if (first + KEYS < span.end && first >= span.begin) return;
 #pragma unroll

@@ -2,7 +2,7 @@
 //! NCCL.
 //!
 //! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order
-//! depends on the size of the message, so there a row's last bits may change with its company.
+//! depends on the size of the message, so there a row's last bits may depend on the batch's composition.
 
 use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
 use crate::comm::one_shot::OneShot;

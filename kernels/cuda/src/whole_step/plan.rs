@@ -60,7 +60,7 @@ pub(super) struct Plan {
 enum Held {
     /// A row, stored.
     Row,
-    /// The norm of a row, which nobody stores.
+    /// The norm of a row, which is not stored.
     Normed { x: CUdeviceptr, params: norm::Params },
     /// What attention left, perhaps in parts.
     Attended { q_heads: u32 },

@@ -61,8 +61,8 @@ impl CudaBackend {
         measure::shortest(&mut self.device, [&alone, &many]).is_some_and(|[alone, many]| alone * 1.005 <= many)
     }
 
-    /// Begins a step of a sequence of so many tokens, whoever's they are. Its own key and value go to a block that is
-    /// nobody's.
+    /// Begins a step of a sequence of so many tokens, with any tokens. Its own key and value go to a block that is
+    /// no sequence's.
     fn pretend(&mut self, length: usize) {
         let Some(shape) = self.caches.first().map(|kv| kv.shape) else { return };
         let mut blocks: Vec<u32> =

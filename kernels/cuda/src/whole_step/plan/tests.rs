@@ -60,7 +60,7 @@ fn what_one_kernel_cannot_do_is_said() {
     assert!(refused(&|ops| ops[attention_at] = attention(capped)).contains("soft_cap: Some(30.0)"));
     let narrow = Heads { dim: 96, ..HEADS };
     assert!(refused(&|ops| ops[attention_at] = attention(Attention { heads: narrow, ..LAYER })).contains("dim: 96"));
-    // Norms of queries alone; attention that does not follow; a product into what nobody reads next; no logits.
+    // Norms of queries alone; attention that does not follow; a GEMM whose output no operation reads next; no logits.
     assert!(refused(&|ops| remove(ops, attention_at - 2)).contains("norms of some heads"));
     assert!(refused(&|ops| remove(ops, attention_at)).contains("does not follow"));
     assert!(refused(&|ops| remove(ops, attention_at + 2)).contains("f32"));

@@ -1,4 +1,5 @@
-//! Chat templates as Hugging Face renders them.
+//! Chat templates as Hugging Face renders them, and [`parsers`] of the tool calls and the reasoning in what models
+//! answer.
 //!
 //! [`ChatFormat`] holds a model's templates, compiled once; a [`Conversation`] is rendered to the text that the model
 //! was trained to continue. Time is an argument, execution is bounded, and what a client gets wrong is told apart from

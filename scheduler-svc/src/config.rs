@@ -53,7 +53,7 @@ pub struct Args {
     pub max_num_seqs: u32,
 
     /// Maximum number of tokens in one step [default: 2048, or --max-num-seqs if that is more]
-    #[arg(long, value_name = "SIZE", value_parser = size(1..=1 << 20_u32))]
+    #[arg(long, value_name = "SIZE", value_parser = size(1..=1_u32 << 20))]
     pub max_num_batched_tokens: Option<u32>,
 
     /// Maximum length of a prefill chunk beside running decodes; 0: the scheduler decides

@@ -91,7 +91,7 @@ pub struct Args {
     pub max_num_seqs: Option<u32>,
 
     /// Maximum number of tokens in one step
-    #[arg(long, value_name = "SIZE", default_value_t = 2048, value_parser = size(1..=1 << 20_u32))]
+    #[arg(long, value_name = "SIZE", default_value_t = 2048, value_parser = size(1..=1_u32 << 20))]
     pub max_num_batched_tokens: u32,
 
     /// Share of the device's memory to use

@@ -8,8 +8,11 @@ base, key = sys.argv[1], sys.argv[2]
 client = anthropic.Anthropic(base_url=base, api_key=key, max_retries=0)
 model = client.models.list().data[0].id
 
+# Today's client has no argument for the temperature; the API has.
+greedy = {"temperature": 0}
+
 # A message, whole and streamed.
-hello = dict(model=model, max_tokens=40, temperature=0, messages=[{"role": "user", "content": "Hi, who are you?"}])
+hello = dict(model=model, max_tokens=40, extra_body=greedy, messages=[{"role": "user", "content": "Hi, who are you?"}])
 whole = client.messages.create(**hello)
 assert whole.role == "assistant" and whole.stop_reason == "end_turn" and whole.content[0].text, whole
 with client.messages.stream(**hello) as stream:
@@ -29,7 +32,7 @@ assert cut.stop_reason == "stop_sequence" and cut.stop_sequence == word, cut
 schema = {"type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}}, "required": ["city"]}
 tools = [{"name": "get_weather", "description": "Get the current weather for a city.", "input_schema": schema}]
 question = [{"role": "user", "content": "What is the weather in Rome and in Oslo?"}]
-asked = dict(model=model, max_tokens=120, temperature=0, tools=tools, messages=question)
+asked = dict(model=model, max_tokens=120, extra_body=greedy, tools=tools, messages=question)
 call = client.messages.create(**asked)
 uses = [block for block in call.content if block.type == "tool_use"]
 assert call.stop_reason == "tool_use" and [use.input for use in uses] == [{"city": "Rome"}, {"city": "Oslo"}], call
@@ -55,7 +58,7 @@ assert call.usage.input_tokens + call.usage.cache_read_input_tokens == client.me
 # Errors have the official client's types.
 for wrong, kind in [
     (lambda: client.messages.create(**{**hello, "model": "nobody"}), anthropic.NotFoundError),
-    (lambda: client.messages.create(**{**hello, "temperature": 99}), anthropic.BadRequestError),
+    (lambda: client.messages.create(**{**hello, "extra_body": {"temperature": 99}}), anthropic.BadRequestError),
     (lambda: client.messages.create(**asked, tool_choice={"type": "any"}), anthropic.BadRequestError),
     (lambda: client.with_options(api_key="wrong").messages.create(**hello), anthropic.AuthenticationError),
 ]:

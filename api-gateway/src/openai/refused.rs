@@ -23,27 +23,33 @@ enum Harmless {
     TextFormat,
 }
 
-/// Sorted by name.
-const REFUSED: [(&str, Harmless); 28] = [
+/// Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
+const REFUSED: [(&str, Harmless); 35] = [
     ("audio", Harmless::Nothing),
+    ("dry_multiplier", Harmless::Empty),
     ("early_stopping", Harmless::Empty),
+    ("ebnf", Harmless::Empty),
     ("function_call", Harmless::None),
     ("functions", Harmless::Empty),
+    ("grammar", Harmless::Empty),
     ("guided_choice", Harmless::Nothing),
     ("guided_decoding_backend", Harmless::Nothing),
     ("guided_grammar", Harmless::Nothing),
     ("guided_json", Harmless::Nothing),
     ("guided_regex", Harmless::Nothing),
     ("guided_whitespace_pattern", Harmless::Nothing),
+    ("json_schema", Harmless::Nothing),
     ("kv_transfer_params", Harmless::Nothing),
     ("length_penalty", Harmless::One),
     ("logits_processors", Harmless::Empty),
     ("logprob_token_ids", Harmless::Empty),
     ("media_io_kwargs", Harmless::Empty),
+    ("mirostat", Harmless::Empty),
     ("mm_processor_kwargs", Harmless::Empty),
     ("modalities", Harmless::TextOnly),
     ("prediction", Harmless::Nothing),
     ("prompt_embeds", Harmless::Empty),
+    ("regex", Harmless::Empty),
     ("repetition_detection", Harmless::Nothing),
     ("response_format", Harmless::TextFormat),
     ("structural_tag", Harmless::Nothing),
@@ -53,6 +59,7 @@ const REFUSED: [(&str, Harmless); 28] = [
     ("use_beam_search", Harmless::Empty),
     ("vllm_xargs", Harmless::Empty),
     ("web_search_options", Harmless::Nothing),
+    ("xtc_probability", Harmless::Empty),
 ];
 
 /// Fields that steer nothing this server does. Known, so that they make no noise in the log.

@@ -64,6 +64,13 @@ async fn wrong_fields_are_named() {
         (json!({"structured_outputs": {"regex": "a+"}}), "structured_outputs"),
         (json!({"guided_json": {"type": "object"}}), "guided_json"),
         (json!({"use_beam_search": true}), "use_beam_search"),
+        (json!({"regex": "a+"}), "regex"),
+        (json!({"json_schema": {"type": "object"}}), "json_schema"),
+        (json!({"ebnf": "root ::= \"a\""}), "ebnf"),
+        (json!({"grammar": "root ::= \"a\""}), "grammar"),
+        (json!({"dry_multiplier": 0.8}), "dry_multiplier"),
+        (json!({"mirostat": 2}), "mirostat"),
+        (json!({"xtc_probability": 0.5}), "xtc_probability"),
         (json!({"response_format": {"type": "json_schema"}}), "response_format"),
     ];
     for (fields, param) in shared {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::{
-    Doubt, Fed, MOST_NAME, Shape,
+    Doubt, Fed, MOST_NAME, Shape, content_to_closer,
     scan::{Letter, Nesting, Quoted},
 };
 use crate::parsers::{
@@ -216,14 +216,7 @@ impl Calls {
     /// Text where there should be none, up to the closer, is content.
     fn junk(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
         self.state = State::Junk;
-        match self.closers.find(text, end) {
-            Found::Text(length) => {
-                sink.content(&text[..length]);
-                Fed::more(length)
-            }
-            Found::Marker(closer) => Fed::content(closer.len()),
-            Found::Unknown | Found::Nothing => Fed::more(0),
-        }
+        content_to_closer(&self.closers, text, end, sink)
     }
 
     /// Inside an object, up to its end.

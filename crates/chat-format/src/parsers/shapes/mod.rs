@@ -1,6 +1,9 @@
 //! How calls are written: a few shapes, of which a model's format is an instance.
 
-use super::sink::Sink;
+use super::{
+    markers::{Found, Markers},
+    sink::Sink,
+};
 
 pub(crate) mod attributes;
 pub(crate) mod block;
@@ -117,4 +120,16 @@ pub(crate) fn fitting(text: &str, room: usize) -> usize {
         return text.len();
     }
     (0..=room).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+/// Gives up to the next closer as content; behind the closer there is content again.
+fn content_to_closer(closers: &Markers, text: &str, end: bool, sink: &mut Sink) -> Fed {
+    match closers.find(text, end) {
+        Found::Text(length) => {
+            sink.content(&text[..length]);
+            Fed::more(length)
+        }
+        Found::Marker(closer) => Fed::content(closer.len()),
+        Found::Unknown | Found::Nothing => Fed::more(0),
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Number, Value};
 
-use super::{Doubt, Fed, MOST_NAME, Shape, fitting};
+use super::{Doubt, Fed, MOST_NAME, Shape, content_to_closer, fitting};
 use crate::parsers::{
     markers::{Found, Markers},
     sink::Sink,
@@ -147,14 +147,7 @@ impl Calls {
             return Fed::content(0);
         }
         self.junk = true;
-        match self.closers.find(text, end) {
-            Found::Text(length) => {
-                sink.content(&text[..length]);
-                Fed::more(length)
-            }
-            Found::Marker(closer) => Fed::content(closer.len()),
-            Found::Unknown | Found::Nothing => Fed::more(0),
-        }
+        content_to_closer(&self.closers, text, end, sink)
     }
 
     fn item(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {

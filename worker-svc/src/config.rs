@@ -12,7 +12,7 @@ use service_kit::{
     values::{MaxModelLen, count, share, size},
 };
 
-use crate::recording;
+use crate::idle::graph_capture;
 
 /// Flags of `quire worker`.
 #[derive(clap::Args, Clone, Debug)]
@@ -238,9 +238,9 @@ impl Args {
 
     /// Numbers of sequences whose decode steps are to be recorded, ascending.
     pub(crate) fn recordable(&self) -> Vec<usize> {
-        let most = self.max_cudagraph_capture_size.unwrap_or(recording::MOST_ROWS);
+        let most = self.max_cudagraph_capture_size.unwrap_or(graph_capture::MOST_ROWS);
         if self.cudagraph_capture_sizes.is_empty() {
-            return recording::kinds(self.max_num_seqs(), most);
+            return graph_capture::kinds(self.max_num_seqs(), most);
         }
         let most = self.max_cudagraph_capture_size.unwrap_or(u32::MAX).min(self.max_num_seqs());
         let asked: BTreeSet<usize> =

@@ -2,7 +2,7 @@
 //!
 //! Two threads. The main one talks: it keeps the link to the scheduler and moves messages ([`serve`]). The compute
 //! thread works: it loads the model and executes plans strictly in order ([`compute`]), so the next plan may already
-//! wait while a step runs. What a plan means is in [`engine`]; the sequences that it is about live in [`slots`]. A plan
+//! wait while a step runs. What a plan means is in [`engine`]; the sequences that it is about live in [`engine::slots`]. A plan
 //! is submitted to the device while the one before it still runs.
 
 mod compute;
@@ -10,20 +10,10 @@ mod config;
 mod device;
 mod engine;
 mod error;
-mod memory;
+mod idle;
 mod metrics;
-mod passes;
-mod preparation;
 mod profile;
-mod recording;
-mod results;
-mod rows;
-mod sampler;
 mod serve;
-mod slots;
-mod step_log;
-mod turns;
-mod watch;
 mod wire;
 
 pub use config::{Args, default_kernel_cache};

@@ -8,13 +8,10 @@ use proto::{NewSequence, Sampling, StepPlan, Want};
 use tokio::sync::mpsc;
 
 use crate::{
-    compute::load,
+    compute::{load, run_loop::Work, watchdog::Activity},
     config::Args,
-    engine::{Engine, Options},
-    recording::Recorder,
-    slots::Slots,
-    turns::Work,
-    watch::Activity,
+    engine::{Engine, Options, slots::Slots},
+    idle::graph_capture::Recorder,
 };
 
 /// Decode steps before those that count, and those.

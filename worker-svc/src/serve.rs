@@ -20,10 +20,9 @@ use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
 
 use crate::{
-    compute::{self, Compute, Job, Joins, Reply},
+    compute::{self, Compute, Job, Joins, Reply, watchdog::Watch},
     config::Args,
     metrics::WorkerMetrics,
-    watch::Watch,
     wire::{self, Out, SchedulerLink},
 };
 

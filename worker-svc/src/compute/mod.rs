@@ -1,5 +1,8 @@
 //! The compute thread: loads the model, then forms groups and executes plans, one job after the other.
 
+pub(crate) mod run_loop;
+pub(crate) mod watchdog;
+
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -16,16 +19,19 @@ use service_kit::Far;
 use tokio::sync::mpsc;
 use tracing::info;
 
+use self::{
+    run_loop::{Next, Work, next},
+    watchdog::{Activity, Doing},
+};
 use crate::{
     config::{Args, CachePrecision},
-    device::{self, Opened},
-    engine::{Engine, Options},
+    device::{
+        self, Opened,
+        memory::{self, Room},
+    },
+    engine::{Engine, Options, slots::Slots},
     error::StepError,
-    memory::{self, Room},
-    recording::Recorder,
-    slots::Slots,
-    turns::{Next, Work, next},
-    watch::{Activity, Doing},
+    idle::graph_capture::Recorder,
 };
 
 /// Jobs that may wait: the group, and two plans of it.

@@ -7,8 +7,8 @@ use kernels::{
 
 use proto::StepPlan;
 
-use crate::{
-    passes::{Piece, Wanted},
+use super::{
+    forward_pass::{Piece, Wanted},
     slots::{Slot, Slots},
 };
 

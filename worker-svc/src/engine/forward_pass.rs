@@ -6,10 +6,8 @@
 
 use proto::{StepPlan, Want};
 
-use crate::{
-    error::StepError,
-    slots::{Slot, Slots, malformed, no_slot},
-};
+use super::slots::{Slot, Slots, malformed, no_slot};
+use crate::error::StepError;
 
 /// Which positions of a piece need logits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

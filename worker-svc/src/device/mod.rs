@@ -1,5 +1,7 @@
 //! Opens what this worker computes on.
 
+pub(crate) mod memory;
+
 use anyhow::{anyhow, bail};
 use kernels::{
     cpu::{CpuBackend, CpuOptions},

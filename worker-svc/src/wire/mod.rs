@@ -1,9 +1,12 @@
 //! The link to the scheduler.
 
+mod step_result;
+
 use link::{Link, LinkError, LinkOptions, Sender};
 use proto::{FromWorker, ToWorker, from_worker::Event};
 
-use crate::{config::Args, results::split};
+use self::step_result::split;
+use crate::config::Args;
 
 /// The worker's end of the `steps` channel.
 pub(crate) type SchedulerLink = Link<FromWorker, ToWorker>;

@@ -5,6 +5,12 @@
 //! What needs a token or logits on the host (choices that the device cannot make, log-probabilities of prompts) is
 //! completed while its plan is submitted, after all plans before it.
 
+mod forward_pass;
+mod input_batch;
+mod sampler;
+pub(crate) mod slots;
+mod step_log;
+
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
@@ -19,16 +25,17 @@ use models::{Logits, Runner};
 use proto::{StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
-use crate::{
-    error::StepError,
-    passes::{Piece, Wanted, check_rows, passes},
-    preparation::Preparation,
-    recording::Recorder,
-    rows::{Chooser, Rows, SampledBy},
+use self::{
+    forward_pass::{Piece, Wanted, check_rows, passes},
+    input_batch::{Chooser, Rows, SampledBy},
     sampler::Sampler,
     slots::{Slot, Slots, malformed, no_slot},
     step_log::Note,
-    turns::Work,
+};
+use crate::{
+    compute::run_loop::Work,
+    error::StepError,
+    idle::{graph_capture::Recorder, warm_up::Preparation},
 };
 
 /// One epoch of a worker: the model, the slots, the group.

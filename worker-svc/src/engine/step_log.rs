@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use proto::StepPlan;
 use tracing::{Level, enabled, trace};
 
+/// What a filter names, wherever this file is.
+const TARGET: &str = "worker_svc::step_log";
+
 /// A step under way, as its line will tell it.
 #[derive(Debug)]
 pub(crate) struct Note {
@@ -23,7 +26,7 @@ pub(crate) struct Note {
 impl Note {
     /// Absent where nobody reads it. `idle_since`: when the step before was finished, if nothing was under way since.
     pub(crate) fn of(plan: &StepPlan, submitted: Instant, idle_since: Option<Instant>) -> Option<Self> {
-        enabled!(Level::TRACE).then(|| {
+        enabled!(target: TARGET, Level::TRACE).then(|| {
             let now = Instant::now();
             Self::new(plan, now - submitted, idle_since.map_or(Duration::ZERO, |since| now - since))
         })
@@ -44,7 +47,7 @@ impl Note {
     pub(crate) fn finished(self, took: Duration) {
         let Self { step, decodes, context, prompts, prompt_tokens, submit, idle } = self;
         let [submit_us, idle_us, took_us] = [submit, idle, took].map(|time| time.as_micros() as u64);
-        trace!(step, decodes, context, prompts, prompt_tokens, submit_us, idle_us, took_us, "step");
+        trace!(target: TARGET, step, decodes, context, prompts, prompt_tokens, submit_us, idle_us, took_us, "step");
     }
 }
 

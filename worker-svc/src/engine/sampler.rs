@@ -2,7 +2,7 @@
 
 use sampling::{Sampled, Scratch, sample};
 
-use crate::slots::Slot;
+use super::slots::Slot;
 
 /// Numbers below which starting threads costs more than it gains.
 const WORTH_THREADS: usize = 1 << 20;

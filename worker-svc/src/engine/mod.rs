@@ -1,9 +1,9 @@
 //! Executes plans: changes to the slots, forward passes, tokens.
 //!
-//! A plan is *submitted*, which asks the device for everything it says, and later *finished*, which takes what the
-//! device chose. The next plan may be submitted in between: its rows name slots whose newest token is not known yet.
-//! What needs a token or logits on the host (choices that the device cannot make, log-probabilities of prompts) is
-//! completed while its plan is submitted, after all plans before it.
+//! A plan is *submitted*, which launches its forward passes on the device, and later *finished*, which takes the tokens
+//! that the device sampled. The next plan may be submitted in between: its rows name slots whose newest token is not
+//! known yet. A pass whose logits the host needs (sampling that the device cannot do, drafts to verify,
+//! log-probabilities of prompts) is completed while its plan is submitted, after all plans before it.
 
 mod forward_pass;
 mod input_batch;
@@ -11,10 +11,7 @@ mod sampler;
 pub(crate) mod slots;
 mod step_log;
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Instant};
 
 use collectives::Collective;
 use kernels::{
@@ -26,8 +23,8 @@ use proto::{StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
 use self::{
-    forward_pass::{Piece, Wanted, check_rows, passes},
-    input_batch::{Chooser, Rows, SampledBy},
+    forward_pass::{Chunk, Wanted, check_rows, forward_passes},
+    input_batch::{InputBatch, SampleTarget, SampledBy},
     sampler::Sampler,
     slots::{Slot, Slots, malformed, no_slot},
     step_log::Note,
@@ -35,43 +32,54 @@ use self::{
 use crate::{
     compute::run_loop::Work,
     error::StepError,
-    idle::{graph_capture::Recorder, warm_up::Preparation},
+    idle::{
+        graph_capture::{CaptureStats, GraphCapture, Load},
+        warm_up::WarmUp,
+    },
 };
 
-/// One epoch of a worker: the model, the slots, the group.
+/// Executes the plans of one epoch on the model, with the slots and the group's ranks.
 pub(crate) struct Engine<'m> {
     model: &'m mut dyn Runner,
     slots: Slots,
     group: Box<dyn Collective>,
-    recorder: &'m mut Recorder,
+    graphs: &'m mut GraphCapture,
     sampler: Sampler,
     max_logit_rows: usize,
     /// Plans submitted and not finished, oldest first.
     flights: VecDeque<Flight>,
     /// When the last plan was finished.
     last_finish: Instant,
-    preparation: Preparation,
-    chosen: Vec<Sampled>,
+    warm_up: WarmUp,
+    /// The device's tokens; empty between calls, kept for its memory.
+    sampled: Vec<Sampled>,
 }
 
-/// A plan under way.
+/// A model on its device.
+pub(crate) struct OnDevice<'m> {
+    pub runner: &'m mut dyn Runner,
+    /// The CUDA graphs that were captured on it.
+    pub graphs: &'m mut GraphCapture,
+}
+
+/// A plan in flight.
 struct Flight {
     result: StepResult,
     submitted: Instant,
-    awaited: Option<Awaited>,
+    pending: Option<PendingSamples>,
     note: Option<Note>,
 }
 
-/// Tokens that the device has been asked for.
-struct Awaited {
+/// Tokens that the device is sampling.
+struct PendingSamples {
     ticket: Ticket,
-    choosers: Vec<Chooser>,
+    targets: Vec<SampleTarget>,
 }
 
 impl<'m> Engine<'m> {
     /// A group's engine. The slots are empty, on the device too.
     pub(crate) fn new(
-        (model, recorder): (&'m mut dyn Runner, &'m mut Recorder),
+        OnDevice { runner: model, graphs }: OnDevice<'m>,
         slots: Slots,
         group: Box<dyn Collective>,
         options: Options,
@@ -81,17 +89,17 @@ impl<'m> Engine<'m> {
             model,
             slots,
             group,
-            recorder,
+            graphs,
             sampler: Sampler::new(options.threads),
             max_logit_rows: options.max_logit_rows,
             flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
             last_finish: Instant::now(),
-            preparation: Preparation::default(),
-            chosen: Vec::new(),
+            warm_up: WarmUp::default(),
+            sampled: Vec::new(),
         }
     }
 
-    /// Asks the device for a step. There must be room.
+    /// Launches a plan's forward passes. There must be room (see [`Work::has_room`]).
     pub(crate) fn submit(&mut self, mut plan: StepPlan) -> Result<(), StepError> {
         let submitted = Instant::now();
         check_rows(&plan)?;
@@ -101,78 +109,77 @@ impl<'m> Engine<'m> {
         }
         self.change_slots(&mut plan)?;
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
-        let mut awaited = None;
-        let passes = passes(&plan, &self.slots, self.max_logit_rows)?;
+        let mut pending = None;
+        let passes = forward_passes(&plan, &self.slots, self.max_logit_rows)?;
         let alone = passes.len() == 1;
-        for pieces in &passes {
-            let on_host = !alone || pieces.iter().any(|piece| self.needs_host(piece));
-            let rows = Rows::new(pieces, &plan, &self.slots);
-            let asked = self.model.submit(rows.batch(), &rows.logit_rows, &rows.choices, &mut *self.group)?;
-            let asked = Awaited { ticket: asked, choosers: rows.choosers };
-            self.expect(&asked);
+        for chunks in &passes {
+            let on_host = !alone || chunks.iter().any(|chunk| self.needs_host(chunk));
+            let input = InputBatch::new(chunks, &plan, &self.slots);
+            let ticket = self.model.submit(input.batch(), &input.logit_rows, &input.sample_rows, &mut *self.group)?;
+            let asked = PendingSamples { ticket, targets: input.targets };
+            self.mark_pending(&asked);
             if on_host {
-                self.complete_earlier()?;
-                self.complete_here(pieces, &plan, asked, &mut result)?;
+                self.complete_in_flight()?;
+                self.sample_on_host(chunks, &plan, asked, &mut result)?;
             } else {
-                awaited = Some(asked);
+                pending = Some(asked);
             }
         }
         let idle_since = self.is_idle().then_some(self.last_finish);
         let note = Note::of(&plan, submitted, idle_since);
-        self.flights.push_back(Flight { result, submitted, awaited, note });
-        self.preparation.goes_on();
+        self.flights.push_back(Flight { result, submitted, pending, note });
+        self.warm_up.resume();
         // While the device works.
-        self.record(true).map(|_| ())
+        self.capture(Load::InFlight).map(|_| ())
     }
 
-    /// From here on, the device times what it does.
+    /// Has the device time its kernels from here on.
     pub(crate) fn start_profile(&mut self) {
         self.model.start_profile();
     }
 
-    /// What it did since then.
+    /// The kernels since then.
     pub(crate) fn end_profile(&mut self) -> Vec<Timing> {
         self.model.end_profile()
     }
 
-    /// What [`Recorder::made`] says.
-    pub(crate) fn recordings(&self) -> (usize, Duration, u64) {
-        self.recorder.made()
+    /// Figures of the captured graphs.
+    pub(crate) fn capture_stats(&self) -> CaptureStats {
+        self.graphs.stats()
     }
 
-    /// Steps run kernel by kernel from here on.
-    pub(crate) fn forget_recordings(&mut self, recordable: &[usize]) {
-        *self.recorder = Recorder::new(true);
-        self.model.set_capture_sizes(recordable);
+    /// Launches steps kernel by kernel from here on.
+    pub(crate) fn disable_graphs(&mut self, capture_sizes: &[usize]) {
+        *self.graphs = GraphCapture::new(true);
+        self.model.set_capture_sizes(capture_sizes);
     }
 
-    /// Does a piece of what is left for times when nothing runs: steps are recorded, then the device prepares for those
-    /// to come.
-    pub(crate) fn pass_time(&mut self) -> Result<(), StepError> {
-        if !self.record(false)? {
-            self.preparation.go_on(self.model);
+    /// Runs a piece of an idle task: graphs are captured first, then the device warms up.
+    pub(crate) fn run_idle_task(&mut self) -> Result<(), StepError> {
+        if !self.capture(Load::Idle)? {
+            self.warm_up.advance(self.model);
             self.model.check_device()?;
         }
         Ok(())
     }
 
-    /// Lets the device record a kind of step, if there is one left; whether there was. `busy`: plans are under way.
-    pub(crate) fn record(&mut self, busy: bool) -> Result<bool, StepError> {
-        let Some(step) = self.recorder.next(self.model, busy) else { return Ok(false) };
-        self.recorder.record(step, self.model, &mut *self.group)?;
-        self.preparation.goes_on();
+    /// Captures the next decode step as a CUDA graph; whether one was left.
+    fn capture(&mut self, load: Load) -> Result<bool, StepError> {
+        let Some(size) = self.graphs.next_size(self.model, load) else { return Ok(false) };
+        self.graphs.capture(size, self.model, &mut *self.group)?;
+        self.warm_up.resume();
         Ok(true)
     }
 
-    /// Waits for the oldest plan. The result has rows on rank 0 only; every rank appends the tokens, so that all keep
-    /// the same history.
+    /// Waits for the oldest plan. Every rank appends the tokens, so that all keep the same history; only rank 0's result
+    /// has rows.
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
-        let Some(Flight { mut result, submitted, awaited, note }) = self.flights.pop_front() else { return Ok(None) };
-        if let Some(awaited) = awaited {
-            self.complete(awaited, FromHost::default(), &mut result)?;
+        let Some(Flight { mut result, submitted, pending, note }) = self.flights.pop_front() else { return Ok(None) };
+        if let Some(pending) = pending {
+            self.complete(pending, HostSamples::default(), &mut result)?;
         }
         let now = Instant::now();
-        // The time that was this plan's alone.
+        // Without the time in which the plan before it ran.
         let took = now.saturating_duration_since(submitted.max(self.last_finish));
         self.last_finish = now;
         result.compute_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
@@ -207,137 +214,142 @@ impl<'m> Engine<'m> {
         Ok(())
     }
 
-    /// Whether the host must see a piece's logits.
-    fn needs_host(&self, piece: &Piece) -> bool {
-        match piece.wanted {
+    /// Whether the host needs a chunk's logits.
+    fn needs_host(&self, chunk: &Chunk) -> bool {
+        match chunk.wanted {
             Wanted::Nothing => false,
-            Wanted::Last => !self.slots.get(piece.slot).is_some_and(|slot| slot.on_device),
+            Wanted::Last => !self.slots.get(chunk.slot).is_some_and(|slot| slot.on_device),
             Wanted::All { .. } | Wanted::Drafted { .. } => true,
         }
     }
 
-    /// Histories grow by tokens that are known later.
-    fn expect(&mut self, asked: &Awaited) {
-        for chooser in &asked.choosers {
-            if let Some(slot) = self.slots.get_mut(chooser.slot) {
+    /// Counts the tokens that histories will grow by.
+    fn mark_pending(&mut self, asked: &PendingSamples) {
+        for target in &asked.targets {
+            if let Some(slot) = self.slots.get_mut(target.slot) {
                 slot.pending += 1;
             }
         }
     }
 
-    /// Takes the tokens of all plans under way; they are finished later.
-    fn complete_earlier(&mut self) -> Result<(), StepError> {
+    /// Takes the tokens of all plans in flight, which are finished later.
+    fn complete_in_flight(&mut self) -> Result<(), StepError> {
         let mut flights = std::mem::take(&mut self.flights);
         for flight in &mut flights {
-            if let Some(awaited) = flight.awaited.take() {
-                self.complete(awaited, FromHost::default(), &mut flight.result)?;
+            if let Some(pending) = flight.pending.take() {
+                self.complete(pending, HostSamples::default(), &mut flight.result)?;
             }
         }
         self.flights = flights;
         Ok(())
     }
 
-    /// Does the host's part of a pass, and takes the device's.
-    fn complete_here(
+    /// Samples the host's rows of a pass, and takes the device's.
+    fn sample_on_host(
         &mut self,
-        pieces: &[Piece],
+        chunks: &[Chunk],
         plan: &StepPlan,
-        asked: Awaited,
+        asked: PendingSamples,
         result: &mut StepResult,
     ) -> Result<(), StepError> {
         let logits = self.model.logits()?;
         let mut work: Vec<(&[f32], &Slot)> = Vec::new();
         let mut next = 0;
-        for piece in pieces {
-            let slot = self.slots.get(piece.slot).expect("passes looked it up");
+        for chunk in chunks {
+            let slot = self.slots.get(chunk.slot).expect("forward_passes looked it up");
             let first = next;
-            next += piece.logit_rows();
-            if let Wanted::All { .. } = piece.wanted {
-                score_prompt(piece, slot, logits, first, &mut result.prompt_logprobs);
+            next += chunk.logit_rows();
+            if let Wanted::All { .. } = chunk.wanted {
+                score_prompt(chunk, slot, logits, first, &mut result.prompt_logprobs);
             }
-            if piece.samples() && !slot.on_device {
+            if chunk.samples() && !slot.on_device {
                 work.push((logits.row(next - 1), slot));
             }
         }
-        let mut from_host = FromHost { sampled: self.sampler.run(&work), verified: Vec::new() };
+        let mut from_host = HostSamples { sampled: self.sampler.run(&work), verified: Vec::new() };
         let mut next = 0;
-        for piece in pieces {
-            let draft = piece.draft(plan);
+        for chunk in chunks {
+            let draft = chunk.draft(plan);
             if !draft.is_empty() {
-                let slot = self.slots.get_mut(piece.slot).expect("passes looked it up");
+                let slot = self.slots.get_mut(chunk.slot).expect("forward_passes looked it up");
                 from_host.verified.push(verify(&mut self.sampler, slot, draft, |offset| logits.row(next + offset)));
             }
-            next += piece.logit_rows();
+            next += chunk.logit_rows();
         }
         self.complete(asked, from_host, result)
     }
 
-    /// Puts the tokens of a pass, the device's and the host's, into histories and result, in the plan's order.
-    fn complete(&mut self, asked: Awaited, from_host: FromHost, result: &mut StepResult) -> Result<(), StepError> {
-        let mut chosen = std::mem::take(&mut self.chosen);
-        self.model.take(asked.ticket, &mut chosen)?;
+    /// Appends the tokens of a pass, the device's and the host's, to histories and result, in the plan's order.
+    fn complete(
+        &mut self,
+        asked: PendingSamples,
+        from_host: HostSamples,
+        result: &mut StepResult,
+    ) -> Result<(), StepError> {
+        let mut on_device = std::mem::take(&mut self.sampled);
+        self.model.take(asked.ticket, &mut on_device)?;
         let (mut from_device, mut from_host, mut verified) =
-            (chosen.drain(..), from_host.sampled.into_iter(), from_host.verified.into_iter());
-        for chooser in asked.choosers {
-            let sampled = match chooser.sampler {
+            (on_device.drain(..), from_host.sampled.into_iter(), from_host.verified.into_iter());
+        for target in asked.targets {
+            let sampled = match target.sampler {
                 SampledBy::Device => from_device.next(),
                 SampledBy::Host => from_host.next(),
                 SampledBy::Verification => {
-                    self.append_verified(chooser, verified.next().expect("each draft was verified"), result);
+                    self.append_verified(target, verified.next().expect("each draft was verified"), result);
                     continue;
                 }
             };
-            self.append(chooser, sampled.expect("one for each row that was asked for"), result);
+            self.append(target, sampled.expect("one for each row that was asked for"), result);
         }
         drop(from_device);
-        self.chosen = chosen;
+        self.sampled = on_device;
         Ok(())
     }
 
-    fn append(&mut self, chooser: Chooser, sampled: Sampled, result: &mut StepResult) {
+    fn append(&mut self, target: SampleTarget, sampled: Sampled, result: &mut StepResult) {
         // A later plan may have given the slot to another sequence; the scheduler knows whose token this is.
-        let held = self.slots.get_mut(chooser.slot);
-        if let Some(slot) = held.filter(|slot| slot.incarnation == chooser.incarnation) {
+        let held = self.slots.get_mut(target.slot);
+        if let Some(slot) = held.filter(|slot| slot.incarnation == target.incarnation) {
             slot.pending -= 1;
             slot.history.push(sampled.token);
         }
         if !result.count.is_empty() {
             result.count.push(1);
         }
-        result.slot.push(chooser.slot);
+        result.slot.push(target.slot);
         report(sampled, result);
     }
 
-    /// The same of a verified draft, whose tokens are in the history already.
-    fn append_verified(&mut self, chooser: Chooser, sampled: Vec<Sampled>, result: &mut StepResult) {
-        if let Some(slot) = self.slots.get_mut(chooser.slot) {
+    /// Appends a verified draft to the result; its tokens are in the history already.
+    fn append_verified(&mut self, target: SampleTarget, sampled: Vec<Sampled>, result: &mut StepResult) {
+        if let Some(slot) = self.slots.get_mut(target.slot) {
             slot.pending -= 1;
         }
-        // Rows before it gave a token each, which needs no words where all do.
+        // Rows before it gave a token each; `count` stays empty where all rows do.
         result.count.resize(result.slot.len(), 1);
         result.count.push(sampled.len() as u32);
-        result.slot.push(chooser.slot);
+        result.slot.push(target.slot);
         sampled.into_iter().for_each(|sampled| report(sampled, result));
     }
 }
 
-/// What the host chose in a pass, in order.
+/// The tokens that the host sampled in a pass, in order.
 #[derive(Default)]
-struct FromHost {
+struct HostSamples {
     sampled: Vec<Sampled>,
     /// The tokens of each row that verifies.
     verified: Vec<Vec<Sampled>>,
 }
 
-/// Samples after the last known token of a sequence and after each drafted one, as long as what is drafted is what is
-/// sampled, and continues the history with it. `logits` has a row for each of these positions.
+/// Samples after the last known token of a sequence and after each drafted one, until a sampled token differs from the
+/// drafted one, and appends the samples to the history. `logits` has a row for each of these positions.
 fn verify<'l>(
     sampler: &mut Sampler,
     slot: &mut Slot,
     draft: &[u32],
     logits: impl Fn(usize) -> &'l [f32],
 ) -> Vec<Sampled> {
-    // The device would have to be told of every token that is chosen here.
+    // The device does not learn of tokens that are sampled here, so the host goes on sampling.
     slot.on_device = false;
     let mut verified = Vec::with_capacity(draft.len() + 1);
     for offset in 0..=draft.len() {
@@ -352,7 +364,7 @@ fn verify<'l>(
     verified
 }
 
-/// Puts a token into the result.
+/// Adds a token to the result.
 fn report(sampled: Sampled, result: &mut StepResult) {
     if let Some(logprobs) = sampled.logprobs {
         result.logprobs.push(message(result.token.len() as u32, sampled.token, logprobs));
@@ -366,25 +378,25 @@ impl Work for Engine<'_> {
     }
 
     fn is_done(&mut self) -> bool {
-        let awaited = self.flights.front().and_then(|flight| flight.awaited.as_ref());
-        awaited.is_none_or(|awaited| self.model.is_done(awaited.ticket))
+        let pending = self.flights.front().and_then(|flight| flight.pending.as_ref());
+        pending.is_none_or(|pending| self.model.is_done(pending.ticket))
     }
 
     fn has_room(&self) -> bool {
         self.flights.len() < STEPS_IN_FLIGHT
     }
 
-    fn has_pastime(&self) -> bool {
-        !self.preparation.is_over() || self.recorder.next(self.model, false).is_some()
+    fn has_idle_task(&self) -> bool {
+        !self.warm_up.is_done() || self.graphs.next_size(self.model, Load::Idle).is_some()
     }
 }
 
 impl Drop for Engine<'_> {
-    /// The next group's engine finds a device that nobody waits for.
+    /// Leaves an idle device to the next group's engine.
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // Whoever uses a faulty device next is told.
-            let _ = self.complete_earlier();
+            // A fault of the device is reported to its next user.
+            let _ = self.complete_in_flight();
         }
     }
 }
@@ -392,23 +404,23 @@ impl Drop for Engine<'_> {
 /// Sizes of an engine.
 #[derive(Clone, Copy)]
 pub(crate) struct Options {
-    /// Threads that choose tokens on the host.
+    /// Threads of the host sampler.
     pub threads: usize,
-    /// Rows of logits in a pass at most.
+    /// Most rows of logits in a pass.
     pub max_logit_rows: usize,
 }
 
-/// Log-probabilities of the prompt tokens that follow a piece's positions.
-fn score_prompt(piece: &Piece, slot: &Slot, logits: Logits<'_>, first: usize, out: &mut Vec<TokenLogprobs>) {
+/// Log-probabilities of the prompt tokens that follow a chunk's positions.
+fn score_prompt(chunk: &Chunk, slot: &Slot, logits: Logits<'_>, first: usize, out: &mut Vec<TokenLogprobs>) {
     let (tokens, num_prompt) = (slot.history.tokens(), slot.history.num_prompt());
     let top = slot.prompt_logprobs.unwrap_or(0);
-    for offset in 0..piece.len as usize {
-        let position = piece.start as usize + offset + 1;
+    for offset in 0..chunk.len as usize {
+        let position = chunk.start as usize + offset + 1;
         if position < num_prompt {
             let token = tokens[position];
             let scored = token_logprobs(logits.row(first + offset), token, top);
             let mut entry = message(position as u32, token, scored);
-            entry.prompt_of_sequence = Some(piece.slot.into());
+            entry.prompt_of_sequence = Some(chunk.slot.into());
             out.push(entry);
         }
     }

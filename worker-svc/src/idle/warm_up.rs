@@ -1,40 +1,39 @@
-//! Lets the device do ahead what steps to come would wait for, while nobody asks for anything; and says how long that
-//! took.
+//! Warm-up while the worker is idle: the device compiles, loads and measures kernels that later steps would wait for.
 
 use std::time::{Duration, Instant};
 
 use models::Runner;
 use tracing::info;
 
-/// How far it is, since the last step.
+/// Progress of the warm-up since the last step.
 #[derive(Debug, Default)]
-pub(crate) struct Preparation {
-    over: bool,
-    /// Since it was last said.
+pub(crate) struct WarmUp {
+    is_done: bool,
+    /// Time spent since it was last logged.
     took: Duration,
 }
 
-impl Preparation {
-    /// Shorter work is not worth a line.
+impl WarmUp {
+    /// Shorter work is not worth a line in the log.
     const LONG: Duration = Duration::from_millis(100);
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.over
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_done
     }
 
-    /// Does a piece of it.
-    pub(crate) fn go_on(&mut self, model: &mut dyn Runner) {
+    /// Has the device do one piece of work.
+    pub(crate) fn advance(&mut self, model: &mut dyn Runner) {
         let start = Instant::now();
-        self.over = !model.warm_up();
+        self.is_done = !model.warm_up();
         self.took += start.elapsed();
-        if self.over && self.took >= Self::LONG {
-            info!(seconds = self.took.as_secs_f64(), "kernels for steps to come are loaded and measured");
+        if self.is_done && self.took >= Self::LONG {
+            info!(seconds = self.took.as_secs_f64(), "warm-up is done: kernels of later steps are loaded and measured");
             self.took = Duration::ZERO;
         }
     }
 
-    /// There was another step, or one was recorded, which may have asked for something new.
-    pub(crate) fn goes_on(&mut self) {
-        self.over = false;
+    /// Another step ran or was captured, and may have needed kernels that are new.
+    pub(crate) fn resume(&mut self) {
+        self.is_done = false;
     }
 }

@@ -18,12 +18,12 @@ pub(crate) async fn dial(args: &Args, fingerprint: &str) -> SchedulerLink {
     link::redial(&args.scheduler, hello, &LinkOptions::default()).await
 }
 
-/// What goes to the scheduler.
+/// The sending half of the link.
 pub(crate) struct Out(pub Sender<FromWorker>);
 
 impl Out {
-    /// Sends one event, in parts where it is too large; the error says why the link ended.
-    pub async fn say(&mut self, event: Event) -> Result<(), String> {
+    /// Sends one event, in parts if it is too large; the error says why the link ended.
+    pub async fn send(&mut self, event: Event) -> Result<(), String> {
         let message = FromWorker { event: Some(event) };
         let sent = match self.0.send(&message).await {
             Err(LinkError::TooLarge { limit, .. }) => self.0.send_many(&split(message, limit)).await,

@@ -205,7 +205,7 @@ fn a_step_without_choices_gives_none() {
     }
 }
 
-/// `cargo test --release -p kernels --test conformance choose::time -- --ignored --nocapture`
+/// `cargo test --release -p kernels --test conformance sample::time -- --ignored --nocapture`
 #[test]
 #[ignore = "prints times, asserts nothing"]
 fn time_of_a_step() {

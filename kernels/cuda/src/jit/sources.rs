@@ -35,10 +35,6 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "attention" in "attention"
     "cast" in "runtime"
     "causal_conv" in "recurrent"
-    "choose" in "sampling"
-    "choose_cut" in "sampling"
-    "choose_row" in "sampling"
-    "choose_set" in "sampling"
     "clamp" in "layers"
     "combine" in "moe"
     "copy_columns" in "layers"
@@ -59,6 +55,10 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "rope_and_cache" in "attention"
     "route" in "moe"
     "rows_alone" in "attention"
+    "sample" in "sampling"
+    "sample_cut" in "sampling"
+    "sample_params" in "sampling"
+    "sample_row" in "sampling"
     "scale" in "layers"
     "selective_scan" in "recurrent"
     "soft_cap" in "layers"
@@ -87,8 +87,6 @@ pub(crate) fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
 const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
-    ("choose.cuh", include_str!("../../csrc/sampling/choose.cuh")),
-    ("choose_rank.cuh", include_str!("../../csrc/sampling/choose_rank.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
@@ -107,6 +105,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("quire.cuh", include_str!("../../csrc/include/quire.cuh")),
     ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),
     ("recurrent.cuh", include_str!("../../csrc/recurrent/recurrent.cuh")),
+    ("sample.cuh", include_str!("../../csrc/sampling/sample.cuh")),
+    ("sample_rank.cuh", include_str!("../../csrc/sampling/sample_rank.cuh")),
     ("split_norm.cuh", include_str!("../../csrc/fusion/split_norm.cuh")),
     ("step.cuh", include_str!("../../csrc/whole_step/step.cuh")),
     ("step_attention.cuh", include_str!("../../csrc/whole_step/step_attention.cuh")),

@@ -1,6 +1,6 @@
 // One block ranks a row's tokens and draws among them.
 #pragma once
-#include "choose.cuh"
+#include "sample.cuh"
 
 #define THREADS 1024
 #define WARPS 32

@@ -9,7 +9,8 @@
 #include "sample_rank.cuh"
 
 // A draw from a row that only this block has seen.
-DEVICE u32 draw_alone(const Weights& weights, const SampleParams& params, u32 top_k, u32 vocab, f64 uniform, Shared& shared) {
+DEVICE u32 draw_alone(
+    const Weights& weights, const SampleParams& params, u32 top_k, u32 vocab, f64 uniform, Shared& shared) {
     u32 count = vocab;
     u64 from = 0, total = 0;
     if (top_k < vocab) from = narrow(weights, vocab, BY_COUNT, top_k, shared, count);
@@ -22,7 +23,8 @@ DEVICE u32 draw_alone(const Weights& weights, const SampleParams& params, u32 to
     return draw_listed(listed, top_k, params.top_p, total, uniform, shared);
 }
 
-DEVICE u32 draw(const Weights& weights, const SampleParams& params, const Cut& cut, u32 vocab, f64 uniform, Shared& shared) {
+DEVICE u32 draw(
+    const Weights& weights, const SampleParams& params, const Cut& cut, u32 vocab, f64 uniform, Shared& shared) {
     const u32 top_k = params.top_k == 0 || params.top_k > vocab ? vocab : params.top_k;
     if (cut.kind == MANY) return draw_regions(weights, vocab, cut, uniform, shared);
     if (cut.kind != FEW) return draw_alone(weights, params, top_k, vocab, uniform, shared);
@@ -118,15 +120,18 @@ extern "C" __global__ void sample_best(const Tables tables, const SampleRow* row
     const u32 size = (all.vocab + 4 * SPLITS - 1) / (4 * SPLITS) * 4;
     const u32 first = min(blockIdx.x * size, all.vocab), past = min(first + size, all.vocab);
     Best own;
-    if (all.is_untouched() && all.vocab % 4 == 0) each_four(all.raw, first, past, blockDim.x, [&](u32 i, float4 x) { own.take(i, x); });
-    else each_logit<1>(all.raw, first, past, threadIdx.x, blockDim.x, [&](u32 i, f32 x) { own.take(i, all.seen(i, x)); });
+    if (all.is_untouched() && all.vocab % 4 == 0)
+        each_four(all.raw, first, past, blockDim.x, [&](u32 i, float4 x) { own.take(i, x); });
+    else
+        each_logit<1>(
+            all.raw, first, past, threadIdx.x, blockDim.x, [&](u32 i, f32 x) { own.take(i, all.seen(i, x)); });
     const u64 mine = block_reduce<u64, max_of>(own.key(), parts);
     if (threadIdx.x == 0) best[blockIdx.y * SPLITS + blockIdx.x] = mine;
 }
 
 // tokens[row], details[row] where asked for, and the slot's last token.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    sample(const Tables tables, const SampleRow* rows, const f32* logits, const u64* best, const Cut* cuts, u32* tokens, Details* details) {
+extern "C" __global__ void __launch_bounds__(THREADS) sample(const Tables tables, const SampleRow* rows,
+    const f32* logits, const u64* best, const Cut* cuts, u32* tokens, Details* details) {
     __shared__ Shared shared;
     launch_dependents();
     wait_for_inputs();
@@ -158,4 +163,3 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
 }
-

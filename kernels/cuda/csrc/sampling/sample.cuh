@@ -1,5 +1,5 @@
-// What the kernels of `sample.cu`, `sample_cut.cu` and `sample_params.cu` share: settings, a row of logits as its sequence sees it, and the
-// weights and masses of its tokens.
+// What the kernels of `sample.cu`, `sample_cut.cu` and `sample_params.cu` share: settings, a row of logits as its
+// sequence sees it, and the weights and masses of its tokens.
 #pragma once
 #include "ordered.cuh"
 
@@ -47,11 +47,11 @@ struct Bias {
 // What slots have. `src/sampling/mod.rs` has its twin.
 struct Tables {
     SampleParams* params; // [slots]
-    u32* masks;      // [slots][2][words]: a bit for each forbidden token; the same with stops
-    u32* biased;     // [slots][words]: a bit for each token with biases
-    Bias* biases;    // [slots][MOST_BIASES]
-    u16* counts;     // [slots][vocab]: 0 for tokens that never occurred, else 1 + occurrences in the output, at most 65535
-    u32* last;       // [slots]
+    u32* masks;           // [slots][2][words]: a bit for each forbidden token; the same with stops
+    u32* biased;          // [slots][words]: a bit for each token with biases
+    Bias* biases;         // [slots][MOST_BIASES]
+    u16* counts;          // [slots][vocab]: 0: never occurred; else 1 + occurrences in the output, at most 65535
+    u32* last;            // [slots]
     u32 vocab;
     u32 words;
 };
@@ -123,8 +123,9 @@ DEVICE f32 exp_within(f32 x) {
 // The same for all x <= 0.
 DEVICE f32 exp_host(f32 x) { return x >= -87.0f ? exp_within(x) : 0.0f; }
 
-// What a thread has of the tokens from `first` on before `past`, of a row that begins at `logits`: it is the `mine`-th of `threads` that share them.
-// Calls `look(i, x)` for each, in ascending order; some 16 are on their way before the first is looked at, and code is made for UNROLL at a time.
+// What a thread has of the tokens from `first` on before `past`, of a row that begins at `logits`: it is the `mine`-th
+// of `threads` that share them. Calls `look(i, x)` for each, in ascending order; some 16 are on their way before the
+// first is looked at, and code is made for UNROLL at a time.
 template <u32 UNROLL, typename Look>
 DEVICE void each_logit(const f32* logits, u32 first, u32 past, u32 mine, u32 threads, Look look) {
     const u32 AHEAD = 4, step = 4 * threads;
@@ -154,8 +155,9 @@ DEVICE void each_logit(const f32* logits, u32 first, u32 past, u32 mine, u32 thr
     }
 }
 
-// The same of a row that begins at 16 bytes and has a multiple of four tokens, and `look(i, x)` gets four at a time. Where looking is little,
-// what `each_logit` does for each token would count: several fours are read at once instead, and no bound is looked at twice.
+// The same of a row that begins at 16 bytes and has a multiple of four tokens, and `look(i, x)` gets four at a time.
+// Where looking is little, what `each_logit` does for each token would count: several fours are read at once instead,
+// and no bound is looked at twice.
 template <typename Look> DEVICE void each_four(const f32* logits, u32 first, u32 past, u32 threads, Look look) {
     const u32 AHEAD = 4, step = 4 * threads;
 #pragma unroll 1
@@ -315,7 +317,8 @@ enum Kind : u32 {
 #define REGIONS (SPLITS * 8)
 #define REGION_THREADS 256
 
-// What is found out about a row. `src/sampling/layout.rs` knows its size. `done` and `histogram` are zero between steps.
+// What is found out about a row. `src/sampling/layout.rs` knows its size. `done` and `histogram` are zero between
+// steps.
 struct Cut {
     u64 from;
     // Mass of all tokens; 0: that of the tokens drawn from.

@@ -80,7 +80,8 @@ DEVICE void sum_regions(const Weights& weights, u32 vocab, u64 from, u64* region
     const u32 region = blockIdx.x * (REGION_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     const Region part = region_of(region, vocab);
     u64 sum = 0;
-    each_logit<4>(weights.raw(), part.first, part.past, lane, 32, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
+    each_logit<4>(
+        weights.raw(), part.first, part.past, lane, 32, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
     sum = warp_prefix_sum(sum);
     if (lane == 31) regions[region] = sum;
 }
@@ -131,7 +132,8 @@ DEVICE void count_bins(const Weights& weights, const SampleParams& params, u32 v
             u32 counts[BINS];
         } all;
     } shared;
-    for (u32 bin = threadIdx.x; bin < BINS; bin += REGION_THREADS) shared.bins.counts[bin] = shared.bins.low[bin] = shared.bins.high[bin] = 0;
+    for (u32 bin = threadIdx.x; bin < BINS; bin += REGION_THREADS)
+        shared.bins.counts[bin] = shared.bins.low[bin] = shared.bins.high[bin] = 0;
     __syncthreads();
     const u32 first = region_of(blockIdx.x * (REGION_THREADS / 32), vocab).first;
     const u32 past = region_of((blockIdx.x + 1) * (REGION_THREADS / 32) - 1, vocab).past;

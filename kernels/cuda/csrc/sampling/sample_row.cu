@@ -32,9 +32,10 @@ struct Told {
     // Tells this block's number, and waits for those of all.
     DEVICE void tell(u64 own) {
         if (threadIdx.x < SPLITS) {
-            const u32 to = address_in(shared_address(all + blockIdx.x), threadIdx.x), counter = address_in(shared_address(&barrier), threadIdx.x);
-            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to), "l"(own), "r"(counter)
-                         : "memory");
+            const u32 to = address_in(shared_address(all + blockIdx.x), threadIdx.x);
+            const u32 counter = address_in(shared_address(&barrier), threadIdx.x);
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+                         ::"r"(to), "l"(own), "r"(counter) : "memory");
         }
         barrier_wait_for_cluster(shared_address(&barrier), 0);
     }
@@ -137,7 +138,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 5)
     const Logits all = logits_of(tables, row, logits);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x;
     const Region region = region_of(rank * WARPS + warp, all.vocab);
-    const u32 first = region_of(rank * WARPS, all.vocab).first, past = region_of(rank * WARPS + WARPS - 1, all.vocab).past;
+    const u32 first = region_of(rank * WARPS, all.vocab).first;
+    const u32 past = region_of(rank * WARPS + WARPS - 1, all.vocab).past;
     const Best own = bring(all, first, past);
     cluster_has_begun();
     bests.tell(block_reduce<u64, max_of>(own.key(), parts));
@@ -148,7 +150,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 5)
     if (!none && !params.greedy) {
         const Masses masses = {Weights::clamp(logit), params.inverse_temperature, params.min_p};
         u64 sum = 0;
-        for (u32 i = region.first + 4 * lane; i < region.past; i += 128) sum += masses.of(*(const float4*)(seen_logits + (i - first)));
+        for (u32 i = region.first + 4 * lane; i < region.past; i += 128)
+            sum += masses.of(*(const float4*)(seen_logits + (i - first)));
         sum = warp_total(sum);
         if (lane == 0) parts[warp] = sum;
         __syncthreads();

@@ -1,4 +1,5 @@
-//! What the kernels of `kernels/cuda/csrc/sampling/sample*.cu` read and write, as numbers: settings of slots, rows, results.
+//! What the kernels of `kernels/cuda/csrc/sampling/sample*.cu` read and write, as numbers: settings of slots, rows,
+//! results.
 
 use crate::jit::layouts::twin;
 use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled};
@@ -45,7 +46,8 @@ pub(crate) struct Params {
 }
 
 twin!(Params = "SampleParams" {
-    top_p, inverse_temperature, min_p, repetition, frequency, presence, greedy, top_k, fallback, logprobs, biases, flags,
+    top_p, inverse_temperature, min_p, repetition, frequency, presence,
+    greedy, top_k, fallback, logprobs, biases, flags,
 });
 
 /// `struct SampleRow` of sampling/sample.cuh, as [`write_row`] writes it.

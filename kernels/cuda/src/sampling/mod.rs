@@ -1,4 +1,5 @@
-//! Launches `kernels/cuda/csrc/sampling/sample*.cu`: settings of slots travel once, a step sends its rows, and its results come when they are asked for.
+//! Launches `kernels/cuda/csrc/sampling/sample*.cu`: settings of slots travel once, a step sends its rows, and its
+//! results come when they are asked for.
 
 pub(crate) mod layout;
 
@@ -211,7 +212,8 @@ impl Slots {
         self.send_settings(device);
     }
 
-    /// Queues the sampling of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants log-probabilities.
+    /// Queues the sampling of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants
+    /// log-probabilities.
     fn launch(&self, device: &mut Device, logits: View, rows: usize, (draw, described): (Draw, bool)) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
         let (tables, data, Findings { best, cuts }) = (self.tables, self.sent, self.findings);

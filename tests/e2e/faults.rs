@@ -154,7 +154,7 @@ async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<
     let more = ["--kv-cache-memory-bytes", "64M", "--single-kernel-decode"];
     let server = Server::start_with(&[&[model.as_str()], &flags[..], &more[..]].concat(), &environment).await?;
     let noted = |what: &str| notes.join(what).exists();
-    for kernel in ["attention_prefill_hopper", "attention_decode", "matmul_few", "matmul_few_gated"] {
+    for kernel in ["attention_prefill_hopper", "attention_decode", "matmul_skinny", "matmul_skinny_gated"] {
         eventually(kernel, || async { noted(&format!("compiled-{kernel}.cu")) }).await?;
         ensure!(!noted(&format!("launched-{kernel}")), "{kernel} is ordered before it is needed");
     }

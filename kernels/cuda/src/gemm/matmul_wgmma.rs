@@ -1,8 +1,8 @@
-//! Launches `kernels/cuda/csrc/gemm/matmul_hopper.cu`: products of many rows on Hopper, and what gates their outputs or adds them to others.
+//! Launches `kernels/cuda/csrc/gemm/matmul_wgmma.cu`: products of many rows on Hopper, and what gates their outputs or adds them to others.
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::gemm::product::{MANY_ROWS, Product, ProductShape};
+use crate::gemm::product::{GemmShape, MANY_ROWS, Product};
 use crate::gemm::table::Facts;
 use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
@@ -23,9 +23,9 @@ const PIECE: usize = 8;
 const PLACE_ROWS: usize = 16;
 const PLACE_BYTES: usize = PLACE_ROWS * 128;
 const PLACES: usize = 2;
-/// Fewer rows are `matmul_few`'s.
+/// Fewer rows are `matmul_skinny`'s.
 const LEAST_ROWS: usize = 17;
-/// `ALL` of gated_product.cuh: no function.
+/// `ALL` of hopper_gemm.cuh: no function.
 pub(crate) const ALL: usize = 7;
 
 /// How the kernel is compiled: rows of `x` in a tile, blocks of a cluster, stages, rows of a box of `w`.
@@ -71,7 +71,7 @@ impl Config {
         let Self { rows, blocks, depth, columns } = *self;
         let function = function.map_or(ALL, |function| function.number as usize);
         let sizes = [("FUNCTION", function), ("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), ("BOX", columns)];
-        Special::new("matmul_hopper", dtype, &sizes)
+        Special::new("matmul_wgmma", dtype, &sizes)
     }
 
     /// One warpgroup that feeds, and those that multiply.
@@ -88,11 +88,11 @@ impl Config {
     }
 }
 
-/// `struct HopperShape` of gated_product.cuh.
+/// `struct HopperShape` of hopper_gemm.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HopperShape {
-    product: ProductShape,
+    product: GemmShape,
     limit: f32,
 }
 

@@ -1,15 +1,15 @@
-// Before a token is drawn: which tokens remain under top-k and top-p, by several blocks a row. `choose_best` has been
-// there, `choose` follows.
+// Before a token is drawn: which tokens remain under top-k and top-p, by several blocks a row. `sample_best` has been
+// there, `sample` follows.
 //
-//     choose_count    masses of regions where nothing is cut; else tokens and masses in bins of their weight's first
+//     sample_count    masses of regions where nothing is cut; else tokens and masses in bins of their weight's first
 //     bits, and from these
 //                     the bin in which the prefix ends
-//     choose_gather   the list of what is behind that bin's beginning, if that is little; else of that bin alone, in
-//     which the end is found choose_regions  masses of regions for those rows whose prefix is long
+//     sample_gather   the list of what is behind that bin's beginning, if that is little; else of that bin alone, in
+//     which the end is found sample_regions  masses of regions for those rows whose prefix is long
 //
 // The block of a row that is the last to be done draws the conclusion. Sums are of integers: blocks may come in any
 // order.
-#include "choose.cuh"
+#include "sample.cuh"
 
 // What a block counts. A bin's tokens share exponent and first bits, so a mass is `units` of one size, below 2^24:
 // their halves' sums fit 32 bits for up to 2^19 tokens, and 32-bit additions are what shared memory is fast at.
@@ -80,14 +80,15 @@ DEVICE void sum_regions(const Weights& weights, u32 vocab, u64 from, u64* region
     const u32 region = blockIdx.x * (REGION_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     const Region part = region_of(region, vocab);
     u64 sum = 0;
-    each_logit<4>(weights.raw(), part.first, part.past, lane, 32, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
+    each_logit<4>(
+        weights.raw(), part.first, part.past, lane, 32, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
     sum = warp_prefix_sum(sum);
     if (lane == 31) regions[region] = sum;
 }
 
 // For one warp: what the histogram of a row says.
-DEVICE void conclude(Cut& cut, const Choice& choice, u32 vocab, const u64* masses, const u32* counts) {
-    const u32 top_k = choice.top_k == 0 || choice.top_k > vocab ? vocab : choice.top_k;
+DEVICE void conclude(Cut& cut, const SampleParams& params, u32 vocab, const u64* masses, const u32* counts) {
+    const u32 top_k = params.top_k == 0 || params.top_k > vocab ? vocab : params.top_k;
     Kind kind = MANY;
     u64 from = 0, total = 0, target = 0, before = 0;
     u32 bin = 0;
@@ -99,10 +100,10 @@ DEVICE void conclude(Cut& cut, const Choice& choice, u32 vocab, const u64* masse
         else if (found.reached) kind = UNKNOWN;
         if (found.reached) from = (u64)found.bin << BIN_SHIFT;
     }
-    if (!cut_by_count && kind == MANY && choice.top_p < 1.0) {
+    if (!cut_by_count && kind == MANY && params.top_p < 1.0) {
         // Never reached: all of it.
         total = find<false>(masses, counts, ~0ull).before;
-        target = __double2ull_ru(choice.top_p * __ull2double_rn(total));
+        target = __double2ull_ru(params.top_p * __ull2double_rn(total));
         const Found found = find<false>(masses, counts, target);
         if (found.reached) {
             bin = found.bin;
@@ -123,7 +124,7 @@ DEVICE void conclude(Cut& cut, const Choice& choice, u32 vocab, const u64* masse
 }
 
 // Counts this block's tokens, adds them to the row's, and in the last block concludes.
-DEVICE void count_bins(const Weights& weights, const Choice& choice, u32 vocab, Cut& cut) {
+DEVICE void count_bins(const Weights& weights, const SampleParams& params, u32 vocab, Cut& cut) {
     __shared__ union {
         Bins bins;
         struct {
@@ -131,7 +132,8 @@ DEVICE void count_bins(const Weights& weights, const Choice& choice, u32 vocab, 
             u32 counts[BINS];
         } all;
     } shared;
-    for (u32 bin = threadIdx.x; bin < BINS; bin += REGION_THREADS) shared.bins.counts[bin] = shared.bins.low[bin] = shared.bins.high[bin] = 0;
+    for (u32 bin = threadIdx.x; bin < BINS; bin += REGION_THREADS)
+        shared.bins.counts[bin] = shared.bins.low[bin] = shared.bins.high[bin] = 0;
     __syncthreads();
     const u32 first = region_of(blockIdx.x * (REGION_THREADS / 32), vocab).first;
     const u32 past = region_of((blockIdx.x + 1) * (REGION_THREADS / 32) - 1, vocab).past;
@@ -158,33 +160,33 @@ DEVICE void count_bins(const Weights& weights, const Choice& choice, u32 vocab, 
         cut.counts[bin] = 0;
     }
     __syncthreads();
-    if (threadIdx.x < 32) conclude(cut, choice, vocab, shared.all.masses, shared.all.counts);
+    if (threadIdx.x < 32) conclude(cut, params, vocab, shared.all.masses, shared.all.counts);
 }
 
 // What all three kernels begin with: this block's row. Their grid: [SPLITS, rows].
 struct Turn {
     // Whether a token is drawn, and of which weights.
     Drawn it;
-    const Choice& choice;
+    const SampleParams& params;
     Cut& cut;
     // Whether fewer tokens than all remain.
     bool is_cut;
 };
-DEVICE Turn turn_of(const Tables& tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
+DEVICE Turn turn_of(const Tables& tables, const SampleRow* rows, const f32* logits, const u64* best, Cut* cuts) {
     launch_dependents();
     wait_for_inputs();
-    const Row row = rows[blockIdx.y];
+    const SampleRow row = rows[blockIdx.y];
     const Drawn it = drawn_of(tables, row, logits, best + blockIdx.y * SPLITS);
-    const Choice& choice = tables.choices[row.slot];
-    const bool is_cut = it.drawn && (choice.top_p < 1.0 || (choice.top_k > 0 && choice.top_k < tables.vocab));
-    return {it, choice, cuts[blockIdx.y], is_cut};
+    const SampleParams& params = tables.params[row.slot];
+    const bool is_cut = it.drawn && (params.top_p < 1.0 || (params.top_k > 0 && params.top_k < tables.vocab));
+    return {it, params, cuts[blockIdx.y], is_cut};
 }
 
 extern "C" __global__ void __launch_bounds__(REGION_THREADS)
-    choose_count(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
-    const auto [it, choice, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
+    sample_count(const Tables tables, const SampleRow* rows, const f32* logits, const u64* best, Cut* cuts) {
+    const auto [it, params, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
     if (!it.drawn) return;
-    if (is_cut) return count_bins(it.weights, choice, tables.vocab, cut);
+    if (is_cut) return count_bins(it.weights, params, tables.vocab, cut);
     sum_regions(it.weights, tables.vocab, 0, cut.regions);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         cut.from = 0;
@@ -212,7 +214,7 @@ DEVICE void find_end(Cut& cut) {
 }
 
 extern "C" __global__ void __launch_bounds__(REGION_THREADS)
-    choose_gather(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
+    sample_gather(const Tables tables, const SampleRow* rows, const f32* logits, const u64* best, Cut* cuts) {
     const Turn turn = turn_of(tables, rows, logits, best, cuts);
     const Weights& weights = turn.it.weights;
     Cut& cut = turn.cut;
@@ -234,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(REGION_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(REGION_THREADS)
-    choose_regions(const Tables tables, const Row* rows, const f32* logits, const u64* best, Cut* cuts) {
-    const auto [it, choice, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
+    sample_regions(const Tables tables, const SampleRow* rows, const f32* logits, const u64* best, Cut* cuts) {
+    const auto [it, params, cut, is_cut] = turn_of(tables, rows, logits, best, cuts);
     if (!is_cut || cut.kind != MANY) return;
     sum_regions(it.weights, tables.vocab, cut.from, cut.regions);
 }

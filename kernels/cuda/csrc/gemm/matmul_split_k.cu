@@ -13,11 +13,11 @@
 // be it of the next kernel: a ring is full of weights before the input is there.
 //
 // The order of a row's sum depends on k and PARTS, not on the other rows.
-#include "gated_product.cuh"
+#include "hopper_gemm.cuh"
 #include "hopper_rows.cuh"
 #include "split_norm.cuh"
 
-// Compiled for one type and configuration (`src/gemm/matmul_parts.rs`): what is kept (`FUNCTION` of `activation.cuh`,
+// Compiled for one type and configuration (`src/gemm/matmul_split_k.rs`): what is kept (`FUNCTION` of `activation.cuh`,
 // or all columns), rows of x, warpgroups that multiply, parts of k, chunks of 64 elements of k in a stage, and stages.
 #ifndef TYPE
 #define TYPE bf16
@@ -35,7 +35,7 @@
 // Blocks that a multiprocessor has room for, as far as that matters.
 #define BLOCKS (DEPTH * CHUNKS * (GROUPS * 64 + ROWS) < 896 ? 2 : 1)
 
-struct PartsProduct {
+struct SplitK {
     typedef TYPE T;
     static constexpr bool GATED = FUNCTION != ALL;
     // Rows of w of a box, elements of a chunk, and bytes of both and of rows of x in a chunk.
@@ -259,20 +259,20 @@ extern __shared__ __align__(1024) char dynamic_shared[];
 // groups (`src/runtime/tensor_map.rs`) with boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and
 // the columns of `out` of 4; each part has a step of k. With a norm after it n is a multiple of 32, and `out` an f32
 // residual that is added to.
-extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS) matmul_parts(
+extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS) matmul_split_k(
     void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape,
     const NormBefore before, const NormAfter after) {
-    PartsProduct it;
+    SplitK it;
     it.shape = shape;
     it.plan(dynamic_shared);
     if (threadIdx.x == MULTIPLYING) it.init_barriers();
     __syncthreads();
     launch_dependents();
     if (threadIdx.x < MULTIPLYING) {
-        if (after.squares && after.weight && threadIdx.x < PartsProduct::FOURS && it.has(threadIdx.x)) touch(after.weight + it.column_of(threadIdx.x));
+        if (after.squares && after.weight && threadIdx.x < SplitK::FOURS && it.has(threadIdx.x)) touch(after.weight + it.column_of(threadIdx.x));
         wait_for_inputs();
         // What is added to is on its way while the product is made.
-        float4 addends[PartsProduct::AT_ONCE];
+        float4 addends[SplitK::AT_ONCE];
         it.fetch_addends(addends, out, threadIdx.x);
         if (before.squares) it.find(before);
         it.multiply();

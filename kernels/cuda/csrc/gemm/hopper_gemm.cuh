@@ -5,7 +5,7 @@
 // `FUNCTION` where all columns are kept; else it is one of activation.cuh, and columns are [gate | up].
 #define ALL 7
 
-// `HopperShape` of src/matmul_hopper.rs.
+// `HopperShape` of src/gemm/matmul_wgmma.rs.
 struct HopperShape {
     u32 rows;
     u32 n;
@@ -18,4 +18,4 @@ struct HopperShape {
     f32 limit;
 };
 SAME_LAYOUT(HopperShape, HopperShape);
-SAME_PART(HopperShape, ProductShape, rows)
+SAME_PART(HopperShape, GemmShape, rows)

@@ -22,7 +22,7 @@
 #define LEAST_BLOCKS ((HALVES == 1 ? 24 : 20) / WARPS)
 
 // `k` is a multiple of 8.
-struct Few {
+struct Skinny {
     typedef TYPE T;
     static constexpr u32 ROWS = 8 * HALVES, COLUMNS = 8 * TILES, STRIDE = WARPS * 32;
     // Of each 16 rows of x.
@@ -36,7 +36,7 @@ struct Few {
     uint4 a[DEPTH][HALVES], b[DEPTH][TILES];
     f32 c[PAIRS][TILES][4];
 
-    DEVICE Few(u32 k) {
+    DEVICE Skinny(u32 k) {
         warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         chunks = (k + 31) / 32;
         // Chunks in which this lane's columns exist.

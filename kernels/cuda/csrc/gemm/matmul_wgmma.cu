@@ -1,5 +1,5 @@
 // out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for many rows on Hopper, or activation(gate) * up of the columns
-// [gate | up] of such a product: as expert_matmul_hopper.cu, with the copy engine for both operands and the largest
+// [gate | up] of such a product: as expert_matmul_wgmma.cu, with the copy engine for both operands and the largest
 // products there are.
 //
 // Blocks stay and take tiles of 128 rows and two boxes of columns in turn: neighbours, or where columns are gated, one
@@ -14,11 +14,11 @@
 // 64.
 //
 // The order of a row's sum depends on k alone, not on the other rows.
-#include "gated_product.cuh"
+#include "hopper_gemm.cuh"
 #include "hopper_rows.cuh"
 
 // Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a
-// box (112 or 128), blocks of a cluster, and stages (`src/gemm/matmul_hopper.rs`).
+// box (112 or 128), blocks of a cluster, and stages (`src/gemm/matmul_wgmma.rs`).
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
@@ -307,7 +307,7 @@ extern __shared__ __align__(1024) char dynamic_shared[];
 
 // Grid: [BLOCKS * any number]. The maps describe x and w in boxes of 64 columns and ROWS or BOX rows, and `out` in
 // boxes of 128 bytes of 16 rows, swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) matmul_hopper(
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) matmul_wgmma(
     void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap to, const f32* bias,
     const HopperShape shape) {
     HopperProduct it;

@@ -6,9 +6,9 @@
 //                 sums its tokens' masses, a region a warp                    | all are told
 //     one block   the one in whose part the draw stops finds its token
 //
-// It is the token that the kernels of `choose.cu` and `choose_cut.cu` find, which do what this cannot: cuts,
+// It is the token that the kernels of `sample.cu` and `sample_cut.cu` find, which do what this cannot: cuts,
 // log-probabilities, older devices.
-#include "choose.cuh"
+#include "sample.cuh"
 
 #define WARPS (REGION_THREADS / 32)
 
@@ -32,9 +32,10 @@ struct Told {
     // Tells this block's number, and waits for those of all.
     DEVICE void tell(u64 own) {
         if (threadIdx.x < SPLITS) {
-            const u32 to = address_in(shared_address(all + blockIdx.x), threadIdx.x), counter = address_in(shared_address(&barrier), threadIdx.x);
-            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to), "l"(own), "r"(counter)
-                         : "memory");
+            const u32 to = address_in(shared_address(all + blockIdx.x), threadIdx.x);
+            const u32 counter = address_in(shared_address(&barrier), threadIdx.x);
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+                         ::"r"(to), "l"(own), "r"(counter) : "memory");
         }
         barrier_wait_for_cluster(shared_address(&barrier), 0);
     }
@@ -119,7 +120,7 @@ DEVICE u32 draw_in(const Masses& masses, Region region, u32 first, u64 stop, u64
 // tokens[row], and the slot's last token. Grid: [SPLITS, rows], a cluster a row; shared memory: a block's regions, and
 // 3 numbers.
 extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 5)
-    choose_row(const Tables tables, const Row* rows, const f32* logits, u32* tokens) {
+    sample_row(const Tables tables, const SampleRow* rows, const f32* logits, u32* tokens) {
 #if __CUDA_ARCH__ >= 900
     __shared__ Told bests, totals;
     __shared__ u64 parts[WARPS], shares[WARPS];
@@ -130,25 +131,27 @@ extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 5)
     }
     cluster_begin();
     // It was there before the step began.
-    const Row row = rows[blockIdx.y];
+    const SampleRow row = rows[blockIdx.y];
     wait_for_inputs();
     if (row.slot == NOBODY) return cluster_has_begun();
-    const Choice& choice = tables.choices[row.slot];
+    const SampleParams& params = tables.params[row.slot];
     const Logits all = logits_of(tables, row, logits);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x;
     const Region region = region_of(rank * WARPS + warp, all.vocab);
-    const u32 first = region_of(rank * WARPS, all.vocab).first, past = region_of(rank * WARPS + WARPS - 1, all.vocab).past;
+    const u32 first = region_of(rank * WARPS, all.vocab).first;
+    const u32 past = region_of(rank * WARPS + WARPS - 1, all.vocab).past;
     const Best own = bring(all, first, past);
     cluster_has_begun();
     bests.tell(block_reduce<u64, max_of>(own.key(), parts));
     const u64 most = best_of(bests.all);
     const f32 logit = from_ordered((u32)(most >> 32));
     const bool none = most == 0 || logit == -infinity();
-    u32 token = threadIdx.x != 0 || rank != 0 ? NOBODY : best_token(most, choice.fallback);
-    if (!none && !choice.greedy) {
-        const Masses masses = {Weights::clamp(logit), choice.inverse_temperature, choice.min_p};
+    u32 token = threadIdx.x != 0 || rank != 0 ? NOBODY : best_token(most, params.fallback);
+    if (!none && !params.greedy) {
+        const Masses masses = {Weights::clamp(logit), params.inverse_temperature, params.min_p};
         u64 sum = 0;
-        for (u32 i = region.first + 4 * lane; i < region.past; i += 128) sum += masses.of(*(const float4*)(seen_logits + (i - first)));
+        for (u32 i = region.first + 4 * lane; i < region.past; i += 128)
+            sum += masses.of(*(const float4*)(seen_logits + (i - first)));
         sum = warp_total(sum);
         if (lane == 0) parts[warp] = sum;
         __syncthreads();
@@ -166,7 +169,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(REGION_THREADS, 5)
     if (token == NOBODY) return;
     tokens[blockIdx.y] = token;
     tables.last[row.slot] = token;
-    if (choice.flags & PENALISED) {
+    if (params.flags & PENALISED) {
         u16* count = tables.counts + row.slot * (u64)tables.vocab + token;
         *count = (u16)min(max_of<u32>(*count, 1u) + 1, 65535u);
     }

@@ -1,28 +1,28 @@
 // New settings of slots.
-#include "choose.cuh"
+#include "sample.cuh"
 
 // New settings of slots, one block each. `data` begins with where each block's numbers are; these are the twin of
-// `Settings` in src/choose_numbers.rs.
-extern "C" __global__ void choose_set(const Tables tables, const u32* data) {
+// `Settings` in src/sampling/layout.rs.
+extern "C" __global__ void sample_params(const Tables tables, const u32* data) {
     const u32* from = data + data[blockIdx.x];
     u32 slot = from[0], flags = from[11], allowed = from[13], forbidden = from[14], stops = from[15], biases = from[16];
     u32 counted = from[17], words = tables.words, t = threadIdx.x;
     const u32* list = from + 18;
     if (t == 0) {
-        Choice choice;
-        choice.greedy = from[1];
-        choice.inverse_temperature = __uint_as_float(from[2]);
-        choice.min_p = __uint_as_float(from[3]);
-        choice.top_k = from[4];
-        choice.top_p = __longlong_as_double((long long)((u64)from[6] << 32 | from[5]));
-        choice.fallback = from[7];
-        choice.repetition = __uint_as_float(from[8]);
-        choice.frequency = __uint_as_float(from[9]);
-        choice.presence = __uint_as_float(from[10]);
-        choice.flags = flags;
-        choice.logprobs = from[12];
-        choice.biases = biases;
-        tables.choices[slot] = choice;
+        SampleParams params;
+        params.greedy = from[1];
+        params.inverse_temperature = __uint_as_float(from[2]);
+        params.min_p = __uint_as_float(from[3]);
+        params.top_k = from[4];
+        params.top_p = __longlong_as_double((long long)((u64)from[6] << 32 | from[5]));
+        params.fallback = from[7];
+        params.repetition = __uint_as_float(from[8]);
+        params.frequency = __uint_as_float(from[9]);
+        params.presence = __uint_as_float(from[10]);
+        params.flags = flags;
+        params.logprobs = from[12];
+        params.biases = biases;
+        tables.params[slot] = params;
     }
     if (flags & (MASKED | HOLDS)) {
         u32* masks = tables.masks + slot * 2 * (u64)words;

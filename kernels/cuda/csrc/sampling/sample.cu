@@ -1,34 +1,36 @@
 // Chooses tokens: masks, biases and penalties, then the best logit, or a draw under temperature, min-p, top-k and
-// top-p; log-probabilities. The `sampling` crate says what each of these means; `src/choose.rs` has the order.
+// top-p; log-probabilities. The `sampling` crate says what each of these means; `src/sampling/mod.rs` has the order.
 //
 // Nothing is sorted. A token's weight e^((logit - best) / temperature) has the host's bits; its mass is that weight in
 // units of 2^-44, an integer, so sums do not depend on their order. Cuts keep a prefix of the ranking by (weight, lower
-// id), which several blocks have found when `choose` runs (`choose_cut.cu`). Where they could not, and for the best
+// id), which several blocks have found when `sample` runs (`sample_cut.cu`). Where they could not, and for the best
 // log-probabilities, one block does: `narrow` counts tokens or masses in bins of ever fewer bits of that key, until
 // what is left fits a list that threads rank side by side. Tokens below 2^-44 of the best one's weight are never drawn.
-#include "choose_rank.cuh"
+#include "sample_rank.cuh"
 
 // A draw from a row that only this block has seen.
-DEVICE u32 draw_alone(const Weights& weights, const Choice& choice, u32 top_k, u32 vocab, f64 uniform, Shared& shared) {
+DEVICE u32 draw_alone(
+    const Weights& weights, const SampleParams& params, u32 top_k, u32 vocab, f64 uniform, Shared& shared) {
     u32 count = vocab;
     u64 from = 0, total = 0;
     if (top_k < vocab) from = narrow(weights, vocab, BY_COUNT, top_k, shared, count);
-    if (choice.top_p < 1.0 && count > LIST) {
+    if (params.top_p < 1.0 && count > LIST) {
         total = total_mass(weights, vocab, from, shared);
-        from = narrow(weights, vocab, BY_MASS, __double2ull_ru(choice.top_p * __ull2double_rn(total)), shared, count);
+        from = narrow(weights, vocab, BY_MASS, __double2ull_ru(params.top_p * __ull2double_rn(total)), shared, count);
     }
     if (count > LIST) return draw_all(weights, vocab, from, uniform, shared);
     u32 listed = gather(weights, vocab, from, shared);
-    return draw_listed(listed, top_k, choice.top_p, total, uniform, shared);
+    return draw_listed(listed, top_k, params.top_p, total, uniform, shared);
 }
 
-DEVICE u32 draw(const Weights& weights, const Choice& choice, const Cut& cut, u32 vocab, f64 uniform, Shared& shared) {
-    const u32 top_k = choice.top_k == 0 || choice.top_k > vocab ? vocab : choice.top_k;
+DEVICE u32 draw(
+    const Weights& weights, const SampleParams& params, const Cut& cut, u32 vocab, f64 uniform, Shared& shared) {
+    const u32 top_k = params.top_k == 0 || params.top_k > vocab ? vocab : params.top_k;
     if (cut.kind == MANY) return draw_regions(weights, vocab, cut, uniform, shared);
-    if (cut.kind != FEW) return draw_alone(weights, choice, top_k, vocab, uniform, shared);
+    if (cut.kind != FEW) return draw_alone(weights, params, top_k, vocab, uniform, shared);
     if (threadIdx.x < cut.listed) shared.list[threadIdx.x] = cut.list[threadIdx.x];
     __syncthreads();
-    return draw_listed(cut.listed, top_k, choice.top_p, cut.total, uniform, shared);
+    return draw_listed(cut.listed, top_k, params.top_p, cut.total, uniform, shared);
 }
 
 DEVICE f32 logprob_of(f32 logit, f64 normalizer) {
@@ -108,54 +110,56 @@ __device__ __noinline__ void describe(
 }
 
 // best[row][split]: the best logit of a part of a row and its token, the lowest of equals; 0 where there are only NaNs.
-extern "C" __global__ void choose_best(const Tables tables, const Row* rows, const f32* logits, u64* best) {
+extern "C" __global__ void sample_best(const Tables tables, const SampleRow* rows, const f32* logits, u64* best) {
     __shared__ u64 parts[WARPS];
     launch_dependents();
     wait_for_inputs();
-    const Row row = rows[blockIdx.y];
+    const SampleRow row = rows[blockIdx.y];
     if (row.slot == NOBODY) return;
     const Logits all = logits_of(tables, row, logits);
     const u32 size = (all.vocab + 4 * SPLITS - 1) / (4 * SPLITS) * 4;
     const u32 first = min(blockIdx.x * size, all.vocab), past = min(first + size, all.vocab);
     Best own;
-    if (all.is_untouched() && all.vocab % 4 == 0) each_four(all.raw, first, past, blockDim.x, [&](u32 i, float4 x) { own.take(i, x); });
-    else each_logit<1>(all.raw, first, past, threadIdx.x, blockDim.x, [&](u32 i, f32 x) { own.take(i, all.seen(i, x)); });
+    if (all.is_untouched() && all.vocab % 4 == 0)
+        each_four(all.raw, first, past, blockDim.x, [&](u32 i, float4 x) { own.take(i, x); });
+    else
+        each_logit<1>(
+            all.raw, first, past, threadIdx.x, blockDim.x, [&](u32 i, f32 x) { own.take(i, all.seen(i, x)); });
     const u64 mine = block_reduce<u64, max_of>(own.key(), parts);
     if (threadIdx.x == 0) best[blockIdx.y * SPLITS + blockIdx.x] = mine;
 }
 
 // tokens[row], details[row] where asked for, and the slot's last token.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    choose(const Tables tables, const Row* rows, const f32* logits, const u64* best, const Cut* cuts, u32* tokens, Details* details) {
+extern "C" __global__ void __launch_bounds__(THREADS) sample(const Tables tables, const SampleRow* rows,
+    const f32* logits, const u64* best, const Cut* cuts, u32* tokens, Details* details) {
     __shared__ Shared shared;
     launch_dependents();
     wait_for_inputs();
-    const Row row = rows[blockIdx.x];
+    const SampleRow row = rows[blockIdx.x];
     if (row.slot == NOBODY) return;
-    const Choice choice = tables.choices[row.slot];
+    const SampleParams params = tables.params[row.slot];
     const Logits all = logits_of(tables, row, logits);
     const u64 most = best_of(best + blockIdx.x * SPLITS);
     u32 token = ~(u32)most;
     f32 logit = from_ordered((u32)(most >> 32));
     if (most == 0 || logit == -infinity()) {
-        token = choice.fallback;
-    } else if (!choice.greedy) {
-        const Weights weights = {all, Weights::clamp(logit), choice.inverse_temperature, choice.min_p};
-        token = draw(weights, choice, cuts[blockIdx.x], all.vocab, row.uniform, shared);
+        token = params.fallback;
+    } else if (!params.greedy) {
+        const Weights weights = {all, Weights::clamp(logit), params.inverse_temperature, params.min_p};
+        token = draw(weights, params, cuts[blockIdx.x], all.vocab, row.uniform, shared);
     }
-    if (choice.logprobs != NO_LOGPROBS) {
+    if (params.logprobs != NO_LOGPROBS) {
         __syncthreads();
         const f32 largest = all.is_untouched() && most != 0 ? from_ordered((u32)(most >> 32)) : largest_of(all, shared);
-        describe(all.raw, all.vocab, largest, token, choice.logprobs, details[blockIdx.x], shared);
+        describe(all.raw, all.vocab, largest, token, params.logprobs, details[blockIdx.x], shared);
     }
     if (threadIdx.x == 0) {
         tokens[blockIdx.x] = token;
         tables.last[row.slot] = token;
-        if (choice.flags & PENALISED) {
+        if (params.flags & PENALISED) {
             u16* count = tables.counts + row.slot * (u64)tables.vocab + token;
             u32 more = max_of<u32>(*count, 1u) + 1;
             *count = (u16)min(more, 65535u);
         }
     }
 }
-

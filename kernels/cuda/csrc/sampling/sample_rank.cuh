@@ -1,6 +1,6 @@
 // One block ranks a row's tokens and draws among them.
 #pragma once
-#include "choose.cuh"
+#include "sample.cuh"
 
 #define THREADS 1024
 #define WARPS 32
@@ -55,7 +55,8 @@ DEVICE void find_bin(Shared& shared, Measure measure, u64 target) {
 // The place from which on the ranking's shortest prefix lies whose measure reaches `target`; all of it if none does.
 // Behind that place are `count` tokens: the prefix, or at most LIST of which it is the best ones.
 template <typename Source>
-__device__ __noinline__ u64 narrow(const Source& source, u32 vocab, Measure measure, u64 target, Shared& shared, u32& count) {
+__device__ __noinline__ u64 narrow(
+    const Source& source, u32 vocab, Measure measure, u64 target, Shared& shared, u32& count) {
     const u32 shifts[5] = {41, 30, 20, 10, 0};
     u64 from = 0, before = 0;
     u32 above = 52, count_before = 0;
@@ -162,13 +163,15 @@ DEVICE void enter_share(u32& begin, u32& end, u64& stop, const Shared& shared) {
 }
 
 // The token from `begin` on at which masses of places from `from` on pass `stop`.
-__device__ __noinline__ u32 draw_between(const Weights& weights, u32 begin, u32 end, u64 from, u64 stop, Shared& shared) {
+__device__ __noinline__ u32 draw_between(
+    const Weights& weights, u32 begin, u32 end, u64 from, u64 stop, Shared& shared) {
     sum_shares(weights, begin, end, from, shared);
     enter_share(begin, end, stop, shared);
     const u32 lane = threadIdx.x % 32;
     if (threadIdx.x < 32) {
         for (u32 i = begin; i < end; i += 32) {
-            u64 sums = warp_prefix_sum(i + lane < end ? mass_from(weights, i + lane, weights.raw()[i + lane], from) : 0);
+            u64 sums = warp_prefix_sum(
+                i + lane < end ? mass_from(weights, i + lane, weights.raw()[i + lane], from) : 0);
             u32 past = __ballot_sync(~0u, sums > stop);
             if (past != 0) {
                 if (lane == 0) shared.token = i + __ffs(past) - 1;
@@ -217,6 +220,7 @@ DEVICE u32 draw_regions(const Weights& weights, u32 vocab, const Cut& cut, f64 u
 
 __device__ __noinline__ u64 total_mass(const Weights& weights, u32 vocab, u64 from, Shared& shared) {
     u64 sum = 0;
-    each_logit<1>(weights.raw(), 0, vocab, threadIdx.x, THREADS, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
+    each_logit<1>(
+        weights.raw(), 0, vocab, threadIdx.x, THREADS, [&](u32 i, f32 x) { sum += mass_from(weights, i, x, from); });
     return block_reduce<u64, sum_of>(sum, shared.parts);
 }

@@ -1,5 +1,5 @@
-//! Launches `kernels/cuda/csrc/gemm/matmul_few.cu`: products of few rows, which read the weights at the memory's speed; and
-//! `kernels/cuda/csrc/gemm/matmul_few_gated.cu`, which gates their outputs too.
+//! Launches `kernels/cuda/csrc/gemm/matmul_skinny.cu`: products of few rows, which read the weights at the memory's speed; and
+//! `kernels/cuda/csrc/gemm/matmul_skinny_gated.cu`, which gates their outputs too.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -13,7 +13,7 @@ use crate::runtime::arch::Arch;
 use crate::runtime::device::{Device, Shape, args};
 use kernels::ops::{Activation, DType, Epilogue};
 
-/// Rows of `x` from which on cuBLASLt is faster, or `matmul_parts`; without the latter it is later for matrices of so few rows that cuBLASLt cannot
+/// Rows of `x` from which on cuBLASLt is faster, or `matmul_split_k`; without the latter it is later for matrices of so few rows that cuBLASLt cannot
 /// fill the device.
 const MOST_ROWS: usize = 16;
 const MOST_ROWS_OF_SMALL: usize = 32;
@@ -89,12 +89,12 @@ impl Config {
     }
 
     pub(crate) fn special(&self, dtype: DType) -> Special {
-        self.special_of("matmul_few", dtype)
+        self.special_of("matmul_skinny", dtype)
     }
 
     /// With the gate that follows, where a block has as many tiles of gates as of what they gate.
     pub(crate) fn gated_special(&self, dtype: DType) -> Option<Special> {
-        self.tiles.is_multiple_of(2).then(|| self.special_of("matmul_few_gated", dtype))
+        self.tiles.is_multiple_of(2).then(|| self.special_of("matmul_skinny_gated", dtype))
     }
 
     fn special_of(&self, file: &'static str, dtype: DType) -> Special {

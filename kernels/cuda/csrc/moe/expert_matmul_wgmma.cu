@@ -299,7 +299,7 @@ extern __shared__ __align__(128) char dynamic_shared[];
 
 // Grid: as many clusters as the device has room for, 384 threads. `maps` describe each expert's weights in boxes of 64
 // rows and 64 columns, swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(384, 1) expert_matmul_hopper(
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(384, 1) expert_matmul_wgmma(
     void* out, const TYPE* x, const TensorMap* maps, const f32* bias, const Choices choices, const ExpertShape shape) {
     HopperExperts it;
     it.choices = choices;

@@ -1,5 +1,5 @@
-// What the kernels of `choose.cu`, `choose_cut.cu` and `choose_set.cu` share: settings, a row of logits as its sequence sees it, and the
-// weights and masses of its tokens.
+// What the kernels of `sample.cu`, `sample_cut.cu` and `sample_params.cu` share: settings, a row of logits as its
+// sequence sees it, and the weights and masses of its tokens.
 #pragma once
 #include "ordered.cuh"
 
@@ -22,8 +22,8 @@ typedef double f64;
 // Only some tokens are allowed; MASKED too.
 #define LISTED 8u
 
-// Settings of a slot. `src/choose_numbers.rs` sends them as numbers, see `choose_set`.
-struct Choice {
+// Settings of a slot. `src/sampling/layout.rs` sends them as numbers, see `sample_params`.
+struct SampleParams {
     f64 top_p;
     f32 inverse_temperature;
     f32 min_p;
@@ -37,37 +37,37 @@ struct Choice {
     u32 biases;
     u32 flags;
 };
-SAME_LAYOUT(Choice, SampleParams);
+SAME_LAYOUT(SampleParams, SampleParams);
 
 struct Bias {
     u32 token;
     f32 value;
 };
 
-// What slots have. `src/choose.rs` has its twin.
+// What slots have. `src/sampling/mod.rs` has its twin.
 struct Tables {
-    Choice* choices; // [slots]
-    u32* masks;      // [slots][2][words]: a bit for each forbidden token; the same with stops
-    u32* biased;     // [slots][words]: a bit for each token with biases
-    Bias* biases;    // [slots][MOST_BIASES]
-    u16* counts;     // [slots][vocab]: 0 for tokens that never occurred, else 1 + occurrences in the output, at most 65535
-    u32* last;       // [slots]
+    SampleParams* params; // [slots]
+    u32* masks;           // [slots][2][words]: a bit for each forbidden token; the same with stops
+    u32* biased;          // [slots][words]: a bit for each token with biases
+    Bias* biases;         // [slots][MOST_BIASES]
+    u16* counts;          // [slots][vocab]: 0: never occurred; else 1 + occurrences in the output, at most 65535
+    u32* last;            // [slots]
     u32 vocab;
     u32 words;
 };
 SAME_LAYOUT(Tables, Tables);
 
-// One row. `src/choose_numbers.rs` has its twin.
-struct Row {
+// One row. `src/sampling/layout.rs` has its twin.
+struct SampleRow {
     f64 uniform;
     u32 row;
     u32 slot; // NOBODY: padding
     u32 hold_stops;
     u32 unused;
 };
-SAME_LAYOUT(Row, SampleRow);
+SAME_LAYOUT(SampleRow, SampleRow);
 
-// Log-probabilities of a row. `src/choose_numbers.rs` has its twin.
+// Log-probabilities of a row. `src/sampling/layout.rs` has its twin.
 struct Details {
     f32 logprob;
     u32 rank;
@@ -123,8 +123,9 @@ DEVICE f32 exp_within(f32 x) {
 // The same for all x <= 0.
 DEVICE f32 exp_host(f32 x) { return x >= -87.0f ? exp_within(x) : 0.0f; }
 
-// What a thread has of the tokens from `first` on before `past`, of a row that begins at `logits`: it is the `mine`-th of `threads` that share them.
-// Calls `look(i, x)` for each, in ascending order; some 16 are on their way before the first is looked at, and code is made for UNROLL at a time.
+// What a thread has of the tokens from `first` on before `past`, of a row that begins at `logits`: it is the `mine`-th
+// of `threads` that share them. Calls `look(i, x)` for each, in ascending order; some 16 are on their way before the
+// first is looked at, and code is made for UNROLL at a time.
 template <u32 UNROLL, typename Look>
 DEVICE void each_logit(const f32* logits, u32 first, u32 past, u32 mine, u32 threads, Look look) {
     const u32 AHEAD = 4, step = 4 * threads;
@@ -154,8 +155,9 @@ DEVICE void each_logit(const f32* logits, u32 first, u32 past, u32 mine, u32 thr
     }
 }
 
-// The same of a row that begins at 16 bytes and has a multiple of four tokens, and `look(i, x)` gets four at a time. Where looking is little,
-// what `each_logit` does for each token would count: several fours are read at once instead, and no bound is looked at twice.
+// The same of a row that begins at 16 bytes and has a multiple of four tokens, and `look(i, x)` gets four at a time.
+// Where looking is little, what `each_logit` does for each token would count: several fours are read at once instead,
+// and no bound is looked at twice.
 template <typename Look> DEVICE void each_four(const f32* logits, u32 first, u32 past, u32 threads, Look look) {
     const u32 AHEAD = 4, step = 4 * threads;
 #pragma unroll 1
@@ -209,21 +211,21 @@ struct Logits {
     }
 };
 
-DEVICE Logits logits_of(const Tables& tables, const Row& row, const f32* logits) {
-    const Choice& choice = tables.choices[row.slot];
+DEVICE Logits logits_of(const Tables& tables, const SampleRow& row, const f32* logits) {
+    const SampleParams& params = tables.params[row.slot];
     const u32* masks = tables.masks + row.slot * 2 * (u64)tables.words;
-    bool held = row.hold_stops && (choice.flags & HOLDS);
+    bool held = row.hold_stops && (params.flags & HOLDS);
     Logits all;
     all.raw = logits + row.row * (u64)tables.vocab;
-    all.mask = held ? masks + tables.words : choice.flags & MASKED ? masks : nullptr;
+    all.mask = held ? masks + tables.words : params.flags & MASKED ? masks : nullptr;
     all.biased = tables.biased + row.slot * (u64)tables.words;
     all.biases = tables.biases + row.slot * (u64)MOST_BIASES;
-    all.counts = choice.flags & PENALISED ? tables.counts + row.slot * (u64)tables.vocab : nullptr;
-    all.num_biases = choice.biases;
+    all.counts = params.flags & PENALISED ? tables.counts + row.slot * (u64)tables.vocab : nullptr;
+    all.num_biases = params.biases;
     all.vocab = tables.vocab;
-    all.repetition = choice.repetition;
-    all.frequency = choice.frequency;
-    all.presence = choice.presence;
+    all.repetition = params.repetition;
+    all.frequency = params.frequency;
+    all.presence = params.presence;
     return all;
 }
 
@@ -299,7 +301,7 @@ struct Raw {
     DEVICE static u64 mass(u32) { return 0; }
 };
 
-// Tokens of which a row's token is drawn, as the kernels of `choose_cut.cu` find them.
+// Tokens of which a row's token is drawn, as the kernels of `sample_cut.cu` find them.
 enum Kind : u32 {
     // Those in the list: the best ones.
     FEW,
@@ -315,7 +317,8 @@ enum Kind : u32 {
 #define REGIONS (SPLITS * 8)
 #define REGION_THREADS 256
 
-// What is found out about a row. `src/choose_numbers.rs` knows its size. `done` and `histogram` are zero between steps.
+// What is found out about a row. `src/sampling/layout.rs` knows its size. `done` and `histogram` are zero between
+// steps.
 struct Cut {
     u64 from;
     // Mass of all tokens; 0: that of the tokens drawn from.
@@ -355,15 +358,15 @@ DEVICE u64 best_of(const u64* best) {
     return most;
 }
 
-DEVICE Drawn drawn_of(const Tables& tables, const Row& row, const f32* logits, const u64* best) {
+DEVICE Drawn drawn_of(const Tables& tables, const SampleRow& row, const f32* logits, const u64* best) {
     Drawn it;
     it.drawn = false;
     if (row.slot == NOBODY) return it;
-    const Choice& choice = tables.choices[row.slot];
+    const SampleParams& params = tables.params[row.slot];
     const u64 most = best_of(best);
     const f32 logit = from_ordered((u32)(most >> 32));
-    it.drawn = !choice.greedy && most != 0 && logit != -infinity();
-    it.weights = {logits_of(tables, row, logits), Weights::clamp(logit), choice.inverse_temperature, choice.min_p};
+    it.drawn = !params.greedy && most != 0 && logit != -infinity();
+    it.weights = {logits_of(tables, row, logits), Weights::clamp(logit), params.inverse_temperature, params.min_p};
     return it;
 }
 

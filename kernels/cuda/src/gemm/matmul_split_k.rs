@@ -1,10 +1,10 @@
-//! Launches `kernels/cuda/csrc/gemm/matmul_parts.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the blocks of a cluster, what gates their
+//! Launches `kernels/cuda/csrc/gemm/matmul_split_k.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the blocks of a cluster, what gates their
 //! outputs, and parts of norms before and after them.
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::fusion::split_norm::{After, Before, may_precede};
-use crate::gemm::matmul_hopper::{ALL, HopperShape};
+use crate::gemm::matmul_wgmma::{ALL, HopperShape};
 use crate::gemm::product::Product;
 use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, Special};
@@ -16,7 +16,7 @@ use kernels::ops::{Activation, DType, Epilogue};
 
 /// Rows of `x` that the kernel is compiled for.
 const ROWS: [usize; 5] = [32, 48, 64, 96, 128];
-/// Fewer rows are `matmul_few`'s.
+/// Fewer rows are `matmul_skinny`'s.
 const LEAST_ROWS: usize = 17;
 /// Rows of a box of `w`, columns of `k` in a chunk.
 const BOX: usize = 64;
@@ -91,7 +91,7 @@ impl Config {
             ("CHUNKS", chunks),
             ("DEPTH", depth),
         ];
-        Special::new("matmul_parts", dtype, &sizes)
+        Special::new("matmul_split_k", dtype, &sizes)
     }
 
     /// Bytes of a stage, with its two barriers.
@@ -151,7 +151,7 @@ fn config(facts: Facts, Product { x, w, .. }: &Product<'_>, function: Option<Fun
     Config::of(x.rows, [w.rows, w.cols], function.is_some(), facts.multiprocessors)
 }
 
-/// Queues a product that [`fits`]; with a function, one that `matmul_hopper::may_gate`, gated and written to `out` alone;
+/// Queues a product that [`fits`]; with a function, one that `matmul_wgmma::may_gate`, gated and written to `out` alone;
 /// with parts of the norms before it and, where it is not gated, after it. False where it cannot be done.
 pub(crate) fn run_between(
     device: &mut Device,

@@ -30,6 +30,7 @@ use crate::{
     metrics::EngineMetrics,
     results::Parts,
     spans::Spans,
+    preemptions::PreemptionWarning,
     stats_line::StatsLine,
     wire::{Event, Wire},
 };
@@ -71,6 +72,7 @@ struct Engine {
     published: Published,
     metrics: EngineMetrics,
     stats: StatsLine,
+    preempted: PreemptionWarning,
     spans: Spans,
     /// What the workers are at: the oldest step in flight, or forming a group.
     overdue: Option<Overdue>,
@@ -91,7 +93,8 @@ impl Engine {
             finished: Vec::new(),
             published,
             metrics: EngineMetrics::new(&process.metrics, &args.served_model_name),
-            stats: StatsLine::new(!args.disable_log_stats),
+            stats: StatsLine::new((!args.disable_log_stats).then_some(args.log_stats_interval)),
+            preempted: PreemptionWarning::default(),
             spans: Spans::default(),
             overdue: None,
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
@@ -257,7 +260,9 @@ impl Engine {
         if let Some(core) = &mut self.core {
             core.take_output(&mut self.output);
             core.take_finished(&mut self.finished);
-            self.metrics.state(&core.stats(), core.lost_blocks());
+            let stats = core.stats();
+            self.metrics.state(&stats, core.lost_blocks());
+            self.preempted.look(stats.totals.preemptions);
         }
         for choice in &self.finished {
             self.spans.ended(Some(&choice.key));

@@ -90,12 +90,21 @@ pub enum Body {
     Tokenize,
     /// Of `/detokenize`.
     Detokenize,
+    /// Of `/abort_requests`.
+    AbortRequests,
 }
 
 impl Body {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Chat, Self::Completion, Self::Messages, Self::CountTokens, Self::Tokenize, Self::Detokenize];
+    pub const ALL: [Self; 7] = [
+        Self::Chat,
+        Self::Completion,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Tokenize,
+        Self::Detokenize,
+        Self::AbortRequests,
+    ];
 
     /// Its name in the OpenAPI document.
     pub fn name(self) -> &'static str {
@@ -106,6 +115,7 @@ impl Body {
             Self::CountTokens => "CountTokensRequest",
             Self::Tokenize => "TokenizeRequest",
             Self::Detokenize => "DetokenizeRequest",
+            Self::AbortRequests => "AbortRequests",
         }
     }
 }

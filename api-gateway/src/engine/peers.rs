@@ -98,6 +98,17 @@ impl Peers {
         verdict
     }
 
+    /// Ends a request at whichever other gateway took it.
+    pub async fn abort_elsewhere(&self, request_id: &str) {
+        join_all(self.gateways.iter().map(|gateway| gateway.abort(request_id))).await;
+    }
+
+    /// What every other process that answers says of itself.
+    pub async fn infos(&self) -> Vec<proto::InfoReply> {
+        let clients = self.pipeline.iter().map(|peer| &peer.client).chain(&self.gateways);
+        join_all(clients.map(ControlClient::info)).await.into_iter().filter_map(Result::ok).collect()
+    }
+
     async fn ask_all(&self) -> Result<(), String> {
         let answers = join_all(self.pipeline.iter().map(Peer::ready)).await;
         let reasons: Vec<String> = answers.into_iter().filter_map(Result::err).collect();

@@ -3,6 +3,7 @@
 mod chat_completions;
 mod completions;
 pub mod detokenize;
+pub mod development;
 mod documentation;
 mod health;
 mod invocations;
@@ -12,6 +13,7 @@ mod metrics;
 mod models;
 mod ping;
 pub mod tokenize;
+mod tokenizer_info;
 mod version;
 
 use std::sync::Arc;
@@ -29,7 +31,8 @@ use crate::{
 pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-pub const ROUTES: [Route; 16] = [
+pub const ROUTES: [Route; 20] = [
+    development::ABORT,
     detokenize::ROUTE,
     documentation::PAGE,
     health::ROUTE,
@@ -38,7 +41,10 @@ pub const ROUTES: [Route; 16] = [
     metrics::ROUTE,
     documentation::OPENAPI,
     ping::ROUTE,
+    development::RESET_CACHE,
+    development::INFO,
     tokenize::ROUTE,
+    tokenizer_info::ROUTE,
     chat_completions::ROUTE,
     completions::ROUTE,
     messages::ROUTE,

@@ -1,6 +1,6 @@
 //! Where to look for models and where to get them from. The caller passes the environment in.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where to look for models and where to get them from.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub struct Options {
     pub offline: bool,
     /// Quire's own cache; the built-in model is laid out here.
     pub quire_cache: PathBuf,
+    /// Looks at a model's small files before its weights are downloaded, and says why they are not worth it.
+    pub check: Option<fn(&Path) -> Result<(), String>>,
 }
 
 impl Options {
@@ -44,6 +46,7 @@ impl Options {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             token,
             offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
+            check: None,
             quire_cache: variable("QUIRE_CACHE").map_or_else(|| user_cache.join("quire"), PathBuf::from),
         }
     }

@@ -16,7 +16,7 @@ use crate::{
         params::Limits,
         tools::Formats,
     },
-    routes::{detokenize, tokenize},
+    routes::{detokenize, development, tokenize},
 };
 
 fn limits() -> Limits {
@@ -50,6 +50,7 @@ fn least(body: Body) -> Value {
         Body::Messages => json!({"messages": messages, "max_tokens": 9}),
         Body::Completion | Body::Tokenize => json!({"prompt": "x"}),
         Body::Detokenize => json!({"tokens": [1]}),
+        Body::AbortRequests => json!({"request_ids": ["x"]}),
     }
 }
 
@@ -62,6 +63,7 @@ fn read(body: Body, json: &Value) {
         Body::Completion => completion::read(bytes, &limits, &envelope).map(drop),
         Body::Tokenize => tokenize::question(bytes, &limits).map(drop),
         Body::Detokenize => detokenize::tokens(bytes, &limits).map(drop),
+        Body::AbortRequests => development::request_ids(bytes).map(drop),
         Body::Messages | Body::CountTokens => {
             Fields::parse(bytes).and_then(|mut fields| anthropic::request::chat_body(&mut fields)).map(drop)
         }

@@ -93,7 +93,7 @@ fn attention(isa: Isa, threads: usize) {
                 head_dim: 64,
                 v_head_dim: 64,
                 shared: false,
-                dtype,
+                dtype: dtype.into(),
             };
             let kv = backend.new_kv(shape);
             let (qkv, out) =

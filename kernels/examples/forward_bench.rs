@@ -84,7 +84,7 @@ impl Model {
             head_dim: 64,
             v_head_dim: 64,
             shared: false,
-            dtype,
+            dtype: dtype.into(),
         };
         let mut layer = |_| Layer {
             qkv: load(&mut backend, QKV, WIDTH),

@@ -45,7 +45,7 @@ impl RoutingSpec {
 /// What makes scores of a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScore {
-    /// Softmax over all experts.
+    /// Softmax over all experts. (Renormalised, this is the softmax over the chosen ones.)
     Softmax,
     /// Each expert's sigmoid.
     Sigmoid,
@@ -58,7 +58,7 @@ pub struct ExpertGroups {
     pub count: usize,
     /// Groups that stay.
     pub kept: usize,
-    /// A group's score is the sum of this many of its best experts' scores.
+    /// A group's score is the sum of this many of its best experts' (corrected) scores.
     pub best: usize,
 }
 

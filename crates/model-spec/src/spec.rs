@@ -28,7 +28,7 @@ pub struct ModelSpec {
     /// Longest sequence (prompt and output) that the model was made for, in tokens.
     pub context_len: usize,
     /// Element type that `config.json` asks for, if it says.
-    pub dtype: Option<FloatType>,
+    pub dtype: Option<DType>,
     /// Tokens that end a sequence, from `generation_config.json` and `config.json`, sorted.
     pub eos_token_ids: Vec<u32>,
     /// From tokens to the residual stream.
@@ -41,9 +41,9 @@ pub struct ModelSpec {
     pub head: HeadSpec,
 }
 
-/// Element type of weights.
+/// Element type of numbers: of weights as `config.json` names it, of buffers, and what is computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FloatType {
+pub enum DType {
     /// IEEE single.
     F32,
     /// bfloat16.
@@ -52,7 +52,24 @@ pub enum FloatType {
     F16,
 }
 
-impl FloatType {
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// As kernels and people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+
     /// From the name that PyTorch uses.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {

@@ -4,6 +4,7 @@
 use crate::CudaBackend;
 use crate::attention;
 use crate::attention::kv::Kv;
+use crate::attention::layer::AttentionTypes;
 use crate::attention::rope_and_cache::takes_norms;
 use crate::fusion::launch::fits;
 use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
@@ -280,8 +281,8 @@ impl Ops for CudaBackend {
             (rope, frequencies.ptr())
         });
         let (qkv, cache) = (self.acts.view(qkv), self.cache(kv));
-        let takes_norms =
-            rope.is_some_and(|(rope, _)| takes_norms(qkv.dtype, cache.shape.dtype, heads, rope.rotary_dim));
+        let types = AttentionTypes { rows: qkv.dtype, cache: cache.shape.dtype };
+        let takes_norms = rope.is_some_and(|(rope, _)| takes_norms(types, heads, rope.rotary_dim));
         self.append(Op::Rope(op::Rope { qkv, heads, rope, kv, cache, takes_norms, norms: None }));
     }
 

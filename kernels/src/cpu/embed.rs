@@ -35,8 +35,8 @@ impl Lookup {
 
     /// The rows of a matrix.
     pub(crate) fn of(matrix: &Packed) -> Self {
-        assert!(matrix.scales().is_none(), "a lookup table of scaled codes");
-        Self { dtype: matrix.dtype, entries: matrix.n, width: matrix.k, rows: Rows::Packed(matrix.clone()) }
+        let WeightFormat::Plain(dtype) = matrix.format else { panic!("a lookup table of {:?}", matrix.format) };
+        Self { dtype, entries: matrix.n, width: matrix.k, rows: Rows::Packed(matrix.clone()) }
     }
 
     /// Tells `take` each element of `out` and what the table has in its place.
@@ -61,7 +61,6 @@ impl Lookup {
             DType::F32 => self.each::<F32>(entry, out, take),
             DType::Bf16 => self.each::<Bf16>(entry, out, take),
             DType::F16 => self.each::<F16>(entry, out, take),
-            DType::E4m3 => unreachable!("tables hold numbers (checked)"),
         }
     }
 }

@@ -173,7 +173,7 @@ impl Load for CpuBackend {
     fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
         let shape = |matrix: &Matrix| {
             let packed = &self.matrices[matrix.0 as usize];
-            (packed.n, packed.k, packed.dtype, packed.rounds, packed.input)
+            (packed.n, packed.k, packed.format, packed.rounds, packed.input)
         };
         assert!(!members.is_empty(), "a group of no matrices");
         assert!(

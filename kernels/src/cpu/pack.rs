@@ -26,7 +26,7 @@ const STRIP: usize = 64;
 /// A packed matrix. Clones share its memory.
 #[derive(Clone)]
 pub(crate) struct Packed {
-    pub(crate) dtype: DType,
+    pub(crate) format: WeightFormat,
     /// Output features.
     pub(crate) n: usize,
     /// Input features.
@@ -46,35 +46,35 @@ impl Packed {
     /// Packs a matrix, given in pieces that lie below each other, with all threads.
     pub(crate) fn new(pieces: &[HostMatrix<'_>], compute: DType, pool: &mut Pool) -> Self {
         let StackedShape { format, rows: n, cols: k } = HostMatrix::stacked(pieces);
-        let (dtype, input) = match format {
-            WeightFormat::Plain(dtype) => (dtype, InputRounding::None),
-            WeightFormat::ScaledE4m3 { input, .. } => (DType::E4m3, input),
+        let input = match format {
+            WeightFormat::Plain(_) => InputRounding::None,
+            WeightFormat::ScaledE4m3 { input, .. } => input,
         };
-        let k_padded = k.next_multiple_of(if dtype == DType::Bf16 { TILE_K } else { 2 });
-        let panels = n.div_ceil(PANEL);
-        let region = Region::new(panels * PANEL * k_padded * dtype.size());
+        let k_padded = k.next_multiple_of(if format == WeightFormat::Plain(DType::Bf16) { TILE_K } else { 2 });
+        let (panels, element) = (n.div_ceil(PANEL), format.bits() / 8);
+        let region = Region::new(panels * PANEL * k_padded * element);
         let target = Shared::new(region.ptr());
         pool.run(panels, &|panel, _| {
             let part = &*rows(pieces, panel * PANEL..n.min((panel + 1) * PANEL));
-            let size = PANEL * k_padded * dtype.size();
+            let size = PANEL * k_padded * element;
             // SAFETY: each task writes its own panel, which lies inside the region; the region is zeroed and
             // page-aligned.
             let panel = unsafe { std::slice::from_raw_parts_mut(target.at(panel * size), size) };
-            match dtype {
-                DType::F32 => transpose::<4>(part, k * 4, panel),
-                DType::F16 => transpose::<2>(part, k * 2, panel),
-                DType::Bf16 => transpose_pairs::<2, 4>(part, k, panel),
-                DType::E4m3 => transpose_pairs::<1, 2>(part, k, panel),
+            match format {
+                WeightFormat::Plain(DType::F32) => transpose::<4>(part, k * 4, panel),
+                WeightFormat::Plain(DType::F16) => transpose::<2>(part, k * 2, panel),
+                WeightFormat::Plain(DType::Bf16) => transpose_pairs::<2, 4>(part, k, panel),
+                WeightFormat::ScaledE4m3 { .. } => transpose_pairs::<1, 2>(part, k, panel),
             }
         });
         let scales = Scales::of(pieces).map(Arc::new);
-        Self { dtype, n, k, k_padded, rounds: compute == DType::Bf16, input, scales, region: Arc::new(region) }
+        Self { format, n, k, k_padded, rounds: compute == DType::Bf16, input, scales, region: Arc::new(region) }
     }
 
     /// The elements of an output column, which is a row of the source; their type is the matrix's.
     pub(crate) fn row<E: Element>(&self, row: usize) -> impl Iterator<Item = E::Bits> {
-        assert!(row < self.n && size_of::<E::Bits>() == self.dtype.size() && self.scales.is_none());
-        let pair = if self.dtype == DType::Bf16 { 2 } else { 1 };
+        assert!(row < self.n && size_of::<E::Bits>() == self.element_bytes() && self.scales.is_none());
+        let pair = if self.format == WeightFormat::Plain(DType::Bf16) { 2 } else { 1 };
         // SAFETY: a panel lies inside the region, which is page-aligned and was filled with elements of this size.
         let panel: &[E::Bits] =
             unsafe { std::slice::from_raw_parts(self.panel(row / PANEL).cast(), PANEL * self.k_padded) };
@@ -100,7 +100,11 @@ impl Packed {
 
     /// Bytes from one panel to the next.
     pub(crate) fn panel_bytes(&self) -> usize {
-        PANEL * self.k_padded * self.dtype.size()
+        PANEL * self.k_padded * self.element_bytes()
+    }
+
+    fn element_bytes(&self) -> usize {
+        self.format.bits() / 8
     }
 }
 
@@ -149,8 +153,9 @@ mod tests {
     use super::*;
     use crate::ops::{Encoding, ScaledCodes};
 
-    fn check(dtype: DType, n: usize, k: usize) {
-        let size = dtype.size();
+    /// Absent: codes.
+    fn check(dtype: Option<DType>, n: usize, k: usize) {
+        let size = dtype.map_or(1, DType::size);
         let bytes: Vec<u8> = (0..n * k * size).map(|i| (i * 37 + i / 251) as u8).collect();
         // The second piece begins and ends inside a panel.
         let (third, second) = (n - n / 3, n / 5);
@@ -158,17 +163,17 @@ mod tests {
         let piece = |rows: Range<usize>| {
             let bytes = &bytes[rows.start * k * size..rows.end * k * size];
             match dtype {
-                DType::E4m3 => {
+                None => {
                     let (scale_rows, input) = (&unscaled[rows.clone()], InputRounding::None);
                     let codes = ScaledCodes { codes: bytes, scales: &[1.0], scale_rows, scale_cols: k, input };
                     HostMatrix { rows: rows.len(), cols: k, encoding: Encoding::Scaled(codes) }
                 }
-                dtype => HostMatrix::plain(dtype, rows.len(), k, bytes),
+                Some(dtype) => HostMatrix::plain(dtype, rows.len(), k, bytes),
             }
         };
         let pieces = [piece(0..second), piece(second..third), piece(third..n)];
         let packed = Packed::new(&pieces, DType::F32, &mut Pool::new(2));
-        let pair = if matches!(dtype, DType::Bf16 | DType::E4m3) { 2 } else { 1 };
+        let pair = if matches!(dtype, Some(DType::Bf16) | None) { 2 } else { 1 };
         for row in 0..packed.panels() * PANEL {
             for col in 0..packed.k_padded {
                 let at = ((col / pair * PANEL + row % PANEL) * pair + col % pair) * size;
@@ -184,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_element_has_its_place() {
-        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::E4m3] {
+        for dtype in [Some(DType::F32), Some(DType::Bf16), Some(DType::F16), None] {
             for (n, k) in [(1, 1), (16, 32), (17, 31), (33, 200), (96, 48)] {
                 check(dtype, n, k);
             }

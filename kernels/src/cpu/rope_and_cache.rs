@@ -5,7 +5,7 @@ use super::batch::Batch;
 use super::kv::Kv;
 use super::pool::Pool;
 use super::simd::{Bf16, E4m3, Element, F16, F32};
-use crate::ops::{DType, Heads, KvScales, Rope, RopeStyle, Vector};
+use crate::ops::{DType, Heads, KvDType, KvScales, Rope, RopeStyle, Vector};
 
 /// Cosines and sines of the step's positions, computed once per kind of rope and step; layers share them.
 #[derive(Default)]
@@ -104,10 +104,10 @@ pub(crate) fn rope_and_cache(
         let position = sequence.start + row - sequence.first_row;
         let slot = (batch.blocks(sequence, table)[position / shape.block_size], position % shape.block_size);
         match shape.dtype {
-            DType::F32 => store::<F32>(qkv, heads, slot, to),
-            DType::Bf16 => store::<Bf16>(qkv, heads, slot, to),
-            DType::F16 => store::<F16>(qkv, heads, slot, to),
-            DType::E4m3 => store::<E4m3>(qkv, heads, slot, to),
+            KvDType::Float(DType::F32) => store::<F32>(qkv, heads, slot, to),
+            KvDType::Float(DType::Bf16) => store::<Bf16>(qkv, heads, slot, to),
+            KvDType::Float(DType::F16) => store::<F16>(qkv, heads, slot, to),
+            KvDType::E4m3 => store::<E4m3>(qkv, heads, slot, to),
         }
     });
 }

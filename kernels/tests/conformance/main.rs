@@ -20,7 +20,7 @@ mod scaled;
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::e4m3;
-use kernels::ops::{Act, Backend, Batch, DType, HostMatrix};
+use kernels::ops::{Act, Backend, Batch, DType, HostMatrix, KvDType};
 use random::Random;
 
 /// Every backend of this machine: each instruction set with two threads, the best also with one; and the GPU where there is one.
@@ -73,7 +73,14 @@ fn round(value: f32, dtype: DType) -> f32 {
         DType::F32 => value,
         DType::Bf16 => half::bf16::from_f32(value).to_f32(),
         DType::F16 => half::f16::from_f32(value).to_f32(),
-        DType::E4m3 => e4m3::decode(e4m3::encode(value)),
+    }
+}
+
+/// A value as a cache keeps it.
+fn round_cached(value: f32, dtype: KvDType) -> f32 {
+    match dtype {
+        KvDType::Float(dtype) => round(value, dtype),
+        KvDType::E4m3 => e4m3::decode(e4m3::encode(value)),
     }
 }
 
@@ -84,7 +91,6 @@ fn encode(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
         DType::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         DType::Bf16 => values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect(),
-        DType::E4m3 => values.iter().map(|&value| e4m3::encode(value)).collect(),
     };
     (bytes, rounded)
 }

@@ -3,7 +3,7 @@
 use super::attention::{Case, Extras, Part, check_case, mix};
 use super::{Random, backends, check, encode, filled, filled_in, host, round};
 use kernels::ops::{
-    Activation, Backend, Batch, DType, Epilogue, Heads, KvShape, Norm, NormKind, Rope, RopeStyle, Sequence,
+    Activation, Backend, Batch, DType, Epilogue, Heads, KvDType, KvShape, Norm, NormKind, Rope, RopeStyle, Sequence,
 };
 
 const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
@@ -92,7 +92,7 @@ fn norms_before_a_rotation() {
                     head_dim: HEADS.dim,
                     v_head_dim: HEADS.v_dim,
                     shared: false,
-                    dtype,
+                    dtype: dtype.into(),
                 };
                 let kv = backend.new_kv(shape);
                 let [q, k] = [0, 1].map(|i| {
@@ -175,8 +175,8 @@ fn products() {
 }
 
 /// What a cache may keep beside rows in a type: the same, or 8-bit floats.
-fn caches(acts: DType) -> [DType; 2] {
-    [acts, DType::E4m3]
+fn caches(acts: DType) -> [KvDType; 2] {
+    [acts.into(), KvDType::E4m3]
 }
 
 #[test]
@@ -263,10 +263,10 @@ fn attention_of_long_decodes() {
     let mut random = Random(13);
     let many: Vec<usize> = (0..45).map(|_| random.below(150)).collect();
     let steps: [(&[usize], _, _, _); 4] = [
-        (&[1023; 2], (8, 2, 64), DType::Bf16, None),
-        (&[1999, 16, 690, 0, 840], (8, 2, 128), DType::Bf16, None),
-        (&[1151, 1152, 700], (20, 1, 64), DType::E4m3, Some(900)),
-        (&many, (4, 2, 64), DType::Bf16, Some(100)),
+        (&[1023; 2], (8, 2, 64), DType::Bf16.into(), None),
+        (&[1999, 16, 690, 0, 840], (8, 2, 128), DType::Bf16.into(), None),
+        (&[1151, 1152, 700], (20, 1, 64), KvDType::E4m3, Some(900)),
+        (&many, (4, 2, 64), DType::Bf16.into(), Some(100)),
     ];
     for (starts, (q, kv, dim), cache, window) in steps {
         let rows = |sequence: usize| if sequence % 7 == 6 { 3 } else { 1 };

@@ -8,7 +8,7 @@ mod modules;
 use std::ops::Range;
 
 use collectives::Collective;
-use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvScales, StepPreference};
+use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvDType, KvScales, StepPreference};
 use kernels::sample::{SampleParams, SampleRow, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
@@ -84,7 +84,7 @@ pub(crate) struct Parts {
     pub compute: DType,
     pub layers: Range<usize>,
     /// Element type of keys and values.
-    pub cache: DType,
+    pub cache: KvDType,
     /// Scales of each layer's keys and values, of the whole model.
     pub scales: Vec<KvScales>,
     pub modules: Modules,

@@ -9,7 +9,7 @@ use std::thread;
 
 use collectives::{Collective, CollectiveError, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions};
-use kernels::ops::{Batch, DType, Sequence};
+use kernels::ops::{Batch, DType, KvDType, Sequence};
 use models::{
     ActivationRounding, ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, NetworkHead, Placement,
     Progress,
@@ -217,10 +217,10 @@ fn a_cache_is_of_what_is_computed_in_or_of_8_bits() {
     };
     let place_bytes = |dtype, kv| cached(dtype, kv).expect("loads").0.runner.cache().place_bytes;
     let whole = place_bytes(DType::F32, None);
-    assert_eq!(place_bytes(DType::F32, Some(DType::F32)), whole);
-    assert_eq!(place_bytes(DType::F32, Some(DType::E4m3)) * 4, whole);
-    assert_eq!(place_bytes(DType::Bf16, Some(DType::E4m3)) * 4, whole);
-    let message = refusal(cached(DType::F32, Some(DType::F16)));
+    assert_eq!(place_bytes(DType::F32, Some(DType::F32.into())), whole);
+    assert_eq!(place_bytes(DType::F32, Some(KvDType::E4m3)) * 4, whole);
+    assert_eq!(place_bytes(DType::Bf16, Some(KvDType::E4m3)) * 4, whole);
+    let message = refusal(cached(DType::F32, Some(DType::F16.into())));
     assert!(message.contains("f16") && message.contains("--kv-cache-dtype"), "{message}");
 }
 

@@ -153,13 +153,7 @@ fn prefix_cache(rows: &[&Row]) -> &'static str {
 }
 
 fn types(low: &[DType]) -> String {
-    let name = |dtype: &DType| match dtype {
-        DType::F32 => "f32",
-        DType::Bf16 => "bf16",
-        DType::F16 => "f16",
-        DType::E4m3 => "e4m3",
-    };
-    low.iter().map(name).collect::<Vec<_>>().join(", ")
+    low.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// What any of these models has.

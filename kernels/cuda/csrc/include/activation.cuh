@@ -1,4 +1,4 @@
-// Gate functions of MLPs, as `ops::Activation` numbers them.
+// Gate functions of MLPs, in the order of `Activation::number` (crates/model-spec/src/mlp.rs).
 #pragma once
 #include "quire.cuh"
 

@@ -186,7 +186,6 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
         DType::F32 => sys::cudaDataType::CUDA_R_32F,
         DType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
         DType::F16 => sys::cudaDataType::CUDA_R_16F,
-        DType::E4m3 => sys::cudaDataType::CUDA_R_8F_E4M3,
     }
 }
 

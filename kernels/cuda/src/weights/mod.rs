@@ -25,6 +25,7 @@ const THREADS: usize = 8;
 #[derive(Clone)]
 pub(crate) struct Weights {
     pub(crate) memory: Option<Arc<Memory>>,
+    /// Of its numbers; those that scaled codes stand for are f32.
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -94,7 +95,7 @@ impl Staging {
         let StackedShape { format, rows, cols } = HostMatrix::stacked(pieces);
         let dtype = match format {
             WeightFormat::Plain(dtype) => dtype,
-            WeightFormat::ScaledE4m3 { .. } => DType::E4m3,
+            WeightFormat::ScaledE4m3 { .. } => DType::F32,
         };
         let scales = Scales::load(device, self, pieces);
         let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();

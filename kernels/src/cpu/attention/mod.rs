@@ -16,7 +16,7 @@ use super::kv::Kv;
 use super::memory::Shared;
 use super::pool::Pool;
 use super::simd::{Bf16, E4m3, Element, F16, F32, vectorize_dividing};
-use crate::ops::{self, DType};
+use crate::ops::{self, DType, KvDType};
 use span::{Span, State};
 
 /// Positions a tile.
@@ -97,10 +97,10 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
             return super::simd::vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
         }
         match call.kv.shape.dtype {
-            DType::F32 => run::<F32>(isa, call, tile, span, workspace, state),
-            DType::Bf16 => run::<Bf16>(isa, call, tile, span, workspace, state),
-            DType::F16 => run::<F16>(isa, call, tile, span, workspace, state),
-            DType::E4m3 => run::<E4m3>(isa, call, tile, span, workspace, state),
+            KvDType::Float(DType::F32) => run::<F32>(isa, call, tile, span, workspace, state),
+            KvDType::Float(DType::Bf16) => run::<Bf16>(isa, call, tile, span, workspace, state),
+            KvDType::Float(DType::F16) => run::<F16>(isa, call, tile, span, workspace, state),
+            KvDType::E4m3 => run::<E4m3>(isa, call, tile, span, workspace, state),
         }
     };
     if spread {

@@ -9,6 +9,7 @@ use super::{amx, few};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::{Reserve, Shared};
 use crate::cpu::pool::Pool;
+use crate::ops::{DType, WeightFormat};
 
 /// A product with the kernel that takes it.
 pub(super) enum Job<'a> {
@@ -22,7 +23,7 @@ pub(super) enum Job<'a> {
 impl<'a> Job<'a> {
     pub(super) fn new(isa: Isa, threads: usize, product: Product<'a>) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if isa == Isa::Amx && product.w.rounds && product.w.dtype == crate::ops::DType::Bf16 {
+        if isa == Isa::Amx && product.w.rounds && product.w.format == WeightFormat::Plain(DType::Bf16) {
             return match product.rows <= few::MAX_ROWS {
                 true => Self::Few(few::Job::new(product)),
                 false => Self::Tiles(amx::Job::new(product, threads)),

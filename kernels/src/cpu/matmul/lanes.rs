@@ -14,7 +14,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::memory::Shared;
 use crate::cpu::pack::PANEL;
 use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
-use crate::ops::DType;
+use crate::ops::{DType, WeightFormat};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -131,11 +131,11 @@ impl<'a> Job<'a> {
             panel_bytes: product.w.panel_bytes(),
             product,
         };
-        match product.w.dtype {
-            DType::F32 => vectorize(isa, Typed::<Plain<F32>>(strip, Plain(F32))),
-            DType::F16 => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
-            DType::Bf16 => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
-            DType::E4m3 => vectorize(isa, Typed::<Codes>(strip, Codes)),
+        match product.w.format {
+            WeightFormat::Plain(DType::F32) => vectorize(isa, Typed::<Plain<F32>>(strip, Plain(F32))),
+            WeightFormat::Plain(DType::F16) => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
+            WeightFormat::Plain(DType::Bf16) => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
+            WeightFormat::ScaledE4m3 { .. } => vectorize(isa, Typed::<Codes>(strip, Codes)),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 
 use super::isa::Isa;
 use crate::e4m3;
-use crate::ops::DType;
+use crate::ops::{DType, KvDType};
 
 /// A vector of `N` f32 lanes.
 ///
@@ -132,7 +132,7 @@ pub(crate) trait Simd: Copy {
 
 /// How elements in memory become f32 lanes.
 pub(crate) trait Element: Copy {
-    const DTYPE: DType;
+    const DTYPE: KvDType;
     /// What memory holds.
     type Bits: Copy + 'static;
     /// # Safety
@@ -152,12 +152,12 @@ pub(crate) struct Bf16;
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
 
-/// [`Element`] of [`DType::E4m3`].
+/// [`Element`] of [`KvDType::E4m3`].
 #[derive(Clone, Copy)]
 pub(crate) struct E4m3;
 
 impl Element for F32 {
-    const DTYPE: DType = DType::F32;
+    const DTYPE: KvDType = KvDType::Float(DType::F32);
     type Bits = f32;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const f32) -> S {
@@ -175,7 +175,7 @@ impl Element for F32 {
 }
 
 impl Element for Bf16 {
-    const DTYPE: DType = DType::Bf16;
+    const DTYPE: KvDType = KvDType::Float(DType::Bf16);
     type Bits = u16;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S {
@@ -193,7 +193,7 @@ impl Element for Bf16 {
 }
 
 impl Element for F16 {
-    const DTYPE: DType = DType::F16;
+    const DTYPE: KvDType = KvDType::Float(DType::F16);
     type Bits = u16;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S {
@@ -214,7 +214,7 @@ impl Element for F16 {
 static E4M3_NUMBERS: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| e4m3::decode(code as u8)));
 
 impl Element for E4m3 {
-    const DTYPE: DType = DType::E4m3;
+    const DTYPE: KvDType = KvDType::E4m3;
     type Bits = u8;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S {

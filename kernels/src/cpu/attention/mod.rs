@@ -5,17 +5,19 @@
 //! who computed which span changes a bit: a long context with few heads gives each thread some spans, otherwise a task folds its own.
 //! (Online softmax: Milakov and Gimelshein; tiles: FlashAttention; spans side by side: Flash-Decoding, both of Dao and others.)
 
+pub(crate) mod kv;
+pub(crate) mod rope_and_cache;
 mod span;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use super::acts::View;
-use super::batch::{Batch, Sequence};
-use super::isa::Isa;
-use super::kv::Kv;
-use super::memory::Shared;
-use super::pool::Pool;
-use super::simd::{Bf16, E4m3, Element, F16, F32, vectorize_dividing};
+use crate::cpu::attention::kv::Kv;
+use crate::cpu::runtime::activations::View;
+use crate::cpu::runtime::batch::{Batch, Sequence};
+use crate::cpu::runtime::isa::Isa;
+use crate::cpu::runtime::memory::Shared;
+use crate::cpu::runtime::pool::Pool;
+use crate::cpu::simd::{Bf16, E4m3, Element, F16, F32, vectorize_dividing};
 use crate::ops::{self, DType, KvDType};
 use span::{Span, State};
 
@@ -94,7 +96,7 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
         let workspace = unsafe { &mut *workspaces.at(thread) };
         #[cfg(target_arch = "x86_64")]
         if call.kv.paired {
-            return super::simd::vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
+            return crate::cpu::simd::vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
         }
         match call.kv.shape.dtype {
             KvDType::Float(DType::F32) => run::<F32>(isa, call, tile, span, workspace, state),

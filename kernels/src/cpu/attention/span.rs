@@ -1,7 +1,7 @@
 //! One span of keys for one tile of queries: scores, online softmax, weighted sum.
 
 use super::{Call, QueryTile, SPAN, TILE};
-use crate::cpu::memory::Reserve;
+use crate::cpu::runtime::memory::Reserve;
 use crate::cpu::simd::{Element, Kernel, Simd, math};
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -5,8 +5,8 @@
 
 use super::TILE;
 use super::span::Span;
+use crate::cpu::simd::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};
 use crate::cpu::simd::{Bf16, Kernel, Simd};
-use crate::cpu::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};
 use std::ops::Range;
 
 /// Elements of k a tile.

@@ -6,11 +6,13 @@
 pub(crate) mod math;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod tile;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
 use std::sync::LazyLock;
 
-use super::isa::Isa;
+use crate::cpu::runtime::isa::Isa;
 use crate::e4m3;
 use crate::ops::{DType, KvDType};
 

@@ -5,7 +5,7 @@ use kernels::{
     cpu::{CpuBackend, CpuOptions},
     ops::Backend,
 };
-use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made};
+use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made, OpenError};
 use proto::DeviceKind;
 use tracing::{info, warn};
 
@@ -47,7 +47,7 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
 }
 
 /// Opens a GPU, and tells what may take long: its kernels are compiled once a machine.
-fn gpu(options: &CudaOptions) -> Result<CudaBackend, String> {
+fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
     match &options.kernel_cache {
         Some(folder) => {
             info!("opening GPU {}; kernels that are not in {} are compiled now", options.ordinal, folder.display())

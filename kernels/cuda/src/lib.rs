@@ -9,6 +9,7 @@
 mod attention;
 mod autotune;
 mod comm;
+mod error;
 mod fusion;
 mod gemm;
 mod graph;
@@ -24,6 +25,7 @@ mod weights;
 mod whole_step;
 
 pub use comm::ranks::RankOptions;
+pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
@@ -42,18 +44,18 @@ use fusion::pass::Pass;
 use fusion::split_norm::Squares;
 use gemm::cublaslt::Blas;
 use gemm::matmul::Matmul;
-use graph::captures::Recordings;
-use kernels::ops::{Act, ExpertRouting, MatrixGroup, Vector, check_experts};
+use graph::captures::Captures;
+use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_experts};
 use layers::groups::Group;
 use moe::experts;
 use moe::routing::Choices;
-use runtime::activations::Acts;
+use runtime::activations::{Acts, View};
 use runtime::device::Device;
 use runtime::{batch, context};
 use weights::{Staging, Weights, noise};
 
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
-pub fn gpus() -> Result<u32, String> {
+pub fn gpus() -> Result<u32, OpenError> {
     context::count()
 }
 
@@ -81,9 +83,11 @@ pub struct CudaBackend {
     /// Operations that may still be fused with what follows.
     pass: Pass,
     squares: Squares,
-    recordings: Recordings,
-    /// The step under way was begun padded.
-    padded: bool,
+    captures: Captures,
+    /// Where the step under capture leaves its logits.
+    captured_logits: Option<View>,
+    /// Whose step is under way, if it was begun padded.
+    padded_for: Option<CaptureOwner>,
     whole_steps: WholeSteps,
 }
 
@@ -93,9 +97,10 @@ unsafe impl Send for CudaBackend {}
 
 impl CudaBackend {
     /// Opens a GPU, or says in one line why it cannot be used.
-    pub fn open(options: &CudaOptions) -> Result<Self, String> {
+    pub fn open(options: &CudaOptions) -> Result<Self, OpenError> {
         let cache = options.kernel_cache.as_deref();
-        let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
+        let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks)));
+        let nccl = nccl.transpose().map_err(OpenError::Library)?;
         let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
         let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.gemms));
@@ -120,8 +125,9 @@ impl CudaBackend {
             attention: Attention::default(),
             pass: Pass::default(),
             squares: Squares::default(),
-            recordings: Recordings::default(),
-            padded: false,
+            captures: Captures::default(),
+            captured_logits: None,
+            padded_for: None,
             whole_steps: options.whole_steps,
         })
     }

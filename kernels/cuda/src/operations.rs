@@ -24,8 +24,8 @@ use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
 use kernels::ops::{
-    self, Act, Activation, Capture, CaptureError, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue,
-    Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
+    self, Act, Activation, Capture, CaptureError, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
+    Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
 };
 use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
@@ -180,8 +180,8 @@ impl Ops for CudaBackend {
         self.start(batch, None);
     }
 
-    fn begin_padded(&mut self, batch: ops::Batch<'_>) {
-        self.start(batch, Some(self.recordings.padded(batch.tokens.len())));
+    fn begin_padded(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) {
+        self.start(batch, Some(owner));
     }
 
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
@@ -433,22 +433,22 @@ impl ops::Sample for CudaBackend {
 }
 
 impl Capture for CudaBackend {
-    fn set_capture_sizes(&mut self, rows: &[usize]) {
-        self.recordings.set(rows);
+    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
+        self.captures.set(owner, rows);
     }
 
     fn capture_bytes(&self, kinds: usize, layers: usize) -> u64 {
         captures::bytes(kinds, layers)
     }
 
-    fn next_capture(&self) -> Option<CaptureSize> {
-        self.next_to_record()
+    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
+        self.next_to_record(owner)
     }
 
     fn begin_capture(&mut self) {
         self.device.bind();
         self.end_operations();
-        self.recordings.forget_stale();
+        self.captures.forget_stale();
         self.device.start_recording();
     }
 
@@ -456,8 +456,8 @@ impl Capture for CudaBackend {
         self.keep_recording()
     }
 
-    fn replay(&mut self, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        self.replay_recorded(batch, rows)
+    fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
+        self.replay_recorded(owner, batch, rows)
     }
 }
 

@@ -24,7 +24,7 @@ mod step_preference;
 
 pub use attention::{Attention, ExpectedAttention, Heads, KvScales, KvShape, Rope};
 pub use batch::{Batch, RowSelection, Sequence};
-pub use capture::{Capture, CaptureError, CaptureSize};
+pub use capture::{Capture, CaptureError, CaptureOwner, CaptureSize};
 pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement};
 pub use device::{Device, DeviceMemory, Timing};
 pub use handles::{Act, ExpertRouting, KvLayer, Matrix, MatrixGroup, Table, Vector};

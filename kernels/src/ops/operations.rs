@@ -1,9 +1,9 @@
 //! The operations of a forward pass, at the grain of fused kernels.
 
 use super::{
-    Act, Activation, Attention, Batch, Cols, Conv, DeltaInput, DeltaRule, Epilogue, ExpertRouting, GatedExperts,
-    HeadColumns, Heads, KvLayer, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, Scan, ScanInput, Table,
-    Vector,
+    Act, Activation, Attention, Batch, CaptureOwner, Cols, Conv, DeltaInput, DeltaRule, Epilogue, ExpertRouting,
+    GatedExperts, HeadColumns, Heads, KvLayer, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, Scan, ScanInput,
+    Table, Vector,
 };
 
 /// Runs the operations of a forward pass in order.
@@ -13,10 +13,11 @@ use super::{
 pub trait Ops {
     /// Starts a step: rows of all later operations are this batch's tokens.
     fn begin(&mut self, batch: Batch<'_>);
-    /// The same for a step of one row a sequence: the device may add padding rows up to a capture size
+    /// The same for a step of one row a sequence: the device may add padding rows up to a capture size of this owner
     /// ([`Capture::set_capture_sizes`](super::Capture::set_capture_sizes)). They come last in every buffer, and their
     /// values are undefined.
-    fn begin_padded(&mut self, batch: Batch<'_>) {
+    fn begin_padded(&mut self, owner: CaptureOwner, batch: Batch<'_>) {
+        let _ = owner;
         self.begin(batch);
     }
     /// `out[row] = table[token(row) - first_entry]`, zero for tokens outside the table (vocabulary-parallel embedding);

@@ -262,6 +262,14 @@ impl Collective for Pair {
         all[mine.len()..].copy_from_slice(second);
         Ok(())
     }
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let numbers: Vec<f32> = mine.iter().map(|byte| f32::from(*byte)).collect();
+        let mut all = vec![0.0; 2 * mine.len()];
+        self.all_gather(&numbers, &mut all)?;
+        let bytes: Vec<u8> = all.into_iter().map(|number| number as u8).collect();
+        let (first, second) = bytes.split_at(mine.len());
+        Ok(vec![first.to_vec(), second.to_vec()])
+    }
 }
 
 #[test]

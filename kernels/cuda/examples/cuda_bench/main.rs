@@ -110,7 +110,7 @@ impl Bench {
             Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
         let kernel_cache = variable("QUIRE_KERNEL_CACHE").map(Into::into);
         let options = CudaOptions { folders: Folders::of(surroundings), kernel_cache, gemms, ..CudaOptions::default() };
-        let mut backend = CudaBackend::open(&options)?;
+        let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);
         let bytes = &noise[..rows * width * 2];

@@ -216,7 +216,7 @@ impl CudaBackend {
     /// Steps that were recorded with other tactics are recorded anew.
     fn end_task(&mut self, task: Task, changed: bool) {
         if self.tuner.queue.end(task, changed) {
-            self.recordings.renew(|rows| bucket(rows) == bucket(task.rows));
+            self.captures.renew(|rows| bucket(rows) == bucket(task.rows));
         }
     }
 

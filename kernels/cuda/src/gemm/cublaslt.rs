@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use crate::error::OpenError;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
 use cudarc::driver::sys::CUdeviceptr;
@@ -91,12 +92,13 @@ struct Plan {
 }
 
 impl Blas {
-    pub(crate) fn open(folders: &Folders, device: &mut Device) -> Result<Self, String> {
-        folders.open_cublaslt()?;
-        let handle = result::create_handle().map_err(|error| format!("cuBLASLt does not start: {error}"))?;
+    pub(crate) fn open(folders: &Folders, device: &mut Device) -> Result<Self, OpenError> {
+        folders.open_cublaslt().map_err(OpenError::Library)?;
+        let failed = |error| OpenError::Library(format!("cuBLASLt does not start: {error}"));
+        let handle = result::create_handle().map_err(failed)?;
         match device.allocate(WORKSPACE, "cuBLASLt's workspace") {
             Some(workspace) => Ok(Self { handle, workspace, plans: HashMap::new() }),
-            None => Err(device.fault().unwrap_or_default().to_owned()),
+            None => Err(OpenError::Device(device.fault().unwrap_or_default().to_owned())),
         }
     }
 

@@ -10,6 +10,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::error::OpenError;
 use cudarc::{cublaslt, driver, nvrtc};
 
 /// Folders to search before the system's, in order.
@@ -141,20 +142,20 @@ impl Folders {
 }
 
 /// The driver, or why there is none.
-pub(crate) fn open_driver() -> Result<(), String> {
+pub(crate) fn open_driver() -> Result<(), OpenError> {
     for folder in ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib"] {
         // SAFETY: as in `open`.
         if unsafe { driver::sys::is_culib_present() } {
             break;
         }
         if let Some(path) = file_in(Path::new(folder), "libcuda.so.1") {
-            keep_open(&path)?;
+            keep_open(&path).map_err(OpenError::Library)?;
         }
     }
     // SAFETY: as in `open`.
     match unsafe { driver::sys::is_culib_present() } {
         true => Ok(()),
-        false => Err("no NVIDIA driver (libcuda.so.1) on this machine".to_owned()),
+        false => Err(OpenError::NoDriver),
     }
 }
 

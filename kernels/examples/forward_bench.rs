@@ -1,4 +1,5 @@
-//! A whole forward pass of a 1B Llama shape with made-up weights: prefill and decode in tokens/s, and the share of memory bandwidth.
+//! A whole forward pass of a 1B Llama shape with made-up weights: prefill and decode in tokens/s, and the share of
+//! memory bandwidth.
 //!
 //! `cargo run --release -p kernels --example forward_bench [bf16|f32] [threads] [isa]`
 

@@ -1,8 +1,8 @@
 //! All-reduce and friends between the workers of one group.
 //!
 //! [`Solo`] is a group of one. [`SharedMemory`] joins processes of one host through a segment of shared memory. Every
-//! sum is added in rank order, so all ranks hold the same bits. Every wait has a deadline, and an [`AbortHandle`] ends it
-//! at once from another thread.
+//! sum is added in rank order, so all ranks hold the same bits. Every wait has a deadline, and an [`AbortHandle`] ends
+//! it at once from another thread.
 
 mod abort;
 mod segment;

@@ -3,8 +3,9 @@
 //! ```text
 //! | Header | Turn 0 | .. | Turn n-1 | half 0: area 0 | .. | area n-1 | result | half 1: the same |
 //! ```
-//! Each area and result is `chunk` floats. Rank 0 creates the segment and takes its name away as soon as all ranks have mapped it, so a
-//! killed group leaves nothing behind; a segment that a group left while forming is replaced by the next rank 0 of that name.
+//! Each area and result is `chunk` floats. Rank 0 creates the segment and takes its name away as soon as all ranks have
+//! mapped it, so a killed group leaves nothing behind; a segment that a group left while forming is replaced by the
+//! next rank 0 of that name.
 
 use std::{
     ffi::CString,
@@ -139,8 +140,8 @@ impl Segment {
     /// A rank's area, for reading.
     ///
     /// # Safety
-    /// Nobody may write to it while the slice lives: the rank has arrived since its last write and will not write before
-    /// this rank arrives.
+    /// Nobody may write to it while the slice lives: the rank has arrived since its last write and will not write
+    /// before this rank arrives.
     pub unsafe fn area(&self, half: usize, rank: usize) -> &[f32] {
         assert!(rank < self.layout.world_size);
         // SAFETY: in bounds by `floats`; not written meanwhile by the caller's promise. Any bytes are a valid f32.

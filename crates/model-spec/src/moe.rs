@@ -22,7 +22,8 @@ pub struct RoutingSpec {
     pub bias: bool,
     /// What makes scores of the router's logits.
     pub score: RouterScore,
-    /// A stored number for each expert is added to its score, for choosing only: weights are of the scores alone (DeepSeek V3).
+    /// A stored number for each expert is added to its score, for choosing only: weights are of the scores alone
+    /// (DeepSeek V3).
     pub correction: bool,
     /// Only experts of the best groups can be chosen (DeepSeek).
     pub groups: Option<ExpertGroups>,

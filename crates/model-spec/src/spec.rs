@@ -7,8 +7,8 @@
 //! parallel:   x += s * (mixer(before_attention(x)) + mlp(before_mlp(x), or the same norm where before_mlp is absent))
 //! ```
 //!
-//! where an absent norm is the identity, `s` is `residual_scale`, and `mlp` is the layer's [`FeedForwardSpec`]; without one the second sum
-//! is left out.
+//! where an absent norm is the identity, `s` is `residual_scale`, and `mlp` is the layer's [`FeedForwardSpec`]; without
+//! one the second sum is left out.
 
 use crate::feed_forward::FeedForwardSpec;
 use crate::latent::LatentSpec;
@@ -84,8 +84,8 @@ impl DType {
 /// From tokens to the residual stream: `norm(project_in(scale * table[token]) + positions[position + offset])`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingSpec {
-    /// Width of the table, and of the head's rows. Where it is not `hidden_size`, a projection without bias stands after the table and
-    /// one before the head (OPT 350m).
+    /// Width of the table, and of the head's rows. Where it is not `hidden_size`, a projection without bias stands
+    /// after the table and one before the head (OPT 350m).
     pub width: usize,
     /// Multiplies the looked-up row (Gemma: `sqrt(hidden)`); 1 otherwise.
     pub scale: f32,
@@ -225,8 +225,8 @@ pub enum Residual {
     Sequential,
     /// Both see the layer's input (GPT-J, Falcon, Phi, Cohere).
     Parallel,
-    /// The MLP sees attention's result, and what each part's output is added to is its normed input: `x = norm(x); x += part(x)`.
-    /// Models that norm after the add (OPT 350m) are the same with each norm counted to the part after it.
+    /// The MLP sees attention's result, and what each part's output is added to is its normed input: `x = norm(x); x +=
+    /// part(x)`. Models that norm after the add (OPT 350m) are the same with each norm counted to the part after it.
     Normed,
 }
 
@@ -284,7 +284,8 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Norm of queries and keys before they rotate.
     pub qk_norm: Option<QkNorm>,
-    /// Queries, keys and values are cut to this size either way, after their norm and before they rotate (MPT, OLMo, DBRX).
+    /// Queries, keys and values are cut to this size either way, after their norm and before they rotate (MPT, OLMo,
+    /// DBRX).
     pub clip: Option<f32>,
     /// Which projections have a bias.
     pub bias: Biases,

@@ -1,10 +1,12 @@
-//! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time (`runtime`), kernels are
-//! compiled for the GPU found (`jit`), and one stream runs all operations in order. See `kernels/cuda/README.md`.
+//! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time
+//! (`runtime`), kernels are compiled for the GPU found (`jit`), and one stream runs all operations in order. See
+//! `kernels/cuda/README.md`.
 //!
-//! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
-//! With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may change with its company; and from
-//! what was measured on this machine (`autotune`), so they may differ from another machine's. In a process the same rows are always multiplied
-//! in the same way once that is measured; a machine that has never measured them may change the way once, between two steps.
+//! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the
+//! rows beside it. With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may
+//! change with its company; and from what was measured on this machine (`autotune`), so they may differ from another
+//! machine's. In a process the same rows are always multiplied in the same way once that is measured; a machine that
+//! has never measured them may change the way once, between two steps.
 
 mod attention;
 mod autotune;
@@ -54,6 +56,12 @@ use runtime::device::Device;
 use runtime::{batch, context};
 use weights::{Staging, Weights, noise};
 
+/// Experts, as operations name them.
+struct ExpertWeights {
+    w: MatrixGroup,
+    bias: Option<Vector>,
+}
+
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
 pub fn gpus() -> Result<u32, OpenError> {
     context::count()
@@ -91,8 +99,8 @@ pub struct CudaBackend {
     whole_steps: WholeSteps,
 }
 
-// SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The context is made
-// current wherever a step or a load begins.
+// SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The
+// context is made current wherever a step or a load begins.
 unsafe impl Send for CudaBackend {}
 
 impl CudaBackend {
@@ -146,7 +154,7 @@ impl CudaBackend {
     fn multiply_experts(
         &mut self,
         x: Act,
-        (w, bias): (MatrixGroup, Option<Vector>),
+        ExpertWeights { w, bias }: ExpertWeights,
         choice: ExpertRouting,
         keep: experts::Keep,
         out: Act,
@@ -157,7 +165,7 @@ impl CudaBackend {
         let pairs = choices.pairs();
         let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
         let shape = [group.count, group.n, group.k];
-        check_experts([x.rows, x.width], shape, biases, (choices.rows, choices.top_k));
+        check_experts([x.rows, x.width], shape, biases, [choices.rows, choices.top_k]);
         assert_eq!(group.count, choices.among, "experts, and what rows chose among");
         let out = self.acts.target(out, pairs, group.n / keep.columns());
         let bias = self.vector(bias);

@@ -2,6 +2,7 @@
 //! the rest.
 
 use crate::CudaBackend;
+use crate::ExpertWeights;
 use crate::attention;
 use crate::attention::kv::Kv;
 use crate::attention::layer::AttentionTypes;
@@ -12,7 +13,7 @@ use crate::gemm::product::Product;
 use crate::graph::captures;
 use crate::layers::elementwise;
 use crate::layers::groups;
-use crate::layers::groups::Group;
+use crate::layers::groups::{Group, HeadView};
 use crate::layers::norm;
 use crate::moe::experts;
 use crate::moe::routing;
@@ -308,12 +309,12 @@ impl Ops for CudaBackend {
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {
-        self.multiply_experts(x, (w, bias), choice, experts::Keep::All, out);
+        self.multiply_experts(x, ExpertWeights { w, bias }, choice, experts::Keep::All, out);
     }
 
     fn gated_experts(&mut self, x: Act, gated: GatedExperts, choice: ExpertRouting, out: Act) {
         let GatedExperts { w, bias, activation, raised } = gated;
-        if !self.multiply_experts(x, (w, bias), choice, experts::Keep::Gated(activation.into()), out) {
+        if !self.multiply_experts(x, ExpertWeights { w, bias }, choice, experts::Keep::Gated(activation.into()), out) {
             self.expert_matmul(x, w, bias, choice, raised);
             self.gated(raised, activation, out);
         }
@@ -339,7 +340,8 @@ impl Ops for CudaBackend {
         self.append(Op::Opaque("head_matmul"));
         let (x, width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, width);
-        groups::head_matmul(&mut self.device, (x, from), &self.groups[w.0 as usize], (out, to));
+        let (from, to) = (HeadView { view: x, columns: from }, HeadView { view: out, columns: to });
+        groups::head_matmul(&mut self.device, from, &self.groups[w.0 as usize], to);
     }
 
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
@@ -347,7 +349,8 @@ impl Ops for CudaBackend {
         self.append(Op::Opaque("copy_columns"));
         let (x, out_width) = (self.acts.view(x), self.acts.view(out).width);
         let out = self.acts.target(out, x.rows, out_width);
-        groups::copy_columns(&mut self.device, (x, from), (out, to), heads, width);
+        let (from, to) = (HeadView { view: x, columns: from }, HeadView { view: out, columns: to });
+        groups::copy_columns(&mut self.device, from, to, heads, width);
     }
 
     fn add(&mut self, x: Act, y: Act) {

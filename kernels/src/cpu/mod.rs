@@ -1,4 +1,5 @@
-//! The CPU backend: one operation a file, each compiled for every instruction set, on a pool of threads that sleeps when idle.
+//! The CPU backend: one operation a file, each compiled for every instruction set, on a pool of threads that sleeps
+//! when idle.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "parts serve x86 instruction sets only"))]
 
@@ -22,6 +23,7 @@ use crate::ops::{ALL_COLUMNS, MatrixUse, WeightFormat};
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
 use crate::sample::{SampleParams, SampleRow, Sampled, Ticket};
 use gemm::{Product, Rows};
+use layers::head_matmul::HeadView;
 use runtime::activations::Acts;
 use runtime::pool::Pool;
 
@@ -56,7 +58,8 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend without weights. Panics when this machine lacks the instruction set asked for (see [`Isa::available`]).
+    /// A backend without weights. Panics when this machine lacks the instruction set asked for (see
+    /// [`Isa::available`]).
     pub fn new(options: CpuOptions) -> Self {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         assert!(isa.is_available(), "this machine has no {}, but {:?}", isa.name(), Isa::available());
@@ -355,12 +358,13 @@ impl Ops for CpuBackend {
         let experts = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
         let first = &self.matrices[group[0].0 as usize];
         let bias = lookup(&self.vectors, bias);
-        let (shape, chosen) = ([group.len(), first.n, first.k], (choices.rows, choices.top_k));
+        let (shape, chosen) = ([group.len(), first.n, first.k], [choices.rows, choices.top_k]);
         ops::check_experts([x.rows, x.width], shape, bias.map(<[f32]>::len), chosen);
         let out = self.acts.target(out, choices.rows * choices.top_k, first.n);
         let x = gemm::round_input::round_input(&mut self.pool, x, first.input, &mut self.rounded);
         let products = moe::expert_matmul::products(experts, moe::expert_matmul::Call { x, bias, choices, out });
-        // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps others away.
+        // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps
+        // others away.
         unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }
 
@@ -384,8 +388,14 @@ impl Ops for CpuBackend {
         let (first, width) = (&self.matrices[group[0].0 as usize], self.acts.view(out).width);
         assert_eq!(first.input, InputRounding::None, "heads whose inputs are rounded");
         let out = self.acts.target(out, x.rows, width);
-        let products = layers::head_matmul::products(heads, (first.k, first.n), (x, from), (out, to));
-        // SAFETY: the two buffers differ (checked) and hold these rows, heads do not overlap (checked); `&mut self` keeps others away.
+        let products = layers::head_matmul::products(
+            heads,
+            [first.n, first.k],
+            HeadView { view: x, columns: from },
+            HeadView { view: out, columns: to },
+        );
+        // SAFETY: the two buffers differ (checked) and hold these rows, heads do not overlap (checked); `&mut self`
+        // keeps others away.
         unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }
 

@@ -71,7 +71,8 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Width of a V head.
     pub v_head_dim: usize,
-    /// Values are the last `v_head_dim` elements of keys, and not stored again; a row then has no columns for V (latent attention).
+    /// Values are the last `v_head_dim` elements of keys, and not stored again; a row then has no columns for V (latent
+    /// attention).
     pub shared: bool,
     /// Element type.
     pub dtype: KvDType,

@@ -14,8 +14,8 @@ pub struct CaptureSize {
     pub rows: usize,
     /// Such a step has run, so that nothing is left to be compiled, autotuned or allocated.
     pub has_run: bool,
-    /// Everything that its first run needs is compiled. Otherwise [`Device::warm_up`](super::Device::warm_up) brings that
-    /// nearer.
+    /// Everything that its first run needs is compiled. Otherwise [`Device::warm_up`](super::Device::warm_up) brings
+    /// that nearer.
     pub is_ready: bool,
 }
 
@@ -38,8 +38,8 @@ pub enum CaptureError {
 
 /// Captures decode steps and replays them. A device without graphs keeps the defaults, and captures nothing.
 pub trait Capture {
-    /// An owner's capture sizes, in rows, ascending: its steps of one row a sequence whose tokens the device samples are
-    /// captured at these sizes, and padded to the next one. Empty: none are captured. What was captured is dropped.
+    /// An owner's capture sizes, in rows, ascending: its steps of one row a sequence whose tokens the device samples
+    /// are captured at these sizes, and padded to the next one. Empty: none are captured. What was captured is dropped.
     fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
         let _ = (owner, rows);
     }
@@ -66,8 +66,8 @@ pub trait Capture {
         Ok(())
     }
 
-    /// Runs a whole step, from `begin_padded` to `sample`, as the replay of a captured one of this owner. Row `i` is that
-    /// of sequence `i`, and `rows[i]` samples from its logits. Absent, and nothing happens, where no such step was
+    /// Runs a whole step, from `begin_padded` to `sample`, as the replay of a captured one of this owner. Row `i` is
+    /// that of sequence `i`, and `rows[i]` samples from its logits. Absent, and nothing happens, where no such step was
     /// captured.
     fn replay(&mut self, owner: CaptureOwner, batch: Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
         let _ = (owner, batch, rows);

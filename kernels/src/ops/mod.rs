@@ -1,8 +1,8 @@
 //! The seam between the decoder and a device: handles to device memory, and one method per fused operation.
 //!
 //! [`Backend`] is a device's whole; its parts have a trait each, by purpose: [`Device`], [`Load`], [`Ops`], [`Sample`],
-//! [`Capture`], [`Comm`]. Activations are row-major `[rows, width]`; a step's rows are the tokens of all its sequences, one
-//! after the other (a ragged batch). Handles stand for device memory, so nothing above this module owns any.
+//! [`Capture`], [`Comm`]. Activations are row-major `[rows, width]`; a step's rows are the tokens of all its sequences,
+//! one after the other (a ragged batch). Handles stand for device memory, so nothing above this module owns any.
 
 mod attention;
 mod batch;
@@ -46,8 +46,8 @@ pub use step_preference::StepPreference;
 /// A device with all its parts: owns weights, activation buffers and KV memory, and runs a forward pass's operations in
 /// order.
 ///
-/// Guarantee: a row's results depend only on that row's inputs (and its sequence's cache), bit for bit: never on which or
-/// how many other rows share the step, nor on how its sequence was cut into chunks.
+/// Guarantee: a row's results depend only on that row's inputs (and its sequence's cache), bit for bit: never on which
+/// or how many other rows share the step, nor on how its sequence was cut into chunks.
 pub trait Backend: Device + Load + Ops + Sample + Capture + Comm {}
 
 impl<T: Device + Load + Ops + Sample + Capture + Comm + ?Sized> Backend for T {}

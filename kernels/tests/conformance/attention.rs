@@ -1,4 +1,5 @@
-//! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention does on the side.
+//! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention
+//! does on the side.
 
 use super::{Random, backends, check, check_relative, filled_in, poisoned};
 use kernels::ops::{

@@ -1,4 +1,5 @@
-//! One suite over every backend: each operation against a plain float64 reference, and results that do not depend on company.
+//! One suite over every backend: each operation against a plain float64 reference, and results that do not depend on
+//! company.
 
 mod attention;
 mod between;
@@ -23,8 +24,8 @@ use kernels::e4m3;
 use kernels::ops::{Act, Backend, Batch, DType, HostMatrix, KvDType};
 use random::Random;
 
-/// Every backend of this machine: each instruction set with two threads, the best also with one; and the GPU where there is one.
-/// `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
+/// Every backend of this machine: each instruction set with two threads, the best also with one; and the GPU where
+/// there is one. `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
 fn backends() -> Vec<Box<dyn Backend>> {
     let only = std::env::var("QUIRE_TEST_DEVICE").ok();
     let mut all: Vec<Box<dyn Backend>> = Vec::new();

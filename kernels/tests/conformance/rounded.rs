@@ -117,7 +117,8 @@ fn norms_before_a_rotation() {
                 };
                 let want: Vec<f64> = run(true).iter().map(|x| f64::from(*x)).collect();
                 let what = format!("norms and rotation in {dtype:?}, {style:?}");
-                // Normed values are up to about 8, and are rounded before the rotation only where they are written before it.
+                // Normed values are up to about 8, and are rounded before the rotation only where they are written
+                // before it.
                 check(&what, &run(false), &want, |_| 24.0 * step(dtype));
             }
         }
@@ -163,7 +164,8 @@ fn products() {
                     backend.matmul(input, matrix, bias, epilogue, out);
                     let what =
                         format!("{} {rows} x {n} x {k} {dtype:?} to {output:?} {epilogue:?}", backend.describe());
-                    // Inputs are exact, and only what is written is rounded. A CPU may multiply f16 weights with inputs rounded to bf16.
+                    // Inputs are exact, and only what is written is rounded. A CPU may multiply f16 weights with inputs
+                    // rounded to bf16.
                     let bf16_inputs = dtype == DType::F16 && !backend.describe().starts_with("cuda");
                     let inexact = if bf16_inputs { 2.0_f64.powi(-9) } else { 1e-6 };
                     let rounding = if output == DType::F32 { 0.0 } else { 2.0 * step(dtype) };
@@ -233,7 +235,8 @@ fn attention_of_several_tiles(dtype: DType) {
     }
 }
 
-/// More tiles of rows than a GPU has multiprocessors, so that a block takes several, of sequences that begin and end anywhere.
+/// More tiles of rows than a GPU has multiprocessors, so that a block takes several, of sequences that begin and end
+/// anywhere.
 #[test]
 fn attention_of_many_tiles() {
     let mut backends = backends();
@@ -255,8 +258,8 @@ fn attention_of_many_tiles() {
     }
 }
 
-/// Rows of one token over lengths of which a GPU gives parts to several blocks: of one length and of many, with prompts between them, and more
-/// of them than a warp has lanes.
+/// Rows of one token over lengths of which a GPU gives parts to several blocks: of one length and of many, with prompts
+/// between them, and more of them than a warp has lanes.
 #[test]
 fn attention_of_long_decodes() {
     let mut backends = backends();

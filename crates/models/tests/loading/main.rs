@@ -16,7 +16,8 @@ use models::{
 };
 use safetensors::{Dtype, View};
 
-const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
+const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33, "hidden_size": 32,
+    "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "eos_token_id": 2, "torch_dtype": "bfloat16"}"#;
 
@@ -291,10 +292,13 @@ fn saved_random_weights_are_the_dummy_ones() {
 #[test]
 fn so_they_are_with_latent_attention_and_experts_beside_shared_ones() {
     one_model_however_split(
-        r#"{"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
+        r#"{"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 33, "hidden_size": 32,
+    "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4, "v_head_dim": 12, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 1,
-        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 8, "max_position_embeddings": 64}"#,
+        "qk_rope_head_dim": 4, "v_head_dim": 12, "first_k_dense_replace": 1, "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 8,
+        "max_position_embeddings": 64}"#,
     );
 }
 
@@ -374,7 +378,8 @@ fn faulty_steps_are_errors() {
 #[test]
 fn the_echo_model_needs_a_config_only() {
     let dir = folder(
-        r#"{"architectures": ["EchoForCausalLM"], "vocab_size": 8192, "max_position_embeddings": 1024, "eos_token_id": 4}"#,
+        r#"{"architectures": ["EchoForCausalLM"], "vocab_size": 8192, "max_position_embeddings": 1024,
+            "eos_token_id": 4}"#,
     );
     let (mut model, _) = load(dir.path(), &options(LoadFormat::Auto, (0, 1))).expect("loads");
     assert_eq!((model.spec.vocab_size, model.spec.context_len, &model.spec.eos_token_ids[..]), (8192, 1024, &[4][..]));

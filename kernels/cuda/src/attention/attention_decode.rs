@@ -1,6 +1,6 @@
 //! Launches `kernels/cuda/csrc/attention/attention_decode.cu` for sequences with one row.
 
-use crate::attention::layer::{AttentionTypes, Layer, Tensors, narrow};
+use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};
 use crate::jit::layouts::twin;
 use crate::jit::specialization::Special;
 use crate::runtime::batch::Sequences;
@@ -26,7 +26,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// For few heads and for many: with few, a head's keys go to more warps.
-    pub(crate) fn of(cache: KvDType, dim: usize, v_dim: usize) -> [Self; 2] {
+    pub(crate) fn of(cache: KvDType, HeadDims { dim, v_dim }: HeadDims) -> [Self; 2] {
         if dim + v_dim <= 256 {
             [Self { warps: 8, stages: 2 }, Self { warps: 4, stages: if cache == KvDType::E4m3 { 2 } else { 3 } }]
         } else {
@@ -35,16 +35,16 @@ impl Ring {
     }
 
     /// Shared memory of a block; as `Decode::set` of the kernel lays it out.
-    fn shared(&self, cache: KvDType, (dim, v_dim): (usize, usize), group: usize) -> usize {
+    fn shared(&self, cache: KvDType, HeadDims { dim, v_dim }: HeadDims, group: usize) -> usize {
         let stage = KEYS * (row_bytes(cache, dim) + row_bytes(cache, v_dim));
         let sums = group * (v_dim + 6) * size_of::<f32>();
         self.warps * (self.stages * stage + sums)
     }
 }
 
-/// Blocks of a multiprocessor at most. A warp waits for what it does with 16 keys, one after another: where these are half as many bytes, twice the
-/// warps keep as many on their way, if registers suffice.
-fn most_blocks(cache: KvDType, (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> usize {
+/// Blocks of a multiprocessor at most. A warp waits for what it does with 16 keys, one after another: where these are
+/// half as many bytes, twice the warps keep as many on their way, if registers suffice.
+fn most_blocks(cache: KvDType, HeadDims { dim, v_dim }: HeadDims, tiles: usize, ring: Ring) -> usize {
     match cache {
         KvDType::E4m3 if dim + v_dim <= 256 && tiles == 1 => 16 / ring.warps,
         KvDType::E4m3 => 8 / ring.warps,
@@ -59,15 +59,15 @@ fn row_bytes(cache: KvDType, dim: usize) -> usize {
 }
 
 /// For rows of a type, and a cache of the same or of 8-bit floats.
-pub(crate) fn special(types: AttentionTypes, (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> Special {
+pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims, tiles: usize, ring: Ring) -> Special {
     let sizes = [("DIM", dim), ("V_DIM", v_dim), ("TILES_Q", tiles), ("WARPS", ring.warps), ("STAGES", ring.stages)];
     Special::new("attention_decode", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
 /// The kernels for few heads and for many.
 pub(crate) fn specials(types: AttentionTypes, heads: Heads) -> Vec<Special> {
-    let (dims, tiles) = ((heads.dim, heads.v_dim), tiles(heads.q / heads.kv));
-    let mut all = Ring::of(types.cache, dims.0, dims.1).map(|ring| special(types, dims, tiles, ring)).to_vec();
+    let (dims, tiles) = (HeadDims { dim: heads.dim, v_dim: heads.v_dim }, tiles(heads.q / heads.kv));
+    let mut all = Ring::of(types.cache, dims).map(|ring| special(types, dims, tiles, ring)).to_vec();
     all.dedup();
     all
 }
@@ -115,12 +115,12 @@ struct Plan {
 
 impl Plan {
     fn new(context: &Context, types: AttentionTypes, layer: &Layer, rows: usize, sequences: usize) -> Option<Self> {
-        let (group, dims) = (layer.group_size(), (layer.dim as usize, layer.v_dim as usize));
+        let (group, dims) = (layer.group_size(), layer.dims());
         let tiles = tiles(group);
         let groups_per_head = group.div_ceil(TILE_HEADS * MOST_TILES);
         let heads = layer.kv_heads as usize * groups_per_head;
         let multiprocessors = context.multiprocessors;
-        let [few, many] = Ring::of(types.cache, dims.0, dims.1);
+        let [few, many] = Ring::of(types.cache, dims);
         let ring = if sequences * heads <= multiprocessors { few } else { many };
         let shared = ring.shared(types.cache, dims, group.min(TILE_HEADS * tiles));
         // A block has 1 KiB beside what it asks for.
@@ -181,9 +181,9 @@ mod tests {
     fn every_head_size_fits_a_block() {
         for cache in [KvDType::Float(DType::Bf16), KvDType::E4m3] {
             for dim in [64, 80, 96, 112, 128, 192, 256] {
-                for ring in Ring::of(cache, dim, dim) {
+                for ring in Ring::of(cache, HeadDims::same(dim)) {
                     for tiles in [1, 2] {
-                        let shared = ring.shared(cache, (dim, dim), TILE_HEADS * tiles);
+                        let shared = ring.shared(cache, HeadDims::same(dim), TILE_HEADS * tiles);
                         assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} {cache:?} with {ring:?}");
                     }
                 }
@@ -194,9 +194,10 @@ mod tests {
     #[test]
     fn the_usual_shape_has_as_many_blocks_a_multiprocessor_as_it_may() {
         for cache in [KvDType::Float(DType::Bf16), KvDType::E4m3] {
-            let [_, many] = Ring::of(cache, 128, 128);
-            let blocks = most_blocks(cache, (128, 128), 1, many);
-            assert!(blocks * (many.shared(cache, (128, 128), 4) + 1024) <= 228 << 10, "{cache:?}");
+            let dims = HeadDims::same(128);
+            let [_, many] = Ring::of(cache, dims);
+            let blocks = most_blocks(cache, dims, 1, many);
+            assert!(blocks * (many.shared(cache, dims, 4) + 1024) <= 228 << 10, "{cache:?}");
         }
     }
 

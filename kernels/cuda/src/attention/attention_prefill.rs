@@ -2,7 +2,7 @@
 //! sequences with several rows.
 
 use crate::attention::kv::{Kv, Maps};
-use crate::attention::layer::{AttentionTypes, Layer, Tensors, narrow};
+use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::arch::Arch;
 use crate::runtime::batch::Batch;
@@ -29,7 +29,7 @@ pub(crate) const ROW_GROUP: usize = 8;
 const LEAST: u32 = 2;
 
 /// For rows of a type, and a cache of the same or of 8-bit floats.
-pub(crate) fn special(types: AttentionTypes, (dim, v_dim): (usize, usize)) -> Special {
+pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) -> Special {
     let sizes = [("DIM", dim), ("V_DIM", v_dim), ("WARPS", WARPS)];
     Special::new("attention_prefill", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
@@ -48,9 +48,9 @@ pub(crate) fn hopper_specials(types: AttentionTypes, dim: usize) -> impl Iterato
 
 /// All kernels for rows of a type, a cache and heads, of which the Hopper ones are for layers without a soft cap or
 /// ALiBi.
-pub(crate) fn specials(arch: Arch, types: AttentionTypes, dims: (usize, usize)) -> Vec<Special> {
-    match arch == HOPPER && dims.0 == dims.1 && HOPPER_DIMS.contains(&dims.0) {
-        true => hopper_specials(types, dims.0).collect(),
+pub(crate) fn specials(arch: Arch, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
+    match arch == HOPPER && dims.dim == dims.v_dim && HOPPER_DIMS.contains(&dims.dim) {
+        true => hopper_specials(types, dims.dim).collect(),
         false => vec![special(types, dims)],
     }
 }
@@ -104,11 +104,11 @@ impl Counter {
 
 /// Prompts will come, whose kernel is compiled and loaded meanwhile.
 pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
-    let (types, dims) = (tensors.types(), (layer.dim as usize, layer.v_dim as usize));
+    let (types, dims) = (tensors.types(), layer.dims());
     let kernels: Vec<(Special, usize)> = match hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
         Some(_) => (1..)
-            .zip(hopper_specials(types, dims.0))
-            .map(|(blocks, special)| (special, hopper_shared(dims.0, blocks)))
+            .zip(hopper_specials(types, dims.dim))
+            .map(|(blocks, special)| (special, hopper_shared(dims.dim, blocks)))
             .collect(),
         None => vec![(special(types, dims), shared(dims))],
     };
@@ -134,7 +134,7 @@ pub(crate) fn run(
     }
     let (heads, tiles) = (layer.kv_heads as usize, batch.tiles(layer.group_size(), ROWS));
     let Tensors { qkv, keys, values, out, .. } = tensors;
-    let (types, dims) = (tensors.types(), (layer.dim as usize, layer.v_dim as usize));
+    let (types, dims) = (tensors.types(), layer.dims());
     let shared = shared(dims);
     if shared > device.context.shared_of_block || tiles > MOST_TILES {
         return false;
@@ -178,7 +178,7 @@ fn run_hopper(
 }
 
 /// `Prefill::SHARED_BYTES` of the kernel: two stages of keys and values, with padded rows.
-fn shared((dim, v_dim): (usize, usize)) -> usize {
+fn shared(HeadDims { dim, v_dim }: HeadDims) -> usize {
     2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
 }
 

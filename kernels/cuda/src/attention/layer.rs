@@ -58,6 +58,10 @@ impl Layer {
         }
     }
 
+    pub(crate) fn dims(&self) -> HeadDims {
+        HeadDims { dim: self.dim as usize, v_dim: self.v_dim as usize }
+    }
+
     /// Query heads of a key head.
     pub(crate) fn group_size(&self) -> usize {
         (self.q_heads / self.kv_heads) as usize
@@ -84,6 +88,22 @@ pub(crate) struct Tensors {
     /// Element type of keys and values.
     pub(crate) cache: KvDType,
     pub(crate) out: View,
+}
+
+/// Widths of a layer's heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HeadDims {
+    /// Of queries and keys.
+    pub(crate) dim: usize,
+    /// Of values.
+    pub(crate) v_dim: usize,
+}
+
+impl HeadDims {
+    /// Values as wide as keys.
+    pub(crate) const fn same(dim: usize) -> Self {
+        Self { dim, v_dim: dim }
+    }
 }
 
 /// Element types that attention kernels are compiled for.

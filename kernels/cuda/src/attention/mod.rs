@@ -10,7 +10,7 @@ use crate::CudaBackend;
 use crate::attention::attention_decode::Scratch;
 use crate::attention::attention_prefill::{Counter, Hopper};
 use crate::attention::kv::Kv;
-use crate::attention::layer::{AttentionTypes, Layer, Params, Tensors};
+use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Params, Tensors};
 use crate::fusion::op::{self, Op};
 use crate::jit::specialization::{HOPPER, LOWEST};
 use crate::runtime::activations::View;
@@ -23,6 +23,12 @@ const THREADS: usize = 128;
 /// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the
 /// rotation before it.
 pub(crate) const MOST_DIM: usize = 8192;
+
+/// Some rows of a batch, to be attended to as sequences of their own.
+pub(crate) struct Alone<'a> {
+    pub(crate) batch: &'a mut Batch,
+    pub(crate) rows: &'a [u32],
+}
 
 /// What attention keeps between launches.
 #[derive(Debug, Default)]
@@ -39,16 +45,17 @@ impl Attention {
         }
     }
 
-    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is
-    /// not to be had.
+    /// Attention of some rows alone (see [`Batch::alone`]), from and to the views of `io`; false, and nothing happens,
+    /// where that is not to be had.
     pub(crate) fn run_alone(
         &mut self,
         device: &mut Device,
-        (qkv, out): (View, View),
+        io: [View; 2],
         params: Params,
-        (batch, rows): (&mut Batch, &[u32]),
+        alone: Alone<'_>,
         kv: &Kv,
     ) -> bool {
+        let ([qkv, out], Alone { batch, rows }) = (io, alone);
         let layer = Layer::new(qkv, params, batch, kv);
         let tensors = Tensors::new(qkv, kv, out);
         if !fits(device, tensors, layer, kv) || !attention_decode::fits(device, tensors, layer, rows.len()) {
@@ -109,15 +116,15 @@ impl CudaBackend {
 fn fits(device: &Device, tensors: Tensors, layer: Layer, kv: &Kv) -> bool {
     let Tensors { qkv, out, .. } = tensors;
     device.context.arch >= LOWEST
-        && are_fast(tensors.types(), [layer.dim, layer.v_dim].map(|dim| dim as usize))
+        && are_fast(tensors.types(), layer.dims())
         && out.dtype == qkv.dtype
         && !kv.shape.shared
         && kv.shape.block_size.is_multiple_of(16)
 }
 
 /// Whether the fast kernels are for rows and a cache of these types, and heads of these widths.
-pub(crate) fn are_fast(types: AttentionTypes, dims: [usize; 2]) -> bool {
-    types.are_short() && dims.iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
+pub(crate) fn are_fast(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) -> bool {
+    types.are_short() && [dim, v_dim].iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
 }
 
 /// Tokens of a block that a kernel reads at once by the copy engine, if one does so with a cache of this shape.

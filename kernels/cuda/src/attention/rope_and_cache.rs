@@ -35,6 +35,13 @@ twin!(Layer = "Layer" {
     value_factor,
 });
 
+/// Where keys and values go.
+pub(crate) struct Target<'a> {
+    pub(crate) kv: &'a Kv,
+    /// What they are multiplied by before they are stored.
+    pub(crate) factors: KvScales,
+}
+
 /// `rope` comes with where its frequencies are; `norms`, if any, are done first, where [`takes_norms`] says so.
 pub(crate) fn rope_and_cache(
     device: &mut Device,
@@ -43,7 +50,7 @@ pub(crate) fn rope_and_cache(
     rope: Option<(Rope, CUdeviceptr)>,
     norms: Option<QkNorms>,
     batch: &Batch,
-    (kv, factors): (&Kv, KvScales),
+    Target { kv, factors }: Target<'_>,
 ) {
     let width = qkv.width;
     kv.shape.check_rows(heads, [qkv.rows, width], batch.rows());
@@ -81,7 +88,8 @@ pub(crate) fn rope_and_cache(
     }
 }
 
-/// Threads of a row's block where they work on 16 bytes at a time: with few rows, all at once; with many, more blocks at a time.
+/// Threads of a row's block where they work on 16 bytes at a time: with few rows, all at once; with many, more blocks
+/// at a time.
 fn threads(rows: usize, width: usize) -> usize {
     (width / 8).min(if rows > 512 { 256 } else { 512 })
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::attention::attention_decode::{self, Ring};
 use crate::attention::attention_prefill;
-use crate::attention::layer::AttentionTypes;
+use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::gemm::matmul_skinny;
 use crate::gemm::matmul_split_k;
 use crate::gemm::matmul_wgmma;
@@ -62,9 +62,10 @@ fn usual(arch: Arch) -> Vec<Special> {
     let caches: Vec<(AttentionTypes, usize)> =
         DIMS.iter().map(|dim| (plain, *dim)).chain(NARROW_DIMS.iter().map(|dim| (narrow, *dim))).collect();
     let decode = caches.iter().flat_map(|&(types, dim)| {
-        Ring::of(types.cache, dim, dim).map(|ring| attention_decode::special(types, (dim, dim), 1, ring))
+        let dims = HeadDims::same(dim);
+        Ring::of(types.cache, dims).map(|ring| attention_decode::special(types, dims, 1, ring))
     });
-    let prefill = caches.iter().map(|&(types, dim)| attention_prefill::special(types, (dim, dim)));
+    let prefill = caches.iter().map(|&(types, dim)| attention_prefill::special(types, HeadDims::same(dim)));
     let hopper = attention_prefill::HOPPER_DIMS
         .iter()
         .flat_map(|dim| [plain, narrow].map(|types| attention_prefill::hopper_specials(types, *dim)))

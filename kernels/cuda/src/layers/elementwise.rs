@@ -1,4 +1,5 @@
-//! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `clamp.cu`, `scale.cu`, `soft_cap.cu`.
+//! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `clamp.cu`, `scale.cu`,
+//! `soft_cap.cu`.
 
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;

@@ -233,7 +233,8 @@ impl Device {
         );
     }
 
-    /// The same beside the stream: the copy begins when the stream has passed `free`, and what is queued from here on when it has `arrived`.
+    /// The same beside the stream: the copy begins when the stream has passed `free`, and what is queued from here on
+    /// when it has `arrived`.
     pub(crate) fn upload_beside(
         &mut self,
         from: &Pinned,
@@ -303,7 +304,8 @@ impl Device {
 fn remedy(error: DriverError) -> &'static str {
     match error.0 {
         sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => {
-            "; what takes memory: weights, which --tensor-parallel-size spreads over GPUs, steps (--max-num-batched-tokens, --max-num-seqs), \
+            "; what takes memory: weights, which --tensor-parallel-size spreads over GPUs, steps \
+             (--max-num-batched-tokens, --max-num-seqs), \
              the cache (--gpu-memory-utilization, --kv-cache-memory-bytes), and other processes on this GPU"
         }
         _ => "",

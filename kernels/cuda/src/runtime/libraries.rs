@@ -135,7 +135,8 @@ impl Folders {
         let places = if places.is_empty() { "any Python environment".to_owned() } else { places.join(", ") };
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         format!(
-            "{what} ({file}) is neither installed nor in {places}; name its folder in QUIRE_CUDA_LIBRARY_PATH, or install it \
+            "{what} ({file}) is neither installed nor in {places}; name its folder in \
+             QUIRE_CUDA_LIBRARY_PATH, or install it \
              (for example pip install {packages}){reason}"
         )
     }

@@ -1,11 +1,11 @@
 //! One layer's paged K and V.
 //!
 //! ```text
-//! K  [kv head][block][dim][token]     a vector holds one dimension of neighbouring tokens: scores need no horizontal sums
+//! K  [kv head][block][dim][token]     a vector holds one dimension of neighbouring tokens: no horizontal sums
 //! V  [kv head][block][token][dim]     a vector holds neighbouring dimensions of one token: so does the weighted sum
 //! ```
-//! Where values are a part of keys there is no V, and attention turns the keys' last dimensions around as it reads them.
-//! Neighbouring blocks of a head touch, so a sequence on blocks in a row is read as one stream.
+//! Where values are a part of keys there is no V, and attention turns the keys' last dimensions around as it reads
+//! them. Neighbouring blocks of a head touch, so a sequence on blocks in a row is read as one stream.
 //!
 //! bf16 on the tile unit, where blocks and heads are whole tiles, keeps pairs of what is summed over side by side:
 //! ```text
@@ -18,6 +18,21 @@ use crate::cpu::runtime::memory::{Region, Shared};
 use crate::cpu::runtime::pool::Pool;
 use crate::cpu::simd::Element;
 use crate::ops::{DType, KvShape};
+
+/// Where a token's key and value lie.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheSlot {
+    pub(crate) block: u32,
+    /// Token inside the block.
+    pub(crate) slot: usize,
+}
+
+/// Numbers, and what they are multiplied by before they are stored.
+#[derive(Clone, Copy)]
+pub(crate) struct Scaled<'a> {
+    pub(crate) numbers: &'a [f32],
+    pub(crate) factor: f32,
+}
 
 /// K and V of one layer.
 pub(crate) struct Kv {
@@ -65,25 +80,27 @@ impl Kv {
         if self.paired { (dim / 2 * block_size + slot) * 2 + dim % 2 } else { dim * block_size + slot }
     }
 
-    /// Writes one token's key of a head, and its value where values are stored, to a slot (block, and token inside it); each times a factor.
+    /// Writes one token's key of a head, and its value where values are stored, to a slot; each times a factor.
     ///
     /// # Safety
     /// Nobody else uses this token's slot meanwhile.
     pub(crate) unsafe fn write<E: Element>(
         &self,
-        (block, slot): (u32, usize),
+        CacheSlot { block, slot }: CacheSlot,
         head: usize,
-        (key, key_factor): (&[f32], f32),
-        value: Option<(&[f32], f32)>,
+        key: Scaled<'_>,
+        value: Option<Scaled<'_>>,
     ) {
+        let Scaled { numbers: key, factor: key_factor } = key;
         let KvShape { block_size, head_dim, v_head_dim, .. } = self.shape;
         debug_assert!(slot < block_size && key.len() == head_dim);
         let keys = self.keys::<E>(block, head);
         for (dim, &x) in key.iter().enumerate() {
-            // SAFETY: slot < block_size and the dimensions are the shape's, so all offsets are inside this head of this block.
+            // SAFETY: slot < block_size and the dimensions are the shape's, so all offsets are inside this head of this
+            // block.
             unsafe { *keys.add(self.key_offset(slot, dim)) = E::encode(x * key_factor) };
         }
-        let Some((value, value_factor)) = value else { return };
+        let Some(Scaled { numbers: value, factor: value_factor }) = value else { return };
         debug_assert!(value.len() == v_head_dim);
         let values = self.values::<E>(block, head);
         for (dim, &x) in value.iter().enumerate() {
@@ -104,8 +121,8 @@ impl Kv {
             let (region, bytes) = regions[task % 2];
             let first = task / 2 * blocks * bytes;
             for (&from, &to) in from.iter().zip(to) {
-                // SAFETY: both blocks are inside the head's part of the region (checked), each task has its own part, and `copy`
-                // allows overlap.
+                // SAFETY: both blocks are inside the head's part of the region (checked), each task has its own part,
+                // and `copy` allows overlap.
                 unsafe {
                     let (from, to) = (region.at(first + from as usize * bytes), region.at(first + to as usize * bytes));
                     std::ptr::copy(from, to, bytes);

@@ -1,9 +1,10 @@
 //! Causal attention over the paged cache.
 //!
-//! Keys are walked in tiles of [`TILE`] positions and spans of [`SPAN`], both counted from position 0. Inside a span runs an online
-//! softmax; spans are folded together in order. Every row does this arithmetic in this order, so neither chunking, nor batching, nor
-//! who computed which span changes a bit: a long context with few heads gives each thread some spans, otherwise a task folds its own.
-//! (Online softmax: Milakov and Gimelshein; tiles: FlashAttention; spans side by side: Flash-Decoding, both of Dao and others.)
+//! Keys are walked in tiles of [`TILE`] positions and spans of [`SPAN`], both counted from position 0. Inside a span
+//! runs an online softmax; spans are folded together in order. Every row does this arithmetic in this order, so neither
+//! chunking, nor batching, nor who computed which span changes a bit: a long context with few heads gives each thread
+//! some spans, otherwise a task folds its own. (Online softmax: Milakov and Gimelshein; tiles: FlashAttention; spans
+//! side by side: Flash-Decoding, both of Dao and others.)
 
 pub(crate) mod kv;
 pub(crate) mod rope_and_cache;

@@ -1,6 +1,6 @@
 //! Rotary embedding of q and k in place, and writing k and v to the cache.
 
-use crate::cpu::attention::kv::Kv;
+use crate::cpu::attention::kv::{CacheSlot, Kv, Scaled};
 use crate::cpu::runtime::activations::View;
 use crate::cpu::runtime::batch::Batch;
 use crate::cpu::runtime::pool::Pool;
@@ -102,7 +102,8 @@ pub(crate) fn rope_and_cache(
             qkv[..rotated].chunks_exact_mut(heads.dim).for_each(|head| rotate(head, rotation, angles));
         }
         let position = sequence.start + row - sequence.first_row;
-        let slot = (batch.blocks(sequence, table)[position / shape.block_size], position % shape.block_size);
+        let block = batch.blocks(sequence, table)[position / shape.block_size];
+        let slot = CacheSlot { block, slot: position % shape.block_size };
         match shape.dtype {
             KvDType::Float(DType::F32) => store::<F32>(qkv, heads, slot, to),
             KvDType::Float(DType::Bf16) => store::<Bf16>(qkv, heads, slot, to),
@@ -134,12 +135,17 @@ fn rotate(head: &mut [f32], rotation: Rotation<'_>, angles: &[f32]) {
     }
 }
 
-/// Writes one row's k and v to its slot (block, and token inside it).
-fn store<E: Element>(qkv: &[f32], heads: Heads, slot: (u32, usize), to: Target<'_>) {
+/// Writes one row's k and v to its slot.
+fn store<E: Element>(qkv: &[f32], heads: Heads, slot: CacheSlot, to: Target<'_>) {
     let (keys, values) = qkv[heads.q * heads.dim..].split_at(heads.kv * heads.dim);
     for (head, key) in keys.chunks_exact(heads.dim).enumerate() {
         let value = (!to.kv.shape.shared).then(|| &values[head * heads.v_dim..][..heads.v_dim]);
-        // SAFETY: slots of different positions and sequences differ; the scheduler shares only full blocks, which nobody writes.
-        unsafe { to.kv.write::<E>(slot, head, (key, to.factors.key), value.map(|value| (value, to.factors.value))) };
+        // SAFETY: slots of different positions and sequences differ; the scheduler shares only full blocks, which
+        // nobody writes.
+        unsafe {
+            let key = Scaled { numbers: key, factor: to.factors.key };
+            let value = value.map(|numbers| Scaled { numbers, factor: to.factors.value });
+            to.kv.write::<E>(slot, head, key, value);
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! f32, f16     panel: [k][16]          element (n, k) at  (n / 16, k, n % 16)
-//! bf16, e4m3   panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    16 pairs of bf16: a 1 KB tile
+//! bf16, e4m3   panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    16 pairs: a 1 KB tile
 //! ```
 //! Columns past the last row of the source, and k past its width, are zero.
 

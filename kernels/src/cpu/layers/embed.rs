@@ -45,7 +45,8 @@ impl Lookup {
         match &self.rows {
             Rows::Own(region) => {
                 let first = entry * self.width;
-                // SAFETY: the row is inside the region, which is page-aligned and was filled with elements of this type.
+                // SAFETY: the row is inside the region, which is page-aligned and was filled with elements of this
+                // type.
                 let row = unsafe { std::slice::from_raw_parts(region.ptr().cast::<E::Bits>().add(first), self.width) };
                 out.iter_mut().zip(row).for_each(|(out, &bits)| take(out, E::decode(bits)));
             }

@@ -1,4 +1,5 @@
-//! Gates: half of each row of an MLP, through a gate function, times the other half; or columns of another buffer times the row.
+//! Gates: half of each row of an MLP, through a gate function, times the other half; or columns of another buffer times
+//! the row.
 
 use crate::cpu::layers::activate::Gate;
 use crate::cpu::runtime::activations::View;

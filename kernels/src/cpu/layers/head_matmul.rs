@@ -6,12 +6,19 @@ use crate::cpu::runtime::activations::View;
 use crate::cpu::runtime::memory::Shared;
 use crate::ops::{Epilogue, HeadColumns};
 
-/// One product for each of `heads`, whose shapes are equal.
+/// Some columns of a buffer, head by head.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadView {
+    pub(crate) view: View,
+    pub(crate) columns: HeadColumns,
+}
+
+/// One product `[n, k]` for each of `heads`, whose shapes are equal.
 pub(crate) fn products<'a>(
     heads: impl ExactSizeIterator<Item = &'a Packed>,
-    (k, n): (usize, usize),
-    (x, from): (View, HeadColumns),
-    (out, to): (View, HeadColumns),
+    [n, k]: [usize; 2],
+    HeadView { view: x, columns: from }: HeadView,
+    HeadView { view: out, columns: to }: HeadView,
 ) -> impl Iterator<Item = Product<'a>> {
     from.check_inside(heads.len(), k, x.width);
     to.check_inside(heads.len(), n, out.width);

@@ -66,8 +66,8 @@ impl Channels<'_> {
         let past = kernel - 1;
         let mut tap = [S::splat(0.0); KERNEL];
         let mut seen = [S::splat(0.0); KERNEL];
-        // SAFETY: `lanes` channels are left in every row of the taps, the bias, the inputs, the outputs and the state (checked); a
-        // task has its sequence's rows of these channels, in the state too, to itself.
+        // SAFETY: `lanes` channels are left in every row of the taps, the bias, the inputs, the outputs and the state
+        // (checked); a task has its sequence's rows of these channels, in the state too, to itself.
         unsafe {
             for (row, tap) in tap[..kernel].iter_mut().enumerate() {
                 *tap = S::load_up_to(taps.as_ptr().add(row * channels + channel), lanes);

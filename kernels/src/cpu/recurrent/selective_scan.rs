@@ -108,8 +108,8 @@ impl Heads<'_> {
         let each_value = decay.len() != heads;
         let shared = if each_value { S::splat(0.0) } else { math::exp(S::splat(dt * decay[head])) };
         for channel in 0..head_dim {
-            // SAFETY: the columns were checked; the state holds `head_dim * state_dim` values, `decay` as many rows of `state_dim` as
-            // there are heads where it is read; a task has its heads' outputs to itself.
+            // SAFETY: the columns were checked; the state holds `head_dim * state_dim` values, `decay` as many rows of
+            // `state_dim` as there are heads where it is read; a task has its heads' outputs to itself.
             unsafe {
                 let (b, c) = (b.at(row, first), c.at(row, first));
                 let x = *x.at(row, head * head_dim + channel);

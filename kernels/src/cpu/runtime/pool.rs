@@ -1,8 +1,10 @@
-//! A pool of threads for one operation at a time: tasks are taken from a counter, the caller works too, idle threads sleep.
+//! A pool of threads for one operation at a time: tasks are taken from a counter, the caller works too, idle threads
+//! sleep.
 //!
-//! One job is open at a time. Its gate word counts the threads inside; a thread enters only while the gate is open, so the caller never
-//! waits for one that was asleep and found nothing left to do. During a pass threads spin a little between jobs, because waking a
-//! halted processor takes longer than a small operation; outside a pass they sleep on a futex at once.
+//! One job is open at a time. Its gate word counts the threads inside; a thread enters only while the gate is open, so
+//! the caller never waits for one that was asleep and found nothing left to do. During a pass threads spin a little
+//! between jobs, because waking a halted processor takes longer than a small operation; outside a pass they sleep on a
+//! futex at once.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,8 +42,8 @@ struct Desk {
     stop: AtomicBool,
 }
 
-// SAFETY: `work` is written by the one caller while the gate is closed and empty, and read only by threads that entered an open gate;
-// opening the gate (Release) and entering it (Acquire) order the two. Everything else is atomic.
+// SAFETY: `work` is written by the one caller while the gate is closed and empty, and read only by threads that entered
+// an open gate; opening the gate (Release) and entering it (Acquire) order the two. Everything else is atomic.
 unsafe impl Sync for Desk {}
 // SAFETY: the pointer in `work` is used only while the caller that owns its target waits in `run`.
 unsafe impl Send for Desk {}
@@ -81,7 +83,8 @@ impl Pool {
         self.desk.in_pass.store(in_pass, Ordering::Relaxed);
     }
 
-    /// [`Self::run`], but on this thread alone when the work (in multiplications, or reads of memory) is not worth a wake-up.
+    /// [`Self::run`], but on this thread alone when the work (in multiplications, or reads of memory) is not worth a
+    /// wake-up.
     pub(crate) fn run_sized(&mut self, tasks: usize, work: usize, body: &Body<'_>) {
         if work < SMALL_WORK { (0..tasks).for_each(|task| body(task, 0)) } else { self.run(tasks, body) }
     }
@@ -93,8 +96,8 @@ impl Pool {
             return;
         }
         let desk = &*self.desk;
-        // SAFETY: only the lifetime is erased. Threads use the pointer only between entering and leaving the gate, and `close` below
-        // returns after the last of them left, so the body outlives every use.
+        // SAFETY: only the lifetime is erased. Threads use the pointer only between entering and leaving the gate, and
+        // `close` below returns after the last of them left, so the body outlives every use.
         let body: *const Body<'static> = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         // SAFETY: the gate is closed and empty (`close` ended the previous job; `&mut self` excludes another caller).
         unsafe { *desk.work.get() = (tasks, body) };
@@ -153,7 +156,8 @@ impl Desk {
                 std::hint::spin_loop();
                 continue;
             }
-            // Pairs with `run`: it raises `job`, then looks at `sleeping`; the futex re-reads `job`, so no wake-up is lost.
+            // Pairs with `run`: it raises `job`, then looks at `sleeping`; the futex re-reads `job`, so no wake-up is
+            // lost.
             self.sleeping.fetch_add(1, Ordering::SeqCst);
             wait_while(&self.job, seen);
             self.sleeping.fetch_sub(1, Ordering::SeqCst);
@@ -174,7 +178,8 @@ impl Desk {
                 if task >= tasks {
                     return;
                 }
-                // SAFETY: the caller of `run` keeps the body alive until the gate is closed and empty; we are inside or the caller.
+                // SAFETY: the caller of `run` keeps the body alive until the gate is closed and empty; we are inside or
+                // the caller.
                 unsafe { (*body)(task, thread) };
             }
         };

@@ -1,7 +1,8 @@
 //! Vectors of f32 as a trait, so that a kernel is written once and compiled for each instruction set.
 //!
-//! A kernel is a struct of arguments with an `#[inline(always)] fn run<S: Simd>`; [`vectorize`] calls it inside a function that has the
-//! instruction set's features switched on, and everything is inlined into that function. (The idea is from the `pulp` crate.)
+//! A kernel is a struct of arguments with an `#[inline(always)] fn run<S: Simd>`; [`vectorize`] calls it inside a
+//! function that has the instruction set's features switched on, and everything is inlined into that function. (The
+//! idea is from the `pulp` crate.)
 
 pub(crate) mod math;
 pub(crate) mod portable;
@@ -18,8 +19,9 @@ use crate::ops::{DType, KvDType};
 
 /// A vector of `N` f32 lanes.
 ///
-/// Values of an instruction set's type exist only inside functions that [`vectorize`] entered after the set was detected; that is what
-/// makes the safe methods safe. Comparisons with NaN behave as x86 does: `a.max(b)` and `a.min(b)` are `b` when either is NaN.
+/// Values of an instruction set's type exist only inside functions that [`vectorize`] entered after the set was
+/// detected; that is what makes the safe methods safe. Comparisons with NaN behave as x86 does: `a.max(b)` and
+/// `a.min(b)` are `b` when either is NaN.
 pub(crate) trait Simd: Copy {
     /// Lanes.
     const N: usize;
@@ -74,10 +76,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `2 * N` elements are readable.
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self);
-    /// `N` interleaved pairs of [`e4m3`] codes, none NaN, each number divided by 256: the first of each, the second of each.
+    /// `N` interleaved pairs of [`e4m3`] codes, none NaN, each number divided by 256: the first of each, the second of
+    /// each.
     ///
-    /// As a 16-bit float whose exponent has the code's four bits and a leading zero, a code is its number divided by 256; widening that is one
-    /// instruction, without a detour for subnormal numbers.
+    /// As a 16-bit float whose exponent has the code's four bits and a leading zero, a code is its number divided by
+    /// 256; widening that is one instruction, without a detour for subnormal numbers.
     ///
     /// # Safety
     /// `2 * N` codes are readable.

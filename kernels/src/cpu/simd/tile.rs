@@ -1,7 +1,8 @@
 //! The tile unit (AMX): its configuration and instructions.
 //!
-//! Rust has no stable intrinsics for tiles, so the instructions are spelled out. Tile registers hold nothing between calls of a kernel.
-//! Using any of this is safe where the unit was detected (and so asked for), and the configuration loaded on this thread.
+//! Rust has no stable intrinsics for tiles, so the instructions are spelled out. Tile registers hold nothing between
+//! calls of a kernel. Using any of this is safe where the unit was detected (and so asked for), and the configuration
+//! loaded on this thread.
 
 use std::arch::asm;
 

@@ -1,4 +1,6 @@
-//! Opens what this worker computes on.
+//! Opens the worker's device: a GPU, or the CPU.
+
+pub(crate) mod memory;
 
 use anyhow::{anyhow, bail};
 use kernels::{
@@ -15,12 +17,12 @@ use crate::config::{Args, Device};
 pub(crate) struct Opened {
     pub backend: Box<dyn Backend>,
     pub kind: DeviceKind,
-    /// Whether it compiles kernels at the time.
+    /// Compilations of its kernels that are under way.
     pub compilations: Compilations,
 }
 
-/// The device that the flags ask for. With `auto`, what speaks against a GPU is said in one line, and the CPU takes its
-/// place.
+/// The device that the flags ask for. With `auto` the CPU replaces a GPU that cannot be used, and one line of the log
+/// says why.
 pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     if args.device == Device::Cpu {
         return Ok(cpu(args));
@@ -46,7 +48,7 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     }
 }
 
-/// Opens a GPU, and tells what may take long: its kernels are compiled once a machine.
+/// Opens a GPU. Compiling its kernels may take long, once a machine; the log says so.
 fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
     match &options.kernel_cache {
         Some(folder) => {
@@ -65,7 +67,7 @@ fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
             compiled = filled.compiled,
             cached = filled.cached,
             seconds = took.as_secs_f64(),
-            "GPU kernels are there"
+            "GPU kernels are ready"
         );
     }
     if let Some(reason) = unkept {

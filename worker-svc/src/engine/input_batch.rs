@@ -1,4 +1,4 @@
-//! A pass's rows as the model wants them.
+//! The input batch of a forward pass, as the model takes it.
 
 use kernels::{
     ops::{Batch, Sequence},
@@ -7,27 +7,27 @@ use kernels::{
 
 use proto::StepPlan;
 
-use crate::{
-    passes::{Piece, Wanted},
+use super::{
+    forward_pass::{Chunk, Wanted},
     slots::{Slot, Slots},
 };
 
-/// Tokens, positions, sequences, and where tokens are chosen.
-pub(crate) struct Rows<'a> {
+/// Tokens, positions, sequences, and the rows that are sampled.
+pub(crate) struct InputBatch<'a> {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     sequences: Vec<Sequence<'a>>,
     /// Batch rows whose logits are wanted, ascending.
     pub logit_rows: Vec<u32>,
-    /// What the device chooses, in order.
-    pub choices: Vec<SampleRow>,
-    /// Everything that is chosen, in order.
-    pub choosers: Vec<Chooser>,
+    /// Rows that the device samples, in order.
+    pub sample_rows: Vec<SampleRow>,
+    /// The sequences of all sampled rows, in order.
+    pub targets: Vec<SampleTarget>,
 }
 
-/// Whose token is chosen, and where.
+/// The sequence that a sampled token belongs to, and who samples it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chooser {
+pub(crate) struct SampleTarget {
     pub slot: u32,
     /// Tells the sequences that a slot holds one after the other apart.
     pub incarnation: u64,
@@ -39,44 +39,44 @@ pub(crate) struct Chooser {
 pub(crate) enum SampledBy {
     Device,
     Host,
-    /// The host, which verifies a draft with them.
+    /// The host, which verifies a draft with it.
     Verification,
 }
 
-impl<'a> Rows<'a> {
-    pub(crate) fn new(pieces: &[Piece], plan: &StepPlan, slots: &'a Slots) -> Self {
-        let count = pieces.len();
-        let mut rows = Self {
+impl<'a> InputBatch<'a> {
+    pub(crate) fn new(chunks: &[Chunk], plan: &StepPlan, slots: &'a Slots) -> Self {
+        let count = chunks.len();
+        let mut batch = Self {
             tokens: Vec::with_capacity(count),
             positions: Vec::with_capacity(count),
             sequences: Vec::with_capacity(count),
             logit_rows: Vec::with_capacity(count),
-            choices: Vec::with_capacity(count),
-            choosers: Vec::with_capacity(count),
+            sample_rows: Vec::with_capacity(count),
+            targets: Vec::with_capacity(count),
         };
-        for piece in pieces {
-            rows.add(piece, piece.draft(plan), slots.get(piece.slot).expect("passes looked it up"));
+        for chunk in chunks {
+            batch.add(chunk, chunk.draft(plan), slots.get(chunk.slot).expect("forward_passes looked it up"));
         }
-        rows
+        batch
     }
 
-    /// As the model takes it.
+    /// The model's view of it.
     pub(crate) fn batch(&self) -> Batch<'_> {
         Batch { tokens: &self.tokens, positions: &self.positions, sequences: &self.sequences }
     }
 
-    fn add(&mut self, piece: &Piece, draft: &[u32], slot: &'a Slot) {
-        let (start, num_rows) = (piece.start as usize, piece.len as usize);
+    fn add(&mut self, chunk: &Chunk, draft: &[u32], slot: &'a Slot) {
+        let (start, num_rows) = (chunk.start as usize, chunk.len as usize);
         let first_row = self.tokens.len();
         let known = slot.history.tokens();
         self.tokens.extend_from_slice(&known[start.min(known.len())..(start + num_rows).min(known.len())]);
         self.tokens.extend_from_slice(draft);
-        // Only the newest token can be unknown: `passes` has checked that.
-        self.tokens.resize(first_row + num_rows, last_token(piece.slot));
-        self.positions.extend(piece.start..piece.start + piece.len);
-        self.sequences.push(Sequence { first_row, num_rows, start, tables: &slot.tables, slot: piece.slot as usize });
+        // Only the newest token can be unknown: `forward_passes` has checked that.
+        self.tokens.resize(first_row + num_rows, last_token(chunk.slot));
+        self.positions.extend(chunk.start..chunk.start + chunk.len);
+        self.sequences.push(Sequence { first_row, num_rows, start, tables: &slot.tables, slot: chunk.slot as usize });
         let end = self.tokens.len() as u32;
-        match piece.wanted {
+        match chunk.wanted {
             Wanted::Nothing => {}
             Wanted::Last => self.logit_rows.push(end - 1),
             Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
@@ -84,19 +84,19 @@ impl<'a> Rows<'a> {
         }
         if !draft.is_empty() {
             let sampler = SampledBy::Verification;
-            self.choosers.push(Chooser { slot: piece.slot, incarnation: slot.incarnation, sampler });
-        } else if piece.samples() {
-            self.choose(piece.slot, slot);
+            self.targets.push(SampleTarget { slot: chunk.slot, incarnation: slot.incarnation, sampler });
+        } else if chunk.samples() {
+            self.add_target(chunk.slot, slot);
         }
     }
 
-    fn choose(&mut self, number: u32, slot: &Slot) {
+    fn add_target(&mut self, number: u32, slot: &Slot) {
         let Slot { incarnation, on_device, ref sampling, .. } = *slot;
         let sampler = if on_device { SampledBy::Device } else { SampledBy::Host };
-        self.choosers.push(Chooser { slot: number, incarnation, sampler });
+        self.targets.push(SampleTarget { slot: number, incarnation, sampler });
         if on_device {
             let position = slot.len() - slot.history.num_prompt();
-            self.choices.push(SampleRow {
+            self.sample_rows.push(SampleRow {
                 row: self.logit_rows.len() as u32 - 1,
                 slot: number,
                 uniform: sampling.uniform_at(position),

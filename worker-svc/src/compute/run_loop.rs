@@ -1,35 +1,33 @@
-//! What the compute thread does next: plans and their results come first, and what could wait for ever when nothing
-//! else is to be done, a piece at a time.
+//! The compute thread's run loop: results come first, then plans, then idle tasks, one piece at a time.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-/// Who does it.
+/// The engine, as the run loop sees it.
 pub(crate) trait Work {
-    /// Whether no plan is under way.
+    /// Whether no plan is in flight.
     fn is_idle(&self) -> bool;
-    /// Whether the oldest plan could be finished without waiting.
+    /// Whether the oldest plan can be finished without waiting.
     fn is_done(&mut self) -> bool;
     /// Whether another plan may be submitted.
     fn has_room(&self) -> bool;
-    /// Whether something is left to be done while nothing runs.
-    fn has_pastime(&self) -> bool;
+    /// Whether an idle task (CUDA graph capture, warm-up) is left.
+    fn has_idle_task(&self) -> bool;
 }
 
-/// What there is to do.
+/// The next thing to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Next<J> {
-    /// The oldest plan is done.
+    /// Finish the oldest plan.
     Finish,
-    /// Nobody asks for anything: a piece of what is left for such times.
-    Pastime,
-    /// Do this; absent: the process is ending.
+    /// Run a piece of an idle task: no plan is in flight, and no job waits.
+    IdleTask,
+    /// Do this job; absent: the process is ending.
     Job(Option<J>),
 }
 
-/// Results come first; then jobs, when there is room for them; then pastimes.
+/// Results come first; then jobs, when there is room for them; then idle tasks.
 ///
-/// While the device works this looks for both without sleeping: being woken takes longer than what is left of a short
-/// step.
+/// While the device works this polls for both without sleeping: waking up takes longer than the rest of a short step.
 pub(crate) fn next<J>(work: &mut impl Work, jobs: &Receiver<J>) -> Next<J> {
     while !work.is_idle() {
         if work.is_done() {
@@ -42,13 +40,13 @@ pub(crate) fn next<J>(work: &mut impl Work, jobs: &Receiver<J>) -> Next<J> {
         }
         std::thread::yield_now();
     }
-    match work.has_pastime() {
-        true => arrived(jobs).map_or(Next::Pastime, Next::Job),
+    match work.has_idle_task() {
+        true => arrived(jobs).map_or(Next::IdleTask, Next::Job),
         false => Next::Job(jobs.recv().ok()),
     }
 }
 
-/// A job that is there by now, or the news that there will be none.
+/// A job that waits, or that the channel is closed.
 fn arrived<J>(jobs: &Receiver<J>) -> Option<Option<J>> {
     match jobs.try_recv() {
         Ok(job) => Some(Some(job)),
@@ -63,14 +61,14 @@ mod tests {
 
     use super::*;
 
-    /// A device that finishes a plan when it has been asked twice, and has so many pastimes.
-    struct Pretended {
+    /// Finishes a plan when it has been polled twice.
+    struct FakeEngine {
         plans: usize,
         asked: usize,
-        pastimes: usize,
+        idle_tasks: usize,
     }
 
-    impl Work for Pretended {
+    impl Work for FakeEngine {
         fn is_idle(&self) -> bool {
             self.plans == 0
         }
@@ -81,23 +79,23 @@ mod tests {
         fn has_room(&self) -> bool {
             self.plans < 2
         }
-        fn has_pastime(&self) -> bool {
-            self.pastimes > 0
+        fn has_idle_task(&self) -> bool {
+            self.idle_tasks > 0
         }
     }
 
     #[test]
-    fn a_job_is_taken_before_the_next_piece_of_a_pastime() {
+    fn a_job_is_taken_before_the_next_idle_task() {
         let (sender, jobs) = sync_channel(4);
-        let mut work = Pretended { plans: 0, asked: 0, pastimes: 3 };
+        let mut work = FakeEngine { plans: 0, asked: 0, idle_tasks: 3 };
         for job in [1, 2] {
-            assert_eq!(next(&mut work, &jobs), Next::Pastime);
-            work.pastimes -= 1;
+            assert_eq!(next(&mut work, &jobs), Next::IdleTask);
+            work.idle_tasks -= 1;
             sender.send(job).unwrap();
             assert_eq!(next(&mut work, &jobs), Next::Job(Some(job)));
         }
-        assert_eq!(next(&mut work, &jobs), Next::Pastime);
-        work.pastimes -= 1;
+        assert_eq!(next(&mut work, &jobs), Next::IdleTask);
+        work.idle_tasks -= 1;
         // Now it waits.
         let late = std::thread::spawn(move || sender.send(3));
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(3)));
@@ -106,9 +104,9 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_pastimes_while_plans_are_under_way() {
+    fn no_idle_task_runs_while_plans_are_in_flight() {
         let (sender, jobs) = sync_channel(4);
-        let mut work = Pretended { plans: 1, asked: 0, pastimes: 9 };
+        let mut work = FakeEngine { plans: 1, asked: 0, idle_tasks: 9 };
         sender.send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
         work.plans = 2;
@@ -116,7 +114,7 @@ mod tests {
         assert_eq!(next(&mut work, &jobs), Next::Finish);
         work.plans = 0;
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(2)));
-        assert_eq!(next(&mut work, &jobs), Next::Pastime);
+        assert_eq!(next(&mut work, &jobs), Next::IdleTask);
         drop(sender);
         assert_eq!(next(&mut work, &jobs), Next::Job(None));
     }

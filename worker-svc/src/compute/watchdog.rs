@@ -1,5 +1,5 @@
-//! Whether the compute thread gets on. It says when it begins something and when it has nothing to do; the main thread
-//! looks, long after it has handed over a job, when that was. An idle worker has no timer.
+//! The watchdog finds a compute thread that hangs. The thread notes when it begins a task and when it is idle; the main
+//! thread reads that note once the deadline of a job has passed. An idle worker has no timer.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,12 +13,12 @@ use tokio::time::{Instant, sleep_until};
 const FORMING: Duration = Duration::from_secs(330);
 /// How long something may take in all because kernels are being compiled.
 const COMPILING: Duration = Duration::from_secs(600);
-/// How long after its deadline the compute thread may come back. The scheduler has the same deadline, asks everybody
-/// and hangs up within this, and a thread that only waited for other ranks then goes on; so does one whose process was
-/// stopped for a while.
+/// How long after its deadline the compute thread may recover. The scheduler has the same deadline, pings every rank
+/// and disconnects within this time, upon which a thread that only waited for other ranks goes on; so does one whose
+/// process was stopped for a while.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What the compute thread is at, told to other threads. Cloning shares.
+/// The compute thread's present task, for other threads to read. Cloning shares.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Activity(Arc<Mutex<State>>);
 
@@ -29,38 +29,38 @@ struct State {
     compilations: Compilations,
 }
 
-/// Something that was begun and is not over.
+/// A task that was begun and has not ended.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Busy {
-    doing: Doing,
+    task: Task,
     since: Instant,
 }
 
-/// What takes time.
+/// Kinds of tasks, each with its time limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Doing {
+pub(crate) enum Task {
     /// Meeting the other ranks.
     Forming,
-    /// A step, or a piece of what is done while there is none.
+    /// A step, or an idle task.
     Step,
 }
 
 impl Activity {
-    /// Something begins, or gets on.
-    pub(crate) fn begins(&self, doing: Doing) {
-        self.began(doing, Instant::now());
+    /// A task begins, or makes progress.
+    pub(crate) fn begin(&self, task: Task) {
+        self.began(task, Instant::now());
     }
 
-    fn began(&self, doing: Doing, since: Instant) {
-        self.lock().busy = Some(Busy { doing, since });
+    fn began(&self, task: Task, since: Instant) {
+        self.lock().busy = Some(Busy { task, since });
     }
 
-    /// There is nothing to do.
-    pub(crate) fn rests(&self) {
+    /// The thread has nothing to do.
+    pub(crate) fn idle(&self) {
         self.lock().busy = None;
     }
 
-    /// The device that is computed on compiles kernels, at times.
+    /// Sets the device's count of compilations, which may delay steps.
     pub(crate) fn compiles(&self, compilations: Compilations) {
         self.lock().compilations = compilations;
     }
@@ -80,27 +80,27 @@ impl Activity {
 }
 
 /// Finds a compute thread that hangs.
-pub(crate) struct Watch {
+pub(crate) struct Watchdog {
     activity: Activity,
-    /// How long a step of the present group may take; absent: any time.
+    /// Time limit of the present group's steps; absent: none.
     step_timeout: Option<Duration>,
-    /// When to look next; absent: nothing was handed over.
+    /// When to check next; absent: no job was handed over.
     due: Option<Instant>,
-    /// What was overdue when this looked last.
+    /// The task that was overdue at the last check.
     suspect: Option<Busy>,
 }
 
-impl Watch {
+impl Watchdog {
     pub(crate) fn new(activity: Activity) -> Self {
         Self { activity, step_timeout: None, due: None, suspect: None }
     }
 
-    /// What the compute thread says.
+    /// The compute thread's note.
     pub(crate) fn activity(&self) -> &Activity {
         &self.activity
     }
 
-    /// A group forms, whose steps may take so long.
+    /// Sets the time limit of steps for the group that forms; zero: none.
     pub(crate) fn set_step_timeout(&mut self, timeout: Duration) {
         self.step_timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
     }
@@ -108,11 +108,11 @@ impl Watch {
     /// A job is handed over.
     pub(crate) fn handed_over(&mut self, now: Instant) {
         if self.due.is_none() {
-            self.due = Some(now + self.limit(Doing::Step).min(self.limit(Doing::Forming)));
+            self.due = Some(now + self.limit(Task::Step).min(self.limit(Task::Forming)));
         }
     }
 
-    /// Waits until [`Self::hung`] is to look again. Cancel-safe.
+    /// Waits until [`Self::hung`] is to be called again. Cancel-safe.
     pub(crate) async fn due(&self) {
         match self.due {
             Some(due) => sleep_until(due).await,
@@ -126,7 +126,7 @@ impl Watch {
             (self.due, self.suspect) = (None, None);
             return None;
         };
-        let limit = self.limit(busy.doing);
+        let limit = self.limit(busy.task);
         let compiling = self.activity.is_compiling() && now < busy.since + COMPILING;
         let deadline = if compiling { now + limit } else { busy.since + limit };
         if now < deadline {
@@ -138,17 +138,17 @@ impl Watch {
             return None;
         }
         let seconds = limit.as_secs_f64();
-        Some(match busy.doing {
-            Doing::Forming => format!("the compute thread hangs: it has not joined its group within {seconds} s"),
-            Doing::Step => format!("the compute thread hangs: it has not finished a step within {seconds} s"),
+        Some(match busy.task {
+            Task::Forming => format!("the compute thread hangs: it has not joined its group within {seconds} s"),
+            Task::Step => format!("the compute thread hangs: it has not finished a step within {seconds} s"),
         })
     }
 
-    fn limit(&self, doing: Doing) -> Duration {
-        match doing {
-            Doing::Forming => FORMING,
+    fn limit(&self, task: Task) -> Duration {
+        match task {
+            Task::Forming => FORMING,
             // A year is for ever.
-            Doing::Step => self.step_timeout.unwrap_or(Duration::from_secs(365 * 24 * 3600)),
+            Task::Step => self.step_timeout.unwrap_or(Duration::from_secs(365 * 24 * 3600)),
         }
     }
 }
@@ -159,62 +159,62 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    fn watch() -> Watch {
-        let mut watch = Watch::new(Activity::default());
-        watch.set_step_timeout(LIMIT);
-        watch
+    fn watchdog() -> Watchdog {
+        let mut watchdog = Watchdog::new(Activity::default());
+        watchdog.set_step_timeout(LIMIT);
+        watchdog
     }
 
-    /// Looks when it is time to: why the compute thread counts as hung, and when that is.
-    fn look(watch: &mut Watch) -> (Option<String>, Instant) {
-        let due = watch.due.expect("it looks again");
-        (watch.hung(due), due)
+    /// Checks when it is due: why the compute thread counts as hung, and when.
+    fn look(watchdog: &mut Watchdog) -> (Option<String>, Instant) {
+        let due = watchdog.due.expect("it checks again");
+        (watchdog.hung(due), due)
     }
 
     #[test]
     fn a_step_that_does_not_end_is_a_hang_after_its_deadline_and_some_grace() {
-        let (mut watch, start) = (watch(), Instant::now());
-        watch.handed_over(start);
-        watch.activity.began(Doing::Step, start);
-        assert_eq!(look(&mut watch), (None, start + LIMIT));
-        let (reason, at) = look(&mut watch);
+        let (mut watchdog, start) = (watchdog(), Instant::now());
+        watchdog.handed_over(start);
+        watchdog.activity.began(Task::Step, start);
+        assert_eq!(look(&mut watchdog), (None, start + LIMIT));
+        let (reason, at) = look(&mut watchdog);
         assert_eq!(at, start + LIMIT + GRACE);
         assert!(reason.expect("it hangs").contains("has not finished a step within 60 s"));
     }
 
     #[test]
     fn steps_that_end_are_no_hang_and_an_idle_worker_has_no_timer() {
-        let (mut watch, start) = (watch(), Instant::now());
-        watch.handed_over(start);
+        let (mut watchdog, start) = (watchdog(), Instant::now());
+        watchdog.handed_over(start);
         for step in 1..5 {
-            watch.activity.began(Doing::Step, start + step * LIMIT / 2);
-            let (hung, at) = look(&mut watch);
+            watchdog.activity.began(Task::Step, start + step * LIMIT / 2);
+            let (hung, at) = look(&mut watchdog);
             assert!(hung.is_none() && at <= start + (step + 1) * LIMIT / 2 + LIMIT / 2);
         }
         // Stopped for a while, and back.
         let back = start + 9 * LIMIT;
-        assert_eq!(watch.hung(back), None);
-        watch.activity.began(Doing::Step, back);
-        assert_eq!(look(&mut watch), (None, back + GRACE));
-        assert_eq!(watch.due, Some(back + LIMIT));
-        watch.activity.rests();
-        assert_eq!(watch.hung(back + LIMIT), None);
-        assert_eq!(watch.due, None);
+        assert_eq!(watchdog.hung(back), None);
+        watchdog.activity.began(Task::Step, back);
+        assert_eq!(look(&mut watchdog), (None, back + GRACE));
+        assert_eq!(watchdog.due, Some(back + LIMIT));
+        watchdog.activity.idle();
+        assert_eq!(watchdog.hung(back + LIMIT), None);
+        assert_eq!(watchdog.due, None);
     }
 
     #[test]
     fn groups_form_and_kernels_are_compiled_in_their_own_time() {
-        let (mut watch, start) = (watch(), Instant::now());
-        watch.handed_over(start);
-        watch.activity.began(Doing::Forming, start);
-        assert_eq!(look(&mut watch), (None, start + LIMIT));
-        assert_eq!(watch.due, Some(start + FORMING));
+        let (mut watchdog, start) = (watchdog(), Instant::now());
+        watchdog.handed_over(start);
+        watchdog.activity.began(Task::Forming, start);
+        assert_eq!(look(&mut watchdog), (None, start + LIMIT));
+        assert_eq!(watchdog.due, Some(start + FORMING));
         let compilations = Compilations::default();
-        watch.activity.compiles(compilations.clone());
-        watch.activity.began(Doing::Step, start);
+        watchdog.activity.compiles(compilations.clone());
+        watchdog.activity.began(Task::Step, start);
         let compiling = compilations.begin();
         let hangs_at = loop {
-            if let (Some(_), at) = look(&mut watch) {
+            if let (Some(_), at) = look(&mut watchdog) {
                 break at;
             }
         };
@@ -225,8 +225,8 @@ mod tests {
 
     #[test]
     fn without_a_deadline_steps_take_any_time() {
-        let (mut watch, start) = (Watch::new(Activity::default()), Instant::now());
-        watch.activity.began(Doing::Step, start);
-        assert_eq!(watch.hung(start + 100 * FORMING), None);
+        let (mut watchdog, start) = (Watchdog::new(Activity::default()), Instant::now());
+        watchdog.activity.began(Task::Step, start);
+        assert_eq!(watchdog.hung(start + 100 * FORMING), None);
     }
 }

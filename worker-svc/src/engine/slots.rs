@@ -1,4 +1,4 @@
-//! The sequences that a worker holds between steps: tokens, block table, sampling.
+//! The state of running sequences between steps, by slot: tokens, block tables, sampling parameters.
 
 use proto::{NewSequence, StepPlan};
 use sampling::{History, SamplingPlan};
@@ -11,22 +11,22 @@ use crate::error::StepError;
 pub(crate) struct Slot {
     pub history: History,
     pub sampling: SamplingPlan,
-    /// Physical blocks in order of positions, a table for each group of layers.
+    /// Physical blocks in order of positions, a table for each KV cache group.
     pub tables: Vec<Vec<u32>>,
     /// Log-probabilities wanted for prompt positions.
     pub prompt_logprobs: Option<usize>,
-    /// The device chooses its tokens.
+    /// The device samples its tokens.
     pub on_device: bool,
-    /// Tokens that are chosen but not in the history yet.
+    /// Tokens that are being sampled, not in the history yet.
     pub pending: usize,
-    /// Tells the sequences that this slot holds one after the other apart.
+    /// Distinguishes the sequences that use this slot one after the other.
     pub incarnation: u64,
-    /// Open as long as the sequence is here.
+    /// Open as long as the sequence is in the slot.
     _span: Span,
 }
 
 impl Slot {
-    /// Tokens of the sequence, with those on their way.
+    /// Tokens of the sequence, with those that are being sampled.
     pub(crate) fn len(&self) -> usize {
         self.history.tokens().len() + self.pending
     }
@@ -37,7 +37,7 @@ impl Slot {
 pub(crate) struct Slots {
     table: Vec<Option<Slot>>,
     num_blocks: u32,
-    /// Block tables of a sequence.
+    /// KV cache groups: block tables of a sequence.
     groups: usize,
     end_tokens: Vec<u32>,
     added: u64,
@@ -49,7 +49,7 @@ impl Slots {
         Self { table: (0..max_num_seqs).map(|_| None).collect(), num_blocks, groups, end_tokens, added: 0 }
     }
 
-    /// How many there are.
+    /// The number of slots.
     pub(crate) fn count(&self) -> usize {
         self.table.len()
     }
@@ -156,13 +156,13 @@ impl Slots {
         let tables = new.group_len.iter().zip(&new.group_first).map(|(len, first)| {
             let (own, others) = left.split_at(*len as usize);
             left = others;
-            // Nobody looks behind a window, so any block will do there.
+            // Attention never reads behind its window, so any block id will do there.
             std::iter::repeat_n(0, *first as usize).chain(own.iter().copied()).collect()
         });
         Ok(tables.collect())
     }
 
-    /// A list of groups has an entry for each of `count` blocks; where there is one group it may be absent.
+    /// A list of groups has an entry for each of `count` blocks; with a single group it may be empty.
     fn check_groups(&self, step: u64, named: &[u32], count: usize) -> Result<(), StepError> {
         let absent = named.is_empty() && self.groups == 1;
         let whole = named.len() == count && named.iter().all(|group| (*group as usize) < self.groups);
@@ -177,7 +177,7 @@ impl Slots {
     }
 }
 
-/// The group of a plan's block, which may be left out where there is one.
+/// The cache group of a plan's block; plans leave it out where there is a single group.
 fn group(named: &[u32], at: usize) -> usize {
     named.get(at).map_or(0, |group| *group as usize)
 }

@@ -1,40 +1,38 @@
-//! Cuts a plan's rows into forward passes.
+//! Splits a plan into forward passes (micro-batches).
 //!
-//! Nearly always there is one pass. Only prompts whose log-probabilities are wanted need the logits of every position;
-//! they run in pieces of at most as many tokens as there are rows of logits, so that a long prompt does not need
-//! `tokens * vocab` numbers at once. Cutting changes no bit of any result (see `kernels::ops::Backend`).
+//! Nearly every plan is one pass. Only prompts whose log-probabilities are wanted need the logits of every position; they
+//! run in chunks of at most `max_logit_rows` tokens, so that a long prompt does not need `tokens * vocab` numbers at
+//! once. Splitting changes no bit of any result (see `kernels::ops::Backend`).
 
 use proto::{StepPlan, Want};
 
-use crate::{
-    error::StepError,
-    slots::{Slot, Slots, malformed, no_slot},
-};
+use super::slots::{Slot, Slots, malformed, no_slot};
+use crate::error::StepError;
 
-/// Which positions of a piece need logits.
+/// Which positions of a chunk need logits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wanted {
-    /// None: the prompt goes on.
+    /// None: more chunks of the prompt follow.
     Nothing,
     /// The last: a token is sampled there.
     Last,
-    /// All (log-probabilities of the prompt); a token is sampled at the last if the flag is set.
+    /// All, for log-probabilities of the prompt; with `sample`, a token is sampled at the last.
     All { sample: bool },
-    /// The last known one and those of the drafted tokens behind it, which are the plan's from `first` on.
+    /// The last known position and those of the `count` drafted tokens after it, which the plan has from `first` on.
     Drafted { first: u32, count: u32 },
 }
 
-/// A run of tokens of one sequence.
+/// Consecutive tokens of one sequence: a chunk of a prompt, or the token of a decode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Chunk {
     pub slot: u32,
     pub start: u32,
     pub len: u32,
     pub wanted: Wanted,
 }
 
-impl Piece {
-    /// Whether a token is chosen after the last position.
+impl Chunk {
+    /// Whether a token is sampled at the last position.
     pub(crate) fn samples(&self) -> bool {
         matches!(self.wanted, Wanted::Last | Wanted::All { sample: true })
     }
@@ -57,7 +55,7 @@ impl Piece {
     }
 }
 
-/// Whether the plan's rows are whole, and want what this worker can give.
+/// Refuses rows that are incomplete, or want what this worker cannot do.
 pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     let (step, rows) = (plan.step, plan.slot.len());
     if plan.start.len() != rows || plan.num_tokens.len() != rows || plan.want.len() != rows {
@@ -82,12 +80,16 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     }
 }
 
-/// The passes of a plan whose rows are checked, each with at most `max_logit_rows` rows of logits. In row order within
-/// and across passes.
-pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> Result<Vec<Vec<Piece>>, StepError> {
+/// The forward passes of a plan that [`check_rows`] accepts, each with at most `max_logit_rows` rows of logits. Rows keep
+/// their order within and across passes.
+pub(crate) fn forward_passes(
+    plan: &StepPlan,
+    slots: &Slots,
+    max_logit_rows: usize,
+) -> Result<Vec<Vec<Chunk>>, StepError> {
     let step = plan.step;
     let rows = plan.slot.len();
-    let mut passes: Vec<Vec<Piece>> = vec![Vec::with_capacity(rows)];
+    let mut passes: Vec<Vec<Chunk>> = vec![Vec::with_capacity(rows)];
     let (mut used, mut drafts, mut first) = (0, plan.num_draft.iter(), 0);
     for row in 0..rows {
         let slot = slots.get(plan.slot[row]).ok_or_else(|| no_slot(step, plan.slot[row]))?;
@@ -100,7 +102,7 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
             (count, _) => Wanted::Drafted { first, count },
         };
         first += count;
-        let whole = Piece { slot: plan.slot[row], start, len, wanted };
+        let whole = Chunk { slot: plan.slot[row], start, len, wanted };
         if count > 0 && whole.logit_rows() > max_logit_rows {
             return Err(malformed(
                 step,
@@ -113,22 +115,22 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
             return Err(malformed(step, "drafted tokens behind a prompt whose log-probabilities are wanted"));
         }
         let scores_prompt = scores_prompt && count == 0;
-        for piece in if scores_prompt { cut(whole, sample, max_logit_rows) } else { vec![whole] } {
-            let follows_itself = piece.start > start;
-            if follows_itself || used + piece.logit_rows() > max_logit_rows {
+        for chunk in if scores_prompt { split(whole, sample, max_logit_rows) } else { vec![whole] } {
+            let follows_itself = chunk.start > start;
+            if follows_itself || used + chunk.logit_rows() > max_logit_rows {
                 passes.push(Vec::new());
                 used = 0;
             }
-            used += piece.logit_rows();
-            passes.last_mut().expect("there is always one").push(piece);
+            used += chunk.logit_rows();
+            passes.last_mut().expect("there is always one").push(chunk);
         }
     }
-    // A plan may only tidy up.
+    // A plan without rows only changes slots.
     passes.retain(|pass| !pass.is_empty());
     Ok(passes)
 }
 
-/// Whether the sequence has the row's tokens, or will have them when it runs; the last `drafted` are the plan's own.
+/// Refuses a row whose tokens the sequence will not have when the row runs; the last `drafted` are the plan's own.
 fn check_positions(plan: &StepPlan, row: usize, slot: &Slot, drafted: u32) -> Result<(), StepError> {
     let (step, start, len) = (plan.step, plan.start[row] as usize, (plan.num_tokens[row] - drafted) as usize);
     let (end, known) = (start + len, slot.history.tokens().len());
@@ -147,13 +149,13 @@ fn check_positions(plan: &StepPlan, row: usize, slot: &Slot, drafted: u32) -> Re
     Ok(())
 }
 
-fn cut(whole: Piece, sample: bool, most: usize) -> Vec<Piece> {
+fn split(whole: Chunk, sample: bool, most: usize) -> Vec<Chunk> {
     let end = whole.start + whole.len;
-    let pieces = (whole.start..end).step_by(most.max(1)).map(|start| {
+    let chunks = (whole.start..end).step_by(most.max(1)).map(|start| {
         let len = (end - start).min(most.max(1) as u32);
-        Piece { start, len, wanted: Wanted::All { sample: sample && start + len == end }, ..whole }
+        Chunk { start, len, wanted: Wanted::All { sample: sample && start + len == end }, ..whole }
     });
-    pieces.collect()
+    chunks.collect()
 }
 
 #[cfg(test)]
@@ -189,19 +191,19 @@ mod tests {
 
     #[test]
     fn an_ordinary_plan_is_one_pass() {
-        let passes = passes(&plan(&[(0, 0, 10, 1), (1, 9, 1, 1), (2, 0, 4, 0)]), &slots(None), 4).unwrap();
+        let passes = forward_passes(&plan(&[(0, 0, 10, 1), (1, 9, 1, 1), (2, 0, 4, 0)]), &slots(None), 4).unwrap();
         assert_eq!(passes.len(), 1);
-        assert_eq!(passes[0].iter().map(Piece::logit_rows).sum::<usize>(), 2);
+        assert_eq!(passes[0].iter().map(Chunk::logit_rows).sum::<usize>(), 2);
     }
 
     #[test]
     fn a_plan_without_rows_runs_nothing() {
-        assert!(passes(&plan(&[]), &slots(None), 4).unwrap().is_empty());
+        assert!(forward_passes(&plan(&[]), &slots(None), 4).unwrap().is_empty());
     }
 
     #[test]
-    fn scored_prompts_run_in_pieces() {
-        let passes = passes(&plan(&[(0, 0, 10, 1), (1, 0, 3, 0)]), &slots(Some(0)), 4).unwrap();
+    fn scored_prompts_run_in_chunks() {
+        let passes = forward_passes(&plan(&[(0, 0, 10, 1), (1, 0, 3, 0)]), &slots(Some(0)), 4).unwrap();
         let shape: Vec<Vec<(u32, u32, u32)>> =
             passes.iter().map(|pass| pass.iter().map(|p| (p.slot, p.start, p.len)).collect()).collect();
         assert_eq!(shape, [vec![(0, 0, 4)], vec![(0, 4, 4)], vec![(0, 8, 2)], vec![(1, 0, 3)]]);
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn plans_that_contradict_the_slots_are_refused() {
         for rows in [&[(9, 0, 1, 1)][..], &[(0, 8, 3, 1)], &[(0, 0, 0, 1)], &[(0, u32::MAX, 1, 1)]] {
-            assert!(passes(&plan(rows), &slots(None), 4).is_err(), "{rows:?}");
+            assert!(forward_passes(&plan(rows), &slots(None), 4).is_err(), "{rows:?}");
         }
     }
 

@@ -1,13 +1,15 @@
-//! A line for each step, for those who look for where the time goes: what it computed, how long the host took to submit
-//! it, how long it ran, and how long the device had nothing to do before. `--log-level info,worker_svc::step_log=trace`
-//! asks for it; otherwise it costs nothing.
+//! A log line for each step: what it computed, the time the host took to submit it, its run time, and how long the device
+//! was idle before. Written with `--log-level info,worker_svc::step_log=trace`; otherwise it costs nothing.
 
 use std::time::{Duration, Instant};
 
 use proto::StepPlan;
 use tracing::{Level, enabled, trace};
 
-/// A step under way, as its line will tell it.
+/// What a filter names, wherever this file is.
+const TARGET: &str = "worker_svc::step_log";
+
+/// The line of a step in flight.
 #[derive(Debug)]
 pub(crate) struct Note {
     step: u64,
@@ -21,9 +23,9 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    /// Absent where nobody reads it. `idle_since`: when the step before was finished, if nothing was under way since.
+    /// Absent if the log level leaves it out. `idle_since`: when the step before was finished, if none was in flight since.
     pub(crate) fn of(plan: &StepPlan, submitted: Instant, idle_since: Option<Instant>) -> Option<Self> {
-        enabled!(Level::TRACE).then(|| {
+        enabled!(target: TARGET, Level::TRACE).then(|| {
             let now = Instant::now();
             Self::new(plan, now - submitted, idle_since.map_or(Duration::ZERO, |since| now - since))
         })
@@ -40,11 +42,11 @@ impl Note {
         note
     }
 
-    /// The step took so long, without what it waited for the one before.
+    /// Writes the line. `took`: run time of the step, without its wait for the one before.
     pub(crate) fn finished(self, took: Duration) {
         let Self { step, decodes, context, prompts, prompt_tokens, submit, idle } = self;
         let [submit_us, idle_us, took_us] = [submit, idle, took].map(|time| time.as_micros() as u64);
-        trace!(step, decodes, context, prompts, prompt_tokens, submit_us, idle_us, took_us, "step");
+        trace!(target: TARGET, step, decodes, context, prompts, prompt_tokens, submit_us, idle_us, took_us, "step");
     }
 }
 

@@ -1,9 +1,12 @@
 //! The link to the scheduler.
 
+mod step_result;
+
 use link::{Link, LinkError, LinkOptions, Sender};
 use proto::{FromWorker, ToWorker, from_worker::Event};
 
-use crate::{config::Args, results::split};
+use self::step_result::split;
+use crate::config::Args;
 
 /// The worker's end of the `steps` channel.
 pub(crate) type SchedulerLink = Link<FromWorker, ToWorker>;
@@ -15,12 +18,12 @@ pub(crate) async fn dial(args: &Args, fingerprint: &str) -> SchedulerLink {
     link::redial(&args.scheduler, hello, &LinkOptions::default()).await
 }
 
-/// What goes to the scheduler.
+/// The sending half of the link.
 pub(crate) struct Out(pub Sender<FromWorker>);
 
 impl Out {
-    /// Sends one event, in parts where it is too large; the error says why the link ended.
-    pub async fn say(&mut self, event: Event) -> Result<(), String> {
+    /// Sends one event, in parts if it is too large; the error says why the link ended.
+    pub async fn send(&mut self, event: Event) -> Result<(), String> {
         let message = FromWorker { event: Some(event) };
         let sent = match self.0.send(&message).await {
             Err(LinkError::TooLarge { limit, .. }) => self.0.send_many(&split(message, limit)).await,

@@ -1,9 +1,9 @@
-//! A step's result as messages that fit a link.
+//! Splits a step's result into messages that fit a link.
 
 use proto::{FromWorker, StepResult, from_worker::Event};
 
-/// The message as messages of at most `limit` bytes, in order; only results of steps can be divided. What cannot stays
-/// whole, and is the link's to refuse.
+/// The message as messages of at most `limit` bytes, in order. Only results of steps can be divided; another message
+/// stays whole, and the link refuses it.
 pub(crate) fn split(message: FromWorker, limit: usize) -> Vec<FromWorker> {
     let message_of = |result| FromWorker { event: Some(Event::Result(result)) };
     link::split(message, limit, |message, _| match message.event {
@@ -15,8 +15,8 @@ pub(crate) fn split(message: FromWorker, limit: usize) -> Vec<FromWorker> {
     })
 }
 
-/// The result as two parts of it: log-probabilities of prompts come first, then those of tokens, then pooled outputs,
-/// and what else there is with the last ones.
+/// The result in two parts: log-probabilities of prompts come first, then those of tokens, then pooled outputs; all other
+/// fields go with the last.
 fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let (prompts, tokens) = (result.prompt_logprobs.len(), result.logprobs.len());
     let all = prompts + tokens + result.pooled.len();

@@ -1,4 +1,4 @@
-//! How many KV blocks and recurrent states fit, decided once at start so that memory is never found missing later.
+//! How many KV blocks and recurrent states fit: sized once at start, so that no allocation fails later.
 
 use kernels::{cpu::available_memory, ops::DeviceMemory};
 use models::{CacheLayout, Runner};
@@ -8,20 +8,20 @@ use crate::config::Args;
 
 /// KV memory a CPU worker takes at most when nothing else is said, bytes (vLLM's default for its CPU backend).
 const CPU_DEFAULT: u64 = 4 << 30;
-/// Blocks of a model without KV: numbers that stand for nothing.
+/// Blocks of a model without KV, which take no memory.
 const FREE_BLOCKS: u64 = 1 << 20;
 
-/// What the sizing goes by.
+/// The facts that sizes are computed from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
-    /// What the model keeps of past tokens on this rank.
+    /// What the model caches of past tokens on this rank.
     pub cache: &'a CacheLayout,
     /// Longest sequence of the model.
     pub context_len: u32,
-    /// What the cache's memory is taken from.
+    /// The memory that the cache is allocated in.
     pub memory: Memory,
-    /// Bytes of a device's memory that recorded steps will take.
-    pub recordings: u64,
+    /// Bytes of a device's memory that CUDA graphs will take.
+    pub graphs: u64,
 }
 
 /// Memory as it is now, with weights and activations in place.
@@ -38,7 +38,7 @@ pub(crate) fn of(model: &dyn Runner) -> Memory {
     model.device_memory().map_or_else(|| Memory::Machine(available_memory()), Memory::Device)
 }
 
-/// What a model keeps does not fit.
+/// The cache does not fit.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum TooSmall {
     /// Not even one sequence.
@@ -62,9 +62,9 @@ pub(crate) enum TooSmall {
     States { sequences: u32, needed_mib: u64, budget_mib: u64 },
 }
 
-/// What this worker has room for.
+/// What fits into this worker's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     /// Blocks of its KV cache.
     pub num_blocks: u32,
     /// Sequences that run at the same time.
@@ -77,14 +77,14 @@ impl TooSmall {
     }
 }
 
-/// Divides the memory.
-pub(crate) fn room(args: &Args, facts: Facts<'_>) -> Result<Room, TooSmall> {
+/// Divides the memory between states and blocks.
+pub(crate) fn capacity(args: &Args, facts: Facts<'_>) -> Result<Capacity, TooSmall> {
     let max_num_seqs = max_num_seqs(args, facts)?;
-    Ok(Room { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
+    Ok(Capacity { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
 }
 
-/// As many sequences as the flags say; where they do not, as many as usual, or as have states in the memory. Where keys
-/// and values are kept too, states get half of it.
+/// `--max-num-seqs`; without it the default, or fewer if recurrent states of so many do not fit. States get at most half
+/// of the memory where keys and values are cached too.
 fn max_num_seqs(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
     let (usual, state) = (args.max_num_seqs(), facts.cache.state_bytes);
     if args.max_num_seqs.is_some() || state == 0 {
@@ -117,7 +117,7 @@ fn num_blocks(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u32, T
     } else {
         let fit = budget()? / block_bytes;
         match facts.memory {
-            // More than all slots filled to the brim would only hold old prefixes.
+            // More than the longest sequence in every slot would only hold old prefixes.
             Memory::Machine(_) => fit.min(u64::from(max_num_seqs) * needed),
             Memory::Device(_) => fit,
         }
@@ -134,7 +134,7 @@ fn num_blocks(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u32, T
     }
 }
 
-/// The scheduler's arithmetic of what a sequence holds, for the largest steps there may be.
+/// The scheduler's arithmetic of a sequence's blocks, for steps of the largest size.
 fn sizing(args: &Args, cache: &CacheLayout) -> sched_core::Config {
     let window = |window: usize| u32::try_from(window).unwrap_or(u32::MAX);
     sched_core::Config {
@@ -145,18 +145,18 @@ fn sizing(args: &Args, cache: &CacheLayout) -> sched_core::Config {
     }
 }
 
-/// What is left for blocks once every sequence has its recurrent state.
+/// Bytes for blocks, after every sequence's recurrent state.
 fn after_states(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u64, TooSmall> {
     let budget = budget(args, facts);
     let states = facts.cache.state_bytes * u64::from(max_num_seqs);
     budget.checked_sub(states).ok_or(TooSmall::states(max_num_seqs, states, budget))
 }
 
-/// Bytes for all that is kept of past tokens.
+/// Bytes for blocks and recurrent states.
 fn budget(args: &Args, facts: Facts<'_>) -> u64 {
     args.kv_cache_memory_bytes.unwrap_or_else(|| match facts.memory {
         Memory::Machine(available) => machine_budget(args, available),
-        Memory::Device(memory) => device_budget(args, memory).saturating_sub(facts.recordings),
+        Memory::Device(memory) => device_budget(args, memory).saturating_sub(facts.graphs),
     })
 }
 
@@ -165,7 +165,7 @@ fn machine_budget(args: &Args, available: Option<u64>) -> u64 {
     (share as u64 / u64::from(args.tensor_parallel_size)).min(CPU_DEFAULT)
 }
 
-/// What is free, less the share of the device that is to stay so.
+/// Free memory, less the share of the device that is to stay free.
 fn device_budget(args: &Args, memory: DeviceMemory) -> u64 {
     let spared = memory.total as f64 * (1.0 - args.gpu_memory_utilization);
     memory.free.saturating_sub(spared as u64)
@@ -190,11 +190,11 @@ mod tests {
 
     fn blocks_in(memory: Memory, flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
-        let facts = Facts { cache, context_len: 1000, memory, recordings: 10 << 20 };
-        room(&Cli::parse_from(required.iter().chain(flags)).args, facts).map(|room| room.num_blocks)
+        let facts = Facts { cache, context_len: 1000, memory, graphs: 10 << 20 };
+        capacity(&Cli::parse_from(required.iter().chain(flags)).args, facts).map(|capacity| capacity.num_blocks)
     }
 
-    /// Groups of one window each, that keep so many bytes a token in turn.
+    /// Cache groups of one window each, of `bytes_per_token`.
     fn cache(windows: &[Option<usize>], bytes_per_token: u64, state_bytes: u64) -> CacheLayout {
         let group = |&window| CacheGroup { layers: 1, window, bytes_per_token };
         CacheLayout { groups: windows.iter().map(group).collect(), place_bytes: bytes_per_token, state_bytes }
@@ -231,22 +231,22 @@ mod tests {
 
     #[test]
     fn states_of_fewer_sequences_by_default() {
-        let room_in = |flags: &[&str], cache: &CacheLayout| {
+        let capacity_in = |flags: &[&str], cache: &CacheLayout| {
             let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
-            let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)), recordings: 0 };
-            room(&Cli::parse_from(required.iter().chain(flags)).args, facts)
+            let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)), graphs: 0 };
+            capacity(&Cli::parse_from(required.iter().chain(flags)).args, facts)
         };
-        let room = |num_blocks, max_num_seqs| Ok(Room { num_blocks, max_num_seqs });
+        let fits = |num_blocks, max_num_seqs| Ok(Capacity { num_blocks, max_num_seqs });
         let alone = cache(&[None], 0, 1 << 20);
-        assert_eq!(room_in(&[], &alone), room(1 << 20, 92));
-        assert_eq!(room_in(&["--kv-cache-memory-bytes", "1073741824"], &alone), room(1 << 20, 256));
+        assert_eq!(capacity_in(&[], &alone), fits(1 << 20, 92));
+        assert_eq!(capacity_in(&["--kv-cache-memory-bytes", "1073741824"], &alone), fits(1 << 20, 256));
         // Half of it is for keys and values.
         let both = cache(&[None], 1024, 1 << 20);
-        assert_eq!(room_in(&["--kv-cache-memory-bytes", "41943040"], &both), room(20 * 64, 20));
-        let error = room_in(&["--kv-cache-memory-bytes", "1000000"], &both).unwrap_err();
+        assert_eq!(capacity_in(&["--kv-cache-memory-bytes", "41943040"], &both), fits(20 * 64, 20));
+        let error = capacity_in(&["--kv-cache-memory-bytes", "1000000"], &both).unwrap_err();
         assert!(matches!(error, TooSmall::States { sequences: 1, .. }), "{error:?}");
         // What was asked for is honoured or refused.
-        assert!(room_in(&["--max-num-seqs", "256"], &alone).is_err());
+        assert!(capacity_in(&["--max-num-seqs", "256"], &alone).is_err());
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
         let memory = Memory::Device(DeviceMemory { free: 60 << 20, total: 100 << 20 });
         let cache = cache(&[None], 1024, 0);
         let blocks = |flags: &[&str]| blocks_in(memory, flags, &cache);
-        // Less what recordings take.
+        // Less what CUDA graphs take.
         assert_eq!(blocks(&["--gpu-memory-utilization", "0.6"]), Ok(10 * 64));
         assert_eq!(blocks(&["--gpu-memory-utilization", "1"]), Ok(50 * 64));
         assert_eq!(blocks(&["--kv-cache-memory-bytes", "16777216"]), Ok(1024));

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::available_parallelism};
 
 use clap::ValueEnum;
-use kernels::ops::DType;
+use kernels::ops::{DType, KvDType};
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
 use proto::Setting;
@@ -279,9 +279,9 @@ impl Args {
             },
             kv_cache_dtype: match self.kv_cache_dtype {
                 CachePrecision::Auto => None,
-                CachePrecision::Bfloat16 => Some(DType::Bf16),
-                CachePrecision::Float16 => Some(DType::F16),
-                CachePrecision::Fp8E4m3 => Some(DType::E4m3),
+                CachePrecision::Bfloat16 => Some(DType::Bf16.into()),
+                CachePrecision::Float16 => Some(DType::F16.into()),
+                CachePrecision::Fp8E4m3 => Some(KvDType::E4m3),
             },
             placement: Placement::rank(self.rank as usize, self.tensor_parallel_size as usize),
             head: NetworkHead::Stored,

@@ -14,7 +14,7 @@ use proto::{
 };
 use service_kit::{
     Far, Process, StartAgain,
-    control::{ControlServer, Handler},
+    control::{ControlServer, Facts},
 };
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
@@ -41,8 +41,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
         given => given.to_owned(),
     };
-    let handler = ControlHandler { fingerprint: fingerprint.clone() };
-    ControlServer::new(&process, Arc::new(handler)).spawn(args.common.control.as_ref()).await?;
+    let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
+    ControlServer::new(&process, Arc::new(())).facts(facts).spawn(args.common.control.as_ref()).await?;
     let Compute { jobs, replies, activity } = compute::start(args.clone())?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.rank),
@@ -306,14 +306,4 @@ fn refusal(refused: WorkerRefused) -> anyhow::Error {
 
 fn thread_gone() -> anyhow::Error {
     anyhow!("the compute thread is gone")
-}
-
-struct ControlHandler {
-    fingerprint: String,
-}
-
-impl Handler for ControlHandler {
-    fn model_fingerprint(&self) -> String {
-        self.fingerprint.clone()
-    }
 }

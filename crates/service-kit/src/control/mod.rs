@@ -6,4 +6,4 @@ mod server;
 
 pub use client::{ControlClient, channel};
 pub use question::{Question, abort, ask, drained};
-pub use server::{ControlServer, Handler};
+pub use server::{ControlServer, Facts, Handler};

@@ -57,6 +57,11 @@ pub fn gpus() -> Result<u32, String> {
     context::count()
 }
 
+/// How NVML names the GPU with this number: `GPU-` and its UUID.
+pub fn gpu_uuid(ordinal: u32) -> Result<String, String> {
+    context::uuid(ordinal)
+}
+
 /// One GPU. After a fault ([`ops::Device::fault`]) operations do nothing.
 pub struct CudaBackend {
     /// First to be dropped: a kernel that waits for another rank would keep the device from ending.

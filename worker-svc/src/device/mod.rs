@@ -1,6 +1,7 @@
 //! Opens the worker's device: a GPU, or the CPU.
 
 pub(crate) mod memory;
+mod telemetry;
 
 use anyhow::{anyhow, bail};
 use kernels::{
@@ -12,6 +13,8 @@ use proto::DeviceKind;
 use tracing::{info, warn};
 
 use crate::config::{Args, Device};
+
+pub(crate) use telemetry::Telemetry;
 
 /// A device, ready to take a model.
 pub(crate) struct Opened {

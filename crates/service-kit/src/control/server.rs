@@ -11,6 +11,9 @@ use tonic_health::ServingStatus;
 
 use crate::{Process, Readiness, VERSION};
 
+/// The name under which the health service says that the process answers at all, ready or not: what liveness probes ask.
+pub const LIVE: &str = "live";
+
 /// What a service answers beyond what the kit knows. Every method has a default.
 #[tonic::async_trait]
 pub trait Handler: Send + Sync + 'static {
@@ -35,7 +38,7 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// Brings gauges up to date just before metrics are read.
-    fn refresh_metrics(&self) {}
+    async fn refresh_metrics(&self) {}
 }
 
 /// A process that knows nothing beyond the kit.
@@ -126,6 +129,7 @@ impl ControlServer {
 fn follow_readiness(process: &Process, reporter: tonic_health::server::HealthReporter) {
     let mut readiness = process.status.subscribe();
     tokio::spawn(async move {
+        reporter.set_service_status(LIVE, ServingStatus::Serving).await;
         loop {
             let serving = match *readiness.borrow_and_update() {
                 Readiness::Ready => ServingStatus::Serving,
@@ -215,7 +219,7 @@ impl Control for Answers {
     }
 
     async fn metrics(&self, _: Request<proto::MetricsRequest>) -> Answer<proto::MetricsReply> {
-        self.handler.refresh_metrics();
+        self.handler.refresh_metrics().await;
         Ok(Response::new(proto::MetricsReply { text: self.process.metrics.text() }))
     }
 

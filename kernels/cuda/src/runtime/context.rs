@@ -157,6 +157,16 @@ pub(crate) fn count() -> Result<u32, String> {
     Ok(count.cast_unsigned())
 }
 
+/// `GPU-` and the UUID of the device with this number, as the driver's tools write it.
+pub(crate) fn uuid(ordinal: u32) -> Result<String, String> {
+    count()?;
+    let device = result::device::get(ordinal.cast_signed());
+    let uuid =
+        device.and_then(result::device::get_uuid).map_err(|error| format!("GPU {ordinal}: {}", explain(error)))?;
+    let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", byte.cast_unsigned())).collect();
+    Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}
+
 /// The newest CUDA that the driver knows, as CUDA counts versions.
 pub(crate) fn driver_version() -> Result<c_int, DriverError> {
     let mut version = 0;

@@ -315,29 +315,23 @@ pub(crate) fn test_gpu() -> Option<CudaOptions> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use service_kit::parse_flags;
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
 
     #[test]
     fn the_last_device_named_counts() {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
         let flags = ["--device=auto", "--device=cuda"];
-        let cli = Cli::try_parse_from(required.iter().chain(&flags)).expect("flags that may be repeated");
-        assert_eq!(cli.args.device, Device::Cuda);
+        let args: Args = parse_flags(required.iter().chain(&flags)).expect("flags that may be repeated");
+        assert_eq!(args.device, Device::Cuda);
     }
 
     #[test]
     fn captured_sizes_are_those_asked_for_that_can_occur() {
         let capture_sizes = |flags: &[&str]| {
             let required = ["worker", "--model", "m", "--scheduler", "ring:/x", "--max-num-seqs", "20"];
-            Cli::try_parse_from(required.iter().chain(flags)).map(|cli| cli.args.capture_sizes())
+            parse_flags(required.iter().chain(flags)).map(|args: Args| args.capture_sizes())
         };
         assert_eq!(capture_sizes(&[]).unwrap(), [1, 2, 4, 8, 16, 20]);
         assert_eq!(capture_sizes(&["--max-cudagraph-capture-size", "8"]).unwrap(), [1, 2, 4, 8]);

@@ -3,6 +3,7 @@
 mod docs;
 mod gpu_compare;
 mod models;
+mod release;
 mod test;
 mod tidy;
 
@@ -14,13 +15,15 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
-    /// Write the pages that are made from the code: docs/api.md and docs/configuration.md
+    /// Write the pages that are made from the code: docs/api.md, docs/configuration.md and docs/metrics.md
     Docs,
     /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
     GpuCompare(gpu_compare::Args),
     /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see
     /// crates/models/tests/zoo)
     Models,
+    /// Make the files of a release: archives of the program and the chart, a bill of materials, checksums
+    Release(release::Args),
     /// Pass all tests: tidy, licences, unit, model checking, end to end. Installs what the tests need under target/.
     Test(test::Args),
     /// Check the house rules: imports, module docs, unsafe, environment reads, sizes, widths, signatures, commit
@@ -33,6 +36,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Docs => docs::run(&root()),
         Chore::GpuCompare(args) => gpu_compare::run(&args),
         Chore::Models => models::run(&root()),
+        Chore::Release(args) => release::run(&root(), &args),
         Chore::Test(args) => test::run(&root(), &args),
         Chore::Tidy => tidy::run(&root()),
     }

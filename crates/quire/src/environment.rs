@@ -23,6 +23,8 @@ pub struct Environment {
     pub path: Option<OsString>,
     /// Variables that stand for flags, and all of vLLM's.
     pub variables: Variables,
+    /// The socket of a service manager that wants to be told of readiness, `NOTIFY_SOCKET`.
+    pub notify_socket: Option<OsString>,
 }
 
 impl Environment {
@@ -37,6 +39,7 @@ impl Environment {
             virtual_env: std::env::var_os("VIRTUAL_ENV"),
             path: std::env::var_os("PATH"),
             variables: std::env::vars_os().filter_map(known).collect(),
+            notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()),
         }
     }
 }

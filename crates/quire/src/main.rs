@@ -5,7 +5,10 @@ mod chat_client;
 mod client;
 mod collect_env;
 mod environment;
+mod fetch;
 mod kernels;
+#[cfg(test)]
+mod metrics_page;
 mod processes;
 mod serve;
 mod sse;
@@ -45,6 +48,8 @@ enum Command {
     Bench(bench::args::BenchArgs),
     /// Compile GPU kernels ahead
     Kernels(kernels::KernelsArgs),
+    /// Bring a model to this machine, and print where it lies
+    Fetch(fetch::FetchArgs),
     #[command(flatten)]
     Process(ProcessCommand),
     /// Show what flags, files and variables come to
@@ -76,6 +81,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, &Environment::read()),
         Command::Kernels(args) => kernels::run(&args, &Environment::read()),
         Command::Config(ConfigCommand::Show { words }) => serve::show::show(&words, &Environment::read()),
+        Command::Fetch(args) => fetch::run(args, &Environment::read()),
         Command::CollectEnv => {
             collect_env::print(&Environment::read());
             Ok(())

@@ -6,7 +6,8 @@ mod limits;
 pub mod offline;
 mod port;
 mod runtime_dir;
-mod screen;
+pub mod screen;
+mod service_manager;
 pub mod show;
 mod supervisor;
 pub mod variables;
@@ -28,6 +29,7 @@ use flags::{FlagError, Settings};
 use port::Port;
 use runtime_dir::RuntimeDir;
 use screen::{Form, Screen};
+use service_manager::ServiceManager;
 use supervisor::{Member, StartReport, Supervisor};
 
 /// Runs `quire serve` with the words that follow it on the command line.
@@ -122,7 +124,10 @@ async fn serve(
     };
     let parts = [vec![("model".to_owned(), found_after)], report].concat();
     screen.say(&ready_text(&engine, start, &parts));
+    let manager = ServiceManager::new(environment.notify_socket.as_deref());
+    manager.tell(&format!("READY=1\nSTATUS=serving {} at {}", engine.served_name(), address(&engine)));
     let ended = supervisor.watch(&process.shutdown).await;
+    manager.tell("STOPPING=1\nSTATUS=finishing what runs");
     if ended.is_ok() {
         screen.say("Finishing what runs; Ctrl-C again ends at once.");
     }
@@ -212,7 +217,7 @@ fn options(settings: &Settings, environment: &Environment) -> Options {
 }
 
 /// Refuses a model by its small files, before its weights are downloaded: its class, its quantization, its sizes.
-fn is_served(folder: &Path) -> Result<(), String> {
+pub fn is_served(folder: &Path) -> Result<(), String> {
     if !folder.join("config.json").is_file() {
         return Ok(()); // a GGUF file describes itself
     }

@@ -52,6 +52,10 @@ pub(super) const GROUPS: &[Group] = &[
     Group { fate: Read("1: never ask the hub"), names: &["HF_HUB_OFFLINE"] },
     Group { fate: Read("where caches and sockets lie"), names: &["HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"] },
     Group {
+        fate: Read("socket of a service manager that is told when the engine is ready"),
+        names: &["NOTIFY_SOCKET"],
+    },
+    Group {
         fate: Read("where CUDA's libraries are searched for after `QUIRE_CUDA_LIBRARY_PATH`"),
         names: &["PATH", "VIRTUAL_ENV"],
     },

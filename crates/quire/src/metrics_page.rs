@@ -8,8 +8,8 @@ const INTRO: &str = "\
 # Metrics
 
 `GET /metrics` answers with the metrics of all processes of the engine as one text for Prometheus. Series that several
-processes report alike are added up. This page is made from the processes' own tables by `cargo xtask docs`; a test keeps
-it fresh, and another compares it with what a running server shows.
+processes report alike are added up. This page is made from the processes' own tables by `cargo xtask docs`; a test
+keeps it fresh, and another compares it with what a running server shows.
 
 Names and buckets of `vllm:` series are vLLM's; `engine` is always `0`. `quire:` series are Quire's own. A histogram has
 the series `…_bucket` (with the label `le`), `…_sum` and `…_count`.

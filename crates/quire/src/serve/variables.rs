@@ -1,5 +1,5 @@
-//! Environment variables: those that stand for a flag or are read, and those of vLLM that make no difference here or are
-//! refused. A variable of vLLM acts, is refused by name, or is reported with the reason; none is ignored silently.
+//! Environment variables: those that stand for a flag or are read, and those of vLLM that make no difference here or
+//! are refused. A variable of vLLM acts, is refused by name, or is reported with the reason; none is ignored silently.
 
 #[cfg(test)]
 pub mod markdown;

@@ -1,5 +1,5 @@
-//! Which variables there are, and what becomes of each. vLLM's are those of its version 0.33 and the better known ones of
-//! earlier versions.
+//! Which variables there are, and what becomes of each. vLLM's are those of its version 0.33 and the better known ones
+//! of earlier versions.
 
 /// Variables that share a fate.
 pub(super) struct Group {

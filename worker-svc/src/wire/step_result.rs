@@ -15,8 +15,8 @@ pub(crate) fn split(message: FromWorker, limit: usize) -> Vec<FromWorker> {
     })
 }
 
-/// The result in two parts: log-probabilities of prompts come first, then those of tokens, then pooled outputs; all other
-/// fields go with the last.
+/// The result in two parts: log-probabilities of prompts come first, then those of tokens, then pooled outputs; all
+/// other fields go with the last.
 fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let (prompts, tokens) = (result.prompt_logprobs.len(), result.logprobs.len());
     let all = prompts + tokens + result.pooled.len();

@@ -15,6 +15,7 @@ mod generate;
 mod json;
 mod metrics;
 mod openai;
+mod responses;
 mod routes;
 mod serve;
 mod server;

@@ -10,6 +10,7 @@ mod messages;
 mod metrics;
 mod models;
 mod ping;
+mod responses;
 mod tokenize;
 mod version;
 
@@ -26,7 +27,7 @@ type Handlers = MethodRouter<Arc<Gateway>>;
 type Route = (&'static str, fn() -> Handlers);
 
 /// Sorted by path.
-const ROUTES: [Route; 14] = [
+const ROUTES: [Route; 18] = [
     ("/detokenize", detokenize::route),
     ("/health", health::route),
     ("/invocations", invocations::route),
@@ -40,6 +41,10 @@ const ROUTES: [Route; 14] = [
     ("/v1/messages/count_tokens", messages::count),
     ("/v1/models", models::route),
     ("/v1/models/{*model}", models::one),
+    ("/v1/responses", responses::route),
+    ("/v1/responses/{id}", responses::one),
+    ("/v1/responses/{id}/cancel", responses::cancel),
+    ("/v1/responses/{id}/input_items", responses::input_items),
     ("/version", version::route),
 ];
 

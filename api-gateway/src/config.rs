@@ -215,6 +215,9 @@ pub struct AnswerArgs {
     /// Do not log HTTP requests
     #[arg(long)]
     pub disable_uvicorn_access_log: bool,
+    /// Do not serve /docs and /openapi.json
+    #[arg(long)]
+    pub disable_fastapi_docs: bool,
 }
 
 /// Where sampling defaults come from.
@@ -302,9 +305,10 @@ impl Config {
         &self.served_names[0]
     }
 
-    /// How many responses are kept. Gateways that share a port keep none: the next request may reach another one.
+    /// How many responses are kept. One of several gateways keeps none: the next request may reach another one.
     pub fn stored_responses(&self) -> Bounds {
-        let count = if self.listen.reuse_port { 0 } else { self.access.max_stored_responses };
+        let alone = self.peers.gateway_control.is_empty();
+        let count = if alone { self.access.max_stored_responses } else { 0 };
         Bounds { count, bytes: self.access.max_stored_response_bytes }
     }
 

@@ -79,10 +79,8 @@ impl Assembly {
 
     /// The response as it is now.
     pub fn response(&self, status: &'static str) -> Value {
-        self.turn.response(
-            &self.plan.id,
-            Outcome { status, output: &self.items, error: Value::Null, usage: Value::Null },
-        )
+        self.turn
+            .response(&self.plan.id, Outcome { status, output: &self.items, error: Value::Null, usage: Value::Null })
     }
 
     /// Writes the events of a response that waits for its turn, and gives it.

@@ -271,9 +271,8 @@ mod tests {
             {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "sun"}]},
             {"role": "system", "content": "Hurry."},
         ]);
-        let call = |id: &str, name: &str| {
-            json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}})
-        };
+        let call =
+            |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
         let expected = json!([
             {"role": "system", "content": "Be kind.\n\nShort."},
             {"role": "user", "content": "Weather\n?"},
@@ -287,9 +286,7 @@ mod tests {
 
     #[test]
     fn what_was_not_finished_goes_on() {
-        let input = |status: &str| {
-            json!([{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,", "status": status}])
-        };
+        let input = |status: &str| json!([{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,", "status": status}]);
         assert!(told(input("incomplete"), None).goes_on);
         assert!(!told(input("completed"), None).goes_on);
     }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Fields that are refused, with what to do instead. Sorted.
-const REFUSED: [(&str, &str); 22] = [
+pub const REFUSED: [(&str, &str); 22] = [
     ("context_management", "send a shorter `input`"),
     ("conversation", "use `previous_response_id`, or send all items"),
     ("echo", "it is a field of /v1/chat/completions"),
@@ -65,17 +65,44 @@ const OPAQUE_REASONING: &str = "reasoning.encrypted_content";
 const REPEATED: [&str; 5] =
     ["prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user"];
 
+/// Fields that say the same in both APIs. Others that only chats know are passed on too, mostly to be refused.
+pub const ALIKE: [&str; 27] = [
+    "allowed_token_ids",
+    "bad_words",
+    "cache_salt",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "min_p",
+    "min_tokens",
+    "model",
+    "presence_penalty",
+    "priority",
+    "repetition_penalty",
+    "return_tokens_as_token_ids",
+    "seed",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop",
+    "stop_token_ids",
+    "temperature",
+    "top_k",
+    "top_p",
+    "truncation_side",
+    "typical_p",
+];
+
 /// Reads a body of `/v1/responses`.
 ///
 /// # Errors
 /// When a field is wrong, or asks for what is not done; 404 when the previous response is not kept.
 pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope, store: &Store) -> Result<Ready, ApiError> {
-    let mut fields = Fields::parse(body)?;
-    refuse(&mut fields)?;
     let id = format!("resp_{}", envelope.fresh_id);
-    let mut chat = Map::new();
-    let mut turn = turn(&mut fields, store, &mut chat, &id)?;
-    pass_on(&mut fields, &mut chat)?;
+    let Asked { mut turn, chat } = Asked::read(&mut Fields::parse(body)?, store, &id)?;
     let chat = Value::Object(chat).to_string();
     let mut ready = chat::read(chat.as_bytes(), limits, envelope).map_err(in_our_words)?;
     for request in &mut ready.requests {
@@ -92,6 +119,28 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope, store: &Store) ->
     Ok(ready)
 }
 
+/// A body, read.
+pub struct Asked {
+    /// What the response repeats or is written by.
+    turn: Turn,
+    /// The body of a chat that the answer comes from.
+    chat: Map<String, Value>,
+}
+
+impl Asked {
+    /// Reads the fields of a body whose response will have that id.
+    ///
+    /// # Errors
+    /// When a field of this API alone is wrong or refused.
+    pub fn read(fields: &mut Fields<'_>, store: &Store, id: &str) -> Result<Self, ApiError> {
+        refuse(fields)?;
+        let mut chat = Map::new();
+        let turn = turn(fields, Kept { store, id }, &mut chat)?;
+        pass_on(fields, &mut chat)?;
+        Ok(Self { turn, chat })
+    }
+}
+
 fn refuse(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for (name, instead) in REFUSED {
         if fields.raw(name).is_some() {
@@ -103,19 +152,19 @@ fn refuse(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 /// What the response repeats or is written by; what steers the answer goes into `chat`.
-fn turn(fields: &mut Fields<'_>, store: &Store, chat: &mut Map<String, Value>, id: &str) -> Result<Turn, ApiError> {
+fn turn(fields: &mut Fields<'_>, kept: Kept<'_>, chat: &mut Map<String, Value>) -> Result<Turn, ApiError> {
     let mut said = Map::new();
     for name in ["created_at", "model", "temperature", "top_p"] {
         said.insert(name.into(), Value::Null);
     }
-    let delivery = Delivery::read(fields, store)?;
+    let delivery = Delivery::read(fields, kept.store)?;
     for (name, value) in [("background", delivery.background), ("store", delivery.store)] {
         said.insert(name.into(), value.into());
     }
     chat.insert("stream".into(), (delivery.stream || delivery.background).into());
-    let context = conversation(fields, Kept { store, id }, chat, &mut said)?;
+    let context = conversation(fields, kept, chat, &mut said)?;
     functions(fields, chat, &mut said)?;
-    let (logprobs, opaque) = include(fields, chat, &mut said)?;
+    let included = include(fields, chat, &mut said)?;
     let place = reasoning(fields, chat, &mut said)?;
     text(fields, chat, &mut said)?;
     limits(fields, chat, &mut said)?;
@@ -125,7 +174,8 @@ fn turn(fields: &mut Fields<'_>, store: &Store, chat: &mut Map<String, Value>, i
         said.insert(name.into(), fields.value(name, "JSON")?.unwrap_or_default());
     }
     let Delivery { store, background, stream } = delivery;
-    Ok(Turn { said, context, store, background, stream, logprobs, reasoning: ShownReasoning { place, opaque } })
+    let reasoning = ShownReasoning { place, opaque: included.opaque_reasoning };
+    Ok(Turn { said, context, store, background, stream, logprobs: included.logprobs, reasoning })
 }
 
 /// How a response gets to its client.
@@ -188,10 +238,9 @@ fn conversation(
     said: &mut Map<String, Value>,
 ) -> Result<Vec<Value>, ApiError> {
     let instructions = fields.text("instructions")?;
-    let input: Value =
-        fields.value("input", "a string or a list of items")?.ok_or_else(|| {
-            ApiError::field("input", "`input` must be provided.")
-        })?;
+    let input: Value = fields
+        .value("input", "a string or a list of items")?
+        .ok_or_else(|| ApiError::field("input", "`input` must be provided."))?;
     let new = input::read(input, kept.id, kept.store)?;
     let previous = fields.text("previous_response_id")?;
     let mut items = match &previous {
@@ -240,12 +289,18 @@ fn functions(
     Ok(())
 }
 
+/// What is shown besides the usual.
+struct Included {
+    logprobs: bool,
+    opaque_reasoning: bool,
+}
+
 /// `include` and `top_logprobs`: whether log-probabilities and opaque reasoning are shown.
 fn include(
     fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
     said: &mut Map<String, Value>,
-) -> Result<(bool, bool), ApiError> {
+) -> Result<Included, ApiError> {
     let include: Vec<String> = fields.value("include", "a list of strings")?.unwrap_or_default();
     if let Some(unknown) = include.iter().find(|name| !INCLUDABLE.contains(&name.as_str())) {
         return Err(wrong("include", unknown, &format!("a list of {}", INCLUDABLE.join(", "))));
@@ -257,7 +312,7 @@ fn include(
         chat.insert("top_logprobs".into(), top.into());
     }
     said.insert("top_logprobs".into(), top.into());
-    Ok((logprobs, include.iter().any(|name| name == OPAQUE_REASONING)))
+    Ok(Included { logprobs, opaque_reasoning: include.iter().any(|name| name == OPAQUE_REASONING) })
 }
 
 fn reasoning(
@@ -350,7 +405,8 @@ fn metadata(fields: &mut Fields<'_>) -> Result<Value, ApiError> {
         name.chars().count() <= 64 && value.as_str().is_some_and(|value| value.chars().count() <= 512)
     };
     if metadata.len() > 16 || !metadata.iter().all(fits) {
-        let message = "`metadata` must have at most 16 members: names of up to 64 characters, and strings of up to 512.";
+        let message =
+            "`metadata` must have at most 16 members: names of up to 64 characters, and strings of up to 512.";
         return Err(ApiError::field(NAME, message));
     }
     Ok(metadata.into())
@@ -370,8 +426,8 @@ fn service_tier(fields: &mut Fields<'_>) -> Result<Value, ApiError> {
 /// Fields that say the same in both APIs, and those that neither knows.
 fn pass_on(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let rest: Vec<String> = fields.unread().map(str::to_owned).collect();
-    for name in rest {
-        if let Some(value) = fields.value::<Value>(&name, "JSON")? {
+    for name in ALIKE.into_iter().chain(rest.iter().map(String::as_str)) {
+        if let Some(value) = fields.value::<Value>(name, "JSON")? {
             chat.entry(name).or_insert(value);
         }
     }
@@ -399,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted() {
-        assert!(REFUSED.is_sorted_by_key(|(name, _)| *name));
+    fn the_tables_are_sorted() {
+        assert!(REFUSED.is_sorted_by_key(|(name, _)| *name) && ALIKE.is_sorted());
     }
 }

@@ -134,7 +134,10 @@ mod tests {
         ]);
         assert_eq!(Value::from(said.of_chat), expected);
         assert_eq!(said.choice_of_chat, json!({"type": "function", "function": {"name": "g"}}));
-        assert_eq!(said.shown[1], json!({"type": "function", "name": "g", "description": null, "parameters": null, "strict": false}));
+        assert_eq!(
+            said.shown[1],
+            json!({"type": "function", "name": "g", "description": null, "parameters": null, "strict": false})
+        );
     }
 
     #[test]
@@ -147,9 +150,7 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
-        let allowed = |mode: &str, name: &str| {
-            json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]})
-        };
+        let allowed = |mode: &str, name: &str| json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]});
         let rows = [
             (json!({"tools": [{"type": "web_search"}]}), "tools", "`web_search`"),
             (json!({"tools": [{"type": "custom", "name": "x"}]}), "tools", "`custom`"),

@@ -10,37 +10,83 @@ use axum::{
 use http::StatusCode;
 use serde_json::json;
 
-use super::Handlers;
 use crate::{
-    error::{ApiError, json_response},
+    api::operation::{Answer, Body, Errors, Method, Operation, Route, When},
+    error::{ApiError, Fault, json_response},
     gateway::Gateway,
     generate,
     responses::{background::follow, list::Page, request, store::Record},
 };
 
-/// The methods of `/v1/responses`.
-pub fn route() -> Handlers {
-    post(create)
-}
+/// Why a response that is named may not be had.
+const KEPT: Errors = Errors::of(&[Fault::BadRequest, Fault::NotFound]);
 
-/// The methods of `/v1/responses/{id}`.
-pub fn one() -> Handlers {
-    get(retrieve).delete(delete)
-}
+/// The answer.
+pub const ROUTE: Route = Route {
+    path: "/v1/responses",
+    handlers: || post(create),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "Answers items with items; fields of chats are taken too",
+        answer: Answer::Streamable(&["Response"], &["event of OpenAI's Responses API"]),
+        errors: Errors::GENERATING,
+        ..Operation::post("create_response", &[Body::Responses])
+    }],
+};
 
-/// The methods of `/v1/responses/{id}/cancel`.
-pub fn cancel() -> Handlers {
-    post(cancel_one)
-}
+/// One that is kept.
+pub const ONE: Route = Route {
+    path: "/v1/responses/{id}",
+    handlers: || get(retrieve).delete(delete),
+    when: When::ALWAYS,
+    operations: &[
+        Operation {
+            summary: "A response that is kept; with `?stream=true&starting_after=N` the events of one that was made in \
+                      the background",
+            answer: Answer::Streamable(&["Response"], &["event of OpenAI's Responses API"]),
+            errors: KEPT,
+            ..Operation::get("retrieve_response")
+        },
+        Operation {
+            method: Method::Delete,
+            summary: "Forgets a response, and ends it if it runs",
+            answer: Answer::Json("ResponseDeleted"),
+            errors: KEPT,
+            ..Operation::get("delete_response")
+        },
+    ],
+};
 
-/// The methods of `/v1/responses/{id}/input_items`.
-pub fn input_items() -> Handlers {
-    get(list)
-}
+/// Ends one that runs in the background.
+pub const CANCEL: Route = Route {
+    path: "/v1/responses/{id}/cancel",
+    handlers: || post(cancel_one),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "Ends a response that runs in the background",
+        answer: Answer::Json("Response"),
+        errors: KEPT,
+        ..Operation::post("cancel_response", &[])
+    }],
+};
+
+/// What one was made from.
+pub const INPUT_ITEMS: Route = Route {
+    path: "/v1/responses/{id}/input_items",
+    handlers: || get(list),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "The items that a response was made from, by `?after=`, `limit=` and `order=`",
+        answer: Answer::Json("ResponseItems"),
+        errors: KEPT,
+        ..Operation::get("list_input_items")
+    }],
+};
 
 async fn create(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let store = gateway.responses.clone();
-    generate::answer(gateway, request, move |body, limits, envelope| request::read(body, limits, envelope, &store)).await
+    generate::answer(gateway, request, move |body, limits, envelope| request::read(body, limits, envelope, &store))
+        .await
 }
 
 async fn retrieve(

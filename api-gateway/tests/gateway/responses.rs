@@ -57,8 +57,13 @@ fn tools() -> Value {
     json!([{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}])
 }
 
-const CALLING: [&str; 5] = ["hm", "</think>", "I look.", "<tool_call>{\"name\": \"get_weather\", \"arg",
-    "uments\": {\"city\": \"Rome\"}}</tool_call>"];
+const CALLING: [&str; 5] = [
+    "hm",
+    "</think>",
+    "I look.",
+    "<tool_call>{\"name\": \"get_weather\", \"arg",
+    "uments\": {\"city\": \"Rome\"}}</tool_call>",
+];
 
 #[tokio::test]
 async fn a_text_is_answered_with_a_message() {
@@ -100,7 +105,10 @@ async fn a_text_is_answered_with_a_message() {
     assert!(response["created_at"].is_u64() && response["completed_at"].is_u64());
     let item = &response["output"][0];
     let part = json!({"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []});
-    assert_eq!((&item["type"], &item["role"], &item["status"]), (&json!("message"), &json!("assistant"), &json!("completed")));
+    assert_eq!(
+        (&item["type"], &item["role"], &item["status"]),
+        (&json!("message"), &json!("assistant"), &json!("completed"))
+    );
     assert_eq!(item["content"], json!([part]));
 }
 
@@ -116,12 +124,24 @@ async fn events_open_fill_and_close_each_item() {
     let mut kinds = kinds(&events);
     kinds.dedup();
     let expected = [
-        "created", "in_progress",
-        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
         "output_item.done",
-        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
         "output_item.done",
-        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
         "completed",
     ];
     assert_eq!(kinds, expected);
@@ -129,10 +149,13 @@ async fn events_open_fill_and_close_each_item() {
     assert_eq!(joined(&events, "response.output_text.delta"), "I look.");
     assert_eq!(joined(&events, "response.function_call_arguments.delta"), "{\"city\": \"Rome\"}");
     let response = &events[events.len() - 1]["response"];
-    let done: Vec<&Value> = events.iter().filter(|e| e["type"] == "response.output_item.done").map(|e| &e["item"]).collect();
+    let done: Vec<&Value> =
+        events.iter().filter(|e| e["type"] == "response.output_item.done").map(|e| &e["item"]).collect();
     assert_eq!(response["output"].as_array().expect("items").iter().collect::<Vec<_>>(), done);
-    assert_eq!(done.iter().map(|item| item["type"].as_str().expect("a type")).collect::<Vec<_>>(),
-        ["reasoning", "message", "function_call"]);
+    assert_eq!(
+        done.iter().map(|item| item["type"].as_str().expect("a type")).collect::<Vec<_>>(),
+        ["reasoning", "message", "function_call"]
+    );
     assert_eq!((&done[2]["name"], &done[2]["arguments"]), (&json!("get_weather"), &json!("{\"city\": \"Rome\"}")));
     let places = events.iter().filter_map(|event| Some((event.get("item_id")?, event["output_index"].as_u64()?)));
     for (id, index) in places {
@@ -152,7 +175,8 @@ async fn whole_and_streamed_answers_are_alike() {
         let request = stage.engine.request().await;
         answer(&mut stage, &request, "<think>", &CALLING).await;
         let got = asked.await.expect("an answer");
-        let response = if stream { events(got.text()).pop().expect("an event")["response"].clone() } else { got.json() };
+        let response =
+            if stream { events(got.text()).pop().expect("an event")["response"].clone() } else { got.json() };
         let mut output = response["output"].clone();
         for item in output.as_array_mut().expect("items") {
             item["id"] = Value::Null;
@@ -186,7 +210,10 @@ async fn a_conversation_goes_on_from_what_is_kept() {
     ]);
     let (messages, shown) = chat_of(&request);
     assert_eq!(messages, expected, "instructions are those of one response");
-    assert_eq!(shown, json!([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]));
+    assert_eq!(
+        shown,
+        json!([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}])
+    );
     answer(&mut stage, &request, "", &["Sunny."]).await;
     let second = asked.await.expect("an answer").json();
     assert_eq!((&second["previous_response_id"], &second["store"]), (&first["id"], &json!(false)));
@@ -271,7 +298,10 @@ async fn an_answer_that_was_cut_is_incomplete() {
     let request = stage.engine.request().await;
     stage.engine.send(vec![admitted(&request, 1), text(&request, 0, "a", FinishReason::Length)]).await;
     let response = asked.await.expect("an answer").json();
-    assert_eq!((&response["status"], &response["incomplete_details"]), (&json!("incomplete"), &json!({"reason": "max_output_tokens"})));
+    assert_eq!(
+        (&response["status"], &response["incomplete_details"]),
+        (&json!("incomplete"), &json!({"reason": "max_output_tokens"}))
+    );
     assert_eq!((&response["output"][0]["status"], &response["completed_at"]), (&json!("incomplete"), &Value::Null));
 }
 
@@ -294,7 +324,11 @@ async fn a_response_runs_in_the_background() {
     assert_eq!((joined(&all, "response.output_text.delta"), kinds(&all).pop()), ("Hello".into(), Some("completed")));
     assert_eq!(stage.client.get(&path).await.json(), all[all.len() - 1]["response"]);
     let later = stage.client.get(&format!("{path}?stream=true&starting_after=1")).await;
-    assert!(later.text().starts_with("event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"sequence_number\":2,"));
+    assert!(
+        later.text().starts_with(
+            "event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"sequence_number\":2,"
+        )
+    );
     assert!(seen.ends_with(later.text()));
     assert_eq!(content_type(&later.headers), "text/event-stream; charset=utf-8");
     let past = stage.client.get(&format!("{path}?stream=true&starting_after=999")).await;
@@ -355,4 +389,21 @@ async fn fields_are_honoured_or_refused_by_name() {
         let refused = stage.client.post(PATH, &body).await;
         assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!(param)), "{body}");
     }
+}
+
+#[tokio::test]
+async fn fields_of_chats_are_taken_too() {
+    let mut stage = Stage::new(&[]).await;
+    let body = json!({"input": "x", "top_k": 7, "seed": 5, "stop": ["END"], "ignore_eos": true, "top_p": 0.5,
+        "truncation": "auto", "frequency_penalty": 1.5, "logit_bias": {"3": 1}, "unknown": 1});
+    let asked = stage.client.spawn(PATH, &body);
+    let request = stage.engine.request().await;
+    let (sampling, output) = (request.sampling.clone().expect("sampling"), request.output.clone().expect("output"));
+    assert_eq!((sampling.top_k, sampling.seed, sampling.ignore_eos, sampling.top_p), (7, Some(5), true, 0.5));
+    assert_eq!((sampling.frequency_penalty, sampling.logit_bias.len()), (1.5, 1));
+    assert_eq!((output.stop, request.truncate_prompt_tokens), (vec!["END".to_owned()], Some(-1)));
+    answer(&mut stage, &request, "", &["y"]).await;
+    assert_eq!(asked.await.expect("an answer").status, 200);
+    let refused = stage.client.post(PATH, &json!({"input": "x", "guided_regex": "a"})).await;
+    assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!("guided_regex")));
 }

@@ -3,6 +3,7 @@
 //! `cargo xtask test` builds the command first and runs these one after the other.
 
 mod clients;
+mod deploy;
 mod failures;
 mod faults;
 mod folders;

@@ -260,9 +260,10 @@ mod tests {
 
     #[test]
     fn items_become_messages() {
+        let part = |text: &str| json!({"type": "input_text", "text": text});
         let input = json!([
             {"role": "developer", "content": "Short."},
-            {"role": "user", "content": [{"type": "input_text", "text": "Weather"}, {"type": "input_text", "text": "?"}]},
+            {"role": "user", "content": [part("Weather"), part("?")]},
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
@@ -276,7 +277,8 @@ mod tests {
         let expected = json!([
             {"role": "system", "content": "Be kind.\n\nShort."},
             {"role": "user", "content": "Weather\n?"},
-            {"role": "assistant", "content": "I look.", "reasoning": "hm", "tool_calls": [call("c1", "f"), call("c2", "g")]},
+            {"role": "assistant", "content": "I look.", "reasoning": "hm",
+             "tool_calls": [call("c1", "f"), call("c2", "g")]},
             {"role": "tool", "tool_call_id": "c1", "content": "rain"},
             {"role": "tool", "tool_call_id": "c2", "content": "sun"},
             {"role": "system", "content": "Hurry."},
@@ -286,7 +288,8 @@ mod tests {
 
     #[test]
     fn what_was_not_finished_goes_on() {
-        let input = |status: &str| json!([{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,", "status": status}]);
+        let answer = |status: &str| json!({"role": "assistant", "content": "1, 2,", "status": status});
+        let input = |status: &str| json!([{"role": "user", "content": "Count."}, answer(status)]);
         assert!(told(input("incomplete"), None).goes_on);
         assert!(!told(input("completed"), None).goes_on);
     }

@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
-        let allowed = |mode: &str, name: &str| json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]});
+        let tool = |name: &str| json!([{"type": "function", "name": name}]);
+        let allowed = |mode: &str, name: &str| json!({"type": "allowed_tools", "mode": mode, "tools": tool(name)});
         let rows = [
             (json!({"tools": [{"type": "web_search"}]}), "tools", "`web_search`"),
             (json!({"tools": [{"type": "custom", "name": "x"}]}), "tools", "`custom`"),

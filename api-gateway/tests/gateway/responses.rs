@@ -203,9 +203,10 @@ async fn a_conversation_goes_on_from_what_is_kept() {
     let asked = stage.client.spawn(PATH, &next);
     let request = stage.engine.request().await;
     let function = json!({"name": "get_weather", "arguments": "{\"city\": \"Rome\"}"});
+    let calls = json!([{"id": call["call_id"], "type": "function", "function": function}]);
     let expected = json!([
         {"role": "user", "content": "Weather?"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": call["call_id"], "type": "function", "function": function}]},
+        {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "tool_call_id": call["call_id"], "content": "sun"},
     ]);
     let (messages, shown) = chat_of(&request);

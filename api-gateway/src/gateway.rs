@@ -12,6 +12,7 @@ use crate::{
         pipeline::{Arrival, Pipeline},
     },
     metrics::{RequestMetrics, http_requests::HttpMetrics},
+    responses::store::Store,
     server::auth::Keys,
 };
 
@@ -27,6 +28,8 @@ pub struct Gateway {
     pub model: Model,
     /// Other processes' control planes.
     pub peers: Peers,
+    /// Responses that are kept.
+    pub responses: Arc<Store>,
     /// Who may call.
     pub keys: Keys,
     /// What is counted of HTTP.
@@ -39,19 +42,14 @@ impl Gateway {
     /// Puts the parts together; `id` is the gateway's part of every request key.
     pub fn new(config: Config, id: u64, process: Process) -> anyhow::Result<Self> {
         let config = Arc::new(config);
-        let mut requests = None;
-        let mut http = None;
-        process.metrics.register(|registry| {
-            requests = Some(RequestMetrics::register(registry, config.model_name()));
-            http = Some(HttpMetrics::register(registry));
+        let (requests, http) = process.metrics.register(|registry| {
+            (RequestMetrics::register(registry, config.model_name()), HttpMetrics::register(registry))
         });
-        let (Some(requests), Some(http)) = (requests, http) else {
-            anyhow::bail!("the metrics registry did not run the registration");
-        };
         Ok(Self {
             pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
             model: Model::new(config.clone()),
             peers: Peers::new(&config.peers)?,
+            responses: Arc::new(Store::new(config.stored_responses())),
             keys: Keys::new(&config.access.api_key),
             http,
             started: Arrival::now().unix_seconds(),

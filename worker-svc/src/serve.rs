@@ -14,7 +14,7 @@ use proto::{
 };
 use service_kit::{
     Far, Process, StartAgain,
-    control::{ControlServer, Handler, async_trait},
+    control::{ControlServer, Facts, Handler, async_trait},
 };
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
@@ -43,8 +43,9 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         given => given.to_owned(),
     };
     let telemetry = Telemetry::default();
-    let handler = ControlHandler { fingerprint: fingerprint.clone(), telemetry: telemetry.clone() };
-    ControlServer::new(&process, Arc::new(handler)).spawn(args.common.control.as_ref()).await?;
+    let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
+    let control = ControlServer::new(&process, Arc::new(ControlHandler { telemetry: telemetry.clone() })).facts(facts);
+    control.spawn(args.common.control.as_ref()).await?;
     let Compute { jobs, replies, activity } = compute::start(args.clone())?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.rank),
@@ -317,16 +318,11 @@ fn thread_gone() -> anyhow::Error {
 }
 
 struct ControlHandler {
-    fingerprint: String,
     telemetry: Telemetry,
 }
 
 #[async_trait]
 impl Handler for ControlHandler {
-    fn model_fingerprint(&self) -> String {
-        self.fingerprint.clone()
-    }
-
     async fn refresh_metrics(&self) {
         self.telemetry.refresh().await;
     }

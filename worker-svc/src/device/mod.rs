@@ -8,7 +8,7 @@ use kernels::{
     cpu::{CpuBackend, CpuOptions},
     ops::Backend,
 };
-use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made};
+use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made, OpenError};
 use proto::DeviceKind;
 use tracing::{info, warn};
 
@@ -52,7 +52,7 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
 }
 
 /// Opens a GPU. Compiling its kernels may take long, once a machine; the log says so.
-fn gpu(options: &CudaOptions) -> Result<CudaBackend, String> {
+fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
     match &options.kernel_cache {
         Some(folder) => {
             info!("opening GPU {}; kernels that are not in {} are compiled now", options.ordinal, folder.display())

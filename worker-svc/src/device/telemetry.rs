@@ -87,7 +87,8 @@ const REASONS: [(&str, ThrottleReasons); 3] = [
 impl Telemetry {
     /// Looks for NVML and the GPU with CUDA's number `rank`, and registers what they give. Takes some milliseconds.
     pub(crate) fn open(&self, metrics: &Metrics, rank: u32) {
-        match kernels_cuda::gpu_uuid(rank).and_then(|uuid| Gpu::open(uuid).map_err(|error| error.to_string())) {
+        let uuid = kernels_cuda::gpu_uuid(rank).map_err(|error| error.to_string());
+        match uuid.and_then(|uuid| Gpu::open(uuid).map_err(|error| error.to_string())) {
             Ok(gpu) if self.0.get().is_none() => {
                 gpu.register(metrics, rank);
                 // Nobody else sets it: a worker loads its model once.

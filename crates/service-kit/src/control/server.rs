@@ -22,16 +22,6 @@ pub trait Handler: Send + Sync + 'static {
         None
     }
 
-    /// Fingerprint of the model folder; empty while unknown.
-    fn model_fingerprint(&self) -> String {
-        String::new()
-    }
-
-    /// The process's settings as a JSON object.
-    fn config_json(&self) -> String {
-        "{}".into()
-    }
-
     /// Waits until nothing runs or the deadline passes; returns what is left. New work is refused already.
     async fn drained(&self, _deadline: Duration) -> u32 {
         0
@@ -54,17 +44,40 @@ pub trait Handler: Send + Sync + 'static {
 /// A process that knows nothing beyond the kit.
 impl Handler for () {}
 
+/// Facts that do not change while a process runs.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Fingerprint of the model folder; empty while unknown.
+    pub model_fingerprint: String,
+    /// The process's settings as a JSON object.
+    pub config_json: String,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self { model_fingerprint: String::new(), config_json: "{}".to_owned() }
+    }
+}
+
 /// A control server, being put together.
 pub struct ControlServer {
     process: Process,
+    facts: Facts,
+    handler: Arc<dyn Handler>,
+    /// Of other gRPC services.
     routes: Routes,
 }
 
 impl ControlServer {
     /// Answers for `process`, asking `handler` for what only the service knows.
     pub fn new(process: &Process, handler: Arc<dyn Handler>) -> Self {
-        let grpc = GrpcServer::new(Answers { process: process.clone(), handler });
-        Self { process: process.clone(), routes: Routes::new(grpc) }
+        Self { process: process.clone(), facts: Facts::default(), handler, routes: Routes::default() }
+    }
+
+    /// Answers requests for information with these facts.
+    pub fn facts(mut self, facts: Facts) -> Self {
+        self.facts = facts;
+        self
     }
 
     /// Serves one more gRPC service at the same address.
@@ -88,10 +101,12 @@ impl ControlServer {
     /// Listens at `address` (absent: serves nothing) until the process shuts down. Errors name the address.
     pub async fn spawn(self, address: Option<&Address>) -> io::Result<()> {
         let Some(address) = address else { return Ok(()) };
+        let Self { process, facts, handler, routes } = self;
         let (reporter, health) = tonic_health::server::health_reporter();
-        let server = Server::builder().add_routes(self.routes).add_service(health);
-        follow_readiness(&self.process, reporter);
-        let shutdown = self.process.shutdown.clone().cancelled_owned();
+        follow_readiness(&process, reporter);
+        let shutdown = process.shutdown.clone().cancelled_owned();
+        let control = GrpcServer::new(Answers { process, facts, handler });
+        let server = Server::builder().add_routes(routes.add_service(control)).add_service(health);
         match address {
             Address::Grpc(host) => {
                 let listener = TcpListener::bind(host).await.map_err(|error| named(address, error))?;
@@ -148,6 +163,7 @@ fn named(address: &Address, error: io::Error) -> io::Error {
 
 struct Answers {
     process: Process,
+    facts: Facts,
     handler: Arc<dyn Handler>,
 }
 
@@ -190,9 +206,9 @@ impl Control for Answers {
         Ok(Response::new(proto::InfoReply {
             service: self.process.status.service().into(),
             version: VERSION.into(),
-            model_fingerprint: self.handler.model_fingerprint(),
+            model_fingerprint: self.facts.model_fingerprint.clone(),
             pid: std::process::id(),
-            config_json: self.handler.config_json(),
+            config_json: self.facts.config_json.clone(),
             model: self.handler.model(),
         }))
     }

@@ -26,7 +26,7 @@ const fn to(processes: To, name: &'static str) -> Entry {
     Entry { name, aliases: &[], of: processes, to: processes }
 }
 
-/// Used by `quire serve`, which tells the process that describes it in its own way, or nobody.
+/// Used by `quire serve`; passed on in another form to the process that describes it, or to none.
 const fn used(described_by: To, name: &'static str) -> Entry {
     Entry { name, aliases: &[], of: described_by, to: To::SERVE }
 }
@@ -128,6 +128,8 @@ pub(super) const TOPICS: &[Topic] = &[
             to(GATEWAY, "max-body-bytes"),
             to(GATEWAY, "max-connections"),
             to(GATEWAY, "max-inflight"),
+            to(GATEWAY, "max-stored-response-bytes"),
+            to(GATEWAY, "max-stored-responses"),
             used(GATEWAY, "port"),
             to(GATEWAY, "root-path"),
             to(GATEWAY, "shutdown-timeout"),

@@ -47,7 +47,7 @@ fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<R
     let mut progress = |progress: models::Progress| {
         // A full queue loses nothing: only the newest figure matters.
         let loaded = LoadProgress::after(start.elapsed(), progress.bytes_done, progress.bytes_total);
-        let _ = replies.try_send(Reply::Loading(progress));
+        let _ = replies.try_send(Reply::Loading(loaded));
     };
     let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
     let (bytes, seconds) = (model.weight_bytes as f64, start.elapsed().as_secs_f64());

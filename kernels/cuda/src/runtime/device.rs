@@ -16,7 +16,7 @@ use crate::graph::cuda_graph::{self, Graph};
 use crate::jit::compile_queue::CompileQueue;
 use crate::jit::compiler::{Compiler, Made};
 use crate::jit::specialization::Special;
-use crate::runtime::context::{Context, Event, Memory, Pinned, copy_beside, explain, load_module};
+use crate::runtime::context::{Beside, Context, Event, Memory, Pinned, copy_beside, explain, load_module};
 use crate::runtime::libraries::Folders;
 use crate::runtime::profile::Profile;
 use kernels::ops::{CaptureError, Timing};
@@ -240,15 +240,15 @@ impl Device {
         from: &Pinned,
         bytes: usize,
         to: sys::CUdeviceptr,
-        (free, arrived): (&Event, &Event),
+        beside: Beside<'_>,
     ) {
         assert!(bytes <= from.bytes, "{bytes} of {} bytes", from.bytes);
         self.attempt_now(
             || "a copy to the device".to_owned(),
             |_| {
                 // SAFETY: so much pinned memory is there (checked), and room at `to` (the caller's).
-                unsafe { copy_beside((from.as_ptr(), to, bytes), free, arrived) }?;
-                arrived.hold_stream()
+                unsafe { copy_beside(from.as_ptr(), to, bytes, beside) }?;
+                beside.arrived.hold_stream()
             },
         );
     }

@@ -446,22 +446,22 @@ impl Capture for CudaBackend {
     }
 
     fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
-        self.next_to_record(owner)
+        self.next_to_capture(owner)
     }
 
     fn begin_capture(&mut self) {
         self.device.bind();
         self.end_operations();
         self.captures.forget_stale();
-        self.device.start_recording();
+        self.device.start_capture();
     }
 
     fn end_capture(&mut self) -> Result<(), CaptureError> {
-        self.keep_recording()
+        self.keep_capture()
     }
 
     fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        self.replay_recorded(owner, batch, rows)
+        self.replay_captured(owner, batch, rows)
     }
 }
 

@@ -156,13 +156,7 @@ impl Router {
 
 /// The routing is checked. `live`: where the device finds how
 /// many rows are no padding.
-pub(crate) fn route(
-    device: &mut Device,
-    logits: View,
-    router: Router,
-    live: CUdeviceptr,
-    choices: &mut Choices,
-) {
+pub(crate) fn route(device: &mut Device, logits: View, router: Router, live: CUdeviceptr, choices: &mut Choices) {
     let (rows, experts) = (logits.rows, logits.width);
     assert!(rows <= choices.max_rows, "{rows} rows in choices for {}", choices.max_rows);
     assert!(experts <= MOST_EXPERTS, "{experts} experts");

@@ -8,7 +8,7 @@ use kernels::ops::{Act, DType};
 
 /// All activation buffers of a backend.
 #[derive(Default)]
-pub(crate) struct Acts {
+pub(crate) struct ActivationBuffers {
     buffers: Vec<Buffer>,
     /// Rows of the step, until an operation says otherwise.
     rows: usize,
@@ -51,7 +51,7 @@ impl View {
     }
 }
 
-impl Acts {
+impl ActivationBuffers {
     pub(crate) fn add(&mut self, device: &mut Device, max_rows: usize, width: usize, dtype: DType) -> Act {
         let memory = device.allocate(max_rows * width * dtype.size(), "activations");
         self.buffers.push(Buffer { memory, dtype, max_rows, width, rows: self.rows });

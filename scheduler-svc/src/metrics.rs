@@ -72,6 +72,7 @@ pub(crate) struct EngineMetrics {
     decode_seconds: Histogram,
     request_preemptions: Histogram,
     used_blocks: Gauge,
+    shared_blocks: Gauge,
     cached_blocks: Gauge,
     total_blocks: Gauge,
     lost_blocks: Gauge,
@@ -103,6 +104,7 @@ impl EngineMetrics {
             decode_seconds: seconds(),
             request_preemptions: Histogram::new(PREEMPTIONS),
             used_blocks: Gauge::default(),
+            shared_blocks: Gauge::default(),
             cached_blocks: Gauge::default(),
             total_blocks: Gauge::default(),
             lost_blocks: Gauge::default(),
@@ -156,6 +158,11 @@ impl EngineMetrics {
         r.register("vllm:request_decode_time_seconds", "Time from first to last token", self.decode_seconds.clone());
         r.register("vllm:request_num_preemptions", "Preemptions of a request", self.request_preemptions.clone());
         r.register("quire:kv_blocks_used", "KV blocks that running sequences hold", self.used_blocks.clone());
+        r.register(
+            "quire:kv_blocks_shared",
+            "KV blocks that parallel samples, beams and equal prompts save: holders of a block beyond its first",
+            self.shared_blocks.clone(),
+        );
         r.register("quire:kv_blocks_cached", "KV blocks that only the prefix cache holds", self.cached_blocks.clone());
         r.register("quire:kv_blocks", "KV blocks in all", self.total_blocks.clone());
         r.register(
@@ -178,6 +185,7 @@ impl EngineMetrics {
         }
         self.kv_usage.set(stats.kv_cache_usage());
         self.used_blocks.set(stats.used_blocks.into());
+        self.shared_blocks.set(stats.shared_blocks as i64);
         self.cached_blocks.set(stats.cached_blocks.into());
         self.total_blocks.set(stats.num_blocks.into());
         raise(&self.prefix_queries, stats.totals.prefix_cache_queries);

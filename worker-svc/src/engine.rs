@@ -16,7 +16,7 @@ use kernels::{
     sample::{STEPS_IN_FLIGHT, Ticket},
 };
 use models::{Logits, Runner};
-use proto::{StepPlan, StepResult, TokenLogprobs};
+use proto::{Candidates, StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
 use crate::{
@@ -191,7 +191,8 @@ impl<'m> Engine<'m> {
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
             self.model.set_prompt(number, slot.history.prompt());
-            if let Some(choice) = slot.sampling.device_params().filter(|params| self.model.can_sample(params)) {
+            let choice = slot.sampling.device_params().filter(|_| slot.candidates == 0);
+            if let Some(choice) = choice.filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
                 self.model.set_slot(number, &choice, &counts);
                 slot.on_device = true;
@@ -205,7 +206,7 @@ impl<'m> Engine<'m> {
         match piece.wanted {
             Wanted::Nothing => false,
             Wanted::Last => !self.slots.get(piece.slot).is_some_and(|slot| slot.on_device),
-            Wanted::All { .. } | Wanted::Drafted { .. } => true,
+            Wanted::All { .. } | Wanted::Drafted { .. } | Wanted::Candidates => true,
         }
     }
 
@@ -239,7 +240,7 @@ impl<'m> Engine<'m> {
         result: &mut StepResult,
     ) -> Result<(), StepError> {
         let logits = self.model.logits()?;
-        let mut work: Vec<(&[f32], &Slot)> = Vec::new();
+        let (mut work, mut searched): (Vec<(&[f32], &Slot)>, Vec<(&[f32], &Slot)>) = Default::default();
         let mut next = 0;
         for piece in pieces {
             let slot = self.slots.get(piece.slot).expect("passes looked it up");
@@ -251,8 +252,12 @@ impl<'m> Engine<'m> {
             if piece.samples() && !slot.on_device {
                 work.push((logits.row(next - 1), slot));
             }
+            if piece.wanted == Wanted::Candidates {
+                searched.push((logits.row(next - 1), slot));
+            }
         }
-        let mut from_host = FromHost { sampled: self.sampler.run(&work), verified: Vec::new() };
+        let (sampled, candidates) = (self.sampler.run(&work), self.sampler.candidates(&searched));
+        let mut from_host = FromHost { sampled, candidates, verified: Vec::new() };
         let mut next = 0;
         for piece in pieces {
             let draft = piece.draft(plan);
@@ -269,12 +274,18 @@ impl<'m> Engine<'m> {
     fn complete(&mut self, asked: Awaited, from_host: FromHost, result: &mut StepResult) -> Result<(), StepError> {
         let mut chosen = std::mem::take(&mut self.chosen);
         self.model.take(asked.ticket, &mut chosen)?;
-        let (mut from_device, mut from_host, mut verified) =
-            (chosen.drain(..), from_host.sampled.into_iter(), from_host.verified.into_iter());
+        let mut from_device = chosen.drain(..);
+        let FromHost { sampled, verified, candidates } = from_host;
+        let (mut from_host, mut verified, mut candidates) =
+            (sampled.into_iter(), verified.into_iter(), candidates.into_iter());
         for chooser in asked.choosers {
             let sampled = match chooser.sampler {
                 SampledBy::Device => from_device.next(),
                 SampledBy::Host => from_host.next(),
+                SampledBy::Search => {
+                    self.report_candidates(chooser, candidates.next().expect("of each beam"), result);
+                    continue;
+                }
                 SampledBy::Verification => {
                     self.append_verified(chooser, verified.next().expect("each draft was verified"), result);
                     continue;
@@ -301,6 +312,17 @@ impl<'m> Engine<'m> {
         report(sampled, result);
     }
 
+    /// What may continue a beam goes into the result alone.
+    fn report_candidates(&mut self, chooser: Chooser, candidates: Candidates, result: &mut StepResult) {
+        if let Some(slot) = self.slots.get_mut(chooser.slot) {
+            slot.pending -= 1;
+        }
+        result.count.resize(result.slot.len(), 1);
+        result.count.push(0);
+        result.slot.push(chooser.slot);
+        result.candidates.push(Candidates { slot: chooser.slot, ..candidates });
+    }
+
     /// The same of a verified draft, whose tokens are in the history already.
     fn append_verified(&mut self, chooser: Chooser, sampled: Vec<Sampled>, result: &mut StepResult) {
         if let Some(slot) = self.slots.get_mut(chooser.slot) {
@@ -320,6 +342,8 @@ struct FromHost {
     sampled: Vec<Sampled>,
     /// The tokens of each row that verifies.
     verified: Vec<Vec<Sampled>>,
+    /// What may continue each beam.
+    candidates: Vec<Candidates>,
 }
 
 /// Samples after the last known token of a sequence and after each drafted one, as long as what is drafted is what is

@@ -18,6 +18,8 @@ pub(crate) enum Wanted {
     Nothing,
     /// The last: a token is sampled there.
     Last,
+    /// The last: candidates for a beam's next token are looked for there.
+    Candidates,
     /// All (log-probabilities of the prompt); a token is sampled at the last if the flag is set.
     All { sample: bool },
     /// The last known one and those of the drafted tokens behind it, which are the plan's from `first` on.
@@ -42,7 +44,7 @@ impl Piece {
     pub(crate) fn logit_rows(&self) -> usize {
         match self.wanted {
             Wanted::Nothing => 0,
-            Wanted::Last => 1,
+            Wanted::Last | Wanted::Candidates => 1,
             Wanted::All { .. } => self.len as usize,
             Wanted::Drafted { count, .. } => count as usize + 1,
         }
@@ -66,7 +68,7 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     let mut drafts = plan.num_draft.iter();
     for (number, num_tokens) in plan.want.iter().zip(&plan.num_tokens) {
         match Want::try_from(*number) {
-            Ok(Want::None | Want::Sample) => {}
+            Ok(Want::None | Want::Sample | Want::Candidates) => {}
             Ok(Want::Verify) => match drafts.next() {
                 Some(drafted) if (1..*num_tokens).contains(drafted) => {}
                 _ => return Err(malformed(step, "a WANT_VERIFY row without known or drafted tokens")),
@@ -94,7 +96,12 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
         let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.want[row] == Want::Sample as i32);
         let count = if plan.want[row] == Want::Verify as i32 { drafts.next().copied().unwrap_or(0) } else { 0 };
         check_positions(plan, row, slot, count)?;
+        let searches = plan.want[row] == Want::Candidates as i32;
+        if searches != (slot.candidates > 0) && plan.want[row] != Want::None as i32 {
+            return Err(malformed(step, "WANT_CANDIDATES is what rows of beams want, and of no others"));
+        }
         let wanted = match (count, sample) {
+            _ if searches => Wanted::Candidates,
             (0, true) => Wanted::Last,
             (0, false) => Wanted::Nothing,
             (count, _) => Wanted::Drafted { first, count },
@@ -112,7 +119,7 @@ pub(crate) fn passes(plan: &StepPlan, slots: &Slots, max_logit_rows: usize) -> R
         if scores_prompt && count > 0 && known_len > 1 {
             return Err(malformed(step, "drafted tokens behind a prompt whose log-probabilities are wanted"));
         }
-        let scores_prompt = scores_prompt && count == 0;
+        let scores_prompt = scores_prompt && count == 0 && !searches;
         for piece in if scores_prompt { cut(whole, sample, max_logit_rows) } else { vec![whole] } {
             let follows_itself = piece.start > start;
             if follows_itself || used + piece.logit_rows() > max_logit_rows {

@@ -16,10 +16,11 @@ pub(crate) fn split(message: FromWorker, limit: usize) -> Vec<FromWorker> {
 }
 
 /// The result as two parts of it: log-probabilities of prompts come first, then those of tokens, then pooled outputs,
-/// and what else there is with the last ones.
+/// then candidates, and what else there is with the last ones.
 fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let (prompts, tokens) = (result.prompt_logprobs.len(), result.logprobs.len());
-    let all = prompts + tokens + result.pooled.len();
+    let pooled = result.pooled.len();
+    let all = prompts + tokens + pooled + result.candidates.len();
     if all == 0 || (all == 1 && result.token.is_empty()) {
         return (result, None);
     }
@@ -28,7 +29,8 @@ fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let mut first = StepResult { epoch, step, more: true, ..StepResult::default() };
     first.prompt_logprobs = result.prompt_logprobs.drain(..left.min(prompts)).collect();
     first.logprobs = result.logprobs.drain(..left.saturating_sub(prompts).min(tokens)).collect();
-    first.pooled = result.pooled.drain(..left.saturating_sub(prompts + tokens)).collect();
+    first.pooled = result.pooled.drain(..left.saturating_sub(prompts + tokens).min(pooled)).collect();
+    first.candidates = result.candidates.drain(..left.saturating_sub(prompts + tokens + pooled)).collect();
     (first, Some(result))
 }
 

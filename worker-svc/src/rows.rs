@@ -41,6 +41,8 @@ pub(crate) enum SampledBy {
     Host,
     /// The host, which verifies a draft with them.
     Verification,
+    /// Nobody: the row gives candidates.
+    Search,
 }
 
 impl<'a> Rows<'a> {
@@ -78,12 +80,12 @@ impl<'a> Rows<'a> {
         let end = self.tokens.len() as u32;
         match piece.wanted {
             Wanted::Nothing => {}
-            Wanted::Last => self.logit_rows.push(end - 1),
+            Wanted::Last | Wanted::Candidates => self.logit_rows.push(end - 1),
             Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
             Wanted::Drafted { count, .. } => self.logit_rows.extend(end - count - 1..end),
         }
-        if !draft.is_empty() {
-            let sampler = SampledBy::Verification;
+        if !draft.is_empty() || piece.wanted == Wanted::Candidates {
+            let sampler = if draft.is_empty() { SampledBy::Search } else { SampledBy::Verification };
             self.choosers.push(Chooser { slot: piece.slot, incarnation: slot.incarnation, sampler });
         } else if piece.samples() {
             self.choose(piece.slot, slot);

@@ -5,6 +5,7 @@ use proto::{Chat, Prompt, prompt};
 use serde_json::{Map, Value};
 
 use super::{
+    beams,
     completion::{Envelope, Ready, log_unread, request, top_count},
     fields::{Fields, wrong},
     params::{Limits, Params},
@@ -58,6 +59,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     if let Some(parsing) = &plan.parsing {
         parsing.prepare(output);
     }
+    beams::check(&request)?;
     Ok(Ready { requests: vec![request], plan })
 }
 

@@ -3,6 +3,7 @@
 use proto::Request;
 
 use super::{
+    beams,
     fields::Fields,
     params::{Limits, Params},
     plan::{Api, Dialect, Echo, Plan},
@@ -93,6 +94,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     if echo != Echo::No && logprobs.is_some() {
         sampling.prompt_logprobs = logprobs;
     }
+    beams::check(&template)?;
     let output = template.output.get_or_insert_default();
     output.echo = echo != Echo::No;
     output.return_prompt_token_ids |= echo != Echo::No && logprobs.is_some();
@@ -115,6 +117,7 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
         sampling: Some(params.sampling.clone()),
         output: Some(params.output.clone()),
         n: params.n,
+        beam_search: params.beam_search,
         priority: params.priority,
         cache_salt: params.cache_salt.clone(),
         max_tokens: None,

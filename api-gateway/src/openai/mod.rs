@@ -3,6 +3,7 @@
 //! ([`plan`], [`object`], [`chunk`], [`answer`]).
 
 pub mod answer;
+pub mod beams;
 pub mod chat;
 pub mod chunk;
 pub mod completion;

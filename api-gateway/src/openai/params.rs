@@ -1,9 +1,10 @@
 //! The fields that both routes share: sampling, output, streaming. Each is checked for type and range here, once.
 
-use proto::{LogitBias, Output, Sampling};
+use proto::{BeamSearch, LogitBias, Output, Sampling};
 use serde_json::Value;
 
 use super::{
+    beams,
     fields::{Fields, wrong},
     sampling,
     tools::Formats,
@@ -11,7 +12,7 @@ use super::{
 use crate::{defaults::Defaults, error::ApiError};
 
 /// Most choices of one request.
-const MAX_N: i64 = 16_384;
+pub const MAX_N: i64 = 16_384;
 
 /// What a body is checked against.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub struct Params {
     pub streaming: Streaming,
     /// Choices per prompt.
     pub n: u32,
+    /// The search whose best texts the choices are.
+    pub beam_search: Option<BeamSearch>,
     /// Lower runs first.
     pub priority: i32,
     /// Separates tenants in the prefix cache.
@@ -87,7 +90,7 @@ impl Params {
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         check_model(fields, limits)?;
         let n = fields.whole_in("n", 1..=MAX_N)?.unwrap_or(1) as u32;
-        check_best_of(fields, n)?;
+        let beam_search = beams::read(fields, n)?;
         let streaming = streaming(fields, limits)?;
         let return_token_ids = fields.flag("return_token_ids", false)?;
         let mut sampling = read_sampling(fields, limits)?;
@@ -97,6 +100,7 @@ impl Params {
             output: output(fields, limits, streaming, return_token_ids)?,
             streaming,
             n,
+            beam_search,
             priority: fields.whole_in("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
             cache_salt: cache_salt(fields)?,
             request_id: fields.text("request_id")?,
@@ -127,15 +131,6 @@ pub fn check_model(fields: &mut Fields<'_>, limits: &Limits) -> Result<(), ApiEr
             message: format!("The model `{name}` does not exist."),
             param: Some("model".into()),
         }),
-        _ => Ok(()),
-    }
-}
-
-fn check_best_of(fields: &mut Fields<'_>, n: u32) -> Result<(), ApiError> {
-    match fields.whole("best_of")? {
-        Some(best_of) if best_of != i64::from(n) => {
-            Err(ApiError::field("best_of", format!("`best_of` is only supported when equal to `n` = {n}.")))
-        }
         _ => Ok(()),
     }
 }

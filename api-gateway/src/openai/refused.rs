@@ -15,8 +15,6 @@ enum Harmless {
     Empty,
     /// `"none"`, and what is empty.
     None,
-    /// The number 1.
-    One,
     /// `["text"]`.
     TextOnly,
     /// `{"type": "text"}`.
@@ -24,10 +22,9 @@ enum Harmless {
 }
 
 /// Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
-const REFUSED: [(&str, Harmless); 35] = [
+const REFUSED: [(&str, Harmless); 32] = [
     ("audio", Harmless::Nothing),
     ("dry_multiplier", Harmless::Empty),
-    ("early_stopping", Harmless::Empty),
     ("ebnf", Harmless::Empty),
     ("function_call", Harmless::None),
     ("functions", Harmless::Empty),
@@ -40,7 +37,6 @@ const REFUSED: [(&str, Harmless); 35] = [
     ("guided_whitespace_pattern", Harmless::Nothing),
     ("json_schema", Harmless::Nothing),
     ("kv_transfer_params", Harmless::Nothing),
-    ("length_penalty", Harmless::One),
     ("logits_processors", Harmless::Empty),
     ("logprob_token_ids", Harmless::Empty),
     ("media_io_kwargs", Harmless::Empty),
@@ -56,7 +52,6 @@ const REFUSED: [(&str, Harmless); 35] = [
     ("structured_outputs", Harmless::Nothing),
     ("suffix", Harmless::Empty),
     ("thinking_token_budget", Harmless::Nothing),
-    ("use_beam_search", Harmless::Empty),
     ("vllm_xargs", Harmless::Empty),
     ("web_search_options", Harmless::Nothing),
     ("xtc_probability", Harmless::Empty),
@@ -105,7 +100,6 @@ impl Harmless {
             Self::Nothing => value.is_null(),
             Self::Empty => empty,
             Self::None => empty || value == "none",
-            Self::One => value.as_f64() == Some(1.0),
             Self::TextOnly => empty || value == &serde_json::json!(["text"]),
             Self::TextFormat => value.get("type").is_some_and(|kind| kind == "text"),
         }
@@ -135,9 +129,6 @@ mod tests {
             (r#"{"response_format":{"type":"text"}}"#, None),
             (r#"{"response_format":null}"#, None),
             (r#"{"response_format":"text"}"#, Some("response_format")),
-            (r#"{"use_beam_search":true}"#, Some("use_beam_search")),
-            (r#"{"use_beam_search":false,"length_penalty":1.0,"early_stopping":false}"#, None),
-            (r#"{"length_penalty":0.5}"#, Some("length_penalty")),
             (r#"{"suffix":"x"}"#, Some("suffix")),
             (r#"{"suffix":""}"#, None),
             (r#"{"structured_outputs":{"choice":["a"]}}"#, Some("structured_outputs")),

@@ -16,6 +16,7 @@
 //! is left (all masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
 
 mod candidates;
+mod continuations;
 mod draw;
 mod history;
 mod logprobs;
@@ -24,6 +25,7 @@ mod plan;
 mod random;
 mod rules;
 
+pub use continuations::continuations;
 pub use history::History;
 pub use kernels::sample::{Logprobs, Sampled};
 pub use logprobs::{FLOOR, token_logprobs};

@@ -27,7 +27,7 @@ fn finite(logprob: f32) -> f32 {
 }
 
 /// `ln(sum(e^x))`, NaN passed over.
-fn log_sum_exp(row: &[f32]) -> f64 {
+pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     let max = math::max(row);
     if !max.is_finite() {
         return f64::from(max);
@@ -44,7 +44,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 
 /// Ids of the `top` largest logits, largest first, lower ids first among equals. A bounded heap: one comparison for
 /// most tokens.
-fn best(row: &[f32], top: usize) -> Vec<u32> {
+pub(crate) fn best(row: &[f32], top: usize) -> Vec<u32> {
     let top = top.min(row.len());
     let mut heap = BinaryHeap::with_capacity(top + 1);
     for (&logit, id) in row.iter().zip(0..) {

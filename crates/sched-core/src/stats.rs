@@ -22,6 +22,8 @@ pub struct Stats {
     pub num_blocks: u32,
     /// KV blocks that running choices hold.
     pub used_blocks: u32,
+    /// KV blocks that running choices do without because they hold blocks together: holders beyond each one's first.
+    pub shared_blocks: u64,
     /// KV blocks without a holder that can be found again.
     pub cached_blocks: u32,
     /// Tokens of the latest plan, prompt and decode.

@@ -1,8 +1,8 @@
 //! What a backend is told about sampling: a sequence's parameters once, and a few numbers for each row of a step.
 //!
-//! The parameters mean what they mean in the `sampling` crate, which compiles a request into them and is the reference for
-//! every backend. A batch may refer to a sampled token before the host has read it (see [`last_token`]), so a step can be
-//! submitted while the one before it still runs.
+//! The parameters mean what they mean in the `sampling` crate, which compiles a request into them and is the reference
+//! for every backend. A batch may refer to a sampled token before the host has read it (see [`last_token`]), so a step
+//! can be submitted while the one before it still runs.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use std::ops::Range;
 ///
 /// Order: log-probabilities of the untouched row; `allowed`, `forbidden` and held-back `stops` become -inf; `bias` is
 /// added; `penalties`; then, unless greedy, each logit's weight `e^((logit - best) * inverse_temperature)`, the cuts by
-/// `min_p`, `top_k` and `top_p`, and the draw in token order. NaN and -inf are never sampled; of equals, the lower id comes
-/// first.
+/// `min_p`, `top_k` and `top_p`, and the draw in token order. NaN and -inf are never sampled; of equals, the lower id
+/// comes first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleParams {
     /// 1 / temperature; absent: greedy.
@@ -22,8 +22,8 @@ pub struct SampleParams {
     pub top_k: u32,
     /// Keep the shortest run of best tokens whose weights reach this share of all; 1: off.
     pub top_p: f64,
-    /// Only these may be sampled; empty: all may. The first of them (below the vocabulary's size) is the result of a row in
-    /// which everything is masked; token 0 when there is none.
+    /// Only these may be sampled; empty: all may. The first of them (below the vocabulary's size) is the result of a
+    /// row in which everything is masked; token 0 when there is none.
     pub allowed: Vec<u32>,
     /// Never sampled.
     pub forbidden: Vec<u32>,
@@ -62,8 +62,8 @@ impl SampleParams {
     }
 }
 
-/// Penalties on tokens that occurred: first `logit > 0 ? logit / repetition : logit * repetition` for those of prompt and output, then
-/// `- frequency * count - presence` for those of the output.
+/// Penalties on tokens that occurred: first `logit > 0 ? logit / repetition : logit * repetition` for those of prompt
+/// and output, then `- frequency * count - presence` for those of the output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
     /// 1: off.

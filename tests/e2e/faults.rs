@@ -137,7 +137,7 @@ async fn a_model_that_the_gpu_has_no_kernels_for_is_refused_before_it_is_loaded(
 }
 
 /// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for
-/// those that they need; steps are recorded, and done as one kernel, once what that takes is compiled.
+/// those that they need; steps are captured as CUDA graphs, or run as one kernel, once these are compiled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<()> {
     if lacks(Needs::PretendedGpus) {
@@ -154,7 +154,7 @@ async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<
     let more = ["--kv-cache-memory-bytes", "64M", "--single-kernel-decode"];
     let server = Server::start_with(&[&[model.as_str()], &flags[..], &more[..]].concat(), &environment).await?;
     let noted = |what: &str| notes.join(what).exists();
-    for kernel in ["attention_prefill_hopper", "attention_decode", "matmul_few", "matmul_few_gated"] {
+    for kernel in ["attention_prefill_hopper", "attention_decode", "matmul_skinny", "matmul_skinny_gated"] {
         eventually(kernel, || async { noted(&format!("compiled-{kernel}.cu")) }).await?;
         ensure!(!noted(&format!("launched-{kernel}")), "{kernel} is ordered before it is needed");
     }
@@ -164,7 +164,10 @@ async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<
     }
     ensure!(noted("launched-graph") && !noted("launched-whole_step"), "{}", server.log());
     fs::write(notes.join("go"), "")?;
-    eventually("recordings of all kinds", || async { server.log().contains("decode steps are recorded") }).await?;
+    eventually("CUDA graphs of all sizes", || async {
+        server.log().contains("CUDA graphs of decode steps are captured")
+    })
+    .await?;
     eventually("a step as one kernel", || async {
         let answered = server.client().greedy("m", &[5, 6, 7], 20).await;
         answered.is_ok() && noted("launched-whole_step")

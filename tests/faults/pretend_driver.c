@@ -128,7 +128,7 @@ int nvrtcCreateProgram(handle *program, const char *code, const char *name, int 
     return *program = strdup(name), OK;
 }
 int nvrtcCompileProgram(handle program, int count, const void *options) {
-    static const char *const LATER[] = {"whole_step.cu", "matmul_parts.cu", "matmul_hopper.cu"};
+    static const char *const LATER[] = {"whole_step.cu", "matmul_split_k.cu", "matmul_wgmma.cu"};
     char path[4096];
     for (int i = 0; is_hopper() && i < 3; i++)
         while (strcmp(program, LATER[i]) == 0 && access(place(path, sizeof path, "go", ""), F_OK) != 0) usleep(1000);

@@ -12,7 +12,7 @@ use service_kit::{
     values::{MaxModelLen, count, share, size},
 };
 
-use crate::recording;
+use crate::idle::graph_capture;
 
 /// Flags of `quire worker`.
 #[derive(clap::Args, Clone, Debug)]
@@ -127,7 +127,7 @@ pub struct Args {
     pub threads: Option<u32>,
 }
 
-/// Sequences that run at the same time where nothing else is said.
+/// The default of `--max-num-seqs`.
 const DEFAULT_NUM_SEQS: u32 = 256;
 
 /// Which device to compute on.
@@ -199,7 +199,7 @@ fn word(choice: impl ValueEnum) -> String {
 }
 
 impl Args {
-    /// Sequences that may be asked for at the same time.
+    /// Sequences that may run at the same time, as far as the flags go.
     pub(crate) fn max_num_seqs(&self) -> u32 {
         self.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS)
     }
@@ -236,11 +236,11 @@ impl Args {
         }
     }
 
-    /// Numbers of sequences whose decode steps are to be recorded, ascending.
-    pub(crate) fn recordable(&self) -> Vec<usize> {
-        let most = self.max_cudagraph_capture_size.unwrap_or(recording::MOST_ROWS);
+    /// Sizes of decode steps to capture as CUDA graphs, in sequences, ascending.
+    pub(crate) fn capture_sizes(&self) -> Vec<usize> {
+        let most = self.max_cudagraph_capture_size.unwrap_or(graph_capture::MAX_CAPTURE_SIZE);
         if self.cudagraph_capture_sizes.is_empty() {
-            return recording::kinds(self.max_num_seqs(), most);
+            return graph_capture::capture_sizes(self.max_num_seqs(), most);
         }
         let most = self.max_cudagraph_capture_size.unwrap_or(u32::MAX).min(self.max_num_seqs());
         let asked: BTreeSet<usize> =
@@ -248,8 +248,8 @@ impl Args {
         asked.into_iter().collect()
     }
 
-    /// Settings that all ranks of a group must share beside what their models say: other numbers would be computed, or
-    /// a rank would run a step that the others do not, and wait for them.
+    /// Settings that all ranks of a group must share, beside facts of the model: with different ones, ranks would compute
+    /// different numbers, or one would run a step that the others do not, and wait for them.
     pub(crate) fn common_to_ranks(&self) -> Vec<Setting> {
         let setting = |name: &str, value: String| Setting { name: name.to_owned(), value };
         let mut settings = vec![
@@ -260,7 +260,7 @@ impl Args {
             setting("--disable-custom-all-reduce", self.disable_custom_all_reduce.to_string()),
             setting("--enforce-eager", self.enforce_eager.to_string()),
             setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
-            setting("--cudagraph-capture-sizes", format!("{:?}", self.recordable())),
+            setting("--cudagraph-capture-sizes", format!("{:?}", self.capture_sizes())),
         ];
         if self.load_format == Format::Dummy {
             settings.push(setting("--seed", self.seed.to_string()));
@@ -334,16 +334,16 @@ mod tests {
     }
 
     #[test]
-    fn recorded_steps_are_those_asked_for_that_can_occur() {
-        let recordable = |flags: &[&str]| {
+    fn captured_sizes_are_those_asked_for_that_can_occur() {
+        let capture_sizes = |flags: &[&str]| {
             let required = ["worker", "--model", "m", "--scheduler", "ring:/x", "--max-num-seqs", "20"];
-            Cli::try_parse_from(required.iter().chain(flags)).map(|cli| cli.args.recordable())
+            Cli::try_parse_from(required.iter().chain(flags)).map(|cli| cli.args.capture_sizes())
         };
-        assert_eq!(recordable(&[]).unwrap(), [1, 2, 4, 8, 16, 20]);
-        assert_eq!(recordable(&["--max-cudagraph-capture-size", "8"]).unwrap(), [1, 2, 4, 8]);
+        assert_eq!(capture_sizes(&[]).unwrap(), [1, 2, 4, 8, 16, 20]);
+        assert_eq!(capture_sizes(&["--max-cudagraph-capture-size", "8"]).unwrap(), [1, 2, 4, 8]);
         let sizes = ["--cudagraph-capture-sizes=12", "--cudagraph-capture-sizes=3", "--cudagraph-capture-sizes=64"];
-        assert_eq!(recordable(&sizes).unwrap(), [3, 12]);
-        assert_eq!(recordable(&["--cudagraph-capture-sizes=12,3", "--max-cudagraph-capture-size=4"]).unwrap(), [3]);
-        assert!(recordable(&["--cudagraph-capture-sizes=0"]).is_err());
+        assert_eq!(capture_sizes(&sizes).unwrap(), [3, 12]);
+        assert_eq!(capture_sizes(&["--cudagraph-capture-sizes=12,3", "--max-cudagraph-capture-size=4"]).unwrap(), [3]);
+        assert!(capture_sizes(&["--cudagraph-capture-sizes=0"]).is_err());
     }
 }

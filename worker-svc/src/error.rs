@@ -1,4 +1,4 @@
-//! What can go wrong in a step, and who can mend it.
+//! Errors of a step, by who can mend them.
 
 use models::ForwardError;
 
@@ -13,23 +13,23 @@ pub(crate) enum StepError {
         /// What contradicts what.
         reason: String,
     },
-    /// Another rank is gone: the weights are fine, the epoch is over.
+    /// Another rank is gone: the epoch is over, the weights are intact.
     #[error("the group is lost: {0}")]
     GroupLost(String),
     /// The devices of the ranks cannot work together.
-    #[error("the devices of the ranks cannot meet: {0}; --tensor-parallel-size 1 does without")]
-    Meeting(ForwardError),
+    #[error("the devices of the ranks cannot be connected: {0}; --tensor-parallel-size 1 needs no connection")]
+    InitComm(ForwardError),
     /// The forward pass refused its input.
     #[error("the forward pass failed: {0}")]
     Forward(ForwardError),
 }
 
 impl StepError {
-    /// Of ranks that meet.
-    pub(crate) fn of_meeting(error: ForwardError) -> Self {
+    /// Of ranks that connect their devices.
+    pub(crate) fn of_init(error: ForwardError) -> Self {
         match error {
             ForwardError::Collective(cause) => Self::GroupLost(cause.to_string()),
-            other => Self::Meeting(other),
+            other => Self::InitComm(other),
         }
     }
 }

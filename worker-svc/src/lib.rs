@@ -1,32 +1,30 @@
 //! One device: weights, KV memory, the forward pass, sampling, collectives.
 //!
-//! Two threads. The main one talks: it keeps the link to the scheduler and moves messages ([`serve`]). The compute
-//! thread works: it loads the model and executes plans strictly in order ([`compute`]), so the next plan may already
-//! wait while a step runs. What a plan means is in [`engine`]; the sequences that it is about live in [`slots`]. A plan
-//! is submitted to the device while the one before it still runs.
+//! Two threads. The main thread keeps the link to the scheduler and moves messages ([`serve`]). The compute thread loads
+//! the model and executes plans strictly in order ([`compute`]). A plan is executed by the [`engine`], which keeps the
+//! state of running sequences in [`engine::slots`], and submits a plan to the device while the one before it still runs.
+//!
+//! | folder | what is in it |
+//! |---|---|
+//! | `compute` | the compute thread: loading, its run loop, the watchdog |
+//! | `device` | opening a GPU or the CPU, sizing its KV memory |
+//! | `engine` | executing plans: forward passes, input batches, slots, host sampler |
+//! | `idle` | CUDA graph capture and warm-up |
+//! | `wire` | the link to the scheduler |
 
 mod compute;
 mod config;
 mod device;
 mod engine;
 mod error;
-mod memory;
+mod idle;
 mod metrics;
-mod passes;
-mod preparation;
 mod profile;
-mod recording;
-mod results;
-mod rows;
-mod sampler;
 mod serve;
-mod slots;
-mod step_log;
-mod turns;
-mod watch;
 mod wire;
 
 pub use config::{Args, default_kernel_cache};
+pub use idle::graph_capture::CaptureStats;
 pub use profile::{Profile, Shape, Share, profile};
 pub use serve::serve;
 

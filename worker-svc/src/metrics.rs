@@ -6,7 +6,7 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use proto::{StepResult, WorkerReady};
 use service_kit::metrics::Metrics;
 
-/// What a worker counts.
+/// A worker's metrics.
 pub(crate) struct WorkerMetrics {
     steps: Counter,
     compute_seconds: Counter<f64, AtomicU64>,

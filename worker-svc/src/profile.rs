@@ -1,5 +1,5 @@
-//! Where the time of steps goes, without a scheduler: a prefill and a decode step kernel by kernel, and replayed decode
-//! steps one after the other, submitted ahead as in service.
+//! Profiles steps without a scheduler: a prefill and a decode step kernel by kernel, and decode steps replayed as CUDA
+//! graphs one after the other, submitted ahead as in service.
 
 use anyhow::{Context, bail};
 use collectives::Solo;
@@ -8,19 +8,16 @@ use proto::{NewSequence, Sampling, StepPlan, Want};
 use tokio::sync::mpsc;
 
 use crate::{
-    compute::load,
+    compute::{load, run_loop::Work, watchdog::Activity},
     config::Args,
-    engine::{Engine, Options},
-    recording::Recorder,
-    slots::Slots,
-    turns::Work,
-    watch::Activity,
+    engine::{Engine, OnDevice, Options, slots::Slots},
+    idle::graph_capture::{CaptureStats, GraphCapture},
 };
 
-/// Decode steps before those that count, and those.
+/// Decode steps that are not measured, and those that are.
 const WARM_STEPS: usize = 8;
 const STEPS: usize = 64;
-/// Kernels are queued behind a prefill of so many tokens, so that the device never waits for the host.
+/// Tokens of the prefill that kernels are queued behind, so that the device never waits for the host.
 const COVER: u32 = 8192;
 
 /// What to profile.
@@ -35,10 +32,10 @@ pub struct Shape {
 /// What the device did, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    /// The device, for people.
+    /// The device's name, for display.
     pub device: String,
-    /// Recorded steps, seconds that recording them took, and bytes of device memory that they hold.
-    pub recordings: (usize, f64, u64),
+    /// CUDA graphs of decode steps.
+    pub graphs: CaptureStats,
     /// The prompts, in as many steps as they take.
     pub prefill: Vec<Timing>,
     /// One decode step, kernel by kernel: their times add up to more than a step's, because in one they overlap.
@@ -49,7 +46,7 @@ pub struct Profile {
 
 /// Profiles a model.
 pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
-    let (replies, _nobody) = mpsc::channel(1);
+    let (replies, _receiver) = mpsc::channel(1);
     let (mut model, ready) = load(args, &replies, &Activity::default())?;
     let device = ready.device.clone();
     let Shape { batch, context } = shape;
@@ -59,10 +56,11 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     if context > ready.max_model_len {
         bail!("--input-len {context}: the model can do {} tokens; pass at most that", ready.max_model_len);
     }
-    let mut recorder = Recorder::new(args.enforce_eager);
+    let mut graphs = GraphCapture::new(args.enforce_eager);
     let slots = Slots::new(ready.max_num_seqs, ready.num_blocks, ready.cache_groups.len(), Vec::new());
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let engine = Engine::new((&mut *model.runner, &mut recorder), slots, Box::new(Solo), options);
+    let engine =
+        Engine::new(OnDevice { runner: &mut *model.runner, graphs: &mut graphs }, slots, Box::new(Solo), options);
     let cover = args.max_num_batched_tokens.min(COVER).min(ready.max_model_len);
     let budget = args.max_num_batched_tokens;
     let groups = ready.cache_groups.len() as u32;
@@ -73,13 +71,12 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
         bail!("{batch} sequences of {context} tokens do not fit the KV cache ({} blocks)", ready.num_blocks);
     }
     let mut profile = Profile { device, ..Profile::default() };
-    // As it is in service, once nobody has asked for anything for a while.
-    while stage.engine.has_pastime() {
-        stage.engine.pass_time()?;
+    // As it is in service after an idle while.
+    while stage.engine.has_idle_task() {
+        stage.engine.run_idle_task()?;
     }
-    let (count, took, bytes) = stage.engine.recordings();
-    profile.recordings = (count, took.as_secs_f64(), bytes);
-    // Once for everything that is made at first use.
+    profile.graphs = stage.engine.capture_stats();
+    // Once for everything that is compiled or allocated at first use.
     stage.prefill(shape)?;
     stage.start_over(shape)?;
     stage.engine.start_profile();
@@ -89,10 +86,10 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     stage.engine.start_profile();
     stage.decode(shape, STEPS, WARM_STEPS)?;
     let timings = stage.engine.end_profile();
-    if count > 0 {
+    if profile.graphs.graphs > 0 {
         profile.replays = spans(&timings, STEPS);
     }
-    profile.decode = stage.decode_under_cover(shape, cover, &args.recordable())?;
+    profile.decode = stage.decode_under_cover(shape, cover, &args.capture_sizes())?;
     Ok(profile)
 }
 
@@ -181,10 +178,10 @@ impl Stage<'_> {
     }
 
     /// A decode step kernel by kernel, queued while a prefill of `cover` tokens runs.
-    fn decode_under_cover(&mut self, shape: Shape, cover: u32, recordable: &[usize]) -> anyhow::Result<Vec<Timing>> {
-        self.engine.forget_recordings(recordable);
+    fn decode_under_cover(&mut self, shape: Shape, cover: u32, capture_sizes: &[usize]) -> anyhow::Result<Vec<Timing>> {
+        self.engine.disable_graphs(capture_sizes);
         let mut timings = Vec::new();
-        // Once for what is compiled for a prefill of this length.
+        // The first round compiles kernels for a prefill of this length.
         for round in 0..2 {
             let mut plan = self.plan();
             plan.removed = if round == 0 { Vec::new() } else { vec![shape.batch] };
@@ -227,7 +224,7 @@ impl Stage<'_> {
     }
 }
 
-/// What a kernel took in all.
+/// A kernel's share of the time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Share {
     /// Its name and shape.

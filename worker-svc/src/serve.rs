@@ -1,4 +1,4 @@
-//! The talking side: a link to the scheduler, kept for ever, and messages to and from the compute thread.
+//! The main thread: keeps the link to the scheduler, and moves messages between it and the compute thread.
 
 use std::{
     sync::{Arc, mpsc::SyncSender},
@@ -20,17 +20,16 @@ use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
 
 use crate::{
-    compute::{self, Compute, Job, Joins, Reply},
+    compute::{self, Compute, Job, RankSync, Reply, watchdog::Watchdog},
     config::Args,
     metrics::WorkerMetrics,
-    watch::Watch,
     wire::{self, Out, SchedulerLink},
 };
 
-/// What a worker does before it is ready.
+/// The phase before a worker is ready.
 const LOADING: &str = "loading weights";
 
-/// A worker that fails before it has found the scheduler looks for it this long, so that clients are told why.
+/// A worker that fails before it has dialled the scheduler tries this long, so that clients learn the reason.
 const FAILURE_REPORT: Duration = Duration::from_secs(1);
 
 /// A compute thread that is told to end does so within this time, if it is not loading or waiting for the device.
@@ -42,20 +41,20 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
         given => given.to_owned(),
     };
-    let answers = Answers { fingerprint: fingerprint.clone() };
-    ControlServer::new(&process, Arc::new(answers)).spawn(args.common.control.as_ref()).await?;
+    let handler = ControlHandler { fingerprint: fingerprint.clone() };
+    ControlServer::new(&process, Arc::new(handler)).spawn(args.common.control.as_ref()).await?;
     let Compute { jobs, replies, activity } = compute::start(args.clone())?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.rank),
         jobs,
         replies,
         ready: None,
-        joins: Joins::Nobody,
+        sync: RankSync::Host,
         spent: false,
         epoch: None,
         steps: 0,
         abort: AbortHandle::new(),
-        watch: Watch::new(activity),
+        watchdog: Watchdog::new(activity),
         process: process.clone(),
     };
     let shutdown = process.shutdown.clone();
@@ -68,7 +67,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
                 let why = "the group was lost, and what its GPUs have begun may wait for a rank that is gone: starting afresh";
                 return Err(StartAgain(why.to_owned()).into());
             }
-            let reason = worker.talk(link).await?;
+            let reason = worker.relay(link).await?;
             match worker.steps {
                 0 => info!("scheduler left: {reason}"),
                 steps => warn!(steps, "scheduler lost: {reason}"),
@@ -85,8 +84,8 @@ struct Worker {
     replies: mpsc::Receiver<Reply>,
     /// Set once the model is loaded; told to every scheduler anew.
     ready: Option<WorkerReady>,
-    joins: Joins,
-    /// The device was in a group that is over, or hangs: nobody waits for it.
+    sync: RankSync,
+    /// The device was in a group that is over, or hangs: the process ends without waiting for it.
     spent: bool,
     /// The group that this worker is part of, as far as the scheduler knows.
     epoch: Option<u64>,
@@ -94,14 +93,14 @@ struct Worker {
     steps: u32,
     /// Ends the current group's waits.
     abort: AbortHandle,
-    watch: Watch,
+    watchdog: Watchdog,
     metrics: WorkerMetrics,
     process: Process,
 }
 
 impl Worker {
-    /// Ranks that wait for this one learn of its end at once. The compute thread ends before the process does, whose
-    /// libraries it still uses; but a device that may wait for a rank that is gone is not waited for.
+    /// Ends the waits of other ranks at once, then waits for the compute thread, which still uses the process's libraries.
+    /// A device that may wait for a rank that is gone is not waited for.
     async fn end(mut self) {
         self.abort.abort();
         drop(self.jobs);
@@ -111,33 +110,33 @@ impl Worker {
         }
     }
 
-    /// Without a scheduler, whatever group there was is void.
+    /// Without a scheduler there is no group.
     fn disconnected(&mut self) {
         self.abort.abort();
-        self.spent |= self.epoch.take().is_some() && self.joins == Joins::Others;
+        self.spent |= self.epoch.take().is_some() && self.sync == RankSync::Device;
         if self.ready.is_some() {
             self.process.status.not_ready("the scheduler is not connected");
         }
     }
 
-    /// Waits for the link, and keeps hearing the compute thread meanwhile.
+    /// Waits for the link, and receives from the compute thread meanwhile.
     async fn connect(&mut self, link: impl Future<Output = SchedulerLink>) -> anyhow::Result<SchedulerLink> {
         tokio::pin!(link);
         loop {
             tokio::select! {
                 link = &mut link => return Ok(link),
-                () = self.watch.due() => self.check_thread(None).await?,
+                () = self.watchdog.due() => self.check_thread(None).await?,
                 reply = self.replies.recv() => match reply.ok_or_else(thread_gone)? {
                     Reply::Failed(reason) => {
                         if let Ok(link) = tokio::time::timeout(FAILURE_REPORT, &mut link).await {
                             let failed = from_worker::Event::Failed(WorkerFailed { reason: reason.clone() });
-                            let _ = Out(link.sender).say(failed).await;
+                            let _ = Out(link.sender).send(failed).await;
                         }
                         bail!("{reason}");
                     }
-                    Reply::Ready(ready, joins) => self.loaded(*ready, joins),
+                    Reply::Ready(ready, sync) => self.loaded(*ready, sync),
                     Reply::Loading(far) => self.process.status.loading(LOADING, far),
-                    // Of an epoch that is over.
+                    // These belong to an epoch that is over.
                     Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
                 },
             }
@@ -145,12 +144,12 @@ impl Worker {
     }
 
     /// Moves messages until the link ends; returns why it did. An error ends the process.
-    async fn talk(&mut self, link: SchedulerLink) -> anyhow::Result<String> {
+    async fn relay(&mut self, link: SchedulerLink) -> anyhow::Result<String> {
         let Link { sender, mut receiver, .. } = link;
         let mut out = Out(sender);
         if let Some(ready) = &self.ready {
             self.process.status.ready();
-            if let Err(reason) = out.say(from_worker::Event::Ready(ready.clone())).await {
+            if let Err(reason) = out.send(from_worker::Event::Ready(ready.clone())).await {
                 return Ok(reason);
             }
         }
@@ -160,7 +159,7 @@ impl Worker {
                     Ok(message) => self.command(message, &mut out).await?,
                     Err(error) => Err(error.to_string()),
                 },
-                () = self.watch.due() => { self.check_thread(Some(&mut out)).await?; Ok(()) }
+                () = self.watchdog.due() => { self.check_thread(Some(&mut out)).await?; Ok(()) }
                 reply = self.replies.recv() => self.reply(reply.ok_or_else(thread_gone)?, &mut out).await?,
             };
             if let Err(reason) = sent {
@@ -169,11 +168,11 @@ impl Worker {
         }
     }
 
-    /// Does what the scheduler says. The inner error is the link's, the outer one ends the process.
+    /// Carries out a command of the scheduler. The inner error is the link's, the outer one ends the process.
     async fn command(&mut self, message: ToWorker, out: &mut Out) -> anyhow::Result<Result<(), String>> {
         let job = match message.command {
             Some(to_worker::Command::Ping(Ping { number })) => {
-                return Ok(out.say(from_worker::Event::Pong(self.pong(number))).await);
+                return Ok(out.send(from_worker::Event::Pong(self.pong(number))).await);
             }
             Some(to_worker::Command::Refused(refused)) => return Err(refusal(refused)),
             Some(to_worker::Command::FormGroup(form)) => self.form(form),
@@ -186,20 +185,20 @@ impl Worker {
         self.hand_over(job).map(Ok)
     }
 
-    /// What this process says of itself, whatever its compute thread is at.
+    /// The answer to a ping, which does not depend on the compute thread.
     fn pong(&self, number: u64) -> Pong {
         let waits_for = self.abort.missing().into_iter().map(|rank| rank as u32).collect();
-        Pong { number, compiling: self.watch.activity().is_compiling(), waits_for }
+        Pong { number, compiling: self.watchdog.activity().is_compiling(), waits_for }
     }
 
     /// Ends the process if the compute thread hangs: what it waits for may never come, and a new process has a device
     /// that works.
     async fn check_thread(&mut self, out: Option<&mut Out>) -> anyhow::Result<()> {
-        let Some(reason) = self.watch.hung(Instant::now()) else { return Ok(()) };
+        let Some(reason) = self.watchdog.hung(Instant::now()) else { return Ok(()) };
         self.process.status.not_ready(&reason);
         if let Some(out) = out {
             // A scheduler that does not take it finds the link closed.
-            let _ = out.say(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
+            let _ = out.send(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
         }
         self.spent = true;
         Err(StartAgain(reason).into())
@@ -211,14 +210,14 @@ impl Worker {
         self.abort = AbortHandle::new();
         self.epoch = Some(form.epoch);
         self.steps = 0;
-        self.watch.set_step_timeout(Duration::from_millis(form.step_timeout_ms));
+        self.watchdog.set_step_timeout(Duration::from_millis(form.step_timeout_ms));
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
         Job::Form(form, self.abort.clone())
     }
 
     fn hand_over(&mut self, job: Job) -> anyhow::Result<()> {
         use std::sync::mpsc::TrySendError::{Disconnected, Full};
-        self.watch.handed_over(Instant::now());
+        self.watchdog.handed_over(Instant::now());
         match self.jobs.try_send(job) {
             Ok(()) => Ok(()),
             Err(Disconnected(_)) => Err(thread_gone()),
@@ -228,7 +227,7 @@ impl Worker {
         }
     }
 
-    /// Passes on what the compute thread says. The inner error is the link's, the outer one ends the process.
+    /// Passes on a message of the compute thread. The inner error is the link's, the outer one ends the process.
     async fn reply(&mut self, reply: Reply, out: &mut Out) -> anyhow::Result<Result<(), String>> {
         let event = match reply {
             Reply::Loading(far) => {
@@ -241,12 +240,12 @@ impl Worker {
                     phase: LOADING.into(),
                 })
             }
-            Reply::Ready(ready, joins) => {
-                self.loaded(*ready.clone(), joins);
+            Reply::Ready(ready, sync) => {
+                self.loaded(*ready.clone(), sync);
                 self.process.status.ready();
                 from_worker::Event::Ready(*ready)
             }
-            // What the thread said of an epoch that is over by now.
+            // These belong to an epoch that is over by now.
             Reply::Formed(epoch) | Reply::EpochLost { epoch, .. } if Some(epoch) != self.epoch => return Ok(Ok(())),
             Reply::Result(result) if Some(result.epoch) != self.epoch => return Ok(Ok(())),
             Reply::Formed(epoch) => from_worker::Event::Formed(GroupFormed { epoch }),
@@ -259,15 +258,15 @@ impl Worker {
             // Leaving the link tells the scheduler; the next one starts afresh.
             Reply::EpochLost { reason, .. } => return Ok(Err(reason)),
             Reply::Failed(reason) => {
-                let _ = out.say(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
+                let _ = out.send(from_worker::Event::Failed(WorkerFailed { reason: reason.clone() })).await;
                 return Err(anyhow!("{reason}"));
             }
         };
-        Ok(out.say(event).await)
+        Ok(out.send(event).await)
     }
 
-    fn loaded(&mut self, ready: WorkerReady, joins: Joins) {
-        self.joins = joins;
+    fn loaded(&mut self, ready: WorkerReady, sync: RankSync) {
+        self.sync = sync;
         if ready.device_kind() == DeviceKind::Cuda {
             // Started again without its GPU, it would serve on the CPU: better wait for the GPU.
             self.process.status.decide("--device=cuda");
@@ -296,7 +295,7 @@ impl Worker {
     }
 }
 
-/// Why a worker ends that the scheduler does not take. Where another one has its rank it is worth another try, later.
+/// The error of a worker that the scheduler refuses. If another worker has its rank, a later start may succeed.
 fn refusal(refused: WorkerRefused) -> anyhow::Error {
     let reason = format!("the scheduler refuses this worker: {}", refused.reason);
     match refused.cause() {
@@ -309,11 +308,11 @@ fn thread_gone() -> anyhow::Error {
     anyhow!("the compute thread is gone")
 }
 
-struct Answers {
+struct ControlHandler {
     fingerprint: String,
 }
 
-impl Handler for Answers {
+impl Handler for ControlHandler {
     fn model_fingerprint(&self) -> String {
         self.fingerprint.clone()
     }

@@ -27,7 +27,7 @@ pub use comm::ranks::RankOptions;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
-pub use options::{CudaOptions, Products, WholeSteps};
+pub use options::{CudaOptions, GemmTactics, WholeSteps};
 pub use runtime::arch::Arch;
 pub use runtime::libraries::{Folders, Surroundings};
 
@@ -98,7 +98,7 @@ impl CudaBackend {
         let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
         let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
-        let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.products));
+        let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.gemms));
         Ok(Self {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,

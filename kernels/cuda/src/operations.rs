@@ -417,7 +417,7 @@ impl ops::Sample for CudaBackend {
     }
 
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
-        self.choose_tokens(logits, rows)
+        self.sample_tokens(logits, rows)
     }
 
     fn is_done(&mut self, ticket: Ticket) -> bool {

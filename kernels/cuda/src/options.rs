@@ -16,28 +16,28 @@ pub struct CudaOptions {
     pub kernel_cache: Option<PathBuf>,
     /// The device is to meet those of other ranks; that takes NCCL.
     pub ranks: Option<RankOptions>,
-    /// How products of many rows of 16 bits are done.
-    pub products: Products,
+    /// Which tactics GEMMs of many rows of 16 bits may have.
+    pub gemms: GemmTactics,
     /// When a decode step of one row is one kernel.
     pub whole_steps: WholeSteps,
 }
 
-/// Who does products of many rows of 16 bits.
+/// Which tactics GEMMs of many rows of 16 bits may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Products {
-    /// Whatever is the fastest on this machine: measured when nothing else is to be done
-    /// ([`kernels::ops::Device::warm_up`]), at the latest by the second step that needs it, and remembered beside
-    /// compiled kernels. What is not measured yet is cuBLASLt's, as it chooses itself.
+pub enum GemmTactics {
+    /// The fastest on this machine: measured when nothing else is to be done ([`kernels::ops::Device::warm_up`]), at the
+    /// latest by the second step that needs it, and remembered beside compiled kernels. A GEMM that is not measured yet
+    /// is cuBLASLt's, with its own first choice.
     #[default]
-    Fastest,
-    /// The same, measured while the first product of a kind waits for it. For comparisons, and for tests.
-    FastestAtOnce,
-    /// cuBLASLt, as it chooses itself. For comparisons.
+    Autotuned,
+    /// The same, measured while the first GEMM of a kind waits for it. For comparisons, and for tests.
+    AutotunedAtOnce,
+    /// cuBLASLt with its own first choice. For comparisons.
     Library,
-    /// This crate's own kernel for any number of rows, wherever it can. For tests of it.
-    Own,
-    /// The one for 17 to 128 rows, wherever it can. For tests of it.
-    Parts,
+    /// `matmul_wgmma`, wherever it fits. For tests of it.
+    Wgmma,
+    /// `matmul_split_k`, wherever it fits. For tests of it.
+    SplitK,
 }
 
 /// When a decode step of one row is one kernel.

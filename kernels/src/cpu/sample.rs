@@ -72,7 +72,8 @@ pub(crate) fn is_greedy(params: &SampleParams) -> bool {
     *params == SampleParams::default()
 }
 
-/// Index of the largest number, the lowest on ties; NaN is passed over, and 0 stands for a row without numbers above -inf.
+/// Index of the largest number, the lowest on ties; NaN is passed over, and 0 stands for a row without numbers above
+/// -inf.
 fn best(row: &[f32]) -> u32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = row.chunks_exact(LANES);

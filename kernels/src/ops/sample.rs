@@ -16,9 +16,9 @@ pub trait Sample {
     /// (0: in the prompt only), when there are penalties.
     fn set_slot(&mut self, slot: u32, params: &SampleParams, counts: &[(u32, u32)]);
 
-    /// Ends a step: samples tokens from rows of `logits` (any buffer when there are no rows), makes each its slot's last
-    /// token, and counts it for penalties. Does not wait for the device. At most [`crate::sample::STEPS_IN_FLIGHT`] steps
-    /// may be ended and not taken.
+    /// Ends a step: samples tokens from rows of `logits` (any buffer when there are no rows), makes each its slot's
+    /// last token, and counts it for penalties. Does not wait for the device. At most
+    /// [`crate::sample::STEPS_IN_FLIGHT`] steps may be ended and not taken.
     ///
     /// The same logits and parameters give the same token whatever else is in the batch.
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket;

@@ -2,7 +2,7 @@
 
 use super::{Random, encode, filled_in, gpu, host, round};
 use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
-use kernels_cuda::{CudaOptions, Products};
+use kernels_cuda::{CudaOptions, GemmTactics};
 
 /// Rows, outputs and inputs: ragged in each, many tiles, few of them and a k of many parts, and a k that is no multiple of a stage.
 const SHAPES: [(usize, usize, usize); 16] = [
@@ -33,11 +33,17 @@ fn backends() -> Vec<(String, Box<dyn Backend>)> {
     if only.as_deref() == Some("cpu") || gpu::backend(only.is_some()).is_none() {
         return Vec::new();
     }
-    let open = |products| {
-        let backend = gpu::open(&CudaOptions { products, ..gpu::options() });
-        (format!("{products:?} on {}", backend.describe()), backend)
+    let open = |gemms| {
+        let backend = gpu::open(&CudaOptions { gemms, ..gpu::options() });
+        (format!("{gemms:?} on {}", backend.describe()), backend)
     };
-    let all = [Products::Own, Products::Parts, Products::Library, Products::Fastest, Products::FastestAtOnce];
+    let all = [
+        GemmTactics::Wgmma,
+        GemmTactics::SplitK,
+        GemmTactics::Library,
+        GemmTactics::Autotuned,
+        GemmTactics::AutotunedAtOnce,
+    ];
     all.map(open).into()
 }
 

@@ -1,7 +1,7 @@
 //! Choosing tokens, against the `sampling` crate: the same tokens, counts and seeds, with the same log-probabilities.
 //!
-//! A backend that sums weights in another order may draw another token where a random number falls within 1e-7 of the border between two;
-//! the rows here are few enough that it does not.
+//! A backend that sums weights in another order may draw another token where a random number falls within 1e-7 of the
+//! border between two; the rows here are few enough that it does not.
 
 use std::collections::HashMap;
 
@@ -205,7 +205,7 @@ fn a_step_without_choices_gives_none() {
     }
 }
 
-/// `cargo test --release -p kernels --test conformance choose::time -- --ignored --nocapture`
+/// `cargo test --release -p kernels --test conformance sample::time -- --ignored --nocapture`
 #[test]
 #[ignore = "prints times, asserts nothing"]
 fn time_of_a_step() {

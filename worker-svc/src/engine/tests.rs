@@ -1,5 +1,5 @@
-//! Plans submitted before the ones ahead of them are finished give what they give in order, and recorded steps what
-//! steps give that run kernel by kernel. `QUIRE_TEST_DEVICE=cuda` computes on a GPU, which is the one that records.
+//! Plans that run ahead give the same results as plans in order, and captured steps the same as steps that are launched
+//! kernel by kernel. `QUIRE_TEST_DEVICE=cuda` computes on a GPU; only a GPU captures graphs.
 
 use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};
@@ -43,9 +43,14 @@ fn backend() -> Box<dyn Backend> {
     Box::new(CpuBackend::new(CpuOptions { threads: 1, isa: None }))
 }
 
-fn engine<'m>(model: &'m mut dyn Runner, recorder: &'m mut Recorder) -> Engine<'m> {
+fn engine<'m>(model: &'m mut dyn Runner, graphs: &'m mut GraphCapture) -> Engine<'m> {
     let slots = Slots::new(8, BLOCKS, 1, vec![2]);
-    Engine::new((model, recorder), slots, Box::new(Solo), Options { threads: 1, max_logit_rows: LOGIT_ROWS })
+    Engine::new(
+        OnDevice { runner: model, graphs },
+        slots,
+        Box::new(Solo),
+        Options { threads: 1, max_logit_rows: LOGIT_ROWS },
+    )
 }
 
 fn sequence(slot: u32, prompt: &[u32], sampling: Sampling) -> NewSequence {
@@ -72,22 +77,22 @@ fn plan(step: u64, added: Vec<NewSequence>, rows: &[(u32, usize, usize, bool)]) 
     plan
 }
 
-/// When steps are recorded.
+/// When steps are captured.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Record {
+enum Capture {
     Never,
     /// Once they have run.
     Meanwhile,
-    /// All of them, before the first plan, with whatever else there is time for.
+    /// All of them and all other idle tasks, before the first plan.
     First,
 }
 
 /// What plans give, each submitted as early as the engine lets it be, or when the one before it is finished.
-fn results(plans: &[StepPlan], ahead: bool, record: Record) -> Vec<StepResult> {
-    let (mut model, mut recorder) = (model(), Recorder::new(record == Record::Never));
-    let mut engine = engine(&mut *model, &mut recorder);
-    while record == Record::First && engine.has_pastime() {
-        engine.pass_time().unwrap();
+fn results(plans: &[StepPlan], ahead: bool, capture: Capture) -> Vec<StepResult> {
+    let (mut model, mut graphs) = (model(), GraphCapture::new(capture == Capture::Never));
+    let mut engine = engine(&mut *model, &mut graphs);
+    while capture == Capture::First && engine.has_idle_task() {
+        engine.run_idle_task().unwrap();
     }
     let mut waiting = plans.iter().cloned();
     let mut results = Vec::new();
@@ -104,9 +109,9 @@ fn results(plans: &[StepPlan], ahead: bool, record: Record) -> Vec<StepResult> {
 }
 
 fn check(plans: &[StepPlan]) -> Vec<StepResult> {
-    let in_order = results(plans, false, Record::Never);
-    for record in [Record::Never, Record::Meanwhile, Record::First] {
-        assert_eq!(results(plans, true, record), in_order);
+    let in_order = results(plans, false, Capture::Never);
+    for capture in [Capture::Never, Capture::Meanwhile, Capture::First] {
+        assert_eq!(results(plans, true, capture), in_order);
     }
     in_order
 }
@@ -133,9 +138,9 @@ fn greedy_plans_run_ahead() {
     let plans = decode(sequences.collect(), 12);
     let given = check(&plans);
     assert!(given[1..].iter().all(|result| result.token.len() == 3));
-    // They are ahead indeed: two tokens of a sequence are on their way.
-    let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut *model, &mut recorder);
+    // Plans do run ahead: two tokens of a sequence are pending.
+    let (mut model, mut graphs) = (model(), GraphCapture::default());
+    let mut engine = engine(&mut *model, &mut graphs);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
     let slot = engine.slots.get(0).unwrap();
@@ -144,7 +149,7 @@ fn greedy_plans_run_ahead() {
 }
 
 #[test]
-fn choices_of_device_and_host_share_a_batch() {
+fn device_and_host_sample_rows_of_the_same_batch() {
     let seeded = Sampling { temperature: 1.3, top_p: 0.9, top_k: 50, min_p: 0.01, ..Sampling::default() };
     let penalised = Sampling {
         repetition_penalty: 1.4,
@@ -166,7 +171,7 @@ fn choices_of_device_and_host_share_a_batch() {
     let given = check(&decode(sequences.clone(), 10));
     assert_eq!(given[0].prompt_logprobs.len(), prompt.len() - 1);
     assert!(given[5].logprobs.iter().any(|entry| entry.top_ids.len() == 5));
-    // The one whose tokens nobody on the host needs is alone with itself.
+    // Without rows that the host samples, every row stays on the device.
     let alone = check(&decode(vec![sequences[1].clone(), sequences[0].clone()], 10));
     let tokens = |given: &[StepResult], slot| -> Vec<u32> {
         let pairs = given.iter().flat_map(|result| result.slot.iter().zip(&result.token));
@@ -198,25 +203,25 @@ fn a_slot_changes_hands_while_its_token_is_under_way() {
 }
 
 #[test]
-fn a_token_that_nobody_has_asked_for_cannot_be_an_input() {
+fn a_token_that_no_row_samples_cannot_be_an_input() {
     let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 3);
-    let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut *model, &mut recorder);
+    let (mut model, mut graphs) = (model(), GraphCapture::default());
+    let mut engine = engine(&mut *model, &mut graphs);
     engine.submit(plans[0].clone()).unwrap();
     engine.submit(plans[1].clone()).unwrap();
-    // Position 2 is taken by plan 2; of what is under way, only position 3 is at hand.
+    // Plan 2 computes position 2; of the pending tokens, only that of position 3 can be an input.
     for (start, len) in [(2, 1), (2, 2), (4, 1)] {
         let late = plan(3, vec![], &[(0, start, len, true)]);
-        assert!(passes(&late, &engine.slots, LOGIT_ROWS).is_err(), "{start}, {len}");
+        assert!(forward_passes(&late, &engine.slots, LOGIT_ROWS).is_err(), "{start}, {len}");
     }
-    assert!(passes(&plan(3, vec![], &[(0, 3, 1, true)]), &engine.slots, LOGIT_ROWS).is_ok());
+    assert!(forward_passes(&plan(3, vec![], &[(0, 3, 1, true)]), &engine.slots, LOGIT_ROWS).is_ok());
 }
 
 /// Tokens of slot 0, `drafted` at a time beside a plain decode in slot 1. Every draft is what `plain` decoding gave,
 /// but for its token number `wrong`.
 fn verified(sequences: &[NewSequence], plain: &[u32], drafted: usize, wrong: usize) -> [Vec<u32>; 2] {
-    let (mut model, mut recorder) = (model(), Recorder::new(true));
-    let mut engine = engine(&mut *model, &mut recorder);
+    let (mut model, mut graphs) = (model(), GraphCapture::new(true));
+    let mut engine = engine(&mut *model, &mut graphs);
     let lens = [sequences[0].tokens.len(), sequences[1].tokens.len()];
     let mut tokens = [Vec::new(), Vec::new()];
     let mut next = plan(1, sequences.to_vec(), &[(1, 0, lens[1], true), (0, 0, lens[0], true)]);
@@ -252,7 +257,7 @@ fn verified_drafts_give_the_tokens_of_plain_decoding() {
     let penalised = Sampling { repetition_penalty: 1.4, frequency_penalty: 0.5, logprobs: Some(2), ..seeded.clone() };
     for sampling in [Sampling::default(), seeded, penalised] {
         let sequences = [sequence(0, &[3, 4, 5, 6], sampling), sequence(1, &[7, 8, 9], Sampling::default())];
-        let given = results(&decode(vec![sequences[1].clone(), sequences[0].clone()], 14), false, Record::Never);
+        let given = results(&decode(vec![sequences[1].clone(), sequences[0].clone()], 14), false, Capture::Never);
         let of = |slot| -> Vec<u32> {
             let pairs = given.iter().flat_map(|result| result.slot.iter().zip(&result.token));
             pairs.filter(|(held, _)| **held == slot).map(|(_, token)| *token).collect()
@@ -270,8 +275,8 @@ fn verified_drafts_give_the_tokens_of_plain_decoding() {
 #[test]
 fn a_draft_must_continue_what_is_known() {
     let plans = decode(vec![sequence(0, &[1, 2], Sampling::default()), sequence(1, &[5, 6], Sampling::default())], 2);
-    let (mut model, mut recorder) = (model(), Recorder::default());
-    let mut engine = engine(&mut *model, &mut recorder);
+    let (mut model, mut graphs) = (model(), GraphCapture::default());
+    let mut engine = engine(&mut *model, &mut graphs);
     let drafted = |start, drafts: Vec<u32>| {
         let mut plan = plan(2, vec![], &[(0, start, 1 + drafts.len(), true)]);
         plan.want[0] = Want::Verify as i32;
@@ -279,7 +284,7 @@ fn a_draft_must_continue_what_is_known() {
         plan
     };
     engine.submit(plans[0].clone()).unwrap();
-    let check = |engine: &Engine<'_>, plan: &StepPlan| passes(plan, &engine.slots, LOGIT_ROWS).map(|_| ());
+    let check = |engine: &Engine<'_>, plan: &StepPlan| forward_passes(plan, &engine.slots, LOGIT_ROWS).map(|_| ());
     assert!(check(&engine, &drafted(2, vec![4])).is_err(), "the token at 2 is under way");
     engine.finish().unwrap();
     assert!(check(&engine, &drafted(2, vec![4])).is_ok());

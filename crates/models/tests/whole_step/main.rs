@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use kernels::ops::DType;
-use kernels_cuda::{CudaOptions, Products, WholeSteps};
+use kernels_cuda::{CudaOptions, GemmTactics, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, NetworkHead, Placement, Runner};
 use sequence::{Decoded, Sequence};
 
@@ -39,7 +39,7 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Box<dyn Runn
         threads: 2,
     };
     // Prompts are done alike each time: the fastest way of a product is another one once it has been measured.
-    let backend = gpu::open(&CudaOptions { whole_steps, products: Products::Library, ..gpu::options() });
+    let backend = gpu::open(&CudaOptions { whole_steps, gemms: GemmTactics::Library, ..gpu::options() });
     let mut model = models::load(dir, &options, backend, &mut |_| {}).expect("a model").runner;
     model.set_capture_sizes(&[1, 2]);
     model.allocate(Memory { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, max_sequences: 2 });

@@ -95,7 +95,7 @@ fn a_search_gives_way_as_a_whole() {
     let mut scheduler = formed(config(), 7);
     admit(&mut scheduler, stranger(1, 8, 12));
     step(&mut scheduler, 30);
-    admit(&mut scheduler, search(2, 4, 5, 2));
+    admit(&mut scheduler, search(2, 4, 9, 2));
     let all = |scheduler: &mut Scheduler| {
         let plan = plan(scheduler);
         let mut result = candidates(&plan, &[20, 21, 22, 23], false);

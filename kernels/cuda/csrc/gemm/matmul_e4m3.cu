@@ -198,7 +198,7 @@ DEVICE void tiles(PRODUCT) {
     }
 }
 #define SHORT_OF(X, OUT) \
-    extern "C" __global__ void __launch_bounds__(256) matmul_e4m3_few_##X##_##OUT( \
+    extern "C" __global__ void __launch_bounds__(256) matmul_e4m3_skinny_##X##_##OUT( \
         const X* x, const e4m3* w, Scales scales, const f32* bias, OUT* out, u32 rows, u32 n, u32 k, u32 accumulate) { \
         if (rows == 1) few<X, OUT, 1>(x, w, scales, bias, out, rows, n, k, accumulate); \
         else few<X, OUT, 8>(x, w, scales, bias, out, rows, n, k, accumulate); \
@@ -210,7 +210,7 @@ DEVICE void tiles(PRODUCT) {
 #else
 // Never launched there: older GPUs take the plain version.
 #define SHORT_OF(X, OUT) \
-    extern "C" __global__ void matmul_e4m3_few_##X##_##OUT() {} \
+    extern "C" __global__ void matmul_e4m3_skinny_##X##_##OUT() {} \
     extern "C" __global__ void matmul_e4m3_tiles_##X##_##OUT() {}
 #endif
 

@@ -1,5 +1,5 @@
 // A product for each head: out's columns of head h are x's columns of head h times w[h]^T. Blocks (row and head, outputs).
-#include "product.cuh"
+#include "warp_dots.cuh"
 
 // Where heads lie in rows; see src/groups.rs.
 struct Columns {

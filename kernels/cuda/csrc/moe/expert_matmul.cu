@@ -1,7 +1,7 @@
 // out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], for every pair of types: blocks (tile, outputs). A
 // warp reads its row of an expert's weights once for EACH rows of x. The order of a sum depends on k alone.
 #include "experts.cuh"
-#include "product.cuh"
+#include "warp_dots.cuh"
 
 constexpr u32 EACH = 8;
 

@@ -1,15 +1,15 @@
 //! What each kernel of the CUDA backend takes at the shapes of some models, and its share of what the GPU could do.
 //!
 //! `cargo run --release
-//! -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 products] [part or model
+//! -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 GEMMs] [part or model
 //! ...]`, of [`PARTS`], `mixture` and [`MODELS`]
 //!
-//! `library` or `own` as first word: products of many rows by cuBLASLt as it chooses itself, or by our own kernel
+//! `library` or `own` as first word: GEMMs of many rows by cuBLASLt as it chooses itself, or by our own kernel
 //! wherever that can.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
-//! Launches queue behind products that keep the GPU busy, so that what is timed is the GPU's work and not the host's.
+//! Launches queue behind GEMMs that keep the GPU busy, so that what is timed is the GPU's work and not the host's.
 //! Weights and caches are rotated so that none is still in the GPU's cache.
 
 mod layer;
@@ -17,7 +17,7 @@ mod many;
 mod mixture;
 
 use kernels::ops::*;
-use kernels_cuda::{CudaBackend, CudaOptions, Folders, Products, Surroundings};
+use kernels_cuda::{CudaBackend, CudaOptions, Folders, GemmTactics, Surroundings};
 use std::time::Instant;
 
 /// Rows of the largest step, tokens of a block, and bytes that a rotation covers at least.
@@ -74,13 +74,14 @@ type Part = fn(&mut Bench, &Model);
 
 fn main() -> Result<(), String> {
     let mut words = std::env::args().skip(1).peekable();
-    let products = words.next_if(|word| ["library", "own"].contains(&word.as_str()));
-    let products =
-        products.map_or(Products::FastestAtOnce, |word| if word == "own" { Products::Own } else { Products::Library });
+    let gemms = words.next_if(|word| ["library", "own"].contains(&word.as_str()));
+    let gemms = gemms.map_or(GemmTactics::AutotunedAtOnce, |word| {
+        if word == "own" { GemmTactics::Wgmma } else { GemmTactics::Library }
+    });
     let words: Vec<String> = words.collect();
     let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
-    let mut bench = Bench::open(memory * 1e12, tensor * 1e12, products)?;
+    let mut bench = Bench::open(memory * 1e12, tensor * 1e12, gemms)?;
     println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
     let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
     let models: Vec<&Model> = MODELS.iter().filter(|model| named.iter().any(|word| word == model.name)).collect();
@@ -101,15 +102,14 @@ fn main() -> Result<(), String> {
 }
 
 impl Bench {
-    fn open(memory: f64, tensor: f64, products: Products) -> Result<Self, String> {
+    fn open(memory: f64, tensor: f64, gemms: GemmTactics) -> Result<Self, String> {
         let variable = std::env::var_os;
         let (named, virtual_env, path) =
             (variable("QUIRE_CUDA_LIBRARY_PATH"), variable("VIRTUAL_ENV"), variable("PATH"));
         let surroundings =
             Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
         let kernel_cache = variable("QUIRE_KERNEL_CACHE").map(Into::into);
-        let options =
-            CudaOptions { folders: Folders::of(surroundings), kernel_cache, products, ..CudaOptions::default() };
+        let options = CudaOptions { folders: Folders::of(surroundings), kernel_cache, gemms, ..CudaOptions::default() };
         let mut backend = CudaBackend::open(&options)?;
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);

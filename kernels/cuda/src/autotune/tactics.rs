@@ -14,7 +14,7 @@ use crate::gemm::cublaslt::{self, Algorithm};
 use crate::jit::cache::{self, digest};
 use crate::jit::sources::{SPECIAL, headers};
 use crate::layers::elementwise::Function;
-use crate::options::Products;
+use crate::options::GemmTactics;
 use crate::runtime::context::{Context, driver_version};
 use kernels::ops::DType;
 
@@ -39,9 +39,9 @@ pub(crate) enum Tactic {
     Default,
     /// cuBLASLt with this algorithm.
     Library(Algorithm),
-    /// The warpgroup kernel, `matmul_hopper.cu`.
+    /// The warpgroup kernel, `matmul_wgmma.cu`.
     Wgmma,
-    /// The split-K kernel, `matmul_parts.cu`.
+    /// The split-K kernel, `matmul_split_k.cu`.
     SplitK,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct TacticCache {
     /// Kinds that were asked for and are not known, with the step that did first; those of them that nobody was told of.
     missing: HashMap<GemmProblem, u64>,
     wanted: Vec<GemmProblem>,
-    products: Products,
+    gemms: GemmTactics,
     /// Current step number, and whether it is a dummy run.
     step: u64,
     idle: bool,
@@ -129,10 +129,10 @@ impl TacticCache {
     /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a twentieth of its time to it.
     const REST: u32 = 19;
 
-    pub(crate) fn new(context: &Context, cache: Option<&Path>, products: Products) -> Self {
+    pub(crate) fn new(context: &Context, cache: Option<&Path>, gemms: GemmTactics) -> Self {
         let driver = driver_version().unwrap_or_default();
         let library = cublaslt::version();
-        let own = ["matmul_hopper", "matmul_parts"];
+        let own = ["matmul_wgmma", "matmul_split_k"];
         let own = SPECIAL.iter().filter(|source| own.contains(&source.name)).map(|source| source.text);
         let own = digest(own.chain(headers().map(|(_, text)| text)));
         let machine = format!(
@@ -146,7 +146,7 @@ impl TacticCache {
             known: HashMap::new(),
             missing: HashMap::new(),
             wanted: Vec::new(),
-            products,
+            gemms,
             step: 0,
             idle: false,
             rest_until: None,
@@ -155,7 +155,7 @@ impl TacticCache {
 
     /// Whether kinds are measured when nothing else is to be done.
     pub(crate) fn are_measured_ahead(&self) -> bool {
-        self.products == Products::Fastest
+        self.gemms == GemmTactics::Autotuned
     }
 
     /// Another step begins, of rows that are somebody's or not.
@@ -168,10 +168,10 @@ impl TacticCache {
     pub(crate) fn are_due(&self, problem: GemmProblem, now: Instant) -> bool {
         let asked_before = || self.missing.get(&problem).is_some_and(|first| *first < self.step);
         let rested = || self.rest_until.is_none_or(|until| until <= now);
-        match self.products {
-            Products::FastestAtOnce => true,
-            Products::Fastest => self.idle || asked_before() && rested(),
-            Products::Library | Products::Own | Products::Parts => false,
+        match self.gemms {
+            GemmTactics::AutotunedAtOnce => true,
+            GemmTactics::Autotuned => self.idle || asked_before() && rested(),
+            GemmTactics::Library | GemmTactics::Wgmma | GemmTactics::SplitK => false,
         }
     }
 
@@ -184,17 +184,17 @@ impl TacticCache {
 
     /// How long a product that measures may wait for a kernel that takes part to be compiled: not at all in a step that somebody waits for.
     pub(crate) fn patience(&self) -> Duration {
-        let waits = self.idle || self.products == Products::FastestAtOnce;
+        let waits = self.idle || self.gemms == GemmTactics::AutotunedAtOnce;
         if waits { Duration::from_secs(30) } else { Duration::ZERO }
     }
 
     /// The same for all kinds, measured or not.
     fn only(&self) -> Option<Tactic> {
-        match self.products {
-            Products::Fastest | Products::FastestAtOnce => None,
-            Products::Library => Some(Tactic::Default),
-            Products::Own => Some(Tactic::Wgmma),
-            Products::Parts => Some(Tactic::SplitK),
+        match self.gemms {
+            GemmTactics::Autotuned | GemmTactics::AutotunedAtOnce => None,
+            GemmTactics::Library => Some(Tactic::Default),
+            GemmTactics::Wgmma => Some(Tactic::Wgmma),
+            GemmTactics::SplitK => Some(Tactic::SplitK),
         }
     }
 
@@ -263,7 +263,7 @@ mod tests {
             known: HashMap::new(),
             missing: HashMap::new(),
             wanted: Vec::new(),
-            products: Products::Fastest,
+            gemms: GemmTactics::Autotuned,
             step: 0,
             idle: false,
             rest_until: None,

@@ -7,8 +7,8 @@ use crate::autotune::measure::{self, Race};
 use crate::autotune::tactics::{GemmProblem, Tactic};
 use crate::gemm::cublaslt::{Algorithm, Candidates};
 use crate::gemm::matmul::{Matmul, run_own};
-use crate::gemm::matmul_few;
-use crate::gemm::matmul_hopper;
+use crate::gemm::matmul_skinny;
+use crate::gemm::matmul_wgmma;
 use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts};
 use crate::jit::specialization::Special;
@@ -36,9 +36,9 @@ impl Matmul {
     /// Whether there is something to choose from.
     pub(crate) fn has_tactics(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
         match gate {
-            Some(gate) => matmul_hopper::may_gate(Facts::of(device), product) && gate.out.dtype == product.w.dtype,
+            Some(gate) => matmul_wgmma::may_gate(Facts::of(device), product) && gate.out.dtype == product.w.dtype,
             None => {
-                let is_skinny = matmul_few::fits(Facts::of(device), product);
+                let is_skinny = matmul_skinny::fits(Facts::of(device), product);
                 rounds_once(product) && !is_skinny && !self.is_small(device, product)
             }
         }

@@ -8,7 +8,7 @@ use crate::fusion::split_norm::{After, Before};
 use crate::gemm::cublaslt::Blas;
 use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch};
-use crate::gemm::{matmul_few, matmul_hopper, matmul_parts};
+use crate::gemm::{matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::LOWEST;
 use crate::runtime::activations::{View, cast};
 use crate::runtime::context::Memory;
@@ -183,26 +183,27 @@ impl Matmul {
 
     /// Whether a product is the split-K kernel's without being measured.
     pub(crate) fn is_small(&self, device: &Device, product: &Product<'_>) -> bool {
-        self.tactics.may_be(Tactic::SplitK) && matmul_parts::is_small(Facts::of(device), product)
+        self.tactics.may_be(Tactic::SplitK) && matmul_split_k::is_small(Facts::of(device), product)
     }
 
     /// Whether some kernel may gate a product's outputs.
     pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);
-        matmul_few::may_gate(facts, product) || matmul_hopper::may_gate(facts, product)
+        matmul_skinny::may_gate(facts, product) || matmul_wgmma::may_gate(facts, product)
     }
 
     /// Whether a product may be added to a residual and do a part of the norm that follows.
     pub(crate) fn may_precede_norm(&self, device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);
-        matmul_few::may_add(facts, product)
-            || (self.tactics.may_be(Tactic::SplitK) && matmul_parts::may_add(facts, product))
+        matmul_skinny::may_add(facts, product)
+            || (self.tactics.may_be(Tactic::SplitK) && matmul_split_k::may_add(facts, product))
     }
 
     /// Whether a product may do what is left of a norm of its input.
     pub(crate) fn may_follow_norm(&self, device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);
-        matmul_few::fits(facts, product) || (self.tactics.may_be(Tactic::SplitK) && matmul_parts::fits(facts, product))
+        matmul_skinny::fits(facts, product)
+            || (self.tactics.may_be(Tactic::SplitK) && matmul_split_k::fits(facts, product))
     }
 
     /// Whether it pays to wait for what a product may be added to: one launch less to read and write its result.

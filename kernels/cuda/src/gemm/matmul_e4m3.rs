@@ -90,7 +90,7 @@ fn version(device: &Device, product: &Product<'_>, scales: &Scales) -> (&'static
     let tiles = |outputs: usize, rows: usize| [w.rows.div_ceil(outputs), x.rows.div_ceil(rows)];
     let is_short = device.context.arch >= LOWEST && x.dtype.size() == 2 && w.cols.is_multiple_of(PIECE);
     if is_short && x.rows <= FEW_ROWS && scales.changes_at(PIECE) {
-        return ("matmul_e4m3_few", Shape { grid: tiles(OUTPUTS, FEW_ROWS), block: 32 * OUTPUTS, shared: 0 });
+        return ("matmul_e4m3_skinny", Shape { grid: tiles(OUTPUTS, FEW_ROWS), block: 32 * OUTPUTS, shared: 0 });
     }
     if is_short && scales.changes_at(TILE) {
         return ("matmul_e4m3_tiles", Shape { grid: tiles(TILE, TILE), block: 128, shared: 0 });

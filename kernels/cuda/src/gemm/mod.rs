@@ -3,8 +3,8 @@
 pub(crate) mod cublaslt;
 pub(crate) mod matmul;
 pub(crate) mod matmul_e4m3;
-pub(crate) mod matmul_few;
-pub(crate) mod matmul_hopper;
-pub(crate) mod matmul_parts;
+pub(crate) mod matmul_skinny;
+pub(crate) mod matmul_split_k;
+pub(crate) mod matmul_wgmma;
 pub(crate) mod product;
 pub(crate) mod table;

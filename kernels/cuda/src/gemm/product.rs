@@ -24,7 +24,7 @@ pub(crate) struct Product<'a> {
 /// What every own kernel for products is told first, in this order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ProductShape {
+pub(crate) struct GemmShape {
     rows: u32,
     n: u32,
     k: u32,
@@ -32,7 +32,7 @@ pub(crate) struct ProductShape {
     wide: u32,
 }
 
-twin!(ProductShape = "ProductShape" { rows, n, k, accumulate, wide });
+twin!(GemmShape = "GemmShape" { rows, n, k, accumulate, wide });
 
 /// What gates a product's outputs next, and where to.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +49,8 @@ impl Gate {
 
 impl Product<'_> {
     /// Its shape, where results go to `out`: what a gate leaves of a product goes elsewhere.
-    pub(crate) fn shape(&self, out: View) -> ProductShape {
-        ProductShape {
+    pub(crate) fn shape(&self, out: View) -> GemmShape {
+        GemmShape {
             rows: self.x.rows as u32,
             n: self.w.rows as u32,
             k: self.w.cols as u32,

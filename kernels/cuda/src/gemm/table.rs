@@ -7,7 +7,7 @@
 use crate::autotune::tactics::Tactic;
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
-use crate::gemm::{matmul, matmul_e4m3, matmul_few, matmul_hopper, matmul_parts};
+use crate::gemm::{matmul, matmul_e4m3, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::Special;
 use crate::layers::elementwise::Function;
 use crate::runtime::arch::Arch;
@@ -117,15 +117,15 @@ const E4M3: GemmKernel = GemmKernel {
 const SKINNY: GemmKernel = GemmKernel {
     name: "skinny",
     fits: |facts, product, fused| match fused.gate {
-        Some(gate) => matmul_few::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
-        None => matmul_few::fits(facts, product),
+        Some(gate) => matmul_skinny::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
+        None => matmul_skinny::fits(facts, product),
     },
     selection: Selection::Always,
     launch: Launch::Kernel(|device, product, Fused { before, gate, after }| {
         let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
         match gate {
-            Some(gate) => matmul_few::run_gated(device, product, before, (gate.activation, gate.out)),
-            None => matmul_few::run_between(device, product, before, after),
+            Some(gate) => matmul_skinny::run_gated(device, product, before, (gate.activation, gate.out)),
+            None => matmul_skinny::run_between(device, product, before, after),
         }
     }),
 };
@@ -135,22 +135,22 @@ const WGMMA: GemmKernel = GemmKernel {
     name: "wgmma",
     fits: |facts, product, fused| match fused {
         _ if fused.has_norms() => false,
-        Fused { gate: Some(gate), .. } => matmul_hopper::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
-        _ => matmul_hopper::fits(facts, product),
+        Fused { gate: Some(gate), .. } => matmul_wgmma::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
+        _ => matmul_wgmma::fits(facts, product),
     },
     selection: Selection::Tuned(Tuned {
         tactic: Tactic::Wgmma,
         competes: |facts, product, gate| {
-            gate.is_some() || (product.x.rows > MANY_ROWS && matmul_hopper::fits(facts, product))
+            gate.is_some() || (product.x.rows > MANY_ROWS && matmul_wgmma::fits(facts, product))
         },
         specialise: |facts, product, gate| {
             let out = gate.map_or(product.out, |gate| gate.out);
-            Some(matmul_hopper::special(facts, product, gate.map(|gate| gate.function()), out))
+            Some(matmul_wgmma::special(facts, product, gate.map(|gate| gate.function()), out))
         },
     }),
     launch: Launch::Kernel(|device, product, fused| {
         let out = fused.gate.map_or(product.out, |gate| gate.out);
-        matmul_hopper::run(device, product, fused.function(), out)
+        matmul_wgmma::run(device, product, fused.function(), out)
     }),
 };
 
@@ -158,18 +158,18 @@ const WGMMA: GemmKernel = GemmKernel {
 const SPLIT_K: GemmKernel = GemmKernel {
     name: "split-k",
     fits: |facts, product, fused| {
-        let may_gate = |gate: Gate| matmul_hopper::may_gate(facts, product) && gate.out.dtype == product.w.dtype;
-        matmul_parts::fits(facts, product) && fused.gate.is_none_or(may_gate)
+        let may_gate = |gate: Gate| matmul_wgmma::may_gate(facts, product) && gate.out.dtype == product.w.dtype;
+        matmul_split_k::fits(facts, product) && fused.gate.is_none_or(may_gate)
     },
     selection: Selection::Tuned(Tuned {
         tactic: Tactic::SplitK,
-        competes: |facts, product, _| matmul_parts::fits(facts, product),
-        specialise: |facts, product, gate| matmul_parts::special(facts, product, gate.map(|gate| gate.function())),
+        competes: |facts, product, _| matmul_split_k::fits(facts, product),
+        specialise: |facts, product, gate| matmul_split_k::special(facts, product, gate.map(|gate| gate.function())),
     }),
     launch: Launch::Kernel(|device, product, fused| {
         let out = fused.gate.map_or(product.out, |gate| gate.out);
         let norms = (fused.before.unwrap_or_default(), fused.after.unwrap_or_default());
-        matmul_parts::run_between(device, product, fused.function(), out, norms)
+        matmul_split_k::run_between(device, product, fused.function(), out, norms)
     }),
 };
 

@@ -27,7 +27,7 @@ impl CudaBackend {
     }
 
     /// Ends a step with the choice of its tokens, of which a recording has none.
-    pub(crate) fn choose_tokens(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
+    pub(crate) fn sample_tokens(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.device.bind();
         self.flush_for(logits);
         // In a padded step all rows are chosen from, if any.

@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn special(size: usize) -> Special {
-        Special::new("matmul_few", DType::Bf16, &[("WARPS", size)])
+        Special::new("matmul_skinny", DType::Bf16, &[("WARPS", size)])
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use crate::attention::attention_decode::{self, Ring};
 use crate::attention::attention_prefill;
-use crate::gemm::matmul_few;
-use crate::gemm::matmul_hopper;
-use crate::gemm::matmul_parts;
+use crate::gemm::matmul_skinny;
+use crate::gemm::matmul_split_k;
+use crate::gemm::matmul_wgmma;
 use crate::jit::compiler::{Compiler, Filled};
 use crate::jit::sources::{KERNELS, Source};
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
@@ -54,8 +54,8 @@ fn usual(arch: Arch) -> Vec<Special> {
     if arch < LOWEST {
         return Vec::new();
     }
-    let few = matmul_few::Config::ALL.iter().map(|config| config.special(dtype));
-    let few = few.chain(matmul_few::Config::ALL.iter().filter_map(|config| config.gated_special(dtype)));
+    let skinny = matmul_skinny::Config::ALL.iter().map(|config| config.special(dtype));
+    let skinny = skinny.chain(matmul_skinny::Config::ALL.iter().filter_map(|config| config.gated_special(dtype)));
     let caches: Vec<(DType, usize)> =
         DIMS.iter().map(|dim| (dtype, *dim)).chain(NARROW_DIMS.iter().map(|dim| (DType::E4m3, *dim))).collect();
     let decode = caches.iter().flat_map(|&(cache, dim)| {
@@ -66,8 +66,8 @@ fn usual(arch: Arch) -> Vec<Special> {
         .iter()
         .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_specials([dtype, cache], *dim)))
         .flatten();
-    let hopper = hopper.chain(matmul_hopper::usual(dtype)).chain(matmul_parts::usual(dtype));
-    let mut all: Vec<Special> = few
+    let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
+    let mut all: Vec<Special> = skinny
         .chain(experts::usual(arch, dtype))
         .chain(decode)
         .chain(prefill)

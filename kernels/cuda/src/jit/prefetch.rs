@@ -5,7 +5,7 @@ use crate::CudaBackend;
 use crate::attention;
 use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
-use crate::gemm::matmul_few;
+use crate::gemm::matmul_skinny;
 use crate::jit::specialization::{LOWEST, Special};
 use crate::options::WholeSteps;
 use crate::runtime::device::Device;
@@ -48,5 +48,5 @@ fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Vec::new();
     }
-    matmul_few::specials(device.context.arch, [w.rows, w.cols], w.dtype)
+    matmul_skinny::specials(device.context.arch, [w.rows, w.cols], w.dtype)
 }

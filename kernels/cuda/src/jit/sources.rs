@@ -35,10 +35,6 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "attention" in "attention"
     "cast" in "runtime"
     "causal_conv" in "recurrent"
-    "choose" in "sampling"
-    "choose_cut" in "sampling"
-    "choose_row" in "sampling"
-    "choose_set" in "sampling"
     "clamp" in "layers"
     "combine" in "moe"
     "copy_columns" in "layers"
@@ -59,6 +55,10 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "rope_and_cache" in "attention"
     "route" in "moe"
     "rows_alone" in "attention"
+    "sample" in "sampling"
+    "sample_cut" in "sampling"
+    "sample_params" in "sampling"
+    "sample_row" in "sampling"
     "scale" in "layers"
     "selective_scan" in "recurrent"
     "soft_cap" in "layers"
@@ -69,12 +69,12 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_decode" in "attention"
     "attention_prefill" in "attention"
     "attention_prefill_hopper" in "attention"
-    "expert_matmul_few" in "moe"
-    "expert_matmul_hopper" in "moe"
-    "matmul_few" in "gemm"
-    "matmul_few_gated" in "gemm"
-    "matmul_hopper" in "gemm"
-    "matmul_parts" in "gemm"
+    "expert_matmul_skinny" in "moe"
+    "expert_matmul_wgmma" in "moe"
+    "matmul_skinny" in "gemm"
+    "matmul_skinny_gated" in "gemm"
+    "matmul_split_k" in "gemm"
+    "matmul_wgmma" in "gemm"
     "whole_step" in "whole_step"
 };
 
@@ -87,14 +87,11 @@ pub(crate) fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
 const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
-    ("choose.cuh", include_str!("../../csrc/sampling/choose.cuh")),
-    ("choose_rank.cuh", include_str!("../../csrc/sampling/choose_rank.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
-    ("few.cuh", include_str!("../../csrc/gemm/few.cuh")),
-    ("gated_product.cuh", include_str!("../../csrc/gemm/gated_product.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),
+    ("hopper_gemm.cuh", include_str!("../../csrc/gemm/hopper_gemm.cuh")),
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
     ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
@@ -103,15 +100,18 @@ const HEADERS: &[(&str, &str)] = &[
     ("prefill_feed.cuh", include_str!("../../csrc/attention/prefill_feed.cuh")),
     ("prefill_feed_narrow.cuh", include_str!("../../csrc/attention/prefill_feed_narrow.cuh")),
     ("prefill_scores.cuh", include_str!("../../csrc/attention/prefill_scores.cuh")),
-    ("product.cuh", include_str!("../../csrc/gemm/product.cuh")),
     ("quire.cuh", include_str!("../../csrc/include/quire.cuh")),
-    ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),
     ("recurrent.cuh", include_str!("../../csrc/recurrent/recurrent.cuh")),
+    ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),
+    ("sample.cuh", include_str!("../../csrc/sampling/sample.cuh")),
+    ("sample_rank.cuh", include_str!("../../csrc/sampling/sample_rank.cuh")),
+    ("skinny.cuh", include_str!("../../csrc/gemm/skinny.cuh")),
     ("split_norm.cuh", include_str!("../../csrc/fusion/split_norm.cuh")),
     ("step.cuh", include_str!("../../csrc/whole_step/step.cuh")),
     ("step_attention.cuh", include_str!("../../csrc/whole_step/step_attention.cuh")),
     ("step_product.cuh", include_str!("../../csrc/whole_step/step_product.cuh")),
     ("stream.cuh", include_str!("../../csrc/whole_step/stream.cuh")),
+    ("warp_dots.cuh", include_str!("../../csrc/gemm/warp_dots.cuh")),
 ];
 
 #[cfg(test)]

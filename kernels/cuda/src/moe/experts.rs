@@ -1,4 +1,4 @@
-//! Launches products of rows with the experts they chose, and their sums: `expert_matmul_few.cu` and `expert_matmul_hopper.cu` for 16-bit
+//! Launches products of rows with the experts they chose, and their sums: `expert_matmul_skinny.cu` and `expert_matmul_wgmma.cu` for 16-bit
 //! weights and inputs, `expert_matmul.cu` for the rest, `combine.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -46,16 +46,16 @@ impl Keep {
     }
 }
 
-/// How `expert_matmul_few.cu` is compiled: see `few.cuh`.
+/// How `expert_matmul_skinny.cu` is compiled: see `skinny.cuh`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Few {
+pub(crate) struct Skinny {
     warps: usize,
     halves: usize,
     tiles: usize,
     depth: usize,
 }
 
-impl Few {
+impl Skinny {
     /// For tiles of up to 8 rows three, then of up to 16 and 32. Where columns are gated, fewer loads are under way in the first two, whose
     /// registers would not suffice otherwise.
     fn all(keep: Keep) -> [Self; 5] {
@@ -85,19 +85,19 @@ impl Few {
     fn special(&self, dtype: DType, keep: Keep) -> Special {
         let Self { warps, halves, tiles, depth } = *self;
         let sizes = [("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth), keep.macro_value()];
-        Special::new("expert_matmul_few", dtype, &sizes)
+        Special::new("expert_matmul_skinny", dtype, &sizes)
     }
 }
 
-/// How `expert_matmul_hopper.cu` is compiled: rows of a block's tile, blocks of a cluster, stages.
+/// How `expert_matmul_wgmma.cu` is compiled: rows of a block's tile, blocks of a cluster, stages.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Many {
+pub(crate) struct Wgmma {
     rows: usize,
     blocks: usize,
     depth: usize,
 }
 
-impl Many {
+impl Wgmma {
     const ALL: [Self; 4] = [
         Self { rows: 32, blocks: 1, depth: 5 },
         Self { rows: 64, blocks: 1, depth: 5 },
@@ -107,13 +107,13 @@ impl Many {
 
     /// The one whose clusters' tiles have so many rows.
     fn of(tile_rows: usize) -> Option<Self> {
-        Self::ALL.into_iter().find(|many| tile_rows == many.rows * many.blocks)
+        Self::ALL.into_iter().find(|wgmma| tile_rows == wgmma.rows * wgmma.blocks)
     }
 
     fn special(&self, dtype: DType, keep: Keep) -> Special {
         let Self { rows, blocks, depth } = *self;
         let sizes = [("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), keep.macro_value()];
-        Special::new("expert_matmul_hopper", dtype, &sizes)
+        Special::new("expert_matmul_wgmma", dtype, &sizes)
     }
 
     /// Stages of weights and inputs, two barriers each, what is on its way out, and room to align them.
@@ -129,9 +129,9 @@ impl Many {
 /// What is compiled ahead: gates are nearly always SiLU.
 pub(crate) fn usual(arch: Arch, dtype: DType) -> impl Iterator<Item = Special> {
     [Keep::All, Keep::Gated(Activation::Silu.into())].into_iter().flat_map(move |keep| {
-        let few = Few::all(keep).into_iter().map(move |few| few.special(dtype, keep));
-        let many = Many::ALL.into_iter().filter(move |_| arch == HOPPER).map(move |many| many.special(dtype, keep));
-        few.chain(many)
+        let skinny = Skinny::all(keep).into_iter().map(move |skinny| skinny.special(dtype, keep));
+        let wgmma = Wgmma::ALL.into_iter().filter(move |_| arch == HOPPER).map(move |wgmma| wgmma.special(dtype, keep));
+        skinny.chain(wgmma)
     })
 }
 
@@ -178,7 +178,7 @@ pub(crate) fn expert_matmul(device: &mut Device, call: &Call<'_>) -> bool {
     let wide = u32::from(out.dtype == DType::F32);
     let shape = ExpertShape { pairs, pairs_a_row, n: group.n as u32, k: group.k as u32, wide, limit };
     let chosen = choices.chosen();
-    if call.many(device, chosen, shape) || call.few(device, chosen, shape) {
+    if call.wgmma(device, chosen, shape) || call.skinny(device, chosen, shape) {
         return true;
     }
     if let Keep::Gated(_) = keep {
@@ -202,36 +202,36 @@ impl Call<'_> {
     }
 
     /// Queues the kernel for tiles of few rows; false where it is not for these.
-    fn few(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
+    fn skinny(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
         let Self { x, group, bias, choices, keep, out } = self;
-        let Some(few) = Few::of((choices.most_tiles(), choices.tile_rows), [group.n, group.k], *keep) else {
+        let Some(skinny) = Skinny::of((choices.most_tiles(), choices.tile_rows), [group.n, group.k], *keep) else {
             return false;
         };
         if device.context.arch < LOWEST || !self.is_16_bit() {
             return false;
         }
-        let grid = [choices.most_tiles(), out.width.div_ceil(8 * few.tiles / keep.columns())];
-        let launch = Shape { grid, block: 32 * few.warps, shared: 0 };
-        let special = few.special(group.dtype, *keep);
+        let grid = [choices.most_tiles(), out.width.div_ceil(8 * skinny.tiles / keep.columns())];
+        let launch = Shape { grid, block: 32 * skinny.warps, shared: 0 };
+        let special = skinny.special(group.dtype, *keep);
         device.launch_special(special, launch, args![out.ptr, x.ptr, group.ptr(), *bias, chosen, shape])
     }
 
     /// Queues the kernel for tiles of many rows; false where it is not for these.
-    fn many(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
+    fn wgmma(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
         let Self { x, group, bias, choices, keep, out } = self;
-        let (Some(many), Some(maps)) = (Many::of(choices.tile_rows), &group.maps) else { return false };
-        if !self.is_16_bit() || !out.width.is_multiple_of(PIECE) || many.shared() > device.context.shared_of_block {
+        let (Some(wgmma), Some(maps)) = (Wgmma::of(choices.tile_rows), &group.maps) else { return false };
+        if !self.is_16_bit() || !out.width.is_multiple_of(PIECE) || wgmma.shared() > device.context.shared_of_block {
             return false;
         }
-        let special = many.special(group.dtype, *keep);
-        let cluster = Shape { grid: [many.blocks, 1], block: HOPPER_THREADS, shared: many.shared() };
+        let special = wgmma.special(group.dtype, *keep);
+        let cluster = Shape { grid: [wgmma.blocks, 1], block: HOPPER_THREADS, shared: wgmma.shared() };
         let clusters = match device.clusters_at_once(special, cluster) {
             Some(0) => return false,
             Some(clusters) => clusters,
             None => return device.fault().is_some(),
         };
         let work = choices.most_tiles() * out.width.div_ceil(BOX * BOXES / keep.columns());
-        let launch = Shape { grid: [many.blocks * work.min(clusters), 1], ..cluster };
+        let launch = Shape { grid: [wgmma.blocks * work.min(clusters), 1], ..cluster };
         device.launch_special(special, launch, args![out.ptr, x.ptr, maps.ptr, *bias, chosen, shape])
     }
 }
@@ -261,9 +261,10 @@ mod tests {
                 for (top_k, experts) in [(2, 8), (8, 128), (1, 16), (6, 160)] {
                     let tile = tile_rows(arch, rows, top_k, experts);
                     for k in [768, 4096, 14336] {
-                        let few = Few::of((rows, tile), [4096, k], Keep::All).is_some_and(|few| tile <= 8 * few.halves);
-                        let many = arch == HOPPER && Many::of(tile).is_some();
-                        assert!(few || many, "{rows} rows of {k}, tiles of {tile} on {arch}");
+                        let skinny = Skinny::of((rows, tile), [4096, k], Keep::All)
+                            .is_some_and(|skinny| tile <= 8 * skinny.halves);
+                        let wgmma = arch == HOPPER && Wgmma::of(tile).is_some();
+                        assert!(skinny || wgmma, "{rows} rows of {k}, tiles of {tile} on {arch}");
                     }
                 }
             }

@@ -1,4 +1,5 @@
-//! What the kernels of `kernels/cuda/csrc/sampling/choose*.cu` read and write, as numbers: settings of slots, rows, results.
+//! What the kernels of `kernels/cuda/csrc/sampling/sample*.cu` read and write, as numbers: settings of slots, rows,
+//! results.
 
 use crate::jit::layouts::twin;
 use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled};
@@ -9,7 +10,7 @@ pub(crate) const MOST_VOCAB: usize = 1 << 19;
 pub(crate) const MOST_BIASES: usize = 512;
 /// Best tokens whose log-probabilities can be had.
 pub(crate) const MOST_TOP: usize = 20;
-/// Blocks that share a row, until one block chooses.
+/// Blocks that share a row, until one block samples.
 pub(crate) const SPLITS: usize = 16;
 /// Bins of a histogram of a row's weights, and keys that are ranked side by side.
 const BINS: usize = 2048;
@@ -26,7 +27,7 @@ pub(crate) const ROW_NUMBERS: usize = size_of::<Row>() / size_of::<u32>();
 /// Numbers of a row's log-probabilities, of 4 bytes.
 pub(crate) const DETAILS_NUMBERS: usize = size_of::<Details>() / size_of::<u32>();
 
-/// `struct SampleParams` of sampling/choose.cuh, which `choose_set` writes.
+/// `struct SampleParams` of sampling/sample.cuh, which `sample_params` writes.
 #[repr(C)]
 #[allow(dead_code, reason = "of interest is its size")]
 pub(crate) struct Params {
@@ -45,10 +46,11 @@ pub(crate) struct Params {
 }
 
 twin!(Params = "SampleParams" {
-    top_p, inverse_temperature, min_p, repetition, frequency, presence, greedy, top_k, fallback, logprobs, biases, flags,
+    top_p, inverse_temperature, min_p, repetition, frequency, presence,
+    greedy, top_k, fallback, logprobs, biases, flags,
 });
 
-/// `struct Row` of sampling/choose.cuh, as [`write_row`] writes it.
+/// `struct SampleRow` of sampling/sample.cuh, as [`write_row`] writes it.
 #[repr(C)]
 #[allow(dead_code, reason = "of interest is its size")]
 pub(crate) struct Row {
@@ -61,7 +63,7 @@ pub(crate) struct Row {
 
 twin!(Row = "SampleRow" { uniform, row, slot, hold_stops, unused });
 
-/// `struct Details` of sampling/choose.cuh, as [`read_row`] reads it.
+/// `struct Details` of sampling/sample.cuh, as [`read_row`] reads it.
 #[repr(C)]
 #[allow(dead_code, reason = "of interest is its size")]
 pub(crate) struct Details {
@@ -73,7 +75,7 @@ pub(crate) struct Details {
 
 twin!(Details = "Details" { logprob, rank, ids, logprobs });
 
-/// `struct Cut` of sampling/choose.cuh, which kernels alone read and write.
+/// `struct Cut` of sampling/sample.cuh, which kernels alone read and write.
 #[repr(C)]
 #[allow(dead_code, reason = "of interest is its size")]
 pub(crate) struct Cut {
@@ -105,13 +107,13 @@ pub(crate) fn can_sample(params: &SampleParams, vocab: usize) -> bool {
     vocab <= MOST_VOCAB && params.bias.len() <= MOST_BIASES && params.logprobs.is_none_or(|top| top <= MOST_TOP)
 }
 
-/// Shared memory of a block of `choose_row`: its 8 regions of a row, and 3 numbers.
+/// Shared memory of a block of `sample_row`: its 8 regions of a row, and 3 numbers.
 pub(crate) fn row_bytes(vocab: usize) -> usize {
     let region = vocab.div_ceil(4 * 8 * SPLITS) * 4;
     (8 * region + 3) * 4
 }
 
-/// Appends a slot's settings as `choose_set` reads them. Ids outside the vocabulary mean nothing to a device.
+/// Appends a slot's settings as `sample_params` reads them. Ids outside the vocabulary mean nothing to a device.
 pub(crate) fn write_settings(
     slot: u32,
     params: &SampleParams,
@@ -144,7 +146,7 @@ pub(crate) fn write_settings(
     out.extend(counts().flat_map(|(token, count)| [*token, *count]));
 }
 
-/// Writes a row as `struct Row`; absent: one of no slot.
+/// Writes a row as `struct SampleRow`; absent: one of no slot.
 pub(crate) fn write_row(row: Option<&SampleRow>, out: &mut [u32]) {
     let Some(row) = row else { return out.copy_from_slice(&[0, 0, 0, NOBODY, 0, 0]) };
     let uniform = row.uniform.to_bits();

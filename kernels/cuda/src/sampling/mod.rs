@@ -1,4 +1,5 @@
-//! Launches `kernels/cuda/csrc/sampling/choose*.cu`: settings of slots travel once, a step sends its rows, and its results come when they are asked for.
+//! Launches `kernels/cuda/csrc/sampling/sample*.cu`: settings of slots travel once, a step sends its rows, and its
+//! results come when they are asked for.
 
 pub(crate) mod layout;
 
@@ -22,7 +23,7 @@ use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, Ticket}
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tables {
-    choices: CUdeviceptr,
+    params: CUdeviceptr,
     masks: CUdeviceptr,
     biased: CUdeviceptr,
     biases: CUdeviceptr,
@@ -32,7 +33,7 @@ pub(crate) struct Tables {
     words: u32,
 }
 
-twin!(Tables = "Tables" { choices, masks, biased, biases, counts, last, vocab, words });
+twin!(Tables = "Tables" { params, masks, biased, biases, counts, last, vocab, words });
 
 /// What is found out about rows on the way to their tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -145,9 +146,9 @@ impl Slots {
             at += size.next_multiple_of(256) as u64;
             place
         });
-        let [choices, masks, biased, biases, counts, last, best, cuts] = places;
+        let [params, masks, biased, biases, counts, last, best, cuts] = places;
         let (vocab, words) = (vocab as u32, words as u32);
-        self.tables = Tables { choices, masks, biased, biases, counts, last, vocab, words };
+        self.tables = Tables { params, masks, biased, biases, counts, last, vocab, words };
         self.findings = Findings { best, cuts };
         self.rows.reserve(device, count * ROW_NUMBERS);
         for _ in 0..STEPS_IN_FLIGHT {
@@ -211,7 +212,8 @@ impl Slots {
         self.send_settings(device);
     }
 
-    /// Queues the sampling of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants log-probabilities.
+    /// Queues the sampling of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants
+    /// log-probabilities.
     fn launch(&self, device: &mut Device, logits: View, rows: usize, (draw, described): (Draw, bool)) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
         let (tables, data, Findings { best, cuts }) = (self.tables, self.sent, self.findings);
@@ -219,27 +221,27 @@ impl Slots {
         let tokens = results.on_device();
         let details = tokens + (self.count * 4) as u64;
         let shared_by_blocks = Shape { grid: [SPLITS, rows], block: 256, shared: 0 };
-        let name = Name::of("choose_row", &[]);
+        let name = Name::of("sample_row", &[]);
         let cluster = Shape { grid: [SPLITS, 1], block: 256, shared: row_bytes(self.vocab) };
         let in_one = draw <= Draw::All && !described && device.context.arch >= HOPPER;
         if in_one && device.takes_clusters(name, cluster) {
             let shape = Shape { grid: [SPLITS, rows], ..cluster };
             return device.launch_early(name, shape, args![tables, data, logits.ptr, tokens]);
         }
-        let name = Name::in_file("choose", "choose_best", &[]);
+        let name = Name::in_file("sample", "sample_best", &[]);
         device.launch_early(name, shared_by_blocks, args![tables, data, logits.ptr, best]);
         let before: &[&'static str] = match draw {
             Draw::Greedy => &[],
-            Draw::All => &["choose_count"],
-            Draw::Cut => &["choose_count", "choose_gather", "choose_regions"],
+            Draw::All => &["sample_count"],
+            Draw::Cut => &["sample_count", "sample_gather", "sample_regions"],
         };
         for function in before {
-            let name = Name::in_file("choose_cut", function, &[]);
+            let name = Name::in_file("sample_cut", function, &[]);
             device.launch_early(name, shared_by_blocks, args![tables, data, logits.ptr, best, cuts]);
         }
         let shape = Shape { grid: [rows, 1], block: 1024, shared: 0 };
         let arguments = args![tables, data, logits.ptr, best, cuts, tokens, details];
-        device.launch_early(Name::of("choose", &[]), shape, arguments);
+        device.launch_early(Name::of("sample", &[]), shape, arguments);
     }
 
     /// Notes when the results are there.
@@ -283,7 +285,7 @@ impl Slots {
             rest.copy_from_slice(settings);
         });
         let tables = self.tables;
-        let name = Name::of("choose_set", &[]);
+        let name = Name::of("sample_params", &[]);
         let shape = Shape { grid: [self.starts.len(), 1], block: 256, shared: 0 };
         device.launch(name, shape, args![tables, sent]);
         self.starts.clear();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use worker_svc::{Profile, Shape, Share};
+use worker_svc::{CaptureStats, Profile, Shape, Share};
 
 use super::{Stage, flags::LatencyArgs, save};
 use crate::serve::offline;
@@ -16,15 +16,16 @@ pub(super) async fn run(args: &LatencyArgs, file: &Path, stage: Stage<'_>) -> an
     let shape = Shape { batch: u32::try_from(args.batch_size)?, context: args.input_len.most };
     let profile = worker_svc::profile(&worker, shape)?;
     println!("{}: {} sequences, context {}", profile.device, shape.batch, shape.context);
-    let (count, seconds, bytes) = profile.recordings;
-    println!("{count} decode steps recorded in {seconds:.2} s, {} MiB", bytes >> 20);
+    let CaptureStats { graphs: count, took, bytes } = profile.graphs;
+    let seconds = took.as_secs_f64();
+    println!("{count} CUDA graphs of decode steps captured in {seconds:.2} s, {} MiB", bytes >> 20);
     let replay = profile.replay_and_gap();
     match replay {
         Some((step, gap)) => println!(
-            "Decode step from a recording: {step:.1} us, gap to the next {gap:.1} us ({:.1} %)",
+            "Decode step replayed as a CUDA graph: {step:.1} us, gap to the next {gap:.1} us ({:.1} %)",
             100.0 * gap / (step + gap)
         ),
-        None => println!("Decode steps are not recorded"),
+        None => println!("No CUDA graphs are captured: decode steps are launched kernel by kernel"),
     }
     let decode = table("A decode step kernel by kernel, none overlapping", &profile.decode);
     let prefill = table("The prefill kernel by kernel, none overlapping", &profile.prefill);
@@ -32,7 +33,7 @@ pub(super) async fn run(args: &LatencyArgs, file: &Path, stage: Stage<'_>) -> an
         "device": profile.device,
         "batch_size": shape.batch,
         "context": shape.context,
-        "recordings": {"count": count, "seconds": seconds, "bytes": bytes},
+        "cuda_graphs": {"count": count, "seconds": seconds, "bytes": bytes},
         "replay_us": replay.map(|(step, _)| step),
         "gap_us": replay.map(|(_, gap)| gap),
         "decode": decode,

@@ -1,0 +1,259 @@
+//! Launches `kernels/cuda/csrc/gemm/matmul_split_k.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the blocks of a cluster, what gates their
+//! outputs, and parts of norms before and after them.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::fusion::split_norm::{After, Before, may_precede};
+use crate::gemm::matmul_wgmma::{ALL, HopperShape};
+use crate::gemm::product::Product;
+use crate::gemm::table::Facts;
+use crate::jit::specialization::{HOPPER, Special};
+use crate::layers::elementwise::Function;
+use crate::runtime::activations::View;
+use crate::runtime::device::{Device, Shape, args};
+use crate::runtime::tensor_map::{tensor_map, tensor_map_of_groups};
+use kernels::ops::{Activation, DType, Epilogue};
+
+/// Rows of `x` that the kernel is compiled for.
+const ROWS: [usize; 5] = [32, 48, 64, 96, 128];
+/// Fewer rows are `matmul_skinny`'s.
+const LEAST_ROWS: usize = 17;
+/// Rows of a box of `w`, columns of `k` in a chunk.
+const BOX: usize = 64;
+const CHUNK: usize = 64;
+/// Rows of a group that a box of `w` consists of.
+const GROUP: usize = 8;
+/// Shared memory of a multiprocessor, what it keeps of that for each block, and what aligns stages.
+const SHARED: usize = 228 << 10;
+const KEPT: usize = 1 << 10;
+const MARGIN: usize = 1 << 10;
+/// Bytes of what rows are multiplied by.
+const FACTORS: usize = ROWS[ROWS.len() - 1] * size_of::<f32>();
+/// Stages at most, and at least.
+const MOST_STAGES: usize = 10;
+const LEAST_STAGES: usize = 2;
+/// Rows of `x` up to which reading `w` alone counts, and how that meets what is read before and after it; columns of `k` from which on blocks may share
+/// a multiprocessor for that.
+const FEW_ROWS: usize = 64;
+const DEEP: usize = 2048;
+/// Rows of a matrix, and of `x`, up to which a norm after it is a part of the product: beyond, the norm takes less than what it hides.
+const SMALL: usize = 2048;
+const MOST_NORMED_ROWS: usize = 96;
+
+/// How the kernel is compiled: rows of `x` at most, warpgroups that multiply, parts of `k`, chunks of a stage, and stages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Config {
+    rows: usize,
+    groups: usize,
+    parts: usize,
+    chunks: usize,
+    depth: usize,
+}
+
+impl Config {
+    /// For a product with a matrix `[n, k]`.
+    fn of(rows: usize, [n, k]: [usize; 2], gated: bool, multiprocessors: usize) -> Option<Self> {
+        let rows = ROWS.into_iter().find(|most| *most >= rows)?;
+        let few = rows <= FEW_ROWS;
+        let share = few && k >= DEEP;
+        // Blocks of a wave: halves of few rows' k may be so many that two share a multiprocessor; gated, parts are worth it for few tiles only.
+        let wave = |parts| match parts {
+            _ if few && gated => multiprocessors / 2,
+            1 | 2 if share => 2 * multiprocessors,
+            _ => multiprocessors,
+        };
+        // Halves of few rows of `w`, where they fit: more of them make the sums of parts dearer.
+        let groups = if gated || 2 * n.div_ceil(BOX) > wave(2) { 2 } else { 1 };
+        let tiles = n.div_ceil(groups * BOX);
+        // Clusters of more than two blocks do not fill the device where each block has a multiprocessor. Of two blocks that share one, one reads while the
+        // other begins or ends.
+        let ring = |parts| match parts {
+            4.. => (1, 2),
+            _ if share && tiles * parts > multiprocessors => (2, 2),
+            _ => (2, 1),
+        };
+        let steps = |parts| k.div_ceil(ring(parts).0 * CHUNK);
+        let fits = |parts: &usize| *parts == 1 || (tiles * parts <= wave(*parts) && steps(*parts) >= *parts);
+        let parts = [8, 4, 2, 1].into_iter().find(fits)?;
+        let (chunks, blocks) = ring(parts);
+        let config = Self { rows, groups, parts, chunks, depth: 0 };
+        Some(Self { depth: config.depth(blocks, steps(parts).div_ceil(parts)), ..config })
+    }
+
+    fn special(&self, dtype: DType, function: Option<Function>) -> Special {
+        let Self { rows, groups, parts, chunks, depth } = *self;
+        let function = function.map_or(ALL, |function| function.number as usize);
+        let sizes = [
+            ("FUNCTION", function),
+            ("ROWS", rows),
+            ("GROUPS", groups),
+            ("PARTS", parts),
+            ("CHUNKS", chunks),
+            ("DEPTH", depth),
+        ];
+        Special::new("matmul_split_k", dtype, &sizes)
+    }
+
+    /// Bytes of a stage, with its two barriers.
+    fn stage(&self) -> usize {
+        (self.groups * BOX + self.rows) * self.chunks * CHUNK * 2 + 2 * size_of::<u64>()
+    }
+
+    /// Stages: as many as blocks that share a multiprocessor have room for, of what there is to fill them with.
+    fn depth(&self, blocks: usize, steps: usize) -> usize {
+        let room = ((SHARED / blocks - KEPT - MARGIN - FACTORS) / self.stage()).min(MOST_STAGES);
+        // Sums lie where stages were.
+        let sums = self.rows * (self.groups * BOX + 4) * size_of::<f32>();
+        let least = sums.div_ceil(self.stage() - 2 * size_of::<u64>()).max(LEAST_STAGES);
+        if self.rows <= FEW_ROWS { steps.clamp(least, room) } else { room }
+    }
+
+    fn shared(&self) -> usize {
+        MARGIN + self.depth * self.stage() + FACTORS
+    }
+
+    /// Threads that multiply, and a warp that feeds them.
+    fn threads(&self) -> usize {
+        self.groups * 128 + 32
+    }
+}
+
+/// Whether the kernel can do a product.
+pub(crate) fn fits(facts: Facts, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
+    let adds = *epilogue == Epilogue::Accumulate;
+    facts.arch == HOPPER
+        && facts.shared_of_block >= SHARED - KEPT
+        && w.dtype.size() == 2
+        && x.dtype == w.dtype
+        && (out.dtype == DType::F32 || (out.dtype == w.dtype && !adds))
+        && (LEAST_ROWS..=ROWS[ROWS.len() - 1]).contains(&x.rows)
+        && w.cols.is_multiple_of(CHUNK)
+        && w.rows.is_multiple_of(GROUP)
+}
+
+/// Whether a product is this kernel's without being measured, so that it may be added to a residual, and do a part of the norm that follows.
+pub(crate) fn is_small(facts: Facts, product: &Product<'_>) -> bool {
+    let Product { x, w, out, .. } = product;
+    w.rows <= SMALL && x.rows <= MOST_NORMED_ROWS && out.dtype == DType::F32 && fits(facts, product)
+}
+
+/// Whether such a product could be added to a residual.
+pub(crate) fn may_add(facts: Facts, product: &Product<'_>) -> bool {
+    is_small(facts, product) && may_precede(product)
+}
+
+/// The kernel for a product that [`fits`].
+pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<Function>) -> Option<Special> {
+    Some(config(facts, product, function)?.special(product.w.dtype, function))
+}
+
+fn config(facts: Facts, Product { x, w, .. }: &Product<'_>, function: Option<Function>) -> Option<Config> {
+    Config::of(x.rows, [w.rows, w.cols], function.is_some(), facts.multiprocessors)
+}
+
+/// Queues a product that [`fits`]; with a function, one that `matmul_wgmma::may_gate`, gated and written to `out` alone;
+/// with parts of the norms before it and, where it is not gated, after it. False where it cannot be done.
+pub(crate) fn run_between(
+    device: &mut Device,
+    product: &Product<'_>,
+    function: Option<Function>,
+    out: View,
+    (before, after): (Before, After),
+) -> bool {
+    let Product { x, w, bias, .. } = product;
+    let [n, k] = [w.rows, w.cols];
+    let Some(config) = config(Facts::of(device), product, function) else { return false };
+    let x_map = tensor_map(x.ptr, w.dtype, [x.rows, k], config.rows);
+    let w_map = tensor_map_of_groups(w.ptr(), w.dtype, [n, k], [BOX, config.chunks * CHUNK]);
+    let (Ok(x_map), Ok(w_map)) = (x_map, w_map) else { return false };
+    let shape = HopperShape::new(product, out, function);
+    let grid = [n.div_ceil(config.groups * BOX) * config.parts, 1];
+    let launch = Shape { grid, block: config.threads(), shared: config.shared() };
+    let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
+    device.launch_special(
+        config.special(w.dtype, function),
+        launch,
+        args![out.ptr, x_map, w_map, bias, shape, before, after],
+    )
+}
+
+/// What is compiled ahead: the products of usual layers, and gates are nearly always SiLU.
+pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
+    const LAYERS: [[usize; 2]; 7] =
+        [[6144, 4096], [4096, 4096], [4096, 14336], [4096, 1024], [1024, 2048], [6144, 1024], [1024, 3072]];
+    const MULTIPROCESSORS: usize = 132;
+    let silu = Function::from(Activation::Silu);
+    ROWS.into_iter().flat_map(move |rows| {
+        let plain = LAYERS.map(|shape| (shape, None)).into_iter();
+        let gated = [[28672, 4096], [6144, 1024]].map(|shape| (shape, Some(silu)));
+        plain.chain(gated).filter_map(move |(shape, function)| {
+            let config = Config::of(rows, shape, function.is_some(), MULTIPROCESSORS)?;
+            Some(config.special(dtype, function))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configs() -> impl Iterator<Item = Config> {
+        let shapes = [[16, 64], [1024, 128], [1024, 3072], [4096, 4096], [6144, 4096], [28672, 4096], [128_256, 4096]];
+        let config = |rows, shape, gated| Config::of(rows, shape, gated, 132).expect("few rows");
+        let all = ROWS.into_iter().flat_map(move |rows| shapes.map(|shape| (rows, shape)));
+        all.flat_map(move |(rows, shape)| [false, true].map(|gated| config(rows, shape, gated)))
+    }
+
+    #[test]
+    fn stages_fit_and_have_room_for_the_sums() {
+        const H100: usize = 227 << 10;
+        for config in configs() {
+            assert!(config.shared() <= H100, "{config:?}");
+            let sums = config.rows * (config.groups * BOX + 4) * size_of::<f32>();
+            assert!(config.depth >= 2 && sums <= config.depth * (config.stage() - 16), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn small_matrices_are_cut_into_as_many_parts_as_there_are_multiprocessors_for() {
+        let cut = |rows, shape, gated| {
+            let config = Config::of(rows, shape, gated, 132).expect("few rows");
+            (config.groups, config.parts)
+        };
+        let small = [[1024, 3072], [2048, 2048], [4096, 14336]];
+        for rows in [32, 128] {
+            assert_eq!(small.map(|shape| cut(rows, shape, false)), [(1, 8), (1, 4), (1, 2)]);
+            assert_eq!(cut(rows, [28672, 4096], true), (2, 1));
+            assert_eq!(cut(rows, [28672, 4096], false), (2, 1));
+            // Each part has a step.
+            assert_eq!([64, 128, 192, 576].map(|k| cut(rows, [1024, k], false).1), [1, 1, 2, 8]);
+        }
+        assert_eq!([64, 128].map(|rows| cut(rows, [6144, 4096], false)), [(1, 2), (2, 2)]);
+        assert_eq!([64, 128].map(|rows| cut(rows, [6144, 1024], true)), [(2, 1), (2, 2)]);
+    }
+
+    #[test]
+    fn blocks_of_few_rows_share_multiprocessors_where_there_are_more_of_them() {
+        let taken = |shape, gated| {
+            let config = Config::of(32, shape, gated, 132).expect("few rows");
+            (SHARED / (config.shared() + KEPT), config.depth)
+        };
+        assert_eq!([[6144, 4096], [4096, 14336]].map(|shape| taken(shape, false)), [(2, 4), (1, 9)]);
+        assert_eq!(taken([28672, 4096], true), (2, 2));
+        // No more stages than there are steps.
+        assert_eq!([[1024, 2048], [1024, 3072], [4096, 1024]].map(|shape| taken(shape, false).1), [4, 6, 4]);
+    }
+
+    #[test]
+    fn usual_kernels_are_apart() {
+        let ahead: Vec<Special> = usual(DType::Bf16).collect();
+        let gated = Config::of(64, [28672, 4096], true, 132).expect("few rows");
+        assert!(ahead.contains(&gated.special(DType::Bf16, Some(Activation::Silu.into()))));
+        assert!(!ahead.contains(&gated.special(DType::Bf16, Some(Activation::Relu.into()))));
+    }
+
+    #[test]
+    fn more_rows_than_the_kernel_has_room_for_are_refused() {
+        assert_eq!(Config::of(129, [4096, 4096], false, 132), None);
+    }
+}

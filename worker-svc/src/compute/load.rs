@@ -1,0 +1,142 @@
+//! Loads a model: weights, KV memory, and the facts that the scheduler is told.
+
+use std::time::Instant;
+
+use kernels::ops::Backend;
+use models::{Memory, Model};
+use proto::WorkerReady;
+use service_kit::Far;
+use tokio::sync::mpsc;
+use tracing::info;
+
+use super::{Reply, watchdog::Activity};
+use crate::{
+    config::{Args, CachePrecision},
+    device::{
+        self, Opened,
+        memory::{self, Capacity},
+    },
+};
+
+/// Loads the weights and allocates the KV memory.
+pub(crate) fn load(
+    args: &Args,
+    replies: &mpsc::Sender<Reply>,
+    activity: &Activity,
+) -> anyhow::Result<(Model, WorkerReady)> {
+    let Opened { backend, kind, compilations } = device::open(args)?;
+    activity.compiles(compilations);
+    let mut model = load_weights(args, backend, replies)?;
+    // Before the cache takes the rest of the memory.
+    model.runner.set_slots(args.max_num_seqs() as usize);
+    let capture_sizes = args.capture_sizes();
+    model.runner.set_capture_sizes(&capture_sizes);
+    let capacity = size_memory(args, &model, capture_sizes.len())?;
+    model.runner.allocate(Memory {
+        num_blocks: capacity.num_blocks as usize,
+        block_size: args.block_size as usize,
+        max_sequences: capacity.max_num_seqs as usize,
+    });
+    model.runner.check_device()?;
+    let ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, capacity) };
+    Ok((model, ready))
+}
+
+fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<Model> {
+    let start = Instant::now();
+    let mut progress = |progress: models::Progress| {
+        // A full queue loses nothing: only the newest figure matters.
+        let far = Far::after(start.elapsed(), progress.bytes_done, progress.bytes_total);
+        let _ = replies.try_send(Reply::Loading(far));
+    };
+    let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
+    let (bytes, seconds) = (model.weight_bytes as f64, start.elapsed().as_secs_f64());
+    let (gb, gb_per_s) = (bytes * 1e-9, bytes / seconds.max(1e-9) * 1e-9);
+    let each = bytes / model.num_weights.max(1) as f64;
+    info!(
+        architecture = model.spec.architecture,
+        "weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight"
+    );
+    Ok(model)
+}
+
+/// The number of KV blocks and sequences that fit, beside CUDA graphs of `capture_sizes` sizes.
+fn size_memory(args: &Args, model: &Model, capture_sizes: usize) -> anyhow::Result<Capacity> {
+    let cache = model.runner.cache();
+    let graphs = if args.enforce_eager { 0 } else { model.runner.capture_bytes(capture_sizes) };
+    let context_len = model.spec.context_len as u32;
+    let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&*model.runner), graphs };
+    let capacity = memory::capacity(args, facts)?;
+    if capacity.max_num_seqs < args.max_num_seqs() {
+        info!(
+            max_num_seqs = capacity.max_num_seqs,
+            state_bytes_per_sequence = cache.state_bytes,
+            "there is memory for the recurrent states of fewer sequences than usual; --kv-cache-memory-bytes gives it more"
+        );
+    }
+    if args.kv_cache_dtype == CachePrecision::Fp8E4m3 {
+        info!(
+            "keys and values are kept in 8-bit floats (fp8_e4m3), with the scales of the checkpoint where it has some, else 1"
+        );
+    }
+    Ok(capacity)
+}
+
+/// The facts of a loaded model that the scheduler needs.
+fn describe(args: &Args, model: &Model, Capacity { num_blocks, max_num_seqs }: Capacity) -> WorkerReady {
+    let (spec, cache) = (&model.spec, model.runner.cache());
+    WorkerReady {
+        rank: args.rank,
+        world_size: args.tensor_parallel_size,
+        device: model.runner.describe_device(),
+        dtype: dtype_name(args, model).into(),
+        block_size: args.block_size,
+        num_blocks,
+        kv_bytes_per_token: cache.groups.iter().map(|group| group.bytes_per_token).sum(),
+        vocab_size: spec.vocab_size as u32,
+        max_model_len: spec.context_len as u32,
+        weight_bytes: model.weight_bytes,
+        eos_token_ids: spec.eos_token_ids.clone(),
+        cache_groups: cache.groups.iter().map(cache_group).collect(),
+        state_bytes: cache.state_bytes,
+        cache_bytes: u64::from(num_blocks) * u64::from(args.block_size) * cache.place_bytes
+            + u64::from(max_num_seqs) * cache.state_bytes,
+        max_num_seqs,
+        step_preference: Some(step_preference(model.runner.step_preference())),
+        max_num_batched_tokens: args.load_options().max_rows as u32,
+        settings: args.common_to_ranks(),
+        ..WorkerReady::default()
+    }
+}
+
+fn step_preference(preferred: kernels::ops::StepPreference) -> proto::StepPreference {
+    proto::StepPreference {
+        row_multiple: preferred.row_multiple,
+        large_row_multiple: preferred.large_row_multiple,
+        min_prefill_tokens: preferred.min_prefill_tokens,
+        target_us: preferred.target_us,
+        target_prefill_tokens: preferred.target_prefill_tokens,
+        few_decodes: preferred.few_decodes,
+        few_decodes_target_us: preferred.few_decodes_target_us,
+        prefill_tokens_per_decode: preferred.prefill_tokens_per_decode,
+        max_us: preferred.max_us,
+    }
+}
+
+fn cache_group(group: &models::CacheGroup) -> proto::CacheGroup {
+    proto::CacheGroup {
+        layers: group.layers as u32,
+        window: group.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+        bytes_per_token: group.bytes_per_token,
+    }
+}
+
+fn dtype_name(args: &Args, model: &Model) -> &'static str {
+    use kernels::ops::DType;
+    use model_spec::FloatType;
+    match (args.load_options().dtype, model.spec.dtype) {
+        (Some(DType::Bf16), _) | (None, Some(FloatType::Bf16)) => "bfloat16",
+        (Some(DType::F16), _) | (None, Some(FloatType::F16)) => "float16",
+        _ => "float32",
+    }
+}

@@ -1,0 +1,242 @@
+//! The compute thread: loads the model, then forms groups and executes plans, one job after the other.
+
+mod load;
+pub(crate) mod run_loop;
+pub(crate) mod watchdog;
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
+use models::{Model, Runner};
+use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
+use service_kit::Far;
+use tokio::sync::mpsc;
+
+pub(crate) use self::load::load;
+use self::{
+    run_loop::{Next, Work, next},
+    watchdog::{Activity, Task},
+};
+use crate::{
+    config::Args,
+    engine::{Engine, OnDevice, Options, slots::Slots},
+    error::StepError,
+    idle::graph_capture::GraphCapture,
+};
+
+/// Jobs that may wait: the group, and two plans of it.
+const QUEUE: usize = 64;
+/// How long the ranks of a group wait for each other, forming and in a step.
+const GROUP_DEADLINE: Duration = Duration::from_secs(300);
+
+/// Jobs of the compute thread, in order.
+pub(crate) enum Job {
+    /// Drop all slots and join this group; the handle ends its waits from outside.
+    Form(FormGroup, AbortHandle),
+    /// Execute a plan. One of another epoch is skipped.
+    Step(Box<StepPlan>),
+}
+
+/// Where ranks wait for each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RankSync {
+    /// On the device, as GPUs do: its work may wait for ever for a rank that is gone.
+    Device,
+    /// On the host, whose waits can be aborted.
+    Host,
+}
+
+/// Messages of the compute thread.
+pub(crate) enum Reply {
+    Loading(Far),
+    /// The model is loaded.
+    Ready(Box<WorkerReady>, RankSync),
+    Formed(u64),
+    Result(Box<StepResult>),
+    /// The epoch is over; the weights are fine.
+    EpochLost {
+        epoch: u64,
+        reason: String,
+    },
+    /// The thread has ended; why.
+    Failed(String),
+}
+
+/// A handle on the thread.
+pub(crate) struct Compute {
+    pub jobs: SyncSender<Job>,
+    pub replies: mpsc::Receiver<Reply>,
+    pub activity: Activity,
+}
+
+/// Starts the thread.
+pub(crate) fn start(args: Args) -> anyhow::Result<Compute> {
+    let (jobs, queue) = sync_channel(QUEUE);
+    let (sender, replies) = mpsc::channel(QUEUE);
+    let activity = Activity::default();
+    let noted = activity.clone();
+    let run = move || {
+        // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
+        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &sender, &noted)));
+        let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", panic_message(&*panic))));
+        if let Err(error) = ended {
+            let _ = sender.blocking_send(Reply::Failed(format!("{error:#}")));
+        }
+    };
+    std::thread::Builder::new().name("compute".into()).spawn(run).context("the compute thread")?;
+    Ok(Compute { jobs, replies, activity })
+}
+
+/// What a panic said.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
+}
+
+fn load_and_work(
+    args: &Args,
+    jobs: &Receiver<Job>,
+    replies: &mpsc::Sender<Reply>,
+    activity: &Activity,
+) -> anyhow::Result<()> {
+    let (model, offer) = load(args, replies, activity)?;
+    let sync = if model.runner.can_join() { RankSync::Device } else { RankSync::Host };
+    say(replies, Reply::Ready(Box::new(offer.clone()), sync))?;
+    let graphs = GraphCapture::new(args.enforce_eager);
+    Working { args, jobs, replies, activity, model, graphs, offer }.run()
+}
+
+/// The thread once the model is there.
+struct Working<'a> {
+    args: &'a Args,
+    jobs: &'a Receiver<Job>,
+    replies: &'a mpsc::Sender<Reply>,
+    activity: &'a Activity,
+    model: Model,
+    graphs: GraphCapture,
+    /// The facts that the scheduler was told.
+    offer: WorkerReady,
+}
+
+impl Working<'_> {
+    /// Each round is one epoch; it ends with the job that forms the next one.
+    fn run(mut self) -> anyhow::Result<()> {
+        let mut next = self.jobs.recv().ok();
+        while let Some(job) = next {
+            next = match job {
+                Job::Step(_) => self.jobs.recv().ok(),
+                Job::Form(form, abort) => self.epoch(&form, abort)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Works in one group until the next one is to be formed, which it returns.
+    fn epoch(&mut self, form: &FormGroup, abort: AbortHandle) -> anyhow::Result<Option<Job>> {
+        self.activity.begin(Task::Forming);
+        check(form, &self.offer)?;
+        let outcome = match init_group(self.args, form, abort, &mut *self.model.runner) {
+            Ok(group) => self.work(form, group),
+            Err(error) => Err(error.into()),
+        };
+        match outcome {
+            Ok(next) => Ok(next),
+            Err(error) => match error.downcast::<StepError>() {
+                Ok(StepError::GroupLost(reason)) => {
+                    self.activity.idle();
+                    say(self.replies, Reply::EpochLost { epoch: form.epoch, reason })?;
+                    Ok(until_forming(self.jobs))
+                }
+                Ok(error) => Err(error.into()),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    /// Executes the plans of a group.
+    fn work(&mut self, form: &FormGroup, group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
+        let num_blocks = form.num_blocks.min(self.offer.num_blocks);
+        let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
+        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens);
+        let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
+        let model = OnDevice { runner: &mut *self.model.runner, graphs: &mut self.graphs };
+        let mut engine = Engine::new(model, slots, group, Options { threads, max_logit_rows });
+        self.activity.idle();
+        say(self.replies, Reply::Formed(form.epoch))?;
+        loop {
+            let next = next(&mut engine, self.jobs);
+            self.activity.begin(Task::Step);
+            let result = match next {
+                Next::Finish => engine.finish()?,
+                Next::IdleTask => engine.run_idle_task().map(|()| None)?,
+                Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None)?,
+                Next::Job(Some(Job::Step(_))) => None,
+                Next::Job(other) => return Ok(other),
+            };
+            if engine.is_idle() {
+                self.activity.idle();
+            }
+            result.map_or(Ok(()), |result| say(self.replies, Reply::Result(Box::new(result))))?;
+        }
+    }
+}
+
+/// Refuses a group that asks for more than this worker has offered: it would fail at its first large step.
+fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
+    if form.world_size != offer.world_size {
+        let (theirs, ours) = (form.world_size, offer.world_size);
+        bail!("--tensor-parallel-size: the scheduler forms a group of {theirs}, this worker is one of {ours}");
+    }
+    let (asked, room) = (form.max_num_seqs, offer.max_num_seqs);
+    if asked > room {
+        bail!("--max-num-seqs: {asked} sequences are to run at the same time; this worker has memory for {room}");
+    }
+    let (asked, room) = (form.max_num_batched_tokens, offer.max_num_batched_tokens);
+    if asked > room {
+        bail!(
+            "--max-num-batched-tokens: the scheduler plans steps of up to {asked} tokens; this worker has room for {room}"
+        );
+    }
+    Ok(())
+}
+
+/// Skips the jobs that are left of a lost epoch.
+fn until_forming(jobs: &Receiver<Job>) -> Option<Job> {
+    jobs.iter().find(|job| matches!(job, Job::Form(..)))
+}
+
+/// Connects this process with those of the other ranks, then this device with theirs.
+fn init_group(
+    args: &Args,
+    form: &FormGroup,
+    abort: AbortHandle,
+    model: &mut dyn Runner,
+) -> Result<Box<dyn Collective>, StepError> {
+    let mut group = join_ranks(args, form, abort).map_err(|error| StepError::GroupLost(error.to_string()))?;
+    model.join(&mut *group).map_err(StepError::of_init)?;
+    Ok(group)
+}
+
+fn join_ranks(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<dyn Collective>, CollectiveError> {
+    if form.world_size <= 1 {
+        return Ok(Box::new(Solo));
+    }
+    let place = RankPlacement {
+        rendezvous: form.rendezvous.clone(),
+        rank: args.rank as usize,
+        world_size: form.world_size as usize,
+        timeout: GROUP_DEADLINE,
+    };
+    Ok(Box::new(SharedMemory::join(place, abort)?))
+}
+
+/// Fails when the other thread is gone, and with it the process.
+fn say(replies: &mpsc::Sender<Reply>, reply: Reply) -> anyhow::Result<()> {
+    replies.blocking_send(reply).map_err(|_| anyhow!("the process is ending"))
+}

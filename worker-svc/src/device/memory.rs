@@ -1,0 +1,283 @@
+//! How many KV blocks and recurrent states fit: sized once at start, so that no allocation fails later.
+
+use kernels::{cpu::available_memory, ops::DeviceMemory};
+use models::{CacheLayout, Runner};
+use service_kit::values::MaxModelLen;
+
+use crate::config::Args;
+
+/// KV memory a CPU worker takes at most when nothing else is said, bytes (vLLM's default for its CPU backend).
+const CPU_DEFAULT: u64 = 4 << 30;
+/// Blocks of a model without KV, which take no memory.
+const FREE_BLOCKS: u64 = 1 << 20;
+
+/// The facts that sizes are computed from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts<'a> {
+    /// What the model caches of past tokens on this rank.
+    pub cache: &'a CacheLayout,
+    /// Longest sequence of the model.
+    pub context_len: u32,
+    /// The memory that the cache is allocated in.
+    pub memory: Memory,
+    /// Bytes of a device's memory that CUDA graphs will take.
+    pub graphs: u64,
+}
+
+/// Memory as it is now, with weights and activations in place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {
+    /// The machine's, which others use too: bytes that a new workload could take; absent where it cannot be read.
+    Machine(Option<u64>),
+    /// A device's own.
+    Device(DeviceMemory),
+}
+
+/// The memory of the device that a model is on.
+pub(crate) fn of(model: &dyn Runner) -> Memory {
+    model.device_memory().map_or_else(|| Memory::Machine(available_memory()), Memory::Device)
+}
+
+/// The cache does not fit.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum TooSmall {
+    /// Not even one sequence.
+    #[error(
+        "the KV cache has room for {fits} tokens ({budget_mib} MiB), but one sequence of {wanted} tokens needs {needed_mib} MiB; \
+         start with --max-model-len {fits} or --max-model-len auto, or give it more memory with --kv-cache-memory-bytes or \
+         --gpu-memory-utilization"
+    )]
+    Blocks { fits: u64, budget_mib: u64, wanted: u64, needed_mib: u64 },
+    /// Not even a token of it.
+    #[error(
+        "there is no memory for the KV cache ({budget_mib} MiB), of which one sequence of {wanted} tokens needs {needed_mib} MiB; \
+         give it more with --kv-cache-memory-bytes or --gpu-memory-utilization"
+    )]
+    Nothing { budget_mib: u64, wanted: u64, needed_mib: u64 },
+    /// The recurrent states alone.
+    #[error(
+        "recurrent states of {sequences} sequences need {needed_mib} MiB, but there are {budget_mib}; \
+         start with a smaller --max-num-seqs, or give it more memory with --kv-cache-memory-bytes"
+    )]
+    States { sequences: u32, needed_mib: u64, budget_mib: u64 },
+}
+
+/// What fits into this worker's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    /// Blocks of its KV cache.
+    pub num_blocks: u32,
+    /// Sequences that run at the same time.
+    pub max_num_seqs: u32,
+}
+
+impl TooSmall {
+    fn states(sequences: u32, needed: u64, budget: u64) -> Self {
+        Self::States { sequences, needed_mib: needed.div_ceil(1 << 20), budget_mib: budget >> 20 }
+    }
+}
+
+/// Divides the memory between states and blocks.
+pub(crate) fn capacity(args: &Args, facts: Facts<'_>) -> Result<Capacity, TooSmall> {
+    let max_num_seqs = max_num_seqs(args, facts)?;
+    Ok(Capacity { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
+}
+
+/// `--max-num-seqs`; without it the default, or fewer if recurrent states of so many do not fit. States get at most half
+/// of the memory where keys and values are cached too.
+fn max_num_seqs(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
+    let (usual, state) = (args.max_num_seqs(), facts.cache.state_bytes);
+    if args.max_num_seqs.is_some() || state == 0 {
+        return Ok(usual);
+    }
+    let budget = budget(args, facts);
+    let for_states = if facts.cache.place_bytes == 0 { budget } else { budget / 2 };
+    match u32::try_from(for_states / state).unwrap_or(u32::MAX).min(usual) {
+        0 => Err(TooSmall::states(1, state, for_states)),
+        sequences => Ok(sequences),
+    }
+}
+
+fn num_blocks(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u32, TooSmall> {
+    let block_bytes = facts.cache.place_bytes * u64::from(args.block_size);
+    let sizing = sizing(args, facts.cache);
+    let longest = match args.max_model_len {
+        Some(MaxModelLen::Tokens(tokens)) => tokens.min(facts.context_len),
+        Some(MaxModelLen::Auto) | None => facts.context_len,
+    };
+    let needed = sizing.blocks_for(longest);
+    let budget = || after_states(args, facts, max_num_seqs);
+    let blocks = if let Some(blocks) = args.num_gpu_blocks_override {
+        u64::from(blocks)
+    } else if block_bytes == 0 {
+        budget()?;
+        FREE_BLOCKS
+    } else if args.kv_cache_memory_bytes.is_some() {
+        budget()? / block_bytes
+    } else {
+        let fit = budget()? / block_bytes;
+        match facts.memory {
+            // More than the longest sequence in every slot would only hold old prefixes.
+            Memory::Machine(_) => fit.min(u64::from(max_num_seqs) * needed),
+            Memory::Device(_) => fit,
+        }
+    };
+    let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+    let must_fit = args.max_model_len != Some(MaxModelLen::Auto);
+    let fits = sizing.positions_in(blocks);
+    let (budget_mib, needed_mib) = ((u64::from(blocks) * block_bytes) >> 20, (needed * block_bytes).div_ceil(1 << 20));
+    let wanted = u64::from(longest);
+    match fits {
+        0 => Err(TooSmall::Nothing { budget_mib, wanted, needed_mib }),
+        _ if must_fit && fits < longest => Err(TooSmall::Blocks { fits: fits.into(), budget_mib, wanted, needed_mib }),
+        _ => Ok(blocks),
+    }
+}
+
+/// The scheduler's arithmetic of a sequence's blocks, for steps of the largest size.
+fn sizing(args: &Args, cache: &CacheLayout) -> sched_core::Config {
+    let window = |window: usize| u32::try_from(window).unwrap_or(u32::MAX);
+    sched_core::Config {
+        block_size: args.block_size,
+        max_num_batched_tokens: args.max_num_batched_tokens.max(args.max_num_seqs()),
+        windows: cache.groups.iter().map(|group| group.window.map(window)).collect(),
+        ..sched_core::Config::default()
+    }
+}
+
+/// Bytes for blocks, after every sequence's recurrent state.
+fn after_states(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u64, TooSmall> {
+    let budget = budget(args, facts);
+    let states = facts.cache.state_bytes * u64::from(max_num_seqs);
+    budget.checked_sub(states).ok_or(TooSmall::states(max_num_seqs, states, budget))
+}
+
+/// Bytes for blocks and recurrent states.
+fn budget(args: &Args, facts: Facts<'_>) -> u64 {
+    args.kv_cache_memory_bytes.unwrap_or_else(|| match facts.memory {
+        Memory::Machine(available) => machine_budget(args, available),
+        Memory::Device(memory) => device_budget(args, memory).saturating_sub(facts.graphs),
+    })
+}
+
+fn machine_budget(args: &Args, available: Option<u64>) -> u64 {
+    let share = available.unwrap_or(CPU_DEFAULT) as f64 * args.gpu_memory_utilization;
+    (share as u64 / u64::from(args.tensor_parallel_size)).min(CPU_DEFAULT)
+}
+
+/// Free memory, less the share of the device that is to stay free.
+fn device_budget(args: &Args, memory: DeviceMemory) -> u64 {
+    let spared = memory.total as f64 * (1.0 - args.gpu_memory_utilization);
+    memory.free.saturating_sub(spared as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use models::CacheGroup;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn blocks(flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
+        blocks_in(Memory::Machine(Some(100 << 20)), flags, cache)
+    }
+
+    fn blocks_in(memory: Memory, flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
+        let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+        let facts = Facts { cache, context_len: 1000, memory, graphs: 10 << 20 };
+        capacity(&Cli::parse_from(required.iter().chain(flags)).args, facts).map(|capacity| capacity.num_blocks)
+    }
+
+    /// Cache groups of one window each, of `bytes_per_token`.
+    fn cache(windows: &[Option<usize>], bytes_per_token: u64, state_bytes: u64) -> CacheLayout {
+        let group = |&window| CacheGroup { layers: 1, window, bytes_per_token };
+        CacheLayout { groups: windows.iter().map(group).collect(), place_bytes: bytes_per_token, state_bytes }
+    }
+
+    #[test]
+    fn the_budget_is_what_is_left_and_never_more_than_useful() {
+        let cache = cache(&[None], 1024, 0);
+        let blocks = |flags: &[&str]| blocks(flags, &cache);
+        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5"]), Ok(50 * 64));
+        assert_eq!(blocks(&["--max-num-seqs", "2"]), Ok(2 * 63));
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "16777216"]), Ok(1024));
+        assert_eq!(blocks(&["--gpu-memory-utilization", "0.5", "--tensor-parallel-size", "2"]), Ok(25 * 64));
+        assert_eq!(blocks(&["--num-gpu-blocks-override", "70"]), Ok(70));
+    }
+
+    #[test]
+    fn windows_need_no_more_than_they_cover() {
+        let flags = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64"];
+        // All of 1000 tokens; a window of 32 with two steps of 64; both.
+        assert_eq!(blocks(&flags, &cache(&[None], 1024, 0)), Ok(2 * 63));
+        assert_eq!(blocks(&flags, &cache(&[Some(32)], 1024, 0)), Ok(2 * 9));
+        assert_eq!(blocks(&flags, &cache(&[None, Some(32)], 1024, 0)), Ok(2 * (63 + 9)));
+    }
+
+    #[test]
+    fn states_come_first() {
+        let cache = cache(&[None], 1024, 1 << 20);
+        assert_eq!(blocks(&["--max-num-seqs", "4", "--kv-cache-memory-bytes", "5242880"], &cache), Ok(64));
+        let error = blocks(&["--max-num-seqs", "6", "--kv-cache-memory-bytes", "5242880"], &cache).unwrap_err();
+        assert_eq!(error, TooSmall::States { sequences: 6, needed_mib: 6, budget_mib: 5 });
+        assert!(error.to_string().contains("--max-num-seqs"), "{error}");
+    }
+
+    #[test]
+    fn states_of_fewer_sequences_by_default() {
+        let capacity_in = |flags: &[&str], cache: &CacheLayout| {
+            let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+            let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)), graphs: 0 };
+            capacity(&Cli::parse_from(required.iter().chain(flags)).args, facts)
+        };
+        let fits = |num_blocks, max_num_seqs| Ok(Capacity { num_blocks, max_num_seqs });
+        let alone = cache(&[None], 0, 1 << 20);
+        assert_eq!(capacity_in(&[], &alone), fits(1 << 20, 92));
+        assert_eq!(capacity_in(&["--kv-cache-memory-bytes", "1073741824"], &alone), fits(1 << 20, 256));
+        // Half of it is for keys and values.
+        let both = cache(&[None], 1024, 1 << 20);
+        assert_eq!(capacity_in(&["--kv-cache-memory-bytes", "41943040"], &both), fits(20 * 64, 20));
+        let error = capacity_in(&["--kv-cache-memory-bytes", "1000000"], &both).unwrap_err();
+        assert!(matches!(error, TooSmall::States { sequences: 1, .. }), "{error:?}");
+        // What was asked for is honoured or refused.
+        assert!(capacity_in(&["--max-num-seqs", "256"], &alone).is_err());
+    }
+
+    #[test]
+    fn a_device_is_filled_up_to_its_share() {
+        let memory = Memory::Device(DeviceMemory { free: 60 << 20, total: 100 << 20 });
+        let cache = cache(&[None], 1024, 0);
+        let blocks = |flags: &[&str]| blocks_in(memory, flags, &cache);
+        // Less what CUDA graphs take.
+        assert_eq!(blocks(&["--gpu-memory-utilization", "0.6"]), Ok(10 * 64));
+        assert_eq!(blocks(&["--gpu-memory-utilization", "1"]), Ok(50 * 64));
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "16777216"]), Ok(1024));
+        assert!(blocks(&["--gpu-memory-utilization", "0.5"]).is_err());
+    }
+
+    #[test]
+    fn one_sequence_must_fit() {
+        let cache = cache(&[None], 1024, 0);
+        let blocks = |flags: &[&str]| blocks(flags, &cache);
+        let error = blocks(&["--kv-cache-memory-bytes", "524288"]).unwrap_err();
+        assert_eq!(error, TooSmall::Blocks { fits: 512, budget_mib: 0, wanted: 1000, needed_mib: 1 });
+        assert!(error.to_string().contains("--max-model-len 512"), "{error}");
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "auto"]), Ok(32));
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "524288", "--max-model-len", "512"]), Ok(32));
+        for length in ["auto", "512"] {
+            let error = blocks(&["--kv-cache-memory-bytes", "10", "--max-model-len", length]).unwrap_err().to_string();
+            assert!(error.contains("--kv-cache-memory-bytes") && !error.contains("--max-model-len"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_model_without_kv_has_blocks_for_nothing() {
+        assert_eq!(blocks(&[], &cache(&[None], 0, 0)), Ok(1 << 20));
+    }
+}

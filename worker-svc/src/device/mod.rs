@@ -1,0 +1,108 @@
+//! Opens the worker's device: a GPU, or the CPU.
+
+pub(crate) mod memory;
+
+use anyhow::{anyhow, bail};
+use kernels::{
+    cpu::{CpuBackend, CpuOptions},
+    ops::Backend,
+};
+use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made};
+use proto::DeviceKind;
+use tracing::{info, warn};
+
+use crate::config::{Args, Device};
+
+/// A device, ready to take a model.
+pub(crate) struct Opened {
+    pub backend: Box<dyn Backend>,
+    pub kind: DeviceKind,
+    /// Compilations of its kernels that are under way.
+    pub compilations: Compilations,
+}
+
+/// The device that the flags ask for. With `auto` the CPU replaces a GPU that cannot be used, and one line of the log
+/// says why.
+pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
+    if args.device == Device::Cpu {
+        return Ok(cpu(args));
+    }
+    let gpus = kernels_cuda::gpus();
+    // Every rank sees the same GPUs, so that all of them decide alike.
+    if let Ok(gpus) = gpus {
+        enough(gpus, args.tensor_parallel_size)?;
+    }
+    // A rank alone on the CPU could not work with others on GPUs.
+    let must = args.device == Device::Cuda || (args.tensor_parallel_size > 1 && gpus.is_ok());
+    match gpus.and_then(|_| gpu(&args.cuda_options())) {
+        Ok(backend) => {
+            let compilations = backend.compilations();
+            Ok(Opened { backend: Box::new(backend), kind: DeviceKind::Cuda, compilations })
+        }
+        Err(reason) if args.device == Device::Cuda => Err(anyhow!("--device cuda: {reason}")),
+        Err(reason) if must => Err(anyhow!("{reason}; start with --device cpu to do without GPUs")),
+        Err(reason) => {
+            info!("computing on the CPU: {reason}");
+            Ok(cpu(args))
+        }
+    }
+}
+
+/// Opens a GPU. Compiling its kernels may take long, once a machine; the log says so.
+fn gpu(options: &CudaOptions) -> Result<CudaBackend, String> {
+    match &options.kernel_cache {
+        Some(folder) => {
+            info!("opening GPU {}; kernels that are not in {} are compiled now", options.ordinal, folder.display())
+        }
+        None => warn!(
+            "opening GPU {}; its kernels are compiled now, and at every start: there is no home folder to keep them in, and \
+             no --kernel-cache",
+            options.ordinal
+        ),
+    }
+    let backend = CudaBackend::open(options)?;
+    let Made { filled, took, unkept } = backend.made();
+    if filled.compiled > 0 {
+        info!(
+            compiled = filled.compiled,
+            cached = filled.cached,
+            seconds = took.as_secs_f64(),
+            "GPU kernels are ready"
+        );
+    }
+    if let Some(reason) = unkept {
+        warn!(
+            "compiled GPU kernels cannot be kept, and every start compiles them: {reason}; --kernel-cache names another folder"
+        );
+    }
+    Ok(backend)
+}
+
+/// Refuses more ranks than there are GPUs.
+fn enough(gpus: u32, ranks: u32) -> anyhow::Result<()> {
+    if ranks > gpus {
+        bail!(
+            "--tensor-parallel-size {ranks} needs {ranks} GPUs, but the NVIDIA driver shows {gpus}; pass at most {gpus}, show more \
+             with CUDA_VISIBLE_DEVICES, or start with --device cpu"
+        );
+    }
+    Ok(())
+}
+
+fn cpu(args: &Args) -> Opened {
+    let options = CpuOptions { threads: args.threads(), isa: None };
+    let compilations = Compilations::default();
+    Opened { backend: Box::new(CpuBackend::new(options)), kind: DeviceKind::Cpu, compilations }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_needs_a_gpu() {
+        assert!(enough(2, 2).is_ok() && enough(8, 1).is_ok());
+        let error = enough(1, 2).unwrap_err().to_string();
+        assert!(error.contains("--tensor-parallel-size 2") && error.contains("pass at most 1"), "{error}");
+    }
+}

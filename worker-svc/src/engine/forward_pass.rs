@@ -1,0 +1,255 @@
+//! Splits a plan into forward passes (micro-batches).
+//!
+//! Nearly every plan is one pass. Only prompts whose log-probabilities are wanted need the logits of every position; they
+//! run in chunks of at most `max_logit_rows` tokens, so that a long prompt does not need `tokens * vocab` numbers at
+//! once. Splitting changes no bit of any result (see `kernels::ops::Backend`).
+
+use proto::{StepPlan, Want};
+
+use super::slots::{Slot, Slots, malformed, no_slot};
+use crate::error::StepError;
+
+/// Which positions of a chunk need logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wanted {
+    /// None: more chunks of the prompt follow.
+    Nothing,
+    /// The last: a token is sampled there.
+    Last,
+    /// The last: candidates for a beam's next token are looked up there.
+    Candidates,
+    /// All, for log-probabilities of the prompt; with `sample`, a token is sampled at the last.
+    All { sample: bool },
+    /// The last known position and those of the `count` drafted tokens after it, which the plan has from `first` on.
+    Drafted { first: u32, count: u32 },
+}
+
+/// Consecutive tokens of one sequence: a chunk of a prompt, or the token of a decode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Chunk {
+    pub slot: u32,
+    pub start: u32,
+    pub len: u32,
+    pub wanted: Wanted,
+}
+
+impl Chunk {
+    /// Whether a token is sampled at the last position.
+    pub(crate) fn samples(&self) -> bool {
+        matches!(self.wanted, Wanted::Last | Wanted::All { sample: true })
+    }
+
+    pub(crate) fn logit_rows(&self) -> usize {
+        match self.wanted {
+            Wanted::Nothing => 0,
+            Wanted::Last | Wanted::Candidates => 1,
+            Wanted::All { .. } => self.len as usize,
+            Wanted::Drafted { count, .. } => count as usize + 1,
+        }
+    }
+
+    /// The drafted tokens that it verifies.
+    pub(crate) fn draft<'p>(&self, plan: &'p StepPlan) -> &'p [u32] {
+        match self.wanted {
+            Wanted::Drafted { first, count } => &plan.draft[first as usize..(first + count) as usize],
+            _ => &[],
+        }
+    }
+}
+
+/// Refuses rows that are incomplete, or want what this worker cannot do.
+pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
+    let (step, rows) = (plan.step, plan.slot.len());
+    if plan.start.len() != rows || plan.num_tokens.len() != rows || plan.want.len() != rows {
+        return Err(malformed(step, "slot, start, num_tokens and want differ in length"));
+    }
+    let mut drafts = plan.num_draft.iter();
+    for (number, num_tokens) in plan.want.iter().zip(&plan.num_tokens) {
+        match Want::try_from(*number) {
+            Ok(Want::None | Want::Sample | Want::Candidates) => {}
+            Ok(Want::Verify) => match drafts.next() {
+                Some(drafted) if (1..*num_tokens).contains(drafted) => {}
+                _ => return Err(malformed(step, "a WANT_VERIFY row without known or drafted tokens")),
+            },
+            Ok(want) => return Err(malformed(step, &format!("this worker cannot do {} rows", want.as_str_name()))),
+            Err(_) => return Err(malformed(step, &format!("a row wants {number}, which means nothing"))),
+        }
+    }
+    let drafted: u64 = plan.num_draft.iter().map(|drafted| u64::from(*drafted)).sum();
+    match drafts.next().is_none() && drafted == plan.draft.len() as u64 {
+        true => Ok(()),
+        false => Err(malformed(step, "drafted tokens that no WANT_VERIFY row has")),
+    }
+}
+
+/// The forward passes of a plan that [`check_rows`] accepts, each with at most `max_logit_rows` rows of logits. Rows keep
+/// their order within and across passes.
+pub(crate) fn forward_passes(
+    plan: &StepPlan,
+    slots: &Slots,
+    max_logit_rows: usize,
+) -> Result<Vec<Vec<Chunk>>, StepError> {
+    let step = plan.step;
+    let rows = plan.slot.len();
+    let mut passes: Vec<Vec<Chunk>> = vec![Vec::with_capacity(rows)];
+    let (mut used, mut drafts, mut first) = (0, plan.num_draft.iter(), 0);
+    for row in 0..rows {
+        let slot = slots.get(plan.slot[row]).ok_or_else(|| no_slot(step, plan.slot[row]))?;
+        let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.want[row] == Want::Sample as i32);
+        let count = if plan.want[row] == Want::Verify as i32 { drafts.next().copied().unwrap_or(0) } else { 0 };
+        check_positions(plan, row, slot, count)?;
+        let searches = plan.want[row] == Want::Candidates as i32;
+        if searches != (slot.candidates > 0) && plan.want[row] != Want::None as i32 {
+            return Err(malformed(step, "rows of beams, and no others, want WANT_CANDIDATES"));
+        }
+        let wanted = match (count, sample) {
+            _ if searches => Wanted::Candidates,
+            (0, true) => Wanted::Last,
+            (0, false) => Wanted::Nothing,
+            (count, _) => Wanted::Drafted { first, count },
+        };
+        first += count;
+        let whole = Chunk { slot: plan.slot[row], start, len, wanted };
+        if count > 0 && whole.logit_rows() > max_logit_rows {
+            return Err(malformed(
+                step,
+                &format!("{count} drafted tokens; this worker verifies {}", max_logit_rows - 1),
+            ));
+        }
+        let known_len = len - count;
+        let scores_prompt = slot.prompt_logprobs.is_some() && (start as usize) < slot.history.num_prompt();
+        if scores_prompt && count > 0 && known_len > 1 {
+            return Err(malformed(step, "drafted tokens behind a prompt whose log-probabilities are wanted"));
+        }
+        let scores_prompt = scores_prompt && count == 0 && !searches;
+        for chunk in if scores_prompt { split(whole, sample, max_logit_rows) } else { vec![whole] } {
+            let follows_itself = chunk.start > start;
+            if follows_itself || used + chunk.logit_rows() > max_logit_rows {
+                passes.push(Vec::new());
+                used = 0;
+            }
+            used += chunk.logit_rows();
+            passes.last_mut().expect("there is always one").push(chunk);
+        }
+    }
+    // A plan without rows only changes slots.
+    passes.retain(|pass| !pass.is_empty());
+    Ok(passes)
+}
+
+/// Refuses a row whose tokens the sequence will not have when the row runs; the last `drafted` are the plan's own.
+fn check_positions(plan: &StepPlan, row: usize, slot: &Slot, drafted: u32) -> Result<(), StepError> {
+    let (step, start, len) = (plan.step, plan.start[row] as usize, (plan.num_tokens[row] - drafted) as usize);
+    let (end, known) = (start + len, slot.history.tokens().len());
+    if len == 0 || end > slot.len() {
+        return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.len())));
+    }
+    // Of the tokens that are not known yet, the device has the newest only.
+    let unknown = end.saturating_sub(known.max(start));
+    if unknown > 1 || (unknown == 1 && end < slot.len()) {
+        return Err(malformed(step, &format!("tokens {start}..{end} of slot {} are under way", plan.slot[row])));
+    }
+    // What is drafted continues what is known.
+    if drafted > 0 && (end != known || slot.pending > 0) {
+        return Err(malformed(step, &format!("drafted tokens at {end}, slot {} has {}", plan.slot[row], slot.len())));
+    }
+    Ok(())
+}
+
+fn split(whole: Chunk, sample: bool, most: usize) -> Vec<Chunk> {
+    let end = whole.start + whole.len;
+    let chunks = (whole.start..end).step_by(most.max(1)).map(|start| {
+        let len = (end - start).min(most.max(1) as u32);
+        Chunk { start, len, wanted: Wanted::All { sample: sample && start + len == end }, ..whole }
+    });
+    chunks.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{NewSequence, Sampling};
+
+    use super::*;
+
+    fn slots(prompt_logprobs: Option<i32>) -> Slots {
+        let mut slots = Slots::new(4, 10, 1, vec![]);
+        let added = (0..4).map(|slot| NewSequence {
+            slot,
+            tokens: vec![1; 10],
+            num_prompt_tokens: 10,
+            blocks: vec![0],
+            sampling: Some(Sampling { prompt_logprobs, ..Sampling::default() }),
+            ..NewSequence::default()
+        });
+        slots.apply(&mut StepPlan { added: added.collect(), ..StepPlan::default() }).unwrap();
+        slots
+    }
+
+    fn plan(rows: &[(u32, u32, u32, i32)]) -> StepPlan {
+        let mut plan = StepPlan::default();
+        for (slot, start, len, want) in rows {
+            plan.slot.push(*slot);
+            plan.start.push(*start);
+            plan.num_tokens.push(*len);
+            plan.want.push(*want);
+        }
+        plan
+    }
+
+    #[test]
+    fn an_ordinary_plan_is_one_pass() {
+        let passes = forward_passes(&plan(&[(0, 0, 10, 1), (1, 9, 1, 1), (2, 0, 4, 0)]), &slots(None), 4).unwrap();
+        assert_eq!(passes.len(), 1);
+        assert_eq!(passes[0].iter().map(Chunk::logit_rows).sum::<usize>(), 2);
+    }
+
+    #[test]
+    fn a_plan_without_rows_runs_nothing() {
+        assert!(forward_passes(&plan(&[]), &slots(None), 4).unwrap().is_empty());
+    }
+
+    #[test]
+    fn scored_prompts_run_in_chunks() {
+        let passes = forward_passes(&plan(&[(0, 0, 10, 1), (1, 0, 3, 0)]), &slots(Some(0)), 4).unwrap();
+        let shape: Vec<Vec<(u32, u32, u32)>> =
+            passes.iter().map(|pass| pass.iter().map(|p| (p.slot, p.start, p.len)).collect()).collect();
+        assert_eq!(shape, [vec![(0, 0, 4)], vec![(0, 4, 4)], vec![(0, 8, 2)], vec![(1, 0, 3)]]);
+        assert_eq!(passes[2][0].wanted, Wanted::All { sample: true });
+        assert_eq!(passes[1][0].wanted, Wanted::All { sample: false });
+    }
+
+    #[test]
+    fn plans_that_contradict_the_slots_are_refused() {
+        for rows in [&[(9, 0, 1, 1)][..], &[(0, 8, 3, 1)], &[(0, 0, 0, 1)], &[(0, u32::MAX, 1, 1)]] {
+            assert!(forward_passes(&plan(rows), &slots(None), 4).is_err(), "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_this_worker_cannot_do_are_refused_by_name() {
+        let refusal = |change: fn(&mut StepPlan)| {
+            let mut plan = plan(&[(0, 0, 1, 1), (1, 0, 1, 0)]);
+            assert!(check_rows(&plan).is_ok());
+            change(&mut plan);
+            check_rows(&plan).unwrap_err().to_string()
+        };
+        assert!(refusal(|plan| plan.want.truncate(1)).contains("differ in length"));
+        assert!(refusal(|plan| plan.want[1] = Want::Verify as i32).contains("WANT_VERIFY"));
+        let drafted = |plan: &mut StepPlan, num_draft| {
+            (plan.want[1], plan.num_tokens[1]) = (Want::Verify as i32, 2);
+            (plan.num_draft, plan.draft) = (vec![num_draft], vec![5]);
+        };
+        let mut right = plan(&[(0, 0, 1, 1), (1, 0, 1, 0)]);
+        drafted(&mut right, 1);
+        assert!(check_rows(&right).is_ok());
+        let row = |num_draft| {
+            let mut plan = right.clone();
+            drafted(&mut plan, num_draft);
+            check_rows(&plan).unwrap_err().to_string()
+        };
+        assert!(row(0).contains("WANT_VERIFY") && row(2).contains("WANT_VERIFY"));
+        assert!(refusal(|plan| plan.want[0] = Want::Pool as i32).contains("WANT_POOL"));
+        assert!(refusal(|plan| plan.want[0] = 9).contains("wants 9"));
+        assert!(refusal(|plan| plan.draft.push(4)).contains("WANT_VERIFY"));
+    }
+}

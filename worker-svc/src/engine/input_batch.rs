@@ -1,0 +1,109 @@
+//! The input batch of a forward pass, as the model takes it.
+
+use kernels::{
+    ops::{Batch, Sequence},
+    sample::{SampleRow, last_token},
+};
+
+use proto::StepPlan;
+
+use super::{
+    forward_pass::{Chunk, Wanted},
+    slots::{Slot, Slots},
+};
+
+/// Tokens, positions, sequences, and the rows that are sampled.
+pub(crate) struct InputBatch<'a> {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    sequences: Vec<Sequence<'a>>,
+    /// Batch rows whose logits are wanted, ascending.
+    pub logit_rows: Vec<u32>,
+    /// Rows that the device samples, in order.
+    pub sample_rows: Vec<SampleRow>,
+    /// The sequences of all sampled rows, in order.
+    pub targets: Vec<SampleTarget>,
+}
+
+/// The sequence that a sampled token belongs to, and who samples it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampleTarget {
+    pub slot: u32,
+    /// Tells the sequences that a slot holds one after the other apart.
+    pub incarnation: u64,
+    pub sampler: SampledBy,
+}
+
+/// Who samples a row's token, or tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SampledBy {
+    Device,
+    Host,
+    /// The host, which verifies a draft with it.
+    Verification,
+    /// Nobody: the row gives candidates for a beam's next token.
+    Search,
+}
+
+impl<'a> InputBatch<'a> {
+    pub(crate) fn new(chunks: &[Chunk], plan: &StepPlan, slots: &'a Slots) -> Self {
+        let count = chunks.len();
+        let mut batch = Self {
+            tokens: Vec::with_capacity(count),
+            positions: Vec::with_capacity(count),
+            sequences: Vec::with_capacity(count),
+            logit_rows: Vec::with_capacity(count),
+            sample_rows: Vec::with_capacity(count),
+            targets: Vec::with_capacity(count),
+        };
+        for chunk in chunks {
+            batch.add(chunk, chunk.draft(plan), slots.get(chunk.slot).expect("forward_passes looked it up"));
+        }
+        batch
+    }
+
+    /// The model's view of it.
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch { tokens: &self.tokens, positions: &self.positions, sequences: &self.sequences }
+    }
+
+    fn add(&mut self, chunk: &Chunk, draft: &[u32], slot: &'a Slot) {
+        let (start, num_rows) = (chunk.start as usize, chunk.len as usize);
+        let first_row = self.tokens.len();
+        let known = slot.history.tokens();
+        self.tokens.extend_from_slice(&known[start.min(known.len())..(start + num_rows).min(known.len())]);
+        self.tokens.extend_from_slice(draft);
+        // Only the newest token can be unknown: `forward_passes` has checked that.
+        self.tokens.resize(first_row + num_rows, last_token(chunk.slot));
+        self.positions.extend(chunk.start..chunk.start + chunk.len);
+        self.sequences.push(Sequence { first_row, num_rows, start, tables: &slot.tables, slot: chunk.slot as usize });
+        let end = self.tokens.len() as u32;
+        match chunk.wanted {
+            Wanted::Nothing => {}
+            Wanted::Last | Wanted::Candidates => self.logit_rows.push(end - 1),
+            Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
+            Wanted::Drafted { count, .. } => self.logit_rows.extend(end - count - 1..end),
+        }
+        if !draft.is_empty() || chunk.wanted == Wanted::Candidates {
+            let sampler = if draft.is_empty() { SampledBy::Search } else { SampledBy::Verification };
+            self.targets.push(SampleTarget { slot: chunk.slot, incarnation: slot.incarnation, sampler });
+        } else if chunk.samples() {
+            self.add_target(chunk.slot, slot);
+        }
+    }
+
+    fn add_target(&mut self, number: u32, slot: &Slot) {
+        let Slot { incarnation, on_device, ref sampling, .. } = *slot;
+        let sampler = if on_device { SampledBy::Device } else { SampledBy::Host };
+        self.targets.push(SampleTarget { slot: number, incarnation, sampler });
+        if on_device {
+            let position = slot.len() - slot.history.num_prompt();
+            self.sample_rows.push(SampleRow {
+                row: self.logit_rows.len() as u32 - 1,
+                slot: number,
+                uniform: sampling.uniform_at(position),
+                hold_stops: sampling.holds_stops(position),
+            });
+        }
+    }
+}

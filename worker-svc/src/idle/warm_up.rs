@@ -1,0 +1,39 @@
+//! Warm-up while the worker is idle: the device compiles, loads and measures kernels that later steps would wait for.
+
+use std::time::{Duration, Instant};
+
+use models::Runner;
+use tracing::info;
+
+/// Progress of the warm-up since the last step.
+#[derive(Debug, Default)]
+pub(crate) struct WarmUp {
+    is_done: bool,
+    /// Time spent since it was last logged.
+    took: Duration,
+}
+
+impl WarmUp {
+    /// Shorter work is not worth a line in the log.
+    const LONG: Duration = Duration::from_millis(100);
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// Has the device do one piece of work.
+    pub(crate) fn advance(&mut self, model: &mut dyn Runner) {
+        let start = Instant::now();
+        self.is_done = !model.warm_up();
+        self.took += start.elapsed();
+        if self.is_done && self.took >= Self::LONG {
+            info!(seconds = self.took.as_secs_f64(), "warm-up is done: kernels of later steps are loaded and measured");
+            self.took = Duration::ZERO;
+        }
+    }
+
+    /// Another step ran or was captured, and may have needed kernels that are new.
+    pub(crate) fn resume(&mut self) {
+        self.is_done = false;
+    }
+}

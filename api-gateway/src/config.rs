@@ -208,6 +208,9 @@ pub struct AnswerArgs {
     /// Do not log HTTP requests
     #[arg(long)]
     pub disable_uvicorn_access_log: bool,
+    /// Do not serve /docs and /openapi.json
+    #[arg(long)]
+    pub disable_fastapi_docs: bool,
 }
 
 /// Where sampling defaults come from.

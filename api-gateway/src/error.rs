@@ -56,6 +56,17 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// All of them, by status.
+    pub const ALL: [Self; 7] = [
+        Self::BadRequest,
+        Self::NotFound,
+        Self::Timeout,
+        Self::TooLarge,
+        Self::Internal,
+        Self::NotImplemented,
+        Self::Unavailable,
+    ];
+
     /// The HTTP status.
     pub fn status(self) -> StatusCode {
         match self {
@@ -66,6 +77,21 @@ impl Fault {
             Self::NotImplemented => StatusCode::NOT_IMPLEMENTED,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// When it occurs, for documentation.
+    pub fn help(self) -> &'static str {
+        match self {
+            Self::BadRequest => "a field is wrong or cannot be honoured, or the body is no JSON object",
+            Self::NotFound => "the model, or another thing that the request names, does not exist",
+            Self::Timeout => "the body did not arrive in time; the connection is closed",
+            Self::TooLarge => "the body is larger than `--max-body-bytes`; the connection is closed",
+            Self::Internal => "a bug",
+            Self::NotImplemented => "the model cannot do what is asked for",
+            Self::Unavailable => {
+                "the server is full, starting or draining, or a process was lost; try again after `Retry-After`"
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 //! merges one answer's events until [`server::sse`] or a route writes them.
 
 mod anthropic;
+mod api;
 mod config;
 mod defaults;
 mod engine;

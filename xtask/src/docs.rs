@@ -1,16 +1,21 @@
-//! `cargo xtask docs`: writes `docs/configuration.md`. The test that compares it knows how; this asks it to write
-//! instead.
+//! `cargo xtask docs`: writes the pages that are made from the code. The tests that compare them know how; this asks
+//! them to write instead.
 
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, bail};
 
-/// Runs the test that renders the page, with leave to write.
+/// Crates and the tests of theirs that render a page.
+const PAGES: [(&str, &str); 2] = [("api-gateway", "api_page_is_fresh"), ("quire", "configuration_page_is_fresh")];
+
+/// Runs the tests that render pages, with leave to write.
 pub fn run(root: &Path) -> anyhow::Result<()> {
-    let mut command = Command::new("cargo");
-    command.args(["test", "-p", "quire", "configuration_page_is_fresh"]).current_dir(root);
-    if !command.env("QUIRE_WRITE_DOCS", "1").status().context("cargo")?.success() {
-        bail!("the page was not written");
+    for (package, test) in PAGES {
+        let mut command = Command::new("cargo");
+        command.args(["test", "-p", package, test]).current_dir(root);
+        if !command.env("QUIRE_WRITE_DOCS", "1").status().context("cargo")?.success() {
+            bail!("the page of {test} was not written");
+        }
     }
     Ok(())
 }

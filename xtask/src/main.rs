@@ -14,7 +14,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
-    /// Write docs/configuration.md: every flag and variable, from the flags' own descriptions
+    /// Write the pages that are made from the code: docs/api.md and docs/configuration.md
     Docs,
     /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
     GpuCompare(gpu_compare::Args),

@@ -17,12 +17,16 @@ use crate::{
 
 /// An error as Anthropic's clients read it.
 pub fn refuse(error: &ApiError) -> Response {
-    let status = match error.fault {
+    json_response(status(error.fault), error_body(error).to_string())
+}
+
+/// The status of a fault.
+pub fn status(fault: Fault) -> StatusCode {
+    match fault {
         // Their clients try again after this one.
         Fault::Unavailable => StatusCode::from_u16(529).unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
         fault => fault.status(),
-    };
-    json_response(status, error_body(error).to_string())
+    }
 }
 
 fn error_body(error: &ApiError) -> Value {

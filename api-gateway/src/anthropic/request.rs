@@ -41,7 +41,8 @@ pub fn read_prompt(body: &[u8], limits: &Limits) -> Result<proto::Prompt, ApiErr
     Ok(Conversation::read(&mut fields, limits)?.prompt)
 }
 
-fn chat_body(fields: &mut Fields<'_>) -> Result<Value, ApiError> {
+/// The body of a chat that says the same.
+pub fn chat_body(fields: &mut Fields<'_>) -> Result<Value, ApiError> {
     let mut chat = Map::new();
     for name in ALIKE {
         chat.extend(fields.value::<Value>(name, "JSON")?.map(|value| (name.to_owned(), value)));

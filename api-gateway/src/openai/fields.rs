@@ -34,6 +34,8 @@ impl<'a> Fields<'a> {
 
     /// The raw text of a field that is present and not null.
     pub fn raw(&mut self, name: &str) -> Option<&'a str> {
+        #[cfg(test)]
+        asked::note(name);
         let entry = self.entries.iter_mut().find(|entry| entry.name == name)?;
         entry.read = true;
         Some(entry.raw.get()).filter(|text| *text != "null")
@@ -153,6 +155,27 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             }
         }
         Ok(Fields { entries })
+    }
+}
+
+/// Which fields a reader asks for, so that a test can compare them with the documented ones.
+#[cfg(test)]
+pub mod asked {
+    use std::{cell::RefCell, collections::BTreeSet};
+
+    thread_local! {
+        static NAMES: RefCell<BTreeSet<String>> = RefCell::default();
+    }
+
+    pub(super) fn note(name: &str) {
+        NAMES.with_borrow_mut(|names| names.insert(name.to_owned()));
+    }
+
+    /// The names that this thread asks for while `read` runs.
+    pub fn during(read: impl FnOnce()) -> BTreeSet<String> {
+        NAMES.take();
+        read();
+        NAMES.take()
     }
 }
 

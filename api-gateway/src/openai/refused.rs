@@ -21,66 +21,72 @@ enum Harmless {
     TextFormat,
 }
 
-/// Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
-const REFUSED: [(&str, Harmless); 32] = [
-    ("audio", Harmless::Nothing),
-    ("dry_multiplier", Harmless::Empty),
-    ("ebnf", Harmless::Empty),
-    ("function_call", Harmless::None),
-    ("functions", Harmless::Empty),
-    ("grammar", Harmless::Empty),
-    ("guided_choice", Harmless::Nothing),
-    ("guided_decoding_backend", Harmless::Nothing),
-    ("guided_grammar", Harmless::Nothing),
-    ("guided_json", Harmless::Nothing),
-    ("guided_regex", Harmless::Nothing),
-    ("guided_whitespace_pattern", Harmless::Nothing),
-    ("json_schema", Harmless::Nothing),
-    ("kv_transfer_params", Harmless::Nothing),
-    ("logits_processors", Harmless::Empty),
-    ("logprob_token_ids", Harmless::Empty),
-    ("media_io_kwargs", Harmless::Empty),
-    ("mirostat", Harmless::Empty),
-    ("mm_processor_kwargs", Harmless::Empty),
-    ("modalities", Harmless::TextOnly),
-    ("prediction", Harmless::Nothing),
-    ("prompt_embeds", Harmless::Empty),
-    ("regex", Harmless::Empty),
-    ("repetition_detection", Harmless::Nothing),
-    ("response_format", Harmless::TextFormat),
-    ("structural_tag", Harmless::Nothing),
-    ("structured_outputs", Harmless::Nothing),
-    ("suffix", Harmless::Empty),
-    ("thinking_token_budget", Harmless::Nothing),
-    ("vllm_xargs", Harmless::Empty),
-    ("web_search_options", Harmless::Nothing),
-    ("xtc_probability", Harmless::Empty),
+/// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
+const REFUSED: [(&str, Harmless, &str); 32] = [
+    ("audio", Harmless::Nothing, "answers are text"),
+    ("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),
+    ("ebnf", Harmless::Empty, ""),
+    ("function_call", Harmless::None, "use `tool_choice`"),
+    ("functions", Harmless::Empty, "use `tools`"),
+    ("grammar", Harmless::Empty, ""),
+    ("guided_choice", Harmless::Nothing, ""),
+    ("guided_decoding_backend", Harmless::Nothing, ""),
+    ("guided_grammar", Harmless::Nothing, ""),
+    ("guided_json", Harmless::Nothing, ""),
+    ("guided_regex", Harmless::Nothing, ""),
+    ("guided_whitespace_pattern", Harmless::Nothing, ""),
+    ("json_schema", Harmless::Nothing, ""),
+    ("kv_transfer_params", Harmless::Nothing, "prefill and decode run in one engine"),
+    ("logits_processors", Harmless::Empty, "use `logit_bias`, `bad_words` or `allowed_token_ids`"),
+    ("logprob_token_ids", Harmless::Empty, "use `logprobs`"),
+    ("media_io_kwargs", Harmless::Empty, "messages are text"),
+    ("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
+    ("mm_processor_kwargs", Harmless::Empty, "messages are text"),
+    ("modalities", Harmless::TextOnly, "answers are text"),
+    ("prediction", Harmless::Nothing, "leave it out: answers are the same without it"),
+    ("prompt_embeds", Harmless::Empty, "prompts are text or token ids"),
+    ("regex", Harmless::Empty, ""),
+    ("repetition_detection", Harmless::Nothing, "use `stop` or `max_tokens`"),
+    ("response_format", Harmless::TextFormat, ""),
+    ("structural_tag", Harmless::Nothing, ""),
+    ("structured_outputs", Harmless::Nothing, ""),
+    ("suffix", Harmless::Empty, "write the model's own fill-in-the-middle prompt"),
+    ("thinking_token_budget", Harmless::Nothing, "use `max_tokens`"),
+    ("vllm_xargs", Harmless::Empty, "there are no plugins"),
+    ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
+    ("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
 ];
 
-/// Fields that steer nothing this server does. Known, so that they make no noise in the log.
-const WITHOUT_EFFECT: [&str; 9] = [
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "session_id",
-    "store",
-    "user",
-    "verbosity",
+/// Fields that steer nothing this server does, each with the reason. Known, so that they make no noise in the log.
+pub const WITHOUT_EFFECT: [(&str, &str); 9] = [
+    ("metadata", "requests are not stored"),
+    ("prompt_cache_key", "the prefix cache finds equal prompts by itself"),
+    ("prompt_cache_retention", "prefixes stay cached while there is memory"),
+    ("safety_identifier", "users are not told apart"),
+    ("service_tier", "there is one tier; see `priority`"),
+    ("session_id", "there is one engine, so a session needs no route"),
+    ("store", "answers are not stored"),
+    ("user", "users are not told apart"),
+    ("verbosity", "no model served here knows it"),
 ];
+
+/// The names of the refused fields, each with what to do instead.
+pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    REFUSED.iter().map(|(name, _, instead)| (*name, *instead))
+}
 
 /// Refuses what cannot be honoured; reads what has no effect.
 pub fn check(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    for (name, harmless) in REFUSED {
+    for (name, harmless, instead) in REFUSED {
         let Some(text) = fields.raw(name) else { continue };
         // What is too deep or malformed to look at is certainly not harmless.
         let value = serde_json::from_str(text).unwrap_or(Value::Bool(true));
         if !harmless.holds(&value) {
-            return Err(ApiError::field(name, format!("`{name}` is not supported by this server.")));
+            let instead = if instead.is_empty() { String::new() } else { format!(": {instead}") };
+            return Err(ApiError::field(name, format!("`{name}` is not supported by this server{instead}.")));
         }
     }
-    for name in WITHOUT_EFFECT {
+    for (name, _) in WITHOUT_EFFECT {
         fields.raw(name);
     }
     Ok(())
@@ -117,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_table_is_sorted() {
-        assert!(REFUSED.is_sorted_by_key(|(name, _)| *name));
+        assert!(REFUSED.is_sorted_by_key(|(name, ..)| *name));
     }
 
     #[test]

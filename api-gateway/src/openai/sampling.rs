@@ -3,15 +3,23 @@
 //! A parameter that is `OfModel` may also be set by the model's `generation_config.json` and by
 //! `--override-generation-config`, under the same name.
 
+use std::ops::Bound;
+
 use proto::Sampling;
 
 use super::fields::Fields;
-use crate::{defaults::Defaults, error::ApiError};
+use crate::{
+    api::shape::{Bounds, Shape},
+    defaults::Defaults,
+    error::ApiError,
+};
 
 /// A sampling parameter that is a number.
 pub struct Parameter {
     /// Its name in requests, in `generation_config.json`, and in errors.
     pub name: &'static str,
+    /// What it does, for documentation.
+    pub help: &'static str,
     /// What it may be.
     range: Range,
     /// What it is where a request does not say.
@@ -22,8 +30,8 @@ pub struct Parameter {
 
 /// What a parameter may be.
 enum Range {
-    /// A number for which this holds, also once rounded to single precision; the words are for errors.
-    Number(fn(f64) -> bool, &'static str),
+    /// A number between these, also once rounded to single precision.
+    Number(Bounds),
     /// A whole number between these.
     Whole(i64, i64),
 }
@@ -49,37 +57,43 @@ pub const COUNT: usize = 8;
 pub static PARAMETERS: [Parameter; COUNT] = [
     Parameter {
         name: "frequency_penalty",
-        range: Number(|v| (-2.0..=2.0).contains(&v), "in [-2, 2]"),
+        help: "Lowers tokens by how often the answer has them",
+        range: Number(Bounds::between(-2.0, 2.0)),
         default: Fixed(0.0),
         set: |sampling, value| sampling.frequency_penalty = value as f32,
     },
     Parameter {
         name: "min_p",
-        range: Number(|v| (0.0..=1.0).contains(&v), "in [0, 1]"),
+        help: "Leave out tokens less likely than this share of the likeliest",
+        range: Number(Bounds::between(0.0, 1.0)),
         default: OfModel(0.0),
         set: |sampling, value| sampling.min_p = value as f32,
     },
     Parameter {
         name: "presence_penalty",
-        range: Number(|v| (-2.0..=2.0).contains(&v), "in [-2, 2]"),
+        help: "Lowers tokens that the answer has",
+        range: Number(Bounds::between(-2.0, 2.0)),
         default: Fixed(0.0),
         set: |sampling, value| sampling.presence_penalty = value as f32,
     },
     Parameter {
         name: "repetition_penalty",
-        range: Number(|v| v > 0.0, "greater than zero"),
+        help: "Divides the logits of tokens of prompt and answer; above 1: fewer repetitions",
+        range: Number(Bounds(Bound::Excluded(0.0), Bound::Unbounded)),
         default: OfModel(1.0),
         set: |sampling, value| sampling.repetition_penalty = value as f32,
     },
     Parameter {
         name: "temperature",
-        range: Number(|v| (0.0..=2.0).contains(&v), "in [0, 2]"),
+        help: "Flattens the distribution; 0: always the likeliest token; values up to 0.01 count as 0.01",
+        range: Number(Bounds::between(0.0, 2.0)),
         default: OfModel(1.0),
         // Values between 0 and 0.01 count as 0.01: smaller ones overflow.
         set: |sampling, value| sampling.temperature = if value > 0.0 { (value as f32).max(0.01) } else { 0.0 },
     },
     Parameter {
         name: "top_k",
+        help: "Choose among so many likely tokens; 0 and -1: all",
         range: Whole(-1, u32::MAX as i64),
         default: OfModel(0.0),
         // -1 and 0 are off.
@@ -87,13 +101,15 @@ pub static PARAMETERS: [Parameter; COUNT] = [
     },
     Parameter {
         name: "top_p",
-        range: Number(|v| v > 0.0 && v <= 1.0, "in (0, 1]"),
+        help: "Choose among the likeliest tokens whose probabilities reach this sum",
+        range: Number(Bounds::above(0.0, 1.0)),
         default: OfModel(1.0),
         set: |sampling, value| sampling.top_p = value as f32,
     },
     Parameter {
         name: "typical_p",
-        range: Number(|v| v > 0.0 && v <= 1.0, "in (0, 1]"),
+        help: "Choose among the tokens nearest to the expected information, up to this sum",
+        range: Number(Bounds::above(0.0, 1.0)),
         default: OfModel(1.0),
         set: |sampling, value| sampling.typical_p = value as f32,
     },
@@ -119,18 +135,31 @@ impl Parameter {
         matches!(self.range, Whole(..))
     }
 
-    fn read(&self, fields: &mut Fields<'_>, default: Option<f64>) -> Result<f64, ApiError> {
+    /// What its values may be.
+    pub fn shape(&self) -> Shape {
+        match self.range {
+            Number(bounds) => Shape::Number(bounds),
+            Whole(least, most) => Shape::Whole(least, most),
+        }
+    }
+
+    /// What it is where neither the request nor the model says.
+    pub fn default(&self) -> f64 {
         let (OfModel(own) | Fixed(own)) = self.default;
-        let default = default.unwrap_or(own);
+        own
+    }
+
+    fn read(&self, fields: &mut Fields<'_>, default: Option<f64>) -> Result<f64, ApiError> {
+        let default = default.unwrap_or(self.default());
         match self.range {
             Whole(least, most) => Ok(fields.whole_in(self.name, least..=most)?.map_or(default, |value| value as f64)),
-            Number(holds, range) => {
+            Number(bounds) => {
                 let value = fields.number(self.name)?.unwrap_or(default);
                 let single = value as f32;
-                if holds(value) && holds(single.into()) && single.is_finite() {
+                if bounds.holds(value) && bounds.holds(single.into()) && single.is_finite() {
                     return Ok(value);
                 }
-                Err(ApiError::field(self.name, format!("`{}` must be {range}, got {value}.", self.name)))
+                Err(ApiError::field(self.name, format!("`{}` must be {bounds}, got {value}.", self.name)))
             }
         }
     }

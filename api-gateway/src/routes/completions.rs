@@ -8,13 +8,25 @@ use axum::{
     routing::post,
 };
 
-use super::Handlers;
-use crate::{gateway::Gateway, generate, openai::completion};
+use crate::{
+    api::operation::{Answer, Body, Errors, Operation, Route, When},
+    gateway::Gateway,
+    generate,
+    openai::completion,
+};
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    post(answer)
-}
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/v1/completions",
+    handlers: || post(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "Continues prompts",
+        answer: Answer::Streamable(&["Completion"], &["Completion"]),
+        errors: Errors::GENERATING,
+        ..Operation::post("create_completion", &[Body::Completion])
+    }],
+};
 
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     generate::answer(gateway, request, completion::read).await

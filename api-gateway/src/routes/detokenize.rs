@@ -11,8 +11,8 @@ use http::StatusCode;
 use proto::DetokenizeRequest;
 use serde_json::json;
 
-use super::Handlers;
 use crate::{
+    api::operation::{Answer, Body, Errors, Operation, Route, When},
     engine::peers::refused,
     error::{ApiError, json_response},
     gateway::Gateway,
@@ -24,10 +24,18 @@ use crate::{
     server::body,
 };
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    post(answer)
-}
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/detokenize",
+    handlers: || post(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "Token ids as text",
+        answer: Answer::Json("Untokenized"),
+        errors: Errors::READING,
+        ..Operation::post("detokenize", &[Body::Detokenize])
+    }],
+};
 
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
@@ -41,7 +49,8 @@ async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result
     }
 }
 
-fn tokens(body: &[u8], limits: &Limits) -> Result<Vec<u32>, ApiError> {
+/// Reads a body.
+pub fn tokens(body: &[u8], limits: &Limits) -> Result<Vec<u32>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| ApiError::field("tokens", "`tokens` must be provided."))?;

@@ -9,13 +9,23 @@ use axum::{
 };
 use http::StatusCode;
 
-use super::Handlers;
-use crate::{error::ApiError, gateway::Gateway};
+use crate::{
+    api::operation::{Errors, Operation, Route, When},
+    error::{ApiError, Fault},
+    gateway::Gateway,
+};
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    get(answer)
-}
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/health",
+    handlers: || get(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "Whether a request would be served now",
+        errors: Errors::of(&[Fault::Unavailable]),
+        ..Operation::get("health")
+    }],
+};
 
 /// Also what `/ping` answers.
 pub async fn answer(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {

@@ -8,8 +8,8 @@ use axum::{
     routing::post,
 };
 
-use super::Handlers;
 use crate::{
+    api::operation::{Answer, Body, Errors, Operation, Route, When},
     error::ApiError,
     gateway::Gateway,
     generate,
@@ -21,10 +21,18 @@ use crate::{
     },
 };
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    post(answer)
-}
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/invocations",
+    handlers: || post(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "A chat or a completion, whichever the body is",
+        answer: Answer::Streamable(&["ChatCompletion", "Completion"], &["ChatChunk", "Completion"]),
+        errors: Errors::GENERATING,
+        ..Operation::post("invocations", &[Body::Chat, Body::Completion])
+    }],
+};
 
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     generate::answer(gateway, request, read).await

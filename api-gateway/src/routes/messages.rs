@@ -11,9 +11,9 @@ use http::StatusCode;
 use proto::TokenizeRequest;
 use serde_json::json;
 
-use super::Handlers;
 use crate::{
     anthropic::{refuse, request},
+    api::operation::{Answer, Body, Errors, Operation, Route, When},
     engine::peers::refused,
     error::{ApiError, json_response},
     gateway::Gateway,
@@ -21,15 +21,31 @@ use crate::{
     server::body,
 };
 
-/// The methods of `/v1/messages`.
-pub fn route() -> Handlers {
-    post(answer)
-}
+/// The conversation.
+pub const ROUTE: Route = Route {
+    path: "/v1/messages",
+    handlers: || post(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "Answers a conversation, in Anthropic's words",
+        answer: Answer::Streamable(&["Message"], &["event of Anthropic's Messages API"]),
+        errors: Errors::ANTHROPIC,
+        ..Operation::post("create_message", &[Body::Messages])
+    }],
+};
 
-/// The methods of `/v1/messages/count_tokens`.
-pub fn count() -> Handlers {
-    post(count_tokens)
-}
+/// Its length.
+pub const COUNT: Route = Route {
+    path: "/v1/messages/count_tokens",
+    handlers: || post(count_tokens),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "How many tokens a conversation has",
+        answer: Answer::Json("TokenCount"),
+        errors: Errors::ANTHROPIC,
+        ..Operation::post("count_message_tokens", &[Body::CountTokens])
+    }],
+};
 
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     generate::attempt(gateway, request, request::read).await.unwrap_or_else(|error| refuse(&error))

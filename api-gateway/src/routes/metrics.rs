@@ -5,13 +5,23 @@ use std::{iter::once, sync::Arc};
 use axum::{extract::State, response::IntoResponse, routing::get};
 use http::header;
 
-use super::Handlers;
-use crate::{gateway::Gateway, metrics::exposition};
+use crate::{
+    api::operation::{Answer, Operation, Route, When},
+    gateway::Gateway,
+    metrics::exposition,
+};
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    get(answer)
-}
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/metrics",
+    handlers: || get(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "The metrics of all processes, for Prometheus",
+        answer: Answer::Text("text/plain"),
+        ..Operation::get("metrics")
+    }],
+};
 
 async fn answer(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
     let others = gateway.peers.metrics().await;

@@ -2,7 +2,8 @@
 
 mod chat_completions;
 mod completions;
-mod detokenize;
+pub mod detokenize;
+mod documentation;
 mod health;
 mod invocations;
 mod load;
@@ -10,52 +11,57 @@ mod messages;
 mod metrics;
 mod models;
 mod ping;
-mod tokenize;
+pub mod tokenize;
 mod version;
 
 use std::sync::Arc;
 
 use axum::{Router, routing::MethodRouter};
-use http::StatusCode;
+use http::{StatusCode, Uri};
 
-use crate::{error::no_route, gateway::Gateway};
+use crate::{
+    api::{absent, operation::Route},
+    error::no_route,
+    gateway::Gateway,
+};
 
-type Handlers = MethodRouter<Arc<Gateway>>;
-
-/// A path and what makes its handlers.
-type Route = (&'static str, fn() -> Handlers);
+/// What a route answers with.
+pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-const ROUTES: [Route; 14] = [
-    ("/detokenize", detokenize::route),
-    ("/health", health::route),
-    ("/invocations", invocations::route),
-    ("/load", load::route),
-    ("/metrics", metrics::route),
-    ("/ping", ping::route),
-    ("/tokenize", tokenize::route),
-    ("/v1/chat/completions", chat_completions::route),
-    ("/v1/completions", completions::route),
-    ("/v1/messages", messages::route),
-    ("/v1/messages/count_tokens", messages::count),
-    ("/v1/models", models::route),
-    ("/v1/models/{*model}", models::one),
-    ("/version", version::route),
+pub const ROUTES: [Route; 16] = [
+    detokenize::ROUTE,
+    documentation::PAGE,
+    health::ROUTE,
+    invocations::ROUTE,
+    load::ROUTE,
+    metrics::ROUTE,
+    documentation::OPENAPI,
+    ping::ROUTE,
+    tokenize::ROUTE,
+    chat_completions::ROUTE,
+    completions::ROUTE,
+    messages::ROUTE,
+    messages::COUNT,
+    models::ROUTE,
+    models::ONE,
+    version::ROUTE,
 ];
 
-/// All routes, by path.
+/// All routes that this server has, by path.
 pub fn table(gateway: &Arc<Gateway>) -> Router {
-    let routes = ROUTES.iter().fold(Router::new(), |router, (path, route)| router.route(path, route()));
+    let here = ROUTES.iter().filter(|route| (route.when.holds)(&gateway.config));
+    let routes = here.fold(Router::new(), |router, route| router.route(route.path, (route.handlers)()));
     routes
-        .fallback(|| async { no_route(StatusCode::NOT_FOUND) })
+        .fallback(|uri: Uri| async move { absent::refuse(uri.path()) })
         .method_not_allowed_fallback(|| async { no_route(StatusCode::METHOD_NOT_ALLOWED) })
         .with_state(gateway.clone())
 }
 
 /// The path of a route as the metrics name it; `none` for what is no route.
 pub fn handler_name(path: Option<&str>) -> &'static str {
-    let found = path.and_then(|path| ROUTES.iter().find(|(route, _)| *route == path));
-    found.map_or("none", |(route, _)| route)
+    let found = path.and_then(|path| ROUTES.iter().find(|route| route.path == path));
+    found.map_or("none", |route| route.path)
 }
 
 #[cfg(test)]
@@ -64,6 +70,6 @@ mod tests {
 
     #[test]
     fn the_table_is_sorted() {
-        assert!(ROUTES.is_sorted_by_key(|(path, _)| *path));
+        assert!(ROUTES.is_sorted_by_key(|route| route.path));
     }
 }

@@ -10,21 +10,36 @@ use axum::{
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::Handlers;
 use crate::{
+    api::operation::{Answer, Errors, Operation, Route, When},
     error::{ApiError, Fault, json_response},
     gateway::Gateway,
 };
 
-/// The list's methods.
-pub fn route() -> Handlers {
-    get(list)
-}
+/// The list.
+pub const ROUTE: Route = Route {
+    path: "/v1/models",
+    handlers: || get(list),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "The served models",
+        answer: Answer::Json("ModelList"),
+        ..Operation::get("list_models")
+    }],
+};
 
-/// The methods of one model.
-pub fn one() -> Handlers {
-    get(retrieve)
-}
+/// One model.
+pub const ONE: Route = Route {
+    path: "/v1/models/{*model}",
+    handlers: || get(retrieve),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "One served model",
+        answer: Answer::Json("Model"),
+        errors: Errors::of(&[Fault::NotFound]),
+        ..Operation::get("retrieve_model")
+    }],
+};
 
 async fn list(State(gateway): State<Arc<Gateway>>) -> Response {
     let cards: Vec<Value> = gateway.config.served_names.iter().map(|name| card(&gateway, name)).collect();

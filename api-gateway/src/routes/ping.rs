@@ -2,9 +2,21 @@
 
 use axum::routing::get;
 
-use super::{Handlers, health};
+use super::health;
+use crate::{
+    api::operation::{Errors, Operation, Route, When},
+    error::Fault,
+};
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    get(health::answer).post(health::answer)
-}
+const UNAVAILABLE: Errors = Errors::of(&[Fault::Unavailable]);
+
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/ping",
+    handlers: || get(health::answer).post(health::answer),
+    when: When::ALWAYS,
+    operations: &[
+        Operation { summary: "As /health", errors: UNAVAILABLE, ..Operation::get("ping") },
+        Operation { summary: "As /health", errors: UNAVAILABLE, ..Operation::post("ping_by_post", &[]) },
+    ],
+};

@@ -11,8 +11,8 @@ use http::StatusCode;
 use proto::TokenizeRequest;
 use serde_json::json;
 
-use super::Handlers;
 use crate::{
+    api::operation::{Answer, Body, Errors, Operation, Route, When},
     engine::peers::refused,
     error::{ApiError, json_response},
     gateway::Gateway,
@@ -26,10 +26,18 @@ use crate::{
     server::body,
 };
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    post(answer)
-}
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/tokenize",
+    handlers: || post(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "A prompt or a conversation as token ids",
+        answer: Answer::Json("Tokens"),
+        errors: Errors::READING,
+        ..Operation::post("tokenize", &[Body::Tokenize])
+    }],
+};
 
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
@@ -50,7 +58,8 @@ async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result
     Ok(json_response(StatusCode::OK, answer.to_string()))
 }
 
-fn question(body: &[u8], limits: &Limits) -> Result<TokenizeRequest, ApiError> {
+/// Reads a body.
+pub fn question(body: &[u8], limits: &Limits) -> Result<TokenizeRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
     let return_token_strs = fields.flag("return_token_strs", false)?;

@@ -4,13 +4,22 @@ use axum::{response::Response, routing::get};
 use http::StatusCode;
 use serde_json::json;
 
-use super::Handlers;
-use crate::error::json_response;
+use crate::{
+    api::operation::{Answer, Operation, Route, When},
+    error::json_response,
+};
 
-/// The route's methods.
-pub fn route() -> Handlers {
-    get(answer)
-}
+/// The route.
+pub const ROUTE: Route = Route {
+    path: "/version",
+    handlers: || get(answer),
+    when: When::ALWAYS,
+    operations: &[Operation {
+        summary: "The version of this server",
+        answer: Answer::Json("Version"),
+        ..Operation::get("version")
+    }],
+};
 
 async fn answer() -> Response {
     json_response(StatusCode::OK, json!({ "version": service_kit::VERSION }).to_string())

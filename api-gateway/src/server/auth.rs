@@ -9,7 +9,7 @@ use crate::error::json_response;
 const GUARDED: [&str; 5] = ["/cohere", "/inference", "/invocations", "/v1", "/v2"];
 
 /// The header in which Anthropic's clients present their key.
-const ANTHROPIC_KEY: &str = "x-api-key";
+pub const ANTHROPIC_KEY: &str = "x-api-key";
 
 /// The keys that clients may present.
 pub struct Keys {
@@ -24,8 +24,7 @@ impl Keys {
 
     /// Whether a request may pass.
     pub fn admit(&self, method: &Method, path: &str, headers: &HeaderMap) -> bool {
-        let guarded = GUARDED.iter().any(|prefix| path.starts_with(prefix));
-        self.keys.is_empty() || !guarded || method == Method::OPTIONS || self.presented(headers)
+        self.keys.is_empty() || !is_guarded(path) || method == Method::OPTIONS || self.presented(headers)
     }
 
     fn presented(&self, headers: &HeaderMap) -> bool {
@@ -43,6 +42,11 @@ impl Keys {
     fn knows(&self, token: &[u8]) -> bool {
         self.keys.iter().fold(false, |known, key| known | same(key, token))
     }
+}
+
+/// Whether a path needs a key, where there are keys.
+pub fn is_guarded(path: &str) -> bool {
+    GUARDED.iter().any(|prefix| path.starts_with(prefix))
 }
 
 fn same(key: &[u8], token: &[u8]) -> bool {

@@ -122,6 +122,7 @@ pub(super) const TOPICS: &[Topic] = &[
             to(GATEWAY, "allowed-methods"),
             to(GATEWAY, "allowed-origins"),
             used(GATEWAY, "api-key"),
+            to(GATEWAY, "disable-fastapi-docs"),
             to(GATEWAY, "host"),
             to(GATEWAY, "http-keep-alive"),
             to(GATEWAY, "max-body-bytes"),

@@ -75,7 +75,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("data-parallel-size-local", Only(&["1"]), REPLICAS),
     flag("data-parallel-start-rank", Only(&["0"]), REPLICAS),
     flag("decode-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
-    flag("disable-fastapi-docs", AnySwitch, "there are no generated documentation pages"),
     flag("disable-frontend-multiprocessing", Off, "gateway and scheduler are always processes of their own"),
     flag(
         "disable-hybrid-kv-cache-manager",

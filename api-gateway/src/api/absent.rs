@@ -1,0 +1,94 @@
+//! vLLM's routes that this server does not have, each with the reason. Asking for one is a 404 that says it.
+
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+
+use crate::error::{ApiError, Fault, no_route};
+
+const ADAPTERS: &str = "LoRA adapters are not served";
+const ELASTIC: &str = "start more engines behind a load balancer";
+const POOLING: &str = "models generate text; pooling is not served";
+const RENDERING: &str = "use /tokenize";
+const SLEEP: &str = "stop the engine instead: it starts within seconds";
+const SPEECH: &str = "images, sound and video are not served";
+const WEIGHTS: &str = "restart the engine with the new weights";
+
+/// Paths and reasons, sorted by path.
+pub const ABSENT: &[(&str, &str)] = &[
+    ("/classify", POOLING),
+    ("/cohere/v2/chat", "use /v1/chat/completions"),
+    ("/collective_rpc", "workers run no code of clients"),
+    ("/finish_weight_update", WEIGHTS),
+    ("/generative_scoring", "use /v1/completions with `logprobs`"),
+    ("/get_world_size", "see /server_info"),
+    ("/inference/v1/abort_requests", "use /abort_requests"),
+    ("/inference/v1/generate", "use /v1/completions with token ids and `return_token_ids`"),
+    ("/init_weight_transfer_engine", WEIGHTS),
+    ("/is_paused", SLEEP),
+    ("/is_sleeping", SLEEP),
+    ("/kv_event_sources", "KV cache events are not published"),
+    ("/pause", SLEEP),
+    ("/pooling", POOLING),
+    ("/release_kv_cache_memory", SLEEP),
+    ("/rerank", POOLING),
+    ("/reset_encoder_cache", SPEECH),
+    ("/reset_mm_cache", SPEECH),
+    ("/resume", SLEEP),
+    ("/scale_elastic_ep", ELASTIC),
+    ("/score", POOLING),
+    ("/sleep", SLEEP),
+    ("/start_weight_update", WEIGHTS),
+    ("/update_weights", WEIGHTS),
+    ("/v1/audio/transcriptions", SPEECH),
+    ("/v1/audio/translations", SPEECH),
+    ("/v1/chat/completions/batch", "send the requests one by one: they are batched"),
+    ("/v1/chat/completions/derender", RENDERING),
+    ("/v1/chat/completions/render", RENDERING),
+    ("/v1/completions/derender", RENDERING),
+    ("/v1/completions/render", RENDERING),
+    ("/v1/decisions", "use /v1/chat/completions"),
+    ("/v1/embeddings", POOLING),
+    ("/v1/load_lora_adapter", ADAPTERS),
+    ("/v1/messages/render", RENDERING),
+    ("/v1/realtime", SPEECH),
+    ("/v1/rerank", POOLING),
+    ("/v1/responses/render", RENDERING),
+    ("/v1/score", POOLING),
+    ("/v1/systemone", "use /v1/chat/completions"),
+    ("/v1/unload_lora_adapter", ADAPTERS),
+    ("/v2/embed", POOLING),
+    ("/v2/rerank", POOLING),
+    ("/wake_up", SLEEP),
+    ("/weight_info", WEIGHTS),
+];
+
+/// The 404 for a path that is no route.
+pub fn refuse(path: &str) -> Response {
+    match ABSENT.binary_search_by_key(&path, |(path, _)| *path) {
+        Ok(at) => {
+            let message = format!("`{path}` is not supported by this server: {}.", ABSENT[at].1);
+            ApiError::new(Fault::NotFound, message).into_response()
+        }
+        Err(_) => no_route(StatusCode::NOT_FOUND),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routes::ROUTES;
+
+    #[test]
+    fn the_table_is_sorted_and_lists_no_route() {
+        assert!(ABSENT.is_sorted_by_key(|(path, _)| *path));
+        for route in ROUTES {
+            assert!(ABSENT.iter().all(|(path, _)| *path != route.documented_path()), "{}", route.path);
+        }
+    }
+
+    #[test]
+    fn routes_of_vllm_are_refused_by_name() {
+        assert_eq!(refuse("/v1/embeddings").status(), 404);
+        assert_eq!(refuse("/v1/nonsense").status(), 404);
+    }
+}

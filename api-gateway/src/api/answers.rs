@@ -1,0 +1,218 @@
+//! The objects of answers and requests that the OpenAPI document describes by name, sorted by name.
+
+use super::shape::{
+    Bounds, Member,
+    Shape::{self, Any, Either, List, Map, Named, Null, Number, Object, Text, Whole, Word},
+    has, may,
+};
+
+const COUNT: Shape = Whole(0, i64::MAX);
+const TOKENS: Shape = List(&COUNT);
+const LOGPROB: Shape = Number(Bounds::NONE);
+const STOP_REASON: Member = may("stop_reason", Either(&[Text, COUNT]), "The stop string or stop token that ended it");
+const TOKEN_IDS: Member = may("token_ids", TOKENS, "With `return_token_ids`");
+const PROMPT_IDS: Member = may("prompt_token_ids", TOKENS, "With `return_token_ids`");
+const PROMPT_LOGPROBS: Member =
+    may("prompt_logprobs", List(&Either(&[Null, Map(&Named("PromptLogprob"))])), "With `prompt_logprobs`");
+const USAGE: Member = may("usage", Named("Usage"), "Tokens of prompt and answer");
+const INDEX: Member = has("index", COUNT, "Number of the choice");
+const MODEL: Member = has("model", Text, "The served model");
+const CREATED: Member = has("created", COUNT, "Unix time in seconds");
+
+/// All of them.
+pub const OBJECTS: &[(&str, Shape)] = &[
+    ("AnthropicError", Object(&[has("type", Word(&["error"]), ""), has("error", Object(ANTHROPIC_ERROR), "")])),
+    (
+        "AnthropicTool",
+        Object(&[
+            has("name", Text, "Its name"),
+            may("description", Text, "What it does"),
+            has("input_schema", Object(&[]), "JSON schema of its arguments"),
+        ]),
+    ),
+    ("ChatChoice", Object(CHAT_CHOICE)),
+    ("ChatChunk", Object(CHAT_CHUNK)),
+    ("ChatCompletion", Object(CHAT_COMPLETION)),
+    ("ChatLogprobs", Object(&[has("content", List(&Named("TokenLogprob")), "One for each token")])),
+    ("ChatMessage", Object(CHAT_MESSAGE)),
+    ("ChunkChoice", Object(CHUNK_CHOICE)),
+    ("Completion", Object(COMPLETION)),
+    ("CompletionChoice", Object(COMPLETION_CHOICE)),
+    ("CompletionLogprobs", Object(COMPLETION_LOGPROBS)),
+    ("Error", Object(&[has("error", Object(ERROR), "")])),
+    ("Load", Object(&[has("server_load", COUNT, "Requests in flight")])),
+    ("Message", Object(MESSAGE)),
+    (
+        "MessageParam",
+        Object(&[
+            has("role", Word(&["user", "assistant", "system"]), ""),
+            has("content", Either(&[Text, List(&Object(&[has("type", Text, "")]))]), "A text, or blocks"),
+        ]),
+    ),
+    ("Model", Object(MODEL_CARD)),
+    ("ModelList", Object(&[has("object", Word(&["list"]), ""), has("data", List(&Named("Model")), "")])),
+    ("OpenApi", Object(&[has("openapi", Text, "The version of OpenAPI"), has("paths", Object(&[]), "")])),
+    ("PromptLogprob", Object(PROMPT_LOGPROB)),
+    ("TextBlock", Object(&[has("type", Word(&["text"]), ""), has("text", Text, "")])),
+    ("TokenCount", Object(&[has("input_tokens", COUNT, "Tokens of the prompt")])),
+    ("TokenLogprob", Object(TOKEN_LOGPROB)),
+    ("Tokens", Object(TOKENIZED)),
+    ("Tool", Object(&[may("type", Word(&["function"]), ""), has("function", Object(FUNCTION), "")])),
+    ("ToolCall", Object(TOOL_CALL)),
+    ("Unauthorized", Object(&[has("error", Word(&["Unauthorized"]), "")])),
+    ("Untokenized", Object(&[has("prompt", Text, "The tokens' text")])),
+    ("Usage", Object(USAGE_MEMBERS)),
+    ("Version", Object(&[has("version", Text, "Of this server")])),
+];
+
+const ERROR: &[Member] = &[
+    has("message", Text, "What is wrong, and what to do"),
+    has("type", Text, "vLLM's name of the kind of error"),
+    may("param", Text, "The field at fault"),
+    has("code", Whole(400, 599), "The HTTP status"),
+];
+
+const ANTHROPIC_ERROR: &[Member] = &[has("type", Text, "The kind of error"), has("message", Text, "What is wrong")];
+
+const CHAT_COMPLETION: &[Member] = &[
+    has("id", Text, "`chatcmpl-…`"),
+    has("object", Word(&["chat.completion"]), ""),
+    CREATED,
+    MODEL,
+    has("choices", List(&Named("ChatChoice")), "As many as `n`"),
+    USAGE,
+    PROMPT_LOGPROBS,
+    PROMPT_IDS,
+    may("prompt_text", Text, "With `return_prompt_text`"),
+];
+
+const CHAT_CHOICE: &[Member] = &[
+    INDEX,
+    has(
+        "message",
+        Object(&[
+            has("role", Text, "`assistant`, unless the server or the request says otherwise"),
+            may("content", Text, ""),
+            may("reasoning", Text, "What the model thought, where that is told apart"),
+            may("reasoning_content", Text, "The same, by its old name"),
+            may("tool_calls", List(&Named("ToolCall")), "The calls"),
+        ]),
+        "",
+    ),
+    may("logprobs", Named("ChatLogprobs"), "With `logprobs`"),
+    has("finish_reason", Word(&["stop", "length", "tool_calls", "abort", "error"]), "Why it ended"),
+    STOP_REASON,
+    TOKEN_IDS,
+];
+
+const CHAT_CHUNK: &[Member] = &[
+    has("id", Text, "`chatcmpl-…`"),
+    has("object", Word(&["chat.completion.chunk"]), ""),
+    CREATED,
+    MODEL,
+    has("choices", List(&Named("ChunkChoice")), "Empty in the last chunk, which has the usage"),
+    USAGE,
+];
+
+const CHUNK_CHOICE: &[Member] = &[
+    INDEX,
+    has("delta", Object(&[]), "What the message grew by"),
+    may("logprobs", Named("ChatLogprobs"), "Of the tokens of this chunk"),
+    may("finish_reason", Text, "In the choice's last chunk"),
+    STOP_REASON,
+    TOKEN_IDS,
+];
+
+const CHAT_MESSAGE: &[Member] = &[
+    has("role", Text, "`system`, `user`, `assistant`, `tool`, or another that the template knows"),
+    may("content", Either(&[Text, List(&Object(&[has("type", Text, "")]))]), "A text, or parts of type `text`"),
+    may("tool_calls", List(&Named("ToolCall")), "Calls of an earlier answer"),
+    may("tool_call_id", Text, "The call that a `tool` message answers"),
+];
+
+const COMPLETION: &[Member] = &[
+    has("id", Text, "`cmpl-…`"),
+    has("object", Word(&["text_completion"]), ""),
+    CREATED,
+    MODEL,
+    has("choices", List(&Named("CompletionChoice")), "Prompt by prompt, `n` each"),
+    USAGE,
+];
+
+const COMPLETION_CHOICE: &[Member] = &[
+    INDEX,
+    has("text", Text, "What was generated, or what it grew by"),
+    may("logprobs", Named("CompletionLogprobs"), "With `logprobs`"),
+    may("finish_reason", Word(&["stop", "length", "abort", "error"]), "Why it ended"),
+    STOP_REASON,
+    TOKEN_IDS,
+    PROMPT_LOGPROBS,
+    PROMPT_IDS,
+];
+
+const COMPLETION_LOGPROBS: &[Member] = &[
+    has("text_offset", TOKENS, "Where each token begins, in characters"),
+    has("token_logprobs", List(&Either(&[Null, LOGPROB])), ""),
+    has("tokens", List(&Text), ""),
+    has("top_logprobs", List(&Either(&[Null, Map(&LOGPROB)])), "Likely tokens at each position"),
+];
+
+const TOKEN_LOGPROB: &[Member] = &[
+    has("token", Text, ""),
+    has("logprob", LOGPROB, ""),
+    has("bytes", List(&Whole(0, 255)), "The token's text as UTF-8"),
+    may("top_logprobs", List(&Object(&[])), "Likely tokens at this position"),
+];
+
+const PROMPT_LOGPROB: &[Member] =
+    &[has("logprob", LOGPROB, ""), has("rank", COUNT, "1: the likeliest"), has("decoded_token", Text, "")];
+
+const MESSAGE: &[Member] = &[
+    has("id", Text, "`msg_…`"),
+    has("type", Word(&["message"]), ""),
+    has("role", Word(&["assistant"]), ""),
+    MODEL,
+    has("content", List(&Object(&[has("type", Word(&["text", "thinking", "tool_use"]), "")])), "Blocks"),
+    has("stop_reason", Word(&["end_turn", "max_tokens", "stop_sequence", "tool_use"]), "Why it ended"),
+    may("stop_sequence", Text, "The text that ended it"),
+    has("usage", Object(&[has("input_tokens", COUNT, ""), has("output_tokens", COUNT, "")]), ""),
+];
+
+const MODEL_CARD: &[Member] = &[
+    has("id", Text, "A served name"),
+    has("object", Word(&["model"]), ""),
+    CREATED,
+    has("owned_by", Text, ""),
+    has("root", Text, "The model as the server was told"),
+    may("parent", Text, ""),
+    may("max_model_len", COUNT, "Longest sequence in tokens"),
+    has("permission", List(&Object(&[])), ""),
+    may("prefix_cache_off", Text, "Why prompts are not cached"),
+];
+
+const TOKENIZED: &[Member] = &[
+    has("count", COUNT, "How many tokens"),
+    may("max_model_len", COUNT, "Longest sequence in tokens"),
+    has("tokens", TOKENS, "Their ids"),
+    may("token_strs", List(&Text), "With `return_token_strs`"),
+];
+
+const FUNCTION: &[Member] = &[
+    has("name", Text, ""),
+    may("description", Text, "What it does"),
+    may("parameters", Object(&[]), "JSON schema of its arguments"),
+];
+
+const TOOL_CALL: &[Member] = &[
+    has("id", Text, ""),
+    has("type", Word(&["function"]), ""),
+    has("function", Object(&[has("name", Text, ""), has("arguments", Any, "JSON, as a string")]), ""),
+];
+
+const USAGE_MEMBERS: &[Member] = &[
+    has("prompt_tokens", COUNT, ""),
+    has("completion_tokens", COUNT, ""),
+    has("total_tokens", COUNT, ""),
+    may("prompt_tokens_details", Object(&[has("cached_tokens", COUNT, "")]), "With `--enable-prompt-tokens-details`"),
+    may("completion_tokens_details", Object(&[has("reasoning_tokens", COUNT, "")]), "Where reasoning is told apart"),
+];

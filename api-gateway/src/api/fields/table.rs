@@ -1,0 +1,159 @@
+//! The fields that are honoured, body by body, each list sorted by name.
+
+use super::{BOTH, Field, field};
+use crate::api::{
+    operation::Body::{self, Chat, Completion, CountTokens, Detokenize, Messages, Tokenize},
+    shape::{
+        Bounds, Member,
+        Shape::{self, Bool, Either, List, Map, Named, Number, Object, Text, Whole, Word},
+        has, may,
+    },
+};
+
+const CHATS: &[Body] = &[Chat, Tokenize];
+const ANTHROPIC: &[Body] = &[Messages, CountTokens];
+const PROMPTS: &[Body] = &[Completion, Tokenize];
+
+const TOKEN: Shape = Whole(0, u32::MAX as i64);
+const TOKENS: Shape = List(&TOKEN);
+const TEXTS: Shape = Either(&[Text, List(&Text)]);
+const OBJECT: Shape = Object(&[]);
+const COUNT: Shape = Whole(1, i64::MAX);
+const LOGPROBS: Shape = Whole(-1, i32::MAX as i64);
+const PROMPT: Shape = Either(&[Text, List(&Text), TOKENS, List(&TOKENS)]);
+const STREAM_OPTIONS: Shape = Object(&[
+    may("include_usage", Bool, "Send a last chunk with the usage and no choices"),
+    may("continuous_usage_stats", Bool, "With include_usage: send the usage so far with each chunk"),
+]);
+const TOOL_CHOICE: Shape = Either(&[Word(&["none", "auto", "required"]), OBJECT]);
+
+const SHAPES: &str = "api-gateway/tests/gateway/shapes.rs: a_chat_is_answered";
+const BEAMS: &str = "tests/e2e/beams.rs: texts_are_those_of_hugging_face";
+const TOOLS: &str = "api-gateway/tests/gateway/tools.rs: calls_are_told_from_content";
+const MESSAGES_TEST: &str = "api-gateway/tests/gateway/tools.rs: anthropics_messages_are_chats";
+const TOKENIZED: &str = "api-gateway/tests/gateway/control.rs: prompts_are_tokenized_and_back";
+
+/// All of them.
+pub(super) const FIELDS: &[Field] = &[
+    // Of chats and completions.
+    field("allowed_token_ids", BOTH, TOKENS, "Choose among these tokens only"),
+    field("bad_words", BOTH, List(&Text), "Texts that must not be generated"),
+    field("best_of", BOTH, Whole(1, 16_384), "Width of the beam search; else it must equal `n`").or("`n`").seen(BEAMS),
+    field("cache_salt", BOTH, Text, "Share cached prefixes only with requests of the same salt"),
+    field("early_stopping", BOTH, Either(&[Bool, Word(&["never"])]), "When a beam search with `n` texts is over")
+        .or("false")
+        .seen(BEAMS),
+    field("ignore_eos", BOTH, Bool, "Go on after the model's end token").or("false"),
+    field("include_stop_str_in_output", BOTH, Bool, "Leave the stop string in the text").or("false"),
+    field("length_penalty", BOTH, Number(Bounds::NONE), "Scores of a beam search are divided by length to this power")
+        .or("1")
+        .seen(BEAMS),
+    field("logit_bias", BOTH, Map(&Number(Bounds::NONE)), "Added to the logits of tokens, by id; -100 to 100"),
+    field("min_tokens", BOTH, Whole(0, u32::MAX as i64), "Tokens before an end or a stop counts").or("0"),
+    field("model", &[Chat, Completion, Messages, CountTokens, Tokenize, Detokenize], Text, "A served name")
+        .or("the served model")
+        .seen("api-gateway/tests/gateway/garbage.rs: wrong_fields_are_named"),
+    field("n", BOTH, Whole(1, 16_384), "Choices per prompt").or("1"),
+    field(
+        "priority",
+        &[Chat, Completion, Messages],
+        Whole(i32::MIN as i64, i32::MAX as i64),
+        "Lower runs first, with `--scheduling-policy priority`",
+    )
+    .or("0"),
+    field("prompt_logprobs", BOTH, LOGPROBS, "Log-probabilities of prompt tokens; -1: of the whole vocabulary"),
+    field("request_id", BOTH, Text, "The end of the answer's id; X-Request-Id takes precedence"),
+    field("return_token_ids", BOTH, Bool, "Show token ids of prompt and answer").or("false"),
+    field("return_tokens_as_token_ids", BOTH, Bool, "Show tokens as `token_id:N` in log-probabilities")
+        .or("as --return-tokens-as-token-ids"),
+    field("seed", BOTH, Whole(i64::MIN, i64::MAX), "Makes sampling repeatable")
+        .seen("tests/e2e/streaming.rs: seeds_repeat_whatever_else_runs"),
+    field("skip_special_tokens", BOTH, Bool, "Leave special tokens out of the text").or("true"),
+    field("spaces_between_special_tokens", BOTH, Bool, "Separate special tokens by spaces").or("true"),
+    field("stop", BOTH, TEXTS, "Texts that end a choice").seen("tests/e2e/streaming.rs: stop_strings_cut_the_text"),
+    field("stop_token_ids", BOTH, TOKENS, "Tokens that end a choice").or("[]"),
+    field("stream", &[Chat, Completion, Messages], Bool, "Answer with server-sent events")
+        .or("false")
+        .seen("tests/e2e/streaming.rs: a_stream_is_the_answer_in_pieces"),
+    field("stream_interval", BOTH, Whole(1, u32::MAX as i64), "Tokens per event").or("as --stream-interval"),
+    field("stream_options", BOTH, STREAM_OPTIONS, "Only with `stream`")
+        .seen("api-gateway/tests/gateway/streaming.rs: usage_comes_with_each_chunk_when_asked"),
+    field(
+        "truncate_prompt_tokens",
+        BOTH,
+        Whole(-1, i32::MAX as i64),
+        "Keep so many prompt tokens; -1: as many as fit; not 0",
+    ),
+    field("truncation_side", BOTH, Word(&["left", "right"]), "Where prompt tokens are cut off").or("\"left\""),
+    field("use_beam_search", BOTH, Bool, "The choices are the best texts of a beam search of width `n`").or("false"),
+    // Of completions.
+    field("add_special_tokens", PROMPTS, Bool, "Begin the prompt with the tokenizer's special tokens").or("true"),
+    field("echo", &[Completion], Bool, "Begin the text with the prompt")
+        .or("false")
+        .seen("api-gateway/tests/gateway/shapes.rs: completions_echo_the_prompt_with_its_logprobs"),
+    field("logprobs", &[Completion], LOGPROBS, "Log-probabilities of so many likely tokens; -1: of all")
+        .seen("api-gateway/tests/gateway/shapes.rs: completions_echo_the_prompt_with_its_logprobs"),
+    field("max_tokens", &[Completion], Whole(0, i64::MAX), "Tokens to generate at most; 0 with `echo` only").or("16"),
+    field("prompt", &[Completion], PROMPT, "One prompt or many, as text or token ids")
+        .needed()
+        .seen("api-gateway/tests/gateway/shapes.rs: prompts_times_choices_keep_their_order"),
+    // Of chats.
+    field("add_generation_prompt", CHATS, Bool, "End the prompt where an answer begins").or("true"),
+    field("add_special_tokens", &[Chat], Bool, "Begin the prompt with the tokenizer's special tokens").or("false"),
+    field("chat_template", CHATS, Text, "Instead of the model's; needs `--trust-request-chat-template`"),
+    field("chat_template_kwargs", CHATS, OBJECT, "Variables of the chat template"),
+    field("continue_final_message", CHATS, Bool, "Go on with the last message")
+        .or("false")
+        .seen("api-gateway/tests/gateway/streaming.rs: a_chat_can_go_on_with_its_last_message"),
+    field("documents", CHATS, List(&OBJECT), "Documents for the chat template"),
+    field("echo", &[Chat], Bool, "Begin the answer with the last message of its role")
+        .or("false")
+        .seen("api-gateway/tests/gateway/streaming.rs: a_chat_can_go_on_with_its_last_message"),
+    field("include_reasoning", &[Chat], Bool, "Show the reasoning")
+        .or("true")
+        .seen("api-gateway/tests/gateway/tools.rs: reasoning_has_a_field_of_its_own"),
+    field("logprobs", &[Chat], Bool, "Log-probabilities of the answer's tokens")
+        .or("false")
+        .seen("api-gateway/tests/gateway/shapes.rs: chat_logprobs_have_openais_shape"),
+    field("max_completion_tokens", &[Chat], COUNT, "Tokens to generate at most").or("what the context leaves"),
+    field("max_tokens", &[Chat], COUNT, "The same, by its old name").or("what the context leaves"),
+    field("messages", &[Chat], List(&Named("ChatMessage")), "The conversation").needed().seen(SHAPES),
+    field("parallel_tool_calls", &[Chat], Bool, "More than one call in an answer")
+        .or("true")
+        .seen("api-gateway/tests/gateway/tools.rs: one_call_at_a_time_may_be_asked_for"),
+    field("reasoning_effort", CHATS, Text, "A variable of the chat template"),
+    field("return_prompt_text", &[Chat], Bool, "Show the rendered prompt").or("false"),
+    field("tool_choice", CHATS, TOOL_CHOICE, "Whether tools may or must be called")
+        .or("\"auto\" with tools")
+        .seen(TOOLS),
+    field("tools", CHATS, List(&Named("Tool")), "Functions that the model may call").seen(TOOLS),
+    field("top_logprobs", &[Chat], LOGPROBS, "Likely tokens to show at each position; needs `logprobs`")
+        .or("0")
+        .seen("api-gateway/tests/gateway/shapes.rs: chat_logprobs_have_openais_shape"),
+    // Of /tokenize and /detokenize.
+    field("messages", &[Tokenize], List(&Named("ChatMessage")), "A conversation, instead of `prompt`").seen(TOKENIZED),
+    field("prompt", &[Tokenize], Either(&[Text, TOKENS]), "One prompt").seen(TOKENIZED),
+    field("return_token_strs", &[Tokenize], Bool, "Show each token's text").or("false").seen(TOKENIZED),
+    field("tokens", &[Detokenize], TOKENS, "Token ids").needed().seen(TOKENIZED),
+    // Of Anthropic's routes.
+    field("cache_salt", &[Messages], Text, "Share cached prefixes only with requests of the same salt")
+        .seen(MESSAGES_TEST),
+    field("chat_template_kwargs", ANTHROPIC, OBJECT, "Variables of the chat template").seen(MESSAGES_TEST),
+    field("max_tokens", &[Messages], COUNT, "Tokens to generate at most").needed().seen(MESSAGES_TEST),
+    field("messages", ANTHROPIC, List(&Named("MessageParam")), "The turns").needed().seen(MESSAGES_TEST),
+    field("stop_sequences", &[Messages], List(&Text), "Texts that end the answer").seen(MESSAGES_TEST),
+    field("system", ANTHROPIC, Either(&[Text, List(&Named("TextBlock"))]), "What the model is told first")
+        .seen(MESSAGES_TEST),
+    field("temperature", &[Messages], Number(Bounds::between(0.0, 2.0)), "0: always the likeliest token")
+        .or("1")
+        .seen(MESSAGES_TEST),
+    field("thinking", ANTHROPIC, Object(THINKING), "Whether the model reasons first").seen(MESSAGES_TEST),
+    field("tool_choice", ANTHROPIC, OBJECT, "Whether tools may be called: `auto` or `none`").seen(MESSAGES_TEST),
+    field("tools", ANTHROPIC, List(&Named("AnthropicTool")), "Tools that the model may call").seen(MESSAGES_TEST),
+    field("top_k", &[Messages], Whole(-1, u32::MAX as i64), "Choose among so many likely tokens").seen(MESSAGES_TEST),
+    field("top_p", &[Messages], Number(Bounds::above(0.0, 1.0)), "Choose among the likeliest tokens of this sum")
+        .seen(MESSAGES_TEST),
+];
+
+const THINKING: &[Member] =
+    &[has("type", Word(&["enabled", "adaptive", "disabled"]), "A variable of the chat template")];

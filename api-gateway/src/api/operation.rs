@@ -1,0 +1,208 @@
+//! What a route does, for its documentation: methods, bodies, answers, errors.
+
+use crate::{config::Config, error::Fault, server::auth};
+
+/// A path, what makes its handlers, and what the documentation says of them.
+pub struct Route {
+    /// The path as the router takes it: `/v1/models/{*model}`.
+    pub path: &'static str,
+    /// Makes the handlers.
+    pub handlers: fn() -> crate::routes::Handlers,
+    /// When it exists.
+    pub when: When,
+    /// One for each method.
+    pub operations: &'static [Operation],
+}
+
+/// When a route exists.
+pub struct When {
+    /// In words, for the documentation; empty: always.
+    pub words: &'static str,
+    /// Whether it does.
+    pub holds: fn(&Config) -> bool,
+}
+
+impl When {
+    /// The route exists on every server.
+    pub const ALWAYS: Self = Self { words: "", holds: |_| true };
+}
+
+/// One method of a route.
+#[derive(Clone, Copy)]
+pub struct Operation {
+    /// The method.
+    pub method: Method,
+    /// Its name in the OpenAPI document; each has its own.
+    pub id: &'static str,
+    /// One sentence.
+    pub summary: &'static str,
+    /// What its body may be; empty: it has none.
+    pub bodies: &'static [Body],
+    /// What it answers with status 200.
+    pub answer: Answer,
+    /// Why it may refuse or fail.
+    pub errors: Errors,
+}
+
+impl Operation {
+    /// A GET that answers nothing and cannot fail.
+    pub const fn get(id: &'static str) -> Self {
+        Self { method: Method::Get, id, summary: "", bodies: &[], answer: Answer::Empty, errors: Errors::NONE }
+    }
+
+    /// A POST with one of these bodies.
+    pub const fn post(id: &'static str, bodies: &'static [Body]) -> Self {
+        Self { method: Method::Post, bodies, ..Self::get(id) }
+    }
+}
+
+/// HTTP methods that routes have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// GET, and with it HEAD.
+    Get,
+    /// POST.
+    Post,
+}
+
+impl Method {
+    /// As HTTP spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Post => "POST",
+        }
+    }
+}
+
+/// A request body. Its fields are those of [`super::fields`] that name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Of `/v1/chat/completions`.
+    Chat,
+    /// Of `/v1/completions`.
+    Completion,
+    /// Of `/v1/messages`.
+    Messages,
+    /// Of `/v1/messages/count_tokens`.
+    CountTokens,
+    /// Of `/tokenize`.
+    Tokenize,
+    /// Of `/detokenize`.
+    Detokenize,
+}
+
+impl Body {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Chat, Self::Completion, Self::Messages, Self::CountTokens, Self::Tokenize, Self::Detokenize];
+
+    /// Its name in the OpenAPI document.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "ChatCompletionRequest",
+            Self::Completion => "CompletionRequest",
+            Self::Messages => "MessagesRequest",
+            Self::CountTokens => "CountTokensRequest",
+            Self::Tokenize => "TokenizeRequest",
+            Self::Detokenize => "DetokenizeRequest",
+        }
+    }
+}
+
+/// What status 200 brings.
+#[derive(Clone, Copy)]
+pub enum Answer {
+    /// No body.
+    Empty,
+    /// A JSON object, by its name in [`super::answers`].
+    Json(&'static str),
+    /// One of these, or with `"stream": true` events, each of which is the last.
+    Streamable(&'static [&'static str], &'static [&'static str]),
+    /// A text of this media type.
+    Text(&'static str),
+}
+
+/// Why an operation may refuse or fail, and in which words.
+#[derive(Clone, Copy)]
+pub struct Errors {
+    /// Whose error objects they are.
+    pub dialect: ErrorDialect,
+    /// The faults that occur.
+    pub faults: &'static [Fault],
+}
+
+/// Whose error objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorDialect {
+    /// vLLM's, which are OpenAI's.
+    OpenAi,
+    /// Anthropic's.
+    Anthropic,
+}
+
+/// Of routes that read a body.
+const READING: &[Fault] =
+    &[Fault::BadRequest, Fault::NotFound, Fault::Timeout, Fault::TooLarge, Fault::Unavailable, Fault::Internal];
+
+/// Of routes that generate.
+const GENERATING: &[Fault] = &[
+    Fault::BadRequest,
+    Fault::NotFound,
+    Fault::Timeout,
+    Fault::TooLarge,
+    Fault::NotImplemented,
+    Fault::Unavailable,
+    Fault::Internal,
+];
+
+impl Errors {
+    /// There are none.
+    pub const NONE: Self = Self::of(&[]);
+    /// Of routes that read a body.
+    pub const READING: Self = Self::of(READING);
+    /// Of routes that generate.
+    pub const GENERATING: Self = Self::of(GENERATING);
+    /// The same in Anthropic's words.
+    pub const ANTHROPIC: Self = Self { dialect: ErrorDialect::Anthropic, faults: GENERATING };
+
+    /// These, in OpenAI's words.
+    pub const fn of(faults: &'static [Fault]) -> Self {
+        Self { dialect: ErrorDialect::OpenAi, faults }
+    }
+}
+
+impl ErrorDialect {
+    /// The status of a fault.
+    pub fn status(self, fault: Fault) -> u16 {
+        match self {
+            Self::OpenAi => fault.status().as_u16(),
+            Self::Anthropic => crate::anthropic::status(fault).as_u16(),
+        }
+    }
+
+    /// The name of the error object in [`super::answers`].
+    pub fn object(self) -> &'static str {
+        match self {
+            Self::OpenAi => "Error",
+            Self::Anthropic => "AnthropicError",
+        }
+    }
+}
+
+impl Route {
+    /// The path as OpenAPI writes it.
+    pub fn documented_path(&self) -> String {
+        self.path.replace("{*", "{")
+    }
+
+    /// The names in braces.
+    pub fn parameters(&self) -> impl Iterator<Item = &'static str> {
+        self.path.split('{').skip(1).filter_map(|part| Some(part.split_once('}')?.0.trim_start_matches('*')))
+    }
+
+    /// Whether it needs a key, where the server has keys.
+    pub fn is_guarded(&self) -> bool {
+        auth::is_guarded(self.path)
+    }
+}

@@ -1,0 +1,58 @@
+//! `GET /openapi.json` and `GET /docs`: what this server's API is, for programs and for people.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::State,
+    response::{Html, Response},
+    routing::get,
+};
+use http::StatusCode;
+
+use crate::{
+    api::{
+        openapi,
+        operation::{Answer, Errors, Operation, Route, When},
+        page,
+    },
+    error::{ApiError, Fault, json_response},
+    gateway::Gateway,
+};
+
+const SHOWN: When =
+    When { words: "unless `--disable-fastapi-docs`", holds: |config| !config.answers.disable_fastapi_docs };
+
+/// The page.
+pub const PAGE: Route = Route {
+    path: "/docs",
+    handlers: || get(html),
+    when: SHOWN,
+    operations: &[Operation {
+        summary: "This API as a page for people",
+        answer: Answer::Text("text/html"),
+        ..Operation::get("docs")
+    }],
+};
+
+/// The document.
+pub const OPENAPI: Route = Route {
+    path: "/openapi.json",
+    handlers: || get(document),
+    when: SHOWN,
+    operations: &[Operation {
+        summary: "This API as an OpenAPI document",
+        answer: Answer::Json("OpenApi"),
+        errors: Errors::of(&[Fault::Internal]),
+        ..Operation::get("openapi")
+    }],
+};
+
+async fn html(State(gateway): State<Arc<Gateway>>) -> Html<String> {
+    Html(page::page(&gateway.config))
+}
+
+async fn document(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
+    let json = openapi::document(&gateway.config).to_json();
+    let json = json.map_err(|error| ApiError::new(Fault::Internal, error.to_string()))?;
+    Ok(json_response(StatusCode::OK, json))
+}

@@ -114,6 +114,10 @@ impl EngineMetrics {
         metrics.register(|registry| {
             let labels = [("model_name", model_name), ("engine", "0")];
             let labels = labels.map(|(name, value)| (name.into(), value.to_owned().into()));
+            // As the gateway has it: refusals are of a model, not of an engine.
+            let refusals = registry.sub_registry_with_labels(labels[..1].iter().cloned());
+            let help = "Requests refused at admission";
+            refusals.register("vllm:admission_rejections", help, all.admission_rejections.clone());
             all.register(registry.sub_registry_with_labels(labels.into_iter()));
         });
         all
@@ -142,7 +146,6 @@ impl EngineMetrics {
         r.register("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", self.prefix_queries.clone());
         r.register("vllm:prefix_cache_hits", "Tokens found in the prefix cache", self.prefix_hits.clone());
         r.register("vllm:num_preemptions", "Preemptions", self.preemptions.clone());
-        r.register("vllm:admission_rejections", "Requests refused by a queue bound", self.admission_rejections.clone());
         r.register("vllm:iteration_tokens_total", "Tokens of a step", self.iteration_tokens.clone());
         r.register("vllm:request_queue_time_seconds", "Time in the waiting queue", self.queue_seconds.clone());
         r.register(

@@ -10,8 +10,14 @@ use super::fields::{Fields, wrong};
 use crate::error::ApiError;
 
 /// Rules of drawing, and what they are where they do nothing.
-const DRAWING: [(&str, &[f64]); 4] =
-    [("min_p", &[0.0]), ("top_k", &[0.0, -1.0]), ("top_p", &[1.0]), ("typical_p", &[1.0])];
+const DRAWING: [(&str, &[f64]); 6] = [
+    ("min_p", &[0.0]),
+    ("tfs", &[1.0]),
+    ("top_a", &[0.0]),
+    ("top_k", &[0.0, -1.0]),
+    ("top_p", &[1.0]),
+    ("typical_p", &[1.0]),
+];
 
 /// Reads the search that a request with `n` choices asks for, if it does.
 pub fn read(fields: &mut Fields<'_>, n: u32) -> Result<Option<BeamSearch>, ApiError> {
@@ -84,6 +90,12 @@ pub fn check(request: &Request) -> Result<(), ApiError> {
     };
     if sampling.prompt_logprobs.is_some() {
         return refused("prompt_logprobs", "ask for the prompt's log-probabilities in a request of its own");
+    }
+    if !sampling.logprob_token_ids.is_empty() {
+        return refused("logprob_token_ids", "ask for `logprobs`");
+    }
+    if sampling.repetition_detection.is_some() {
+        return refused("repetition_detection", "use `repetition_penalty`");
     }
     if !output.stop.is_empty() {
         return refused("stop", "beams end by tokens, so give `stop_token_ids`");

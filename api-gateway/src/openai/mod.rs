@@ -15,5 +15,6 @@ pub mod params;
 pub mod plan;
 pub mod prompt;
 pub mod refused;
+pub mod repetition;
 pub mod sampling;
 pub mod tools;

@@ -6,13 +6,16 @@ use serde_json::Value;
 use super::{
     beams,
     fields::{Fields, wrong},
-    sampling,
+    repetition, sampling,
     tools::Formats,
 };
 use crate::{defaults::Defaults, error::ApiError};
 
 /// Most choices of one request.
 pub const MAX_N: i64 = 16_384;
+
+/// Most tokens of `logprob_token_ids`, as in vLLM.
+const MAX_LOGPROB_TOKENS: usize = 128;
 
 /// What a body is checked against.
 #[derive(Clone, Debug)]
@@ -111,6 +114,15 @@ impl Params {
         })
     }
 
+    /// What the engine is asked for, and how many tokens answers list beside a chosen one, where a request asks for
+    /// `logprobs` of the best ones. Tokens that it names are listed instead of those.
+    pub fn listed(&self, logprobs: Option<i32>) -> (Option<i32>, Option<u32>) {
+        match self.sampling.logprob_token_ids.len() as u32 {
+            0 => (logprobs, logprobs.map(|count| u32::try_from(count).unwrap_or(u32::MAX))),
+            named => (Some(0), Some(named)),
+        }
+    }
+
     /// Checks what depends on the number of tokens to generate.
     pub fn check_max_tokens(&self, max_tokens: Option<u32>) -> Result<(), ApiError> {
         match max_tokens {
@@ -162,6 +174,8 @@ fn read_sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, A
         min_tokens: fields.whole_in("min_tokens", 0..=u32::MAX.into())?.unwrap_or(0) as u32,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
         ignore_eos: fields.flag("ignore_eos", false)?,
+        logprob_token_ids: logprob_token_ids(fields, limits)?,
+        repetition_detection: repetition::read(fields)?,
         // Log-probabilities are each route's own, and what is left is the tokenizer's to say.
         ..sampling::read(fields, &limits.defaults)?
     })
@@ -185,6 +199,17 @@ fn allowed_token_ids(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<u32
     let Some(ids) = fields.token_ids(NAME)? else { return Ok(Vec::new()) };
     if ids.is_empty() {
         return Err(ApiError::field(NAME, "`allowed_token_ids` must not be empty."));
+    }
+    ids.iter().try_for_each(|id| limits.check_token(NAME, *id))?;
+    Ok(ids)
+}
+
+fn logprob_token_ids(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<u32>, ApiError> {
+    const NAME: &str = "logprob_token_ids";
+    let ids = fields.token_ids(NAME)?.unwrap_or_default();
+    if ids.len() > MAX_LOGPROB_TOKENS {
+        let message = format!("`{NAME}`: {} tokens, more than the {MAX_LOGPROB_TOKENS} that are allowed.", ids.len());
+        return Err(ApiError::field(NAME, message));
     }
     ids.iter().try_for_each(|id| limits.check_token(NAME, *id))?;
     Ok(ids)

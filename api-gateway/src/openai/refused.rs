@@ -22,7 +22,7 @@ enum Harmless {
 }
 
 /// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
-const REFUSED: [(&str, Harmless, &str); 32] = [
+const REFUSED: [(&str, Harmless, &str); 29] = [
     ("audio", Harmless::Nothing, "answers are text"),
     ("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),
     ("ebnf", Harmless::Empty, ""),
@@ -38,7 +38,6 @@ const REFUSED: [(&str, Harmless, &str); 32] = [
     ("json_schema", Harmless::Nothing, ""),
     ("kv_transfer_params", Harmless::Nothing, "prefill and decode run in one engine"),
     ("logits_processors", Harmless::Empty, "use `logit_bias`, `bad_words` or `allowed_token_ids`"),
-    ("logprob_token_ids", Harmless::Empty, "use `logprobs`"),
     ("media_io_kwargs", Harmless::Empty, "messages are text"),
     ("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
     ("mm_processor_kwargs", Harmless::Empty, "messages are text"),
@@ -46,11 +45,9 @@ const REFUSED: [(&str, Harmless, &str); 32] = [
     ("prediction", Harmless::Nothing, "leave it out: answers are the same without it"),
     ("prompt_embeds", Harmless::Empty, "prompts are text or token ids"),
     ("regex", Harmless::Empty, ""),
-    ("repetition_detection", Harmless::Nothing, "use `stop` or `max_tokens`"),
     ("response_format", Harmless::TextFormat, ""),
     ("structural_tag", Harmless::Nothing, ""),
     ("structured_outputs", Harmless::Nothing, ""),
-    ("suffix", Harmless::Empty, "write the model's own fill-in-the-middle prompt"),
     ("thinking_token_budget", Harmless::Nothing, "use `max_tokens`"),
     ("vllm_xargs", Harmless::Empty, "there are no plugins"),
     ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
@@ -135,8 +132,6 @@ mod tests {
             (r#"{"response_format":{"type":"text"}}"#, None),
             (r#"{"response_format":null}"#, None),
             (r#"{"response_format":"text"}"#, Some("response_format")),
-            (r#"{"suffix":"x"}"#, Some("suffix")),
-            (r#"{"suffix":""}"#, None),
             (r#"{"structured_outputs":{"choice":["a"]}}"#, Some("structured_outputs")),
             (r#"{"kv_transfer_params":{}}"#, Some("kv_transfer_params")),
             (r#"{"thinking_token_budget":10}"#, Some("thinking_token_budget")),

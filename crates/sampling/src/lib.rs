@@ -51,13 +51,13 @@ pub fn sample(row: &mut [f32], plan: &SamplingPlan, history: &History, scratch: 
     };
     if plan.keeps_row(history) {
         let token = choose(row, plan, history, scratch);
-        return Sampled { token, logprobs: Some(token_logprobs(row, token, top)) };
+        return Sampled { token, logprobs: Some(plan.score(row, token, top)) };
     }
     let mut raw = std::mem::take(&mut scratch.raw);
     raw.clear();
     raw.extend_from_slice(row);
     let token = choose(row, plan, history, scratch);
-    let logprobs = token_logprobs(&raw, token, top);
+    let logprobs = plan.score(&raw, token, top);
     scratch.raw = raw;
     Sampled { token, logprobs: Some(logprobs) }
 }

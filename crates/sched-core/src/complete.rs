@@ -5,6 +5,7 @@ use crate::{
     config::Config,
     error::ProtocolError,
     flight::{Flight, FlightRow, Outcomes, RowOutcome, Want},
+    requests::repetition,
     requests::request::Request,
     requests::sequence::{Sequence, Status},
     scheduler::Scheduler,
@@ -277,6 +278,12 @@ fn ending(
 ) -> Option<(FinishReason, End, Option<u32>)> {
     if let Some(shown) = stop(&request.sampling, config, token, sequence.output.len() as u32) {
         return Some((FinishReason::Stop, End::Stop, shown));
+    }
+    if let Some(rule) = &request.sampling.repetition_detection
+        && sequence.output.len() as u32 >= request.sampling.min_tokens
+        && repetition::is_found(rule, &sequence.output)
+    {
+        return Some((FinishReason::Repetition, End::Repetition, None));
     }
     (sequence.known_len() >= sequence.limit).then_some((FinishReason::Length, End::Length, None))
 }

@@ -77,6 +77,8 @@ pub struct EndCounts {
     pub length: u64,
     /// Aborted.
     pub abort: u64,
+    /// The text repeated itself.
+    pub repetition: u64,
     /// Failed with the group or by the service.
     pub failed: u64,
 }
@@ -87,13 +89,14 @@ impl EndCounts {
             End::Stop => self.stop += 1,
             End::Length => self.length += 1,
             End::Abort => self.abort += 1,
+            End::Repetition => self.repetition += 1,
             End::Failed => self.failed += 1,
         }
     }
 
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.stop + self.length + self.abort + self.failed
+        self.stop + self.length + self.abort + self.repetition + self.failed
     }
 }
 
@@ -106,6 +109,8 @@ pub enum End {
     Length,
     /// Aborted.
     Abort,
+    /// The text repeated itself.
+    Repetition,
     /// Failed with the group or by the service.
     Failed,
 }

@@ -25,6 +25,11 @@ const STREAM_OPTIONS: Shape = Object(&[
     may("include_usage", Bool, "Send a last chunk with the usage and no choices"),
     may("continuous_usage_stats", Bool, "With include_usage: send the usage so far with each chunk"),
 ]);
+const REPETITION: Shape = Object(&[
+    may("max_pattern_size", Whole(0, 4096), "Longest pattern that is looked for, tokens; 0: off"),
+    may("min_pattern_size", Whole(0, 4096), "Shortest pattern that is looked for; 0 counts as 1"),
+    may("min_count", Whole(2, u32::MAX as i64), "How often the pattern must come, one behind the other"),
+]);
 const TOOL_CHOICE: Shape = Either(&[Word(&["none", "auto", "required"]), OBJECT]);
 
 const SHAPES: &str = "api-gateway/tests/gateway/shapes.rs: a_chat_is_answered";
@@ -49,6 +54,12 @@ pub(super) const FIELDS: &[Field] = &[
         .or("1")
         .seen(BEAMS),
     field("logit_bias", BOTH, Map(&Number(Bounds::NONE)), "Added to the logits of tokens, by id; -100 to 100"),
+    field(
+        "logprob_token_ids",
+        BOTH,
+        TOKENS,
+        "Log-probabilities of these tokens instead of the best ones'; at most 128",
+    ),
     field("min_tokens", BOTH, Whole(0, u32::MAX as i64), "Tokens before an end or a stop counts").or("0"),
     field("model", &[Chat, Completion, Messages, CountTokens, Tokenize, Detokenize], Text, "A served name")
         .or("the served model")
@@ -62,6 +73,8 @@ pub(super) const FIELDS: &[Field] = &[
     )
     .or("0"),
     field("prompt_logprobs", BOTH, LOGPROBS, "Log-probabilities of prompt tokens; -1: of the whole vocabulary"),
+    field("repetition_detection", BOTH, REPETITION, "End a text that repeats itself, with the reason `repetition`")
+        .seen("api-gateway/src/openai/repetition.rs: rules_have_bounds"),
     field("request_id", BOTH, Text, "The end of the answer's id; X-Request-Id takes precedence"),
     field("return_token_ids", BOTH, Bool, "Show token ids of prompt and answer").or("false"),
     field("return_tokens_as_token_ids", BOTH, Bool, "Show tokens as `token_id:N` in log-probabilities")
@@ -97,6 +110,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("prompt", &[Completion], PROMPT, "One prompt or many, as text or token ids")
         .needed()
         .seen("api-gateway/tests/gateway/shapes.rs: prompts_times_choices_keep_their_order"),
+    field("suffix", &[Completion], Text, "What follows the text, for models that fill in the middle; else a 400")
+        .seen("crates/tokenizer/tests/formats.rs: prompts_for_the_middle"),
     // Of chats.
     field("add_generation_prompt", CHATS, Bool, "End the prompt where an answer begins").or("true"),
     field("add_special_tokens", &[Chat], Bool, "Begin the prompt with the tokenizer's special tokens").or("false"),

@@ -370,20 +370,13 @@ fn flag(name: &'static str, problem: String) -> ConfigError {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use service_kit::parse_flags;
 
     use super::*;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
-
     fn config(extra: &[&str]) -> Result<Config, ConfigError> {
         let base = ["api-gateway", "--tokenizer=ring:/t", "--detokenizer=ring:/d"];
-        let cli = Cli::try_parse_from(base.iter().chain(extra)).expect("flags parse");
-        Config::from_args(&cli.args)
+        Config::from_args(&parse_flags(base.iter().chain(extra)).expect("flags parse"))
     }
 
     #[test]
@@ -409,7 +402,7 @@ mod tests {
     fn impossible_values_are_refused_by_their_flags() {
         for flag in ["--allowed-origins=*", "--generation-config=/tmp", "--body-timeout=0", "--max-body-bytes=0"] {
             let base = ["api-gateway", "--tokenizer=ring:/t", "--detokenizer=ring:/d", flag];
-            let error = Cli::try_parse_from(base).err().expect(flag).to_string();
+            let error = parse_flags::<Args>(base).expect_err(flag).to_string();
             assert!(error.contains(flag.split('=').next().unwrap()), "{error}");
         }
     }

@@ -39,15 +39,9 @@ impl Gateway {
     /// Puts the parts together; `id` is the gateway's part of every request key.
     pub fn new(config: Config, id: u64, process: Process) -> anyhow::Result<Self> {
         let config = Arc::new(config);
-        let mut requests = None;
-        let mut http = None;
-        process.metrics.register(|registry| {
-            requests = Some(RequestMetrics::register(registry, config.model_name()));
-            http = Some(HttpMetrics::register(registry));
+        let (requests, http) = process.metrics.register(|registry| {
+            (RequestMetrics::register(registry, config.model_name()), HttpMetrics::register(registry))
         });
-        let (Some(requests), Some(http)) = (requests, http) else {
-            anyhow::bail!("the metrics registry did not run the registration");
-        };
         Ok(Self {
             pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
             model: Model::new(config.clone()),

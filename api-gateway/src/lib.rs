@@ -25,7 +25,12 @@ pub use config::{AccessArgs, AnswerArgs, Args, ListenArgs, PeerArgs};
 pub use error::ConfigError;
 pub use serve::serve;
 
-use service_kit::Threads;
+use service_kit::{Threads, metrics::Description};
+
+/// The metrics of the process, for documents.
+pub fn metrics() -> Vec<Description> {
+    metrics::descriptions()
+}
 
 /// The process, from its flags to its exit code.
 pub fn run(args: Args) -> std::process::ExitCode {

@@ -11,7 +11,7 @@ use hyper_util::{
 };
 use service_kit::{
     Process,
-    control::{ControlServer, Handler},
+    control::{ControlServer, Facts, Handler},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
@@ -38,7 +38,9 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let config = Config::from_args(&args)?;
     let id = link::hello("api-gateway", "requests", "").instance;
     let gateway = Arc::new(Gateway::new(config, id, process.clone())?);
-    ControlServer::new(&process, Arc::new(Control(gateway.clone()))).spawn(args.common.control.as_ref()).await?;
+    let facts = Facts { model_fingerprint: gateway.config.peers.model_fingerprint.clone(), ..Facts::default() };
+    let control = ControlServer::new(&process, Arc::new(Control(gateway.clone()))).facts(facts);
+    control.spawn(args.common.control.as_ref()).await?;
     let listener = Listener::bind(&gateway.config.listen).await?;
     tracing::info!(address = listener.address(), "listening");
     let background = [
@@ -153,10 +155,6 @@ struct Control(Arc<Gateway>);
 
 #[tonic::async_trait]
 impl Handler for Control {
-    fn model_fingerprint(&self) -> String {
-        self.0.config.peers.model_fingerprint.clone()
-    }
-
     async fn drained(&self, deadline: Duration) -> u32 {
         self.0.pipeline.drain();
         let _ = tokio::time::timeout(deadline, self.0.pipeline.emptied()).await;

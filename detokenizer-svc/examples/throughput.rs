@@ -13,16 +13,9 @@ use std::{
     time::Instant,
 };
 
-use clap::Parser;
 use link::{Address, Link, LinkOptions};
 use proto::{DetokenizerReply, EventBatch, Inbound, Output, RequestKey, Started, TokenBatch, event::Kind};
-use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    args: detokenizer_svc::Args,
-}
+use service_kit::Process;
 
 /// The gateway's thread.
 type Reading = thread::JoinHandle<anyhow::Result<u64>>;
@@ -41,8 +34,7 @@ fn main() -> anyhow::Result<()> {
     let plan = Plan { sequences, steps, stop: given.collect() };
     let dir = env::temp_dir().join(format!("detokenizer-throughput-{}", std::process::id()));
     fs::create_dir_all(&dir)?;
-    let process =
-        Process { status: Status::new("bench"), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+    let process = Process::new("bench");
     let serving = serve(&dir, &model, process.clone())?;
     let (connected, is_connected) = mpsc::channel();
     let gateway = {
@@ -69,10 +61,14 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 fn serve(dir: &Path, model: &Path, process: Process) -> anyhow::Result<thread::JoinHandle<anyhow::Result<f64>>> {
     let own = |flag: &str, name: &str| format!("--{flag}=ring:{}", dir.join(name).display());
     let model = format!("--model={}", model.display());
-    let args =
-        Cli::try_parse_from(["bench".into(), own("listen-tokens", "tokens"), own("listen-events", "events"), model])?;
+    let args = service_kit::parse_flags([
+        "bench".into(),
+        own("listen-tokens", "tokens"),
+        own("listen-events", "events"),
+        model,
+    ])?;
     Ok(thread::spawn(move || {
-        runtime()?.block_on(detokenizer_svc::serve(args.args, process))?;
+        runtime()?.block_on(detokenizer_svc::serve(args, process))?;
         let nanoseconds = fs::read_to_string("/proc/thread-self/schedstat")?;
         Ok(nanoseconds.split(' ').next().unwrap_or("0").parse::<f64>()? * 1e-9)
     }))

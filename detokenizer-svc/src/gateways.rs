@@ -1,4 +1,4 @@
-//! Outgoing events: one message a batch and gateway, and nobody waits for a gateway that does not read.
+//! Outgoing events: one message per batch and gateway. A gateway that does not read delays no other.
 //!
 //! A message that finds room is written at once. One that does not is handed to a task that waits for room, up to the
 //! link's deadline; what comes meanwhile is kept, up to a bound. A gateway past either is hung up on: it fails its

@@ -7,48 +7,33 @@ use prometheus_client::metrics::{
     gauge::Gauge,
     histogram::{Histogram, exponential_buckets},
 };
-use service_kit::metrics::Metrics;
+use service_kit::metrics::{Metrics, raise};
 
 use crate::{gateways::Gateways, streams::Streams};
 
-pub(crate) struct DetokenizerMetrics {
-    requests: Counter,
-    tokens: Counter,
-    stop_strings: Counter,
-    failures: Counter,
-    dropped_gateways: Counter,
-    sequences: Gauge,
-    gateways: Gauge,
-    batch_seconds: Histogram,
+service_kit::metrics! {
+    pub(crate) struct DetokenizerMetrics {
+        by [] {
+            requests: Counter, "quire:detokenizer_requests", "Requests started";
+            tokens: Counter, "quire:detokenizer_tokens", "Tokens decoded";
+            stop_strings: Counter, "quire:detokenizer_stop_strings", "Stop strings found";
+            failures: Counter, "quire:detokenizer_failures", "Requests that failed";
+            dropped_gateways: Counter, "quire:detokenizer_dropped_gateways",
+                "Gateways disconnected because they did not read";
+            sequences: Gauge, "quire:detokenizer_sequences", "Live sequences";
+            gateways: Gauge, "quire:detokenizer_gateways", "Connected gateways";
+            batch_seconds: Histogram = batches(), "quire:detokenizer_batch_seconds", "Time to handle a step";
+        }
+    }
+}
+
+fn batches() -> Histogram {
+    Histogram::new(exponential_buckets(5e-6, 2.0, 18))
 }
 
 impl DetokenizerMetrics {
     pub(crate) fn new(metrics: &Metrics) -> Self {
-        let all = Self {
-            requests: Counter::default(),
-            tokens: Counter::default(),
-            stop_strings: Counter::default(),
-            failures: Counter::default(),
-            dropped_gateways: Counter::default(),
-            sequences: Gauge::default(),
-            gateways: Gauge::default(),
-            batch_seconds: Histogram::new(exponential_buckets(5e-6, 2.0, 18)),
-        };
-        metrics.register(|registry| {
-            registry.register("quire:detokenizer_requests", "Requests started", all.requests.clone());
-            registry.register("quire:detokenizer_tokens", "Tokens decoded", all.tokens.clone());
-            registry.register("quire:detokenizer_stop_strings", "Stop strings found", all.stop_strings.clone());
-            registry.register("quire:detokenizer_failures", "Requests that failed", all.failures.clone());
-            registry.register(
-                "quire:detokenizer_dropped_gateways",
-                "Gateways hung up on because they did not read",
-                all.dropped_gateways.clone(),
-            );
-            registry.register("quire:detokenizer_sequences", "Live sequences", all.sequences.clone());
-            registry.register("quire:detokenizer_gateways", "Connected gateways", all.gateways.clone());
-            registry.register("quire:detokenizer_batch_seconds", "Time to handle a step", all.batch_seconds.clone());
-        });
-        all
+        metrics.register(|registry| Self::register(registry, &[]))
     }
 
     /// Steps were handled together.
@@ -66,9 +51,4 @@ impl DetokenizerMetrics {
         self.sequences.set(streams.sequences() as i64);
         self.gateways.set(gateways.len() as i64);
     }
-}
-
-/// Brings a counter up to a total that only grows.
-fn raise(counter: &Counter, total: u64) {
-    counter.inc_by(total.saturating_sub(counter.get()));
 }

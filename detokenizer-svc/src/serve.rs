@@ -8,14 +8,17 @@ use std::{
 use anyhow::Context;
 use futures::FutureExt;
 use link::LinkOptions;
-use service_kit::{Process, control::ControlServer};
+use service_kit::{
+    Process,
+    control::{ControlServer, Facts},
+};
 use tokenizer::Tokenizer;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
     config::Args,
-    control::Answers,
+    control::ControlHandler,
     error,
     gateways::Gateways,
     metrics::DetokenizerMetrics,
@@ -32,8 +35,9 @@ const BATCHES_AT_ONCE: usize = 8;
 /// When the tokenizer's files cannot be used, or an address cannot be listened at.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let (live, watching) = watch::channel(0);
-    let answers = Answers { fingerprint: args.model_fingerprint.clone(), config_json: args.to_json(), live: watching };
-    ControlServer::new(&process, Arc::new(answers)).spawn(args.common.control.as_ref()).await?;
+    let facts = Facts { model_fingerprint: args.model_fingerprint.clone(), config_json: args.to_json() };
+    let control = ControlServer::new(&process, Arc::new(ControlHandler { live: watching })).facts(facts);
+    control.spawn(args.common.control.as_ref()).await?;
     process.status.not_ready("loading the tokenizer");
     let dir = args.tokenizer.clone().unwrap_or_else(|| args.model.clone());
     let tokenizer =

@@ -2,21 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
 use link::{Address, Hello, Link, LinkError, LinkOptions};
 use proto::{
     DetokenizerReply, Event, EventBatch, Failed, Failure, FinishReason, Finished, Inbound, Output, RequestKey, Started,
     TokenBatch, event::Kind, failure,
 };
-use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
+use service_kit::{Process, parse_flags};
 use tokenizer::Tokenizer;
 use tokio::task::JoinHandle;
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    args: detokenizer_svc::Args,
-}
 
 type Scheduler = Link<TokenBatch, DetokenizerReply>;
 type Gateway = Link<Inbound, EventBatch>;
@@ -44,9 +37,8 @@ impl Stage {
         let fixed =
             ["detokenizer-svc".to_owned(), own("listen-tokens", "tokens"), own("listen-events", "events"), model];
         let flags = fixed.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned()));
-        let args = Cli::try_parse_from(flags).expect("flags").args;
-        let process =
-            Process { status: Status::new("test"), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+        let args = parse_flags(flags).expect("flags");
+        let process = Process::new("test");
         let serving = tokio::spawn(detokenizer_svc::serve(args, process.clone()));
         let tokenizer = Tokenizer::load(&self::model()).expect("a tokenizer");
         Self { dir, process, serving, tokenizer }

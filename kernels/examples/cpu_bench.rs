@@ -1,4 +1,5 @@
-//! What the CPU kernels reach: products in GFLOP/s and GB/s of weights, attention in decode and prefill, per instruction set and threads.
+//! What the CPU kernels reach: products in GFLOP/s and GB/s of weights, attention in decode and prefill, per
+//! instruction set and threads.
 //!
 //! `cargo run --release -p kernels --example cpu_bench [isa ...]`
 
@@ -93,7 +94,7 @@ fn attention(isa: Isa, threads: usize) {
                 head_dim: 64,
                 v_head_dim: 64,
                 shared: false,
-                dtype,
+                dtype: dtype.into(),
             };
             let kv = backend.new_kv(shape);
             let (qkv, out) =
@@ -120,7 +121,8 @@ fn attention(isa: Isa, threads: usize) {
             let flops = (scores * 32 * 64 * 4) as f64 / seconds / 1e9;
             let bytes = (sequences * (start + rows) * 8 * 128 * dtype.size()) as f64 / seconds / 1e9;
             println!(
-                "{:8} {threads} attention {dtype:?} {sequences:2} x ({start:4} + {rows:4}): {:8.0} us {flops:5.0} GF {bytes:5.1} GB/s",
+                "{:8} {threads} attention {dtype:?} {sequences:2} x ({start:4} + {rows:4}): {:8.0} us {flops:5.0} GF \
+                 {bytes:5.1} GB/s",
                 isa.name(),
                 seconds * 1e6
             );

@@ -1,4 +1,5 @@
-//! A whole forward pass of a 1B Llama shape with made-up weights: prefill and decode in tokens/s, and the share of memory bandwidth.
+//! A whole forward pass of a 1B Llama shape with made-up weights: prefill and decode in tokens/s, and the share of
+//! memory bandwidth.
 //!
 //! `cargo run --release -p kernels --example forward_bench [bf16|f32] [threads] [isa]`
 
@@ -84,7 +85,7 @@ impl Model {
             head_dim: 64,
             v_head_dim: 64,
             shared: false,
-            dtype,
+            dtype: dtype.into(),
         };
         let mut layer = |_| Layer {
             qkv: load(&mut backend, QKV, WIDTH),

@@ -1,5 +1,5 @@
-//! Layers of a scaled-down Mixtral (8 experts of which a row uses 2): time a layer takes, and how fast it reads the experts it uses,
-//! beside a dense MLP as large as the two.
+//! Layers of a scaled-down Mixtral (8 experts of which a row uses 2): time a layer takes, and how fast it reads the
+//! experts it uses, beside a dense MLP as large as the two.
 //!
 //! `cargo run --release -p kernels --example mixture_bench [bf16|f32] [threads]`
 

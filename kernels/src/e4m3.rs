@@ -1,5 +1,5 @@
-//! Eight-bit floats with 4 bits of exponent and 3 of mantissa, as caches keep them (OCP 8-bit Floating Point Specification, E4M3): up to 448,
-//! no infinities, subnormals from 2^-9 on.
+//! Eight-bit floats with 4 bits of exponent and 3 of mantissa, as caches keep them (OCP 8-bit Floating Point
+//! Specification, E4M3): up to 448, no infinities, subnormals from 2^-9 on.
 
 /// The largest number, 448.
 const MOST: u8 = 0x7e;

@@ -283,20 +283,16 @@ impl Args {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use proto::WorkerReady;
+
+    use service_kit::parse_flags;
 
     use super::*;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
-
     fn args(flags: &str) -> Args {
         let needed = ["--listen-requests=ring:/r", "--listen-workers=ring:/w", "--detokenizer=ring:/d"];
-        Cli::parse_from(["scheduler"].into_iter().chain(needed).chain(flags.split_whitespace())).args
+        let words = ["scheduler"].into_iter().chain(needed).chain(flags.split_whitespace());
+        parse_flags(words).expect("flags")
     }
 
     /// Sequences and tokens of a step that flags come to, with workers that have room for 300 sequences.

@@ -1,4 +1,4 @@
-//! The scheduler's answers on the control plane: what only the serving loop knows is asked through its event queue.
+//! The scheduler's control plane: questions that only the serving loop can answer go through its event queue.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -27,26 +27,16 @@ impl Published {
     }
 }
 
-/// Answers for the scheduler.
-pub(crate) struct Answers {
+/// Handles control calls of the scheduler.
+pub(crate) struct ControlHandler {
     pub events: mpsc::Sender<Event>,
     pub published: Published,
-    pub fingerprint: String,
-    pub config_json: String,
 }
 
 #[tonic::async_trait]
-impl Handler for Answers {
+impl Handler for ControlHandler {
     fn model(&self) -> Option<ModelInfo> {
         self.published.model()
-    }
-
-    fn model_fingerprint(&self) -> String {
-        self.fingerprint.clone()
-    }
-
-    fn config_json(&self) -> String {
-        self.config_json.clone()
     }
 
     async fn drained(&self, deadline: Duration) -> u32 {

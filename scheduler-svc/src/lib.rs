@@ -22,7 +22,12 @@ mod wire;
 pub use config::Args;
 pub use serve::serve;
 
-use service_kit::Threads;
+use service_kit::{Threads, metrics::Description};
+
+/// The metrics of the process, for documents.
+pub fn metrics() -> Vec<Description> {
+    metrics::EngineMetrics::descriptions()
+}
 
 /// The process, from its flags to its exit code.
 pub fn run(args: Args) -> std::process::ExitCode {

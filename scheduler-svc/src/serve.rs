@@ -12,7 +12,7 @@ use proto::{DeviceKind, Inbound, TokenBatch, inbound};
 use sched_core::{End, FinishedChoice, Scheduler};
 use service_kit::{
     Process,
-    control::{ControlServer, Question},
+    control::{ControlServer, Facts, Question},
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 use crate::{
     clock::Clock,
     config::Args,
-    control::{Answers, Published},
+    control::{ControlHandler, Published},
     detokenizer::{Detokenizer, MAX_ENDS},
     error,
     group::{Group, Member, Overdue},
@@ -42,14 +42,11 @@ const BURST: usize = 512;
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let (wire, events) = Wire::new();
     let published = Published::default();
-    let answers = Answers {
-        events: wire.events(),
-        published: published.clone(),
-        fingerprint: args.model_fingerprint.clone(),
-        config_json: args.to_json(),
-    };
+    let handler = ControlHandler { events: wire.events(), published: published.clone() };
+    let facts = Facts { model_fingerprint: args.model_fingerprint.clone(), config_json: args.to_json() };
     let engine = Engine::new(args.clone(), process.clone(), published);
-    ControlServer::new(&process, Arc::new(answers)).spawn(args.common.control.as_ref()).await?;
+    let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
+    control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
     wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
@@ -220,7 +217,7 @@ impl Engine {
 
     fn asked(&mut self, question: Question) {
         let core = self.core.as_mut();
-        // Whoever asked may have gone; the answers are then for nobody.
+        // The caller may have gone; then the answers are dropped.
         match question {
             Question::Abort { request_id, found } => {
                 let _ = found.send(core.is_some_and(|core| core.abort_by_id(&request_id, self.clock.now_us())));

@@ -4,6 +4,7 @@
 
 mod beams;
 mod clients;
+mod deploy;
 mod failures;
 mod faults;
 mod folders;

@@ -57,9 +57,6 @@ async fn a_repeated_prompt_hits_the_prefix_cache() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_real_prometheus_scrapes_it() -> anyhow::Result<()> {
-    if Command::new("prometheus").arg("--version").output().is_err() {
-        install_prometheus()?;
-    }
     let server = Server::start(&[]).await?;
     let (status, _) = server.client().post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 9})).await?;
     ensure!(status == 200, "{status}");
@@ -96,7 +93,8 @@ pub async fn becomes(client: &Client, name: &str, wanted: impl Fn(f64) -> bool) 
     }
 }
 
-struct Prometheus {
+/// A real Prometheus; dropping it ends it.
+pub struct Prometheus {
     child: Child,
     client: Client,
     dir: tempfile::TempDir,
@@ -104,11 +102,19 @@ struct Prometheus {
 
 impl Prometheus {
     fn start(target: u16) -> anyhow::Result<Self> {
-        let dir = tempfile::tempdir()?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = format!(
             "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: quire\n  static_configs:\n  - targets: ['127.0.0.1:{target}']\n"
         );
+        Self::with_config(&config)
+    }
+
+    /// Starts it with a configuration; installs it where it is not there.
+    pub fn with_config(config: &str) -> anyhow::Result<Self> {
+        if Command::new("prometheus").arg("--version").output().is_err() {
+            install_prometheus()?;
+        }
+        let dir = tempfile::tempdir()?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         fs::write(dir.path().join("prometheus.yml"), config)?;
         let log = fs::File::create(dir.path().join("log"))?;
         let child = Command::new("prometheus")
@@ -122,12 +128,21 @@ impl Prometheus {
     }
 
     async fn query(&self, expression: &str) -> Option<f64> {
-        let (_, text) = self.client.get(&format!("/api/v1/query?query={expression}")).await.ok()?;
-        let answer: Value = serde_json::from_str(&text).ok()?;
-        answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+        self.ask(expression).await.ok()?.first().copied()
     }
 
-    fn log(&self) -> String {
+    /// The values of all series that an expression gives now.
+    pub async fn ask(&self, expression: &str) -> anyhow::Result<Vec<f64>> {
+        let encoded: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let (status, text) = self.client.get(&format!("/api/v1/query?query={encoded}")).await?;
+        ensure!(status == 200, "{expression}: {text}");
+        let answer: Value = serde_json::from_str(&text)?;
+        let series = answer["data"]["result"].as_array().context("result")?;
+        Ok(series.iter().filter_map(|one| one["value"][1].as_str()?.parse().ok()).collect())
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 }

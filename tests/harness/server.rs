@@ -29,9 +29,14 @@ const GPU_CACHE: [&str; 2] = ["--kv-cache-memory-bytes", "512M"];
 /// One server at a time: a test machine has few cores, and idleness is measured.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
+/// Waits until no other test's server runs, and keeps it so.
+pub async fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().await
+}
+
 /// A running `quire serve`; dropping it ends it.
 pub struct Server {
-    _alone: MutexGuard<'static, ()>,
+    _alone: Option<MutexGuard<'static, ()>>,
     child: Child,
     /// Where it listens.
     pub port: u16,
@@ -61,8 +66,14 @@ impl Server {
 
     /// Starts it without waiting.
     pub async fn spawn(args: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
-        let alone = ALONE.lock().await;
-        let port = free_port()?;
+        let alone = alone().await;
+        let mut server = Self::launch(free_port()?, args, environment)?;
+        server._alone = Some(alone);
+        Ok(server)
+    }
+
+    /// Starts one more for a test that holds [`alone`]'s guard, at a port that the test chooses.
+    pub fn launch(port: u16, args: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let log = File::create(dir.path().join("log"))?;
         let child = Command::new(quire_binary())
@@ -78,7 +89,7 @@ impl Server {
             .stderr(log)
             .spawn()
             .with_context(|| format!("{} (build it with `cargo build -p quire`)", quire_binary().display()))?;
-        Ok(Self { _alone: alone, child, port, dir })
+        Ok(Self { _alone: None, child, port, dir })
     }
 
     /// Waits until `/health` says 200.
@@ -143,6 +154,7 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> anyhow::Result<u16> {
+/// A port at which nobody listens.
+pub fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

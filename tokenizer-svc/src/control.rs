@@ -1,4 +1,4 @@
-//! What the process answers on its control plane: facts of the model, aborts, drain, and `/tokenize`, `/detokenize`.
+//! The tokenizer's control plane: facts of the model, aborts, drain, `/tokenize` and `/detokenize`.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -17,17 +17,15 @@ use tonic::{Request, Response, Status};
 
 use crate::{encode, error, model::Model, pool::Pool};
 
-/// Answers for the tokenizer; cloning shares.
+/// Handles control calls of the tokenizer; cloning shares.
 #[derive(Clone)]
-pub(crate) struct Answers {
+pub(crate) struct ControlHandler {
     pub(crate) model: Arc<OnceLock<Arc<Model>>>,
     pub(crate) pool: Pool,
     pub(crate) questions: mpsc::Sender<Question>,
-    pub(crate) fingerprint: String,
-    pub(crate) config_json: String,
 }
 
-impl Answers {
+impl ControlHandler {
     /// Runs `work` on the pool.
     async fn on_pool<T: Send + 'static>(
         &self,
@@ -46,17 +44,9 @@ impl Answers {
 }
 
 #[tonic::async_trait]
-impl Handler for Answers {
+impl Handler for ControlHandler {
     fn model(&self) -> Option<ModelInfo> {
         self.model.get().map(|model| model.info.clone())
-    }
-
-    fn model_fingerprint(&self) -> String {
-        self.fingerprint.clone()
-    }
-
-    fn config_json(&self) -> String {
-        self.config_json.clone()
     }
 
     async fn drained(&self, deadline: Duration) -> u32 {
@@ -69,7 +59,7 @@ impl Handler for Answers {
 }
 
 #[tonic::async_trait]
-impl TokenizerService for Answers {
+impl TokenizerService for ControlHandler {
     async fn tokenize(&self, request: Request<TokenizeRequest>) -> Result<Response<TokenizeReply>, Status> {
         let TokenizeRequest { prompt, return_token_strs } = request.into_inner();
         let prompt = prompt.ok_or_else(|| Status::invalid_argument("no prompt"))?;

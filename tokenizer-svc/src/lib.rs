@@ -2,8 +2,8 @@
 //!
 //! Requests come from gateways, are rendered and encoded on a bounded pool of threads, and go on to the scheduler. The
 //! process serves one engine at a time: while it has no scheduler it does not listen, and when it loses its scheduler
-//! it hangs up on its gateways. So a gateway always knows that what it sent and did not see admitted is lost, and
-//! nothing is kept here for nobody.
+//! it disconnects its gateways. So a gateway always knows that what it sent and did not see admitted is lost, and
+//! no request is kept here without a gateway.
 
 mod config;
 mod control;
@@ -19,7 +19,12 @@ mod wire;
 pub use config::{Args, ContentFormatFlag};
 pub use serve::serve;
 
-use service_kit::Threads;
+use service_kit::{Threads, metrics::Description};
+
+/// The metrics of the process, for documents.
+pub fn metrics() -> Vec<Description> {
+    metrics::TokenizerMetrics::descriptions()
+}
 
 /// The process, from its flags to its exit code.
 pub fn run(args: Args) -> std::process::ExitCode {

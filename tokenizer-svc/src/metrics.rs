@@ -1,52 +1,40 @@
 //! The tokenizer's metrics.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter,
-        family::Family,
-        gauge::Gauge,
-        histogram::{Histogram, exponential_buckets},
-    },
+use prometheus_client::metrics::{
+    counter::Counter,
+    family::Family,
+    gauge::Gauge,
+    histogram::{Histogram, exponential_buckets},
 };
 use service_kit::metrics::Metrics;
 
-#[derive(Clone, Hash, PartialEq, Eq, Debug, EncodeLabelSet)]
-struct Outcome {
-    outcome: &'static str,
+service_kit::labels! {
+    pub(crate) struct Outcome {
+        outcome: &'static str,
+    }
 }
 
-/// All of them; cloning shares.
-#[derive(Clone)]
-pub(crate) struct TokenizerMetrics {
-    requests: Family<Outcome, Counter>,
-    /// Prompt tokens handed to the scheduler.
-    pub(crate) tokens: Counter,
-    /// Seconds of rendering and encoding, waiting excluded.
-    pub(crate) seconds: Histogram,
-    /// Requests that wait or are being encoded.
-    pub(crate) in_flight: Gauge,
-    /// Connected gateways.
-    pub(crate) gateways: Gauge,
+service_kit::metrics! {
+    /// The tokenizer's metrics; cloning shares.
+    pub(crate) struct TokenizerMetrics {
+        by [] {
+            requests: Family<Outcome, Counter>, "quire:tokenizer_requests", "Requests by outcome";
+            tokens: Counter, "quire:tokenizer_tokens", "Prompt tokens handed to the scheduler";
+            seconds: Histogram = encoding(), "quire:tokenizer_seconds",
+                "Time to render and encode a prompt, without waiting";
+            in_flight: Gauge, "quire:tokenizer_in_flight", "Requests that wait or are being encoded";
+            gateways: Gauge, "quire:tokenizer_gateways", "Connected gateways";
+        }
+    }
+}
+
+fn encoding() -> Histogram {
+    Histogram::new(exponential_buckets(20e-6, 2.0, 18))
 }
 
 impl TokenizerMetrics {
     pub(crate) fn new(metrics: &Metrics) -> Self {
-        let all = Self {
-            requests: Family::default(),
-            tokens: Counter::default(),
-            seconds: Histogram::new(exponential_buckets(20e-6, 2.0, 18)),
-            in_flight: Gauge::default(),
-            gateways: Gauge::default(),
-        };
-        metrics.register(|registry| {
-            registry.register("quire:tokenizer_requests", "Requests by what became of them", all.requests.clone());
-            registry.register("quire:tokenizer_tokens", "Prompt tokens handed on", all.tokens.clone());
-            registry.register("quire:tokenizer_seconds", "Time to render and encode", all.seconds.clone());
-            registry.register("quire:tokenizer_in_flight", "Requests being encoded", all.in_flight.clone());
-            registry.register("quire:tokenizer_gateways", "Connected gateways", all.gateways.clone());
-        });
-        all
+        metrics.register(|registry| Self::register(registry, &[]))
     }
 
     /// Counts a request: `encoded`, `rejected`, `overloaded` or `aborted`.

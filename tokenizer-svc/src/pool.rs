@@ -1,4 +1,4 @@
-//! A bounded pool of threads with two lanes: long prompts have threads of their own, so that they delay nobody else's.
+//! A bounded pool of threads with two lanes: long prompts have threads of their own, so that they delay no short one.
 
 use std::{
     collections::VecDeque,

@@ -7,14 +7,14 @@ use link::LinkOptions;
 use proto::{Inbound, tokenizer_service_server::TokenizerServiceServer};
 use service_kit::{
     Process,
-    control::{ControlServer, Question},
+    control::{ControlServer, Facts, Question},
 };
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::{
     config::Args,
-    control::Answers,
+    control::ControlHandler,
     metrics::TokenizerMetrics,
     model::Model,
     pool::{Limits, Pool},
@@ -42,17 +42,12 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result<()> {
     let (asked, mut questions) = mpsc::channel(QUESTIONS);
     let published: Arc<OnceLock<Arc<Model>>> = Arc::default();
-    let answers = Answers {
-        model: published.clone(),
-        pool: pool.clone(),
-        questions: asked,
-        fingerprint: args.model_fingerprint.clone(),
-        config_json: args.to_json(),
-    };
-    let grpc = TokenizerServiceServer::new(answers.clone())
+    let handler = ControlHandler { model: published.clone(), pool: pool.clone(), questions: asked };
+    let facts = Facts { model_fingerprint: args.model_fingerprint.clone(), config_json: args.to_json() };
+    let grpc = TokenizerServiceServer::new(handler.clone())
         .max_decoding_message_size(MAX_CONTROL_MESSAGE)
         .max_encoding_message_size(MAX_CONTROL_MESSAGE);
-    let control = ControlServer::new(&process, Arc::new(answers)).with(grpc);
+    let control = ControlServer::new(&process, Arc::new(handler)).facts(facts).with(grpc);
     control.spawn(args.common.control.as_ref()).await?;
     process.status.not_ready("loading the tokenizer");
     let loading = args.clone();
@@ -87,7 +82,7 @@ async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Ques
     }
 }
 
-/// Answers while there is nothing to do; ends only when nobody can ask any more.
+/// Answers questions while there is nothing to do; ends only when the control plane is gone.
 async fn answer_idle(questions: &mut mpsc::Receiver<Question>) {
     while let Some(question) = questions.recv().await {
         match question {

@@ -208,7 +208,7 @@ impl<'a> Session<'a> {
             drop(span);
             let seconds = began.elapsed().as_secs_f64();
             let outcome = outcome.map(|()| Box::new(request));
-            // Fails when the scheduler was lost meanwhile; then nobody waits for it.
+            // Fails when the scheduler was lost meanwhile; then the request has failed already.
             let _ = encoded.blocking_send(Encoded { key, outcome, seconds });
         }
     }

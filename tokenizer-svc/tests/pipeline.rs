@@ -2,20 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
 use link::{Address, Hello, Link, LinkError, LinkOptions, Listener};
 use proto::{
     Abort, Chat, Failure, Inbound, Output, Prompt, Request, RequestKey, Sampling, TokenIds, failure, inbound::Event,
     prompt::Kind, tokenizer_service_client::TokenizerServiceClient,
 };
-use service_kit::{CancellationToken, Process, Status, control, metrics::Metrics};
+use service_kit::{Process, control, parse_flags};
 use tokio::task::JoinHandle;
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    args: tokenizer_svc::Args,
-}
 
 type Side = Link<Inbound, Inbound>;
 
@@ -51,9 +44,8 @@ impl Stage {
         let fixed =
             ["tokenizer-svc".to_owned(), own("listen", "tokenizer"), own("scheduler", "scheduler"), control, model];
         let flags = fixed.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned()));
-        let args = Cli::try_parse_from(flags).expect("flags").args;
-        let process =
-            Process { status: Status::new("test"), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+        let args = parse_flags(flags).expect("flags");
+        let process = Process::new("test");
         let serving = tokio::spawn(tokenizer_svc::serve(args, process.clone()));
         let scheduler = listener.accept().await.expect("the tokenizer");
         Self { dir, process, serving, scheduler, listener }
@@ -287,7 +279,8 @@ async fn the_control_plane_tokenizes() {
     assert!(!model.eos_token_ids.is_empty() && model.generation_config_json.contains("eos_token_id"));
 
     let mut client = TokenizerServiceClient::new(control::channel(&address).expect("a channel"));
-    let prompt = Prompt { kind: Some(Kind::Text("Once upon a time".to_owned())), add_special_tokens: true, suffix: None };
+    let prompt =
+        Prompt { kind: Some(Kind::Text("Once upon a time".to_owned())), add_special_tokens: true, suffix: None };
     let ask = proto::TokenizeRequest { prompt: Some(prompt), return_token_strs: true };
     let reply = client.tokenize(ask).await.expect("a reply").into_inner();
     assert_eq!(reply.tokens, [743, 827, 289, 546]);

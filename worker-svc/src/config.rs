@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::available_parallelism};
 
 use clap::ValueEnum;
-use kernels::ops::DType;
+use kernels::ops::{DType, KvDType};
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
 use proto::Setting;
@@ -279,9 +279,9 @@ impl Args {
             },
             kv_cache_dtype: match self.kv_cache_dtype {
                 CachePrecision::Auto => None,
-                CachePrecision::Bfloat16 => Some(DType::Bf16),
-                CachePrecision::Float16 => Some(DType::F16),
-                CachePrecision::Fp8E4m3 => Some(DType::E4m3),
+                CachePrecision::Bfloat16 => Some(DType::Bf16.into()),
+                CachePrecision::Float16 => Some(DType::F16.into()),
+                CachePrecision::Fp8E4m3 => Some(KvDType::E4m3),
             },
             placement: Placement::rank(self.rank as usize, self.tensor_parallel_size as usize),
             head: NetworkHead::Stored,
@@ -315,29 +315,23 @@ pub(crate) fn test_gpu() -> Option<CudaOptions> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use service_kit::parse_flags;
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
 
     #[test]
     fn the_last_device_named_counts() {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
         let flags = ["--device=auto", "--device=cuda"];
-        let cli = Cli::try_parse_from(required.iter().chain(&flags)).expect("flags that may be repeated");
-        assert_eq!(cli.args.device, Device::Cuda);
+        let args: Args = parse_flags(required.iter().chain(&flags)).expect("flags that may be repeated");
+        assert_eq!(args.device, Device::Cuda);
     }
 
     #[test]
     fn captured_sizes_are_those_asked_for_that_can_occur() {
         let capture_sizes = |flags: &[&str]| {
             let required = ["worker", "--model", "m", "--scheduler", "ring:/x", "--max-num-seqs", "20"];
-            Cli::try_parse_from(required.iter().chain(flags)).map(|cli| cli.args.capture_sizes())
+            parse_flags(required.iter().chain(flags)).map(|args: Args| args.capture_sizes())
         };
         assert_eq!(capture_sizes(&[]).unwrap(), [1, 2, 4, 8, 16, 20]);
         assert_eq!(capture_sizes(&["--max-cudagraph-capture-size", "8"]).unwrap(), [1, 2, 4, 8]);

@@ -28,7 +28,12 @@ pub use idle::graph_capture::CaptureStats;
 pub use profile::{Profile, Shape, Share, profile};
 pub use serve::serve;
 
-use service_kit::Threads;
+use service_kit::{Threads, metrics::Description};
+
+/// The metrics of the process, for documents.
+pub fn metrics() -> Vec<Description> {
+    metrics::WorkerMetrics::descriptions()
+}
 
 /// The process, from its flags to its exit code.
 pub fn run(args: Args) -> std::process::ExitCode {

@@ -6,31 +6,22 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use proto::{StepResult, WorkerReady};
 use service_kit::metrics::Metrics;
 
-/// A worker's metrics.
-pub(crate) struct WorkerMetrics {
-    steps: Counter,
-    compute_seconds: Counter<f64, AtomicU64>,
-    weight_bytes: Gauge,
-    kv_bytes: Gauge,
+service_kit::metrics! {
+    /// A worker's metrics.
+    pub(crate) struct WorkerMetrics {
+        by ["rank"] {
+            steps: Counter, "quire:worker_steps", "Steps executed";
+            compute_seconds: Counter<f64, AtomicU64>, "quire:worker_compute_seconds", "Time spent in steps";
+            weight_bytes: Gauge, "quire:worker_weight_bytes", "Weights in memory";
+            kv_bytes: Gauge, "quire:worker_kv_bytes", "Memory for keys, values and recurrent states";
+        }
+    }
 }
 
 impl WorkerMetrics {
     /// Registers them under the worker's rank.
     pub(crate) fn new(metrics: &Metrics, rank: u32) -> Self {
-        let all = Self {
-            steps: Counter::default(),
-            compute_seconds: Counter::default(),
-            weight_bytes: Gauge::default(),
-            kv_bytes: Gauge::default(),
-        };
-        metrics.register(|registry| {
-            let r = registry.sub_registry_with_label(("rank".into(), rank.to_string().into()));
-            r.register("quire:worker_steps", "Steps executed", all.steps.clone());
-            r.register("quire:worker_compute_seconds", "Time spent in steps", all.compute_seconds.clone());
-            r.register("quire:worker_weight_bytes", "Weights in memory", all.weight_bytes.clone());
-            r.register("quire:worker_kv_bytes", "Memory for keys, values and recurrent states", all.kv_bytes.clone());
-        });
-        all
+        metrics.register(|registry| Self::register(registry, &[("rank", &rank.to_string())]))
     }
 
     /// The model is loaded.

@@ -14,7 +14,7 @@ use proto::{
 };
 use service_kit::{
     Far, Process, StartAgain,
-    control::{ControlServer, Handler},
+    control::{ControlServer, Facts, Handler, async_trait},
 };
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use crate::{
     compute::{self, Compute, Job, RankSync, Reply, watchdog::Watchdog},
     config::Args,
+    device::Telemetry,
     metrics::WorkerMetrics,
     wire::{self, Out, SchedulerLink},
 };
@@ -41,8 +42,10 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
         given => given.to_owned(),
     };
-    let handler = ControlHandler { fingerprint: fingerprint.clone() };
-    ControlServer::new(&process, Arc::new(handler)).spawn(args.common.control.as_ref()).await?;
+    let telemetry = Telemetry::default();
+    let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
+    let control = ControlServer::new(&process, Arc::new(ControlHandler { telemetry: telemetry.clone() })).facts(facts);
+    control.spawn(args.common.control.as_ref()).await?;
     let Compute { jobs, replies, activity } = compute::start(args.clone())?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.rank),
@@ -55,6 +58,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         steps: 0,
         abort: AbortHandle::new(),
         watchdog: Watchdog::new(activity),
+        telemetry,
+        rank: args.rank,
         process: process.clone(),
     };
     let shutdown = process.shutdown.clone();
@@ -95,6 +100,8 @@ struct Worker {
     abort: AbortHandle,
     watchdog: Watchdog,
     metrics: WorkerMetrics,
+    telemetry: Telemetry,
+    rank: u32,
     process: Process,
 }
 
@@ -270,6 +277,8 @@ impl Worker {
         if ready.device_kind() == DeviceKind::Cuda {
             // Started again without its GPU, it would serve on the CPU: better wait for the GPU.
             self.process.status.decide("--device=cuda");
+            let (telemetry, metrics, rank) = (self.telemetry.clone(), self.process.metrics.clone(), self.rank);
+            tokio::task::spawn_blocking(move || telemetry.open(&metrics, rank));
         }
         info!(
             device = ready.device,
@@ -309,11 +318,12 @@ fn thread_gone() -> anyhow::Error {
 }
 
 struct ControlHandler {
-    fingerprint: String,
+    telemetry: Telemetry,
 }
 
+#[async_trait]
 impl Handler for ControlHandler {
-    fn model_fingerprint(&self) -> String {
-        self.fingerprint.clone()
+    async fn refresh_metrics(&self) {
+        self.telemetry.refresh().await;
     }
 }

@@ -3,6 +3,7 @@
 mod docs;
 mod gpu_compare;
 mod models;
+mod release;
 mod test;
 mod tidy;
 
@@ -21,6 +22,8 @@ enum Chore {
     /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see
     /// crates/models/tests/zoo)
     Models,
+    /// Make the files of a release: archives of the program and the chart, a bill of materials, checksums
+    Release(release::Args),
     /// Pass all tests: tidy, licences, unit, model checking, end to end. Installs what the tests need under target/.
     Test(test::Args),
     /// Check the house rules: imports, module docs, unsafe, environment reads, sizes, widths, signatures, commit
@@ -33,6 +36,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Docs => docs::run(&root()),
         Chore::GpuCompare(args) => gpu_compare::run(&args),
         Chore::Models => models::run(&root()),
+        Chore::Release(args) => release::run(&root(), &args),
         Chore::Test(args) => test::run(&root(), &args),
         Chore::Tidy => tidy::run(&root()),
     }

@@ -1,5 +1,5 @@
-//! Where one HTTP answer's events wait for whoever writes it. What waits is merged, so a slow reader costs at most its
-//! own text.
+//! The mailbox of one HTTP answer: events wait in it until the connection's task writes them. Waiting events are merged,
+//! so a slow reader costs at most its own text.
 
 use std::task::{Context, Poll, Waker};
 
@@ -55,7 +55,7 @@ fn append<T>(to: &mut Vec<T>, mut from: Vec<T>) {
     }
 }
 
-/// What a look into the mailbox brings. Keep it and pass it again: its buffers are reused.
+/// The result of a poll. Keep it and pass it again: its buffers are reused.
 #[derive(Debug, Default)]
 pub struct Update {
     /// Prompts that were admitted: which of the answer's, and the facts.
@@ -73,6 +73,22 @@ pub enum Ending {
     Complete,
     /// A part of it failed, and the whole with it.
     Failed(Failure),
+}
+
+/// An event of one of the answer's requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Delivery {
+    /// A prompt was admitted.
+    Admitted {
+        /// Which of the answer's prompts.
+        prompt: u32,
+        /// The facts.
+        admitted: Admitted,
+    },
+    /// A choice grew; `choice` counts those of all prompts. Nothing follows for a choice that finished.
+    Delta(Delta),
+    /// A part of the answer failed.
+    Failure(Failure),
 }
 
 /// When the writer wants to be woken.
@@ -116,6 +132,15 @@ impl Mailbox {
                 unfinished: choices,
                 failure: None,
             }),
+        }
+    }
+
+    /// Takes an event of a request. Returns whom to wake.
+    pub fn deliver(&self, delivery: Delivery) -> Option<Waker> {
+        match delivery {
+            Delivery::Admitted { prompt, admitted } => self.admit(prompt, admitted),
+            Delivery::Delta(delta) => self.grow(delta.choice, delta),
+            Delivery::Failure(failure) => self.fail(failure),
         }
     }
 
@@ -267,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_the_end_sleeps_until_then() {
+    fn a_writer_that_waits_for_the_end_sleeps_until_then() {
         let mailbox = Mailbox::new(1, WakeAt::Ending);
         let mut context = Context::from_waker(Waker::noop());
         assert!(mailbox.poll_due(&mut context).is_pending());

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use proto::Inbound;
 use tokio::sync::Notify;
 
-/// A bounded queue that refuses requests while nobody takes them.
+/// A bounded queue that refuses requests while the link is down.
 pub struct Outbox {
     inner: Mutex<Inner>,
     filled: Notify,

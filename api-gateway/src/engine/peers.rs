@@ -1,6 +1,9 @@
 //! The control planes of the other processes: are they ready, what do they count, and the tokenizer's own service.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt::Write as _,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use proto::tokenizer_service_client::TokenizerServiceClient;
@@ -102,6 +105,19 @@ impl Peers {
         let answers = join_all(self.pipeline.iter().map(Peer::ready)).await;
         let reasons: Vec<String> = answers.into_iter().filter_map(Result::err).collect();
         if reasons.is_empty() { Ok(()) } else { Err(reasons.join("; ")) }
+    }
+
+    /// Which processes of the pipeline are ready now, as metrics.
+    pub async fn readiness(&self) -> String {
+        let answers = join_all(self.pipeline.iter().map(Peer::ready)).await;
+        let mut text = "# HELP quire:process_ready Whether a process was ready when it was asked: 1 or 0\n\
+                        # TYPE quire:process_ready gauge\n"
+            .to_owned();
+        for (peer, answer) in self.pipeline.iter().zip(answers) {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "quire:process_ready{{process=\"{}\"}} {}", peer.name, u8::from(answer.is_ok()));
+        }
+        text
     }
 
     /// The metrics of every other process that answers.

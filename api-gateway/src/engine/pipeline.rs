@@ -1,8 +1,8 @@
 //! The gateway's end of the pipeline: requests go out through an outbox, events come in through the registry.
 //!
 //! Routes call [`Pipeline::submit`] and hold the [`InFlight`] that it gives for as long as somebody reads the answer.
-//! Dropping it, for whatever reason, forgets the requests, and aborts those that still run. So nothing leaks and
-//! nothing runs for nobody.
+//! Dropping it, for whatever reason, forgets the requests, and aborts those that still run. So nothing leaks, and no
+//! request runs on without a client.
 
 use std::{
     sync::Arc,
@@ -11,18 +11,21 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use proto::{Abort, EventBatch, Failure, Inbound, Request, RequestKey, failure, inbound};
+use proto::{Abort, Event, EventBatch, Failure, Inbound, Request, RequestKey, event, failure, inbound};
 use tokio::sync::Notify;
 
 use crate::{
     engine::{
-        mailbox::{Mailbox, WakeAt},
+        mailbox::{Delivery, Mailbox, WakeAt},
         outbox::Outbox,
-        registry::{NewEntry, Refusal, Registry, Stage},
+        registry::{Failed, NewEntry, Outcome, Refusal, Registry, Removed, Stage},
     },
     error::ApiError,
-    metrics::RequestMetrics,
+    metrics::{Counted, RequestMetrics},
 };
+
+/// The number of an event that is about all requests.
+const ALL: u64 = 0;
 
 /// Requests out, events in; shared by routes and link tasks.
 pub struct Pipeline {
@@ -159,9 +162,11 @@ impl Pipeline {
         {
             let mut registry = self.registry.lock();
             for number in numbers {
-                match registry.remove(*number, now, &self.metrics) {
-                    Some(Stage::Sent | Stage::Admitted) => running.push(*number),
-                    Some(Stage::Ended) | None => {}
+                let Some(Removed { stage, abandoned }) = registry.remove(*number, now) else { continue };
+                abandoned.iter().for_each(|abandoned| self.metrics.abandoned(abandoned));
+                match stage {
+                    Stage::Sent | Stage::Admitted => running.push(*number),
+                    Stage::Ended => {}
                 }
             }
             self.metrics.in_flight(registry.len());
@@ -179,10 +184,28 @@ impl Pipeline {
         {
             let mut registry = self.registry.lock();
             for event in batches.flat_map(|batch| batch.events) {
-                registry.apply(event, now, &self.metrics, &mut wakers);
+                if event.number == ALL {
+                    self.fail_everything(&mut registry, event, &mut wakers);
+                } else if let Some(Outcome { mailbox, delivery, counted }) = registry.apply(event, now) {
+                    self.metrics.count(&counted);
+                    wakers.extend(mailbox.deliver(delivery));
+                }
             }
         }
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The detokenizer says that all requests failed.
+    fn fail_everything(&self, registry: &mut Registry, event: Event, wakers: &mut Vec<Waker>) {
+        if let Some(event::Kind::Failure(failure)) = event.kind {
+            wakers.extend(registry.fail_all().iter().filter_map(|failed| self.tell(failed, &failure)));
+        }
+    }
+
+    /// Counts a failed request and tells its mailbox. Returns whom to wake.
+    fn tell(&self, failed: &Failed, failure: &Failure) -> Option<Waker> {
+        self.metrics.count(&Counted::Failed);
+        failed.mailbox.deliver(Delivery::Failure(failure.clone()))
     }
 
     /// The events link is up.
@@ -192,29 +215,24 @@ impl Pipeline {
 
     /// The events link is lost, and with it everything in flight.
     pub fn events_lost(&self) {
-        let numbers = self.fail(|registry, failure, metrics, wakers| {
+        self.fail("A part of the server was lost, try again.", |registry| {
             registry.close();
-            registry.fail_all(failure, metrics, wakers)
+            registry.fail_all()
         });
-        numbers.into_iter().for_each(|number| self.abort(number));
     }
 
     /// The tokenizer's link is lost: what it may still have had fails, and is aborted once it is back.
     pub fn requests_lost(&self) {
         self.outbox.down();
-        let numbers = self.fail(Registry::fail_sent);
-        numbers.into_iter().for_each(|number| self.abort(number));
+        self.fail("A part of the server was lost, try again.", Registry::fail_sent);
     }
 
-    fn fail(
-        &self,
-        choose: impl FnOnce(&mut Registry, &Failure, &RequestMetrics, &mut Vec<Waker>) -> Vec<u64>,
-    ) -> Vec<u64> {
-        let failure = unavailable("A part of the server was lost, try again.");
-        let mut wakers = Vec::new();
-        let numbers = choose(&mut self.registry.lock(), &failure, &self.metrics, &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
-        numbers
+    /// Fails requests of the registry with `message`, and has them aborted.
+    fn fail(&self, message: &str, choose: impl FnOnce(&mut Registry) -> Vec<Failed>) {
+        let failure = unavailable(message);
+        let failed = choose(&mut self.registry.lock());
+        failed.iter().for_each(|failed| self.abort(failed.number));
+        failed.iter().filter_map(|failed| self.tell(failed, &failure)).for_each(Waker::wake);
     }
 
     /// A message could not be sent. The request that it carried fails with `refusal`, or with the link when there is
@@ -223,8 +241,8 @@ impl Pipeline {
         match (&message.event, refusal) {
             (Some(inbound::Event::Abort(_)), _) => self.outbox.push_abort(message),
             (Some(inbound::Event::Request(Request { key: Some(key), .. })), Some(failure)) => {
-                let waker = self.registry.lock().fail_one(key.number, failure, &self.metrics);
-                waker.into_iter().for_each(Waker::wake);
+                let failed = self.registry.lock().fail_one(key.number);
+                failed.iter().filter_map(|failed| self.tell(failed, &failure)).for_each(Waker::wake);
             }
             _ => {}
         }
@@ -257,11 +275,7 @@ impl Pipeline {
 
     /// Ends what still runs, with an error: the gateway's time is over.
     pub fn end_all(&self) {
-        let failure = unavailable("The server is shutting down.");
-        let mut wakers = Vec::new();
-        let numbers = self.registry.lock().fail_all(&failure, &self.metrics, &mut wakers);
-        numbers.into_iter().for_each(|number| self.abort(number));
-        wakers.into_iter().for_each(Waker::wake);
+        self.fail("The server is shutting down.", Registry::fail_all);
     }
 }
 

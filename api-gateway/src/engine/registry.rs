@@ -1,18 +1,18 @@
-//! The requests that this gateway has in flight: plain data and small methods. It knows no sockets, tasks or clock.
+//! The requests that this gateway has in flight: plain data and small methods. It knows no sockets, tasks, metrics or
+//! clock: what an event changes is returned as an outcome, which the caller delivers and counts.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
     sync::Arc,
-    task::Waker,
     time::{Duration, Instant},
 };
 
-use proto::{Admitted, Delta, Event, Failure, FinishReason, event};
+use proto::{Admitted, Delta, Event, FinishReason, event};
 
 use crate::{
-    engine::mailbox::Mailbox,
-    metrics::{ChoiceEnd, RequestMetrics},
+    engine::mailbox::{Delivery, Mailbox},
+    metrics::{Abandoned, ChoiceEnd, Counted, Growth, RequestEnd, TokenTime},
 };
 
 /// Why a request is not taken.
@@ -20,7 +20,7 @@ use crate::{
 pub enum Refusal {
     /// As many as allowed are in flight.
     Full,
-    /// Nobody would bring its events.
+    /// Its events could not come: the detokenizer is not connected.
     NoEvents,
     /// The gateway is ending.
     Draining,
@@ -42,7 +42,7 @@ pub struct NewEntry {
     pub arrival: Instant,
 }
 
-/// How far a request is.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Handed to the tokenizer's link.
@@ -53,6 +53,35 @@ pub enum Stage {
     Ended,
 }
 
+/// What an event changed.
+#[must_use]
+pub struct Outcome<'r> {
+    /// The mailbox of the request's answer.
+    pub mailbox: &'r Mailbox,
+    /// To be delivered there.
+    pub delivery: Delivery,
+    /// To be counted.
+    pub counted: Counted,
+}
+
+/// A request that failed: its mailbox is to be told, and the failure counted.
+#[must_use]
+pub struct Failed {
+    /// Its number.
+    pub number: u64,
+    /// The mailbox of its answer.
+    pub mailbox: Arc<Mailbox>,
+}
+
+/// A request that was removed.
+#[must_use]
+pub struct Removed {
+    /// Its stage until then.
+    pub stage: Stage,
+    /// If it had not ended, the figures to count.
+    pub abandoned: Option<Abandoned>,
+}
+
 struct Entry {
     new: NewEntry,
     stage: Stage,
@@ -61,7 +90,7 @@ struct Entry {
     unfinished: u32,
 }
 
-/// What the metrics need of a choice.
+/// Times and tokens of a choice, for the metrics.
 #[derive(Clone, Copy, Default)]
 struct Clock {
     first: Option<Instant>,
@@ -85,7 +114,7 @@ impl Registry {
         Self { entries: HashMap::default(), next: 1, limit, events_up: false, draining: false }
     }
 
-    /// How many requests are in flight, unwritten answers included.
+    /// The number of requests in flight, unwritten answers included.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -134,13 +163,11 @@ impl Registry {
         Ok(number)
     }
 
-    /// Forgets a request whose answer is written or not wanted any more. Tells how far it was.
-    pub fn remove(&mut self, number: u64, now: Instant, metrics: &RequestMetrics) -> Option<Stage> {
+    /// Removes a request whose answer is written, or whose client left.
+    pub fn remove(&mut self, number: u64, now: Instant) -> Option<Removed> {
         let entry = self.entries.remove(&number)?;
-        if entry.stage != Stage::Ended {
-            entry.abandoned(now, metrics);
-        }
-        Some(entry.stage)
+        let abandoned = (entry.stage != Stage::Ended).then(|| entry.abandoned(now));
+        Some(Removed { stage: entry.stage, abandoned })
     }
 
     /// The numbers of the requests that a client knows as `request_id`; of an answer to several prompts each has its
@@ -154,107 +181,88 @@ impl Registry {
         self.entries.iter().filter(|(_, entry)| is_named(entry)).map(|(number, _)| *number).collect()
     }
 
-    /// Delivers one event. Those of unknown or ended requests are dropped: their clients left. Adds whom to wake to
-    /// `wakers`.
-    pub fn apply(&mut self, event: Event, now: Instant, metrics: &RequestMetrics, wakers: &mut Vec<Waker>) {
-        let number = event.number;
-        let Some(kind) = event.kind else { return };
-        if number == 0 {
-            if let event::Kind::Failure(failure) = kind {
-                self.fail_all(&failure, metrics, wakers);
+    /// Applies an event of one request. Those of unknown or ended requests are dropped: their clients left.
+    pub fn apply(&mut self, event: Event, now: Instant) -> Option<Outcome<'_>> {
+        let entry = self.entries.get_mut(&event.number).filter(|entry| entry.stage != Stage::Ended)?;
+        let (delivery, counted) = match event.kind? {
+            event::Kind::Admitted(admitted) => entry.admit(admitted)?,
+            event::Kind::Delta(delta) => entry.grow(delta, now)?,
+            event::Kind::Failure(failure) => {
+                entry.stage = Stage::Ended;
+                (Delivery::Failure(failure), Counted::Failed)
             }
-            return;
-        }
-        let Some(entry) = self.entries.get_mut(&number) else { return };
-        let waker = match kind {
-            _ if entry.stage == Stage::Ended => None,
-            event::Kind::Admitted(admitted) => entry.admit(admitted, metrics),
-            event::Kind::Delta(delta) => entry.grow(delta, now, metrics),
-            event::Kind::Failure(failure) => entry.fail(failure, metrics),
         };
-        wakers.extend(waker);
+        Some(Outcome { mailbox: &entry.new.mailbox, delivery, counted })
     }
 
-    /// The tokenizer is lost: fails what the engine did not admit. Returns their numbers, to be aborted once it is
-    /// back.
-    pub fn fail_sent(&mut self, failure: &Failure, metrics: &RequestMetrics, wakers: &mut Vec<Waker>) -> Vec<u64> {
-        self.fail_where(|stage| stage == Stage::Sent, failure, metrics, wakers)
+    /// Fails the requests that the engine did not admit: the tokenizer is lost. They are to be aborted once it is back.
+    pub fn fail_sent(&mut self) -> Vec<Failed> {
+        self.fail_where(|stage| stage == Stage::Sent)
     }
 
-    /// Everything in flight is lost. Returns the numbers.
-    pub fn fail_all(&mut self, failure: &Failure, metrics: &RequestMetrics, wakers: &mut Vec<Waker>) -> Vec<u64> {
-        self.fail_where(|stage| stage != Stage::Ended, failure, metrics, wakers)
+    /// Fails everything in flight.
+    pub fn fail_all(&mut self) -> Vec<Failed> {
+        self.fail_where(|stage| stage != Stage::Ended)
     }
 
-    /// Fails one request that never left. Returns whom to wake.
-    pub fn fail_one(&mut self, number: u64, failure: Failure, metrics: &RequestMetrics) -> Option<Waker> {
+    /// Fails one request that was never sent.
+    pub fn fail_one(&mut self, number: u64) -> Option<Failed> {
         let entry = self.entries.get_mut(&number).filter(|entry| entry.stage != Stage::Ended)?;
-        entry.fail(failure, metrics)
+        Some(entry.fail(number))
     }
 
-    fn fail_where(
-        &mut self,
-        concerns: impl Fn(Stage) -> bool,
-        failure: &Failure,
-        metrics: &RequestMetrics,
-        wakers: &mut Vec<Waker>,
-    ) -> Vec<u64> {
-        let mut failed = Vec::new();
-        for (number, entry) in self.entries.iter_mut().filter(|(_, entry)| concerns(entry.stage)) {
-            failed.push(*number);
-            wakers.extend(entry.fail(failure.clone(), metrics));
-        }
-        failed
+    fn fail_where(&mut self, concerns: impl Fn(Stage) -> bool) -> Vec<Failed> {
+        let concerned = self.entries.iter_mut().filter(|(_, entry)| concerns(entry.stage));
+        concerned.map(|(number, entry)| entry.fail(*number)).collect()
     }
 }
 
 impl Entry {
-    fn admit(&mut self, admitted: Admitted, metrics: &RequestMetrics) -> Option<Waker> {
+    fn admit(&mut self, admitted: Admitted) -> Option<(Delivery, Counted)> {
         if self.stage != Stage::Sent {
             return None;
         }
         self.stage = Stage::Admitted;
         self.prompt_tokens = admitted.prompt_tokens;
-        metrics.admitted(admitted.prompt_tokens, admitted.cached_tokens);
-        self.new.mailbox.admit(self.new.prompt, admitted)
+        let Admitted { prompt_tokens, cached_tokens, .. } = admitted;
+        let delivery = Delivery::Admitted { prompt: self.new.prompt, admitted };
+        Some((delivery, Counted::Admitted { prompt_tokens, cached_tokens }))
     }
 
-    fn grow(&mut self, mut delta: Delta, now: Instant, metrics: &RequestMetrics) -> Option<Waker> {
+    fn grow(&mut self, mut delta: Delta, now: Instant) -> Option<(Delivery, Counted)> {
         let choice = delta.choice;
         let clock = self.choices.get_mut(choice as usize).filter(|clock| !clock.finished)?;
-        clock.tick(delta.token_count, self.new.arrival, now, metrics);
+        let time = clock.tick(delta.token_count, self.new.arrival, now);
+        let mut growth = Growth { tokens: delta.token_count, time, choice_end: None, request_end: None };
         let reason = delta.finish();
         if reason != FinishReason::Unspecified {
             clock.finished = true;
             self.unfinished -= 1;
-            metrics.choice_ended(&self.choice_end(choice as usize, reason, now));
+            growth.choice_end = Some(self.choice_end(choice as usize, reason, now));
             if self.unfinished == 0 {
                 self.stage = Stage::Ended;
-                self.ended(metrics);
+                growth.request_end = Some(self.request_end());
             }
         }
         // The mailbox counts the choices of all prompts of the answer; every prompt has the same n.
         delta.choice = self.new.prompt * self.new.n + choice;
-        self.new.mailbox.grow(delta.choice, delta)
+        Some((Delivery::Delta(delta), Counted::Grown(growth)))
     }
 
-    fn fail(&mut self, failure: Failure, metrics: &RequestMetrics) -> Option<Waker> {
+    fn fail(&mut self, number: u64) -> Failed {
         self.stage = Stage::Ended;
-        metrics.failed();
-        self.new.mailbox.fail(failure)
+        Failed { number, mailbox: self.new.mailbox.clone() }
     }
 
     /// The client left.
-    fn abandoned(&self, now: Instant, metrics: &RequestMetrics) {
-        for choice in (0..self.choices.len()).filter(|choice| !self.choices[*choice].finished) {
-            metrics.choice_ended(&self.choice_end(choice, FinishReason::Abort, now));
-        }
-        self.ended(metrics);
+    fn abandoned(&self, now: Instant) -> Abandoned {
+        let unfinished = (0..self.choices.len()).filter(|choice| !self.choices[*choice].finished);
+        let choices = unfinished.map(|choice| self.choice_end(choice, FinishReason::Abort, now)).collect();
+        Abandoned { choices, request: self.request_end() }
     }
 
-    fn ended(&self, metrics: &RequestMetrics) {
-        let longest = self.choices.iter().map(|clock| clock.tokens).max().unwrap_or(0);
-        metrics.request_ended(self.new.n, longest);
+    fn request_end(&self) -> RequestEnd {
+        RequestEnd { n: self.new.n, longest: self.choices.iter().map(|clock| clock.tokens).max().unwrap_or(0) }
     }
 
     fn choice_end(&self, choice: usize, reason: FinishReason, now: Instant) -> ChoiceEnd {
@@ -271,19 +279,18 @@ impl Entry {
 }
 
 impl Clock {
-    fn tick(&mut self, tokens: u32, arrival: Instant, now: Instant, metrics: &RequestMetrics) {
+    fn tick(&mut self, tokens: u32, arrival: Instant, now: Instant) -> Option<TokenTime> {
         if tokens == 0 {
-            return;
+            return None;
         }
-        metrics.generated(tokens);
         self.tokens += tokens;
-        match self.last.replace(now) {
-            Some(last) => metrics.next_tokens(tokens, now.saturating_duration_since(last)),
+        Some(match self.last.replace(now) {
+            Some(last) => TokenTime::Next(now.saturating_duration_since(last)),
             None => {
                 self.first = Some(now);
-                metrics.first_token(now.saturating_duration_since(arrival));
+                TokenTime::First(now.saturating_duration_since(arrival))
             }
-        }
+        })
     }
 
     fn decode(&self) -> Duration {
@@ -318,14 +325,13 @@ impl Hasher for NumberHasher {
 mod tests {
     use std::task::{Context, Waker};
 
-    use proto::failure;
+    use proto::{Failure, failure};
 
     use super::*;
     use crate::engine::mailbox::{Ending, Update, WakeAt};
 
     struct Bench {
         registry: Registry,
-        metrics: RequestMetrics,
         start: Instant,
     }
 
@@ -333,7 +339,7 @@ mod tests {
         fn new(limit: usize) -> Self {
             let mut registry = Registry::new(limit);
             registry.open();
-            Self { registry, metrics: RequestMetrics::default(), start: Instant::now() }
+            Self { registry, start: Instant::now() }
         }
 
         fn insert(&mut self, n: u32) -> Result<(u64, Arc<Mailbox>), Refusal> {
@@ -349,13 +355,16 @@ mod tests {
             Ok((self.registry.insert(new)?, mailbox))
         }
 
-        fn event(&mut self, number: u64, kind: event::Kind) {
+        /// Applies an event and delivers its outcome; what is to be counted.
+        fn event(&mut self, number: u64, kind: event::Kind) -> Option<Counted> {
             let event = Event { number, kind: Some(kind) };
-            self.registry.apply(event, self.start, &self.metrics, &mut Vec::new());
+            let Outcome { mailbox, delivery, counted } = self.registry.apply(event, self.start)?;
+            mailbox.deliver(delivery);
+            Some(counted)
         }
 
         fn stage(&mut self, number: u64) -> Option<Stage> {
-            self.registry.remove(number, self.start, &self.metrics)
+            self.registry.remove(number, self.start).map(|removed| removed.stage)
         }
     }
 
@@ -380,8 +389,8 @@ mod tests {
         assert_eq!(number, 1);
         bench.event(number, event::Kind::Admitted(Admitted { prompt_tokens: 3, ..Admitted::default() }));
         bench.event(number, delta(1, FinishReason::Stop));
-        bench.event(number, delta(1, FinishReason::Stop)); // nothing follows a finish
-        bench.event(number, delta(7, FinishReason::Stop)); // no such choice
+        assert_eq!(bench.event(number, delta(1, FinishReason::Stop)), None, "nothing follows a finish");
+        assert_eq!(bench.event(number, delta(7, FinishReason::Stop)), None, "there is no such choice");
         assert_eq!(look(&mailbox).unwrap().ending, None);
         bench.event(number, delta(0, FinishReason::Length));
         assert_eq!(look(&mailbox).unwrap().ending, Some(Ending::Complete));
@@ -398,24 +407,45 @@ mod tests {
         let (sent, sent_box) = bench.insert(1).unwrap();
         let (admitted, admitted_box) = bench.insert(1).unwrap();
         bench.event(admitted, event::Kind::Admitted(Admitted::default()));
-        let failed = bench.registry.fail_sent(&lost(), &bench.metrics, &mut Vec::new());
-        assert_eq!(failed, [sent]);
-        assert_eq!(look(&sent_box).unwrap().ending, Some(Ending::Failed(lost())));
+        let failed = bench.registry.fail_sent();
+        assert_eq!(failed.iter().map(|failed| failed.number).collect::<Vec<_>>(), [sent]);
+        assert!(Arc::ptr_eq(&failed[0].mailbox, &sent_box));
         assert_eq!(look(&admitted_box).unwrap().ending, None);
         bench.event(sent, delta(0, FinishReason::Stop)); // too late
-        assert!(look(&sent_box).is_none_or(|update| update.grown.is_empty()));
+        assert!(look(&sent_box).is_none(), "the caller delivers the failure");
         assert_eq!(bench.stage(admitted), Some(Stage::Admitted));
     }
 
     #[test]
-    fn event_number_zero_fails_everything() {
+    fn everything_in_flight_fails_once() {
         let mut bench = Bench::new(9);
-        let boxes: Vec<_> = (0..3).map(|_| bench.insert(1).unwrap().1).collect();
-        bench.event(0, event::Kind::Failure(lost()));
-        for mailbox in boxes {
-            assert_eq!(look(&mailbox).unwrap().ending, Some(Ending::Failed(lost())));
-        }
-        assert!(bench.registry.fail_all(&lost(), &bench.metrics, &mut Vec::new()).is_empty());
+        let numbers: Vec<u64> = (0..3).map(|_| bench.insert(1).unwrap().0).collect();
+        let mut failed: Vec<u64> = bench.registry.fail_all().iter().map(|failed| failed.number).collect();
+        failed.sort_unstable();
+        assert_eq!(failed, numbers);
+        assert!(bench.registry.fail_all().is_empty());
+        assert!(bench.registry.fail_one(numbers[0]).is_none());
+    }
+
+    #[test]
+    fn outcomes_say_what_is_to_be_counted() {
+        let mut bench = Bench::new(9);
+        let (number, _) = bench.insert(2).unwrap();
+        let admitted = Admitted { prompt_tokens: 3, cached_tokens: 2, ..Admitted::default() };
+        let counted = bench.event(number, event::Kind::Admitted(admitted));
+        assert_eq!(counted, Some(Counted::Admitted { prompt_tokens: 3, cached_tokens: 2 }));
+        let time = |counted: Option<Counted>| match counted {
+            Some(Counted::Grown(growth)) => (growth.time, growth.choice_end.is_some(), growth.request_end),
+            other => panic!("{other:?}"),
+        };
+        let first = time(bench.event(number, delta(0, FinishReason::Unspecified)));
+        assert_eq!(first, (Some(TokenTime::First(Duration::ZERO)), false, None));
+        let next = time(bench.event(number, delta(0, FinishReason::Stop)));
+        assert_eq!(next, (Some(TokenTime::Next(Duration::ZERO)), true, None));
+        let abandoned = bench.registry.remove(number, bench.start).unwrap().abandoned.unwrap();
+        assert_eq!(abandoned.choices.len(), 1);
+        assert_eq!(abandoned.choices[0].reason, FinishReason::Abort);
+        assert_eq!(abandoned.request, RequestEnd { n: 2, longest: 2 });
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use prometheus_client::{
-    encoding::EncodeLabelSet,
     metrics::{
         counter::Counter,
         family::{Family, MetricConstructor},
@@ -11,6 +10,7 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use service_kit::metrics::Description;
 
 const COARSE_SECONDS: [f64; 3] = [0.1, 0.5, 1.0];
 const FINE_SECONDS: [f64; 21] = [
@@ -20,22 +20,21 @@ const FINE_SECONDS: [f64; 21] = [
 /// Handlers whose requests are not counted: they are asked all the time, by machines.
 const EXCLUDED: [&str; 7] = ["/health", "/load", "/metrics", "/ping", "/server_info", "/version", "none"];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
-    handler: &'static str,
-    method: &'static str,
-    status: &'static str,
-}
+service_kit::labels! {
+    struct Outcome {
+        handler: &'static str,
+        method: &'static str,
+        status: &'static str,
+    }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Handled {
-    handler: &'static str,
-    method: &'static str,
-}
+    struct Handled {
+        handler: &'static str,
+        method: &'static str,
+    }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Handler {
-    handler: &'static str,
+    struct Handler {
+        handler: &'static str,
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -47,15 +46,34 @@ impl MetricConstructor<Histogram> for Buckets {
     }
 }
 
+type Histograms<Labels> = Family<Labels, Histogram, Buckets>;
+
+service_kit::metrics! {
+    struct Table {
+        by [] {
+            requests: Family<Outcome, Counter>, "http_requests", "Requests by handler, method and status";
+            duration: Histograms<Handled> = each(&COARSE_SECONDS), "http_request_duration_seconds",
+                "Duration by handler";
+            fine_duration: Histogram = Histogram::new(FINE_SECONDS), "http_request_duration_highr_seconds",
+                "Duration of all requests";
+            request_size: Histograms<Handler> = each(&[]), "http_request_size_bytes", "Size of requests by handler";
+            response_size: Histograms<Handler> = each(&[]), "http_response_size_bytes", "Size of answers by handler";
+        }
+    }
+}
+
+fn each<Labels: Clone + Eq + std::hash::Hash>(buckets: &'static [f64]) -> Histograms<Labels> {
+    Family::new_with_constructor(Buckets(buckets))
+}
+
+/// All of them, for documents.
+pub(super) fn descriptions() -> Vec<Description> {
+    Table::descriptions()
+}
+
 /// Counts requests; cloning shares.
 #[derive(Clone)]
-pub struct HttpMetrics {
-    requests: Family<Outcome, Counter>,
-    duration: Family<Handled, Histogram, Buckets>,
-    fine_duration: Histogram,
-    request_size: Family<Handler, Histogram, Buckets>,
-    response_size: Family<Handler, Histogram, Buckets>,
-}
+pub struct HttpMetrics(Table);
 
 /// A request that was answered.
 #[derive(Clone, Copy, Debug)]
@@ -77,20 +95,7 @@ pub struct Handling {
 impl HttpMetrics {
     /// Creates and registers them.
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            requests: Family::default(),
-            duration: Family::new_with_constructor(Buckets(&COARSE_SECONDS)),
-            fine_duration: Histogram::new(FINE_SECONDS),
-            request_size: Family::new_with_constructor(Buckets(&[])),
-            response_size: Family::new_with_constructor(Buckets(&[])),
-        };
-        registry.register("http_requests", "Requests by handler, method and status", metrics.requests.clone());
-        registry.register("http_request_duration_seconds", "Duration by handler", metrics.duration.clone());
-        let fine = metrics.fine_duration.clone();
-        registry.register("http_request_duration_highr_seconds", "Duration of all requests", fine);
-        registry.register("http_request_size_bytes", "Size of requests by handler", metrics.request_size.clone());
-        registry.register("http_response_size_bytes", "Size of answers by handler", metrics.response_size.clone());
-        metrics
+        Self(Table::register(registry, &[]))
     }
 
     /// Counts one request.
@@ -100,11 +105,11 @@ impl HttpMetrics {
             return;
         }
         let seconds = handling.duration.as_secs_f64();
-        self.requests.get_or_create(&Outcome { handler, method, status: status_class(handling.status) }).inc();
-        self.duration.get_or_create(&Handled { handler, method }).observe(seconds);
-        self.fine_duration.observe(seconds);
-        self.request_size.get_or_create(&Handler { handler }).observe(handling.request_bytes as f64);
-        self.response_size.get_or_create(&Handler { handler }).observe(handling.response_bytes as f64);
+        self.0.requests.get_or_create(&Outcome { handler, method, status: status_class(handling.status) }).inc();
+        self.0.duration.get_or_create(&Handled { handler, method }).observe(seconds);
+        self.0.fine_duration.observe(seconds);
+        self.0.request_size.get_or_create(&Handler { handler }).observe(handling.request_bytes as f64);
+        self.0.response_size.get_or_create(&Handler { handler }).observe(handling.response_bytes as f64);
     }
 }
 

@@ -1,6 +1,6 @@
 //! `GET /metrics`: the metrics of all processes of the engine, as one text.
 
-use std::{iter::once, sync::Arc};
+use std::sync::Arc;
 
 use axum::{extract::State, response::IntoResponse, routing::get};
 use http::header;
@@ -24,8 +24,8 @@ pub const ROUTE: Route = Route {
 };
 
 async fn answer(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
-    let others = gateway.peers.metrics().await;
+    let (others, readiness) = tokio::join!(gateway.peers.metrics(), gateway.peers.readiness());
     let ours = gateway.process.metrics.text();
-    let text = exposition::join(once(ours.as_str()).chain(others.iter().map(String::as_str)));
+    let text = exposition::join([ours.as_str(), &readiness].into_iter().chain(others.iter().map(String::as_str)));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }

@@ -44,7 +44,7 @@ fn cors(cors: &Cors) -> Option<CorsLayer> {
         return None;
     }
     let any = |list: &[String]| list.iter().any(|item| item == "*");
-    // With credentials the standard forbids `*`; naming whoever asks means the same.
+    // With credentials the standard forbids `*`; naming the caller's origin means the same.
     let origins = match (any(&cors.origins), cors.credentials) {
         (true, true) => AllowOrigin::mirror_request(),
         (true, false) => AllowOrigin::any(),

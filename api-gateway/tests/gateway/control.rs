@@ -8,9 +8,8 @@ use proto::{
 };
 use serde_json::json;
 use service_kit::{
-    CancellationToken, Process, Status,
+    Process,
     control::{ControlServer, Handler},
-    metrics::Metrics,
 };
 use tempfile::TempDir;
 use tonic::{Request, Response};
@@ -67,11 +66,7 @@ impl Tokenizer {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = format!("grpc+unix:{}", folder.path().join("control.sock").display());
-        let process = Process {
-            status: Status::new("tokenizer-svc"),
-            metrics: Metrics::default(),
-            shutdown: CancellationToken::new(),
-        };
+        let process = Process::new("tokenizer-svc");
         let server = ControlServer::new(&process, Arc::new(Facts)).with(TokenizerServiceServer::new(Bytewise));
         server.spawn(Some(&address.parse().unwrap())).await.unwrap();
         process.status.ready();

@@ -2,18 +2,11 @@
 
 use std::time::Duration;
 
-use clap::Parser;
-use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
+use service_kit::{Process, parse_flags};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use crate::{client::Client, engine::Engine};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    args: api_gateway::Args,
-}
 
 /// A running gateway.
 pub struct Stage {
@@ -46,13 +39,9 @@ impl Stage {
             format!("--uds={}", socket.display()),
             "--model=wren".into(),
         ];
-        let args = Cli::try_parse_from(base.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned())));
-        let process = Process {
-            status: Status::new("api-gateway"),
-            metrics: Metrics::default(),
-            shutdown: CancellationToken::new(),
-        };
-        let gateway = tokio::spawn(api_gateway::serve(args.expect("flags").args, process.clone()));
+        let args = parse_flags(base.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned())));
+        let process = Process::new("api-gateway");
+        let gateway = tokio::spawn(api_gateway::serve(args.expect("flags"), process.clone()));
         while !socket.exists() && !gateway.is_finished() {
             tokio::task::yield_now().await;
         }

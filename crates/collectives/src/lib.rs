@@ -1,7 +1,8 @@
 //! All-reduce and friends between the workers of one group.
 //!
-//! [`Solo`] is a group of one. [`SharedMemory`] joins processes of one host through a segment of shared memory. Every sum is added in
-//! rank order, so all ranks hold the same bits. Every wait has a deadline, and an [`AbortHandle`] ends it at once from another thread.
+//! [`Solo`] is a group of one. [`SharedMemory`] joins processes of one host through a segment of shared memory. Every
+//! sum is added in rank order, so all ranks hold the same bits. Every wait has a deadline, and an [`AbortHandle`] ends
+//! it at once from another thread.
 
 mod abort;
 mod segment;
@@ -28,13 +29,7 @@ pub trait Collective: Send {
 
     /// The bytes that each rank gave, in rank order. All give as many. For what ranks tell each other once, not in
     /// every step.
-    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let mine: Vec<f32> = mine.iter().map(|byte| f32::from(*byte)).collect();
-        let mut all = vec![0.0; mine.len() * self.world_size()];
-        self.all_gather(&mine, &mut all)?;
-        let bytes = |part: &[f32]| part.iter().map(|number| *number as u8).collect();
-        Ok(all.chunks_exact(mine.len().max(1)).map(bytes).collect())
-    }
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
 }
 
 /// Why a collective did not finish.

@@ -3,8 +3,9 @@
 //! ```text
 //! | Header | Turn 0 | .. | Turn n-1 | half 0: area 0 | .. | area n-1 | result | half 1: the same |
 //! ```
-//! Each area and result is `chunk` floats. Rank 0 creates the segment and takes its name away as soon as all ranks have mapped it, so a
-//! killed group leaves nothing behind; a segment that a group left while forming is replaced by the next rank 0 of that name.
+//! Each area and result is `chunk` floats. Rank 0 creates the segment and takes its name away as soon as all ranks have
+//! mapped it, so a killed group leaves nothing behind; a segment that a group left while forming is replaced by the
+//! next rank 0 of that name.
 
 use std::{
     ffi::CString,
@@ -139,7 +140,8 @@ impl Segment {
     /// A rank's area, for reading.
     ///
     /// # Safety
-    /// Nobody may write to it while the slice lives: the rank has arrived since its last write and will not write before this rank arrives.
+    /// Nobody may write to it while the slice lives: the rank has arrived since its last write and will not write
+    /// before this rank arrives.
     pub unsafe fn area(&self, half: usize, rank: usize) -> &[f32] {
         assert!(rank < self.layout.world_size);
         // SAFETY: in bounds by `floats`; not written meanwhile by the caller's promise. Any bytes are a valid f32.
@@ -155,6 +157,29 @@ impl Segment {
         assert!(rank < self.layout.world_size);
         // SAFETY: in bounds by `floats`; exclusive by the caller's promise.
         unsafe { slice::from_raw_parts_mut(self.floats(half, rank), self.layout.chunk) }
+    }
+
+    /// The bytes of a rank's area, for reading.
+    ///
+    /// # Safety
+    /// As for [`Self::area`].
+    pub unsafe fn area_bytes(&self, half: usize, rank: usize) -> &[u8] {
+        // SAFETY: the caller's promise.
+        let area = unsafe { self.area(half, rank) };
+        // SAFETY: the same memory, as long, and no byte of it is uninitialised.
+        unsafe { slice::from_raw_parts(area.as_ptr().cast(), size_of_val(area)) }
+    }
+
+    /// The bytes of a rank's own area, for writing.
+    ///
+    /// # Safety
+    /// As for [`Self::area_mut`].
+    #[expect(clippy::mut_from_ref, reason = "memory shared between processes; the caller promises exclusivity")]
+    pub unsafe fn area_bytes_mut(&self, half: usize, rank: usize) -> &mut [u8] {
+        // SAFETY: the caller's promise.
+        let area = unsafe { self.area_mut(half, rank) };
+        // SAFETY: the same memory, borrowed as exclusively; any bytes are a valid f32.
+        unsafe { slice::from_raw_parts_mut(area.as_mut_ptr().cast(), size_of_val(area)) }
     }
 
     /// The first `len` floats of the half's result, for reading.

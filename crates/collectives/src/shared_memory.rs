@@ -123,6 +123,21 @@ impl SharedMemory {
         Ok(())
     }
 
+    /// Appends to `all` what each rank gave; `mine` is at most a chunk.
+    fn exchange_chunk(&mut self, mine: &[u8], all: &mut [Vec<u8>]) -> Result<(), CollectiveError> {
+        self.half = 1 - self.half;
+        // SAFETY: as in `publish`.
+        let area = unsafe { self.segment.area_bytes_mut(self.half, self.place.rank) };
+        area[..mine.len()].copy_from_slice(mine);
+        self.barrier()?;
+        for (rank, bytes) in all.iter_mut().enumerate() {
+            // SAFETY: as in `add_up`.
+            let area = unsafe { self.segment.area_bytes(self.half, rank) };
+            bytes.extend_from_slice(&area[..mine.len()]);
+        }
+        Ok(())
+    }
+
     /// Remembers an error: after it, nothing is tried any more.
     fn settle(&mut self, result: Result<(), CollectiveError>) -> Result<(), CollectiveError> {
         self.lost |= result.is_err();
@@ -159,6 +174,14 @@ impl Collective for SharedMemory {
         let mut ranges = starts.map(|start| start..mine.len().min(start + CHUNK));
         let result = ranges.try_for_each(|range| self.gather_chunk(mine, range, all));
         self.settle(result)
+    }
+
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        self.check()?;
+        let mut all = vec![Vec::with_capacity(mine.len()); self.place.world_size];
+        let mut chunks = mine.chunks(CHUNK * size_of::<f32>());
+        let result = chunks.try_for_each(|chunk| self.exchange_chunk(chunk, &mut all));
+        self.settle(result).map(|()| all)
     }
 }
 

@@ -70,6 +70,24 @@ fn sums_are_in_rank_order_and_the_same_everywhere() {
 }
 
 #[test]
+fn bytes_are_exchanged_as_they_are() {
+    assert_eq!(Solo.exchange(&[0, 200, 255]).unwrap(), [[0, 200, 255]]);
+    let byte = |rank: usize, i: usize| (rank * 97 + i * 31 + i / 256) as u8;
+    on_all(3, |mut group| {
+        for len in [0, 1, 13, 262_144, 262_145] {
+            let mine: Vec<u8> = (0..len).map(|i| byte(group.rank(), i)).collect();
+            let all = group.exchange(&mine).unwrap();
+            let want: Vec<Vec<u8>> = (0..3).map(|rank| (0..len).map(|i| byte(rank, i)).collect()).collect();
+            assert!(all == want, "{len} bytes");
+            // Sums and bytes take turns.
+            let mut sum = [group.rank() as f32];
+            group.all_reduce_sum(&mut sum).unwrap();
+            assert_eq!(sum, [3.0]);
+        }
+    });
+}
+
+#[test]
 fn gathers_are_in_rank_order() {
     on_all(3, |mut group| {
         for len in SIZES {

@@ -81,7 +81,7 @@ fn endpoint(address: &Address, options: &LinkOptions) -> Result<Endpoint, LinkEr
     })
 }
 
-/// Listens on TCP, and shakes hands with whoever comes.
+/// Listens on TCP, and does the handshake with each peer that connects.
 pub(crate) async fn listen_tcp(host: &str, arrivals: Arrivals) -> Result<Listening, LinkError> {
     let listener = TcpListener::bind(host).await.map_err(LinkError::io("listening"))?;
     let bound = listener.local_addr().map_err(LinkError::io("listening"))?;
@@ -90,7 +90,7 @@ pub(crate) async fn listen_tcp(host: &str, arrivals: Arrivals) -> Result<Listeni
     Ok(Listening { accepting, address: Address::Grpc(bound.to_string()), file: None })
 }
 
-/// Listens on a Unix socket, and shakes hands with whoever comes.
+/// Listens on a Unix socket, and does the handshake with each peer that connects.
 pub(crate) async fn listen_unix(path: &Path, arrivals: Arrivals) -> Result<Listening, LinkError> {
     let (listener, file) = unix::bind(path).await?;
     let arrivals = Arc::new(arrivals);

@@ -27,7 +27,7 @@ pub(crate) async fn connect(path: &Path, hello: &Hello, options: &LinkOptions) -
     timeout(options.connect_deadline, shaking).await.unwrap_or(Err(LinkError::Deadline { doing: "connecting" }))
 }
 
-/// Listens, and shakes hands with whoever comes.
+/// Listens, and does the handshake with each peer that connects.
 pub(crate) async fn listen(path: &Path, arrivals: Arrivals) -> Result<Listening, LinkError> {
     let (listener, file) = unix::bind(path).await?;
     let arrivals = Arc::new(arrivals);

@@ -4,7 +4,7 @@
 //! <cache>/models--owner--name/refs/main                  the commit that `main` was when it was last asked
 //!                             snapshots/<commit>/<file>  -> ../../blobs/<etag>
 //!                             blobs/<etag>               contents; `.incomplete` while they arrive
-//! <cache>/.locks/models--owner--name/<etag>.lock         held by whoever downloads that blob
+//! <cache>/.locks/models--owner--name/<etag>.lock         held by the process that downloads that blob
 //! ```
 
 use std::{

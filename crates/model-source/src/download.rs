@@ -34,7 +34,7 @@ pub(crate) async fn fetch(
     }
     let _lock = lock(cache.lock(&file.etag)).await?;
     if blob.is_file() {
-        return Ok(()); // whoever held the lock brought it
+        return Ok(()); // the process that held the lock downloaded it
     }
     let mut partial = Partial::open(&blob, file)?;
     progress.event(Event::Begin { file: file.name, total_bytes: file.bytes, have_bytes: partial.have });

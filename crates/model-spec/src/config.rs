@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
-use crate::spec::FloatType;
+use crate::spec::DType;
 
 /// A JSON object from a model folder. `null` counts as absent.
 #[derive(Clone, Debug)]
@@ -151,11 +151,11 @@ impl ConfigFile {
     }
 
     /// What the weights are meant to be computed in: `dtype` or the older `torch_dtype`.
-    pub fn float_type(&self) -> Result<Option<FloatType>, ConfigError> {
+    pub fn float_type(&self) -> Result<Option<DType>, ConfigError> {
         for key in ["torch_dtype", "dtype"] {
             let Some(name) = self.text_opt(key)? else { continue };
             let plain = name.strip_prefix("torch.").unwrap_or(&name);
-            return match FloatType::from_name(plain) {
+            return match DType::from_name(plain) {
                 Some(dtype) => Ok(Some(dtype)),
                 None => Err(self.unsupported(key, "expected bfloat16, float16 or float32")),
             };
@@ -270,9 +270,9 @@ mod tests {
     #[test]
     fn float_types() {
         for (text, expected) in [
-            (r#"{"torch_dtype": "bfloat16"}"#, Some(FloatType::Bf16)),
-            (r#"{"dtype": "torch.float16"}"#, Some(FloatType::F16)),
-            (r#"{"torch_dtype": null, "dtype": "float32"}"#, Some(FloatType::F32)),
+            (r#"{"torch_dtype": "bfloat16"}"#, Some(DType::Bf16)),
+            (r#"{"dtype": "torch.float16"}"#, Some(DType::F16)),
+            (r#"{"torch_dtype": null, "dtype": "float32"}"#, Some(DType::F32)),
             ("{}", None),
         ] {
             assert_eq!(config(text).float_type().unwrap(), expected, "{text}");

@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::config::ConfigFile;
 use crate::error::ConfigError;
 
-/// All tokens that end a sequence, sorted: those of `config.json`, of `generation_config.json`, and the tokenizer's own, which people who
-/// tune a model for chats often change there alone.
+/// All tokens that end a sequence, sorted: those of `config.json`, of `generation_config.json`, and the tokenizer's
+/// own, which people who tune a model for chats often change there alone.
 pub fn eos_token_ids(dir: &Path, config: Option<&ConfigFile>) -> Result<Vec<u32>, ConfigError> {
     let generation = ConfigFile::read_optional(&dir.join("generation_config.json"))?;
     let mut ids = Vec::new();

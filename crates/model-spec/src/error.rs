@@ -62,7 +62,10 @@ pub enum ConfigError {
         reason: String,
     },
     /// The architecture is not in the table.
-    #[error("{}: architecture {name:?} is not supported{}; supported: {}", file.display(), did_you_mean(nearest), supported.join(", "))]
+    #[error(
+        "{}: architecture {name:?} is not supported{}; supported: {}",
+        file.display(), did_you_mean(nearest), supported.join(", ")
+    )]
     UnknownArchitecture {
         /// The file.
         file: PathBuf,

@@ -1,4 +1,5 @@
-//! A model folder's fingerprint: processes compare it when they meet, so that nobody serves half of one model with half of another.
+//! A model folder's fingerprint: processes compare it when they meet, so that nobody serves half of one model with half
+//! of another.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,11 +13,11 @@ use crate::error::ConfigError;
 /// Endings of files that hold weights.
 const WEIGHT_ENDINGS: [&str; 4] = [".safetensors", ".safetensors.index.json", ".bin", ".gguf"];
 
-/// SHA-256 (hex) over `config.json`, the names and sizes of the weight files, and `tokenizer.json`; of a GGUF file over its header, which
-/// holds all of these.
+/// SHA-256 (hex) over `config.json`, the names and sizes of the weight files, and `tokenizer.json`; of a GGUF file over
+/// its header, which holds all of these.
 ///
-/// No weight is read, so it takes milliseconds. It is the same wherever the folder lies. A folder that lacks weights or tokenizer (dummy
-/// weights need neither) has a fingerprint too; one that lacks `config.json` is an error.
+/// No weight is read, so it takes milliseconds. It is the same wherever the folder lies. A folder that lacks weights or
+/// tokenizer (dummy weights need neither) has a fingerprint too; one that lacks `config.json` is an error.
 pub fn fingerprint(model: &Path) -> Result<String, ConfigError> {
     let mut hash = Sha256::new();
     let weights = match gguf_of(model)? {

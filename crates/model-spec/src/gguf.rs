@@ -59,8 +59,8 @@ impl GgufFamily {
 }
 
 impl ConfigFile {
-    /// The description of a model: `config.json` of a folder, or what the metadata say of a GGUF file (or of a folder that holds one and
-    /// no other weights).
+    /// The description of a model: `config.json` of a folder, or what the metadata say of a GGUF file (or of a folder
+    /// that holds one and no other weights).
     pub fn of_model(model: &Path) -> Result<Self, ConfigError> {
         match gguf_of(model)? {
             Some(file) => Self::of_gguf(&Gguf::read(&file)?),
@@ -171,8 +171,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What to compute in: as most of the matrices are stored. Quantised ones fit in f16 with less loss than in bf16, but Gemma's
-    /// activations leave the range of f16.
+    /// What to compute in: as most of the matrices are stored. Quantised ones fit in f16 with less loss than in bf16,
+    /// but Gemma's activations leave the range of f16.
     fn dtype(&self) -> &'static str {
         let matrix = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(".attn_output.weight"));
         match matrix.map(|tensor| tensor.kind) {

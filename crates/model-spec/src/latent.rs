@@ -1,4 +1,5 @@
-//! Latent attention (DeepSeek V2, arXiv 2405.04434): keys and values of all heads are projections of one short vector a token.
+//! Latent attention (DeepSeek V2, arXiv 2405.04434): keys and values of all heads are projections of one short vector a
+//! token.
 
 use crate::norm::NormSpec;
 use crate::rope::RopeSpec;

@@ -1,8 +1,11 @@
 //! What a model is, as data: the facts that one decoder needs to run any architecture.
 //!
-//! [`ModelSpec`] and its parts are plain structs; an architecture is a function from [`ConfigFile`] to a [`ModelSpec`]. What is the same
-//! for all architectures is read here: rotary scaling ([`RopeSpec`]), end tokens ([`eos_token_ids`]), and the
-//! [`fingerprint`] by which processes check that they serve the same folder.
+//! [`ModelSpec`] and its parts are plain structs; an architecture is a function from [`ConfigFile`] to a [`ModelSpec`].
+//! What is the same for all architectures is read here: rotary scaling ([`RopeSpec`]), end tokens ([`eos_token_ids`]),
+//! and the [`fingerprint`] by which processes check that they serve the same folder.
+//!
+//! What a spec says and a device computes is one type: [`Activation`], [`NormKind`], [`RopeStyle`], [`RouterScore`],
+//! [`ExpertGroups`] and [`DType`] are those of `kernels::ops`, too.
 
 mod alibi;
 mod config;
@@ -37,6 +40,6 @@ pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes};
 pub use spec::{
-    AttentionSpec, Biases, ClassesSpec, EmbeddingSpec, FloatType, HeadSpec, LayerNorms, LayerSpec, LogitsSpec,
-    MixerSpec, ModelSpec, Position, PositionTable, QkNorm, Residual,
+    AttentionSpec, Biases, ClassesSpec, DType, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, LogitsSpec, MixerSpec,
+    ModelSpec, Position, PositionTable, QkNorm, Residual,
 };

@@ -22,7 +22,8 @@ pub enum MlpKind {
     Plain,
 }
 
-/// Non-linearities.
+/// Non-linearities. A new one is a line here, its name in [`Self::from_name`], its formula in
+/// `kernels/src/cpu/layers/activate.rs` and in `kernels/cuda/csrc/include/activation.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
@@ -35,7 +36,10 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2`.
     ReluSquared,
-    /// `y * sigmoid(1.702 y)` with `y = min(x, limit)`; where it gates, the other half counts as `clamp(up, -limit, limit) + 1` (gpt-oss).
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+    /// `y * sigmoid(1.702 y)` with `y = min(x, limit)`; where it gates, the other half counts as
+    /// `clamp(up, -limit, limit) + 1` (gpt-oss).
     ClampedSwiGlu {
         /// Bound.
         limit: f32,
@@ -43,6 +47,27 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// The number that kernels know it by: the place in `Function` of `activation.cuh`.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Silu => 0,
+            Self::Gelu => 1,
+            Self::GeluTanh => 2,
+            Self::Relu => 3,
+            Self::ReluSquared => 4,
+            Self::ClampedSwiGlu { .. } => 5,
+            Self::Sigmoid => 6,
+        }
+    }
+
+    /// What bounds it; 0 where nothing does.
+    pub const fn limit(self) -> f32 {
+        match self {
+            Self::ClampedSwiGlu { limit } => limit,
+            _ => 0.0,
+        }
+    }
+
     /// From the name in `hidden_act`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {

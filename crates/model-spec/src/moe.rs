@@ -22,7 +22,8 @@ pub struct RoutingSpec {
     pub bias: bool,
     /// What makes scores of the router's logits.
     pub score: RouterScore,
-    /// A stored number for each expert is added to its score, for choosing only: weights are of the scores alone (DeepSeek V3).
+    /// A stored number for each expert is added to its score, for choosing only: weights are of the scores alone
+    /// (DeepSeek V3).
     pub correction: bool,
     /// Only experts of the best groups can be chosen (DeepSeek).
     pub groups: Option<ExpertGroups>,
@@ -45,7 +46,7 @@ impl RoutingSpec {
 /// What makes scores of a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScore {
-    /// Softmax over all experts.
+    /// Softmax over all experts. (Renormalised, this is the softmax over the chosen ones.)
     Softmax,
     /// Each expert's sigmoid.
     Sigmoid,
@@ -58,7 +59,7 @@ pub struct ExpertGroups {
     pub count: usize,
     /// Groups that stay.
     pub kept: usize,
-    /// A group's score is the sum of this many of its best experts' scores.
+    /// A group's score is the sum of this many of its best experts' (corrected) scores.
     pub best: usize,
 }
 

@@ -28,9 +28,9 @@ impl NormSpec {
 /// Normalisation over a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// Divides by the root of the mean square.
+    /// Divides by the root of the mean square: `x / sqrt(mean(x^2) + eps) * w`.
     Rms,
-    /// Subtracts the mean and divides by the standard deviation.
+    /// Subtracts the mean and divides by the standard deviation: `(x - mean) / sqrt(var + eps) * w + b`.
     Layer,
 }
 

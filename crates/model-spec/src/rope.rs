@@ -1,7 +1,8 @@
 //! Rotary embedding: the inverse frequencies of every scaling rule, computed in f64.
 //!
-//! The rules are those of Hugging Face transformers' `modeling_rope_utils` (yarn after Peng et al. 2023, longrope after Ding et al. 2024),
-//! except `Dynamic`, which uses one base for all positions: rotated keys stay in the cache, so the base cannot change as a sequence grows.
+//! The rules are those of Hugging Face transformers' `modeling_rope_utils` (yarn after Peng et al. 2023, longrope after
+//! Ding et al. 2024), except `Dynamic`, which uses one base for all positions: rotated keys stay in the cache, so the
+//! base cannot change as a sequence grows.
 
 use std::f64::consts::PI;
 

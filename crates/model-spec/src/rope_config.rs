@@ -15,8 +15,8 @@ pub struct RopeDefaults {
     pub style: RopeStyle,
 }
 
-/// The rotary embedding that `config.json` describes: `rope_theta` and `rope_scaling` (kind in `rope_type` or the older `type`), or the
-/// newer `rope_parameters` that holds both.
+/// The rotary embedding that `config.json` describes: `rope_theta` and `rope_scaling` (kind in `rope_type` or the older
+/// `type`), or the newer `rope_parameters` that holds both.
 pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec, ConfigError> {
     if of_layer_type(config, GLOBAL)?.is_some() {
         return Err(config.unsupported(BY_TYPE, "this class has one rotary embedding for all layers"));
@@ -33,8 +33,8 @@ pub struct Ropes {
     pub sliding: RopeSpec,
 }
 
-/// The rotary embeddings of a model whose layers have two: newer files hold `rope_parameters` by the type of layer. In older ones all that
-/// [`read_rope`] reads is for the layers that see everything; the others turn by `sliding_theta`.
+/// The rotary embeddings of a model whose layers have two: newer files hold `rope_parameters` by the type of layer. In
+/// older ones all that [`read_rope`] reads is for the layers that see everything; the others turn by `sliding_theta`.
 pub fn read_ropes(config: &ConfigFile, defaults: RopeDefaults, sliding_theta: f64) -> Result<Ropes, ConfigError> {
     let sliding = RopeDefaults { theta: sliding_theta, ..defaults };
     let Some(global) = of_layer_type(config, GLOBAL)? else {
@@ -88,8 +88,8 @@ fn read_with(
 const CONTEXT_KEYS: [&str; 5] =
     ["max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "seq_length"];
 
-/// The context that the model serves, in tokens: `max_position_embeddings` (or what the family calls it), stretched where the scaling
-/// rule means it to be.
+/// The context that the model serves, in tokens: `max_position_embeddings` (or what the family calls it), stretched
+/// where the scaling rule means it to be.
 pub fn context_len(config: &ConfigFile) -> Result<usize, ConfigError> {
     context_len_opt(config)?.ok_or_else(|| config.missing(CONTEXT_KEYS[0], "a number of tokens"))
 }
@@ -249,7 +249,8 @@ mod tests {
             160,
         );
         check(
-            r#"{"max_position_embeddings": 64, "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7}}"#,
+            r#"{"max_position_embeddings": 64,
+                "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7}}"#,
             7.0,
             linear,
             160,

@@ -7,8 +7,8 @@
 //! parallel:   x += s * (mixer(before_attention(x)) + mlp(before_mlp(x), or the same norm where before_mlp is absent))
 //! ```
 //!
-//! where an absent norm is the identity, `s` is `residual_scale`, and `mlp` is the layer's [`FeedForwardSpec`]; without one the second sum
-//! is left out.
+//! where an absent norm is the identity, `s` is `residual_scale`, and `mlp` is the layer's [`FeedForwardSpec`]; without
+//! one the second sum is left out.
 
 use crate::feed_forward::FeedForwardSpec;
 use crate::latent::LatentSpec;
@@ -28,7 +28,7 @@ pub struct ModelSpec {
     /// Longest sequence (prompt and output) that the model was made for, in tokens.
     pub context_len: usize,
     /// Element type that `config.json` asks for, if it says.
-    pub dtype: Option<FloatType>,
+    pub dtype: Option<DType>,
     /// Tokens that end a sequence, from `generation_config.json` and `config.json`, sorted.
     pub eos_token_ids: Vec<u32>,
     /// From tokens to the residual stream.
@@ -41,9 +41,9 @@ pub struct ModelSpec {
     pub head: HeadSpec,
 }
 
-/// Element type of weights.
+/// Element type of numbers: of weights as `config.json` names it, of buffers, and what is computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FloatType {
+pub enum DType {
     /// IEEE single.
     F32,
     /// bfloat16.
@@ -52,7 +52,24 @@ pub enum FloatType {
     F16,
 }
 
-impl FloatType {
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// As kernels and people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+
     /// From the name that PyTorch uses.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -67,8 +84,8 @@ impl FloatType {
 /// From tokens to the residual stream: `norm(project_in(scale * table[token]) + positions[position + offset])`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingSpec {
-    /// Width of the table, and of the head's rows. Where it is not `hidden_size`, a projection without bias stands after the table and
-    /// one before the head (OPT 350m).
+    /// Width of the table, and of the head's rows. Where it is not `hidden_size`, a projection without bias stands
+    /// after the table and one before the head (OPT 350m).
     pub width: usize,
     /// Multiplies the looked-up row (Gemma: `sqrt(hidden)`); 1 otherwise.
     pub scale: f32,
@@ -208,8 +225,8 @@ pub enum Residual {
     Sequential,
     /// Both see the layer's input (GPT-J, Falcon, Phi, Cohere).
     Parallel,
-    /// The MLP sees attention's result, and what each part's output is added to is its normed input: `x = norm(x); x += part(x)`.
-    /// Models that norm after the add (OPT 350m) are the same with each norm counted to the part after it.
+    /// The MLP sees attention's result, and what each part's output is added to is its normed input: `x = norm(x); x +=
+    /// part(x)`. Models that norm after the add (OPT 350m) are the same with each norm counted to the part after it.
     Normed,
 }
 
@@ -267,7 +284,8 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Norm of queries and keys before they rotate.
     pub qk_norm: Option<QkNorm>,
-    /// Queries, keys and values are cut to this size either way, after their norm and before they rotate (MPT, OLMo, DBRX).
+    /// Queries, keys and values are cut to this size either way, after their norm and before they rotate (MPT, OLMo,
+    /// DBRX).
     pub clip: Option<f32>,
     /// Which projections have a bias.
     pub bias: Biases,

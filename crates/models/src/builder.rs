@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Matrix, MatrixUse, Norm, Rope};
-use model_spec::{ModelSpec, NormKind, NormScale, NormSpec, Position, RopeSpec, RopeStyle};
+use kernels::ops::{Matrix, MatrixUse, Norm, Rope};
+use model_spec::{ModelSpec, NormScale, NormSpec, Position, RopeSpec};
 
 use crate::error::LoadError;
 use crate::linear::{Linear, Split};
@@ -108,12 +108,8 @@ impl Builder<'_> {
             return Some(*rope);
         }
         let table = spec.table(self.spec.context_len);
-        let style = match spec.style {
-            RopeStyle::Halves => ops::RopeStyle::Halves,
-            RopeStyle::Interleaved => ops::RopeStyle::Interleaved,
-        };
         let inv_freq = self.store.constants(&table.inv_freq);
-        let rope = Rope { inv_freq, rotary_dim: spec.rotary_dim, style, mscale: table.mscale };
+        let rope = Rope { inv_freq, rotary_dim: spec.rotary_dim, style: spec.style, mscale: table.mscale };
         self.ropes.push((spec.clone(), rope));
         Some(rope)
     }
@@ -143,11 +139,7 @@ impl Builder<'_> {
             NormScale::None => None,
         };
         let bias = if spec.bias { Some(self.store.vector(&shift, 0.0)?) } else { None };
-        let kind = match spec.kind {
-            NormKind::Rms => ops::NormKind::Rms,
-            NormKind::Layer => ops::NormKind::Layer,
-        };
-        Ok(Norm { kind, weight, bias, eps: spec.eps })
+        Ok(Norm { kind: spec.kind, weight, bias, eps: spec.eps })
     }
 
     pub(crate) fn matrix_slice(&self, id: ParamId, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {

@@ -64,7 +64,7 @@ pub(crate) struct Pool {
     pub num_blocks: usize,
     /// Tokens a block.
     pub block_size: usize,
-    pub dtype: kernels::ops::DType,
+    pub dtype: kernels::ops::KvDType,
 }
 
 /// The cache of a model, on this rank.

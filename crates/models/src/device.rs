@@ -9,7 +9,7 @@
 //! Networks on one device run one after the other, each step whole: a target and its draft, an encoder and its decoder.
 
 use collectives::Collective;
-use kernels::ops::{Backend, DeviceMemory, ExchangeFailed, RankPlacement, Timing};
+use kernels::ops::{Backend, CaptureOwner, DeviceMemory, ExchangeFailed, RankPlacement, Timing};
 use kernels::sample::{SampleParams, Sampled, Ticket};
 
 use crate::activations::ActivationPool;
@@ -27,12 +27,18 @@ pub struct Device {
     networks: u32,
     /// Whose step was started last: activation buffers hold its rows.
     pub(crate) newest: Option<NetworkId>,
-    captured: Option<NetworkId>,
 }
 
 /// Tells the networks of a device apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NetworkId(u32);
+
+impl NetworkId {
+    /// Captured steps are each network's own.
+    pub(crate) fn owner(self) -> CaptureOwner {
+        CaptureOwner(self.0)
+    }
+}
 
 /// Seats for sequences whose tokens the device samples; all networks on it use the same.
 #[derive(Clone, Copy, Default, Debug)]
@@ -54,7 +60,6 @@ impl Device {
             slots: SampleSlots::default(),
             networks: 0,
             newest: None,
-            captured: None,
         })
     }
 
@@ -151,19 +156,6 @@ impl Device {
     pub fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError> {
         self.backend.take(ticket, out);
         self.check()
-    }
-
-    /// Captures decode steps of this network from here on; those of another network are dropped. See
-    /// [`Device::captures`].
-    pub(crate) fn capture_steps_of(&mut self, network: NetworkId, rows: &[usize]) {
-        self.captured = Some(network);
-        self.backend.set_capture_sizes(rows);
-    }
-
-    /// Whether a network's decode steps are padded, captured and replayed. A device captures the steps of one network
-    /// ([`crate::Network::set_capture_sizes`]); the steps of all others run kernel by kernel.
-    pub(crate) fn captures(&self, network: NetworkId) -> bool {
-        self.captured.is_none_or(|captured| captured == network)
     }
 
     /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No

@@ -17,7 +17,10 @@ pub enum LoadError {
     #[error(transparent)]
     Files(#[from] FilesError),
     /// Weights in another format than was asked for.
-    #[error("the weights of {} are stored as {found}, but --load-format {asked} asks for others; pass auto", model.display())]
+    #[error(
+        "the weights of {} are stored as {found}, but --load-format {asked} asks for others; pass auto",
+        model.display()
+    )]
     Format {
         /// The model.
         model: PathBuf,
@@ -38,7 +41,8 @@ pub enum LoadError {
     },
     /// A scale of cached keys or values that cannot be honoured.
     #[error(
-        "tensor {tensor:?} scales a KV cache of 8-bit floats: {reason}; --kv-cache-dtype bfloat16 or float16 does without"
+        "tensor {tensor:?} scales a KV cache of 8-bit floats: {reason}; --kv-cache-dtype bfloat16 or float16 does \
+         without"
     )]
     CacheScale {
         /// The tensor.
@@ -107,7 +111,8 @@ pub enum LoadError {
     },
     /// A rank's columns of a weight begin inside a group that shares a scale.
     #[error(
-        "tensor {tensor:?} has a scale for {group} columns, and a rank would begin inside them, with columns {columns:?}; \
+        "tensor {tensor:?} has a scale for {group} columns, and a rank would begin inside them, with columns \
+         {columns:?}; \
          choose another tensor-parallel size"
     )]
     CutGroup {

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvScales};
+use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales};
 use model_files::Format;
-use model_spec::{FloatType, HeadSpec, LayerSpec, MixerSpec, ModelSpec};
+use model_spec::{HeadSpec, LayerSpec, MixerSpec, ModelSpec};
 
 use crate::activations::Buffers;
 use crate::arch::{self, Description};
@@ -27,7 +27,7 @@ pub struct LoadOptions {
     pub dtype: Option<DType>,
     /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed
     /// in.
-    pub kv_cache_dtype: Option<DType>,
+    pub kv_cache_dtype: Option<KvDType>,
     /// Which part of the model is loaded.
     pub placement: Placement,
     /// What the network gives.
@@ -121,8 +121,8 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, LoadError> {
     Ok(arch::read(dir)?.spec)
 }
 
-/// Loads a model that generates text onto a device of its own: this rank's slices only. Every fault in names and shapes is
-/// found before any weight is read.
+/// Loads a model that generates text onto a device of its own: this rank's slices only. Every fault in names and shapes
+/// is found before any weight is read.
 pub fn load(
     dir: &Path,
     options: &LoadOptions,
@@ -189,14 +189,14 @@ impl Loading<'_> {
         let layers = options.placement.stage.layers_of(spec.layers.len())?;
         shard.check(&spec)?;
         shapes::check(&spec, device.backend.limits(), || device.describe())?;
-        let compute = options.dtype.unwrap_or_else(|| spec.dtype.map_or(DType::F32, element_type));
+        let compute = options.dtype.unwrap_or_else(|| spec.dtype.unwrap_or(DType::F32));
         let cache = cache_type(options, compute, quantized.fp8_cache)?;
-        let dummy = Dummy { seed: options.seed, dtype: spec.dtype.map_or(compute, element_type) };
+        let dummy = Dummy { seed: options.seed, dtype: spec.dtype.unwrap_or(compute) };
         let weights = open(dir, options, quantized, dummy)?;
         // In a cache that holds what is computed, numbers need no scale.
         let scales = match cache {
-            DType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
-            _ => vec![KvScales::default(); spec.layers.len()],
+            KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
+            KvDType::Float(_) => vec![KvScales::default(); spec.layers.len()],
         };
         let mut measure = Measure::new(&*weights);
         network::build(&spec, &names, shard, layers.clone(), &mut measure)?;
@@ -240,7 +240,7 @@ fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -
 }
 
 /// Tells the device what attention will come, computed and kept in these types, before weights do.
-fn expect(device: &mut Device, hidden: usize, layers: &[LayerSpec], compute: DType, cache: DType) {
+fn expect(device: &mut Device, hidden: usize, layers: &[LayerSpec], compute: DType, cache: KvDType) {
     let shard = device.shard;
     for layer in layers {
         if let MixerSpec::Attention(attention) = &layer.mixer {
@@ -253,18 +253,10 @@ fn expect(device: &mut Device, hidden: usize, layers: &[LayerSpec], compute: DTy
 
 /// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless
 /// something else is asked for.
-fn cache_type(options: &LoadOptions, compute: DType, quantised: bool) -> Result<DType, LoadError> {
+fn cache_type(options: &LoadOptions, compute: DType, quantised: bool) -> Result<KvDType, LoadError> {
     match options.kv_cache_dtype {
-        None => Ok(if quantised { DType::E4m3 } else { compute }),
-        Some(asked) if asked == compute || asked == DType::E4m3 => Ok(asked),
+        None => Ok(if quantised { KvDType::E4m3 } else { compute.into() }),
+        Some(asked) if asked == compute || asked == KvDType::E4m3 => Ok(asked),
         Some(asked) => Err(LoadError::CacheType { asked: asked.name(), compute: compute.name() }),
-    }
-}
-
-fn element_type(dtype: FloatType) -> DType {
-    match dtype {
-        FloatType::F32 => DType::F32,
-        FloatType::Bf16 => DType::Bf16,
-        FloatType::F16 => DType::F16,
     }
 }

@@ -54,7 +54,8 @@ mod tests {
     const LINEAR: &str = r#"{"architectures": ["Qwen3NextForCausalLM"], "vocab_size": 33, "hidden_size": 32,
         "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
         "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 320, "linear_value_head_dim": 8,
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}"#;
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16}"#;
     const SCAN: &str = r#"{"architectures": ["Mamba2ForCausalLM"], "vocab_size": 33, "hidden_size": 32, "head_dim": 16,
         "num_hidden_layers": 2, "state_size": 300}"#;
 

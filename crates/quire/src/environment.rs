@@ -19,6 +19,8 @@ pub struct Environment {
     pub virtual_env: Option<OsString>,
     /// `PATH`.
     pub path: Option<OsString>,
+    /// The socket of a service manager that wants to be told of readiness, `NOTIFY_SOCKET`.
+    pub notify_socket: Option<OsString>,
     /// `QUIRE_LOG`.
     pub log_level: Option<String>,
     /// `QUIRE_LOG_FORMAT`.
@@ -36,6 +38,7 @@ impl Environment {
             kernel_cache: variable("QUIRE_KERNEL_CACHE").map(PathBuf::from).or_else(worker_svc::default_kernel_cache),
             virtual_env: std::env::var_os("VIRTUAL_ENV"),
             path: std::env::var_os("PATH"),
+            notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()),
             log_level: variable("QUIRE_LOG"),
             log_format: variable("QUIRE_LOG_FORMAT"),
         }

@@ -5,6 +5,7 @@ mod chat_client;
 mod client;
 mod collect_env;
 mod environment;
+mod fetch;
 mod kernels;
 mod processes;
 mod serve;
@@ -45,6 +46,8 @@ enum Command {
     Bench(bench::args::BenchArgs),
     /// Compile GPU kernels ahead
     Kernels(kernels::KernelsArgs),
+    /// Bring a model to this machine, and print where it lies
+    Fetch(fetch::FetchArgs),
     #[command(flatten)]
     Process(ProcessCommand),
     /// Print what a bug report should say about this machine
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Complete(args) => chat_client::complete(&args),
         Command::Bench(args) => bench::run(&args, &Environment::read()),
         Command::Kernels(args) => kernels::run(&args, &Environment::read()),
+        Command::Fetch(args) => fetch::run(args, &Environment::read()),
         Command::CollectEnv => {
             collect_env::print(&Environment::read());
             Ok(())

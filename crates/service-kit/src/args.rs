@@ -1,6 +1,8 @@
 //! Flags that every process has.
 
-use clap::{Args, ValueEnum};
+use std::ffi::OsString;
+
+use clap::{Args, Command, ValueEnum};
 use link::Address;
 
 /// Flags that every process has; flatten them into the service's own.
@@ -30,6 +32,14 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Reads the flags of a process from the words of a command line, the first of which is the program's name.
+///
+/// # Errors
+/// When a flag is unknown, or its value does not fit; the text is for users.
+pub fn parse_flags<A: Args>(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<A, clap::Error> {
+    A::from_arg_matches(&A::augment_args(Command::new("process")).try_get_matches_from(words)?)
 }
 
 impl Default for CommonArgs {

@@ -12,7 +12,7 @@ mod status;
 pub mod trace;
 pub mod values;
 
-pub use args::{CommonArgs, LogFormat};
+pub use args::{CommonArgs, LogFormat, parse_flags};
 pub use link::Address;
 pub use run::{Process, StartAgain, TRY_AGAIN, Threads, run};
 pub use status::{Far, Readiness, Status};

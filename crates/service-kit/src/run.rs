@@ -18,6 +18,13 @@ pub struct Process {
     pub shutdown: CancellationToken,
 }
 
+impl Process {
+    /// A process that is starting, outside of [`run`].
+    pub fn new(service: &'static str) -> Self {
+        Self { status: Status::new(service), metrics: Metrics::default(), shutdown: CancellationToken::new() }
+    }
+}
+
 /// How many threads run the process's tasks.
 #[derive(Clone, Copy, Debug)]
 pub enum Threads {
@@ -63,8 +70,7 @@ where
                 return ExitCode::FAILURE;
             }
         };
-        let process =
-            Process { status: Status::new(service), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+        let process = Process::new(service);
         let code = match end_on_signals(&process.shutdown) {
             Ok(()) => report(service, body(process).await),
             Err(error) => report(service, Err(error.into())),

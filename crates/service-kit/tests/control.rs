@@ -3,9 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use service_kit::{
-    Address, CancellationToken, Far, Process, Status,
+    Address, Far, Process,
     control::{ControlClient, ControlServer, Handler},
-    metrics::Metrics,
 };
 
 struct Busy;
@@ -22,7 +21,7 @@ impl Handler for Busy {
 }
 
 fn process() -> Process {
-    Process { status: Status::new("test-svc"), metrics: Metrics::default(), shutdown: CancellationToken::new() }
+    Process::new("test-svc")
 }
 
 fn address(dir: &tempfile::TempDir) -> Address {

@@ -46,7 +46,7 @@ fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec
         ranks: Some(ranks),
         ..CudaOptions::default()
     };
-    let mut backend = CudaBackend::open(&options)?;
+    let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
     let mut exchange = move |mine: &[u8]| -> Result<Vec<Vec<u8>>, ExchangeFailed> {
         to.send(mine.to_vec()).map_err(|_| ExchangeFailed)?;
         let other = from.recv().map_err(|_| ExchangeFailed)?;

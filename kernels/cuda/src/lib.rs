@@ -1,14 +1,17 @@
-//! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time (`runtime`), kernels are
-//! compiled for the GPU found (`jit`), and one stream runs all operations in order. See `kernels/cuda/README.md`.
+//! The CUDA backend. Nothing of CUDA is needed to build it: driver, NVRTC and cuBLASLt are found at run time
+//! (`runtime`), kernels are compiled for the GPU found (`jit`), and one stream runs all operations in order. See
+//! `kernels/cuda/README.md`.
 //!
-//! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the rows beside it.
-//! With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may change with its company; and from
-//! what was measured on this machine (`autotune`), so they may differ from another machine's. In a process the same rows are always multiplied
-//! in the same way once that is measured; a machine that has never measured them may change the way once, between two steps.
+//! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the
+//! rows beside it. With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may
+//! change with its company; and from what was measured on this machine (`autotune`), so they may differ from another
+//! machine's. In a process the same rows are always multiplied in the same way once that is measured; a machine that
+//! has never measured them may change the way once, between two steps.
 
 mod attention;
 mod autotune;
 mod comm;
+mod error;
 mod fusion;
 mod gemm;
 mod graph;
@@ -24,6 +27,7 @@ mod weights;
 mod whole_step;
 
 pub use comm::ranks::RankOptions;
+pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
@@ -42,19 +46,30 @@ use fusion::pass::Pass;
 use fusion::split_norm::Squares;
 use gemm::cublaslt::Blas;
 use gemm::matmul::Matmul;
-use graph::captures::Recordings;
-use kernels::ops::{Act, ExpertRouting, MatrixGroup, Vector, check_experts};
+use graph::captures::Captures;
+use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_experts};
 use layers::groups::Group;
 use moe::experts;
 use moe::routing::Choices;
-use runtime::activations::Acts;
+use runtime::activations::{Acts, View};
 use runtime::device::Device;
 use runtime::{batch, context};
 use weights::{Staging, Weights, noise};
 
+/// Experts, as operations name them.
+struct ExpertWeights {
+    w: MatrixGroup,
+    bias: Option<Vector>,
+}
+
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
-pub fn gpus() -> Result<u32, String> {
+pub fn gpus() -> Result<u32, OpenError> {
     context::count()
+}
+
+/// How NVML names the GPU with this number: `GPU-` and its UUID.
+pub fn gpu_uuid(ordinal: u32) -> Result<String, OpenError> {
+    context::uuid(ordinal)
 }
 
 /// One GPU. After a fault ([`ops::Device::fault`]) operations do nothing.
@@ -81,21 +96,24 @@ pub struct CudaBackend {
     /// Operations that may still be fused with what follows.
     pass: Pass,
     squares: Squares,
-    recordings: Recordings,
-    /// The step under way was begun padded.
-    padded: bool,
+    captures: Captures,
+    /// Where the step under capture leaves its logits.
+    captured_logits: Option<View>,
+    /// Whose step is under way, if it was begun padded.
+    padded_for: Option<CaptureOwner>,
     whole_steps: WholeSteps,
 }
 
-// SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The context is made
-// current wherever a step or a load begins.
+// SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The
+// context is made current wherever a step or a load begins.
 unsafe impl Send for CudaBackend {}
 
 impl CudaBackend {
     /// Opens a GPU, or says in one line why it cannot be used.
-    pub fn open(options: &CudaOptions) -> Result<Self, String> {
+    pub fn open(options: &CudaOptions) -> Result<Self, OpenError> {
         let cache = options.kernel_cache.as_deref();
-        let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks))).transpose()?;
+        let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks)));
+        let nccl = nccl.transpose().map_err(OpenError::Library)?;
         let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
         let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.gemms));
@@ -120,8 +138,9 @@ impl CudaBackend {
             attention: Attention::default(),
             pass: Pass::default(),
             squares: Squares::default(),
-            recordings: Recordings::default(),
-            padded: false,
+            captures: Captures::default(),
+            captured_logits: None,
+            padded_for: None,
             whole_steps: options.whole_steps,
         })
     }
@@ -140,7 +159,7 @@ impl CudaBackend {
     fn multiply_experts(
         &mut self,
         x: Act,
-        (w, bias): (MatrixGroup, Option<Vector>),
+        ExpertWeights { w, bias }: ExpertWeights,
         choice: ExpertRouting,
         keep: experts::Keep,
         out: Act,
@@ -151,7 +170,7 @@ impl CudaBackend {
         let pairs = choices.pairs();
         let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
         let shape = [group.count, group.n, group.k];
-        check_experts([x.rows, x.width], shape, biases, (choices.rows, choices.top_k));
+        check_experts([x.rows, x.width], shape, biases, [choices.rows, choices.top_k]);
         assert_eq!(group.count, choices.among, "experts, and what rows chose among");
         let out = self.acts.target(out, pairs, group.n / keep.columns());
         let bias = self.vector(bias);

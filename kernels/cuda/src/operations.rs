@@ -2,8 +2,10 @@
 //! the rest.
 
 use crate::CudaBackend;
+use crate::ExpertWeights;
 use crate::attention;
 use crate::attention::kv::Kv;
+use crate::attention::layer::AttentionTypes;
 use crate::attention::rope_and_cache::takes_norms;
 use crate::fusion::launch::fits;
 use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
@@ -11,7 +13,7 @@ use crate::gemm::product::Product;
 use crate::graph::captures;
 use crate::layers::elementwise;
 use crate::layers::groups;
-use crate::layers::groups::Group;
+use crate::layers::groups::{Group, HeadView};
 use crate::layers::norm;
 use crate::moe::experts;
 use crate::moe::routing;
@@ -23,8 +25,8 @@ use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
 use kernels::ops::{
-    self, Act, Activation, Capture, CaptureError, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue,
-    Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
+    self, Act, Activation, Capture, CaptureError, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
+    Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
 };
 use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
@@ -179,8 +181,8 @@ impl Ops for CudaBackend {
         self.start(batch, None);
     }
 
-    fn begin_padded(&mut self, batch: ops::Batch<'_>) {
-        self.start(batch, Some(self.recordings.padded(batch.tokens.len())));
+    fn begin_padded(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) {
+        self.start(batch, Some(owner));
     }
 
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
@@ -280,8 +282,8 @@ impl Ops for CudaBackend {
             (rope, frequencies.ptr())
         });
         let (qkv, cache) = (self.acts.view(qkv), self.cache(kv));
-        let takes_norms =
-            rope.is_some_and(|(rope, _)| takes_norms(qkv.dtype, cache.shape.dtype, heads, rope.rotary_dim));
+        let types = AttentionTypes { rows: qkv.dtype, cache: cache.shape.dtype };
+        let takes_norms = rope.is_some_and(|(rope, _)| takes_norms(types, heads, rope.rotary_dim));
         self.append(Op::Rope(op::Rope { qkv, heads, rope, kv, cache, takes_norms, norms: None }));
     }
 
@@ -307,12 +309,12 @@ impl Ops for CudaBackend {
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {
-        self.multiply_experts(x, (w, bias), choice, experts::Keep::All, out);
+        self.multiply_experts(x, ExpertWeights { w, bias }, choice, experts::Keep::All, out);
     }
 
     fn gated_experts(&mut self, x: Act, gated: GatedExperts, choice: ExpertRouting, out: Act) {
         let GatedExperts { w, bias, activation, raised } = gated;
-        if !self.multiply_experts(x, (w, bias), choice, experts::Keep::Gated(activation.into()), out) {
+        if !self.multiply_experts(x, ExpertWeights { w, bias }, choice, experts::Keep::Gated(activation.into()), out) {
             self.expert_matmul(x, w, bias, choice, raised);
             self.gated(raised, activation, out);
         }
@@ -338,7 +340,8 @@ impl Ops for CudaBackend {
         self.append(Op::Opaque("head_matmul"));
         let (x, width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, width);
-        groups::head_matmul(&mut self.device, (x, from), &self.groups[w.0 as usize], (out, to));
+        let (from, to) = (HeadView { view: x, columns: from }, HeadView { view: out, columns: to });
+        groups::head_matmul(&mut self.device, from, &self.groups[w.0 as usize], to);
     }
 
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
@@ -346,7 +349,8 @@ impl Ops for CudaBackend {
         self.append(Op::Opaque("copy_columns"));
         let (x, out_width) = (self.acts.view(x), self.acts.view(out).width);
         let out = self.acts.target(out, x.rows, out_width);
-        groups::copy_columns(&mut self.device, (x, from), (out, to), heads, width);
+        let (from, to) = (HeadView { view: x, columns: from }, HeadView { view: out, columns: to });
+        groups::copy_columns(&mut self.device, from, to, heads, width);
     }
 
     fn add(&mut self, x: Act, y: Act) {
@@ -432,22 +436,22 @@ impl ops::Sample for CudaBackend {
 }
 
 impl Capture for CudaBackend {
-    fn set_capture_sizes(&mut self, rows: &[usize]) {
-        self.recordings.set(rows);
+    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
+        self.captures.set(owner, rows);
     }
 
     fn capture_bytes(&self, kinds: usize, layers: usize) -> u64 {
         captures::bytes(kinds, layers)
     }
 
-    fn next_capture(&self) -> Option<CaptureSize> {
-        self.next_to_record()
+    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
+        self.next_to_record(owner)
     }
 
     fn begin_capture(&mut self) {
         self.device.bind();
         self.end_operations();
-        self.recordings.forget_stale();
+        self.captures.forget_stale();
         self.device.start_recording();
     }
 
@@ -455,8 +459,8 @@ impl Capture for CudaBackend {
         self.keep_recording()
     }
 
-    fn replay(&mut self, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        self.replay_recorded(batch, rows)
+    fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
+        self.replay_recorded(owner, batch, rows)
     }
 }
 

@@ -25,9 +25,9 @@ pub struct CudaOptions {
 /// Which tactics GEMMs of many rows of 16 bits may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GemmTactics {
-    /// The fastest on this machine: measured when nothing else is to be done ([`kernels::ops::Device::warm_up`]), at the
-    /// latest by the second step that needs it, and remembered beside compiled kernels. A GEMM that is not measured yet
-    /// is cuBLASLt's, with its own first choice.
+    /// The fastest on this machine: measured when nothing else is to be done ([`kernels::ops::Device::warm_up`]), at
+    /// the latest by the second step that needs it, and remembered beside compiled kernels. A GEMM that is not measured
+    /// yet is cuBLASLt's, with its own first choice.
     #[default]
     Autotuned,
     /// The same, measured while the first GEMM of a kind waits for it. For comparisons, and for tests.

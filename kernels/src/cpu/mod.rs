@@ -1,45 +1,19 @@
-//! The CPU backend: one operation a file, each compiled for every instruction set, on a pool of threads that sleeps when idle.
+//! The CPU backend: one operation a file, each compiled for every instruction set, on a pool of threads that sleeps
+//! when idle.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "parts serve x86 instruction sets only"))]
 
-mod activate;
-mod acts;
-mod add;
 mod attention;
-mod batch;
-mod clamp;
-mod combine;
-mod conv;
-mod copy_columns;
-mod delta;
-mod embed;
-mod expert_matmul;
-mod gate_rows;
-mod gated;
-mod gather;
-mod head_matmul;
-mod isa;
-mod kv;
-mod matmul;
-mod memory;
-mod norm;
-mod pack;
-mod pool;
-mod rope_and_cache;
-mod round_input;
-mod route;
+mod gemm;
+mod layers;
+mod moe;
+mod recurrent;
+mod runtime;
 mod sample;
-mod scale;
-mod scales;
-mod scan;
 mod simd;
-mod soft_cap;
-mod state;
-#[cfg(target_arch = "x86_64")]
-mod tile;
 
-pub use isa::Isa;
-pub use memory::{MachineMemory, available_memory, machine_memory};
+pub use runtime::isa::Isa;
+pub use runtime::memory::{MachineMemory, available_memory, machine_memory};
 
 use crate::ops::{
     self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, Heads, HostMatrix,
@@ -48,9 +22,10 @@ use crate::ops::{
 use crate::ops::{ALL_COLUMNS, MatrixUse, WeightFormat};
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
 use crate::sample::{SampleParams, SampleRow, Sampled, Ticket};
-use acts::Acts;
-use matmul::{Product, Rows};
-use pool::Pool;
+use gemm::{Product, Rows};
+use layers::head_matmul::HeadView;
+use runtime::activations::Acts;
+use runtime::pool::Pool;
 
 /// How to build a [`CpuBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,24 +41,25 @@ pub struct CpuBackend {
     isa: Isa,
     pool: Pool,
     acts: Acts,
-    matrices: Vec<pack::Packed>,
+    matrices: Vec<gemm::pack::Packed>,
     groups: Vec<Vec<Matrix>>,
-    choices: Vec<route::Choices>,
-    tables: Vec<embed::Lookup>,
+    choices: Vec<moe::route::Choices>,
+    tables: Vec<layers::embed::Lookup>,
     vectors: Vec<Vec<f32>>,
-    caches: Vec<kv::Kv>,
-    states: Vec<state::States>,
-    batch: batch::Batch,
+    caches: Vec<attention::kv::Kv>,
+    states: Vec<recurrent::state::States>,
+    batch: runtime::batch::Batch,
     slots: sample::Slots,
-    angles: rope_and_cache::Angles,
-    matmul: matmul::Scratch,
+    angles: attention::rope_and_cache::Angles,
+    matmul: gemm::Scratch,
     attention: attention::Scratch,
     /// Rounded inputs of products.
-    rounded: memory::Reserve,
+    rounded: runtime::memory::Reserve,
 }
 
 impl CpuBackend {
-    /// A backend without weights. Panics when this machine lacks the instruction set asked for (see [`Isa::available`]).
+    /// A backend without weights. Panics when this machine lacks the instruction set asked for (see
+    /// [`Isa::available`]).
     pub fn new(options: CpuOptions) -> Self {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         assert!(isa.is_available(), "this machine has no {}, but {:?}", isa.name(), Isa::available());
@@ -98,12 +74,12 @@ impl CpuBackend {
             vectors: Vec::new(),
             caches: Vec::new(),
             states: Vec::new(),
-            batch: batch::Batch::default(),
+            batch: runtime::batch::Batch::default(),
             slots: sample::Slots::default(),
-            angles: rope_and_cache::Angles::default(),
-            matmul: matmul::Scratch::default(),
+            angles: attention::rope_and_cache::Angles::default(),
+            matmul: gemm::Scratch::default(),
             attention: attention::Scratch::default(),
-            rounded: memory::Reserve::default(),
+            rounded: runtime::memory::Reserve::default(),
         }
     }
 
@@ -124,9 +100,9 @@ fn newest<T>(list: &[T]) -> u32 {
 }
 
 /// A norm with its vectors looked up.
-fn norm_params(vectors: &[Vec<f32>], norm: Norm) -> norm::Params<'_> {
+fn norm_params(vectors: &[Vec<f32>], norm: Norm) -> layers::norm::Params<'_> {
     let Norm { kind, weight, bias, eps } = norm;
-    norm::Params { kind, weight: lookup(vectors, weight), bias: lookup(vectors, bias), eps }
+    layers::norm::Params { kind, weight: lookup(vectors, weight), bias: lookup(vectors, bias), eps }
 }
 
 fn lookup(vectors: &[Vec<f32>], vector: Option<Vector>) -> Option<&[f32]> {
@@ -151,17 +127,17 @@ impl Load for CpuBackend {
     }
 
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
-        self.matrices.push(pack::Packed::new(pieces, compute, &mut self.pool));
+        self.matrices.push(gemm::pack::Packed::new(pieces, compute, &mut self.pool));
         Matrix(newest(&self.matrices))
     }
 
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
-        self.tables.push(embed::Lookup::new(source));
+        self.tables.push(layers::embed::Lookup::new(source));
         Table(newest(&self.tables))
     }
 
     fn table_of(&mut self, matrix: Matrix) -> Table {
-        self.tables.push(embed::Lookup::of(&self.matrices[matrix.0 as usize]));
+        self.tables.push(layers::embed::Lookup::of(&self.matrices[matrix.0 as usize]));
         Table(newest(&self.tables))
     }
 
@@ -173,7 +149,7 @@ impl Load for CpuBackend {
     fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
         let shape = |matrix: &Matrix| {
             let packed = &self.matrices[matrix.0 as usize];
-            (packed.n, packed.k, packed.dtype, packed.rounds, packed.input)
+            (packed.n, packed.k, packed.format, packed.rounds, packed.input)
         };
         assert!(!members.is_empty(), "a group of no matrices");
         assert!(
@@ -185,7 +161,7 @@ impl Load for CpuBackend {
     }
 
     fn new_expert_routing(&mut self, max_rows: usize, top_k: usize) -> ExpertRouting {
-        self.choices.push(route::Choices::new(max_rows, top_k));
+        self.choices.push(moe::route::Choices::new(max_rows, top_k));
         ExpertRouting(newest(&self.choices))
     }
 
@@ -194,12 +170,12 @@ impl Load for CpuBackend {
     }
 
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
-        self.caches.push(kv::Kv::new(shape, self.isa));
+        self.caches.push(attention::kv::Kv::new(shape, self.isa));
         KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default() }
     }
 
     fn new_state(&mut self, slots: usize, len: usize) -> State {
-        self.states.push(state::States::new(slots, len));
+        self.states.push(recurrent::state::States::new(slots, len));
         State(newest(&self.states))
     }
 }
@@ -220,31 +196,31 @@ impl Ops for CpuBackend {
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act) {
         let table = &self.tables[table.0 as usize];
         let out = self.acts.target(out, self.batch.rows(), table.width);
-        embed::embed(&mut self.pool, table, &self.batch.tokens, first_entry, scale, out);
+        layers::embed::embed(&mut self.pool, table, &self.batch.tokens, first_entry, scale, out);
     }
 
     fn add_positions(&mut self, table: Table, offset: usize, x: Act) {
         let table = &self.tables[table.0 as usize];
-        embed::add_positions(&mut self.pool, table, &self.batch.positions, offset, self.acts.view(x));
+        layers::embed::add_positions(&mut self.pool, table, &self.batch.positions, offset, self.acts.view(x));
     }
 
     fn norm(&mut self, x: Act, norm: Norm, out: Act) {
         let x = self.acts.view(x);
         let out = self.acts.target(out, x.rows, x.width);
-        norm::norm(self.isa, &mut self.pool, x, norm_params(&self.vectors, norm), out);
+        layers::norm::norm(self.isa, &mut self.pool, x, norm_params(&self.vectors, norm), out);
     }
 
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act) {
         assert!(residual != delta && residual != out, "a residual that is also addend or output");
         let (residual, delta) = (self.acts.view(residual), self.acts.view(delta));
         let out = self.acts.target(out, residual.rows, residual.width);
-        norm::add_norm(self.isa, &mut self.pool, residual, delta, norm_params(&self.vectors, norm), out);
+        layers::norm::add_norm(self.isa, &mut self.pool, residual, delta, norm_params(&self.vectors, norm), out);
     }
 
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
         let x = self.acts.view(x);
         let cols = first_col..first_col + heads * dim;
-        norm::head_norm(self.isa, &mut self.pool, x, cols, norm_params(&self.vectors, norm), dim);
+        layers::norm::head_norm(self.isa, &mut self.pool, x, cols, norm_params(&self.vectors, norm), dim);
     }
 
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
@@ -255,33 +231,33 @@ impl Ops for CpuBackend {
         ops::check_product(x.width, [w.n, w.k], bias.map(<[f32]>::len));
         epilogue.check_rows(x.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, x.rows, w.n);
-        let x = round_input::round_input(&mut self.pool, x, w.input, &mut self.rounded);
+        let x = gemm::round_input::round_input(&mut self.pool, x, w.input, &mut self.rounded);
         let (from, to) = (Rows::dense(x.data, x.width), Rows::dense(out.data, out.width));
         let product = Product { x: from, rows: x.rows, w, bias, epilogue, out: to };
         // SAFETY: the two buffers differ (checked) and hold these rows; `&mut self` keeps everybody else away.
-        unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, std::iter::once(product)) };
+        unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, std::iter::once(product)) };
     }
 
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {
         assert_ne!(gate_up, out, "a gate cannot overwrite its input");
         let gate_up = self.acts.view(gate_up);
         let out = self.acts.target(out, gate_up.rows, gate_up.width / 2);
-        gated::gated(self.isa, &mut self.pool, gate_up, activation, out);
+        layers::gated::gated(self.isa, &mut self.pool, gate_up, activation, out);
     }
 
     fn activate(&mut self, x: Act, activation: Activation) {
-        activate::activate(self.isa, &mut self.pool, self.acts.view(x), activation);
+        layers::activate::activate(self.isa, &mut self.pool, self.acts.view(x), activation);
     }
 
     fn gate(&mut self, x: Act, gate: Cols, activation: Activation) {
         assert_ne!(x, gate.act, "a gate cannot gate itself");
         let (x, view) = (self.acts.view(x), self.acts.view(gate.act));
-        gated::gate(self.isa, &mut self.pool, x, view, gate.first, activation);
+        layers::gated::gate(self.isa, &mut self.pool, x, view, gate.first, activation);
     }
 
     fn causal_conv(&mut self, x: Cols, conv: ops::Conv, out: Act) {
         assert_ne!(x.act, out, "a convolution cannot overwrite its input");
-        let call = conv::Call {
+        let call = recurrent::causal_conv::Call {
             x: self.acts.columns(x),
             conv,
             taps: &self.vectors[conv.taps.0 as usize],
@@ -290,14 +266,14 @@ impl Ops for CpuBackend {
             batch: &self.batch,
             out: self.acts.target(out, self.batch.rows(), conv.channels),
         };
-        conv::causal_conv(self.isa, &mut self.pool, call);
+        recurrent::causal_conv::causal_conv(self.isa, &mut self.pool, call);
     }
 
     fn selective_scan(&mut self, input: ScanInput, scan: ops::Scan, out: Act) {
         let ScanInput { x, dt, b, c } = input;
         assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
         let target = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
-        let call = scan::Call {
+        let call = recurrent::selective_scan::Call {
             scan,
             x: self.acts.columns(x),
             dt: self.acts.columns(dt),
@@ -310,14 +286,14 @@ impl Ops for CpuBackend {
             batch: &self.batch,
             out: target,
         };
-        scan::selective_scan(self.isa, &mut self.pool, call);
+        recurrent::selective_scan::selective_scan(self.isa, &mut self.pool, call);
     }
 
     fn delta_rule(&mut self, input: DeltaInput, rule: ops::DeltaRule, out: Act) {
         let DeltaInput { qkv, beta, dt } = input;
         assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "the delta rule cannot overwrite its input");
         let target = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
-        let call = delta::Call {
+        let call = recurrent::delta_rule::Call {
             rule,
             qkv: self.acts.view(qkv),
             beta: self.acts.columns(beta),
@@ -328,7 +304,7 @@ impl Ops for CpuBackend {
             batch: &self.batch,
             out: target,
         };
-        delta::delta_rule(self.isa, &mut self.pool, call);
+        recurrent::delta_rule::delta_rule(self.isa, &mut self.pool, call);
     }
 
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer) {
@@ -337,14 +313,14 @@ impl Ops for CpuBackend {
             let inv_freq = &self.vectors[rope.inv_freq.0 as usize];
             rope.check(inv_freq.len(), heads);
             let table = self.angles.get(&rope, inv_freq, &self.batch.positions);
-            rope_and_cache::Rotation { table, dim: rope.rotary_dim, style: rope.style }
+            attention::rope_and_cache::Rotation { table, dim: rope.rotary_dim, style: rope.style }
         });
-        let to = rope_and_cache::Target {
+        let to = attention::rope_and_cache::Target {
             kv: &self.caches[kv.memory as usize],
             table: kv.table,
             factors: kv.scales.inverse(),
         };
-        rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, to);
+        attention::rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, to);
     }
 
     fn attention(
@@ -373,7 +349,7 @@ impl Ops for CpuBackend {
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertRouting) {
         let (logits, choices) = (self.acts.view(logits), &mut self.choices[out.0 as usize]);
         let correction = lookup(&self.vectors, routing.correction);
-        route::route(self.isa, &mut self.pool, logits, routing, correction, choices);
+        moe::route::route(self.isa, &mut self.pool, logits, routing, correction, choices);
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {
@@ -382,13 +358,14 @@ impl Ops for CpuBackend {
         let experts = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
         let first = &self.matrices[group[0].0 as usize];
         let bias = lookup(&self.vectors, bias);
-        let (shape, chosen) = ([group.len(), first.n, first.k], (choices.rows, choices.top_k));
+        let (shape, chosen) = ([group.len(), first.n, first.k], [choices.rows, choices.top_k]);
         ops::check_experts([x.rows, x.width], shape, bias.map(<[f32]>::len), chosen);
         let out = self.acts.target(out, choices.rows * choices.top_k, first.n);
-        let x = round_input::round_input(&mut self.pool, x, first.input, &mut self.rounded);
-        let products = expert_matmul::products(experts, expert_matmul::Call { x, bias, choices, out });
-        // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps others away.
-        unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
+        let x = gemm::round_input::round_input(&mut self.pool, x, first.input, &mut self.rounded);
+        let products = moe::expert_matmul::products(experts, moe::expert_matmul::Call { x, bias, choices, out });
+        // SAFETY: the two buffers differ (checked) and hold these rows, each pair is one expert's; `&mut self` keeps
+        // others away.
+        unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }
 
     fn combine(&mut self, x: Act, choice: ExpertRouting, epilogue: Epilogue, out: Act) {
@@ -396,12 +373,12 @@ impl Ops for CpuBackend {
         let (x, choices) = (self.acts.view(x), &self.choices[choice.0 as usize]);
         epilogue.check_rows(choices.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, choices.rows, x.width);
-        combine::combine(self.isa, &mut self.pool, x, choices, epilogue, out);
+        moe::combine::combine(self.isa, &mut self.pool, x, choices, epilogue, out);
     }
 
     fn gate_rows(&mut self, x: Act, gate: Act) {
         assert_ne!(x, gate, "rows that gate themselves");
-        gate_rows::gate_rows(&mut self.pool, self.acts.view(x), self.acts.view(gate));
+        layers::gate_rows::gate_rows(&mut self.pool, self.acts.view(x), self.acts.view(gate));
     }
 
     fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns) {
@@ -411,9 +388,15 @@ impl Ops for CpuBackend {
         let (first, width) = (&self.matrices[group[0].0 as usize], self.acts.view(out).width);
         assert_eq!(first.input, InputRounding::None, "heads whose inputs are rounded");
         let out = self.acts.target(out, x.rows, width);
-        let products = head_matmul::products(heads, (first.k, first.n), (x, from), (out, to));
-        // SAFETY: the two buffers differ (checked) and hold these rows, heads do not overlap (checked); `&mut self` keeps others away.
-        unsafe { matmul::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
+        let products = layers::head_matmul::products(
+            heads,
+            [first.n, first.k],
+            HeadView { view: x, columns: from },
+            HeadView { view: out, columns: to },
+        );
+        // SAFETY: the two buffers differ (checked) and hold these rows, heads do not overlap (checked); `&mut self`
+        // keeps others away.
+        unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }
 
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
@@ -421,32 +404,37 @@ impl Ops for CpuBackend {
         let x = self.acts.view(x);
         let out_width = self.acts.view(out).width;
         let out = self.acts.target(out, x.rows, out_width);
-        copy_columns::copy_columns(&mut self.pool, x, out, copy_columns::Pieces { from, to, heads, width });
+        layers::copy_columns::copy_columns(
+            &mut self.pool,
+            x,
+            out,
+            layers::copy_columns::Pieces { from, to, heads, width },
+        );
     }
 
     fn add(&mut self, x: Act, y: Act) {
         assert_ne!(x, y, "a buffer added to itself");
-        add::add(&mut self.pool, self.acts.view(x), self.acts.view(y));
+        layers::add::add(&mut self.pool, self.acts.view(x), self.acts.view(y));
     }
 
     fn clamp(&mut self, x: Act, limit: f32) {
         assert!(limit >= 0.0, "a limit of {limit}");
-        clamp::clamp(&mut self.pool, self.acts.view(x), limit);
+        layers::clamp::clamp(&mut self.pool, self.acts.view(x), limit);
     }
 
     fn scale(&mut self, x: Act, factor: f32) {
-        scale::scale(&mut self.pool, self.acts.view(x), factor);
+        layers::scale::scale(&mut self.pool, self.acts.view(x), factor);
     }
 
     fn soft_cap(&mut self, x: Act, cap: f32) {
-        soft_cap::soft_cap(&mut self.pool, self.acts.view(x), cap);
+        layers::soft_cap::soft_cap(&mut self.pool, self.acts.view(x), cap);
     }
 
     fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act) {
         assert_ne!(x, out, "rows gathered into their own buffer");
         let x = self.acts.view(x);
         let out = self.acts.target(out, selection.rows.len(), x.width);
-        gather::gather(&mut self.pool, x, selection.rows, out);
+        layers::gather::gather(&mut self.pool, x, selection.rows, out);
     }
 
     fn read(&mut self, x: Act) -> &[f32] {

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::acts::View;
-use super::pool::Pool;
+use super::runtime::activations::View;
+use super::runtime::pool::Pool;
 use crate::sample::{self, SampleParams, SampleRow, Sampled, Ticket};
 
 /// Elements compared side by side, so that the compiler can use vectors.

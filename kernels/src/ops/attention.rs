@@ -1,15 +1,6 @@
 //! What attention is told: rotation, heads, what it does beside softmax, and the shape of the memory it reads.
 
-use super::{DType, Vector};
-
-/// Which elements of a head rotate together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RopeStyle {
-    /// Element i with i + dim/2 (Llama, NeoX).
-    Halves,
-    /// Element 2i with 2i + 1 (GPT-J, GLM).
-    Interleaved,
-}
+use super::{DType, KvDType, RopeStyle, Vector};
 
 /// Rotary embedding parameters of a layer.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -64,7 +55,7 @@ pub struct ExpectedAttention {
     /// What rows are computed in.
     pub compute: DType,
     /// Element type of keys and values.
-    pub cache: DType,
+    pub cache: KvDType,
 }
 
 /// Shape of one layer's KV cache.
@@ -80,14 +71,15 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Width of a V head.
     pub v_head_dim: usize,
-    /// Values are the last `v_head_dim` elements of keys, and not stored again; a row then has no columns for V (latent attention).
+    /// Values are the last `v_head_dim` elements of keys, and not stored again; a row then has no columns for V (latent
+    /// attention).
     pub shared: bool,
     /// Element type.
-    pub dtype: DType,
+    pub dtype: KvDType,
 }
 
-/// What a layer's keys and values are divided by before they are stored, and multiplied by when they are read: for caches of [`DType::E4m3`],
-/// whose numbers end at 448. Where values are a part of keys, both are the same.
+/// What a layer's keys and values are divided by before they are stored, and multiplied by when they are read: for
+/// caches of [`KvDType::E4m3`], whose numbers end at 448. Where values are a part of keys, both are the same.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct KvScales {
     /// Of keys.

@@ -3,6 +3,10 @@
 use super::Batch;
 use crate::sample::{SampleRow, Ticket};
 
+/// Whose steps are captured: each network on a device has capture sizes and captured steps of its own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct CaptureOwner(pub u32);
+
 /// A capture size: a step of `rows` sequences with one row each, whose tokens the device samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CaptureSize {
@@ -10,12 +14,12 @@ pub struct CaptureSize {
     pub rows: usize,
     /// Such a step has run, so that nothing is left to be compiled, autotuned or allocated.
     pub has_run: bool,
-    /// Everything that its first run needs is compiled. Otherwise [`Device::warm_up`](super::Device::warm_up) brings that
-    /// nearer.
+    /// Everything that its first run needs is compiled. Otherwise [`Device::warm_up`](super::Device::warm_up) brings
+    /// that nearer.
     pub is_ready: bool,
 }
 
-/// Why a step could not be captured. No step will be captured any more.
+/// Why a step could not be captured. No step of its owner will be captured any more.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CaptureError {
     /// No capture was begun.
@@ -34,10 +38,10 @@ pub enum CaptureError {
 
 /// Captures decode steps and replays them. A device without graphs keeps the defaults, and captures nothing.
 pub trait Capture {
-    /// The capture sizes, in rows, ascending: steps of one row a sequence whose tokens the device samples are captured at
-    /// these sizes, and padded to the next one. Empty: nothing is captured.
-    fn set_capture_sizes(&mut self, rows: &[usize]) {
-        let _ = rows;
+    /// An owner's capture sizes, in rows, ascending: its steps of one row a sequence whose tokens the device samples
+    /// are captured at these sizes, and padded to the next one. Empty: none are captured. What was captured is dropped.
+    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
+        let _ = (owner, rows);
     }
 
     /// Upper bound of the bytes that graphs of `sizes` capture sizes take, for a model of `layers` layers.
@@ -46,8 +50,9 @@ pub trait Capture {
         0
     }
 
-    /// The size to capture next; absent when there is none (left).
-    fn next_capture(&self) -> Option<CaptureSize> {
+    /// The size of an owner's steps to capture next; absent when there is none (left).
+    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
+        let _ = owner;
         None
     }
 
@@ -56,15 +61,16 @@ pub trait Capture {
     /// not taken. Such a step must have run.
     fn begin_capture(&mut self) {}
 
-    /// Keeps the captured step.
+    /// Keeps the captured step, as one of the owner that [`Ops::begin_padded`](super::Ops::begin_padded) was told.
     fn end_capture(&mut self) -> Result<(), CaptureError> {
         Ok(())
     }
 
-    /// Runs a whole step, from `begin_padded` to `sample`, as the replay of a captured one. Row `i` is that of sequence
-    /// `i`, and `rows[i]` samples from its logits. Absent, and nothing happens, where no such step was captured.
-    fn replay(&mut self, batch: Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        let _ = (batch, rows);
+    /// Runs a whole step, from `begin_padded` to `sample`, as the replay of a captured one of this owner. Row `i` is
+    /// that of sequence `i`, and `rows[i]` samples from its logits. Absent, and nothing happens, where no such step was
+    /// captured.
+    fn replay(&mut self, owner: CaptureOwner, batch: Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
+        let _ = (owner, batch, rows);
         None
     }
 }

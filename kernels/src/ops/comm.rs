@@ -66,7 +66,8 @@ pub trait Comm {
         unreachable!("{x:?} of a backend without a communicator");
     }
 
-    /// `out[row] = [x[row] of rank 0 | x[row] of rank 1 | ...]`, cut to `out`'s width. Called like [`Comm::all_reduce`].
+    /// `out[row] = [x[row] of rank 0 | x[row] of rank 1 | ...]`, cut to `out`'s width. Called like
+    /// [`Comm::all_reduce`].
     fn all_gather(&mut self, x: Act, out: Act) {
         unreachable!("{x:?} and {out:?} of a backend without a communicator");
     }

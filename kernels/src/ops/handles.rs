@@ -26,8 +26,8 @@ pub struct MatrixGroup(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertRouting(pub u32);
 
-/// Paged K and V, and which of a sequence's block tables leads into it. Layers with different tables may share one memory, since no two
-/// tables name the same block.
+/// Paged K and V, and which of a sequence's block tables leads into it. Layers with different tables may share one
+/// memory, since no two tables name the same block.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct KvLayer {
     /// The memory; [`Load::new_kv`](super::Load::new_kv) gives it.

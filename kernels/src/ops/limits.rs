@@ -1,7 +1,7 @@
 //! How large the shapes may be that a device computes, where its kernels have a bound.
 
-/// Largest shapes that a device computes. Layers beyond them are refused when a model is loaded, before its weights are; an operation may count
-/// on them.
+/// Largest shapes that a device computes. Layers beyond them are refused when a model is loaded, before its weights
+/// are; an operation may count on them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShapeLimits {
     /// Width of query and key heads, in latent attention that of what is cached for a token.

@@ -18,8 +18,8 @@ pub trait Load {
         matches!(format, WeightFormat::Plain(_))
     }
 
-    /// Takes a weight matrix into device memory, packed as the device likes. `compute` is the type that products with it
-    /// compute in: with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
+    /// Takes a weight matrix into device memory, packed as the device likes. `compute` is the type that products with
+    /// it compute in: with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
     fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
         self.load_stack(&[source], compute)
     }

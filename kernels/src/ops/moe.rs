@@ -1,6 +1,6 @@
 //! Mixtures of experts: how rows choose, and what the chosen do first.
 
-use super::{Act, Activation, MatrixGroup, Vector};
+use super::{Act, Activation, ExpertGroups, MatrixGroup, RouterScore, Vector};
 
 /// How a row chooses experts; the order of the fields is the order of the steps.
 #[derive(Clone, Copy, Debug)]
@@ -17,26 +17,6 @@ pub struct Routing {
     pub renormalise: bool,
     /// Multiplies weights.
     pub scale: f32,
-}
-
-/// What makes scores of a router's logits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RouterScore {
-    /// Softmax over all experts. (Renormalised, this is the softmax over the chosen ones.)
-    Softmax,
-    /// Each expert's sigmoid.
-    Sigmoid,
-}
-
-/// Experts in groups of neighbours.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertGroups {
-    /// Groups; divides the experts.
-    pub count: usize,
-    /// Groups that stay.
-    pub kept: usize,
-    /// A group's score is the sum of this many of its best experts' (corrected) scores.
-    pub best: usize,
 }
 
 /// What experts with a gate do first: see [`Ops::gated_experts`](super::Ops::gated_experts).

@@ -6,8 +6,9 @@ use super::DType;
 
 /// A matrix of random numbers, then rows of zeros.
 ///
-/// Element `(r, c)` of a part is `levels[draw(row(r), c) % levels.len()]`, where `draw(row, c)` is the 16 bits from `16 * (c % 4)` on of
-/// `mix(mix(key ^ mix(row)) + c / 4)`, and `mix` is the finaliser of splitmix64 (Steele, Lea, Flood 2014) after adding its constant.
+/// Element `(r, c)` of a part is `levels[draw(row(r), c) % levels.len()]`, where `draw(row, c)` is the 16 bits from `16
+/// * (c % 4)` on of `mix(mix(key ^ mix(row)) + c / 4)`, and `mix` is the finaliser of splitmix64 (Steele, Lea, Flood
+/// 2014) after adding its constant.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise<'a> {
     /// Element type of the matrix and of `levels`.

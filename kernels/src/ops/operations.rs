@@ -1,22 +1,23 @@
 //! The operations of a forward pass, at the grain of fused kernels.
 
 use super::{
-    Act, Activation, Attention, Batch, Cols, Conv, DeltaInput, DeltaRule, Epilogue, ExpertRouting, GatedExperts,
-    HeadColumns, Heads, KvLayer, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, Scan, ScanInput, Table,
-    Vector,
+    Act, Activation, Attention, Batch, CaptureOwner, Cols, Conv, DeltaInput, DeltaRule, Epilogue, ExpertRouting,
+    GatedExperts, HeadColumns, Heads, KvLayer, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, Scan, ScanInput,
+    Table, Vector,
 };
 
 /// Runs the operations of a forward pass in order.
 ///
-/// Shapes are checked by the backend, by the rules of `ops/shapes.rs`; a mismatch is a bug of the caller and panics with
-/// both shapes.
+/// Shapes are checked by the backend, by the rules of `ops/shapes.rs`; a mismatch is a bug of the caller and panics
+/// with both shapes.
 pub trait Ops {
     /// Starts a step: rows of all later operations are this batch's tokens.
     fn begin(&mut self, batch: Batch<'_>);
-    /// The same for a step of one row a sequence: the device may add padding rows up to a capture size
+    /// The same for a step of one row a sequence: the device may add padding rows up to a capture size of this owner
     /// ([`Capture::set_capture_sizes`](super::Capture::set_capture_sizes)). They come last in every buffer, and their
     /// values are undefined.
-    fn begin_padded(&mut self, batch: Batch<'_>) {
+    fn begin_padded(&mut self, owner: CaptureOwner, batch: Batch<'_>) {
+        let _ = owner;
         self.begin(batch);
     }
     /// `out[row] = table[token(row) - first_entry]`, zero for tokens outside the table (vocabulary-parallel embedding);
@@ -28,13 +29,13 @@ pub trait Ops {
     fn norm(&mut self, x: Act, norm: Norm, out: Act);
     /// `residual += delta; out = norm(residual)`. The content of `delta` is undefined afterwards.
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act);
-    /// Norm of each head of `x`'s columns `first_col .. first_col + heads * dim`, in place (q/k norm). The norm's vectors
-    /// are `[dim]`, for all heads, or `[heads * dim]`, each head's own.
+    /// Norm of each head of `x`'s columns `first_col .. first_col + heads * dim`, in place (q/k norm). The norm's
+    /// vectors are `[dim]`, for all heads, or `[heads * dim]`, each head's own.
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm);
     /// `out = x w^T + bias`, or accumulated.
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act);
-    /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row. The content of `gate_up` is undefined
-    /// afterwards.
+    /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row. The content of `gate_up` is
+    /// undefined afterwards.
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act);
     /// `x = activation(x)`.
     fn activate(&mut self, x: Act, activation: Activation);
@@ -49,12 +50,12 @@ pub trait Ops {
     /// Rotates q and k of `qkv` (`[q | k | v]` in each row; `rope` absent: no rotation) in place, and writes k and v to
     /// the cache.
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer);
-    /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`. With a
-    /// bf16 cache the backend may round queries and softmax weights to bf16; with an f32 cache it must not. `only`: the
-    /// rows that are read later, about one of each sequence; the values of other rows are undefined.
+    /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`.
+    /// With a bf16 cache the backend may round queries and softmax weights to bf16; with an f32 cache it must not.
+    /// `only`: the rows that are read later, about one of each sequence; the values of other rows are undefined.
     fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, only: Option<RowSelection<'_>>, out: Act);
-    /// Routes each row to experts: `logits` is `[rows, experts]`. A row of NaN gets some experts, all different, like any
-    /// other row.
+    /// Routes each row to experts: `logits` is `[rows, experts]`. A row of NaN gets some experts, all different, like
+    /// any other row.
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertRouting);
     /// The grouped GEMM of a MoE layer: with `k = top_k` and `e` the row's expert at `slot`,
     /// `out[row * k + slot] = x[row] w[e]^T + bias[e]`, or `x[row * k + slot] w[e]^T + bias[e]` where `x` has a row for
@@ -70,8 +71,8 @@ pub trait Ops {
     fn combine(&mut self, x: Act, routing: ExpertRouting, epilogue: Epilogue, out: Act);
     /// `x[row] *= sigmoid(gate[row])`; `gate` has one column.
     fn gate_rows(&mut self, x: Act, gate: Act);
-    /// A GEMM for each head, as one operation: `out`'s columns of head `h` are `x`'s columns of head `h` times `w[h]^T`.
-    /// The number of heads is the group's, the widths are its matrices'.
+    /// A GEMM for each head, as one operation: `out`'s columns of head `h` are `x`'s columns of head `h` times
+    /// `w[h]^T`. The number of heads is the group's, the widths are its matrices'.
     fn head_matmul(&mut self, x: Act, from: HeadColumns, w: MatrixGroup, out: Act, to: HeadColumns);
     /// Copies `heads` pieces of `width` columns of each row from `x` to `out`, which keeps its other columns.
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize);

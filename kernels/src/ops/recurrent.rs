@@ -1,8 +1,9 @@
 //! What operations with a recurrent state are told: causal convolution, selective scan, gated delta rule.
 //!
-//! All three walk a sequence's rows in order from the state that its last step left, and leave theirs. Where a sequence's part of a step
-//! starts at position 0, the state before it is zero, whatever lies there: so a slot needs no clearing between sequences. Every row's
-//! arithmetic is that of a step of one row, so cutting a sequence into chunks changes no bit.
+//! All three walk a sequence's rows in order from the state that its last step left, and leave theirs. Where a
+//! sequence's part of a step starts at position 0, the state before it is zero, whatever lies there: so a slot needs no
+//! clearing between sequences. Every row's arithmetic is that of a step of one row, so cutting a sequence into chunks
+//! changes no bit.
 
 use super::{Act, Vector};
 
@@ -79,8 +80,9 @@ pub struct ScanInput {
     pub c: Cols,
 }
 
-/// The gated delta rule (Yang, Kautz, Hatamizadeh 2024). For value head `h` and its key head, with `q` and `k` divided by their lengths
-/// (`x / sqrt(sum x^2 + 1e-6)`), `q` also by `sqrt(key_dim)`, and `decay = exp(rate[h] * softplus(dt[t][h] + dt_bias[h]))`:
+/// The gated delta rule (Yang, Kautz, Hatamizadeh 2024). For value head `h` and its key head, with `q` and `k` divided
+/// by their lengths (`x / sqrt(sum x^2 + 1e-6)`), `q` also by `sqrt(key_dim)`, and `decay = exp(rate[h] *
+/// softplus(dt[t][h] + dt_bias[h]))`:
 ///
 /// ```text
 /// state[h]   = decay * state[h]                                        [key_dim, value_dim]

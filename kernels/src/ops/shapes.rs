@@ -1,5 +1,5 @@
-//! Which shapes belong together: what every backend checks before an operation, so that all refuse the same. A mismatch is a bug above the
-//! backend and panics with both shapes.
+//! Which shapes belong together: what every backend checks before an operation, so that all refuse the same. A mismatch
+//! is a bug above the backend and panics with both shapes.
 
 use super::{Attention, Conv, DeltaRule, Epilogue, HeadColumns, Heads, KvShape, Rope, Routing, Scan};
 
@@ -9,12 +9,13 @@ pub fn check_product(width: usize, [outputs, inputs]: [usize; 2], bias: Option<u
     assert!(bias.is_none_or(|len| len == outputs), "bias of {bias:?} for {outputs} outputs");
 }
 
-/// Products of `rows` rows of `width` elements with the experts `[experts, outputs, inputs]` that `choices` (rows, experts of each) name.
+/// Products of `rows` rows of `width` elements with the experts `[experts, outputs, inputs]` that `choices` (rows,
+/// experts of each) name.
 pub fn check_experts(
     [rows, width]: [usize; 2],
     [experts, outputs, inputs]: [usize; 3],
     bias: Option<usize>,
-    (choosing, top_k): (usize, usize),
+    [choosing, top_k]: [usize; 2],
 ) {
     assert_eq!(width, inputs, "width of x, and input features of experts");
     let pairs = choosing * top_k;

@@ -1,8 +1,10 @@
-//! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention does on the side.
+//! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention
+//! does on the side.
 
 use super::{Random, backends, check, check_relative, filled_in, poisoned};
 use kernels::ops::{
-    Attention, Backend, Batch, DType, Heads, KvLayer, KvScales, KvShape, Rope, RopeStyle, RowSelection, Sequence,
+    Attention, Backend, Batch, DType, Heads, KvDType, KvLayer, KvScales, KvShape, Rope, RopeStyle, RowSelection,
+    Sequence,
 };
 
 /// A cache with sequences in it, and what was written there.
@@ -26,7 +28,13 @@ pub struct Part {
 
 impl World {
     /// Sequences of up to `lengths` tokens, on shuffled blocks full of NaN.
-    pub fn new(backend: &mut dyn Backend, heads: Heads, block_size: usize, dtype: DType, lengths: &[usize]) -> Self {
+    pub fn new(
+        backend: &mut dyn Backend,
+        heads: Heads,
+        block_size: usize,
+        dtype: impl Into<KvDType>,
+        lengths: &[usize],
+    ) -> Self {
         let counts: Vec<usize> = lengths.iter().map(|length| length.div_ceil(block_size)).collect();
         let num_blocks = counts.iter().sum::<usize>() + 1;
         let shape = KvShape {
@@ -36,7 +44,7 @@ impl World {
             head_dim: heads.dim,
             v_head_dim: heads.v_dim,
             shared: false,
-            dtype,
+            dtype: dtype.into(),
         };
         let kv = backend.new_kv(shape);
         let mut free = Random(num_blocks as u64).permutation(num_blocks);
@@ -137,7 +145,7 @@ pub struct Case<'a> {
     pub heads: Heads,
     pub block_size: usize,
     /// Of the cache.
-    pub dtype: DType,
+    pub dtype: KvDType,
     /// What activations may be rounded to.
     pub acts: DType,
     pub parts: &'a [Part],
@@ -159,7 +167,7 @@ fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
             (0..part.start + part.rows).map(|at| rounded_row(width, part.sequence, at, case.acts)).collect();
         let (keys, values) = (heads.q * heads.dim, (heads.q + heads.kv) * heads.dim);
         for row in &mut rows {
-            let kept = |x: &mut f32, scale: f32| *x = super::round(*x * (1.0 / scale), case.dtype) * scale;
+            let kept = |x: &mut f32, scale: f32| *x = super::round_cached(*x * (1.0 / scale), case.dtype) * scale;
             row[keys..values].iter_mut().for_each(|x| kept(x, case.extras.scales.key));
             row[values..].iter_mut().for_each(|x| kept(x, case.extras.scales.value));
         }
@@ -239,9 +247,9 @@ fn check_rows(what: &str, got: &[f32], case: &Case<'_>, wanted: &[Vec<f64>], loo
 }
 
 /// Values are of size one, and so are results. With a bf16 cache a backend may round queries and weights to bf16.
-fn tolerance(dtype: DType, acts: DType) -> f64 {
-    match (dtype, acts) {
-        (DType::Bf16, _) | (_, DType::Bf16) => 8e-3,
+fn tolerance(cache: KvDType, acts: DType) -> f64 {
+    match (cache, acts) {
+        (KvDType::Float(DType::Bf16), _) | (_, DType::Bf16) => 8e-3,
         (_, DType::F16) => 2e-3,
         _ => 2e-5,
     }
@@ -261,7 +269,14 @@ fn head_shapes() {
     let mut run = |heads, block_size, dtype| {
         check_case(
             &mut backends,
-            &Case { heads, block_size, dtype, acts: DType::F32, parts: &mix(), extras: &Extras::default() },
+            &Case {
+                heads,
+                block_size,
+                dtype: KvDType::Float(dtype),
+                acts: DType::F32,
+                parts: &mix(),
+                extras: &Extras::default(),
+            },
         );
     };
     for (index, dim) in [16, 32, 64, 80, 96, 112, 128, 256, 20].into_iter().enumerate() {
@@ -282,7 +297,7 @@ fn block_sizes() {
     let mut backends = backends();
     let heads = Heads { q: 4, kv: 2, dim: 32, v_dim: 32 };
     for block_size in [1, 5, 8, 16, 24, 32, 64, 128, 256] {
-        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::E4m3] {
+        for dtype in [DType::F32.into(), DType::Bf16.into(), DType::F16.into(), KvDType::E4m3] {
             check_case(
                 &mut backends,
                 &Case { heads, block_size, dtype, acts: DType::F32, parts: &mix(), extras: &Extras::default() },
@@ -306,7 +321,7 @@ fn windows_caps_sinks_and_slopes() {
     ];
     let mut backends = backends();
     for extras in &cases {
-        for dtype in [DType::F32, DType::Bf16, DType::E4m3] {
+        for dtype in [DType::F32.into(), DType::Bf16.into(), KvDType::E4m3] {
             check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts: DType::F32, parts: &mix(), extras });
         }
     }
@@ -324,7 +339,7 @@ fn scales_of_keys_and_values() {
         ] {
             for acts in [DType::F32, DType::Bf16] {
                 let parts = &mix();
-                check_case(&mut backends, &Case { heads, block_size: 16, dtype: DType::E4m3, acts, parts, extras });
+                check_case(&mut backends, &Case { heads, block_size: 16, dtype: KvDType::E4m3, acts, parts, extras });
             }
         }
     }
@@ -339,12 +354,12 @@ fn long_contexts() {
         let one = [part(0, 3000, 1)];
         check_case(
             &mut backends,
-            &Case { heads, block_size: 16, dtype: DType::Bf16, acts: DType::F32, parts: &one, extras },
+            &Case { heads, block_size: 16, dtype: DType::Bf16.into(), acts: DType::F32, parts: &one, extras },
         );
         let mix = [part(0, 1000, 60), part(1, 2047, 3), part(2, 0, 1)];
         check_case(
             &mut backends,
-            &Case { heads, block_size: 32, dtype: DType::F32, acts: DType::F32, parts: &mix, extras },
+            &Case { heads, block_size: 32, dtype: DType::F32.into(), acts: DType::F32, parts: &mix, extras },
         );
     }
 }

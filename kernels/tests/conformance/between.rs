@@ -1,4 +1,5 @@
-//! A residual's sum and norm between two products, which a backend may do as parts of these. Looking at a buffer in between keeps all apart.
+//! A residual's sum and norm between two products, which a backend may do as parts of these. Looking at a buffer in
+//! between keeps all apart.
 
 use super::{Random, backends, check, check_same, encode, filled, filled_in, host};
 use kernels::ops::{Activation, Backend, DType, Epilogue, Matrix, Norm, NormKind, RowSelection, Vector};

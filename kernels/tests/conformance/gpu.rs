@@ -3,11 +3,11 @@
 use std::sync::OnceLock;
 
 use kernels::ops::{Backend, Device};
-use kernels_cuda::{CudaBackend, CudaOptions, Folders, Surroundings};
+use kernels_cuda::{CudaBackend, CudaOptions, Folders, OpenError, Surroundings};
 
 /// A backend on the first GPU; says once in a line why there is none, or fails where one is `required`.
 pub fn backend(required: bool) -> Option<Box<dyn Backend>> {
-    static FIRST: OnceLock<Result<CudaOptions, String>> = OnceLock::new();
+    static FIRST: OnceLock<Result<CudaOptions, OpenError>> = OnceLock::new();
     let first = FIRST.get_or_init(|| {
         let options = options();
         // Kept for ever: opening a device for the first time takes long, and each test opens it again.

@@ -8,7 +8,8 @@ use kernels::ops::{Activation, Attention, Backend, DType, Epilogue, Heads, Norm,
 const TYPES: [(DType, DType); 4] =
     [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F32)];
 
-/// Whether products keep a row's bits whatever its company: on a GPU only where nothing is rounded to 16 bits (see `kernels::cuda`).
+/// Whether products keep a row's bits whatever its company: on a GPU only where nothing is rounded to 16 bits (see
+/// `kernels::cuda`).
 fn keeps_rows(backend: &dyn Backend, compute: DType) -> bool {
     !backend.describe().starts_with("cuda") || compute == DType::F32
 }
@@ -149,7 +150,8 @@ fn chunks_and_strangers_change_nothing_in_attention() {
 fn threads_and_spans_change_nothing_in_attention() {
     for isa in Isa::available() {
         for dtype in [DType::F32, DType::Bf16] {
-            // One head: spans are spread over threads when one row decodes, and folded by one task when a chunk prefills.
+            // One head: spans are spread over threads when one row decodes, and folded by one task when a chunk
+            // prefills.
             let heads = Heads { q: 2, kv: 1, dim: 32, v_dim: 32 };
             let setup = Setup { heads, dtype, window: None, length: 2300 };
             let mut decode = vec![2200];

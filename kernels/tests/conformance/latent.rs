@@ -17,7 +17,8 @@ struct Cache {
 impl Cache {
     fn new(backend: &mut dyn Backend, heads: Heads, shared: bool, dtype: DType, num_blocks: usize) -> Self {
         let Heads { kv: kv_heads, dim: head_dim, v_dim: v_head_dim, .. } = heads;
-        let shape = KvShape { num_blocks, block_size: BLOCK, kv_heads, head_dim, v_head_dim, shared, dtype };
+        let shape =
+            KvShape { num_blocks, block_size: BLOCK, kv_heads, head_dim, v_head_dim, shared, dtype: dtype.into() };
         Self { heads, shared, kv: backend.new_kv(shape) }
     }
 

@@ -1,4 +1,5 @@
-//! One suite over every backend: each operation against a plain float64 reference, and results that do not depend on company.
+//! One suite over every backend: each operation against a plain float64 reference, and results that do not depend on
+//! company.
 
 mod attention;
 mod between;
@@ -20,11 +21,11 @@ mod scaled;
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::e4m3;
-use kernels::ops::{Act, Backend, Batch, DType, HostMatrix};
+use kernels::ops::{Act, Backend, Batch, DType, HostMatrix, KvDType};
 use random::Random;
 
-/// Every backend of this machine: each instruction set with two threads, the best also with one; and the GPU where there is one.
-/// `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
+/// Every backend of this machine: each instruction set with two threads, the best also with one; and the GPU where
+/// there is one. `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
 fn backends() -> Vec<Box<dyn Backend>> {
     let only = std::env::var("QUIRE_TEST_DEVICE").ok();
     let mut all: Vec<Box<dyn Backend>> = Vec::new();
@@ -73,7 +74,14 @@ fn round(value: f32, dtype: DType) -> f32 {
         DType::F32 => value,
         DType::Bf16 => half::bf16::from_f32(value).to_f32(),
         DType::F16 => half::f16::from_f32(value).to_f32(),
-        DType::E4m3 => e4m3::decode(e4m3::encode(value)),
+    }
+}
+
+/// A value as a cache keeps it.
+fn round_cached(value: f32, dtype: KvDType) -> f32 {
+    match dtype {
+        KvDType::Float(dtype) => round(value, dtype),
+        KvDType::E4m3 => e4m3::decode(e4m3::encode(value)),
     }
 }
 
@@ -84,7 +92,6 @@ fn encode(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
         DType::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         DType::Bf16 => values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect(),
-        DType::E4m3 => values.iter().map(|&value| e4m3::encode(value)).collect(),
     };
     (bytes, rounded)
 }

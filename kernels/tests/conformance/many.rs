@@ -4,7 +4,8 @@ use super::{Random, encode, filled_in, gpu, host, round};
 use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
 use kernels_cuda::{CudaOptions, GemmTactics};
 
-/// Rows, outputs and inputs: ragged in each, many tiles, few of them and a k of many parts, and a k that is no multiple of a stage.
+/// Rows, outputs and inputs: ragged in each, many tiles, few of them and a k of many parts, and a k that is no multiple
+/// of a stage.
 const SHAPES: [(usize, usize, usize); 16] = [
     (17, 528, 200),
     (33, 8208, 64),
@@ -87,8 +88,8 @@ impl Case {
     }
 }
 
-/// To what 16 bits keep of it. Tensor cores cut what they add to a sum, by a unit in the last place for each 16 of `k` products: 8e-6 of sums that have
-/// come to 64, as those of 2,048 do.
+/// To what 16 bits keep of it. Tensor cores cut what they add to a sum, by a unit in the last place for each 16 of `k`
+/// products: 8e-6 of sums that have come to 64, as those of 2,048 do.
 fn check_row(what: &str, row: usize, got: &[f32], want: &[f64], step: f64, k: usize) {
     let sums = 1e-4_f64.max(8e-6 * k as f64 / 16.0);
     for (col, (got, want)) in got.iter().zip(want).enumerate() {
@@ -169,7 +170,8 @@ fn gated() {
                 for row in case.compared() {
                     let sums = case.row(row);
                     let want: Vec<f64> = (0..half).map(|col| function(sums[col], sums[half + col])).collect();
-                    // Where the sums are rounded before they are gated, each adds its share; and a small gate is its sum's error.
+                    // Where the sums are rounded before they are gated, each adds its share; and a small gate is its
+                    // sum's error.
                     let largest = sums.iter().fold(1.0_f64, |most, sum| most.max(sum.abs()));
                     let what = format!("{} {activation:?}", case.what(&name));
                     for (col, (got, want)) in got[row * half..][..half].iter().zip(&want).enumerate() {

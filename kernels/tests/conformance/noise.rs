@@ -10,7 +10,6 @@ fn levels(dtype: DType, count: usize) -> Vec<u8> {
         DType::F32 => values.flat_map(f32::to_le_bytes).collect(),
         DType::Bf16 => values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect(),
         DType::F16 => values.flat_map(|value| half::f16::from_f32(value).to_le_bytes()).collect(),
-        DType::E4m3 => values.map(kernels::e4m3::encode).collect(),
     }
 }
 

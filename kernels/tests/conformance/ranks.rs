@@ -52,8 +52,8 @@ fn lines(size: usize) -> Vec<Lines> {
     lines
 }
 
-/// Runs `work` as the ranks of groups of each size and way, their devices having met; what the ranks of each return. Groups for which there are
-/// not enough GPUs are left out.
+/// Runs `work` as the ranks of groups of each size and way, their devices having met; what the ranks of each return.
+/// Groups for which there are not enough GPUs are left out.
 fn as_ranks<T: Send>(work: impl Fn(Way, &mut dyn Backend) -> T + Sync) -> Vec<Vec<T>> {
     let groups = SIZES.into_iter().flat_map(|size| WAYS.map(|one_shot_bytes| (size, one_shot_bytes)));
     groups.filter_map(|(size, one_shot_bytes)| as_group(size, one_shot_bytes, &work)).collect()

@@ -3,7 +3,7 @@
 use super::attention::{Case, Extras, Part, check_case, mix};
 use super::{Random, backends, check, encode, filled, filled_in, host, round};
 use kernels::ops::{
-    Activation, Backend, Batch, DType, Epilogue, Heads, KvShape, Norm, NormKind, Rope, RopeStyle, Sequence,
+    Activation, Backend, Batch, DType, Epilogue, Heads, KvDType, KvShape, Norm, NormKind, Rope, RopeStyle, Sequence,
 };
 
 const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
@@ -92,7 +92,7 @@ fn norms_before_a_rotation() {
                     head_dim: HEADS.dim,
                     v_head_dim: HEADS.v_dim,
                     shared: false,
-                    dtype,
+                    dtype: dtype.into(),
                 };
                 let kv = backend.new_kv(shape);
                 let [q, k] = [0, 1].map(|i| {
@@ -117,7 +117,8 @@ fn norms_before_a_rotation() {
                 };
                 let want: Vec<f64> = run(true).iter().map(|x| f64::from(*x)).collect();
                 let what = format!("norms and rotation in {dtype:?}, {style:?}");
-                // Normed values are up to about 8, and are rounded before the rotation only where they are written before it.
+                // Normed values are up to about 8, and are rounded before the rotation only where they are written
+                // before it.
                 check(&what, &run(false), &want, |_| 24.0 * step(dtype));
             }
         }
@@ -163,7 +164,8 @@ fn products() {
                     backend.matmul(input, matrix, bias, epilogue, out);
                     let what =
                         format!("{} {rows} x {n} x {k} {dtype:?} to {output:?} {epilogue:?}", backend.describe());
-                    // Inputs are exact, and only what is written is rounded. A CPU may multiply f16 weights with inputs rounded to bf16.
+                    // Inputs are exact, and only what is written is rounded. A CPU may multiply f16 weights with inputs
+                    // rounded to bf16.
                     let bf16_inputs = dtype == DType::F16 && !backend.describe().starts_with("cuda");
                     let inexact = if bf16_inputs { 2.0_f64.powi(-9) } else { 1e-6 };
                     let rounding = if output == DType::F32 { 0.0 } else { 2.0 * step(dtype) };
@@ -175,8 +177,8 @@ fn products() {
 }
 
 /// What a cache may keep beside rows in a type: the same, or 8-bit floats.
-fn caches(acts: DType) -> [DType; 2] {
-    [acts, DType::E4m3]
+fn caches(acts: DType) -> [KvDType; 2] {
+    [acts.into(), KvDType::E4m3]
 }
 
 #[test]
@@ -233,7 +235,8 @@ fn attention_of_several_tiles(dtype: DType) {
     }
 }
 
-/// More tiles of rows than a GPU has multiprocessors, so that a block takes several, of sequences that begin and end anywhere.
+/// More tiles of rows than a GPU has multiprocessors, so that a block takes several, of sequences that begin and end
+/// anywhere.
 #[test]
 fn attention_of_many_tiles() {
     let mut backends = backends();
@@ -255,18 +258,18 @@ fn attention_of_many_tiles() {
     }
 }
 
-/// Rows of one token over lengths of which a GPU gives parts to several blocks: of one length and of many, with prompts between them, and more
-/// of them than a warp has lanes.
+/// Rows of one token over lengths of which a GPU gives parts to several blocks: of one length and of many, with prompts
+/// between them, and more of them than a warp has lanes.
 #[test]
 fn attention_of_long_decodes() {
     let mut backends = backends();
     let mut random = Random(13);
     let many: Vec<usize> = (0..45).map(|_| random.below(150)).collect();
     let steps: [(&[usize], _, _, _); 4] = [
-        (&[1023; 2], (8, 2, 64), DType::Bf16, None),
-        (&[1999, 16, 690, 0, 840], (8, 2, 128), DType::Bf16, None),
-        (&[1151, 1152, 700], (20, 1, 64), DType::E4m3, Some(900)),
-        (&many, (4, 2, 64), DType::Bf16, Some(100)),
+        (&[1023; 2], (8, 2, 64), DType::Bf16.into(), None),
+        (&[1999, 16, 690, 0, 840], (8, 2, 128), DType::Bf16.into(), None),
+        (&[1151, 1152, 700], (20, 1, 64), KvDType::E4m3, Some(900)),
+        (&many, (4, 2, 64), DType::Bf16.into(), Some(100)),
     ];
     for (starts, (q, kv, dim), cache, window) in steps {
         let rows = |sequence: usize| if sequence % 7 == 6 { 3 } else { 1 };

@@ -229,7 +229,7 @@ impl Group {
         self.seat_claimants();
     }
 
-    /// Drops all workers for a reason that whoever asks is told until the next group has formed.
+    /// Drops all workers; `/health` and the control plane give the reason until the next group has formed.
     pub(crate) fn disband_because(&mut self, reason: String) {
         self.loss = Some(reason);
         self.disband();

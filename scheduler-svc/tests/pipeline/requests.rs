@@ -1,4 +1,4 @@
-//! Requests: to their end, refused, aborted, and what becomes of them when somebody is lost.
+//! Requests: finished, refused, aborted, and failed when a peer is lost.
 
 use link::Address;
 use proto::{
@@ -72,7 +72,7 @@ async fn what_fails_without_a_detokenizer_is_told_to_the_next_one() {
     let rejected = Rejected { key: Some(RequestKey { gateway: 1, number: 4 }), failure: Some(Failure::default()) };
     stage.send(inbound::Event::Rejected(rejected)).await;
     stage.ask(5, 3).await;
-    // What a worker is told comes from the same loop as what becomes of those two.
+    // The same loop sends plans to the worker and handles those two.
     let mut worker = stage.worker(0, 1).await;
     timeout(DEADLINE, worker.link.receiver.recv()).await.expect("a group is to form").unwrap();
     stage.next_detokenizer().await;

@@ -2,24 +2,17 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::Parser;
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
     DetokenizerReply, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt, Request, RequestKey,
     Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady, WorkerRefused, from_worker,
     inbound, prompt, to_worker,
 };
-use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
+use service_kit::{Process, parse_flags};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
 pub const DEADLINE: Duration = Duration::from_secs(20);
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    args: scheduler_svc::Args,
-}
 
 /// A scheduler with a tokenizer and a detokenizer at its sides.
 pub struct Stage {
@@ -60,12 +53,8 @@ pub async fn stage_over(kind: fn(PathBuf) -> Address, flags: &[&str]) -> Stage {
     args.push(format!("--listen-requests={}", address(&dir, "requests")));
     args.push(format!("--listen-workers={steps}"));
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    let process = Process {
-        status: Status::new("scheduler-svc"),
-        metrics: Metrics::default(),
-        shutdown: CancellationToken::new(),
-    };
-    tokio::spawn(scheduler_svc::serve(Cli::parse_from(args).args, process.clone()));
+    let process = Process::new("scheduler-svc");
+    tokio::spawn(scheduler_svc::serve(parse_flags(args).expect("flags"), process.clone()));
     let detokenizer = Some(listener.accept().await.unwrap());
     let hello = link::hello("tokenizer-svc", "requests", "");
     let tokenizer = link::redial(&address(&dir, "requests"), hello, &LinkOptions::default()).await;
@@ -94,10 +83,7 @@ pub fn request(number: u64, max_tokens: u32) -> Request {
     Request {
         key: Some(RequestKey { gateway: 1, number }),
         request_id: format!("cmpl-{number}"),
-        prompt: Some(Prompt {
-            kind: Some(prompt::Kind::Ids(TokenIds { ids: vec![1, 2, 3] })),
-            ..Prompt::default()
-        }),
+        prompt: Some(Prompt { kind: Some(prompt::Kind::Ids(TokenIds { ids: vec![1, 2, 3] })), ..Prompt::default() }),
         sampling: Some(Sampling { repetition_penalty: 1.0, top_p: 1.0, ..Sampling::default() }),
         output: Some(Output::default()),
         n: 1,

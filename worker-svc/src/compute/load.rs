@@ -133,10 +133,9 @@ fn cache_group(group: &models::CacheGroup) -> proto::CacheGroup {
 
 fn dtype_name(args: &Args, model: &Model) -> &'static str {
     use kernels::ops::DType;
-    use model_spec::FloatType;
-    match (args.load_options().dtype, model.spec.dtype) {
-        (Some(DType::Bf16), _) | (None, Some(FloatType::Bf16)) => "bfloat16",
-        (Some(DType::F16), _) | (None, Some(FloatType::F16)) => "float16",
-        _ => "float32",
+    match args.load_options().dtype.or(model.spec.dtype) {
+        Some(DType::Bf16) => "bfloat16",
+        Some(DType::F16) => "float16",
+        Some(DType::F32) | None => "float32",
     }
 }

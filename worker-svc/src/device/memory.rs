@@ -173,15 +173,13 @@ fn device_budget(args: &Args, memory: DeviceMemory) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use models::CacheGroup;
 
     use super::*;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
+    fn args(flags: &[&str]) -> Args {
+        let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+        service_kit::parse_flags(required.iter().chain(flags)).expect("flags")
     }
 
     fn blocks(flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
@@ -189,9 +187,8 @@ mod tests {
     }
 
     fn blocks_in(memory: Memory, flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
-        let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
         let facts = Facts { cache, context_len: 1000, memory, graphs: 10 << 20 };
-        capacity(&Cli::parse_from(required.iter().chain(flags)).args, facts).map(|capacity| capacity.num_blocks)
+        capacity(&args(flags), facts).map(|capacity| capacity.num_blocks)
     }
 
     /// Cache groups of one window each, of `bytes_per_token`.
@@ -232,9 +229,8 @@ mod tests {
     #[test]
     fn states_of_fewer_sequences_by_default() {
         let capacity_in = |flags: &[&str], cache: &CacheLayout| {
-            let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
             let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)), graphs: 0 };
-            capacity(&Cli::parse_from(required.iter().chain(flags)).args, facts)
+            capacity(&args(flags), facts)
         };
         let fits = |num_blocks, max_num_seqs| Ok(Capacity { num_blocks, max_num_seqs });
         let alone = cache(&[None], 0, 1 << 20);

@@ -1,17 +1,20 @@
 //! Opens the worker's device: a GPU, or the CPU.
 
 pub(crate) mod memory;
+mod telemetry;
 
 use anyhow::{anyhow, bail};
 use kernels::{
     cpu::{CpuBackend, CpuOptions},
     ops::Backend,
 };
-use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made};
+use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made, OpenError};
 use proto::DeviceKind;
 use tracing::{info, warn};
 
 use crate::config::{Args, Device};
+
+pub(crate) use telemetry::Telemetry;
 
 /// A device, ready to take a model.
 pub(crate) struct Opened {
@@ -49,7 +52,7 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
 }
 
 /// Opens a GPU. Compiling its kernels may take long, once a machine; the log says so.
-fn gpu(options: &CudaOptions) -> Result<CudaBackend, String> {
+fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
     match &options.kernel_cache {
         Some(folder) => {
             info!("opening GPU {}; kernels that are not in {} are compiled now", options.ordinal, folder.display())

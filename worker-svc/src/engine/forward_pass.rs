@@ -89,18 +89,16 @@ pub(crate) fn forward_passes(
     slots: &Slots,
     max_logit_rows: usize,
 ) -> Result<Vec<Vec<Chunk>>, StepError> {
-    let step = plan.step;
-    let rows = plan.slot.len();
-    let mut passes: Vec<Vec<Chunk>> = vec![Vec::with_capacity(rows)];
-    let (mut used, mut drafts, mut first) = (0, plan.num_draft.iter(), 0);
-    for row in 0..rows {
-        let slot = slots.get(plan.slot[row]).ok_or_else(|| no_slot(step, plan.slot[row]))?;
-        let (start, len, sample) = (plan.start[row], plan.num_tokens[row], plan.want[row] == Want::Sample as i32);
-        let count = if plan.want[row] == Want::Verify as i32 { drafts.next().copied().unwrap_or(0) } else { 0 };
-        check_positions(plan, row, slot, count)?;
-        let searches = plan.want[row] == Want::Candidates as i32;
-        if searches != (slot.candidates > 0) && plan.want[row] != Want::None as i32 {
-            return Err(malformed(step, "rows of beams, and no others, want WANT_CANDIDATES"));
+    let mut passes = Passes { passes: vec![Vec::with_capacity(plan.slot.len())], logit_rows: 0, max_logit_rows };
+    let (mut drafts, mut first) = (plan.num_draft.iter(), 0);
+    for row in rows(plan) {
+        let slot = slots.get(row.slot).ok_or_else(|| no_slot(plan.step, row.slot))?;
+        let (start, sample) = (row.start, row.want == Want::Sample as i32);
+        let count = if row.want == Want::Verify as i32 { drafts.next().copied().unwrap_or(0) } else { 0 };
+        check_positions(plan.step, &row, slot, count)?;
+        let searches = row.want == Want::Candidates as i32;
+        if searches != (slot.candidates > 0) && row.want != Want::None as i32 {
+            return Err(malformed(plan.step, "rows of beams, and no others, want WANT_CANDIDATES"));
         }
         let wanted = match (count, sample) {
             _ if searches => Wanted::Candidates,
@@ -109,49 +107,101 @@ pub(crate) fn forward_passes(
             (count, _) => Wanted::Drafted { first, count },
         };
         first += count;
-        let whole = Chunk { slot: plan.slot[row], start, len, wanted };
-        if count > 0 && whole.logit_rows() > max_logit_rows {
-            return Err(malformed(
-                step,
-                &format!("{count} drafted tokens; this worker verifies {}", max_logit_rows - 1),
-            ));
-        }
-        let known_len = len - count;
+        let whole = Chunk { slot: row.slot, start, len: row.len, wanted };
         let scores_prompt = slot.prompt_logprobs.is_some() && (start as usize) < slot.history.num_prompt();
-        if scores_prompt && count > 0 && known_len > 1 {
-            return Err(malformed(step, "drafted tokens behind a prompt whose log-probabilities are wanted"));
-        }
-        let scores_prompt = scores_prompt && count == 0 && !searches;
-        for chunk in if scores_prompt { split(whole, sample, max_logit_rows) } else { vec![whole] } {
-            let follows_itself = chunk.start > start;
-            if follows_itself || used + chunk.logit_rows() > max_logit_rows {
-                passes.push(Vec::new());
-                used = 0;
+        if count > 0 {
+            check_draft(plan.step, &whole, scores_prompt, max_logit_rows)?;
+            passes.add(whole, Order::Any);
+        } else if scores_prompt && !searches {
+            for chunk in split(whole, sample, max_logit_rows) {
+                passes.add(chunk, if chunk.start > start { Order::AfterLast } else { Order::Any });
             }
-            used += chunk.logit_rows();
-            passes.last_mut().expect("there is always one").push(chunk);
+        } else {
+            passes.add(whole, Order::Any);
         }
     }
-    // A plan without rows only changes slots.
-    passes.retain(|pass| !pass.is_empty());
-    Ok(passes)
+    Ok(passes.finish())
+}
+
+/// A row of a plan.
+struct Row {
+    slot: u32,
+    start: u32,
+    len: u32,
+    /// A [`Want`].
+    want: i32,
+}
+
+/// The rows of a plan whose lists are equally long.
+fn rows(plan: &StepPlan) -> impl Iterator<Item = Row> + '_ {
+    let places = plan.slot.iter().zip(&plan.start);
+    let sizes = plan.num_tokens.iter().zip(&plan.want);
+    places.zip(sizes).map(|((slot, start), (len, want))| Row { slot: *slot, start: *start, len: *len, want: *want })
+}
+
+/// Whether a chunk may share the last pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Any,
+    /// It needs what the last pass computes.
+    AfterLast,
+}
+
+/// Forward passes being filled.
+struct Passes {
+    passes: Vec<Vec<Chunk>>,
+    /// Rows of logits in the last pass.
+    logit_rows: usize,
+    max_logit_rows: usize,
+}
+
+impl Passes {
+    fn add(&mut self, chunk: Chunk, order: Order) {
+        let rows = chunk.logit_rows();
+        if order == Order::AfterLast || self.logit_rows + rows > self.max_logit_rows {
+            self.passes.push(Vec::new());
+            self.logit_rows = 0;
+        }
+        self.logit_rows += rows;
+        self.passes.last_mut().expect("there is always one").push(chunk);
+    }
+
+    fn finish(mut self) -> Vec<Vec<Chunk>> {
+        // A plan without rows only changes slots.
+        self.passes.retain(|pass| !pass.is_empty());
+        self.passes
+    }
+}
+
+/// Refuses drafted tokens that this worker cannot verify.
+fn check_draft(step: u64, row: &Chunk, scores_prompt: bool, max_logit_rows: usize) -> Result<(), StepError> {
+    let drafted = row.logit_rows() as u32 - 1;
+    if row.logit_rows() > max_logit_rows {
+        let most = max_logit_rows - 1;
+        return Err(malformed(step, &format!("{drafted} drafted tokens; this worker verifies {most}")));
+    }
+    if scores_prompt && row.len - drafted > 1 {
+        return Err(malformed(step, "drafted tokens behind a prompt whose log-probabilities are wanted"));
+    }
+    Ok(())
 }
 
 /// Refuses a row whose tokens the sequence will not have when the row runs; the last `drafted` are the plan's own.
-fn check_positions(plan: &StepPlan, row: usize, slot: &Slot, drafted: u32) -> Result<(), StepError> {
-    let (step, start, len) = (plan.step, plan.start[row] as usize, (plan.num_tokens[row] - drafted) as usize);
+fn check_positions(step: u64, row: &Row, slot: &Slot, drafted: u32) -> Result<(), StepError> {
+    let (number, start, len) = (row.slot, row.start as usize, (row.len - drafted) as usize);
     let (end, known) = (start + len, slot.history.tokens().len());
-    if len == 0 || end > slot.len() {
-        return Err(malformed(step, &format!("tokens {start}..{end} of {}", slot.len())));
+    let all = known + slot.pending;
+    if len == 0 || end > all {
+        return Err(malformed(step, &format!("tokens {start}..{end} of {all}")));
     }
     // Of the tokens that are not known yet, the device has the newest only.
     let unknown = end.saturating_sub(known.max(start));
-    if unknown > 1 || (unknown == 1 && end < slot.len()) {
-        return Err(malformed(step, &format!("tokens {start}..{end} of slot {} are under way", plan.slot[row])));
+    if unknown > 1 || (unknown == 1 && end < all) {
+        return Err(malformed(step, &format!("tokens {start}..{end} of slot {number} are under way")));
     }
     // What is drafted continues what is known.
     if drafted > 0 && (end != known || slot.pending > 0) {
-        return Err(malformed(step, &format!("drafted tokens at {end}, slot {} has {}", plan.slot[row], slot.len())));
+        return Err(malformed(step, &format!("drafted tokens at {end}, slot {number} has {all}")));
     }
     Ok(())
 }

@@ -23,6 +23,8 @@ pub(crate) struct InputBatch<'a> {
     pub sample_rows: Vec<SampleRow>,
     /// The sequences of all sampled rows, in order.
     pub targets: Vec<SampleTarget>,
+    /// Whether the host needs logits of this pass.
+    pub needs_host: bool,
 }
 
 /// The sequence that a sampled token belongs to, and who samples it.
@@ -55,6 +57,7 @@ impl<'a> InputBatch<'a> {
             logit_rows: Vec::with_capacity(count),
             sample_rows: Vec::with_capacity(count),
             targets: Vec::with_capacity(count),
+            needs_host: false,
         };
         for chunk in chunks {
             batch.add(chunk, chunk.draft(plan), slots.get(chunk.slot).expect("forward_passes looked it up"));
@@ -71,11 +74,16 @@ impl<'a> InputBatch<'a> {
         let (start, num_rows) = (chunk.start as usize, chunk.len as usize);
         let first_row = self.tokens.len();
         let known = slot.history.tokens();
-        self.tokens.extend_from_slice(&known[start.min(known.len())..(start + num_rows).min(known.len())]);
-        self.tokens.extend_from_slice(draft);
         // Only the newest token can be unknown: `forward_passes` has checked that.
-        self.tokens.resize(first_row + num_rows, last_token(chunk.slot));
-        self.positions.extend(chunk.start..chunk.start + chunk.len);
+        if num_rows == 1 {
+            self.tokens.push(known.get(start).copied().unwrap_or(last_token(chunk.slot)));
+            self.positions.push(chunk.start);
+        } else {
+            self.tokens.extend_from_slice(&known[start.min(known.len())..(start + num_rows).min(known.len())]);
+            self.tokens.extend_from_slice(draft);
+            self.tokens.resize(first_row + num_rows, last_token(chunk.slot));
+            self.positions.extend(chunk.start..chunk.start + chunk.len);
+        }
         self.sequences.push(Sequence { first_row, num_rows, start, tables: &slot.tables, slot: chunk.slot as usize });
         let end = self.tokens.len() as u32;
         match chunk.wanted {
@@ -84,6 +92,7 @@ impl<'a> InputBatch<'a> {
             Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
             Wanted::Drafted { count, .. } => self.logit_rows.extend(end - count - 1..end),
         }
+        self.needs_host |= matches!(chunk.wanted, Wanted::All { .. } | Wanted::Drafted { .. } | Wanted::Candidates);
         if !draft.is_empty() || chunk.wanted == Wanted::Candidates {
             let sampler = if draft.is_empty() { SampledBy::Search } else { SampledBy::Verification };
             self.targets.push(SampleTarget { slot: chunk.slot, incarnation: slot.incarnation, sampler });
@@ -96,12 +105,14 @@ impl<'a> InputBatch<'a> {
         let Slot { incarnation, on_device, ref sampling, .. } = *slot;
         let sampler = if on_device { SampledBy::Device } else { SampledBy::Host };
         self.targets.push(SampleTarget { slot: number, incarnation, sampler });
+        self.needs_host |= !on_device;
         if on_device {
             let position = slot.len() - slot.history.num_prompt();
             self.sample_rows.push(SampleRow {
                 row: self.logit_rows.len() as u32 - 1,
                 slot: number,
-                uniform: sampling.uniform_at(position),
+                // Computing it takes longer than all else here, and greedy rows do not look at it.
+                uniform: if sampling.is_greedy() { 0.0 } else { sampling.uniform_at(position) },
                 hold_stops: sampling.holds_stops(position),
             });
         }

@@ -113,12 +113,12 @@ impl<'m> Engine<'m> {
         let passes = forward_passes(&plan, &self.slots, self.max_logit_rows)?;
         let alone = passes.len() == 1;
         for chunks in &passes {
-            let on_host = !alone || chunks.iter().any(|chunk| self.needs_host(chunk));
             let input = InputBatch::new(chunks, &plan, &self.slots);
             let ticket = self.model.submit(input.batch(), &input.logit_rows, &input.sample_rows, &mut *self.group)?;
+            let needs_host = input.needs_host;
             let asked = PendingSamples { ticket, targets: input.targets };
             self.mark_pending(&asked);
-            if on_host {
+            if !alone || needs_host {
                 self.complete_in_flight()?;
                 self.sample_on_host(chunks, &plan, asked, &mut result)?;
             } else {
@@ -215,15 +215,6 @@ impl<'m> Engine<'m> {
         Ok(())
     }
 
-    /// Whether the host needs a chunk's logits.
-    fn needs_host(&self, chunk: &Chunk) -> bool {
-        match chunk.wanted {
-            Wanted::Nothing => false,
-            Wanted::Last => !self.slots.get(chunk.slot).is_some_and(|slot| slot.on_device),
-            Wanted::All { .. } | Wanted::Drafted { .. } | Wanted::Candidates => true,
-        }
-    }
-
     /// Counts the tokens that histories will grow by.
     fn mark_pending(&mut self, asked: &PendingSamples) {
         for target in &asked.targets {
@@ -297,6 +288,8 @@ impl<'m> Engine<'m> {
         let HostSamples { sampled, verified, candidates } = from_host;
         let (mut from_host, mut verified, mut candidates) =
             (sampled.into_iter(), verified.into_iter(), candidates.into_iter());
+        result.slot.reserve(asked.targets.len());
+        result.token.reserve(asked.targets.len());
         for target in asked.targets {
             let sampled = match target.sampler {
                 SampledBy::Device => from_device.next(),

@@ -5,16 +5,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use clap::Parser;
 use link::Address;
-use service_kit::{CancellationToken, Process, Status, metrics::Metrics};
+use service_kit::{Process, parse_flags};
 use tokio::task::JoinHandle;
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    args: worker_svc::Args,
-}
 
 /// A worker that runs in the test's own process.
 pub struct Worker {
@@ -37,10 +30,9 @@ fn flags(model: &Path, scheduler: &Address, (rank, world_size): (u32, u32), more
 
 /// Starts a worker as tasks of this process.
 pub fn start(model: &Path, scheduler: &Address, place: (u32, u32), more: &[&str]) -> Worker {
-    let process =
-        Process { status: Status::new("worker-svc"), metrics: Metrics::default(), shutdown: CancellationToken::new() };
+    let process = Process::new("worker-svc");
     let flags = flags(model, scheduler, place, more);
-    let args = Cli::parse_from(std::iter::once("worker".to_owned()).chain(flags)).args;
+    let args = parse_flags(std::iter::once("worker".to_owned()).chain(flags)).expect("flags");
     let ended = tokio::spawn(worker_svc::serve(args, process.clone()));
     Worker { process, ended }
 }

@@ -17,6 +17,9 @@ pub(super) fn run(root: &Path) -> anyhow::Result<()> {
         let test = ["-p", "sched-core", "--test", "simulation", "--", "--ignored", "ten_million_events"];
         cargo(root, &[&["test", "--release"][..], &test].concat(), None)
     })?;
+    stage("behind load balancers, and as an image", || {
+        cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "deploy::"], None)
+    })?;
     stage("fuzzing sched-core (libFuzzer)", || fuzz(root))
 }
 

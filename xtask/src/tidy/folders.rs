@@ -10,9 +10,6 @@ const MOST_FILES: usize = 20;
 /// Folders in which each file is one case of one idea: their length is their purpose.
 const LISTS: &[&str] = &["arch", "families", "parsers", "quant", "routes", "rules"];
 
-/// Folders that are left from before the rule.
-const FLAT: &[&str] = &["kernels/src/cpu"];
-
 pub(super) fn check(files: &[Source]) -> Vec<String> {
     let mut counts = BTreeMap::<String, usize>::new();
     for file in files {
@@ -22,11 +19,8 @@ pub(super) fn check(files: &[Source]) -> Vec<String> {
         }
     }
     counts.retain(|_, count| *count > MOST_FILES);
-    for folder in FLAT.iter().filter(|folder| !counts.contains_key(**folder)) {
-        println!("tidy: {folder} is no longer flat: take it out of the list in xtask/src/tidy/folders.rs");
-    }
-    let flat = counts.iter().filter(|(folder, _)| !FLAT.contains(&folder.as_str()));
-    flat.map(|(folder, count)| format!("{folder} holds {count} source files, more than {MOST_FILES}")).collect()
+    let flat = |(folder, count)| format!("{folder} holds {count} source files, more than {MOST_FILES}");
+    counts.iter().map(flat).collect()
 }
 
 #[cfg(test)]

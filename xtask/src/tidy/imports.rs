@@ -50,6 +50,8 @@ const LAYERS: &[(&str, Layer)] = &[
 
 /// Arrows that the layers forbid and that are wanted all the same, each with its reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
+    // An activation, a norm or an element type is one enum, for a model's facts and for what a device computes.
+    ("kernels", "model-spec"),
     // A tensor-parallel layer is one idea: its matmul and its all-reduce.
     ("models", "collectives"),
     // Both are plumbing: the kit serves control planes at link addresses.

@@ -63,7 +63,7 @@ fn feed_forward(ffn: &ConfigFile, sizes: &Sizes) -> Result<(usize, FeedForwardSp
     };
     let mlp = sizes.mlp(MlpKind::Gated, activation, false);
     let routing = RoutingSpec { renormalise, ..RoutingSpec::softmax(top_k) };
-    Ok((experts, moe(mlp, (experts, routing)).into()))
+    Ok((experts, moe(mlp, experts, routing).into()))
 }
 
 const NAMING: Naming = Naming {

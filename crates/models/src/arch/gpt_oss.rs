@@ -23,7 +23,7 @@ pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let limit = bound(config, "swiglu_limit")?.unwrap_or(7.0);
     let (count, routing) = experts(config, "num_local_experts")?;
     let mlp = sizes.mlp(MlpKind::Gated, Activation::ClampedSwiGlu { limit }, true);
-    let moe = moe(mlp, (count, RoutingSpec { bias: true, ..routing }));
+    let moe = moe(mlp, count, RoutingSpec { bias: true, ..routing });
     let window = config.size("sliding_window")?;
     let sliding = sliding_layers(config, sizes.layers, |layer| layer.is_multiple_of(2))?;
     let layers = sliding.into_iter().map(|slides| LayerSpec {

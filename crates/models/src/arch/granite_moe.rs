@@ -10,13 +10,13 @@ use crate::weights::{FusedShard, LayerParam};
 
 pub(super) fn granite_moe(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mut spec = llama::granite(folder)?.spec;
-    let routing = experts(&folder.config, "num_local_experts")?;
-    moe_layers(&mut spec, |_, mlp| moe(mlp, routing).into());
+    let (count, routing) = experts(&folder.config, "num_local_experts")?;
+    moe_layers(&mut spec, |_, mlp| moe(mlp, count, routing).into());
     let [gate, up] = FusedShard::split([folder.config.size("intermediate_size")?; 2]);
     let input =
         |rows| StackedParam { weight: "block_sparse_moe.input_linear.weight", bias: "", rows, transposed: false };
     let output = StackedParam { weight: "block_sparse_moe.output_linear.weight", ..input(FusedShard::ALL) };
-    let experts = ExpertNaming::Stacked { count: routing.0, pieces: [input(gate), input(up), output] };
+    let experts = ExpertNaming::Stacked { count, pieces: [input(gate), input(up), output] };
     Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
 }
 

@@ -10,8 +10,8 @@ use crate::weights::LayerParam;
 
 pub(super) fn mixtral(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let mut spec = llama::mistral(folder)?.spec;
-    let routing = experts(&folder.config, "num_local_experts")?;
-    moe_layers(&mut spec, |_, mlp| moe(mlp, routing).into());
+    let (count, routing) = experts(&folder.config, "num_local_experts")?;
+    moe_layers(&mut spec, |_, mlp| moe(mlp, count, routing).into());
     let experts = ExpertNaming::Each { prefix: "block_sparse_moe.experts", pieces: ["w1", "w3", "w2"] };
     Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
 }

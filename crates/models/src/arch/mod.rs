@@ -39,7 +39,7 @@ mod starcoder2;
 
 use std::path::Path;
 
-use model_spec::{ConfigError, ConfigFile, FloatType, ModelSpec, eos_token_ids, nearest};
+use model_spec::{ConfigError, ConfigFile, DType, ModelSpec, eos_token_ids, nearest};
 
 use crate::quant::{self, Quantized};
 use crate::weights::Names;
@@ -113,7 +113,7 @@ pub(crate) struct Folder {
     /// The class name.
     pub architecture: String,
     /// `torch_dtype`.
-    pub dtype: Option<FloatType>,
+    pub dtype: Option<DType>,
     /// Tokens that end a sequence, from all files.
     pub eos_token_ids: Vec<u32>,
 }

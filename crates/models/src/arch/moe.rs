@@ -13,7 +13,7 @@ pub(super) fn experts(config: &ConfigFile, key: &str) -> Result<(usize, RoutingS
 }
 
 /// MoE of these MLPs, without shared experts.
-pub(super) fn moe(expert: MlpSpec, (experts, routing): (usize, RoutingSpec)) -> MoeSpec {
+pub(super) fn moe(expert: MlpSpec, experts: usize, routing: RoutingSpec) -> MoeSpec {
     MoeSpec { experts, expert, routing, shared: None }
 }
 

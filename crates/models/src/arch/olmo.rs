@@ -17,7 +17,7 @@ pub(super) fn olmo(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let clip = bound(&folder.config, "clip_qkv")?;
     let position = sizes.rope(&folder.config, RopeStyle::Halves)?;
     let attention = AttentionSpec { clip, ..attention(folder, &sizes, position)? };
-    build(folder, &sizes, vec![attention; sizes.layers], (norm, LayerNorms::before(norm)))
+    build(folder, &sizes, vec![attention; sizes.layers], norm, LayerNorms::before(norm))
 }
 
 pub(super) fn olmo2(folder: &Folder) -> Result<Blueprint, ConfigError> {
@@ -25,7 +25,7 @@ pub(super) fn olmo2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let norm = rms(folder)?;
     let position = sizes.rope(&folder.config, RopeStyle::Halves)?;
     let attention = AttentionSpec { qk_norm: Some(QkNorm::Whole(norm)), ..attention(folder, &sizes, position)? };
-    build(folder, &sizes, vec![attention; sizes.layers], (norm, LayerNorms::after(norm)))
+    build(folder, &sizes, vec![attention; sizes.layers], norm, LayerNorms::after(norm))
 }
 
 /// Scaling of the rotary embedding is for the layers that see everything.
@@ -41,7 +41,7 @@ pub(super) fn olmo3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let sliding = AttentionSpec { window, position: Position::Rope(ropes.sliding), ..global.clone() };
     let layers = sliding_layers(config, sizes.layers, |index| !(index + 1).is_multiple_of(4))?;
     let layers = layers.into_iter().map(|slides| if slides { sliding.clone() } else { global.clone() });
-    build(folder, &sizes, layers.collect(), (norm, LayerNorms::after(norm)))
+    build(folder, &sizes, layers.collect(), norm, LayerNorms::after(norm))
 }
 
 fn rms(folder: &Folder) -> Result<NormSpec, ConfigError> {
@@ -58,7 +58,8 @@ fn build(
     folder: &Folder,
     sizes: &Sizes,
     layers: Vec<AttentionSpec>,
-    (norm, norms): (NormSpec, LayerNorms),
+    norm: NormSpec,
+    norms: LayerNorms,
 ) -> Result<Blueprint, ConfigError> {
     let mlp = sizes.mlp(MlpKind::Gated, activation(&folder.config, "hidden_act", "silu")?, false);
     let layers = layers.into_iter().map(|attention| layer(attention, mlp, norms.clone(), Residual::Sequential));

@@ -18,6 +18,6 @@ pub(super) fn olmoe(folder: &Folder) -> Result<Blueprint, ConfigError> {
     }
     let (experts, routing) = experts(config, "num_experts")?;
     let routing = RoutingSpec { renormalise: config.flag_or("norm_topk_prob", false)?, ..routing };
-    moe_layers(&mut spec, |_, mlp| moe(mlp, (experts, routing)).into());
+    moe_layers(&mut spec, |_, mlp| moe(mlp, experts, routing).into());
     Ok(Blueprint { spec, names: Naming { experts: ExpertNaming::USUAL, ..LLAMA }.names() })
 }

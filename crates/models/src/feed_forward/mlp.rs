@@ -1,6 +1,6 @@
 //! A multi-layer perceptron: up, a non-linearity, down.
 
-use kernels::ops::{self, Act, Backend, Epilogue};
+use kernels::ops::{Act, Backend, Epilogue};
 use model_spec::{Activation, MlpKind, MlpSpec};
 
 use super::FeedForward;
@@ -12,7 +12,7 @@ use crate::weights::{LayerParam, MlpParam};
 /// An MLP's weights and buffers.
 pub(super) struct Mlp {
     kind: MlpKind,
-    activation: ops::Activation,
+    activation: Activation,
     /// Gated: `[gate | up]` in each row.
     up: Linear,
     down: Linear,
@@ -61,16 +61,5 @@ pub(super) fn build(
         MlpKind::Gated => builder.store.buffer("gate_up", 2 * rows.len()),
         MlpKind::Plain => inner,
     };
-    Ok(Mlp { kind: spec.kind, activation: activation(spec.activation), up, down, raised, inner })
-}
-
-pub(super) fn activation(activation: Activation) -> ops::Activation {
-    match activation {
-        Activation::Silu => ops::Activation::Silu,
-        Activation::Gelu => ops::Activation::Gelu,
-        Activation::GeluTanh => ops::Activation::GeluTanh,
-        Activation::Relu => ops::Activation::Relu,
-        Activation::ReluSquared => ops::Activation::ReluSquared,
-        Activation::ClampedSwiGlu { limit } => ops::Activation::ClampedSwiGlu { limit },
-    }
+    Ok(Mlp { kind: spec.kind, activation: spec.activation, up, down, raised, inner })
 }

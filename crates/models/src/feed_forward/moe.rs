@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use kernels::ops::{self, Act, Backend, Epilogue, ExpertRouting, MatrixUse, Vector};
-use model_spec::{MlpKind, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec};
+use model_spec::{Activation, MlpKind, MoeSpec, RoutingSpec, SharedExpertSpec};
 
 use super::FeedForward;
 use super::mlp::{self, Mlp};
@@ -21,7 +21,7 @@ pub(super) struct Moe {
     router: Linear,
     routing: ops::Routing,
     kind: MlpKind,
-    activation: ops::Activation,
+    activation: Activation,
     /// Gated: `[gate | up]` in each row.
     up: ExpertLinear,
     down: ExpertLinear,
@@ -119,7 +119,7 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
         router,
         routing: ops_routing(routing, correction),
         kind: expert.kind,
-        activation: mlp::activation(expert.activation),
+        activation: expert.activation,
         up,
         down,
         shared,
@@ -176,10 +176,5 @@ fn down_bias(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result<
 
 fn ops_routing(spec: RoutingSpec, correction: Option<Vector>) -> ops::Routing {
     let RoutingSpec { score, groups, top_k, renormalise, scale, .. } = spec;
-    let score = match score {
-        RouterScore::Softmax => ops::RouterScore::Softmax,
-        RouterScore::Sigmoid => ops::RouterScore::Sigmoid,
-    };
-    let groups = groups.map(|groups| ops::ExpertGroups { count: groups.count, kept: groups.kept, best: groups.best });
     ops::Routing { score, correction, groups, top_k, renormalise, scale }
 }

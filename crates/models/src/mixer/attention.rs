@@ -166,6 +166,8 @@ struct Side {
     first_col: usize,
     /// Those that this rank projects.
     heads: Range<usize>,
+    /// Width of a head.
+    dim: usize,
     norm: LayerParam,
     head_norm: fn(usize) -> LayerParam,
 }
@@ -176,18 +178,14 @@ fn norms(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> Resul
     let (queries, keys) = projected_heads(builder, spec);
     let first_col = queries.len() * spec.head_dim;
     let (norm, head_norm) = (LayerParam::QueryNorm, LayerParam::QueryHeadNorm as fn(usize) -> LayerParam);
-    let queries = Side { first_col: 0, heads: queries, norm, head_norm };
-    let keys = Side { first_col, heads: keys, norm: LayerParam::KeyNorm, head_norm: LayerParam::KeyHeadNorm };
-    [queries, keys].into_iter().map(|side| column_norm(builder, index, (qk_norm, spec.head_dim), side)).collect()
+    let dim = spec.head_dim;
+    let queries = Side { first_col: 0, heads: queries, dim, norm, head_norm };
+    let keys = Side { first_col, heads: keys, dim, norm: LayerParam::KeyNorm, head_norm: LayerParam::KeyHeadNorm };
+    [queries, keys].into_iter().map(|side| column_norm(builder, index, qk_norm, side)).collect()
 }
 
-fn column_norm(
-    builder: &mut Builder<'_>,
-    index: usize,
-    (norm, dim): (QkNorm, usize),
-    side: Side,
-) -> Result<ColumnNorm, LoadError> {
-    let (first_col, heads) = (side.first_col, side.heads.len());
+fn column_norm(builder: &mut Builder<'_>, index: usize, norm: QkNorm, side: Side) -> Result<ColumnNorm, LoadError> {
+    let (first_col, heads, dim) = (side.first_col, side.heads.len(), side.dim);
     let id = |part| ParamId::Layer(index, part);
     Ok(match norm {
         QkNorm::PerHead(norm) => {

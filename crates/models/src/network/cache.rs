@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Backend, DType, KvLayer, KvScales};
+use kernels::ops::{Backend, KvDType, KvLayer, KvScales};
 use model_spec::ModelSpec;
 
 use super::Layer;
@@ -15,7 +15,7 @@ use crate::tp::Shard;
 /// KV memory and recurrent states of some layers of a model. Layers are arranged in groups over the whole model, so
 /// that all stages of a pipeline have the same block tables.
 pub(super) struct Cache {
-    dtype: DType,
+    dtype: KvDType,
     /// Of the whole model, as is the arrangement.
     specs: Vec<CacheSpec>,
     scales: Vec<KvScales>,
@@ -33,7 +33,7 @@ impl Cache {
         spec: &ModelSpec,
         shard: Shard,
         layers: Range<usize>,
-        dtype: DType,
+        dtype: KvDType,
         scales: Vec<KvScales>,
     ) -> Self {
         let specs: Vec<CacheSpec> = spec.layers.iter().map(|layer| mixer::cache_spec(&layer.mixer, shard)).collect();

@@ -8,7 +8,7 @@ mod modules;
 use std::ops::Range;
 
 use collectives::Collective;
-use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvScales, StepPreference};
+use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvDType, KvScales, StepPreference};
 use kernels::sample::{SampleParams, SampleRow, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
@@ -84,7 +84,7 @@ pub(crate) struct Parts {
     pub compute: DType,
     pub layers: Range<usize>,
     /// Element type of keys and values.
-    pub cache: DType,
+    pub cache: KvDType,
     /// Scales of each layer's keys and values, of the whole model.
     pub scales: Vec<KvScales>,
     pub modules: Modules,
@@ -206,13 +206,12 @@ impl Network {
         self.check(device, step, group)?;
         // A row a sequence, and a token sampled from each of them.
         let is_plain = [batch.sequences.len(), choices.len()] == [batch.tokens.len(); 2];
-        let padded = is_plain && device.captures(self.id);
         self.starts(device, batch.tokens.len(), output_rows.len());
-        if padded && let Some(ticket) = device.backend.replay(batch, choices) {
-            return Ok(ticket);
-        }
-        if padded {
-            device.backend.begin_padded(batch);
+        if is_plain {
+            if let Some(ticket) = device.backend.replay(self.id.owner(), batch, choices) {
+                return Ok(ticket);
+            }
+            device.backend.begin_padded(self.id.owner(), batch);
         } else {
             device.backend.begin(batch);
         }
@@ -279,10 +278,10 @@ impl Network {
     }
 
     /// Numbers of rows, ascending, that decode steps are padded to and captured with: see
-    /// [`kernels::ops::Capture::set_capture_sizes`]. A device captures the steps of one network, the one that this was
-    /// called for last; the others' run kernel by kernel.
+    /// [`kernels::ops::Capture::set_capture_sizes`]. Networks on one device capture each their own; the steps of one
+    /// without capture sizes run kernel by kernel.
     pub fn set_capture_sizes(&self, device: &mut Device, rows: &[usize]) {
-        device.capture_steps_of(self.id, rows);
+        device.backend.set_capture_sizes(self.id.owner(), rows);
     }
 
     /// Bytes of device memory that captured steps of so many sizes may take.
@@ -290,16 +289,16 @@ impl Network {
         device.backend.capture_bytes(sizes, self.modules.layers.len())
     }
 
-    /// The step to capture next; absent when none is left, or the device captures none of this network, or the step
-    /// passes through the host (as that of a group of ranks on CPUs does).
+    /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the
+    /// host (as that of a group of ranks on CPUs does).
     pub fn next_capture(&self, device: &Device) -> Option<CaptureSize> {
-        if !(device.captures(self.id) && self.generates()) {
+        if !self.generates() {
             return None;
         }
         // Between connected devices only what needs no step: each rank captures when it has time, and a step would wait
         // for the others.
         let possible = |step: &CaptureSize| self.shard.size == 1 || (device.joined && step.has_run);
-        device.backend.next_capture().filter(possible)
+        device.backend.next_capture(self.id.owner()).filter(possible)
     }
 
     /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
@@ -330,7 +329,7 @@ impl Network {
         let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
         let batch = Batch { tokens: &zeros, positions: &zeros, sequences: &[] };
         self.starts(device, rows, rows);
-        device.backend.begin_padded(batch);
+        device.backend.begin_padded(self.id.owner(), batch);
         self.run(device, Step { batch, received: None, output_rows: &every }, group, None)?;
         Ok(device.backend.sample(self.outputs_on_device(device), &[]))
     }

@@ -1,9 +1,9 @@
-//! The echo model's runner: the next token is the prompt's, again and again. It computes nothing and keeps no cache.
+//! The echo model's runner: it repeats the prompt, computes nothing and keeps no cache.
 
 use std::collections::VecDeque;
 
 use collectives::Collective;
-use kernels::ops::{Batch, Sequence};
+use kernels::ops::Batch;
 use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, Ticket};
 
 use super::Runner;
@@ -15,9 +15,9 @@ use crate::model::{Logits, Memory};
 pub(crate) struct Echo {
     vocab: usize,
     slots: Vec<Slot>,
-    /// What follows each of the newest step's rows with logits.
+    /// The token after each row with logits of the newest step.
     next: Vec<u32>,
-    /// Their logits, where somebody looked.
+    /// Their logits, made on demand.
     logits: Vec<f32>,
     in_flight: VecDeque<(Ticket, Vec<Sampled>)>,
     spare: Vec<Vec<Sampled>>,
@@ -44,37 +44,33 @@ impl Echo {
         }
     }
 
-    /// Finds what follows each of `rows`, which ascend like the sequences.
+    /// Finds the token after each of `rows`, which ascend like the sequences.
     fn find_next(&mut self, batch: Batch<'_>, rows: &[u32]) -> Result<(), ForwardError> {
-        let slots = self.slots.len();
         self.next.clear();
-        let mut sequences = batch.sequences.iter();
-        let mut current: Option<&Sequence<'_>> = None;
-        for &row in rows {
-            let row = row as usize;
-            while current.is_none_or(|sequence| sequence.first_row + sequence.num_rows <= row) {
-                current = sequences.next();
-                if current.is_none() {
-                    return Err(ForwardError::LogitRows { rows: batch.tokens.len() });
-                }
+        let mut left = rows.iter().map(|row| *row as usize).peekable();
+        for sequence in batch.sequences {
+            let end = sequence.first_row + sequence.num_rows;
+            while let Some(row) = left.next_if(|row| *row < end) {
+                let Some(slot) = self.slots.get(sequence.slot) else { return Err(self.unknown_slot(rows.len())) };
+                self.next.push(following(&slot.prompt, sequence.start + row - sequence.first_row));
             }
-            let found = current.and_then(|sequence| Some((sequence, self.slots.get(sequence.slot)?)));
-            let Some((sequence, slot)) = found else {
-                return Err(ForwardError::Choices { logit_rows: rows.len(), slots });
-            };
-            self.next.push(following(&slot.prompt, sequence.start + row - sequence.first_row));
         }
-        Ok(())
+        match left.next() {
+            None => Ok(()),
+            Some(_) => Err(ForwardError::LogitRows { rows: batch.tokens.len() }),
+        }
     }
 
-    fn sample(&self, row: &SampleRow, logit_rows: usize) -> Result<Sampled, ForwardError> {
-        let found = self.next.get(row.row as usize).zip(self.slots.get(row.slot as usize));
-        let Some((&token, slot)) = found else {
-            return Err(ForwardError::Choices { logit_rows, slots: self.slots.len() });
-        };
+    /// The token that a row samples; absent if there is no such row or slot.
+    fn sample(&self, row: &SampleRow) -> Option<u32> {
+        let (&token, slot) = self.next.get(row.row as usize).zip(self.slots.get(row.slot as usize))?;
         // As sampling has it for a row in which everything is masked.
-        let token = if row.hold_stops && slot.stops.contains(&token) { 0 } else { token };
-        Ok(Sampled { token, logprobs: None })
+        Some(if row.hold_stops && slot.stops.contains(&token) { 0 } else { token })
+    }
+
+    #[cold]
+    fn unknown_slot(&self, logit_rows: usize) -> ForwardError {
+        ForwardError::Choices { logit_rows, slots: self.slots.len() }
     }
 }
 
@@ -128,8 +124,10 @@ impl Runner for Echo {
     ) -> Result<Ticket, ForwardError> {
         self.find_next(batch, logit_rows)?;
         let mut sampled = self.spare.pop().unwrap_or_default();
+        sampled.reserve(choices.len());
         for row in choices {
-            sampled.push(self.sample(row, logit_rows.len())?);
+            let Some(token) = self.sample(row) else { return Err(self.unknown_slot(logit_rows.len())) };
+            sampled.push(Sampled { token, logprobs: None });
         }
         let ticket = Ticket(self.steps);
         self.steps += 1;
@@ -157,7 +155,11 @@ impl Runner for Echo {
     fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) -> Result<(), ForwardError> {
         let (oldest, mut sampled) = self.in_flight.pop_front().expect("a step in flight");
         assert_eq!(oldest, ticket, "results are taken in the order of their steps");
-        out.append(&mut sampled);
+        if out.is_empty() {
+            std::mem::swap(out, &mut sampled);
+        } else {
+            out.append(&mut sampled);
+        }
         self.spare.push(sampled);
         Ok(())
     }
@@ -176,6 +178,7 @@ impl Runner for Echo {
 #[cfg(test)]
 mod tests {
     use collectives::Solo;
+    use kernels::ops::Sequence;
     use kernels::sample::last_token;
 
     use super::*;

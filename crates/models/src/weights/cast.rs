@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use half::{bf16, f16};
-use kernels::e4m3;
 use kernels::ops::DType;
 
 /// All elements as f32, which holds each of the types exactly.
@@ -12,7 +11,6 @@ pub(crate) fn widen(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
         DType::Bf16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         DType::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-        DType::E4m3 => bytes.iter().map(|&code| e4m3::decode(code)).collect(),
     }
 }
 
@@ -22,7 +20,6 @@ pub(crate) fn narrow(values: impl Iterator<Item = f32>, dtype: DType, out: &mut 
         DType::F32 => values.for_each(|x| out.extend_from_slice(&x.to_le_bytes())),
         DType::Bf16 => values.for_each(|x| out.extend_from_slice(&bf16::from_f32(x).to_le_bytes())),
         DType::F16 => values.for_each(|x| out.extend_from_slice(&f16::from_f32(x).to_le_bytes())),
-        DType::E4m3 => out.extend(values.map(e4m3::encode)),
     }
 }
 

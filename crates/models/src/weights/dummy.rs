@@ -67,7 +67,6 @@ impl Dummy {
         match self.dtype {
             DType::F32 => fill::<4>(&rows, slice.cols.len(), out),
             DType::Bf16 | DType::F16 => fill::<2>(&rows, slice.cols.len(), out),
-            DType::E4m3 => fill::<1>(&rows, slice.cols.len(), out),
         }
     }
 }

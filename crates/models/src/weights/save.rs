@@ -140,6 +140,5 @@ fn element_type(dtype: DType) -> Dtype {
         DType::F32 => Dtype::F32,
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
-        DType::E4m3 => Dtype::F8_E4M3,
     }
 }

@@ -17,7 +17,7 @@ fn checkpoint(config: &str, scales: &[(&str, f32)]) -> tempfile::TempDir {
 }
 
 /// All logits with such a cache.
-fn with_cache(dir: &tempfile::TempDir, kv_cache_dtype: Option<DType>) -> Vec<f32> {
+fn with_cache(dir: &tempfile::TempDir, kv_cache_dtype: Option<KvDType>) -> Vec<f32> {
     let options = LoadOptions { kv_cache_dtype, ..options(LoadFormat::Auto, (0, 1)) };
     logits(&mut load(dir.path(), &options).expect("loads").0, &mut Solo)
 }
@@ -30,7 +30,7 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn scales_are_honoured() {
-    let narrow = Some(DType::E4m3);
+    let narrow = Some(KvDType::E4m3);
     let plain = with_cache(&checkpoint(CONFIG, &[]), narrow);
     // Powers of two change no mantissa: what is divided by them is multiplied again.
     for names in [
@@ -58,7 +58,7 @@ fn a_cache_of_what_is_computed_needs_none() {
 #[test]
 fn scales_that_cannot_be_honoured_are_refused() {
     let refused = |scales: &[(&str, f32)]| {
-        let options = LoadOptions { kv_cache_dtype: Some(DType::E4m3), ..options(LoadFormat::Auto, (0, 1)) };
+        let options = LoadOptions { kv_cache_dtype: Some(KvDType::E4m3), ..options(LoadFormat::Auto, (0, 1)) };
         refusal(load(checkpoint(CONFIG, scales).path(), &options))
     };
     for (scales, word) in [
@@ -85,8 +85,8 @@ fn a_checkpoint_may_be_quantised_as_far_as_its_cache_goes() {
     );
     let scales = [(KEY, 0.125), (VALUE, 0.25)];
     let (dir, plain) = (checkpoint(&config, &scales), checkpoint(CONFIG, &scales));
-    assert_eq!(with_cache(&dir, None), with_cache(&plain, Some(DType::E4m3)), "fp8 is what auto means");
-    assert_eq!(with_cache(&dir, Some(DType::F32)), with_cache(&plain, None));
+    assert_eq!(with_cache(&dir, None), with_cache(&plain, Some(KvDType::E4m3)), "fp8 is what auto means");
+    assert_eq!(with_cache(&dir, Some(DType::F32.into())), with_cache(&plain, None));
 }
 
 #[test]

@@ -9,14 +9,15 @@ use std::thread;
 
 use collectives::{Collective, CollectiveError, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions};
-use kernels::ops::{Batch, DType, Sequence};
+use kernels::ops::{Batch, DType, KvDType, Sequence};
 use models::{
     ActivationRounding, ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, NetworkHead, Placement,
     Progress,
 };
 use safetensors::{Dtype, View};
 
-const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
+const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 33, "hidden_size": 32,
+    "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "eos_token_id": 2, "torch_dtype": "bfloat16"}"#;
 
@@ -217,10 +218,10 @@ fn a_cache_is_of_what_is_computed_in_or_of_8_bits() {
     };
     let place_bytes = |dtype, kv| cached(dtype, kv).expect("loads").0.runner.cache().place_bytes;
     let whole = place_bytes(DType::F32, None);
-    assert_eq!(place_bytes(DType::F32, Some(DType::F32)), whole);
-    assert_eq!(place_bytes(DType::F32, Some(DType::E4m3)) * 4, whole);
-    assert_eq!(place_bytes(DType::Bf16, Some(DType::E4m3)) * 4, whole);
-    let message = refusal(cached(DType::F32, Some(DType::F16)));
+    assert_eq!(place_bytes(DType::F32, Some(DType::F32.into())), whole);
+    assert_eq!(place_bytes(DType::F32, Some(KvDType::E4m3)) * 4, whole);
+    assert_eq!(place_bytes(DType::Bf16, Some(KvDType::E4m3)) * 4, whole);
+    let message = refusal(cached(DType::F32, Some(DType::F16.into())));
     assert!(message.contains("f16") && message.contains("--kv-cache-dtype"), "{message}");
 }
 
@@ -262,6 +263,14 @@ impl Collective for Pair {
         all[mine.len()..].copy_from_slice(second);
         Ok(())
     }
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let numbers: Vec<f32> = mine.iter().map(|byte| f32::from(*byte)).collect();
+        let mut all = vec![0.0; 2 * mine.len()];
+        self.all_gather(&numbers, &mut all)?;
+        let bytes: Vec<u8> = all.into_iter().map(|number| number as u8).collect();
+        let (first, second) = bytes.split_at(mine.len());
+        Ok(vec![first.to_vec(), second.to_vec()])
+    }
 }
 
 #[test]
@@ -283,10 +292,13 @@ fn saved_random_weights_are_the_dummy_ones() {
 #[test]
 fn so_they_are_with_latent_attention_and_experts_beside_shared_ones() {
     one_model_however_split(
-        r#"{"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
+        r#"{"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 33, "hidden_size": 32,
+    "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4, "v_head_dim": 12, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 1,
-        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 8, "max_position_embeddings": 64}"#,
+        "qk_rope_head_dim": 4, "v_head_dim": 12, "first_k_dense_replace": 1, "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 8,
+        "max_position_embeddings": 64}"#,
     );
 }
 
@@ -366,7 +378,8 @@ fn faulty_steps_are_errors() {
 #[test]
 fn the_echo_model_needs_a_config_only() {
     let dir = folder(
-        r#"{"architectures": ["EchoForCausalLM"], "vocab_size": 8192, "max_position_embeddings": 1024, "eos_token_id": 4}"#,
+        r#"{"architectures": ["EchoForCausalLM"], "vocab_size": 8192, "max_position_embeddings": 1024,
+            "eos_token_id": 4}"#,
     );
     let (mut model, _) = load(dir.path(), &options(LoadFormat::Auto, (0, 1))).expect("loads");
     assert_eq!((model.spec.vocab_size, model.spec.context_len, &model.spec.eos_token_ids[..]), (8192, 1024, &[4][..]));

@@ -2,7 +2,8 @@
 
 use super::*;
 
-const MIXTURE: &str = r#"{"architectures": ["MixtralForCausalLM"], "vocab_size": 33, "hidden_size": 32, "intermediate_size": 48,
+const MIXTURE: &str = r#"{"architectures": ["MixtralForCausalLM"], "vocab_size": 33, "hidden_size": 32,
+    "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "num_local_experts": 3, "num_experts_per_tok": 2, "eos_token_id": 2, "torch_dtype": "float32"}"#;
 

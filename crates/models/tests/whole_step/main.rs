@@ -174,8 +174,10 @@ fn what_is_faster_is_found_beside_a_sequence() {
 }
 
 /// Two layers of Qwen3 0.6B, and fewer tokens.
-const QWEN3: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 4000, "hidden_size": 1024,
-    "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+const QWEN3: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 4000,
+    "hidden_size": 1024,
+    "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128,
     "hidden_act": "silu", "max_position_embeddings": 8192, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0}"#;
 
 #[test]
@@ -187,7 +189,8 @@ fn heads_of_128_in_long_contexts() {
 fn eight_heads_a_key_head_and_rows_in_parts() {
     compare_shape(
         r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 3000, "hidden_size": 1032,
-            "intermediate_size": 8200, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 64,
+            "intermediate_size": 8200, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 2,
+            "head_dim": 64,
             "hidden_act": "silu", "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 10000.0}"#,
         &[2000, 90],
         20,

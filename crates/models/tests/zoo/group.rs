@@ -27,7 +27,7 @@ pub fn group(size: usize) -> Vec<Channels> {
 
 impl Channels {
     /// What every rank has, in rank order.
-    fn exchange(&mut self, mine: &[f32]) -> Result<Vec<Vec<f32>>, CollectiveError> {
+    fn tell(&mut self, mine: &[f32]) -> Result<Vec<Vec<f32>>, CollectiveError> {
         for (rank, to) in self.to.iter().enumerate() {
             to.send(mine.to_vec()).map_err(|_| CollectiveError::PeerGone { rank })?;
         }
@@ -49,7 +49,7 @@ impl Collective for Channels {
     }
 
     fn all_reduce_sum(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
-        let all = self.exchange(data)?;
+        let all = self.tell(data)?;
         data.fill(0.0);
         for part in all {
             data.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
@@ -58,8 +58,14 @@ impl Collective for Channels {
     }
 
     fn all_gather(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
-        let parts = self.exchange(mine)?;
+        let parts = self.tell(mine)?;
         all.copy_from_slice(&parts.concat());
         Ok(())
+    }
+
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let numbers: Vec<f32> = mine.iter().map(|byte| f32::from(*byte)).collect();
+        let all = self.tell(&numbers)?;
+        Ok(all.into_iter().map(|part| part.into_iter().map(|number| number as u8).collect()).collect())
     }
 }

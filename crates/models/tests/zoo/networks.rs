@@ -252,8 +252,8 @@ fn take(device: &mut Device, ticket: kernels::sample::Ticket) -> u32 {
     sampled.pop().expect("a token").token
 }
 
-/// What devices sample: both networks' steps in flight at once, a slot each. The target's decode steps are captured
-/// where the device captures any; the draft's are not, and neither takes the other's.
+/// What devices sample: both networks' steps in flight at once, a slot each. Where the device captures steps, those of
+/// both are captured, at sizes of their own, and neither takes the other's.
 #[test]
 fn networks_of_a_device_sample_in_slots_of_their_own() {
     let (setup, prompt, steps) = (Setup::new(DType::F32), [5, 9, 2, 77, 1033], 10);
@@ -267,6 +267,7 @@ fn networks_of_a_device_sample_in_slots_of_their_own() {
     let vocab = networks[0].spec().vocab_size;
     device.set_slots(4, vocab);
     networks[0].set_capture_sizes(&mut device, &[1, 2]);
+    networks[1].set_capture_sizes(&mut device, &[1, 4]);
     let params = SampleParams::default();
     assert!(networks.iter().all(|network| network.can_sample(&device, &params)));
     let mut slots = [1, 2].into_iter();
@@ -285,8 +286,8 @@ fn networks_of_a_device_sample_in_slots_of_their_own() {
             tokens.push(take(&mut device, ticket));
         }
         if step == 4 {
-            capture(&mut device, &mut both[0].network);
-            assert_eq!(both[1].network.next_capture(&device), None);
+            both.iter_mut().for_each(|decoding| capture(&mut device, &mut decoding.network));
+            assert!(both.iter().all(|decoding| decoding.network.next_capture(&device).is_none()));
         }
     }
     assert_eq!(tokens, dirs.each_ref().map(|dir| alone(dir)));

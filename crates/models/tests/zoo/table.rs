@@ -33,29 +33,33 @@ const HEAD: &str = "\
 # Models
 
 Written by `cargo xtask models` from the table of architectures (`crates/models/src/arch/mod.rs`), the table of checks
-(`crates/models/tests/zoo/main.rs`) and the reference models; do not edit. How to add one: [adding-a-model.md](adding-a-model.md).
+(`crates/models/tests/zoo/main.rs`) and the reference models; do not edit. How to add one:
+[adding-a-model.md](adding-a-model.md).
 
-A model is served when the first of `architectures` in its `config.json` is one of these classes. Weights may be safetensors, sharded or
-not, `pytorch_model.bin`, or GGUF where the family has it.
+A model is served when the first of `architectures` in its `config.json` is one of these classes. Weights may be
+safetensors, sharded or not, `pytorch_model.bin`, or GGUF where the family has it.
 
-*Checked on* names a reference model: greedy tokens as recorded and logits within its tolerance in float32, close to them in the 16-bit
-types named; alone and batched, in chunks, over scattered blocks, with the same bits; and split over as many ranks as *tensor parallel*
-says. Other sizes work where they divide the heads and the inner width; what does not divide is refused. *Under the names of* means that
-the class is another's arithmetic under its own names: the other's reference model, rewritten in these names, gives the other's outputs.
+*Checked on* names a reference model: greedy tokens as recorded and logits within its tolerance in float32, close to
+them in the 16-bit types named; alone and batched, in chunks, over scattered blocks, with the same bits; and split over
+as many ranks as *tensor parallel* says. Other sizes work where they divide the heads and the inner width; what does not
+divide is refused. *Under the names of* means that the class is another's arithmetic under its own names: the other's
+reference model, rewritten in these names, gives the other's outputs.
 
-Through `quire serve` (`tests/e2e/folders.rs`) the same models give the recorded tokens and log-probabilities: in float32 with prompts in
-chunks, one by one and all at once, each cold and from the prefix cache; over two workers, or refused with the size that does not divide;
-and in bfloat16 within its bounds. With `QUIRE_TEST_DEVICE=cuda` all of that runs on a GPU, and passed on an NVIDIA H200 on 2026-11-21, but
-for `llama-gguf-q5_k`, `llama-gguf-q8_0`, `olmo3`, `spec-draft` and `spec-target`, which were run over two workers alone. Over two workers,
-on a GPU each (`QUIRE_TEST_GPUS=2`), all of them passed on two H200 on 2026-11-21: 55 gave what is recorded and 18 were rightly refused.
+Through `quire serve` (`tests/e2e/folders.rs`) the same models give the recorded tokens and log-probabilities: in
+float32 with prompts in chunks, one by one and all at once, each cold and from the prefix cache; over two workers, or
+refused with the size that does not divide; and in bfloat16 within its bounds. With `QUIRE_TEST_DEVICE=cuda` all of that
+runs on a GPU, and passed on an NVIDIA H200 on 2026-11-21, but for `llama-gguf-q5_k`, `llama-gguf-q8_0`, `olmo3`,
+`spec-draft` and `spec-target`, which were run over two workers alone. Over two workers, on a GPU each
+(`QUIRE_TEST_GPUS=2`), all of them passed on two H200 on 2026-11-21: 55 gave what is recorded and 18 were rightly
+refused.
 
 *Made for this repository* marks references that are not part of the collection.
 
-*Prefix cache* says whether the KV blocks of equal prompt beginnings are shared. *Quantised* names the stored types that are checked, and
-GGUF where the family can be read from it without a reference to check it on. AWQ, FP8 (`fp8`; `compressed-tensors` with float weights of 8
-bits), MXFP4 and GGUF are formats of weights, not of classes: every class takes them; what is not named here is only not checked. Other
-quantised checkpoints are refused by name. *LoRA* names the adapters that are checked; adapters are
-refused where it says no.
+*Prefix cache* says whether the KV blocks of equal prompt beginnings are shared. *Quantised* names the stored types that
+are checked, and GGUF where the family can be read from it without a reference to check it on. AWQ, FP8 (`fp8`;
+`compressed-tensors` with float weights of 8 bits), MXFP4 and GGUF are formats of weights, not of classes: every class
+takes them; what is not named here is only not checked. Other quantised checkpoints are refused by name. *LoRA* names
+the adapters that are checked; adapters are refused where it says no.
 
 | class | made of | tensor parallel | prefix cache | quantised | LoRA | checked on |
 |---|---|---|---|---|---|---|
@@ -153,13 +157,7 @@ fn prefix_cache(rows: &[&Row]) -> &'static str {
 }
 
 fn types(low: &[DType]) -> String {
-    let name = |dtype: &DType| match dtype {
-        DType::F32 => "f32",
-        DType::Bf16 => "bf16",
-        DType::F16 => "f16",
-        DType::E4m3 => "e4m3",
-    };
-    low.iter().map(name).collect::<Vec<_>>().join(", ")
+    low.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// What any of these models has.

@@ -103,7 +103,7 @@ impl fmt::Display for Role {
 }
 
 impl Engine<'_> {
-    /// All processes. Listeners first: whoever dials then finds somebody at the first try.
+    /// All processes. Listeners come first, so that dialers connect at the first try.
     pub fn roles(&self) -> Vec<Role> {
         let count = |name| self.settings.number(name).unwrap_or(1);
         let mut roles = vec![Role::Detokenizer, Role::Scheduler, Role::Tokenizer];

@@ -6,7 +6,8 @@ mod limits;
 pub mod offline;
 mod port;
 mod runtime_dir;
-mod screen;
+pub mod screen;
+mod service_manager;
 mod supervisor;
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Instant};
@@ -21,6 +22,7 @@ use flags::Settings;
 use port::Port;
 use runtime_dir::RuntimeDir;
 use screen::{Form, Screen};
+use service_manager::ServiceManager;
 use supervisor::{Member, StartReport, Supervisor};
 
 /// Runs `quire serve` with the words that follow it on the command line.
@@ -109,7 +111,10 @@ async fn serve(
     };
     let parts = [vec![("model".to_owned(), found_after)], report].concat();
     screen.say(&ready_text(&engine, start, &parts));
+    let manager = ServiceManager::new(environment.notify_socket.as_deref());
+    manager.tell(&format!("READY=1\nSTATUS=serving {} at {}", engine.served_name(), address(&engine)));
     let ended = supervisor.watch(&process.shutdown).await;
+    manager.tell("STOPPING=1\nSTATUS=finishing what runs");
     if ended.is_ok() {
         screen.say("Finishing what runs; Ctrl-C again ends at once.");
     }

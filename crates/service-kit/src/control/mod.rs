@@ -6,4 +6,6 @@ mod server;
 
 pub use client::{ControlClient, channel};
 pub use question::{Question, abort, ask, drained};
-pub use server::{ControlServer, Handler};
+pub use server::{ControlServer, Facts, Handler};
+/// What implementations of [`Handler`] with async methods carry.
+pub use tonic::async_trait;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-/// A question with the way back to whoever asked, who may have gone when the answer comes.
+/// A question with the sender of its answer, whose receiver may be gone by then.
 pub enum Question {
     /// Abort a request by the id that its client saw.
     Abort {

@@ -11,22 +11,15 @@ use tonic_health::ServingStatus;
 
 use crate::{Process, Readiness, VERSION};
 
+/// The name under which the health service says that the process answers at all, ready or not: what liveness probes ask.
+pub const LIVE: &str = "live";
+
 /// What a service answers beyond what the kit knows. Every method has a default.
 #[tonic::async_trait]
 pub trait Handler: Send + Sync + 'static {
     /// What the process knows of the model.
     fn model(&self) -> Option<proto::ModelInfo> {
         None
-    }
-
-    /// Fingerprint of the model folder; empty while unknown.
-    fn model_fingerprint(&self) -> String {
-        String::new()
-    }
-
-    /// The process's settings as a JSON object.
-    fn config_json(&self) -> String {
-        "{}".into()
     }
 
     /// Waits until nothing runs or the deadline passes; returns what is left. New work is refused already.
@@ -45,23 +38,46 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// Brings gauges up to date just before metrics are read.
-    fn refresh_metrics(&self) {}
+    async fn refresh_metrics(&self) {}
 }
 
 /// A process that knows nothing beyond the kit.
 impl Handler for () {}
 
+/// Facts that do not change while a process runs.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Fingerprint of the model folder; empty while unknown.
+    pub model_fingerprint: String,
+    /// The process's settings as a JSON object.
+    pub config_json: String,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self { model_fingerprint: String::new(), config_json: "{}".to_owned() }
+    }
+}
+
 /// A control server, being put together.
 pub struct ControlServer {
     process: Process,
+    facts: Facts,
+    handler: Arc<dyn Handler>,
+    /// Of other gRPC services.
     routes: Routes,
 }
 
 impl ControlServer {
     /// Answers for `process`, asking `handler` for what only the service knows.
     pub fn new(process: &Process, handler: Arc<dyn Handler>) -> Self {
-        let grpc = GrpcServer::new(Answers { process: process.clone(), handler });
-        Self { process: process.clone(), routes: Routes::new(grpc) }
+        Self { process: process.clone(), facts: Facts::default(), handler, routes: Routes::default() }
+    }
+
+    /// Answers requests for information with these facts.
+    pub fn facts(mut self, facts: Facts) -> Self {
+        self.facts = facts;
+        self
     }
 
     /// Serves one more gRPC service at the same address.
@@ -85,10 +101,12 @@ impl ControlServer {
     /// Listens at `address` (absent: serves nothing) until the process shuts down. Errors name the address.
     pub async fn spawn(self, address: Option<&Address>) -> io::Result<()> {
         let Some(address) = address else { return Ok(()) };
+        let Self { process, facts, handler, routes } = self;
         let (reporter, health) = tonic_health::server::health_reporter();
-        let server = Server::builder().add_routes(self.routes).add_service(health);
-        follow_readiness(&self.process, reporter);
-        let shutdown = self.process.shutdown.clone().cancelled_owned();
+        follow_readiness(&process, reporter);
+        let shutdown = process.shutdown.clone().cancelled_owned();
+        let control = GrpcServer::new(Answers { process, facts, handler });
+        let server = Server::builder().add_routes(routes.add_service(control)).add_service(health);
         match address {
             Address::Grpc(host) => {
                 let listener = TcpListener::bind(host).await.map_err(|error| named(address, error))?;
@@ -111,6 +129,7 @@ impl ControlServer {
 fn follow_readiness(process: &Process, reporter: tonic_health::server::HealthReporter) {
     let mut readiness = process.status.subscribe();
     tokio::spawn(async move {
+        reporter.set_service_status(LIVE, ServingStatus::Serving).await;
         loop {
             let serving = match *readiness.borrow_and_update() {
                 Readiness::Ready => ServingStatus::Serving,
@@ -144,6 +163,7 @@ fn named(address: &Address, error: io::Error) -> io::Error {
 
 struct Answers {
     process: Process,
+    facts: Facts,
     handler: Arc<dyn Handler>,
 }
 
@@ -186,9 +206,9 @@ impl Control for Answers {
         Ok(Response::new(proto::InfoReply {
             service: self.process.status.service().into(),
             version: VERSION.into(),
-            model_fingerprint: self.handler.model_fingerprint(),
+            model_fingerprint: self.facts.model_fingerprint.clone(),
             pid: std::process::id(),
-            config_json: self.handler.config_json(),
+            config_json: self.facts.config_json.clone(),
             model: self.handler.model(),
         }))
     }
@@ -199,7 +219,7 @@ impl Control for Answers {
     }
 
     async fn metrics(&self, _: Request<proto::MetricsRequest>) -> Answer<proto::MetricsReply> {
-        self.handler.refresh_metrics();
+        self.handler.refresh_metrics().await;
         Ok(Response::new(proto::MetricsReply { text: self.process.metrics.text() }))
     }
 

@@ -1,23 +1,28 @@
-// Attention for sequences with one row in this step, limited by reading their cache once. Sequences with more rows are left alone.
+// Attention for sequences with one row in this step, limited by reading their cache once. Sequences with more rows are
+// left alone.
 //
-// All (sequence, head, tile of keys) of the step lie in one list, cut into equal parts, one for each block of a grid that is as large as
-// the device: any mix of lengths keeps all multiprocessors equally busy, and the grid does not depend on the lengths, so the launch can
-// be captured in a graph. The query heads that share a key head are one matrix operand (GQA packing), so that the cache is read once.
+// All (sequence, head, tile of keys) of the step lie in one list, cut into equal parts, one for each block of a grid
+// that is as large as the device: any mix of lengths keeps all multiprocessors equally busy, and the grid does not
+// depend on the lengths, so the launch can be captured in a graph. The query heads that share a key head are one matrix
+// operand (GQA packing), so that the cache is read once.
 //
 //     list    | s0 h0: tiles | s0 h1: tiles | s1 h0: tiles ......... | s1 h1: tiles ......... |
 //     blocks  |      0      |      1      |      2      |      3      |      4      |      5  |
 //
-// Where a head's parts are in several blocks, each leaves its own in `scratch` for the one that began the head, which adds them up in their
-// order along the keys (`decode_parts.cuh`). Each warp streams its own 16 keys of a tile through its own ring in shared memory, and keeps
-// its own softmax until the head ends; no barrier is inside. Where the list is cut depends on the whole batch, and so does rounding.
+// Where a head's parts are in several blocks, each leaves its own in `scratch` for the one that began the head, which
+// adds them up in their order along the keys (`decode_parts.cuh`). Each warp streams its own 16 keys of a tile through
+// its own ring in shared memory, and keeps its own softmax until the head ends; no barrier is inside. Where the list is
+// cut depends on the whole batch, and so does rounding.
 //
-// Where contexts are short, what counts is the way to the first keys, walked once a layer at 4 to 5 clocks an instruction: so it has few of
-// them, few that wait for each other, and no barrier. All that does not come of this step is read before its own keys are waited for.
+// Where contexts are short, what counts is the way to the first keys, walked once a layer at 4 to 5 clocks an
+// instruction: so it has few of them, few that wait for each other, and no barrier. All that does not come of this step
+// is read before its own keys are waited for.
 //
 // Scores are computed transposed, S^T = K Q^T and O^T = V^T P^T, so that up to 8 heads cost no padding rows.
 #include "mma.cuh"
 
-// Compiled for one type, shape and configuration (`src/attention_decode.rs`); TILES_Q: 8 query heads of a key head each.
+// Compiled for one type, shape and configuration (`src/attention_decode.rs`); TILES_Q: 8 query heads of a key head
+// each.
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128
@@ -39,7 +44,8 @@
 #define SHORT (640 / TILE)
 // Parts of a head that are asked for at a time.
 #define AT_ONCE 8
-// Blocks that a multiprocessor has registers for: where sums are few enough, half of them are left for the kernels before and after this one.
+// Blocks that a multiprocessor has registers for: where sums are few enough, half of them are left for the kernels
+// before and after this one.
 #define LEAST_BLOCKS (TILES_Q * (DIM + V_DIM) <= 256 ? 16 / WARPS : 1)
 #define LOG2E 1.4426950408889634f
 
@@ -80,7 +86,8 @@ struct Decode {
     f32* sums;
     f32* heads_m;
     f32* heads_l;
-    // Of a sequence's next 32 tiles, a tile a lane: the row of the cache where this warp's keys of its first head begin. And which tiles these are.
+    // Of a sequence's next 32 tiles, a tile a lane: the row of the cache where this warp's keys of its first head
+    // begin. And which tiles these are.
     u32 places, placed_sequence, first_placed;
 
     u32 q[TILES_Q][DIM / 16][2];
@@ -89,12 +96,16 @@ struct Decode {
     f32 m[TILES_Q][2], l[TILES_Q][2];
 
     // Key head of a cursor's group, its first query head, and how many there are.
-    DEVICE u32 kv_head(const Cursor& at) const { return shares.groups_per_head == 1 ? at.head : at.head / shares.groups_per_head; }
+    DEVICE u32 kv_head(const Cursor& at) const {
+        return shares.groups_per_head == 1 ? at.head : at.head / shares.groups_per_head;
+    }
     DEVICE u32 first_q(const Cursor& at) const {
-        return shares.groups_per_head == 1 ? at.head * shares.group_size : kv_head(at) * shares.group_size + at.head % shares.groups_per_head * GROUP;
+        return shares.groups_per_head == 1 ? at.head * shares.group_size
+                                           : kv_head(at) * shares.group_size + at.head % shares.groups_per_head * GROUP;
     }
     DEVICE u32 num_q(const Cursor& at) const {
-        return shares.groups_per_head == 1 ? shares.group_size : min(GROUP, shares.group_size - at.head % shares.groups_per_head * GROUP);
+        return shares.groups_per_head == 1 ? shares.group_size
+                                           : min(GROUP, shares.group_size - at.head % shares.groups_per_head * GROUP);
     }
 
     // The first of this warp's keys of a tile.
@@ -103,8 +114,8 @@ struct Decode {
     // Whether this warp's keys of a tile were there before this step: all but a sequence's last one.
     DEVICE static bool is_old(const Cursor& at) { return first_key(at) + KEYS < at.end || first_key(at) >= at.end; }
 
-    // Starts copying 16 bytes at a time of a warp's keys, or values; zeros for those but `count` from `low` on, which nobody sees. `from`: this
-    // lane's first piece.
+    // Starts copying 16 bytes at a time of a warp's keys, or values; zeros for those but `count` from `low` on, which
+    // nobody sees. `from`: this lane's first piece.
     template <int WIDTH>
     DEVICE static void copy_rows(const Cached* from, u32 to, u32 low, u32 count) {
         const u32 PIECES = Row<WIDTH>::PIECES;
@@ -174,7 +185,8 @@ struct Decode {
             for (u32 i = 0; i < 4; i++) {
                 const u32 key = first + g + 8 * (i / 2), head = 8 * tile + 2 * t + i % 2;
                 if (cap != 0.0f) s[tile][i] = cap * tanhf(s[tile][i] / cap);
-                if (attention.alibi && head < have) s[tile][i] -= attention.alibi[first_head + head] * LOG2E * (f32)(at.end - 1 - key);
+                if (attention.alibi && head < have)
+                    s[tile][i] -= attention.alibi[first_head + head] * LOG2E * (f32)(at.end - 1 - key);
             }
     }
 
@@ -299,7 +311,8 @@ struct Decode {
         factor *= attention.v_scale / all.weight;
         u32* to = (u32*)(out + ((size_t)at.row * attention.q_heads + q_head) * V_DIM + column);
         const float4 sum = all.sum;
-        *(uint2*)to = make_uint2(Tensor<T>::pack(sum.x * factor, sum.y * factor), Tensor<T>::pack(sum.z * factor, sum.w * factor));
+        *(uint2*)to = make_uint2(
+            Tensor<T>::pack(sum.x * factor, sum.y * factor), Tensor<T>::pack(sum.z * factor, sum.w * factor));
     }
 
     // Adds what the next `others` blocks leave of a head, in their order.
@@ -320,10 +333,10 @@ struct Decode {
         }
     }
 
-    // Ends a block's part of a head, which `others` more blocks have parts of. The one that `began` it writes the result: that is the last
-    // thing it does, while the others did their part first, so that there is seldom anything to wait for. They wait for nobody in doing
-    // so, and blocks start in order: of those that have started, one at most waits for some that have not, and all others leave room for
-    // these.
+    // Ends a block's part of a head, which `others` more blocks have parts of. The one that `began` it writes the
+    // result: that is the last thing it does, while the others did their part first, so that there is seldom anything
+    // to wait for. They wait for nobody in doing so, and blocks start in order: of those that have started, one at most
+    // waits for some that have not, and all others leave room for these.
     DEVICE void finish(const Cursor& at, bool began, u32 others) {
         gather_warps();
         for (u32 i = threadIdx.x; i < num_q(at) * (V_DIM / 4); i += WARPS * 32) {
@@ -362,7 +375,8 @@ struct Decode {
 
     // How many blocks the list is cut among: as many as there are, or fewer where that leaves less to add up.
     DEVICE u32 blocks() const {
-        const u32 total = list.total, most = min(gridDim.x, (total + LEAST - 1) / LEAST), all = list.active * list.heads;
+        const u32 total = list.total, most = min(gridDim.x, (total + LEAST - 1) / LEAST),
+                  all = list.active * list.heads;
         // Heads of one length: so many whole ones a block, or so many parts of each.
         if (list.longest * all != total) return most;
         const u32 count = all <= most ? quotient(most, all) * all : whole_heads(all, most);

@@ -59,8 +59,10 @@ struct Prefill {
             const u32 at = first + key;
             const bool valid = at >= begin && at < end;
             const u32 block = valid ? table[at / attention.block_size] : 0;
-            const size_t row = ((size_t)block * attention.kv_heads + kv_head) * attention.block_size + at % attention.block_size;
-            each(i / THREADS, to + key * (2 * WIDTH + 16) + column * 16, from + (valid ? row * WIDTH + column * 8 : 0), valid);
+            const size_t row = ((size_t)block * attention.kv_heads + kv_head) * attention.block_size +
+                at % attention.block_size;
+            each(i / THREADS, to + key * (2 * WIDTH + 16) + column * 16, from + (valid ? row * WIDTH + column * 8 : 0),
+                valid);
         }
     }
 
@@ -72,9 +74,11 @@ struct Prefill {
         for_pieces<WIDTH>(from, first, to, [&](u32 turn, u32, const Cached* at, bool valid) {
             pieces[turn] = valid ? __ldcg((const uint2*)at) : make_uint2(0, 0);
         });
-        for_pieces<WIDTH>(from, first, to, [&](u32 turn, u32 there, const Cached*, bool) { store_shared(there, widen<T>(pieces[turn])); });
+        for_pieces<WIDTH>(from, first, to,
+            [&](u32 turn, u32 there, const Cached*, bool) { store_shared(there, widen<T>(pieces[turn])); });
 #else
-        for_pieces<WIDTH>(from, first, to, [](u32, u32 there, const Cached* at, bool valid) { copy_async(there, at, valid); });
+        for_pieces<WIDTH>(
+            from, first, to, [](u32, u32 there, const Cached* at, bool valid) { copy_async(there, at, valid); });
 #endif
     }
 
@@ -149,7 +153,8 @@ struct Prefill {
         const u32 from = ring + stage * STAGE_BYTES + KEYS * K_ROW + lane % 16 * V_ROW + lane / 16 * 16;
 #pragma unroll
         for (u32 pair = 0; pair < KEYS / 16; pair++) {
-            const u32 a0 = Tensor<T>::pack(s[2 * pair][0], s[2 * pair][1]), a1 = Tensor<T>::pack(s[2 * pair][2], s[2 * pair][3]);
+            const u32 a0 = Tensor<T>::pack(s[2 * pair][0], s[2 * pair][1]),
+                      a1 = Tensor<T>::pack(s[2 * pair][2], s[2 * pair][3]);
             const u32 a2 = Tensor<T>::pack(s[2 * pair + 1][0], s[2 * pair + 1][1]);
             const u32 a3 = Tensor<T>::pack(s[2 * pair + 1][2], s[2 * pair + 1][3]);
 #pragma unroll
@@ -175,7 +180,8 @@ struct Prefill {
         ring = shared_address(shared);
         table = batch.blocks + batch.first_block[sequence];
         const u32 start = batch.start[sequence], num_rows = batch.num_rows[sequence], packed = num_rows * group_size;
-        const u32 first_token = tile * ROWS / group_size, last_token = (min((tile + 1) * ROWS, packed) - 1) / group_size;
+        const u32 first_token = tile * ROWS / group_size,
+                  last_token = (min((tile + 1) * ROWS, packed) - 1) / group_size;
         end = start + last_token + 1;
         const u32 seen_by_first = start + first_token + 1;
         begin = seen_by_first > attention.window ? seen_by_first - attention.window : 0;
@@ -238,7 +244,8 @@ struct Prefill {
             if (!valid[i]) continue;
             u32* to = (u32*)(out + ((size_t)row[i] * attention.q_heads + head[i]) * V_DIM + 2 * t);
 #pragma unroll
-            for (u32 d = 0; d < V_DIM / 8; d++) to[4 * d] = Tensor<T>::pack(o[d][2 * i] * factor, o[d][2 * i + 1] * factor);
+            for (u32 d = 0; d < V_DIM / 8; d++)
+                to[4 * d] = Tensor<T>::pack(o[d][2 * i] * factor, o[d][2 * i + 1] * factor);
         }
     }
 };
@@ -247,8 +254,8 @@ extern __shared__ __align__(128) char dynamic_shared[];
 
 // Grid: [key heads, tiles of 16 WARPS packed rows: at least as many as there are]. Sequences with fewer than `least`
 // rows are left alone.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_prefill(
-    TYPE* out, const TYPE* qkv, const Cached* keys, const Cached* values, const Batch batch, const Attention attention, u32 least) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_prefill(TYPE* out, const TYPE* qkv,
+    const Cached* keys, const Cached* values, const Batch batch, const Attention attention, u32 least) {
     Prefill it;
     it.keys = keys;
     it.values = values;

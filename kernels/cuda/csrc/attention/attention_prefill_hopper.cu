@@ -48,7 +48,8 @@ struct HopperPrefill : Scores {
         const u32 from_v = shared_v + stage * TILE_BYTES;
 #pragma unroll
         for (u32 k = 0; k < KEYS / 16; k++)
-            multiply_transposed(Operand(), o, p + 4 * k, operand_in(from_v + k * 2 * GROUP_BYTES, PART_BYTES, GROUP_BYTES), true);
+            multiply_transposed(
+                Operand(), o, p + 4 * k, operand_in(from_v + k * 2 * GROUP_BYTES, PART_BYTES, GROUP_BYTES), true);
         products_commit();
     }
 
@@ -91,8 +92,8 @@ struct HopperPrefill : Scores {
     }
 
     // The product of queries and keys, and that of weights and the values of the tile of keys before.
-    DEVICE void multiply(
-        f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[DIM / 4], const u32 (&p)[KEYS / 4], Place at, Place values, u32 group) const {
+    DEVICE void multiply(f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[DIM / 4], const u32 (&p)[KEYS / 4],
+        Place at, Place values, u32 group) const {
         barrier_wait(full_k + 8 * at.stage, at.parity);
         wait_for_turn(group);
         settle(s);
@@ -187,8 +188,9 @@ extern __shared__ __align__(128) char dynamic_shared[];
 // Grid: as many clusters as multiprocessors have room for, at most one for each of the `kv_heads * row_tiles` tiles of
 // BLOCKS * 128 packed rows; 384 threads a block. `row_tiles`: at least as many as there are. `counter` is zero between
 // launches. `keys`, `values`: a layer's, or maps of them.
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(384, 1) attention_prefill_hopper(
-    TYPE* out, const TYPE* qkv, PAGES keys, PAGES values, const Batch batch, const Attention attention, u32 least, u32 row_tiles, u32* counter) {
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(384, 1)
+    attention_prefill_hopper(TYPE* out, const TYPE* qkv, PAGES keys, PAGES values, const Batch batch,
+        const Attention attention, u32 least, u32 row_tiles, u32* counter) {
     HopperPrefill it;
     it.attention = attention;
     it.batch = batch;

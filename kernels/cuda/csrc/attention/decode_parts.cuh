@@ -10,9 +10,12 @@
 DEVICE bool is_empty(f32 x) { return __float_as_uint(x) == EMPTY; }
 DEVICE f32 full(f32 x) { return is_empty(x) ? __uint_as_float(0x7fffffffu) : x; }
 
-DEVICE void leave(f32* to, f32 x) { asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(full(x)) : "memory"); }
+DEVICE void leave(f32* to, f32 x) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(full(x)) : "memory");
+}
 DEVICE void leave(f32* to, const float4& x) {
-    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(full(x.x)), "f"(full(x.y)), "f"(full(x.z)), "f"(full(x.w))
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(to), "f"(full(x.x)), "f"(full(x.y)), "f"(full(x.z)), "f"(full(x.w))
                  : "memory");
 }
 DEVICE f32 peek(const f32* from) {
@@ -22,7 +25,8 @@ DEVICE f32 peek(const f32* from) {
 }
 DEVICE float4 peek_four(const f32* from) {
     float4 x;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
     return x;
 }
 
@@ -40,7 +44,8 @@ struct Part {
     float4 sum;
 
     DEVICE bool is_there() const {
-        return !(is_empty(most) || is_empty(weight) || is_empty(sum.x) || is_empty(sum.y) || is_empty(sum.z) || is_empty(sum.w));
+        return !(is_empty(most) || is_empty(weight) || is_empty(sum.x) || is_empty(sum.y) || is_empty(sum.z) ||
+            is_empty(sum.w));
     }
     DEVICE void add(const Part& other) {
         const f32 all = fmaxf(most, other.most), shrink = exp2_fast(most - all), factor = exp2_fast(other.most - all);
@@ -78,6 +83,7 @@ struct Slot {
     // By all `threads` of a block, when none of them looks any more.
     DEVICE void clear(u32 threads) const {
         const f32 empty = __uint_as_float(EMPTY);
-        for (u32 i = threadIdx.x * 4; i < SIZE; i += threads * 4) *(float4*)(at + i) = make_float4(empty, empty, empty, empty);
+        for (u32 i = threadIdx.x * 4; i < SIZE; i += threads * 4)
+            *(float4*)(at + i) = make_float4(empty, empty, empty, empty);
     }
 };

@@ -4,7 +4,8 @@
 
 // Finds tile `tile` of all sequences with at least `least` rows: returns false past the last; else the sequence and the
 // tile in it. All threads of a block call it.
-DEVICE bool find_tile(const Batch& batch, u32 group_size, u32 tile_rows, u32 least, u32 tile, u32& sequence, u32& inside) {
+DEVICE bool find_tile(
+    const Batch& batch, u32 group_size, u32 tile_rows, u32 least, u32 tile, u32& sequence, u32& inside) {
     const u32 sequences = batch.counts[1], lane = threadIdx.x % 32;
     u32 before = 0;
     for (u32 base = 0; base < sequences; base += 32) {

@@ -55,7 +55,8 @@ struct PrefillBlock {
     Batch batch;
     u32 group_size, least, row_tiles, rank;
     // Where queries, keys and values lie, and the barriers of each.
-    u32 shared_q, shared_k, shared_v, full_k, full_v, empty_k, empty_v, full_q, empty_q, full_tile, empty_tile, full_item;
+    u32 shared_q, shared_k, shared_v, full_k, full_v, empty_k, empty_v, full_q, empty_q, full_tile, empty_tile,
+        full_item;
     Tile* tiles;
     // What the cluster's first block tells this one.
     u32* told;
@@ -64,7 +65,8 @@ struct PrefillBlock {
     // first, those of all heads together; but of as many heads only as have all their keys and values in the device's
     // cache.
     DEVICE void place(u32 item, u32& row_tile, u32& kv_head) const {
-        const u32 heads = attention.kv_heads, together = min(max(TOGETHER_BYTES / (batch.counts[2] * DIM * 4), 1), heads);
+        const u32 heads = attention.kv_heads,
+                  together = min(max(TOGETHER_BYTES / (batch.counts[2] * DIM * 4), 1), heads);
         const u32 first = item / (together * row_tiles) * together, inside = item % (together * row_tiles);
         const u32 width = min(together, heads - first);
         row_tile = row_tiles - 1 - inside / width;

@@ -44,8 +44,10 @@ struct Feeder : PrefillBlock {
         for (u32 i = 0; i < TURNS; i++) {
             const uint4 x = pieces.bits[i];
             const u32 there = i / PARTS * GROUP_BYTES + i % PARTS * PART_BYTES;
-            store_shared(first + there, make_uint4(widen_pair(x.x), widen_pair(x.x >> 16), widen_pair(x.y), widen_pair(x.y >> 16)));
-            store_shared(second + there, make_uint4(widen_pair(x.z), widen_pair(x.z >> 16), widen_pair(x.w), widen_pair(x.w >> 16)));
+            store_shared(first + there,
+                make_uint4(widen_pair(x.x), widen_pair(x.x >> 16), widen_pair(x.y), widen_pair(x.y >> 16)));
+            store_shared(second + there,
+                make_uint4(widen_pair(x.z), widen_pair(x.z >> 16), widen_pair(x.w), widen_pair(x.w >> 16)));
         }
         publish_shared();
     }
@@ -56,7 +58,8 @@ struct Feeder : PrefillBlock {
         for (u32 i = threadIdx.x; i < ROWS * DIM / 8; i += QUERY_THREADS) {
             const u32 row = i / (DIM / 8), piece = i % (DIM / 8);
             const uint4 x = *(const uint4*)query_from(qkv, tile, row, piece);
-            store_shared(query_at(row, piece), make_uint4(to_f16<T>(x.x), to_f16<T>(x.y), to_f16<T>(x.z), to_f16<T>(x.w)));
+            store_shared(
+                query_at(row, piece), make_uint4(to_f16<T>(x.x), to_f16<T>(x.y), to_f16<T>(x.z), to_f16<T>(x.w)));
         }
         publish_shared();
         barrier_arrive(full_q);

@@ -60,12 +60,14 @@ struct Scores : Feeder {
     }
 
     // Scores to weights, given what they are relative to, times the scale; and this thread's sums.
-    DEVICE static void weigh_by(const f32 (&s)[KEYS / 2], u32 (&p)[KEYS / 4], f32 scale, const f32 (&base)[2], f32 (&sum)[2]) {
+    DEVICE static void weigh_by(
+        const f32 (&s)[KEYS / 2], u32 (&p)[KEYS / 4], f32 scale, const f32 (&base)[2], f32 (&sum)[2]) {
         sum[0] = sum[1] = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < KEYS / 2; i += 2) {
             const u32 row = i / 2 % 2;
-            const f32 a = exp2_fast(__fmaf_rn(s[i], scale, -base[row])), b = exp2_fast(__fmaf_rn(s[i + 1], scale, -base[row]));
+            const f32 a = exp2_fast(__fmaf_rn(s[i], scale, -base[row])),
+                      b = exp2_fast(__fmaf_rn(s[i + 1], scale, -base[row]));
             sum[row] += a + b;
             p[i / 2] = Tensor<Operand>::pack(a, b);
         }
@@ -82,7 +84,8 @@ struct Scores : Feeder {
 
     // For rows of which a thread's sum is too large, takes the largest score as what scores are relative to; `shrink`
     // rescales earlier sums.
-    DEVICE static void raise(const f32 (&s)[KEYS / 2], Rows& rows, f32 scale, f32 (&base)[2], const f32 (&sum)[2], f32 (&shrink)[2]) {
+    DEVICE static void raise(
+        const f32 (&s)[KEYS / 2], Rows& rows, f32 scale, f32 (&base)[2], const f32 (&sum)[2], f32 (&shrink)[2]) {
         const u32 four = 15u << (threadIdx.x & 28);
 #pragma unroll
         for (u32 row = 0; row < 2; row++) {
@@ -129,7 +132,8 @@ struct Scores : Feeder {
             factor[i] = 1.0f;
             if (attention.sinks) {
                 const u32 head = tile.kv_head * group_size + row_of(tile, group, i) % group_size;
-                const f32 most = rows.most[i] * attention.scale * LOG2E, sink = attention.sinks[head] * LOG2E, all = fmaxf(most, sink);
+                const f32 most = rows.most[i] * attention.scale * LOG2E, sink = attention.sinks[head] * LOG2E,
+                          all = fmaxf(most, sink);
                 factor[i] = exp2_fast(most - all);
                 sum = sum * factor[i] + exp2_fast(sink - all);
             }

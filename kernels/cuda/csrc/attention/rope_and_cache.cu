@@ -1,4 +1,5 @@
-// Rotates q and k of a row in place and writes k and v to the cache. One block a row; angles are made once a row, before the row is there.
+// Rotates q and k of a row in place and writes k and v to the cache. One block a row; angles are made once a row,
+// before the row is there.
 #include "quire.cuh"
 
 // Head counts, and the rotation; see src/rope_and_cache.rs.
@@ -17,8 +18,8 @@ struct Layer {
 };
 SAME_LAYOUT(Layer, Layer);
 
-// Cosines [rotary_dim / 2], then as many sines. A product of f32, as in the reference implementations. By the last threads: the first ones have most
-// to do with the row.
+// Cosines [rotary_dim / 2], then as many sines. A product of f32, as in the reference implementations. By the last
+// threads: the first ones have most to do with the row.
 DEVICE void make_angles(f32* angles, const Layer& layer, u32 position) {
     u32 half = layer.rotary_dim / 2;
     for (u32 i = blockDim.x - 1 - threadIdx.x; i < half; i += blockDim.x) {
@@ -29,7 +30,8 @@ DEVICE void make_angles(f32* angles, const Layer& layer, u32 position) {
     }
 }
 
-template <typename T, typename C> DEVICE void rope_and_cache(T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values) {
+template <typename T, typename C> DEVICE void rope_and_cache(
+    T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values) {
     extern __shared__ f32 angles[];
     u32 row = blockIdx.x, sequence = batch.row_sequence[row], half = layer.rotary_dim / 2;
     if (sequence == NOBODY) return;
@@ -52,12 +54,14 @@ template <typename T, typename C> DEVICE void rope_and_cache(T* qkv, const Batch
     T* k = x + layer.q_heads * layer.dim;
     for (u32 i = threadIdx.x; i < layer.kv_heads * layer.dim; i += blockDim.x) {
         u64 head = block * layer.kv_heads + i / layer.dim;
-        keys[(head * layer.block_size + slot) * layer.dim + i % layer.dim] = Cast<C>::from(load(k[i]) * layer.key_factor);
+        keys[(head * layer.block_size + slot) * layer.dim + i % layer.dim] = Cast<C>::from(
+            load(k[i]) * layer.key_factor);
     }
     T* v = k + layer.kv_heads * layer.dim;
     for (u32 i = threadIdx.x; i < layer.kv_heads * layer.v_dim; i += blockDim.x) {
         u64 head = block * layer.kv_heads + i / layer.v_dim;
-        values[(head * layer.block_size + slot) * layer.v_dim + i % layer.v_dim] = Cast<C>::from(load(v[i]) * layer.value_factor);
+        values[(head * layer.block_size + slot) * layer.v_dim + i % layer.v_dim] = Cast<C>::from(
+            load(v[i]) * layer.value_factor);
     }
 }
 
@@ -147,10 +151,11 @@ template <typename T> struct Pairs {
     }
 };
 
-// Rotates them, and writes them back, and to `cache`, times a factor, if that is not null; after the norm, if there is one.
+// Rotates them, and writes them back, and to `cache`, times a factor, if that is not null; after the norm, if there is
+// one.
 template <typename T, typename C>
-DEVICE void rotate(
-    Pairs<T> pairs, T* head, C* cache, f32 factor, const f32* angles, u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
+DEVICE void rotate(Pairs<T> pairs, T* head, C* cache, f32 factor, const f32* angles,
+    u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
     f32 x[16];
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
@@ -179,13 +184,15 @@ DEVICE void rotate(
     }
 }
 
-// The same for rows of 16 bits in a cache of the same type or of 8 bits, where `rotary_dim` is a multiple of 16, `dim` and `v_dim` of 8. With `norms`, the rotary
-// dimension is the head's, and a power of two from 16 to 256.
+// The same for rows of 16 bits in a cache of the same type or of 8 bits, where `rotary_dim` is a multiple of 16, `dim`
+// and `v_dim` of 8. With `norms`, the rotary dimension is the head's, and a power of two from 16 to 256.
 template <typename T, typename C>
-DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values, const HeadNorms* norms) {
+DEVICE void rope_and_cache_wide(
+    T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values, const HeadNorms* norms) {
     extern __shared__ f32 angles[];
     launch_dependents();
-    u32 row = blockIdx.x, sequence = batch.row_sequence[row], position = batch.positions[row], half = layer.rotary_dim / 2;
+    u32 row = blockIdx.x, sequence = batch.row_sequence[row], position = batch.positions[row],
+        half = layer.rotary_dim / 2;
     make_angles(angles, layer, position);
     u64 block = sequence == NOBODY ? 0 : batch.blocks[batch.first_block[sequence] + position / layer.block_size];
     u32 slot = position % layer.block_size;
@@ -198,10 +205,14 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
     T* x = qkv + row * (u64)layer.qkv_width;
     T* k = x + layer.q_heads * layer.dim;
     T* v = k + layer.kv_heads * layer.dim;
-    auto cached = [&](C* cache, u32 head, u32 dim) { return cache + ((block * layer.kv_heads + head) * layer.block_size + slot) * dim; };
+    auto cached = [&](C* cache, u32 head, u32 dim) {
+        return cache + ((block * layer.kv_heads + head) * layer.block_size + slot) * dim;
+    };
     u32 turns = half / 8, rest = (layer.dim - layer.rotary_dim) / 8, pieces = layer.v_dim / 8;
     u32 rotated = (layer.q_heads + layer.kv_heads) * turns;
-    auto load_pairs = [&](u32 i) { return Pairs<T>::load(x + i / turns * layer.dim, half, i % turns * 8, layer.interleaved); };
+    auto load_pairs = [&](u32 i) {
+        return Pairs<T>::load(x + i / turns * layer.dim, half, i % turns * 8, layer.interleaved);
+    };
     // Nothing up to the barrier needs angles: where the row was there first, it comes while they are made.
     Pairs<T> pairs;
     if (threadIdx.x < rotated) pairs = load_pairs(threadIdx.x);
@@ -211,7 +222,8 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
     }
     for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
         u32 head = i / pieces, at = i % pieces * 8;
-        store_piece(cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at), layer.value_factor);
+        store_piece(
+            cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at), layer.value_factor);
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {
@@ -219,7 +231,8 @@ DEVICE void rope_and_cache_wide(T* qkv, const Batch& batch, const Layer& layer, 
         u32 head = i / turns, pair = i % turns * 8;
         C* cache = head < layer.q_heads ? (C*)0 : cached(keys, head - layer.q_heads, layer.dim);
         const HeadNorm* norm = !norms ? (const HeadNorm*)0 : head < layer.q_heads ? &norms->q : &norms->k;
-        if (layer.interleaved) rotate(pairs, x + head * layer.dim, cache, layer.key_factor, angles, half, pair, true, norm);
+        if (layer.interleaved)
+            rotate(pairs, x + head * layer.dim, cache, layer.key_factor, angles, half, pair, true, norm);
         else rotate(pairs, x + head * layer.dim, cache, layer.key_factor, angles, half, pair, false, norm);
     }
 }
@@ -240,7 +253,8 @@ ROPE_AND_CACHE(bf16, e4m3)
 ROPE_AND_CACHE(f16, e4m3)
 
 #define ROPE_AND_CACHE_WIDE(T, C) \
-    extern "C" __global__ void rope_and_cache_wide_##T##_##C(T* qkv, const Batch batch, const Layer layer, C* keys, C* values) { \
+    extern "C" __global__ void rope_and_cache_wide_##T##_##C( \
+        T* qkv, const Batch batch, const Layer layer, C* keys, C* values) { \
         rope_and_cache_wide(qkv, batch, layer, keys, values, (const HeadNorms*)0); \
     } \
     extern "C" __global__ void rope_and_cache_normed_##T##_##C( \

@@ -1,10 +1,12 @@
-// What the ranks of a group exchange in small pieces: each rank writes its part straight into the memory of all others, over NVLink or PCIe,
-// and reads theirs from its own. One crossing, no barrier: every number travels in one 8-byte word with the number of the call that it
-// belongs to, so that a word is either of this call or not there yet (the idea of NCCL's "LL" protocol).
+// What the ranks of a group exchange in small pieces: each rank writes its part straight into the memory of all others,
+// over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier: every number travels in one 8-byte word
+// with the number of the call that it belongs to, so that a word is either of this call or not there yet (the idea of
+// NCCL's "LL" protocol).
 //
-// A block counts its calls in device memory and talks to the block of the same number on other ranks, so nothing that the host passes
-// changes from call to call, and a CUDA graph may hold the launch. Two halves take turns. Why that is enough: a block that writes call
-// k has finished call k - 1, so it has the peer's words of k - 1, which the peer wrote after it had finished reading those of k - 2.
+// A block counts its calls in device memory and talks to the block of the same number on other ranks, so nothing that
+// the host passes changes from call to call, and a CUDA graph may hold the launch. Two halves take turns. Why that is
+// enough: a block that writes call k has finished call k - 1, so it has the peer's words of k - 1, which the peer wrote
+// after it had finished reading those of k - 2.
 #include "quire.cuh"
 
 #define MOST_RANKS 8
@@ -26,7 +28,8 @@ DEVICE u64* packets_of(const Ranks& ranks, u32 at, u32 from, u32 call) {
     return ranks.inbox[at] + place * ranks.packets * 2;
 }
 
-// An 8-byte access at system scope is one access to every device (PTX ISA, memory consistency model), also as half of a vector.
+// An 8-byte access at system scope is one access to every device (PTX ISA, memory consistency model), also as half of a
+// vector.
 DEVICE void put(u64* packet, f32 x, f32 y, u32 call) {
     u64 first = (u64)call << 32 | __float_as_uint(x), second = (u64)call << 32 | __float_as_uint(y);
     asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(packet), "l"(first), "l"(second) : "memory");
@@ -35,7 +38,8 @@ DEVICE void put(u64* packet, f32 x, f32 y, u32 call) {
 DEVICE float2 take(const u64* packet, u32 call) {
     u64 first, second;
     do {
-        asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(packet) : "memory");
+        asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(first), "=l"(second) : "l"(packet) : "memory");
     } while ((u32)(first >> 32) != call || (u32)(second >> 32) != call);
     return make_float2(__uint_as_float((u32)first), __uint_as_float((u32)second));
 }

@@ -1,9 +1,10 @@
-// A norm by the root of the mean square, done by the products around it in place of a kernel of its own. The product before it adds its sums to the
-// residual, and leaves rows of that times the norm's weight, rounded, and sums of their squares. What is left of the norm is one factor for all of a
-// row, by which the product after it multiplies its own sums: so it may come late.
+// A norm by the root of the mean square, done by the products around it in place of a kernel of its own. The product
+// before it adds its sums to the residual, and leaves rows of that times the norm's weight, rounded, and sums of their
+// squares. What is left of the norm is one factor for all of a row, by which the product after it multiplies its own
+// sums: so it may come late.
 //
-// A row's squares are added as a tree over each PIECE columns by the product before, and then in an order that depends on the row's width alone.
-// `src/split_norm.rs` has the twins of the structs.
+// A row's squares are added as a tree over each PIECE columns by the product before, and then in an order that depends
+// on the row's width alone. `src/split_norm.rs` has the twins of the structs.
 #pragma once
 #include "quire.cuh"
 
@@ -35,7 +36,8 @@ DEVICE f32 piece_sum(f32 x) {
     return x;
 }
 
-// By TEAM warps, of which this is one: what rows, at most MOST, are to be multiplied by. All rows of a warp are read at a time; a barrier has to follow.
+// By TEAM warps, of which this is one: what rows, at most MOST, are to be multiplied by. All rows of a warp are read at
+// a time; a barrier has to follow.
 template <u32 TEAM, u32 MOST> DEVICE void find_factors(const NormBefore& norm, u32 rows, u32 warp, f32* factors) {
     constexpr u32 EACH = (MOST + TEAM - 1) / TEAM, AT_ONCE = EACH < 8 ? 8 / EACH : 1;
     const u32 lane = threadIdx.x % 32;

@@ -1,9 +1,10 @@
 // out = x w^T (+ bias), or added to what is there, for weights that are 8-bit floats times scales.
 // x is [rows, k], w is [n, k], out is [rows, n]. Of three versions the host chooses one (src/gemm/matmul_e4m3.rs):
-//   few     up to 8 rows of 16 bits: a warp for each output reads its row of w once
+//   skinny  up to 8 rows of 16 bits: a warp for each output reads its row of w once
 //   tiles   rows of 16 bits: tensor cores; codes become 16-bit floats, which hold them exactly, in shared memory
 //   plain   every type and shape, in f32: each element adds up its k products in order, whatever the other rows
 #include "mma.cuh"
+#include "simt_tile.cuh"
 
 // The scale of code (n, k) is values[rows[n]][k / cols], `width` of them a row. src/gemm/matmul_e4m3.rs has its twin.
 struct Scales {
@@ -19,50 +20,15 @@ DEVICE f32 scale_at(const Scales& scales, u32 n, u32 k) {
     return line[scales.width > 1 ? k / scales.cols : 0];
 }
 
-template <typename Out>
-DEVICE void finish(Out* to, f32 sum, const f32* bias, u32 col, u32 accumulate) {
-    if (bias) sum += bias[col];
-    if (accumulate) sum += load(*to);
-    *to = Cast<Out>::from(sum);
-}
-
 // What every version is told: types are X and Out.
 #define PRODUCT \
     const X *x, const e4m3 *w, Scales scales, const f32 *bias, Out *out, u32 rows, u32 n, u32 k, u32 accumulate
 
-constexpr u32 PLAIN = 64, PLAIN_STEP = 16, EACH = 4;
-
 template <typename X, typename Out>
 DEVICE void plain(PRODUCT) {
-    __shared__ f32 xs[PLAIN_STEP][PLAIN + 4], ws[PLAIN_STEP][PLAIN + 4];
-    u32 first_row = blockIdx.y * PLAIN, first_col = blockIdx.x * PLAIN;
-    u32 my_row = threadIdx.x / 16 * EACH, my_col = threadIdx.x % 16 * EACH;
-    f32 sums[EACH][EACH] = {};
-    for (u32 step = 0; step < k; step += PLAIN_STEP) {
-        for (u32 i = threadIdx.x; i < PLAIN * PLAIN_STEP; i += blockDim.x) {
-            u32 line = i / PLAIN_STEP, at = i % PLAIN_STEP, row = first_row + line, col = first_col + line;
-            bool inside = step + at < k;
-            xs[at][line] = inside && row < rows ? load(x[(u64)row * k + step + at]) : 0.0f;
-            bool known = inside && col < n;
-            ws[at][line] = known ? load(w[(u64)col * k + step + at]) * scale_at(scales, col, step + at) : 0.0f;
-        }
-        __syncthreads();
-#pragma unroll
-        for (u32 at = 0; at < PLAIN_STEP; ++at)
-#pragma unroll
-            for (u32 i = 0; i < EACH; ++i)
-#pragma unroll
-                for (u32 j = 0; j < EACH; ++j) sums[i][j] = fmaf(xs[at][my_row + i], ws[at][my_col + j], sums[i][j]);
-        __syncthreads();
-    }
-#pragma unroll
-    for (u32 i = 0; i < EACH; ++i) {
-#pragma unroll
-        for (u32 j = 0; j < EACH; ++j) {
-            u32 row = first_row + my_row + i, col = first_col + my_col + j;
-            if (row < rows && col < n) finish(out + (u64)row * n + col, sums[i][j], bias, col, accumulate);
-        }
-    }
+    simt_tile(
+        x, rows, n, k, [=](u32 col, u32 at) { return load(w[(u64)col * k + at]) * scale_at(scales, col, at); },
+        [=](u32 row, u32 col, f32 sum) { finish(out + (u64)row * n + col, sum, bias, col, accumulate); });
 }
 
 #define PLAIN_OF(X, OUT) \
@@ -85,7 +51,7 @@ constexpr u32 PIECE = 16;  // codes that a lane reads at a time
 
 // k is a multiple of PIECE, and so are the columns that share a scale.
 template <typename X, typename Out, u32 ROWS>
-DEVICE void few(PRODUCT) {
+DEVICE void skinny(PRODUCT) {
     const u32 lane = threadIdx.x % 32, col = blockIdx.x * OUTPUTS + threadIdx.x / 32;
     if (col >= n) return;
     const e4m3* line = w + (u64)col * k;
@@ -200,8 +166,8 @@ DEVICE void tiles(PRODUCT) {
 #define SHORT_OF(X, OUT) \
     extern "C" __global__ void __launch_bounds__(256) matmul_e4m3_skinny_##X##_##OUT( \
         const X* x, const e4m3* w, Scales scales, const f32* bias, OUT* out, u32 rows, u32 n, u32 k, u32 accumulate) { \
-        if (rows == 1) few<X, OUT, 1>(x, w, scales, bias, out, rows, n, k, accumulate); \
-        else few<X, OUT, 8>(x, w, scales, bias, out, rows, n, k, accumulate); \
+        if (rows == 1) skinny<X, OUT, 1>(x, w, scales, bias, out, rows, n, k, accumulate); \
+        else skinny<X, OUT, 8>(x, w, scales, bias, out, rows, n, k, accumulate); \
     } \
     extern "C" __global__ void __launch_bounds__(128) matmul_e4m3_tiles_##X##_##OUT( \
         const X* x, const e4m3* w, Scales scales, const f32* bias, OUT* out, u32 rows, u32 n, u32 k, u32 accumulate) { \

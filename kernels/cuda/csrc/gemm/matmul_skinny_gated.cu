@@ -28,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) matmul_sk
         if (at >= n) continue;
         // Rounded as if they had been stored.
         const f32 gate = load(Cast<TYPE>::from(Skinny::whole(parts, row, column, bias ? bias[at] : 0.0f, own)));
-        const f32 up = load(Cast<TYPE>::from(Skinny::whole(parts, row, half + column, bias ? bias[n + at] : 0.0f, own)));
+        const f32 up = load(
+            Cast<TYPE>::from(Skinny::whole(parts, row, half + column, bias ? bias[n + at] : 0.0f, own)));
         out[(size_t)row * n + at] = Cast<TYPE>::from(activated(activation, gate) * gated_half(activation, up));
     }
 }

@@ -40,7 +40,8 @@ struct SplitK {
     static constexpr bool GATED = FUNCTION != ALL;
     // Rows of w of a box, elements of a chunk, and bytes of both and of rows of x in a chunk.
     static constexpr u32 BOX = 64, CHUNK = 64, BOX_BYTES = BOX * CHUNK * 2, X_BYTES = ROWS * CHUNK * 2;
-    static constexpr u32 STEP = CHUNKS * CHUNK, W_BYTES = GROUPS * CHUNKS * BOX_BYTES, STAGE_BYTES = W_BYTES + CHUNKS * X_BYTES;
+    static constexpr u32 STEP = CHUNKS * CHUNK, W_BYTES = GROUPS * CHUNKS * BOX_BYTES,
+                         STAGE_BYTES = W_BYTES + CHUNKS * X_BYTES;
     // Columns of `out` that a tile has; sums of a row of x in shared memory, four more than there are: no two lanes
     // meet in a bank.
     static constexpr u32 COLUMNS = GROUPS * BOX / (GATED ? 2 : 1), LINE = GROUPS * BOX + 4;
@@ -182,7 +183,8 @@ struct SplitK {
     }
 
     // Adds up all parts of this block's share of rows, and writes what is kept of them. `addends`: of the first fours.
-    DEVICE void finish(void* out, const f32* bias, float4 (&addends)[AT_ONCE], bool scaled, const NormAfter& after) const {
+    DEVICE void finish(
+        void* out, const f32* bias, float4 (&addends)[AT_ONCE], bool scaled, const NormAfter& after) const {
         for (u32 i = threadIdx.x; i < rows * FOURS; i += AT_ONCE * MULTIPLYING) {
             if (i != threadIdx.x) fetch_addends(addends, out, i);
             float4 kept[AT_ONCE], up[AT_ONCE];
@@ -259,9 +261,9 @@ extern __shared__ __align__(1024) char dynamic_shared[];
 // groups (`src/runtime/tensor_map.rs`) with boxes of CHUNKS * 64 columns and 64 rows. k is a multiple of 64, n of 8 and
 // the columns of `out` of 4; each part has a step of k. With a norm after it n is a multiple of 32, and `out` an f32
 // residual that is added to.
-extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS) matmul_split_k(
-    void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias, const HopperShape shape,
-    const NormBefore before, const NormAfter after) {
+extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS)
+    matmul_split_k(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias,
+        const HopperShape shape, const NormBefore before, const NormAfter after) {
     SplitK it;
     it.shape = shape;
     it.plan(dynamic_shared);
@@ -269,7 +271,8 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
     __syncthreads();
     launch_dependents();
     if (threadIdx.x < MULTIPLYING) {
-        if (after.squares && after.weight && threadIdx.x < SplitK::FOURS && it.has(threadIdx.x)) touch(after.weight + it.column_of(threadIdx.x));
+        if (after.squares && after.weight && threadIdx.x < SplitK::FOURS && it.has(threadIdx.x))
+            touch(after.weight + it.column_of(threadIdx.x));
         wait_for_inputs();
         // What is added to is on its way while the product is made.
         float4 addends[SplitK::AT_ONCE];

@@ -208,7 +208,8 @@ struct HopperProduct {
     DEVICE void gate(f32 (&c)[SUMS]) const {
         const Activation activation = {FUNCTION, shape.limit};
 #pragma unroll
-        for (u32 i = 0; i < SUMS / 2; i++) c[i] = activated<sigmoid_nearly>(activation, c[i]) * gated_half(activation, c[SUMS / 2 + i]);
+        for (u32 i = 0; i < SUMS / 2; i++)
+            c[i] = activated<sigmoid_nearly>(activation, c[i]) * gated_half(activation, c[SUMS / 2 + i]);
     }
 
     // 32 bytes of a row by four lanes at a time.
@@ -307,9 +308,9 @@ extern __shared__ __align__(1024) char dynamic_shared[];
 
 // Grid: [BLOCKS * any number]. The maps describe x and w in boxes of 64 columns and ROWS or BOX rows, and `out` in
 // boxes of 128 bytes of 16 rows, swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) matmul_wgmma(
-    void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap to, const f32* bias,
-    const HopperShape shape) {
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)
+    matmul_wgmma(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
+        const __grid_constant__ TensorMap to, const f32* bias, const HopperShape shape) {
     HopperProduct it;
     it.shape = shape;
     it.plan(dynamic_shared);

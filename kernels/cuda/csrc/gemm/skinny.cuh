@@ -61,7 +61,8 @@ struct Skinny {
     // The same for any rows: `row_of(i)` is the block's i-th.
     template <typename RowOf> DEVICE void start_weights(const T* w, u32 k, RowOf row_of) {
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) from_w[tile] = w + (size_t)row_of(8 * tile + row()) * k + warp * 32 + column();
+        for (u32 tile = 0; tile < TILES; tile++)
+            from_w[tile] = w + (size_t)row_of(8 * tile + row()) * k + warp * 32 + column();
 #pragma unroll
         for (u32 stage = 0; stage < DEPTH; stage++)
 #pragma unroll
@@ -95,7 +96,8 @@ struct Skinny {
                 multiply(stage);
                 const bool more = chunk + (stage + DEPTH) * WARPS < limit;
 #pragma unroll
-                for (u32 tile = 0; tile < TILES; tile++) b[stage][tile] = load_weights(from_w[tile] + stage * STRIDE, more);
+                for (u32 tile = 0; tile < TILES; tile++)
+                    b[stage][tile] = load_weights(from_w[tile] + stage * STRIDE, more);
 #pragma unroll
                 for (u32 half = 0; half < HALVES; half++)
                     a[stage][half] = load_row(from_x[half] + stage * STRIDE, has_row[half] && more);
@@ -112,7 +114,8 @@ struct Skinny {
     }
 
     // Hands each sum over all warps, and `bias[n]`, to `take(row, n, sum)`.
-    template <typename Take> DEVICE static void finish(const Parts& parts, u32 rows, u32 first, u32 n, const f32* bias, Take take) {
+    template <typename Take> DEVICE static void finish(
+        const Parts& parts, u32 rows, u32 first, u32 n, const f32* bias, Take take) {
         for (u32 i = threadIdx.x; i < rows * COLUMNS; i += WARPS * 32) {
             const u32 row = i / COLUMNS, column = i % COLUMNS, at = first + column;
             if (at >= n) continue;
@@ -148,6 +151,10 @@ private:
     }
 
     // 16 bytes, or zeros.
-    DEVICE static uint4 load_row(const T* from, bool valid) { return valid ? *(const uint4*)from : make_uint4(0, 0, 0, 0); }
-    DEVICE static uint4 load_weights(const T* from, bool valid) { return valid ? load_streamed(from) : make_uint4(0, 0, 0, 0); }
+    DEVICE static uint4 load_row(const T* from, bool valid) {
+        return valid ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
+    }
+    DEVICE static uint4 load_weights(const T* from, bool valid) {
+        return valid ? load_streamed(from) : make_uint4(0, 0, 0, 0);
+    }
 };

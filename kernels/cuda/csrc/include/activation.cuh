@@ -1,4 +1,4 @@
-// Gate functions of MLPs, as `ops::Activation` numbers them.
+// Gate functions of MLPs, in the order of `Activation::number` (crates/model-spec/src/mlp.rs).
 #pragma once
 #include "quire.cuh"
 
@@ -13,8 +13,8 @@ SAME_LAYOUT(Activation, Activation);
 
 DEVICE f32 sigmoid(f32 x) { return 1.0f / (1.0f + expf(-x)); }
 
-// The same to about 2^-20 of itself, where it is no less than 2^-126, with a fraction of the instructions: for what is rounded to 16 bits. In the
-// largest products the exact one takes as long as 6 % of a tile.
+// The same to about 2^-20 of itself, where it is no less than 2^-126, with a fraction of the instructions: for what is
+// rounded to 16 bits. In the largest products the exact one takes as long as 6 % of a tile.
 DEVICE f32 sigmoid_nearly(f32 x) {
     f32 y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(x * -1.4426950408889634f)));

@@ -23,8 +23,8 @@ DEVICE void barrier_arrive_after_copies(u32 barrier) {
 }
 // Waits until the phase of this parity has ended.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred p;\nretry:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra retry;\ndone:\n}\n" ::"r"(barrier),
+    asm volatile("{\n.reg .pred p;\nretry:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra retry;\ndone:\n}\n" ::"r"(barrier),
         "r"(parity)
         : "memory");
 }
@@ -41,17 +41,16 @@ DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensorma
 // barrier.
 DEVICE void copy_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map),
-        "r"(column), "r"(row), "r"(barrier)
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
 }
 
 // The same to the shared memory of every block of the cluster whose bit is set in `blocks`; each counts the bytes at
 // its own barrier.
 DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier, u16 blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
-            to),
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                 "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
         "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
         : "memory");
 }
@@ -59,18 +58,17 @@ DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 b
 // Copies a box of rows in groups of 8 (`tensor_map_of_groups` of `src/runtime/tensor_map.rs`), from columns
 // `64 * chunk` and row `8 * group` on.
 DEVICE void copy_groups(u32 to, const TensorMap* map, u32 chunk, u32 group, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3, %4}], [%5];" ::"r"(to), "l"(map),
-        "r"(0), "r"(chunk), "r"(group), "r"(barrier)
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3, "
+                 "%4}], [%5];" ::"r"(to),
+        "l"(map), "r"(0), "r"(chunk), "r"(group), "r"(barrier)
         : "memory");
 }
 // The same for whole rows.
 DEVICE void copy_rows(u32 to, const TensorMap* map, u32 group, u32 barrier) { copy_groups(to, map, 0, group, barrier); }
 // The same to every block of the cluster whose bit is set in `blocks`, as `copy_box_to`.
 DEVICE void copy_rows_to(u32 to, const TensorMap* map, u32 group, u32 barrier, u16 blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %2, %2, %3}], [%4], "
-        "%5;" ::"r"(to),
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                 "[%1, {%2, %2, %2, %3}], [%4], %5;" ::"r"(to),
         "l"(map), "r"(0), "r"(group), "r"(barrier), "h"(blocks)
         : "memory");
 }
@@ -79,11 +77,13 @@ DEVICE void copy_rows_to(u32 to, const TensorMap* map, u32 group, u32 barrier, u
 // `copies_commit` closes a group of a thread's such copies, `copies_read` returns when all but the latest `PENDING`
 // groups have left shared memory.
 DEVICE void copy_box_out(const TensorMap* map, u32 column, u32 row, u32 from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row), "r"(from)
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(map), "r"(column), "r"(row), "r"(from)
                  : "memory");
 }
 DEVICE void add_box_out(const TensorMap* map, u32 column, u32 row, u32 from) {
-    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(map), "r"(column),
                  "r"(row), "r"(from)
                  : "memory");
 }
@@ -116,7 +116,8 @@ DEVICE void cluster_meeting() {
 }
 // Writes 4 bytes to some block, and counts them at a barrier of that block.
 DEVICE void send(u32 to, u32 x, u32 barrier) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x), "r"(barrier) : "memory");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                 ::"r"(to), "r"(x), "r"(barrier) : "memory");
 }
 // Reads 16 bytes at `address` in the block of a rank.
 DEVICE float4 load_four_in(u32 address, u32 rank) {
@@ -134,18 +135,21 @@ DEVICE void barrier_arrive_after_reading(u32 barrier) {
 }
 // `barrier_wait` for what other blocks of the cluster did.
 DEVICE void barrier_wait_for_cluster(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred p;\nretry:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra retry;\ndone:\n}\n" ::"r"(
-            barrier),
+    asm volatile("{\n.reg .pred p;\nretry:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra retry;\ndone:\n}\n" ::"r"(barrier),
         "r"(parity)
         : "memory");
 }
 
 // A barrier of `threads` threads (whole warps) by number, 1 to 15.
-DEVICE void named_barrier(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+DEVICE void named_barrier(u32 number, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 
 // Arrives there and goes on.
-DEVICE void named_barrier_arrive(u32 number, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+DEVICE void named_barrier_arrive(u32 number, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 
 template <u32 REGISTERS>
 DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
@@ -169,7 +173,8 @@ DEVICE void settle(f32 (&c)[N]) {
 // whose rows run along n (a transposed operand), rows are k, and columns from 64 on lie `next_part` bytes further.
 // `operand_in`: the same where groups of 8 rows lie `next_group` bytes apart.
 DEVICE u64 operand_in(u32 address, u32 next_part, u32 next_group) {
-    return (u64)(address >> 4 & 0x3fff) | (u64)(next_part >> 4 & 0x3fff) << 16 | (u64)(next_group >> 4) << 32 | (u64)1 << 62;
+    return (u64)(address >> 4 & 0x3fff) | (u64)(next_part >> 4 & 0x3fff) << 16 | (u64)(next_group >> 4) << 32 |
+        (u64)1 << 62;
 }
 DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next_part, 1024); }
 
@@ -186,12 +191,14 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
 #define NAMES_128 \
     NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define REGISTERS_8(c, i) \
-    "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+    "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+        "+f"(c[i + 7])
 #define REGISTERS_16(c) REGISTERS_8(c, 0), REGISTERS_8(c, 8)
 #define REGISTERS_32(c) REGISTERS_16(c), REGISTERS_8(c, 16), REGISTERS_8(c, 24)
 #define REGISTERS_64(c) REGISTERS_32(c), REGISTERS_8(c, 32), REGISTERS_8(c, 40), REGISTERS_8(c, 48), REGISTERS_8(c, 56)
 #define REGISTERS_112(c) \
-    REGISTERS_64(c), REGISTERS_8(c, 64), REGISTERS_8(c, 72), REGISTERS_8(c, 80), REGISTERS_8(c, 88), REGISTERS_8(c, 96), REGISTERS_8(c, 104)
+    REGISTERS_64(c), REGISTERS_8(c, 64), REGISTERS_8(c, 72), REGISTERS_8(c, 80), REGISTERS_8(c, 88), \
+        REGISTERS_8(c, 96), REGISTERS_8(c, 104)
 #define REGISTERS_128(c) REGISTERS_112(c), REGISTERS_8(c, 112), REGISTERS_8(c, 120)
 
 // c[64][n] (+)= a[64][16] b[16][n] by a warpgroup. Warp w has rows 16 w ..; its lanes hold c and a as in
@@ -210,8 +217,8 @@ DEVICE u64 operand(u32 address, u32 next_part) { return operand_in(address, next
 #define REGISTER_PRODUCT(NAME, T, N, COUNT, TRANSPOSED, A, B, C, D, E, P) \
     DEVICE void NAME(T, f32 (&c)[COUNT], const u32* a, u64 b, u32 add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n" \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" NAMES_##COUNT "}, {%" #A ", %" #B ", %" #C ", %" #D \
-                     "}, %" #E ", p, 1, 1, " #TRANSPOSED ";\n}\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" NAMES_##COUNT \
+                     "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, " #TRANSPOSED ";\n}\n" \
                      : REGISTERS_##COUNT(c) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
     }
@@ -230,7 +237,8 @@ PRODUCTS_OF(f16)
 // Four 8x8 matrices of 16-bit elements from registers that hold them as `load_matrices` leaves them, transposed: lane 8
 // i + r gives the address of what was column r of matrix i.
 DEVICE void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // Adds up four sums at a time.

@@ -15,7 +15,8 @@ DEVICE uint4 load_streamed(const void* from) {
 DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
 DEVICE void store_shared(u32 to, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
 // Copies 16 bytes from global to shared memory, or writes zeros if not `valid` (then nothing is read).
@@ -48,10 +49,12 @@ DEVICE void load_matrices_transposed(u32 (&x)[4], u32 from) {
 
 // Two of them: lanes 0 to 15 give addresses.
 DEVICE void load_two_matrices(u32 (&x)[2], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(from) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(x[0]), "=r"(x[1]) : "r"(from) : "memory");
 }
 DEVICE void load_two_matrices_transposed(u32 (&x)[2], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(from) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(x[0]), "=r"(x[1]) : "r"(from) : "memory");
 }
 
 // Transposes an 8x8 matrix of 16-bit elements that lies over a warp as `load_matrices` leaves it.

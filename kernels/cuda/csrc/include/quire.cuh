@@ -1,5 +1,5 @@
-// What every kernel shares: element types with conversions, sums over a warp and a block, and the structs that launches pass by value.
-// No CUDA header is included: NVRTC finds none on most servers.
+// What every kernel shares: element types with conversions, sums over a warp and a block, and the structs that launches
+// pass by value. No CUDA header is included: NVRTC finds none on most servers.
 #pragma once
 
 typedef unsigned char u8;
@@ -16,7 +16,8 @@ typedef float f32;
 
 // `type` lies in memory as the host's struct of this name: SAME_LAYOUT(Batch, Batch);
 #define SAME_LAYOUT(type, name) \
-    OFFSETS_OF_##name(type, 0) static_assert(sizeof(type) == SIZE_OF_##name, #type " has another size than the host's " #name)
+    OFFSETS_OF_##name(type, 0) static_assert( \
+        sizeof(type) == SIZE_OF_##name, #type " has another size than the host's " #name)
 // The members of `type` from `first` on do.
 #define SAME_PART(type, name, first) OFFSETS_OF_##name(type, OFFSET_OF(type, first))
 
@@ -125,8 +126,9 @@ DEVICE void launch_dependents() {
 #endif
 }
 
-// Returns when all earlier kernels are done and what they wrote can be read. Every thread of a kernel that may be launched early calls it before it
-// touches anything but weights and the batch's description: "all earlier" holds only if each kernel of the chain waits. Nothing below 9.0.
+// Returns when all earlier kernels are done and what they wrote can be read. Every thread of a kernel that may be
+// launched early calls it before it touches anything but weights and the batch's description: "all earlier" holds only
+// if each kernel of the chain waits. Nothing below 9.0.
 DEVICE void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -169,6 +171,7 @@ struct Attention {
     u32 block_size;
     u32 qkv_width;
     u32 v_stride; // elements from one token's value to the next: more than v_dim where values are the ends of keys
-    f32 v_scale; // what results are multiplied by: a cache of 8 bits keeps values divided by it (keys' factor is in `scale`)
+    // What results are multiplied by: a cache of 8 bits keeps values divided by it (keys' factor is in `scale`).
+    f32 v_scale;
 };
 SAME_LAYOUT(Attention, Attention);

@@ -1,7 +1,8 @@
 // x[row] += table[position of row + offset]. One block a row.
 #include "quire.cuh"
 
-template <typename T> DEVICE void add_positions(const T* table, const u32* positions, f32* x, u32 offset, u32 entries, u32 width) {
+template <typename T> DEVICE void add_positions(
+    const T* table, const u32* positions, f32* x, u32 offset, u32 entries, u32 width) {
     u32 entry = positions[blockIdx.x] + offset;
     if (entry >= entries) return; // padding
     const T* from = table + (u64)entry * width;

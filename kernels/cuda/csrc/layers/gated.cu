@@ -15,12 +15,14 @@ template <typename T> struct Eight<T, T> {
         const T *x = (const T*)&a, *y = (const T*)&b;
         T* z = (T*)&c;
 #pragma unroll
-        for (u32 i = 0; i < EACH; i++) z[i] = Cast<T>::from(activated(activation, load(x[i])) * gated_half(activation, load(y[i])));
+        for (u32 i = 0; i < EACH; i++)
+            z[i] = Cast<T>::from(activated(activation, load(x[i])) * gated_half(activation, load(y[i])));
         *(uint4*)(out + at) = c;
     }
 };
 
-template <typename In, typename Out> DEVICE void gated(const In* gate_up, Out* out, const Activation& activation, u32 width) {
+template <typename In, typename Out> DEVICE void gated(
+    const In* gate_up, Out* out, const Activation& activation, u32 width) {
     launch_dependents();
     wait_for_inputs();
     const In* gate = gate_up + blockIdx.x * 2ull * width;

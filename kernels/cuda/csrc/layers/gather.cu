@@ -8,7 +8,9 @@ template <typename T> DEVICE void gather(const T* x, const u32* rows, T* out, u3
 }
 
 #define GATHER(T) \
-    extern "C" __global__ void gather_##T(const T* x, const u32* rows, T* out, u32 width) { gather(x, rows, out, width); }
+    extern "C" __global__ void gather_##T(const T* x, const u32* rows, T* out, u32 width) { \
+        gather(x, rows, out, width); \
+    }
 
 GATHER(f32)
 GATHER(bf16)

@@ -1,4 +1,5 @@
-// A product for each head: out's columns of head h are x's columns of head h times w[h]^T. Blocks (row and head, outputs).
+// A product for each head: out's columns of head h are x's columns of head h times w[h]^T. Blocks (row and head,
+// outputs).
 #include "warp_dots.cuh"
 
 // Where heads lie in rows; see src/groups.rs.
@@ -10,7 +11,8 @@ struct Columns {
 SAME_LAYOUT(Columns, HeadColumns);
 
 template <typename X, typename W, typename Out>
-DEVICE void head_matmul(const X* x, Columns from, const W* const* weights, Out* out, Columns to, u32 heads, u32 n, u32 k) {
+DEVICE void head_matmul(
+    const X* x, Columns from, const W* const* weights, Out* out, Columns to, u32 heads, u32 n, u32 k) {
     u32 row = blockIdx.x / heads, head = blockIdx.x % heads;
     const X* input = x + (u64)row * from.width + from.first + head * from.stride;
     Out* output = out + (u64)row * to.width + to.first + head * to.stride;

@@ -1,5 +1,6 @@
 // Normalisation of rows, alone or after a residual add (one block a row), and of heads inside a row (one warp a head).
-// Sums run over a block or warp whose size depends on the width alone. A row that fits is read once and kept in registers.
+// Sums run over a block or warp whose size depends on the width alone. A row that fits is read once and kept in
+// registers.
 #include "quire.cuh"
 
 // `ops::Norm`; see src/norm.rs.
@@ -18,8 +19,8 @@ DEVICE f32 normed(const Norm& norm, f32 x, f32 mean, f32 factor, u32 i) {
     return y;
 }
 
-// Four elements at a time. How often at most a thread takes them for a row to be kept is `TIMES`: where that is little, threads need few registers, a
-// multiprocessor has more rows on their way, and many rows come at the speed of memory.
+// Four elements at a time. How often at most a thread takes them for a row to be kept is `TIMES`: where that is little,
+// threads need few registers, a multiprocessor has more rows on their way, and many rows come at the speed of memory.
 constexpr u32 EACH = 4, USUAL = 2, WIDE = 4;
 
 DEVICE float4 load_four(const f32* x) { return *(const float4*)x; }
@@ -89,7 +90,8 @@ template <u32 TIMES> struct Row {
     }
 };
 
-// To be called before the input is waited for: parameters are there already, but not in a cache near by. A register each would cost more.
+// To be called before the input is waited for: parameters are there already, but not in a cache near by. A register
+// each would cost more.
 DEVICE void fetch_params(const Norm& norm, u32 width) {
     for (u32 i = threadIdx.x * EACH; i < width; i += blockDim.x * EACH) {
         if (norm.weight) touch(norm.weight + i);
@@ -111,7 +113,8 @@ template <typename In, typename Out> DEVICE void norm_row(const In* x, const Nor
         square += centred * centred;
     }
     f32 factor = 1.0f / sqrtf(block_sum(square) / width + norm.eps);
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = Cast<Out>::from(normed(norm, load(x[i]), mean, factor, i));
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x)
+        out[i] = Cast<Out>::from(normed(norm, load(x[i]), mean, factor, i));
 }
 
 template <u32 TIMES, typename In, typename Out> DEVICE void norm(const In* x, const Norm& norm, Out* out, u32 width) {
@@ -153,7 +156,8 @@ DEVICE void add_norm(f32* residual, const Delta* delta, const Norm& norm, Out* o
 }
 
 // `stride`: from one head's parameters to the next one's; 0 where all share theirs.
-template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) {
+template <typename T> DEVICE void head_norm(
+    T* x, const Norm& norm, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) {
     launch_dependents();
     wait_for_inputs();
     u32 head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -171,7 +175,8 @@ template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_co
         square += centred * centred;
     }
     f32 factor = 1.0f / sqrtf(warp_sum(square) / dim + norm.eps);
-    for (u32 i = lane; i < dim; i += 32) values[i] = Cast<T>::from(normed(norm, load(values[i]), mean, factor, head * stride + i));
+    for (u32 i = lane; i < dim; i += 32)
+        values[i] = Cast<T>::from(normed(norm, load(values[i]), mean, factor, head * stride + i));
 }
 
 #define NORM(IN, OUT) \
@@ -181,14 +186,17 @@ template <typename T> DEVICE void head_norm(T* x, const Norm& norm, u32 first_co
     extern "C" __global__ void norm_wide_##IN##_##OUT(const IN* x, const Norm how, OUT* out, u32 width) { \
         norm<WIDE>(x, how, out, width); \
     } \
-    extern "C" __global__ void add_norm_##IN##_##OUT(f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
+    extern "C" __global__ void add_norm_##IN##_##OUT( \
+        f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
         add_norm<USUAL>(residual, delta, how, out, width); \
     } \
-    extern "C" __global__ void add_norm_wide_##IN##_##OUT(f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
+    extern "C" __global__ void add_norm_wide_##IN##_##OUT( \
+        f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
         add_norm<WIDE>(residual, delta, how, out, width); \
     }
 #define HEAD_NORM(T) \
-    extern "C" __global__ void head_norm_##T(T* x, const Norm how, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) { \
+    extern "C" __global__ void head_norm_##T( \
+        T* x, const Norm how, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) { \
         head_norm(x, how, first_col, heads, dim, width, stride); \
     }
 

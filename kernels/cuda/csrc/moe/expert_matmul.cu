@@ -27,13 +27,15 @@ DEVICE void expert_matmul(
 #pragma unroll
         for (u32 i = 0; i < EACH; i++)
             if (threadIdx.x % 32 == i && first + i < rows)
-                out[(u64)choices.pair(tile.begin + first + i) * n + column] = Cast<Out>::from(bias ? sums[i] + shift : sums[i]);
+                out[(u64)choices.pair(tile.begin + first + i) * n + column] = Cast<Out>::from(
+                    bias ? sums[i] + shift : sums[i]);
     }
 }
 
 #define EXPERT_MATMUL(X, W, OUT) \
     extern "C" __global__ void __launch_bounds__(32 * OUTPUTS) expert_matmul_##X##_##W##_##OUT( \
-        const X* x, const W* const* weights, const f32* bias, const Choices choices, OUT* out, const ExpertShape shape) { \
+        const X* x, const W* const* weights, const f32* bias, const Choices choices, OUT* out, \
+        const ExpertShape shape) { \
         expert_matmul(x, weights, bias, choices, out, shape); \
     }
 

@@ -13,8 +13,8 @@ DEVICE void put(void* out, size_t at, f32 value, u32 wide) {
 }
 
 // Grid: [tiles, columns of `out` over those of a block, rounded up].
-extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) expert_matmul_skinny(
-    void* out, const TYPE* x, const TYPE* const* weights, const f32* bias, const Choices choices, const ExpertShape shape) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) expert_matmul_skinny(void* out, const TYPE* x,
+    const TYPE* const* weights, const f32* bias, const Choices choices, const ExpertShape shape) {
     __shared__ Skinny::Parts parts;
     launch_dependents();
     wait_for_inputs();

@@ -30,7 +30,8 @@ struct HopperExperts {
     static constexpr u32 BOX = 64, BOXES = 4, STEP = 64;
     // Columns of `out` of a tile, and of a consuming warpgroup.
     static constexpr u32 COLUMNS = BOX * BOXES / (GATED ? 2 : 1), MY_COLUMNS = COLUMNS / 2;
-    static constexpr u32 BOX_BYTES = BOX * STEP * 2, W_BYTES = BOX_BYTES * BOXES, X_BYTES = ROWS * STEP * 2, STAGE_BYTES = W_BYTES + X_BYTES;
+    static constexpr u32 BOX_BYTES = BOX * STEP * 2, W_BYTES = BOX_BYTES * BOXES, X_BYTES = ROWS * STEP * 2,
+                         STAGE_BYTES = W_BYTES + X_BYTES;
     static constexpr u32 FEEDERS = 128, CONSUMING_WARPS = 8;
     // Rows that a feeding thread brings of each stage, 16 bytes of each.
     static constexpr u32 MINE = ROWS / (FEEDERS / 8);
@@ -63,8 +64,10 @@ struct HopperExperts {
         const u32 tiles = (pairs + CLUSTER_ROWS - 1) / CLUSTER_ROWS, inside = index - any.first_tile * column_tiles;
         const u32 column_tile = inside / tiles, tile = inside - column_tile * tiles;
         // As even as units of each block allow, so that few rows are computed of padding.
-        const u32 units = (pairs + UNIT * BLOCKS - 1) / (UNIT * BLOCKS), each = units / tiles, more = units - each * tiles;
-        const u32 share = (each + (tile < more)) * UNIT, mine = (each * tile + min(tile, more)) * UNIT * BLOCKS + rank * share;
+        const u32 units = (pairs + UNIT * BLOCKS - 1) / (UNIT * BLOCKS), each = units / tiles,
+                  more = units - each * tiles;
+        const u32 share = (each + (tile < more)) * UNIT,
+                  mine = (each * tile + min(tile, more)) * UNIT * BLOCKS + rank * share;
         return {any.expert, begin + mine, mine < pairs ? min(share, pairs - mine) : 0, column_tile * COLUMNS};
     }
 
@@ -74,7 +77,8 @@ struct HopperExperts {
     }
 
     DEVICE void feed(const T* x, const TensorMap* maps) const {
-        const u32 line = threadIdx.x / 8, piece = threadIdx.x % 8, steps = (shape.k + STEP - 1) / STEP, pieces = shape.k / 8;
+        const u32 line = threadIdx.x / 8, piece = threadIdx.x % 8, steps = (shape.k + STEP - 1) / STEP,
+                  pieces = shape.k / 8;
         const u32 to = W_BYTES + line * 128 + (piece ^ line % 8) * 16;
         u32 filled = 0;
         for (u32 index = first; index < total; index += step) {
@@ -85,19 +89,23 @@ struct HopperExperts {
             u32 from[MINE];
 #pragma unroll
             for (u32 i = 0; i < MINE; i++)
-                from[i] = line + 16 * i < work.rows ? choices.pair(work.begin + line + 16 * i) / shape.pairs_a_row * pieces + piece : 0;
+                from[i] = line + 16 * i < work.rows
+                    ? choices.pair(work.begin + line + 16 * i) / shape.pairs_a_row * pieces + piece
+                    : 0;
             for (u32 at_k = 0; at_k < steps; at_k++, filled++) {
                 const u32 stage = filled % DEPTH, at = stages + stage * STAGE_BYTES;
                 barrier_wait(empty + 8 * stage, filled / DEPTH % 2 ^ 1);
                 if (threadIdx.x == 0) {
                     barrier_expect(full + 8 * stage, W_BYTES);
 #pragma unroll
-                    for (u32 i = 0; i < BOXES / BLOCKS; i++) load_box(work, rank * (BOXES / BLOCKS) + i, map, at_k, at, full + 8 * stage);
+                    for (u32 i = 0; i < BOXES / BLOCKS; i++)
+                        load_box(work, rank * (BOXES / BLOCKS) + i, map, at_k, at, full + 8 * stage);
                 }
                 const bool inside = at_k * 8 + piece < pieces;
 #pragma unroll
                 for (u32 i = 0; i < MINE; i++)
-                    if (line + 16 * i < work.rows) copy_async(at + to + i * 2048, x + (size_t)(from[i] + at_k * 8) * 8, inside);
+                    if (line + 16 * i < work.rows)
+                        copy_async(at + to + i * 2048, x + (size_t)(from[i] + at_k * 8) * 8, inside);
                 barrier_arrive_after_copies(full + 8 * stage);
             }
         }
@@ -253,8 +261,8 @@ struct HopperExperts {
         for (u32 rows = 0; rows < HELD; rows += 16) {
             const f32* first = c + (base + rows) / 2;
             const u32 row = rows + lane / 16 * 8 + lane % 8;
-            store_matrices_transposed(
-                to + row * MY_COLUMNS * 2 + (piece ^ row % 8) * 16, Tensor<T>::pack(first[0], first[1]), Tensor<T>::pack(first[2], first[3]),
+            store_matrices_transposed(to + row * MY_COLUMNS * 2 + (piece ^ row % 8) * 16,
+                Tensor<T>::pack(first[0], first[1]), Tensor<T>::pack(first[2], first[3]),
                 Tensor<T>::pack(first[4], first[5]), Tensor<T>::pack(first[6], first[7]));
         }
     }

@@ -1,4 +1,5 @@
-// The pairs of row and expert of a step, in a list for each expert, and those cut into tiles: what `route.cu` leaves for products of experts.
+// The pairs of row and expert of a step, in a list for each expert, and those cut into tiles: what `route.cu` leaves
+// for products of experts.
 #pragma once
 #include "activation.cuh"
 
@@ -38,7 +39,8 @@ struct Choices {
 };
 SAME_LAYOUT(Choices, Choices);
 
-// What a kernel that is compiled for a configuration keeps of a product: all of its columns, or `function(gate) * up` of columns [gate | up].
+// What a kernel that is compiled for a configuration keeps of a product: all of its columns, or `function(gate) * up`
+// of columns [gate | up].
 #define ALL 7
 #ifndef FUNCTION
 #define FUNCTION ALL

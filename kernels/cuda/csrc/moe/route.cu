@@ -1,6 +1,6 @@
-// Chooses each row's experts and their weights, one warp a row; scores and what is chosen by lie in shared memory. Each block then takes
-// places in the lists of its experts and writes its pairs of row and expert there; the last to take places cuts the lists into tiles, so that
-// products read an expert once for all its rows.
+// Chooses each row's experts and their weights, one warp a row; scores and what is chosen by lie in shared memory. Each
+// block then takes places in the lists of its experts and writes its pairs of row and expert there; the last to take
+// places cuts the lists into tiles, so that products read an expert once for all its rows.
 #include "experts.cuh"
 
 constexpr f32 LEAST = -3.402823466e38f;
@@ -89,8 +89,8 @@ DEVICE void keep_groups(const Routing& routing, f32* merits, f32* worth, u32 exp
     __syncwarp();
 }
 
-// Chooses the experts of one row. `numbers` is this warp's: scores [experts], merits [experts], worth [groups], weights [top_k]; `chosen` is
-// shared memory too.
+// Chooses the experts of one row. `numbers` is this warp's: scores [experts], merits [experts], worth [groups], weights
+// [top_k]; `chosen` is shared memory too.
 DEVICE void choose(const f32* row, const Routing& routing, u32* chosen, f32* weights, u32 experts, f32* numbers) {
     const u32 lane = threadIdx.x % 32;
     f32 *scores = numbers, *merits = numbers + experts, *worth = merits + experts, *taken = worth + routing.groups;
@@ -157,14 +157,15 @@ DEVICE void cut_tiles(const Choices& to, u32* counts, u32 experts) {
         const u32 tiles = (count + to.tile_rows - 1) / to.tile_rows, begin = expert * to.room;
         u32 all;
         const u32 first = before + sum_before(tiles, all);
-        for (u32 tile = 0; tile < tiles; tile++) to.tiles[first + tile] = {expert, begin + tile * to.tile_rows, begin + count, first};
+        for (u32 tile = 0; tile < tiles; tile++)
+            to.tiles[first + tile] = {expert, begin + tile * to.tile_rows, begin + count, first};
         before += all;
     }
     if (threadIdx.x == 0) to.counts[0] = before;
 }
 
-// Takes places for a block's pairs in the lists of all: how many its experts need become the first of each. Returns whether this block is the
-// last to do so. `places`: shared, [experts].
+// Takes places for a block's pairs in the lists of all: how many its experts need become the first of each. Returns
+// whether this block is the last to do so. `places`: shared, [experts].
 DEVICE bool take_places(const Choices& to, u32 experts, u32* places) {
     __shared__ bool last;
     for (u32 i = threadIdx.x; i < experts; i += blockDim.x)
@@ -179,8 +180,9 @@ DEVICE bool take_places(const Choices& to, u32 experts, u32* places) {
     return last;
 }
 
-// Writes a block's pairs, from `first` on, to the lists of their experts, and cuts the lists once all blocks have places there. The order of a
-// list may vary, and no result depends on it. Shared: `chosen`, the pairs' experts, and `places`, [experts].
+// Writes a block's pairs, from `first` on, to the lists of their experts, and cuts the lists once all blocks have
+// places there. The order of a list may vary, and no result depends on it. Shared: `chosen`, the pairs' experts, and
+// `places`, [experts].
 DEVICE void list_pairs(const Choices& to, const u32* chosen, u32 first, u32 pairs, u32 experts, u32* places) {
     for (u32 i = threadIdx.x; i < experts; i += blockDim.x) places[i] = 0;
     __syncthreads();
@@ -207,7 +209,8 @@ extern "C" __global__ void route_f32(
     u32* places = chosen + each * top_k;
     f32* numbers = (f32*)(places + experts) + threadIdx.x / 32 * (2 * experts + routing.groups + top_k);
     for (u32 row = begin + threadIdx.x / 32; row < end; row += blockDim.x / 32)
-        choose(logits + (u64)row * experts, routing, chosen + (row - begin) * top_k, to.weights + (u64)row * top_k, experts, numbers);
+        choose(logits + (u64)row * experts, routing, chosen + (row - begin) * top_k, to.weights + (u64)row * top_k,
+            experts, numbers);
     __syncthreads();
     for (u32 i = threadIdx.x; i < (end - begin) * top_k; i += blockDim.x) to.experts[begin * top_k + i] = chosen[i];
     if (!to.lists) return;

@@ -1,5 +1,6 @@
-// A causal convolution of each channel and SiLU; see `ops::Conv`. Blocks (channels, chunks of a sequence's rows), a thread a channel. The
-// block of a sequence's first chunk reads and writes the state; the others find what precedes them in the input.
+// A causal convolution of each channel and SiLU; see `ops::Conv`. Blocks (channels, chunks of a sequence's rows), a
+// thread a channel. The block of a sequence's first chunk reads and writes the state; the others find what precedes
+// them in the input.
 #include "activation.cuh"
 #include "prefill.cuh"
 #include "recurrent.cuh"

@@ -1,5 +1,5 @@
-// The gated delta rule; see `ops::DeltaRule`. Blocks (value heads and columns, sequences). A warp has COLUMNS columns of a value head's
-// state in registers, its lanes along keys, and walks the sequence's rows in order.
+// The gated delta rule; see `ops::DeltaRule`. Blocks (value heads and columns, sequences). A warp has COLUMNS columns
+// of a value head's state in registers, its lanes along keys, and walks the sequence's rows in order.
 #include "activation.cuh"
 #include "recurrent.cuh"
 
@@ -38,7 +38,8 @@ DEVICE void delta_rule(const Inputs<T>& in, const Rule& rule, const Rows& rows, 
     for (u32 i = 0; i < KEYS; i++)
 #pragma unroll
         for (u32 j = 0; j < COLUMNS; j++)
-            state[i][j] = !rows.fresh && lane + 32 * i < key_dim && j < columns ? kept[(lane + 32 * i) * value_dim + j] : 0.0f;
+            state[i][j] = !rows.fresh && lane + 32 * i < key_dim && j < columns ? kept[(lane + 32 * i) * value_dim + j]
+                                                                                : 0.0f;
     const f32 rate = rule.rate[head], bias = rule.dt_bias[head];
     for (u32 row = rows.first; row < rows.first + rows.count; row++) {
         f32 query[KEYS], key[KEYS], query_square = 0.0f, key_square = 0.0f;
@@ -98,7 +99,8 @@ template <typename T> DEVICE void delta_rule(const Inputs<T>& in, const Rule& ru
 }
 
 #define DELTA_RULE(T) \
-    extern "C" __global__ void __launch_bounds__(128) delta_rule_##T(const Inputs<T> in, const Rule rule, const Batch batch, T* out) { \
+    extern "C" __global__ void __launch_bounds__(128) delta_rule_##T( \
+        const Inputs<T> in, const Rule rule, const Batch batch, T* out) { \
         delta_rule(in, rule, batch, out); \
     }
 

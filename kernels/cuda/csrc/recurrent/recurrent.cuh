@@ -19,7 +19,8 @@ struct Rows {
     u64 slot;
 
     DEVICE Rows(const Batch& batch, u32 sequence)
-        : first(batch.first_row[sequence]), count(batch.num_rows[sequence]), fresh(batch.start[sequence] == 0), slot(batch.slots[sequence]) {}
+        : first(batch.first_row[sequence]), count(batch.num_rows[sequence]), fresh(batch.start[sequence] == 0),
+          slot(batch.slots[sequence]) {}
 };
 
 DEVICE f32 softplus(f32 x) { return x > 20.0f ? x : log1pf(expf(x)); }

@@ -1,5 +1,6 @@
-// The selective state-space recurrence; see `ops::Scan`. Blocks (channels, sequences). Some lanes share a channel, each with up to EACH of its
-// values in registers, and walk the sequence's rows in order; what a row brings is read while the row before is worked on.
+// The selective state-space recurrence; see `ops::Scan`. Blocks (channels, sequences). Some lanes share a channel, each
+// with up to EACH of its values in registers, and walk the sequence's rows in order; what a row brings is read while
+// the row before is worked on.
 #include "recurrent.cuh"
 
 // See src/recurrent.rs.
@@ -47,7 +48,8 @@ template <typename T> DEVICE void selective_scan(const Inputs<T>& in, const Scan
     if (blockIdx.y >= batch.counts[1]) return;
     const Rows rows(batch, blockIdx.y);
     if (rows.count == 0) return;
-    const u32 channels = scan.heads * scan.head_dim, thread = blockIdx.x * blockDim.x + threadIdx.x, lane = thread % scan.lanes;
+    const u32 channels = scan.heads * scan.head_dim, thread = blockIdx.x * blockDim.x + threadIdx.x,
+              lane = thread % scan.lanes;
     // Lanes past the last channel help to add.
     const u32 channel = min(thread / scan.lanes, channels - 1), head = channel / scan.head_dim;
     const bool mine = thread / scan.lanes < channels;

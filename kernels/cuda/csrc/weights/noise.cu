@@ -1,4 +1,5 @@
-// Rows of random numbers, as kernels/src/ops/noise.rs defines them: an element depends on its place alone. Elements are bits to this kernel.
+// Rows of random numbers, as kernels/src/ops/noise.rs defines them: an element depends on its place alone. Elements are
+// bits to this kernel.
 #include "quire.cuh"
 
 // What part of which matrix. `src/noise.rs` has its twin.
@@ -35,14 +36,17 @@ template <typename T> DEVICE void noise(T* out, const T* levels, const Noise& no
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 const u64 col = 4 * four + i;
-                if (col >= noise.first_col && col < last) to[col - noise.first_col] = levels[(draw >> 16 * i & 0xffff) & noise.mask];
+                if (col >= noise.first_col && col < last)
+                    to[col - noise.first_col] = levels[(draw >> 16 * i & 0xffff) & noise.mask];
             }
         }
     }
 }
 
 #define NOISE(TYPE, BITS) \
-    extern "C" __global__ void noise_##TYPE(BITS* out, const BITS* levels, const Noise part) { noise(out, levels, part); }
+    extern "C" __global__ void noise_##TYPE(BITS* out, const BITS* levels, const Noise part) { \
+        noise(out, levels, part); \
+    }
 
 NOISE(f32, u32)
 NOISE(bf16, u16)

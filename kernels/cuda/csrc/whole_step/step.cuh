@@ -1,11 +1,12 @@
-// What a whole step in one launch is made of (`whole_step.cu`): its phases as the host describes them, and the barrier between two of them.
+// What a whole step in one launch is made of (`whole_step.cu`): its phases as the host describes them, and the barrier
+// between two of them.
 #pragma once
 #include "activation.cuh"
 #include "hopper.cuh"
 #include "ordered.cuh"
 
-// Compiled for one type and shape (`src/step/mod.rs`). GROUP: query heads of a key head, at most 8. TIMES: float4s of a normed row that a thread
-// has, at most.
+// Compiled for one type and shape (`src/step/mod.rs`). GROUP: query heads of a key head, at most 8. TIMES: float4s of a
+// normed row that a thread has, at most.
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128
@@ -20,7 +21,8 @@
 enum Kind : u32 { EMBED, PRODUCT, ATTENTION };
 // What a product multiplies: a row of f32 after a norm, a row of TYPE, what attention left.
 enum Input : u32 { NORMED, PLAIN, ATTENDED };
-// Where it goes: stored, stored in f32, added to a row of f32, or the rows of w are [gate | up] and activation(gate) * up is stored.
+// Where it goes: stored, stored in f32, added to a row of f32, or the rows of w are [gate | up] and activation(gate) *
+// up is stored.
 enum Output : u32 { STORED, WIDE, ADDED, GATED };
 
 struct Norm {
@@ -54,7 +56,8 @@ struct __align__(16) Phase {
     Activation activation;
     f32 scale; // of scores, or of the embedding
     f32 mscale;
-    u32 rotary_dim, interleaved, q_heads, kv_heads, block_shift, window; // a block of the cache has 2^block_shift positions
+    u32 rotary_dim, interleaved, q_heads, kv_heads, block_shift,
+        window; // a block of the cache has 2^block_shift positions
     u32 first_entry, entries; // of the embedding table
     u32 width; // of `from`
     u32 normed; // whether heads are
@@ -66,7 +69,9 @@ struct Step {
     const u32* last; // each slot's last token
     f32* parts; // [splits][q_heads][V_DIM]: what attention leaves of a head that several blocks share
     float2* scales; // [splits][q_heads]: largest score and sum of weights of those
-    u32* arrivals; // of blocks at barriers, from 32 on of those that are done, and from 48 on the best logit's key; zeros between launches
+    // Of blocks at barriers, from 32 on of those that are done, and from 48 on the best logit's key; zeros between
+    // launches.
+    u32* arrivals;
     u32* joined; // [kv_heads]: blocks of a head that are done; zeros between phases
     // Where the token of the best logit goes: the slot's last, and the host's. Null where tokens are chosen otherwise.
     u32* best;
@@ -93,7 +98,9 @@ template <typename T> DEVICE f32 load_new(const T* from) {
 }
 
 // A barrier of all blocks, in two halves: this block has come (one thread, after a barrier of its block) ...
-DEVICE void step_arrive(u32* arrivals) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals) : "memory"); }
+DEVICE void step_arrive(u32* arrivals) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals) : "memory");
+}
 
 // ... and `count` have (all threads). What their threads wrote before can be read.
 DEVICE void step_wait(const u32* arrivals, u32 count) {

@@ -148,7 +148,8 @@ struct Tile {
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
 #pragma unroll
-            for (u32 j = 0; j < DIM / (4 * K_EACH); j++) load_some<K_EACH>(k[i][j], from + 8 * i * DIM + 4 * K_EACH * j);
+            for (u32 j = 0; j < DIM / (4 * K_EACH); j++)
+                load_some<K_EACH>(k[i][j], from + 8 * i * DIM + 4 * K_EACH * j);
     }
 
     DEVICE void load_values(const TYPE* values) {
@@ -156,7 +157,8 @@ struct Tile {
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
 #pragma unroll
-            for (u32 j = 0; j < V_DIM / V_ROW; j++) load_some<V_EACH>(v[i][j], from + (i % 2 + i / 2 * 8) * V_DIM + V_ROW * j);
+            for (u32 j = 0; j < V_DIM / V_ROW; j++)
+                load_some<V_EACH>(v[i][j], from + (i % 2 + i / 2 * 8) * V_DIM + V_ROW * j);
     }
 
     // Put the newest position in its place, if it is one of these.
@@ -166,7 +168,8 @@ struct Tile {
         for (u32 i = 0; i < 2; i++)
             if (is_newest(span, key_row(i)))
 #pragma unroll
-                for (u32 j = 0; j < DIM / (4 * K_EACH); j++) load_some<K_EACH>(k[i][j], heads.key + 4 * K_EACH * j + key_at());
+                for (u32 j = 0; j < DIM / (4 * K_EACH); j++)
+                    load_some<K_EACH>(k[i][j], heads.key + 4 * K_EACH * j + key_at());
     }
 
     // And zeros in the place of keys that no query sees: a weight of zero does not make one of what is no number.
@@ -211,7 +214,8 @@ struct Part {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
 #pragma unroll
-            for (u32 j = i; j < 4; j += 2) s[j] = tile.visible(span, g + 8 * (j / 2)) ? s[j] * phase.scale * LOG2E : -infinity();
+            for (u32 j = i; j < 4; j += 2)
+                s[j] = tile.visible(span, g + 8 * (j / 2)) ? s[j] * phase.scale * LOG2E : -infinity();
             f32 most = fmaxf(s[i], s[i + 2]);
 #pragma unroll
             for (u32 lanes = 4; lanes < 32; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
@@ -233,9 +237,9 @@ struct Part {
                 f32(&c)[4] = o[j * (V_EACH / 2) + i];
 #pragma unroll
                 for (u32 e = 0; e < 4; e++) c[e] = FIRST ? 0.0f : c[e] * shrink[e % 2];
-                Tensor<TYPE>::multiply(
-                    c, __byte_perm(v[0][j][i], v[1][j][i], 0x5410), __byte_perm(v[0][j][i], v[1][j][i], 0x7632),
-                    __byte_perm(v[2][j][i], v[3][j][i], 0x5410), __byte_perm(v[2][j][i], v[3][j][i], 0x7632), low, high);
+                Tensor<TYPE>::multiply(c, __byte_perm(v[0][j][i], v[1][j][i], 0x5410),
+                    __byte_perm(v[0][j][i], v[1][j][i], 0x7632), __byte_perm(v[2][j][i], v[3][j][i], 0x5410),
+                    __byte_perm(v[2][j][i], v[3][j][i], 0x7632), low, high);
             }
     }
 
@@ -253,7 +257,8 @@ struct Part {
         }
         __syncthreads();
         if (warp < GROUP) {
-            const f32 its = lane < active ? heads.most[lane][warp] : -infinity(), all = warp_max(its), factor = exp2_fast(its - all);
+            const f32 its = lane < active ? heads.most[lane][warp] : -infinity(), all = warp_max(its),
+                      factor = exp2_fast(its - all);
             const f32 weight = warp_sum(lane < active ? heads.weight[lane][warp] * factor : 0.0f);
             if (lane < WARPS) heads.shrink[lane][warp] = factor;
             if (lane == 0) {
@@ -384,7 +389,8 @@ struct Attend {
             else {
                 step.parts[(size_t)span.split * phase.q_heads * V_DIM + first + i] = sum;
                 if (i % V_DIM == 0)
-                    step.scales[span.split * phase.q_heads + span.head * GROUP + of] = make_float2(heads.all_most[of], heads.all_weight[of]);
+                    step.scales[span.split * phase.q_heads + span.head * GROUP + of] = make_float2(
+                        heads.all_most[of], heads.all_weight[of]);
             }
         }
         if (span.splits > FEW_SPLITS) join(phase, step, first);
@@ -403,7 +409,8 @@ private:
                 phase, is_query ? phase.norm : phase.key_norm, heads.scales[warp], angles, from, heads.raw[warp],
                 is_query ? heads.q + warp * Q_ROW : heads.key);
         } else if (warp == GROUP + 1 && span.has_newest()) {
-            for (u32 i = lane; i < V_DIM; i += 32) heads.value[i] = Cast<TYPE>::from(load_new(v + span.head * V_DIM + i));
+            for (u32 i = lane; i < V_DIM; i += 32)
+                heads.value[i] = Cast<TYPE>::from(load_new(v + span.head * V_DIM + i));
         }
     }
 

@@ -46,8 +46,8 @@ DEVICE void load_normed(const Phase& phase, TYPE* row) {
         if (at >= phase.width) break;
         const f32* shift = phase.norm.bias;
         const float4 add = shift ? *(const float4*)(shift + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const float4 scale =
-            phase.norm.weight ? *(const float4*)((const f32*)(row + phase.width) + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        const float4 scale = phase.norm.weight ? *(const float4*)((const f32*)(row + phase.width) + at)
+                                               : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
         store_four(
             row + at, (x[i].x - mean) * factor * scale.x + add.x, (x[i].y - mean) * factor * scale.y + add.y,
             (x[i].z - mean) * factor * scale.z + add.z, (x[i].w - mean) * factor * scale.w + add.w);
@@ -172,7 +172,8 @@ private:
             // Rounded as if they had been stored.
             const f32 gate = load(Cast<TYPE>::from(sum_of(2 * i, shift)));
             const f32 up = load(Cast<TYPE>::from(sum_of(2 * i + 1, phase.bias ? phase.bias[w.outputs + at] : 0.0f)));
-            ((TYPE*)phase.to)[at] = Cast<TYPE>::from(activated(phase.activation, gate) * gated_half(phase.activation, up));
+            ((TYPE*)phase.to)[at] = Cast<TYPE>::from(
+                activated(phase.activation, gate) * gated_half(phase.activation, up));
             return;
         }
         const f32 sum = sum_of(i, shift);

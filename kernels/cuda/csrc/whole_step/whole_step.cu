@@ -33,7 +33,8 @@ DEVICE void offer_best(const f32* logits, u32 first, u32 count, u64* to) {
     __shared__ u64 parts[WARPS];
     u64 best = 0;
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < count; i += THREADS) best = max(best, logit_key(__ldcg(logits + first + i), first + i));
+    for (u32 i = threadIdx.x; i < count; i += THREADS)
+        best = max(best, logit_key(__ldcg(logits + first + i), first + i));
 #pragma unroll
     for (u32 lanes = 16; lanes > 0; lanes /= 2) best = max(best, __shfl_xor_sync(~0u, best, lanes));
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = best;
@@ -137,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
                 __syncthreads();
             }
-            Attend attend(phase, span, live ? step.batch.blocks + step.batch.first_block[phase.first_block] : nullptr, heads);
+            Attend attend(
+                phase, span, live ? step.batch.blocks + step.batch.first_block[phase.first_block] : nullptr, heads);
             walk.meet(step);
             attend.run(phase, step, position, angles, heads);
         } else {

@@ -39,7 +39,7 @@ impl Layer {
             heads,
             weights: (0..copies).map(|_| shapes.map(|(n, k)| bench.matrix(n, k))).collect(),
             weight_elements,
-            caches: bench.caches(heads, qkv, tokens, DType::Bf16),
+            caches: bench.caches(heads, qkv, tokens, DType::Bf16.into()),
             norm: Norm { kind: NormKind::Rms, weight: scales, bias: None, eps: 1e-5 },
             rope: Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 }),
             attention: bench.attention(heads),

@@ -61,10 +61,10 @@ struct Bench {
 /// What is measured, by the name that asks for it.
 const PARTS: [(&str, Part); 9] = [
     ("products", Bench::products),
-    ("decode", |bench, model| bench.decode(model, DType::Bf16)),
-    ("decode-fp8", |bench, model| bench.decode(model, DType::E4m3)),
-    ("prefill", |bench, model| bench.prefill(model, DType::Bf16)),
-    ("prefill-fp8", |bench, model| bench.prefill(model, DType::E4m3)),
+    ("decode", |bench, model| bench.decode(model, KvDType::Float(DType::Bf16))),
+    ("decode-fp8", |bench, model| bench.decode(model, KvDType::E4m3)),
+    ("prefill", |bench, model| bench.prefill(model, KvDType::Float(DType::Bf16))),
+    ("prefill-fp8", |bench, model| bench.prefill(model, KvDType::E4m3)),
     ("rowwise", Bench::rowwise),
     ("layer", Bench::decode_layer),
     ("prefill-layer", Bench::prefill_layer),
@@ -110,7 +110,7 @@ impl Bench {
             Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
         let kernel_cache = variable("QUIRE_KERNEL_CACHE").map(Into::into);
         let options = CudaOptions { folders: Folders::of(surroundings), kernel_cache, gemms, ..CudaOptions::default() };
-        let mut backend = CudaBackend::open(&options)?;
+        let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);
         let bytes = &noise[..rows * width * 2];
@@ -226,7 +226,7 @@ impl Bench {
 
     /// Layers of a cache whose first `tokens` tokens are noise: enough of them for what few rows read of one to be gone
     /// from the GPU's cache when its turn comes again.
-    fn caches(&mut self, heads: Heads, qkv: Act, tokens: usize, dtype: DType) -> Vec<KvLayer> {
+    fn caches(&mut self, heads: Heads, qkv: Act, tokens: usize, dtype: KvDType) -> Vec<KvLayer> {
         let bytes = tokens * heads.kv * heads.dim * 2 * dtype.size();
         let layers = (ROTATION / bytes).clamp(4, 48);
         let num_blocks = tokens.div_ceil(BLOCK) + 1;
@@ -240,7 +240,7 @@ impl Bench {
         caches
     }
 
-    fn decode(&mut self, model: &Model, cache: DType) {
+    fn decode(&mut self, model: &Model, cache: KvDType) {
         let heads = model.heads;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
@@ -277,7 +277,7 @@ impl Bench {
         }
     }
 
-    fn prefill(&mut self, model: &Model, cache: DType) {
+    fn prefill(&mut self, model: &Model, cache: KvDType) {
         let heads = model.heads;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
@@ -312,7 +312,7 @@ impl Bench {
         let norm = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
         let inv_freq = self.backend.load_vector(&vec![0.5; heads.dim / 2]);
         let rope = Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 });
-        let cache = self.caches(heads, qkv, MOST_ROWS, DType::Bf16)[0];
+        let cache = self.caches(heads, qkv, MOST_ROWS, DType::Bf16.into())[0];
         for rows in [1, 64, MOST_ROWS] {
             self.begin(&[(0, rows)]);
             let leads = if rows > 256 { 0 } else { LEADS };

@@ -1,12 +1,12 @@
 //! Launches `kernels/cuda/csrc/attention/attention_decode.cu` for sequences with one row.
 
-use crate::attention::layer::{Layer, Tensors, narrow};
+use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};
 use crate::jit::layouts::twin;
 use crate::jit::specialization::Special;
 use crate::runtime::batch::Sequences;
 use crate::runtime::context::{Context, Memory};
 use crate::runtime::device::{Device, Shape, args};
-use kernels::ops::{DType, Heads};
+use kernels::ops::{Heads, KvDType};
 
 /// Keys that a warp takes at a time.
 const KEYS: usize = 16;
@@ -26,48 +26,48 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// For few heads and for many: with few, a head's keys go to more warps.
-    pub(crate) fn of(cache: DType, dim: usize, v_dim: usize) -> [Self; 2] {
+    pub(crate) fn of(cache: KvDType, HeadDims { dim, v_dim }: HeadDims) -> [Self; 2] {
         if dim + v_dim <= 256 {
-            [Self { warps: 8, stages: 2 }, Self { warps: 4, stages: if cache == DType::E4m3 { 2 } else { 3 } }]
+            [Self { warps: 8, stages: 2 }, Self { warps: 4, stages: if cache == KvDType::E4m3 { 2 } else { 3 } }]
         } else {
             [Self { warps: 4, stages: 2 }; 2]
         }
     }
 
     /// Shared memory of a block; as `Decode::set` of the kernel lays it out.
-    fn shared(&self, cache: DType, (dim, v_dim): (usize, usize), group: usize) -> usize {
+    fn shared(&self, cache: KvDType, HeadDims { dim, v_dim }: HeadDims, group: usize) -> usize {
         let stage = KEYS * (row_bytes(cache, dim) + row_bytes(cache, v_dim));
         let sums = group * (v_dim + 6) * size_of::<f32>();
         self.warps * (self.stages * stage + sums)
     }
 }
 
-/// Blocks of a multiprocessor at most. A warp waits for what it does with 16 keys, one after another: where these are half as many bytes, twice the
-/// warps keep as many on their way, if registers suffice.
-fn most_blocks(cache: DType, (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> usize {
+/// Blocks of a multiprocessor at most. A warp waits for what it does with 16 keys, one after another: where these are
+/// half as many bytes, twice the warps keep as many on their way, if registers suffice.
+fn most_blocks(cache: KvDType, HeadDims { dim, v_dim }: HeadDims, tiles: usize, ring: Ring) -> usize {
     match cache {
-        DType::E4m3 if dim + v_dim <= 256 && tiles == 1 => 16 / ring.warps,
-        DType::E4m3 => 8 / ring.warps,
+        KvDType::E4m3 if dim + v_dim <= 256 && tiles == 1 => 16 / ring.warps,
+        KvDType::E4m3 => 8 / ring.warps,
         _ => 2,
     }
 }
 
 /// As `Row` of the kernel: pieces of 16 bytes, swizzled or an odd number of them.
-fn row_bytes(cache: DType, dim: usize) -> usize {
+fn row_bytes(cache: KvDType, dim: usize) -> usize {
     let bytes = dim * cache.size();
     if bytes.is_multiple_of(128) || !bytes.is_multiple_of(32) { bytes } else { bytes + 16 }
 }
 
 /// For rows of a type, and a cache of the same or of 8-bit floats.
-pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize), tiles: usize, ring: Ring) -> Special {
+pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims, tiles: usize, ring: Ring) -> Special {
     let sizes = [("DIM", dim), ("V_DIM", v_dim), ("TILES_Q", tiles), ("WARPS", ring.warps), ("STAGES", ring.stages)];
-    Special::new("attention_decode", dtype, &[&sizes, narrow(cache)].concat())
+    Special::new("attention_decode", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
 /// The kernels for few heads and for many.
-pub(crate) fn specials([dtype, cache]: [DType; 2], heads: Heads) -> Vec<Special> {
-    let (dims, tiles) = ((heads.dim, heads.v_dim), tiles(heads.q / heads.kv));
-    let mut all = Ring::of(cache, dims.0, dims.1).map(|ring| special([dtype, cache], dims, tiles, ring)).to_vec();
+pub(crate) fn specials(types: AttentionTypes, heads: Heads) -> Vec<Special> {
+    let (dims, tiles) = (HeadDims { dim: heads.dim, v_dim: heads.v_dim }, tiles(heads.q / heads.kv));
+    let mut all = Ring::of(types.cache, dims).map(|ring| special(types, dims, tiles, ring)).to_vec();
     all.dedup();
     all
 }
@@ -114,18 +114,18 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(context: &Context, types: [DType; 2], layer: &Layer, rows: usize, sequences: usize) -> Option<Self> {
-        let (group, dims) = (layer.group_size(), (layer.dim as usize, layer.v_dim as usize));
+    fn new(context: &Context, types: AttentionTypes, layer: &Layer, rows: usize, sequences: usize) -> Option<Self> {
+        let (group, dims) = (layer.group_size(), layer.dims());
         let tiles = tiles(group);
         let groups_per_head = group.div_ceil(TILE_HEADS * MOST_TILES);
         let heads = layer.kv_heads as usize * groups_per_head;
         let multiprocessors = context.multiprocessors;
-        let [few, many] = Ring::of(types[1], dims.0, dims.1);
+        let [few, many] = Ring::of(types.cache, dims);
         let ring = if sequences * heads <= multiprocessors { few } else { many };
-        let shared = ring.shared(types[1], dims, group.min(TILE_HEADS * tiles));
+        let shared = ring.shared(types.cache, dims, group.min(TILE_HEADS * tiles));
         // A block has 1 KiB beside what it asks for.
         let fit = context.shared_of_multiprocessor / (shared + 1024);
-        let blocks = multiprocessors * fit.min(most_blocks(types[1], dims, tiles, ring));
+        let blocks = multiprocessors * fit.min(most_blocks(types.cache, dims, tiles, ring));
         let fits = shared <= context.shared_of_block && blocks <= MOST_BLOCKS && layer.block_size <= MOST_TOKENS;
         let number = |number: usize| number as u32;
         fits.then(|| Self {
@@ -146,7 +146,7 @@ impl Plan {
 
 /// Whether so many sequences can be done here.
 pub(crate) fn fits(device: &Device, tensors: Tensors, layer: Layer, sequences: usize) -> bool {
-    let types = [tensors.qkv.dtype, tensors.cache];
+    let types = tensors.types();
     Plan::new(&device.context, types, &layer, tensors.qkv.rows, sequences).is_some()
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn run(
     layer: Layer,
     sequences: Sequences,
 ) -> bool {
-    let types = [tensors.qkv.dtype, tensors.cache];
+    let types = tensors.types();
     let Tensors { qkv, keys, values, out, .. } = tensors;
     let Sequences { pointers, count, is_new } = sequences;
     let Some(plan) = Plan::new(&device.context, types, &layer, qkv.rows, count) else {
@@ -175,14 +175,15 @@ pub(crate) fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels::ops::DType;
 
     #[test]
     fn every_head_size_fits_a_block() {
-        for cache in [DType::Bf16, DType::E4m3] {
+        for cache in [KvDType::Float(DType::Bf16), KvDType::E4m3] {
             for dim in [64, 80, 96, 112, 128, 192, 256] {
-                for ring in Ring::of(cache, dim, dim) {
+                for ring in Ring::of(cache, HeadDims::same(dim)) {
                     for tiles in [1, 2] {
-                        let shared = ring.shared(cache, (dim, dim), TILE_HEADS * tiles);
+                        let shared = ring.shared(cache, HeadDims::same(dim), TILE_HEADS * tiles);
                         assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} {cache:?} with {ring:?}");
                     }
                 }
@@ -192,10 +193,11 @@ mod tests {
 
     #[test]
     fn the_usual_shape_has_as_many_blocks_a_multiprocessor_as_it_may() {
-        for cache in [DType::Bf16, DType::E4m3] {
-            let [_, many] = Ring::of(cache, 128, 128);
-            let blocks = most_blocks(cache, (128, 128), 1, many);
-            assert!(blocks * (many.shared(cache, (128, 128), 4) + 1024) <= 228 << 10, "{cache:?}");
+        for cache in [KvDType::Float(DType::Bf16), KvDType::E4m3] {
+            let dims = HeadDims::same(128);
+            let [_, many] = Ring::of(cache, dims);
+            let blocks = most_blocks(cache, dims, 1, many);
+            assert!(blocks * (many.shared(cache, dims, 4) + 1024) <= 228 << 10, "{cache:?}");
         }
     }
 

@@ -2,13 +2,13 @@
 //! sequences with several rows.
 
 use crate::attention::kv::{Kv, Maps};
-use crate::attention::layer::{Layer, Tensors, narrow};
+use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::arch::Arch;
 use crate::runtime::batch::Batch;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Shape, args};
-use kernels::ops::{DType, KvShape};
+use kernels::ops::{KvDType, KvShape};
 
 /// Warps of a block of the general kernel, and keys of a tile.
 const WARPS: usize = 8;
@@ -29,28 +29,28 @@ pub(crate) const ROW_GROUP: usize = 8;
 const LEAST: u32 = 2;
 
 /// For rows of a type, and a cache of the same or of 8-bit floats.
-pub(crate) fn special([dtype, cache]: [DType; 2], (dim, v_dim): (usize, usize)) -> Special {
+pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) -> Special {
     let sizes = [("DIM", dim), ("V_DIM", v_dim), ("WARPS", WARPS)];
-    Special::new("attention_prefill", dtype, &[&sizes, narrow(cache)].concat())
+    Special::new("attention_prefill", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
 /// The same, for clusters of so many blocks.
-fn hopper_special([dtype, cache]: [DType; 2], dim: usize, blocks: usize) -> Special {
+fn hopper_special(types: AttentionTypes, dim: usize, blocks: usize) -> Special {
     let sizes = [("DIM", dim), ("STAGES", hopper_stages(blocks)), ("BLOCKS", blocks)];
-    Special::new("attention_prefill_hopper", dtype, &[&sizes, narrow(cache)].concat())
+    Special::new("attention_prefill_hopper", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
 /// All that are made for a type, a cache and heads: keys and values that are widened on their way are not shared.
-pub(crate) fn hopper_specials(types: [DType; 2], dim: usize) -> impl Iterator<Item = Special> {
-    let most = if types[1] == DType::E4m3 { 1 } else { HOPPER_BLOCKS };
+pub(crate) fn hopper_specials(types: AttentionTypes, dim: usize) -> impl Iterator<Item = Special> {
+    let most = if types.cache == KvDType::E4m3 { 1 } else { HOPPER_BLOCKS };
     (1..=most).map(move |blocks| hopper_special(types, dim, blocks))
 }
 
 /// All kernels for rows of a type, a cache and heads, of which the Hopper ones are for layers without a soft cap or
 /// ALiBi.
-pub(crate) fn specials(arch: Arch, types: [DType; 2], dims: (usize, usize)) -> Vec<Special> {
-    match arch == HOPPER && dims.0 == dims.1 && HOPPER_DIMS.contains(&dims.0) {
-        true => hopper_specials(types, dims.0).collect(),
+pub(crate) fn specials(arch: Arch, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
+    match arch == HOPPER && dims.dim == dims.v_dim && HOPPER_DIMS.contains(&dims.dim) {
+        true => hopper_specials(types, dims.dim).collect(),
         false => vec![special(types, dims)],
     }
 }
@@ -82,7 +82,7 @@ impl<'a> Hopper<'a> {
     /// None where the device has not what it needs, or the shape is not the kernel's.
     pub(crate) fn of(device: &Device, kv: &'a Kv) -> Option<Self> {
         let KvShape { head_dim, v_head_dim, block_size, dtype, .. } = kv.shape;
-        let narrow = dtype == DType::E4m3 && device.context.arch == HOPPER;
+        let narrow = dtype == KvDType::E4m3 && device.context.arch == HOPPER;
         match &kv.maps {
             Some(maps) => Some(Self::Maps(maps)),
             None => (narrow && hopper_fits(head_dim, v_head_dim, block_size)).then_some(Self::Narrow),
@@ -104,11 +104,11 @@ impl Counter {
 
 /// Prompts will come, whose kernel is compiled and loaded meanwhile.
 pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
-    let (types, dims) = ([tensors.qkv.dtype, tensors.cache], (layer.dim as usize, layer.v_dim as usize));
+    let (types, dims) = (tensors.types(), layer.dims());
     let kernels: Vec<(Special, usize)> = match hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
         Some(_) => (1..)
-            .zip(hopper_specials(types, dims.0))
-            .map(|(blocks, special)| (special, hopper_shared(dims.0, blocks)))
+            .zip(hopper_specials(types, dims.dim))
+            .map(|(blocks, special)| (special, hopper_shared(dims.dim, blocks)))
             .collect(),
         None => vec![(special(types, dims), shared(dims))],
     };
@@ -133,15 +133,15 @@ pub(crate) fn run(
         return run_hopper(device, counter, tensors, layer, hopper, batch);
     }
     let (heads, tiles) = (layer.kv_heads as usize, batch.tiles(layer.group_size(), ROWS));
-    let Tensors { qkv, keys, values, cache, out } = tensors;
-    let (dtype, dims) = (qkv.dtype, (layer.dim as usize, layer.v_dim as usize));
+    let Tensors { qkv, keys, values, out, .. } = tensors;
+    let (types, dims) = (tensors.types(), layer.dims());
     let shared = shared(dims);
     if shared > device.context.shared_of_block || tiles > MOST_TILES {
         return false;
     }
     let shape = Shape { grid: [heads, tiles], block: 32 * WARPS, shared };
     device.launch_special(
-        special([dtype, cache], dims),
+        special(types, dims),
         shape,
         args![out.ptr, qkv.ptr, keys, values, batch.pointers, layer, LEAST],
     )
@@ -156,12 +156,12 @@ fn run_hopper(
     hopper: Hopper<'_>,
     batch: &Batch,
 ) -> bool {
-    let Tensors { qkv, keys, values, cache, out } = tensors;
+    let Tensors { qkv, keys, values, out, .. } = tensors;
     let (blocks, dim) = (hopper.blocks(layer, batch), layer.dim as usize);
     let row_tiles = batch.tiles(layer.group_size(), blocks * ROWS);
     let clusters = (device.context.multiprocessors / blocks).min(layer.kv_heads as usize * row_tiles);
     let shape = Shape { grid: [clusters * blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dim, blocks) };
-    let special = hopper_special([qkv.dtype, cache], dim, blocks);
+    let special = hopper_special(tensors.types(), dim, blocks);
     let (row_tiles, counter, batch) = (row_tiles as u32, counter.0.ptr, batch.pointers);
     match hopper {
         Hopper::Maps(Maps { keys, values }) => device.launch_special(
@@ -178,7 +178,7 @@ fn run_hopper(
 }
 
 /// `Prefill::SHARED_BYTES` of the kernel: two stages of keys and values, with padded rows.
-fn shared((dim, v_dim): (usize, usize)) -> usize {
+fn shared(HeadDims { dim, v_dim }: HeadDims) -> usize {
     2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
 }
 

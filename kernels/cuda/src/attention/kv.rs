@@ -5,7 +5,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 use crate::runtime::context::Memory;
 use crate::runtime::device::Device;
 use crate::runtime::tensor_map::tensor_map_of_groups;
-use kernels::ops::KvShape;
+use kernels::ops::{KvDType, KvShape};
 
 /// K and V of one layer: `[block][kv head][token][dim]`.
 pub(crate) struct Kv {
@@ -74,6 +74,7 @@ impl Kv {
 impl Maps {
     fn new(device: &mut Device, shape: KvShape, tokens: usize, keys: &Memory, values: &Memory) -> Option<Self> {
         let KvShape { num_blocks, block_size, kv_heads, head_dim, dtype, .. } = shape;
+        let KvDType::Float(dtype) = dtype else { return None };
         let rows = num_blocks * kv_heads * block_size;
         let mut map = |memory: &Memory| {
             let what = || "describing the cache".to_owned();

@@ -6,7 +6,7 @@ use crate::attention::kv::Kv;
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
-use kernels::ops::{self, DType};
+use kernels::ops::{self, DType, KvDType};
 
 /// Widest value head of the plain kernel: four elements for each of a block's threads.
 pub(crate) const MOST_V_DIM: usize = 512;
@@ -58,6 +58,10 @@ impl Layer {
         }
     }
 
+    pub(crate) fn dims(&self) -> HeadDims {
+        HeadDims { dim: self.dim as usize, v_dim: self.v_dim as usize }
+    }
+
     /// Query heads of a key head.
     pub(crate) fn group_size(&self) -> usize {
         (self.q_heads / self.kv_heads) as usize
@@ -82,8 +86,40 @@ pub(crate) struct Tensors {
     pub(crate) keys: CUdeviceptr,
     pub(crate) values: CUdeviceptr,
     /// Element type of keys and values.
-    pub(crate) cache: DType,
+    pub(crate) cache: KvDType,
     pub(crate) out: View,
+}
+
+/// Widths of a layer's heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HeadDims {
+    /// Of queries and keys.
+    pub(crate) dim: usize,
+    /// Of values.
+    pub(crate) v_dim: usize,
+}
+
+impl HeadDims {
+    /// Values as wide as keys.
+    pub(crate) const fn same(dim: usize) -> Self {
+        Self { dim, v_dim: dim }
+    }
+}
+
+/// Element types that attention kernels are compiled for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct AttentionTypes {
+    /// Of queries, and of new keys and values.
+    pub(crate) rows: DType,
+    /// Of what is cached.
+    pub(crate) cache: KvDType,
+}
+
+impl AttentionTypes {
+    /// Rows of 16 bits, and a cache of the same type or of 8-bit floats: what the fast kernels are for.
+    pub(crate) fn are_short(self) -> bool {
+        self.rows.size() == 2 && (self.cache == self.rows || self.cache == KvDType::E4m3)
+    }
 }
 
 impl Tensors {
@@ -91,9 +127,13 @@ impl Tensors {
         let (keys, values) = kv.pointers();
         Self { qkv, keys, values, cache: kv.shape.dtype, out }
     }
+
+    pub(crate) fn types(&self) -> AttentionTypes {
+        AttentionTypes { rows: self.qkv.dtype, cache: self.cache }
+    }
 }
 
 /// What the fast kernels are told of a cache of another type than rows have.
-pub(crate) fn narrow(cache: DType) -> &'static [(&'static str, usize)] {
-    if cache == DType::E4m3 { &[("NARROW", 1)] } else { &[] }
+pub(crate) fn narrow(cache: KvDType) -> &'static [(&'static str, usize)] {
+    if cache == KvDType::E4m3 { &[("NARROW", 1)] } else { &[] }
 }

@@ -10,19 +10,25 @@ use crate::CudaBackend;
 use crate::attention::attention_decode::Scratch;
 use crate::attention::attention_prefill::{Counter, Hopper};
 use crate::attention::kv::Kv;
-use crate::attention::layer::{Layer, Params, Tensors};
+use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Params, Tensors};
 use crate::fusion::op::{self, Op};
 use crate::jit::specialization::{HOPPER, LOWEST};
 use crate::runtime::activations::View;
 use crate::runtime::batch::{Batch, Rows};
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{self, Act, DType, KvLayer, KvShape, RowSelection, Vector};
+use kernels::ops::{self, Act, KvLayer, KvShape, RowSelection, Vector};
 
 /// Threads of a block of the plain kernel.
 const THREADS: usize = 128;
 /// Widest query head of the plain kernel, which keeps one in shared memory, beside 2 KiB of its own; and so does the
 /// rotation before it.
 pub(crate) const MOST_DIM: usize = 8192;
+
+/// Some rows of a batch, to be attended to as sequences of their own.
+pub(crate) struct Alone<'a> {
+    pub(crate) batch: &'a mut Batch,
+    pub(crate) rows: &'a [u32],
+}
 
 /// What attention keeps between launches.
 #[derive(Debug, Default)]
@@ -39,16 +45,17 @@ impl Attention {
         }
     }
 
-    /// Attention of some rows alone, those of `rows` (see [`Batch::alone`]); false, and nothing happens, where that is
-    /// not to be had.
+    /// Attention of some rows alone (see [`Batch::alone`]), from and to the views of `io`; false, and nothing happens,
+    /// where that is not to be had.
     pub(crate) fn run_alone(
         &mut self,
         device: &mut Device,
-        (qkv, out): (View, View),
+        io: [View; 2],
         params: Params,
-        (batch, rows): (&mut Batch, &[u32]),
+        alone: Alone<'_>,
         kv: &Kv,
     ) -> bool {
+        let ([qkv, out], Alone { batch, rows }) = (io, alone);
         let layer = Layer::new(qkv, params, batch, kv);
         let tensors = Tensors::new(qkv, kv, out);
         if !fits(device, tensors, layer, kv) || !attention_decode::fits(device, tensors, layer, rows.len()) {
@@ -107,19 +114,17 @@ impl CudaBackend {
 
 /// Whether the fast kernels are for such a layer.
 fn fits(device: &Device, tensors: Tensors, layer: Layer, kv: &Kv) -> bool {
-    let Tensors { qkv, out, cache, .. } = tensors;
+    let Tensors { qkv, out, .. } = tensors;
     device.context.arch >= LOWEST
-        && are_fast([qkv.dtype, cache], [layer.dim, layer.v_dim].map(|dim| dim as usize))
+        && are_fast(tensors.types(), layer.dims())
         && out.dtype == qkv.dtype
         && !kv.shape.shared
         && kv.shape.block_size.is_multiple_of(16)
 }
 
 /// Whether the fast kernels are for rows and a cache of these types, and heads of these widths.
-pub(crate) fn are_fast([dtype, cache]: [DType; 2], dims: [usize; 2]) -> bool {
-    dtype.size() == 2
-        && [dtype, DType::E4m3].contains(&cache)
-        && dims.iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
+pub(crate) fn are_fast(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) -> bool {
+    types.are_short() && [dim, v_dim].iter().all(|dim| dim.is_multiple_of(16) && *dim <= 256)
 }
 
 /// Tokens of a block that a kernel reads at once by the copy engine, if one does so with a cache of this shape.
@@ -133,7 +138,7 @@ pub(crate) fn mapped_tokens(device: &Device, shape: KvShape) -> Option<usize> {
 
 fn plain(device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) {
     let Tensors { qkv, keys, values, cache, out } = tensors;
-    let name = Name::of("attention", &[qkv.dtype, cache, out.dtype]);
+    let name = Name::of("attention", &[qkv.dtype, out.dtype]).with_cache(cache);
     let shared = layer.dim as usize * size_of::<f32>();
     let shape = Shape { grid: [qkv.rows, layer.q_heads as usize], block: THREADS, shared };
     device.launch(name, shape, args![qkv.ptr, batch.pointers, layer, keys, values, out.ptr]);

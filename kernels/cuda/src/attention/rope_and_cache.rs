@@ -3,12 +3,13 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::attention::kv::Kv;
+use crate::attention::layer::AttentionTypes;
 use crate::fusion::head_norms::QkNorms;
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{DType, Heads, KvScales, Rope, RopeStyle};
+use kernels::ops::{Heads, KvScales, Rope, RopeStyle};
 
 /// `struct Layer` of the kernel.
 #[repr(C)]
@@ -34,6 +35,13 @@ twin!(Layer = "Layer" {
     value_factor,
 });
 
+/// Where keys and values go.
+pub(crate) struct Target<'a> {
+    pub(crate) kv: &'a Kv,
+    /// What they are multiplied by before they are stored.
+    pub(crate) factors: KvScales,
+}
+
 /// `rope` comes with where its frequencies are; `norms`, if any, are done first, where [`takes_norms`] says so.
 pub(crate) fn rope_and_cache(
     device: &mut Device,
@@ -42,7 +50,7 @@ pub(crate) fn rope_and_cache(
     rope: Option<(Rope, CUdeviceptr)>,
     norms: Option<QkNorms>,
     batch: &Batch,
-    (kv, factors): (&Kv, KvScales),
+    Target { kv, factors }: Target<'_>,
 ) {
     let width = qkv.width;
     kv.shape.check_rows(heads, [qkv.rows, width], batch.rows());
@@ -64,36 +72,38 @@ pub(crate) fn rope_and_cache(
     };
     let (keys, values) = kv.pointers();
     let shared = rotary_dim * size_of::<f32>();
-    let types = [qkv.dtype, kv.shape.dtype];
+    let types = AttentionTypes { rows: qkv.dtype, cache: kv.shape.dtype };
+    let name = |function| Name::in_file("rope_and_cache", function, &[types.rows]).with_cache(types.cache);
     let arguments = args![qkv.ptr, batch.pointers, layer, keys, values];
     if let Some(norms) = norms {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
         let arguments = args![qkv.ptr, batch.pointers, layer, keys, values, norms];
-        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_normed", &types), shape, arguments);
-    } else if takes_pieces(qkv.dtype, kv.shape.dtype, heads, rotary_dim) {
+        device.launch_early(name("rope_and_cache_normed"), shape, arguments);
+    } else if takes_pieces(types, heads, rotary_dim) {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
-        device.launch_early(Name::in_file("rope_and_cache", "rope_and_cache_wide", &types), shape, arguments);
+        device.launch_early(name("rope_and_cache_wide"), shape, arguments);
     } else {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, width.min(256)) };
-        device.launch(Name::of("rope_and_cache", &types), shape, arguments);
+        device.launch(name("rope_and_cache"), shape, arguments);
     }
 }
 
-/// Threads of a row's block where they work on 16 bytes at a time: with few rows, all at once; with many, more blocks at a time.
+/// Threads of a row's block where they work on 16 bytes at a time: with few rows, all at once; with many, more blocks
+/// at a time.
 fn threads(rows: usize, width: usize) -> usize {
     (width / 8).min(if rows > 512 { 256 } else { 512 })
 }
 
 /// Whether norms of heads can be done with their rotation.
-pub(crate) fn takes_norms(row: DType, cache: DType, heads: Heads, rotary_dim: usize) -> bool {
-    takes_pieces(row, cache, heads, rotary_dim)
+pub(crate) fn takes_norms(types: AttentionTypes, heads: Heads, rotary_dim: usize) -> bool {
+    takes_pieces(types, heads, rotary_dim)
         && rotary_dim == heads.dim
         && (16..=256).contains(&rotary_dim)
         && rotary_dim.is_power_of_two()
 }
 
 /// Whether rows can be worked on 16 bytes at a time.
-fn takes_pieces(row: DType, cache: DType, heads: Heads, rotary_dim: usize) -> bool {
+fn takes_pieces(types: AttentionTypes, heads: Heads, rotary_dim: usize) -> bool {
     let whole = [heads.dim, heads.v_dim, rotary_dim / 2].iter().all(|count| count.is_multiple_of(8));
-    row.size() == 2 && [row, DType::E4m3].contains(&cache) && whole
+    types.are_short() && whole
 }

@@ -1,5 +1,5 @@
-//! The background autotuner: while the worker is idle, a few milliseconds at a time, kernels are loaded and the tactics of
-//! GEMMs measured that steps would otherwise wait for, for all numbers of rows that a step can have.
+//! The background autotuner: while the worker is idle, a few milliseconds at a time, kernels are loaded and the tactics
+//! of GEMMs measured that steps would otherwise wait for, for all numbers of rows that a step can have.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -16,7 +16,8 @@ use kernels::ops::{Activation, Epilogue, Matrix, Vector};
 /// Products of fewer rows are always done in the same tactic.
 const LEAST_ROWS: usize = 17;
 
-/// A product that steps ask for, with one of the matrices that it is done with, and buffers whose content means nothing between steps.
+/// A product that steps ask for, with one of the matrices that it is done with, and buffers whose content means nothing
+/// between steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallSite {
     pub(crate) x: View,
@@ -93,8 +94,8 @@ impl TuningQueue {
         self.left.insert(Task { urgency: Urgency::Deferred, ..task });
     }
 
-    /// A task is done; `changed`: so that its product is done otherwise than before. Whether with it everything is known of its range of rows, and
-    /// something of that has changed.
+    /// A task is done; `changed`: so that its product is done otherwise than before. Whether with it everything is
+    /// known of its range of rows, and something of that has changed.
     fn end(&mut self, task: Task, changed: bool) -> bool {
         let range = bucket(task.rows);
         if changed {
@@ -216,7 +217,7 @@ impl CudaBackend {
     /// Steps that were recorded with other tactics are recorded anew.
     fn end_task(&mut self, task: Task, changed: bool) {
         if self.tuner.queue.end(task, changed) {
-            self.recordings.renew(|rows| bucket(rows) == bucket(task.rows));
+            self.captures.renew(|rows| bucket(rows) == bucket(task.rows));
         }
     }
 

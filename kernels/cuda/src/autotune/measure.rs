@@ -1,8 +1,9 @@
 //! Times the tactics of a problem and finds the fastest on this device.
 //!
-//! TacticCache are tried in turn, round after round, so that a clock that moves (a GPU throttles by power) moves for all of them; medians count.
-//! Before each try the device's cache is overwritten: in a step, weights come from memory. That also keeps the device busy while the host queues
-//! what follows, so that what is timed is the device's work and not the host's.
+//! TacticCache are tried in turn, round after round, so that a clock that moves (a GPU throttles by power) moves for
+//! all of them; medians count. Before each try the device's cache is overwritten: in a step, weights come from memory.
+//! That also keeps the device busy while the host queues what follows, so that what is timed is the device's work and
+//! not the host's.
 //!
 //! A [`Race`] takes one try at a time, so that whoever has something more urgent need not wait for its end.
 //!
@@ -76,7 +77,8 @@ impl Race {
         Some(if self.rounds.is_some() { Turn::Time(tactic) } else { Turn::Load(tactic) })
     }
 
-    /// What came of the next turn: whether a tactic that was loaded can be taken, or the time of one that was timed (none: it cannot).
+    /// What came of the next turn: whether a tactic that was loaded can be taken, or the time of one that was timed
+    /// (none: it cannot).
     pub(crate) fn took(&mut self, micros: Option<f64>) {
         let tactic = self.possible[self.at];
         match (micros, self.rounds) {
@@ -115,13 +117,14 @@ impl Race {
     }
 }
 
-/// Whether this device can measure at all, now: not while a step is recorded, nor with a driver too old to tell the time.
+/// Whether this device can measure at all, now: not while a step is recorded, nor with a driver too old to tell the
+/// time.
 pub(crate) fn is_possible(device: &Device) -> bool {
     !device.is_recording() && device.fault().is_none() && device.context.tells_time()
 }
 
-/// Does a race's next turn and waits for it; `run` queues a tactic (false: it cannot be taken). `evict`: memory as large as the device's cache, whose
-/// content does not matter. False once the race is over, or the device has failed.
+/// Does a race's next turn and waits for it; `run` queues a tactic (false: it cannot be taken). `evict`: memory as
+/// large as the device's cache, whose content does not matter. False once the race is over, or the device has failed.
 pub(crate) fn turn(
     device: &mut Device,
     evict: &Memory,
@@ -146,9 +149,9 @@ fn time(device: &mut Device, evict: &Memory, run: impl FnOnce(&mut Device) -> bo
     device.attempt(|| "timing".to_owned(), |_| end.micros_since(&start)).filter(|_| ran)
 }
 
-/// The least microseconds that each of two pieces of work took of those that were done in turn; none where they cannot be timed. Whatever else
-/// the device or the host is busy with makes some of them longer and none shorter. All are queued at once, behind one that does not count, so that
-/// the device need not wait for the host between two stamps.
+/// The least microseconds that each of two pieces of work took of those that were done in turn; none where they cannot
+/// be timed. Whatever else the device or the host is busy with makes some of them longer and none shorter. All are
+/// queued at once, behind one that does not count, so that the device need not wait for the host between two stamps.
 pub(crate) fn shortest(device: &mut Device, work: [&dyn Fn(&mut Device); 2]) -> Option<[f64; 2]> {
     if !is_possible(device) {
         return None;
@@ -195,7 +198,8 @@ fn least(possible: &[usize], micros: &[Option<f64>]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Runs a race of tactics that take so long, none where one cannot be taken; which turns there were, and what came of them.
+    /// Runs a race of tactics that take so long, none where one cannot be taken; which turns there were, and what came
+    /// of them.
     fn run(micros: &[Option<f64>]) -> (Vec<Turn>, Option<Measured>) {
         let (mut race, mut turns) = (Race::new(micros.len()), Vec::new());
         while let Some(turn) = race.next() {

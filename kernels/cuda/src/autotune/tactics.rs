@@ -1,10 +1,10 @@
 //! GEMM tactics of this machine: measured once for a problem, then kept in a folder.
 //!
-//! A problem that was never measured runs with the default tactic. It is measured while the worker is idle (`background`),
-//! or by a later step that needs it, if the last one that measured is long enough ago; from then on its tactic stays for
-//! the life of the process. Files lie beside compiled kernels and are written as they are (`jit::cache`): processes that
-//! start together may share the folder, and a damaged file is measured again. They are text: what was measured, the tactic,
-//! and what each tactic took.
+//! A problem that was never measured runs with the default tactic. It is measured while the worker is idle
+//! (`background`), or by a later step that needs it, if the last one that measured is long enough ago; from then on its
+//! tactic stays for the life of the process. Files lie beside compiled kernels and are written as they are
+//! (`jit::cache`): processes that start together may share the folder, and a damaged file is measured again. They are
+//! text: what was measured, the tactic, and what each tactic took.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -86,9 +86,10 @@ impl Tactic {
     }
 }
 
-/// Rows that are measured as one: the next of a list that grows finer towards few rows, where the tiles of a product count most. Up to 256,
-/// each number that decode steps are padded to is of its own: tiles of cuBLASLt come in all multiples of 8. Of more than 512, those a little past
-/// a multiple of the largest tile, as decodes beside prompts make them, are of their own too: what is the fastest for full tiles wastes most of one.
+/// Rows that are measured as one: the next of a list that grows finer towards few rows, where the tiles of a product
+/// count most. Up to 256, each number that decode steps are padded to is of its own: tiles of cuBLASLt come in all
+/// multiples of 8. Of more than 512, those a little past a multiple of the largest tile, as decodes beside prompts make
+/// them, are of their own too: what is the fastest for full tiles wastes most of one.
 pub(crate) fn bucket(rows: usize) -> usize {
     /// Rows of the largest tile, and of what begins another one and is little.
     const TILE: usize = 256;
@@ -114,7 +115,8 @@ pub(crate) struct TacticCache {
     /// What a measurement is good for beside its problem: device, driver, library, own kernels.
     machine: String,
     known: HashMap<GemmProblem, Tactic>,
-    /// Kinds that were asked for and are not known, with the step that did first; those of them that nobody was told of.
+    /// Kinds that were asked for and are not known, with the step that did first; those of them that nobody was told
+    /// of.
     missing: HashMap<GemmProblem, u64>,
     wanted: Vec<GemmProblem>,
     gemms: GemmTactics,
@@ -126,7 +128,8 @@ pub(crate) struct TacticCache {
 }
 
 impl TacticCache {
-    /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a twentieth of its time to it.
+    /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a
+    /// twentieth of its time to it.
     const REST: u32 = 19;
 
     pub(crate) fn new(context: &Context, cache: Option<&Path>, gemms: GemmTactics) -> Self {
@@ -163,8 +166,9 @@ impl TacticCache {
         (self.step, self.idle) = (self.step + 1, idle);
     }
 
-    /// Whether a problem that is not known is to be measured by the product that asks, at this time: where nobody waits for the step, or an earlier step
-    /// has asked, there was no time since, and steps have not measured anything for a while.
+    /// Whether a problem that is not known is to be measured by the product that asks, at this time: where nobody waits
+    /// for the step, or an earlier step has asked, there was no time since, and steps have not measured anything for a
+    /// while.
     pub(crate) fn are_due(&self, problem: GemmProblem, now: Instant) -> bool {
         let asked_before = || self.missing.get(&problem).is_some_and(|first| *first < self.step);
         let rested = || self.rest_until.is_none_or(|until| until <= now);
@@ -182,7 +186,8 @@ impl TacticCache {
         }
     }
 
-    /// How long a product that measures may wait for a kernel that takes part to be compiled: not at all in a step that somebody waits for.
+    /// How long a product that measures may wait for a kernel that takes part to be compiled: not at all in a step that
+    /// somebody waits for.
     pub(crate) fn patience(&self) -> Duration {
         let waits = self.idle || self.gemms == GemmTactics::AutotunedAtOnce;
         if waits { Duration::from_secs(30) } else { Duration::ZERO }
@@ -231,7 +236,8 @@ impl TacticCache {
         lines.next().filter(|line| *line == self.title(problem)).and_then(|_| Tactic::parse(lines.next()?))
     }
 
-    /// From now on a problem is done in this tactic; `times` (text) is what measuring it showed, without which nothing is stored.
+    /// From now on a problem is done in this tactic; `times` (text) is what measuring it showed, without which nothing
+    /// is stored.
     pub(crate) fn settle(&mut self, problem: GemmProblem, tactic: Tactic, times: Option<&str>) {
         self.missing.remove(&problem);
         self.known.insert(problem, tactic);

@@ -1,7 +1,8 @@
 //! One problem's tactics beside each other: which ones race, and how the result is kept.
 //!
-//! A tactic is timed between two kernels that may start early, as in a step: what it does before its input is there, and how soon what follows can begin,
-//! counts as it does there. cuBLASLt's kernels begin 1 to 2 µs after the kernel ahead has ended.
+//! A tactic is timed between two kernels that may start early, as in a step: what it does before its input is there,
+//! and how soon what follows can begin, counts as it does there. cuBLASLt's kernels begin 1 to 2 µs after the kernel
+//! ahead has ended.
 
 use crate::autotune::measure::{self, Race};
 use crate::autotune::tactics::{GemmProblem, Tactic};
@@ -27,7 +28,8 @@ pub(crate) struct Trial {
     kind: GemmProblem,
     race: Race,
     tactics: Vec<Tactic>,
-    /// Where columns are gated: the product's own tactic, which the gate then follows. It is the first of the tactics, as [`Tactic::Default`].
+    /// Where columns are gated: the product's own tactic, which the gate then follows. It is the first of the tactics,
+    /// as [`Tactic::Default`].
     apart: Option<Tactic>,
     candidates: Option<Candidates>,
 }
@@ -50,7 +52,8 @@ impl Matmul {
         table::candidates(facts, product, gate).filter_map(|tuned| (tuned.specialise)(facts, product, gate)).collect()
     }
 
-    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own tactic is known.
+    /// Begins to measure a product, which is stored, over as many rows as it is to be measured for. A gated one's own
+    /// tactic is known.
     pub(crate) fn trial(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Trial {
         let kind = product.problem(gate);
         let apart = gate.map(|_| self.tactics.get(product.problem(None)).unwrap_or(Tactic::Default));
@@ -123,7 +126,8 @@ impl Matmul {
 /// Parameters of a norm that is there for the time it takes.
 const PLAIN: norm::Params = norm::Params { weight: 0, bias: 0, eps: 1.0, subtract_mean: 0 };
 
-/// Queues a kernel that may start early and reads rows, or some of them where they are very many; what it writes nobody reads.
+/// Queues a kernel that may start early and reads rows, or some of them where they are very many; what it writes nobody
+/// reads.
 fn read(device: &mut Device, x: View, to: &Memory) {
     /// Rows, and what a block of the kernel keeps of one.
     const MOST: [usize; 2] = [256, 16384];
@@ -134,8 +138,9 @@ fn read(device: &mut Device, x: View, to: &Memory) {
     }
 }
 
-/// Queues one that leaves no room beside it and reads from memory up to its end, as what comes before products that write f32: these are added to the
-/// residual stream, after attention or the product before. What others read follows a norm, which leaves room.
+/// Queues one that leaves no room beside it and reads from memory up to its end, as what comes before products that
+/// write f32: these are added to the residual stream, after attention or the product before. What others read follows a
+/// norm, which leaves room.
 fn crowd(device: &mut Device, memory: &Memory) {
     /// As many blocks as fill a device a few times.
     const ROWS: usize = 1024;

@@ -1,4 +1,5 @@
-//! Launches `kernels/cuda/csrc/comm/ranks.cu`: each rank writes small parts straight into the memory of the others, which CUDA IPC maps here.
+//! Launches `kernels/cuda/csrc/comm/ranks.cu`: each rank writes small parts straight into the memory of the others,
+//! which CUDA IPC maps here.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -67,7 +68,8 @@ const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
 const TOLD: usize = 1 + 8 + 4 + 8 + HANDLE;
 
 impl OneShot {
-    /// Maps the inboxes of all ranks for calls of up to `bytes` bytes of f32; `None`, on every rank, where some rank cannot.
+    /// Maps the inboxes of all ranks for calls of up to `bytes` bytes of f32; `None`, on every rank, where some rank
+    /// cannot.
     pub(crate) fn meet(
         device: &mut Device,
         placement: RankPlacement,

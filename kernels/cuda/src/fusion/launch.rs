@@ -4,7 +4,8 @@ use super::op::{AddNorm, Attention, Fits, Gated, Gemm, Norm, NormBy, Op, Rope, S
 use super::pass::Lookahead;
 use super::split_norm::{After, SplitNorm};
 use crate::CudaBackend;
-use crate::attention::rope_and_cache;
+use crate::attention::Alone;
+use crate::attention::rope_and_cache::{self, Target};
 use crate::autotune::background::CallSite;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Gate, Product};
@@ -102,7 +103,7 @@ impl CudaBackend {
 
     fn launch_rope(&mut self, rope: &Rope) {
         self.batch.turn_to(rope.kv.table);
-        let to = (&self.caches[rope.kv.memory as usize], rope.kv.scales.inverse());
+        let to = Target { kv: &self.caches[rope.kv.memory as usize], factors: rope.kv.scales.inverse() };
         let Rope { qkv, heads, norms, .. } = *rope;
         rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope.rope, norms, &self.batch, to);
     }
@@ -112,8 +113,8 @@ impl CudaBackend {
         self.batch.turn_to(kv.table);
         let kv = &self.caches[kv.memory as usize];
         if let Some(only) = only {
-            let rows = (&mut self.batch, self.pass.rows(only));
-            if self.attention.run_alone(&mut self.device, (qkv, out), params, rows, kv) {
+            let alone = Alone { batch: &mut self.batch, rows: self.pass.rows(only) };
+            if self.attention.run_alone(&mut self.device, [qkv, out], params, alone, kv) {
                 return;
             }
         }
@@ -137,15 +138,15 @@ impl CudaBackend {
 
     /// A GEMM and a gate: together where that is possible, and the fastest.
     fn launch_gated(&mut self, gemm: &Gemm, gated: Gated) {
-        let Gated { activation, out, .. } = gated;
-        self.note_gemm(gemm, Some(Gate { activation, out }));
+        let gate = Gate { activation: gated.activation, out: gated.out };
+        self.note_gemm(gemm, Some(gate));
         let mut product = product(gemm, &self.matrices, &mut self.vectors);
         let done = match gemm.before {
             Some(before) => {
                 let before = self.squares.before(&before);
-                self.matmul.run_gated_after(&mut self.device, &mut product, before, (activation, out))
+                self.matmul.run_gated_after(&mut self.device, &mut product, before, gate)
             }
-            None => self.matmul.run_gated(&mut self.device, &mut product, activation, out),
+            None => self.matmul.run_gated(&mut self.device, &mut product, gate),
         };
         if !done {
             self.launch_gemm(gemm);

@@ -8,7 +8,9 @@ use super::split_norm::SplitNorm;
 use crate::attention::layer::Params;
 use crate::layers::norm;
 use crate::runtime::activations::View;
-use kernels::ops::{self, Activation, DType, Epilogue, Heads, KvLayer, KvScales, KvShape, Matrix, RopeStyle, Vector};
+use kernels::ops::{
+    self, Activation, DType, Epilogue, Heads, KvDType, KvLayer, KvScales, KvShape, Matrix, RopeStyle, Vector,
+};
 
 pub(crate) const T: DType = DType::Bf16;
 pub(crate) const HIDDEN: usize = 1024;
@@ -29,8 +31,15 @@ pub(crate) const OTHER: View = View { ptr: 9, ..X };
 
 const KV: KvLayer = KvLayer { memory: 0, table: 0, scales: SCALES };
 const SCALES: KvScales = KvScales { key: 1.0, value: 1.0 };
-const SHAPE: KvShape =
-    KvShape { num_blocks: 9, block_size: 16, kv_heads: 8, head_dim: 128, v_head_dim: 128, shared: false, dtype: T };
+const SHAPE: KvShape = KvShape {
+    num_blocks: 9,
+    block_size: 16,
+    kv_heads: 8,
+    head_dim: 128,
+    v_head_dim: 128,
+    shared: false,
+    dtype: KvDType::Float(T),
+};
 const CACHE: Cache = Cache { keys: 100, values: 101, shape: SHAPE, scales: SCALES, first_block: 102 };
 
 /// What kernels for few rows can do: end a norm and gate 16-bit outputs, or begin a norm of f32 sums.

@@ -1,7 +1,8 @@
-//! Rule: a norm by the root of the mean square is done in halves by the GEMMs around it, so that no kernel of its own stands between them
-//! (`kernels/cuda/csrc/fusion/split_norm.cuh`). The GEMM before it (`add_norm`) leaves rows of the residual times the norm's weight, and
-//! sums of squares; a GEMM that reads them divides by the root. Before anything else reads these rows, or writes what they are made of,
-//! the norm is done in full; before they are overwritten, it is forgotten.
+//! Rule: a norm by the root of the mean square is done in halves by the GEMMs around it, so that no kernel of its own
+//! stands between them (`kernels/cuda/csrc/fusion/split_norm.cuh`). The GEMM before it (`add_norm`) leaves rows of the
+//! residual times the norm's weight, and sums of squares; a GEMM that reads them divides by the root. Before anything
+//! else reads these rows, or writes what they are made of, the norm is done in full; before they are overwritten, it is
+//! forgotten.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -54,7 +55,8 @@ impl SplitNorm {
         Self { residual: norm.residual, params: norm.params, out: norm.out }
     }
 
-    /// Whether a norm can be done in halves, as far as it is concerned. Numbers times a weight, not divided yet, may be more than f16 holds.
+    /// Whether a norm can be done in halves, as far as it is concerned. Numbers times a weight, not divided yet, may be
+    /// more than f16 holds.
     pub(super) fn fits(norm: &AddNorm) -> bool {
         norm.params.subtract_mean == 0 && norm.params.bias == 0 && norm.out.dtype == DType::Bf16
     }

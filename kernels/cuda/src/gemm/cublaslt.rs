@@ -1,14 +1,15 @@
-//! Products by cuBLASLt: 16-bit inputs, sums in f32. Descriptors are made once a shape, and cuBLASLt may be asked for several algorithms: which
-//! of them is the fastest is measured (`autotune`).
+//! Products by cuBLASLt: 16-bit inputs, sums in f32. Descriptors are made once a shape, and cuBLASLt may be asked for
+//! several algorithms: which of them is the fastest is measured (`autotune`).
 //!
-//! cuBLASLt thinks in columns. Read so, `out[rows, n]` is an `n x rows` matrix, `w[n, k]` a `k x n` one to be transposed, and `x[rows, k]`
-//! a `k x rows` one: `out = w^T x`.
+//! cuBLASLt thinks in columns. Read so, `out[rows, n]` is an `n x rows` matrix, `w[n, k]` a `k x n` one to be
+//! transposed, and `x[rows, k]` a `k x rows` one: `out = w^T x`.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use crate::error::OpenError;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
 use cudarc::driver::sys::CUdeviceptr;
@@ -18,7 +19,8 @@ use crate::runtime::device::Device;
 use crate::runtime::libraries::Folders;
 use kernels::ops::{DType, Epilogue};
 
-/// More than NVIDIA advises for Hopper (32 MiB), and than any device's cache holds, which is overwritten with it before something is timed.
+/// More than NVIDIA advises for Hopper (32 MiB), and than any device's cache holds, which is overwritten with it before
+/// something is timed.
 const WORKSPACE: usize = 64 << 20;
 /// `CUBLAS_OP_T` of `cublasOperation_t`, which cuBLASLt's own header does not have.
 const TRANSPOSED: i32 = 1;
@@ -49,7 +51,8 @@ pub(crate) struct Operands {
     pub(crate) out: CUdeviceptr,
 }
 
-/// How cuBLASLt does a product: its own description, good for the same version of it and any number of rows that it says is possible.
+/// How cuBLASLt does a product: its own description, good for the same version of it and any number of rows that it
+/// says is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Algorithm(sys::cublasLtMatmulAlgo_t);
 
@@ -91,12 +94,13 @@ struct Plan {
 }
 
 impl Blas {
-    pub(crate) fn open(folders: &Folders, device: &mut Device) -> Result<Self, String> {
-        folders.open_cublaslt()?;
-        let handle = result::create_handle().map_err(|error| format!("cuBLASLt does not start: {error}"))?;
+    pub(crate) fn open(folders: &Folders, device: &mut Device) -> Result<Self, OpenError> {
+        folders.open_cublaslt().map_err(OpenError::Library)?;
+        let failed = |error| OpenError::Library(format!("cuBLASLt does not start: {error}"));
+        let handle = result::create_handle().map_err(failed)?;
         match device.allocate(WORKSPACE, "cuBLASLt's workspace") {
             Some(workspace) => Ok(Self { handle, workspace, plans: HashMap::new() }),
-            None => Err(device.fault().unwrap_or_default().to_owned()),
+            None => Err(OpenError::Device(device.fault().unwrap_or_default().to_owned())),
         }
     }
 
@@ -105,8 +109,8 @@ impl Blas {
         &self.workspace
     }
 
-    /// Queues a product; false where cuBLASLt has no algorithm for it. It takes `wanted` where that can do these rows, else its own first choice;
-    /// what a key first ran with stays.
+    /// Queues a product; false where cuBLASLt has no algorithm for it. It takes `wanted` where that can do these rows,
+    /// else its own first choice; what a key first ran with stays.
     pub(crate) fn run(&mut self, device: &mut Device, key: Key, wanted: Option<Algorithm>, operands: Operands) -> bool {
         if !self.plans.contains_key(&key) {
             if self.plans.len() >= MOST_PLANS {
@@ -186,7 +190,6 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
         DType::F32 => sys::cudaDataType::CUDA_R_32F,
         DType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
         DType::F16 => sys::cudaDataType::CUDA_R_16F,
-        DType::E4m3 => sys::cudaDataType::CUDA_R_8F_E4M3,
     }
 }
 
@@ -198,7 +201,8 @@ impl Plan {
         };
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let operation = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
-        // From here on a plan owns what was made, and frees it when something fails. (A null descriptor may be destroyed.)
+        // From here on a plan owns what was made, and frees it when something fails. (A null descriptor may be
+        // destroyed.)
         let none = std::ptr::null_mut();
         let mut plan = Self { operation, w: none, x: none, out: none };
         plan.w = layout(input, k, n)?;
@@ -220,7 +224,8 @@ impl Plan {
         let (mut count, (operation, w, x, out)) = (0, (self.operation, self.w, self.x, self.out));
         let (bytes, exact) = (WORKSPACE, EXACT_SUMS);
         let (most, first) = (most as i32, found.as_mut_ptr().cast());
-        // SAFETY: all descriptors are alive; the attributes are a size and a mask; there is room for `most` results, of which `count` are written.
+        // SAFETY: all descriptors are alive; the attributes are a size and a mask; there is room for `most` results, of
+        // which `count` are written.
         unsafe {
             let set = |wish, value, size| result::set_matmul_pref_attribute(preference, wish, value, size);
             let room =
@@ -290,7 +295,8 @@ impl Plan {
         let one = 1.0_f32;
         let keep = if key.epilogue == Epilogue::Accumulate { 1.0_f32 } else { 0.0 };
         let at = |pointer: CUdeviceptr| pointer as *mut c_void;
-        // SAFETY: the operands are as large as the key says (checked by the caller); alpha and beta are read before the call returns.
+        // SAFETY: the operands are as large as the key says (checked by the caller); alpha and beta are read before the
+        // call returns.
         unsafe {
             result::matmul(
                 handle,

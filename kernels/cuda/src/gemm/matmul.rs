@@ -14,7 +14,7 @@ use crate::runtime::activations::{View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
-use kernels::ops::{Activation, DType, Epilogue};
+use kernels::ops::{DType, Epilogue};
 
 /// Tile of the SIMT kernel, and its threads.
 const TILE: usize = 64;
@@ -99,7 +99,8 @@ impl Matmul {
         })
     }
 
-    /// Measures on the operands of a product that waits for the answer. One that is added to its output cannot be tried.
+    /// Measures on the operands of a product that waits for the answer. One that is added to its output cannot be
+    /// tried.
     fn measure(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) {
         if product.epilogue == Epilogue::Accumulate || !rounds_once(product) || !measure::is_possible(device) {
             return;
@@ -129,13 +130,13 @@ impl Matmul {
     /// Queues a product, with its gate if it has one.
     pub(crate) fn run_kind(&mut self, device: &mut Device, mut product: Product<'_>, gate: Option<Gate>) {
         match gate {
-            Some(Gate { activation, out }) => drop(self.run_gated(device, &mut product, activation, out)),
+            Some(gate) => drop(self.run_gated(device, &mut product, gate)),
             None => self.run(device, product),
         }
     }
 
-    /// A product's input in the type that is multiplied: one of another type than the weights is rounded first, to memory
-    /// that comes with the first such product.
+    /// A product's input in the type that is multiplied: one of another type than the weights is rounded first, to
+    /// memory that comes with the first such product.
     pub(crate) fn input(&self, x: View, w: &Weights) -> Option<View> {
         if x.dtype == w.dtype {
             return Some(x);
@@ -144,32 +145,27 @@ impl Matmul {
         self.rounded.as_ref().filter(fits).map(|memory| View { ptr: memory.ptr, dtype: w.dtype, ..x })
     }
 
-    /// Queues a product, with the rest of a norm before it, and the gate of its outputs, into `out`, without writing the
-    /// product's own; false where no kernel does all of that: nothing happens then.
+    /// Queues a product, with the rest of a norm before it, and the gate of its outputs, without writing the product's
+    /// own; false where no kernel does all of that: nothing happens then.
     pub(crate) fn run_gated_after(
         &mut self,
         device: &mut Device,
         product: &mut Product<'_>,
         before: Before,
-        (activation, out): (Activation, View),
+        gate: Gate,
     ) -> bool {
-        let fused = Fused { before: Some(before), gate: Some(Gate { activation, out }), after: None };
+        let fused = Fused { before: Some(before), gate: Some(gate), after: None };
         self.launch(device, product, &fused)
     }
 
-    /// Queues a product and the gate of its outputs, into `out`: in one kernel where that is the fastest. The content of
-    /// `product`'s own output is undefined afterwards. False where no kernel does that: nothing happens then.
-    pub(crate) fn run_gated(
-        &mut self,
-        device: &mut Device,
-        product: &mut Product<'_>,
-        activation: Activation,
-        out: View,
-    ) -> bool {
-        self.launch(device, product, &Fused::gate(Some(Gate { activation, out })))
+    /// Queues a product and the gate of its outputs: in one kernel where that is the fastest. The content
+    /// of `product`'s own output is undefined afterwards. False where no kernel does that: nothing happens then.
+    pub(crate) fn run_gated(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Gate) -> bool {
+        self.launch(device, product, &Fused::gate(Some(gate)))
     }
 
-    /// Queues a product with parts of the norms before and after it; false where no kernel does that: nothing happens then.
+    /// Queues a product with parts of the norms before and after it; false where no kernel does that: nothing happens
+    /// then.
     pub(crate) fn run_between(
         &mut self,
         device: &mut Device,
@@ -219,8 +215,8 @@ impl Matmul {
             && x.rows >= LEAST_ROWS
     }
 
-    /// Queues a product that [`Self::may_add`] and adds it to `sum` instead of writing it to its own output, whose content
-    /// is lost.
+    /// Queues a product that [`Self::may_add`] and adds it to `sum` instead of writing it to its own output, whose
+    /// content is lost.
     pub(crate) fn run_added(&mut self, device: &mut Device, mut product: Product<'_>, sum: View) {
         // Measured, if that is to be now, where it harms nothing.
         self.tuned(device, &mut product, None);

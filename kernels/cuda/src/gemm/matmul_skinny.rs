@@ -1,20 +1,19 @@
-//! Launches `kernels/cuda/csrc/gemm/matmul_skinny.cu`: products of few rows, which read the weights at the memory's speed; and
-//! `kernels/cuda/csrc/gemm/matmul_skinny_gated.cu`, which gates their outputs too.
+//! Launches `kernels/cuda/csrc/gemm/matmul_skinny.cu`: products of few rows, which read the weights at the memory's
+//! speed; and `kernels/cuda/csrc/gemm/matmul_skinny_gated.cu`, which gates their outputs too.
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::fusion::split_norm::{self, After, Before, may_precede};
-use crate::gemm::product::Product;
+use crate::gemm::product::{Gate, Product};
 use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::elementwise::Function;
-use crate::runtime::activations::View;
 use crate::runtime::arch::Arch;
 use crate::runtime::device::{Device, Shape, args};
-use kernels::ops::{Activation, DType, Epilogue};
+use kernels::ops::{DType, Epilogue};
 
-/// Rows of `x` from which on cuBLASLt is faster, or `matmul_split_k`; without the latter it is later for matrices of so few rows that cuBLASLt cannot
-/// fill the device.
+/// Rows of `x` from which on cuBLASLt is faster, or `matmul_split_k`; without the latter it is later for matrices of so
+/// few rows that cuBLASLt cannot fill the device.
 const MOST_ROWS: usize = 16;
 const MOST_ROWS_OF_SMALL: usize = 32;
 const SMALL: usize = 2048;
@@ -29,8 +28,8 @@ const DEEP: usize = 2048;
 /// Elements of 16 bytes: what a row of `w` must be a multiple of.
 const PIECE: usize = 8;
 
-/// How the kernel is compiled: warps of a block, which share `k` among them; halves of rows of `x`; tiles of rows of `w` of a block;
-/// loads under way.
+/// How the kernel is compiled: warps of a block, which share `k` among them; halves of rows of `x`; tiles of rows of
+/// `w` of a block; loads under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
     warps: usize,
@@ -61,9 +60,10 @@ impl Config {
         config(16, 4, 2, 2),
     ];
 
-    /// The number of warps, on which the order of sums depends, follows from the matrix alone: a row's result does not depend on how many
-    /// rows it comes with. Small matrices want many warps a row, so that all multiprocessors have work; large ones want few, which wait
-    /// less for each other; those in between fill the device once, or with three blocks a multiprocessor where `k` is deep.
+    /// The number of warps, on which the order of sums depends, follows from the matrix alone: a row's result does not
+    /// depend on how many rows it comes with. Small matrices want many warps a row, so that all multiprocessors have
+    /// work; large ones want few, which wait less for each other; those in between fill the device once, or with three
+    /// blocks a multiprocessor where `k` is deep.
     fn choose(rows: usize, n: usize, k: usize) -> Self {
         let one = rows <= HALF;
         match (n, k) {
@@ -117,7 +117,8 @@ pub(crate) fn specials(arch: Arch, [n, k]: [usize; 2], dtype: DType) -> Vec<Spec
     all
 }
 
-/// Queues a product that [`fits`], with parts of the norms before and after it; false where the kernel cannot be compiled.
+/// Queues a product that [`fits`], with parts of the norms before and after it; false where the kernel cannot be
+/// compiled.
 pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, before: Before, after: After) -> bool {
     let Product { x, w, bias, out, .. } = product;
     let config = Config::choose(x.rows, w.rows, w.cols);
@@ -138,8 +139,8 @@ pub(crate) fn fits(facts: Facts, Product { x, w, out, .. }: &Product<'_>) -> boo
         && w.cols % PIECE == 0
 }
 
-/// Whether a product could be added to a residual and do a part of the norm that follows. Only small ones, where latency is what counts: while a
-/// norm runs, a large product after it reads weights, which takes as long.
+/// Whether a product could be added to a residual and do a part of the norm that follows. Only small ones, where
+/// latency is what counts: while a norm runs, a large product after it reads weights, which takes as long.
 pub(crate) fn may_add(facts: Facts, product: &Product<'_>) -> bool {
     let Product { x, w, .. } = product;
     let columns = TILE * Config::choose(x.rows, w.rows, w.cols).tiles;
@@ -157,13 +158,13 @@ pub(crate) fn may_gate(facts: Facts, product: &Product<'_>) -> bool {
         && Config::choose(x.rows, w.rows, w.cols).tiles.is_multiple_of(2)
 }
 
-/// Queues such a product, with the rest of a norm before it, and the gate of its outputs, into `out`, without writing the product's own; false where
-/// it cannot be compiled.
+/// Queues such a product, with the rest of a norm before it, and the gate of its outputs, without writing the product's
+/// own; false where it cannot be compiled.
 pub(crate) fn run_gated(
     device: &mut Device,
     product: &Product<'_>,
     before: Before,
-    (activation, out): (Activation, View),
+    Gate { activation, out }: Gate,
 ) -> bool {
     let Product { x, w, bias, .. } = product;
     let config = Config::choose(x.rows, w.rows, w.cols);
@@ -177,8 +178,8 @@ pub(crate) fn run_gated(
     device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, rows, n, k, function, before])
 }
 
-/// All that lanes have under way comes through the cache, and so does x, again for each block; where the kernel ahead had much shared memory, there is
-/// little of it.
+/// All that lanes have under way comes through the cache, and so does x, again for each block; where the kernel ahead
+/// had much shared memory, there is little of it.
 fn divided(arch: Arch, [n, k]: [usize; 2], special: Special) -> Special {
     if arch == HOPPER && n * k >= LONG && k >= DEEP { special.with_cache() } else { special }
 }

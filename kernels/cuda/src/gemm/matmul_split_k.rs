@@ -1,15 +1,14 @@
-//! Launches `kernels/cuda/csrc/gemm/matmul_split_k.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the blocks of a cluster, what gates their
-//! outputs, and parts of norms before and after them.
+//! Launches `kernels/cuda/csrc/gemm/matmul_split_k.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the
+//! blocks of a cluster, what gates their outputs, and parts of norms before and after them.
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::fusion::split_norm::{After, Before, may_precede};
+use crate::fusion::split_norm::may_precede;
 use crate::gemm::matmul_wgmma::{ALL, HopperShape};
 use crate::gemm::product::Product;
-use crate::gemm::table::Facts;
+use crate::gemm::table::{Facts, Fused};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::layers::elementwise::Function;
-use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Shape, args};
 use crate::runtime::tensor_map::{tensor_map, tensor_map_of_groups};
 use kernels::ops::{Activation, DType, Epilogue};
@@ -32,15 +31,17 @@ const FACTORS: usize = ROWS[ROWS.len() - 1] * size_of::<f32>();
 /// Stages at most, and at least.
 const MOST_STAGES: usize = 10;
 const LEAST_STAGES: usize = 2;
-/// Rows of `x` up to which reading `w` alone counts, and how that meets what is read before and after it; columns of `k` from which on blocks may share
-/// a multiprocessor for that.
+/// Rows of `x` up to which reading `w` alone counts, and how that meets what is read before and after it; columns of
+/// `k` from which on blocks may share a multiprocessor for that.
 const FEW_ROWS: usize = 64;
 const DEEP: usize = 2048;
-/// Rows of a matrix, and of `x`, up to which a norm after it is a part of the product: beyond, the norm takes less than what it hides.
+/// Rows of a matrix, and of `x`, up to which a norm after it is a part of the product: beyond, the norm takes less than
+/// what it hides.
 const SMALL: usize = 2048;
 const MOST_NORMED_ROWS: usize = 96;
 
-/// How the kernel is compiled: rows of `x` at most, warpgroups that multiply, parts of `k`, chunks of a stage, and stages.
+/// How the kernel is compiled: rows of `x` at most, warpgroups that multiply, parts of `k`, chunks of a stage, and
+/// stages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Config {
     rows: usize,
@@ -56,7 +57,8 @@ impl Config {
         let rows = ROWS.into_iter().find(|most| *most >= rows)?;
         let few = rows <= FEW_ROWS;
         let share = few && k >= DEEP;
-        // Blocks of a wave: halves of few rows' k may be so many that two share a multiprocessor; gated, parts are worth it for few tiles only.
+        // Blocks of a wave: halves of few rows' k may be so many that two share a multiprocessor; gated, parts are
+        // worth it for few tiles only.
         let wave = |parts| match parts {
             _ if few && gated => multiprocessors / 2,
             1 | 2 if share => 2 * multiprocessors,
@@ -65,8 +67,8 @@ impl Config {
         // Halves of few rows of `w`, where they fit: more of them make the sums of parts dearer.
         let groups = if gated || 2 * n.div_ceil(BOX) > wave(2) { 2 } else { 1 };
         let tiles = n.div_ceil(groups * BOX);
-        // Clusters of more than two blocks do not fill the device where each block has a multiprocessor. Of two blocks that share one, one reads while the
-        // other begins or ends.
+        // Clusters of more than two blocks do not fill the device where each block has a multiprocessor. Of two blocks
+        // that share one, one reads while the other begins or ends.
         let ring = |parts| match parts {
             4.. => (1, 2),
             _ if share && tiles * parts > multiprocessors => (2, 2),
@@ -131,7 +133,8 @@ pub(crate) fn fits(facts: Facts, Product { x, w, epilogue, out, .. }: &Product<'
         && w.rows.is_multiple_of(GROUP)
 }
 
-/// Whether a product is this kernel's without being measured, so that it may be added to a residual, and do a part of the norm that follows.
+/// Whether a product is this kernel's without being measured, so that it may be added to a residual, and do a part of
+/// the norm that follows.
 pub(crate) fn is_small(facts: Facts, product: &Product<'_>) -> bool {
     let Product { x, w, out, .. } = product;
     w.rows <= SMALL && x.rows <= MOST_NORMED_ROWS && out.dtype == DType::F32 && fits(facts, product)
@@ -151,16 +154,12 @@ fn config(facts: Facts, Product { x, w, .. }: &Product<'_>, function: Option<Fun
     Config::of(x.rows, [w.rows, w.cols], function.is_some(), facts.multiprocessors)
 }
 
-/// Queues a product that [`fits`]; with a function, one that `matmul_wgmma::may_gate`, gated and written to `out` alone;
-/// with parts of the norms before it and, where it is not gated, after it. False where it cannot be done.
-pub(crate) fn run_between(
-    device: &mut Device,
-    product: &Product<'_>,
-    function: Option<Function>,
-    out: View,
-    (before, after): (Before, After),
-) -> bool {
+/// Queues a product that [`fits`]; with a gate, one that `matmul_wgmma::may_gate`, whose gated outputs alone are
+/// written; with parts of the norms before it and, where it is not gated, after it. False where it cannot be done.
+pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, fused: &Fused) -> bool {
     let Product { x, w, bias, .. } = product;
+    let (function, out) = (fused.function(), fused.gate.map_or(product.out, |gate| gate.out));
+    let (before, after) = (fused.before.unwrap_or_default(), fused.after.unwrap_or_default());
     let [n, k] = [w.rows, w.cols];
     let Some(config) = config(Facts::of(device), product, function) else { return false };
     let x_map = tensor_map(x.ptr, w.dtype, [x.rows, k], config.rows);

@@ -1,4 +1,5 @@
-//! Launches `kernels/cuda/csrc/gemm/matmul_wgmma.cu`: products of many rows on Hopper, and what gates their outputs or adds them to others.
+//! Launches `kernels/cuda/csrc/gemm/matmul_wgmma.cu`: products of many rows on Hopper, and what gates their outputs or
+//! adds them to others.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -45,7 +46,8 @@ impl Config {
             .chain([Self::TALL])
     }
 
-    /// For rows that would leave much of two blocks' tiles empty. Three warpgroups have registers for the narrower boxes.
+    /// For rows that would leave much of two blocks' tiles empty. Three warpgroups have registers for the narrower
+    /// boxes.
     const TALL: Self = Self { rows: 192, blocks: 1, depth: 4, columns: 112 };
 
     fn with(rows: usize, columns: usize) -> Self {
@@ -142,7 +144,8 @@ fn config(facts: Facts, product: &Product<'_>, function: Option<Function>, out: 
     (boxes, Config::of(product.x.rows, out.width, boxes, facts.multiprocessors))
 }
 
-/// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where it cannot be done.
+/// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where
+/// it cannot be done.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
     let Product { x, w, bias, .. } = product;
     let (boxes, config) = config(Facts::of(device), product, function, out);

@@ -9,7 +9,8 @@ use crate::runtime::device::Device;
 use crate::weights::{Vector, Weights};
 use kernels::ops::{Activation, DType, Epilogue};
 
-/// Products of more rows may be our own kernel's without a gate too: fewer gain 1 to 2 % by it on an H200, and it takes a second to compile.
+/// Products of more rows may be our own kernel's without a gate too: fewer gain 1 to 2 % by it on an H200, and it takes
+/// a second to compile.
 pub(crate) const MANY_ROWS: usize = 1024;
 
 /// One product. The shapes fit (checked by the caller).
@@ -76,8 +77,8 @@ impl Product<'_> {
         Key { rows, n, k, input: w.dtype, output: out.dtype, bias, epilogue: *epilogue }
     }
 
-    /// Takes as many rows as its kind goes up to, as far as its buffers and these have room; returns its own number. A way that is the fastest
-    /// for some rows may be far from it for a few more, with which a tile more begins.
+    /// Takes as many rows as its kind goes up to, as far as its buffers and these have room; returns its own number. A
+    /// way that is the fastest for some rows may be far from it for a few more, with which a tile more begins.
     pub(crate) fn stretch(&mut self, other: Option<View>) -> usize {
         let (rows, all) = (self.x.rows, [Some(self.x), Some(self.out), other]);
         let room = all.into_iter().flatten().map(|view| view.most_rows).min();
@@ -97,7 +98,8 @@ impl Product<'_> {
     }
 }
 
-/// Whether cuBLASLt rounds only what it writes. Where rows do not begin at multiples of 16 bytes it rounds products before it adds a bias.
+/// Whether cuBLASLt rounds only what it writes. Where rows do not begin at multiples of 16 bytes it rounds products
+/// before it adds a bias.
 pub(crate) fn rounds_once(product: &Product<'_>) -> bool {
     const PIECE: usize = 8;
     let Product { w, bias, out, .. } = product;

@@ -1,8 +1,8 @@
 //! The GEMM kernels, in the order in which they are asked: the first one that takes a product runs it.
 //!
-//! A kernel is one file of this folder and one row of [`KERNELS`]. Selection looks at [`Facts`] of the device, the product
-//! and what is fused with it, so it is tested without a GPU. Where several kernels could be the fastest, the autotuner
-//! decides ([`Selection::Tuned`]).
+//! A kernel is one file of this folder and one row of [`KERNELS`]. Selection looks at [`Facts`] of the device, the
+//! product and what is fused with it, so it is tested without a GPU. Where several kernels could be the fastest, the
+//! autotuner decides ([`Selection::Tuned`]).
 
 use crate::autotune::tactics::Tactic;
 use crate::fusion::split_norm::{After, Before};
@@ -54,7 +54,8 @@ impl Fused {
         self.gate.is_none() && !self.has_norms()
     }
 
-    fn function(&self) -> Option<Function> {
+    /// Of the gate.
+    pub(crate) fn function(&self) -> Option<Function> {
         self.gate.map(|gate| gate.function())
     }
 }
@@ -124,7 +125,7 @@ const SKINNY: GemmKernel = GemmKernel {
     launch: Launch::Kernel(|device, product, Fused { before, gate, after }| {
         let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
         match gate {
-            Some(gate) => matmul_skinny::run_gated(device, product, before, (gate.activation, gate.out)),
+            &Some(gate) => matmul_skinny::run_gated(device, product, before, gate),
             None => matmul_skinny::run_between(device, product, before, after),
         }
     }),
@@ -166,11 +167,7 @@ const SPLIT_K: GemmKernel = GemmKernel {
         competes: |facts, product, _| matmul_split_k::fits(facts, product),
         specialise: |facts, product, gate| matmul_split_k::special(facts, product, gate.map(|gate| gate.function())),
     }),
-    launch: Launch::Kernel(|device, product, fused| {
-        let out = fused.gate.map_or(product.out, |gate| gate.out);
-        let norms = (fused.before.unwrap_or_default(), fused.after.unwrap_or_default());
-        matmul_split_k::run_between(device, product, fused.function(), out, norms)
-    }),
+    launch: Launch::Kernel(matmul_split_k::run_between),
 };
 
 /// All other products of 16 bits.

@@ -1,6 +1,10 @@
 //! Which kinds of steps are recorded, and what they are replayed from. A step of one row a sequence is padded to the
 //! next kind's rows, recorded or not, so that it gives the same bits either way.
 
+use std::collections::BTreeMap;
+
+use kernels::ops::CaptureOwner;
+
 use crate::graph::cuda_graph::Graph;
 use crate::jit::specialization::Special;
 use crate::runtime::activations::View;
@@ -53,14 +57,49 @@ impl Recorded {
     }
 }
 
-/// All kinds, in the order of their rows.
+/// The captured steps of every network on a device.
 #[derive(Default)]
+pub(crate) struct Captures {
+    owners: BTreeMap<CaptureOwner, Recordings>,
+}
+
+impl Captures {
+    /// What was captured for an owner is dropped.
+    pub(crate) fn set(&mut self, owner: CaptureOwner, rows: &[usize]) {
+        self.owners.insert(owner, Recordings::new(rows));
+    }
+
+    /// Rows that a step of `rows` is padded to.
+    pub(crate) fn padded(&self, owner: CaptureOwner, rows: usize) -> usize {
+        self.owners.get(&owner).map_or(rows, |recordings| recordings.padded(rows))
+    }
+
+    /// Absent where an owner has no capture sizes.
+    pub(crate) fn of(&self, owner: CaptureOwner) -> Option<&Recordings> {
+        self.owners.get(&owner)
+    }
+
+    pub(crate) fn of_mut(&mut self, owner: CaptureOwner) -> Option<&mut Recordings> {
+        self.owners.get_mut(&owner)
+    }
+
+    /// Steps of such rows are to be captured again, if they are captured; until then they are replayed as they are.
+    pub(crate) fn renew(&mut self, are: impl Fn(usize) -> bool) {
+        self.owners.values_mut().for_each(|recordings| recordings.renew(&are));
+    }
+
+    /// Lets go of what is stale. To be done before a capture: it frees memory, which makes everything stale that was
+    /// captured before.
+    pub(crate) fn forget_stale(&mut self) {
+        self.owners.values_mut().for_each(Recordings::forget_stale);
+    }
+}
+
+/// The capture sizes of one network, in the order of their rows.
 pub(crate) struct Recordings {
     kinds: Vec<Kind>,
     /// Steps cannot be recorded; they are padded all the same.
     refused: bool,
-    /// Where the step under recording leaves its logits.
-    pub(crate) logits: Option<View>,
 }
 
 struct Kind {
@@ -74,16 +113,13 @@ struct Kind {
 }
 
 impl Recordings {
-    pub(crate) fn set(&mut self, rows: &[usize]) {
+    fn new(rows: &[usize]) -> Self {
         assert!(rows.is_sorted_by(|a, b| a < b), "kinds of steps in another order: {rows:?}");
-        self.kinds = rows
-            .iter()
-            .map(|&rows| Kind { rows, has_run: false, outdated: false, recorded: None, logits: None })
-            .collect();
+        let kind = |&rows: &usize| Kind { rows, has_run: false, outdated: false, recorded: None, logits: None };
+        Self { kinds: rows.iter().map(kind).collect(), refused: false }
     }
 
-    /// Rows that a step of `rows` is padded to.
-    pub(crate) fn padded(&self, rows: usize) -> usize {
+    fn padded(&self, rows: usize) -> usize {
         self.kinds.iter().map(|kind| kind.rows).find(|&padded| padded >= rows).unwrap_or(rows)
     }
 
@@ -106,22 +142,19 @@ impl Recordings {
         Some((kind.rows, kind.has_run))
     }
 
-    pub(crate) fn keep(&mut self, rows: usize, recorded: Recorded) {
-        let logits = self.logits.take();
+    /// `logits`: where the step leaves them.
+    pub(crate) fn keep(&mut self, rows: usize, recorded: Recorded, logits: Option<View>) {
         if let Some(kind) = self.kind(rows) {
             (kind.outdated, kind.recorded, kind.logits) = (false, Some(recorded), logits);
         }
     }
 
-    /// Steps of such rows are to be recorded again, if they are recorded; until then they are replayed as they are.
-    pub(crate) fn renew(&mut self, are: impl Fn(usize) -> bool) {
+    fn renew(&mut self, are: impl Fn(usize) -> bool) {
         let recorded = self.kinds.iter_mut().filter(|kind| kind.recorded.is_some());
         recorded.filter(|kind| are(kind.rows)).for_each(|kind| kind.outdated = true);
     }
 
-    /// Lets go of what is stale. To be done before a recording: it frees memory, which makes everything stale that was
-    /// recorded before.
-    pub(crate) fn forget_stale(&mut self) {
+    fn forget_stale(&mut self) {
         self.kinds.iter_mut().filter(|kind| kind.current().is_none()).for_each(|kind| kind.recorded = None);
     }
 
@@ -160,18 +193,22 @@ mod tests {
 
     #[test]
     fn steps_are_padded_to_the_next_kind() {
-        let mut recordings = Recordings::default();
-        assert_eq!(recordings.padded(3), 3);
-        recordings.set(&[1, 2, 4, 8]);
-        assert_eq!([1, 3, 5, 8, 9].map(|rows| recordings.padded(rows)), [1, 4, 8, 8, 9]);
+        let (target, draft) = (CaptureOwner(0), CaptureOwner(1));
+        let mut captures = Captures::default();
+        assert_eq!(captures.padded(target, 3), 3);
+        captures.set(target, &[1, 2, 4, 8]);
+        assert_eq!([1, 3, 5, 8, 9].map(|rows| captures.padded(target, rows)), [1, 4, 8, 8, 9]);
+        // Another network's steps are padded to its own sizes.
+        assert_eq!(captures.padded(draft, 3), 3);
+        captures.set(draft, &[6]);
+        assert_eq!([target, draft].map(|owner| captures.padded(owner, 3)), [4, 6]);
     }
 
     #[test]
     fn what_has_run_is_recorded_first() {
-        let mut recordings = Recordings::default();
         let next = |recordings: &Recordings| recordings.next(|_| true);
-        assert_eq!(next(&recordings), None);
-        recordings.set(&[1, 2, 4]);
+        assert_eq!(next(&Recordings::new(&[])), None);
+        let mut recordings = Recordings::new(&[1, 2, 4]);
         assert_eq!(next(&recordings), Some((1, false)));
         recordings.ran(4);
         recordings.ran(3);

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
-use kernels::ops::{self, Act, CaptureError, CaptureSize};
+use kernels::ops::{self, Act, CaptureError, CaptureOwner, CaptureSize};
 use kernels::sample::{SampleRow, Ticket};
 
 use crate::CudaBackend;
 use crate::fusion::pass::Kept;
 
 impl CudaBackend {
-    /// Starts a step, padded to so many rows if it is to be: its batch is sent, and placed.
-    pub(crate) fn start(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
+    /// Starts a step, padded to a capture size of `owner` if there is one: its batch is sent, and placed.
+    pub(crate) fn start(&mut self, batch: ops::Batch<'_>, owner: Option<CaptureOwner>) {
+        let padded = owner.map(|owner| self.captures.padded(owner, batch.tokens.len()));
+        self.padded_for = owner;
         self.send(batch, padded);
         self.batch.place(&mut self.device, self.slots.last_tokens());
     }
@@ -19,7 +21,6 @@ impl CudaBackend {
         self.device.bind();
         self.end_operations();
         self.matmul.tactics.begin(batch.sequences.is_empty());
-        self.padded = padded.is_some();
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());
         let alone = self.device.is_recording() && self.batch.rows() == 1;
@@ -31,39 +32,42 @@ impl CudaBackend {
         self.device.bind();
         self.flush_for(logits);
         // In a padded step all rows are chosen from, if any.
-        let padded = self.padded && rows.len() == self.batch.own_rows();
-        let count = if padded { self.batch.rows() } else { rows.len() };
+        let owner = self.padded_for.filter(|_| rows.len() == self.batch.own_rows());
+        let count = if owner.is_some() { self.batch.rows() } else { rows.len() };
         let logits = (count > 0).then(|| self.acts.view(logits));
         if self.device.is_recording() {
             // How tokens are drawn differs from step to step, and with it what is launched: that follows a recording.
-            self.recordings.logits = logits;
+            self.captured_logits = logits;
             return Ticket(u64::MAX);
         }
-        if padded {
-            self.recordings.ran(count);
+        if let Some(recordings) = owner.and_then(|owner| self.captures.of_mut(owner)) {
+            recordings.ran(count);
         }
         self.slots.send(&mut self.device, rows, count);
         self.slots.end(&mut self.device, logits, rows, count)
     }
 
     /// What is to be recorded next. Whatever is being compiled may be what its first run needs.
-    pub(crate) fn next_to_record(&self) -> Option<CaptureSize> {
+    pub(crate) fn next_to_record(&self, owner: CaptureOwner) -> Option<CaptureSize> {
         let is_compiled = |special| self.device.is_compiled(special, Duration::ZERO);
-        let (rows, has_run) = self.recordings.next(is_compiled).filter(|_| self.device.fault().is_none())?;
+        let recordings = self.captures.of(owner).filter(|_| self.device.fault().is_none())?;
+        let (rows, has_run) = recordings.next(is_compiled)?;
         Some(CaptureSize { rows, has_run, is_ready: !self.device.is_compiling() })
     }
 
     /// Keeps the step that was recorded, or says why it could not be.
     pub(crate) fn keep_recording(&mut self) -> Result<(), CaptureError> {
         self.device.bind();
-        match self.device.end_recording() {
-            Ok(graph) => {
-                let rows = self.batch.rows();
-                let recorded = self.whole_step(graph);
-                self.recordings.keep(rows, recorded);
-            }
+        let (ended, logits) = (self.device.end_recording(), self.captured_logits.take());
+        let owner = self.padded_for.ok_or(CaptureError::NotBegun)?;
+        let rows = self.batch.rows();
+        // Choosing between graph and kernel begins steps of its own.
+        let recorded = ended.map(|graph| self.whole_step(graph));
+        let recordings = self.captures.of_mut(owner).ok_or(CaptureError::NotBegun)?;
+        match recorded {
+            Ok(recorded) => recordings.keep(rows, recorded, logits),
             Err(reason) => {
-                self.recordings.refuse();
+                recordings.refuse();
                 return Err(reason);
             }
         }
@@ -71,14 +75,20 @@ impl CudaBackend {
     }
 
     /// Runs a recorded step on other rows, if there is one for so many.
-    pub(crate) fn replay_recorded(&mut self, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        let padded = self.recordings.padded(batch.tokens.len());
-        self.recordings.of(padded)?;
+    pub(crate) fn replay_recorded(
+        &mut self,
+        owner: CaptureOwner,
+        batch: ops::Batch<'_>,
+        rows: &[SampleRow],
+    ) -> Option<Ticket> {
+        let padded = self.captures.padded(owner, batch.tokens.len());
+        self.captures.of(owner)?.of(padded)?;
         let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
+        self.padded_for = Some(owner);
         self.send(batch, Some(padded));
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
-        let (recorded, logits) = self.recordings.of(padded)?;
+        let (recorded, logits) = self.captures.of(owner)?.of(padded)?;
         let Some(step) = recorded.as_whole(tokens) else {
             self.batch.place(&mut self.device, self.slots.last_tokens());
             self.device.launch_graph(recorded.graph());

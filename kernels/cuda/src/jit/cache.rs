@@ -1,7 +1,8 @@
 //! Compiled kernels on disk, and what was measured beside them.
 //!
-//! A file's name says all that went into it, so several versions live side by side; it is written beside its place and moved there, so
-//! that processes that start at the same time never see half of one; and it carries its checksum, so that a damaged one is made again.
+//! A file's name says all that went into it, so several versions live side by side; it is written beside its place and
+//! moved there, so that processes that start at the same time never see half of one; and it carries its checksum, so
+//! that a damaged one is made again.
 
 use std::fs;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! The JIT compile queue: kernels that a model will need are compiled on threads beside the one that works with the device.
-//! A caller that needs a kernel at once waits for no more than what is left of its compilation.
+//! The JIT compile queue: kernels that a model will need are compiled on threads beside the one that works with the
+//! device. A caller that needs a kernel at once waits for no more than what is left of its compilation.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,8 @@
 //! Layouts of the structs that kernels and the host share. Every kernel asserts them when it is compiled.
 //!
 //! A `#[repr(C)]` struct of the host says with [`twin!`] which members its CUDA twin has; [`header`] turns sizes and
-//! offsets into macros of `layouts.cuh`, and the twin's file asserts them with `SAME_LAYOUT` (`csrc/include/quire.cuh`).
+//! offsets into macros of `layouts.cuh`, and the twin's file asserts them with `SAME_LAYOUT`
+//! (`csrc/include/quire.cuh`).
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -26,8 +27,9 @@ pub(crate) trait Twin {
     const LAYOUT: Layout;
 }
 
-/// Implements [`Twin`]: `twin!(Function = "Activation" { number: "function", limit })` says that kernels assert the layout
-/// of `Function` by the name `Activation`, whose member `function` is the host's `number`. All fields are listed.
+/// Implements [`Twin`]: `twin!(Function = "Activation" { number: "function", limit })` says that kernels assert the
+/// layout of `Function` by the name `Activation`, whose member `function` is the host's `number`. All fields are
+/// listed.
 macro_rules! twin {
     ($type:ident = $name:literal { $($field:ident $(: $member:literal)?),+ $(,)? }) => {
         impl crate::jit::layouts::Twin for $type {
@@ -155,8 +157,10 @@ mod tests {
     fn layouts_are_sorted_and_their_header_says_where_members_lie() {
         assert!(LAYOUTS.is_sorted_by(|a, b| a.name < b.name));
         let activation = "#define SIZE_OF_Activation 8\n#define OFFSETS_OF_Activation(T, base) \\\n    \
-             static_assert(OFFSET_OF(T, function) == (base) + 0, \"function of \" #T \" lies elsewhere than in the host's Activation\"); \\\n    \
-             static_assert(OFFSET_OF(T, limit) == (base) + 4, \"limit of \" #T \" lies elsewhere than in the host's Activation\");\n";
+             static_assert(OFFSET_OF(T, function) == (base) + 0, \"function of \" #T \" lies elsewhere than in the \
+             host's Activation\"); \\\n    \
+             static_assert(OFFSET_OF(T, limit) == (base) + 4, \"limit of \" #T \" lies elsewhere than in the \
+             host's Activation\");\n";
         assert!(header().starts_with(activation), "{}", header());
     }
 }

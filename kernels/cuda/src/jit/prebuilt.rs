@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::attention::attention_decode::{self, Ring};
 use crate::attention::attention_prefill;
+use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::gemm::matmul_skinny;
 use crate::gemm::matmul_split_k;
 use crate::gemm::matmul_wgmma;
@@ -16,7 +17,7 @@ use crate::moe::experts;
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 use crate::whole_step;
-use kernels::ops::DType;
+use kernels::ops::{DType, KvDType};
 
 /// Compiles every kernel for these architectures into `cache`, for an image or a first start. Needs NVRTC and no GPU.
 /// `begin` is told each architecture, with the number of its kernels, before they are compiled.
@@ -56,15 +57,18 @@ fn usual(arch: Arch) -> Vec<Special> {
     }
     let skinny = matmul_skinny::Config::ALL.iter().map(|config| config.special(dtype));
     let skinny = skinny.chain(matmul_skinny::Config::ALL.iter().filter_map(|config| config.gated_special(dtype)));
-    let caches: Vec<(DType, usize)> =
-        DIMS.iter().map(|dim| (dtype, *dim)).chain(NARROW_DIMS.iter().map(|dim| (DType::E4m3, *dim))).collect();
-    let decode = caches.iter().flat_map(|&(cache, dim)| {
-        Ring::of(cache, dim, dim).map(|ring| attention_decode::special([dtype, cache], (dim, dim), 1, ring))
+    let plain = AttentionTypes { rows: dtype, cache: dtype.into() };
+    let narrow = AttentionTypes { cache: KvDType::E4m3, ..plain };
+    let caches: Vec<(AttentionTypes, usize)> =
+        DIMS.iter().map(|dim| (plain, *dim)).chain(NARROW_DIMS.iter().map(|dim| (narrow, *dim))).collect();
+    let decode = caches.iter().flat_map(|&(types, dim)| {
+        let dims = HeadDims::same(dim);
+        Ring::of(types.cache, dims).map(|ring| attention_decode::special(types, dims, 1, ring))
     });
-    let prefill = caches.iter().map(|&(cache, dim)| attention_prefill::special([dtype, cache], (dim, dim)));
+    let prefill = caches.iter().map(|&(types, dim)| attention_prefill::special(types, HeadDims::same(dim)));
     let hopper = attention_prefill::HOPPER_DIMS
         .iter()
-        .flat_map(|dim| [dtype, DType::E4m3].map(|cache| attention_prefill::hopper_specials([dtype, cache], *dim)))
+        .flat_map(|dim| [plain, narrow].map(|types| attention_prefill::hopper_specials(types, *dim)))
         .flatten();
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
     let mut all: Vec<Special> = skinny

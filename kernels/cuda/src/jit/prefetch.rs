@@ -5,6 +5,7 @@ use crate::CudaBackend;
 use crate::attention;
 use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
+use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::gemm::matmul_skinny;
 use crate::jit::specialization::{LOWEST, Special};
 use crate::options::WholeSteps;
@@ -24,8 +25,9 @@ impl CudaBackend {
     /// For attention, and for a step of one row as a whole.
     pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention) {
         let ExpectedAttention { heads, compute, cache, .. } = expected;
-        let (types, dims) = ([compute, cache], (heads.dim, heads.v_dim));
-        if !attention::are_fast(types, dims.into()) {
+        let types = AttentionTypes { rows: compute, cache };
+        let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
+        if !attention::are_fast(types, dims) {
             return;
         }
         // A first request needs them in this order.

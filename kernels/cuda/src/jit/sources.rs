@@ -23,7 +23,11 @@ impl Source {
 
 macro_rules! sources {
     ($($name:literal in $room:literal)*) => {
-        &[$(Source { name: $name, text: include_str!(concat!("../../csrc/", $room, "/", $name, ".cu")), special: None }),*]
+        &[$(Source {
+            name: $name,
+            text: include_str!(concat!("../../csrc/", $room, "/", $name, ".cu")),
+            special: None,
+        }),*]
     };
 }
 
@@ -105,6 +109,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),
     ("sample.cuh", include_str!("../../csrc/sampling/sample.cuh")),
     ("sample_rank.cuh", include_str!("../../csrc/sampling/sample_rank.cuh")),
+    ("simt_tile.cuh", include_str!("../../csrc/gemm/simt_tile.cuh")),
     ("skinny.cuh", include_str!("../../csrc/gemm/skinny.cuh")),
     ("split_norm.cuh", include_str!("../../csrc/fusion/split_norm.cuh")),
     ("step.cuh", include_str!("../../csrc/whole_step/step.cuh")),

@@ -1,4 +1,5 @@
-//! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `clamp.cu`, `scale.cu`, `soft_cap.cu`.
+//! Launches the kernels that work on single elements: `activate.cu`, `gated.cu`, `add.cu`, `clamp.cu`, `scale.cu`,
+//! `soft_cap.cu`.
 
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
@@ -17,16 +18,7 @@ twin!(Function = "Activation" { number: "function", limit });
 
 impl From<Activation> for Function {
     fn from(activation: Activation) -> Self {
-        let (number, limit) = match activation {
-            Activation::Silu => (0, 0.0),
-            Activation::Gelu => (1, 0.0),
-            Activation::GeluTanh => (2, 0.0),
-            Activation::Relu => (3, 0.0),
-            Activation::ReluSquared => (4, 0.0),
-            Activation::ClampedSwiGlu { limit } => (5, limit),
-            Activation::Sigmoid => (6, 0.0),
-        };
-        Self { number, limit }
+        Self { number: activation.number(), limit: activation.limit() }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Groups of matrices, and launches of what works on heads and columns: `head_matmul.cu`, `copy_columns.cu`, `gate_rows.cu`.
+//! Groups of matrices, and launches of what works on heads and columns: `head_matmul.cu`, `copy_columns.cu`,
+//! `gate_rows.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -61,12 +62,15 @@ pub(crate) fn gate_rows(device: &mut Device, x: View, gate: View) {
     device.launch(name, Shape::rows(x.rows, x.width), args![x.ptr, gate.ptr, x.width as u32]);
 }
 
-pub(crate) fn head_matmul(
-    device: &mut Device,
-    (x, from): (View, HeadColumns),
-    group: &Group,
-    (out, to): (View, HeadColumns),
-) {
+/// Some columns of a buffer, head by head.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadView {
+    pub(crate) view: View,
+    pub(crate) columns: HeadColumns,
+}
+
+pub(crate) fn head_matmul(device: &mut Device, from: HeadView, group: &Group, to: HeadView) {
+    let (HeadView { view: x, columns: from }, HeadView { view: out, columns: to }) = (from, to);
     from.check_inside(group.count, group.k, x.width);
     to.check_inside(group.count, group.n, out.width);
     to.check_apart(group.count, group.n);
@@ -78,13 +82,8 @@ pub(crate) fn head_matmul(
 }
 
 /// `heads` pieces of `width` columns.
-pub(crate) fn copy_columns(
-    device: &mut Device,
-    (x, from): (View, HeadColumns),
-    (out, to): (View, HeadColumns),
-    heads: usize,
-    width: usize,
-) {
+pub(crate) fn copy_columns(device: &mut Device, from: HeadView, to: HeadView, heads: usize, width: usize) {
+    let (HeadView { view: x, columns: from }, HeadView { view: out, columns: to }) = (from, to);
     from.check_inside(heads, width, x.width);
     to.check_inside(heads, width, out.width);
     let (from, to) = (Columns::of(from, x), Columns::of(to, out));

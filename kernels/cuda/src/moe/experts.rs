@@ -1,5 +1,5 @@
-//! Launches products of rows with the experts they chose, and their sums: `expert_matmul_skinny.cu` and `expert_matmul_wgmma.cu` for 16-bit
-//! weights and inputs, `expert_matmul.cu` for the rest, `combine.cu`.
+//! Launches products of rows with the experts they chose, and their sums: `expert_matmul_skinny.cu` and
+//! `expert_matmul_wgmma.cu` for 16-bit weights and inputs, `expert_matmul.cu` for the rest, `combine.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -56,8 +56,8 @@ pub(crate) struct Skinny {
 }
 
 impl Skinny {
-    /// For tiles of up to 8 rows three, then of up to 16 and 32. Where columns are gated, fewer loads are under way in the first two, whose
-    /// registers would not suffice otherwise.
+    /// For tiles of up to 8 rows three, then of up to 16 and 32. Where columns are gated, fewer loads are under way in
+    /// the first two, whose registers would not suffice otherwise.
     fn all(keep: Keep) -> [Self; 5] {
         let depth = if let Keep::All = keep { 4 } else { 3 };
         [
@@ -70,7 +70,7 @@ impl Skinny {
     }
 
     /// The one for so many tiles of so many rows. Where k is large blocks are few, and have many warps to share it.
-    fn of((tiles, tile_rows): (usize, usize), [n, k]: [usize; 2], keep: Keep) -> Option<Self> {
+    fn of(tiles: usize, tile_rows: usize, [n, k]: [usize; 2], keep: Keep) -> Option<Self> {
         let [narrow, deep, deepest, two, four] = Self::all(keep);
         match tile_rows {
             ..=8 if k < 8192 => Some(narrow),
@@ -204,7 +204,7 @@ impl Call<'_> {
     /// Queues the kernel for tiles of few rows; false where it is not for these.
     fn skinny(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
         let Self { x, group, bias, choices, keep, out } = self;
-        let Some(skinny) = Skinny::of((choices.most_tiles(), choices.tile_rows), [group.n, group.k], *keep) else {
+        let Some(skinny) = Skinny::of(choices.most_tiles(), choices.tile_rows, [group.n, group.k], *keep) else {
             return false;
         };
         if device.context.arch < LOWEST || !self.is_16_bit() {
@@ -261,7 +261,7 @@ mod tests {
                 for (top_k, experts) in [(2, 8), (8, 128), (1, 16), (6, 160)] {
                     let tile = tile_rows(arch, rows, top_k, experts);
                     for k in [768, 4096, 14336] {
-                        let skinny = Skinny::of((rows, tile), [4096, k], Keep::All)
+                        let skinny = Skinny::of(rows, tile, [4096, k], Keep::All)
                             .is_some_and(|skinny| tile <= 8 * skinny.halves);
                         let wgmma = arch == HOPPER && Wgmma::of(tile).is_some();
                         assert!(skinny || wgmma, "{rows} rows of {k}, tiles of {tile} on {arch}");

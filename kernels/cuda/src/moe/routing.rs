@@ -10,7 +10,8 @@ use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use kernels::ops::{RouterScore, Routing};
 
-/// Shared memory that a block of the router may ask for, beside less than 1 KiB of its own; warps that it has at most, and rows.
+/// Shared memory that a block of the router may ask for, beside less than 1 KiB of its own; warps that it has at most,
+/// and rows.
 const MOST_SHARED: usize = 47 << 10;
 const MOST_WARPS: usize = 32;
 const MOST_ROWS: usize = 64;
@@ -38,7 +39,8 @@ pub(crate) fn tile_rows(arch: Arch, rows: usize, top_k: usize, experts: usize) -
     if arch == HOPPER { tile } else { tile.min(32) }
 }
 
-/// Which experts rows chose: `[rows][top_k]` numbers and weights, and for each expert a list of those pairs of row and expert.
+/// Which experts rows chose: `[rows][top_k]` numbers and weights, and for each expert a list of those pairs of row and
+/// expert.
 pub(crate) struct Choices {
     experts: Option<Memory>,
     weights: Option<Memory>,
@@ -152,7 +154,8 @@ impl Router {
     }
 }
 
-/// The choice is checked. `correction` is where the corrections are: null for none. `live`: where the device finds how many rows are no padding.
+/// The choice is checked. `correction` is where the corrections are: null for none. `live`: where the device finds how
+/// many rows are no padding.
 pub(crate) fn route(
     device: &mut Device,
     logits: View,
@@ -173,7 +176,8 @@ pub(crate) fn route(
 
 /// Rows of a block, and the blocks, whose warps choose for a row each.
 fn blocks(rows: usize, experts: usize, router: Router, multiprocessors: usize) -> (usize, Shape) {
-    // Of a row the experts chosen; of a block places in lists; of a warp scores, merits, worths of groups and weights: 4 bytes each.
+    // Of a row the experts chosen; of a block places in lists; of a warp scores, merits, worths of groups and weights:
+    // 4 bytes each.
     let (top_k, groups) = (router.top_k as usize, router.groups as usize);
     let (of_row, of_block, of_warp) = (4 * top_k, 4 * experts, 4 * (2 * experts + groups + top_k));
     let each = match rows {

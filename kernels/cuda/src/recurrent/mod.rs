@@ -1,4 +1,5 @@
-//! States of slots, and what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`; and `gate.cu`.
+//! States of slots, and what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`; and
+//! `gate.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
 

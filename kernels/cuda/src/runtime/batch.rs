@@ -1,4 +1,5 @@
-//! The step's batch on the device: sent by one copy a step, and put to addresses that stay (see kernels/cuda/README.md).
+//! The step's batch on the device: sent by one copy a step, and put to addresses that stay (see
+//! kernels/cuda/README.md).
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -144,7 +145,8 @@ impl Batch {
         Sequences { pointers: self.pointers, count: self.sequences(), is_new: false }
     }
 
-    /// Some rows, each as a sequence of its own with one row; none where these are hardly fewer, or all are that already.
+    /// Some rows, each as a sequence of its own with one row; none where these are hardly fewer, or all are that
+    /// already.
     pub(crate) fn alone(&mut self, device: &mut Device, rows: &[u32]) -> Option<Sequences> {
         if !self.has(Rows::Several) || rows.is_empty() || rows.len() > ALONE * self.sequences() {
             return None;
@@ -206,8 +208,8 @@ impl Batch {
         assert!(self.last_slot.is_none_or(|last| last < slots), "slot {:?} of {slots}", self.last_slot);
     }
 
-    /// Sends a batch to the device; if `padded`, with rows up to that number at its end that count as sequences of one row each. While steps
-    /// are recorded, nothing is sent. Kernels find it once it is [placed](Self::place).
+    /// Sends a batch to the device; if `padded`, with rows up to that number at its end that count as sequences of one
+    /// row each. While steps are recorded, nothing is sent. Kernels find it once it is [placed](Self::place).
     pub(crate) fn set(&mut self, device: &mut Device, batch: ops::Batch<'_>, padded: Option<usize>) {
         let ops::Batch { tokens, positions, sequences } = batch;
         assert_eq!(tokens.len(), positions.len(), "tokens and positions of a batch");
@@ -240,7 +242,8 @@ impl Batch {
         }
     }
 
-    /// Puts the batch that was sent where kernels look for it, with the `last` tokens of slots in the place of entries that name slots.
+    /// Puts the batch that was sent where kernels look for it, with the `last` tokens of slots in the place of entries
+    /// that name slots.
     pub(crate) fn place(&self, device: &mut Device, last: CUdeviceptr) {
         if device.is_recording() {
             return;
@@ -274,8 +277,8 @@ impl Batch {
         }
     }
 
-    /// Sends the rows that `gather` picks; where they are. The same rows are sent once a step: more copies at a time than [`Upload`] has room for
-    /// would make the host wait for steps that are under way.
+    /// Sends the rows that `gather` picks; where they are. The same rows are sent once a step: more copies at a time
+    /// than [`Upload`] has room for would make the host wait for steps that are under way.
     pub(crate) fn select(&mut self, device: &mut Device, rows: &[u32]) -> CUdeviceptr {
         if self.selected != rows {
             self.selection.reserve(device, room_for(rows.len()));

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::error::OpenError;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
@@ -39,12 +40,12 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// The device with this number, or why it cannot be used.
-    pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
+    pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, OpenError> {
         let count = count()?;
         if ordinal >= count {
-            return Err(format!("there is no GPU {ordinal}: the NVIDIA driver shows {count}"));
+            return Err(OpenError::NoSuchGpu { ordinal, count });
         }
-        let failed = |error| format!("GPU {ordinal}: {}", explain(error));
+        let failed = |error| failed(format!("GPU {ordinal}"), error);
         let device = result::device::get(ordinal as c_int).map_err(failed)?;
         let attribute = |attribute| {
             // SAFETY: the device was just got from the driver.
@@ -55,10 +56,8 @@ impl Context {
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let arch = Arch::new(major, minor);
         if arch < LOWEST {
-            let (has, needs) = (arch.capability(), LOWEST.capability());
-            return Err(format!(
-                "GPU {ordinal} ({name}) has compute capability {has}; {needs} is the lowest that is supported"
-            ));
+            let (has, needed) = (arch.capability(), LOWEST.capability());
+            return Err(OpenError::GpuTooOld { ordinal, name, has, needed });
         }
         let size = |which| attribute(which).map(|value| value as usize);
         let multiprocessors = size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
@@ -146,15 +145,28 @@ impl Drop for Context {
 }
 
 /// How many GPUs the driver shows this process; at least one, or why there is none.
-pub(crate) fn count() -> Result<u32, String> {
+pub(crate) fn count() -> Result<u32, OpenError> {
     libraries::open_driver()?;
-    result::init().map_err(|error| format!("the NVIDIA driver does not start: {}", explain(error)))?;
+    result::init().map_err(|error| failed("the NVIDIA driver does not start".to_owned(), error))?;
     check_driver()?;
-    let count = result::device::get_count().map_err(|error| format!("counting GPUs: {}", explain(error)))?;
+    let count = result::device::get_count().map_err(|error| failed("counting GPUs".to_owned(), error))?;
     if count == 0 {
-        return Err("the NVIDIA driver finds no GPU".to_owned());
+        return Err(OpenError::NoGpu);
     }
     Ok(count.cast_unsigned())
+}
+
+fn failed(doing: String, error: DriverError) -> OpenError {
+    OpenError::Driver { doing, reason: explain(error) }
+}
+
+/// `GPU-` and the UUID of the device with this number, as the driver's tools write it.
+pub(crate) fn uuid(ordinal: u32) -> Result<String, OpenError> {
+    count()?;
+    let device = result::device::get(ordinal.cast_signed());
+    let uuid = device.and_then(result::device::get_uuid).map_err(|error| failed(format!("GPU {ordinal}"), error))?;
+    let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", byte.cast_unsigned())).collect();
+    Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
 }
 
 /// The newest CUDA that the driver knows, as CUDA counts versions.
@@ -164,18 +176,14 @@ pub(crate) fn driver_version() -> Result<c_int, DriverError> {
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map(|()| version)
 }
 
-fn check_driver() -> Result<(), String> {
-    let failed = |error| format!("the NVIDIA driver does not say its version: {}", explain(error));
+fn check_driver() -> Result<(), OpenError> {
+    let failed = |error| failed("the NVIDIA driver does not say its version".to_owned(), error);
     let version = driver_version().map_err(failed)?;
     if version >= LOWEST_DRIVER {
         return Ok(());
     }
     let text = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
-    Err(format!(
-        "the NVIDIA driver is too old: it knows CUDA up to {}, and {} is needed",
-        text(version),
-        text(LOWEST_DRIVER)
-    ))
+    Err(OpenError::DriverTooOld { known: text(version), needed: text(LOWEST_DRIVER) })
 }
 
 /// What the driver says about an error.

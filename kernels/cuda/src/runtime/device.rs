@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::error::OpenError;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
@@ -50,16 +51,16 @@ struct Recording {
 
 impl Device {
     /// Opens a GPU and loads its kernels; several starts may share the cache. Says also what it took to have them.
-    pub(crate) fn open(ordinal: u32, folders: &Folders, cache: Option<&Path>) -> Result<(Self, Made), String> {
+    pub(crate) fn open(ordinal: u32, folders: &Folders, cache: Option<&Path>) -> Result<(Self, Made), OpenError> {
         let context = Context::open(ordinal)?;
         let compiler = Compiler::new(folders, cache);
         let start = Instant::now();
-        let (compiled, filled) = compiler.all(context.arch)?;
+        let (compiled, filled) = compiler.all(context.arch).map_err(OpenError::Kernel)?;
         let made = Made { filled, took: start.elapsed(), unkept: compiler.unkept().map(str::to_owned) };
         let mut modules = HashMap::new();
         for file in compiled {
-            let module =
-                load_module(&file.cubin).map_err(|error| format!("kernel {}: {}", file.name, explain(error)))?;
+            let failed = |error| OpenError::Kernel(format!("kernel {}: {}", file.name, explain(error)));
+            let module = load_module(&file.cubin).map_err(failed)?;
             modules.insert(file.name, module);
         }
         let compile_queue = CompileQueue::new(compiler, context.arch);
@@ -232,7 +233,8 @@ impl Device {
         );
     }
 
-    /// The same beside the stream: the copy begins when the stream has passed `free`, and what is queued from here on when it has `arrived`.
+    /// The same beside the stream: the copy begins when the stream has passed `free`, and what is queued from here on
+    /// when it has `arrived`.
     pub(crate) fn upload_beside(
         &mut self,
         from: &Pinned,
@@ -302,7 +304,8 @@ impl Device {
 fn remedy(error: DriverError) -> &'static str {
     match error.0 {
         sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => {
-            "; what takes memory: weights, which --tensor-parallel-size spreads over GPUs, steps (--max-num-batched-tokens, --max-num-seqs), \
+            "; what takes memory: weights, which --tensor-parallel-size spreads over GPUs, steps \
+             (--max-num-batched-tokens, --max-num-seqs), \
              the cache (--gpu-memory-utilization, --kv-cache-memory-bytes), and other processes on this GPU"
         }
         _ => "",

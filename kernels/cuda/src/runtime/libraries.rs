@@ -10,6 +10,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::error::OpenError;
 use cudarc::{cublaslt, driver, nvrtc};
 
 /// Folders to search before the system's, in order.
@@ -134,27 +135,28 @@ impl Folders {
         let places = if places.is_empty() { "any Python environment".to_owned() } else { places.join(", ") };
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         format!(
-            "{what} ({file}) is neither installed nor in {places}; name its folder in QUIRE_CUDA_LIBRARY_PATH, or install it \
+            "{what} ({file}) is neither installed nor in {places}; name its folder in \
+             QUIRE_CUDA_LIBRARY_PATH, or install it \
              (for example pip install {packages}){reason}"
         )
     }
 }
 
 /// The driver, or why there is none.
-pub(crate) fn open_driver() -> Result<(), String> {
+pub(crate) fn open_driver() -> Result<(), OpenError> {
     for folder in ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib"] {
         // SAFETY: as in `open`.
         if unsafe { driver::sys::is_culib_present() } {
             break;
         }
         if let Some(path) = file_in(Path::new(folder), "libcuda.so.1") {
-            keep_open(&path)?;
+            keep_open(&path).map_err(OpenError::Library)?;
         }
     }
     // SAFETY: as in `open`.
     match unsafe { driver::sys::is_culib_present() } {
         true => Ok(()),
-        false => Err("no NVIDIA driver (libcuda.so.1) on this machine".to_owned()),
+        false => Err(OpenError::NoDriver),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Weights on the device, and how they get there: through pinned memory, the next piece read while the last one is copied.
+//! Weights on the device, and how they get there: through pinned memory, the next piece read while the last one is
+//! copied.
 
 pub(crate) mod noise;
 
@@ -25,6 +26,7 @@ const THREADS: usize = 8;
 #[derive(Clone)]
 pub(crate) struct Weights {
     pub(crate) memory: Option<Arc<Memory>>,
+    /// Of its numbers; those that scaled codes stand for are f32.
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -36,7 +38,7 @@ pub(crate) struct Weights {
 
 impl Weights {
     /// Room for a matrix, with nothing in it yet.
-    pub(crate) fn empty(device: &mut Device, (rows, cols): (usize, usize), dtype: DType, compute: DType) -> Self {
+    pub(crate) fn empty(device: &mut Device, [rows, cols]: [usize; 2], dtype: DType, compute: DType) -> Self {
         let memory = device.allocate(rows * cols * dtype.size(), "weights").map(Arc::new);
         Self { memory, dtype, rows, cols, compute, scales: None }
     }
@@ -94,7 +96,7 @@ impl Staging {
         let StackedShape { format, rows, cols } = HostMatrix::stacked(pieces);
         let dtype = match format {
             WeightFormat::Plain(dtype) => dtype,
-            WeightFormat::ScaledE4m3 { .. } => DType::E4m3,
+            WeightFormat::ScaledE4m3 { .. } => DType::F32,
         };
         let scales = Scales::load(device, self, pieces);
         let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();
@@ -147,8 +149,8 @@ impl Staging {
     }
 }
 
-/// Copies a part of what lies in pieces, with several threads where it is long: pages of a file that was not read yet come one by one
-/// otherwise.
+/// Copies a part of what lies in pieces, with several threads where it is long: pages of a file that was not read yet
+/// come one by one otherwise.
 fn read(pieces: &[&[u8]], part: Range<usize>, to: &mut [u8]) {
     if part.len() < WORTH_THREADS {
         return gather(pieces, part.start, to);

@@ -44,7 +44,7 @@ impl Levels {
     ) -> Weights {
         let Noise { dtype, cols, parts, pad_rows } = noise;
         let rows = parts.iter().map(|part| part.rows.len()).sum::<usize>() + pad_rows;
-        let weights = Weights::empty(device, (rows, cols), dtype, compute);
+        let weights = Weights::empty(device, [rows, cols], dtype, compute);
         if pad_rows > 0 {
             weights.clear(device);
         }

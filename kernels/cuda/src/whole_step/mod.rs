@@ -1,4 +1,5 @@
-//! A decode step of one row as one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), which takes the place of a recorded step's graph where it is faster.
+//! A decode step of one row as one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), which takes the place of a
+//! recorded step's graph where it is faster.
 
 mod phase;
 mod plan;
@@ -148,7 +149,8 @@ impl WholeStep {
         self.frees == self.context.frees()
     }
 
-    /// Queues all of it, for a batch that is there by then; and the choice of the best token, if there is somewhere for it to go.
+    /// Queues all of it, for a batch that is there by then; and the choice of the best token, if there is somewhere for
+    /// it to go.
     pub(crate) fn launch(&self, device: &mut Device, batch: Pointers, to: Option<BestTo>) {
         let [phases, matrices, stages] = self.counts;
         let step = Step { batch, rest: self.rest, to: to.unwrap_or_default() };

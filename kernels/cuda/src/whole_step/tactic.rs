@@ -3,11 +3,12 @@
 use super::{Planned, WholeStep};
 use crate::CudaBackend;
 use crate::autotune::measure;
+use crate::fusion::op::Op;
 use crate::graph::captures::Recorded;
 use crate::graph::cuda_graph::Graph;
 use crate::options::WholeSteps;
 use crate::runtime::device::{Device, MOMENT};
-use kernels::ops::{Batch, Sequence};
+use kernels::ops::{Batch, KvShape, Sequence};
 
 /// Lengths of the sequences that both are timed on: attention is what depends on them.
 const LENGTHS: [usize; 8] = [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
@@ -19,6 +20,8 @@ impl CudaBackend {
         let Some(ops) = self.pass.take_step().filter(|_| self.whole_steps != WholeSteps::Never) else {
             return Recorded::Graph { graph, awaits: None };
         };
+        // The caches of a network have as many blocks each.
+        let cache = ops.iter().find_map(|op| if let Op::Attention(op) = op { Some(op.cache.shape) } else { None });
         let Ok(planned) = Planned::new(&self.device.context, &ops) else {
             return Recorded::Graph { graph, awaits: None };
         };
@@ -31,24 +34,24 @@ impl CudaBackend {
         };
         let up_to = match self.whole_steps {
             WholeSteps::Always => usize::MAX,
-            _ => self.faster_up_to(&step, &graph),
+            _ => cache.map_or(0, |cache| self.faster_up_to(cache, &step, &graph)),
         };
         Recorded::Either { step: Box::new(step), graph, up_to }
     }
 
     /// The tokens of the longest sequence whose step is faster as one kernel: on longer ones it loses once it has lost.
-    fn faster_up_to(&mut self, step: &WholeStep, graph: &Graph) -> usize {
-        let room = self.caches.first().map_or(0, |kv| kv.shape.num_blocks * kv.shape.block_size);
+    fn faster_up_to(&mut self, cache: KvShape, step: &WholeStep, graph: &Graph) -> usize {
+        let room = cache.num_blocks * cache.block_size;
         let lengths = &LENGTHS[..LENGTHS.partition_point(|length| *length <= room)];
-        match lengths.partition_point(|length| self.is_faster(*length, step, graph)) {
+        match lengths.partition_point(|length| self.is_faster(cache, *length, step, graph)) {
             all if all == lengths.len() => usize::MAX,
             some => lengths[..some].last().copied().unwrap_or(0),
         }
     }
 
     /// Whether it is faster by half a hundredth or more, which a device that does not tell the time cannot say.
-    fn is_faster(&mut self, length: usize, step: &WholeStep, graph: &Graph) -> bool {
-        self.pretend(length);
+    fn is_faster(&mut self, cache: KvShape, length: usize, step: &WholeStep, graph: &Graph) -> bool {
+        self.pretend(cache, length);
         if !step.is_current() || !graph.is_current() {
             return false;
         }
@@ -63,8 +66,7 @@ impl CudaBackend {
 
     /// Begins a step of a sequence of so many tokens, with any tokens. Its own key and value go to a block that is
     /// no sequence's.
-    fn pretend(&mut self, length: usize) {
-        let Some(shape) = self.caches.first().map(|kv| kv.shape) else { return };
+    fn pretend(&mut self, shape: KvShape, length: usize) {
         let mut blocks: Vec<u32> =
             (0..length.div_ceil(shape.block_size)).map(|block| (block % shape.num_blocks) as u32).collect();
         if let Some(last) = blocks.last_mut() {
@@ -73,6 +75,6 @@ impl CudaBackend {
         let tables = vec![blocks; self.batch.most_tables()];
         let sequence = Sequence { first_row: 0, num_rows: 1, start: length - 1, tables: &tables, slot: 0 };
         let position = [length as u32 - 1];
-        self.start(Batch { tokens: &[0], positions: &position, sequences: &[sequence] }, Some(1));
+        self.start(Batch { tokens: &[0], positions: &position, sequences: &[sequence] }, self.padded_for);
     }
 }

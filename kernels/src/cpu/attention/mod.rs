@@ -1,22 +1,25 @@
 //! Causal attention over the paged cache.
 //!
-//! Keys are walked in tiles of [`TILE`] positions and spans of [`SPAN`], both counted from position 0. Inside a span runs an online
-//! softmax; spans are folded together in order. Every row does this arithmetic in this order, so neither chunking, nor batching, nor
-//! who computed which span changes a bit: a long context with few heads gives each thread some spans, otherwise a task folds its own.
-//! (Online softmax: Milakov and Gimelshein; tiles: FlashAttention; spans side by side: Flash-Decoding, both of Dao and others.)
+//! Keys are walked in tiles of [`TILE`] positions and spans of [`SPAN`], both counted from position 0. Inside a span
+//! runs an online softmax; spans are folded together in order. Every row does this arithmetic in this order, so neither
+//! chunking, nor batching, nor who computed which span changes a bit: a long context with few heads gives each thread
+//! some spans, otherwise a task folds its own. (Online softmax: Milakov and Gimelshein; tiles: FlashAttention; spans
+//! side by side: Flash-Decoding, both of Dao and others.)
 
+pub(crate) mod kv;
+pub(crate) mod rope_and_cache;
 mod span;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use super::acts::View;
-use super::batch::{Batch, Sequence};
-use super::isa::Isa;
-use super::kv::Kv;
-use super::memory::Shared;
-use super::pool::Pool;
-use super::simd::{Bf16, E4m3, Element, F16, F32, vectorize_dividing};
-use crate::ops::{self, DType};
+use crate::cpu::attention::kv::Kv;
+use crate::cpu::runtime::activations::View;
+use crate::cpu::runtime::batch::{Batch, Sequence};
+use crate::cpu::runtime::isa::Isa;
+use crate::cpu::runtime::memory::Shared;
+use crate::cpu::runtime::pool::Pool;
+use crate::cpu::simd::{Bf16, E4m3, Element, F16, F32, vectorize_dividing};
+use crate::ops::{self, DType, KvDType};
 use span::{Span, State};
 
 /// Positions a tile.
@@ -94,13 +97,13 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
         let workspace = unsafe { &mut *workspaces.at(thread) };
         #[cfg(target_arch = "x86_64")]
         if call.kv.paired {
-            return super::simd::vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
+            return crate::cpu::simd::vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
         }
         match call.kv.shape.dtype {
-            DType::F32 => run::<F32>(isa, call, tile, span, workspace, state),
-            DType::Bf16 => run::<Bf16>(isa, call, tile, span, workspace, state),
-            DType::F16 => run::<F16>(isa, call, tile, span, workspace, state),
-            DType::E4m3 => run::<E4m3>(isa, call, tile, span, workspace, state),
+            KvDType::Float(DType::F32) => run::<F32>(isa, call, tile, span, workspace, state),
+            KvDType::Float(DType::Bf16) => run::<Bf16>(isa, call, tile, span, workspace, state),
+            KvDType::Float(DType::F16) => run::<F16>(isa, call, tile, span, workspace, state),
+            KvDType::E4m3 => run::<E4m3>(isa, call, tile, span, workspace, state),
         }
     };
     if spread {

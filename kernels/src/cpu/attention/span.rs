@@ -1,7 +1,7 @@
 //! One span of keys for one tile of queries: scores, online softmax, weighted sum.
 
 use super::{Call, QueryTile, SPAN, TILE};
-use crate::cpu::memory::Reserve;
+use crate::cpu::runtime::memory::Reserve;
 use crate::cpu::simd::{Element, Kernel, Simd, math};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -182,7 +182,8 @@ impl<E: Element> Span<'_, E> {
         while vector < vectors.end {
             let mut keys = [std::ptr::null::<E::Bits>(); AT_ONCE];
             for (i, keys) in keys.iter_mut().enumerate() {
-                // A vector outside what is seen may have no block: read a neighbour's keys instead, its scores are masked.
+                // A vector outside what is seen may have no block: read a neighbour's keys instead, its scores are
+                // masked.
                 let position = tile + (vector + i).clamp(vectors.start, vectors.end - 1) * S::N;
                 let block = self.call.kv.keys::<E>(self.blocks[position / block_size], self.tile.kv_head);
                 // SAFETY: vectors divide blocks, so this one is inside the block's first dimension.
@@ -344,7 +345,8 @@ impl<E: Element> Span<'_, E> {
                     let from = kv.key_offset(slot, kv.shape.head_dim - v_dim + dim);
                     let to = (token - tokens.start) * v_dim + dim;
                     for i in 0..count {
-                        // SAFETY: `count` tokens are left in the block's line of this dimension, and in what was reserved.
+                        // SAFETY: `count` tokens are left in the block's line of this dimension, and in what was
+                        // reserved.
                         unsafe { *turned.add(to + i * v_dim) = *keys.add(from + i) };
                     }
                 }

@@ -1,12 +1,14 @@
-//! One span of keys for one tile of queries on the tile unit: bf16 cache in pairs, queries and weights rounded to bf16, sums in f32.
+//! One span of keys for one tile of queries on the tile unit: bf16 cache in pairs, queries and weights rounded to bf16,
+//! sums in f32.
 //!
-//! Per tile of 64 positions: scores (queries x keys, each key tile loaded from the cache as it lies), the softmax of [`super::span`],
-//! then weights x values (gathered from their blocks) added to the running sums. Every number of queries takes this path.
+//! Per tile of 64 positions: scores (queries x keys, each key tile loaded from the cache as it lies), the softmax of
+//! [`super::span`], then weights x values (gathered from their blocks) added to the running sums. Every number of
+//! queries takes this path.
 
 use super::TILE;
 use super::span::Span;
+use crate::cpu::simd::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};
 use crate::cpu::simd::{Bf16, Kernel, Simd};
-use crate::cpu::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};
 use std::ops::Range;
 
 /// Elements of k a tile.
@@ -86,7 +88,8 @@ impl TileSpan<'_> {
         }
     }
 
-    /// Rounds the scaled queries into tiles; rows past the last query keep whatever is there, and nobody reads their results.
+    /// Rounds the scaled queries into tiles; rows past the last query keep whatever is there, and nobody reads their
+    /// results.
     #[inline(always)]
     fn pack_queries<S: Simd>(&mut self, operands: Operands) {
         let dim = self.0.call.kv.shape.head_dim;
@@ -105,7 +108,8 @@ impl TileSpan<'_> {
         }
     }
 
-    /// Scores of all queries with the tile's tokens, two vectors of tokens at a time; those outside `tokens` get anything.
+    /// Scores of all queries with the tile's tokens, two vectors of tokens at a time; those outside `tokens` get
+    /// anything.
     ///
     /// # Safety
     /// The tile unit is configured and the queries are packed.
@@ -125,8 +129,8 @@ impl TileSpan<'_> {
             let (k0, k1) = (keys(vector), keys(vector + 1));
             for query_tile in (0..operands.query_tiles).step_by(2) {
                 let both = query_tile + 1 < operands.query_tiles;
-                // SAFETY: keys have `head_dim / 2` lines of pairs, `block_size` apart; scores have room for whole tiles of queries. A
-                // second tile of queries is touched only where there is one.
+                // SAFETY: keys have `head_dim / 2` lines of pairs, `block_size` apart; scores have room for whole tiles
+                // of queries. A second tile of queries is touched only where there is one.
                 unsafe {
                     zero!("0");
                     zero!("1");
@@ -194,7 +198,8 @@ impl TileSpan<'_> {
         in_a_row.then(|| unsafe { values.add(tile % block_size * self.0.call.kv.shape.v_head_dim).cast_const() })
     }
 
-    /// Brings the values of `tokens` together. Others of the same tiles become zero: what lies in the cache there may be anything.
+    /// Brings the values of `tokens` together. Others of the same tiles become zero: what lies in the cache there may
+    /// be anything.
     ///
     /// # Safety
     /// Operands have their places.
@@ -202,7 +207,8 @@ impl TileSpan<'_> {
     unsafe fn gather_values(&mut self, operands: Operands, tile: usize, tokens: Range<usize>) -> *const u16 {
         let line = operands.v_dim * 2;
         let pairs = tokens.start / 2..tokens.end.div_ceil(2);
-        // SAFETY: pairs are inside the tile; a block has `block_size / 2` lines of pairs, and one line never straddles blocks.
+        // SAFETY: pairs are inside the tile; a block has `block_size / 2` lines of pairs, and one line never straddles
+        // blocks.
         unsafe {
             let values = operands.values;
             let first = tokens.start / DEPTH * DEPTH / 2;
@@ -275,7 +281,8 @@ impl TileSpan<'_> {
             let both = query_tile + 1 < operands.query_tiles;
             for col in (0..operands.v_dim).step_by(2 * TILE_ROWS) {
                 let two = col + TILE_ROWS < operands.v_dim;
-                // SAFETY: tiles are inside the operands; a second tile of queries or columns is touched only where there is one.
+                // SAFETY: tiles are inside the operands; a second tile of queries or columns is touched only where
+                // there is one.
                 unsafe {
                     zero!("0");
                     zero!("1");

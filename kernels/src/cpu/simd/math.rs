@@ -86,7 +86,7 @@ pub(crate) fn erfc<S: Simd>(x: S) -> S {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::Isa;
+    use crate::cpu::runtime::isa::Isa;
     use crate::cpu::simd::{Kernel, vectorize};
 
     struct Map<'a, F: Function> {

@@ -1,23 +1,27 @@
 //! Vectors of f32 as a trait, so that a kernel is written once and compiled for each instruction set.
 //!
-//! A kernel is a struct of arguments with an `#[inline(always)] fn run<S: Simd>`; [`vectorize`] calls it inside a function that has the
-//! instruction set's features switched on, and everything is inlined into that function. (The idea is from the `pulp` crate.)
+//! A kernel is a struct of arguments with an `#[inline(always)] fn run<S: Simd>`; [`vectorize`] calls it inside a
+//! function that has the instruction set's features switched on, and everything is inlined into that function. (The
+//! idea is from the `pulp` crate.)
 
 pub(crate) mod math;
 pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tile;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
 use std::sync::LazyLock;
 
-use super::isa::Isa;
+use crate::cpu::runtime::isa::Isa;
 use crate::e4m3;
-use crate::ops::DType;
+use crate::ops::{DType, KvDType};
 
 /// A vector of `N` f32 lanes.
 ///
-/// Values of an instruction set's type exist only inside functions that [`vectorize`] entered after the set was detected; that is what
-/// makes the safe methods safe. Comparisons with NaN behave as x86 does: `a.max(b)` and `a.min(b)` are `b` when either is NaN.
+/// Values of an instruction set's type exist only inside functions that [`vectorize`] entered after the set was
+/// detected; that is what makes the safe methods safe. Comparisons with NaN behave as x86 does: `a.max(b)` and
+/// `a.min(b)` are `b` when either is NaN.
 pub(crate) trait Simd: Copy {
     /// Lanes.
     const N: usize;
@@ -72,10 +76,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `2 * N` elements are readable.
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self);
-    /// `N` interleaved pairs of [`e4m3`] codes, none NaN, each number divided by 256: the first of each, the second of each.
+    /// `N` interleaved pairs of [`e4m3`] codes, none NaN, each number divided by 256: the first of each, the second of
+    /// each.
     ///
-    /// As a 16-bit float whose exponent has the code's four bits and a leading zero, a code is its number divided by 256; widening that is one
-    /// instruction, without a detour for subnormal numbers.
+    /// As a 16-bit float whose exponent has the code's four bits and a leading zero, a code is its number divided by
+    /// 256; widening that is one instruction, without a detour for subnormal numbers.
     ///
     /// # Safety
     /// `2 * N` codes are readable.
@@ -132,7 +137,7 @@ pub(crate) trait Simd: Copy {
 
 /// How elements in memory become f32 lanes.
 pub(crate) trait Element: Copy {
-    const DTYPE: DType;
+    const DTYPE: KvDType;
     /// What memory holds.
     type Bits: Copy + 'static;
     /// # Safety
@@ -152,12 +157,12 @@ pub(crate) struct Bf16;
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
 
-/// [`Element`] of [`DType::E4m3`].
+/// [`Element`] of [`KvDType::E4m3`].
 #[derive(Clone, Copy)]
 pub(crate) struct E4m3;
 
 impl Element for F32 {
-    const DTYPE: DType = DType::F32;
+    const DTYPE: KvDType = KvDType::Float(DType::F32);
     type Bits = f32;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const f32) -> S {
@@ -175,7 +180,7 @@ impl Element for F32 {
 }
 
 impl Element for Bf16 {
-    const DTYPE: DType = DType::Bf16;
+    const DTYPE: KvDType = KvDType::Float(DType::Bf16);
     type Bits = u16;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S {
@@ -193,7 +198,7 @@ impl Element for Bf16 {
 }
 
 impl Element for F16 {
-    const DTYPE: DType = DType::F16;
+    const DTYPE: KvDType = KvDType::Float(DType::F16);
     type Bits = u16;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S {
@@ -214,7 +219,7 @@ impl Element for F16 {
 static E4M3_NUMBERS: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| e4m3::decode(code as u8)));
 
 impl Element for E4m3 {
-    const DTYPE: DType = DType::E4m3;
+    const DTYPE: KvDType = KvDType::E4m3;
     type Bits = u8;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S {

@@ -64,7 +64,8 @@ impl<const L: usize> Simd for Lanes<L> {
     }
     #[inline(always)]
     fn round(self) -> Self {
-        // Adding 1.5 * 2^23 leaves no fraction bits; good for |x| < 2^22, which is all that `exp` needs, and it vectorises.
+        // Adding 1.5 * 2^23 leaves no fraction bits; good for |x| < 2^22, which is all that `exp` needs, and it
+        // vectorises.
         const MAGIC: f32 = 12_582_912.0;
         Self(self.0.map(|a| (a + MAGIC) - MAGIC))
     }

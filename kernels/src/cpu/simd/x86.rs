@@ -1,7 +1,8 @@
 //! AVX2 and AVX-512 vectors.
 //!
-//! SAFETY of every block below: the intrinsics need only their instruction set, which is on in the functions at the end of this file,
-//! into which all of this is inlined, and which are entered only after detection (see [`super::Simd`]); pointers are the caller's promise.
+//! SAFETY of every block below: the intrinsics need only their instruction set, which is on in the functions at the end
+//! of this file, into which all of this is inlined, and which are entered only after detection (see [`super::Simd`]);
+//! pointers are the caller's promise.
 
 use super::{Kernel, Simd};
 use std::arch::x86_64::*;
@@ -148,7 +149,8 @@ impl Simd for Avx2 {
         // SAFETY: see the head of the file.
         unsafe {
             let pairs = _mm_loadu_si128(from.cast());
-            // In each 16 bits the first code is the low one. The sign fills the bit below itself, which the mask clears.
+            // In each 16 bits the first code is the low one. The sign fills the bit below itself, which the mask
+            // clears.
             let mask = _mm_set1_epi16(0xbf80_u16 as i16);
             let first = _mm_and_si128(_mm_srai_epi16::<1>(_mm_slli_epi16::<8>(pairs)), mask);
             let second = _mm_and_si128(_mm_srai_epi16::<1>(pairs), mask);

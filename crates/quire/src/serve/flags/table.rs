@@ -26,7 +26,7 @@ const fn to(processes: To, name: &'static str) -> Entry {
     Entry { name, aliases: &[], of: processes, to: processes }
 }
 
-/// Used by `quire serve`, which tells the process that describes it in its own way, or nobody.
+/// Used by `quire serve`; passed on in another form to the process that describes it, or to none.
 const fn used(described_by: To, name: &'static str) -> Entry {
     Entry { name, aliases: &[], of: described_by, to: To::SERVE }
 }

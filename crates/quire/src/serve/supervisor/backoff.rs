@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A process that has never been ready is given up after so many deaths.
+/// Deaths after which a process that was never ready is not started again.
 const ATTEMPTS: u32 = 5;
 /// A process that worked for this long starts with a clean slate.
 const STEADY: Duration = Duration::from_secs(10);

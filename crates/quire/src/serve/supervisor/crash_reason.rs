@@ -7,7 +7,7 @@ use crate::serve::screen::Screen;
 /// Passes lines on until the process closes its end; returns the cause of its end as its last lines tell it.
 ///
 /// The last line of a process that fails is its error. While `hold` says so, error lines are held back until another
-/// line follows, so that the error that ends a start is shown once: by whoever reports the failed start.
+/// line follows, so that the error that ends a start is shown once: by the report of the failed start.
 pub async fn follow(
     stderr: impl AsyncRead + Unpin,
     process: &str,

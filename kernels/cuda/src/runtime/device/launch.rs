@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use kernels::ops::DType;
+use kernels::ops::{DType, KvDType};
 
 /// A module with one function, and the dynamic shared memory that the function may use so far.
 #[derive(Clone, Copy)]
@@ -19,7 +19,7 @@ pub(super) struct Module {
 pub(crate) struct Name {
     pub(super) file: &'static str,
     pub(super) function: &'static str,
-    types: [Option<DType>; 3],
+    types: [Option<KvDType>; 3],
 }
 
 impl Name {
@@ -30,8 +30,14 @@ impl Name {
 
     pub(crate) fn in_file(file: &'static str, function: &'static str, types: &[DType]) -> Self {
         let mut all = [None; 3];
-        all.iter_mut().zip(types).for_each(|(slot, dtype)| *slot = Some(*dtype));
+        all.iter_mut().zip(types).for_each(|(slot, dtype)| *slot = Some(KvDType::Float(*dtype)));
         Self { file, function, types: all }
+    }
+
+    /// The same for a function whose second type is that of a cache.
+    pub(crate) fn with_cache(self, cache: KvDType) -> Self {
+        let [rows, out, _] = self.types;
+        Self { types: [rows, Some(cache), out], ..self }
     }
 
     /// The function's name in its module.

@@ -42,7 +42,8 @@ impl Device {
         );
     }
 
-    /// Queues a kernel that is compiled for its shape, like [`Self::launch_early`]; false, and nothing happens, where it cannot be compiled.
+    /// Queues a kernel that is compiled for its shape, like [`Self::launch_early`]; false, and nothing happens, where
+    /// it cannot be compiled.
     pub(crate) fn launch_special(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) -> bool {
         if shape.grid.contains(&0) || self.fault.is_some() {
             return true;
@@ -67,7 +68,8 @@ impl Device {
         true
     }
 
-    /// Queues a kernel that may start while the one before it ends: it waits inside (`wait_for_inputs`) for what that writes.
+    /// Queues a kernel that may start while the one before it ends: it waits inside (`wait_for_inputs`) for what that
+    /// writes.
     pub(crate) fn launch_early(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
         if shape.grid.contains(&0) || self.fault.is_some() {
             return;
@@ -76,7 +78,8 @@ impl Device {
         self.queue_early(function, name.function, shape, arguments);
     }
 
-    /// Whether a kernel with clusters larger than every device takes can run here, with so much shared memory a block. `shape`: of one cluster.
+    /// Whether a kernel with clusters larger than every device takes can run here, with so much shared memory a block.
+    /// `shape`: of one cluster.
     pub(crate) fn takes_clusters(&mut self, name: Name, shape: Shape) -> bool {
         if let Some(takes) = self.clustered.get(&(name, shape.shared)) {
             return *takes;
@@ -112,7 +115,8 @@ impl Device {
         };
         self.queue(
             || format!("{name} {shape}"),
-            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the
+            // attribute outlives the call.
             |context| unsafe {
                 let attributes = if context.arch >= HOPPER { std::slice::from_mut(&mut early) } else { &mut [] };
                 let config = shape.config(context.stream, attributes);
@@ -122,7 +126,8 @@ impl Device {
         );
     }
 
-    /// Queues a kernel all of whose blocks run at once, so that they can wait for each other. The caller asked [`Self::blocks_at_once`].
+    /// Queues a kernel all of whose blocks run at once, so that they can wait for each other. The caller asked
+    /// [`Self::blocks_at_once`].
     pub(crate) fn launch_at_once(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) {
         let Some(function) = self.special(special, shape.shared) else { return };
         let mut together = sys::CUlaunchAttribute {
@@ -132,7 +137,8 @@ impl Device {
         };
         self.queue(
             || format!("{} {shape}", special.file),
-            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the attribute outlives the call.
+            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the
+            // attribute outlives the call.
             |context| unsafe {
                 let config = shape.config(context.stream, std::slice::from_mut(&mut together));
                 sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
@@ -165,7 +171,8 @@ impl Device {
         }
         let clusters = self.attempt(
             || format!("clusters of {}", special.file),
-            // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one integer.
+            // SAFETY: the function is in a loaded module, the configuration outlives the call, which writes one
+            // integer.
             |context| unsafe {
                 let config = shape.config(context.stream, &mut []);
                 let mut clusters = 0;
@@ -217,7 +224,8 @@ impl Device {
         true
     }
 
-    /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has waited so long.
+    /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has
+    /// waited so long.
     pub(crate) fn is_compiled(&self, special: Special, most: Duration) -> bool {
         self.special.contains_key(&special) || self.compile_queue.is_made(special, most)
     }

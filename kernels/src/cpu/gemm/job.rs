@@ -1,0 +1,133 @@
+//! Products as tasks of the pool: which kernel takes one, and many of them under one pair of calls (pack the rows, then
+//! multiply).
+
+use super::lanes;
+use super::needs::Needs;
+use super::product::Product;
+#[cfg(target_arch = "x86_64")]
+use super::{amx, skinny};
+use crate::cpu::runtime::isa::Isa;
+use crate::cpu::runtime::memory::{Reserve, Shared};
+use crate::cpu::runtime::pool::Pool;
+use crate::ops::{DType, WeightFormat};
+
+/// A product with the kernel that takes it.
+pub(super) enum Job<'a> {
+    Lanes(lanes::Job<'a>),
+    #[cfg(target_arch = "x86_64")]
+    Few(skinny::Job<'a>),
+    #[cfg(target_arch = "x86_64")]
+    Tiles(amx::Job<'a>),
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(isa: Isa, threads: usize, product: Product<'a>) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx && product.w.rounds && product.w.format == WeightFormat::Plain(DType::Bf16) {
+            return match product.rows <= skinny::MAX_ROWS {
+                true => Self::Few(skinny::Job::new(product)),
+                false => Self::Tiles(amx::Job::new(product, threads)),
+            };
+        }
+        let _ = threads;
+        Self::Lanes(lanes::Job::new(isa, product))
+    }
+
+    fn needs(&self) -> Needs {
+        match self {
+            Self::Lanes(job) => job.needs(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Few(job) => job.needs(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Tiles(job) => job.needs(),
+        }
+    }
+
+    /// Packs some rows.
+    ///
+    /// # Safety
+    /// `packed` is this job's memory, each task runs once, and the product's rows exist.
+    unsafe fn pack(&self, task: usize, packed: Shared<u8>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::Lanes(job) => job.pack(task, packed),
+                #[cfg(target_arch = "x86_64")]
+                Self::Few(job) => job.pack(packed),
+                #[cfg(target_arch = "x86_64")]
+                Self::Tiles(job) => job.pack(task, packed),
+            }
+        }
+    }
+
+    /// Computes a part of the product.
+    ///
+    /// # Safety
+    /// All tasks of [`Self::pack`] are done, `sums` is this thread's memory, each task runs once, and the product's
+    /// rows exist.
+    unsafe fn run(&self, task: usize, packed: Shared<u8>, sums: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::Lanes(job) => job.run(task, packed),
+                #[cfg(target_arch = "x86_64")]
+                Self::Few(job) => job.run(task, packed),
+                #[cfg(target_arch = "x86_64")]
+                Self::Tiles(job) => job.run(task, packed, sums),
+            }
+        }
+        let _ = sums;
+    }
+}
+
+/// Memory kept from call to call.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// Packed activations.
+    x: Reserve,
+    /// Sums that rest between parts of k.
+    sums: Reserve,
+}
+
+/// Where a job's tasks and memory begin among those of all jobs.
+struct Place {
+    needs: Needs,
+    first: Needs,
+}
+
+/// Runs all jobs.
+///
+/// # Safety
+/// As [`super::matmul`].
+pub(super) unsafe fn run(pool: &mut Pool, scratch: &mut Scratch, jobs: &[Job<'_>]) {
+    let mut all = Needs::default();
+    let mut place = |job: &Job<'_>| {
+        let needs = job.needs();
+        let first = all;
+        all = Needs {
+            // Packed rows begin on lines of the caches.
+            packed: all.packed + needs.packed.next_multiple_of(64),
+            sums: all.sums.max(needs.sums),
+            pack_tasks: all.pack_tasks + needs.pack_tasks,
+            pack_work: all.pack_work + needs.pack_work,
+            tasks: all.tasks + needs.tasks,
+            work: all.work + needs.work,
+        };
+        Place { needs, first }
+    };
+    let places: Vec<Place> = jobs.iter().map(&mut place).collect();
+    let packed = Shared::new(scratch.x.reserve(all.packed));
+    let sums = Shared::new(scratch.sums.reserve(all.sums * pool.threads()));
+    // SAFETY: each job's part was counted.
+    let part = |index: usize| Shared::new(unsafe { packed.at(places[index].first.packed) });
+    pool.run_sized(all.pack_tasks, all.pack_work, &|task, _| {
+        let index = places.partition_point(|place| place.first.pack_tasks + place.needs.pack_tasks <= task);
+        // SAFETY: the task is one of this job's, with its memory; the rest is the caller's promise.
+        unsafe { jobs[index].pack(task - places[index].first.pack_tasks, part(index)) };
+    });
+    pool.run_sized(all.tasks, all.work, &|task, thread| {
+        let index = places.partition_point(|place| place.first.tasks + place.needs.tasks <= task);
+        // SAFETY: as above; packing is done, and each thread has its own sums, enough for every job.
+        unsafe { jobs[index].run(task - places[index].first.tasks, part(index), sums.at(thread * all.sums)) };
+    });
+}

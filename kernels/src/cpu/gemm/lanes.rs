@@ -1,0 +1,417 @@
+//! Products in f32 lanes, for every weight type and every instruction set: weights become f32 in registers, activations
+//! stay f32.
+//!
+//! A tile of `R` rows times `C` vectors stays in registers over all of k. One row streams many panels at once (bound by
+//! memory); many rows reuse each weight vector `R` times (bound by arithmetic). Activations are packed `[row
+//! block][k][R]`, so that a tile reads them in sequence, and taken in super-blocks that stay in the second-level cache
+//! while panels stream past.
+
+#![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
+
+use super::needs::Needs;
+use super::product::{Product, Tile};
+use crate::cpu::gemm::pack::PANEL;
+use crate::cpu::runtime::isa::Isa;
+use crate::cpu::runtime::memory::Shared;
+use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
+use crate::ops::{DType, WeightFormat};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Rows of a super-block, at most.
+const SUPER_BLOCK_ROWS: usize = 120;
+/// k after which sums rest in memory: a super-block's activations up to there, and two panels, fit the second-level
+/// cache.
+const DEPTH: usize = 2048;
+/// Sums of a task, at most: a super-block of rows times two panels, or a few rows times eight.
+const TASK_SUMS: usize = SUPER_BLOCK_ROWS * 2 * PANEL;
+
+/// Rows of a tile, at most.
+const MOST_ROWS: usize = 12;
+
+/// How rows are cut into register tiles.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Rows of a tile.
+    rows: usize,
+    /// Row blocks in all.
+    blocks: usize,
+    /// Row blocks of a super-block.
+    super_blocks: usize,
+    /// Panels of a tile.
+    panels: usize,
+}
+
+impl Cut {
+    fn new(isa: Isa, rows: usize) -> Self {
+        let sizes: &[(usize, usize)] = match isa {
+            Isa::Amx | Isa::Avx512 => &[(1, 8), (2, 8), (4, 4), (6, 4), (8, 2), (12, 2)],
+            Isa::Avx2 => &[(1, 4), (2, 2), (4, 1), (6, 1)],
+            Isa::Portable => &[(1, 2), (2, 1), (4, 1)],
+        };
+        // The least padding, and among equals the largest tile.
+        let fits = |&&(tile, _): &&(usize, usize)| (rows.div_ceil(tile) * tile, usize::MAX - tile);
+        let &(tile, panels) = sizes
+            .iter()
+            .filter(|size| size.0 >= rows.min(sizes[sizes.len() - 2].0))
+            .min_by_key(fits)
+            .expect("a size fits");
+        let blocks = rows.div_ceil(tile);
+        let most = (TASK_SUMS / (tile * panels * PANEL)).min(SUPER_BLOCK_ROWS / tile);
+        // Super-blocks of equal size.
+        let super_blocks = blocks.div_ceil(blocks.div_ceil(most));
+        Self { rows: tile, blocks, super_blocks, panels }
+    }
+}
+
+/// A product, cut.
+pub(super) struct Job<'a> {
+    isa: Isa,
+    product: Product<'a>,
+    cut: Cut,
+    /// k, made even.
+    k: usize,
+    /// Groups of panels.
+    groups: usize,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(isa: Isa, product: Product<'a>) -> Self {
+        let cut = Cut::new(isa, product.rows);
+        let (k, groups) = (product.w.k.next_multiple_of(2), product.w.panels().div_ceil(cut.panels));
+        Self { isa, product, cut, k, groups }
+    }
+
+    pub(super) fn needs(&self) -> Needs {
+        let Self { cut, k, product: Product { rows, w, .. }, .. } = *self;
+        Needs {
+            packed: cut.blocks * cut.rows * k * size_of::<f32>(),
+            sums: 0,
+            pack_tasks: cut.blocks,
+            pack_work: rows * k,
+            tasks: cut.blocks.div_ceil(cut.super_blocks) * self.groups,
+            work: rows * k * w.n / 8,
+        }
+    }
+
+    /// Packs a row block.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::pack`].
+    pub(super) unsafe fn pack(&self, block: usize, packed: Shared<u8>) {
+        let first = block * self.cut.rows;
+        let count = self.cut.rows.min(self.product.rows - first);
+        // SAFETY: rows `first .. first + count` of x exist; each task writes its own block of the packed memory.
+        unsafe {
+            let at = packed.at(first * self.k * size_of::<f32>()).cast::<f32>();
+            let block = std::slice::from_raw_parts_mut(at, self.cut.rows * self.k);
+            let mut rows = [&[][..]; MOST_ROWS];
+            (rows.iter_mut().enumerate().take(count)).for_each(|(row, x)| *x = self.product.row(first + row));
+            pack_block(&rows[..count], self.cut.rows, block);
+        }
+    }
+
+    /// Computes a strip.
+    ///
+    /// # Safety
+    /// As [`super::job::Job::run`].
+    pub(super) unsafe fn run(&self, task: usize, packed: Shared<u8>) {
+        let Self { isa, cut, k, groups, ref product } = *self;
+        let first_block = task / groups * cut.super_blocks;
+        let first_panel = task % groups * cut.panels;
+        // SAFETY: the packed memory begins here.
+        let x = Shared::new(unsafe { packed.at(0) }.cast::<f32>());
+        let strip = Strip {
+            blocks: first_block..cut.blocks.min(first_block + cut.super_blocks),
+            panels: first_panel..product.w.panels().min(first_panel + cut.panels),
+            cut,
+            k,
+            x,
+            weights: product.w.panel(first_panel),
+            panel_bytes: product.w.panel_bytes(),
+            product,
+        };
+        match product.w.format {
+            WeightFormat::Plain(DType::F32) => vectorize(isa, Typed::<Plain<F32>>(strip, Plain(F32))),
+            WeightFormat::Plain(DType::F16) => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
+            WeightFormat::Plain(DType::Bf16) => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
+            WeightFormat::ScaledE4m3 { .. } => vectorize(isa, Typed::<Codes>(strip, Codes)),
+        }
+    }
+}
+
+/// `[k][rows]` from rows of x, zero where there is no row or column.
+fn pack_block(x: &[&[f32]], rows: usize, block: &mut [f32]) {
+    let width = x.first().map_or(0, |row| row.len());
+    if rows == 1 {
+        block[..width].copy_from_slice(x[0]);
+        block[width..].fill(0.0);
+        return;
+    }
+    if x.len() < rows || block.len() > width * rows {
+        block.fill(0.0);
+    }
+    for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width) {
+        for (to, row) in column.iter_mut().zip(x) {
+            *to = row[k];
+        }
+    }
+}
+
+/// A task: a super-block of rows times a group of panels.
+struct Strip<'a> {
+    blocks: Range<usize>,
+    panels: Range<usize>,
+    cut: Cut,
+    k: usize,
+    x: Shared<f32>,
+    weights: *const u8,
+    panel_bytes: usize,
+    product: &'a Product<'a>,
+}
+
+/// How a weight panel is read, two k at a time.
+trait Weights: Copy {
+    /// Whether sums are multiplied by the scales of their weights.
+    const SCALED: bool = false;
+    /// Vectors `vector` of k pair `pair`.
+    ///
+    /// # Safety
+    /// The pair is inside the panel, and `S::N * (vector + 1) <= 16`.
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S);
+}
+
+/// `[k][16]`.
+#[derive(Clone, Copy)]
+struct Plain<E: Element>(#[allow(dead_code, reason = "names the element")] E);
+/// `[k / 2][16][2]` of bf16.
+#[derive(Clone, Copy)]
+struct Pairs;
+
+impl<E: Element> Weights for Plain<E> {
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+        // SAFETY: the caller's promise; panels are aligned.
+        unsafe {
+            let at = panel.cast::<E::Bits>().add(pair * 2 * PANEL + vector * S::N);
+            (E::load(at), E::load(at.add(PANEL)))
+        }
+    }
+}
+
+impl Weights for Pairs {
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_bf16_pairs(panel.cast::<u16>().add((pair * PANEL + vector * S::N) * 2)) }
+    }
+}
+
+/// `[k / 2][16][2]` of [`e4m3`](crate::e4m3) codes.
+#[derive(Clone, Copy)]
+struct Codes;
+
+impl Weights for Codes {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_e4m3_pairs(panel.add((pair * PANEL + vector * S::N) * 2)) }
+    }
+}
+
+/// A strip with its weight type.
+struct Typed<'a, W: Weights>(Strip<'a>, #[allow(dead_code, reason = "names the type")] W);
+
+impl<W: Weights> Kernel for Typed<'_, W> {
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let strip = self.0;
+        let whole = strip.panels.len() == strip.cut.panels;
+        let mut sums = Sums([MaybeUninit::uninit(); TASK_SUMS]);
+        let mut start = 0;
+        while start < strip.k {
+            let depth = start..strip.depth_end::<W>(start);
+            start = depth.end;
+            for block in strip.blocks.clone() {
+                if whole {
+                    strip.block::<S, W>(block, 0, strip.cut.panels, depth.clone(), &mut sums);
+                } else {
+                    for panel in 0..strip.panels.len() {
+                        strip.block::<S, W>(block, panel, 1, depth.clone(), &mut sums);
+                    }
+                }
+            }
+        }
+        strip.write(&sums);
+    }
+}
+
+/// `[row][panel][16]` of a task.
+#[repr(align(64))]
+struct Sums([MaybeUninit<f32>; TASK_SUMS]);
+
+impl Strip<'_> {
+    /// Where a part of k that begins at `start` ends: all of its weights share their columns' scales.
+    #[inline(always)]
+    fn depth_end<W: Weights>(&self, start: usize) -> usize {
+        let scales = self.product.w.scales().filter(|_| W::SCALED);
+        let end = scales.map_or(usize::MAX, |scales| scales.end(start));
+        end.min(start + DEPTH).min(self.k)
+    }
+
+    /// One row block times `panels` panels from `first` on.
+    #[inline(always)]
+    fn block<S: Simd, W: Weights>(
+        &self,
+        block: usize,
+        first: usize,
+        panels: usize,
+        depth: Range<usize>,
+        sums: &mut Sums,
+    ) {
+        if S::N == 16 {
+            match (self.cut.rows, panels) {
+                (1, 8) => self.tile::<S, W, 1, 8>(block, first, depth, sums),
+                (1, _) => self.tile::<S, W, 1, 1>(block, first, depth, sums),
+                (2, 8) => self.tile::<S, W, 2, 8>(block, first, depth, sums),
+                (2, _) => self.tile::<S, W, 2, 1>(block, first, depth, sums),
+                (4, 4) => self.tile::<S, W, 4, 4>(block, first, depth, sums),
+                (4, _) => self.tile::<S, W, 4, 1>(block, first, depth, sums),
+                (6, 4) => self.tile::<S, W, 6, 4>(block, first, depth, sums),
+                (6, _) => self.tile::<S, W, 6, 1>(block, first, depth, sums),
+                (8, 2) => self.tile::<S, W, 8, 2>(block, first, depth, sums),
+                (8, _) => self.tile::<S, W, 8, 1>(block, first, depth, sums),
+                (12, 2) => self.tile::<S, W, 12, 2>(block, first, depth, sums),
+                (12, _) => self.tile::<S, W, 12, 1>(block, first, depth, sums),
+                (rows, _) => unreachable!("no tile of {rows} rows"),
+            }
+        } else {
+            match (self.cut.rows, panels) {
+                (1, 4) => self.tile::<S, W, 1, 8>(block, first, depth, sums),
+                (1, 2) => self.tile::<S, W, 1, 4>(block, first, depth, sums),
+                (1, _) => self.tile::<S, W, 1, 2>(block, first, depth, sums),
+                (2, 2) => self.tile::<S, W, 2, 4>(block, first, depth, sums),
+                (2, _) => self.tile::<S, W, 2, 2>(block, first, depth, sums),
+                (4, _) => self.tile::<S, W, 4, 2>(block, first, depth, sums),
+                (6, _) => self.tile::<S, W, 6, 2>(block, first, depth, sums),
+                (rows, _) => unreachable!("no tile of {rows} rows"),
+            }
+        }
+    }
+
+    /// `R` rows times `C` vectors, over some of k.
+    #[inline(always)]
+    fn tile<S: Simd, W: Weights, const R: usize, const C: usize>(
+        &self,
+        block: usize,
+        first: usize,
+        depth: Range<usize>,
+        kept: &mut Sums,
+    ) {
+        let per_panel = PANEL / S::N;
+        let width = self.cut.panels * PANEL;
+        let mut sums = [[S::splat(0.0); C]; R];
+        let index = block - self.blocks.start;
+        let kept = kept.0[index * R * width + first * PANEL..][..(R - 1) * width + C * S::N].as_mut_ptr().cast::<f32>();
+        // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even)
+        // entries. Kept sums were checked, and written before they are read; prefetches may point anywhere.
+        unsafe {
+            if depth.start > 0 && !W::SCALED {
+                for r in 0..R {
+                    for c in 0..C {
+                        sums[r][c] = S::load(kept.add(r * width + c * S::N));
+                    }
+                }
+            }
+            let x = self.x.at(block * R * self.k).cast_const();
+            let weights = self.weights.add(first * self.panel_bytes);
+            // The next task's panels, a line a step: with many rows, their arrival hides behind arithmetic.
+            let next = self
+                .weights
+                .wrapping_add(self.cut.panels * self.panel_bytes + (depth.start + index * depth.len()) / 2 * 64);
+            for pair in depth.start / 2..depth.end / 2 {
+                if R >= 8 {
+                    S::prefetch(next.wrapping_add((pair - depth.start / 2) * 64));
+                }
+                let x = x.add(pair * 2 * R);
+                let mut second = [S::splat(0.0); C];
+                let mut w = [S::splat(0.0); C];
+                for c in 0..C {
+                    (w[c], second[c]) = W::pair(weights.add(c / per_panel * self.panel_bytes), pair, c % per_panel);
+                }
+                for r in 0..R {
+                    let x = S::splat(*x.add(r));
+                    for c in 0..C {
+                        sums[r][c] = x.fma(w[c], sums[r][c]);
+                    }
+                }
+                for r in 0..R {
+                    let x = S::splat(*x.add(R + r));
+                    for c in 0..C {
+                        sums[r][c] = x.fma(second[c], sums[r][c]);
+                    }
+                }
+            }
+            if let Some(scales) = self.product.w.scales().filter(|_| W::SCALED) {
+                for c in 0..C {
+                    let of_panel = scales.panel(self.panels.start + first + c / per_panel, depth.start);
+                    let scale = S::load(of_panel.as_ptr().add(c % per_panel * S::N));
+                    for r in 0..R {
+                        let kept = kept.add(r * width + c * S::N);
+                        let before = if depth.start > 0 { S::load(kept) } else { S::splat(0.0) };
+                        sums[r][c] = sums[r][c].fma(scale, before);
+                    }
+                }
+            }
+            for r in 0..R {
+                for c in 0..C {
+                    sums[r][c].store(kept.add(r * width + c * S::N));
+                }
+            }
+        }
+    }
+
+    /// Hands the finished sums over.
+    fn write(&self, sums: &Sums) {
+        let width = self.cut.panels * PANEL;
+        let row = self.blocks.start * self.cut.rows;
+        let rows = self.blocks.len() * self.cut.rows;
+        // SAFETY: every tile wrote its sums; the last columns of a row may be missing, and only they.
+        let sums = unsafe {
+            std::slice::from_raw_parts(sums.0.as_ptr().cast::<f32>(), (rows - 1) * width + self.panels.len() * PANEL)
+        };
+        let tile = Tile {
+            sums,
+            stride: width,
+            row,
+            col: self.panels.start * PANEL,
+            rows: rows.min(self.product.rows - row),
+            cols: self.panels.len() * PANEL,
+        };
+        // SAFETY: each strip writes its own rows and columns.
+        unsafe { self.product.write(&tile) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_cover_all_rows_with_little_padding() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+            for rows in 1..600 {
+                let cut = Cut::new(isa, rows);
+                assert!(cut.rows * cut.blocks >= rows && cut.rows * (cut.blocks - 1) < rows, "{isa:?} {rows}");
+                assert!(
+                    rows < 24 || cut.rows * cut.blocks <= rows + 8,
+                    "{isa:?} {rows}: {} x {}",
+                    cut.rows,
+                    cut.blocks
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A product as the kernels see it: its operands, and where a finished tile of sums goes.
+
+use crate::cpu::gemm::pack::Packed;
+use crate::cpu::runtime::memory::Shared;
+use crate::ops::Epilogue;
+
+/// Where the rows of an operand lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    base: Shared<f32>,
+    /// Elements from one row to the next.
+    stride: usize,
+    /// Which row comes when; absent: as they lie.
+    order: Option<&'a [u32]>,
+    /// Numbers in `order` that mean the same row, one after the other.
+    share: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Rows one after the other.
+    pub(crate) fn dense(base: Shared<f32>, stride: usize) -> Self {
+        Self { base, stride, order: None, share: 1 }
+    }
+
+    /// Row `order[i] / share` as the one at `i`.
+    pub(crate) fn picked(base: Shared<f32>, stride: usize, order: &'a [u32], share: usize) -> Self {
+        Self { base, stride, order: Some(order), share }
+    }
+
+    /// The first element of the row at `index`.
+    #[inline(always)]
+    fn at(&self, index: usize) -> *mut f32 {
+        let row = self.order.map_or(index, |order| order[index] as usize / self.share);
+        // SAFETY: whoever made the product promised these rows.
+        unsafe { self.base.at(row * self.stride) }
+    }
+}
+
+/// One product.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    /// Each of `w.k` elements.
+    pub(crate) x: Rows<'a>,
+    pub(crate) rows: usize,
+    pub(crate) w: &'a Packed,
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) epilogue: Epilogue,
+    /// Each of `w.n` elements.
+    pub(crate) out: Rows<'a>,
+}
+
+/// A finished tile of sums: `rows` rows of `stride` elements, the first at output element (`row`, `col`).
+pub(super) struct Tile<'a> {
+    pub(super) sums: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) row: usize,
+    pub(super) col: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+impl Product<'_> {
+    /// Elements of a row of `x`.
+    ///
+    /// # Safety
+    /// Nobody writes the row meanwhile.
+    #[inline(always)]
+    pub(super) unsafe fn row(&self, row: usize) -> &[f32] {
+        debug_assert!(row < self.rows);
+        // SAFETY: rows of `x` have `w.k` elements; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.x.at(row), self.w.k) }
+    }
+
+    /// Writes a tile, clipped to the matrix.
+    ///
+    /// # Safety
+    /// No other task writes these elements, and rows are inside the output.
+    #[inline(always)]
+    pub(super) unsafe fn write(&self, tile: &Tile<'_>) {
+        let cols = tile.cols.min(self.w.n - tile.col);
+        for row in 0..tile.rows {
+            let sums = &tile.sums[row * tile.stride..][..cols];
+            // SAFETY: the columns are clipped to the row, and the rows are inside (the caller's promise).
+            let out = unsafe { std::slice::from_raw_parts_mut(self.out.at(tile.row + row).add(tile.col), cols) };
+            let bias = self.bias.map(|bias| &bias[tile.col..tile.col + cols]);
+            match (self.epilogue, bias) {
+                (Epilogue::Store, None) => out.copy_from_slice(sums),
+                (Epilogue::Store, Some(bias)) => {
+                    for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
+                        *out = sum + bias;
+                    }
+                }
+                (Epilogue::Accumulate, None) => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum),
+                (Epilogue::Accumulate, Some(bias)) => {
+                    for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
+                        *out += sum + bias;
+                    }
+                }
+            }
+        }
+    }
+}

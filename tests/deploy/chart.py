@@ -1,0 +1,147 @@
+"""Lints and renders deploy/helm/quire with Helm itself, and validates each object that it makes.
+
+Usage: chart.py ROOT [--write]. --write renews the golden files. Prints every case's objects as JSON: case to list.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import helm_python as helm
+import kubernetes_validate
+import yaml
+
+ROOT = pathlib.Path(sys.argv[1])
+WRITE = "--write" in sys.argv
+CHART = ROOT / "deploy/helm/quire"
+GOLDEN = ROOT / "tests/deploy/golden"
+KUBERNETES = ["1.30", "1.34", "1.37"]
+CRD_GROUPS = {"gateway.networking.k8s.io", "keda.sh", "monitoring.coreos.com"}
+
+# What people install, by a name.
+CASES = {
+    "default": {},
+    "gpus": {
+        "replicaCount": 2,
+        "model": {"name": "Qwen/Qwen3-0.6B", "revision": "main", "servedNames": ["chat", "qwen"]},
+        "cache": {"existingClaim": "models"},
+        "huggingFace": {"existingSecret": "hub"},
+        "apiKey": {"existingSecret": "keys"},
+        "engine": {
+            "gpus": 2,
+            "extraFlags": ["--max-model-len=16k"],
+            "resources": {"limits": {"memory": "64Gi"}},
+            "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+                 "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "quire"}}}
+            ],
+            "priorityClassName": "serving",
+            "runtimeClassName": "nvidia",
+        },
+        "ingress": {"enabled": True, "className": "nginx", "hosts": [{"host": "llm.example.com"}]},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway", "namespace": "infra"}],
+                      "hostnames": ["llm.example.com"]},
+        "metrics": {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True},
+                    "dashboards": {"enabled": True}},
+        "networkPolicy": {"enabled": True},
+    },
+    "stateful": {
+        "model": {"name": "Qwen/Qwen3-0.6B"},
+        "engine": {"kind": "StatefulSet"},
+        "cache": {"persistence": {"enabled": True}},
+        "autoscaling": {"enabled": True},
+        "metrics": {"podMonitor": {"enabled": True}, "scrapeAnnotations": True},
+    },
+    "keda": {"keda": {"enabled": True}, "cache": {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]}},
+             "replicaCount": 2},
+    "gateways": {
+        "gateway": {"replicas": 2},
+        "apiKey": {"existingSecret": "keys"},
+        "metrics": {"podMonitor": {"enabled": True}},
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+    },
+    "folder": {"model": {"path": "llama", "servedNames": ["llama"]}, "cache": {"existingClaim": "models"},
+               "gateway": {"replicas": 1}, "processes": {"worker": {"extraFlags": ["--dtype=float32"]}}},
+}
+
+# What cannot run, or is misspelt, and what the refusal says.
+REFUSED = [
+    ({"engine": {"nodes": 2}}, "an engine runs on one node"),
+    ({"engine": {"pipelineParallelSize": 2}}, "use engine.tensorParallelSize"),
+    ({"engine": {"dataParallelSize": 4}}, "use replicaCount 4"),
+    ({"engine": {"gpus": 1, "tensorParallelSize": 2}}, "takes as many GPUs"),
+    ({"model": {"name": "a/b", "path": "c"}}, "two models"),
+    ({"autoscaling": {"enabled": True}, "keda": {"enabled": True}}, "enable one of them"),
+    ({"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}}, "count every series twice"),
+    ({"replicaCount": 2, "cache": {"persistence": {"enabled": True}}}, "ReadWriteMany"),
+    ({"replicaCount": 2, "gateway": {"replicas": 2}}, "a release for each engine"),
+    ({"engine": {"gpus": 2}, "gateway": {"replicas": 2}}, "use gateway.replicas 0"),
+    ({"engine": {"extraFlags": ["--seed=1"]}, "gateway": {"replicas": 2}}, "processes.<name>.extraFlags"),
+    ({"gateway": {"extraFlags": ["--threads=4"]}}, "use engine.extraFlags"),
+    ({"gateway": {"replicas": 1}, "model": {"fetch": {"enabled": False}}}, "take a folder"),
+    ({"ingress": {"enabled": True}}, "name at least one host"),
+    ({"httpRoute": {"enabled": True}}, "name the Gateway"),
+    ({"replicas": 2}, "replicas"),
+    ({"engine": {"gpu": 1}}, "gpu"),
+    ({"engine": {"gpus": "1"}}, "gpus"),
+    ({"engine": {"extraFlags": "--seed 1"}}, "extraFlags"),
+    ({"engine": {"sharedMemory": "2 GB"}}, "sharedMemory"),
+]
+
+
+def main():
+    report = helm.lint(CHART, strict=True)
+    problems = [message for message in report["messages"] if message["severity"] > 1]
+    assert not problems and not report["errors"], report
+    chart = helm.Chart.load(CHART)
+    cases = {name: render(chart, values) for name, values in CASES.items()}
+    for name, objects in cases.items():
+        validate(name, objects)
+    for values, expected in REFUSED:
+        refuse(chart, values, expected)
+    golden("default", cases["default"])
+    json.dump(cases, sys.stdout)
+
+
+def render(chart, values):
+    chart.validate_schema(values)
+    files = chart.render(values, name="chat", namespace="llm")
+    notes = next(text for name, text in files.items() if name.endswith("NOTES.txt"))
+    assert "http://chat-quire.llm:80/v1" in notes and "helm test chat -n llm" in notes, notes
+    texts = (text for name, text in sorted(files.items()) if name.endswith(".yaml"))
+    return [document for text in texts for document in yaml.safe_load_all(text) if document]
+
+
+def validate(name, objects):
+    custom = [it for it in objects if it["apiVersion"].split("/")[0] in CRD_GROUPS]
+    for it in objects:
+        for version in KUBERNETES if it not in custom else []:
+            try:
+                kubernetes_validate.validate(it, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                sys.exit(f"{name}: {it['kind']} {it['metadata']['name']}, Kubernetes {version}: {error.message}")
+    script = ROOT / "target/deploy/node/crds.mjs"
+    subprocess.run(["node", script], input=json.dumps(custom), text=True, check=True)
+
+
+def refuse(chart, values, expected):
+    try:
+        render(chart, values)
+    except helm.HelmError as error:
+        assert expected in str(error), f"{values}: {error}"
+    else:
+        sys.exit(f"{values} are rendered, although {expected!r}")
+
+
+def golden(name, objects):
+    path = GOLDEN / f"{name}.yaml"
+    text = yaml.safe_dump_all(objects, width=120, default_flow_style=None)
+    if WRITE:
+        path.write_text(text)
+    assert path.read_text() == text, f"{path} differs: look at `git diff` after {sys.argv[0]} {ROOT} --write"
+
+
+main()

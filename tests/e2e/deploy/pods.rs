@@ -1,0 +1,191 @@
+//! A pod of a manifest as processes of this machine: its containers' command lines, variables and probes.
+
+use std::{
+    fs::{self, File},
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use e2e_tests::{Client, quire_binary};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tonic::transport::Channel;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+/// What stands in Secrets.
+pub(super) const API_KEY: &str = "key-of-a-secret";
+
+/// How long a probe may fail; debug builds on busy machines are slow.
+const PROBED: Duration = Duration::from_secs(120);
+
+/// A port of the manifest, and the one that stands for it here.
+#[derive(Clone, Copy)]
+pub(super) struct Port {
+    named: u16,
+    here: u16,
+}
+
+/// Running containers.
+pub(super) struct Pod {
+    containers: Vec<Container>,
+    pub(super) ports: Vec<Port>,
+}
+
+struct Container {
+    name: String,
+    manifest: Value,
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Pod {
+    /// Runs the init containers of a workload's pod to their ends, then starts the others. Volumes lie in `folder`;
+    /// `others` are the ports of pods that it talks to.
+    pub(super) async fn start(workload: &Value, folder: &Path, others: &[Port]) -> anyhow::Result<Self> {
+        let spec = &workload["spec"]["template"]["spec"];
+        let containers = spec["containers"].as_array().context("containers")?;
+        let numbers = containers.iter().flat_map(|it| it["ports"].as_array().into_iter().flatten());
+        let numbers: Vec<u64> = numbers.filter_map(|port| port["containerPort"].as_u64()).collect();
+        let ports: Vec<Port> = numbers.iter().map(|number| Port::new(*number as u16)).collect::<anyhow::Result<_>>()?;
+        let all = [&ports[..], others].concat();
+        let place = Place { folder, ports: &all };
+        for volume in ["run", "tmp", "models"] {
+            fs::create_dir_all(folder.join(volume))?;
+        }
+        for init in spec["initContainers"].as_array().into_iter().flatten() {
+            let mut command = place.command(init)?;
+            super::tools::run(&mut command)?;
+        }
+        let started: anyhow::Result<Vec<_>> = containers.iter().map(|it| Container::start(it, &place)).collect();
+        Ok(Self { containers: started?, ports })
+    }
+
+    /// Where a port of the manifest is.
+    pub(super) fn port(&self, named: u16) -> anyhow::Result<u16> {
+        self.ports.iter().find(|port| port.named == named).map(|port| port.here).context("no such port")
+    }
+
+    /// Startup, readiness and liveness probes succeed, in this order, as they would have to in a cluster.
+    pub(super) async fn passes_its_probes(&mut self) -> anyhow::Result<()> {
+        for container in &mut self.containers {
+            for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+                let start = Instant::now();
+                while let Err(error) = probed(&container.manifest, &container.manifest[probe], &self.ports).await {
+                    if container.child.try_wait()?.is_some() || start.elapsed() > PROBED {
+                        bail!("{} of {}: {error:#}\n{}", probe, container.name, container.log());
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends it as the kubelet does; every process must end well.
+    pub(super) fn end(mut self) -> anyhow::Result<()> {
+        for container in &self.containers {
+            kill_process(Pid::from_child(&container.child), Signal::TERM)?;
+        }
+        for container in &mut self.containers {
+            let status = container.child.wait()?;
+            ensure!(status.success(), "{} ended with {status}\n{}", container.name, container.log());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        for container in &mut self.containers {
+            let _ = container.child.kill();
+            let _ = container.child.wait();
+        }
+    }
+}
+
+impl Port {
+    fn new(named: u16) -> anyhow::Result<Self> {
+        Ok(Self { named, here: TcpListener::bind("127.0.0.1:0")?.local_addr()?.port() })
+    }
+}
+
+impl Container {
+    fn start(manifest: &Value, place: &Place<'_>) -> anyhow::Result<Self> {
+        let name = manifest["name"].as_str().context("name")?.to_owned();
+        let log = tempfile::Builder::new().prefix(&name).tempfile_in(place.folder)?.into_temp_path().keep()?;
+        let mut command = place.command(manifest)?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn()?;
+        Ok(Self { name, manifest: manifest.clone(), child, log })
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+/// Where a pod's volumes and ports are on this machine.
+struct Place<'a> {
+    folder: &'a Path,
+    ports: &'a [Port],
+}
+
+impl Place<'_> {
+    fn command(&self, container: &Value) -> anyhow::Result<Command> {
+        let mut command = Command::new(quire_binary());
+        command.env_clear();
+        let args = container["args"].as_array().context("args")?;
+        command.args(args.iter().filter_map(Value::as_str).map(|arg| self.here(arg)));
+        for variable in container["env"].as_array().into_iter().flatten() {
+            let value = variable["value"].as_str().map_or(API_KEY.to_owned(), |value| self.here(value));
+            command.env(variable["name"].as_str().context("name")?, value);
+        }
+        Ok(command)
+    }
+
+    /// A word of a command line or a variable, with the addresses and folders of this machine.
+    fn here(&self, word: &str) -> String {
+        let mut word = word.replace("0.0.0.0", "127.0.0.1").replace("chat-quire-engine", "127.0.0.1");
+        for (inside, volume) in [("/tmp", "tmp"), ("/run/quire", "run"), ("/models", "models")] {
+            if let Some(at) = word.find(inside).filter(|at| *at == 0 || [b'=', b':'].contains(&word.as_bytes()[at - 1]))
+            {
+                word.replace_range(at..at + inside.len(), &self.folder.join(volume).to_string_lossy());
+                break;
+            }
+        }
+        for port in self.ports {
+            let bare = word.strip_suffix(&port.named.to_string()).filter(|bare| bare.ends_with([':', '=']));
+            if let Some(bare) = bare {
+                return format!("{bare}{}", port.here);
+            }
+        }
+        word
+    }
+}
+
+/// Asks once what a probe asks.
+async fn probed(container: &Value, probe: &Value, ports: &[Port]) -> anyhow::Result<()> {
+    let number = |port: &Value| match port.as_str() {
+        None => port.as_u64(),
+        Some(name) => container["ports"].as_array()?.iter().find(|it| it["name"] == name)?["containerPort"].as_u64(),
+    };
+    let here = |port: &Value| {
+        let number = number(port).context("a port")?;
+        ports.iter().find(|it| u64::from(it.named) == number).map(|it| it.here).context("a port of the pod")
+    };
+    if let Some(path) = probe["httpGet"]["path"].as_str() {
+        let client = Client::new(format!("http://127.0.0.1:{}", here(&probe["httpGet"]["port"])?));
+        let (status, text) = client.get(path).await?;
+        ensure!((200..400).contains(&status), "{status}: {text}");
+        return Ok(());
+    }
+    let address = format!("http://127.0.0.1:{}", here(&probe["grpc"]["port"])?);
+    let service = probe["grpc"]["service"].as_str().unwrap_or_default().to_owned();
+    let channel = Channel::from_shared(address)?.connect().await?;
+    let answer = HealthClient::new(channel).check(HealthCheckRequest { service }).await?;
+    let status = answer.into_inner().status();
+    ensure!(status == ServingStatus::Serving, "{status:?}");
+    Ok(())
+}

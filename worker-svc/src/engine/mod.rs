@@ -245,7 +245,8 @@ impl<'m> Engine<'m> {
         result: &mut StepResult,
     ) -> Result<(), StepError> {
         let logits = self.model.logits()?;
-        let (mut work, mut beams): (Vec<(&[f32], &Slot)>, Vec<(&[f32], &Slot)>) = Default::default();
+        let mut work: Vec<(&[f32], &Slot)> = Vec::new();
+        let mut beams: Vec<(&[f32], &Slot)> = Vec::new();
         let mut next = 0;
         for chunk in chunks {
             let slot = self.slots.get(chunk.slot).expect("forward_passes looked it up");

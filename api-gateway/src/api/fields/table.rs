@@ -43,7 +43,7 @@ pub(super) const FIELDS: &[Field] = &[
     // Of chats and completions.
     field("allowed_token_ids", BOTH, TOKENS, "Choose among these tokens only"),
     field("bad_words", BOTH, List(&Text), "Texts that must not be generated"),
-    field("best_of", BOTH, Whole(1, 16_384), "Width of the beam search; else it must equal `n`").or("`n`").seen(BEAMS),
+    field("best_of", BOTH, Whole(1, 16_384), "Width of the beam search; else it must equal `n`").or("n").seen(BEAMS),
     field("cache_salt", BOTH, Text, "Share cached prefixes only with requests of the same salt"),
     field("early_stopping", BOTH, Either(&[Bool, Word(&["never"])]), "When a beam search with `n` texts is over")
         .or("false")

@@ -11,6 +11,7 @@ mod messages;
 mod metrics;
 mod models;
 mod ping;
+mod responses;
 pub mod tokenize;
 mod version;
 
@@ -29,7 +30,7 @@ use crate::{
 pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-pub const ROUTES: [Route; 16] = [
+pub const ROUTES: [Route; 20] = [
     detokenize::ROUTE,
     documentation::PAGE,
     health::ROUTE,
@@ -45,6 +46,10 @@ pub const ROUTES: [Route; 16] = [
     messages::COUNT,
     models::ROUTE,
     models::ONE,
+    responses::ROUTE,
+    responses::ONE,
+    responses::CANCEL,
+    responses::INPUT_ITEMS,
     version::ROUTE,
 ];
 

@@ -2,7 +2,7 @@
 
 use super::{BOTH, Field, field};
 use crate::api::{
-    operation::Body::{self, Chat, Completion, CountTokens, Detokenize, Messages, Tokenize},
+    operation::Body::{self, Chat, Completion, CountTokens, Detokenize, Messages, Responses, Tokenize},
     shape::{
         Bounds, Member,
         Shape::{self, Bool, Either, List, Map, Named, Number, Object, Text, Whole, Word},
@@ -37,6 +37,18 @@ const BEAMS: &str = "tests/e2e/beams.rs: texts_are_those_of_hugging_face";
 const TOOLS: &str = "api-gateway/tests/gateway/tools.rs: calls_are_told_from_content";
 const MESSAGES_TEST: &str = "api-gateway/tests/gateway/tools.rs: anthropics_messages_are_chats";
 const TOKENIZED: &str = "api-gateway/tests/gateway/control.rs: prompts_are_tokenized_and_back";
+
+const RESPONSES: &[Body] = &[Responses];
+const RESPONSE: &str = "api-gateway/tests/gateway/responses.rs: a_text_is_answered_with_a_message";
+const EVENTS: &str = "api-gateway/tests/gateway/responses.rs: whole_and_streamed_answers_are_alike";
+const TURNS: &str = "api-gateway/tests/gateway/responses.rs: a_conversation_goes_on_from_what_is_kept";
+const BACKGROUND: &str = "api-gateway/tests/gateway/responses.rs: a_response_runs_in_the_background";
+const REFUSING: &str = "api-gateway/tests/gateway/responses.rs: fields_are_honoured_or_refused_by_name";
+const REPEATED: &str = "Repeated in the response; steers nothing";
+const REASONING: &[Member] = &[
+    may("effort", Text, "A variable of the chat template"),
+    may("summary", Word(&["auto", "detailed"]), "Show the reasoning as its own summary"),
+];
 
 /// All of them.
 pub(super) const FIELDS: &[Field] = &[
@@ -145,6 +157,61 @@ pub(super) const FIELDS: &[Field] = &[
     field("top_logprobs", &[Chat], LOGPROBS, "Likely tokens to show at each position; needs `logprobs`")
         .or("0")
         .seen("api-gateway/tests/gateway/shapes.rs: chat_logprobs_have_openais_shape"),
+    // Of responses.
+    field("background", RESPONSES, Bool, "Answer at once, and go on alone").or("false").seen(BACKGROUND),
+    field(
+        "include",
+        RESPONSES,
+        List(&Text),
+        "More to show: `message.output_text.logprobs`, `reasoning.encrypted_content`",
+    )
+    .or("[]")
+    .seen(RESPONSE),
+    field("input", RESPONSES, Either(&[Text, List(&Named("InputItem"))]), "What the user says, or items")
+        .needed()
+        .seen(RESPONSE),
+    field("instructions", RESPONSES, Text, "What the model is told first").seen(RESPONSE),
+    field("max_output_tokens", RESPONSES, COUNT, "Tokens to generate at most")
+        .or("what the context leaves")
+        .seen(RESPONSE),
+    field("max_tool_calls", RESPONSES, COUNT, "Calls of the server's own tools at most, of which there are none")
+        .seen(REFUSING),
+    field("metadata", RESPONSES, Map(&Text), "Repeated in the response").seen(RESPONSE),
+    field("parallel_tool_calls", RESPONSES, Bool, "More than one call in an answer").or("true").seen(TURNS),
+    field("previous_response_id", RESPONSES, Text, "Go on from a response that is kept").seen(TURNS),
+    field("prompt_cache_key", RESPONSES, Text, REPEATED).seen(RESPONSE),
+    field("prompt_cache_options", RESPONSES, OBJECT, REPEATED).seen(RESPONSE),
+    field("prompt_cache_retention", RESPONSES, Text, REPEATED).seen(RESPONSE),
+    field("reasoning", RESPONSES, Object(REASONING), "How the model reasons, and how that is shown").seen(EVENTS),
+    field("safety_identifier", RESPONSES, Text, REPEATED).seen(RESPONSE),
+    field(
+        "service_tier",
+        RESPONSES,
+        Word(&["auto", "default", "fast", "flex", "priority", "scale"]),
+        "There is one tier",
+    )
+    .or("\"auto\"")
+    .seen(RESPONSE),
+    field("store", RESPONSES, Bool, "Keep the response, within --max-stored-responses").or("true").seen(TURNS),
+    field("stream", RESPONSES, Bool, "Answer with server-sent events").or("false").seen(EVENTS),
+    field("stream_options", RESPONSES, OBJECT, "Only with `stream`; `include_obfuscation` must be false")
+        .seen(REFUSING),
+    field("text", RESPONSES, OBJECT, "`format` of the answer, as `response_format` of a chat; `verbosity`")
+        .seen(RESPONSE),
+    field("tool_choice", RESPONSES, TOOL_CHOICE, "Whether tools may or must be called").or("\"auto\"").seen(TURNS),
+    field("tools", RESPONSES, List(&Named("ResponseTool")), "Functions that the model may call").seen(TURNS),
+    field("top_logprobs", RESPONSES, Whole(0, i32::MAX as i64), "Likely tokens to show at each position")
+        .or("0")
+        .seen(REFUSING),
+    field(
+        "truncation",
+        RESPONSES,
+        Word(&["auto", "disabled"]),
+        "`auto`: keep the last tokens of a prompt that is too long",
+    )
+    .or("\"disabled\"")
+    .seen(REFUSING),
+    field("user", RESPONSES, Text, REPEATED).seen(RESPONSE),
     // Of /tokenize and /detokenize.
     field("messages", &[Tokenize], List(&Named("ChatMessage")), "A conversation, instead of `prompt`").seen(TOKENIZED),
     field("prompt", &[Tokenize], Either(&[Text, TOKENS]), "One prompt").seen(TOKENIZED),

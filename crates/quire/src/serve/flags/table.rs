@@ -129,6 +129,8 @@ pub(super) const TOPICS: &[Topic] = &[
             to(GATEWAY, "max-body-bytes"),
             to(GATEWAY, "max-connections"),
             to(GATEWAY, "max-inflight"),
+            to(GATEWAY, "max-stored-response-bytes"),
+            to(GATEWAY, "max-stored-responses"),
             used(GATEWAY, "port"),
             to(GATEWAY, "root-path"),
             to(GATEWAY, "shutdown-timeout"),

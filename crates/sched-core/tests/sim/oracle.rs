@@ -123,11 +123,11 @@ pub fn answer(context: &Context, prompt: &[u32], seed: u64, sampling: &Sampling,
 /// Log-probabilities of all tokens after a position whose keys and values are `kv`, as output number `position`; -inf
 /// where a token may not come. Now and then there are few that may.
 fn logprobs(kv: u64, position: u32, sampling: &Sampling) -> Vec<f32> {
-    let few = mix(kv) % 12 == 0;
+    let few = mix(kv).is_multiple_of(12);
     let logprob = |token: u32| {
         let state = mix(kv ^ u64::from(token).rotate_left(33));
         let ends = token == EOS && !sampling.ignore_eos || sampling.stop_token_ids.contains(&token);
-        if position < sampling.min_tokens && ends || few && state % 20 > 0 {
+        if position < sampling.min_tokens && ends || few && !state.is_multiple_of(20) {
             return f32::NEG_INFINITY;
         }
         // Distinct for the most part; ends are likely enough.

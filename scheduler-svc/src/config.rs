@@ -96,6 +96,17 @@ pub struct Args {
     )]
     pub step_timeout: Option<Duration>,
 
+    /// Most choices of a request; those that do not fit --max-num-seqs run one after the other
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 16_384,
+        value_parser = count(1..=65_536_u32),
+        env = "VLLM_MAX_N_SEQUENCES",
+        hide_env_values = true
+    )]
+    pub max_n_sequences: u32,
+
     /// Do not log statistics every ten seconds
     #[arg(long)]
     pub disable_log_stats: bool,
@@ -201,7 +212,7 @@ impl Args {
             watermark: self.watermark,
             eos_token_ids: ready.eos_token_ids.clone(),
             vocab_size: ready.vocab_size,
-            max_choices: max_num_seqs,
+            max_choices: self.max_n_sequences,
             seed: self.group.seed,
         };
         Config { max_model_len: wanted.min(config.positions_in(formed.num_blocks)), ..config }

@@ -12,6 +12,7 @@ mod error;
 mod group;
 mod messages;
 mod metrics;
+mod preemptions;
 mod results;
 mod serve;
 mod spans;

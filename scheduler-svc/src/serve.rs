@@ -28,6 +28,7 @@ use crate::{
     error,
     group::{Group, Member, Overdue},
     metrics::EngineMetrics,
+    preemptions::PreemptionWarning,
     results::Parts,
     spans::Spans,
     stats_line::StatsLine,
@@ -68,6 +69,7 @@ struct Engine {
     published: Published,
     metrics: EngineMetrics,
     stats: StatsLine,
+    preemptions: PreemptionWarning,
     spans: Spans,
     /// What the workers are at: the oldest step in flight, or forming a group.
     overdue: Option<Overdue>,
@@ -89,6 +91,7 @@ impl Engine {
             published,
             metrics: EngineMetrics::new(&process.metrics, &args.served_model_name),
             stats: StatsLine::new(!args.disable_log_stats),
+            preemptions: PreemptionWarning::default(),
             spans: Spans::default(),
             overdue: None,
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
@@ -254,7 +257,9 @@ impl Engine {
         if let Some(core) = &mut self.core {
             core.take_output(&mut self.output);
             core.take_finished(&mut self.finished);
-            self.metrics.state(&core.stats(), core.lost_blocks());
+            let stats = core.stats();
+            self.metrics.state(&stats, core.lost_blocks());
+            self.preemptions.look(stats.totals.preemptions, Instant::now());
         }
         for choice in &self.finished {
             self.spans.ended(Some(&choice.key));

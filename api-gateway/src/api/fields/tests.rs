@@ -116,7 +116,7 @@ fn meaning(body: Body, extra: &Value, arrival: Arrival) -> String {
 /// A value that is not the default.
 fn other_value(field: &Field, body: Body) -> Value {
     match field.name {
-        "allowed_token_ids" | "stop_token_ids" => json!([7]),
+        "allowed_token_ids" | "logprob_token_ids" | "stop_token_ids" => json!([7]),
         "add_special_tokens" => (body == Body::Chat).into(),
         "bad_words" => json!(["x"]),
         "chat_template_kwargs" => json!({"a": 1}),

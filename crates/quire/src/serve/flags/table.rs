@@ -93,6 +93,7 @@ pub(super) const TOPICS: &[Topic] = &[
             to(SCHEDULER, "async-scheduling"),
             to(SCHEDULER, "enable-chunked-prefill"),
             to(SCHEDULER, "long-prefill-token-threshold"),
+            to(SCHEDULER, "max-n-sequences"),
             to(GROUP, "max-num-batched-tokens"),
             to(SCHEDULER, "max-num-queued-reqs"),
             to(SCHEDULER, "max-num-queued-tokens"),

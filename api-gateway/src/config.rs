@@ -5,7 +5,7 @@ use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::{Map, Value};
 use service_kit::{
-    Address, CommonArgs,
+    Address, CommonArgs, FingerprintArgs,
     values::{count, duration, seconds, size},
 };
 
@@ -43,9 +43,9 @@ pub struct PeerArgs {
     /// The detokenizer's `events` link
     #[arg(long = "detokenizer", value_name = "ADDRESS")]
     pub events: Address,
-    /// Fingerprint of the model folder; processes with another one are refused
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub model_fingerprint: String,
+    /// The model that all processes serve.
+    #[command(flatten)]
+    pub fingerprint: FingerprintArgs,
     /// The tokenizer's control plane (model facts, /tokenize, /detokenize)
     #[arg(long, value_name = "ADDRESS")]
     pub tokenizer_control: Option<Address>,
@@ -145,7 +145,13 @@ pub struct AccessArgs {
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size(1..=usize::MAX))]
     pub max_stored_response_bytes: usize,
     /// Maximum number of log-probabilities per token that a request may ask for; -1: no maximum
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = count(-1..=i32::MAX))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        allow_negative_numbers = true,
+        value_parser = count(-1..=i32::MAX)
+    )]
     pub max_logprobs: i32,
     /// Accept chat templates in requests
     #[arg(long)]

@@ -43,11 +43,11 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let (wire, events) = Wire::new();
     let published = Published::default();
     let handler = ControlHandler { events: wire.events(), published: published.clone() };
-    let facts = Facts { model_fingerprint: args.model_fingerprint.clone(), config_json: args.to_json() };
+    let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
     let engine = Engine::new(args.clone(), process.clone(), published);
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
-    let fingerprint = &args.model_fingerprint;
+    let fingerprint = &args.fingerprint.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
     wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     wire.dial_detokenizer(&process, &args.detokenizer, fingerprint);
@@ -83,7 +83,7 @@ impl Engine {
     fn new(args: Args, process: Process, published: Published) -> Self {
         Self {
             core: None,
-            group: Group::new(args.tensor_parallel_size, args.limits()),
+            group: Group::new(args.group.tensor_parallel_size, args.limits()),
             detokenizer: Detokenizer::default(),
             parts: Parts::default(),
             output: TokenBatch::default(),

@@ -1,8 +1,8 @@
 //! The body of a streamed answer: server-sent events, written when the connection has room.
 //!
-//! The connection's task polls it; there is no task or channel in between. While the client reads slowly it is not polled,
-//! and what arrives meanwhile is merged in the mailbox. When the client leaves the body is dropped, and with it the
-//! request.
+//! The connection's task polls it; there is no task or channel in between. While the client reads slowly it is not
+//! polled, and what arrives meanwhile is merged in the mailbox. When the client leaves the body is dropped, and with it
+//! the request.
 
 use std::{
     convert::Infallible,

@@ -1,8 +1,8 @@
 //! Splits a plan into forward passes (micro-batches).
 //!
-//! Nearly every plan is one pass. Only prompts whose log-probabilities are wanted need the logits of every position; they
-//! run in chunks of at most `max_logit_rows` tokens, so that a long prompt does not need `tokens * vocab` numbers at
-//! once. Splitting changes no bit of any result (see `kernels::ops::Backend`).
+//! Nearly every plan is one pass. Only prompts whose log-probabilities are wanted need the logits of every position;
+//! they run in chunks of at most `max_logit_rows` tokens, so that a long prompt does not need `tokens * vocab` numbers
+//! at once. Splitting changes no bit of any result (see `kernels::ops::Backend`).
 
 use proto::{StepPlan, Want};
 
@@ -82,8 +82,8 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     }
 }
 
-/// The forward passes of a plan that [`check_rows`] accepts, each with at most `max_logit_rows` rows of logits. Rows keep
-/// their order within and across passes.
+/// The forward passes of a plan that [`check_rows`] accepts, each with at most `max_logit_rows` rows of logits. Rows
+/// keep their order within and across passes.
 pub(crate) fn forward_passes(
     plan: &StepPlan,
     slots: &Slots,

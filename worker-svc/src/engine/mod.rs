@@ -171,8 +171,8 @@ impl<'m> Engine<'m> {
         Ok(true)
     }
 
-    /// Waits for the oldest plan. Every rank appends the tokens, so that all keep the same history; only rank 0's result
-    /// has rows.
+    /// Waits for the oldest plan. Every rank appends the tokens, so that all keep the same history; only rank 0's
+    /// result has rows.
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
         let Some(Flight { mut result, submitted, pending, note }) = self.flights.pop_front() else { return Ok(None) };
         if let Some(pending) = pending {

@@ -5,11 +5,11 @@ use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 use clap::{Args as ClapArgs, ValueEnum, builder::FalseyValueParser};
 use serde_json::{Map, Value};
 use service_kit::{
-    Address, CommonArgs,
+    Address, CommonArgs, FingerprintArgs,
     values::{count, duration, seconds, size},
 };
 
-use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats};
+use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats, responses::store::Bounds};
 
 /// Flags of the gateway. Names and defaults are vLLM's where vLLM has the flag.
 #[derive(ClapArgs, Clone, Debug)]
@@ -43,9 +43,9 @@ pub struct PeerArgs {
     /// The detokenizer's `events` link
     #[arg(long = "detokenizer", value_name = "ADDRESS")]
     pub events: Address,
-    /// Fingerprint of the model folder; processes with another one are refused
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub model_fingerprint: String,
+    /// The model that all processes serve.
+    #[command(flatten)]
+    pub fingerprint: FingerprintArgs,
     /// The tokenizer's control plane (model facts, /tokenize, /detokenize)
     #[arg(long, value_name = "ADDRESS")]
     pub tokenizer_control: Option<Address>,
@@ -137,8 +137,21 @@ pub struct AccessArgs {
     /// Maximum size of a request body in bytes
     #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = size(1..=usize::MAX))]
     pub max_body_bytes: usize,
+    /// Maximum number of answers of /v1/responses that are kept for previous_response_id and retrieval; the least
+    /// recently used one gives way. 0: none is kept, as with several gateways
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = count(0..=1_000_000_usize))]
+    pub max_stored_responses: usize,
+    /// Maximum size of all answers that are kept, in bytes
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size(1..=usize::MAX))]
+    pub max_stored_response_bytes: usize,
     /// Maximum number of log-probabilities per token that a request may ask for; -1: no maximum
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = count(-1..=i32::MAX))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        allow_negative_numbers = true,
+        value_parser = count(-1..=i32::MAX)
+    )]
     pub max_logprobs: i32,
     /// Accept chat templates in requests
     #[arg(long)]
@@ -299,6 +312,13 @@ impl Config {
     /// The name that answers carry.
     pub fn model_name(&self) -> &str {
         &self.served_names[0]
+    }
+
+    /// How many responses are kept. One of several gateways keeps none: the next request may reach another one.
+    pub fn stored_responses(&self) -> Bounds {
+        let alone = self.peers.gateway_control.is_empty();
+        let count = if alone { self.access.max_stored_responses } else { 0 };
+        Bounds { count, bytes: self.access.max_stored_response_bytes }
     }
 
     /// Keep-alive comments in silent streams.

@@ -12,6 +12,7 @@ use crate::{
         pipeline::{Arrival, Pipeline},
     },
     metrics::{RequestMetrics, http_requests::HttpMetrics},
+    responses::store::Store,
     server::auth::Keys,
 };
 
@@ -27,6 +28,8 @@ pub struct Gateway {
     pub model: Model,
     /// Other processes' control planes.
     pub peers: Peers,
+    /// Responses that are kept.
+    pub responses: Arc<Store>,
     /// Who may call.
     pub keys: Keys,
     /// What is counted of HTTP.
@@ -46,6 +49,7 @@ impl Gateway {
             pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
             model: Model::new(config.clone()),
             peers: Peers::new(&config.peers)?,
+            responses: Arc::new(Store::new(config.stored_responses())),
             keys: Keys::new(&config.access.api_key),
             http,
             started: Arrival::now().unix_seconds(),

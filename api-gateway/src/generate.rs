@@ -28,6 +28,7 @@ use crate::{
         params::Limits,
         plan::{Dialect, Plan},
     },
+    responses::{self, assembly::Assembly, background, stream::ResponseStream},
     server::{
         body, request_id,
         sse::{EventStream, OutputLog, Writer},
@@ -35,15 +36,17 @@ use crate::{
 };
 
 /// Reads a body into pipeline requests and a plan.
-pub type Read = fn(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError>;
+pub trait Read: FnOnce(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError> {}
+
+impl<F: FnOnce(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError>> Read for F {}
 
 /// Answers one request of a generating route.
-pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Response {
+pub async fn answer(gateway: Arc<Gateway>, request: Request, read: impl Read) -> Response {
     attempt(gateway, request, read).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// The same, for routes that write errors in shapes of their own.
-pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: Read) -> Result<Response, ApiError> {
+pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: impl Read) -> Result<Response, ApiError> {
     let span = tracing::info_span!("request", request_id = field::Empty, prompt_tokens = field::Empty);
     let (parts, body) = request.into_parts();
     let incoming = traceparent_of(&parts.headers);
@@ -85,6 +88,13 @@ fn traceparent_of(headers: &HeaderMap) -> &str {
 
 async fn run(gateway: &Arc<Gateway>, ready: Ready, arrival: Arrival) -> Result<Response, ApiError> {
     let Ready { requests, plan } = ready;
+    if let Dialect::Responses(turn) = &plan.dialect
+        && turn.background
+    {
+        let in_flight = gateway.pipeline.submit(requests, WakeAt::Update, arrival)?;
+        let assembly = Assembly::new(plan.clone(), turn.clone());
+        return background::start(&gateway.responses, in_flight, assembly, gateway.config.keep_alive());
+    }
     if plan.streaming.on {
         let in_flight = gateway.pipeline.submit(requests, WakeAt::Update, arrival)?;
         stream(gateway, in_flight, plan).await
@@ -111,9 +121,12 @@ async fn stream(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Re
         limit: gateway.config.answers.max_log_len.unwrap_or(usize::MAX),
         text: String::new(),
     });
-    let writer = match plan.dialect {
+    let writer = match plan.dialect.clone() {
         Dialect::OpenAi => Writer::Chunks(ChunkWriter::new(plan)),
         Dialect::Anthropic => Writer::Messages(Box::new(MessageStream::new(plan))),
+        Dialect::Responses(turn) => {
+            Writer::Responses(Box::new(ResponseStream::new(plan, turn, gateway.responses.clone())))
+        }
     };
     let body = Body::new(EventStream::new(in_flight, writer, keep_alive, log));
     let headers = [
@@ -135,9 +148,10 @@ async fn whole(gateway: &Gateway, in_flight: InFlight, plan: Plan) -> Result<Res
             tracing::info!(request_id = plan.id, choice, tokens = growth.tokens, text, "answer");
         }
     }
-    let body = match plan.dialect {
+    let body = match plan.dialect.clone() {
         Dialect::OpenAi => answer::write(&plan, update),
         Dialect::Anthropic => anthropic::answer::write(&plan, update),
+        Dialect::Responses(turn) => responses::stream::whole(plan, turn, &gateway.responses, update),
     };
     Ok(json_response(StatusCode::OK, body))
 }

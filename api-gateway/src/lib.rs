@@ -16,6 +16,7 @@ mod generate;
 mod json;
 mod metrics;
 mod openai;
+mod responses;
 mod routes;
 mod serve;
 mod server;

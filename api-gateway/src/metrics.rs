@@ -249,6 +249,7 @@ pub fn finish_name(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
+        FinishReason::Repetition => "repetition",
         FinishReason::Abort | FinishReason::Unspecified => "abort",
     }
 }

@@ -38,7 +38,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let config = Config::from_args(&args)?;
     let id = link::hello("api-gateway", "requests", "").instance;
     let gateway = Arc::new(Gateway::new(config, id, process.clone())?);
-    let facts = Facts { model_fingerprint: gateway.config.peers.model_fingerprint.clone(), ..Facts::default() };
+    let facts =
+        Facts { model_fingerprint: gateway.config.peers.fingerprint.model_fingerprint.clone(), ..Facts::default() };
     let control = ControlServer::new(&process, Arc::new(Control(gateway.clone()))).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
     let listener = Listener::bind(&gateway.config.listen).await?;

@@ -14,7 +14,7 @@ const BATCHES_AT_ONCE: usize = 16;
 /// Keeps the link to the tokenizer up, and sends what the outbox holds. Ends when cancelled.
 pub async fn requests(gateway: Arc<Gateway>) {
     let peers = &gateway.config.peers;
-    let hello = link::hello("api-gateway", "requests", &peers.model_fingerprint);
+    let hello = link::hello("api-gateway", "requests", &peers.fingerprint.model_fingerprint);
     loop {
         let Link { sender, receiver, .. } =
             link::redial::<Inbound, Inbound>(&peers.requests, hello.clone(), &LinkOptions::default()).await;
@@ -69,7 +69,7 @@ fn refusal(error: &LinkError) -> Option<Failure> {
 /// Keeps the link from the detokenizer up, and delivers its events. Ends when cancelled.
 pub async fn events(gateway: Arc<Gateway>) {
     let peers = &gateway.config.peers;
-    let hello = link::hello("api-gateway", "events", &peers.model_fingerprint);
+    let hello = link::hello("api-gateway", "events", &peers.fingerprint.model_fingerprint);
     loop {
         // The sender is kept: dropping it would end the link.
         let Link { sender: _sender, receiver, .. } =

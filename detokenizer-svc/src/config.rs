@@ -1,8 +1,6 @@
 //! The detokenizer's flags, checked once.
 
-use std::path::PathBuf;
-
-use service_kit::{Address, CommonArgs, values::count};
+use service_kit::{Address, CommonArgs, FingerprintArgs, TokenizerFileArgs, values::count};
 
 /// Flags of `quire detokenizer`.
 #[derive(clap::Args, Clone, Debug)]
@@ -19,17 +17,13 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub listen_events: Address,
 
-    /// The model: a folder, or a GGUF file
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    /// The tokenizer's files.
+    #[command(flatten)]
+    pub files: TokenizerFileArgs,
 
-    /// The tokenizer, where it is not the model's: a folder, or a GGUF file
-    #[arg(long, value_name = "DIR")]
-    pub tokenizer: Option<PathBuf>,
-
-    /// Fingerprint of the model folder; processes with another one are refused
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub model_fingerprint: String,
+    /// The model that all processes serve.
+    #[command(flatten)]
+    pub fingerprint: FingerprintArgs,
 
     /// How long a gateway may take no events before it is disconnected
     #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = count(1..=600_000_u64))]
@@ -40,8 +34,8 @@ impl Args {
     /// The settings as a JSON object, for the control plane.
     pub(crate) fn to_json(&self) -> String {
         serde_json::json!({
-            "model": self.model,
-            "tokenizer": self.tokenizer,
+            "model": self.files.model,
+            "tokenizer": self.files.tokenizer,
             "send_deadline_ms": self.send_deadline_ms,
         })
         .to_string()

@@ -18,8 +18,8 @@ pub(crate) fn ending() -> Failure {
 /// position.
 pub(crate) fn too_large(bytes: usize, limit: usize) -> Failure {
     let message = format!(
-        "The answer is too large: a part of it that cannot be divided has {bytes} bytes, the limit is {limit}. Ask for fewer \
-         log-probabilities, or send a shorter prompt where its text is asked for."
+        "The answer is too large: a part of it that cannot be divided has {bytes} bytes, the limit is {limit}. Ask for \
+         fewer log-probabilities, or send a shorter prompt where its text is asked for."
     );
     Failure { kind: Kind::Invalid.into(), message, param: String::new() }
 }

@@ -35,17 +35,17 @@ const BATCHES_AT_ONCE: usize = 8;
 /// When the tokenizer's files cannot be used, or an address cannot be listened at.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let (live, watching) = watch::channel(0);
-    let facts = Facts { model_fingerprint: args.model_fingerprint.clone(), config_json: args.to_json() };
+    let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
     let control = ControlServer::new(&process, Arc::new(ControlHandler { live: watching })).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
     process.status.not_ready("loading the tokenizer");
-    let dir = args.tokenizer.clone().unwrap_or_else(|| args.model.clone());
+    let dir = args.files.tokenizer.clone().unwrap_or_else(|| args.files.model.clone());
     let tokenizer =
         tokio::task::spawn_blocking(move || Tokenizer::load(&dir)).await?.context("loading the tokenizer")?;
     info!(vocab_size = tokenizer.vocab_size(), shape = ?tokenizer.shape(), "tokenizer loaded");
     let options = LinkOptions { send_deadline: Duration::from_millis(args.send_deadline_ms), ..LinkOptions::default() };
     let message_limit = options.message_limit();
-    let fingerprint = &args.model_fingerprint;
+    let fingerprint = &args.fingerprint.model_fingerprint;
     let events = listen(&args.listen_events, "events", fingerprint, options).await.context("--listen-events")?;
     let tokens = listen(&args.listen_tokens, "tokens", fingerprint, LinkOptions::default()).await;
     let mut shell = Shell {

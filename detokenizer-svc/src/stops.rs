@@ -125,7 +125,11 @@ mod tests {
     proptest! {
         /// However the text is cut, the client sees what comes before the first stop string.
         #[test]
-        fn any_cut_is_the_same(text in "[abc]{0,24}", stop in "[abc]{1,4}", cuts in prop::collection::vec(0..24usize, 0..8)) {
+        fn any_cut_is_the_same(
+            text in "[abc]{0,24}",
+            stop in "[abc]{1,4}",
+            cuts in prop::collection::vec(0..24usize, 0..8),
+        ) {
             let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= text.len()).collect();
             cuts.extend([0, text.len()]);
             cuts.sort_unstable();

@@ -226,7 +226,8 @@ impl Streams {
         let Some(mut sequence) = self.sequences.remove(&handle) else { return };
         let key = sequence.request.key;
         let delta = sequence.take();
-        debug!(request_id = sequence.request.request_id, choice = delta.choice, finish = ?delta.finish(), "choice ended");
+        let (request_id, choice) = (&sequence.request.request_id, delta.choice);
+        debug!(request_id, choice, finish = ?delta.finish(), "choice ended");
         out.push(key.gateway, key.number, Kind::Delta(delta));
         if let Some(live) = self.requests.get_mut(&key) {
             live.unfinished = live.unfinished.saturating_sub(1);

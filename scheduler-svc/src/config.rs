@@ -7,8 +7,8 @@ use link::LinkOptions;
 use proto::{DeviceKind, ModelInfo, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{
-    Address, CommonArgs,
-    values::{MaxModelLen, count, fraction, size},
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs,
+    values::{count, fraction, size},
 };
 
 use crate::group::{Formed, Limits};
@@ -32,36 +32,28 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub detokenizer: Address,
 
-    /// Fingerprint of the model folder; processes with another one are refused
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub model_fingerprint: String,
+    /// The model that all processes serve.
+    #[command(flatten)]
+    pub fingerprint: FingerprintArgs,
 
     /// Name of the model in metrics
     #[arg(long, default_value = "default")]
     pub served_model_name: String,
 
-    /// Tensor-parallel workers, each with one shard of the model
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
-    pub tensor_parallel_size: u32,
+    /// Flags that workers have too.
+    #[command(flatten)]
+    pub group: GroupArgs,
 
-    /// Maximum length of a sequence in tokens, prompt and answer [default: what the model and the KV memory allow]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
-    pub max_model_len: Option<MaxModelLen>,
-
-    /// Maximum number of running sequences
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=65_535_u32))]
-    pub max_num_seqs: u32,
-
-    /// Maximum number of tokens in one step [default: 2048, or --max-num-seqs if that is more]
-    #[arg(long, value_name = "SIZE", value_parser = size(1..=1_u32 << 20))]
-    pub max_num_batched_tokens: Option<u32>,
+    /// The longest sequence.
+    #[command(flatten)]
+    pub length: LengthArgs,
 
     /// Maximum length of a prefill chunk beside running decodes; 0: the scheduler decides
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=u32::MAX))]
     pub long_prefill_token_threshold: u32,
 
-    /// Maximum number of prefill tokens in a mixed step, which bounds inter-token latency; 0: no maximum [default: auto,
-    /// mixed steps of about 100 ms]
+    /// Maximum number of prefill tokens in a mixed step, which bounds inter-token latency; 0: no maximum [default:
+    /// auto, mixed steps of about 100 ms]
     #[arg(long, value_name = "N", value_parser = count(0..=u32::MAX))]
     pub max_prefill_tokens_beside_decodes: Option<u32>,
 
@@ -93,10 +85,6 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = fraction)]
     pub watermark: f32,
 
-    /// Seed of requests without one
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=i64::MAX as u64))]
-    pub seed: u64,
-
     /// How long a step may take before its workers count as hung; kernels that are being compiled do not count
     /// [default: 60 on GPUs, 600 on CPUs]
     #[arg(
@@ -107,6 +95,17 @@ pub struct Args {
         hide_env_values = true
     )]
     pub step_timeout: Option<Duration>,
+
+    /// Most choices of a request; those that do not fit --max-num-seqs run one after the other
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 16_384,
+        value_parser = count(1..=65_536_u32),
+        env = "VLLM_MAX_N_SEQUENCES",
+        hide_env_values = true
+    )]
+    pub max_n_sequences: u32,
 
     /// Do not log statistics
     #[arg(long)]
@@ -152,9 +151,6 @@ fn mixed_prefill(preferred: Option<&StepPreference>) -> MixedPrefill {
     })
 }
 
-/// Tokens in one step where no flag says it.
-const STEP_TOKENS: u32 = 2048;
-
 /// How long a step may take on GPUs, which need a second at most.
 const GPU_STEP: Duration = Duration::from_secs(60);
 /// And on CPUs, where a few cores compute a large model's prompt for minutes.
@@ -169,19 +165,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
-    /// Tokens in one step at most.
-    pub(crate) fn step_tokens(&self) -> u32 {
-        self.max_num_batched_tokens.unwrap_or(STEP_TOKENS.max(self.max_num_seqs))
-    }
-
-    /// The length that was asked for, if it is a number.
-    fn max_model_len(&self) -> Option<u32> {
-        self.max_model_len.and_then(MaxModelLen::tokens)
-    }
-
     /// What every worker is told when its group forms.
     pub(crate) fn limits(&self) -> Limits {
-        Limits { max_num_seqs: self.max_num_seqs, max_num_batched_tokens: self.step_tokens() }
+        Limits { max_num_seqs: self.group.max_num_seqs(), max_num_batched_tokens: self.group.max_num_batched_tokens() }
     }
 
     /// How long a step may take on such a device.
@@ -191,23 +177,27 @@ impl Args {
 
     /// Positions of a step that log-probabilities may be of.
     pub(crate) fn most_positions(&self) -> usize {
-        self.step_tokens() as usize + self.max_num_seqs as usize
+        self.group.max_num_batched_tokens() as usize + self.group.max_num_seqs() as usize
     }
 
     /// The core's settings for a group: these flags, within what its workers offer.
     pub(crate) fn core_config(&self, formed: &Formed) -> Config {
         let ready = &formed.ready;
-        let wanted = self.max_model_len().unwrap_or(ready.max_model_len).min(ready.max_model_len);
+        let wanted = self.length.tokens().unwrap_or(ready.max_model_len).min(ready.max_model_len);
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
         let recurrent = ready.state_bytes > 0;
         // A running sequence takes a token of each step.
-        let max_num_seqs = self.max_num_seqs.min(formed.max_num_seqs).min(self.step_tokens());
-        let model = if self.model_fingerprint.is_empty() { &self.served_model_name } else { &self.model_fingerprint };
+        let max_num_seqs = self.group.max_num_seqs().min(formed.max_num_seqs).min(self.group.max_num_batched_tokens());
+        let model = if self.fingerprint.model_fingerprint.is_empty() {
+            &self.served_model_name
+        } else {
+            &self.fingerprint.model_fingerprint
+        };
         let config = Config {
             model: model.clone(),
             block_size: ready.block_size,
             max_num_seqs,
-            max_num_batched_tokens: self.step_tokens(),
+            max_num_batched_tokens: self.group.max_num_batched_tokens(),
             max_model_len: wanted,
             windows: if ready.cache_groups.is_empty() { vec![None] } else { windows },
             recurrent,
@@ -233,8 +223,8 @@ impl Args {
             watermark: self.watermark,
             eos_token_ids: ready.eos_token_ids.clone(),
             vocab_size: ready.vocab_size,
-            max_choices: max_num_seqs,
-            seed: self.seed,
+            max_choices: self.max_n_sequences,
+            seed: self.group.seed,
         };
         Config { max_model_len: wanted.min(config.positions_in(formed.num_blocks)), ..config }
     }
@@ -267,10 +257,10 @@ impl Args {
     /// The settings as a JSON object, for the control plane.
     pub(crate) fn to_json(&self) -> String {
         serde_json::json!({
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "max_model_len": self.max_model_len(),
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.step_tokens(),
+            "tensor_parallel_size": self.group.tensor_parallel_size,
+            "max_model_len": self.length.tokens(),
+            "max_num_seqs": self.group.max_num_seqs(),
+            "max_num_batched_tokens": self.group.max_num_batched_tokens(),
             "enable_prefix_caching": self.enable_prefix_caching,
             "enable_chunked_prefill": self.enable_chunked_prefill,
             "async_scheduling": self.async_scheduling,

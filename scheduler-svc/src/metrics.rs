@@ -78,6 +78,8 @@ service_kit::metrics! {
             request_preemptions: Histogram = Histogram::new(PREEMPTIONS), "vllm:request_num_preemptions",
                 "Preemptions of a request";
             used_blocks: Gauge, "quire:kv_blocks_used", "KV blocks that running sequences hold";
+            shared_blocks: Gauge, "quire:kv_blocks_shared",
+                "KV blocks that shared ones save: holders of a block beyond its first";
             cached_blocks: Gauge, "quire:kv_blocks_cached", "KV blocks that only the prefix cache holds";
             total_blocks: Gauge, "quire:kv_blocks", "KV blocks in all";
             lost_blocks: Gauge, "quire:kv_blocks_lost", "KV blocks without an owner; anything but 0 is a bug";
@@ -112,6 +114,7 @@ impl EngineMetrics {
         }
         self.kv_usage.set(stats.kv_cache_usage());
         self.used_blocks.set(stats.used_blocks.into());
+        self.shared_blocks.set(stats.shared_blocks as i64);
         self.cached_blocks.set(stats.cached_blocks.into());
         self.total_blocks.set(stats.num_blocks.into());
         raise(&self.prefix_queries, stats.totals.prefix_cache_queries);

@@ -1,38 +1,37 @@
-//! Warns when running sequences are preempted, with their number and what helps.
+//! The warning that requests lost their KV cache to others: once when it begins, then at most every ten seconds.
+
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// Preemptions between two warnings, as in vLLM.
-const EVERY: u64 = 50;
+const EVERY: Duration = Duration::from_secs(10);
 
-/// Counts preemptions since the start.
+/// How many preemptions were told of, and when.
 #[derive(Default)]
 pub(crate) struct PreemptionWarning {
-    /// The total at which the next warning is due.
-    due: u64,
-    seen: u64,
+    told: u64,
+    last: Option<Instant>,
 }
 
 impl PreemptionWarning {
-    /// Looks at the total. The first preemption is warned of, then every fiftieth.
-    pub(crate) fn look(&mut self, total: u64) {
-        if self.is_due(total) {
+    /// Warns if there are more than were told of, and the last warning is long ago. `total`: all since the start.
+    pub(crate) fn look(&mut self, total: u64, now: Instant) {
+        if let Some(new) = self.due(total, now) {
             warn!(
-                preemptions = total,
-                "a sequence was preempted for lack of KV blocks and will be computed again, which costs time; raise \
-                 --gpu-memory-utilization, --kv-cache-memory-bytes or --tensor-parallel-size, or lower --max-num-seqs"
+                new,
+                total,
+                "preempted for lack of KV cache: requests are computed anew, which costs time; raise \
+                 gpu_memory_utilization or tensor_parallel_size for more KV cache, or lower max_num_seqs"
             );
         }
     }
 
-    fn is_due(&mut self, total: u64) -> bool {
-        let more = total > self.seen;
-        self.seen = total;
-        if !more || total < self.due {
-            return false;
+    fn due(&mut self, total: u64, now: Instant) -> Option<u64> {
+        if total <= self.told || self.last.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
+            return None;
         }
-        self.due = (total / EVERY + 1) * EVERY;
-        true
+        self.last = Some(now);
+        Some(total - std::mem::replace(&mut self.told, total))
     }
 }
 
@@ -41,10 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_and_every_fiftieth_are_warned_of() {
-        let mut warning = PreemptionWarning::default();
-        let totals = [0, 1, 1, 2, 49, 50, 51, 120, 120, 149, 150];
-        let due: Vec<_> = totals.into_iter().filter(|total| warning.is_due(*total)).collect();
-        assert_eq!(due, [1, 50, 120, 150]);
+    fn warns_at_once_and_then_now_and_again() {
+        let (mut warning, start) = (PreemptionWarning::default(), Instant::now());
+        let mut due = |total, seconds| warning.due(total, start + Duration::from_secs(seconds));
+        assert_eq!(due(0, 0), None);
+        assert_eq!(due(1, 1), Some(1));
+        assert_eq!(due(4, 5), None);
+        assert_eq!(due(5, 12), Some(4));
+        assert_eq!(due(5, 40), None, "nothing new");
+        assert_eq!(due(6, 41), Some(1));
     }
 }

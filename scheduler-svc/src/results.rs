@@ -9,7 +9,7 @@ pub(crate) struct Parts(Option<StepResult>);
 /// More outputs than any step has positions.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error(
-    "log-probabilities and pooled outputs of {given} positions in the result of step {step}, which has {most} at most"
+    "log-probabilities, pooled outputs and candidates of {given} positions in the result of step {step}, which has {most} at most"
 )]
 pub(crate) struct TooMany {
     step: u64,
@@ -26,11 +26,12 @@ impl Parts {
             part.logprobs.splice(..0, held.logprobs);
             part.prompt_logprobs.splice(..0, held.prompt_logprobs);
             part.pooled.splice(..0, held.pooled);
+            part.candidates.splice(..0, held.candidates);
         }
         if !part.more {
             return Ok(Some(part));
         }
-        let given = part.logprobs.len() + part.prompt_logprobs.len() + part.pooled.len();
+        let given = part.logprobs.len() + part.prompt_logprobs.len() + part.pooled.len() + part.candidates.len();
         if given > most {
             return Err(TooMany { step, given, most });
         }

@@ -43,11 +43,11 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let (wire, events) = Wire::new();
     let published = Published::default();
     let handler = ControlHandler { events: wire.events(), published: published.clone() };
-    let facts = Facts { model_fingerprint: args.model_fingerprint.clone(), config_json: args.to_json() };
+    let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
     let engine = Engine::new(args.clone(), process.clone(), published);
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
-    let fingerprint = &args.model_fingerprint;
+    let fingerprint = &args.fingerprint.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
     wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     wire.dial_detokenizer(&process, &args.detokenizer, fingerprint);
@@ -69,7 +69,7 @@ struct Engine {
     published: Published,
     metrics: EngineMetrics,
     stats: StatsLine,
-    preempted: PreemptionWarning,
+    preemptions: PreemptionWarning,
     spans: Spans,
     /// What the workers are at: the oldest step in flight, or forming a group.
     overdue: Option<Overdue>,
@@ -83,7 +83,7 @@ impl Engine {
     fn new(args: Args, process: Process, published: Published) -> Self {
         Self {
             core: None,
-            group: Group::new(args.tensor_parallel_size, args.limits()),
+            group: Group::new(args.group.tensor_parallel_size, args.limits()),
             detokenizer: Detokenizer::default(),
             parts: Parts::default(),
             output: TokenBatch::default(),
@@ -91,7 +91,7 @@ impl Engine {
             published,
             metrics: EngineMetrics::new(&process.metrics, &args.served_model_name),
             stats: StatsLine::new((!args.disable_log_stats).then_some(args.log_stats_interval)),
-            preempted: PreemptionWarning::default(),
+            preemptions: PreemptionWarning::default(),
             spans: Spans::default(),
             overdue: None,
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
@@ -259,7 +259,7 @@ impl Engine {
             core.take_finished(&mut self.finished);
             let stats = core.stats();
             self.metrics.state(&stats, core.lost_blocks());
-            self.preempted.look(stats.totals.preemptions);
+            self.preemptions.look(stats.totals.preemptions, Instant::now());
         }
         for choice in &self.finished {
             self.spans.ended(Some(&choice.key));

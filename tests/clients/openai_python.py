@@ -85,6 +85,62 @@ assert len(alone.message.tool_calls) == 1, alone
 silent = client.chat.completions.create(**asked, tool_choice="none").choices[0]
 assert not silent.message.tool_calls and silent.finish_reason == "stop", silent
 
+# Every answer is what the client's own types say, checked strictly: the client itself does not look.
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+
+def strictly(kind, raw):
+    return kind.model_validate_json(raw if isinstance(raw, (str, bytes)) else json.dumps(raw), strict=True)
+
+
+def chunks(create, **asked):
+    with create(**asked, stream=True, stream_options={"include_usage": True}) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+raw_chat, raw_completion = client.chat.completions.with_raw_response, client.completions.with_raw_response
+small = dict(model=model, messages=messages, max_tokens=6, temperature=0)
+for extra in [
+    {},
+    dict(n=2, seed=1, logprobs=True, top_logprobs=2),
+    dict(extra_body={"return_token_ids": True, "logprob_token_ids": [5, 6]}),
+    dict(n=2, extra_body={"use_beam_search": True}),
+    dict(tools=tools, messages=question, max_tokens=120),
+    dict(stop=["the"]),
+]:
+    whole = strictly(ChatCompletion, raw_chat.create(**{**small, **extra}).content)
+    streamed = chunks(client.chat.completions.with_streaming_response.create, **{**small, **extra})
+    pieces = [strictly(ChatCompletionChunk, chunk) for chunk in streamed]
+    assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens, (extra, pieces[-1], whole)
+    for choice in whole.choices:
+        deltas = [one.delta.content or "" for chunk in pieces for one in chunk.choices if one.index == choice.index]
+        assert "".join(deltas) == (choice.message.content or ""), (extra, choice)
+short = dict(model=model, prompt="Once upon a time", max_tokens=6, temperature=0)
+for extra in [{}, dict(n=2, logprobs=2), dict(echo=True, logprobs=1), dict(n=3, extra_body={"use_beam_search": True})]:
+    strictly(Completion, raw_completion.create(**{**short, **extra}).content)
+    for chunk in chunks(client.completions.with_streaming_response.create, **{**short, **extra}):
+        # The client has no type of its own for these, and its type for whole answers wants a reason in each choice.
+        for choice in chunk["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or "length"
+        strictly(Completion, chunk)
+strictly(Model, client.models.with_raw_response.retrieve(model).content)
+
+# Beams are the likeliest texts, best first, and the first is no worse than the greedy one.
+beams = client.completions.create(**short, n=3, logprobs=1, extra_body={"use_beam_search": True})
+sums = [sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs) for choice in beams.choices]
+greedy = client.completions.create(**short, logprobs=1).choices[0].logprobs.token_logprobs
+assert sums == sorted(sums, reverse=True) and sums[0] >= sum(greedy) / len(greedy) - 1e-4, (sums, greedy)
+
+# A text that goes round in circles ends with a reason of its own.
+rule = {"max_pattern_size": 4, "min_count": 3}
+circles = client.completions.create(
+    model=model, prompt="a a a a a a", max_tokens=40, extra_body={"repetition_detection": rule, "allowed_token_ids": [300]}
+)
+assert circles.choices[0].finish_reason == "repetition" and circles.usage.completion_tokens == 3, circles
+
 # Errors have the official client's types.
 for wrong, kind in [
     (lambda: client.chat.completions.create(model="nobody", messages=messages), openai.NotFoundError),

@@ -42,7 +42,7 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
         (text, json!({"prompt": "hi", "stop": 5}), "stop"),
         (text, json!({"prompt": "hi", "best_of": 4}), "best_of"),
         (text, json!({"prompt": "hi", "suffix": "end"}), "suffix"),
-        (text, json!({"prompt": "hi", "use_beam_search": true}), "use_beam_search"),
+        (text, json!({"prompt": "hi", "use_beam_search": true, "stop": "x"}), "stop"),
         (text, json!({"prompt": "hi", "guided_json": {"type": "object"}}), "guided_json"),
         (text, json!({"prompt": "hi", "guided_choice": ["a"]}), "guided_choice"),
         (text, json!({"prompt": "hi", "structured_outputs": {"regex": "a"}}), "structured_outputs"),

@@ -1,12 +1,12 @@
 //! The tokenizer's flags, checked once.
 
-use std::{num::NonZeroUsize, path::PathBuf, thread};
+use std::{num::NonZeroUsize, thread};
 
 use chat_format::ContentFormat;
 use clap::ValueEnum;
 use service_kit::{
-    Address, CommonArgs,
-    values::{MaxModelLen, count, size},
+    Address, CommonArgs, FingerprintArgs, LengthArgs, TokenizerFileArgs,
+    values::{count, size},
 };
 
 /// Flags of `quire tokenizer`.
@@ -24,17 +24,13 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub scheduler: Address,
 
-    /// The model: a folder, or a GGUF file
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    /// The tokenizer's files.
+    #[command(flatten)]
+    pub files: TokenizerFileArgs,
 
-    /// The tokenizer, where it is not the model's: a folder, or a GGUF file
-    #[arg(long, value_name = "DIR")]
-    pub tokenizer: Option<PathBuf>,
-
-    /// Fingerprint of the model folder; processes with another one are refused
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub model_fingerprint: String,
+    /// The model that all processes serve.
+    #[command(flatten)]
+    pub fingerprint: FingerprintArgs,
 
     /// Chat template: a file, or the template itself [default: the model's]
     #[arg(long, value_name = "FILE_OR_TEXT")]
@@ -48,9 +44,9 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = count(1..=256_u16))]
     pub tokenizer_pool_size: Option<u16>,
 
-    /// Maximum length of a sequence in tokens, prompt and answer; truncation of prompts needs it [default: the model's]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
-    pub max_model_len: Option<MaxModelLen>,
+    /// The longest sequence, which truncation of prompts needs.
+    #[command(flatten)]
+    pub length: LengthArgs,
 
     /// Maximum number of requests that wait to be tokenized; further ones get a 503
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = count(1..=1_000_000_u32))]
@@ -79,11 +75,6 @@ impl Args {
         self.tokenizer_pool_size.map_or(available.clamp(2, 8), usize::from)
     }
 
-    /// The length that was asked for, if it is a number.
-    pub(crate) fn max_model_len(&self) -> Option<u32> {
-        self.max_model_len.and_then(MaxModelLen::tokens)
-    }
-
     pub(crate) fn content_format(&self) -> Option<ContentFormat> {
         match self.chat_template_content_format {
             ContentFormatFlag::Auto => None,
@@ -95,11 +86,11 @@ impl Args {
     /// The settings as a JSON object, for the control plane.
     pub(crate) fn to_json(&self) -> String {
         serde_json::json!({
-            "model": self.model,
-            "tokenizer": self.tokenizer,
+            "model": self.files.model,
+            "tokenizer": self.files.tokenizer,
             "chat_template": self.chat_template,
             "tokenizer_pool_size": self.pool_size(),
-            "max_model_len": self.max_model_len(),
+            "max_model_len": self.length.tokens(),
             "max_pending_requests": self.max_pending_requests,
             "max_pending_bytes": self.max_pending_bytes,
         })

@@ -13,6 +13,11 @@ const MAX_STOPS: usize = 256;
 /// Bytes of all stop strings of one request.
 const MAX_STOP_BYTES: usize = 64 << 10;
 
+const SUFFIX_OF_IDS: &str =
+    "`suffix` needs a prompt that is text; put the model's fill-in-the-middle tokens among the ids instead.";
+const NO_MIDDLE: &str =
+    "`suffix` is not supported: this model's tokenizer has no known tokens for filling in the middle.";
+
 /// Bytes at the end of a rendered prompt that tell how the answer begins.
 const TAIL_BYTES: usize = 128;
 
@@ -48,7 +53,7 @@ pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Resu
             sampling.bad_token_ids.extend(ids.into_iter().map(|ids| TokenIds { ids }));
         }
     }
-    request.prompt = Some(Prompt { kind: Some(Kind::Ids(TokenIds { ids })), add_special_tokens: false });
+    request.prompt = Some(Prompt { kind: Some(Kind::Ids(TokenIds { ids })), ..Prompt::default() });
     Ok(())
 }
 
@@ -72,11 +77,16 @@ fn tail(prompt: &Prompt) -> &str {
 /// The ids of a prompt in any of its forms.
 pub(crate) fn prompt_ids(model: &Model, prompt: Prompt, now: &Zoned) -> Result<Vec<u32>, Failure> {
     let text = match prompt.kind {
+        Some(Kind::Ids(_)) if prompt.suffix.is_some() => return Err(error::invalid("suffix", SUFFIX_OF_IDS)),
         Some(Kind::Ids(ids)) => return Ok(ids.ids),
         Some(Kind::Text(text)) => text,
         Some(Kind::Chat(chat)) => render(model, chat, now)?,
         None => return Err(error::internal("a request without a prompt")),
     };
+    if let Some(suffix) = prompt.suffix {
+        let ids = model.tokenizer.fill_in_the_middle(&text, &suffix, prompt.add_special_tokens);
+        return ids.map_err(|error| error::encoding(&error))?.ok_or_else(|| error::invalid("suffix", NO_MIDDLE));
+    }
     model.tokenizer.encode(&text, prompt.add_special_tokens).map_err(|error| error::encoding(&error))
 }
 

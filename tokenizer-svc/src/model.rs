@@ -24,7 +24,7 @@ pub(crate) struct Model {
 impl Model {
     /// Reads the folders; takes up to a second for large vocabularies.
     pub(crate) fn load(args: &Args) -> anyhow::Result<Self> {
-        let dir = args.tokenizer.as_ref().unwrap_or(&args.model);
+        let dir = args.files.tokenizer.as_ref().unwrap_or(&args.files.model);
         let tokenizer = Tokenizer::load(dir).context("loading the tokenizer")?;
         let template = match &args.chat_template {
             Some(argument) => Some(template_source(argument)?.text()?),
@@ -32,12 +32,12 @@ impl Model {
         };
         let settings = ChatSettings { template, content_format: args.content_format() };
         let chat = ChatFormat::load(dir, settings).context("loading the chat template")?;
-        let config = ConfigFile::of_model_optional(&args.model)?;
+        let config = ConfigFile::of_model_optional(&args.files.model)?;
         let own_len = config.as_ref().and_then(|config| model_spec::context_len(config).ok());
-        let max_model_len = args.max_model_len().or(own_len.and_then(|len| u32::try_from(len).ok()));
+        let max_model_len = args.length.tokens().or(own_len.and_then(|len| u32::try_from(len).ok()));
         let eos = tokenizer.special_tokens().get("eos_token");
         let eos_token_id = eos.and_then(|text| tokenizer.token_to_id(text));
-        let mut eos_token_ids = model_spec::eos_token_ids(&args.model, config.as_ref())?;
+        let mut eos_token_ids = model_spec::eos_token_ids(&args.files.model, config.as_ref())?;
         if eos_token_ids.is_empty() {
             eos_token_ids.extend(eos_token_id);
         }
@@ -48,7 +48,7 @@ impl Model {
             tool_format: chat.tool_format().map_or_else(String::new, |format| format.name.to_owned()),
             reasoning_format: chat.reasoning_format().map_or_else(String::new, |format| format.name.to_owned()),
             markers: markers(&tokenizer),
-            generation_config_json: json_file(&args.model, "generation_config.json")?,
+            generation_config_json: json_file(&args.files.model, "generation_config.json")?,
             tokenizer_config_json: json_file(dir, "tokenizer_config.json")?,
             eos_token_ids,
             ..ModelInfo::default()

@@ -43,7 +43,7 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
     let (asked, mut questions) = mpsc::channel(QUESTIONS);
     let published: Arc<OnceLock<Arc<Model>>> = Arc::default();
     let handler = ControlHandler { model: published.clone(), pool: pool.clone(), questions: asked };
-    let facts = Facts { model_fingerprint: args.model_fingerprint.clone(), config_json: args.to_json() };
+    let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
     let grpc = TokenizerServiceServer::new(handler.clone())
         .max_decoding_message_size(MAX_CONTROL_MESSAGE)
         .max_encoding_message_size(MAX_CONTROL_MESSAGE);
@@ -62,7 +62,7 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
 
 /// Serves schedulers, one after the other.
 async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Question>) -> anyhow::Result<()> {
-    let hello = link::hello("tokenizer-svc", "requests", &args.model_fingerprint);
+    let hello = link::hello("tokenizer-svc", "requests", &args.fingerprint.model_fingerprint);
     let options = LinkOptions::default();
     loop {
         shell.process.status.not_ready("no scheduler connected");

@@ -37,7 +37,7 @@ pub(crate) struct Gateways {
 impl Gateways {
     /// Listens for gateways.
     pub(crate) async fn listen(args: &Args) -> Result<Self, LinkError> {
-        let hello = link::hello("tokenizer-svc", "requests", &args.model_fingerprint);
+        let hello = link::hello("tokenizer-svc", "requests", &args.fingerprint.model_fingerprint);
         let began = Instant::now();
         let listener = loop {
             match Listener::bind(&args.listen, hello.clone(), LinkOptions::default()).await {

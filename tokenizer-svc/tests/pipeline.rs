@@ -87,7 +87,7 @@ fn request(gateway: u64, number: u64, kind: Kind) -> Request {
     Request {
         key: Some(RequestKey { gateway, number }),
         request_id: format!("test-{number}"),
-        prompt: Some(Prompt { kind: Some(kind), add_special_tokens: false }),
+        prompt: Some(Prompt { kind: Some(kind), ..Prompt::default() }),
         sampling: Some(Sampling::default()),
         output: Some(Output::default()),
         n: 1,
@@ -279,7 +279,8 @@ async fn the_control_plane_tokenizes() {
     assert!(!model.eos_token_ids.is_empty() && model.generation_config_json.contains("eos_token_id"));
 
     let mut client = TokenizerServiceClient::new(control::channel(&address).expect("a channel"));
-    let prompt = Prompt { kind: Some(Kind::Text("Once upon a time".to_owned())), add_special_tokens: true };
+    let prompt =
+        Prompt { kind: Some(Kind::Text("Once upon a time".to_owned())), add_special_tokens: true, suffix: None };
     let ask = proto::TokenizeRequest { prompt: Some(prompt), return_token_strs: true };
     let reply = client.tokenize(ask).await.expect("a reply").into_inner();
     assert_eq!(reply.tokens, [743, 827, 289, 546]);

@@ -8,8 +8,8 @@ use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
 use proto::Setting;
 use service_kit::{
-    Address, CommonArgs,
-    values::{MaxModelLen, count, share, size},
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs,
+    values::{count, share, size},
 };
 
 use crate::idle::graph_capture;
@@ -29,17 +29,17 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub scheduler: Address,
 
-    /// Fingerprint of the model folder; absent: computed
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub model_fingerprint: String,
+    /// The model that all processes serve.
+    #[command(flatten)]
+    pub fingerprint: FingerprintArgs,
 
     /// This worker's rank in its group
     #[arg(long, default_value_t = 0)]
     pub rank: u32,
 
-    /// Tensor-parallel workers, each with one shard of the model
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
-    pub tensor_parallel_size: u32,
+    /// Flags that the scheduler has too.
+    #[command(flatten)]
+    pub group: GroupArgs,
 
     /// Device; auto: a GPU if one can be used. Each rank takes the GPU of its number
     #[arg(long, value_name = "DEVICE", default_value = "auto", overrides_with = "device")]
@@ -73,26 +73,13 @@ pub struct Args {
     #[arg(long, value_name = "METHOD", value_parser = ["none", "awq", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
     pub quantization: Option<String>,
 
-    /// Seed of dummy weights, and of requests without a seed
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=i64::MAX as u64))]
-    pub seed: u64,
-
     /// Tokens in a KV block
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = count(1..=256_u32))]
     pub block_size: u32,
 
-    /// Maximum length of a sequence in tokens, prompt and answer (16k, 1M); auto or -1: what the KV memory holds [default: the
-    /// model's]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
-    pub max_model_len: Option<MaxModelLen>,
-
-    /// Maximum number of running sequences [default: 256, fewer if recurrent states need more memory]
-    #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
-    pub max_num_seqs: Option<u32>,
-
-    /// Maximum number of tokens in one step
-    #[arg(long, value_name = "SIZE", default_value_t = 2048, value_parser = size(1..=1_u32 << 20))]
-    pub max_num_batched_tokens: u32,
+    /// The longest sequence.
+    #[command(flatten)]
+    pub length: LengthArgs,
 
     /// Share of the device's memory to use
     #[arg(long, value_name = "SHARE", default_value_t = 0.92, value_parser = share)]
@@ -110,7 +97,8 @@ pub struct Args {
     #[arg(long)]
     pub enforce_eager: bool,
 
-    /// Decode a single sequence by one persistent kernel per step (Hopper and later) [default: auto, if measured faster]
+    /// Decode a single sequence by one persistent kernel per step (Hopper and later) [default: auto, if measured
+    /// faster]
     #[arg(long, value_name = "BOOL")]
     pub single_kernel_decode: Option<bool>,
 
@@ -126,9 +114,6 @@ pub struct Args {
     #[arg(long = "cpu-threads", alias = "threads", value_name = "N", value_parser = count(1..=u32::MAX))]
     pub threads: Option<u32>,
 }
-
-/// The default of `--max-num-seqs`.
-const DEFAULT_NUM_SEQS: u32 = 256;
 
 /// Which device to compute on.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,14 +184,9 @@ fn word(choice: impl ValueEnum) -> String {
 }
 
 impl Args {
-    /// Sequences that may run at the same time, as far as the flags go.
-    pub(crate) fn max_num_seqs(&self) -> u32 {
-        self.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS)
-    }
-
     /// Threads to compute with: at least one.
     pub(crate) fn threads(&self) -> usize {
-        let cores = || available_parallelism().map_or(1, usize::from) / self.tensor_parallel_size as usize;
+        let cores = || available_parallelism().map_or(1, usize::from) / self.group.tensor_parallel_size as usize;
         self.threads.map_or_else(cores, |threads| threads as usize).max(1)
     }
 
@@ -222,7 +202,7 @@ impl Args {
             ordinal: self.rank,
             folders: Folders::of(surroundings),
             kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
-            ranks: (self.tensor_parallel_size > 1).then(|| match self.disable_custom_all_reduce {
+            ranks: (self.group.tensor_parallel_size > 1).then(|| match self.disable_custom_all_reduce {
                 true => RankOptions { one_shot_bytes: 0 },
                 false => RankOptions::default(),
             }),
@@ -240,30 +220,30 @@ impl Args {
     pub(crate) fn capture_sizes(&self) -> Vec<usize> {
         let most = self.max_cudagraph_capture_size.unwrap_or(graph_capture::MAX_CAPTURE_SIZE);
         if self.cudagraph_capture_sizes.is_empty() {
-            return graph_capture::capture_sizes(self.max_num_seqs(), most);
+            return graph_capture::capture_sizes(self.group.max_num_seqs(), most);
         }
-        let most = self.max_cudagraph_capture_size.unwrap_or(u32::MAX).min(self.max_num_seqs());
+        let most = self.max_cudagraph_capture_size.unwrap_or(u32::MAX).min(self.group.max_num_seqs());
         let asked: BTreeSet<usize> =
             self.cudagraph_capture_sizes.iter().filter(|size| **size <= most).map(|size| *size as usize).collect();
         asked.into_iter().collect()
     }
 
-    /// Settings that all ranks of a group must share, beside facts of the model: with different ones, ranks would compute
-    /// different numbers, or one would run a step that the others do not, and wait for them.
+    /// Settings that all ranks of a group must share, beside facts of the model: with different ones, ranks would
+    /// compute different numbers, or one would run a step that the others do not, and wait for them.
     pub(crate) fn common_to_ranks(&self) -> Vec<Setting> {
         let setting = |name: &str, value: String| Setting { name: name.to_owned(), value };
         let mut settings = vec![
             setting("build", service_kit::VERSION.to_owned()),
             setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
             setting("--load-format", word(self.load_format)),
-            setting("--max-num-seqs", self.max_num_seqs().to_string()),
+            setting("--max-num-seqs", self.group.max_num_seqs().to_string()),
             setting("--disable-custom-all-reduce", self.disable_custom_all_reduce.to_string()),
             setting("--enforce-eager", self.enforce_eager.to_string()),
             setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
             setting("--cudagraph-capture-sizes", format!("{:?}", self.capture_sizes())),
         ];
         if self.load_format == Format::Dummy {
-            settings.push(setting("--seed", self.seed.to_string()));
+            settings.push(setting("--seed", self.group.seed.to_string()));
         }
         settings
     }
@@ -283,7 +263,7 @@ impl Args {
                 CachePrecision::Float16 => Some(DType::F16.into()),
                 CachePrecision::Fp8E4m3 => Some(KvDType::E4m3),
             },
-            placement: Placement::rank(self.rank as usize, self.tensor_parallel_size as usize),
+            placement: Placement::rank(self.rank as usize, self.group.tensor_parallel_size as usize),
             head: NetworkHead::Stored,
             format: match self.load_format {
                 Format::Auto => LoadFormat::Auto,
@@ -294,10 +274,10 @@ impl Args {
             },
             quantization: self.quantization.clone().filter(|method| method != "none"),
             activations: ActivationRounding::None,
-            seed: self.seed,
-            max_len: self.max_model_len.and_then(MaxModelLen::tokens).map(|tokens| tokens as usize),
-            max_rows: self.max_num_batched_tokens.max(self.max_num_seqs()) as usize,
-            max_logit_rows: self.max_num_seqs() as usize,
+            seed: self.group.seed,
+            max_len: self.length.tokens().map(|tokens| tokens as usize),
+            max_rows: self.group.max_num_batched_tokens().max(self.group.max_num_seqs()) as usize,
+            max_logit_rows: self.group.max_num_seqs() as usize,
             threads: self.threads(),
         }
     }

@@ -1,8 +1,9 @@
 //! One device: weights, KV memory, the forward pass, sampling, collectives.
 //!
-//! Two threads. The main thread keeps the link to the scheduler and moves messages ([`serve`]). The compute thread loads
-//! the model and executes plans strictly in order ([`compute`]). A plan is executed by the [`engine`], which keeps the
-//! state of running sequences in [`engine::slots`], and submits a plan to the device while the one before it still runs.
+//! Two threads. The main thread keeps the link to the scheduler and moves messages ([`serve`]). The compute thread
+//! loads the model and executes plans strictly in order ([`compute`]). A plan is executed by the [`engine`], which
+//! keeps the state of running sequences in [`engine::slots`], and submits a plan to the device while the one before it
+//! still runs.
 //!
 //! | folder | what is in it |
 //! |---|---|

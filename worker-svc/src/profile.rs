@@ -61,8 +61,8 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
     let engine =
         Engine::new(OnDevice { runner: &mut *model.runner, graphs: &mut graphs }, slots, Box::new(Solo), options);
-    let cover = args.max_num_batched_tokens.min(COVER).min(ready.max_model_len);
-    let budget = args.max_num_batched_tokens;
+    let cover = args.group.max_num_batched_tokens().min(COVER).min(ready.max_model_len);
+    let budget = args.group.max_num_batched_tokens();
     let groups = ready.cache_groups.len() as u32;
     let mut stage = Stage { engine, block_size: args.block_size, groups, budget, next_block: 0, step: 0 };
     let room = u64::from(batch) * u64::from(stage.blocks_of(context + (WARM_STEPS + 2 * STEPS) as u32))

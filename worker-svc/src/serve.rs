@@ -13,7 +13,7 @@ use proto::{
     from_worker, to_worker, worker_refused,
 };
 use service_kit::{
-    Far, Process, StartAgain,
+    LoadProgress, Process, StartAgain,
     control::{ControlServer, Facts, Handler, async_trait},
 };
 use tokio::{sync::mpsc, time::Instant};
@@ -38,7 +38,7 @@ const ENDING: Duration = Duration::from_secs(2);
 
 /// Runs the worker until the process shuts down.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
-    let fingerprint = match args.model_fingerprint.as_str() {
+    let fingerprint = match args.fingerprint.model_fingerprint.as_str() {
         "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
         given => given.to_owned(),
     };
@@ -69,7 +69,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
             let link = worker.connect(wire::dial(&args, &fingerprint)).await?;
             if worker.spent {
                 // Only now: a scheduler that ends for good is no reason to start afresh.
-                let why = "the group was lost, and what its GPUs have begun may wait for a rank that is gone: starting afresh";
+                let why = "the group was lost, and its GPUs may wait for a rank that is gone: starting afresh";
                 return Err(StartAgain(why.to_owned()).into());
             }
             let reason = worker.relay(link).await?;
@@ -106,8 +106,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// Ends the waits of other ranks at once, then waits for the compute thread, which still uses the process's libraries.
-    /// A device that may wait for a rank that is gone is not waited for.
+    /// Ends the waits of other ranks at once, then waits for the compute thread, which still uses the process's
+    /// libraries. A device that may wait for a rank that is gone is not waited for.
     async fn end(mut self) {
         self.abort.abort();
         drop(self.jobs);
@@ -142,7 +142,7 @@ impl Worker {
                         bail!("{reason}");
                     }
                     Reply::Ready(ready, sync) => self.loaded(*ready, sync),
-                    Reply::Loading(far) => self.process.status.loading(LOADING, far),
+                    Reply::Loading(progress) => self.process.status.loading(LOADING, progress),
                     // These belong to an epoch that is over.
                     Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
                 },
@@ -237,9 +237,9 @@ impl Worker {
     /// Passes on a message of the compute thread. The inner error is the link's, the outer one ends the process.
     async fn reply(&mut self, reply: Reply, out: &mut Out) -> anyhow::Result<Result<(), String>> {
         let event = match reply {
-            Reply::Loading(far) => {
-                self.process.status.loading(LOADING, far);
-                let Far { done: bytes_done, total: bytes_total, bytes_per_s } = far;
+            Reply::Loading(progress) => {
+                self.process.status.loading(LOADING, progress);
+                let LoadProgress { done: bytes_done, total: bytes_total, bytes_per_s } = progress;
                 from_worker::Event::Loading(WorkerLoading {
                     bytes_done,
                     bytes_total,

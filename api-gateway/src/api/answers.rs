@@ -2,7 +2,7 @@
 
 use super::shape::{
     Bounds, Member,
-    Shape::{self, Any, Either, List, Map, Named, Null, Number, Object, Text, Whole, Word},
+    Shape::{self, Any, Bool, Either, List, Map, Named, Null, Number, Object, Text, Whole, Word},
     has, may,
 };
 
@@ -40,6 +40,7 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("CompletionChoice", Object(COMPLETION_CHOICE)),
     ("CompletionLogprobs", Object(COMPLETION_LOGPROBS)),
     ("Error", Object(&[has("error", Object(ERROR), "")])),
+    ("InputItem", Object(&[may("type", Text, "`message`, `function_call`, `function_call_output`, `reasoning`")])),
     ("Load", Object(&[has("server_load", COUNT, "Requests in flight")])),
     ("Message", Object(MESSAGE)),
     (
@@ -53,6 +54,31 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("ModelList", Object(&[has("object", Word(&["list"]), ""), has("data", List(&Named("Model")), "")])),
     ("OpenApi", Object(&[has("openapi", Text, "The version of OpenAPI"), has("paths", Object(&[]), "")])),
     ("PromptLogprob", Object(PROMPT_LOGPROB)),
+    ("Response", Object(RESPONSE)),
+    (
+        "ResponseDeleted",
+        Object(&[has("id", Text, ""), has("object", Word(&["response"]), ""), has("deleted", Bool, "")]),
+    ),
+    ("ResponseItem", Object(&[has("id", Text, ""), has("type", Text, "")])),
+    (
+        "ResponseItems",
+        Object(&[
+            has("object", Word(&["list"]), ""),
+            has("data", List(&Named("ResponseItem")), "The last ones first, unless `order=asc`"),
+            may("first_id", Text, ""),
+            may("last_id", Text, ""),
+            has("has_more", Bool, "Whether others follow"),
+        ]),
+    ),
+    (
+        "ResponseTool",
+        Object(&[
+            has("type", Word(&["function"]), ""),
+            has("name", Text, "Its name"),
+            may("description", Text, "What it does"),
+            may("parameters", Object(&[]), "JSON schema of its arguments"),
+        ]),
+    ),
     (
         "ServerInfo",
         Object(&[has("version", Text, ""), has("model", Text, ""), has("processes", List(&Object(&[])), "")]),
@@ -68,6 +94,24 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("Untokenized", Object(&[has("prompt", Text, "The tokens' text")])),
     ("Usage", Object(USAGE_MEMBERS)),
     ("Version", Object(&[has("version", Text, "Of this server")])),
+];
+
+const RESPONSE: &[Member] = &[
+    has("id", Text, "`resp_…`"),
+    has("object", Word(&["response"]), ""),
+    has("created_at", COUNT, "Unix time in seconds"),
+    has("status", Word(&["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]), "How far it is"),
+    MODEL,
+    has("output", List(&Named("ResponseItem")), "Messages, reasoning and calls of functions"),
+    may("error", Object(&[has("code", Text, ""), has("message", Text, "")]), "Why it failed"),
+    may("incomplete_details", Object(&[has("reason", Text, "")]), "Why it is incomplete"),
+    may("usage", Object(RESPONSE_USAGE), "Tokens of prompt and answer, at its end"),
+];
+
+const RESPONSE_USAGE: &[Member] = &[
+    has("input_tokens", COUNT, "Of the prompt"),
+    has("output_tokens", COUNT, "Of the answer"),
+    has("total_tokens", COUNT, "Both"),
 ];
 
 const ERROR: &[Member] = &[

@@ -14,7 +14,10 @@ use super::{
     operation::Body,
     shape::{Need, Shape},
 };
-use crate::openai::{refused, sampling};
+use crate::{
+    openai::{refused, sampling},
+    responses::request as response,
+};
 
 /// A field of request bodies.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +94,7 @@ pub fn of(body: Body) -> Vec<Field> {
 
 /// All rows.
 fn all() -> impl Iterator<Item = Field> {
-    table::FIELDS.iter().copied().chain(parameters()).chain(refusals()).chain(without_effect())
+    table::FIELDS.iter().copied().chain(parameters()).chain(refusals()).chain(without_effect()).chain(of_responses())
 }
 
 /// The sampling parameters that are numbers.
@@ -101,6 +104,23 @@ fn parameters() -> impl Iterator<Item = Field> {
         test: "api-gateway/src/openai/sampling.rs: parameters_are_sorted_and_reach_their_fields",
         ..field(parameter.name, BOTH, parameter.shape(), parameter.help)
     })
+}
+
+/// What `/v1/responses` refuses, and what it takes as chats do.
+fn of_responses() -> impl Iterator<Item = Field> {
+    const OF: &[Body] = &[Body::Responses];
+    let refused = response::REFUSED.iter().map(|(name, instead)| Field {
+        fate: Fate::Refused(instead),
+        test: "api-gateway/tests/gateway/responses.rs: fields_are_honoured_or_refused_by_name",
+        ..field(name, OF, Shape::Any, "")
+    });
+    let of_chats = table::FIELDS.iter().copied().chain(parameters());
+    let of_chats = of_chats.filter(|field| field.of.contains(&Body::Chat) && response::ALIKE.contains(&field.name));
+    refused.chain(of_chats.map(|field| Field {
+        of: OF,
+        test: "api-gateway/tests/gateway/responses.rs: fields_of_chats_are_taken_too",
+        ..field
+    }))
 }
 
 fn refusals() -> impl Iterator<Item = Field> {

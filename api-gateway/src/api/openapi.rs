@@ -48,6 +48,7 @@ fn path(route: &Route, config: &Config) -> utoipa::openapi::PathItem {
         let method = match operation.method {
             Method::Get => HttpMethod::Get,
             Method::Post => HttpMethod::Post,
+            Method::Delete => HttpMethod::Delete,
         };
         item.operation(method, describe(route, operation, config))
     });

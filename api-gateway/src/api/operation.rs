@@ -63,6 +63,8 @@ pub enum Method {
     Get,
     /// POST.
     Post,
+    /// DELETE.
+    Delete,
 }
 
 impl Method {
@@ -71,6 +73,7 @@ impl Method {
         match self {
             Self::Get => "GET",
             Self::Post => "POST",
+            Self::Delete => "DELETE",
         }
     }
 }
@@ -86,6 +89,8 @@ pub enum Body {
     Messages,
     /// Of `/v1/messages/count_tokens`.
     CountTokens,
+    /// Of `/v1/responses`.
+    Responses,
     /// Of `/tokenize`.
     Tokenize,
     /// Of `/detokenize`.
@@ -96,9 +101,10 @@ pub enum Body {
 
 impl Body {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Chat,
         Self::Completion,
+        Self::Responses,
         Self::Messages,
         Self::CountTokens,
         Self::Tokenize,
@@ -113,6 +119,7 @@ impl Body {
             Self::Completion => "CompletionRequest",
             Self::Messages => "MessagesRequest",
             Self::CountTokens => "CountTokensRequest",
+            Self::Responses => "ResponsesRequest",
             Self::Tokenize => "TokenizeRequest",
             Self::Detokenize => "DetokenizeRequest",
             Self::AbortRequests => "AbortRequests",

@@ -1,5 +1,5 @@
-//! The mailbox of one HTTP answer: events wait in it until the connection's task writes them. Waiting events are merged,
-//! so a slow reader costs at most its own text.
+//! The mailbox of one HTTP answer: events wait in it until the connection's task writes them. Waiting events are
+//! merged, so a slow reader costs at most its own text.
 
 use std::task::{Context, Poll, Waker};
 

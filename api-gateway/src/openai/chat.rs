@@ -5,7 +5,8 @@ use proto::{Chat, Prompt, prompt};
 use serde_json::{Map, Value};
 
 use super::{
-    completion::{Envelope, Ready, log_unread, request, top_count},
+    beams,
+    completion::{Envelope, Ready, log_unread, request},
     fields::{Fields, wrong},
     params::{Limits, Params},
     plan::{Api, Dialect, Plan},
@@ -24,6 +25,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     let max_tokens = max_tokens(&mut fields, limits)?;
     params.check_max_tokens(max_tokens)?;
     let logprobs = logprobs(&mut fields, limits)?;
+    let (asked, listed) = params.listed(logprobs);
     let echo = fields.flag("echo", false)?;
     let return_prompt_text = fields.flag("return_prompt_text", false)?;
     log_unread(&fields);
@@ -40,7 +42,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         prompts: 1,
         n: params.n,
         streaming: params.streaming,
-        top_logprobs: logprobs.map(top_count),
+        top_logprobs: listed,
         prompt_logprobs: params.sampling.prompt_logprobs.is_some(),
         return_token_ids: params.return_token_ids,
         tokens_as_ids: params.tokens_as_ids,
@@ -52,12 +54,13 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     request.request_id.clone_from(&plan.id);
     request.max_tokens = max_tokens;
     request.prompt = Some(conversation.prompt);
-    request.sampling.get_or_insert_default().logprobs = logprobs;
+    request.sampling.get_or_insert_default().logprobs = asked;
     let output = request.output.get_or_insert_default();
     output.echo = return_prompt_text;
     if let Some(parsing) = &plan.parsing {
         parsing.prepare(output);
     }
+    beams::check(&request)?;
     Ok(Ready { requests: vec![request], plan })
 }
 
@@ -108,6 +111,7 @@ impl Conversation {
         let prompt = Prompt {
             kind: Some(prompt::Kind::Chat(chat)),
             add_special_tokens: fields.flag("add_special_tokens", false)?,
+            suffix: None,
         };
         Ok(Self { prompt, last, add_generation_prompt, tools })
     }

@@ -1,8 +1,9 @@
 //! `/v1/completions`: a body becomes one pipeline request per prompt, and the plan of its answer.
 
-use proto::Request;
+use proto::{Prompt, Request};
 
 use super::{
+    beams,
     fields::Fields,
     params::{Limits, Params},
     plan::{Api, Dialect, Echo, Plan},
@@ -68,6 +69,8 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         let message = "`prompt_logprobs` must equal `logprobs` when `echo` is set.";
         return Err(ApiError::field("prompt_logprobs", message));
     }
+    let suffix = suffix(&mut fields, echo)?;
+    let (asked, listed) = params.listed(logprobs);
     log_unread(&fields);
     let id = envelope.id("cmpl", params.request_id.as_deref());
     let plan = Plan {
@@ -78,7 +81,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         prompts: prompts.len() as u32,
         n: params.n,
         streaming: params.streaming,
-        top_logprobs: logprobs.map(top_count),
+        top_logprobs: listed,
         prompt_logprobs: params.sampling.prompt_logprobs.is_some(),
         return_token_ids: params.return_token_ids,
         tokens_as_ids: params.tokens_as_ids,
@@ -89,17 +92,18 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     let mut template = request(&params, envelope);
     template.max_tokens = Some(max_tokens.max(1));
     let sampling = template.sampling.get_or_insert_default();
-    sampling.logprobs = logprobs;
+    sampling.logprobs = asked;
     if echo != Echo::No && logprobs.is_some() {
         sampling.prompt_logprobs = logprobs;
     }
+    beams::check(&template)?;
     let output = template.output.get_or_insert_default();
     output.echo = echo != Echo::No;
     output.return_prompt_token_ids |= echo != Echo::No && logprobs.is_some();
     let single = prompts.len() == 1;
     let requests = prompts.into_iter().enumerate().map(|(index, prompt)| Request {
         request_id: if single { plan.id.clone() } else { format!("{}-{index}", plan.id) },
-        prompt: Some(prompt),
+        prompt: Some(Prompt { suffix: suffix.clone(), ..prompt }),
         ..template.clone()
     });
     Ok(Ready { requests: requests.collect(), plan })
@@ -115,6 +119,7 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
         sampling: Some(params.sampling.clone()),
         output: Some(params.output.clone()),
         n: params.n,
+        beam_search: params.beam_search,
         priority: params.priority,
         cache_salt: params.cache_salt.clone(),
         max_tokens: None,
@@ -124,11 +129,6 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
     }
 }
 
-/// -1 asks for all.
-pub fn top_count(count: i32) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
-
 /// Unknown fields do no harm; somebody who wonders about one finds it in the log.
 pub fn log_unread(fields: &Fields<'_>) {
     if tracing::enabled!(tracing::Level::DEBUG) {
@@ -136,6 +136,18 @@ pub fn log_unread(fields: &Fields<'_>) {
             tracing::debug!(field = name, "ignoring an unknown request field");
         }
     }
+}
+
+/// What follows the text that is asked for.
+fn suffix(fields: &mut Fields<'_>, echo: Echo) -> Result<Option<String>, ApiError> {
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    if suffix.is_some() && echo != Echo::No {
+        return Err(ApiError::field(
+            "suffix",
+            "`suffix` is not supported together with `echo`: leave one of them out.",
+        ));
+    }
+    Ok(suffix)
 }
 
 fn echo(fields: &mut Fields<'_>) -> Result<Echo, ApiError> {

@@ -3,6 +3,7 @@
 //! ([`plan`], [`object`], [`chunk`], [`answer`]).
 
 pub mod answer;
+pub mod beams;
 pub mod chat;
 pub mod chunk;
 pub mod completion;
@@ -14,5 +15,6 @@ pub mod params;
 pub mod plan;
 pub mod prompt;
 pub mod refused;
+pub mod repetition;
 pub mod sampling;
 pub mod tools;

@@ -1,17 +1,21 @@
 //! The fields that both routes share: sampling, output, streaming. Each is checked for type and range here, once.
 
-use proto::{LogitBias, Output, Sampling};
+use proto::{BeamSearch, LogitBias, Output, Sampling};
 use serde_json::Value;
 
 use super::{
+    beams,
     fields::{Fields, wrong},
-    sampling,
+    repetition, sampling,
     tools::Formats,
 };
 use crate::{defaults::Defaults, error::ApiError};
 
 /// Most choices of one request.
-const MAX_N: i64 = 16_384;
+pub const MAX_N: i64 = 16_384;
+
+/// Most tokens of `logprob_token_ids`, as in vLLM.
+const MAX_LOGPROB_TOKENS: usize = 128;
 
 /// What a body is checked against.
 #[derive(Clone, Debug)]
@@ -66,6 +70,8 @@ pub struct Params {
     pub streaming: Streaming,
     /// Choices per prompt.
     pub n: u32,
+    /// The search whose best texts the choices are.
+    pub beam_search: Option<BeamSearch>,
     /// Lower runs first.
     pub priority: i32,
     /// Separates tenants in the prefix cache.
@@ -87,7 +93,7 @@ impl Params {
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         check_model(fields, limits)?;
         let n = fields.whole_in("n", 1..=MAX_N)?.unwrap_or(1) as u32;
-        check_best_of(fields, n)?;
+        let beam_search = beams::read(fields, n)?;
         let streaming = streaming(fields, limits)?;
         let return_token_ids = fields.flag("return_token_ids", false)?;
         let mut sampling = read_sampling(fields, limits)?;
@@ -97,6 +103,7 @@ impl Params {
             output: output(fields, limits, streaming, return_token_ids)?,
             streaming,
             n,
+            beam_search,
             priority: fields.whole_in("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
             cache_salt: cache_salt(fields)?,
             request_id: fields.text("request_id")?,
@@ -105,6 +112,15 @@ impl Params {
             return_token_ids,
             tokens_as_ids: fields.flag("return_tokens_as_token_ids", limits.tokens_as_ids)?,
         })
+    }
+
+    /// What the engine is asked for, and how many tokens answers list beside a chosen one, where a request asks for
+    /// `logprobs` of the best ones. Tokens that it names are listed instead of those.
+    pub fn listed(&self, logprobs: Option<i32>) -> (Option<i32>, Option<u32>) {
+        match self.sampling.logprob_token_ids.len() as u32 {
+            0 => (logprobs, logprobs.map(|count| u32::try_from(count).unwrap_or(u32::MAX))),
+            named => (Some(0), Some(named)),
+        }
     }
 
     /// Checks what depends on the number of tokens to generate.
@@ -127,15 +143,6 @@ pub fn check_model(fields: &mut Fields<'_>, limits: &Limits) -> Result<(), ApiEr
             message: format!("The model `{name}` does not exist."),
             param: Some("model".into()),
         }),
-        _ => Ok(()),
-    }
-}
-
-fn check_best_of(fields: &mut Fields<'_>, n: u32) -> Result<(), ApiError> {
-    match fields.whole("best_of")? {
-        Some(best_of) if best_of != i64::from(n) => {
-            Err(ApiError::field("best_of", format!("`best_of` is only supported when equal to `n` = {n}.")))
-        }
         _ => Ok(()),
     }
 }
@@ -167,6 +174,8 @@ fn read_sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, A
         min_tokens: fields.whole_in("min_tokens", 0..=u32::MAX.into())?.unwrap_or(0) as u32,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
         ignore_eos: fields.flag("ignore_eos", false)?,
+        logprob_token_ids: logprob_token_ids(fields, limits)?,
+        repetition_detection: repetition::read(fields)?,
         // Log-probabilities are each route's own, and what is left is the tokenizer's to say.
         ..sampling::read(fields, &limits.defaults)?
     })
@@ -190,6 +199,17 @@ fn allowed_token_ids(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<u32
     let Some(ids) = fields.token_ids(NAME)? else { return Ok(Vec::new()) };
     if ids.is_empty() {
         return Err(ApiError::field(NAME, "`allowed_token_ids` must not be empty."));
+    }
+    ids.iter().try_for_each(|id| limits.check_token(NAME, *id))?;
+    Ok(ids)
+}
+
+fn logprob_token_ids(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<u32>, ApiError> {
+    const NAME: &str = "logprob_token_ids";
+    let ids = fields.token_ids(NAME)?.unwrap_or_default();
+    if ids.len() > MAX_LOGPROB_TOKENS {
+        let message = format!("`{NAME}`: {} tokens, more than the {MAX_LOGPROB_TOKENS} that are allowed.", ids.len());
+        return Err(ApiError::field(NAME, message));
     }
     ids.iter().try_for_each(|id| limits.check_token(NAME, *id))?;
     Ok(ids)

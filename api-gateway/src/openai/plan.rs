@@ -1,6 +1,9 @@
 //! What an answer must look like, decided when its request is read.
 
+use std::sync::Arc;
+
 use super::{params::Streaming, tools::Parsing};
+use crate::responses::turn::Turn;
 
 /// What an answer must look like.
 #[derive(Clone, Debug)]
@@ -36,13 +39,15 @@ pub struct Plan {
 }
 
 /// In whose shapes answers are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub enum Dialect {
     /// As [`Api`] says.
     #[default]
     OpenAi,
     /// A message of blocks.
     Anthropic,
+    /// A response of items.
+    Responses(Arc<Turn>),
 }
 
 /// What differs between the two APIs.

@@ -20,7 +20,7 @@ pub fn read(fields: &mut Fields<'_>, limits: &Limits, add_special_tokens: bool) 
         return Err(empty());
     }
     kinds.iter().try_for_each(|kind| check(kind, limits))?;
-    Ok(kinds.into_iter().map(|kind| Prompt { kind: Some(kind), add_special_tokens }).collect())
+    Ok(kinds.into_iter().map(|kind| Prompt { kind: Some(kind), add_special_tokens, suffix: None }).collect())
 }
 
 /// The first characters tell the four forms apart. Prompts are counted before any is read: a short body may hold

@@ -15,8 +15,6 @@ enum Harmless {
     Empty,
     /// `"none"`, and what is empty.
     None,
-    /// The number 1.
-    One,
     /// `["text"]`.
     TextOnly,
     /// `{"type": "text"}`.
@@ -24,10 +22,9 @@ enum Harmless {
 }
 
 /// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
-const REFUSED: [(&str, Harmless, &str); 35] = [
+const REFUSED: [(&str, Harmless, &str); 29] = [
     ("audio", Harmless::Nothing, "answers are text"),
     ("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),
-    ("early_stopping", Harmless::Empty, "leave it out: there is no beam search"),
     ("ebnf", Harmless::Empty, ""),
     ("function_call", Harmless::None, "use `tool_choice`"),
     ("functions", Harmless::Empty, "use `tools`"),
@@ -40,9 +37,7 @@ const REFUSED: [(&str, Harmless, &str); 35] = [
     ("guided_whitespace_pattern", Harmless::Nothing, ""),
     ("json_schema", Harmless::Nothing, ""),
     ("kv_transfer_params", Harmless::Nothing, "prefill and decode run in one engine"),
-    ("length_penalty", Harmless::One, "leave it out: there is no beam search"),
     ("logits_processors", Harmless::Empty, "use `logit_bias`, `bad_words` or `allowed_token_ids`"),
-    ("logprob_token_ids", Harmless::Empty, "use `logprobs`"),
     ("media_io_kwargs", Harmless::Empty, "messages are text"),
     ("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
     ("mm_processor_kwargs", Harmless::Empty, "messages are text"),
@@ -50,13 +45,10 @@ const REFUSED: [(&str, Harmless, &str); 35] = [
     ("prediction", Harmless::Nothing, "leave it out: answers are the same without it"),
     ("prompt_embeds", Harmless::Empty, "prompts are text or token ids"),
     ("regex", Harmless::Empty, ""),
-    ("repetition_detection", Harmless::Nothing, "use `stop` or `max_tokens`"),
     ("response_format", Harmless::TextFormat, ""),
     ("structural_tag", Harmless::Nothing, ""),
     ("structured_outputs", Harmless::Nothing, ""),
-    ("suffix", Harmless::Empty, "write the model's own fill-in-the-middle prompt"),
     ("thinking_token_budget", Harmless::Nothing, "use `max_tokens`"),
-    ("use_beam_search", Harmless::Empty, "use `n`"),
     ("vllm_xargs", Harmless::Empty, "there are no plugins"),
     ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
     ("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
@@ -111,7 +103,6 @@ impl Harmless {
             Self::Nothing => value.is_null(),
             Self::Empty => empty,
             Self::None => empty || value == "none",
-            Self::One => value.as_f64() == Some(1.0),
             Self::TextOnly => empty || value == &serde_json::json!(["text"]),
             Self::TextFormat => value.get("type").is_some_and(|kind| kind == "text"),
         }
@@ -141,11 +132,6 @@ mod tests {
             (r#"{"response_format":{"type":"text"}}"#, None),
             (r#"{"response_format":null}"#, None),
             (r#"{"response_format":"text"}"#, Some("response_format")),
-            (r#"{"use_beam_search":true}"#, Some("use_beam_search")),
-            (r#"{"use_beam_search":false,"length_penalty":1.0,"early_stopping":false}"#, None),
-            (r#"{"length_penalty":0.5}"#, Some("length_penalty")),
-            (r#"{"suffix":"x"}"#, Some("suffix")),
-            (r#"{"suffix":""}"#, None),
             (r#"{"structured_outputs":{"choice":["a"]}}"#, Some("structured_outputs")),
             (r#"{"kv_transfer_params":{}}"#, Some("kv_transfer_params")),
             (r#"{"thinking_token_budget":10}"#, Some("thinking_token_budget")),

@@ -51,7 +51,7 @@ use self::{
 };
 
 /// How many there are.
-pub const COUNT: usize = 8;
+pub const COUNT: usize = 11;
 
 /// All of them, sorted by name.
 pub static PARAMETERS: [Parameter; COUNT] = [
@@ -92,12 +92,33 @@ pub static PARAMETERS: [Parameter; COUNT] = [
         set: |sampling, value| sampling.temperature = if value > 0.0 { (value as f32).max(0.01) } else { 0.0 },
     },
     Parameter {
+        name: "tfs",
+        help: "Cut off the tail where the ranked probabilities become flat (tail free sampling); 1: off",
+        range: Number(Bounds::above(0.0, 1.0)),
+        default: Fixed(1.0),
+        set: |sampling, value| sampling.tfs = value as f32,
+    },
+    Parameter {
+        name: "top_a",
+        help: "Leave out tokens less likely than this times the square of the likeliest one's probability",
+        range: Number(Bounds::between(0.0, 1.0)),
+        default: Fixed(0.0),
+        set: |sampling, value| sampling.top_a = value as f32,
+    },
+    Parameter {
         name: "top_k",
         help: "Choose among so many likely tokens; 0 and -1: all",
         range: Whole(-1, u32::MAX as i64),
         default: OfModel(0.0),
         // -1 and 0 are off.
         set: |sampling, value| sampling.top_k = value as u32,
+    },
+    Parameter {
+        name: "top_n_sigma",
+        help: "Leave out tokens whose logits are this many standard deviations below the largest; 0 and -1: none",
+        range: Number(Bounds(Bound::Included(-1.0), Bound::Unbounded)),
+        default: Fixed(0.0),
+        set: |sampling, value| sampling.top_n_sigma = value.max(0.0) as f32,
     },
     Parameter {
         name: "top_p",
@@ -177,14 +198,17 @@ mod tests {
     fn parameters_are_sorted_and_reach_their_fields() {
         assert!(PARAMETERS.is_sorted_by_key(|parameter| parameter.name));
         let body = r#"{"frequency_penalty":0.1,"min_p":0.2,"presence_penalty":0.3,"repetition_penalty":0.4,
-            "temperature":0.001,"top_k":6,"top_p":0.7,"typical_p":0.8}"#;
+            "temperature":0.001,"tfs":0.9,"top_a":0.5,"top_k":6,"top_n_sigma":1.5,"top_p":0.7,"typical_p":0.8}"#;
         let want = Sampling {
             frequency_penalty: 0.1,
             min_p: 0.2,
             presence_penalty: 0.3,
             repetition_penalty: 0.4,
             temperature: 0.01,
+            tfs: 0.9,
+            top_a: 0.5,
             top_k: 6,
+            top_n_sigma: 1.5,
             top_p: 0.7,
             typical_p: 0.8,
             ..Sampling::default()

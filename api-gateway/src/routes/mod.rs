@@ -12,6 +12,7 @@ mod messages;
 mod metrics;
 mod models;
 mod ping;
+mod responses;
 pub mod tokenize;
 mod tokenizer_info;
 mod version;
@@ -31,7 +32,7 @@ use crate::{
 pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-pub const ROUTES: [Route; 20] = [
+pub const ROUTES: [Route; 24] = [
     development::ABORT,
     detokenize::ROUTE,
     documentation::PAGE,
@@ -51,6 +52,10 @@ pub const ROUTES: [Route; 20] = [
     messages::COUNT,
     models::ROUTE,
     models::ONE,
+    responses::ROUTE,
+    responses::ONE,
+    responses::CANCEL,
+    responses::INPUT_ITEMS,
     version::ROUTE,
 ];
 

@@ -1,8 +1,8 @@
 //! The body of a streamed answer: server-sent events, written when the connection has room.
 //!
-//! The connection's task polls it; there is no task or channel in between. While the client reads slowly it is not polled,
-//! and what arrives meanwhile is merged in the mailbox. When the client leaves the body is dropped, and with it the
-//! request.
+//! The connection's task polls it; there is no task or channel in between. While the client reads slowly it is not
+//! polled, and what arrives meanwhile is merged in the mailbox. When the client leaves the body is dropped, and with it
+//! the request.
 
 use std::{
     convert::Infallible,
@@ -20,10 +20,11 @@ use crate::{
     anthropic::stream::MessageStream,
     engine::{mailbox::Update, pipeline::InFlight},
     openai::chunk::ChunkWriter,
+    responses::stream::ResponseStream,
 };
 
 /// A comment: clients skip it, proxies see that the stream lives.
-const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+pub const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
 /// The body of a streamed answer.
 pub struct EventStream {
@@ -44,6 +45,8 @@ pub enum Writer {
     Chunks(ChunkWriter),
     /// Anthropic's.
     Messages(Box<MessageStream>),
+    /// OpenAI's, of the Responses API.
+    Responses(Box<ResponseStream>),
 }
 
 impl Writer {
@@ -52,6 +55,7 @@ impl Writer {
         match self {
             Self::Chunks(writer) => writer.write(out, update),
             Self::Messages(writer) => writer.write(out, update),
+            Self::Responses(writer) => writer.write(out, update),
         }
     }
 
@@ -59,6 +63,7 @@ impl Writer {
         match self {
             Self::Chunks(writer) => writer.tokens(),
             Self::Messages(writer) => writer.tokens(),
+            Self::Responses(writer) => writer.tokens(),
         }
     }
 }

@@ -129,7 +129,9 @@ async fn an_error_in_a_stream_is_an_event() {
     assert!(open.chunk().await.is_some());
     stage.engine.send(vec![failed(number(&request), Kind::Unavailable, "a worker was lost", "")]).await;
     let chunks = events(&open.rest().await);
-    let error = json!({"error": {"message": "a worker was lost", "type": "ServiceUnavailableError", "param": null, "code": 503}});
+    let error = json!({"error": {
+        "message": "a worker was lost", "type": "ServiceUnavailableError", "param": null, "code": 503
+    }});
     assert_eq!(chunks, [error]);
 }
 

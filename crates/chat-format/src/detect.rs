@@ -105,9 +105,12 @@ mod tests {
     fn loops_over_content_are_found() {
         for template in [
             "{% for message in messages %}{% for part in message.content %}{% endfor %}{% endfor %}",
-            "{%- for m in messages[1:] -%}{%- for c in m['content'] | selectattr('type', 'equalto', 'text') -%}{% endfor %}",
-            "{% set loop_messages = messages %}{% for m in loop_messages %}{% set content = m[\"content\"] %}{% for c in content %}",
-            "{% for message in messages %}{% if message.content is string %}x{% else %}{% for c in message.content if c.text %}",
+            "{%- for m in messages[1:] -%}{%- for c in m['content'] | selectattr('type', 'equalto', 'text') -%}\
+             {% endfor %}",
+            "{% set loop_messages = messages %}{% for m in loop_messages %}{% set content = m[\"content\"] %}\
+             {% for c in content %}",
+            "{% for message in messages %}{% if message.content is string %}x{% else %}\
+             {% for c in message.content if c.text %}",
         ] {
             check(template, ContentFormat::OpenAi);
         }
@@ -119,7 +122,8 @@ mod tests {
             "{% for message in messages %}{{ message.content }}{% endfor %}",
             "{% for message in messages %}{% for call in message.tool_calls %}{% endfor %}{% endfor %}",
             "{% for tool in tools %}{% for x in tool.content %}{% endfor %}{% endfor %}",
-            "{% for message in messages %}{% set content = message.content %}{% for c in contents %}{% endfor %}{% endfor %}",
+            "{% for message in messages %}{% set content = message.content %}{% for c in contents %}{% endfor %}\
+             {% endfor %}",
         ] {
             check(template, ContentFormat::String);
         }

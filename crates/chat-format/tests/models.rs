@@ -112,7 +112,8 @@ fn with_config(config: &Value) -> tempfile::TempDir {
 fn templates_are_chosen_by_name() {
     let dir = with_config(&json!({
         "bos_token": {"content": "<s>", "lstrip": false},
-        "chat_template": [{"name": "default", "template": "plain{{ bos_token }}"}, {"name": "tool_use", "template": "tools"}],
+        "chat_template": [
+            {"name": "default", "template": "plain{{ bos_token }}"}, {"name": "tool_use", "template": "tools"}],
     }));
     let format = ChatFormat::load(dir.path(), ChatSettings::default()).expect("templates");
     let mut one = conversation(&json!([]));

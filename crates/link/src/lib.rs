@@ -5,9 +5,9 @@
 //! - A [`Listener`] and a dialer ([`connect`], [`redial`]) exchange a [`Hello`] each. Different protocol versions,
 //!   different channels, or two known but different models are refused with a reason that both sides log.
 //! - Messages arrive in order, once, and whole. A full link makes [`Sender::send`] wait, up to its deadline.
-//! - However the peer ends (in order, by kill -9, with its host), [`Receiver::recv`] first gives what it had sent and then
-//!   [`LinkError::PeerGone`]; a sender that waits for room learns it too. Over gRPC, what a killed peer had sent may be
-//!   lost from its own buffers; what arrived is in order and whole.
+//! - However the peer ends (in order, by kill -9, with its host), [`Receiver::recv`] first gives what it had sent and
+//!   then [`LinkError::PeerGone`]; a sender that waits for room learns it too. Over gRPC, what a killed peer had sent
+//!   may be lost from its own buffers; what arrived is in order and whole.
 //! - `send` and `recv` are cancel-safe: they may stand in `tokio::select!`.
 
 mod address;

@@ -22,7 +22,8 @@ pub(crate) async fn connect(path: &Path, hello: &Hello, options: &LinkOptions) -
         let mut socket = UnixStream::connect(path).await.map_err(LinkError::io("connecting"))?;
         handshake::write(&mut socket, hello).await?;
         let peer = handshake::judge(hello, handshake::read::<Welcome>(&mut socket).await?)?;
-        Ok(established(peer, shm_ring::take(socket).await?))
+        let (sender, receiver) = shm_ring::take(socket).await?;
+        Ok(established(peer, sender, receiver))
     };
     timeout(options.connect_deadline, shaking).await.unwrap_or(Err(LinkError::Deadline { doing: "connecting" }))
 }
@@ -56,12 +57,12 @@ async fn welcome(mut socket: UnixStream, arrivals: &Arrivals) -> Result<(), Link
     // A place first: a peer that is welcomed is one that `accept` will return.
     let place = arrivals.place().await?;
     handshake::write(&mut socket, &answer).await?;
-    let ends = shm_ring::offer(socket, arrivals.options.capacity()).await?;
-    place.send(established(theirs, ends));
+    let (sender, receiver) = shm_ring::offer(socket, arrivals.options.capacity()).await?;
+    place.send(established(theirs, sender, receiver));
     Ok(())
 }
 
-fn established(peer: Hello, (sender, receiver): (shm_ring::Sender, shm_ring::Receiver)) -> Established {
+fn established(peer: Hello, sender: shm_ring::Sender, receiver: shm_ring::Receiver) -> Established {
     Established {
         peer,
         outgoing: Outgoing::Ring(Box::new(sender)),

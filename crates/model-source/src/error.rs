@@ -33,7 +33,8 @@ pub enum SourceError {
     },
     /// The hub knows no such model.
     #[error(
-        "the model `{id}` was not found: no folder of that name here, not in the local cache, and {endpoint} does not know it (or keeps it private: pass --hf-token or set HF_TOKEN)"
+        "the model `{id}` was not found: no folder of that name here, not in the local cache, and {endpoint} does not \
+         know it (or keeps it private: pass --hf-token or set HF_TOKEN)"
     )]
     NotFound {
         /// The id.
@@ -61,7 +62,8 @@ pub enum SourceError {
     },
     /// The network must not be asked.
     #[error(
-        "the model `{id}` is not complete in the local cache {cache}, and HF_HUB_OFFLINE forbids asking the network (unset it, or give a folder)"
+        "the model `{id}` is not complete in the local cache {cache}, and HF_HUB_OFFLINE forbids asking the \
+         network (unset it, or give a folder)"
     )]
     Offline {
         /// The id.
@@ -71,7 +73,8 @@ pub enum SourceError {
     },
     /// The hub cannot be reached.
     #[error(
-        "cannot reach {url}: {reason} (without a network, give a folder, or no model at all to use the built-in one; HF_ENDPOINT names another hub)"
+        "cannot reach {url}: {reason} (without a network, give a folder, or no model at all to use the built-in \
+         one; HF_ENDPOINT names another hub)"
     )]
     Network {
         /// What was asked.
@@ -118,7 +121,10 @@ pub enum SourceError {
         id: String,
     },
     /// Several GGUF files, each a whole model.
-    #[error("the model `{id}` has several GGUF files ({}); choose one by part of its name, as in {id}:Q4_K_M", files.join(", "))]
+    #[error(
+        "the model `{id}` has several GGUF files ({}); choose one by part of its name, as in {id}:Q4_K_M",
+        files.join(", ")
+    )]
     SeveralGguf {
         /// The id.
         id: String,

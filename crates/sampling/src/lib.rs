@@ -16,6 +16,7 @@
 //! is left (all masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
 
 mod candidates;
+mod continuations;
 mod draw;
 mod history;
 mod logprobs;
@@ -24,6 +25,7 @@ mod plan;
 mod random;
 mod rules;
 
+pub use continuations::continuations;
 pub use history::History;
 pub use kernels::sample::{Logprobs, Sampled};
 pub use logprobs::{FLOOR, token_logprobs};
@@ -49,13 +51,13 @@ pub fn sample(row: &mut [f32], plan: &SamplingPlan, history: &History, scratch: 
     };
     if plan.keeps_row(history) {
         let token = choose(row, plan, history, scratch);
-        return Sampled { token, logprobs: Some(token_logprobs(row, token, top)) };
+        return Sampled { token, logprobs: Some(plan.score(row, token, top)) };
     }
     let mut raw = std::mem::take(&mut scratch.raw);
     raw.clear();
     raw.extend_from_slice(row);
     let token = choose(row, plan, history, scratch);
-    let logprobs = token_logprobs(&raw, token, top);
+    let logprobs = plan.score(&raw, token, top);
     scratch.raw = raw;
     Sampled { token, logprobs: Some(logprobs) }
 }

@@ -22,12 +22,20 @@ pub fn token_logprobs(row: &[f32], token: u32, top: usize) -> Logprobs {
     Logprobs { logprob: logprob(chosen), rank, top }
 }
 
+/// Log-probability and rank of `token`, and those of `listed` tokens, in their order; unknown ones at [`FLOOR`].
+pub(crate) fn listed_logprobs(row: &[f32], token: u32, listed: &[u32]) -> Logprobs {
+    let normalizer = log_sum_exp(row);
+    let logprob =
+        |id: &u32| row.get(*id as usize).map_or(FLOOR, |logit| finite((f64::from(*logit) - normalizer) as f32));
+    Logprobs { top: listed.iter().map(|id| (*id, logprob(id))).collect(), ..token_logprobs(row, token, 0) }
+}
+
 fn finite(logprob: f32) -> f32 {
     if logprob > FLOOR { logprob.min(0.0) } else { FLOOR }
 }
 
 /// `ln(sum(e^x))`, NaN passed over.
-fn log_sum_exp(row: &[f32]) -> f64 {
+pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     let max = math::max(row);
     if !max.is_finite() {
         return f64::from(max);
@@ -44,7 +52,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 
 /// Ids of the `top` largest logits, largest first, lower ids first among equals. A bounded heap: one comparison for
 /// most tokens.
-fn best(row: &[f32], top: usize) -> Vec<u32> {
+pub(crate) fn best(row: &[f32], top: usize) -> Vec<u32> {
     let top = top.min(row.len());
     let mut heap = BinaryHeap::with_capacity(top + 1);
     for (&logit, id) in row.iter().zip(0..) {
@@ -89,6 +97,14 @@ mod tests {
                 prop_assert!((f64::from(logprob) - (f64::from(row[id as usize]) - sum.ln())).abs() < 1e-5);
             }
         }
+    }
+
+    #[test]
+    fn listed_tokens_come_in_their_order() {
+        let row = [0.5, 2.0, -1.0, f32::NEG_INFINITY];
+        let (all, listed) = (token_logprobs(&row, 1, 4), listed_logprobs(&row, 1, &[2, 1, 3, 9]));
+        assert_eq!((listed.logprob, listed.rank), (all.logprob, 1));
+        assert_eq!(listed.top, [all.top[2], all.top[0], (3, FLOOR), (9, FLOOR)]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! A request's sampling settings, compiled once: only the rules that do something are left, in their order.
 
-use kernels::sample::SampleParams;
+use kernels::sample::{Logprobs, SampleParams};
 use proto::Sampling;
 
 use crate::{
     History,
     candidates::Candidates,
+    logprobs::{listed_logprobs, token_logprobs},
     random,
     rules::{self, Cut, Rewrite, temperature::Temperature},
 };
@@ -20,6 +21,7 @@ pub struct SamplingPlan {
     cuts: Vec<Box<dyn Cut>>,
     seed: u64,
     logprobs: Option<usize>,
+    logprob_tokens: Vec<u32>,
     allowed: Vec<u32>,
     min_tokens: usize,
 }
@@ -34,6 +36,7 @@ impl SamplingPlan {
             cuts: rules::CUTS.iter().filter_map(|rule| (rule.compile)(&request)).collect(),
             seed,
             logprobs: sampling.logprobs.map(|top| usize::try_from(top).unwrap_or(usize::MAX)),
+            logprob_tokens: sampling.logprob_token_ids.clone(),
             allowed: sampling.allowed_token_ids.clone(),
             min_tokens: sampling.min_tokens as usize,
         }
@@ -42,6 +45,14 @@ impl SamplingPlan {
     /// How many best tokens' log-probabilities are wanted beside the chosen one's.
     pub fn logprobs(&self) -> Option<usize> {
         self.logprobs
+    }
+
+    /// Log-probabilities of the chosen token and of those beside it, from a row as the model gave it.
+    pub(crate) fn score(&self, row: &[f32], token: u32, top: usize) -> Logprobs {
+        match self.logprob_tokens.as_slice() {
+            [] => token_logprobs(row, token, top),
+            listed => listed_logprobs(row, token, listed),
+        }
     }
 
     /// Whether the most likely token is always taken.
@@ -56,6 +67,9 @@ impl SamplingPlan {
             logprobs: self.logprobs,
             ..SampleParams::default()
         };
+        if !self.logprob_tokens.is_empty() {
+            return None;
+        }
         let cuts = self.cuts.iter().all(|rule| rule.describe(&mut params));
         (cuts && self.rewrites.iter().all(|rule| rule.describe(&mut params))).then_some(params)
     }

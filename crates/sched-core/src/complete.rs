@@ -5,6 +5,7 @@ use crate::{
     config::Config,
     error::ProtocolError,
     flight::{Flight, FlightRow, Outcomes, RowOutcome, Want},
+    requests::repetition,
     requests::request::Request,
     requests::sequence::{Sequence, Status},
     scheduler::Scheduler,
@@ -23,10 +24,11 @@ impl Scheduler {
         self.check_result(&result)?;
         let Some(flight) = self.flights.pop_front() else { return Ok(()) };
         self.prefill_rate.learn(flight.prompt_tokens, result.compute_us);
-        let prompt_logprobs = self.prompt_logprobs(&flight, result.prompt_logprobs);
+        let mut result = result;
+        let prompt_logprobs = self.prompt_logprobs(&flight, std::mem::take(&mut result.prompt_logprobs));
         // Where each token of the result went in the output; only log-probabilities ask for it.
         let mut positions = Vec::with_capacity(if result.logprobs.is_empty() { 0 } else { result.token.len() });
-        let mut outcomes = Outcomes::new(&result.token, &result.count, &result.pooled);
+        let mut outcomes = Outcomes::new(&result);
         for row in &flight.rows {
             let outcome = outcomes.next(row.want);
             let (first, given) = (self.out.token.len() as u32, outcome.tokens());
@@ -76,6 +78,7 @@ impl Scheduler {
                 self.totals.accepted_tokens += tokens.len() as u64 - 1;
             }
             RowOutcome::Pooled(values) => self.append_pooled(row, values, now_us),
+            RowOutcome::Candidates(candidates) => self.append_candidates(row, candidates, now_us),
         }
     }
 
@@ -122,7 +125,7 @@ impl Scheduler {
     /// Makes the blocks that confirmed positions fill findable. Their tokens are known: a position is confirmed when
     /// the token in it is a prompt's, was sampled by an earlier step, or was drafted and accepted.
     #[inline(never)] // One decode in `block_size` comes here.
-    fn hash_blocks(&mut self, index: u32) {
+    pub(crate) fn hash_blocks(&mut self, index: u32) {
         let block_size = self.config.block_size;
         let sequence = &mut self.sequences[index];
         if !self.config.enable_prefix_caching || !sequence.cacheable {
@@ -190,13 +193,15 @@ fn check_outcomes(flight: &Flight, result: &StepResult, vocab_size: u32) -> Resu
     let (step, slots, tokens) = (result.step, result.slot.len(), result.token.len());
     let uneven = ProtocolError::Rows { step, slots, tokens, expected: flight.wanting };
     let counted = result.count.is_empty() || result.count.len() == slots;
-    if slots != flight.wanting || !counted || result.pooled.len() != flight.pooling {
+    let beside = (result.pooled.len(), result.candidates.len()) == (flight.pooling, flight.searching);
+    if slots != flight.wanting || !counted || !beside {
         return Err(uneven);
     }
     if flight.only_samples() && result.count.is_empty() {
         return if tokens == slots { check_samples(flight, result, vocab_size) } else { Err(uneven) };
     }
     let (mut at, mut drafts, mut pooled) = (0_usize, flight.drafts.as_slice(), result.pooled.iter());
+    let mut candidates = result.candidates.iter();
     for (row, planned) in flight.rows.iter().filter(|row| row.want != Want::None).enumerate() {
         let got = result.slot[row];
         if got != planned.slot {
@@ -216,6 +221,12 @@ fn check_outcomes(flight: &Flight, result: &StepResult, vocab_size: u32) -> Resu
         }
         if planned.want == Want::Pool && pooled.next().is_none_or(|pooled| pooled.sequence != u64::from(got)) {
             return Err(ProtocolError::Pooled { step, row });
+        }
+        let fits = |one: &proto::Candidates| {
+            one.slot == got && one.token.len() == one.logprob.len() && one.token.iter().all(|token| *token < vocab_size)
+        };
+        if planned.want == Want::Candidates && !candidates.next().is_some_and(fits) {
+            return Err(ProtocolError::Candidates { step, row });
         }
         (at, drafts) = (at + count as usize, rest);
     }
@@ -265,16 +276,27 @@ fn ending(
     config: &Config,
     token: u32,
 ) -> Option<(FinishReason, End, Option<u32>)> {
-    let sampling = &request.sampling;
-    // The sampler forbids these tokens before `min_tokens`; should one come nevertheless, it does not count.
-    if sequence.output.len() >= sampling.min_tokens as usize {
-        if !sampling.ignore_eos && config.eos_token_ids.contains(&token) {
-            let shown = Some(token).filter(|_| sampling.eos_token_id != Some(token));
-            return Some((FinishReason::Stop, End::Stop, shown));
-        }
-        if sampling.stop_token_ids.contains(&token) {
-            return Some((FinishReason::Stop, End::Stop, Some(token)));
-        }
+    if let Some(shown) = stop(&request.sampling, config, token, sequence.output.len() as u32) {
+        return Some((FinishReason::Stop, End::Stop, shown));
+    }
+    if let Some(rule) = &request.sampling.repetition_detection
+        && sequence.output.len() as u32 >= request.sampling.min_tokens
+        && repetition::is_found(rule, &sequence.output)
+    {
+        return Some((FinishReason::Repetition, End::Repetition, None));
     }
     (sequence.known_len() >= sequence.limit).then_some((FinishReason::Length, End::Length, None))
+}
+
+/// Whether a token ends a text that is `length` tokens long with it; what is shown as its stop token.
+#[inline]
+pub(crate) fn stop(sampling: &proto::Sampling, config: &Config, token: u32, length: u32) -> Option<Option<u32>> {
+    // The sampler forbids these tokens before `min_tokens`; should one come nevertheless, it does not count.
+    if length < sampling.min_tokens {
+        return None;
+    }
+    if !sampling.ignore_eos && config.eos_token_ids.contains(&token) {
+        return Some(Some(token).filter(|_| sampling.eos_token_id != Some(token)));
+    }
+    sampling.stop_token_ids.contains(&token).then_some(Some(token))
 }

@@ -92,6 +92,15 @@ pub enum Refusal {
     /// A request that is pooled has nothing to do with this field.
     #[error("'{0}' has no meaning for a request that is pooled")]
     NotForPooling(&'static str),
+    /// A beam search cannot have this field.
+    #[error("'{0}' is not supported together with beam search")]
+    NotForBeams(&'static str),
+    /// A recurrent state cannot be shared by beams.
+    #[error(
+        "'use_beam_search' is not supported for this model: it has a recurrent state, which beams cannot share; ask for \
+         'n' samples instead"
+    )]
+    RecurrentBeams,
     /// Asks for something that this engine does not do.
     #[error("'{0}' is not supported by this engine")]
     Unsupported(&'static str),
@@ -136,6 +145,8 @@ impl Refusal {
             | Self::TokenOutOfRange { .. }
             | Self::Choices { .. }
             | Self::NotForPooling(_)
+            | Self::NotForBeams(_)
+            | Self::RecurrentBeams
             | Self::NeverFits { .. } => Kind::Invalid,
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::Draining | Self::NotReady => Kind::Unavailable,
@@ -153,7 +164,8 @@ impl Refusal {
             | Self::TokenOutOfRange { .. } => "prompt",
             Self::MaxTokensTooLarge { .. } | Self::ZeroMaxTokens | Self::NeverFits { .. } => "max_tokens",
             Self::Choices { .. } => "n",
-            Self::Unsupported(param) | Self::NotForPooling(param) => param,
+            Self::Unsupported(param) | Self::NotForPooling(param) | Self::NotForBeams(param) => param,
+            Self::RecurrentBeams => "use_beam_search",
             _ => "",
         }
     }
@@ -260,6 +272,14 @@ pub enum ProtocolError {
     /// A pooled output of another slot than planned.
     #[error("row {row} of step {step} gave no pooled output of its slot")]
     Pooled {
+        /// The step.
+        step: u64,
+        /// Index into the rows that want something.
+        row: usize,
+    },
+    /// Candidates of another slot than planned, or without log-probabilities, or that the model does not have.
+    #[error("row {row} of step {step} gave no right candidates of its slot")]
+    Candidates {
         /// The step.
         step: u64,
         /// Index into the rows that want something.

@@ -1,7 +1,7 @@
 //! Steps in flight: plans on their way to the workers, and what each of their rows is to give.
 
 use ids::StepId;
-use proto::{Pooled, TokenLogprobs};
+use proto::{Candidates, Pooled, StepResult, TokenLogprobs};
 
 /// What a row gives apart from keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,6 +14,8 @@ pub(crate) enum Want {
     Verify { drafted: u16 },
     /// The pooled output of a whole prompt.
     Pool,
+    /// Candidates for the next token of a beam.
+    Candidates,
 }
 
 impl Want {
@@ -26,12 +28,12 @@ impl Want {
         }
     }
 
-    /// Tokens that the row gives at most; a pooled output counts as one.
+    /// Tokens that the row gives at most; a pooled output counts as one, candidates too.
     #[inline]
     pub fn most(self) -> u32 {
         match self {
             Want::None => 0,
-            Want::Sample | Want::Pool => 1,
+            Want::Sample | Want::Pool | Want::Candidates => 1,
             Want::Verify { drafted } => 1 + u32::from(drafted),
         }
     }
@@ -44,6 +46,7 @@ impl Want {
             Want::Sample => proto::Want::Sample,
             Want::Verify { .. } => proto::Want::Verify,
             Want::Pool => proto::Want::Pool,
+            Want::Candidates => proto::Want::Candidates,
         };
         want as i32
     }
@@ -51,7 +54,7 @@ impl Want {
     /// Whether the row may give this many tokens.
     pub fn gives(self, tokens: u32) -> bool {
         match self {
-            Want::None | Want::Pool => tokens == 0,
+            Want::None | Want::Pool | Want::Candidates => tokens == 0,
             Want::Sample => tokens == 1,
             Want::Verify { drafted } => (1..=1 + u32::from(drafted)).contains(&tokens),
         }
@@ -69,6 +72,8 @@ pub(crate) enum RowOutcome<'a> {
     Verified(&'a [u32]),
     /// The prompt's pooled output.
     Pooled(&'a [f32]),
+    /// What may continue a beam.
+    Candidates(&'a Candidates),
 }
 
 /// Reads a result that answers its plan, row by row.
@@ -77,6 +82,7 @@ pub(crate) struct Outcomes<'a> {
     /// One for each row that wants something; empty: 1 for each.
     counts: &'a [u32],
     pooled: std::slice::Iter<'a, Pooled>,
+    candidates: std::slice::Iter<'a, Candidates>,
 }
 
 impl RowOutcome<'_> {
@@ -84,7 +90,7 @@ impl RowOutcome<'_> {
     #[inline]
     pub fn tokens(&self) -> u32 {
         match self {
-            RowOutcome::Computed | RowOutcome::Pooled(_) => 0,
+            RowOutcome::Computed | RowOutcome::Pooled(_) | RowOutcome::Candidates(_) => 0,
             RowOutcome::Token(_) => 1,
             RowOutcome::Verified(tokens) => tokens.len() as u32,
         }
@@ -92,8 +98,9 @@ impl RowOutcome<'_> {
 }
 
 impl<'a> Outcomes<'a> {
-    pub fn new(tokens: &'a [u32], counts: &'a [u32], pooled: &'a [Pooled]) -> Self {
-        Self { tokens, counts, pooled: pooled.iter() }
+    pub fn new(result: &'a StepResult) -> Self {
+        let StepResult { token, count, pooled, candidates, .. } = result;
+        Self { tokens: token, counts: count, pooled: pooled.iter(), candidates: candidates.iter() }
     }
 
     /// What the next row gave.
@@ -118,6 +125,7 @@ impl<'a> Outcomes<'a> {
                 RowOutcome::Verified(tokens)
             }
             Want::Pool => RowOutcome::Pooled(self.pooled.next().map_or(&[], |pooled| &pooled.values)),
+            Want::Candidates => RowOutcome::Candidates(self.candidates.next().expect("the result was checked")),
         }
     }
 }
@@ -135,6 +143,8 @@ pub(crate) struct Flight {
     pub wanting: usize,
     /// Rows that want a pooled output.
     pub pooling: usize,
+    /// Rows that want candidates.
+    pub searching: usize,
 }
 
 /// One row of it.
@@ -157,11 +167,12 @@ impl Flight {
         self.prompt_tokens = 0;
         self.wanting = 0;
         self.pooling = 0;
+        self.searching = 0;
     }
 
     /// Whether every row that wants something gives one token.
     pub fn only_samples(&self) -> bool {
-        self.drafts.is_empty() && self.pooling == 0
+        self.drafts.is_empty() && self.pooling == 0 && self.searching == 0
     }
 
     pub fn finder(&self) -> RowFinder<'_> {
@@ -171,6 +182,7 @@ impl Flight {
     pub fn push(&mut self, row: FlightRow) {
         self.wanting += usize::from(!matches!(row.want, Want::None));
         self.pooling += usize::from(matches!(row.want, Want::Pool));
+        self.searching += usize::from(matches!(row.want, Want::Candidates));
         self.rows.push(row);
     }
 }

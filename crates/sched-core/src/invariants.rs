@@ -103,6 +103,7 @@ impl Scheduler {
         let mut taken: Vec<u32> = self.free_slots.iter().map(|slot| slot.0).collect();
         let running = self.sequences.iter().filter(|(_, sequence)| sequence.status == Status::Running);
         taken.extend(running.map(|(_, sequence)| sequence.slot.0));
+        taken.extend(self.spare_slots());
         taken.sort_unstable();
         let expected = if self.epoch.is_some() { self.config.max_num_seqs } else { 0 };
         ensure(taken.iter().copied().eq(0..expected), || format!("slots {taken:?} instead of {expected}"))

@@ -13,12 +13,13 @@
 //!    to wait for.
 //! 5. `flight.rs`: what is remembered of a plan until its result is there. `complete.rs`: what the result means.
 //!    Tokens, accepted drafts, pooled outputs, confirmed positions, ends, cache entries.
-//! 6. `scheduler.rs`: the facade, where all other events come in. `invariants.rs`: what holds between any two of them.
+//! 6. `beam/`: beam search. `search.rs` decides which beams go on, `plan/beams.rs` how they share blocks.
+//! 7. `scheduler.rs`: the facade, where all other events come in. `invariants.rs`: what holds between any two of them.
 //!
-//! # The four kinds of row
+//! # The five kinds of row
 //!
 //! A row computes positions of one sequence. Beside that it gives nothing (a prompt that goes on), a sampled token, as
-//! many of its drafted tokens as are right and one more, or a pooled output. Positions are counted twice: `scheduled`
+//! many of its drafted tokens as are right and one more, a pooled output, or candidates that may continue a beam. Positions are counted twice: `scheduled`
 //! by plans, `computed` by results. A block can be found again when its positions are computed and their tokens are
 //! accepted.
 //!
@@ -50,6 +51,7 @@
 //!
 //! A lost group voids all of it: blocks, cache, slots and plans in flight.
 
+mod beam;
 mod blocks;
 mod complete;
 mod config;

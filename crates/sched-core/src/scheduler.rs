@@ -5,7 +5,7 @@ use crate::{
     blocks::pool::BlockPool,
     config::{Config, ConfigError},
     error::{DraftRefusal, QueueBound, Refusal},
-    flight::Flight,
+    flight::{Flight, Want},
     plan::prefill_budget::PrefillRate,
     plan::scratch::Scratch,
     requests::queue::{Queue, QueueKey},
@@ -35,7 +35,7 @@ pub struct Scheduler {
     /// In the queue's order. Entries of ended sequences stay until the next plan sweeps them out.
     pub(crate) running: Vec<RunningEntry>,
     pub(crate) swept_out: u32,
-    deferred: u32,
+    pub(crate) deferred: u32,
     pub(crate) free_slots: Vec<SlotId>,
     /// Slots for the next plan's `removed`.
     pub(crate) removed: Vec<u32>,
@@ -167,17 +167,18 @@ impl Scheduler {
     pub fn admit(&mut self, request: proto::Request, now_us: u64) -> Result<(), Refusal> {
         let checked = self.check_admission(&request).inspect_err(|_| self.totals.refused += 1)?;
         let first_sequence = SequenceId(self.next_sequence);
-        self.next_sequence += u64::from(request.n);
+        let sequences = request::sequences(&request);
+        self.next_sequence += u64::from(sequences);
         let admitted = Admitted { checked, first_sequence, drawn_seed: self.seeds.draw(), now_us };
         let request = Request::new(request, admitted, &self.config);
         self.queued_requests += 1;
         self.queued_tokens += request.prompt.len() as u64;
         self.totals.admitted += 1;
-        let n = request.n;
+        let shares = request.beams.is_some() || !self.config.recurrent;
         let index = self.requests.insert(request);
         self.by_key.insert(checked.key, index);
-        self.deferred += n;
-        for choice in 0..n {
+        self.deferred += sequences;
+        for choice in 0..sequences {
             let sequence = Sequence::new(index, &self.requests[index], choice, &self.config);
             let id = sequence.id;
             let sequence = self.sequences.insert(sequence);
@@ -185,7 +186,7 @@ impl Scheduler {
             self.requests[index].choices.push(Some(sequence));
             // Choice 0 computes the prompt; the others wait for it outside of the queue (see `release_siblings`). A
             // recurrent state cannot be shared: there each computes its own.
-            if choice == 0 || self.config.recurrent {
+            if choice == 0 || !shares {
                 self.enqueue(sequence);
             }
         }
@@ -245,8 +246,8 @@ impl Scheduler {
     fn abort_request(&mut self, index: u32, now_us: u64) {
         // The detokenizer must have heard of a request before it can hear of its end.
         self.report_started(index, 0);
-        let choices = self.requests[index].choices.clone();
-        for sequence in choices.into_iter().flatten() {
+        let Request { choices, n, .. } = &self.requests[index];
+        for sequence in choices.clone().into_iter().take(*n as usize).flatten() {
             self.report_finished(sequence, FinishReason::Abort, None);
         }
         self.end_all_choices(index, End::Abort, now_us);
@@ -255,8 +256,13 @@ impl Scheduler {
     /// The detokenizer found stop strings: these sequences end without another word. Unknown ones have ended already.
     pub fn stopped(&mut self, sequences: &[u64], now_us: u64) {
         for id in sequences {
-            if let Some(index) = self.by_sequence.get(&SequenceId(*id)).copied() {
-                self.end_choice(index, End::Stop, now_us);
+            match self.by_sequence.get(&SequenceId(*id)).copied() {
+                // Beams have no text of their own before the search is over, and nobody reads it.
+                Some(index) if self.is_beam(index) => {
+                    self.end_all_choices(self.sequences[index].request, End::Stop, now_us);
+                }
+                Some(index) => self.end_choice(index, End::Stop, now_us),
+                None => {}
             }
         }
     }
@@ -281,7 +287,7 @@ impl Scheduler {
         if sequence.status != Status::Running {
             return Err(DraftRefusal::NotRunning);
         }
-        if !sequence.in_order {
+        if sequence.wants != Want::Sample {
             return Err(DraftRefusal::NotGenerating);
         }
         if sequence.in_flight > 0 {
@@ -350,6 +356,7 @@ impl Scheduler {
             steps_in_flight: self.flights.len() as u32,
             num_blocks: self.pool.num_blocks(),
             used_blocks: self.pool.used(),
+            shared_blocks: self.pool.references() - u64::from(self.pool.used()),
             cached_blocks: self.pool.cached(),
             iteration_tokens: self.iteration_tokens,
             totals: self.totals,
@@ -411,8 +418,13 @@ impl Scheduler {
     }
 
     fn end_all_choices(&mut self, request: u32, end: End, now_us: u64) {
-        let choices = self.requests[request].choices.clone();
-        choices.into_iter().flatten().for_each(|sequence| self.end_choice(sequence, end, now_us));
+        let Request { choices, beams, .. } = &self.requests[request];
+        let mut choices: Vec<u32> = choices.iter().flatten().copied().collect();
+        if beams.is_some() {
+            // The request ends with a choice that was asked for, and those come first.
+            choices.reverse();
+        }
+        choices.into_iter().for_each(|sequence| self.end_choice(sequence, end, now_us));
     }
 
     /// Takes a choice out of wherever it is and frees what it holds. The last choice takes the request along.
@@ -429,14 +441,19 @@ impl Scheduler {
         }
         let Some(sequence) = self.sequences.remove(index) else { return };
         self.by_sequence.remove(&sequence.id);
-        self.totals.ended.count(end);
         let request = &mut self.requests[sequence.request];
         request.choices[sequence.choice as usize] = None;
         request.live -= 1;
-        self.finished.push(finished_choice(&sequence, request, end, now_us));
+        // A search may have more beams than were asked for.
+        if sequence.choice < request.n {
+            self.totals.ended.count(end);
+            self.finished.push(finished_choice(&sequence, request, end, now_us));
+        }
         if request.live == 0 {
             self.by_key.remove(&request.key);
-            self.requests.remove(sequence.request);
+            let ended = self.requests.remove(sequence.request);
+            let spare = ended.and_then(|request| request.beams).map(|beams| beams.spare_slots);
+            self.free_slots.extend(spare.into_iter().flatten());
         } else if sequence.choice == 0 {
             // The others may still wait for it to compute the prompt.
             self.release_siblings(sequence.request);

@@ -37,6 +37,12 @@ impl<T> Slab<T> {
         self.items.get_mut(index as usize)?.as_mut()
     }
 
+    /// Two different items that the scheduler keeps.
+    pub fn both(&mut self, one: u32, other: u32) -> [&mut T; 2] {
+        let items = self.items.get_disjoint_mut([one as usize, other as usize]).expect("two indices");
+        items.map(|item| item.as_mut().expect("an index that the scheduler keeps"))
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.items.iter().enumerate().filter_map(|(index, item)| Some((index as u32, item.as_ref()?)))
     }

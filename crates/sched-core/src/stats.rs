@@ -22,6 +22,8 @@ pub struct Stats {
     pub num_blocks: u32,
     /// KV blocks that running choices hold.
     pub used_blocks: u32,
+    /// KV blocks that running choices do without because they hold blocks together: holders beyond each one's first.
+    pub shared_blocks: u64,
     /// KV blocks without a holder that can be found again.
     pub cached_blocks: u32,
     /// Tokens of the latest plan, prompt and decode.
@@ -75,6 +77,8 @@ pub struct EndCounts {
     pub length: u64,
     /// Aborted.
     pub abort: u64,
+    /// The text repeated itself.
+    pub repetition: u64,
     /// Failed with the group or by the service.
     pub failed: u64,
 }
@@ -85,13 +89,14 @@ impl EndCounts {
             End::Stop => self.stop += 1,
             End::Length => self.length += 1,
             End::Abort => self.abort += 1,
+            End::Repetition => self.repetition += 1,
             End::Failed => self.failed += 1,
         }
     }
 
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.stop + self.length + self.abort + self.failed
+        self.stop + self.length + self.abort + self.repetition + self.failed
     }
 }
 
@@ -104,6 +109,8 @@ pub enum End {
     Length,
     /// Aborted.
     Abort,
+    /// The text repeated itself.
+    Repetition,
     /// Failed with the group or by the service.
     Failed,
 }

@@ -8,6 +8,7 @@ pub mod control;
 mod log;
 pub mod metrics;
 mod run;
+mod shared_args;
 mod status;
 pub mod trace;
 pub mod values;
@@ -15,7 +16,8 @@ pub mod values;
 pub use args::{CommonArgs, LogFormat, parse_flags};
 pub use link::Address;
 pub use run::{Process, StartAgain, TRY_AGAIN, Threads, run};
-pub use status::{Far, Readiness, Status};
+pub use shared_args::{FingerprintArgs, GroupArgs, LengthArgs, TokenizerFileArgs};
+pub use status::{LoadProgress, Readiness, Status};
 pub use tokio_util::sync::CancellationToken;
 
 /// The version that all processes report.

@@ -26,9 +26,9 @@ pub enum Readiness {
     Draining,
 }
 
-/// How far loading is.
+/// Progress of loading a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Far {
+pub struct LoadProgress {
     /// Bytes that are there.
     pub done: u64,
     /// Bytes in all.
@@ -37,7 +37,7 @@ pub struct Far {
     pub bytes_per_s: u64,
 }
 
-impl Far {
+impl LoadProgress {
     /// After `elapsed`.
     pub fn after(elapsed: Duration, done: u64, total: u64) -> Self {
         let seconds = elapsed.as_secs_f64();
@@ -108,8 +108,8 @@ impl Status {
     }
 
     /// It is loading; how far that is.
-    pub fn loading(&self, what: &str, far: Far) {
-        let Far { done, total, bytes_per_s } = far;
+    pub fn loading(&self, what: &str, progress: LoadProgress) {
+        let LoadProgress { done, total, bytes_per_s } = progress;
         let permille = (done.saturating_mul(1000) / total.max(1)).min(1000) as u32;
         let pace = if bytes_per_s == 0 { String::new() } else { format!(", {:.1} GB/s", bytes_per_s as f64 * 1e-9) };
         let reason = format!("{what}: {} %{pace}", permille / 10);
@@ -170,12 +170,12 @@ mod tests {
     #[test]
     fn loading_says_how_far() {
         let status = Status::new("test");
-        status.loading("loading weights", Far { done: 1, total: 4, bytes_per_s: 0 });
+        status.loading("loading weights", LoadProgress { done: 1, total: 4, bytes_per_s: 0 });
         let expected = Readiness::NotReady { reason: "loading weights: 25 %".into(), permille: Some(250) };
         assert_eq!(status.readiness(), expected);
-        status.loading("loading weights", Far::default());
+        status.loading("loading weights", LoadProgress::default());
         assert!(!status.is_ready());
-        status.loading("loading weights", Far::after(Duration::from_secs(2), 15_000_000_000, 16_000_000_000));
+        status.loading("loading weights", LoadProgress::after(Duration::from_secs(2), 15_000_000_000, 16_000_000_000));
         let Readiness::NotReady { reason, .. } = status.readiness() else { panic!("{:?}", status.readiness()) };
         assert_eq!(reason, "loading weights: 93 %, 7.5 GB/s");
     }

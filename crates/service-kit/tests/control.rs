@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use service_kit::{
-    Address, Far, Process,
+    Address, LoadProgress, Process,
     control::{ControlClient, ControlServer, Handler},
 };
 
@@ -34,7 +34,7 @@ async fn answers_for_the_process() {
     ControlServer::new(&process, Arc::new(Busy)).spawn(Some(&address(&dir))).await.unwrap();
     let client = ControlClient::new(&address(&dir)).unwrap();
 
-    process.status.loading("loading weights", Far { done: 2, total: 4, bytes_per_s: 0 });
+    process.status.loading("loading weights", LoadProgress { done: 2, total: 4, bytes_per_s: 0 });
     let ready = client.ready().await.unwrap();
     assert_eq!((ready.ready, ready.reason.as_str()), (false, "loading weights: 50 %"));
     assert_eq!(ready.progress_permille, Some(500));

@@ -36,39 +36,46 @@ struct RingFds {
 /// Makes a ring of at least `capacity` bytes for each direction and hands them to the peer. The socket serves from now
 /// on as its sign of life.
 pub async fn offer(socket: UnixStream, capacity: usize) -> Result<(Sender, Receiver), RingError> {
-    let (out_segment, out_fds) = make(capacity)?;
-    let (in_segment, in_fds) = make(capacity)?;
+    let (outgoing, incoming) = (Ring::make(capacity)?, Ring::make(capacity)?);
+    let (out_fds, in_fds) = (&outgoing.fds, &incoming.fds);
     let fds = [&out_fds.memory, &out_fds.data, &out_fds.room, &in_fds.memory, &in_fds.data, &in_fds.room];
     send(&socket, &fds.map(|fd| fd.as_fd())).await?;
-    assemble(socket, (out_segment, out_fds), (in_segment, in_fds))
+    assemble(socket, outgoing, incoming)
 }
 
 /// Takes the rings that the peer offers, after checking them.
 pub async fn take(socket: UnixStream) -> Result<(Sender, Receiver), RingError> {
     let [in_memory, in_data, in_room, out_memory, out_data, out_room] = receive(&socket).await?;
-    let in_segment = Segment::open(in_memory.as_fd())?;
-    let out_segment = Segment::open(out_memory.as_fd())?;
-    let in_fds = RingFds { memory: in_memory, data: in_data, room: in_room };
-    let out_fds = RingFds { memory: out_memory, data: out_data, room: out_room };
-    assemble(socket, (out_segment, out_fds), (in_segment, in_fds))
+    let incoming = Ring::open(RingFds { memory: in_memory, data: in_data, room: in_room })?;
+    let outgoing = Ring::open(RingFds { memory: out_memory, data: out_data, room: out_room })?;
+    assemble(socket, outgoing, incoming)
 }
 
-fn make(capacity: usize) -> Result<(Segment, RingFds), RingError> {
-    let (segment, memory) = Segment::create(capacity)?;
-    Ok((segment, RingFds { memory, data: Event::create()?, room: Event::create()? }))
+/// The ring of one direction.
+struct Ring {
+    segment: Segment,
+    fds: RingFds,
+}
+
+impl Ring {
+    fn make(capacity: usize) -> Result<Self, RingError> {
+        let (segment, memory) = Segment::create(capacity)?;
+        Ok(Self { segment, fds: RingFds { memory, data: Event::create()?, room: Event::create()? } })
+    }
+
+    /// Maps and checks the memory of a ring that the peer made.
+    fn open(fds: RingFds) -> Result<Self, RingError> {
+        Ok(Self { segment: Segment::open(fds.memory.as_fd())?, fds })
+    }
 }
 
 /// The memory descriptors close here: the mappings keep the memory.
-fn assemble(
-    socket: UnixStream,
-    (out_segment, out_fds): (Segment, RingFds),
-    (in_segment, in_fds): (Segment, RingFds),
-) -> Result<(Sender, Receiver), RingError> {
+fn assemble(socket: UnixStream, outgoing: Ring, incoming: Ring) -> Result<(Sender, Receiver), RingError> {
     let peer = Arc::new(Peer::watch(socket));
-    let (data, room) = (Event::register(out_fds.data)?, Event::register(out_fds.room)?);
-    let sender = Sender::new(Producer::new(out_segment), data, room, peer.clone());
-    let (data, room) = (Event::register(in_fds.data)?, Event::register(in_fds.room)?);
-    let receiver = Receiver::new(Consumer::new(in_segment), data, room, peer);
+    let (data, room) = (Event::register(outgoing.fds.data)?, Event::register(outgoing.fds.room)?);
+    let sender = Sender::new(Producer::new(outgoing.segment), data, room, peer.clone());
+    let (data, room) = (Event::register(incoming.fds.data)?, Event::register(incoming.fds.room)?);
+    let receiver = Receiver::new(Consumer::new(incoming.segment), data, room, peer);
     Ok((sender, receiver))
 }
 

@@ -1,9 +1,9 @@
 //! Bounded single-producer single-consumer rings of byte records in shared memory.
 //!
-//! [`ring`] holds the protocol, over any [`Memory`]: [`Heap`] for tests, loom and miri, a sealed memfd between processes.
-//! [`Sender`] and [`Receiver`] add what a process needs to live with it: wake-up by eventfd, awaited through tokio's
-//! `AsyncFd` (no thread polls, no timer ticks), and word of a dead peer. A pair of rings is handed from process to process
-//! on a Unix socket: one end calls [`offer`], the other [`take`].
+//! [`ring`] holds the protocol, over any [`Memory`]: [`Heap`] for tests, loom and miri, a sealed memfd between
+//! processes. [`Sender`] and [`Receiver`] add what a process needs to live with it: wake-up by eventfd, awaited through
+//! tokio's `AsyncFd` (no thread polls, no timer ticks), and word of a dead peer. A pair of rings is handed from process
+//! to process on a Unix socket: one end calls [`offer`], the other [`take`].
 //!
 //! The peer is not trusted: its positions and lengths are checked against this side's own, and what does not fit is an
 //! error, never a wild read. What a killed writer had not yet published is never seen.

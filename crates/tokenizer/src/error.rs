@@ -11,7 +11,8 @@ pub enum TokenizerError {
     /// The model has no tokenizer.
     #[error(
         "{model} has no tokenizer (looked for tokenizer.json, tokenizer.model, spiece.model, sentencepiece.bpe.model, \
-             tiktoken.model, *.tiktoken, vocab.json with merges.txt, and a .gguf file); give --tokenizer a folder that has one"
+             tiktoken.model, *.tiktoken, vocab.json with merges.txt, and a .gguf file); give \
+             --tokenizer a folder that has one"
     )]
     Missing {
         /// The folder.

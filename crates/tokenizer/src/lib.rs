@@ -8,6 +8,7 @@ mod alphabet;
 mod decode;
 mod error;
 mod files;
+mod fim;
 mod formats;
 mod load;
 mod shape;

@@ -87,7 +87,8 @@ mod tests {
         assert_eq!(shape(&format!(r#"{{"type":"Sequence","decoders":[{BYTE_LEVEL}]}}"#)), DecoderShape::ByteLevel);
         assert_eq!(shape(r###"{"type":"WordPiece","prefix":"##","cleanup":true}"###), DecoderShape::Pieces);
         assert_eq!(DecoderShape::of(None), DecoderShape::Pieces);
-        let gemma = r#"{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"}]}"#;
+        let gemma = r#"{"type":"Sequence","decoders":[
+            {"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"}]}"#;
         let expected = ByteFallback { replace: vec![("▁".into(), " ".into())], strip: None };
         assert_eq!(shape(gemma), DecoderShape::ByteFallback(expected));
     }
@@ -95,7 +96,8 @@ mod tests {
     #[test]
     fn unusual_decoders_are_left_to_the_reference() {
         assert_eq!(shape(r#"{"type":"BPEDecoder","suffix":"</w>"}"#), DecoderShape::Other);
-        let both_ends = r#"{"type":"Sequence","decoders":[{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":1}]}"#;
+        let both_ends = r#"{"type":"Sequence","decoders":[
+            {"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":1}]}"#;
         assert_eq!(shape(both_ends), DecoderShape::Other);
     }
 }

@@ -83,7 +83,8 @@ mod tests {
     #[test]
     fn config_wins_and_objects_count() {
         let config = object(
-            r#"{"bos_token":{"content":"<s>","lstrip":false},"pad_token":null,"additional_special_tokens":["<x>",{"content":"<y>"}]}"#,
+            r#"{"bos_token":{"content":"<s>","lstrip":false},"pad_token":null,
+                "additional_special_tokens":["<x>",{"content":"<y>"}]}"#,
         );
         let map = object(r#"{"bos_token":"other","eos_token":"</s>","additional_special_tokens":["<y>","<z>"]}"#);
         let tokens = SpecialTokens::from_json(&config, &map);

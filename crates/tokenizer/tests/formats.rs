@@ -223,3 +223,41 @@ fn damage_never_panics() {
         attempt(&bytes);
     }
 }
+
+/// Each family's prompt, by the tokens that it is known by.
+#[test]
+fn prompts_for_the_middle() {
+    let dir = tokenizer("bpe");
+    let plain = Tokenizer::load(&dir).expect("a tokenizer");
+    assert_eq!(plain.fill_in_the_middle("a", "b", true).expect("texts"), None);
+    let part = |text: &str| plain.encode(text, false).expect("ids");
+    let (prefix, suffix) = (part("def f(x):"), part("return y"));
+    for (tokens, suffix_first) in [
+        (["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], false),
+        (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], false),
+        (["<fim-prefix>", "<fim-suffix>", "<fim-middle>"], false),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], false),
+        (["▁<PRE>", "▁<SUF>", "▁<MID>"], false),
+        (["[PREFIX]", "[SUFFIX]", ""], true),
+    ] {
+        let mut json = json_of(&dir.join("tokenizer.json"));
+        let first = plain.vocab_size();
+        let added = json["added_tokens"].as_array_mut().expect("a list");
+        for (id, content) in (first..).zip(tokens).filter(|(_, content)| !content.is_empty()) {
+            let token = json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+                               "rstrip": false, "normalized": false});
+            added.push(token);
+        }
+        let folder = Folder::new().copy(&dir, &["tokenizer_config.json"]).write("tokenizer.json", json.to_string());
+        let ids = folder.load().fill_in_the_middle("def f(x):", "return y", false).expect("texts").expect("a prompt");
+        let expected = match suffix_first {
+            true => [&[first + 1], &suffix[..], &[first], &prefix].concat(),
+            false => [&[first], &prefix[..], &[first + 1], &suffix, &[first + 2]].concat(),
+        };
+        assert_eq!(ids, expected, "{tokens:?}");
+        let begun = folder.load().fill_in_the_middle("def f(x):", "return y", true).expect("texts").expect("a prompt");
+        let beginning =
+            folder.load().encode("x", true).expect("ids").len() - folder.load().encode("x", false).expect("ids").len();
+        assert!(begun.ends_with(&expected) && begun.len() <= expected.len() + beginning);
+    }
+}

@@ -51,7 +51,7 @@ use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_
 use layers::groups::Group;
 use moe::experts;
 use moe::routing::Choices;
-use runtime::activations::{Acts, View};
+use runtime::activations::{ActivationBuffers, View};
 use runtime::device::Device;
 use runtime::{batch, context};
 use weights::{Staging, Weights, noise};
@@ -78,7 +78,7 @@ pub struct CudaBackend {
     ranks: Option<Ranks>,
     device: Device,
     made: Made,
-    acts: Acts,
+    acts: ActivationBuffers,
     batch: batch::Batch,
     slots: sampling::Slots,
     matmul: Matmul,
@@ -121,7 +121,7 @@ impl CudaBackend {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
             made,
-            acts: Acts::default(),
+            acts: ActivationBuffers::default(),
             batch: batch::Batch::default(),
             slots: sampling::Slots::default(),
             matmul,

@@ -17,7 +17,7 @@ use crate::layers::groups::{Group, HeadView};
 use crate::layers::norm;
 use crate::moe::experts;
 use crate::moe::routing;
-use crate::moe::routing::Choices;
+use crate::moe::routing::{Choices, Router};
 use crate::recurrent;
 use crate::runtime::context;
 use crate::runtime::device::{Name, Shape, args};
@@ -305,7 +305,8 @@ impl Ops for CudaBackend {
         routing.check(logits.width, self.choices[out.0 as usize].top_k, routing.correction.map(length));
         let correction = self.vector(routing.correction);
         let live = self.batch.pointers.counts;
-        routing::route(&mut self.device, logits, (routing, correction), live, &mut self.choices[out.0 as usize]);
+        let router = Router::of(routing, correction);
+        routing::route(&mut self.device, logits, router, live, &mut self.choices[out.0 as usize]);
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {
@@ -445,22 +446,22 @@ impl Capture for CudaBackend {
     }
 
     fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
-        self.next_to_record(owner)
+        self.next_to_capture(owner)
     }
 
     fn begin_capture(&mut self) {
         self.device.bind();
         self.end_operations();
         self.captures.forget_stale();
-        self.device.start_recording();
+        self.device.start_capture();
     }
 
     fn end_capture(&mut self) -> Result<(), CaptureError> {
-        self.keep_recording()
+        self.keep_capture()
     }
 
     fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        self.replay_recorded(owner, batch, rows)
+        self.replay_captured(owner, batch, rows)
     }
 }
 

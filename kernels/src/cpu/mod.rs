@@ -24,7 +24,7 @@ use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection
 use crate::sample::{SampleParams, SampleRow, Sampled, Ticket};
 use gemm::{Product, Rows};
 use layers::head_matmul::HeadView;
-use runtime::activations::Acts;
+use runtime::activations::ActivationBuffers;
 use runtime::pool::Pool;
 
 /// How to build a [`CpuBackend`].
@@ -40,7 +40,7 @@ pub struct CpuOptions {
 pub struct CpuBackend {
     isa: Isa,
     pool: Pool,
-    acts: Acts,
+    acts: ActivationBuffers,
     matrices: Vec<gemm::pack::Packed>,
     groups: Vec<Vec<Matrix>>,
     choices: Vec<moe::route::Choices>,
@@ -66,7 +66,7 @@ impl CpuBackend {
         Self {
             isa,
             pool: Pool::new(options.threads),
-            acts: Acts::default(),
+            acts: ActivationBuffers::default(),
             matrices: Vec::new(),
             groups: Vec::new(),
             choices: Vec::new(),

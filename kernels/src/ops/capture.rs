@@ -23,13 +23,13 @@ pub struct CaptureSize {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CaptureError {
     /// No capture was begun.
-    #[error("nothing was recorded")]
+    #[error("nothing was captured")]
     NotBegun,
     /// The step did something that a graph cannot contain; the text says what.
     #[error("{0}")]
     Refused(String),
     /// The driver did not accept the graph; the text is its reason.
-    #[error("the driver does not take the recording: {0}")]
+    #[error("the driver does not take the captured graph: {0}")]
     Driver(String),
     /// The device failed; the text is its fault.
     #[error("{0}")]

@@ -79,8 +79,8 @@ impl Group {
             let engine = self.engine.as_ref()?;
             let Difference { name, its, theirs } = difference(OF_ENGINE, ready, engine)?;
             Some(format!(
-                "rank {rank} has {name} {its}, but this engine has run with {theirs} since its start; to change it, start the \
-                 scheduler again, too"
+                "rank {rank} has {name} {its}, but this engine has run with {theirs} since its start; to change it, \
+                 start the scheduler again, too"
             ))
         })
     }
@@ -98,8 +98,8 @@ impl Group {
         let room = ready.max_num_batched_tokens;
         (room > 0 && room < tokens).then(|| {
             format!(
-                "rank {rank} has room for steps of {room} tokens (--max-num-batched-tokens), the scheduler plans steps of \
-                 up to {tokens}"
+                "rank {rank} has room for steps of {room} tokens (--max-num-batched-tokens), the scheduler plans \
+                 steps of up to {tokens}"
             )
         })
     }

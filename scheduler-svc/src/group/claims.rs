@@ -16,7 +16,7 @@ use super::{Group, Member};
 /// How long a worker may take to answer a ping. Its main thread does nothing else than move messages.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 
-/// What becomes of a worker that connected.
+/// The decision about a worker that connected.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Arrival {
     /// It has its rank.
@@ -134,7 +134,7 @@ impl Group {
 fn taken(present: &Member) -> String {
     let (rank, pid, instance) = (present.peer.rank, present.peer.pid, present.peer.instance);
     format!(
-        "rank {rank} is already served by worker {instance:016x} (pid {pid}), which answers; stop that one, or give this one \
-         another --rank"
+        "rank {rank} is already served by worker {instance:016x} (pid {pid}), which answers; stop that one, or give \
+         this one another --rank"
     )
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use ids::Epoch;
 use proto::{DeviceKind, FromWorker, WorkerLoading, from_worker};
 use sched_core::Scheduler;
-use service_kit::Far;
+use service_kit::LoadProgress;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
@@ -35,7 +35,7 @@ impl Engine {
         match message.event {
             Some(from_worker::Event::Loading(loading)) => {
                 let WorkerLoading { bytes_done: done, bytes_total: total, bytes_per_s, phase } = loading;
-                self.process.status.loading(&phase, Far { done, total, bytes_per_s });
+                self.process.status.loading(&phase, LoadProgress { done, total, bytes_per_s });
             }
             Some(from_worker::Event::Ready(ready)) => {
                 self.group.ready(connection, ready);

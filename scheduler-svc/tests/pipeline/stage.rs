@@ -83,10 +83,7 @@ pub fn request(number: u64, max_tokens: u32) -> Request {
     Request {
         key: Some(RequestKey { gateway: 1, number }),
         request_id: format!("cmpl-{number}"),
-        prompt: Some(Prompt {
-            kind: Some(prompt::Kind::Ids(TokenIds { ids: vec![1, 2, 3] })),
-            add_special_tokens: false,
-        }),
+        prompt: Some(Prompt { kind: Some(prompt::Kind::Ids(TokenIds { ids: vec![1, 2, 3] })), ..Prompt::default() }),
         sampling: Some(Sampling { repetition_penalty: 1.0, top_p: 1.0, ..Sampling::default() }),
         output: Some(Output::default()),
         n: 1,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use kernels::ops::Backend;
 use models::{Memory, Model};
 use proto::WorkerReady;
-use service_kit::Far;
+use service_kit::LoadProgress;
 use tokio::sync::mpsc;
 use tracing::info;
 
@@ -28,7 +28,7 @@ pub(crate) fn load(
     activity.compiles(compilations);
     let mut model = load_weights(args, backend, replies)?;
     // Before the cache takes the rest of the memory.
-    model.runner.set_slots(args.max_num_seqs() as usize);
+    model.runner.set_slots(args.group.max_num_seqs() as usize);
     let capture_sizes = args.capture_sizes();
     model.runner.set_capture_sizes(&capture_sizes);
     let capacity = size_memory(args, &model, capture_sizes.len())?;
@@ -46,8 +46,8 @@ fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<R
     let start = Instant::now();
     let mut progress = |progress: models::Progress| {
         // A full queue loses nothing: only the newest figure matters.
-        let far = Far::after(start.elapsed(), progress.bytes_done, progress.bytes_total);
-        let _ = replies.try_send(Reply::Loading(far));
+        let loaded = LoadProgress::after(start.elapsed(), progress.bytes_done, progress.bytes_total);
+        let _ = replies.try_send(Reply::Loading(loaded));
     };
     let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
     let (bytes, seconds) = (model.weight_bytes as f64, start.elapsed().as_secs_f64());
@@ -67,16 +67,18 @@ fn size_memory(args: &Args, model: &Model, capture_sizes: usize) -> anyhow::Resu
     let context_len = model.spec.context_len as u32;
     let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&*model.runner), graphs };
     let capacity = memory::capacity(args, facts)?;
-    if capacity.max_num_seqs < args.max_num_seqs() {
+    if capacity.max_num_seqs < args.group.max_num_seqs() {
         info!(
             max_num_seqs = capacity.max_num_seqs,
             state_bytes_per_sequence = cache.state_bytes,
-            "there is memory for the recurrent states of fewer sequences than usual; --kv-cache-memory-bytes gives it more"
+            "there is memory for the recurrent states of fewer sequences than usual; --kv-cache-memory-bytes gives \
+             it more"
         );
     }
     if args.kv_cache_dtype == CachePrecision::Fp8E4m3 {
         info!(
-            "keys and values are kept in 8-bit floats (fp8_e4m3), with the scales of the checkpoint where it has some, else 1"
+            "keys and values are kept in 8-bit floats (fp8_e4m3), with the scales of the checkpoint where it has \
+             some, else 1"
         );
     }
     Ok(capacity)
@@ -87,7 +89,7 @@ fn describe(args: &Args, model: &Model, Capacity { num_blocks, max_num_seqs }: C
     let (spec, cache) = (&model.spec, model.runner.cache());
     WorkerReady {
         rank: args.rank,
-        world_size: args.tensor_parallel_size,
+        world_size: args.group.tensor_parallel_size,
         device: model.runner.describe_device(),
         dtype: dtype_name(args, model).into(),
         block_size: args.block_size,

@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 use models::{Model, Runner};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
-use service_kit::Far;
+use service_kit::LoadProgress;
 use tokio::sync::mpsc;
 
 pub(crate) use self::load::load;
@@ -54,7 +54,7 @@ pub(crate) enum RankSync {
 
 /// Messages of the compute thread.
 pub(crate) enum Reply {
-    Loading(Far),
+    Loading(LoadProgress),
     /// The model is loaded.
     Ready(Box<WorkerReady>, RankSync),
     Formed(u64),
@@ -200,7 +200,8 @@ fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
     let (asked, room) = (form.max_num_batched_tokens, offer.max_num_batched_tokens);
     if asked > room {
         bail!(
-            "--max-num-batched-tokens: the scheduler plans steps of up to {asked} tokens; this worker has room for {room}"
+            "--max-num-batched-tokens: the scheduler plans steps of up to {asked} tokens; this worker has room for \
+             {room}"
         );
     }
     Ok(())

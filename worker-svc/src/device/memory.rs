@@ -43,15 +43,15 @@ pub(crate) fn of(model: &dyn Runner) -> Memory {
 pub(crate) enum TooSmall {
     /// Not even one sequence.
     #[error(
-        "the KV cache has room for {fits} tokens ({budget_mib} MiB), but one sequence of {wanted} tokens needs {needed_mib} MiB; \
-         start with --max-model-len {fits} or --max-model-len auto, or give it more memory with --kv-cache-memory-bytes or \
-         --gpu-memory-utilization"
+        "the KV cache has room for {fits} tokens ({budget_mib} MiB), but one sequence of {wanted} tokens needs \
+         {needed_mib} MiB; start with --max-model-len {fits} or --max-model-len auto, or give it more memory with \
+         --kv-cache-memory-bytes or --gpu-memory-utilization"
     )]
     Blocks { fits: u64, budget_mib: u64, wanted: u64, needed_mib: u64 },
     /// Not even a token of it.
     #[error(
-        "there is no memory for the KV cache ({budget_mib} MiB), of which one sequence of {wanted} tokens needs {needed_mib} MiB; \
-         give it more with --kv-cache-memory-bytes or --gpu-memory-utilization"
+        "there is no memory for the KV cache ({budget_mib} MiB), of which one sequence of {wanted} tokens needs \
+         {needed_mib} MiB; give it more with --kv-cache-memory-bytes or --gpu-memory-utilization"
     )]
     Nothing { budget_mib: u64, wanted: u64, needed_mib: u64 },
     /// The recurrent states alone.
@@ -83,11 +83,11 @@ pub(crate) fn capacity(args: &Args, facts: Facts<'_>) -> Result<Capacity, TooSma
     Ok(Capacity { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
 }
 
-/// `--max-num-seqs`; without it the default, or fewer if recurrent states of so many do not fit. States get at most half
-/// of the memory where keys and values are cached too.
+/// `--max-num-seqs`; without it the default, or fewer if their recurrent states do not fit. States get at most half of
+/// the memory where keys and values are cached too.
 fn max_num_seqs(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
-    let (usual, state) = (args.max_num_seqs(), facts.cache.state_bytes);
-    if args.max_num_seqs.is_some() || state == 0 {
+    let (usual, state) = (args.group.max_num_seqs(), facts.cache.state_bytes);
+    if args.group.max_num_seqs.is_some() || state == 0 {
         return Ok(usual);
     }
     let budget = budget(args, facts);
@@ -101,7 +101,7 @@ fn max_num_seqs(args: &Args, facts: Facts<'_>) -> Result<u32, TooSmall> {
 fn num_blocks(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u32, TooSmall> {
     let block_bytes = facts.cache.place_bytes * u64::from(args.block_size);
     let sizing = sizing(args, facts.cache);
-    let longest = match args.max_model_len {
+    let longest = match args.length.max_model_len {
         Some(MaxModelLen::Tokens(tokens)) => tokens.min(facts.context_len),
         Some(MaxModelLen::Auto) | None => facts.context_len,
     };
@@ -123,7 +123,7 @@ fn num_blocks(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u32, T
         }
     };
     let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-    let must_fit = args.max_model_len != Some(MaxModelLen::Auto);
+    let must_fit = args.length.max_model_len != Some(MaxModelLen::Auto);
     let fits = sizing.positions_in(blocks);
     let (budget_mib, needed_mib) = ((u64::from(blocks) * block_bytes) >> 20, (needed * block_bytes).div_ceil(1 << 20));
     let wanted = u64::from(longest);
@@ -139,7 +139,7 @@ fn sizing(args: &Args, cache: &CacheLayout) -> sched_core::Config {
     let window = |window: usize| u32::try_from(window).unwrap_or(u32::MAX);
     sched_core::Config {
         block_size: args.block_size,
-        max_num_batched_tokens: args.max_num_batched_tokens.max(args.max_num_seqs()),
+        max_num_batched_tokens: args.group.max_num_batched_tokens().max(args.group.max_num_seqs()),
         windows: cache.groups.iter().map(|group| group.window.map(window)).collect(),
         ..sched_core::Config::default()
     }
@@ -162,7 +162,7 @@ fn budget(args: &Args, facts: Facts<'_>) -> u64 {
 
 fn machine_budget(args: &Args, available: Option<u64>) -> u64 {
     let share = available.unwrap_or(CPU_DEFAULT) as f64 * args.gpu_memory_utilization;
-    (share as u64 / u64::from(args.tensor_parallel_size)).min(CPU_DEFAULT)
+    (share as u64 / u64::from(args.group.tensor_parallel_size)).min(CPU_DEFAULT)
 }
 
 /// Free memory, less the share of the device that is to stay free.

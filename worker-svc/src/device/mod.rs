@@ -33,10 +33,10 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     let gpus = kernels_cuda::gpus();
     // Every rank sees the same GPUs, so that all of them decide alike.
     if let Ok(gpus) = gpus {
-        enough(gpus, args.tensor_parallel_size)?;
+        enough(gpus, args.group.tensor_parallel_size)?;
     }
     // A rank alone on the CPU could not work with others on GPUs.
-    let must = args.device == Device::Cuda || (args.tensor_parallel_size > 1 && gpus.is_ok());
+    let must = args.device == Device::Cuda || (args.group.tensor_parallel_size > 1 && gpus.is_ok());
     match gpus.and_then(|_| gpu(&args.cuda_options())) {
         Ok(backend) => {
             let compilations = backend.compilations();
@@ -58,8 +58,8 @@ fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
             info!("opening GPU {}; kernels that are not in {} are compiled now", options.ordinal, folder.display())
         }
         None => warn!(
-            "opening GPU {}; its kernels are compiled now, and at every start: there is no home folder to keep them in, and \
-             no --kernel-cache",
+            "opening GPU {}; its kernels are compiled now, and at every start: there is no home folder to \
+             keep them in, and no --kernel-cache",
             options.ordinal
         ),
     }
@@ -75,7 +75,8 @@ fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
     }
     if let Some(reason) = unkept {
         warn!(
-            "compiled GPU kernels cannot be kept, and every start compiles them: {reason}; --kernel-cache names another folder"
+            "compiled GPU kernels cannot be kept, and every start compiles them: {reason}; --kernel-cache names \
+             another folder"
         );
     }
     Ok(backend)
@@ -85,8 +86,8 @@ fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
 fn enough(gpus: u32, ranks: u32) -> anyhow::Result<()> {
     if ranks > gpus {
         bail!(
-            "--tensor-parallel-size {ranks} needs {ranks} GPUs, but the NVIDIA driver shows {gpus}; pass at most {gpus}, show more \
-             with CUDA_VISIBLE_DEVICES, or start with --device cpu"
+            "--tensor-parallel-size {ranks} needs {ranks} GPUs, but the NVIDIA driver shows {gpus}; pass at most \
+             {gpus}, show more with CUDA_VISIBLE_DEVICES, or start with --device cpu"
         );
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Splits a plan into forward passes (micro-batches).
 //!
-//! Nearly every plan is one pass. Only prompts whose log-probabilities are wanted need the logits of every position; they
-//! run in chunks of at most `max_logit_rows` tokens, so that a long prompt does not need `tokens * vocab` numbers at
-//! once. Splitting changes no bit of any result (see `kernels::ops::Backend`).
+//! Nearly every plan is one pass. Only prompts whose log-probabilities are wanted need the logits of every position;
+//! they run in chunks of at most `max_logit_rows` tokens, so that a long prompt does not need `tokens * vocab` numbers
+//! at once. Splitting changes no bit of any result (see `kernels::ops::Backend`).
 
 use proto::{StepPlan, Want};
 
@@ -16,6 +16,8 @@ pub(crate) enum Wanted {
     Nothing,
     /// The last: a token is sampled there.
     Last,
+    /// The last: candidates for a beam's next token are looked up there.
+    Candidates,
     /// All, for log-probabilities of the prompt; with `sample`, a token is sampled at the last.
     All { sample: bool },
     /// The last known position and those of the `count` drafted tokens after it, which the plan has from `first` on.
@@ -40,7 +42,7 @@ impl Chunk {
     pub(crate) fn logit_rows(&self) -> usize {
         match self.wanted {
             Wanted::Nothing => 0,
-            Wanted::Last => 1,
+            Wanted::Last | Wanted::Candidates => 1,
             Wanted::All { .. } => self.len as usize,
             Wanted::Drafted { count, .. } => count as usize + 1,
         }
@@ -64,7 +66,7 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     let mut drafts = plan.num_draft.iter();
     for (number, num_tokens) in plan.want.iter().zip(&plan.num_tokens) {
         match Want::try_from(*number) {
-            Ok(Want::None | Want::Sample) => {}
+            Ok(Want::None | Want::Sample | Want::Candidates) => {}
             Ok(Want::Verify) => match drafts.next() {
                 Some(drafted) if (1..*num_tokens).contains(drafted) => {}
                 _ => return Err(malformed(step, "a WANT_VERIFY row without known or drafted tokens")),
@@ -80,8 +82,8 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
     }
 }
 
-/// The forward passes of a plan that [`check_rows`] accepts, each with at most `max_logit_rows` rows of logits. Rows keep
-/// their order within and across passes.
+/// The forward passes of a plan that [`check_rows`] accepts, each with at most `max_logit_rows` rows of logits. Rows
+/// keep their order within and across passes.
 pub(crate) fn forward_passes(
     plan: &StepPlan,
     slots: &Slots,
@@ -94,7 +96,12 @@ pub(crate) fn forward_passes(
         let (start, sample) = (row.start, row.want == Want::Sample as i32);
         let count = if row.want == Want::Verify as i32 { drafts.next().copied().unwrap_or(0) } else { 0 };
         check_positions(plan.step, &row, slot, count)?;
+        let searches = row.want == Want::Candidates as i32;
+        if searches != (slot.candidates > 0) && row.want != Want::None as i32 {
+            return Err(malformed(plan.step, "rows of beams, and no others, want WANT_CANDIDATES"));
+        }
         let wanted = match (count, sample) {
+            _ if searches => Wanted::Candidates,
             (0, true) => Wanted::Last,
             (0, false) => Wanted::Nothing,
             (count, _) => Wanted::Drafted { first, count },
@@ -105,7 +112,7 @@ pub(crate) fn forward_passes(
         if count > 0 {
             check_draft(plan.step, &whole, scores_prompt, max_logit_rows)?;
             passes.add(whole, Order::Any);
-        } else if scores_prompt {
+        } else if scores_prompt && !searches {
             for chunk in split(whole, sample, max_logit_rows) {
                 passes.add(chunk, if chunk.start > start { Order::AfterLast } else { Order::Any });
             }

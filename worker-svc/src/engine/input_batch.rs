@@ -43,6 +43,8 @@ pub(crate) enum SampledBy {
     Host,
     /// The host, which verifies a draft with it.
     Verification,
+    /// Nobody: the row gives candidates for a beam's next token.
+    Search,
 }
 
 impl<'a> InputBatch<'a> {
@@ -86,13 +88,13 @@ impl<'a> InputBatch<'a> {
         let end = self.tokens.len() as u32;
         match chunk.wanted {
             Wanted::Nothing => {}
-            Wanted::Last => self.logit_rows.push(end - 1),
+            Wanted::Last | Wanted::Candidates => self.logit_rows.push(end - 1),
             Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
             Wanted::Drafted { count, .. } => self.logit_rows.extend(end - count - 1..end),
         }
-        self.needs_host |= matches!(chunk.wanted, Wanted::All { .. } | Wanted::Drafted { .. });
-        if !draft.is_empty() {
-            let sampler = SampledBy::Verification;
+        self.needs_host |= matches!(chunk.wanted, Wanted::All { .. } | Wanted::Drafted { .. } | Wanted::Candidates);
+        if !draft.is_empty() || chunk.wanted == Wanted::Candidates {
+            let sampler = if draft.is_empty() { SampledBy::Search } else { SampledBy::Verification };
             self.targets.push(SampleTarget { slot: chunk.slot, incarnation: slot.incarnation, sampler });
         } else if chunk.samples() {
             self.add_target(chunk.slot, slot);

@@ -19,7 +19,7 @@ use kernels::{
     sample::{STEPS_IN_FLIGHT, Ticket},
 };
 use models::{Logits, Runner};
-use proto::{StepPlan, StepResult, TokenLogprobs};
+use proto::{Candidates, StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
 use self::{
@@ -171,8 +171,8 @@ impl<'m> Engine<'m> {
         Ok(true)
     }
 
-    /// Waits for the oldest plan. Every rank appends the tokens, so that all keep the same history; only rank 0's result
-    /// has rows.
+    /// Waits for the oldest plan. Every rank appends the tokens, so that all keep the same history; only rank 0's
+    /// result has rows.
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
         let Some(Flight { mut result, submitted, pending, note }) = self.flights.pop_front() else { return Ok(None) };
         if let Some(pending) = pending {
@@ -205,7 +205,8 @@ impl<'m> Engine<'m> {
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
             self.model.set_prompt(number, slot.history.prompt());
-            if let Some(choice) = slot.sampling.device_params().filter(|params| self.model.can_sample(params)) {
+            let choice = slot.sampling.device_params().filter(|_| slot.candidates == 0);
+            if let Some(choice) = choice.filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
                 self.model.set_slot(number, &choice, &counts);
                 slot.on_device = true;
@@ -245,6 +246,7 @@ impl<'m> Engine<'m> {
     ) -> Result<(), StepError> {
         let logits = self.model.logits()?;
         let mut work: Vec<(&[f32], &Slot)> = Vec::new();
+        let mut beams: Vec<(&[f32], &Slot)> = Vec::new();
         let mut next = 0;
         for chunk in chunks {
             let slot = self.slots.get(chunk.slot).expect("forward_passes looked it up");
@@ -256,8 +258,12 @@ impl<'m> Engine<'m> {
             if chunk.samples() && !slot.on_device {
                 work.push((logits.row(next - 1), slot));
             }
+            if chunk.wanted == Wanted::Candidates {
+                beams.push((logits.row(next - 1), slot));
+            }
         }
-        let mut from_host = HostSamples { sampled: self.sampler.run(&work), verified: Vec::new() };
+        let (sampled, candidates) = (self.sampler.run(&work), self.sampler.candidates(&beams));
+        let mut from_host = HostSamples { sampled, candidates, verified: Vec::new() };
         let mut next = 0;
         for chunk in chunks {
             let draft = chunk.draft(plan);
@@ -279,14 +285,20 @@ impl<'m> Engine<'m> {
     ) -> Result<(), StepError> {
         let mut on_device = std::mem::take(&mut self.sampled);
         self.model.take(asked.ticket, &mut on_device)?;
-        let (mut from_device, mut from_host, mut verified) =
-            (on_device.drain(..), from_host.sampled.into_iter(), from_host.verified.into_iter());
+        let mut from_device = on_device.drain(..);
+        let HostSamples { sampled, verified, candidates } = from_host;
+        let (mut from_host, mut verified, mut candidates) =
+            (sampled.into_iter(), verified.into_iter(), candidates.into_iter());
         result.slot.reserve(asked.targets.len());
         result.token.reserve(asked.targets.len());
         for target in asked.targets {
             let sampled = match target.sampler {
                 SampledBy::Device => from_device.next(),
                 SampledBy::Host => from_host.next(),
+                SampledBy::Search => {
+                    self.report_candidates(target, candidates.next().expect("of each beam"), result);
+                    continue;
+                }
                 SampledBy::Verification => {
                     self.append_verified(target, verified.next().expect("each draft was verified"), result);
                     continue;
@@ -313,6 +325,17 @@ impl<'m> Engine<'m> {
         report(sampled, result);
     }
 
+    /// Adds a beam's candidates to the result; the plan that continues the beam says which token it gets.
+    fn report_candidates(&mut self, target: SampleTarget, candidates: Candidates, result: &mut StepResult) {
+        if let Some(slot) = self.slots.get_mut(target.slot) {
+            slot.pending -= 1;
+        }
+        result.count.resize(result.slot.len(), 1);
+        result.count.push(0);
+        result.slot.push(target.slot);
+        result.candidates.push(Candidates { slot: target.slot, ..candidates });
+    }
+
     /// Appends a verified draft to the result; its tokens are in the history already.
     fn append_verified(&mut self, target: SampleTarget, sampled: Vec<Sampled>, result: &mut StepResult) {
         if let Some(slot) = self.slots.get_mut(target.slot) {
@@ -332,6 +355,8 @@ struct HostSamples {
     sampled: Vec<Sampled>,
     /// The tokens of each row that verifies.
     verified: Vec<Vec<Sampled>>,
+    /// What may continue each beam.
+    candidates: Vec<Candidates>,
 }
 
 /// Samples after the last known token of a sequence and after each drafted one, until a sampled token differs from the

@@ -15,6 +15,8 @@ pub(crate) struct Slot {
     pub tables: Vec<Vec<u32>>,
     /// Log-probabilities wanted for prompt positions.
     pub prompt_logprobs: Option<usize>,
+    /// Most candidates that a row gives, if the sequence is a beam; else 0.
+    pub candidates: usize,
     /// The device samples its tokens.
     pub on_device: bool,
     /// Tokens that are being sampled, not in the history yet.
@@ -64,7 +66,7 @@ impl Slots {
         self.table.get_mut(slot as usize)?.as_mut()
     }
 
-    /// Applies what a plan changes before its rows run: removed, added, new blocks. Copies and replacements follow (see
+    /// Applies what a plan changes before its rows run: removed, added, continued, new blocks. Copies and replacements follow (see
     /// [`Self::replace`]).
     pub(crate) fn apply(&mut self, plan: &mut StepPlan) -> Result<(), StepError> {
         let step = plan.step;
@@ -74,6 +76,9 @@ impl Slots {
         }
         for sequence in std::mem::take(&mut plan.added) {
             self.add(step, sequence)?;
+        }
+        if !plan.continued.is_empty() {
+            self.continue_beams(plan)?;
         }
         if plan.new_block.len() != plan.new_block_slot.len() {
             return Err(malformed(step, "new_block and new_block_slot differ in length"));
@@ -108,6 +113,31 @@ impl Slots {
         Ok(())
     }
 
+    /// Beams take over what others had before the plan, and a token each.
+    fn continue_beams(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let step = plan.step;
+        if (plan.continued_from.len(), plan.continued_token.len()) != (plan.continued.len(), plan.continued.len()) {
+            return Err(malformed(step, "continued, continued_from and continued_token differ in length"));
+        }
+        let mut taken = Vec::new();
+        for (to, from) in plan.continued.iter().zip(&plan.continued_from).filter(|(to, from)| to != from) {
+            let from = self.get(*from).ok_or_else(|| no_slot(step, *from))?;
+            taken.push((*to, from.history.clone(), from.tables.clone()));
+        }
+        for (to, history, tables) in taken {
+            let slot = self.get_mut(to).ok_or_else(|| no_slot(step, to))?;
+            (slot.history, slot.tables) = (history, tables);
+        }
+        for (to, token) in plan.continued.iter().zip(&plan.continued_token) {
+            let slot = self.get_mut(*to).ok_or_else(|| no_slot(step, *to))?;
+            if slot.candidates == 0 || slot.pending > 0 {
+                return Err(malformed(step, &format!("slot {to} is no beam that could go on")));
+            }
+            slot.history.push(*token);
+        }
+        Ok(())
+    }
+
     fn add(&mut self, step: u64, new: NewSequence) -> Result<(), StepError> {
         if new.pooling.is_some() {
             return Err(malformed(step, "this worker cannot pool a sequence"));
@@ -130,6 +160,7 @@ impl Slots {
             sampling,
             tables,
             prompt_logprobs,
+            candidates: new.candidates as usize,
             on_device: false,
             pending: 0,
             incarnation: self.added,

@@ -1,5 +1,5 @@
-//! A log line for each step: what it computed, the time the host took to submit it, its run time, and how long the device
-//! was idle before. Written with `--log-level info,worker_svc::step_log=trace`; otherwise it costs nothing.
+//! A log line for each step: what it computed, the time the host took to submit it, its run time, and how long the
+//! device was idle before. Written with `--log-level info,worker_svc::step_log=trace`; otherwise it costs nothing.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    /// Absent if the log level leaves it out. `idle_since`: when the step before was finished, if none was in flight since.
+    /// Absent if the log level leaves it out. `idle_since`: when the step before was finished, if none was in flight
+    /// since.
     pub(crate) fn of(plan: &StepPlan, submitted: Instant, idle_since: Option<Instant>) -> Option<Self> {
         enabled!(target: TARGET, Level::TRACE).then(|| {
             let now = Instant::now();

@@ -15,11 +15,12 @@ pub(crate) fn split(message: FromWorker, limit: usize) -> Vec<FromWorker> {
     })
 }
 
-/// The result in two parts: log-probabilities of prompts come first, then those of tokens, then pooled outputs; all other
-/// fields go with the last.
+/// The result in two parts: log-probabilities of prompts come first, then those of tokens, then pooled outputs, then
+/// candidates; all other fields go with the last.
 fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let (prompts, tokens) = (result.prompt_logprobs.len(), result.logprobs.len());
-    let all = prompts + tokens + result.pooled.len();
+    let pooled = result.pooled.len();
+    let all = prompts + tokens + pooled + result.candidates.len();
     if all == 0 || (all == 1 && result.token.is_empty()) {
         return (result, None);
     }
@@ -28,7 +29,8 @@ fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let mut first = StepResult { epoch, step, more: true, ..StepResult::default() };
     first.prompt_logprobs = result.prompt_logprobs.drain(..left.min(prompts)).collect();
     first.logprobs = result.logprobs.drain(..left.saturating_sub(prompts).min(tokens)).collect();
-    first.pooled = result.pooled.drain(..left.saturating_sub(prompts + tokens)).collect();
+    first.pooled = result.pooled.drain(..left.saturating_sub(prompts + tokens).min(pooled)).collect();
+    first.candidates = result.candidates.drain(..left.saturating_sub(prompts + tokens + pooled)).collect();
     (first, Some(result))
 }
 
@@ -53,6 +55,10 @@ mod tests {
             logprobs: (0..tokens).map(|index| logprobs(index, top, None)).collect(),
             prompt_logprobs: (1..=prompts).map(|index| logprobs(index, top, Some(5))).collect(),
             compute_us: 77,
+            candidates: vec![
+                proto::Candidates { slot: 1, token: vec![4; 9], logprob: vec![-0.5; 9] };
+                tokens as usize / 3
+            ],
             pooled: (0..tokens / 2).map(|at| Pooled { sequence: at.into(), values: vec![0.5; 20] }).collect(),
             ..StepResult::default()
         }
@@ -76,12 +82,13 @@ mod tests {
             let (last, others) = parts.split_last().expect("parts");
             assert!(!others.is_empty() && others.iter().all(|part| part.more && part.token.is_empty()) && !last.more);
             let mut joined = last.clone();
-            (joined.logprobs, joined.prompt_logprobs, joined.pooled) = Default::default();
+            (joined.logprobs, joined.prompt_logprobs, joined.pooled, joined.candidates) = Default::default();
             for part in parts {
                 assert_eq!((part.epoch, part.step), (3, 9));
                 joined.prompt_logprobs.extend(part.prompt_logprobs);
                 joined.logprobs.extend(part.logprobs);
                 joined.pooled.extend(part.pooled);
+                joined.candidates.extend(part.candidates);
             }
             assert_eq!(joined, whole);
         }
@@ -99,7 +106,7 @@ mod tests {
         let whole = |result| vec![FromWorker { event: Some(Event::Result(result)) }];
         let alone = result(1, 0, 20);
         assert_eq!(split(whole(alone.clone()).remove(0), 10), whole(alone));
-        let tokens = StepResult { logprobs: Vec::new(), pooled: Vec::new(), ..result(0, 9, 0) };
+        let tokens = StepResult { logprobs: Vec::new(), pooled: Vec::new(), candidates: Vec::new(), ..result(0, 9, 0) };
         assert_eq!(split(whole(tokens.clone()).remove(0), 10), whole(tokens));
         let failed = FromWorker { event: Some(Event::Failed(WorkerFailed { reason: "x".repeat(100) })) };
         assert_eq!(split(failed.clone(), 10), [failed]);

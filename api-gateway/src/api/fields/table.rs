@@ -2,7 +2,7 @@
 
 use super::{BOTH, Field, field};
 use crate::api::{
-    operation::Body::{self, AbortRequests, Chat, Completion, CountTokens, Detokenize, Messages, Tokenize},
+    operation::Body::{self, AbortRequests, Chat, Completion, CountTokens, Detokenize, Messages, Responses, Tokenize},
     shape::{
         Bounds, Member,
         Shape::{self, Bool, Either, List, Map, Named, Number, Object, Text, Whole, Word},
@@ -25,24 +25,53 @@ const STREAM_OPTIONS: Shape = Object(&[
     may("include_usage", Bool, "Send a last chunk with the usage and no choices"),
     may("continuous_usage_stats", Bool, "With include_usage: send the usage so far with each chunk"),
 ]);
+const REPETITION: Shape = Object(&[
+    may("max_pattern_size", Whole(0, 4096), "Longest pattern that is looked for, tokens; 0: off"),
+    may("min_pattern_size", Whole(0, 4096), "Shortest pattern that is looked for; 0 counts as 1"),
+    may("min_count", Whole(2, u32::MAX as i64), "How often the pattern must come, one behind the other"),
+]);
 const TOOL_CHOICE: Shape = Either(&[Word(&["none", "auto", "required"]), OBJECT]);
 
 const SHAPES: &str = "api-gateway/tests/gateway/shapes.rs: a_chat_is_answered";
+const BEAMS: &str = "tests/e2e/beams.rs: texts_are_those_of_hugging_face";
 const TOOLS: &str = "api-gateway/tests/gateway/tools.rs: calls_are_told_from_content";
 const MESSAGES_TEST: &str = "api-gateway/tests/gateway/tools.rs: anthropics_messages_are_chats";
 const TOKENIZED: &str = "api-gateway/tests/gateway/control.rs: prompts_are_tokenized_and_back";
+
+const RESPONSES: &[Body] = &[Responses];
+const RESPONSE: &str = "api-gateway/tests/gateway/responses.rs: a_text_is_answered_with_a_message";
+const EVENTS: &str = "api-gateway/tests/gateway/responses.rs: whole_and_streamed_answers_are_alike";
+const TURNS: &str = "api-gateway/tests/gateway/responses.rs: a_conversation_goes_on_from_what_is_kept";
+const BACKGROUND: &str = "api-gateway/tests/gateway/responses.rs: a_response_runs_in_the_background";
+const REFUSING: &str = "api-gateway/tests/gateway/responses.rs: fields_are_honoured_or_refused_by_name";
+const REPEATED: &str = "Repeated in the response; steers nothing";
+const REASONING: &[Member] = &[
+    may("effort", Text, "A variable of the chat template"),
+    may("summary", Word(&["auto", "detailed"]), "Show the reasoning as its own summary"),
+];
 
 /// All of them.
 pub(super) const FIELDS: &[Field] = &[
     // Of chats and completions.
     field("allowed_token_ids", BOTH, TOKENS, "Choose among these tokens only"),
     field("bad_words", BOTH, List(&Text), "Texts that must not be generated"),
-    field("best_of", BOTH, COUNT, "Must equal `n`")
-        .seen("api-gateway/tests/gateway/shapes.rs: prompts_times_choices_keep_their_order"),
+    field("best_of", BOTH, Whole(1, 16_384), "Width of the beam search; else it must equal `n`").or("n").seen(BEAMS),
     field("cache_salt", BOTH, Text, "Share cached prefixes only with requests of the same salt"),
+    field("early_stopping", BOTH, Either(&[Bool, Word(&["never"])]), "When a beam search with `n` texts is over")
+        .or("false")
+        .seen(BEAMS),
     field("ignore_eos", BOTH, Bool, "Go on after the model's end token").or("false"),
     field("include_stop_str_in_output", BOTH, Bool, "Leave the stop string in the text").or("false"),
+    field("length_penalty", BOTH, Number(Bounds::NONE), "Scores of a beam search are divided by length to this power")
+        .or("1")
+        .seen(BEAMS),
     field("logit_bias", BOTH, Map(&Number(Bounds::NONE)), "Added to the logits of tokens, by id; -100 to 100"),
+    field(
+        "logprob_token_ids",
+        BOTH,
+        TOKENS,
+        "Log-probabilities of these tokens instead of the best ones'; at most 128",
+    ),
     field("min_tokens", BOTH, Whole(0, u32::MAX as i64), "Tokens before an end or a stop counts").or("0"),
     field("model", &[Chat, Completion, Messages, CountTokens, Tokenize, Detokenize], Text, "A served name")
         .or("the served model")
@@ -56,6 +85,8 @@ pub(super) const FIELDS: &[Field] = &[
     )
     .or("0"),
     field("prompt_logprobs", BOTH, LOGPROBS, "Log-probabilities of prompt tokens; -1: of the whole vocabulary"),
+    field("repetition_detection", BOTH, REPETITION, "End a text that repeats itself, with the reason `repetition`")
+        .seen("api-gateway/src/openai/repetition.rs: rules_have_bounds"),
     field("request_id", BOTH, Text, "The end of the answer's id; X-Request-Id takes precedence"),
     field("return_token_ids", BOTH, Bool, "Show token ids of prompt and answer").or("false"),
     field("return_tokens_as_token_ids", BOTH, Bool, "Show tokens as `token_id:N` in log-probabilities")
@@ -79,6 +110,7 @@ pub(super) const FIELDS: &[Field] = &[
         "Keep so many prompt tokens; -1: as many as fit; not 0",
     ),
     field("truncation_side", BOTH, Word(&["left", "right"]), "Where prompt tokens are cut off").or("\"left\""),
+    field("use_beam_search", BOTH, Bool, "The choices are the best texts of a beam search of width `n`").or("false"),
     // Of completions.
     field("add_special_tokens", PROMPTS, Bool, "Begin the prompt with the tokenizer's special tokens").or("true"),
     field("echo", &[Completion], Bool, "Begin the text with the prompt")
@@ -90,6 +122,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("prompt", &[Completion], PROMPT, "One prompt or many, as text or token ids")
         .needed()
         .seen("api-gateway/tests/gateway/shapes.rs: prompts_times_choices_keep_their_order"),
+    field("suffix", &[Completion], Text, "What follows the text, for models that fill in the middle; else a 400")
+        .seen("crates/tokenizer/tests/formats.rs: prompts_for_the_middle"),
     // Of chats.
     field("add_generation_prompt", CHATS, Bool, "End the prompt where an answer begins").or("true"),
     field("add_special_tokens", &[Chat], Bool, "Begin the prompt with the tokenizer's special tokens").or("false"),
@@ -123,6 +157,61 @@ pub(super) const FIELDS: &[Field] = &[
     field("top_logprobs", &[Chat], LOGPROBS, "Likely tokens to show at each position; needs `logprobs`")
         .or("0")
         .seen("api-gateway/tests/gateway/shapes.rs: chat_logprobs_have_openais_shape"),
+    // Of responses.
+    field("background", RESPONSES, Bool, "Answer at once, and go on alone").or("false").seen(BACKGROUND),
+    field(
+        "include",
+        RESPONSES,
+        List(&Text),
+        "More to show: `message.output_text.logprobs`, `reasoning.encrypted_content`",
+    )
+    .or("[]")
+    .seen(RESPONSE),
+    field("input", RESPONSES, Either(&[Text, List(&Named("InputItem"))]), "What the user says, or items")
+        .needed()
+        .seen(RESPONSE),
+    field("instructions", RESPONSES, Text, "What the model is told first").seen(RESPONSE),
+    field("max_output_tokens", RESPONSES, COUNT, "Tokens to generate at most")
+        .or("what the context leaves")
+        .seen(RESPONSE),
+    field("max_tool_calls", RESPONSES, COUNT, "Calls of the server's own tools at most, of which there are none")
+        .seen(REFUSING),
+    field("metadata", RESPONSES, Map(&Text), "Repeated in the response").seen(RESPONSE),
+    field("parallel_tool_calls", RESPONSES, Bool, "More than one call in an answer").or("true").seen(TURNS),
+    field("previous_response_id", RESPONSES, Text, "Go on from a response that is kept").seen(TURNS),
+    field("prompt_cache_key", RESPONSES, Text, REPEATED).seen(RESPONSE),
+    field("prompt_cache_options", RESPONSES, OBJECT, REPEATED).seen(RESPONSE),
+    field("prompt_cache_retention", RESPONSES, Text, REPEATED).seen(RESPONSE),
+    field("reasoning", RESPONSES, Object(REASONING), "How the model reasons, and how that is shown").seen(EVENTS),
+    field("safety_identifier", RESPONSES, Text, REPEATED).seen(RESPONSE),
+    field(
+        "service_tier",
+        RESPONSES,
+        Word(&["auto", "default", "fast", "flex", "priority", "scale"]),
+        "There is one tier",
+    )
+    .or("\"auto\"")
+    .seen(RESPONSE),
+    field("store", RESPONSES, Bool, "Keep the response, within --max-stored-responses").or("true").seen(TURNS),
+    field("stream", RESPONSES, Bool, "Answer with server-sent events").or("false").seen(EVENTS),
+    field("stream_options", RESPONSES, OBJECT, "Only with `stream`; `include_obfuscation` must be false")
+        .seen(REFUSING),
+    field("text", RESPONSES, OBJECT, "`format` of the answer, as `response_format` of a chat; `verbosity`")
+        .seen(RESPONSE),
+    field("tool_choice", RESPONSES, TOOL_CHOICE, "Whether tools may or must be called").or("\"auto\"").seen(TURNS),
+    field("tools", RESPONSES, List(&Named("ResponseTool")), "Functions that the model may call").seen(TURNS),
+    field("top_logprobs", RESPONSES, Whole(0, i32::MAX as i64), "Likely tokens to show at each position")
+        .or("0")
+        .seen(REFUSING),
+    field(
+        "truncation",
+        RESPONSES,
+        Word(&["auto", "disabled"]),
+        "`auto`: keep the last tokens of a prompt that is too long",
+    )
+    .or("\"disabled\"")
+    .seen(REFUSING),
+    field("user", RESPONSES, Text, REPEATED).seen(RESPONSE),
     // Of /tokenize and /detokenize.
     field("messages", &[Tokenize], List(&Named("ChatMessage")), "A conversation, instead of `prompt`").seen(TOKENIZED),
     field("prompt", &[Tokenize], Either(&[Text, TOKENS]), "One prompt").seen(TOKENIZED),

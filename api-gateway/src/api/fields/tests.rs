@@ -16,6 +16,7 @@ use crate::{
         params::Limits,
         tools::Formats,
     },
+    responses::store::{Bounds, Store},
     routes::{detokenize, development, tokenize},
 };
 
@@ -47,6 +48,7 @@ fn least(body: Body) -> Value {
     let messages = json!([{"role": "user", "content": "x"}]);
     match body {
         Body::Chat | Body::CountTokens => json!({"messages": messages}),
+        Body::Responses => json!({"input": "x"}),
         Body::Messages => json!({"messages": messages, "max_tokens": 9}),
         Body::Completion | Body::Tokenize => json!({"prompt": "x"}),
         Body::Detokenize => json!({"tokens": [1]}),
@@ -61,6 +63,10 @@ fn read(body: Body, json: &Value) {
     let read = match body {
         Body::Chat => chat::read(bytes, &limits, &envelope).map(drop),
         Body::Completion => completion::read(bytes, &limits, &envelope).map(drop),
+        Body::Responses => {
+            let store = Store::new(Bounds { count: 1, bytes: 1 });
+            Fields::parse(bytes).and_then(|mut fields| response::Asked::read(&mut fields, &store, "resp_1")).map(drop)
+        }
         Body::Tokenize => tokenize::question(bytes, &limits).map(drop),
         Body::Detokenize => detokenize::tokens(bytes, &limits).map(drop),
         Body::AbortRequests => development::request_ids(bytes).map(drop),
@@ -112,7 +118,7 @@ fn meaning(body: Body, extra: &Value, arrival: Arrival) -> String {
 /// A value that is not the default.
 fn other_value(field: &Field, body: Body) -> Value {
     match field.name {
-        "allowed_token_ids" | "stop_token_ids" => json!([7]),
+        "allowed_token_ids" | "logprob_token_ids" | "stop_token_ids" => json!([7]),
         "add_special_tokens" => (body == Body::Chat).into(),
         "bad_words" => json!(["x"]),
         "chat_template_kwargs" => json!({"a": 1}),

@@ -110,9 +110,8 @@ pub async fn a_too_large_message_is_refused_and_harms_nothing(bed: Bed) {
     let limit = bed.options.message_limit();
     let too_large = large_batch(1, limit);
     let refused = a.sender.send(&too_large).await;
-    assert!(
-        matches!(refused, Err(LinkError::TooLarge { bytes, limit: l }) if l == limit && bytes == too_large.encoded_len())
-    );
+    assert!(matches!(refused, Err(LinkError::TooLarge { bytes, limit: l })
+            if l == limit && bytes == too_large.encoded_len()));
     assert!(matches!(a.sender.try_send(&too_large), Err(LinkError::TooLarge { .. })));
     let encoded = Bytes::from(vec![0; limit + 1]);
     assert!(matches!(a.sender.send_encoded(&encoded).await, Err(LinkError::TooLarge { .. })));

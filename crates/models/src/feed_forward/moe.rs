@@ -101,7 +101,7 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
     }
     let (up_bias, down_bias) = match expert.bias {
         true => (
-            Some(up_bias(builder, index, experts, (raising, inner, mine.clone()))?),
+            Some(up_bias(builder, index, experts, UpBias { pieces: raising, inner, mine: mine.clone() })?),
             down_bias(builder, index, experts)?,
         ),
         false => (None, None),
@@ -148,12 +148,20 @@ fn correction(builder: &mut Builder<'_>, index: usize, experts: usize) -> Result
     builder.store.vector(&[slice], 0.0)
 }
 
+/// Biases of one expert before the non-linearity.
+struct UpBias<'a> {
+    pieces: &'a [MlpParam],
+    /// Inner width, and this rank's part of it.
+    inner: usize,
+    mine: Range<usize>,
+}
+
 /// This rank's biases before the non-linearity, expert after expert.
 fn up_bias(
     builder: &mut Builder<'_>,
     index: usize,
     experts: usize,
-    (pieces, inner, mine): (&[MlpParam], usize, Range<usize>),
+    UpBias { pieces, inner, mine }: UpBias<'_>,
 ) -> Result<Vector, LoadError> {
     let numbers = (0..experts).flat_map(|number| pieces.iter().map(move |piece| LayerParam::Expert(number, *piece)));
     let slice =

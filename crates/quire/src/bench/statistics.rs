@@ -37,7 +37,12 @@ impl Figures {
     /// Computes all figures.
     pub fn new(outcomes: &[Outcome], duration: Duration, goodput: &[(Metric, f64)]) -> Self {
         let completed: Vec<_> = outcomes.iter().filter(|outcome| outcome.error.is_none()).collect();
-        let good = || completed.iter().filter(|outcome| goodput.iter().all(|bound| keeps(outcome, *bound))).count();
+        let good = || {
+            completed
+                .iter()
+                .filter(|outcome| goodput.iter().all(|(metric, bound_ms)| keeps(outcome, *metric, *bound_ms)))
+                .count()
+        };
         let of = |metric| (metric, Distribution::new(completed.iter().flat_map(|outcome| values(outcome, metric))));
         Self {
             completed: completed.len(),
@@ -99,7 +104,7 @@ fn values(outcome: &Outcome, metric: Metric) -> Vec<f64> {
     }
 }
 
-fn keeps(outcome: &Outcome, (metric, bound_ms): (Metric, f64)) -> bool {
+fn keeps(outcome: &Outcome, metric: Metric, bound_ms: f64) -> bool {
     values(outcome, metric).iter().all(|value| *value <= bound_ms)
 }
 

@@ -15,7 +15,10 @@ mod min_p;
 mod min_tokens;
 mod penalties;
 pub(crate) mod temperature;
+mod tfs;
+mod top_a;
 mod top_k;
+mod top_n_sigma;
 mod top_p;
 mod typical_p;
 
@@ -53,20 +56,23 @@ pub(crate) struct Rule<R: ?Sized> {
     pub compile: fn(&Request<'_>) -> Option<Box<R>>,
 }
 
-/// In order of application (vLLM's).
-pub(crate) const REWRITES: [Rule<dyn Rewrite>; 5] = [
+/// In order of application (vLLM's; then llama.cpp's top-n-sigma).
+pub(crate) const REWRITES: [Rule<dyn Rewrite>; 6] = [
     Rule { compile: allowed_token_ids::compile },
     Rule { compile: bad_words::compile },
     Rule { compile: min_tokens::compile },
     Rule { compile: logit_bias::compile },
     Rule { compile: penalties::compile },
+    Rule { compile: top_n_sigma::compile },
 ];
 
 /// In order of application, after the temperature (vLLM's; typical-p last, as in transformers).
-pub(crate) const CUTS: [Rule<dyn Cut>; 4] = [
+pub(crate) const CUTS: [Rule<dyn Cut>; 6] = [
     Rule { compile: min_p::compile },
     Rule { compile: top_k::compile },
     Rule { compile: top_p::compile },
+    Rule { compile: top_a::compile },
+    Rule { compile: tfs::compile },
     Rule { compile: typical_p::compile },
 ];
 

@@ -18,9 +18,10 @@ impl Scheduler {
         let end = self.sequences[index].scheduled + 1;
         self.drop_unseen(index);
         while !self.allocate(index, end, builder) {
-            let Some(victim) = self.running.pop() else { return false };
-            self.preempt(victim.index);
-            if victim.index == index {
+            let Some(last) = self.running.last() else { return false };
+            let is_own = last.index == index;
+            self.give_way(self.running.len() - 1);
+            if is_own {
                 return false;
             }
         }
@@ -45,8 +46,7 @@ impl Scheduler {
         self.drop_unseen(index);
         while !self.allocate(index, end, builder) {
             let Some(at) = self.last_without_row(index) else { return false };
-            let victim = self.running.remove(at);
-            self.preempt(victim.index);
+            self.give_way(at);
         }
         true
     }
@@ -54,12 +54,17 @@ impl Scheduler {
     /// Where the last running sequence behind `index` is that this plan has no row for.
     fn last_without_row(&self, index: u32) -> Option<usize> {
         let behind = self.running.iter().rposition(|entry| entry.index == index)? + 1;
-        let idle = |entry: &RunningEntry| self.sequences[entry.index].row_in != self.next_step.0;
+        let own = self.sequences[index].request;
+        let idle = |entry: &RunningEntry| match self.sequences[entry.index].request {
+            // A search gives way as a whole, and not to one of its own beams.
+            request if self.is_beam(entry.index) => request != own && self.beams_are_idle(request),
+            _ => self.sequences[entry.index].row_in != self.next_step.0,
+        };
         self.running[behind..].iter().rposition(idle).map(|at| behind + at)
     }
 
     /// Takes the blocks that positions below `end` still need, all or none.
-    fn allocate(&mut self, index: u32, end: u32, builder: &mut PlanBuilder) -> bool {
+    pub(crate) fn allocate(&mut self, index: u32, end: u32, builder: &mut PlanBuilder) -> bool {
         let block_size = self.config.block_size;
         let entries = end.div_ceil(block_size);
         let sequence = &mut self.sequences[index];
@@ -80,7 +85,7 @@ impl Scheduler {
 
     /// Gives back the blocks that no coming row of the sequence looks at. Those that the prefix cache is to know stay
     /// until it does.
-    fn drop_unseen(&mut self, index: u32) {
+    pub(crate) fn drop_unseen(&mut self, index: u32) {
         let sequence = &mut self.sequences[index];
         let hashed = (self.config.enable_prefix_caching && sequence.cacheable).then_some(sequence.hashed);
         for (group, table) in sequence.tables.iter_mut().enumerate().filter(|(group, _)| self.groups.has_window(*group))

@@ -32,6 +32,7 @@
 //! may add to a mixed step is bounded ([`MixedPrefill`]), since all rows of a step wait for its longest part.
 
 pub(crate) mod allocate;
+pub(crate) mod beams;
 pub(crate) mod prefill_budget;
 pub(crate) mod scratch;
 pub(crate) mod start;
@@ -66,9 +67,9 @@ pub(crate) struct PlanBuilder {
 
 /// Tokens of a row: known ones (or in flight), then drafted ones.
 #[derive(Clone, Copy)]
-struct RowTokens {
-    known: u32,
-    drafted: u32,
+pub(crate) struct RowTokens {
+    pub known: u32,
+    pub drafted: u32,
 }
 
 impl PlanBuilder {
@@ -182,6 +183,14 @@ impl Scheduler {
         if sequence.in_flight > 0 {
             return;
         }
+        if sequence.wants == Want::Candidates {
+            match sequence.scheduled < sequence.known_len() {
+                // It came back from the queue, and is not where it was yet.
+                true => self.scratch.prefills.push(index),
+                false => self.plan_beams(index, builder),
+            }
+            return;
+        }
         let mut drafted = sequence.draft_len();
         if drafted > 0 && !self.allocate_draft(index, drafted, builder) {
             drafted = 0;
@@ -241,7 +250,7 @@ impl Scheduler {
     }
 
     /// How many of `remaining` tokens run in this step.
-    fn chunk(&self, remaining: u32, builder: &PlanBuilder) -> u32 {
+    pub(crate) fn chunk(&self, remaining: u32, builder: &PlanBuilder) -> u32 {
         let left = if remaining <= builder.left + builder.spare { remaining } else { builder.left };
         if !self.config.enable_chunked_prefill {
             return if remaining <= left { remaining } else { 0 };
@@ -267,6 +276,9 @@ impl Scheduler {
         if !alone && self.scratch.blocked == Some(here) {
             return false;
         }
+        if self.is_beam(index) {
+            return self.try_start_beams(self.sequences[index].request, builder);
+        }
         let bytes = self.new_request_bytes(index);
         if bytes > builder.new_request_bytes && !builder.plan.added.is_empty() {
             return false;
@@ -288,13 +300,13 @@ impl Scheduler {
         true
     }
 
-    fn watermark_blocks(&self) -> u32 {
+    pub(crate) fn watermark_blocks(&self) -> u32 {
         (f64::from(self.config.watermark) * f64::from(self.pool.num_blocks())) as u32
     }
 
     /// A row of a sequence's next tokens. It gives something when it reaches the last one that is known or in flight.
     #[inline(always)] // A decode's row is by far the most frequent, and worth a copy of its own.
-    fn push_row(&mut self, builder: &mut PlanBuilder, index: u32, tokens: RowTokens) {
+    pub(crate) fn push_row(&mut self, builder: &mut PlanBuilder, index: u32, tokens: RowTokens) {
         let sequence = &mut self.sequences[index];
         let start = sequence.scheduled;
         let known_end = start + tokens.known;
@@ -353,6 +365,9 @@ impl Scheduler {
 
     /// Lets the choices that waited for a sibling into the queue.
     pub(crate) fn release_siblings(&mut self, request: u32) {
+        if self.requests[request].beams.is_some() {
+            return; // Beams wait for the search.
+        }
         for choice in 0..self.requests[request].choices.len() {
             if let Some(index) = self.requests[request].choices[choice]
                 && self.sequences[index].status == Status::Deferred

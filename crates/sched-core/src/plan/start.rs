@@ -201,7 +201,7 @@ impl Scheduler {
         numbers * NUMBER_BYTES + request.sampling.encoded_len() + request.request_id.len() + request.traceparent.len()
     }
 
-    fn new_sequence(&self, index: u32) -> NewSequence {
+    pub(crate) fn new_sequence(&self, index: u32) -> NewSequence {
         let sequence = &self.sequences[index];
         let request = &self.requests[sequence.request];
         let mut tokens = Vec::with_capacity(sequence.known_len() as usize);
@@ -233,19 +233,18 @@ impl Scheduler {
                 Task::Generate => None,
                 Task::Pool(tokens) => Some(proto::Pooling { tokens: tokens.into() }),
             },
+            candidates: request.beams.as_ref().map_or(0, |beams| beams.candidates()),
         }
     }
 
-    /// Copy-on-write: the blocks that the next row writes to become the sequence's own. Only a fork needs it; cache
-    /// hits are whole blocks before the first position that a row writes.
-    fn copy_before_write(&mut self, index: u32, builder: &mut PlanBuilder) {
+    /// Copy-on-write: the blocks that the next row writes to become the sequence's own. Only forks and beams need it;
+    /// cache hits are whole blocks before the first position that a row writes. Where that position begins a block,
+    /// there is none to copy.
+    pub(crate) fn copy_before_write(&mut self, index: u32, builder: &mut PlanBuilder) {
         let sequence = &mut self.sequences[index];
         let at = sequence.computed / self.config.block_size;
         for (group, table) in sequence.tables.iter_mut().enumerate() {
-            let shared = table.get(at).expect("a fork shares its whole prompt");
-            if !self.pool.is_shared(shared) {
-                continue;
-            }
+            let Some(shared) = table.get(at).filter(|block| self.pool.is_shared(*block)) else { continue };
             let own = self.pool.take().expect("availability was checked");
             // The source stays intact until the copy ran: its other holder keeps it, and rows run after copies.
             self.pool.release(shared);

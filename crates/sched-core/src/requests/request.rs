@@ -1,6 +1,7 @@
 //! A request: what its choices share, and the checks before it is taken.
 
 use crate::{
+    beam::{self, Beams},
     blocks::groups::Groups,
     blocks::hash::{self, BlockHash, Identity},
     config::Config,
@@ -30,7 +31,10 @@ pub(crate) struct Request {
     /// Root of the hashes, for prompts shorter than a block.
     pub root: BlockHash,
     pub first_sequence: SequenceId,
+    /// Choices that are answered.
     pub n: u32,
+    /// Its beam search, whose beams are the sequences.
+    pub beams: Option<Box<Beams>>,
     /// Indices of the live choices' sequences, by choice.
     pub choices: Vec<Option<u32>>,
     /// Choices that have not ended.
@@ -106,20 +110,23 @@ pub(crate) fn check(
     let key = request.key.ok_or(Refusal::Incomplete("key"))?;
     let prompt = prompt_ids(request)?;
     let task = task(request, config)?;
+    beam::check(request, config)?;
     check_prompt(prompt, task, config)?;
     check_media(&request.media, prompt.len() as u32)?;
-    let max = if task == Task::Generate { config.max_choices.min(config.max_num_seqs) } else { 1 };
+    let max = if task == Task::Generate { config.max_choices } else { 1 };
     if request.n == 0 || request.n > max {
         return Err(Refusal::Choices { n: request.n, max });
     }
+    // Once a search gave way, each beam computes all of its own again.
+    let width = request.beam_search.as_ref().map_or(1, |beams| beams.width);
     let prompt_tokens = prompt.len() as u32;
     let limit = match task {
         Task::Pool(_) => prompt_tokens + 1,
         Task::Generate => token_limit(prompt_tokens, request.max_tokens, config.max_model_len, || {
-            groups.positions_in(num_blocks).saturating_add(1)
+            groups.positions_in(num_blocks / width).saturating_add(1)
         })?,
     };
-    let blocks = groups.blocks_for(limit - 1);
+    let blocks = groups.blocks_for(limit - 1) * u64::from(width);
     if blocks > num_blocks.into() {
         return Err(Refusal::NeverFits { blocks: blocks.min(u32::MAX.into()) as u32, num_blocks });
     }
@@ -206,6 +213,9 @@ fn token_limit(
 impl Request {
     /// Takes a checked request apart.
     pub fn new(mut request: proto::Request, admitted: Admitted, config: &Config) -> Self {
+        let max_tokens = admitted.checked.limit - prompt_ids(&request).map_or(0, <[u32]>::len) as u32;
+        let beams = Beams::of(&request, config, max_tokens);
+        let sequences = sequences(&request);
         let prompt = match request.prompt.take().and_then(|prompt| prompt.kind) {
             Some(Kind::Ids(ids)) => ids.ids,
             _ => Vec::new(),
@@ -231,8 +241,9 @@ impl Request {
             prompt_hashes,
             first_sequence: admitted.first_sequence,
             n: request.n,
-            choices: Vec::with_capacity(request.n as usize),
-            live: request.n,
+            beams,
+            choices: Vec::with_capacity(sequences as usize),
+            live: sequences,
             started: false,
             limit: admitted.checked.limit,
             priority: request.priority,
@@ -263,6 +274,11 @@ impl Request {
     pub fn failed(&self, failure: &proto::Failure) -> proto::Failed {
         proto::Failed { key: Some(self.key), failure: Some(failure.clone()), request_id: self.request_id.clone() }
     }
+}
+
+/// Sequences of a request: a choice each, or a beam each.
+pub(crate) fn sequences(request: &proto::Request) -> u32 {
+    request.beam_search.as_ref().map_or(request.n, |beams| beams.width)
 }
 
 /// The seed of one choice. Choice 0 keeps the request's own, so `n` = 1 is not special.

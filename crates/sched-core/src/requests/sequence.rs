@@ -33,7 +33,8 @@ pub(crate) enum Status {
 /// move `scheduled` back to `computed`; no plan is on top of them, because such a sequence is `in_order`.
 ///
 /// The output of a request that is pooled counts like a token: one is in flight when the prompt's end is planned, and
-/// `limit` is one past the prompt. So `limit - 1` positions are computed at most, whatever the task.
+/// `limit` is one past the prompt. So `limit - 1` positions are computed at most, whatever the task. Candidates for a
+/// beam's next token count so, too; the token itself comes with the plan that continues the beam.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     /// Number of this start; results of earlier starts are dropped. 0 while not running.
@@ -112,8 +113,8 @@ impl Sequence {
             output: Vec::new(),
             hashed: 0,
             cacheable: true,
-            in_order: config.speculative_tokens > 0 && request.task == Task::Generate,
-            wants: request.task.want(),
+            in_order: request.beams.is_some() || config.speculative_tokens > 0 && request.task == Task::Generate,
+            wants: if request.beams.is_some() { Want::Candidates } else { request.task.want() },
             draft: Vec::new(),
             status: Status::Deferred,
             id,

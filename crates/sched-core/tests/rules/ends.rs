@@ -137,3 +137,39 @@ fn a_stop_before_the_prompt_is_done_strands_nobody() {
     }
     assert_eq!(finished, 2);
 }
+
+#[test]
+fn a_text_that_repeats_itself_ends() {
+    let mut scheduler = formed(config(), 50);
+    let mut asked = request(1, 4, 40);
+    let rule = proto::RepetitionDetection { min_pattern_size: 2, max_pattern_size: 4, min_count: 3 };
+    (sampling(&mut asked).repetition_detection, sampling(&mut asked).min_tokens) = (Some(rule), 7);
+    admit(&mut scheduler, asked);
+    let mut tokens = [20, 21, 20, 21, 20, 21, 22, 30, 31, 32, 30, 31, 32, 30, 31, 32].into_iter();
+    let mut ends = Vec::new();
+    while ends.is_empty() {
+        let token = tokens.next().expect("an end");
+        ends = step(&mut scheduler, token).1.finished;
+    }
+    assert_eq!((ends[0].reason(), ends[0].stop_token, tokens.len()), (FinishReason::Repetition, None, 0));
+    assert_eq!(scheduler.stats().totals.ended.repetition, 1);
+}
+
+#[test]
+fn more_choices_than_slots_come_in_waves() {
+    let config = with(|c| (c.max_num_seqs, c.max_choices) = (3, 100));
+    let mut scheduler = formed(config, 50);
+    let mut many = request(1, 6, 2);
+    many.n = 20;
+    admit(&mut scheduler, many);
+    let (mut ended, mut computed) = (0, 0);
+    while scheduler.has_unfinished() {
+        let (plan, batch) = step(&mut scheduler, 20);
+        assert!(plan.slot.len() <= 3);
+        ended += batch.finished.len();
+        computed += plan.num_tokens.iter().sum::<u32>();
+    }
+    assert_eq!((ended, scheduler.stats().used_blocks), (20, 0));
+    // The prompt once, its last token again for each other choice, and a token of each.
+    assert!(computed <= 6 + 19 * 3 + 20, "{computed} tokens");
+}

@@ -2,6 +2,7 @@
 //! told.
 
 mod admission;
+mod beams;
 mod cache;
 mod ends;
 mod memory;

@@ -5,7 +5,7 @@ use super::{
     source::Source,
     worker::CONTEXT_MARK,
 };
-use proto::{Media, Pooling, RequestKey, Sampling, prompt::Kind};
+use proto::{BeamSearch, Media, Pooling, RequestKey, Sampling, prompt::Kind};
 use sched_core::{Config, Features, MixedPrefill, Policy, PrefillBudget};
 
 /// Any possible configuration, in small numbers.
@@ -111,8 +111,18 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         media,
         ..Default::default()
     };
+    if source.chance(25) {
+        request.beam_search = Some(beam_search(source));
+        request.n = source.between(1, 3);
+    }
     request.request_id = format!("{number}{CONTEXT_MARK}{}", Context::of(&request).write());
     request
+}
+
+/// Searches that end soon and late, some with fewer beams than choices.
+fn beam_search(source: &mut Source) -> BeamSearch {
+    let length_penalty = [1.0, 0.0, 2.0, -1.0][source.below(4) as usize];
+    BeamSearch { width: source.below(5), length_penalty, early_stopping: source.below(3) as i32 }
 }
 
 /// Few places and fewer contents, so that equal ones are frequent.

@@ -65,6 +65,8 @@ impl World<'_> {
             let (number, _) = self.handles[sequence];
             self.live[&number].sampling.logprobs.is_some()
         });
+        // Those of a search come before those of other rows.
+        described.sort_unstable();
         assert!(wanted.map(|(index, _)| index).eq(described.into_iter()), "log-probabilities where asked for");
     }
 
@@ -73,6 +75,10 @@ impl World<'_> {
         let tracked = self.live.get_mut(&number).expect("a token after the end");
         let all = tracked.prompt.len() as u32 - 1;
         assert!(at != 0 || tracked.sampling.prompt_logprobs.is_none() || tracked.prompt_logprobs == all);
+        if tracked.beams.is_some() {
+            self.hear_text(number, at, token);
+            return;
+        }
         let seeds = &self.seeds[&tracked.id];
         assert!(tracked.n > 1 || tracked.sampling.seed.is_none_or(|seed| seeds == &[seed]), "the request's own seed");
         let choice = &mut tracked.choices[at];
@@ -82,6 +88,18 @@ impl World<'_> {
         });
         assert_eq!(Some(&token), expected.get(choice.tokens.len()), "token {} of {}", choice.tokens.len(), tracked.id);
         choice.tokens.push(token);
+    }
+
+    /// The next token of one of the best texts of a search.
+    fn hear_text(&mut self, number: u64, at: usize, token: u32) {
+        let tracked = self.live.get_mut(&number).expect("live");
+        tracked.expect_texts();
+        let choice = &mut tracked.choices[at];
+        assert!(!choice.over, "a token after the stop");
+        let (expected, _) = choice.expected.as_ref().expect("a text");
+        assert_eq!(Some(&token), expected.get(choice.tokens.len()), "token {} of {}", choice.tokens.len(), tracked.id);
+        choice.tokens.push(token);
+        self.searched += u64::from(choice.tokens.len() == 1);
     }
 
     fn hear_pooled(&mut self, pooled: &Pooled) {
@@ -109,6 +127,10 @@ impl World<'_> {
             assert_eq!((finished.reason(), finished.stop_token), (FinishReason::Stop, None));
             return;
         }
+        if tracked.beams.is_some() {
+            tracked.expect_texts();
+        }
+        let choice = &tracked.choices[at];
         let (expected, ending) = choice.expected.as_ref().expect("an end without a token");
         assert_eq!(&choice.tokens, expected);
         let said = match (finished.reason(), finished.stop_token) {

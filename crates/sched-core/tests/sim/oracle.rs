@@ -2,7 +2,7 @@
 //! use it, the worker from block contents, the answers from the plain token list.
 
 use super::source::mix;
-use proto::{Sampling, pooling::Tokens};
+use proto::{BeamSearch, EarlyStopping, Sampling, pooling::Tokens};
 
 /// Ids are below this.
 pub const VOCAB: u32 = 40;
@@ -111,16 +111,95 @@ pub fn answer(context: &Context, prompt: &[u32], seed: u64, sampling: &Sampling,
         let token = sample(kv, seed, output.len() as u32, sampling);
         output.push(token);
         kv = context.next_kv(kv, prompt.len() + output.len() - 1, token);
-        let counts = output.len() >= sampling.min_tokens as usize;
-        if counts && token == EOS && !sampling.ignore_eos {
-            let own = sampling.eos_token_id == Some(EOS);
-            return (output, if own { Ending::Eos } else { Ending::StopToken(EOS) });
-        }
-        if counts && sampling.stop_token_ids.contains(&token) {
-            return (output, Ending::StopToken(token));
+        if let Some(ending) = ending(sampling, token, output.len()) {
+            return (output, ending);
         }
         if prompt.len() + output.len() >= limit {
             return (output, Ending::Length);
         }
     }
+}
+
+/// Log-probabilities of all tokens after a position whose keys and values are `kv`, as output number `position`; -inf
+/// where a token may not come. Now and then there are few that may.
+fn logprobs(kv: u64, position: u32, sampling: &Sampling) -> Vec<f32> {
+    let few = mix(kv).is_multiple_of(12);
+    let logprob = |token: u32| {
+        let state = mix(kv ^ u64::from(token).rotate_left(33));
+        let ends = token == EOS && !sampling.ignore_eos || sampling.stop_token_ids.contains(&token);
+        if position < sampling.min_tokens && ends || few && !state.is_multiple_of(20) {
+            return f32::NEG_INFINITY;
+        }
+        // Distinct for the most part; ends are likely enough.
+        -((state >> 44) as f32) * 4e-6 - if ends { 0.0 } else { 0.5 }
+    };
+    (0..VOCAB).map(logprob).collect()
+}
+
+/// The tokens that may follow, most likely first, `most` of them.
+pub fn candidates(kv: u64, position: u32, sampling: &Sampling, most: usize) -> Vec<(u32, f32)> {
+    let mut all: Vec<(u32, f32)> = (0..VOCAB).zip(logprobs(kv, position, sampling)).collect();
+    all.retain(|(_, logprob)| *logprob > f32::NEG_INFINITY);
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all.truncate(most);
+    all
+}
+
+/// The texts of a beam search, best first, each as a list of its own, all tokens looked at in each step.
+pub fn beams(
+    context: &Context,
+    prompt: &[u32],
+    search: &BeamSearch,
+    sampling: &Sampling,
+    limit: usize,
+) -> Vec<(Vec<u32>, Ending)> {
+    let (width, most) = (search.width as usize, limit - prompt.len());
+    let penalty = f64::from(search.length_penalty);
+    let mut running = vec![(Vec::new(), 0.0)];
+    let mut best: Vec<(Vec<u32>, Ending, f64)> = Vec::new();
+    loop {
+        let mut all = Vec::new();
+        for (text, score) in &running {
+            let known = [prompt, text].concat();
+            let kv = *kv_chain(context, &known).last().expect("a prompt");
+            for (token, logprob) in (0..).zip(logprobs(kv, text.len() as u32, sampling)) {
+                all.push(([text.as_slice(), &[token]].concat(), score + f64::from(logprob)));
+            }
+        }
+        all.retain(|(_, score): &(Vec<u32>, f64)| *score > f64::NEG_INFINITY);
+        all.sort_by(|a, b| b.1.total_cmp(&a.1)); // stable: better beams and lower tokens first
+        running.clear();
+        for (rank, (text, score)) in all.into_iter().enumerate() {
+            let length = text.len();
+            let ending = ending(sampling, *text.last().expect("a token"), length);
+            match ending.or((length >= most).then_some(Ending::Length)) {
+                Some(ending) if rank < width => best.push((text, ending, score / (length as f64).powf(penalty))),
+                None if running.len() < width => running.push((text, score)),
+                _ => {}
+            }
+        }
+        best.sort_by(|a, b| b.2.total_cmp(&a.2));
+        best.truncate(width);
+        let is_over = running.first().is_none_or(|(text, score)| {
+            let length = match search.early_stopping() {
+                EarlyStopping::Never if penalty > 0.0 => most,
+                _ => text.len(),
+            };
+            let hopeless = best.last().is_some_and(|worst| score / (length as f64).powf(penalty) <= worst.2);
+            best.len() == width && (search.early_stopping() == EarlyStopping::WhenFull || hopeless)
+        });
+        if is_over {
+            return best.into_iter().map(|(text, ending, _)| (text, ending)).collect();
+        }
+    }
+}
+
+fn ending(sampling: &Sampling, token: u32, length: usize) -> Option<Ending> {
+    if length < sampling.min_tokens as usize {
+        return None;
+    }
+    if token == EOS && !sampling.ignore_eos {
+        return Some(if sampling.eos_token_id == Some(EOS) { Ending::Eos } else { Ending::StopToken(EOS) });
+    }
+    sampling.stop_token_ids.contains(&token).then_some(Ending::StopToken(token))
 }

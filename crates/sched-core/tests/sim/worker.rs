@@ -2,7 +2,9 @@
 //! copy or eviction shows at once: every row checks all keys and values that attention would read.
 
 use super::oracle::{self, Context};
-use proto::{NewSequence, Pooled, Pooling, Sampling, StepPlan, StepResult, TokenLogprobs, Want, pooling::Tokens};
+use proto::{
+    Candidates, NewSequence, Pooled, Pooling, Sampling, StepPlan, StepResult, TokenLogprobs, Want, pooling::Tokens,
+};
 use std::collections::HashSet;
 
 /// Separates a request's number from its context in the request id, so that the worker knows the context.
@@ -21,6 +23,8 @@ struct Slot {
     request_id: String,
     context: Context,
     pooling: Option<Tokens>,
+    /// Candidates that its rows give, if it is a beam.
+    candidates: usize,
     /// What the last layer gave for the positions that this slot's rows computed.
     hidden: Vec<u64>,
 }
@@ -76,6 +80,7 @@ impl Worker {
             assert!(self.slots[*slot as usize].take().is_some(), "slot {slot} was empty");
         }
         plan.added.iter().for_each(|added| self.add(added));
+        self.continue_beams(plan);
         assert_eq!(plan.new_block_slot.len(), plan.new_block.len());
         let new_groups = self.groups(&plan.new_block_group, plan.new_block.len());
         for ((slot, block), group) in plan.new_block_slot.iter().zip(&plan.new_block).zip(new_groups) {
@@ -127,8 +132,28 @@ impl Worker {
             request_id: added.request_id.clone(),
             context: Context::read(context),
             pooling: added.pooling.as_ref().map(Pooling::tokens),
+            candidates: added.candidates as usize,
             hidden: Vec::new(),
         });
+    }
+
+    /// Beams take over what others had before the plan.
+    fn continue_beams(&mut self, plan: &StepPlan) {
+        let moves = plan.continued.iter().zip(&plan.continued_from);
+        let get = |slot: &u32| self.slots[*slot as usize].as_ref().expect("a beam");
+        let before: Vec<_> = moves
+            .clone()
+            .map(|(to, from)| {
+                assert_eq!(get(to).request_id, get(from).request_id);
+                (get(from).tokens.clone(), get(from).tables.clone(), get(from).computed)
+            })
+            .collect();
+        assert!(plan.continued.len() == before.len() && plan.continued_token.len() == before.len());
+        for ((to, before), token) in plan.continued.iter().zip(before).zip(&plan.continued_token) {
+            let slot = self.slots[*to as usize].as_mut().expect("a beam");
+            (slot.tokens, slot.tables, slot.computed) = before;
+            slot.tokens.push(*token);
+        }
     }
 
     fn copy(&mut self, plan: &StepPlan) {
@@ -202,6 +227,7 @@ impl Worker {
         let is_last = row.known_end == slot.tokens.len();
         let wanted = match (is_last, slot.pooling, row.draft.is_empty()) {
             (false, _, true) => Want::None,
+            (true, None, true) if slot.candidates > 0 => Want::Candidates,
             (true, Some(_), true) => Want::Pool,
             (true, None, true) => Want::Sample,
             (true, None, false) => Want::Verify,
@@ -263,6 +289,11 @@ impl Worker {
             result.pooled.push(Pooled { sequence: row.slot.into(), values: oracle::pooled(&slot.hidden, tokens) });
             return;
         }
+        if slot.candidates > 0 {
+            result.count.push(0);
+            result.candidates.push(self.candidates(row));
+            return;
+        }
         let before = result.token.len();
         for offset in 0..=row.draft.len() {
             let token = self.sample(row, row.known_end + offset, result);
@@ -277,11 +308,25 @@ impl Worker {
         slot.tokens.extend(given);
     }
 
+    /// What may follow the row.
+    fn candidates(&self, row: &Row<'_>) -> Candidates {
+        let slot = self.slot(row);
+        let (kv, position) = (self.kv_before(row, row.known_end), row.known_end - slot.num_prompt_tokens);
+        let found = oracle::candidates(kv, position as u32, &slot.sampling, slot.candidates);
+        let (token, logprob) = found.into_iter().unzip();
+        Candidates { slot: row.slot, token, logprob }
+    }
+
+    /// Keys and values of the position before `end`.
+    fn kv_before(&self, row: &Row<'_>, end: usize) -> u64 {
+        let block = self.slot(row).tables[0][(end - 1) / self.block_size];
+        self.blocks[block as usize][(end - 1) % self.block_size].expect("just written")
+    }
+
     /// The token at position `end`, after those below it.
     fn sample(&self, row: &Row<'_>, end: usize, result: &mut StepResult) -> u32 {
         let slot = self.slot(row);
-        let block = slot.tables[0][(end - 1) / self.block_size];
-        let kv = self.blocks[block as usize][(end - 1) % self.block_size].expect("just written");
+        let kv = self.kv_before(row, end);
         let token = oracle::sample(kv, slot.seed, (end - slot.num_prompt_tokens) as u32, &slot.sampling);
         if slot.sampling.logprobs.is_some() {
             let index = result.token.len() as u32;

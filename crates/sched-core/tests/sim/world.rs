@@ -8,7 +8,7 @@ use super::{
     worker::{CONTEXT_MARK, Worker},
 };
 use ids::{Epoch, SequenceId};
-use proto::{Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind};
+use proto::{BeamSearch, Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind};
 use sched_core::{Config, DraftRefusal, Policy, ProtocolError, Refusal, Scheduler};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -25,6 +25,7 @@ pub(super) struct Tracked {
     pub(super) aborted: bool,
     pub(super) prompt_logprobs: u32,
     pub(super) pooling: Option<Tokens>,
+    pub(super) beams: Option<BeamSearch>,
     pub(super) choices: Vec<Choice>,
 }
 
@@ -38,6 +39,16 @@ pub(super) struct Choice {
     pub(super) stop_after: Option<usize>,
     /// The scheduler was told so: no word may follow.
     pub(super) over: bool,
+}
+
+impl Tracked {
+    /// The texts of the request's search. Where there are fewer than it asked for, the others are empty.
+    pub(super) fn expect_texts(&mut self) {
+        let Some(search) = self.beams.filter(|_| self.choices[0].expected.is_none()) else { return };
+        let texts = oracle::beams(&self.context, &self.prompt, &search, &self.sampling, self.limit);
+        let texts = texts.into_iter().chain(std::iter::repeat_with(|| (Vec::new(), Ending::Length)));
+        self.choices.iter_mut().zip(texts).for_each(|(choice, text)| choice.expected = Some(text));
+    }
 }
 
 /// See the module.
@@ -65,6 +76,10 @@ pub struct World<'a> {
     pub copies: u64,
     /// Pooled outputs heard.
     pub pooled: u64,
+    /// Beams that took over another's tokens and tables.
+    pub moves: u64,
+    /// Texts of beam searches heard.
+    pub searched: u64,
     /// Drafts proposed.
     pub proposed: u64,
 }
@@ -102,6 +117,8 @@ impl<'a> World<'a> {
             ended: 0,
             copies: 0,
             pooled: 0,
+            searched: 0,
+            moves: 0,
             proposed: 0,
         };
         world.form();
@@ -199,11 +216,22 @@ impl<'a> World<'a> {
             }
             Err(Refusal::NeverFits { blocks, num_blocks }) => assert!(blocks > num_blocks),
             Err(Refusal::Choices { max, .. }) => {
-                let most = if tracked.pooling.is_some() { 1 } else { self.config.max_num_seqs.min(4) };
-                assert!(max == most && (n == 0 || n > most));
+                let most = if tracked.pooling.is_some() { 1 } else { 4 };
+                match &tracked.beams {
+                    Some(beams) => {
+                        let widest = self.config.max_num_seqs.min(4);
+                        assert!(beams.width > widest && max == widest || n > beams.width && max == beams.width);
+                    }
+                    None => assert!(max == most && (n == 0 || n > most)),
+                }
             }
             Err(Refusal::Media { .. }) => assert!(!tracked.context.media.is_empty()),
             Err(Refusal::NotForPooling(_)) => assert!(tracked.pooling.is_some()),
+            Err(Refusal::Incomplete(_)) => assert!(tracked.beams.is_some_and(|beams| beams.width == 0)),
+            Err(Refusal::RecurrentBeams) => assert!(tracked.beams.is_some() && self.config.recurrent),
+            Err(Refusal::NotForBeams(_)) => {
+                assert!(tracked.pooling.is_some() || tracked.sampling.prompt_logprobs.is_some());
+            }
             Err(Refusal::EmptyPrompt) => assert!(tracked.prompt.is_empty()),
             Err(Refusal::PromptTooLong { .. } | Refusal::PooledPromptTooLong { .. }) => {
                 let needed = tracked.prompt.len() + usize::from(tracked.pooling.is_none());
@@ -218,7 +246,8 @@ impl<'a> World<'a> {
         let Some(Kind::Ids(ids)) = request.prompt.as_ref().and_then(|prompt| prompt.kind.clone()) else {
             unreachable!("all prompts are ids")
         };
-        let capacity = self.config.positions_in(self.num_blocks) as usize + 1;
+        let width = request.beam_search.as_ref().map_or(1, |beams| beams.width.max(1));
+        let capacity = self.config.positions_in(self.num_blocks / width) as usize + 1;
         let limit = match request.max_tokens {
             Some(max_tokens) => ids.ids.len() + max_tokens as usize,
             None => (self.config.max_model_len as usize).min(capacity.max(ids.ids.len() + 1)),
@@ -236,6 +265,7 @@ impl<'a> World<'a> {
             aborted: false,
             prompt_logprobs: 0,
             pooling: request.pooling.as_ref().map(Pooling::tokens),
+            beams: request.beam_search,
             choices,
         }
     }
@@ -265,9 +295,12 @@ impl<'a> World<'a> {
             }
             self.proposed += 1;
             match self.scheduler.propose(SequenceId(handle), &draft) {
-                Ok(()) => assert!(self.config.speculative_tokens > 0 && tracked.pooling.is_none()),
+                Ok(()) => {
+                    let samples = tracked.pooling.is_none() && tracked.beams.is_none();
+                    assert!(self.config.speculative_tokens > 0 && samples);
+                }
                 Err(DraftRefusal::Off) => assert_eq!(self.config.speculative_tokens, 0),
-                Err(DraftRefusal::NotGenerating) => assert!(tracked.pooling.is_some()),
+                Err(DraftRefusal::NotGenerating) => assert!(tracked.pooling.is_some() || tracked.beams.is_some()),
                 Err(DraftRefusal::TokenOutOfRange { .. }) => assert!(draft.contains(&oracle::VOCAB)),
                 Err(DraftRefusal::NotRunning | DraftRefusal::InFlight) => {}
             }
@@ -297,6 +330,7 @@ impl<'a> World<'a> {
         }
         let result = worker.execute(&plan);
         self.copies += plan.copy_from.len() as u64;
+        self.moves += plan.continued.iter().zip(&plan.continued_from).filter(|(to, from)| to != from).count() as u64;
         for slot in &plan.slot {
             let id = worker.request_id(*slot);
             assert!(self.live.values().any(|tracked| tracked.id == id), "a row of {id}, which is over");
@@ -399,7 +433,10 @@ impl<'a> World<'a> {
             for (index, choice) in tracked.choices.iter_mut().enumerate() {
                 let found = choice.stop_after.is_some_and(|after| choice.tokens.len() >= after);
                 // Now and then one that makes no sense, even before the first token.
-                let due = !choice.over && (found || tracked.n == 1 && self.source.chance(2));
+                // A search that one of its choices is stopped of is over as a whole.
+                let found = found && tracked.beams.is_none();
+                let alone = tracked.n == 1 && self.source.chance(2);
+                let due = !choice.over && (found || alone);
                 if let Some(first) = tracked.first_sequence.filter(|_| due) {
                     choice.over = true;
                     stopped.push(first + index as u64);

@@ -11,7 +11,8 @@ use tonic_health::ServingStatus;
 
 use crate::{Process, Readiness, VERSION};
 
-/// The name under which the health service says that the process answers at all, ready or not: what liveness probes ask.
+/// The name under which the health service says that the process answers at all, ready or not: what liveness probes
+/// ask.
 pub const LIVE: &str = "live";
 
 /// What a service answers beyond what the kit knows. Every method has a default.

@@ -140,7 +140,7 @@ impl BackgroundTuner {
 impl CudaBackend {
     /// Does a piece of it; whether there may be more.
     pub(crate) fn prepare_some(&mut self) -> bool {
-        if self.device.is_recording() || self.device.is_profiled() || self.device.fault().is_some() {
+        if self.device.is_capturing() || self.device.is_profiled() || self.device.fault().is_some() {
             return false;
         }
         self.device.bind();

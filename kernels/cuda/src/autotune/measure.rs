@@ -120,7 +120,7 @@ impl Race {
 /// Whether this device can measure at all, now: not while a step is recorded, nor with a driver too old to tell the
 /// time.
 pub(crate) fn is_possible(device: &Device) -> bool {
-    !device.is_recording() && device.fault().is_none() && device.context.tells_time()
+    !device.is_capturing() && device.fault().is_none() && device.context.tells_time()
 }
 
 /// Does a race's next turn and waits for it; `run` queues a tactic (false: it cannot be taken). `evict`: memory as

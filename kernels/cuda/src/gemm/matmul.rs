@@ -10,7 +10,7 @@ use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch};
 use crate::gemm::{matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::LOWEST;
-use crate::runtime::activations::{View, cast};
+use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
@@ -231,7 +231,7 @@ impl Matmul {
             self.rounded = device.allocate(bytes.next_power_of_two(), "a product's rounded input");
         }
         let ptr = self.rounded.as_ref().map_or(0, |memory| memory.ptr);
-        cast(device, (x.ptr, x.dtype), (ptr, w.dtype), x.elements());
+        cast(device, x.into(), Elements { ptr, dtype: w.dtype }, x.elements());
         View { ptr, dtype: w.dtype, most_rows: x.rows, ..x }
     }
 }

@@ -1,5 +1,5 @@
-//! Which kinds of steps are recorded, and what they are replayed from. A step of one row a sequence is padded to the
-//! next kind's rows, recorded or not, so that it gives the same bits either way.
+//! Which sizes of steps are captured, and what they are replayed from. A step of one row a sequence is padded to the
+//! next size's rows, captured or not, so that it gives the same bits either way.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,14 @@ const LAYER_KERNELS: u64 = 16;
 const OTHER_KERNELS: u64 = 16;
 
 /// A step that can be replayed.
-pub(crate) enum Recorded {
+pub(crate) enum CapturedStep {
     /// Its kernels; and one that would do all of it, which is still being compiled.
     Graph { graph: Graph, awaits: Option<Special> },
     /// The same, and one kernel in their place for sequences of up to so many tokens.
     Either { step: Box<WholeStep>, graph: Graph, up_to: usize },
 }
 
-impl Recorded {
+impl CapturedStep {
     /// Whether the memory that it names is still there.
     pub(crate) fn is_current(&self) -> bool {
         match self {
@@ -60,131 +60,131 @@ impl Recorded {
 /// The captured steps of every network on a device.
 #[derive(Default)]
 pub(crate) struct Captures {
-    owners: BTreeMap<CaptureOwner, Recordings>,
+    owners: BTreeMap<CaptureOwner, NetworkCaptures>,
 }
 
 impl Captures {
     /// What was captured for an owner is dropped.
     pub(crate) fn set(&mut self, owner: CaptureOwner, rows: &[usize]) {
-        self.owners.insert(owner, Recordings::new(rows));
+        self.owners.insert(owner, NetworkCaptures::new(rows));
     }
 
     /// Rows that a step of `rows` is padded to.
     pub(crate) fn padded(&self, owner: CaptureOwner, rows: usize) -> usize {
-        self.owners.get(&owner).map_or(rows, |recordings| recordings.padded(rows))
+        self.owners.get(&owner).map_or(rows, |captures| captures.padded(rows))
     }
 
     /// Absent where an owner has no capture sizes.
-    pub(crate) fn of(&self, owner: CaptureOwner) -> Option<&Recordings> {
+    pub(crate) fn of(&self, owner: CaptureOwner) -> Option<&NetworkCaptures> {
         self.owners.get(&owner)
     }
 
-    pub(crate) fn of_mut(&mut self, owner: CaptureOwner) -> Option<&mut Recordings> {
+    pub(crate) fn of_mut(&mut self, owner: CaptureOwner) -> Option<&mut NetworkCaptures> {
         self.owners.get_mut(&owner)
     }
 
     /// Steps of such rows are to be captured again, if they are captured; until then they are replayed as they are.
     pub(crate) fn renew(&mut self, are: impl Fn(usize) -> bool) {
-        self.owners.values_mut().for_each(|recordings| recordings.renew(&are));
+        self.owners.values_mut().for_each(|captures| captures.renew(&are));
     }
 
     /// Lets go of what is stale. To be done before a capture: it frees memory, which makes everything stale that was
     /// captured before.
     pub(crate) fn forget_stale(&mut self) {
-        self.owners.values_mut().for_each(Recordings::forget_stale);
+        self.owners.values_mut().for_each(NetworkCaptures::forget_stale);
     }
 }
 
 /// The capture sizes of one network, in the order of their rows.
-pub(crate) struct Recordings {
-    kinds: Vec<Kind>,
-    /// Steps cannot be recorded; they are padded all the same.
+pub(crate) struct NetworkCaptures {
+    sizes: Vec<SizeCapture>,
+    /// Steps cannot be captured; they are padded all the same.
     refused: bool,
 }
 
-struct Kind {
+struct SizeCapture {
     rows: usize,
     has_run: bool,
-    /// Its products are done otherwise by now.
+    /// Its GEMMs have other tactics by now.
     outdated: bool,
-    recorded: Option<Recorded>,
+    captured: Option<CapturedStep>,
     /// Where that leaves them.
     logits: Option<View>,
 }
 
-impl Recordings {
+impl NetworkCaptures {
     fn new(rows: &[usize]) -> Self {
-        assert!(rows.is_sorted_by(|a, b| a < b), "kinds of steps in another order: {rows:?}");
-        let kind = |&rows: &usize| Kind { rows, has_run: false, outdated: false, recorded: None, logits: None };
-        Self { kinds: rows.iter().map(kind).collect(), refused: false }
+        assert!(rows.is_sorted_by(|a, b| a < b), "capture sizes in another order: {rows:?}");
+        let size = |&rows: &usize| SizeCapture { rows, has_run: false, outdated: false, captured: None, logits: None };
+        Self { sizes: rows.iter().map(size).collect(), refused: false }
     }
 
     fn padded(&self, rows: usize) -> usize {
-        self.kinds.iter().map(|kind| kind.rows).find(|&padded| padded >= rows).unwrap_or(rows)
+        self.sizes.iter().map(|size| size.rows).find(|&padded| padded >= rows).unwrap_or(rows)
     }
 
     /// A step of so many rows, padding included, ran kernel by kernel.
     pub(crate) fn ran(&mut self, rows: usize) {
-        if let Some(kind) = self.kind(rows) {
-            kind.has_run = true;
+        if let Some(size) = self.size(rows) {
+            size.has_run = true;
         }
     }
 
     /// Rows of the next step, and whether such a step has run. What has comes first: it will run again.
     pub(crate) fn next(&self, is_compiled: impl Fn(Special) -> bool) -> Option<(usize, bool)> {
-        let is_left = |kind: &Kind| match kind.current() {
+        let is_left = |size: &SizeCapture| match size.current() {
             _ if self.refused => false,
-            Some(recorded) => kind.outdated || recorded.awaits().is_some_and(&is_compiled),
+            Some(captured) => size.outdated || captured.awaits().is_some_and(&is_compiled),
             None => true,
         };
-        let left = || self.kinds.iter().filter(|kind| is_left(kind));
-        let kind = left().find(|kind| kind.has_run).or_else(|| left().next())?;
-        Some((kind.rows, kind.has_run))
+        let left = || self.sizes.iter().filter(|size| is_left(size));
+        let size = left().find(|size| size.has_run).or_else(|| left().next())?;
+        Some((size.rows, size.has_run))
     }
 
     /// `logits`: where the step leaves them.
-    pub(crate) fn keep(&mut self, rows: usize, recorded: Recorded, logits: Option<View>) {
-        if let Some(kind) = self.kind(rows) {
-            (kind.outdated, kind.recorded, kind.logits) = (false, Some(recorded), logits);
+    pub(crate) fn keep(&mut self, rows: usize, captured: CapturedStep, logits: Option<View>) {
+        if let Some(size) = self.size(rows) {
+            (size.outdated, size.captured, size.logits) = (false, Some(captured), logits);
         }
     }
 
     fn renew(&mut self, are: impl Fn(usize) -> bool) {
-        let recorded = self.kinds.iter_mut().filter(|kind| kind.recorded.is_some());
-        recorded.filter(|kind| are(kind.rows)).for_each(|kind| kind.outdated = true);
+        let captured = self.sizes.iter_mut().filter(|size| size.captured.is_some());
+        captured.filter(|size| are(size.rows)).for_each(|size| size.outdated = true);
     }
 
     fn forget_stale(&mut self) {
-        self.kinds.iter_mut().filter(|kind| kind.current().is_none()).for_each(|kind| kind.recorded = None);
+        self.sizes.iter_mut().filter(|size| size.current().is_none()).for_each(|size| size.captured = None);
     }
 
-    /// Nothing will be recorded any more.
+    /// Nothing will be captured any more.
     pub(crate) fn refuse(&mut self) {
         self.refused = true;
-        self.kinds.iter_mut().for_each(|kind| kind.recorded = None);
+        self.sizes.iter_mut().for_each(|size| size.captured = None);
     }
 
-    /// The recording of a step of so many rows, padding included, and the logits that it leaves.
-    pub(crate) fn of(&self, rows: usize) -> Option<(&Recorded, Option<View>)> {
-        let kind = self.kinds.iter().find(|kind| kind.rows == rows)?;
-        Some((kind.current()?, kind.logits))
+    /// The captured step of so many rows, padding included, and the logits that it leaves.
+    pub(crate) fn of(&self, rows: usize) -> Option<(&CapturedStep, Option<View>)> {
+        let size = self.sizes.iter().find(|size| size.rows == rows)?;
+        Some((size.current()?, size.logits))
     }
 
-    fn kind(&mut self, rows: usize) -> Option<&mut Kind> {
-        self.kinds.iter_mut().find(|kind| kind.rows == rows)
+    fn size(&mut self, rows: usize) -> Option<&mut SizeCapture> {
+        self.sizes.iter_mut().find(|size| size.rows == rows)
     }
 }
 
-impl Kind {
-    fn current(&self) -> Option<&Recorded> {
-        self.recorded.as_ref().filter(|recorded| recorded.is_current())
+impl SizeCapture {
+    fn current(&self) -> Option<&CapturedStep> {
+        self.captured.as_ref().filter(|captured| captured.is_current())
     }
 }
 
 /// Device memory of as many graphs at most.
-pub(crate) fn bytes(kinds: usize, layers: usize) -> u64 {
+pub(crate) fn bytes(sizes: usize, layers: usize) -> u64 {
     let kernels = layers as u64 * LAYER_KERNELS + OTHER_KERNELS;
-    kinds as u64 * (kernels * KERNEL_BYTES + GRAPH_BYTES)
+    sizes as u64 * (kernels * KERNEL_BYTES + GRAPH_BYTES)
 }
 
 #[cfg(test)]
@@ -206,15 +206,15 @@ mod tests {
 
     #[test]
     fn what_has_run_is_recorded_first() {
-        let next = |recordings: &Recordings| recordings.next(|_| true);
-        assert_eq!(next(&Recordings::new(&[])), None);
-        let mut recordings = Recordings::new(&[1, 2, 4]);
-        assert_eq!(next(&recordings), Some((1, false)));
-        recordings.ran(4);
-        recordings.ran(3);
-        assert_eq!(next(&recordings), Some((4, true)));
-        recordings.refuse();
-        assert_eq!(next(&recordings), None);
-        assert_eq!(recordings.padded(3), 4);
+        let next = |captures: &NetworkCaptures| captures.next(|_| true);
+        assert_eq!(next(&NetworkCaptures::new(&[])), None);
+        let mut captures = NetworkCaptures::new(&[1, 2, 4]);
+        assert_eq!(next(&captures), Some((1, false)));
+        captures.ran(4);
+        captures.ran(3);
+        assert_eq!(next(&captures), Some((4, true)));
+        captures.refuse();
+        assert_eq!(next(&captures), None);
+        assert_eq!(captures.padded(3), 4);
     }
 }

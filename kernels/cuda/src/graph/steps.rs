@@ -1,4 +1,4 @@
-//! A step from its rows to its tokens, recorded and replayed.
+//! A step from its rows to its tokens, captured and replayed.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl CudaBackend {
         self.matmul.tactics.begin(batch.sequences.is_empty());
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());
-        let alone = self.device.is_recording() && self.batch.rows() == 1;
+        let alone = self.device.is_capturing() && self.batch.rows() == 1;
         self.pass.begin_step(if alone { Kept::Step } else { Kept::Nothing });
     }
 
@@ -35,47 +35,47 @@ impl CudaBackend {
         let owner = self.padded_for.filter(|_| rows.len() == self.batch.own_rows());
         let count = if owner.is_some() { self.batch.rows() } else { rows.len() };
         let logits = (count > 0).then(|| self.acts.view(logits));
-        if self.device.is_recording() {
+        if self.device.is_capturing() {
             // How tokens are drawn differs from step to step, and with it what is launched: that follows a recording.
             self.captured_logits = logits;
             return Ticket(u64::MAX);
         }
-        if let Some(recordings) = owner.and_then(|owner| self.captures.of_mut(owner)) {
-            recordings.ran(count);
+        if let Some(captures) = owner.and_then(|owner| self.captures.of_mut(owner)) {
+            captures.ran(count);
         }
         self.slots.send(&mut self.device, rows, count);
         self.slots.end(&mut self.device, logits, rows, count)
     }
 
-    /// What is to be recorded next. Whatever is being compiled may be what its first run needs.
-    pub(crate) fn next_to_record(&self, owner: CaptureOwner) -> Option<CaptureSize> {
+    /// What is to be captured next. Whatever is being compiled may be what its first run needs.
+    pub(crate) fn next_to_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
         let is_compiled = |special| self.device.is_compiled(special, Duration::ZERO);
-        let recordings = self.captures.of(owner).filter(|_| self.device.fault().is_none())?;
-        let (rows, has_run) = recordings.next(is_compiled)?;
+        let captures = self.captures.of(owner).filter(|_| self.device.fault().is_none())?;
+        let (rows, has_run) = captures.next(is_compiled)?;
         Some(CaptureSize { rows, has_run, is_ready: !self.device.is_compiling() })
     }
 
-    /// Keeps the step that was recorded, or says why it could not be.
-    pub(crate) fn keep_recording(&mut self) -> Result<(), CaptureError> {
+    /// Keeps the step that was captured, or says why it could not be.
+    pub(crate) fn keep_capture(&mut self) -> Result<(), CaptureError> {
         self.device.bind();
-        let (ended, logits) = (self.device.end_recording(), self.captured_logits.take());
+        let (ended, logits) = (self.device.stop_capture(), self.captured_logits.take());
         let owner = self.padded_for.ok_or(CaptureError::NotBegun)?;
         let rows = self.batch.rows();
         // Choosing between graph and kernel begins steps of its own.
-        let recorded = ended.map(|graph| self.whole_step(graph));
-        let recordings = self.captures.of_mut(owner).ok_or(CaptureError::NotBegun)?;
-        match recorded {
-            Ok(recorded) => recordings.keep(rows, recorded, logits),
+        let captured = ended.map(|graph| self.whole_step(graph));
+        let captures = self.captures.of_mut(owner).ok_or(CaptureError::NotBegun)?;
+        match captured {
+            Ok(captured) => captures.keep(rows, captured, logits),
             Err(reason) => {
-                recordings.refuse();
+                captures.refuse();
                 return Err(reason);
             }
         }
         Ok(())
     }
 
-    /// Runs a recorded step on other rows, if there is one for so many.
-    pub(crate) fn replay_recorded(
+    /// Runs a captured step on other rows, if there is one for so many.
+    pub(crate) fn replay_captured(
         &mut self,
         owner: CaptureOwner,
         batch: ops::Batch<'_>,
@@ -88,10 +88,10 @@ impl CudaBackend {
         self.send(batch, Some(padded));
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
-        let (recorded, logits) = self.captures.of(owner)?.of(padded)?;
-        let Some(step) = recorded.as_whole(tokens) else {
+        let (captured, logits) = self.captures.of(owner)?.of(padded)?;
+        let Some(step) = captured.as_whole(tokens) else {
             self.batch.place(&mut self.device, self.slots.last_tokens());
-            self.device.launch_graph(recorded.graph());
+            self.device.launch_graph(captured.graph());
             return Some(self.slots.end(&mut self.device, logits, rows, padded));
         };
         let best = self.slots.best(rows);

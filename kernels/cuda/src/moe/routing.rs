@@ -138,7 +138,7 @@ twin!(Router = "Routing" { correction, sigmoid, groups, groups_kept, group_best,
 
 impl Router {
     /// `correction` is where the corrections are: null for none.
-    fn of(routing: Routing, correction: CUdeviceptr) -> Self {
+    pub(crate) fn of(routing: Routing, correction: CUdeviceptr) -> Self {
         let groups = routing.groups.map_or([0; 3], |groups| [groups.count, groups.kept, groups.best]);
         let [groups, groups_kept, group_best] = groups.map(|number| number as u32);
         Self {
@@ -154,20 +154,13 @@ impl Router {
     }
 }
 
-/// The choice is checked. `correction` is where the corrections are: null for none. `live`: where the device finds how
+/// The routing is checked. `live`: where the device finds how
 /// many rows are no padding.
-pub(crate) fn route(
-    device: &mut Device,
-    logits: View,
-    (routing, correction): (Routing, CUdeviceptr),
-    live: CUdeviceptr,
-    choices: &mut Choices,
-) {
+pub(crate) fn route(device: &mut Device, logits: View, router: Router, live: CUdeviceptr, choices: &mut Choices) {
     let (rows, experts) = (logits.rows, logits.width);
     assert!(rows <= choices.max_rows, "{rows} rows in choices for {}", choices.max_rows);
     assert!(experts <= MOST_EXPERTS, "{experts} experts");
     choices.begin(device, rows, experts);
-    let router = Router::of(routing, correction);
     let (each, shape) = blocks(rows, experts, router, device.context.multiprocessors);
     let name = Name::of("route", &[logits.dtype]);
     let [rows, each, experts] = [rows, each, experts].map(|number| number as u32);

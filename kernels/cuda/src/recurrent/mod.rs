@@ -98,11 +98,18 @@ pub(crate) struct Conv {
 
 twin!(Conv = "Conv" { state, taps, bias, channels, kernel });
 
+/// A convolution with its vectors.
+pub(crate) struct ConvCall {
+    pub(crate) conv: ops::Conv,
+    pub(crate) taps: Values,
+    pub(crate) bias: Option<Values>,
+}
+
 /// See [`ops::Conv`].
 pub(crate) fn causal_conv(
     device: &mut Device,
     x: Cols,
-    (conv, taps, bias): (ops::Conv, Values, Option<Values>),
+    ConvCall { conv, taps, bias }: ConvCall,
     states: &States,
     batch: &Batch,
     out: View,
@@ -129,8 +136,9 @@ pub(crate) struct ScanInput {
     pub(crate) c: Cols,
 }
 
-/// `decay`, `skip` and `dt_bias` of a scan.
-pub(crate) struct ScanVectors {
+/// A scan with its vectors.
+pub(crate) struct ScanCall {
+    pub(crate) scan: ops::Scan,
     pub(crate) decay: Values,
     pub(crate) skip: Values,
     pub(crate) dt_bias: Option<Values>,
@@ -162,13 +170,12 @@ twin!(Scan = "Scan" {
 pub(crate) fn selective_scan(
     device: &mut Device,
     input: ScanInput,
-    (scan, vectors): (ops::Scan, ScanVectors),
+    ScanCall { scan, decay, skip, dt_bias }: ScanCall,
     states: &States,
     batch: &Batch,
     out: View,
 ) {
     let ops::Scan { heads, head_dim, groups, state_dim, dt_limit, .. } = scan;
-    let ScanVectors { decay, skip, dt_bias } = vectors;
     scan.check([decay.len, skip.len], dt_bias.map(|bias| bias.len), states.len);
     assert!(state_dim <= STATE_DIM, "{state_dim} values a channel");
     let lanes = state_dim.div_ceil(EACH_SHOULD).next_power_of_two().min(LANES);
@@ -220,11 +227,18 @@ pub(crate) struct Rule {
 
 twin!(Rule = "Rule" { state, rate, dt_bias, key_heads, value_heads, key_dim, value_dim });
 
+/// A delta rule with its vectors.
+pub(crate) struct DeltaCall {
+    pub(crate) rule: ops::DeltaRule,
+    pub(crate) rate: Values,
+    pub(crate) dt_bias: Values,
+}
+
 /// See [`ops::DeltaRule`].
 pub(crate) fn delta_rule(
     device: &mut Device,
     input: DeltaInput,
-    (rule, rate, dt_bias): (ops::DeltaRule, Values, Values),
+    DeltaCall { rule, rate, dt_bias }: DeltaCall,
     states: &States,
     batch: &Batch,
     out: View,
@@ -273,9 +287,10 @@ impl CudaBackend {
         assert_ne!(x.act, out, "a convolution cannot overwrite its input");
         self.append(Op::Opaque("causal_conv"));
         let out = self.acts.target(out, self.batch.rows(), conv.channels);
-        let vectors = (conv, self.values(conv.taps), conv.bias.map(|bias| self.values(bias)));
+        let bias = conv.bias.map(|bias| self.values(bias));
+        let call = ConvCall { conv, taps: self.values(conv.taps), bias };
         let (x, states) = (self.cols(x), &self.states[conv.state.0 as usize]);
-        causal_conv(&mut self.device, x, vectors, states, &self.batch, out);
+        causal_conv(&mut self.device, x, call, states, &self.batch, out);
     }
 
     pub(crate) fn scan(&mut self, input: ops::ScanInput, scan: ops::Scan, out: Act) {
@@ -283,14 +298,15 @@ impl CudaBackend {
         assert!([x, dt, b, c].iter().all(|cols| cols.act != out), "a scan cannot overwrite its input");
         self.append(Op::Opaque("selective_scan"));
         let out = self.acts.target(out, self.batch.rows(), scan.heads * scan.head_dim);
-        let vectors = ScanVectors {
+        let call = ScanCall {
+            scan,
             decay: self.values(scan.decay),
             skip: self.values(scan.skip),
             dt_bias: scan.dt_bias.map(|bias| self.values(bias)),
         };
         let input = ScanInput { x: self.cols(x), dt: self.cols(dt), b: self.cols(b), c: self.cols(c) };
         let states = &self.states[scan.state.0 as usize];
-        selective_scan(&mut self.device, input, (scan, vectors), states, &self.batch, out);
+        selective_scan(&mut self.device, input, call, states, &self.batch, out);
     }
 
     pub(crate) fn attend_linearly(&mut self, input: ops::DeltaInput, rule: ops::DeltaRule, out: Act) {
@@ -298,10 +314,10 @@ impl CudaBackend {
         assert!([qkv, beta.act, dt.act].iter().all(|act| *act != out), "linear attention cannot overwrite its input");
         self.append(Op::Opaque("delta_rule"));
         let out = self.acts.target(out, self.batch.rows(), rule.value_heads * rule.value_dim);
-        let vectors = (rule, self.values(rule.rate), self.values(rule.dt_bias));
+        let call = DeltaCall { rule, rate: self.values(rule.rate), dt_bias: self.values(rule.dt_bias) };
         let qkv = self.cols(ops::Cols { act: qkv, first: 0 });
         let input = DeltaInput { qkv, beta: self.cols(beta), dt: self.cols(dt) };
         let states = &self.states[rule.state.0 as usize];
-        delta_rule(&mut self.device, input, vectors, states, &self.batch, out);
+        delta_rule(&mut self.device, input, call, states, &self.batch, out);
     }
 }

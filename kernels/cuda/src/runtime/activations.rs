@@ -8,7 +8,7 @@ use kernels::ops::{Act, DType};
 
 /// All activation buffers of a backend.
 #[derive(Default)]
-pub(crate) struct Acts {
+pub(crate) struct ActivationBuffers {
     buffers: Vec<Buffer>,
     /// Rows of the step, until an operation says otherwise.
     rows: usize,
@@ -51,7 +51,7 @@ impl View {
     }
 }
 
-impl Acts {
+impl ActivationBuffers {
     pub(crate) fn add(&mut self, device: &mut Device, max_rows: usize, width: usize, dtype: DType) -> Act {
         let memory = device.allocate(max_rows * width * dtype.size(), "activations");
         self.buffers.push(Buffer { memory, dtype, max_rows, width, rows: self.rows });
@@ -112,7 +112,8 @@ impl Acts {
             device.upload(pinned, 0..bytes, view.ptr);
         } else if let Some(widened) = &self.widened {
             device.upload(pinned, 0..bytes, widened.ptr);
-            cast(device, (widened.ptr, DType::F32), (view.ptr, view.dtype), view.elements());
+            let from = Elements { ptr: widened.ptr, dtype: DType::F32 };
+            cast(device, from, view.into(), view.elements());
         }
         // The host may write to the pinned memory again at once.
         device.synchronize();
@@ -147,7 +148,8 @@ impl Acts {
         match (view.dtype, &self.widened) {
             (DType::F32, _) => device.download(view.ptr, pinned, bytes),
             (_, Some(widened)) => {
-                cast(device, (view.ptr, view.dtype), (widened.ptr, DType::F32), view.elements());
+                let to = Elements { ptr: widened.ptr, dtype: DType::F32 };
+                cast(device, view.into(), to, view.elements());
                 device.download(widened.ptr, pinned, bytes);
             }
             (_, None) => {}
@@ -169,8 +171,21 @@ impl Acts {
     }
 }
 
+/// Elements in device memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Elements {
+    pub(crate) ptr: CUdeviceptr,
+    pub(crate) dtype: DType,
+}
+
+impl From<View> for Elements {
+    fn from(View { ptr, dtype, .. }: View) -> Self {
+        Self { ptr, dtype }
+    }
+}
+
 /// `to = from` in another element type.
-pub(crate) fn cast(device: &mut Device, from: (CUdeviceptr, DType), to: (CUdeviceptr, DType), count: usize) {
-    let name = Name::of("cast", &[from.1, to.1]);
-    device.launch(name, Shape::elements(count), args![from.0, to.0, count as u64]);
+pub(crate) fn cast(device: &mut Device, from: Elements, to: Elements, count: usize) {
+    let name = Name::of("cast", &[from.dtype, to.dtype]);
+    device.launch(name, Shape::elements(count), args![from.ptr, to.ptr, count as u64]);
 }

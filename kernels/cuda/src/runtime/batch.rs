@@ -236,7 +236,7 @@ impl Batch {
         self.reserve(device, Capacity { rows, sequences: self.lengths.len(), tables, blocks });
         self.turn_to(0);
         let capacity = self.capacity;
-        if !device.is_recording() {
+        if !device.is_capturing() {
             self.len = capacity.layout().len(blocks);
             self.sent = self.upload.send(device, self.len, |numbers| capacity.fill(batch, rows, numbers));
         }
@@ -245,7 +245,7 @@ impl Batch {
     /// Puts the batch that was sent where kernels look for it, with the `last` tokens of slots in the place of entries
     /// that name slots.
     pub(crate) fn place(&self, device: &mut Device, last: CUdeviceptr) {
-        if device.is_recording() {
+        if device.is_capturing() {
             return;
         }
         let (len, first, rows) = (self.len as u32, self.capacity.layout().tokens as u32, self.rows as u32);

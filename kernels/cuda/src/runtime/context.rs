@@ -276,15 +276,23 @@ impl Drop for Pinned {
     }
 }
 
+/// When a copy beside the stream may begin, and when it is done.
+#[derive(Clone, Copy)]
+pub(crate) struct Beside<'a> {
+    pub(crate) free: &'a Event,
+    pub(crate) arrived: &'a Event,
+}
+
 /// Queues a copy from pinned host memory beside the stream. It begins when the stream has passed `free`; `arrived` is
 /// when it is done.
 ///
 /// # Safety
 /// There are `bytes` bytes at `from`, which stay as they are until then, and room for them at `to`.
 pub(crate) unsafe fn copy_beside(
-    (from, to, bytes): (*const u8, sys::CUdeviceptr, usize),
-    free: &Event,
-    arrived: &Event,
+    from: *const u8,
+    to: sys::CUdeviceptr,
+    bytes: usize,
+    Beside { free, arrived }: Beside<'_>,
 ) -> Result<(), DriverError> {
     let copies = free.context.copies;
     // SAFETY: the events and the stream are alive and of one context; the memory is the caller's.

@@ -16,7 +16,7 @@ use crate::graph::cuda_graph::{self, Graph};
 use crate::jit::compile_queue::CompileQueue;
 use crate::jit::compiler::{Compiler, Made};
 use crate::jit::specialization::Special;
-use crate::runtime::context::{Context, Event, Memory, Pinned, copy_beside, explain, load_module};
+use crate::runtime::context::{Beside, Context, Event, Memory, Pinned, copy_beside, explain, load_module};
 use crate::runtime::libraries::Folders;
 use crate::runtime::profile::Profile;
 use kernels::ops::{CaptureError, Timing};
@@ -38,13 +38,13 @@ pub(crate) struct Device {
     /// Whether kernels with large clusters run here, by shared memory of a block.
     clustered: HashMap<(Name, usize), bool>,
     fault: Option<String>,
-    recording: Option<Recording>,
+    capturing: Option<Capturing>,
     profile: Option<Profile>,
 }
 
 /// What is queued is recorded instead of run.
 #[derive(Default)]
-struct Recording {
+struct Capturing {
     /// Why it cannot be used: something was asked for that cannot be recorded, or failed.
     refused: Option<String>,
 }
@@ -74,7 +74,7 @@ impl Device {
             clusters: HashMap::new(),
             clustered: HashMap::new(),
             fault: None,
-            recording: None,
+            capturing: None,
             profile: None,
         };
         Ok((device, made))
@@ -101,7 +101,7 @@ impl Device {
         match run(&self.context) {
             Ok(value) => Some(value),
             // Nothing has run.
-            Err(error) if self.is_recording() => {
+            Err(error) if self.is_capturing() => {
                 self.refuse(|| format!("{} cannot be recorded: {}", what(), explain(error)));
                 None
             }
@@ -113,7 +113,7 @@ impl Device {
         }
     }
 
-    /// Does what must not be part of a recording.
+    /// Does what must not be part of a capture.
     fn attempt_now<T>(
         &mut self,
         what: impl Fn() -> String,
@@ -139,27 +139,27 @@ impl Device {
         self.profile = profile;
     }
 
-    pub(crate) fn is_recording(&self) -> bool {
-        self.recording.is_some()
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capturing.is_some()
     }
 
-    /// Gives a recording up, if there is one; whether there is.
+    /// Gives a capture up, if there is one; whether there is.
     pub(crate) fn refuse(&mut self, reason: impl FnOnce() -> String) -> bool {
-        let Some(recording) = &mut self.recording else { return false };
-        recording.refused.get_or_insert_with(reason);
+        let Some(capturing) = &mut self.capturing else { return false };
+        capturing.refused.get_or_insert_with(reason);
         true
     }
 
     /// From here on what is queued is recorded and does not run.
-    pub(crate) fn start_recording(&mut self) {
+    pub(crate) fn start_capture(&mut self) {
         if self.attempt(|| "starting to record".to_owned(), |context| cuda_graph::begin(context)).is_some() {
-            self.recording = Some(Recording::default());
+            self.capturing = Some(Capturing::default());
         }
     }
 
     /// What was recorded since then, or why it cannot be used.
-    pub(crate) fn end_recording(&mut self) -> Result<Graph, CaptureError> {
-        let Some(Recording { refused }) = self.recording.take() else {
+    pub(crate) fn stop_capture(&mut self) -> Result<Graph, CaptureError> {
+        let Some(Capturing { refused }) = self.capturing.take() else {
             return Err(self.fault.clone().map_or(CaptureError::NotBegun, CaptureError::Device));
         };
         if let Some(reason) = refused {
@@ -169,7 +169,7 @@ impl Device {
         cuda_graph::end(&self.context).map_err(|error| CaptureError::Driver(explain(error)))
     }
 
-    /// Queues a recording.
+    /// Queues a captured step.
     pub(crate) fn launch_graph(&mut self, graph: &Graph) {
         self.queue(|| "recorded step".to_owned(), |_| graph.launch());
     }
@@ -235,20 +235,14 @@ impl Device {
 
     /// The same beside the stream: the copy begins when the stream has passed `free`, and what is queued from here on
     /// when it has `arrived`.
-    pub(crate) fn upload_beside(
-        &mut self,
-        from: &Pinned,
-        bytes: usize,
-        to: sys::CUdeviceptr,
-        (free, arrived): (&Event, &Event),
-    ) {
+    pub(crate) fn upload_beside(&mut self, from: &Pinned, bytes: usize, to: sys::CUdeviceptr, beside: Beside<'_>) {
         assert!(bytes <= from.bytes, "{bytes} of {} bytes", from.bytes);
         self.attempt_now(
             || "a copy to the device".to_owned(),
             |_| {
                 // SAFETY: so much pinned memory is there (checked), and room at `to` (the caller's).
-                unsafe { copy_beside((from.as_ptr(), to, bytes), free, arrived) }?;
-                arrived.hold_stream()
+                unsafe { copy_beside(from.as_ptr(), to, bytes, beside) }?;
+                beside.arrived.hold_stream()
             },
         );
     }

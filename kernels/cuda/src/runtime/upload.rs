@@ -3,7 +3,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::runtime::context::{Event, Memory, Pinned};
+use crate::runtime::context::{Beside, Event, Memory, Pinned};
 use crate::runtime::device::Device;
 
 /// Copies under way at most: what is planned ahead does not wait for what runs.
@@ -57,7 +57,7 @@ impl Upload {
         let Slot { pinned, memory, arrived, free } = &mut self.slots[self.last];
         device.attempt(|| "a step".to_owned(), |_| arrived.wait());
         fill(pinned.slice_mut(count));
-        device.upload_beside(pinned, count * size_of::<u32>(), memory.ptr, (free, arrived));
+        device.upload_beside(pinned, count * size_of::<u32>(), memory.ptr, Beside { free, arrived });
         memory.ptr
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::gemm::matmul_e4m3::Scales;
-use crate::runtime::activations::cast;
+use crate::runtime::activations::{Elements, cast};
 use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::Device;
 use kernels::ops::{DType, HostMatrix, StackedShape, WeightFormat};
@@ -76,7 +76,8 @@ impl Vector {
         if self.rounded.as_ref().is_none_or(|(known, _)| *known != dtype) {
             self.rounded = device.allocate(self.len * dtype.size(), "a bias").map(|memory| (dtype, memory));
             if let Some((_, memory)) = &self.rounded {
-                cast(device, (self.ptr(), DType::F32), (memory.ptr, dtype), self.len);
+                let from = Elements { ptr: self.ptr(), dtype: DType::F32 };
+                cast(device, from, Elements { ptr: memory.ptr, dtype }, self.len);
             }
         }
         self.rounded.as_ref().map_or(0, |(_, memory)| memory.ptr)

@@ -1,10 +1,10 @@
-//! Chooses between a recorded step's graph and one kernel for all of it.
+//! Chooses between a captured step's graph and one kernel for all of it.
 
 use super::{Planned, WholeStep};
 use crate::CudaBackend;
 use crate::autotune::measure;
 use crate::fusion::op::Op;
-use crate::graph::captures::Recorded;
+use crate::graph::captures::CapturedStep;
 use crate::graph::cuda_graph::Graph;
 use crate::options::WholeSteps;
 use crate::runtime::device::{Device, MOMENT};
@@ -14,29 +14,29 @@ use kernels::ops::{Batch, KvShape, Sequence};
 const LENGTHS: [usize; 8] = [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
 
 impl CudaBackend {
-    /// What to replay the step from that was just recorded, and whose operations were collected. Nobody waits for the
-    /// kernel to be compiled: the step is recorded again once it is.
-    pub(crate) fn whole_step(&mut self, graph: Graph) -> Recorded {
+    /// What to replay the step from that was just captured, and whose operations were collected. Nobody waits for the
+    /// kernel to be compiled: the step is captured again once it is.
+    pub(crate) fn whole_step(&mut self, graph: Graph) -> CapturedStep {
         let Some(ops) = self.pass.take_step().filter(|_| self.whole_steps != WholeSteps::Never) else {
-            return Recorded::Graph { graph, awaits: None };
+            return CapturedStep::Graph { graph, awaits: None };
         };
         // The caches of a network have as many blocks each.
         let cache = ops.iter().find_map(|op| if let Op::Attention(op) = op { Some(op.cache.shape) } else { None });
         let Ok(planned) = Planned::new(&self.device.context, &ops) else {
-            return Recorded::Graph { graph, awaits: None };
+            return CapturedStep::Graph { graph, awaits: None };
         };
         if !self.device.is_compiled(planned.special, MOMENT) {
-            return Recorded::Graph { graph, awaits: Some(planned.special) };
+            return CapturedStep::Graph { graph, awaits: Some(planned.special) };
         }
         let last = self.slots.last_tokens();
         let Ok(step) = WholeStep::new(&mut self.device, &mut self.staging, planned, last) else {
-            return Recorded::Graph { graph, awaits: None };
+            return CapturedStep::Graph { graph, awaits: None };
         };
         let up_to = match self.whole_steps {
             WholeSteps::Always => usize::MAX,
             _ => cache.map_or(0, |cache| self.faster_up_to(cache, &step, &graph)),
         };
-        Recorded::Either { step: Box::new(step), graph, up_to }
+        CapturedStep::Either { step: Box::new(step), graph, up_to }
     }
 
     /// The tokens of the longest sequence whose step is faster as one kernel: on longer ones it loses once it has lost.

@@ -6,7 +6,7 @@ use crate::ops::{Act, Cols};
 
 /// All activation buffers of a backend.
 #[derive(Default)]
-pub(crate) struct Acts(Vec<Buffer>);
+pub(crate) struct ActivationBuffers(Vec<Buffer>);
 
 struct Buffer {
     region: Region,
@@ -45,7 +45,7 @@ impl Columns {
     }
 }
 
-impl Acts {
+impl ActivationBuffers {
     pub(crate) fn add(&mut self, max_rows: usize, width: usize) -> Act {
         // Sixteen elements of slack keep whole-vector reads at the end inside the mapping.
         let bytes = (max_rows * width + 16) * size_of::<f32>();

@@ -6,14 +6,11 @@
 use std::sync::Arc;
 
 use super::{
-    Doubt, Fed, MOST_NAME, Shape, content_to_closer,
+    Doubt, Fed, MOST_NAME, Shape,
+    envelope::Envelope,
     scan::{Letter, Nesting, Quoted},
 };
-use crate::parsers::{
-    markers::{Found, Markers},
-    sink::Sink,
-    tools::Tools,
-};
+use crate::parsers::{sink::Sink, tools::Tools};
 
 /// A way of writing calls as JSON.
 #[derive(Debug)]
@@ -48,9 +45,7 @@ impl Format {
         Box::new(Calls {
             format: self,
             tools: tools.clone(),
-            closers: Markers::new(self.closers.iter().copied()),
-            doubt: Doubt::default(),
-            called: false,
+            envelope: Envelope::new(self.closers.iter().copied()),
             bare: false,
             in_list: false,
             ended: false,
@@ -63,11 +58,8 @@ impl Format {
 struct Calls {
     format: &'static Format,
     tools: Arc<Tools>,
-    closers: Markers,
-    /// The object at hand, and what stands before it.
-    doubt: Doubt,
-    /// A call came behind this opener.
-    called: bool,
+    /// In doubt are the object at hand and the text before it.
+    envelope: Envelope,
     /// No marker was read: only the request's tools are calls.
     bare: bool,
     in_list: bool,
@@ -135,8 +127,7 @@ impl Shape for Calls {
     }
 
     fn begin(&mut self, opener: &'static str) {
-        self.doubt = Doubt::new(opener);
-        self.called = false;
+        self.envelope.begin(opener);
         self.bare = opener.is_empty();
         self.in_list = false;
         self.ended = false;
@@ -149,9 +140,9 @@ impl Shape for Calls {
             if !end {
                 return Fed::more(0);
             }
-            let only_separators = self.called && matches!(self.state, State::Between | State::Junk);
+            let only_separators = self.envelope.called && matches!(self.state, State::Between | State::Junk);
             if !only_separators {
-                self.doubt.give_up(sink);
+                self.envelope.doubt.give_up(sink);
             }
             return Fed::content(0);
         }
@@ -166,27 +157,19 @@ impl Shape for Calls {
 impl Calls {
     /// Before, between and behind objects.
     fn between(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
-        match self.closers.find(text, end) {
-            Found::Unknown => return Fed::more(0),
-            Found::Marker(closer) => {
-                if !self.called {
-                    self.doubt.give_up(sink);
-                    sink.content(closer);
-                }
-                return Fed::content(closer.len());
-            }
-            Found::Text(_) | Found::Nothing => {}
+        if let Some(fed) = self.envelope.closer(text, end, sink) {
+            return fed;
         }
         let Some(letter) = text.chars().next() else { return Fed::more(0) };
         let size = letter.len_utf8();
-        if self.separates(letter) && self.doubt.take(&text[..size]) == size {
+        if self.separates(letter) && self.envelope.doubt.take(&text[..size]) == size {
             if letter == ']' {
-                self.doubt = Doubt::default();
+                self.envelope.doubt = Doubt::default();
             }
             return Fed::more(size);
         }
-        self.doubt.give_up(sink);
-        if self.called && !self.closers.is_empty() {
+        self.envelope.doubt.give_up(sink);
+        if self.envelope.called && self.envelope.has_closers() {
             return self.junk(text, end, sink);
         }
         Fed::content(0)
@@ -196,13 +179,13 @@ impl Calls {
     fn separates(&mut self, letter: char) -> bool {
         match letter {
             ',' | ';' => {
-                self.ended &= self.in_list || !self.closers.is_empty();
-                self.called
+                self.ended &= self.in_list || self.envelope.has_closers();
+                self.envelope.called
             }
             '[' => !self.ended && !std::mem::replace(&mut self.in_list, true),
             ']' => {
                 self.ended = true;
-                std::mem::take(&mut self.in_list) && self.called
+                std::mem::take(&mut self.in_list) && self.envelope.called
             }
             '{' if !self.ended || self.in_list => {
                 self.state = State::BeforeKey;
@@ -216,7 +199,7 @@ impl Calls {
     /// Text where there should be none, up to the closer, is content.
     fn junk(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
         self.state = State::Junk;
-        content_to_closer(&self.closers, text, end, sink)
+        self.envelope.content_to_closer(text, end, sink)
     }
 
     /// Inside an object, up to its end.
@@ -224,8 +207,8 @@ impl Calls {
         let mut used = 0;
         for letter in text.chars() {
             let size = letter.len_utf8();
-            if self.doubt.take(&text[used..used + size]) < size {
-                self.doubt.give_up(sink);
+            if self.envelope.doubt.take(&text[used..used + size]) < size {
+                self.envelope.doubt.give_up(sink);
                 return Fed::content(used);
             }
             let next = loop {
@@ -250,11 +233,11 @@ impl Calls {
         self.state = State::Between;
         if !self.call.started {
             let size = text[at..].chars().next().map_or(0, char::len_utf8);
-            self.doubt.give_up(sink);
+            self.envelope.doubt.give_up(sink);
             return Fed::content(at + size);
         }
         sink.end();
-        if self.closers.is_empty() {
+        if !self.envelope.has_closers() {
             return Fed::content(at);
         }
         let fed = self.between(&text[at..], end, sink);
@@ -413,8 +396,8 @@ impl Calls {
         sink.start(name, None);
         sink.arguments(&std::mem::take(&mut self.call.early));
         self.call.started = true;
-        self.called = true;
-        self.doubt.settle();
+        self.envelope.called = true;
+        self.envelope.doubt.settle();
     }
 
     fn pass(&mut self, role: Role, letter: char, sink: &mut Sink) {
@@ -438,9 +421,9 @@ impl Calls {
             return Next::No;
         }
         sink.end();
-        self.ended = !self.in_list && self.closers.is_empty();
+        self.ended = !self.in_list && !self.envelope.has_closers();
         self.state = State::Between;
-        self.doubt = Doubt::default();
+        self.envelope.doubt = Doubt::default();
         Next::Taken
     }
 }

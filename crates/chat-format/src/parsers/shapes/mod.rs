@@ -1,13 +1,11 @@
 //! How calls are written: a few shapes, of which a model's format is an instance.
 
-use super::{
-    markers::{Found, Markers},
-    sink::Sink,
-};
+use super::sink::Sink;
 
 pub(crate) mod attributes;
 pub(crate) mod block;
 pub(crate) mod channels;
+pub(crate) mod envelope;
 pub(crate) mod json;
 pub(crate) mod named;
 pub(crate) mod pythonic;
@@ -44,7 +42,7 @@ pub(crate) trait Shape: Send {
     fn feed(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed;
 }
 
-/// What became of a text.
+/// How much of a text was taken, and what follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fed {
     /// Bytes that were taken.
@@ -120,16 +118,4 @@ pub(crate) fn fitting(text: &str, room: usize) -> usize {
         return text.len();
     }
     (0..=room).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
-}
-
-/// Gives up to the next closer as content; behind the closer there is content again.
-fn content_to_closer(closers: &Markers, text: &str, end: bool, sink: &mut Sink) -> Fed {
-    match closers.find(text, end) {
-        Found::Text(length) => {
-            sink.content(&text[..length]);
-            Fed::more(length)
-        }
-        Found::Marker(closer) => Fed::content(closer.len()),
-        Found::Unknown | Found::Nothing => Fed::more(0),
-    }
 }

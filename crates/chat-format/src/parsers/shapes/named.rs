@@ -1,6 +1,11 @@
 //! Calls as a name, a marker, and arguments as they stand, up to another marker.
 
-use super::{Doubt, Fed, MOST_NAME, Shape, fitting, scan::Nesting};
+use super::{
+    Fed, MOST_NAME, Shape,
+    envelope::{Between, SectionMarkers, Sections},
+    fitting,
+    scan::Nesting,
+};
 use crate::parsers::{
     markers::{Found, Markers},
     sink::Sink,
@@ -50,13 +55,13 @@ impl Format {
         let around = closers.clone().chain([self.open, self.close]);
         Box::new(Calls {
             format: self,
-            between: Markers::new(around.clone().chain(self.ignored.iter().copied())),
+            around: Sections::new(
+                SectionMarkers { sections: self.sections, call: self.open },
+                self.ignored.iter().copied().chain([self.close]),
+            ),
             in_name: Markers::new(around.chain([self.separator])),
             in_arguments: Markers::new(closers.clone().chain([self.close])),
             fences: Markers::new(closers.chain([self.close]).chain(self.fences.iter().copied())),
-            doubt: Doubt::default(),
-            called: false,
-            in_section: false,
             state: State::Between,
         })
     }
@@ -64,14 +69,11 @@ impl Format {
 
 struct Calls {
     format: &'static Format,
-    between: Markers,
+    around: Sections,
     in_name: Markers,
     in_arguments: Markers,
     /// Around the arguments: fences too.
     fences: Markers,
-    doubt: Doubt,
-    called: bool,
-    in_section: bool,
     state: State,
 }
 
@@ -95,10 +97,8 @@ impl Shape for Calls {
     }
 
     fn begin(&mut self, opener: &'static str) {
-        self.doubt = Doubt::new(opener);
-        self.called = false;
-        self.in_section = opener != self.format.open;
-        self.state = if self.in_section { State::Between } else { State::Name(String::new()) };
+        let is_call = self.around.begin(opener);
+        self.state = if is_call { State::Name(String::new()) } else { State::Between };
     }
 
     fn feed(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
@@ -106,8 +106,8 @@ impl Shape for Calls {
             if !end {
                 return Fed::more(0);
             }
-            if !(self.called && matches!(self.state, State::Between)) {
-                self.doubt.give_up(sink);
+            if !(self.around.envelope.called && matches!(self.state, State::Between)) {
+                self.around.envelope.doubt.give_up(sink);
             }
             return Fed::content(0);
         }
@@ -121,37 +121,12 @@ impl Shape for Calls {
 
 impl Calls {
     fn between(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
-        match self.between.find(text, end) {
-            Found::Marker(marker) if marker == self.format.open => {
-                if self.called {
-                    self.doubt = Doubt::new("");
-                }
-                let _ = self.doubt.take(marker);
+        match self.around.between(text, end, sink) {
+            Between::Call(fed) => {
                 self.state = State::Name(String::new());
-                Fed::more(marker.len())
+                fed
             }
-            Found::Marker(marker) if self.is_section_end(marker) => {
-                if !self.called {
-                    self.doubt.give_up(sink);
-                    sink.content(marker);
-                }
-                Fed::content(marker.len())
-            }
-            Found::Marker(marker) => {
-                let _ = self.doubt.take(marker);
-                Fed::more(marker.len())
-            }
-            Found::Text(length) if self.called && self.in_section => {
-                sink.content(&text[..length]);
-                Fed::more(length)
-            }
-            Found::Text(_) if self.called => Fed::content(0),
-            Found::Text(length) if text[..length].trim().is_empty() => {
-                let taken = self.doubt.take(&text[..length]);
-                if taken < length { self.give_up(taken, sink) } else { Fed::more(taken) }
-            }
-            Found::Text(_) => self.give_up(0, sink),
-            Found::Unknown | Found::Nothing => Fed::more(0),
+            Between::Other(fed) => fed,
         }
     }
 
@@ -162,20 +137,19 @@ impl Calls {
             Found::Text(length) => {
                 let taken = fitting(&text[..length], MOST_NAME.saturating_sub(name.len()));
                 name.push_str(&text[..taken]);
-                let held = self.doubt.take(&text[..taken]);
-                if held < length { self.give_up(held, sink) } else { Fed::more(held) }
+                let held = self.around.envelope.doubt.take(&text[..taken]);
+                if held < length { self.around.envelope.give_up(held, sink) } else { Fed::more(held) }
             }
             Found::Marker(marker) if marker == self.format.separator => match (self.format.head)(name) {
                 Some(head) => {
                     sink.start(&head.name, head.id);
-                    self.called = true;
-                    self.doubt.settle();
+                    self.around.envelope.settle();
                     self.state = State::Lead;
                     Fed::more(marker.len())
                 }
-                None => self.give_up(0, sink),
+                None => self.around.envelope.give_up(0, sink),
             },
-            Found::Marker(_) => self.give_up(0, sink),
+            Found::Marker(_) => self.around.envelope.give_up(0, sink),
             Found::Unknown | Found::Nothing => Fed::more(0),
         }
     }
@@ -188,7 +162,7 @@ impl Calls {
             Found::Marker(marker) if self.format.fences.contains(&marker) => Fed::more(marker.len()),
             Found::Marker(marker) => {
                 sink.end();
-                if self.is_section_end(marker) {
+                if self.around.is_end(marker) {
                     return Fed::content(marker.len());
                 }
                 self.state = State::Between;
@@ -229,14 +203,5 @@ impl Calls {
                 text.len()
             }
         }
-    }
-
-    fn is_section_end(&self, marker: &str) -> bool {
-        self.format.sections.iter().any(|(_, close)| *close == marker)
-    }
-
-    fn give_up(&mut self, used: usize, sink: &mut Sink) -> Fed {
-        self.doubt.give_up(sink);
-        Fed::content(used)
     }
 }

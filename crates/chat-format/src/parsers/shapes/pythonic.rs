@@ -4,12 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Number, Value};
 
-use super::{Doubt, Fed, MOST_NAME, Shape, content_to_closer, fitting};
-use crate::parsers::{
-    markers::{Found, Markers},
-    sink::Sink,
-    tools::Tools,
-};
+use super::{Doubt, Fed, MOST_NAME, Shape, envelope::Envelope, fitting};
+use crate::parsers::{sink::Sink, tools::Tools};
 
 /// Lists and dictionaries nest this deep.
 const MOST_DEPTH: usize = 64;
@@ -31,9 +27,7 @@ impl Format {
         Box::new(Calls {
             format: self,
             tools: tools.clone(),
-            closers: Markers::new(self.closers.iter().copied()),
-            doubt: Doubt::default(),
-            called: false,
+            envelope: Envelope::new(self.closers.iter().copied()),
             bare: false,
             in_list: false,
             junk: false,
@@ -45,9 +39,7 @@ impl Format {
 struct Calls {
     format: &'static Format,
     tools: Arc<Tools>,
-    closers: Markers,
-    doubt: Doubt,
-    called: bool,
+    envelope: Envelope,
     bare: bool,
     in_list: bool,
     /// Text came that belongs to no call: all up to the closer is content.
@@ -74,8 +66,7 @@ impl Shape for Calls {
     }
 
     fn begin(&mut self, opener: &'static str) {
-        self.doubt = Doubt::new(opener);
-        self.called = false;
+        self.envelope.begin(opener);
         self.bare = opener.is_empty();
         self.in_list = false;
         self.junk = false;
@@ -87,8 +78,8 @@ impl Shape for Calls {
             if !end {
                 return Fed::more(0);
             }
-            if !self.called || self.item.is_some() {
-                self.doubt.give_up(sink);
+            if !self.envelope.called || self.item.is_some() {
+                self.envelope.doubt.give_up(sink);
             }
             return Fed::content(0);
         }
@@ -102,25 +93,17 @@ impl Shape for Calls {
 
 impl Calls {
     fn between(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
-        match self.closers.find(text, end) {
-            Found::Unknown => return Fed::more(0),
-            Found::Marker(closer) => {
-                if !self.called {
-                    self.doubt.give_up(sink);
-                    sink.content(closer);
-                }
-                return Fed::content(closer.len());
-            }
-            Found::Text(_) | Found::Nothing => {}
+        if let Some(fed) = self.envelope.closer(text, end, sink) {
+            return fed;
         }
         let Some(letter) = text.chars().next() else { return Fed::more(0) };
         let size = letter.len_utf8();
         let separates = match letter {
-            ',' | ';' => self.called,
+            ',' | ';' => self.envelope.called,
             '[' => !std::mem::replace(&mut self.in_list, true),
-            ']' => std::mem::take(&mut self.in_list) && self.called,
+            ']' => std::mem::take(&mut self.in_list) && self.envelope.called,
             letter if letter.is_alphabetic() || letter == '_' => {
-                if self.closers.is_empty() && !self.in_list {
+                if !self.envelope.has_closers() && !self.in_list {
                     return self.junk(text, end, sink);
                 }
                 self.item = Some(Item::default());
@@ -128,12 +111,12 @@ impl Calls {
             }
             letter => letter.is_whitespace(),
         };
-        if !separates || self.doubt.take(&text[..size]) < size {
+        if !separates || self.envelope.doubt.take(&text[..size]) < size {
             return self.junk(text, end, sink);
         }
         if letter == ']' {
-            self.doubt = Doubt::default();
-            if self.closers.is_empty() {
+            self.envelope.doubt = Doubt::default();
+            if !self.envelope.has_closers() {
                 return Fed::content(size);
             }
         }
@@ -142,12 +125,12 @@ impl Calls {
 
     /// Text where there should be none is content, up to the closer if there was a call.
     fn junk(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
-        self.doubt.give_up(sink);
-        if !self.called || self.closers.is_empty() {
+        self.envelope.doubt.give_up(sink);
+        if !self.envelope.called || !self.envelope.has_closers() {
             return Fed::content(0);
         }
         self.junk = true;
-        content_to_closer(&self.closers, text, end, sink)
+        self.envelope.content_to_closer(text, end, sink)
     }
 
     fn item(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
@@ -155,7 +138,7 @@ impl Calls {
         for letter in text.chars() {
             let size = letter.len_utf8();
             let Some(item) = &mut self.item else { break };
-            if !item.may_take(letter) || self.doubt.take(&text[used..used + size]) < size {
+            if !item.may_take(letter) || self.envelope.doubt.take(&text[used..used + size]) < size {
                 self.item = None;
                 let fed = self.junk(&text[used..], end, sink);
                 return Fed { used: used + fed.used, then: fed.then };
@@ -173,8 +156,8 @@ impl Calls {
             sink.start(&call.name, None);
             sink.arguments(&Value::Object(call.arguments).to_string());
             sink.end();
-            self.called = true;
-            self.doubt = Doubt::default();
+            self.envelope.called = true;
+            self.envelope.doubt = Doubt::default();
             break;
         }
         Fed::more(used)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{
     Doubt, Fed, MOST_NAME, Shape,
     attributes::attribute,
+    envelope::{Between, SectionMarkers, Sections},
     fitting,
     value::{Text, Trim},
 };
@@ -101,22 +102,21 @@ impl Format {
     /// A parser of such calls.
     pub(crate) fn shape(&'static self, tools: &Arc<Tools>) -> Box<dyn Shape> {
         let ends = self.sections.iter().map(|(_, close)| *close);
-        let starts = self.sections.iter().map(|(open, _)| *open);
         let inside = ends.clone().chain([self.call, self.call_end]);
         let value = self.value.into_iter().chain(self.type_tag.map(|(open, _)| open));
         Box::new(Calls {
             format: self,
             tools: tools.clone(),
-            between: Markers::new(ends.clone().chain(starts).chain([self.call]).chain(self.ignored.iter().copied())),
+            around: Sections::new(
+                SectionMarkers { sections: self.sections, call: self.call },
+                self.sections.iter().map(|(open, _)| *open).chain(self.ignored.iter().copied()),
+            ),
             in_name: Markers::new(inside.clone().chain(self.call_head_end).chain([self.key])),
             in_call: Markers::new(inside.clone().chain([self.key])),
             in_key: Markers::new(inside.clone().chain([self.key_end])),
             before_value: Markers::new(inside.chain(value).chain([self.key])),
             in_type: Markers::new(self.type_tag.map(|(_, close)| close)),
             in_value: Markers::new(ends.chain([self.value_end, self.key, self.call_end])),
-            doubt: Doubt::default(),
-            called: false,
-            in_section: false,
             state: State::Between,
             name: String::new(),
             keys: 0,
@@ -127,16 +127,13 @@ impl Format {
 struct Calls {
     format: &'static Format,
     tools: Arc<Tools>,
-    between: Markers,
+    around: Sections,
     in_name: Markers,
     in_call: Markers,
     in_key: Markers,
     before_value: Markers,
     in_type: Markers,
     in_value: Markers,
-    doubt: Doubt,
-    called: bool,
-    in_section: bool,
     state: State,
     name: String,
     /// Arguments of the call at hand so far.
@@ -177,10 +174,8 @@ impl Shape for Calls {
     }
 
     fn begin(&mut self, opener: &'static str) {
-        self.doubt = Doubt::new(opener);
-        self.called = false;
-        self.in_section = opener != self.format.call;
-        self.state = if self.in_section { State::Between } else { State::Name(String::new()) };
+        let is_call = self.around.begin(opener);
+        self.state = if is_call { State::Name(String::new()) } else { State::Between };
     }
 
     fn feed(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
@@ -203,9 +198,9 @@ impl Calls {
     /// The text ends, wherever this is.
     fn over(&mut self, sink: &mut Sink) -> Fed {
         match std::mem::replace(&mut self.state, State::Between) {
-            State::Between if self.called => return Fed::content(0),
+            State::Between if self.around.envelope.called => return Fed::content(0),
             State::Between | State::Name(_) => {
-                self.doubt.give_up(sink);
+                self.around.envelope.doubt.give_up(sink);
                 return Fed::content(0);
             }
             State::Key(key) | State::Type(Argument { key, .. }, _) | State::BeforeValue(Argument { key, .. }) => {
@@ -228,37 +223,12 @@ impl Calls {
     }
 
     fn between(&mut self, text: &str, end: bool, sink: &mut Sink) -> Fed {
-        match self.between.find(text, end) {
-            Found::Marker(marker) if marker == self.format.call => {
-                if self.called {
-                    self.doubt = Doubt::new("");
-                }
-                let _ = self.doubt.take(marker);
+        match self.around.between(text, end, sink) {
+            Between::Call(fed) => {
                 self.state = State::Name(String::new());
-                Fed::more(marker.len())
+                fed
             }
-            Found::Marker(marker) if self.is_section_end(marker) => {
-                if !self.called {
-                    self.doubt.give_up(sink);
-                    sink.content(marker);
-                }
-                Fed::content(marker.len())
-            }
-            Found::Marker(marker) => {
-                let _ = self.doubt.take(marker);
-                Fed::more(marker.len())
-            }
-            Found::Text(length) if self.called && self.in_section => {
-                sink.content(&text[..length]);
-                Fed::more(length)
-            }
-            Found::Text(_) if self.called => Fed::content(0),
-            Found::Text(length) => {
-                let blank = length - text[..length].trim_start().len();
-                let taken = self.doubt.take(&text[..blank]);
-                if taken == length { Fed::more(taken) } else { self.give_up(taken, sink) }
-            }
-            Found::Unknown | Found::Nothing => Fed::more(0),
+            Between::Other(fed) => fed,
         }
     }
 
@@ -269,8 +239,8 @@ impl Calls {
             Found::Text(length) => {
                 let taken = fitting(&text[..length], MOST_NAME.saturating_sub(name.len()));
                 name.push_str(&text[..taken]);
-                let held = self.doubt.take(&text[..taken]);
-                if held < length { self.give_up(held, sink) } else { Fed::more(held) }
+                let held = self.around.envelope.doubt.take(&text[..taken]);
+                if held < length { self.around.envelope.give_up(held, sink) } else { Fed::more(held) }
             }
             Found::Marker(marker) => {
                 let is_end = Some(marker) == self.format.call_head_end;
@@ -279,13 +249,12 @@ impl Calls {
                     Some(name) => {
                         sink.start(&name, None);
                         self.name = name;
-                        self.called = true;
-                        self.doubt.settle();
+                        self.around.envelope.settle();
                         self.keys = 0;
                         self.state = State::InCall;
                         if is_end { Fed::more(marker.len()) } else { self.in_call(text, end, sink) }
                     }
-                    None => self.give_up(0, sink),
+                    None => self.around.envelope.give_up(0, sink),
                 }
             }
             Found::Unknown | Found::Nothing => Fed::more(0),
@@ -418,11 +387,11 @@ impl Calls {
             sink.arguments("}");
         }
         sink.end();
-        if self.is_section_end(marker) && marker != self.format.call_end {
+        if self.around.is_end(marker) && marker != self.format.call_end {
             return Fed::content(marker.len());
         }
         if marker == self.format.call {
-            self.doubt = Doubt::new(marker);
+            self.around.envelope.doubt = Doubt::new(marker);
             self.state = State::Name(String::new());
         } else {
             self.state = State::Between;
@@ -455,15 +424,6 @@ impl Calls {
         self.keys += 1;
         sink.arguments(&format!("{before}{}: ", serde_json::Value::from(argument.key)));
         Text::new(argument.types, self.format.trim)
-    }
-
-    fn is_section_end(&self, marker: &str) -> bool {
-        self.format.sections.iter().any(|(_, close)| *close == marker)
-    }
-
-    fn give_up(&mut self, used: usize, sink: &mut Sink) -> Fed {
-        self.doubt.give_up(sink);
-        Fed::content(used)
     }
 }
 

@@ -183,6 +183,30 @@ mod tests {
         }
     }
 
+    /// Flags that mean something else in each process: addresses of its own peers, its own name for the model.
+    const OWN_MEANING: &[&str] = &["detokenizer", "model", "scheduler", "served-model-name", "threads", "tokenizer"];
+
+    #[test]
+    fn a_flag_of_several_processes_is_the_same_in_all() {
+        let commands = describe::commands();
+        let processes: Vec<_> = commands.iter().filter(|(to, _)| *to != To::SERVE).collect();
+        let described = |arg: &Arg| {
+            let help = arg.get_help().map(ToString::to_string);
+            let choices: Vec<_> = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+            let value = arg.get_value_names().map(<[_]>::to_vec);
+            (help, arg.get_default_values().to_vec(), arg.get_env().map(ToOwned::to_owned), choices, value)
+        };
+        for (position, (_, command)) in processes.iter().enumerate() {
+            for arg in command.get_arguments() {
+                let name = arg.get_long().unwrap_or_default();
+                let own = OWN_MEANING.contains(&name);
+                let others = processes[position + 1..].iter().filter(|_| !own);
+                let twins = others.filter_map(|(_, other)| other.get_arguments().find(|a| a.get_long() == Some(name)));
+                twins.for_each(|twin| assert_eq!(described(arg), described(twin), "--{name}"));
+            }
+        }
+    }
+
     #[test]
     fn names_are_unique_and_sorted_tables_stay_sorted() {
         let ours = FLAGS.iter().map(|flag| flag.name);

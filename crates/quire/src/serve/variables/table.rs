@@ -145,7 +145,6 @@ pub(super) const GROUPS: &[Group] = &[
             "VLLM_MAX_STOP_STRINGS",
         ],
     },
-    Group { fate: Refused(&["16384"], "`n` goes up to 16384"), names: &["VLLM_MAX_N_SEQUENCES"] },
     Group { fate: Refused(&["1"], REPLICAS), names: &["VLLM_DP_SIZE"] },
     Group { fate: Refused(&["0"], REPLICAS), names: &["VLLM_DP_RANK"] },
     Group { fate: Refused(&["false", "0"], "use /v1/chat/completions"), names: &["VLLM_ENABLE_COHERE_API"] },

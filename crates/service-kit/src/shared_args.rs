@@ -1,0 +1,97 @@
+//! Flags that several services share, each described once. A service flattens the group into its own flags.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::values::{MaxModelLen, count, size};
+
+/// The default of `--max-num-seqs`.
+const NUM_SEQS: u32 = 256;
+/// The default of `--max-num-batched-tokens`, unless `--max-num-seqs` is more.
+const BATCHED_TOKENS: u32 = 2048;
+
+/// Flags of a scheduler and its workers.
+#[derive(Args, Clone, Debug)]
+pub struct GroupArgs {
+    /// Tensor-parallel workers, each with one shard of the model
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
+    pub tensor_parallel_size: u32,
+
+    /// Maximum number of running sequences [default: 256, fewer if recurrent states need more memory]
+    #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
+    pub max_num_seqs: Option<u32>,
+
+    /// Maximum number of tokens in one step [default: 2048, or --max-num-seqs if that is more]
+    #[arg(long, value_name = "SIZE", value_parser = size(1..=1_u32 << 20))]
+    pub max_num_batched_tokens: Option<u32>,
+
+    /// Seed of dummy weights, and of requests without a seed
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=i64::MAX as u64))]
+    pub seed: u64,
+}
+
+impl GroupArgs {
+    /// Sequences that may run at the same time.
+    pub fn max_num_seqs(&self) -> u32 {
+        self.max_num_seqs.unwrap_or(NUM_SEQS)
+    }
+
+    /// Tokens in one step.
+    pub fn max_num_batched_tokens(&self) -> u32 {
+        self.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS.max(self.max_num_seqs()))
+    }
+}
+
+/// The longest sequence: a flag of workers, scheduler and tokenizer.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct LengthArgs {
+    /// Maximum length of a sequence in tokens, prompt and answer (16k, 1M); auto or -1: what the KV memory holds
+    /// [default: the model's]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub max_model_len: Option<MaxModelLen>,
+}
+
+impl LengthArgs {
+    /// The number of tokens, if one was given.
+    pub fn tokens(self) -> Option<u32> {
+        self.max_model_len.and_then(MaxModelLen::tokens)
+    }
+}
+
+/// The model that processes have in common: a flag of all of them.
+#[derive(Args, Clone, Debug)]
+pub struct FingerprintArgs {
+    /// Fingerprint of the model folder; processes with another one are refused [default: computed by workers]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub model_fingerprint: String,
+}
+
+/// Where the tokenizer's files are: flags of tokenizer and detokenizer.
+#[derive(Args, Clone, Debug)]
+pub struct TokenizerFileArgs {
+    /// The model: a folder, or a GGUF file
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+
+    /// The tokenizer, where it is not the model's: a folder, or a GGUF file
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse_flags;
+
+    #[test]
+    fn a_step_has_a_token_for_each_sequence_by_default() {
+        let tokens = |flags: &[&str]| {
+            let args: GroupArgs = parse_flags(["test"].iter().chain(flags)).expect("flags");
+            (args.max_num_seqs(), args.max_num_batched_tokens())
+        };
+        assert_eq!(tokens(&[]), (256, 2048));
+        assert_eq!(tokens(&["--max-num-seqs=4096"]), (4096, 4096));
+        assert_eq!(tokens(&["--max-num-batched-tokens=4K"]), (256, 4096));
+    }
+}

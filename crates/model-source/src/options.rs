@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// Looks at a folder of small files; an error says why the model cannot be served.
+pub type Check = fn(&Path) -> Result<(), String>;
+
 /// Where to look for models and where to get them from.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -18,7 +21,7 @@ pub struct Options {
     /// Quire's own cache; the built-in model is laid out here.
     pub quire_cache: PathBuf,
     /// Looks at a model's small files before its weights are downloaded, and says why they are not worth it.
-    pub check: Option<fn(&Path) -> Result<(), String>>,
+    pub check: Option<Check>,
 }
 
 impl Options {

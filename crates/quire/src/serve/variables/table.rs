@@ -13,8 +13,10 @@ pub(super) enum Fate {
     /// It stands for this flag.
     Flag(&'static str),
     /// It is read where it matters; the effect.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for docs/configuration.md, which a test writes"))]
     Read(&'static str),
     /// What it asks for holds anyway, for this reason.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for docs/configuration.md, which a test writes"))]
     Holds(&'static str),
     /// It makes no difference, for this reason.
     Moot(&'static str),

@@ -38,14 +38,14 @@ impl Environment {
             kernel_cache: variable("QUIRE_KERNEL_CACHE").map(PathBuf::from).or_else(worker_svc::default_kernel_cache),
             virtual_env: std::env::var_os("VIRTUAL_ENV"),
             path: std::env::var_os("PATH"),
-            variables: std::env::vars_os().filter_map(known).collect(),
+            variables: std::env::vars_os().filter_map(|(name, value)| known(name, value)).collect(),
             notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()),
         }
     }
 }
 
 /// A variable that concerns `quire serve`, if it is one.
-fn known((name, value): (OsString, OsString)) -> Option<(String, String)> {
+fn known(name: OsString, value: OsString) -> Option<(String, String)> {
     let name = name.into_string().ok().filter(|name| variables::concerns(name))?;
     Some((name, value.into_string().ok()?))
 }

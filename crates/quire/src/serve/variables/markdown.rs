@@ -17,7 +17,7 @@ const OTHERS: &str = "
 ### Variables of vLLM that Quire does not have
 
 *Reported* means that the variable makes no difference, which is logged at the start. *Silent* means that what it asks
-for holds anyway. Values under *accepted* are what Quire does; any other value is refused. A variable `VLLM_…` that stands
+for holds anyway. Values under *accepted* are what Quire does; any other value is refused. A variable `VLLM_…` that is
 nowhere here is reported as unknown.
 
 | variables | accepted | why, or what instead |

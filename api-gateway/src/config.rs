@@ -2,7 +2,7 @@
 
 use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::{Args as ClapArgs, ValueEnum, builder::FalseyValueParser};
 use serde_json::{Map, Value};
 use service_kit::{
     Address, CommonArgs, FingerprintArgs,
@@ -156,6 +156,9 @@ pub struct AccessArgs {
     /// Accept chat templates in requests
     #[arg(long)]
     pub trust_request_chat_template: bool,
+    /// Serve routes for development: /abort_requests, /reset_prefix_cache, /server_info
+    #[arg(long, env = "VLLM_SERVER_DEV_MODE", hide_env_values = true, value_parser = FalseyValueParser::new())]
+    pub server_dev_mode: bool,
 }
 
 /// What answers look like, and what is logged of them.
@@ -200,9 +203,9 @@ pub struct AnswerArgs {
     /// Add an X-Request-Id header to responses
     #[arg(long)]
     pub enable_request_id_headers: bool,
-    /// Count requests in flight for /load
+    /// Serve /tokenizer_info: the model's tokenizer_config.json
     #[arg(long)]
-    pub enable_server_load_tracking: bool,
+    pub enable_tokenizer_info_endpoint: bool,
     /// Tokens per streamed event; requests may override it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=u32::MAX))]
     pub stream_interval: u32,

@@ -3,7 +3,7 @@
 pub mod exposition;
 pub mod http_requests;
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -75,9 +75,17 @@ fn of(buckets: &[f64]) -> Histogram {
 #[derive(Clone)]
 pub struct RequestMetrics(Table);
 
+/// What the gateway knows of the other processes; written when it is asked for.
+pub const PROCESS_READY: Description = Description {
+    name: Cow::Borrowed("quire:process_ready"),
+    kind: "gauge",
+    labels: Vec::new(),
+    help: "Whether a process (label `process`) was ready when it was asked: 1 or 0",
+};
+
 /// All metrics of the gateway, for documents.
 pub fn descriptions() -> Vec<Description> {
-    [Table::descriptions(), http_requests::descriptions()].concat()
+    [Table::descriptions(), http_requests::descriptions(), vec![PROCESS_READY]].concat()
 }
 
 /// A choice that ended, for the histograms.

@@ -107,9 +107,20 @@ pub struct Args {
     )]
     pub max_n_sequences: u32,
 
-    /// Do not log statistics every ten seconds
+    /// Do not log statistics
     #[arg(long)]
     pub disable_log_stats: bool,
+
+    /// Time between lines of statistics while there is traffic
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "10",
+        value_parser = seconds,
+        env = "VLLM_LOG_STATS_INTERVAL",
+        hide_env_values = true
+    )]
+    pub log_stats_interval: Duration,
 }
 
 /// Who runs first.

@@ -90,7 +90,7 @@ impl Engine {
             finished: Vec::new(),
             published,
             metrics: EngineMetrics::new(&process.metrics, &args.served_model_name),
-            stats: StatsLine::new(!args.disable_log_stats),
+            stats: StatsLine::new((!args.disable_log_stats).then_some(args.log_stats_interval)),
             preemptions: PreemptionWarning::default(),
             spans: Spans::default(),
             overdue: None,

@@ -1,15 +1,14 @@
-//! The line of statistics every ten seconds, as long as there is traffic.
+//! The line of statistics, every ten seconds by default, as long as there is traffic.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::info;
 
-const EVERY: Duration = Duration::from_secs(10);
-
 /// Counts since the last line. Silent while nothing happens, so that an idle process sleeps.
 pub(crate) struct StatsLine {
-    enabled: bool,
+    /// Absent: none are logged.
+    every: Option<Duration>,
     since: Instant,
     due: bool,
     prompt_tokens: u64,
@@ -17,11 +16,11 @@ pub(crate) struct StatsLine {
 }
 
 impl StatsLine {
-    pub(crate) fn new(enabled: bool) -> Self {
-        Self { enabled, since: Instant::now(), due: false, prompt_tokens: 0, generated_tokens: 0 }
+    pub(crate) fn new(every: Option<Duration>) -> Self {
+        Self { every, since: Instant::now(), due: false, prompt_tokens: 0, generated_tokens: 0 }
     }
 
-    /// Something happened: a line is due ten seconds after the first event.
+    /// Something happened: a line is due so long after the first event.
     pub(crate) fn traffic(&mut self, prompt_tokens: usize) {
         self.prompt_tokens += prompt_tokens as u64;
         self.arm();
@@ -42,7 +41,7 @@ impl StatsLine {
 
     /// When the next line is logged.
     pub(crate) fn next(&self) -> Instant {
-        self.since + EVERY
+        self.since + self.every.unwrap_or_default()
     }
 
     /// Logs the line and starts counting anew.
@@ -59,7 +58,7 @@ impl StatsLine {
             stats.kv_cache_usage() * 100.0,
             100.0 * stats.totals.prefix_cache_hits as f64 / (stats.totals.prefix_cache_queries as f64).max(1.0),
         );
-        *self = Self::new(self.enabled);
+        *self = Self::new(self.every);
         // Long answers go on without new requests: keep logging while anything runs.
         if stats.running + stats.waiting_for_capacity > 0 {
             self.arm();
@@ -67,7 +66,7 @@ impl StatsLine {
     }
 
     fn arm(&mut self) {
-        if self.enabled && !self.due {
+        if self.every.is_some() && !self.due {
             self.due = true;
             self.since = Instant::now();
         }

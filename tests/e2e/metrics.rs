@@ -38,6 +38,10 @@ async fn counters_are_exact() -> anyhow::Result<()> {
     unique.sort_unstable();
     unique.dedup();
     ensure!(types.len() == unique.len(), "a metric is described twice");
+    let documented = fs::read_to_string(e2e_tests::root().join("docs/metrics.md"))?;
+    for name in types.iter().filter_map(|line| line.split(' ').nth(2)) {
+        ensure!(documented.contains(&format!("| `{name}` |")), "docs/metrics.md does not list {name}");
+    }
     Ok(())
 }
 

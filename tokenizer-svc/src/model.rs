@@ -48,7 +48,8 @@ impl Model {
             tool_format: chat.tool_format().map_or_else(String::new, |format| format.name.to_owned()),
             reasoning_format: chat.reasoning_format().map_or_else(String::new, |format| format.name.to_owned()),
             markers: markers(&tokenizer),
-            generation_config_json: generation_config(&args.files.model)?,
+            generation_config_json: json_file(&args.files.model, "generation_config.json")?,
+            tokenizer_config_json: json_file(dir, "tokenizer_config.json")?,
             eos_token_ids,
             ..ModelInfo::default()
         };
@@ -63,9 +64,9 @@ fn markers(tokenizer: &Tokenizer) -> HashMap<String, u32> {
     ends.filter_map(|marker| Some(((*marker).to_owned(), tokenizer.token_to_id(marker)?))).collect()
 }
 
-/// The file's text; empty when there is none.
-fn generation_config(dir: &Path) -> anyhow::Result<String> {
-    let path = dir.join("generation_config.json");
+/// The text of a file that holds a JSON object; empty when there is none.
+fn json_file(dir: &Path, name: &str) -> anyhow::Result<String> {
+    let path = dir.join(name);
     let Ok(text) = fs::read_to_string(&path) else { return Ok(String::new()) };
     serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text)
         .with_context(|| format!("reading {}", path.display()))?;

@@ -6,7 +6,11 @@ use std::{path::Path, process::Command};
 use anyhow::{Context, bail};
 
 /// Crates and the tests of theirs that render a page.
-const PAGES: [(&str, &str); 2] = [("api-gateway", "api_page_is_fresh"), ("quire", "configuration_page_is_fresh")];
+const PAGES: [(&str, &str); 3] = [
+    ("api-gateway", "api_page_is_fresh"),
+    ("quire", "configuration_page_is_fresh"),
+    ("quire", "metrics_page_is_fresh"),
+];
 
 /// Runs the tests that render pages, with leave to write.
 pub fn run(root: &Path) -> anyhow::Result<()> {

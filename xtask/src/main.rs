@@ -15,7 +15,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
-    /// Write the pages that are made from the code: docs/api.md and docs/configuration.md
+    /// Write the pages that are made from the code: docs/api.md, docs/configuration.md and docs/metrics.md
     Docs,
     /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
     GpuCompare(gpu_compare::Args),

@@ -1,7 +1,7 @@
 //! The fields that request bodies may have: what each takes, whether it is honoured, and which test shows it.
 //!
-//! The rows stand in [`table`]; the sampling parameters, and the fields that are refused or steer nothing, come from the
-//! tables that the parser itself goes by. A test reads full bodies and fails where the parser asks for a field that has
+//! The rows stand in [`table`]. Sampling parameters, and fields that are refused or steer nothing, come from the tables
+//! that the parser itself goes by. A test reads full bodies and fails where the parser asks for a field that has
 //! no row, or where a row's field is never asked for.
 
 mod table;

@@ -30,18 +30,18 @@ const FIELDS: &str = "
 ## Fields
 
 *Honoured* fields do what the table says. *Refused* ones are a 400 that names the field, unless the value asks for
-nothing (`null`, `false`, an empty list). *No effect*: the reason is given. A field that no table lists is ignored, as in
-vLLM, and named in the log at `--log-level debug`. Every field may be `null`, which means the default.
+nothing (`null`, `false`, an empty list). *No effect*: the reason is given. A field that no table lists is ignored, as
+in vLLM, and named in the log at `--log-level debug`. Every field may be `null`, which means the default.
 ";
 
 const ERRORS: &str = "
 ## Errors
 
-An error is `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`, `param` the field at fault or `null`. A stream that has
-begun ends with one such object as an event and then `[DONE]`. `/v1/messages` writes Anthropic's
-`{\"type\": \"error\", \"error\": {\"type\", \"message\"}}`, and 529 in place of 503. A missing or wrong key is a 401 with the
-body `{\"error\":\"Unauthorized\"}`. A path that is no route is a 404, a method that a route lacks a 405, both of the type that
-the status is called.
+An error is `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`, `param` the field at fault or `null`. A stream
+that has begun ends with one such object as an event and then `[DONE]`. `/v1/messages` writes Anthropic's
+`{\"type\": \"error\", \"error\": {\"type\", \"message\"}}`, and 529 in place of 503. A missing or wrong key is
+a 401 with the body `{\"error\":\"Unauthorized\"}`. A path that is no route is a 404, a method that a route lacks a 405,
+both of the type that the status is called.
 
 | status | type | when |
 |---|---|---|

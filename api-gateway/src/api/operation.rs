@@ -95,11 +95,13 @@ pub enum Body {
     Tokenize,
     /// Of `/detokenize`.
     Detokenize,
+    /// Of `/abort_requests`.
+    AbortRequests,
 }
 
 impl Body {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Chat,
         Self::Completion,
         Self::Responses,
@@ -107,6 +109,7 @@ impl Body {
         Self::CountTokens,
         Self::Tokenize,
         Self::Detokenize,
+        Self::AbortRequests,
     ];
 
     /// Its name in the OpenAPI document.
@@ -119,6 +122,7 @@ impl Body {
             Self::Responses => "ResponsesRequest",
             Self::Tokenize => "TokenizeRequest",
             Self::Detokenize => "DetokenizeRequest",
+            Self::AbortRequests => "AbortRequests",
         }
     }
 }

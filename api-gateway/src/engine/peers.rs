@@ -10,11 +10,12 @@ use proto::tokenizer_service_client::TokenizerServiceClient;
 use service_kit::{
     Address,
     control::{ControlClient, channel},
+    metrics::Description,
 };
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
-use crate::{config::PeerArgs, error::ApiError};
+use crate::{config::PeerArgs, error::ApiError, metrics::PROCESS_READY};
 
 /// How long a process may take to say that it is ready.
 const READY_DEADLINE: Duration = Duration::from_secs(1);
@@ -101,6 +102,17 @@ impl Peers {
         verdict
     }
 
+    /// Ends a request at whichever other gateway took it.
+    pub async fn abort_elsewhere(&self, request_id: &str) {
+        join_all(self.gateways.iter().map(|gateway| gateway.abort(request_id))).await;
+    }
+
+    /// What every other process that answers says of itself.
+    pub async fn infos(&self) -> Vec<proto::InfoReply> {
+        let clients = self.pipeline.iter().map(|peer| &peer.client).chain(&self.gateways);
+        join_all(clients.map(ControlClient::info)).await.into_iter().filter_map(Result::ok).collect()
+    }
+
     async fn ask_all(&self) -> Result<(), String> {
         let answers = join_all(self.pipeline.iter().map(Peer::ready)).await;
         let reasons: Vec<String> = answers.into_iter().filter_map(Result::err).collect();
@@ -110,12 +122,11 @@ impl Peers {
     /// Which processes of the pipeline are ready now, as metrics.
     pub async fn readiness(&self) -> String {
         let answers = join_all(self.pipeline.iter().map(Peer::ready)).await;
-        let mut text = "# HELP quire:process_ready Whether a process was ready when it was asked: 1 or 0\n\
-                        # TYPE quire:process_ready gauge\n"
-            .to_owned();
+        let Description { name, kind, help, .. } = PROCESS_READY;
+        let mut text = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         for (peer, answer) in self.pipeline.iter().zip(answers) {
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "quire:process_ready{{process=\"{}\"}} {}", peer.name, u8::from(answer.is_ok()));
+            let _ = writeln!(text, "{name}{{process=\"{}\"}} {}", peer.name, u8::from(answer.is_ok()));
         }
         text
     }

@@ -21,7 +21,8 @@ enum Harmless {
     TextFormat,
 }
 
-/// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
+/// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among
+/// them: what they ask for would be missed all the same.
 const REFUSED: [(&str, Harmless, &str); 29] = [
     ("audio", Harmless::Nothing, "answers are text"),
     ("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),

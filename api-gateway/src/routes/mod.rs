@@ -3,6 +3,7 @@
 mod chat_completions;
 mod completions;
 pub mod detokenize;
+pub mod development;
 mod documentation;
 mod health;
 mod invocations;
@@ -13,6 +14,7 @@ mod models;
 mod ping;
 mod responses;
 pub mod tokenize;
+mod tokenizer_info;
 mod version;
 
 use std::sync::Arc;
@@ -30,7 +32,8 @@ use crate::{
 pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-pub const ROUTES: [Route; 20] = [
+pub const ROUTES: [Route; 24] = [
+    development::ABORT,
     detokenize::ROUTE,
     documentation::PAGE,
     health::ROUTE,
@@ -39,7 +42,10 @@ pub const ROUTES: [Route; 20] = [
     metrics::ROUTE,
     documentation::OPENAPI,
     ping::ROUTE,
+    development::RESET_CACHE,
+    development::INFO,
     tokenize::ROUTE,
+    tokenizer_info::ROUTE,
     chat_completions::ROUTE,
     completions::ROUTE,
     messages::ROUTE,

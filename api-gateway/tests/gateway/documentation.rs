@@ -14,7 +14,7 @@ fn operations(document: &Value) -> Vec<(String, Vec<String>)> {
 
 #[tokio::test]
 async fn every_route_has_the_methods_that_are_documented() {
-    let stage = Stage::new(&[]).await;
+    let stage = Stage::new(&["--server-dev-mode", "--enable-tokenizer-info-endpoint"]).await;
     let document = stage.client.get("/openapi.json").await.json();
     let operations = operations(&document);
     assert!(operations.len() > 12, "{document}");

@@ -3,6 +3,7 @@
 mod access;
 mod client;
 mod control;
+mod development;
 mod documentation;
 mod engine;
 mod failures;

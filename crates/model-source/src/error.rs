@@ -98,6 +98,14 @@ pub enum SourceError {
         /// What is wrong.
         what: String,
     },
+    /// The model is not one that is served; no weights were downloaded.
+    #[error("the model `{id}` cannot be served, so its weights were not downloaded: {reason}")]
+    NotServed {
+        /// The id.
+        id: String,
+        /// Why not.
+        reason: String,
+    },
     /// The repository has no weights in a format that Quire reads.
     #[error(
         "the model `{id}` has no weights that can be read: no .safetensors, no pytorch_model.bin and no .gguf file"

@@ -1,6 +1,9 @@
 //! Where to look for models and where to get them from. The caller passes the environment in.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Looks at a folder of small files; an error says why the model cannot be served.
+pub type Check = fn(&Path) -> Result<(), String>;
 
 /// Where to look for models and where to get them from.
 #[derive(Clone, Debug)]
@@ -17,6 +20,8 @@ pub struct Options {
     pub offline: bool,
     /// Quire's own cache; the built-in model is laid out here.
     pub quire_cache: PathBuf,
+    /// Looks at a model's small files before its weights are downloaded, and says why they are not worth it.
+    pub check: Option<Check>,
 }
 
 impl Options {
@@ -44,6 +49,7 @@ impl Options {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             token,
             offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
+            check: None,
             quire_cache: variable("QUIRE_CACHE").map_or_else(|| user_cache.join("quire"), PathBuf::from),
         }
     }

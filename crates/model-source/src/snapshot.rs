@@ -30,6 +30,11 @@ pub(crate) async fn download(
     cache.create(&commit)?;
     let snapshot = cache.snapshot(&commit);
     revision.fetch_all(folder::small_files(&names)).await?;
+    if wanted.need != Need::Tokenizer
+        && let Some(check) = hub.options.check
+    {
+        check(&snapshot).map_err(|reason| SourceError::NotServed { id: id.to_owned(), reason })?;
+    }
     if wanted.need == Need::Everything {
         let weights = match wanted.pick(&names) {
             Pick::Files(_, files) => files,

@@ -32,6 +32,7 @@ fn options(cache: &Path, endpoint: &str) -> Options {
         token: None,
         offline: false,
         quire_cache: cache.join("quire"),
+        check: None,
     }
 }
 
@@ -70,6 +71,23 @@ async fn weights_are_left_out_when_not_needed() {
     assert!(model.path.join("tokenizer.json").exists());
     let whole = resolve(Some(ID), Need::Everything, &options, &Quiet).await.unwrap();
     assert_eq!(whole.origin, Origin::Downloaded, "a snapshot without weights is not complete");
+}
+
+#[tokio::test]
+async fn what_is_not_served_is_refused_before_its_weights_are_asked_for() {
+    let cache = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start(files(), Behaviour::default());
+    let check = |folder: &Path| {
+        let config = fs::read_to_string(folder.join("config.json")).map_err(|error| error.to_string())?;
+        Err(format!("its config is {config}"))
+    };
+    let options = Options { check: Some(check), ..options(cache.path(), &hub.endpoint) };
+    let error = resolve(Some(ID), Need::Everything, &options, &Quiet).await.unwrap_err().to_string();
+    assert!(error.contains("`owner/name` cannot be served") && error.contains("its config is {}"), "{error}");
+    let asked = hub.requests.lock().unwrap().join(" ");
+    assert!(asked.contains("config.json") && !asked.contains(".safetensors"), "{asked}");
+    let tokenizer = resolve(Some(ID), Need::Tokenizer, &options, &Quiet).await;
+    assert!(tokenizer.is_ok(), "another model's tokenizer may be used");
 }
 
 /// Adds up what a progress bar would show.

@@ -4,6 +4,8 @@ use std::{ffi::OsString, path::PathBuf};
 
 use model_source::Options;
 
+use crate::serve::variables::{self, Variables};
+
 /// What the environment says.
 #[derive(Clone, Debug)]
 pub struct Environment {
@@ -19,12 +21,10 @@ pub struct Environment {
     pub virtual_env: Option<OsString>,
     /// `PATH`.
     pub path: Option<OsString>,
+    /// Variables that stand for flags, and all of vLLM's.
+    pub variables: Variables,
     /// The socket of a service manager that wants to be told of readiness, `NOTIFY_SOCKET`.
     pub notify_socket: Option<OsString>,
-    /// `QUIRE_LOG`.
-    pub log_level: Option<String>,
-    /// `QUIRE_LOG_FORMAT`.
-    pub log_format: Option<String>,
 }
 
 impl Environment {
@@ -38,9 +38,14 @@ impl Environment {
             kernel_cache: variable("QUIRE_KERNEL_CACHE").map(PathBuf::from).or_else(worker_svc::default_kernel_cache),
             virtual_env: std::env::var_os("VIRTUAL_ENV"),
             path: std::env::var_os("PATH"),
+            variables: std::env::vars_os().filter_map(|(name, value)| known(name, value)).collect(),
             notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()),
-            log_level: variable("QUIRE_LOG"),
-            log_format: variable("QUIRE_LOG_FORMAT"),
         }
     }
+}
+
+/// A variable that concerns `quire serve`, if it is one.
+fn known(name: OsString, value: OsString) -> Option<(String, String)> {
+    let name = name.into_string().ok().filter(|name| variables::concerns(name))?;
+    Some((name, value.into_string().ok()?))
 }

@@ -8,11 +8,14 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
-use model_source::Need;
+use model_source::{Need, Options};
 
 use crate::{
     environment::Environment,
-    serve::screen::{Form, Screen},
+    serve::{
+        is_served,
+        screen::{Form, Screen},
+    },
 };
 
 /// What to fetch.
@@ -38,7 +41,7 @@ pub struct FetchArgs {
 pub fn run(args: FetchArgs, environment: &Environment) -> anyhow::Result<()> {
     // Fails only if one is installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut options = environment.models.clone();
+    let mut options = Options { check: Some(is_served), ..environment.models.clone() };
     if let Some(revision) = args.revision {
         options.revision = revision;
     }

@@ -7,6 +7,8 @@ mod collect_env;
 mod environment;
 mod fetch;
 mod kernels;
+#[cfg(test)]
+mod metrics_page;
 mod processes;
 mod serve;
 mod sse;
@@ -50,10 +52,24 @@ enum Command {
     Fetch(fetch::FetchArgs),
     #[command(flatten)]
     Process(ProcessCommand),
+    /// Show what flags, files and variables come to
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Print what a bug report should say about this machine
     CollectEnv,
     /// Print the version
     Version,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Print the effective configuration of `quire serve`, and where each value was given; a file for --config
+    #[command(disable_help_flag = true)]
+    Show {
+        /// MODEL and flags, as of `quire serve`
+        #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+        words: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -64,6 +80,7 @@ fn main() -> ExitCode {
         Command::Complete(args) => chat_client::complete(&args),
         Command::Bench(args) => bench::run(&args, &Environment::read()),
         Command::Kernels(args) => kernels::run(&args, &Environment::read()),
+        Command::Config(ConfigCommand::Show { words }) => serve::show::show(&words, &Environment::read()),
         Command::Fetch(args) => fetch::run(args, &Environment::read()),
         Command::CollectEnv => {
             collect_env::print(&Environment::read());

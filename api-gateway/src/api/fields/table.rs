@@ -2,7 +2,7 @@
 
 use super::{BOTH, Field, field};
 use crate::api::{
-    operation::Body::{self, Chat, Completion, CountTokens, Detokenize, Messages, Responses, Tokenize},
+    operation::Body::{self, AbortRequests, Chat, Completion, CountTokens, Detokenize, Messages, Responses, Tokenize},
     shape::{
         Bounds, Member,
         Shape::{self, Bool, Either, List, Map, Named, Number, Object, Text, Whole, Word},
@@ -217,6 +217,10 @@ pub(super) const FIELDS: &[Field] = &[
     field("prompt", &[Tokenize], Either(&[Text, TOKENS]), "One prompt").seen(TOKENIZED),
     field("return_token_strs", &[Tokenize], Bool, "Show each token's text").or("false").seen(TOKENIZED),
     field("tokens", &[Detokenize], TOKENS, "Token ids").needed().seen(TOKENIZED),
+    // Of /abort_requests.
+    field("request_ids", &[AbortRequests], List(&Text), "Ids as clients saw them")
+        .needed()
+        .seen("api-gateway/tests/gateway/development.rs: requests_are_ended_by_their_ids"),
     // Of Anthropic's routes.
     field("cache_salt", &[Messages], Text, "Share cached prefixes only with requests of the same salt")
         .seen(MESSAGES_TEST),

@@ -17,7 +17,7 @@ use crate::{
         tools::Formats,
     },
     responses::store::{Bounds, Store},
-    routes::{detokenize, tokenize},
+    routes::{detokenize, development, tokenize},
 };
 
 fn limits() -> Limits {
@@ -52,6 +52,7 @@ fn least(body: Body) -> Value {
         Body::Messages => json!({"messages": messages, "max_tokens": 9}),
         Body::Completion | Body::Tokenize => json!({"prompt": "x"}),
         Body::Detokenize => json!({"tokens": [1]}),
+        Body::AbortRequests => json!({"request_ids": ["x"]}),
     }
 }
 
@@ -68,6 +69,7 @@ fn read(body: Body, json: &Value) {
         }
         Body::Tokenize => tokenize::question(bytes, &limits).map(drop),
         Body::Detokenize => detokenize::tokens(bytes, &limits).map(drop),
+        Body::AbortRequests => development::request_ids(bytes).map(drop),
         Body::Messages | Body::CountTokens => {
             Fields::parse(bytes).and_then(|mut fields| anthropic::request::chat_body(&mut fields)).map(drop)
         }

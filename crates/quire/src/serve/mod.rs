@@ -8,17 +8,24 @@ mod port;
 mod runtime_dir;
 pub mod screen;
 mod service_manager;
+pub mod show;
 mod supervisor;
+pub mod variables;
 
-use std::{path::Path, process::ExitCode, sync::Arc, time::Instant};
+use std::{
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail};
 use model_source::{Model, Need, Options};
-use service_kit::{CommonArgs, LogFormat, Process, Threads, control::ControlClient};
+use service_kit::{CancellationToken, CommonArgs, LogFormat, Process, Threads, control::ControlClient};
 
 use crate::environment::Environment;
 use engine::{Engine, Role};
-use flags::Settings;
+use flags::{FlagError, Settings};
 use port::Port;
 use runtime_dir::RuntimeDir;
 use screen::{Form, Screen};
@@ -32,14 +39,14 @@ pub fn run(words: &[String], environment: &Environment) -> ExitCode {
         print!("{}", flags::help());
         return ExitCode::SUCCESS;
     }
-    let settings = match flags::parse(words) {
+    let settings = match read(words, environment) {
         Ok(settings) => settings,
         Err(error) => {
             eprintln!("error: {error}\n\nFor all flags, try `quire serve --help`.");
             return ExitCode::from(2);
         }
     };
-    let common = common(&settings, environment);
+    let common = common(&settings);
     let mut failure = None;
     // One thread: the processes' lives are tied to the thread that starts them.
     let ended = service_kit::run("quire", &common, Threads::One, async |process| {
@@ -59,14 +66,20 @@ pub fn run(words: &[String], environment: &Environment) -> ExitCode {
     }
 }
 
+/// The flags that were given, on the command line, in a file or in the environment.
+fn read(words: &[String], environment: &Environment) -> Result<Settings, FlagError> {
+    let mut settings = flags::parse(words)?;
+    variables::apply(&mut settings, &environment.variables)?;
+    Ok(settings)
+}
+
 /// What the supervisor's own log looks like.
-fn common(settings: &Settings, environment: &Environment) -> CommonArgs {
+fn common(settings: &Settings) -> CommonArgs {
     let mut common = CommonArgs::default();
-    let given = |name, variable: &Option<String>| settings.text(name).map(str::to_owned).or_else(|| variable.clone());
-    if let Some(level) = given("log-level", &environment.log_level) {
-        common.log_level = level;
+    if let Some(level) = settings.text("log-level") {
+        level.clone_into(&mut common.log_level);
     }
-    if given("log-format", &environment.log_format).as_deref() == Some("json") {
+    if settings.text("log-format") == Some("json") {
         common.log_format = LogFormat::Json;
     }
     common
@@ -101,7 +114,7 @@ async fn serve(
     };
     let found_after = start.elapsed();
     let mut supervisor = Supervisor::start(members(&engine, engine.roles())?, screen.clone());
-    let report = match supervisor.ready(&process.shutdown).await {
+    let report = match ready_in_time(settings, &mut supervisor, &process.shutdown).await {
         Ok(Some(report)) => report,
         Ok(None) => return supervisor.end().await,
         Err(error) => {
@@ -119,6 +132,20 @@ async fn serve(
         screen.say("Finishing what runs; Ctrl-C again ends at once.");
     }
     ended.and(supervisor.end().await)
+}
+
+/// Waits until all processes are ready, as long as `--engine-ready-timeout` says.
+async fn ready_in_time(
+    settings: &Settings,
+    supervisor: &mut Supervisor,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<Option<StartReport>> {
+    let ready = supervisor.ready(shutdown);
+    let Some(seconds) = settings.number("engine-ready-timeout") else { return ready.await };
+    match tokio::time::timeout(Duration::from_secs_f64(seconds), ready).await {
+        Ok(ended) => ended,
+        Err(_) => bail!("the engine was not ready within --engine-ready-timeout {seconds} s"),
+    }
 }
 
 /// Says which flags make no difference, so that none is ignored silently.
@@ -176,7 +203,7 @@ async fn find(
 }
 
 fn options(settings: &Settings, environment: &Environment) -> Options {
-    let mut options = environment.models.clone();
+    let mut options = Options { check: Some(is_served), ..environment.models.clone() };
     if let Some(revision) = settings.text("revision") {
         revision.clone_into(&mut options.revision);
     }
@@ -187,6 +214,14 @@ fn options(settings: &Settings, environment: &Environment) -> Options {
         options.hub_cache = folder.into();
     }
     options
+}
+
+/// Refuses a model by its small files, before its weights are downloaded: its class, its quantization, its sizes.
+pub fn is_served(folder: &Path) -> Result<(), String> {
+    if !folder.join("config.json").is_file() {
+        return Ok(()); // a GGUF file describes itself
+    }
+    models::read_spec(folder).map(drop).map_err(|error| error.to_string())
 }
 
 /// The engine's processes. Gateways end first, then whatever is behind them, in the direction of the requests.

@@ -78,6 +78,8 @@ pub enum Source {
     CommandLine,
     /// In a file.
     File(String),
+    /// In the environment.
+    Environment,
 }
 
 impl std::fmt::Display for Source {
@@ -85,6 +87,7 @@ impl std::fmt::Display for Source {
         match self {
             Self::CommandLine => f.write_str("command line"),
             Self::File(path) => f.write_str(path),
+            Self::Environment => f.write_str("environment"),
         }
     }
 }

@@ -1,6 +1,9 @@
 //! The help text of `quire serve`.
 
-use super::{FLAGS, Flag, value::Shape};
+use super::{
+    FLAGS, Flag,
+    value::{Shape, Value},
+};
 
 const INTRO: &str = "\
 Serve a model over OpenAI's API: start the five kinds of process, supervise them, restart those that die.
@@ -74,6 +77,24 @@ impl Flag {
             (_, "") => None,
             (_, default) => Some(default.to_owned()),
         }
+    }
+
+    /// Its default as a value.
+    pub(super) fn default_value(&self) -> Option<Value> {
+        if self.shape == Shape::Switch {
+            return Some(Value::Bool(false));
+        }
+        let values: Vec<_> = self.arg.get_default_values().iter().map(|word| word.to_string_lossy()).collect();
+        match values.as_slice() {
+            [value] if !value.is_empty() => self.check(value).ok(),
+            _ => None,
+        }
+    }
+
+    /// Its default in the words of the help: `the model's`.
+    pub(super) fn default_in_words(&self) -> Option<String> {
+        let help = self.help();
+        Some(help.split_once(" [default: ")?.1.split_once(']')?.0.to_owned())
     }
 
     /// The environment variable that stands for it.

@@ -12,23 +12,9 @@ const INTRO: &str = "\
 # Configuration
 
 `quire serve` takes flags on the command line and in a YAML file (`--config`); a few have an environment variable.
-The command line takes precedence over the file, and both over the environment. This page is made from the program's
+The command line takes precedence over the file, and both over the environment. `quire config show` with the same flags
+prints what they come to, and where each value was given. This page is made from the program's
 own descriptions by `cargo xtask docs`; a test keeps it fresh.
-";
-
-const ENVIRONMENT: &str = "
-## Environment
-
-| variable | effect |
-|---|---|
-| `QUIRE_API_KEY`, `VLLM_API_KEY` | one API key that clients may use, as `--api-key` |
-| `QUIRE_CACHE` | folder in which the built-in model is laid out; default: `quire` in the user's cache folder |
-| `QUIRE_LOG`, `QUIRE_LOG_FORMAT` | as `--log-level`, `--log-format` |
-| `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME` | where downloaded models are |
-| `HF_TOKEN`, `HUGGING_FACE_HUB_TOKEN`, `HF_TOKEN_PATH` | access token of the hub |
-| `HF_ENDPOINT`, `HF_HUB_OFFLINE` | address of the hub; 1: never ask it |
-| `XDG_CACHE_HOME`, `XDG_RUNTIME_DIR`, `HOME` | where caches and sockets lie |
-| `VIRTUAL_ENV`, `PATH` | where CUDA's libraries are searched for after `QUIRE_CUDA_LIBRARY_PATH` |
 ";
 
 const PROCESSES: &str = "
@@ -44,8 +30,8 @@ detokenizer`. They take the flags above that name them, and these:
 const OTHERS: &str = "
 ## Flags of vLLM that Quire does not have
 
-Values under *accepted* are what Quire does; any other value is refused. *Any* means that the flag makes no
-difference, which is logged.
+Values under *accepted* are what Quire does; any other value is refused. *Reported* means that the flag makes no
+difference, which is logged at the start.
 
 | flag | accepted | why, or what instead |
 |---|---|---|
@@ -66,7 +52,7 @@ fn page() -> String {
         }
         page.push_str(&row(flag));
     }
-    page.push_str(ENVIRONMENT);
+    page.push_str(&crate::serve::variables::markdown::section());
     page.push_str(PROCESSES);
     page.push_str(&by_hand());
     page.push_str(OTHERS);
@@ -75,10 +61,11 @@ fn page() -> String {
         names.extend(flag.aliases.iter().map(|alias| format!("`{alias}`")));
         let accepted = match flag.takes {
             Takes::Off => "off".to_owned(),
-            Takes::AnySwitch | Takes::AnyValue => "any".to_owned(),
-            Takes::Only(fine) => {
+            Takes::AnySwitch | Takes::AnyValue => "any; reported".to_owned(),
+            Takes::Only(fine) | Takes::Moot(fine) => {
                 let fine = fine.iter().filter(|value| !value.is_empty()).map(|value| format!("`{value}`"));
-                fine.collect::<Vec<_>>().join(", ")
+                let reported = if matches!(flag.takes, Takes::Moot(_)) { "; reported" } else { "" };
+                fine.collect::<Vec<_>>().join(", ") + reported
             }
         };
         writeln!(page, "| {} | {accepted} | {} |", names.join(", "), flag.note).unwrap();

@@ -22,11 +22,13 @@ use std::sync::LazyLock;
 
 use clap::{Arg, Command};
 
+pub use error::{FlagError, Source};
 pub use help::help;
 pub use parse::parse;
 pub use settings::Settings;
 pub use value::Value;
 
+use reader::Reader;
 use value::Shape;
 
 /// Which processes a flag goes to; a set of bits.
@@ -76,6 +78,65 @@ static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(describe::all);
 /// The flag of that long name.
 fn find(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
+}
+
+/// The flag that a variable stands for by its own description.
+pub fn of_variable(variable: &str) -> Option<&'static str> {
+    let stands_for = |flag: &&Flag| flag.arg.get_env().is_some_and(|name| name == variable);
+    FLAGS.iter().find(stands_for).map(|flag| flag.name)
+}
+
+/// Takes a flag from the environment, unless it was given elsewhere.
+pub fn from_variable(
+    settings: &mut Settings,
+    flag: &'static str,
+    variable: &str,
+    value: &str,
+) -> Result<(), FlagError> {
+    if settings.get(flag).is_some() {
+        return Ok(());
+    }
+    let mut reader = Reader::new(Source::Environment);
+    reader.named(flag, Some(value))?;
+    let mut given = reader.finish()?;
+    given.sources.insert(flag, format!("environment {variable}"));
+    settings.add(given);
+    Ok(())
+}
+
+/// Every flag with its value, its default and where it was given.
+pub fn effective(settings: &Settings) -> Vec<Effective> {
+    let of = |flag: &'static Flag| Effective {
+        name: flag.name,
+        topic: flag.topic,
+        value: settings.get(flag.name).cloned(),
+        default: flag.default_value(),
+        default_in_words: flag.default_in_words(),
+        source: settings.source(flag.name).map(str::to_owned),
+    };
+    FLAGS.iter().map(of).collect()
+}
+
+/// A flag as it stands after command line, file and environment.
+pub struct Effective {
+    /// Long name without dashes.
+    pub name: &'static str,
+    /// The heading it stands under.
+    pub topic: &'static str,
+    /// What was given.
+    pub value: Option<Value>,
+    /// What counts otherwise.
+    pub default: Option<Value>,
+    /// The same in words, where it is no value.
+    pub default_in_words: Option<String>,
+    /// Where it was given.
+    pub source: Option<String>,
+}
+
+/// Whether `quire serve` has that flag.
+#[cfg(test)]
+pub fn is_flag_of_serve(name: &str) -> bool {
+    find(name).is_some()
 }
 
 /// The flags that a process gets, as its own command line has them.

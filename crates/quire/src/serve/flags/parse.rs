@@ -13,11 +13,7 @@ pub fn parse(words: &[String]) -> Result<Settings, FlagError> {
     reader.command_line(words)?;
     let mut settings = reader.finish()?;
     if let Some(path) = settings.text("config").map(str::to_owned) {
-        let file = file::read(&path)?;
-        settings.without_effect.extend(file.without_effect);
-        for (name, value) in file.values {
-            settings.values.entry(name).or_insert(value);
-        }
+        settings.add(file::read(&path)?);
     }
     Ok(settings)
 }

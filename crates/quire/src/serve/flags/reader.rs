@@ -63,7 +63,7 @@ impl Reader {
         if let Some(model) = self.settings.text("model") {
             return Err(FlagError::Extra { word: word.to_owned(), model: model.to_owned() });
         }
-        self.settings.values.insert("model", Value::Text(word.to_owned()));
+        self.settings.set("model", Value::Text(word.to_owned()), &self.at);
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Reader {
         };
         match (self.settings.values.get_mut(flag.name), checked) {
             (Some(Value::Many(texts)), Value::Many(more)) => texts.extend(more),
-            (_, checked) => drop(self.settings.values.insert(flag.name, checked)),
+            (_, checked) => self.settings.set(flag.name, checked, &self.at),
         }
         Ok(())
     }
@@ -116,12 +116,13 @@ impl Reader {
         let fine = match flag.takes {
             Takes::AnySwitch => true,
             Takes::AnyValue => value.is_some(),
+            Takes::Moot(values) => values.contains(&value.ok_or_else(|| self.missing(spelled))?),
             Takes::Off => negated != value.is_some_and(|value| ["false", "False", "0"].contains(&value)),
             Takes::Only(fine) => fine.contains(&value.ok_or_else(|| self.missing(spelled))?),
         };
         match (flag.takes, fine) {
             (Takes::AnyValue, false) => Err(self.missing(spelled)),
-            (Takes::AnySwitch | Takes::AnyValue, true) => {
+            (Takes::AnySwitch | Takes::AnyValue | Takes::Moot(_), true) => {
                 let said = format!("{}: {spelled} makes no difference: {}", self.at, flag.note);
                 self.settings.without_effect.push(said);
                 Ok(())
@@ -135,7 +136,7 @@ impl Reader {
     }
 
     fn unsupported(&self, flag: &Unsupported, given: String) -> FlagError {
-        let fine = if let Takes::Only(fine) = flag.takes { fine } else { &[] };
+        let fine = if let Takes::Only(fine) | Takes::Moot(fine) = flag.takes { fine } else { &[] };
         FlagError::Unsupported { at: self.at.clone(), given, fine, note: flag.note }
     }
 
@@ -184,7 +185,7 @@ impl Reader {
                 let (at, problem) = (self.at.clone(), format!("`{path}` does not lie in an object"));
                 return Err(FlagError::Value { at, name: flag.name, value: json.to_string(), problem });
             }
-            self.settings.values.insert(flag.name, Value::Text(json.to_string()));
+            self.settings.set(flag.name, Value::Text(json.to_string()), &self.at);
         }
         Ok(self.settings)
     }

@@ -24,6 +24,8 @@ pub(super) enum Takes {
     AnySwitch,
     /// A value that makes no difference.
     AnyValue,
+    /// One of these values, which makes no difference.
+    Moot(&'static [&'static str]),
 }
 
 impl Takes {
@@ -33,7 +35,7 @@ impl Takes {
     }
 }
 
-use Takes::{AnySwitch, AnyValue, Off, Only};
+use Takes::{AnySwitch, AnyValue, Moot, Off, Only};
 
 const fn flag(name: &'static str, takes: Takes, note: &'static str) -> Unsupported {
     Unsupported { name, aliases: &[], takes, note }
@@ -96,17 +98,18 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("enable-per-request-metrics", Off, "use --otlp-traces-endpoint: there is a span per request"),
     flag("enable-prompt-embeds", Off, "prompts are text or token ids"),
     flag("enable-scale-out", Off, REPLICAS),
+    flag("enable-server-load-tracking", AnySwitch, "/load always counts the requests in flight"),
     flag("enable-sleep-mode", Off, "stop the engine instead: it starts within seconds"),
-    flag("enable-tokenizer-info-endpoint", Off, "use /tokenize and /detokenize"),
     flag("fingerprint-mode", Only(&["full"]), "all settings are part of it"),
     flag("fully-sharded-loras", Off, ADAPTERS),
     flag("grpc-port", Only(&[]), "the public API is HTTP; processes speak gRPC on --control"),
+    flag("guided-decoding-backend", Only(&["auto"]), "say in the request what its answer must be"),
     flag("headless", Off, "run `quire worker --scheduler grpc://…` by hand"),
     flag("hf-config-path", Only(&[]), "config.json lies in the model's folder"),
     flag("hf-overrides", Only(&["{}"]), "edit config.json in a copy of the folder"),
     flag("kv-cache-metrics", Off, "KV cache usage and prefix cache hits are in /metrics"),
     flag("kv-events-config", Only(&[]), "KV cache events are not published"),
-    flag("kv-offloading-backend", AnyValue, "--kv-offloading-size is 0"),
+    flag("kv-offloading-backend", Moot(&["native", "lmcache"]), "--kv-offloading-size is 0"),
     flag("kv-offloading-size", Only(&["0"]), OFFLOAD),
     flag("kv-transfer-config", Only(&[]), "prefill and decode run in one engine"),
     flag("language-model-only", AnySwitch, "only language models are loaded"),
@@ -125,6 +128,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("max-cpu-loras", Only(&[]), ADAPTERS),
     flag("max-lora-rank", Only(&["16"]), ADAPTERS),
     flag("max-loras", Only(&["1"]), ADAPTERS),
+    flag("max-seq-len-to-capture", Only(&[]), "use --max-cudagraph-capture-size"),
     flag("media-io-kwargs", Only(&["{}"]), ENCODERS),
     flag("middleware", Only(&["[]"]), "put a proxy in front"),
     flag("mm-encoder-tp-mode", Only(&["weights"]), ENCODERS),
@@ -133,10 +137,15 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("model-impl", Only(&["auto"]), "docs/models.md lists what is served"),
     flag("nnodes", Only(&["1"]), "an engine runs on one node"),
     flag("node-rank", Only(&["0"]), "an engine runs on one node"),
+    flag("num-scheduler-steps", Only(&["1"]), "steps are planned ahead: see --async-scheduling"),
     flag("numa-bind", Off, "start the engine with numactl"),
     Unsupported {
         aliases: &["-O"],
-        ..flag("optimization-level", AnyValue, "kernels are compiled and autotuned in the background at every level")
+        ..flag(
+            "optimization-level",
+            Moot(&["0", "1", "2", "3"]),
+            "kernels are compiled and autotuned in the background at every level",
+        )
     },
     flag(
         "performance-mode",
@@ -145,13 +154,19 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     ),
     Unsupported { aliases: &["-pp"], ..flag("pipeline-parallel-size", Only(&["1"]), "use --tensor-parallel-size") },
     flag("pooler-config", Only(&[]), "models generate text; pooling is not served"),
+    flag("preemption-mode", Only(&["recompute"]), OFFLOAD),
     flag("prefill-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
     flag("prefix-caching-hash-algo", Only(&["sha256"]), "a weaker hash would let prompts collide on purpose"),
     flag("profiler-config", Only(&["{}"]), "use quire bench latency --profile"),
+    flag("rope-scaling", Only(&[]), "edit config.json in a copy of the folder"),
+    flag("rope-theta", Only(&[]), "edit config.json in a copy of the folder"),
     flag("runner", Only(&["auto", "generate"]), "models generate text; pooling is not served"),
     flag("show-hidden-metrics-for-version", Only(&[]), "no metric is hidden"),
     flag("skip-mm-profiling", AnySwitch, ENCODERS),
     flag("skip-tokenizer-init", Off, "a model needs its tokenizer"),
+    flag("spec-method", Only(&[]), "speculative decoding is not done"),
+    flag("spec-model", Only(&[]), "speculative decoding is not done"),
+    flag("spec-tokens", Only(&[]), "speculative decoding is not done"),
     Unsupported { aliases: &["-sc"], ..flag("speculative-config", Only(&[]), "speculative decoding is not done") },
     flag("structured-outputs-config", Only(&["{}"]), "structured outputs are not served"),
     flag("structured-outputs-config.backend", Only(&["auto"]), "structured outputs are not served"),
@@ -163,5 +178,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("tool-parser-plugin", Only(&[""]), "formats of tool calls are built in: see --tool-call-parser"),
     flag("tool-server", Only(&[]), "clients run the tools"),
     flag("trust-remote-code", AnySwitch, MODEL_CODE),
+    flag("use-v2-block-manager", AnySwitch, "there is one block manager"),
     flag("uvicorn-log-level", Only(&["info"]), "use --log-level"),
 ];

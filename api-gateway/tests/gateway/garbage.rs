@@ -111,7 +111,12 @@ async fn wrong_prompts_are_named() {
     for prompt in prompts {
         check(&stage, TEXT, &json!({ "prompt": prompt }), "prompt").await;
     }
-    check(&stage, TEXT, &json!({"suffix": "x"}), "suffix").await;
+    check(&stage, TEXT, &json!({"suffix": 5}), "suffix").await;
+    check(&stage, TEXT, &json!({"suffix": "x", "echo": true}), "suffix").await;
+    check(&stage, TEXT, &json!({"use_beam_search": true, "stop": "x"}), "stop").await;
+    check(&stage, TEXT, &json!({"use_beam_search": true, "prompt_logprobs": 1}), "prompt_logprobs").await;
+    check(&stage, TEXT, &json!({"repetition_detection": {"max_pattern_size": 3}}), "repetition_detection").await;
+    check(&stage, TEXT, &json!({"logprob_token_ids": [], "top_a": 2}), "top_a").await;
     check(&stage, TEXT, &json!({"logprobs": 21}), "logprobs").await;
     check(&stage, TEXT, &json!({"logprobs": true}), "logprobs").await;
     check(&stage, TEXT, &json!({"echo": 1}), "echo").await;

@@ -50,7 +50,7 @@ fn worlds_are_eventful() {
     assert!(copies > 100, "{copies} blocks copied");
     assert!(accepted > 500 && drafted > accepted + 300, "{accepted} of {drafted} drafted tokens accepted");
     assert!(pooled > 50, "{pooled} pooled outputs");
-    assert!(searched > 100 && moves > 100, "{searched} texts of beam searches, {moves} moves");
+    assert!(searched > 60 && moves > 60, "{searched} texts of beam searches, {moves} moves");
     assert!(hits > 1000, "{hits} tokens found in the cache");
     assert!(generated > 5000 && admitted > 1000, "{generated} tokens for {admitted} requests");
 }

@@ -1,7 +1,8 @@
 //! Beam search gives what Hugging Face's `generate(num_beams=5, max_new_tokens=50)` gives, whatever runs beside it.
 //!
 //! `tests/fixtures/beams.json` was recorded with transformers 5.23.0 and torch 2.15.0 (CPU, float32, eager attention):
-//! prompts of the reference models, texts of up to 50 tokens, best first, among them searches that end early.
+//! prompts of the reference models, texts of up to 50 tokens, best first, among them searches that end early. (Prompts
+//! with token 0 are not among them: `generate` takes it for padding there.)
 
 use anyhow::{Context, ensure};
 use e2e_tests::{Client, Server, root, zoo};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 const WAYS: &[&[&str]] = &[
     &[],
     &["--no-enable-prefix-caching", "--no-async-scheduling"],
-    &["--num-gpu-blocks-override", "64", "--max-model-len", "128"],
+    &["--num-gpu-blocks-override", "22", "--max-model-len", "128"],
 ];
 
 #[tokio::test]
@@ -33,13 +34,14 @@ async fn texts_are_those_of_hugging_face() -> anyhow::Result<()> {
             args.extend_from_slice(flags);
             let server = Server::start(&args).await?;
             let client = server.client();
-            let cases = recorded.iter().filter(|case| case["model"] == model);
+            // Each twice, so that searches meet.
+            let cases = recorded.iter().chain(&recorded).filter(|case| case["model"] == model);
             let checks =
                 cases.map(|case| check(&client, case, &prompts[case["prompt"].as_u64().unwrap_or(0) as usize].prompt));
             try_join_all(checks).await.with_context(|| format!("{model} {flags:?}"))?;
             if flags.contains(&"--num-gpu-blocks-override") {
                 let preemptions = client.metric("vllm:num_preemptions_total", "").await?;
-                ensure!(preemptions > 0.0, "five searches do not fit 64 blocks");
+                ensure!(preemptions > 0.0, "these searches do not fit 22 blocks");
             }
             let shared = client.metric("quire:kv_blocks_shared", "").await?;
             ensure!(shared == 0.0, "{shared} blocks are still held");

@@ -2,6 +2,8 @@
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
 
 const [base, apiKey] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${base}/v1`, apiKey });
@@ -52,6 +54,25 @@ for (const stream of [false, true]) {
   const answer = await client.chat.completions.runTools(body).finalContent();
   assert.deepEqual(cities, ["Rome", "Oslo"]);
   assert.ok(answer);
+}
+
+// Structured output, read by zod.
+const Event = z.object({ title: z.string().max(16), day: z.enum(["Monday", "Friday"]), guests: z.array(z.enum(["Ann", "Bo"])).max(2) });
+const task = [{ role: "user", content: "Ann and Bo meet on Friday." }];
+for (const seed of [1, 2, 3]) {
+  const parsed = await client.chat.completions.parse({
+    model, messages: task, max_tokens: 300, temperature: 1, seed, response_format: zodResponseFormat(Event, "event"),
+  });
+  Event.parse(parsed.choices[0].message.parsed);
+}
+const named = { type: "function", function: { name: "get_weather" } };
+const { type, function: { name, description } } = tools[0];
+const plain = [{ type, function: { name, description, parameters } }];
+for (const tool_choice of ["required", named]) {
+  const made = await client.chat.completions.create({
+    model, messages: question, tools: plain, tool_choice, max_tokens: 120, temperature: 0,
+  });
+  assert.ok(JSON.parse(made.choices[0].message.tool_calls[0].function.arguments).city);
 }
 
 await assert.rejects(client.chat.completions.create({ model: "nobody", messages }), OpenAI.NotFoundError);

@@ -3,8 +3,10 @@
 import json
 import sys
 import threading
+import typing
 
 import openai
+import pydantic
 
 base, key = sys.argv[1], sys.argv[2]
 client = openai.OpenAI(base_url=base + "/v1", api_key=key)
@@ -85,6 +87,34 @@ assert len(alone.message.tool_calls) == 1, alone
 silent = client.chat.completions.create(**asked, tool_choice="none").choices[0]
 assert not silent.message.tool_calls and silent.finish_reason == "stop", silent
 
+named = {"type": "function", "function": {"name": "get_weather"}}
+for demanded in ["required", named]:
+    forced = client.chat.completions.create(**asked, tool_choice=demanded).choices[0]
+    assert isinstance(json.loads(forced.message.tool_calls[0].function.arguments)["city"], str), forced
+
+
+# Structured output, read by pydantic.
+class Step(pydantic.BaseModel):
+    explanation: typing.Annotated[str, pydantic.Field(max_length=20)]
+    number: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
+
+
+class Solution(pydantic.BaseModel):
+    steps: typing.Annotated[list[Step], pydantic.Field(max_length=2)]
+    verdict: typing.Literal["right", "wrong"]
+
+
+task = [{"role": "user", "content": "Is 2 + 2 = 5?"}]
+for seed in range(4):
+    limits = dict(model=model, messages=task, max_tokens=400, temperature=1, seed=seed)
+    parsed = client.chat.completions.parse(**limits, response_format=Solution).choices[0].message.parsed
+    assert isinstance(parsed, Solution) and parsed.verdict in ("right", "wrong"), parsed
+with client.chat.completions.stream(**limits, response_format=Solution) as stream:
+    streamed = stream.get_final_completion().choices[0].message.parsed
+assert streamed == parsed, (streamed, parsed)
+choice = client.chat.completions.create(**limits, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+assert choice.choices[0].message.content in ("yes", "no"), choice
+
 # Every answer is what the client's own types say, checked strictly: the client itself does not look.
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -146,7 +176,7 @@ for wrong, kind in [
     (lambda: client.chat.completions.create(model="nobody", messages=messages), openai.NotFoundError),
     (lambda: client.chat.completions.create(model=model, messages=messages, temperature=99), openai.BadRequestError),
     (lambda: client.completions.create(model=model, prompt="x " * 5000, max_tokens=5), openai.BadRequestError),
-    (lambda: client.chat.completions.create(**asked, tool_choice="required"), openai.BadRequestError),
+    (lambda: client.chat.completions.create(**asked, tool_choice={"type": "function", "function": {"name": "none"}}), openai.BadRequestError),
     (lambda: openai.OpenAI(base_url=base + "/v1", api_key="wrong", max_retries=0).models.list(), openai.AuthenticationError),
 ]:
     try:

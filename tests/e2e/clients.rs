@@ -36,11 +36,11 @@ async fn python(package: &str, script: &str) -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn openai_for_node() -> anyhow::Result<()> {
     let folder = root().join("target/clients/node");
-    if !folder.join("node_modules/openai").is_dir() {
+    if !folder.join("node_modules/zod").is_dir() {
         std::fs::create_dir_all(&folder)?;
         std::fs::write(folder.join("package.json"), r#"{"private": true, "type": "module"}"#)?;
         run(Command::new("npm")
-            .args(["install", "--no-audit", "--no-fund", "--silent", "openai"])
+            .args(["install", "--no-audit", "--no-fund", "--silent", "openai", "zod"])
             .current_dir(&folder))?;
     }
     // Node looks for packages beside the script.

@@ -17,4 +17,5 @@ mod metrics;
 mod models;
 mod second_workers;
 mod streaming;
+mod structured;
 mod traces;

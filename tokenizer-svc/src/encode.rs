@@ -6,7 +6,7 @@ use tokenizer::Tokenizer;
 
 use chat_format::{ChatText, Conversation};
 
-use crate::{error, model::Model};
+use crate::{constraint, error, model::Model};
 
 /// Stop strings of one request.
 const MAX_STOPS: usize = 256;
@@ -25,7 +25,8 @@ const TAIL_BYTES: usize = 128;
 pub(crate) fn text_bytes(request: &Request) -> usize {
     let prompt = request.prompt.as_ref().map_or(0, prompt_bytes);
     let words = request.sampling.iter().flat_map(|sampling| &sampling.bad_words);
-    prompt + words.map(String::len).sum::<usize>()
+    let demanded = request.sampling.as_ref().map_or(0, constraint::bytes);
+    prompt + words.map(String::len).sum::<usize>() + demanded
 }
 
 pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
@@ -43,6 +44,9 @@ pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Resu
     let prompt = rendered(model, prompt, now)?;
     if let Some(wanted) = request.output.as_mut().and_then(|output| output.prompt_tail.as_mut()) {
         *wanted = tail(&prompt).to_owned();
+    }
+    if let Some(sampling) = &mut request.sampling {
+        constraint::prepare(model, sampling, tail(&prompt))?;
     }
     let mut ids = prompt_ids(model, prompt, now)?;
     truncate(&mut ids, request, model.max_model_len)?;

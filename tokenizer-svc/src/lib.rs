@@ -6,6 +6,7 @@
 //! no request is kept here without a gateway.
 
 mod config;
+mod constraint;
 mod control;
 mod encode;
 mod error;

@@ -8,7 +8,7 @@ use model_spec::ConfigFile;
 use proto::ModelInfo;
 use tokenizer::Tokenizer;
 
-use crate::config::Args;
+use crate::{config::Args, constraint::Grammars};
 
 /// Loaded once, shared by all threads.
 pub(crate) struct Model {
@@ -18,6 +18,8 @@ pub(crate) struct Model {
     pub(crate) max_model_len: Option<u32>,
     /// The tokenizer's own end of text.
     pub(crate) eos_token_id: Option<u32>,
+    /// Compiles what requests demand of their texts.
+    pub(crate) grammars: Grammars,
     pub(crate) info: ModelInfo,
 }
 
@@ -53,7 +55,7 @@ impl Model {
             eos_token_ids,
             ..ModelInfo::default()
         };
-        Ok(Self { tokenizer, chat, max_model_len, eos_token_id, info })
+        Ok(Self { tokenizer, chat, max_model_len, eos_token_id, grammars: Grammars::default(), info })
     }
 }
 

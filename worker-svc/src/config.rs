@@ -25,6 +25,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
 
+    /// The tokenizer, where it is not the model's: a folder, or a GGUF file
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+
     /// The scheduler whose plans this worker executes
     #[arg(long, value_name = "ADDRESS")]
     pub scheduler: Address,

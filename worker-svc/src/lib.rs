@@ -18,6 +18,7 @@ mod config;
 mod device;
 mod engine;
 mod error;
+mod guide;
 mod idle;
 mod metrics;
 mod profile;

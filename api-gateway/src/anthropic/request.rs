@@ -181,18 +181,17 @@ fn tools(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), A
     Ok(())
 }
 
-/// Whether the model is to think is a variable of its template; how long, cannot be told it yet.
+/// Whether the model is to think is a variable of its template; how long, a budget.
 fn thinking(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(thinking) = fields.object("thinking")? else { return Ok(()) };
-    if thinking.get("budget_tokens").is_some_and(|budget| !budget.is_null()) {
-        let message = "`thinking.budget_tokens` is not supported by this server: use `{\"type\": \"adaptive\"}`.";
-        return Err(ApiError::field("thinking", message));
-    }
     let enabled = match thinking.get("type").and_then(Value::as_str) {
         Some("enabled" | "adaptive") => true,
         Some("disabled") => false,
         _ => return Err(ApiError::field("thinking", "`thinking.type` must be enabled, adaptive or disabled.")),
     };
+    if let Some(budget) = thinking.get("budget_tokens").filter(|budget| enabled && !budget.is_null()) {
+        chat.insert("thinking_token_budget".into(), budget.clone());
+    }
     let kwargs = chat.entry("chat_template_kwargs").or_insert_with(|| json!({}));
     if let Some(kwargs) = kwargs.as_object_mut() {
         kwargs.entry("enable_thinking").or_insert(enabled.into());

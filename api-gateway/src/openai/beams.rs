@@ -97,6 +97,12 @@ pub fn check(request: &Request) -> Result<(), ApiError> {
     if sampling.repetition_detection.is_some() {
         return refused("repetition_detection", "use `repetition_penalty`");
     }
+    if let Some(constraint) = &sampling.constraint {
+        return refused(&constraint.param, "demand a text of sampled choices");
+    }
+    if sampling.reasoning.is_some() {
+        return refused("thinking_token_budget", "use `max_tokens`");
+    }
     if !output.stop.is_empty() {
         return refused("stop", "beams end by tokens, so give `stop_token_ids`");
     }

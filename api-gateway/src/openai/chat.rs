@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: a conversation becomes one pipeline request, and the plan of its answer.
 
 use chat_format::part_text;
-use proto::{Chat, Prompt, prompt};
+use proto::{Chat, Prompt, Reasoning, prompt};
 use serde_json::{Map, Value};
 
 use super::{
@@ -18,10 +18,12 @@ use crate::error::ApiError;
 /// Reads a body of `/v1/chat/completions`.
 pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, ApiError> {
     let mut fields = Fields::parse(body)?;
-    let params = Params::read(&mut fields, limits)?;
+    let mut params = Params::read(&mut fields, limits)?;
     refused::check(&mut fields)?;
     let conversation = Conversation::read(&mut fields, limits)?;
     let parsing = conversation.tools.parsing(&mut fields, limits)?;
+    params.sampling.constraint = conversation.tools.constraint(params.sampling.constraint.take())?;
+    params.sampling.reasoning = reasoning(&mut fields, limits, params.sampling.constraint.is_some())?;
     let max_tokens = max_tokens(&mut fields, limits)?;
     params.check_max_tokens(max_tokens)?;
     let logprobs = logprobs(&mut fields, limits)?;
@@ -239,5 +241,22 @@ fn logprobs(fields: &mut Fields<'_>, limits: &Limits) -> Result<Option<i32>, Api
         (false, Some(_)) => {
             Err(ApiError::field("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true."))
         }
+    }
+}
+
+/// How reasoning is written, where the constraint begins behind it, or it has a budget.
+fn reasoning(fields: &mut Fields<'_>, limits: &Limits, constrained: bool) -> Result<Option<Reasoning>, ApiError> {
+    const BUDGET: &str = "thinking_token_budget";
+    let budget = fields.whole_in(BUDGET, 0..=u32::MAX.into())?.map(|tokens| tokens as u32);
+    match limits.formats.reasoning {
+        Some(format) if constrained || budget.is_some() => {
+            Ok(Some(Reasoning { format: format.name.to_owned(), budget, ..Reasoning::default() }))
+        }
+        None if budget.is_some() => {
+            let message = "`thinking_token_budget` needs to know how the model writes its reasoning: start the server \
+                           with --reasoning-parser.";
+            Err(ApiError::field(BUDGET, message))
+        }
+        _ => Ok(None),
     }
 }

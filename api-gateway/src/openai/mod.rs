@@ -4,6 +4,7 @@
 
 pub mod answer;
 pub mod beams;
+pub mod calls;
 pub mod chat;
 pub mod chunk;
 pub mod completion;
@@ -17,4 +18,5 @@ pub mod prompt;
 pub mod refused;
 pub mod repetition;
 pub mod sampling;
+pub mod structured;
 pub mod tools;

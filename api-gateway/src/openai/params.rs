@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{
     beams,
     fields::{Fields, wrong},
-    repetition, sampling,
+    repetition, sampling, structured,
     tools::Formats,
 };
 use crate::{defaults::Defaults, error::ApiError};
@@ -174,6 +174,7 @@ fn read_sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, A
         min_tokens: fields.whole_in("min_tokens", 0..=u32::MAX.into())?.unwrap_or(0) as u32,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
         ignore_eos: fields.flag("ignore_eos", false)?,
+        constraint: structured::read(fields)?,
         logprob_token_ids: logprob_token_ids(fields, limits)?,
         repetition_detection: repetition::read(fields)?,
         // Log-probabilities are each route's own, and what is left is the tokenizer's to say.

@@ -17,26 +17,15 @@ enum Harmless {
     None,
     /// `["text"]`.
     TextOnly,
-    /// `{"type": "text"}`.
-    TextFormat,
 }
 
 /// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among
 /// them: what they ask for would be missed all the same.
-const REFUSED: [(&str, Harmless, &str); 29] = [
+const REFUSED: [(&str, Harmless, &str); 15] = [
     ("audio", Harmless::Nothing, "answers are text"),
     ("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),
-    ("ebnf", Harmless::Empty, ""),
     ("function_call", Harmless::None, "use `tool_choice`"),
     ("functions", Harmless::Empty, "use `tools`"),
-    ("grammar", Harmless::Empty, ""),
-    ("guided_choice", Harmless::Nothing, ""),
-    ("guided_decoding_backend", Harmless::Nothing, ""),
-    ("guided_grammar", Harmless::Nothing, ""),
-    ("guided_json", Harmless::Nothing, ""),
-    ("guided_regex", Harmless::Nothing, ""),
-    ("guided_whitespace_pattern", Harmless::Nothing, ""),
-    ("json_schema", Harmless::Nothing, ""),
     ("kv_transfer_params", Harmless::Nothing, "prefill and decode run in one engine"),
     ("logits_processors", Harmless::Empty, "use `logit_bias`, `bad_words` or `allowed_token_ids`"),
     ("media_io_kwargs", Harmless::Empty, "messages are text"),
@@ -45,11 +34,6 @@ const REFUSED: [(&str, Harmless, &str); 29] = [
     ("modalities", Harmless::TextOnly, "answers are text"),
     ("prediction", Harmless::Nothing, "leave it out: answers are the same without it"),
     ("prompt_embeds", Harmless::Empty, "prompts are text or token ids"),
-    ("regex", Harmless::Empty, ""),
-    ("response_format", Harmless::TextFormat, ""),
-    ("structural_tag", Harmless::Nothing, ""),
-    ("structured_outputs", Harmless::Nothing, ""),
-    ("thinking_token_budget", Harmless::Nothing, "use `max_tokens`"),
     ("vllm_xargs", Harmless::Empty, "there are no plugins"),
     ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
     ("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
@@ -105,7 +89,6 @@ impl Harmless {
             Self::Empty => empty,
             Self::None => empty || value == "none",
             Self::TextOnly => empty || value == &serde_json::json!(["text"]),
-            Self::TextFormat => value.get("type").is_some_and(|kind| kind == "text"),
         }
     }
 }
@@ -127,15 +110,7 @@ mod tests {
     #[test]
     fn constraints_are_never_ignored() {
         let rows = [
-            (r#"{"guided_json":{"type":"object"}}"#, Some("guided_json")),
-            (r#"{"guided_json":{}}"#, Some("guided_json")),
-            (r#"{"response_format":{"type":"json_object"}}"#, Some("response_format")),
-            (r#"{"response_format":{"type":"text"}}"#, None),
-            (r#"{"response_format":null}"#, None),
-            (r#"{"response_format":"text"}"#, Some("response_format")),
-            (r#"{"structured_outputs":{"choice":["a"]}}"#, Some("structured_outputs")),
             (r#"{"kv_transfer_params":{}}"#, Some("kv_transfer_params")),
-            (r#"{"thinking_token_budget":10}"#, Some("thinking_token_budget")),
             (r#"{"modalities":["text"],"functions":[],"function_call":"none"}"#, None),
             (r#"{"modalities":["text","audio"]}"#, Some("modalities")),
             (r#"{"logits_processors":["x"]}"#, Some("logits_processors")),

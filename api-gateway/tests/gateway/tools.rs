@@ -1,6 +1,6 @@
 //! Calls of tools and reasoning: what requests may ask for, and what answers look like, whole and streamed.
 
-use proto::{Admitted, Delta, Event, FinishReason, Request, event, prompt};
+use proto::{Admitted, Delta, Event, FinishReason, Request, constraint, event, prompt};
 use serde_json::{Value, json};
 
 use crate::{
@@ -121,12 +121,12 @@ async fn one_call_at_a_time_may_be_asked_for() {
 #[tokio::test]
 async fn what_cannot_be_honoured_is_refused_by_name() {
     let stage = Stage::new(&["--tool-call-parser=hermes"]).await;
-    let strict = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
     let rows = [
-        (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}), "tool_choice"),
+        (json!({"tool_choice": "required", "tools": []}), "tool_choice"),
+        (json!({"tool_choice": "required", "response_format": {"type": "json_object"}}), "tool_choice"),
+        (json!({"tool_choice": {"type": "function", "function": {"name": "get_nothing"}}}), "tool_choice"),
+        (json!({"tool_choice": {"type": "allowed_tools"}}), "tool_choice"),
         (json!({"tool_choice": "sometimes"}), "tool_choice"),
-        (json!({"tools": strict}), "tools"),
         (json!({"tools": [{"type": "web_search"}]}), "tools"),
         (json!({"tools": [{"type": "function", "function": {"name": ""}}]}), "tools"),
         (json!({"thinking_token_budget": 7}), "thinking_token_budget"),
@@ -135,6 +135,10 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
         let refused = stage.client.post("/v1/chat/completions", &ask(extra.clone())).await;
         assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!(param)), "{extra}");
     }
+    let tagged = Stage::new(&["--tool-call-parser=qwen3_coder"]).await;
+    let strict = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
+    let refused = tagged.client.post("/v1/chat/completions", &ask(json!({"tools": strict}))).await;
+    assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!("tools")));
     let unknown = Stage::new(&[]).await;
     let refused = unknown.client.post("/v1/chat/completions", &ask(json!({}))).await;
     assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!("tools")));
@@ -254,4 +258,81 @@ async fn anthropics_errors_have_their_shape() {
         assert_eq!((refused.status.as_u16(), &refused.json()["error"]["type"]), (status, &json!(kind)), "{body}");
         assert_eq!(refused.json()["type"], "error");
     }
+}
+
+/// The format that the text of a request is held to.
+fn held_to(request: &Request) -> Value {
+    let constraint = request.sampling.clone().expect("sampling").constraint.expect("a constraint");
+    let Some(constraint::Kind::StructuralTag(text)) = constraint.kind else { panic!("a structural tag") };
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[tokio::test]
+async fn calls_that_are_demanded_are_held_to_their_schemas() {
+    let mut stage = Stage::new(&["--tool-call-parser=hermes"]).await;
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    for (choice, functions) in [(json!("required"), 2), (named, 1)] {
+        let asked = stage.client.spawn("/v1/chat/completions", &ask(json!({"tool_choice": choice})));
+        let request = stage.engine.request().await;
+        let all = &held_to(&request)["elements"][0];
+        assert_eq!((&all["at_least_one"], &all["stop_after_first"]), (&json!(true), &json!(functions == 1)));
+        let tags = all["tags"].as_array().expect("tags");
+        assert_eq!(tags.len(), functions);
+        assert_eq!(tags[0]["begin"], "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": ");
+        assert_eq!(tags[0]["content"]["json_schema"], tools()[0]["function"]["parameters"]);
+        answer(&mut stage, &request, "", &calls()).await;
+        assert_eq!(asked.await.expect("an answer").json()["choices"][0]["finish_reason"], "tool_calls");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_demanded_in_the_models_form_is_plain_json() {
+    let mut stage = Stage::new(&["--tool-call-parser=qwen3_coder", "--reasoning-parser=qwen3"]).await;
+    let asked = stage.client.spawn("/v1/chat/completions", &ask(json!({"tool_choice": "required"})));
+    let request = stage.engine.request().await;
+    assert_eq!(held_to(&request)["elements"][0], json!({"type": "const_string", "value": "["}));
+    let reasoning = request.sampling.clone().expect("sampling").reasoning.expect("what its reasoning looks like");
+    assert_eq!((reasoning.format.as_str(), reasoning.budget), ("qwen3", None));
+    let call = "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}]";
+    answer(&mut stage, &request, "<think>", &[("hm</think>", 1), (call, 1)]).await;
+    let message = asked.await.expect("an answer").json()["choices"][0]["message"].clone();
+    let function = &message["tool_calls"][0]["function"];
+    assert_eq!(function, &json!({"name": "get_weather", "arguments": "{\"city\": \"Rome\"}"}));
+}
+
+#[tokio::test]
+async fn strict_functions_are_held_to_their_schemas_where_they_are_called() {
+    let mut stage = Stage::new(&["--tool-call-parser=hermes"]).await;
+    let mut tools = tools();
+    tools[0]["function"]["strict"] = true.into();
+    let body = ask(json!({"tools": tools, "response_format": {"type": "json_object"}}));
+    let asked = stage.client.spawn("/v1/chat/completions", &body);
+    let request = stage.engine.request().await;
+    let format = held_to(&request);
+    assert_eq!(format["elements"][0]["json_schema"], json!({"type": "object"}), "the text");
+    let calls_form = &format["elements"][1];
+    assert_eq!((&calls_form["triggers"], &calls_form["at_least_one"]), (&json!(["<tool_call>"]), &json!(true)));
+    let schema = |index: usize| &calls_form["tags"][index]["content"]["json_schema"];
+    assert_eq!((schema(0), schema(1)), (&tools[0]["function"]["parameters"], &json!({"type": "object"})));
+    answer(&mut stage, &request, "", &calls()).await;
+    asked.await.expect("an answer");
+}
+
+#[tokio::test]
+async fn a_budget_of_reasoning_reaches_the_engine() {
+    let mut stage = Stage::new(&["--reasoning-parser=qwen3"]).await;
+    let messages = json!([{"role": "user", "content": "?"}]);
+    let chat = json!({"messages": messages, "thinking_token_budget": 7});
+    let message = json!({"messages": messages, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 7}});
+    for (path, body) in [("/v1/chat/completions", chat.clone()), ("/v1/messages", message)] {
+        let asked = stage.client.spawn(path, &body);
+        let request = stage.engine.request().await;
+        let reasoning = request.sampling.clone().expect("sampling").reasoning.expect("a budget");
+        assert_eq!(reasoning.budget, Some(7), "{path}");
+        answer(&mut stage, &request, "", &[("yes", 1)]).await;
+        asked.await.expect("an answer");
+    }
+    let without = Stage::new(&[]).await;
+    let refused = without.client.post("/v1/chat/completions", &chat).await;
+    assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!("thinking_token_budget")));
 }

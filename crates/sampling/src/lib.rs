@@ -5,9 +5,9 @@
 //! alone, and every sum is added in token order, so a request gives the same tokens whatever else is in its batch, and
 //! again after a preemption.
 //!
-//! Order, as in vLLM: log-probabilities of the untouched row; then the rewrites (allowed tokens, bad words, min tokens,
-//! logit bias, penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p, typical-p); then the
-//! draw.
+//! Order, as in vLLM: log-probabilities of the untouched row; what a grammar allows; then the rewrites (allowed tokens,
+//! bad words, min tokens, logit bias, penalties); then, unless greedy, temperature and the cuts (min-p, top-k, top-p,
+//! typical-p); then the draw.
 //!
 //! A plan may also be told to a device ([`SamplingPlan::device_params`]), which then chooses by itself; this crate is
 //! what it is checked against.
@@ -15,6 +15,7 @@
 //! Logits that are no numbers: NaN and -inf can never be chosen, +inf counts as the largest finite number. When nothing
 //! is left (all masked), the first allowed token is chosen, or token 0. No input makes this crate panic.
 
+mod allowed;
 mod candidates;
 mod continuations;
 mod draw;
@@ -25,6 +26,7 @@ mod plan;
 mod random;
 mod rules;
 
+pub use allowed::Allowed;
 pub use continuations::continuations;
 pub use history::History;
 pub use kernels::sample::{Logprobs, Sampled};
@@ -42,31 +44,47 @@ pub struct Scratch {
     candidates: Candidates,
 }
 
+/// Where a token is chosen.
+#[derive(Clone, Copy)]
+pub struct Next<'a> {
+    /// What comes before it.
+    pub history: &'a History,
+    /// What it may be.
+    pub allowed: Allowed<'a>,
+}
+
 /// Chooses the token that follows `history` from its row of logits `[vocab]`, which is rewritten on the way.
 ///
 /// The caller appends the token to the history.
 pub fn sample(row: &mut [f32], plan: &SamplingPlan, history: &History, scratch: &mut Scratch) -> Sampled {
+    sample_allowed(row, plan, Next { history, allowed: Allowed::All }, scratch)
+}
+
+/// The same among the tokens that are allowed next. Log-probabilities are those of all tokens.
+pub fn sample_allowed(row: &mut [f32], plan: &SamplingPlan, next: Next<'_>, scratch: &mut Scratch) -> Sampled {
     let Some(top) = plan.logprobs() else {
-        return Sampled { token: choose(row, plan, history, scratch), logprobs: None };
+        return Sampled { token: choose(row, plan, next, scratch), logprobs: None };
     };
-    if plan.keeps_row(history) {
-        let token = choose(row, plan, history, scratch);
+    if plan.keeps_row(next.history) && next.allowed.is_all() {
+        let token = choose(row, plan, next, scratch);
         return Sampled { token, logprobs: Some(plan.score(row, token, top)) };
     }
     let mut raw = std::mem::take(&mut scratch.raw);
     raw.clear();
     raw.extend_from_slice(row);
-    let token = choose(row, plan, history, scratch);
+    let token = choose(row, plan, next, scratch);
     let logprobs = plan.score(&raw, token, top);
     scratch.raw = raw;
     Sampled { token, logprobs: Some(logprobs) }
 }
 
-fn choose(row: &mut [f32], plan: &SamplingPlan, history: &History, scratch: &mut Scratch) -> u32 {
+fn choose(row: &mut [f32], plan: &SamplingPlan, Next { history, allowed }: Next<'_>, scratch: &mut Scratch) -> u32 {
+    allowed.apply(row);
     plan.rewrite(row, history);
     let best = match math::argmax(row) {
         Some(token) => token,
-        None => return plan.fallback(row.len()),
+        // A rule may forbid all that a grammar allows (its end before `min_tokens`): the grammar goes first.
+        None => return allowed.first(row.len()).unwrap_or_else(|| plan.fallback(row.len())),
     };
     match plan.temperature() {
         None => best,

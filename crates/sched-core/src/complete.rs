@@ -11,7 +11,7 @@ use crate::{
     scheduler::Scheduler,
     stats::End,
 };
-use proto::{FinishReason, Pooled, StepResult, TokenLogprobs};
+use proto::{Failure, FinishReason, Pooled, StepResult, TokenLogprobs, failure};
 
 /// Says of a token in a result that no sequence takes it any more.
 const DROPPED: u32 = u32::MAX;
@@ -33,7 +33,10 @@ impl Scheduler {
             let outcome = outcomes.next(row.want);
             let (first, given) = (self.out.token.len() as u32, outcome.tokens());
             if self.is_fresh(row) {
-                self.apply_row(row, outcome, now_us);
+                match result.failed.iter().find(|failed| failed.slot == row.slot) {
+                    Some(failed) => self.fail_row(row, &failed.reason, now_us),
+                    None => self.apply_row(row, outcome, now_us),
+                }
             }
             if !result.logprobs.is_empty() {
                 let taken = self.out.token.len() as u32;
@@ -57,6 +60,15 @@ impl Scheduler {
         self.sequences
             .get(row.index)
             .is_some_and(|sequence| sequence.status == Status::Running && sequence.incarnation == row.incarnation)
+    }
+
+    /// Ends the request of a sequence that cannot go on.
+    #[cold]
+    fn fail_row(&mut self, row: &FlightRow, reason: &str, now_us: u64) {
+        let request = self.sequences[row.index].request;
+        let param = self.requests[request].sampling.constraint.as_ref().map(|constraint| constraint.param.clone());
+        let (kind, message) = (failure::Kind::Invalid.into(), reason.to_owned());
+        self.fail(request, &Failure { kind, message, param: param.unwrap_or_default() }, now_us);
     }
 
     #[inline]

@@ -147,12 +147,15 @@ impl Scheduler {
     /// Ends every live request with `failure`; the group, its cache and plans in flight stay. Returns how many.
     pub fn fail_all(&mut self, failure: &Failure, now_us: u64) -> usize {
         let live: Vec<u32> = self.requests.iter().map(|(index, _)| index).collect();
-        for request in &live {
-            self.out.failed.push(self.requests[*request].failed(failure));
-            self.leave_queue(*request);
-            self.end_all_choices(*request, End::Failed, now_us);
-        }
+        live.iter().for_each(|request| self.fail(*request, failure, now_us));
         live.len()
+    }
+
+    /// Ends a live request with `failure`.
+    pub(crate) fn fail(&mut self, request: u32, failure: &Failure, now_us: u64) {
+        self.out.failed.push(self.requests[request].failed(failure));
+        self.leave_queue(request);
+        self.end_all_choices(request, End::Failed, now_us);
     }
 
     /// From now on nothing is admitted; what is there runs to its end.

@@ -22,6 +22,19 @@ pub enum ModelKind {
     Unigram,
 }
 
+/// What a token is inside a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenKind<'a> {
+    /// A part of text: these bytes.
+    Text(&'a [u8]),
+    /// An added token that texts show.
+    Added(&'a str),
+    /// A special token, which texts do not show unless they are asked to.
+    Special(&'a str),
+    /// No token has this id.
+    Absent,
+}
+
 /// One model's tokenizer. Shared freely between threads.
 pub struct Tokenizer {
     reference: Reference,
@@ -103,6 +116,16 @@ impl Tokenizer {
     /// Whether the token is a special one, which `skip_special_tokens` leaves out.
     pub fn is_special(&self, id: u32) -> bool {
         self.table.class(id).is_special()
+    }
+
+    /// What the token adds to a text, and whether it is a marker.
+    pub fn token_kind(&self, id: u32) -> TokenKind<'_> {
+        match self.table.class(id) {
+            TokenClass::None => TokenKind::Absent,
+            TokenClass::Special => TokenKind::Special(self.table.text(id)),
+            TokenClass::Added => TokenKind::Added(self.table.text(id)),
+            TokenClass::Text | TokenClass::Bytes | TokenClass::Byte => TokenKind::Text(self.table.bytes(id)),
+        }
     }
 
     /// The bytes that the token stands for inside a text. Empty for ids that name no token.

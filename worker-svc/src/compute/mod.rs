@@ -27,6 +27,7 @@ use crate::{
     config::Args,
     engine::{Engine, OnDevice, Options, slots::Slots},
     error::StepError,
+    guide::Grammars,
     idle::graph_capture::GraphCapture,
 };
 
@@ -109,7 +110,9 @@ fn load_and_work(
     let sync = if model.runner.can_join() { RankSync::Device } else { RankSync::Host };
     say(replies, Reply::Ready(Box::new(offer.clone()), sync))?;
     let graphs = GraphCapture::new(args.enforce_eager);
-    Working { args, jobs, replies, activity, model, graphs, offer }.run()
+    let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
+    let grammars = Grammars::start(tokenizer, offer.eos_token_ids.clone()).context("the grammars' thread")?;
+    Working { args, jobs, replies, activity, model, graphs, grammars, offer }.run()
 }
 
 /// The thread once the model is there.
@@ -120,6 +123,7 @@ struct Working<'a> {
     activity: &'a Activity,
     model: Model,
     graphs: GraphCapture,
+    grammars: Grammars,
     /// The facts that the scheduler was told.
     offer: WorkerReady,
 }
@@ -163,7 +167,7 @@ impl Working<'_> {
     fn work(&mut self, form: &FormGroup, group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
         let num_blocks = form.num_blocks.min(self.offer.num_blocks);
         let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
-        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens);
+        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens).guided_by(self.grammars.clone());
         let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
         let model = OnDevice { runner: &mut *self.model.runner, graphs: &mut self.graphs };
         let mut engine = Engine::new(model, slots, group, Options { threads, max_logit_rows });

@@ -19,19 +19,20 @@ use kernels::{
     sample::{STEPS_IN_FLIGHT, Ticket},
 };
 use models::{Logits, Runner};
-use proto::{Candidates, StepPlan, StepResult, TokenLogprobs};
+use proto::{Candidates, FailedRow, StepPlan, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled, token_logprobs};
 
 use self::{
     forward_pass::{Chunk, Wanted, check_rows, forward_passes},
     input_batch::{InputBatch, SampleTarget, SampledBy},
-    sampler::Sampler,
+    sampler::{Row, Sampler},
     slots::{Slot, Slots, malformed, no_slot},
     step_log::Note,
 };
 use crate::{
     compute::run_loop::Work,
     error::StepError,
+    guide::{self, Lent},
     idle::{
         graph_capture::{CaptureStats, GraphCapture, Load},
         warm_up::WarmUp,
@@ -46,6 +47,8 @@ pub(crate) struct Engine<'m> {
     graphs: &'m mut GraphCapture,
     sampler: Sampler,
     max_logit_rows: usize,
+    /// Threads that compute masks.
+    mask_threads: usize,
     /// Plans submitted and not finished, oldest first.
     flights: VecDeque<Flight>,
     /// When the last plan was finished.
@@ -92,6 +95,7 @@ impl<'m> Engine<'m> {
             graphs,
             sampler: Sampler::new(options.threads),
             max_logit_rows: options.max_logit_rows,
+            mask_threads: options.threads,
             flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
             last_finish: Instant::now(),
             warm_up: WarmUp::default(),
@@ -120,6 +124,8 @@ impl<'m> Engine<'m> {
             self.mark_pending(&asked);
             if !alone || needs_host {
                 self.complete_in_flight()?;
+                // While the device runs the pass.
+                self.compute_masks(chunks);
                 self.sample_on_host(chunks, &plan, asked, &mut result)?;
             } else {
                 pending = Some(asked);
@@ -205,6 +211,9 @@ impl<'m> Engine<'m> {
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
             self.model.set_prompt(number, slot.history.prompt());
+            if slot.guide.is_some() {
+                continue;
+            }
             let choice = slot.sampling.device_params().filter(|_| slot.candidates == 0);
             if let Some(choice) = choice.filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
@@ -236,6 +245,22 @@ impl<'m> Engine<'m> {
         Ok(())
     }
 
+    /// Computes which tokens may come next in the guided sequences of a pass that samples.
+    fn compute_masks(&mut self, chunks: &[Chunk]) {
+        let samples = |chunk: &&Chunk| chunk.samples() || matches!(chunk.wanted, Wanted::Drafted { .. });
+        let mut guides: Vec<Lent> = Vec::new();
+        for chunk in chunks.iter().filter(samples) {
+            let guide = self.slots.get_mut(chunk.slot).and_then(|slot| slot.guide.take());
+            guides.extend(guide.map(|guide| Lent { slot: chunk.slot, guide }));
+        }
+        guide::compute_masks(&mut guides, self.mask_threads);
+        for Lent { slot, guide } in guides {
+            if let Some(slot) = self.slots.get_mut(slot) {
+                slot.guide = Some(guide);
+            }
+        }
+    }
+
     /// Samples the host's rows of a pass, and takes the device's.
     fn sample_on_host(
         &mut self,
@@ -245,8 +270,8 @@ impl<'m> Engine<'m> {
         result: &mut StepResult,
     ) -> Result<(), StepError> {
         let logits = self.model.logits()?;
-        let mut work: Vec<(&[f32], &Slot)> = Vec::new();
-        let mut beams: Vec<(&[f32], &Slot)> = Vec::new();
+        let mut work: Vec<Row<'_>> = Vec::new();
+        let mut beams: Vec<Row<'_>> = Vec::new();
         let mut next = 0;
         for chunk in chunks {
             let slot = self.slots.get(chunk.slot).expect("forward_passes looked it up");
@@ -256,10 +281,10 @@ impl<'m> Engine<'m> {
                 score_prompt(chunk, slot, logits, first, &mut result.prompt_logprobs);
             }
             if chunk.samples() && !slot.on_device {
-                work.push((logits.row(next - 1), slot));
+                work.push(Row::of(logits.row(next - 1), slot));
             }
             if chunk.wanted == Wanted::Candidates {
-                beams.push((logits.row(next - 1), slot));
+                beams.push(Row::of(logits.row(next - 1), slot));
             }
         }
         let (sampled, candidates) = (self.sampler.run(&work), self.sampler.candidates(&beams));
@@ -317,6 +342,8 @@ impl<'m> Engine<'m> {
         if let Some(slot) = held.filter(|slot| slot.incarnation == target.incarnation) {
             slot.pending -= 1;
             slot.history.push(sampled.token);
+            slot.guide.iter_mut().for_each(|guide| guide.accept(sampled.token));
+            report_failure(target.slot, slot, result);
         }
         if !result.count.is_empty() {
             result.count.push(1);
@@ -340,6 +367,7 @@ impl<'m> Engine<'m> {
     fn append_verified(&mut self, target: SampleTarget, sampled: Vec<Sampled>, result: &mut StepResult) {
         if let Some(slot) = self.slots.get_mut(target.slot) {
             slot.pending -= 1;
+            report_failure(target.slot, slot, result);
         }
         // Rows before it gave a token each; `count` stays empty where all rows do.
         result.count.resize(result.slot.len(), 1);
@@ -371,8 +399,12 @@ fn verify<'l>(
     slot.on_device = false;
     let mut verified = Vec::with_capacity(draft.len() + 1);
     for offset in 0..=draft.len() {
-        let sampled = sampler.run(&[(logits(offset), slot)]).remove(0);
+        if offset > 0 {
+            slot.guide.iter_mut().for_each(|guide| guide.compute_mask());
+        }
+        let sampled = sampler.run(&[Row::of(logits(offset), slot)]).remove(0);
         slot.history.push(sampled.token);
+        slot.guide.iter_mut().for_each(|guide| guide.accept(sampled.token));
         let is_right = draft.get(offset) == Some(&sampled.token);
         verified.push(sampled);
         if !is_right {
@@ -380,6 +412,12 @@ fn verify<'l>(
         }
     }
     verified
+}
+
+/// Says in the result that a sequence cannot go on.
+fn report_failure(number: u32, slot: &mut Slot, result: &mut StepResult) {
+    let reason = slot.guide.as_mut().and_then(|guide| guide.take_failure());
+    result.failed.extend(reason.map(|reason| FailedRow { slot: number, reason }));
 }
 
 /// Adds a token to the result.

@@ -5,7 +5,10 @@ use sampling::{History, SamplingPlan};
 use service_kit::trace;
 use tracing::{Span, debug, info_span};
 
-use crate::error::StepError;
+use crate::{
+    error::StepError,
+    guide::{Grammars, Guide},
+};
 
 /// One sequence.
 pub(crate) struct Slot {
@@ -15,6 +18,8 @@ pub(crate) struct Slot {
     pub tables: Vec<Vec<u32>>,
     /// Log-probabilities wanted for prompt positions.
     pub prompt_logprobs: Option<usize>,
+    /// What its tokens are held to.
+    pub guide: Option<Box<Guide>>,
     /// Most candidates that a row gives, if the sequence is a beam; else 0.
     pub candidates: usize,
     /// The device samples its tokens.
@@ -42,13 +47,26 @@ pub(crate) struct Slots {
     /// KV cache groups: block tables of a sequence.
     groups: usize,
     end_tokens: Vec<u32>,
+    grammars: Option<Grammars>,
     added: u64,
 }
 
 impl Slots {
     /// An empty table of a new epoch.
     pub(crate) fn new(max_num_seqs: u32, num_blocks: u32, groups: usize, end_tokens: Vec<u32>) -> Self {
-        Self { table: (0..max_num_seqs).map(|_| None).collect(), num_blocks, groups, end_tokens, added: 0 }
+        Self {
+            table: (0..max_num_seqs).map(|_| None).collect(),
+            num_blocks,
+            groups,
+            end_tokens,
+            grammars: None,
+            added: 0,
+        }
+    }
+
+    /// Sequences with a constraint are held to it by these.
+    pub(crate) fn guided_by(self, grammars: Grammars) -> Self {
+        Self { grammars: Some(grammars), ..self }
     }
 
     /// The number of slots.
@@ -146,7 +164,9 @@ impl Slots {
         let span = info_span!("sequence", request_id = new.request_id, slot = new.slot);
         trace::set_parent(&span, &new.traceparent);
         debug!(request_id = new.request_id, slot = new.slot, tokens = new.tokens.len(), "sequence added");
-        let wanted = new.sampling.unwrap_or_default();
+        let mut wanted = new.sampling.unwrap_or_default();
+        let output = new.tokens.get(new.num_prompt_tokens as usize..).unwrap_or_default();
+        let guide = self.grammars.as_ref().and_then(|grammars| grammars.guide(&mut wanted, output));
         let prompt_logprobs = wanted.prompt_logprobs.map(|top| usize::try_from(top).unwrap_or(usize::MAX));
         let sampling = SamplingPlan::compile(&wanted, new.seed, &self.end_tokens);
         let history = History::new(new.tokens, new.num_prompt_tokens as usize, &sampling);
@@ -160,6 +180,7 @@ impl Slots {
             sampling,
             tables,
             prompt_logprobs,
+            guide,
             candidates: new.candidates as usize,
             on_device: false,
             pending: 0,

@@ -27,6 +27,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("default-model", Ground),
     ("detokenizer-svc", Process),
     ("e2e-tests", Outside),
+    ("grammar", Core),
     ("ids", Ground),
     ("kernels", Contract),
     ("kernels-cuda", Plumbing),

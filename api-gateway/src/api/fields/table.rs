@@ -32,6 +32,27 @@ const REPETITION: Shape = Object(&[
 ]);
 const TOOL_CHOICE: Shape = Either(&[Word(&["none", "auto", "required"]), OBJECT]);
 
+const SCHEMA: Shape = Either(&[OBJECT, Text]);
+const FORMATS: &[&str] = &["text", "json_object", "json_schema", "structural_tag"];
+const RESPONSE_FORMAT: Shape = Object(&[
+    has("type", Word(FORMATS), "What the text is"),
+    may("json_schema", OBJECT, "With json_schema: its `schema`"),
+    may("format", OBJECT, "With structural_tag: XGrammar's format"),
+]);
+const STRUCTURED: &[Member] = &[
+    may("json", SCHEMA, "A JSON schema"),
+    may("json_object", Bool, "Any JSON object"),
+    may("regex", Text, "A regular expression that the whole text matches"),
+    may("choice", List(&Text), "One of these texts"),
+    may("grammar", Text, "A grammar in GBNF or Lark"),
+    may("structural_tag", SCHEMA, "Free text with parts that follow schemas"),
+    may("disable_any_whitespace", Bool, "Compact JSON"),
+    may("whitespace_pattern", Text, "What stands between the tokens of JSON"),
+    may("disable_additional_properties", Bool, "Objects that say nothing of further properties have none"),
+    may("disable_fallback", Bool, "There is none"),
+];
+
+const DEMANDS: &str = "tests/e2e/structured.rs: texts_are_what_was_demanded";
 const SHAPES: &str = "api-gateway/tests/gateway/shapes.rs: a_chat_is_answered";
 const BEAMS: &str = "tests/e2e/beams.rs: texts_are_those_of_hugging_face";
 const TOOLS: &str = "api-gateway/tests/gateway/tools.rs: calls_are_told_from_content";
@@ -111,6 +132,21 @@ pub(super) const FIELDS: &[Field] = &[
     ),
     field("truncation_side", BOTH, Word(&["left", "right"]), "Where prompt tokens are cut off").or("\"left\""),
     field("use_beam_search", BOTH, Bool, "The choices are the best texts of a beam search of width `n`").or("false"),
+    // What the text must be; one of them.
+    field("ebnf", BOTH, Text, "A grammar in GBNF or Lark; SGLang's name").seen(DEMANDS),
+    field("grammar", BOTH, Text, "A grammar in GBNF or Lark; llama.cpp's name").seen(DEMANDS),
+    field("guided_choice", BOTH, List(&Text), "As `structured_outputs.choice`").seen(DEMANDS),
+    field("guided_decoding_backend", BOTH, Word(&["auto", "guidance"]), "There is one").seen(DEMANDS),
+    field("guided_grammar", BOTH, Text, "As `structured_outputs.grammar`").seen(DEMANDS),
+    field("guided_json", BOTH, SCHEMA, "As `structured_outputs.json`").seen(DEMANDS),
+    field("guided_json_object", BOTH, Bool, "As `structured_outputs.json_object`").seen(DEMANDS),
+    field("guided_regex", BOTH, Text, "As `structured_outputs.regex`").seen(DEMANDS),
+    field("guided_whitespace_pattern", BOTH, Text, "As `structured_outputs.whitespace_pattern`").seen(DEMANDS),
+    field("json_schema", BOTH, SCHEMA, "A JSON schema; SGLang's and llama.cpp's name").seen(DEMANDS),
+    field("regex", BOTH, Text, "A regular expression; SGLang's name").seen(DEMANDS),
+    field("response_format", BOTH, RESPONSE_FORMAT, "Any JSON, or what a schema says").or("text").seen(DEMANDS),
+    field("structural_tag", BOTH, SCHEMA, "Free text with parts that follow schemas").seen(DEMANDS),
+    field("structured_outputs", BOTH, Object(STRUCTURED), "One demand, and switches").seen(DEMANDS),
     // Of completions.
     field("add_special_tokens", PROMPTS, Bool, "Begin the prompt with the tokenizer's special tokens").or("true"),
     field("echo", &[Completion], Bool, "Begin the text with the prompt")
@@ -145,11 +181,13 @@ pub(super) const FIELDS: &[Field] = &[
     field("max_completion_tokens", &[Chat], COUNT, "Tokens to generate at most").or("what the context leaves"),
     field("max_tokens", &[Chat], COUNT, "The same, by its old name").or("what the context leaves"),
     field("messages", &[Chat], List(&Named("ChatMessage")), "The conversation").needed().seen(SHAPES),
-    field("parallel_tool_calls", &[Chat], Bool, "More than one call in an answer")
+    field("parallel_tool_calls", CHATS, Bool, "More than one call in an answer")
         .or("true")
         .seen("api-gateway/tests/gateway/tools.rs: one_call_at_a_time_may_be_asked_for"),
     field("reasoning_effort", CHATS, Text, "A variable of the chat template"),
     field("return_prompt_text", &[Chat], Bool, "Show the rendered prompt").or("false"),
+    field("thinking_token_budget", &[Chat], TOKEN, "Tokens of reasoning at most; its end is forced then")
+        .seen("tests/e2e/structured.rs: reasoning_ends_when_its_budget_is_spent"),
     field("tool_choice", CHATS, TOOL_CHOICE, "Whether tools may or must be called")
         .or("\"auto\" with tools")
         .seen(TOOLS),
@@ -234,12 +272,14 @@ pub(super) const FIELDS: &[Field] = &[
         .or("1")
         .seen(MESSAGES_TEST),
     field("thinking", ANTHROPIC, Object(THINKING), "Whether the model reasons first").seen(MESSAGES_TEST),
-    field("tool_choice", ANTHROPIC, OBJECT, "Whether tools may be called: `auto` or `none`").seen(MESSAGES_TEST),
+    field("tool_choice", ANTHROPIC, OBJECT, "Whether tools may or must be called").seen(MESSAGES_TEST),
     field("tools", ANTHROPIC, List(&Named("AnthropicTool")), "Tools that the model may call").seen(MESSAGES_TEST),
     field("top_k", &[Messages], Whole(-1, u32::MAX as i64), "Choose among so many likely tokens").seen(MESSAGES_TEST),
     field("top_p", &[Messages], Number(Bounds::above(0.0, 1.0)), "Choose among the likeliest tokens of this sum")
         .seen(MESSAGES_TEST),
 ];
 
-const THINKING: &[Member] =
-    &[has("type", Word(&["enabled", "adaptive", "disabled"]), "A variable of the chat template")];
+const THINKING: &[Member] = &[
+    has("type", Word(&["enabled", "adaptive", "disabled"]), "A variable of the chat template"),
+    may("budget_tokens", TOKEN, "Tokens of reasoning at most; its end is forced then"),
+];

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 pub(crate) mod detect;
 mod families;
+mod forms;
 mod markers;
 mod parser;
 mod shapes;
 mod sink;
 mod tools;
 
+pub use forms::CallForm;
 pub use parser::{Parser, Setup};
 pub use tools::Tools;
 
@@ -58,6 +60,17 @@ pub struct ReasoningFormat {
     pub(crate) format: &'static families::Reasoning,
 }
 
+/// How an answer begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begins {
+    /// With its reasoning.
+    InReasoning,
+    /// With its content.
+    InAnswer,
+    /// With the content, or with a marker that begins the reasoning.
+    InEither,
+}
+
 /// Why there is no such format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownFormat {
@@ -89,6 +102,11 @@ impl ToolFormat {
         found.map(|(name, make)| Self { name, make: *make }).ok_or_else(|| unknown(name, Self::names()))
     }
 
+    /// How a call is written, where its arguments are JSON.
+    pub fn form(&self) -> Option<CallForm> {
+        forms::FORMS.iter().find(|(name, _)| *name == self.name).map(|(_, form)| *form)
+    }
+
     /// All names, sorted.
     pub fn names() -> impl Iterator<Item = &'static str> {
         families::TOOLS.iter().map(|(name, _)| *name)
@@ -113,6 +131,34 @@ impl ReasoningFormat {
     /// Markers behind the reasoning.
     pub fn ends(&self) -> &'static [&'static str] {
         self.format.close
+    }
+
+    /// Markers before it.
+    pub fn opens(&self) -> &'static [&'static str] {
+        self.format.open
+    }
+
+    /// Markers behind which nothing but the answer follows; none where they cannot be told.
+    pub fn answer_marks(&self) -> &'static [&'static str] {
+        if self.format.answer.is_empty() { self.format.close } else { self.format.answer }
+    }
+
+    /// Whether the format is that of the whole answer, calls included.
+    pub fn is_whole(&self) -> bool {
+        self.format.whole.is_some()
+    }
+
+    /// How an answer begins behind a prompt that ends so.
+    pub fn begins(&self, prompt_tail: &str) -> Begins {
+        let tail = prompt_tail.trim_end();
+        let ends = |markers: &[&str]| markers.iter().any(|marker| tail.ends_with(marker.trim_end()));
+        match (ends(self.format.open), ends(self.answer_marks())) {
+            (true, _) => Begins::InReasoning,
+            (_, true) => Begins::InAnswer,
+            _ if self.format.implicit || self.format.whole.is_some() => Begins::InReasoning,
+            _ if self.format.open.is_empty() => Begins::InAnswer,
+            _ => Begins::InEither,
+        }
     }
 }
 

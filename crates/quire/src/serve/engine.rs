@@ -167,7 +167,9 @@ impl Engine<'_> {
                 flags
             }
             Role::Worker(rank) => {
-                vec![flag("scheduler", &ring("steps")), flag("rank", &rank), model]
+                let mut flags = vec![flag("scheduler", &ring("steps")), flag("rank", &rank), model];
+                flags.extend(tokenizer);
+                flags
             }
             Role::Gateway(_) => self.gateway_links(role),
         }

@@ -139,6 +139,29 @@ fn a_stop_before_the_prompt_is_done_strands_nobody() {
 }
 
 #[test]
+fn a_row_that_cannot_go_on_ends_its_request_alone() {
+    let mut scheduler = formed(with(|c| c.pipeline_depth = 2), 50);
+    for number in [1, 2] {
+        let mut request = stranger(number, 4, 20);
+        let constraint = proto::Constraint { param: "structured_outputs".into(), ..Default::default() };
+        sampling(&mut request).constraint = Some(constraint);
+        admit(&mut scheduler, request);
+    }
+    let first = plan(&mut scheduler);
+    let ahead = plan(&mut scheduler);
+    let failed = vec![proto::FailedRow { slot: first.slot[0], reason: "too complex".into() }];
+    scheduler.complete(StepResult { failed, ..result(&first, 1) }, 0).expect("a right result");
+    scheduler.check_invariants().expect("sound");
+    let batch = output(&mut scheduler);
+    let failure = batch.failed[0].failure.clone().expect("a failure");
+    assert_eq!((failure.kind(), &*failure.message), (failure::Kind::Invalid, "too complex"));
+    assert_eq!((&*failure.param, batch.failed.len(), batch.token.len()), ("structured_outputs", 1, 1));
+    let batch = complete(&mut scheduler, &ahead, 1);
+    assert_eq!((batch.failed.len(), batch.token.len()), (0, 1), "what was under way is dropped");
+    assert_eq!(scheduler.stats().totals.ended.failed, 1);
+}
+
+#[test]
 fn a_text_that_repeats_itself_ends() {
     let mut scheduler = formed(config(), 50);
     let mut asked = request(1, 4, 40);

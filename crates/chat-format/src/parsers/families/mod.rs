@@ -58,6 +58,8 @@ pub(crate) struct Reasoning {
     pub(crate) headers: &'static [&'static str],
     /// Text that the prompt ended with and that belongs to the content.
     pub(crate) prefix: &'static str,
+    /// Markers behind which the answer stands, where they are others than `close`.
+    pub(crate) answer: &'static [&'static str],
     /// The format is read as a whole, calls and content too.
     pub(crate) whole: Option<Whole>,
 }

@@ -28,8 +28,13 @@ pub(super) fn tools(tools: &Arc<Tools>) -> Box<dyn Shape> {
 }
 
 /// The `analysis` channel.
-pub(super) const REASONING: Reasoning =
-    Reasoning { open: &[], close: &[], whole: Some(|calls, tools| HARMONY.shape(calls, tools)), ..Reasoning::THINK };
+pub(super) const REASONING: Reasoning = Reasoning {
+    open: &[],
+    close: &[],
+    answer: &["<|channel|>final<|message|>"],
+    whole: Some(|calls, tools| HARMONY.shape(calls, tools)),
+    ..Reasoning::THINK
+};
 
 fn classify(header: &str) -> Message {
     let mut words = header.split_whitespace();

@@ -13,6 +13,7 @@ impl Reasoning {
         dropped: &[],
         headers: &[],
         prefix: "",
+        answer: &[],
         whole: None,
     };
 }

@@ -47,6 +47,15 @@ const EXPERTS: &str = "experts are split by --tensor-parallel-size";
 const MODEL_CODE: &str = "code from a model's repository is never run";
 const NODES: &str = "only several nodes need it, and an engine runs on one";
 const OFFLOAD: &str = "KV blocks stay in device memory";
+/// Ways to ask for the one backend as JSON.
+const GUIDANCE: &[&str] = &[
+    "{}",
+    r#"{"backend":"auto"}"#,
+    r#"{"backend":"guidance"}"#,
+    r#"{"backend": "auto"}"#,
+    r#"{"backend": "guidance"}"#,
+];
+const SWITCHES: &str = "it is a switch of each request's `structured_outputs`";
 const REPLICAS: &str = "start several engines behind a load balancer";
 
 /// Sorted by name.
@@ -103,7 +112,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("fingerprint-mode", Only(&["full"]), "all settings are part of it"),
     flag("fully-sharded-loras", Off, ADAPTERS),
     flag("grpc-port", Only(&[]), "the public API is HTTP; processes speak gRPC on --control"),
-    flag("guided-decoding-backend", Only(&["auto"]), "say in the request what its answer must be"),
+    flag("guided-decoding-backend", Only(&["auto", "guidance"]), "there is one backend, guidance"),
     flag("headless", Off, "run `quire worker --scheduler grpc://…` by hand"),
     flag("hf-config-path", Only(&[]), "config.json lies in the model's folder"),
     flag("hf-overrides", Only(&["{}"]), "edit config.json in a copy of the folder"),
@@ -168,8 +177,13 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("spec-model", Only(&[]), "speculative decoding is not done"),
     flag("spec-tokens", Only(&[]), "speculative decoding is not done"),
     Unsupported { aliases: &["-sc"], ..flag("speculative-config", Only(&[]), "speculative decoding is not done") },
-    flag("structured-outputs-config", Only(&["{}"]), "structured outputs are not served"),
-    flag("structured-outputs-config.backend", Only(&["auto"]), "structured outputs are not served"),
+    flag("structured-outputs-config", Only(GUIDANCE), "there is one backend, guidance; its switches are a request's"),
+    flag("structured-outputs-config.backend", Only(&["auto", "guidance"]), "there is one backend, guidance"),
+    flag("structured-outputs-config.disable_additional_properties", Only(&["false"]), SWITCHES),
+    flag("structured-outputs-config.disable_any_whitespace", Only(&["false"]), SWITCHES),
+    flag("structured-outputs-config.disable_fallback", AnyValue, "what cannot be compiled is refused"),
+    flag("structured-outputs-config.enable_in_reasoning", Only(&["false"]), "a constraint begins behind the reasoning"),
+    flag("structured-outputs-config.reasoning_parser", Only(&[""]), "use --reasoning-parser"),
     flag("swap-space", Only(&["0", "4"]), OFFLOAD),
     flag("task", Only(&["auto", "generate"]), "models generate text; pooling is not served"),
     flag("tokenizer-mode", Only(&["auto", "hf"]), "the tokenizer is read from the model's files"),

@@ -1,0 +1,123 @@
+//! What a request demands, in the engine's terms.
+
+use llguidance::{
+    JsonCompileOptions,
+    api::{GrammarWithLexer, TopLevelGrammar},
+};
+use proto::{Constraint, Reasoning, constraint::Kind};
+use serde_json::{Map, Value, json};
+
+use crate::{error::GrammarError, gbnf, reasoning, structural, vocabulary::Vocabulary};
+
+/// Bytes of a constraint that are looked at.
+const MAX_BYTES: usize = 512 << 10;
+/// The engine's own key in a schema, which changes what it enforces.
+const RESERVED: &str = "x-guidance";
+
+/// Translates a constraint, behind the answer's reasoning if it has any; finds what needs no compiling to be wrong.
+pub(crate) fn translate(
+    constraint: &Constraint,
+    reasoning: Option<&Reasoning>,
+    vocabulary: &Vocabulary,
+) -> Result<TopLevelGrammar, GrammarError> {
+    let mut grammars = match constraint.kind.as_ref() {
+        None => return Err(GrammarError::Refused { reason: "it says nothing".to_owned() }),
+        Some(Kind::JsonObject(_)) => vec![schema(json!({"type": "object"}), constraint)?],
+        Some(Kind::JsonSchema(text)) => vec![schema(parse(text)?, constraint)?],
+        Some(Kind::Regex(pattern)) => vec![regex(pattern)?],
+        Some(Kind::Choice(choices)) => vec![choice(&choices.choices)?],
+        Some(Kind::Grammar(text)) => vec![grammar(text)?],
+        Some(Kind::StructuralTag(text)) => structural::translate(&parse(text)?, constraint, vocabulary)?,
+    };
+    if let Some(reasoning) = reasoning {
+        grammars = reasoning::before(grammars, reasoning, vocabulary)?;
+    }
+    Ok(TopLevelGrammar { grammars, max_tokens: None })
+}
+
+fn check_len(text: &str) -> Result<(), GrammarError> {
+    match text.len() {
+        bytes if bytes > MAX_BYTES => Err(GrammarError::TooLong { bytes, limit: MAX_BYTES }),
+        _ => Ok(()),
+    }
+}
+
+fn parse(text: &str) -> Result<Value, GrammarError> {
+    check_len(text)?;
+    serde_json::from_str(text).map_err(|error| GrammarError::NotJson { reason: error.to_string() })
+}
+
+/// A regular expression that the whole text matches.
+pub(crate) fn regex(pattern: &str) -> Result<GrammarWithLexer, GrammarError> {
+    check_len(pattern)?;
+    Ok(GrammarWithLexer::from_regex(pattern))
+}
+
+/// GBNF or Lark, told apart by how they write a rule.
+pub(crate) fn grammar(text: &str) -> Result<GrammarWithLexer, GrammarError> {
+    check_len(text)?;
+    let lark = if gbnf::is_gbnf(text) { gbnf::to_lark(text)? } else { text.to_owned() };
+    Ok(GrammarWithLexer::from_lark(lark))
+}
+
+/// A JSON schema with the request's switches.
+pub(crate) fn schema(schema: Value, constraint: &Constraint) -> Result<GrammarWithLexer, GrammarError> {
+    let mut schema = match schema {
+        Value::Object(members) => members,
+        // `true` takes anything; in an object, so that the switches have a place.
+        Value::Bool(true) => Map::new(),
+        other => {
+            let shown: String = other.to_string().chars().take(64).collect();
+            return Err(GrammarError::NotJson { reason: format!("expected an object, got {shown}") });
+        }
+    };
+    if schema.contains_key(RESERVED) {
+        return Err(GrammarError::Reserved { key: RESERVED });
+    }
+    if constraint.disable_additional_properties {
+        close_objects(&mut schema);
+    }
+    let mut schema = Value::Object(schema);
+    let compact = constraint.disable_any_whitespace;
+    let options = JsonCompileOptions {
+        whitespace_flexible: !compact,
+        whitespace_pattern: constraint.whitespace_pattern.clone().filter(|_| !compact),
+        ..JsonCompileOptions::default()
+    };
+    options.apply_to(&mut schema);
+    Ok(GrammarWithLexer::from_json_schema(schema))
+}
+
+/// Objects that say nothing of further properties take none, here and in all schemas inside.
+fn close_objects(schema: &mut Map<String, Value>) {
+    if schema.contains_key("properties") && !schema.contains_key("additionalProperties") {
+        schema.insert("additionalProperties".to_owned(), Value::Bool(false));
+    }
+    for (key, value) in schema.iter_mut() {
+        // These hold values, not schemas.
+        if !matches!(key.as_str(), "const" | "enum" | "default" | "examples") {
+            close_within(value);
+        }
+    }
+}
+
+fn close_within(value: &mut Value) {
+    match value {
+        Value::Object(members) => close_objects(members),
+        Value::Array(items) => items.iter_mut().for_each(close_within),
+        _ => {}
+    }
+}
+
+/// One of some strings, literally.
+fn choice(choices: &[String]) -> Result<GrammarWithLexer, GrammarError> {
+    if choices.is_empty() || choices.iter().any(String::is_empty) {
+        return Err(GrammarError::NoChoice);
+    }
+    let bytes = choices.iter().map(String::len).sum();
+    if bytes > MAX_BYTES {
+        return Err(GrammarError::TooLong { bytes, limit: MAX_BYTES });
+    }
+    let literals: Vec<String> = choices.iter().map(|text| gbnf::quoted(text)).collect();
+    Ok(GrammarWithLexer::from_lark(format!("start: {}", literals.join(" | "))))
+}

@@ -1,0 +1,116 @@
+//! JSON: whatever is generated under a schema validates, by an independent validator.
+
+mod walk;
+
+use grammar::GrammarError;
+use proto::{Constraint, constraint::Kind};
+use serde_json::{Value, json};
+use walk::{compiler, of, texts};
+
+/// Schemas as applications send them.
+fn schemas() -> Vec<Value> {
+    vec![
+        json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0,
+            "maximum": 150}},
+            "required": ["name", "age"], "additionalProperties": false}),
+        json!({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 4}),
+        json!({"enum": ["red", "green", 3, null, {"a": [1, 2]}]}),
+        json!({"type": "string", "pattern": "^[a-c]{2,5}$"}),
+        json!({"type": "string", "minLength": 3, "maxLength": 6}),
+        json!({"type": "string", "format": "date"}),
+        json!({"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"x": {"type": "null"}},
+            "required": ["x"]}]}),
+        json!({"$defs": {"node": {"type": "object", "properties": {"value": {"type": "integer"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["value", "next"],
+            "additionalProperties": false}}, "$ref": "#/$defs/node"}),
+        json!({"type": "object", "properties": {"kind": {"const": "circle"}, "r": {"type": "number",
+            "exclusiveMinimum": 0}},
+            "required": ["kind"], "additionalProperties": {"type": "integer"}}),
+        json!({"type": ["integer", "null"], "minimum": -3, "maximum": 3}),
+        json!({"type": "object", "properties": {"tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
+            "required": ["tags"], "additionalProperties": false}),
+        json!({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}]}),
+    ]
+}
+
+fn of_schema(schema: &Value) -> Constraint {
+    of(Kind::JsonSchema(schema.to_string()))
+}
+
+#[test]
+fn what_is_generated_validates() {
+    let compiler = compiler();
+    for schema in schemas() {
+        let validator = jsonschema::validator_for(&schema).expect("a schema");
+        match texts(&compiler, &of_schema(&schema), 40) {
+            Err(GrammarError::Refused { reason }) => panic!("{schema} is refused: {reason}"),
+            Err(error) => panic!("{schema}: {error}"),
+            Ok(texts) => {
+                for text in texts {
+                    let value: Value = match serde_json::from_str(&text) {
+                        Ok(value) => value,
+                        // JSON knows no bound of numbers, this reader does.
+                        Err(error) if error.to_string().contains("number out of range") => continue,
+                        Err(error) => panic!("{text}: {error}"),
+                    };
+                    assert!(validator.is_valid(&value), "{text} under {schema}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_object_is_an_object() {
+    for text in texts(&compiler(), &of(Kind::JsonObject(true)), 60).unwrap() {
+        assert!(serde_json::from_str::<Value>(&text).unwrap().is_object(), "{text}");
+    }
+}
+
+#[test]
+fn switches_say_how_json_is_written() {
+    let compiler = compiler();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "object", "properties": {"b":
+        {"type": "integer"}},
+        "required": ["b"]}}, "required": ["a"]});
+    let compact = Constraint { disable_any_whitespace: true, ..of_schema(&schema) };
+    let closed = Constraint { disable_additional_properties: true, ..compact.clone() };
+    for text in texts(&compiler, &closed, 20).unwrap() {
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert!(!text.contains(char::is_whitespace), "no space: {text}");
+        assert_eq!(value["a"].as_object().map(|inner| inner.len()), Some(1), "no further property: {text}");
+    }
+    let open = texts(&compiler, &compact, 60).unwrap();
+    assert!(open.iter().any(|text| serde_json::from_str::<Value>(text).unwrap().as_object().unwrap().len() > 1));
+    let one_space = Constraint { whitespace_pattern: Some(" ".to_owned()), ..closed.clone() };
+    let spaced = Constraint { disable_any_whitespace: false, ..one_space };
+    let texts = texts(&compiler, &spaced, 20).unwrap();
+    assert!(texts.iter().all(|text| !text.contains('\n')) && texts.iter().any(|text| text.contains(' ')), "{texts:?}");
+}
+
+#[test]
+fn members_that_hold_values_are_left_alone() {
+    let constant = json!({"const": {"properties": {"x": 1}}});
+    let closed =
+        Constraint { disable_additional_properties: true, disable_any_whitespace: true, ..of_schema(&constant) };
+    assert_eq!(texts(&compiler(), &closed, 4).unwrap()[0], r#"{"properties":{"x":1}}"#);
+}
+
+#[test]
+fn bad_schemas_are_refused_in_words() {
+    let compiler = compiler();
+    for (schema, word) in [
+        ("{", "not valid JSON"),
+        ("[1]", "expected an object"),
+        (r#"{"type": "objekt"}"#, "objekt"),
+        (r##"{"$ref": "#/$defs/none"}"##, "none"),
+        (r#"{"type": "string", "pattern": "(a"}"#, "compiled"),
+        (r#"{"type": "integer", "minimum": 5, "maximum": 3}"#, "compiled"),
+        (r#"{"type": "object", "x-guidance": {"lenient": true}}"#, "x-guidance"),
+    ] {
+        let refused =
+            compiler.matcher(&of(Kind::JsonSchema(schema.to_owned())), None).err().map(|error| error.to_string());
+        assert!(refused.as_ref().is_some_and(|text| text.contains(word)), "{schema}: {refused:?}");
+    }
+}

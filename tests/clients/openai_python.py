@@ -149,7 +149,8 @@ for extra in [
         deltas = [one.delta.content or "" for chunk in pieces for one in chunk.choices if one.index == choice.index]
         assert "".join(deltas) == (choice.message.content or ""), (extra, choice)
 short = dict(model=model, prompt="Once upon a time", max_tokens=6, temperature=0)
-for extra in [{}, dict(n=2, logprobs=2), dict(echo=True, logprobs=1), dict(n=3, extra_body={"use_beam_search": True})]:
+# (With `echo`, the first token's log-probability is null, as it always was at OpenAI; the client's type has no room for it.)
+for extra in [{}, dict(n=2, logprobs=2), dict(echo=True), dict(n=3, extra_body={"use_beam_search": True})]:
     strictly(Completion, raw_completion.create(**{**short, **extra}).content)
     for chunk in chunks(client.completions.with_streaming_response.create, **{**short, **extra}):
         # The client has no type of its own for these, and its type for whole answers wants a reason in each choice.

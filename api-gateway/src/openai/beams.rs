@@ -19,6 +19,19 @@ const DRAWING: [(&str, &[f64]); 6] = [
     ("typical_p", &[1.0]),
 ];
 
+/// Constraints of the text, which beams do not look at.
+const CONSTRAINTS: [&str; 9] = [
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "response_format",
+    "structural_tag",
+    "structured_outputs",
+    "thinking_token_budget",
+    "tool_choice",
+];
+
 /// Reads the search that a request with `n` choices asks for, if it does.
 pub fn read(fields: &mut Fields<'_>, n: u32) -> Result<Option<BeamSearch>, ApiError> {
     let on = fields.flag("use_beam_search", false)?;
@@ -40,11 +53,25 @@ pub fn read(fields: &mut Fields<'_>, n: u32) -> Result<Option<BeamSearch>, ApiEr
             return Err(ApiError::field(name, message));
         }
     }
+    check_constraints(fields)?;
     let length_penalty = length_penalty.unwrap_or(1.0) as f32;
     if !length_penalty.is_finite() {
         return Err(ApiError::field("length_penalty", "`length_penalty` must be a finite number in single precision."));
     }
     Ok(Some(BeamSearch { width, length_penalty, early_stopping: early_stopping.unwrap_or_default().into() }))
+}
+
+fn check_constraints(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    for name in CONSTRAINTS {
+        let Some(text) = fields.raw(name) else { continue };
+        let value = serde_json::from_str(text).unwrap_or(Value::Bool(true));
+        let is_free = value.get("type").is_some_and(|kind| kind == "text") || value == "none" || value == "auto";
+        if !is_free {
+            let message = format!("`{name}` is not supported with `use_beam_search`: ask for `n` samples instead.");
+            return Err(ApiError::field(name, message));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses what asks for a search without `use_beam_search`.
@@ -127,7 +154,7 @@ mod tests {
         assert_eq!(search(r#"{"use_beam_search":true}"#, 3), of(3, 1.0, EarlyStopping::Heuristic));
         let body = r#"{"use_beam_search":true,"best_of":5,"length_penalty":-0.5,"early_stopping":"never"}"#;
         assert_eq!(search(body, 3), of(5, -0.5, EarlyStopping::Never));
-        let body = r#"{"use_beam_search":true,"early_stopping":true,"temperature":0,"top_p":1.0,"top_k":-1}"#;
+        let body = r#"{"use_beam_search":true,"early_stopping":true,"temperature":0,"top_p":1.0,"tool_choice":"auto"}"#;
         assert_eq!(search(body, 1), of(1, 1.0, EarlyStopping::WhenFull));
         assert_eq!(search(r#"{"best_of":2,"length_penalty":1.0,"early_stopping":false}"#, 2), Ok(None));
     }
@@ -145,6 +172,8 @@ mod tests {
             (r#"{"length_penalty":1e300,"use_beam_search":true}"#, "length_penalty"),
             (r#"{"top_p":0.5,"use_beam_search":true}"#, "top_p"),
             (r#"{"top_k":5,"use_beam_search":true}"#, "top_k"),
+            (r#"{"response_format":{"type":"json_object"},"use_beam_search":true,"best_of":2}"#, "response_format"),
+            (r#"{"tool_choice":"required","use_beam_search":true,"best_of":2}"#, "tool_choice"),
         ] {
             assert_eq!(search(body, 2), refused(name), "{body}");
         }

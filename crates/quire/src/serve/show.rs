@@ -92,12 +92,9 @@ fn yaml(value: &Value) -> String {
 }
 
 fn scalar(text: &str) -> String {
+    // JSON is quoted too: a YAML list would repeat the flag.
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-    let json = text.starts_with(['{', '[']) && serde_json::from_str::<Json>(text).is_ok();
-    match text {
-        text if json || (!text.is_empty() && text.chars().all(plain)) => text.to_owned(),
-        text => Json::from(text).to_string(),
-    }
+    if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { Json::from(text).to_string() }
 }
 
 /// What the model's files say where a flag leaves it to them.

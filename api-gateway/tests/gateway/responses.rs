@@ -405,6 +405,6 @@ async fn fields_of_chats_are_taken_too() {
     assert_eq!((output.stop, request.truncate_prompt_tokens), (vec!["END".to_owned()], Some(-1)));
     answer(&mut stage, &request, "", &["y"]).await;
     assert_eq!(asked.await.expect("an answer").status, 200);
-    let refused = stage.client.post(PATH, &json!({"input": "x", "guided_regex": "a"})).await;
+    let refused = stage.client.post(PATH, &json!({"input": "x", "guided_regex": 7})).await;
     assert_eq!((refused.status.as_u16(), refused.error().1), (400, json!("guided_regex")));
 }

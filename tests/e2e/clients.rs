@@ -1,5 +1,5 @@
-//! The official OpenAI and Anthropic clients, unmodified. They are installed under `target/clients` by the tests
-//! themselves.
+//! The official OpenAI and Anthropic clients, unmodified, and in the second tier frameworks on top of them. They are
+//! installed under `target/clients` by the tests themselves.
 
 use std::{path::PathBuf, process::Command};
 
@@ -10,44 +10,88 @@ const KEY: &str = "token-abc123";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn openai_for_python() -> anyhow::Result<()> {
-    python("openai", "openai_python.py").await
+    python("openai", &["openai"], &["openai_python.py", "openai_responses.py"]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn anthropic_for_python() -> anyhow::Result<()> {
-    python("anthropic", "anthropic_python.py").await
-}
-
-/// Runs a script with a package of its own against a server.
-async fn python(package: &str, script: &str) -> anyhow::Result<()> {
-    let venv = root().join("target/clients").join(package);
-    let python = venv.join("bin/python");
-    if !venv.join("installed").is_file() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", package]))?;
-        std::fs::write(venv.join("installed"), "")?;
-    }
-    let server = Server::start(&["--api-key", KEY]).await?;
-    let script = root().join("tests/clients").join(script);
-    run(Command::new(&python).arg(script).arg(base(&server)).arg(KEY))?;
-    no_block_is_lost(&server).await
+    python("anthropic", &["anthropic"], &["anthropic_python.py"]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn openai_for_node() -> anyhow::Result<()> {
-    let folder = root().join("target/clients/node");
-    if !folder.join("node_modules/zod").is_dir() {
+    node("node", &["openai", "zod"], &["openai_node.mjs", "openai_responses.mjs"]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn frameworks_for_python() -> anyhow::Result<()> {
+    const PACKAGES: [&str; 5] = ["anthropic", "langchain-openai", "litellm", "openai", "openai-agents"];
+    python(
+        "frameworks",
+        &PACKAGES,
+        &["coding_agents.py", "langchain_python.py", "litellm_python.py", "openai_agents_python.py"],
+    )
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn frameworks_for_node() -> anyhow::Result<()> {
+    node("frameworks-node", &["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"], &["vercel_ai.mjs"]).await
+}
+
+/// Requests that the server's own OpenAPI document allows, and some that it does not: none is a 5xx, none hangs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn whatever_the_document_allows_is_answered() -> anyhow::Result<()> {
+    let venv = installed("schemathesis", &["schemathesis"])?;
+    let server = Server::start(&["--api-key", KEY]).await?;
+    let mut schemathesis = Command::new(venv.join("bin/schemathesis"));
+    schemathesis.arg("run").arg(format!("{}/openapi.json", base(&server)));
+    schemathesis.args(["--header", &format!("Authorization: Bearer {KEY}"), "--checks", "not_a_server_error"]);
+    run(schemathesis.args(["--max-examples", "15", "--request-timeout", "60"]))?;
+    no_block_is_lost(&server).await
+}
+
+/// A Python environment with these packages.
+fn installed(folder: &str, packages: &[&str]) -> anyhow::Result<PathBuf> {
+    let venv = root().join("target/clients").join(folder);
+    if !venv.join("installed").is_file() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+        run(Command::new(venv.join("bin/python")).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
+        std::fs::write(venv.join("installed"), "")?;
+    }
+    Ok(venv)
+}
+
+/// Runs scripts against a server, with packages of their own in that folder.
+async fn python(folder: &str, packages: &[&str], scripts: &[&str]) -> anyhow::Result<()> {
+    let python = installed(folder, packages)?.join("bin/python");
+    let server = Server::start(&["--api-key", KEY]).await?;
+    for script in scripts {
+        let script = root().join("tests/clients").join(script);
+        run(Command::new(&python).arg(script).arg(base(&server)).arg(KEY))?;
+    }
+    no_block_is_lost(&server).await
+}
+
+/// The same for Node.
+async fn node(folder: &str, packages: &[&str], scripts: &[&str]) -> anyhow::Result<()> {
+    let folder = root().join("target/clients").join(folder);
+    if !packages.iter().all(|package| folder.join("node_modules").join(package).is_dir()) {
         std::fs::create_dir_all(&folder)?;
         std::fs::write(folder.join("package.json"), r#"{"private": true, "type": "module"}"#)?;
-        run(Command::new("npm")
-            .args(["install", "--no-audit", "--no-fund", "--silent", "openai", "zod"])
-            .current_dir(&folder))?;
+        let install = ["install", "--no-audit", "--no-fund", "--silent"];
+        run(Command::new("npm").args(install).args(packages).current_dir(&folder))?;
     }
-    // Node looks for packages beside the script.
-    let script: PathBuf = folder.join("openai_node.mjs");
-    std::fs::copy(root().join("tests/clients/openai_node.mjs"), &script)?;
     let server = Server::start(&["--api-key", KEY]).await?;
-    run(Command::new("node").arg(script).arg(base(&server)).arg(KEY))?;
+    for script in scripts {
+        // Node looks for packages beside the script.
+        let copy = folder.join(script);
+        std::fs::copy(root().join("tests/clients").join(script), &copy)?;
+        run(Command::new("node").arg(copy).arg(base(&server)).arg(KEY))?;
+    }
     no_block_is_lost(&server).await
 }
 

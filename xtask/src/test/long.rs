@@ -20,6 +20,9 @@ pub(super) fn run(root: &Path) -> anyhow::Result<()> {
     stage("behind load balancers, and as an image", || {
         cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "deploy::"], None)
     })?;
+    stage("frameworks on top of the API", || {
+        cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "clients::"], None)
+    })?;
     stage("fuzzing sched-core (libFuzzer)", || fuzz(root))
 }
 

@@ -1,0 +1,45 @@
+"""langchain-openai against a running server: a tool loop on chats and on responses, whole and streamed."""
+
+import sys
+from importlib.metadata import version
+
+import openai
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+base, key = sys.argv[1], sys.argv[2]
+name = openai.OpenAI(base_url=base + "/v1", api_key=key).models.list().data[0].id
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Get the current weather for a city."""
+    return {"Rome": "sunny, 24 degrees"}.get(city, "rain, 9 degrees")
+
+
+for responses in False, True:
+    model = ChatOpenAI(
+        model=name,
+        base_url=base + "/v1",
+        api_key=key,
+        temperature=0,
+        max_tokens=120,
+        max_retries=0,
+        use_responses_api=responses,
+    ).bind_tools([get_weather])
+    messages = [HumanMessage("What is the weather in Rome and in Oslo?")]
+    called = model.invoke(messages)
+    assert [call["args"] for call in called.tool_calls] == [{"city": "Rome"}, {"city": "Oslo"}], called
+    pieces = None
+    for piece in model.stream(messages):
+        pieces = piece if pieces is None else pieces + piece
+    assert [call["args"] for call in pieces.tool_calls] == [call["args"] for call in called.tool_calls], pieces
+    messages.append(called)
+    for call in called.tool_calls:
+        messages.append(ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"]))
+    answer = model.invoke(messages)
+    assert answer.text and not answer.tool_calls, answer
+    assert answer.usage_metadata["output_tokens"] > 0, answer
+
+print("langchain-openai", version("langchain-openai"), "works")

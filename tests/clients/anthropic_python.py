@@ -59,7 +59,7 @@ assert call.usage.input_tokens + call.usage.cache_read_input_tokens == client.me
 for wrong, kind in [
     (lambda: client.messages.create(**{**hello, "model": "nobody"}), anthropic.NotFoundError),
     (lambda: client.messages.create(**{**hello, "extra_body": {"temperature": 99}}), anthropic.BadRequestError),
-    (lambda: client.messages.create(**asked, tool_choice={"type": "any"}), anthropic.BadRequestError),
+    (lambda: client.messages.create(**asked, tool_choice={"type": "tool", "name": "nobody"}), anthropic.BadRequestError),
     (lambda: client.with_options(api_key="wrong").messages.create(**hello), anthropic.AuthenticationError),
 ]:
     try:

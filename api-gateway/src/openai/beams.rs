@@ -19,19 +19,6 @@ const DRAWING: [(&str, &[f64]); 6] = [
     ("typical_p", &[1.0]),
 ];
 
-/// Constraints of the text, which beams do not look at.
-const CONSTRAINTS: [&str; 9] = [
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "response_format",
-    "structural_tag",
-    "structured_outputs",
-    "thinking_token_budget",
-    "tool_choice",
-];
-
 /// Reads the search that a request with `n` choices asks for, if it does.
 pub fn read(fields: &mut Fields<'_>, n: u32) -> Result<Option<BeamSearch>, ApiError> {
     let on = fields.flag("use_beam_search", false)?;
@@ -53,25 +40,11 @@ pub fn read(fields: &mut Fields<'_>, n: u32) -> Result<Option<BeamSearch>, ApiEr
             return Err(ApiError::field(name, message));
         }
     }
-    check_constraints(fields)?;
     let length_penalty = length_penalty.unwrap_or(1.0) as f32;
     if !length_penalty.is_finite() {
         return Err(ApiError::field("length_penalty", "`length_penalty` must be a finite number in single precision."));
     }
     Ok(Some(BeamSearch { width, length_penalty, early_stopping: early_stopping.unwrap_or_default().into() }))
-}
-
-fn check_constraints(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    for name in CONSTRAINTS {
-        let Some(text) = fields.raw(name) else { continue };
-        let value = serde_json::from_str(text).unwrap_or(Value::Bool(true));
-        let is_free = value.get("type").is_some_and(|kind| kind == "text") || value == "none" || value == "auto";
-        if !is_free {
-            let message = format!("`{name}` is not supported with `use_beam_search`: ask for `n` samples instead.");
-            return Err(ApiError::field(name, message));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses what asks for a search without `use_beam_search`.
@@ -172,10 +145,27 @@ mod tests {
             (r#"{"length_penalty":1e300,"use_beam_search":true}"#, "length_penalty"),
             (r#"{"top_p":0.5,"use_beam_search":true}"#, "top_p"),
             (r#"{"top_k":5,"use_beam_search":true}"#, "top_k"),
-            (r#"{"response_format":{"type":"json_object"},"use_beam_search":true,"best_of":2}"#, "response_format"),
-            (r#"{"tool_choice":"required","use_beam_search":true,"best_of":2}"#, "tool_choice"),
         ] {
             assert_eq!(search(body, 2), refused(name), "{body}");
         }
+    }
+
+    #[test]
+    fn a_demand_on_the_text_is_refused() {
+        let constraint = proto::Constraint { param: "tools".to_owned(), ..proto::Constraint::default() };
+        let with = |sampling: proto::Sampling| Request {
+            beam_search: Some(BeamSearch::default()),
+            sampling: Some(sampling),
+            output: Some(proto::Output::default()),
+            ..Request::default()
+        };
+        let refused = |request: &Request| check(request).err().and_then(|error| error.param);
+        let constrained = with(proto::Sampling { constraint: Some(constraint), ..proto::Sampling::default() });
+        assert_eq!(refused(&constrained).as_deref(), Some("tools"));
+        let reasoning = Some(proto::Reasoning::default());
+        let budget = with(proto::Sampling { reasoning, ..proto::Sampling::default() });
+        assert_eq!(refused(&budget).as_deref(), Some("thinking_token_budget"));
+        assert_eq!(refused(&with(proto::Sampling::default())), None);
+        assert_eq!(refused(&Request { beam_search: None, ..constrained }), None);
     }
 }

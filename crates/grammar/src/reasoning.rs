@@ -49,11 +49,22 @@ fn thinking(reasoning: &Reasoning, vocabulary: &Vocabulary) -> String {
         Some(firsts) => {
             let ends: Vec<String> = reasoning.close.iter().map(|close| vocabulary.token_literal(close)).collect();
             let never = firsts.iter().chain(vocabulary.end_tokens()).map(u32::to_string).collect::<Vec<_>>();
-            format!("thinking: thought* ({})\nthought: <[^{}]>\n", ends.join(" | "), never.join(","))
+            let others: Vec<String> = reasoning.close.iter().filter_map(|close| other(close, vocabulary)).collect();
+            let others: String = others.iter().map(|other| format!(" | {other}")).collect();
+            format!("thinking: thought* ({})\nthought: <[^{}]>{others}\n", ends.join(" | "), never.join(","))
         }
         None => {
             let ends: Vec<String> = reasoning.close.iter().map(|close| pattern(close)).collect();
             format!("thinking[lazy]: /(?s:.*)({})/\n", ends.join("|"))
         }
     }
+}
+
+/// What may follow the special token that a marker begins with, where text behind it makes the marker: any other text,
+/// as in Harmony, where `<|channel|>` begins the channels of reasoning and of the answer.
+fn other(close: &str, vocabulary: &Vocabulary) -> Option<String> {
+    let mut parts = vocabulary.parts(close).into_iter();
+    let (Some(Part::Special(token)), Some(Part::Text(text))) = (parts.next(), parts.next()) else { return None };
+    let first = text.chars().next().filter(char::is_ascii_alphanumeric)?;
+    Some(format!("<[{token}]> /[^{first}<][^<]*/"))
 }

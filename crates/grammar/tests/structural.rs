@@ -140,6 +140,18 @@ fn a_constraint_begins_behind_the_reasoning() {
     check(&yes, Some(&written), &[("hm. So: yes<end>", true), ("So: no", false), ("So.<end>", false)]);
     let may = Reasoning { start: Start::MayOpen.into(), open: text("<think>"), ..open.clone() };
     check(&yes, Some(&may), &[("yes<end>", true), ("<think>a</think>yes<end>", true), ("<think>yes<end>", false)]);
+    // As Harmony's channels: the same special token begins what is thought and the answer.
+    let channels = Reasoning { close: text("<call>final</call>"), ..open.clone() };
+    let rows = [
+        ("<call>analysis</call>hm.<call>final</call>yes<end>", true),
+        ("<call>a</call>b<call>commentary to=x</call>{}<call>final</call>yes<end>", true),
+        ("<call>final</call>yes<end>", true),
+        ("<call>analysis</call>hm.<end>", false),
+        ("<call>analysis<call>final</call>yes<end>", true),
+        ("<call>final</call>no", false),
+        ("<call>found", false),
+    ];
+    check(&yes, Some(&channels), &rows);
     let none = Reasoning { start: Start::None.into(), ..open.clone() };
     check(&yes, Some(&none), &[("yes<end>", true), ("h", false)]);
     let unknown = Reasoning { close: Vec::new(), format: "x".to_owned(), ..open };

@@ -34,7 +34,7 @@ use service_kit::{Threads, metrics::Description};
 
 /// The metrics of the process, for documents.
 pub fn metrics() -> Vec<Description> {
-    metrics::WorkerMetrics::descriptions()
+    [metrics::WorkerMetrics::descriptions(), device::gpu_metrics()].concat()
 }
 
 /// The process, from its flags to its exit code.

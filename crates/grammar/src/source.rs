@@ -60,6 +60,10 @@ pub(crate) fn grammar(text: &str) -> Result<GrammarWithLexer, GrammarError> {
     Ok(GrammarWithLexer::from_lark(lark))
 }
 
+/// White space between two tokens of JSON: a blank, or a line break and an indentation. Without a bound, small models
+/// write blanks until `max_tokens`.
+const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,64}";
+
 /// A JSON schema with the request's switches.
 pub(crate) fn schema(schema: Value, constraint: &Constraint) -> Result<GrammarWithLexer, GrammarError> {
     let mut schema = match schema {
@@ -79,9 +83,10 @@ pub(crate) fn schema(schema: Value, constraint: &Constraint) -> Result<GrammarWi
     }
     let mut schema = Value::Object(schema);
     let compact = constraint.disable_any_whitespace;
+    let pattern = constraint.whitespace_pattern.as_deref().unwrap_or(WHITE_SPACE);
     let options = JsonCompileOptions {
         whitespace_flexible: !compact,
-        whitespace_pattern: constraint.whitespace_pattern.clone().filter(|_| !compact),
+        whitespace_pattern: (!compact).then(|| pattern.to_owned()),
         ..JsonCompileOptions::default()
     };
     options.apply_to(&mut schema);

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::config::{Args, Device};
 
-pub(crate) use telemetry::Telemetry;
+pub(crate) use telemetry::{Telemetry, descriptions as gpu_metrics};
 
 /// A device, ready to take a model.
 pub(crate) struct Opened {

@@ -13,7 +13,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},
 };
-use service_kit::metrics::Metrics;
+use service_kit::metrics::{Description, Metrics};
 use tracing::info;
 
 /// The library's name on a machine with a driver alone; without it, the development package's name is tried.
@@ -41,7 +41,7 @@ struct Figure {
 const FIGURES: &[Figure] = &[
     Figure {
         name: "quire:gpu_memory_used_bytes",
-        help: "Memory of the GPU that is in use, by whomever",
+        help: "Memory of the GPU that is in use, by any process",
         read: |gpu| Ok(gpu.memory_info()?.used as f64),
     },
     Figure {
@@ -70,6 +70,15 @@ const FIGURES: &[Figure] = &[
         read: |gpu| Ok(f64::from(gpu.temperature(TemperatureSensor::Gpu)?)),
     },
 ];
+
+const THROTTLED: &str = "quire:gpu_throttled";
+const THROTTLED_HELP: &str = "Whether clocks are lower than they could be, for this reason: 1 or 0";
+
+/// The metrics of a worker whose GPU gives all of them.
+pub(crate) fn descriptions() -> Vec<Description> {
+    let gauges = FIGURES.iter().map(|figure| Description::of::<Gauge>(figure.name, &["rank"], figure.help));
+    gauges.chain([Description::of::<Gauge>(THROTTLED, &["rank", "reason"], THROTTLED_HELP)]).collect()
+}
 
 /// Why clocks are lower than they could be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -127,8 +136,7 @@ impl Gpu {
                 registry.register(figure.name, figure.help, gauge.clone());
             }
             if let Some(throttled) = &self.throttled {
-                let help = "Whether clocks are lower than they could be, for this reason: 1 or 0";
-                registry.register("quire:gpu_throttled", help, throttled.clone());
+                registry.register(THROTTLED, THROTTLED_HELP, throttled.clone());
             }
         });
         self.refresh();

@@ -48,12 +48,7 @@ fn what_is_generated_validates() {
             Err(error) => panic!("{schema}: {error}"),
             Ok(texts) => {
                 for text in texts {
-                    let value: Value = match serde_json::from_str(&text) {
-                        Ok(value) => value,
-                        // JSON knows no bound of numbers, this reader does.
-                        Err(error) if error.to_string().contains("number out of range") => continue,
-                        Err(error) => panic!("{text}: {error}"),
-                    };
+                    let Some(value) = read(&text) else { continue };
                     assert!(validator.is_valid(&value), "{text} under {schema}");
                 }
             }
@@ -61,10 +56,19 @@ fn what_is_generated_validates() {
     }
 }
 
+/// A text as JSON; none if it has a number that is out of this reader's range: JSON itself knows no bound.
+fn read(text: &str) -> Option<Value> {
+    match serde_json::from_str(text) {
+        Ok(value) => Some(value),
+        Err(error) if error.to_string().contains("number out of range") => None,
+        Err(error) => panic!("{text}: {error}"),
+    }
+}
+
 #[test]
 fn any_object_is_an_object() {
     for text in texts(&compiler(), &of(Kind::JsonObject(true)), 60).unwrap() {
-        assert!(serde_json::from_str::<Value>(&text).unwrap().is_object(), "{text}");
+        assert!(read(&text).is_none_or(|value| value.is_object()), "{text}");
     }
 }
 

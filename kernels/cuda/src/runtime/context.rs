@@ -162,7 +162,12 @@ fn failed(doing: String, error: DriverError) -> OpenError {
 
 /// `GPU-` and the UUID of the device with this number, as the driver's tools write it.
 pub(crate) fn uuid(ordinal: u32) -> Result<String, OpenError> {
+    const SYMBOL: &str = "cuDeviceGetUuid_v2";
     count()?;
+    // SAFETY: the driver is present, and the symbol is looked up, not used.
+    if unsafe { sys::culib().get::<*const std::ffi::c_void>(SYMBOL.as_bytes()) }.is_err() {
+        return Err(OpenError::Driver { doing: format!("GPU {ordinal}"), reason: format!("there is no {SYMBOL}") });
+    }
     let device = result::device::get(ordinal.cast_signed());
     let uuid = device.and_then(result::device::get_uuid).map_err(|error| failed(format!("GPU {ordinal}"), error))?;
     let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", byte.cast_unsigned())).collect();

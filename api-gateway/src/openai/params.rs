@@ -78,7 +78,7 @@ pub struct Params {
     pub cache_salt: String,
     /// The client's own id for the request.
     pub request_id: Option<String>,
-    /// Keep only so many prompt tokens; -1: as many as fit.
+    /// Maximum number of prompt tokens to keep; -1: what fits.
     pub truncate_prompt_tokens: Option<i32>,
     /// Truncation keeps the beginning.
     pub truncate_keep_first: bool,

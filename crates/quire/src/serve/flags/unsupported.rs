@@ -67,7 +67,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("attention-backend", Only(&["auto"]), "the attention kernel is selected by device and shape"),
     flag("calculate-kv-scales", Off, "an 8-bit KV cache uses the checkpoint's scales, or 1"),
     flag("code-revision", AnyValue, MODEL_CODE),
-    flag("collect-detailed-traces", Only(&[]), "use --otlp-traces-endpoint, or quire bench latency --profile"),
+    flag("collect-detailed-traces", Only(&[]), "use --otlp-traces-endpoint, or --profiler-config"),
     Unsupported {
         aliases: &["-cc"],
         ..flag("compilation-config", Only(&["{}", "0"]), "use --cudagraph-capture-sizes or --enforce-eager")
@@ -166,7 +166,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("preemption-mode", Only(&["recompute"]), OFFLOAD),
     flag("prefill-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
     flag("prefix-caching-hash-algo", Only(&["sha256"]), "a weaker hash would let prompts collide on purpose"),
-    flag("profiler-config", Only(&["{}"]), "use quire bench latency --profile"),
     flag("rope-scaling", Only(&[]), "edit config.json in a copy of the folder"),
     flag("rope-theta", Only(&[]), "edit config.json in a copy of the folder"),
     flag("runner", Only(&["auto", "generate"]), "models generate text; pooling is not served"),

@@ -25,8 +25,8 @@ use proto::{StepPlan, StepResult};
 use sampling::Sampled;
 
 use self::{
-    forward_pass::{check_rows, forward_passes},
-    input_batch::{InputBatch, SampleTarget},
+    forward_pass::{Chunk, check_rows, forward_passes},
+    input_batch::{BatchMemory, InputBatch, SampleTarget},
     outcome::HostSamples,
     sampler::Sampler,
     slots::{Slots, malformed, no_slot},
@@ -58,6 +58,9 @@ pub(crate) struct Engine<'m> {
     warm_up: WarmUp,
     /// The device's tokens; empty between calls, kept for its memory.
     sampled: Vec<Sampled>,
+    /// The memory of the last plan's first pass, and of its input.
+    chunks: Vec<Chunk>,
+    memory: BatchMemory,
 }
 
 /// A model on its device.
@@ -102,6 +105,8 @@ impl<'m> Engine<'m> {
             last_finish: Instant::now(),
             warm_up: WarmUp::default(),
             sampled: Vec::new(),
+            chunks: Vec::new(),
+            memory: BatchMemory::default(),
         }
     }
 
@@ -116,13 +121,14 @@ impl<'m> Engine<'m> {
         self.change_slots(&mut plan)?;
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
         let mut pending = None;
-        let passes = forward_passes(&plan, &self.slots, self.max_logit_rows)?;
+        let spare = std::mem::take(&mut self.chunks);
+        let passes = forward_passes(&plan, &self.slots, self.max_logit_rows, spare)?;
         let alone = passes.len() == 1;
         for chunks in &passes {
-            let input = InputBatch::new(chunks, &plan, &self.slots);
+            let input = InputBatch::new(chunks, &plan, &self.slots, &mut self.memory);
             let ticket = self.model.submit(input.batch(), &input.logit_rows, &input.sample_rows, &mut *self.group)?;
             let needs_host = input.needs_host;
-            let asked = PendingSamples { ticket, targets: input.targets };
+            let asked = PendingSamples { ticket, targets: input.into_targets(&mut self.memory) };
             self.mark_pending(&asked);
             if !alone || needs_host {
                 self.complete_in_flight()?;
@@ -133,6 +139,7 @@ impl<'m> Engine<'m> {
                 pending = Some(asked);
             }
         }
+        self.chunks = passes.into_iter().next().unwrap_or_default();
         let idle_since = self.is_idle().then_some(self.last_finish);
         let note = Note::of(&plan, submitted, idle_since);
         self.flights.push_back(Flight { result, submitted, pending, note });

@@ -36,7 +36,7 @@ impl Engine<'_> {
             (sampled.into_iter(), verified.into_iter(), candidates.into_iter());
         result.slot.reserve(asked.targets.len());
         result.token.reserve(asked.targets.len());
-        for target in asked.targets {
+        for &target in &asked.targets {
             let sampled = match target.sampler {
                 SampledBy::Device => from_device.next(),
                 SampledBy::Host => from_host.next(),
@@ -53,6 +53,7 @@ impl Engine<'_> {
         }
         drop(from_device);
         self.sampled = on_device;
+        self.memory.targets.push(asked.targets);
         Ok(())
     }
 

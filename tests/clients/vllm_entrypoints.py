@@ -162,7 +162,6 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__name__ == "vllm.platforms":
             module.current_platform = MagicMock(is_rocm=lambda: False, is_xpu=lambda: False, is_cuda=lambda: True)
         if module.__name__ in ("vllm.tokenizers", "vllm.transformers_utils.tokenizer"):
-            module.get_tokenizer = lambda **_: tokenizer()
             module.get_tokenizer = lambda *_, **__: tokenizer()
 
 
@@ -172,7 +171,8 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(os.environ["QUIRE_TOKENIZER"])
 
 
-def pytest_configure(config):
+def stand_in():
+    """Before any file of the tests is read."""
     sys.meta_path.insert(0, StandIn())
     utils = Empty("tests.utils")
     utils.RemoteOpenAIServer = RemoteOpenAIServer
@@ -242,7 +242,6 @@ def main():
         "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), str(folder)]),
     }
     files = [f"tests/{file}" for file in FILES if (folder / "tests" / file).is_file()]
-    # The second sets no marks of its own, and a test that waits for ever is cut by the client's time limit.
     arguments = ["-p", "vllm_entrypoints", "-q", "--no-header", "--tb=short", "-o", "asyncio_mode=strict", "-W", "ignore"]
     command = [sys.executable, "-m", "pytest", *arguments, "--rootdir", str(folder), *(more or files)]
     return subprocess.run(command, env=environment, cwd=folder).returncode
@@ -250,3 +249,4 @@ def main():
 
 if __name__ == "__main__":
     sys.exit(main())
+stand_in()

@@ -1,4 +1,5 @@
-"""langchain-openai against a running server: a tool loop on chats and on responses, whole and streamed; structured output."""
+"""langchain-openai against a running server: a tool loop on chats and on responses, whole and streamed;
+structured output."""
 
 import sys
 from importlib.metadata import version

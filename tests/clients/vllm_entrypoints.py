@@ -221,7 +221,8 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f"FAILED {re.sub('.*/', '', test)}: {text[:300]}")
     total = Counter(outcome for outcome, _ in outcomes.values())
     counted = total["passed"] + total["failed"]
-    terminalreporter.write_line(f"vLLM {VERSION}: {total['passed']} of {counted} tests passed, {total['skipped']} skipped")
+    passed, skipped = total["passed"], total["skipped"]
+    terminalreporter.write_line(f"vLLM {VERSION}: {passed} of {counted} tests passed, {skipped} skipped")
 
 
 def main():
@@ -242,7 +243,7 @@ def main():
         "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), str(folder)]),
     }
     files = [f"tests/{file}" for file in FILES if (folder / "tests" / file).is_file()]
-    arguments = ["-p", "vllm_entrypoints", "-q", "--no-header", "--tb=short", "-o", "asyncio_mode=strict", "-W", "ignore"]
+    arguments = ["-p", "vllm_entrypoints", "-q", "--no-header", "--tb=short", "-W", "ignore"]
     command = [sys.executable, "-m", "pytest", *arguments, "--rootdir", str(folder), *(more or files)]
     return subprocess.run(command, env=environment, cwd=folder).returncode
 

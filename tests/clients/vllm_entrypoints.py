@@ -48,9 +48,20 @@ FILES = [
     "tool_use/test_parallel_tool_calls.py",
     "tool_use/test_tool_calls.py",
 ]
-# Flags that ask for what the model that ships lacks: adapters, templates of other models, a longer context.
-WITHOUT = {"--enable-lora": 0, "--lora-modules": 1, "--max-lora-rank": 1, "--max-cpu-loras": 1, "--chat-template": 1,
-           "--max-model-len": 1}
+# Flags that Quire refuses by name, or that ask for what the model that ships lacks: adapters, templates of other models, a
+# longer context; with the number of their values.
+WITHOUT = {
+    "--chat-template": 1,
+    "--enable-lora": 0,
+    "--enable-per-request-metrics": 0,
+    "--lora-modules": 1,
+    "--max-cpu-loras": 1,
+    "--max-lora-rank": 1,
+    "--max-model-len": 1,
+    "--reasoning-config": 1,
+    "--structured-outputs-config.backend": 1,
+    "--watermark-config": 1,
+}
 
 
 def fetch(folder):
@@ -159,6 +170,10 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return Empty(spec.name)
 
     def exec_module(self, module):
+        if module.__name__ == "torch":
+            module.iinfo = lambda _: types.SimpleNamespace(min=-(2**63), max=2**63 - 1)
+        if module.__name__ == "vllm.config":
+            module.ModelConfig = lambda *_, **__: types.SimpleNamespace(get_vocab_size=lambda: len(tokenizer()))
         if module.__name__ == "vllm.platforms":
             module.current_platform = MagicMock(is_rocm=lambda: False, is_xpu=lambda: False, is_cuda=lambda: True)
         if module.__name__ in ("vllm.tokenizers", "vllm.transformers_utils.tokenizer"):

@@ -188,6 +188,8 @@ impl ToolUse {
     pub fn constraint(&self, of_text: Option<Constraint>) -> Result<Option<Constraint>, ApiError> {
         let Some(Held { by, form, .. }) = &self.held else { return Ok(of_text) };
         let (param, format) = match (by, &of_text) {
+            // A call is no text, so the format of texts does not matter.
+            (Holding::Demanded, Some(text)) if text.param == "response_format" => ("tool_choice", form.clone()),
             (Holding::Demanded, Some(text)) => {
                 let message = format!("`tool_choice` demands a call, and `{}` another text.", text.param);
                 return Err(ApiError::field("tool_choice", message));

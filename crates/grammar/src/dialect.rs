@@ -3,6 +3,16 @@
 
 use serde_json::{Map, Value, json};
 
+/// A day that its year has.
+macro_rules! date {
+    () => {
+        concat!(
+            "([0-9]{4}-(0[13-9]|1[0-2])-|[0-9]{4}-02-([01]|2[0-8])|",
+            "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+        )
+    };
+}
+
 /// Whole numbers lie between this and its negative: they fit 64 bits, as most clients keep them.
 const MOST: f64 = 9.2e18;
 /// Multiples of something are checked in floating point, which is exact enough up to here.
@@ -18,9 +28,13 @@ const CLASSES: [(char, &str); 6] = [
     ('S', r"[^\t\n\x0B\x0C\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}]"),
 ];
 
-/// Formats in which the engine allows a 60th second in every minute, and what excludes it.
-const LEAP_SECONDS: [(&str, &str); 2] =
-    [("time", "^[0-9]{2}:[0-9]{2}:[0-5]"), ("date-time", "^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-5]")];
+/// Formats that the engine reads too widely (a 60th second in every minute, 29 February in every year), and what
+/// excludes these.
+const TOO_WIDE: [(&str, &str); 3] = [
+    ("date", concat!("^", date!())),
+    ("date-time", concat!("^", date!(), "[Tt ][0-9]{2}:[0-9]{2}:[0-5]")),
+    ("time", "^[0-9]{2}:[0-9]{2}:[0-5]"),
+];
 
 /// Members whose values are schemas by name or by pattern.
 const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
@@ -30,7 +44,7 @@ pub(crate) const VALUES: [&str; 4] = ["const", "default", "enum", "examples"];
 /// Rewrites a schema and all schemas inside.
 pub(crate) fn rewrite(schema: &mut Map<String, Value>) {
     bound(schema);
-    without_leap_seconds(schema);
+    narrow(schema);
     if let Some(Value::String(pattern)) = schema.get_mut("pattern") {
         *pattern = classes(pattern);
     }
@@ -81,9 +95,9 @@ fn bound(schema: &mut Map<String, Value>) {
 }
 
 /// A leap second is the last one of a day in UTC, which no regular expression knows: there is none.
-fn without_leap_seconds(schema: &mut Map<String, Value>) {
+fn narrow(schema: &mut Map<String, Value>) {
     let Some(format) = schema.get("format").and_then(Value::as_str) else { return };
-    let Some((_, pattern)) = LEAP_SECONDS.iter().find(|(name, _)| *name == format) else { return };
+    let Some((_, pattern)) = TOO_WIDE.iter().find(|(name, _)| *name == format) else { return };
     match schema.contains_key("pattern") {
         false => drop(schema.insert("pattern".to_owned(), json!(pattern))),
         // Where this is no list, the engine says so.
@@ -136,7 +150,7 @@ mod tests {
         rewrite(schema.as_object_mut().expect("an object"));
         let expected = json!({"const": {"type": "integer"}, "properties": {"type": {"type": ["integer", "null"],
             "minimum": 1, "maximum": MOST}, "pattern": {"pattern": "[0-9]"}},
-            "patternProperties": {"^[0-9]": {"format": "time", "pattern": LEAP_SECONDS[0].1}},
+            "patternProperties": {"^[0-9]": {"format": "time", "pattern": TOO_WIDE[2].1}},
             "anyOf": [{"type": ["integer", "number"]}, {"type": "integer", "maximum": 1e19}]});
         assert_eq!(schema, expected);
     }

@@ -33,6 +33,7 @@ fn schemas() -> Vec<Value> {
         json!({"multipleOf": 3, "type": ["integer", "string"]}),
         json!({"type": "string", "pattern": "^\\d{2}\\s[\\w-]\\S$"}),
         json!({"type": "string", "format": "time"}),
+        json!({"type": "string", "format": "date", "pattern": "-02-29$"}),
         json!({"type": "string", "format": "date-time", "pattern": "Z$"}),
         json!({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
             {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}]}),

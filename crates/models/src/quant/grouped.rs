@@ -33,6 +33,9 @@ pub(super) struct Grouped<M>(pub M);
 /// Reads something of a group of a row.
 pub(super) type OfGroup<'a, T> = Box<dyn Fn(usize, usize) -> T + Sync + 'a>;
 
+/// Reads the codes of some columns of a row.
+pub(super) type ReadCodes<'a> = Box<dyn Fn(usize, Range<usize>, &mut [u8]) + Sync + 'a>;
+
 /// A stored matrix `[output features, input features]`, whole, and how to read it.
 pub(super) struct CodeMatrix<'a> {
     pub shape: [usize; 2],
@@ -42,7 +45,7 @@ pub(super) struct CodeMatrix<'a> {
     /// What scales are stored in, or may be without loss.
     pub scale_type: DType,
     /// Writes the codes of some columns of a row, one a byte.
-    pub codes: Box<dyn Fn(usize, Range<usize>, &mut [u8]) + Sync + 'a>,
+    pub codes: ReadCodes<'a>,
     pub scale: OfGroup<'a, f32>,
     pub meaning: Meaning<'a>,
     /// The group of each column, where they are not in order.
@@ -229,7 +232,7 @@ impl CodeMatrix<'_> {
                             Meaning::Zeros(Box::new(|row, column| zero(row, groups[column] as usize)))
                         }
                         Meaning::Levels(levels) => Meaning::Levels(*levels),
-                        Meaning::RowLevels(levels) => Meaning::RowLevels(Box::new(|row| levels(row))),
+                        Meaning::RowLevels(levels) => Meaning::RowLevels(Box::new(levels)),
                     },
                     groups: None,
                     input: InputRounding::None,

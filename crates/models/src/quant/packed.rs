@@ -2,11 +2,10 @@
 //! have in common.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
 use kernels::ops::{CodeBits, DType};
 
-use super::grouped::OfGroup;
+use super::grouped::{OfGroup, ReadCodes};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
 
@@ -115,10 +114,7 @@ pub(super) fn code_bits(bits: usize) -> CodeBits {
 }
 
 /// Codes that follow each other along the inputs, each row's words one after the other: `[out, in * bits / 32]`.
-pub(super) fn along_rows<'a>(
-    words: Words<'a>,
-    [line, bits]: [usize; 2],
-) -> Box<dyn Fn(usize, Range<usize>, &mut [u8]) + Sync + 'a> {
+pub(super) fn along_rows<'a>(words: Words<'a>, [line, bits]: [usize; 2]) -> ReadCodes<'a> {
     Box::new(move |row, cols, out| {
         cols.zip(out).for_each(|(col, code)| *code = words.bits(row * line, 1, col * bits, bits));
     })

@@ -1,5 +1,5 @@
-//! Weights of four-bit floats: MXFP4 (OCP Microscaling Formats 1.0, blocks of 32 with a power of two as scale) and NVFP4
-//! (blocks of 16 with an 8-bit float as scale, and one number for the tensor).
+//! Weights of four-bit floats: MXFP4 (OCP Microscaling Formats 1.0, blocks of 32 with a power of two as scale) and
+//! NVFP4 (blocks of 16 with an 8-bit float as scale, and one number for the tensor).
 //!
 //! ```text
 //!                MXFP4                             NVFP4

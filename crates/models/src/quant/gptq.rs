@@ -1,5 +1,5 @@
-//! `gptq` (arXiv 2210.17323): weights of two, three, four or eight bits, with a scale and a zero point for each group of
-//! inputs of an output.
+//! `gptq` (arXiv 2210.17323): weights of two, three, four or eight bits, with a scale and a zero point for each group
+//! of inputs of an output.
 //!
 //! ```text
 //! X.qweight  [in * bits / 32, out]      int32: codes of an output follow each other along the inputs
@@ -7,8 +7,8 @@
 //! X.scales   [groups, out]              weight = (q - zero) * scale
 //! X.g_idx    [in]                       int32: the group of each input, where desc_act shuffles them
 //! ```
-//! Modules that `dynamic` or `modules_in_block_to_quantize` leave out are stored as plain numbers, and found so; modules
-//! to which `dynamic` gives other bits or groups are found by the shapes of their tensors.
+//! Modules that `dynamic` or `modules_in_block_to_quantize` leave out are stored as plain numbers, and found so;
+//! modules to which `dynamic` gives other bits or groups are found by the shapes of their tensors.
 
 use std::borrow::Cow;
 

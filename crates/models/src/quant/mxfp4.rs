@@ -1,7 +1,7 @@
 //! `mxfp4`: the experts of gpt-oss, see `float4.rs`.
 //!
-//! A matrix `[rows, cols]` is stored as `{name}_blocks` `[rows, cols / 32, 16]` and `{name}_scales` `[rows, cols / 32]`,
-//! also where the plain weight would lie the other way round.
+//! A matrix `[rows, cols]` is stored as `{name}_blocks` `[rows, cols / 32, 16]` and `{name}_scales` `[rows, cols /
+//! 32]`, also where the plain weight would lie the other way round.
 
 use model_spec::{ConfigError, ConfigFile};
 

@@ -1,3 +1,5 @@
+//! How models pool, by their files and by what the user says.
+
 use super::*;
 
 const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,

@@ -33,7 +33,7 @@ use kernels::ops::{
     HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
     RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
-use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 /// The handle of the element just pushed.
 fn newest<T>(list: &[T]) -> u32 {
@@ -421,6 +421,16 @@ impl ops::Sample for CudaBackend {
         self.slots.set(slot, params, counts);
     }
 
+    fn end_pass(&mut self, logits: Act) {
+        self.device.bind();
+        self.flush_for(logits);
+    }
+
+    fn set_masks(&mut self, masks: &[SlotMask<'_>]) {
+        self.device.bind();
+        self.slots.set_masks(&mut self.device, masks);
+    }
+
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.sample_tokens(logits, rows)
     }
@@ -462,6 +472,10 @@ impl Capture for CudaBackend {
 
     fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
         self.replay_captured(owner, batch, rows)
+    }
+
+    fn replay_pass(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
+        self.replay_to_logits(owner, batch)
     }
 }
 

@@ -73,4 +73,12 @@ pub trait Capture {
         let _ = (owner, batch, rows);
         None
     }
+
+    /// The same up to the logits: [`Sample::sample`](super::Sample::sample) from one row a sequence follows, and nothing
+    /// before it but [`Sample::set_masks`](super::Sample::set_masks). Whether such a step was captured; else nothing
+    /// happens.
+    fn replay_pass(&mut self, owner: CaptureOwner, batch: Batch<'_>) -> bool {
+        let _ = (owner, batch);
+        false
+    }
 }

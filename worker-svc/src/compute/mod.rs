@@ -178,6 +178,7 @@ impl Working<'_> {
             self.activity.begin(Task::Step);
             let result = match next {
                 Next::Finish => engine.finish()?,
+                Next::Mask => engine.mask_and_sample().map(|()| None)?,
                 Next::IdleTask => engine.run_idle_task().map(|()| None)?,
                 Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None)?,
                 Next::Job(Some(Job::Step(_))) => None,

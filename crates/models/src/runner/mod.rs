@@ -5,7 +5,7 @@ mod echo;
 
 use collectives::Collective;
 use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
-use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use model_spec::ModelSpec;
 
 use crate::cache::CacheLayout;
@@ -148,6 +148,21 @@ pub trait Runner: Send {
         choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError>;
+
+    /// Starts a step up to its logits, without waiting for the device: the same as [`Runner::submit`], but for the tokens.
+    /// [`Runner::sample`] with the same `choices` ends it; before that, nothing but results of earlier steps may be asked
+    /// for.
+    fn launch(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<(), ForwardError>;
+
+    /// Samples tokens of the step that [`Runner::launch`] started, in masked slots
+    /// ([`SampleParams::masked`]) among those that `masks` allow.
+    fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError>;
 
     /// The logits of the step that was started last, as they were before sampling. Waits for it.
     fn logits(&mut self) -> Result<Logits<'_>, ForwardError>;

@@ -98,4 +98,27 @@ impl CudaBackend {
         step.launch(&mut self.device, self.batch.as_sent(), best);
         Some(self.slots.end(&mut self.device, logits.filter(|_| best.is_none()), rows, padded))
     }
+
+    /// Runs a captured step up to its logits, if there is one for so many rows; [`Self::sample_tokens`] follows.
+    pub(crate) fn replay_to_logits(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
+        let padded = self.captures.padded(owner, batch.tokens.len());
+        if self.captures.of(owner).is_none_or(|captures| captures.of(padded).is_none()) {
+            return false;
+        }
+        let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
+        self.padded_for = Some(owner);
+        self.send(batch, Some(padded));
+        // Not before the batch is there: making room for it frees memory.
+        let Some((captured, _)) = self.captures.of(owner).and_then(|captures| captures.of(padded)) else {
+            return false;
+        };
+        match captured.as_whole(tokens) {
+            Some(step) => step.launch(&mut self.device, self.batch.as_sent(), None),
+            None => {
+                self.batch.place(&mut self.device, self.slots.last_tokens());
+                self.device.launch_graph(captured.graph());
+            }
+        }
+        true
+    }
 }

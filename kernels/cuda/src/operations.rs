@@ -10,7 +10,6 @@ use crate::attention::rope_and_cache::takes_norms;
 use crate::fusion::launch::fits;
 use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
 use crate::gemm::product::Product;
-use crate::graph::captures;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
@@ -447,12 +446,12 @@ impl ops::Sample for CudaBackend {
 }
 
 impl Capture for CudaBackend {
-    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
-        self.captures.set(owner, rows);
+    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
+        self.captures.set(owner, rows, layers);
     }
 
-    fn capture_bytes(&self, kinds: usize, layers: usize) -> u64 {
-        captures::bytes(kinds, layers)
+    fn capture_bytes(&self) -> u64 {
+        self.captures.bytes()
     }
 
     fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {

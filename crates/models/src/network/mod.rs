@@ -323,12 +323,7 @@ impl Network {
     /// [`kernels::ops::Capture::set_capture_sizes`]. Networks on one device capture each their own; the steps of one
     /// without capture sizes run kernel by kernel.
     pub fn set_capture_sizes(&self, device: &mut Device, rows: &[usize]) {
-        device.backend.set_capture_sizes(self.id.owner(), rows);
-    }
-
-    /// Bytes of device memory that captured steps of so many sizes may take.
-    pub fn capture_bytes(&self, device: &Device, sizes: usize) -> u64 {
-        device.backend.capture_bytes(sizes, self.modules.layers.len())
+        device.backend.set_capture_sizes(self.id.owner(), rows, self.modules.layers.len());
     }
 
     /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the

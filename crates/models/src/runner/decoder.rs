@@ -86,8 +86,8 @@ impl Runner for Decoder {
         self.network.set_capture_sizes(&mut self.device, rows);
     }
 
-    fn capture_bytes(&self, kinds: usize) -> u64 {
-        self.network.capture_bytes(&self.device, kinds)
+    fn capture_bytes(&self) -> u64 {
+        self.device.capture_bytes()
     }
 
     fn next_capture(&self) -> Option<CaptureSize> {

@@ -85,9 +85,8 @@ pub trait Runner: Send {
         let _ = rows;
     }
 
-    /// Bytes of device memory that captured steps of so many sizes may take.
-    fn capture_bytes(&self, kinds: usize) -> u64 {
-        let _ = kinds;
+    /// Bytes of device memory that captured steps of the sizes that were set may take, of all networks.
+    fn capture_bytes(&self) -> u64 {
         0
     }
 

@@ -58,6 +58,14 @@ enum Draw {
     Cut,
 }
 
+/// What the rows of a step need of the kernels.
+struct Needs {
+    /// None needs more than this.
+    draw: Draw,
+    /// Some row wants log-probabilities.
+    described: bool,
+}
+
 impl Draw {
     fn of(params: &SampleParams) -> Self {
         match params.inverse_temperature {
@@ -220,7 +228,7 @@ impl Slots {
             assert!(rows.iter().all(|row| (row.row as usize) < logits.rows), "rows of {} rows of logits", logits.rows);
             let draw = rows.iter().map(|row| self.draws[row.slot as usize]).max().unwrap_or(Draw::Greedy);
             let described = rows.iter().any(|row| self.wanted[row.slot as usize].is_some());
-            self.launch(device, logits, padded, (draw, described));
+            self.launch(device, logits, padded, Needs { draw, described });
         }
         self.expect(device, rows)
     }
@@ -236,9 +244,8 @@ impl Slots {
         self.send_settings(device);
     }
 
-    /// Queues the sampling of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants
-    /// log-probabilities.
-    fn launch(&self, device: &mut Device, logits: View, rows: usize, (draw, described): (Draw, bool)) {
+    /// Queues the sampling of `rows` rows of those sent.
+    fn launch(&self, device: &mut Device, logits: View, rows: usize, Needs { draw, described }: Needs) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
         let (tables, data, Findings { best, cuts }) = (self.tables, self.sent, self.findings);
         let Some((results, _)) = self.buffers.get(buffer_of(Ticket(self.next))) else { return };

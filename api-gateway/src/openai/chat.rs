@@ -205,7 +205,8 @@ fn check_said_twice(fields: &mut Fields<'_>, variables: &Map<String, Value>) -> 
         let field: Option<Value> = fields.value(name, "JSON")?;
         if field.is_some_and(|field| field != *variable) {
             let message = format!(
-                "`{name}` is a field of the request and, with another value, among the template's variables; give it once."
+                "`{name}` is a field of the request and, with another value, among the template's variables; give it \
+                 once."
             );
             return Err(ApiError::field("chat_template_kwargs", message));
         }

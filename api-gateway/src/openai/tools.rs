@@ -242,8 +242,8 @@ fn chosen<'f>(choice: &Map<String, Value>, functions: &[Function<'f>]) -> Result
     found.ok_or_else(|| ApiError::field("tool_choice", format!("`tools` has no function `{name}`.")))
 }
 
-const NO_FORMAT: &str = "\"auto\" tool choice needs to know how the model writes calls, which its chat template does not \
-                         show: start the server with --tool-call-parser.";
+const NO_FORMAT: &str = "\"auto\" tool choice needs to know how the model writes calls, which its chat template does \
+                         not show: start the server with --tool-call-parser.";
 const NOT_IN_CHANNELS: &str = "A call cannot be demanded of a model that writes calls in channels: use \"auto\".";
 
 fn check_tool(tool: &Value) -> Result<(), String> {

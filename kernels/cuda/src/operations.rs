@@ -86,6 +86,7 @@ impl Load for CudaBackend {
         match format {
             WeightFormat::Plain(_) => true,
             WeightFormat::ScaledE4m3 { input, .. } => by == MatrixUse::Linear && input == InputRounding::None,
+            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => false,
         }
     }
 

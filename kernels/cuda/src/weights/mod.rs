@@ -97,7 +97,7 @@ impl Staging {
         let StackedShape { format, rows, cols } = HostMatrix::stacked(pieces);
         let dtype = match format {
             WeightFormat::Plain(dtype) => dtype,
-            WeightFormat::ScaledE4m3 { .. } => DType::F32,
+            WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => DType::F32,
         };
         let scales = Scales::load(device, self, pieces);
         let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();

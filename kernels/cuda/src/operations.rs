@@ -446,39 +446,6 @@ impl ops::Sample for CudaBackend {
     }
 }
 
-impl Capture for CudaBackend {
-    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
-        self.captures.set(owner, rows, layers);
-    }
-
-    fn capture_bytes(&self) -> u64 {
-        self.captures.bytes()
-    }
-
-    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
-        self.next_to_capture(owner)
-    }
-
-    fn begin_capture(&mut self) {
-        self.device.bind();
-        self.end_operations();
-        self.captures.forget_stale();
-        self.device.start_capture();
-    }
-
-    fn end_capture(&mut self) -> Result<(), CaptureError> {
-        self.keep_capture()
-    }
-
-    fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        self.replay_captured(owner, batch, rows)
-    }
-
-    fn replay_pass(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
-        self.replay_to_logits(owner, batch)
-    }
-}
-
 impl Comm for CudaBackend {
     fn can_init_comm(&self) -> bool {
         self.ranks.is_some()

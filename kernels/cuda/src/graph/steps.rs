@@ -8,6 +8,39 @@ use kernels::sample::{SampleRow, Ticket};
 use crate::CudaBackend;
 use crate::fusion::pass::Kept;
 
+impl Capture for CudaBackend {
+    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
+        self.captures.set(owner, rows, layers);
+    }
+
+    fn capture_bytes(&self) -> u64 {
+        self.captures.bytes()
+    }
+
+    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
+        self.next_to_capture(owner)
+    }
+
+    fn begin_capture(&mut self) {
+        self.device.bind();
+        self.end_operations();
+        self.captures.forget_stale();
+        self.device.start_capture();
+    }
+
+    fn end_capture(&mut self) -> Result<(), CaptureError> {
+        self.keep_capture()
+    }
+
+    fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
+        self.replay_captured(owner, batch, rows)
+    }
+
+    fn replay_pass(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
+        self.replay_to_logits(owner, batch)
+    }
+}
+
 impl CudaBackend {
     /// Starts a step, padded to a capture size of `owner` if there is one: its batch is sent, and placed.
     pub(crate) fn start(&mut self, batch: ops::Batch<'_>, owner: Option<CaptureOwner>) {

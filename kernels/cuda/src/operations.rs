@@ -24,14 +24,14 @@ use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
 use kernels::ops::{
-    self, Act, Activation, Capture, CaptureError, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
-    Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
+    self, Act, Activation, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue, Exchange,
+    ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
 };
-use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
     HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
     RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
+use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 /// The handle of the element just pushed.

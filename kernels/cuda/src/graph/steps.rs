@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kernels::ops::{self, Act, CaptureError, CaptureOwner, CaptureSize};
+use kernels::ops::{self, Act, Capture, CaptureError, CaptureOwner, CaptureSize};
 use kernels::sample::{SampleRow, Ticket};
 
 use crate::CudaBackend;

@@ -15,15 +15,16 @@ impl Engine<'_> {
         self.flights.iter().any(Flight::awaits_masks)
     }
 
-    /// Computes the masks that the oldest plan waits for, and has its tokens sampled.
-    pub(crate) fn mask_and_sample(&mut self) -> Result<(), StepError> {
-        let Some(mut flight) = self.flights.pop_front() else { return Ok(()) };
+    /// Computes the masks that the oldest plan waits for, and has its tokens sampled. Its step.
+    pub(crate) fn mask_and_sample(&mut self) -> Result<u64, StepError> {
+        let Some(mut flight) = self.flights.pop_front() else { return Ok(0) };
+        let step = flight.result.step;
         if let Some(pending) = flight.pending.take() {
             flight.pending = Some(self.sample_launched(pending)?);
         }
         self.flights.push_front(flight);
         // While the device works.
-        self.capture(Load::InFlight).map(|_| ())
+        self.capture(Load::InFlight).map(|_| step)
     }
 
     /// Computes the masks of a pass, if it waits for some, and has its tokens sampled. The tokens of all plans before it

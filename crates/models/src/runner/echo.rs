@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use collectives::Collective;
 use kernels::ops::Batch;
-use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, SlotMask, Ticket};
+use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, Ticket};
 
 use super::Runner;
 use crate::cache::CacheLayout;
@@ -120,24 +120,9 @@ impl Runner for Echo {
         batch: Batch<'_>,
         logit_rows: &[u32],
         choices: &[SampleRow],
-        group: &mut dyn Collective,
-    ) -> Result<Ticket, ForwardError> {
-        self.launch(batch, logit_rows, choices, group)?;
-        self.sample(choices, &[])
-    }
-
-    fn launch(
-        &mut self,
-        batch: Batch<'_>,
-        logit_rows: &[u32],
-        _: &[SampleRow],
         _: &mut dyn Collective,
-    ) -> Result<(), ForwardError> {
-        self.find_next(batch, logit_rows)
-    }
-
-    /// No slot is masked here: the host does that.
-    fn sample(&mut self, choices: &[SampleRow], _: &[SlotMask<'_>]) -> Result<Ticket, ForwardError> {
+    ) -> Result<Ticket, ForwardError> {
+        self.find_next(batch, logit_rows)?;
         let mut sampled = self.spare.pop().unwrap_or_default();
         sampled.reserve(choices.len());
         for row in choices {

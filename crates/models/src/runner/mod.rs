@@ -150,18 +150,23 @@ pub trait Runner: Send {
 
     /// Starts a step up to its logits, without waiting for the device: the same as [`Runner::submit`], but for the tokens.
     /// [`Runner::sample`] with the same `choices` ends it; before that, nothing but results of earlier steps may be asked
-    /// for.
+    /// for. Of runners that sample masked slots ([`SampleParams::masked`]); others say no in [`Runner::can_sample`].
     fn launch(
         &mut self,
         batch: Batch<'_>,
         logit_rows: &[u32],
         choices: &[SampleRow],
         group: &mut dyn Collective,
-    ) -> Result<(), ForwardError>;
+    ) -> Result<(), ForwardError> {
+        let _ = (batch, logit_rows, choices, group);
+        unreachable!("this runner samples no masked slots");
+    }
 
-    /// Samples tokens of the step that [`Runner::launch`] started, in masked slots
-    /// ([`SampleParams::masked`]) among those that `masks` allow.
-    fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError>;
+    /// Samples tokens of the step that [`Runner::launch`] started, in masked slots among those that `masks` allow.
+    fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError> {
+        let _ = (choices, masks);
+        unreachable!("this runner samples no masked slots");
+    }
 
     /// The logits of the step that was started last, as they were before sampling. Waits for it.
     fn logits(&mut self) -> Result<Logits<'_>, ForwardError>;

@@ -9,9 +9,9 @@ use std::ops::Range;
 /// Sampling parameters of a slot's sequence.
 ///
 /// Order: log-probabilities of the untouched row; what a mask forbids ([`SlotMask`]), all but `allowed`, `forbidden`
-/// and held-back `stops` become -inf; `bias` is added; `penalties`; then, unless greedy, each logit's weight `e^((logit - best) * inverse_temperature)`, the cuts by
-/// `min_p`, `top_k` and `top_p`, and the draw in token order. NaN and -inf are never sampled; of equals, the lower id
-/// comes first.
+/// and held-back `stops` become -inf; `bias` is added; `penalties`; then, unless greedy, each logit's weight
+/// `e^((logit - best) * inverse_temperature)`, the cuts by `min_p`, `top_k` and `top_p`, and the draw in token order.
+/// NaN and -inf are never sampled; of equals, the lower id comes first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleParams {
     /// 1 / temperature; absent: greedy.

@@ -39,8 +39,8 @@ pub enum CaptureError {
 /// Captures decode steps and replays them. A device without graphs keeps the defaults, and captures nothing.
 pub trait Capture {
     /// The capture sizes of an owner with so many layers, in rows, ascending: its steps of one row a sequence whose
-    /// tokens the device samples are captured at these sizes, and padded to the next one. Empty: none are captured. What
-    /// was captured is dropped.
+    /// tokens the device samples are captured at these sizes, and padded to the next one. Empty: none are captured.
+    /// What was captured is dropped.
     fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
         let _ = (owner, rows, layers);
     }
@@ -74,9 +74,9 @@ pub trait Capture {
         None
     }
 
-    /// The same up to the logits: [`Sample::sample`](super::Sample::sample) from one row a sequence follows, and nothing
-    /// before it but [`Sample::set_masks`](super::Sample::set_masks). Whether such a step was captured; else nothing
-    /// happens.
+    /// The same up to the logits: [`Sample::sample`](super::Sample::sample) from one row a sequence follows, and
+    /// nothing before it but [`Sample::set_masks`](super::Sample::set_masks). Whether such a step was captured; else
+    /// nothing happens.
     fn replay_pass(&mut self, owner: CaptureOwner, batch: Batch<'_>) -> bool {
         let _ = (owner, batch);
         false

@@ -16,8 +16,8 @@ pub trait Sample {
     /// (0: in the prompt only), when there are penalties.
     fn set_slot(&mut self, slot: u32, params: &SampleParams, counts: &[(u32, u32)]);
 
-    /// Launches what of a forward pass waits to be fused with what follows, up to its `logits`: the device has all of it
-    /// while the host prepares what [`Sample::sample`] needs.
+    /// Launches what of a forward pass waits to be fused with what follows, up to its `logits`: the device has all of
+    /// it while the host prepares what [`Sample::sample`] needs.
     fn end_pass(&mut self, logits: Act) {
         let _ = logits;
     }

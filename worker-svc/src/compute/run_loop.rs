@@ -29,7 +29,8 @@ pub(crate) enum Next<J> {
     Job(Option<J>),
 }
 
-/// Results come first; then masks, which the device may wait for; then jobs, when there is room for them; then idle tasks.
+/// Results come first; then masks, which the device may wait for; then jobs, when there is room for them; then idle
+/// tasks.
 ///
 /// While the device works this polls for both without sleeping: waking up takes longer than the rest of a short step.
 pub(crate) fn next<J>(work: &mut impl Work, jobs: &Receiver<J>) -> Next<J> {

@@ -27,8 +27,8 @@ impl Engine<'_> {
         self.capture(Load::InFlight).map(|_| step)
     }
 
-    /// Computes the masks of a pass, if it waits for some, and has its tokens sampled. The tokens of all plans before it
-    /// are known.
+    /// Computes the masks of a pass, if it waits for some, and has its tokens sampled. The tokens of all plans before
+    /// it are known.
     pub(super) fn sample_launched(&mut self, pending: PendingSamples) -> Result<PendingSamples, StepError> {
         let PendingSamples { progress: Progress::Launched(rows), targets } = pending else { return Ok(pending) };
         let mut guides: Vec<Lent> = Vec::new();

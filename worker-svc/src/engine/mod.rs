@@ -4,8 +4,8 @@
 //! that the device sampled. The next plan may be submitted in between: its rows name slots whose newest token is not
 //! known yet. A pass that samples tokens of guided sequences is launched up to its logits; masks are computed, and its
 //! tokens sampled, once those of the plan before it are known. A pass whose logits the host needs (sampling that the
-//! device cannot do, drafts to verify, log-probabilities of prompts) is completed while its plan is submitted, after all
-//! plans before it.
+//! device cannot do, drafts to verify, log-probabilities of prompts) is completed while its plan is submitted, after
+//! all plans before it.
 
 mod forward_pass;
 mod guided_pass;

@@ -234,8 +234,8 @@ impl Network {
         Ok(device.backend.sample(self.outputs_on_device(device), choices))
     }
 
-    /// Starts a step up to its outputs, without waiting for the device. [`Network::sample`] with the same `choices` ends
-    /// it; before that, nothing but results of earlier steps may be asked of the device.
+    /// Starts a step up to its outputs, without waiting for the device. [`Network::sample`] with the same `choices`
+    /// ends it; before that, nothing but results of earlier steps may be asked of the device.
     ///
     /// All ranks of a group call it with the same arguments.
     pub fn launch(

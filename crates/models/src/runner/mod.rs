@@ -170,9 +170,10 @@ pub trait Runner: Send {
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError>;
 
-    /// Starts a step up to its logits, without waiting for the device: the same as [`Runner::submit`], but for the tokens.
-    /// [`Runner::sample`] with the same `choices` ends it; before that, nothing but results of earlier steps may be asked
-    /// for. Of runners that sample masked slots ([`SampleParams::masked`]); others say no in [`Runner::can_sample`].
+    /// Starts a step up to its logits, without waiting for the device: the same as [`Runner::submit`], but for the
+    /// tokens. [`Runner::sample`] with the same `choices` ends it; before that, nothing but results of earlier steps
+    /// may be asked for. Of runners that sample masked slots ([`SampleParams::masked`]); others say no in
+    /// [`Runner::can_sample`].
     fn launch(
         &mut self,
         batch: Batch<'_>,

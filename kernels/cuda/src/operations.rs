@@ -30,7 +30,7 @@ use kernels::ops::{
 };
 use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
-    HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
+    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
     RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
@@ -86,14 +86,16 @@ impl Load for CudaBackend {
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
         match format {
             WeightFormat::Plain(_) => true,
-            WeightFormat::ScaledE4m3 { input, .. } => by == MatrixUse::Linear && input == InputRounding::None,
+            WeightFormat::ScaledE4m3 { .. } => by == MatrixUse::Linear,
         }
     }
 
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.device.bind();
         self.check_type(compute);
-        self.matrices.push(self.staging.matrix(&mut self.device, pieces, compute));
+        let matrix = self.staging.matrix(&mut self.device, pieces, compute);
+        self.matmul.reserve_unpacked(&mut self.device, &matrix);
+        self.matrices.push(matrix);
         self.order_for_newest_matrix();
         Matrix(newest(&self.matrices))
     }

@@ -1,0 +1,157 @@
+//! Products with weights of 4 or 8 bits: `matmul_packed.cu`, which reads them once for few rows, and
+//! `matmul_packed_plain.cu`, for every type and shape. Those of many rows are decoded first (`gemm/matmul.rs`).
+
+use cudarc::driver::sys::CUdeviceptr;
+use kernels::ops::{DType, Epilogue, InputRounding};
+
+use crate::gemm::product::{Gate, Product};
+use crate::gemm::table::Facts;
+use crate::jit::layouts::twin;
+use crate::jit::specialization::{LOWEST, Special};
+use crate::layers::elementwise::Function;
+use crate::runtime::activations::View;
+use crate::runtime::device::{Device, Name, Shape, args};
+use crate::weights::Weights;
+use crate::weights::packed::{Kind, Packed, TILE};
+
+/// Most rows of `x`; rows of a half; columns that a group of a specialised kernel is a multiple of; elements of 16
+/// bytes.
+const MOST_ROWS: usize = 32;
+const HALF: usize = 8;
+const LEAST_GROUP: usize = 32;
+const PIECE: usize = 8;
+/// Tile of the plain kernel, and its threads.
+const PLAIN_TILE: usize = 64;
+const PLAIN_THREADS: usize = 256;
+
+/// How the kernel is compiled: warps of a block, which share `k`; halves of rows of `x`; tiles of `w` of a block; loads
+/// under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Config {
+    warps: usize,
+    halves: usize,
+    tiles: usize,
+    depth: usize,
+}
+
+impl Config {
+    fn choose(rows: usize, n: usize, kind: Kind) -> Self {
+        let wide = kind.pieces() == 2;
+        let halves = rows.div_ceil(HALF).next_power_of_two();
+        let tiles = if n >= 8192 || halves > 1 { 2 } else { 1 };
+        let depth = match (halves, tiles * kind.pieces()) {
+            (1, 1) => 4,
+            (1, 2) => 3,
+            (4, _) => 1,
+            _ => 2,
+        };
+        let warps = if wide && halves > 1 { 8 } else { 8 };
+        Self { warps, halves, tiles, depth }
+    }
+
+    fn special(&self, kind: Kind, dtype: DType, gated: bool) -> Special {
+        let Self { warps, halves, tiles, depth } = *self;
+        let own = [("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth)];
+        let gated = [("GATED", usize::from(gated))];
+        let sizes: Vec<_> = kind.macros().into_iter().chain(own).chain(gated).collect();
+        Special::new("matmul_packed", dtype, &sizes)
+    }
+}
+
+/// Whether the kernel for few rows computes a product.
+pub(crate) fn fits(facts: Facts, Product { x, w, out, .. }: &Product<'_>) -> bool {
+    w.packed.as_ref().is_some_and(|packed| {
+        facts.arch >= LOWEST
+            && x.rows <= MOST_ROWS
+            && x.dtype.size() == 2
+            && [DType::F32, x.dtype].contains(&out.dtype)
+            && w.cols.is_multiple_of(PIECE)
+            && packed.kind.group.is_multiple_of(LEAST_GROUP)
+    })
+}
+
+/// The same for one whose columns are gated.
+pub(crate) fn may_gate(facts: Facts, product: &Product<'_>) -> bool {
+    let Product { x, w, out, epilogue, .. } = product;
+    fits(facts, product)
+        && out.dtype == x.dtype
+        && *epilogue == Epilogue::Store
+        && x.rows > 0
+        && w.rows.is_multiple_of(2 * TILE)
+}
+
+/// Queues a product that [`fits`], and the gate of its outputs; false where the kernel cannot be compiled.
+pub(crate) fn run(device: &mut Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
+    let Product { x, w, bias, out, .. } = product;
+    let Some(packed) = &w.packed else { return false };
+    let mut config = Config::choose(x.rows, w.rows, packed.kind);
+    if gate.is_some() {
+        config.tiles = 2;
+    }
+    let to = gate.map_or(*out, |gate| gate.out);
+    let special = config.special(packed.kind, x.dtype, gate.is_some());
+    let shape =
+        Shape { grid: [w.rows.div_ceil(TILE).div_ceil(config.tiles), 1], block: 32 * config.warps, shared: 0 };
+    let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
+    let (factors, few): (CUdeviceptr, _) = (0, product.shape(to));
+    let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.function());
+    device.launch_special(special, shape, args![to.ptr, x.ptr, packed.argument(), bias, factors, few, function])
+}
+
+/// Queues a product of any type and shape.
+pub(crate) fn plain(device: &mut Device, product: &Product<'_>) -> bool {
+    let Product { x, w, bias, epilogue, out } = product;
+    let Some(packed) = &w.packed else { return false };
+    let grid = [w.rows.div_ceil(PLAIN_TILE), x.rows.div_ceil(PLAIN_TILE)];
+    let shape = Shape { grid, block: PLAIN_THREADS, shared: 0 };
+    let bias = bias.as_ref().map_or(0, |bias| bias.ptr());
+    let (rows, accumulate) = (x.rows as u32, u32::from(*epilogue == Epilogue::Accumulate));
+    let name = Name::of("matmul_packed_plain", &[x.dtype, out.dtype]);
+    device.launch(name, shape, args![x.ptr, packed.argument(), bias, out.ptr, rows, accumulate]);
+    true
+}
+
+/// All kernels for products of few rows with a matrix.
+pub(crate) fn specials(w: &Weights, dtype: DType) -> Vec<Special> {
+    let Some(packed) = &w.packed else { return Vec::new() };
+    let mut all = Vec::new();
+    for rows in [1, HALF + 1, 2 * HALF + 1] {
+        let special = Config::choose(rows, w.rows, packed.kind).special(packed.kind, dtype, false);
+        if w.cols.is_multiple_of(PIECE) && packed.kind.group.is_multiple_of(LEAST_GROUP) && !all.contains(&special) {
+            all.push(special);
+        }
+    }
+    all
+}
+
+/// `struct InputShape` of prepare_input.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InputShape {
+    columns: CUdeviceptr,
+    k: u32,
+    to: u32,
+    group: u32,
+    scale: f32,
+}
+
+twin!(InputShape = "InputShape" { columns, k, to, group, scale });
+
+/// Whether a product's input has to be prepared before it is multiplied as numbers of this type.
+pub(crate) fn needs_input(packed: &Packed, x: View, dtype: DType) -> bool {
+    packed.columns.is_some() || packed.input != InputRounding::None || x.dtype != dtype
+}
+
+/// Queues the preparation of a product's input, to `to`.
+pub(crate) fn prepare(device: &mut Device, packed: &Packed, x: View, to: View) {
+    const THREADS: usize = 256;
+    let (kind, group, scale) = match packed.input {
+        InputRounding::None => (0, 0, 0.0),
+        InputRounding::Static(scale) => (1, 0, scale),
+        InputRounding::Dynamic { cols } => (1, u32::try_from(cols).unwrap_or(u32::MAX), 0.0),
+    };
+    let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
+    let input = InputShape { columns, k: x.width as u32, to: kind, group, scale };
+    let shape = Shape { grid: [x.rows, 1], block: THREADS, shared: 0 };
+    device.launch(Name::of("prepare_input", &[x.dtype, to.dtype]), shape, args![x.ptr, to.ptr, input]);
+}

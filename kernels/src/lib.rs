@@ -4,6 +4,7 @@
 //! right; the crate `kernels-cuda` is the one for NVIDIA's GPUs.
 
 pub mod cpu;
+pub mod decode;
 pub mod e4m3;
 pub mod ops;
 pub mod sample;

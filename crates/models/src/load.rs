@@ -211,6 +211,7 @@ impl Loading<'_> {
             as_stored,
             progress: &mut report,
             read: 0,
+            threads: options.threads,
             rounds_inputs: options.activations == ActivationRounding::AsConfigured,
             resident: Resident::default(),
             buffers: Buffers { pool: &mut device.buffers, max_rows: limits.max_rows, compute },

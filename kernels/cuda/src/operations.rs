@@ -24,6 +24,7 @@ use crate::runtime::device::{Name, Shape, args};
 use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
+use crate::weights::packed::Kind;
 use kernels::ops::{
     self, Act, Activation, Capture, CaptureError, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
     Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
@@ -86,7 +87,9 @@ impl Load for CudaBackend {
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
         match format {
             WeightFormat::Plain(_) => true,
-            WeightFormat::ScaledE4m3 { .. } => by == MatrixUse::Linear,
+            WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => {
+                by == MatrixUse::Linear && Kind::takes(format)
+            }
         }
     }
 

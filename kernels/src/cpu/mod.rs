@@ -121,6 +121,7 @@ impl Load for CpuBackend {
         match format {
             WeightFormat::Plain(_) => true,
             WeightFormat::ScaledE4m3 { .. } if matches!(by, MatrixUse::Table | MatrixUse::Heads) => false,
+            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => false,
             // Packed codes lie in pairs.
             WeightFormat::ScaledE4m3 { scale_cols, .. } => scale_cols == ALL_COLUMNS || scale_cols.is_multiple_of(2),
         }

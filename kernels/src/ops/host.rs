@@ -3,6 +3,12 @@
 //! What a matrix is *stored* as ([`WeightFormat`]), what products are *computed* in ([`DType`]) and what a cache
 //! *keeps* are three questions: a device multiplies 8-bit weights with bf16 activations beside an f32 cache.
 
+mod blocks;
+mod grouped;
+
+pub use blocks::{BlockShape, GgmlBlocks, GgmlType};
+pub use grouped::{CodeBits, ColumnOrder, GroupedCodes, GroupedFormat, Levels, Zeros};
+
 use super::DType;
 
 /// A matrix `[rows, cols]`, row-major, as it is stored.
@@ -23,6 +29,10 @@ pub enum Encoding<'a> {
     Plain(PlainElements<'a>),
     /// 8-bit floats, each times the scale of its group.
     Scaled(ScaledCodes<'a>),
+    /// Codes of four or eight bits, whose groups of columns share a scale.
+    Grouped(GroupedCodes<'a>),
+    /// Blocks of a GGUF file.
+    Blocks(GgmlBlocks<'a>),
 }
 
 /// Numbers one after the other, little-endian; they need not be aligned.
@@ -56,17 +66,27 @@ pub struct ScaledCodes<'a> {
 /// All columns of a row share a scale, however many there are.
 pub const ALL_COLUMNS: usize = usize::MAX;
 
-/// How the inputs of a product are rounded to [`crate::e4m3`] codes times a scale, where a checkpoint asks for that.
+/// How the inputs of a product are rounded to codes times a scale, where a checkpoint asks for that.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum InputRounding {
     /// Not at all.
     None,
-    /// With this scale.
+    /// To [`crate::e4m3`] codes, with this scale.
     Static(f32),
-    /// So many columns of each row have a scale of their own, with which the largest of them becomes 448.
+    /// To [`crate::e4m3`] codes: so many columns of each row have a scale of their own, with which the largest of them
+    /// becomes 448.
     Dynamic {
         /// Columns that share a scale, or [`ALL_COLUMNS`].
         cols: usize,
+    },
+    /// To integers from -128 to 127, with this scale.
+    StaticInt8(f32),
+    /// To integers from -127 to 127: each row has a scale of its own, with which the largest of its elements becomes
+    /// 127.
+    DynamicInt8 {
+        /// Elements of at least this size stay as they are, and do not count for the scale (LLM.int8's outliers);
+        /// infinite where there are none.
+        outliers: f32,
     },
 }
 
@@ -82,14 +102,29 @@ pub enum WeightFormat {
         /// How inputs are rounded.
         input: InputRounding,
     },
+    /// See [`GroupedCodes`].
+    Grouped(GroupedFormat),
+    /// See [`GgmlBlocks`].
+    Blocks(GgmlType),
 }
 
 impl WeightFormat {
-    /// Bits of one weight, its scales aside.
-    pub const fn bits(self) -> usize {
+    /// Bytes of a row of so many elements, scales that lie beside it aside.
+    pub const fn row_bytes(self, cols: usize) -> usize {
         match self {
-            Self::Plain(dtype) => dtype.size() * 8,
-            Self::ScaledE4m3 { .. } => 8,
+            Self::Plain(dtype) => cols * dtype.size(),
+            Self::ScaledE4m3 { .. } => cols,
+            Self::Grouped(format) => format.bits.row_bytes(cols),
+            Self::Blocks(kind) => cols.div_ceil(kind.block().elements) * kind.block().bytes,
+        }
+    }
+
+    /// How rows that such a matrix multiplies are rounded first.
+    pub const fn input(self) -> InputRounding {
+        match self {
+            Self::Plain(_) | Self::Blocks(_) => InputRounding::None,
+            Self::ScaledE4m3 { input, .. } => input,
+            Self::Grouped(format) => format.input,
         }
     }
 }
@@ -129,22 +164,25 @@ impl<'a> HostMatrix<'a> {
         match self.encoding {
             Encoding::Plain(PlainElements { dtype, .. }) => WeightFormat::Plain(dtype),
             Encoding::Scaled(ScaledCodes { scale_cols, input, .. }) => WeightFormat::ScaledE4m3 { scale_cols, input },
+            Encoding::Grouped(GroupedCodes { format, .. }) => WeightFormat::Grouped(format),
+            Encoding::Blocks(GgmlBlocks { kind, .. }) => WeightFormat::Blocks(kind),
         }
     }
 
-    /// Its elements, scales aside: `rows * cols * format.bits() / 8` bytes.
+    /// Its elements, scales that lie beside them aside: `rows * format.row_bytes(cols)` bytes.
     pub const fn bytes(&self) -> &'a [u8] {
         match self.encoding {
             Encoding::Plain(PlainElements { bytes, .. }) => bytes,
-            Encoding::Scaled(ScaledCodes { codes, .. }) => codes,
+            Encoding::Scaled(ScaledCodes { codes, .. }) | Encoding::Grouped(GroupedCodes { codes, .. }) => codes,
+            Encoding::Blocks(GgmlBlocks { bytes, .. }) => bytes,
         }
     }
 
     /// What the matrix of pieces that lie below each other is.
     ///
     /// # Panics
-    /// When there are none, they differ in width or format, or one holds another number of bytes or scales than its
-    /// shape says.
+    /// When there are none, they differ in width, format or order of columns, or one holds another number of bytes or
+    /// scales than its shape says.
     pub fn stacked(pieces: &[HostMatrix<'_>]) -> StackedShape {
         let [first, ..] = pieces else { panic!("a matrix of no pieces") };
         let (format, cols) = (first.format(), first.cols);
@@ -152,21 +190,43 @@ impl<'a> HostMatrix<'a> {
             piece.check();
             let (rows, width, found) = (piece.rows, piece.cols, piece.format());
             assert_eq!((found, width), (format, cols), "{rows} x {width} {found:?} in a matrix of {cols} columns");
+            assert_eq!(piece.columns(), first.columns(), "orders of columns");
         }
         StackedShape { format, rows: pieces.iter().map(|piece| piece.rows).sum(), cols }
+    }
+
+    /// Which input column each of its columns multiplies; empty where they are in order.
+    pub const fn columns(&self) -> &'a [u32] {
+        match self.encoding {
+            Encoding::Grouped(GroupedCodes { columns, .. }) => columns,
+            Encoding::Plain(_) | Encoding::Scaled(_) | Encoding::Blocks(_) => &[],
+        }
     }
 
     /// It holds what its shape says.
     fn check(&self) {
         let (Self { rows, cols, .. }, format) = (*self, self.format());
-        let wanted = rows.checked_mul(cols).and_then(|count| count.checked_mul(format.bits() / 8));
+        let wanted = rows.checked_mul(format.row_bytes(cols));
         assert_eq!(Some(self.bytes().len()), wanted, "bytes of {rows} x {cols} {format:?}");
-        if let Encoding::Scaled(ScaledCodes { scales, scale_rows, scale_cols, .. }) = self.encoding {
-            let width = cols.div_ceil(scale_cols);
-            let lines = scales.len() / width.max(1);
-            assert!(scale_cols > 0 && lines * width == scales.len(), "{} scales of {cols} columns", scales.len());
-            assert_eq!(scale_rows.len(), rows, "scale rows, and rows");
-            assert!(scale_rows.iter().all(|&row| (row as usize) < lines), "a scale row of {lines}");
+        match self.encoding {
+            Encoding::Plain(_) => {}
+            Encoding::Scaled(codes) => codes.check(rows, cols),
+            Encoding::Grouped(codes) => codes.check(rows, cols),
+            Encoding::Blocks(GgmlBlocks { kind, .. }) => {
+                assert!(cols.is_multiple_of(kind.block().elements), "{cols} columns of {kind:?}");
+            }
         }
+    }
+}
+
+impl ScaledCodes<'_> {
+    /// Scales are there for every row and column.
+    fn check(&self, rows: usize, cols: usize) {
+        let Self { scales, scale_rows, scale_cols, .. } = *self;
+        let width = cols.div_ceil(scale_cols);
+        let lines = scales.len() / width.max(1);
+        assert!(scale_cols > 0 && lines * width == scales.len(), "{} scales of {cols} columns", scales.len());
+        assert_eq!(scale_rows.len(), rows, "scale rows, and rows");
+        assert!(scale_rows.iter().all(|&row| (row as usize) < lines), "a scale row of {lines}");
     }
 }

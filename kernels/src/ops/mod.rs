@@ -29,7 +29,8 @@ pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement};
 pub use device::{Device, DeviceMemory, Timing};
 pub use handles::{Act, ExpertRouting, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::{
-    ALL_COLUMNS, Encoding, HostMatrix, InputRounding, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat,
+    ALL_COLUMNS, BlockShape, CodeBits, ColumnOrder, Encoding, GgmlBlocks, GgmlType, GroupedCodes, GroupedFormat,
+    HostMatrix, InputRounding, Levels, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat, Zeros,
 };
 pub use kv_dtype::KvDType;
 pub use limits::ShapeLimits;

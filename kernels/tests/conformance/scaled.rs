@@ -59,6 +59,7 @@ fn rounded(x: &[f32], width: usize, input: InputRounding) -> Vec<f32> {
             .flat_map(|row| row.chunks(cols.min(width)))
             .flat_map(|group| round(group, group.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / 448.0))
             .collect(),
+        InputRounding::StaticInt8(_) | InputRounding::DynamicInt8 { .. } => unreachable!("8-bit floats"),
     }
 }
 
@@ -193,7 +194,9 @@ fn short_inputs(backend: &mut dyn Backend, dtype: DType, rows: usize, stored: &S
     let (input, out) = (filled_in(backend, k, &x, dtype), filled(backend, n, &vec![f32::NAN; rows * n]));
     backend.matmul(input, matrix, None, Epilogue::Store, out);
     let what = format!("{} {rows} x {n} x {k} of {dtype:?}", backend.describe());
-    check(&what, backend.read(out), &want, |index| 1e-5 * size[index]);
+    // A device may round each weight of a product of many rows to what it multiplies.
+    let relative = if rows > 32 { super::rounded::step(dtype) } else { 1e-5 };
+    check(&what, backend.read(out), &want, |index| relative * size[index]);
 }
 
 /// The same bits alone and among others: a row's result depends on the row.

@@ -29,11 +29,15 @@ pub enum TensorType {
     Q5K,
     /// Super-blocks of 256: 6 bits an element.
     Q6K,
+    /// Blocks of 32: a scale, 16 levels.
+    Iq4Nl,
+    /// Super-blocks of 256: 16 levels.
+    Iq4Xs,
     /// Another of ggml's types, by its number: known to exist, not decoded here.
     Other(u32),
 }
 
-use TensorType::{Bf16, F16, F32, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use TensorType::{Bf16, F16, F32, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 /// Number, type, name, elements of a block, bytes of a block.
 const TYPES: &[(u32, TensorType, &str, usize, usize)] = &[
@@ -49,6 +53,8 @@ const TYPES: &[(u32, TensorType, &str, usize, usize)] = &[
     (12, Q4K, "Q4_K", 256, 144),
     (13, Q5K, "Q5_K", 256, 176),
     (14, Q6K, "Q6_K", 256, 210),
+    (20, Iq4Nl, "IQ4_NL", 32, 18),
+    (23, Iq4Xs, "IQ4_XS", 256, 136),
     (30, Bf16, "BF16", 1, 2),
 ];
 
@@ -59,10 +65,8 @@ const OTHERS: &[(u32, &str)] = &[
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
     (19, "IQ1_S"),
-    (20, "IQ4_NL"),
     (21, "IQ3_S"),
     (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),

@@ -8,20 +8,24 @@
 mod awq;
 mod compressed_tensors;
 mod fp8;
-pub(crate) mod ggml;
+mod gguf;
 mod mxfp4;
 mod scaled;
 #[cfg(test)]
 mod units;
 
+use kernels::decode::decode;
+use kernels::ops::HostMatrix;
 use model_spec::{ConfigError, ConfigFile};
 
 use crate::error::LoadError;
-use crate::weights::{Fetched, Slice, Stored, Tensors};
+use crate::weights::{Fetched, Slice, Stored, Tensors, spread};
 
 /// Methods by their `quant_method`, sorted.
 const METHODS: &[(&str, Read)] =
     &[("awq", awq::read), ("compressed-tensors", compressed_tensors::read), ("fp8", fp8::read), ("mxfp4", mxfp4::read)];
+
+pub(crate) use gguf::Gguf;
 
 /// The method of files whose tensors name their types themselves.
 pub(crate) const GGUF: &str = "gguf";
@@ -37,6 +41,24 @@ pub(crate) trait Quantization: Send + Sync {
     fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError>;
     /// Whether random weights may stand for its own: those of methods that are decoded while they load.
     fn is_decoded(&self) -> bool;
+}
+
+/// The numbers of a slice, as f32, of all that is stored in its tensor: where it cuts through what stays together, or
+/// lies the other way round.
+fn decode_slice(matrix: &HostMatrix<'_>, slice: &Slice, threads: usize) -> Vec<u8> {
+    let upright = slice.upright();
+    let (rows, cols) = (upright.rows.clone(), upright.cols.clone());
+    let first_row = upright.location.stack.map_or(0, |stack| stack.index * (matrix.rows / stack.count));
+    let mut bytes = vec![0; rows.len() * cols.len() * 4];
+    spread(&mut bytes, cols.len().max(1) * 4, threads, |first, part| {
+        let mut values = vec![0.0; matrix.cols];
+        for (row, out) in part.chunks_exact_mut(cols.len().max(1) * 4).enumerate() {
+            let stored = first_row + upright.location.rows.stored(rows.start + first + row);
+            decode(matrix, stored..stored + 1, &mut values);
+            out.as_chunks_mut::<4>().0.iter_mut().zip(&values[cols.clone()]).for_each(|(to, x)| *to = x.to_le_bytes());
+        }
+    });
+    if slice.location.transposed { upright.turned(&bytes) } else { bytes }
 }
 
 /// What a `quantization_config` says.

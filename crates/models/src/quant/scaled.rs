@@ -5,7 +5,7 @@ use kernels::ops::{ALL_COLUMNS, DType, InputRounding, WeightFormat};
 
 use super::Quantization;
 use crate::error::LoadError;
-use crate::weights::{Chunk, Code, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
+use crate::weights::{Chunk, Code, Decoding, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
 
 /// How a checkpoint's scales lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,8 @@ impl Quantization for ScaledE4m3 {
         let part = ScaledPart { codes, scales, scale_rows: kept.rows, scale_cols: kept.cols, input };
         Ok(Some(match is_turned(slice) {
             true => {
-                let bytes = upright.turned(&part.decode(upright.cols.len(), DType::F32));
+                let how = Decoding { cols: upright.cols.len(), dtype: DType::F32, threads: tensors.threads };
+                let bytes = upright.turned(&Fetched::Scaled(part).decoded(how).bytes);
                 Fetched::Plain(Chunk { dtype: DType::F32, bytes: bytes.into() })
             }
             false => Fetched::Scaled(part),

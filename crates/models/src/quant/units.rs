@@ -37,6 +37,7 @@ fn run(checkpoint: &Checkpoint, slice: Slice, x: &[f32], isa: Isa) -> Vec<f32> {
         compute: DType::F32,
         as_stored: true,
         rounds_inputs: true,
+        threads: 1,
         progress: &mut |_| {},
         read: 0,
         resident: Resident::default(),

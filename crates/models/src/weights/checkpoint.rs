@@ -37,14 +37,15 @@ impl Checkpoint {
         let files: Box<dyn Files> = match format {
             Format::Safetensors => Box::new(SafetensorsFiles::open(&files)?),
             Format::Torch => Box::new(TorchFiles::open(&files)?),
-            Format::Gguf => Box::new(GgufFiles::open(&files, threads)?),
+            Format::Gguf => Box::new(GgufFiles::open(&files)?),
         };
-        Ok(Self { model: model.to_owned(), files, format, quantization: None, threads })
+        let quantization = (format == Format::Gguf).then(|| Box::new(quant::Gguf) as Box<dyn Quantization>);
+        Ok(Self { model: model.to_owned(), files, format, quantization, threads })
     }
 
-    /// With weights that are stored as a method has it.
+    /// With weights that are stored as a method has it; absent: as the files' format does.
     pub(crate) fn quantized(self, quantization: Option<Box<dyn Quantization>>) -> Self {
-        Self { quantization, ..self }
+        Self { quantization: quantization.or(self.quantization), ..self }
     }
 
     /// The quantisation method that the files' format is by itself.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use kernels::ops::DType;
+use kernels::ops::{DType, GgmlType};
 use model_spec::nearest;
 
 use super::cast::widen;
@@ -38,6 +38,8 @@ pub(crate) enum Element {
     Number(DType),
     /// Parts of numbers, which a quantisation method puts together.
     Code(Code),
+    /// Elements of a GGUF file's blocks.
+    Blocks(GgmlType),
     /// What has this name, and nobody can read.
     Unknown(String),
 }
@@ -61,6 +63,7 @@ impl Element {
             Self::Code(Code::E4m3) => "F8_E4M3".to_owned(),
             Self::Code(Code::U8) => "U8".to_owned(),
             Self::Code(Code::I32) => "I32".to_owned(),
+            Self::Blocks(kind) => format!("{kind:?}"),
             Self::Unknown(name) => name.clone(),
         }
     }

@@ -1,5 +1,4 @@
-//! Weight files in GGUF, mapped: under their own names, in their own order of rows, in blocks. What is asked for is
-//! decoded whole.
+//! Weight files in GGUF, mapped: under their own names, in their own order of rows, in blocks.
 
 mod names;
 
@@ -7,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use kernels::ops::DType;
+use kernels::ops::{DType, GgmlType};
 use memmap2::Mmap;
 use model_files::{FilesError, Gguf, TensorInfo, TensorType};
 use model_spec::GgufFamily;
@@ -16,7 +15,6 @@ use super::cast;
 use super::files::{Element, Files, Tensor};
 use super::map::map;
 use crate::error::LoadError;
-use crate::quant::ggml;
 
 /// One file, or the parts of a split one.
 pub(super) struct GgufFiles {
@@ -24,8 +22,6 @@ pub(super) struct GgufFiles {
     heads: Heads,
     parts: Vec<(PathBuf, Mmap)>,
     tensors: HashMap<String, (usize, TensorInfo)>,
-    /// How many decode.
-    threads: usize,
 }
 
 /// Heads whose rows may be permuted.
@@ -36,7 +32,7 @@ struct Heads {
 
 impl GgufFiles {
     /// Maps the files and reads their headers; the first one's metadata count.
-    pub(super) fn open(files: &[PathBuf], threads: usize) -> Result<Self, LoadError> {
+    pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
         let (mut first, mut parts, mut tensors) = (None, Vec::new(), HashMap::new());
         for file in files {
             let gguf = Gguf::read(file)?;
@@ -56,7 +52,7 @@ impl GgufFiles {
             return Err(FilesError::Damaged { file: PathBuf::new(), reason: "no file".to_owned() }.into());
         };
         let family = GgufFamily::of(&first)?;
-        Ok(Self { family, heads: Heads::read(&first, family)?, parts, tensors, threads })
+        Ok(Self { family, heads: Heads::read(&first, family)?, parts, tensors })
     }
 
     fn tensor(&self, name: &str) -> Option<&(usize, TensorInfo)> {
@@ -64,21 +60,21 @@ impl GgufFiles {
     }
 
     /// The elements as the architecture means them.
-    fn elements<'a>(&self, name: &str, tensor: &TensorInfo, bytes: &'a [u8]) -> (DType, Cow<'a, [u8]>) {
-        let (dtype, mut bytes) = match plain(tensor.kind) {
-            Some(dtype) => (dtype, Cow::Borrowed(bytes)),
-            None => (DType::F32, Cow::Owned(ggml::decode(tensor.kind, bytes, self.threads))),
-        };
+    fn elements<'a>(&self, name: &str, tensor: &TensorInfo, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        let mut bytes = Cow::Borrowed(bytes);
         if let Some(heads) = self.permuted_heads(name) {
             bytes = Cow::Owned(halves_from_pairs(&bytes, tensor.shape[0], heads));
         }
-        if self.family.norms_plus_one && names::is_norm(name) {
+        if self.family.norms_plus_one
+            && names::is_norm(name)
+            && let Element::Number(dtype) = element(tensor.kind)
+        {
             let less_one = cast::widen(dtype, &bytes).into_iter().map(|x| x - 1.0);
             let mut out = Vec::with_capacity(bytes.len());
             cast::narrow(less_one, dtype, &mut out);
             bytes = Cow::Owned(out);
         }
-        (dtype, bytes)
+        bytes
     }
 
     /// Heads of a projection whose rows are permuted.
@@ -94,11 +90,7 @@ impl GgufFiles {
 impl Files for GgufFiles {
     fn find<'a>(&'a self, name: &str) -> Option<Tensor<'a>> {
         let (part, tensor) = self.tensor(name)?;
-        let element = match (plain(tensor.kind), tensor.kind.block()) {
-            (Some(dtype), _) => Element::Number(dtype),
-            (None, Some(_)) => Element::Number(DType::F32),
-            (None, None) => Element::Unknown(format!("{} (decoded are {})", tensor.kind.name(), TensorType::decoded())),
-        };
+        let element = element(tensor.kind);
         Some(Tensor { file: &self.parts[*part].0, name: name.to_owned(), shape: &tensor.shape, element })
     }
 
@@ -109,7 +101,7 @@ impl Files for GgufFiles {
     fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError> {
         let Some((part, tensor)) = self.tensor(name) else { return Ok(Cow::default()) };
         let bytes = &self.parts[*part].1[tensor.start..tensor.start + tensor.bytes];
-        Ok(self.elements(name, tensor, bytes).1)
+        Ok(self.elements(name, tensor, bytes))
     }
 }
 
@@ -122,12 +114,24 @@ impl Heads {
     }
 }
 
-fn plain(kind: TensorType) -> Option<DType> {
+fn element(kind: TensorType) -> Element {
     match kind {
-        TensorType::F32 => Some(DType::F32),
-        TensorType::F16 => Some(DType::F16),
-        TensorType::Bf16 => Some(DType::Bf16),
-        _ => None,
+        TensorType::F32 => Element::Number(DType::F32),
+        TensorType::F16 => Element::Number(DType::F16),
+        TensorType::Bf16 => Element::Number(DType::Bf16),
+        TensorType::Q4_0 => Element::Blocks(GgmlType::Q4_0),
+        TensorType::Q4_1 => Element::Blocks(GgmlType::Q4_1),
+        TensorType::Q5_0 => Element::Blocks(GgmlType::Q5_0),
+        TensorType::Q5_1 => Element::Blocks(GgmlType::Q5_1),
+        TensorType::Q8_0 => Element::Blocks(GgmlType::Q8_0),
+        TensorType::Q2K => Element::Blocks(GgmlType::Q2K),
+        TensorType::Q3K => Element::Blocks(GgmlType::Q3K),
+        TensorType::Q4K => Element::Blocks(GgmlType::Q4K),
+        TensorType::Q5K => Element::Blocks(GgmlType::Q5K),
+        TensorType::Q6K => Element::Blocks(GgmlType::Q6K),
+        TensorType::Iq4Nl => Element::Blocks(GgmlType::Iq4Nl),
+        TensorType::Iq4Xs => Element::Blocks(GgmlType::Iq4Xs),
+        TensorType::Other(_) => Element::Unknown(format!("{} (decoded are {})", kind.name(), TensorType::decoded())),
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) use location::{FusedShard, StackedExpert, TensorLocation};
 pub use save::save_random;
 pub(crate) use spread::spread;
 pub(crate) use store::{Loader, Measure, Resident, Store};
-pub(crate) use stored::{Chunk, Fetched, ScaledPart, Stored};
+pub(crate) use stored::{BlocksPart, Chunk, Decoding, Fetched, ScaledPart, Stored};
 
 /// One weight of a model, whatever its file calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use kernels::ops::{
     Table, Vector, WeightFormat,
 };
 
-use super::{Chunk, Fetched, Random, Role, Slice, Stored, Weights, cast};
+use super::{Chunk, Decoding, Fetched, Random, Role, Slice, Stored, Weights, cast};
 use crate::activations::Buffers;
 use crate::error::LoadError;
 
@@ -128,6 +128,8 @@ pub(crate) struct Loader<'a> {
     pub as_stored: bool,
     /// Inputs of products are rounded where the checkpoint asks for that.
     pub rounds_inputs: bool,
+    /// How many decode.
+    pub threads: usize,
     /// Told the bytes read so far.
     pub progress: &'a mut dyn FnMut(u64),
     /// Bytes read so far.
@@ -160,7 +162,7 @@ impl<'a> Loader<'a> {
         for slice in stack {
             let fetched = weights.fetch(slice)?;
             pieces.push(match slice.role {
-                Role::UnitRows => Fetched::Plain(unit_rows(fetched, slice.cols.len())),
+                Role::UnitRows => Fetched::Plain(unit_rows(fetched, slice.cols.len(), self.threads)),
                 _ => fetched,
             });
         }
@@ -178,6 +180,9 @@ impl<'a> Loader<'a> {
     fn keeps_format(&self, pieces: &[Fetched<'_>], by: Option<MatrixUse>) -> bool {
         let formats: Vec<WeightFormat> = pieces.iter().map(Fetched::format).collect();
         let Some((format, by)) = common(&formats).zip(by) else { return false };
+        if pieces.iter().any(|piece| piece.columns() != pieces[0].columns()) {
+            return false;
+        }
         let grouped = matches!(by, MatrixUse::Experts | MatrixUse::Heads);
         !matches!(format, WeightFormat::Plain(_)) && (self.as_stored || !grouped) && self.backend.multiplies(format, by)
     }
@@ -187,10 +192,10 @@ impl<'a> Loader<'a> {
         let width = shape(stack, 0).1;
         let dtype = self.stored_type(pieces.iter().map(|piece| match piece {
             Fetched::Plain(chunk) => chunk.dtype,
-            Fetched::Scaled(_) => self.compute,
+            Fetched::Scaled(_) | Fetched::Grouped(_) | Fetched::Blocks(_) => self.compute,
         }));
         let cast = |piece: Fetched<'a>| {
-            let Chunk { dtype: stored, bytes } = piece.decoded(width, dtype);
+            let Chunk { dtype: stored, bytes } = piece.decoded(Decoding { cols: width, dtype, threads: self.threads });
             Chunk { dtype, bytes: cast::cast(stored, bytes, dtype) }
         };
         let mut pieces: Vec<Fetched<'a>> = pieces.into_iter().map(|piece| Fetched::Plain(cast(piece))).collect();
@@ -209,15 +214,15 @@ impl<'a> Loader<'a> {
         stack: &[Slice],
         by: Option<MatrixUse>,
     ) -> Result<(), LoadError> {
-        let mut inputs: Vec<&mut InputRounding> = (pieces.iter_mut())
-            .filter_map(|piece| if let Fetched::Scaled(part) = piece { Some(&mut part.input) } else { None })
-            .collect();
+        let mut inputs: Vec<&mut InputRounding> = pieces.iter_mut().filter_map(Fetched::input_mut).collect();
         if !self.rounds_inputs {
             inputs.iter_mut().for_each(|input| **input = InputRounding::None);
             return Ok(());
         }
-        let scale =
-            |input: &&mut InputRounding| if let InputRounding::Static(scale) = **input { Some(scale) } else { None };
+        let scale = |input: &&mut InputRounding| match **input {
+            InputRounding::Static(scale) | InputRounding::StaticInt8(scale) => Some(scale),
+            InputRounding::None | InputRounding::Dynamic { .. } | InputRounding::DynamicInt8 { .. } => None,
+        };
         let Some(largest) = inputs.iter().filter_map(scale).reduce(f32::max) else { return Ok(()) };
         if by != Some(MatrixUse::Linear) {
             let tensor = stack.first().map_or_else(String::new, |slice| slice.location.tensor.clone());
@@ -226,13 +231,17 @@ impl<'a> Loader<'a> {
                 reason: "stored scales of the inputs of experts are not supported",
             });
         }
-        inputs.iter_mut().for_each(|input| **input = InputRounding::Static(largest));
+        for input in inputs {
+            if let InputRounding::Static(scale) | InputRounding::StaticInt8(scale) = input {
+                *scale = largest;
+            }
+        }
         Ok(())
     }
 
     /// Fails where decoded pieces would forget that their inputs are to be rounded.
     fn check_inputs(&self, pieces: &[Fetched<'_>], stack: &[Slice], by: Option<MatrixUse>) -> Result<(), LoadError> {
-        let rounds = |piece: &Fetched<'_>| matches!(piece, Fetched::Scaled(part) if part.input != InputRounding::None);
+        let rounds = |piece: &Fetched<'_>| piece.format().input() != InputRounding::None;
         let multiplies = matches!(by, Some(MatrixUse::Linear | MatrixUse::Experts));
         if !multiplies || !pieces.iter().any(rounds) {
             return Ok(());
@@ -287,8 +296,8 @@ impl<'a> Loader<'a> {
 }
 
 /// Each row divided by its length, in f32; rows of zeros stay.
-fn unit_rows(stored: Fetched<'_>, width: usize) -> Chunk<'static> {
-    let chunk = stored.decoded(width, DType::F32);
+fn unit_rows(stored: Fetched<'_>, width: usize, threads: usize) -> Chunk<'static> {
+    let chunk = stored.decoded(Decoding { cols: width, dtype: DType::F32, threads });
     let mut values = cast::widen(chunk.dtype, &chunk.bytes);
     for row in values.chunks_exact_mut(width) {
         let length = row.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
@@ -324,7 +333,8 @@ impl Store for Loader<'_> {
             return Ok(table);
         }
         let (rows, cols) = shape(stack, pad_rows);
-        let mut chunks = self.pieces(stack, pad_rows, None)?.into_iter().map(|piece| piece.decoded(cols, self.compute));
+        let how = Decoding { cols, dtype: self.compute, threads: self.threads };
+        let mut chunks = self.pieces(stack, pad_rows, None)?.into_iter().map(|piece| piece.decoded(how));
         let Some(Chunk { dtype, mut bytes }) = chunks.next() else { unreachable!("a table of no slices") };
         chunks.for_each(|more| bytes.to_mut().extend_from_slice(&more.bytes));
         Ok(self.backend.load_table(HostMatrix::plain(dtype, rows, cols, &bytes)))
@@ -341,7 +351,9 @@ impl Store for Loader<'_> {
     fn vector_of(&mut self, stack: &[Slice], make: &dyn Fn(Vec<f32>) -> Vec<f32>) -> Result<Vector, LoadError> {
         let mut values = Vec::new();
         for slice in stack {
-            let chunk = self.weights.fetch(slice)?.decoded(slice.cols.len(), DType::F32);
+            let fetched = self.weights.fetch(slice)?;
+            let how = Decoding { cols: slice.cols.len(), dtype: DType::F32, threads: self.threads };
+            let chunk = fetched.decoded(how);
             self.read += chunk.bytes.len() as u64;
             self.resident.weights += slice.elements() as u64;
             values.extend(cast::widen(chunk.dtype, &chunk.bytes));

@@ -2,10 +2,13 @@
 
 use std::borrow::Cow;
 
-use kernels::e4m3;
-use kernels::ops::{ALL_COLUMNS, DType, Encoding, HostMatrix, InputRounding, ScaledCodes, WeightFormat};
+use kernels::decode::decode;
+use kernels::ops::{
+    DType, Encoding, GgmlBlocks, GgmlType, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, ScaledCodes,
+    WeightFormat,
+};
 
-use super::cast;
+use super::{cast, spread};
 
 /// How a slice of a weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +29,9 @@ impl Stored {
 pub(crate) enum Fetched<'a> {
     Plain(Chunk<'a>),
     Scaled(ScaledPart<'a>),
+    #[allow(dead_code, reason = "methods that give it follow")]
+    Grouped(GroupedPart<'a>),
+    Blocks(BlocksPart<'a>),
 }
 
 /// Numbers, little-endian, unaligned.
@@ -43,12 +49,55 @@ pub(crate) struct ScaledPart<'a> {
     pub input: InputRounding,
 }
 
+/// Codes in groups of columns: see [`GroupedCodes`].
+pub(crate) struct GroupedPart<'a> {
+    pub format: GroupedFormat,
+    pub codes: Cow<'a, [u8]>,
+    pub scales: Vec<u8>,
+    pub zeros: Vec<u8>,
+    pub row_levels: Vec<f32>,
+    pub columns: Vec<u32>,
+}
+
+/// Blocks of a GGUF file: see [`GgmlBlocks`].
+pub(crate) struct BlocksPart<'a> {
+    pub kind: GgmlType,
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// How stored weights become numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Decoding {
+    /// Columns of the slice.
+    pub cols: usize,
+    /// What numbers are rounded to.
+    pub dtype: DType,
+    /// How many decode.
+    pub threads: usize,
+}
+
 impl<'a> Fetched<'a> {
     pub(crate) fn format(&self) -> WeightFormat {
         match self {
             Self::Plain(chunk) => WeightFormat::Plain(chunk.dtype),
             Self::Scaled(part) => WeightFormat::ScaledE4m3 { scale_cols: part.scale_cols, input: part.input },
+            Self::Grouped(part) => WeightFormat::Grouped(part.format),
+            Self::Blocks(part) => WeightFormat::Blocks(part.kind),
         }
+    }
+
+    /// How its inputs are rounded; absent where its format asks for nothing of the kind.
+    pub(crate) fn input_mut(&mut self) -> Option<&mut InputRounding> {
+        match self {
+            Self::Plain(_) | Self::Blocks(_) => None,
+            Self::Scaled(part) => Some(&mut part.input),
+            Self::Grouped(part) => Some(&mut part.format.input),
+        }
+    }
+
+    /// Which input column each of its columns multiplies; empty where they are in order.
+    pub(crate) fn columns(&self) -> &[u32] {
+        if let Self::Grouped(part) = self { &part.columns } else { &[] }
     }
 
     /// Bytes of what a device takes of it.
@@ -56,50 +105,69 @@ impl<'a> Fetched<'a> {
         let bytes = match self {
             Self::Plain(chunk) => chunk.bytes.len(),
             Self::Scaled(part) => part.codes.len() + part.scales.len() * 4 + part.scale_rows.len() * 4,
+            Self::Grouped(part) => {
+                let beside = part.scales.len() + part.zeros.len() + part.row_levels.len() * 4 + part.columns.len() * 4;
+                part.codes.len() + beside
+            }
+            Self::Blocks(part) => part.bytes.len(),
         };
         bytes as u64
     }
 
     /// As a device is given it.
     pub(crate) fn piece(&self, rows: usize, cols: usize) -> HostMatrix<'_> {
-        match self {
-            Self::Plain(chunk) => HostMatrix::plain(chunk.dtype, rows, cols, &chunk.bytes),
+        let encoding = match self {
+            Self::Plain(chunk) => return HostMatrix::plain(chunk.dtype, rows, cols, &chunk.bytes),
             Self::Scaled(part) => {
                 let ScaledPart { codes, scales, scale_rows, scale_cols, input } = part;
-                let codes = ScaledCodes { codes, scales, scale_rows, scale_cols: *scale_cols, input: *input };
-                HostMatrix { rows, cols, encoding: Encoding::Scaled(codes) }
+                Encoding::Scaled(ScaledCodes { codes, scales, scale_rows, scale_cols: *scale_cols, input: *input })
             }
-        }
+            Self::Grouped(part) => {
+                let GroupedPart { format, codes, scales, zeros, row_levels, columns } = part;
+                Encoding::Grouped(GroupedCodes { format: *format, codes, scales, zeros, row_levels, columns })
+            }
+            Self::Blocks(BlocksPart { kind, bytes }) => Encoding::Blocks(GgmlBlocks { kind: *kind, bytes }),
+        };
+        HostMatrix { rows, cols, encoding }
     }
 
-    /// Numbers: what has scales is multiplied by them and rounded to `dtype`, rows of `cols`.
-    pub(crate) fn decoded(self, cols: usize, dtype: DType) -> Chunk<'a> {
+    /// Plain numbers as they are; others decoded and rounded.
+    pub(crate) fn decoded(self, how: Decoding) -> Chunk<'a> {
         match self {
             Self::Plain(chunk) => chunk,
-            Self::Scaled(part) => Chunk { dtype, bytes: Cow::Owned(part.decode(cols, dtype)) },
+            other => {
+                let codes = match &other {
+                    Self::Plain(Chunk { bytes, .. }) | Self::Blocks(BlocksPart { bytes, .. }) => bytes.len(),
+                    Self::Scaled(ScaledPart { codes, .. }) | Self::Grouped(GroupedPart { codes, .. }) => codes.len(),
+                };
+                let rows = codes / other.format().row_bytes(how.cols).max(1);
+                Chunk { dtype: how.dtype, bytes: Cow::Owned(decode_rows(&other.piece(rows, how.cols), how)) }
+            }
         }
     }
 }
 
-impl ScaledPart<'_> {
-    /// Rows of `cols` numbers.
-    pub(crate) fn decode(&self, cols: usize, dtype: DType) -> Vec<u8> {
-        let numbers: [f32; 256] = std::array::from_fn(|code| e4m3::decode(code as u8));
-        let group = if self.scale_cols == ALL_COLUMNS { cols.max(1) } else { self.scale_cols };
-        let width = cols.div_ceil(group);
-        let mut bytes = Vec::with_capacity(self.codes.len() * dtype.size());
-        for (codes, &row) in self.codes.chunks_exact(cols.max(1)).zip(&self.scale_rows) {
-            let scales = &self.scales[row as usize * width..][..width];
-            for (codes, scale) in codes.chunks(group).zip(scales) {
-                cast::narrow(codes.iter().map(|&code| numbers[usize::from(code)] * scale), dtype, &mut bytes);
-            }
+/// All rows of a matrix as numbers.
+fn decode_rows(matrix: &HostMatrix<'_>, how: Decoding) -> Vec<u8> {
+    let row_bytes = how.cols * how.dtype.size();
+    let mut bytes = vec![0; matrix.rows * row_bytes];
+    spread(&mut bytes, row_bytes.max(1), how.threads, |first, part| {
+        let (mut values, mut rounded) = (vec![0.0; how.cols], Vec::with_capacity(row_bytes));
+        for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+            decode(matrix, first + row..first + row + 1, &mut values);
+            rounded.clear();
+            cast::narrow(values.iter().copied(), how.dtype, &mut rounded);
+            out.copy_from_slice(&rounded);
         }
-        bytes
-    }
+    });
+    bytes
 }
 
 #[cfg(test)]
 mod tests {
+    use kernels::e4m3;
+    use kernels::ops::ALL_COLUMNS;
+
     use super::*;
 
     #[test]
@@ -112,7 +180,8 @@ mod tests {
             scale_cols,
             input: InputRounding::None,
         };
-        let decoded = |part: ScaledPart<'_>| cast::widen(DType::F32, &part.decode(3, DType::F32));
+        let how = Decoding { cols: 3, dtype: DType::F32, threads: 2 };
+        let decoded = |part: ScaledPart<'_>| cast::widen(DType::F32, &Fetched::Scaled(part).decoded(how).bytes);
         assert_eq!(decoded(part(&[10.0, 3.0], ALL_COLUMNS)), [3.0, 6.0, 12.0, 80.0, -10.0, 5.0]);
         // The last group of a row is short.
         assert_eq!(decoded(part(&[10.0, 100.0, 3.0, 5.0], 2)), [3.0, 6.0, 20.0, 80.0, -10.0, 50.0]);

@@ -23,7 +23,8 @@ constexpr u32 LANE_BYTES = 16;
 
 // What codes mean.
 constexpr u32 INT4 = 0, INT8 = 1, E4M3 = 2, LEVELS = 3;
-// What is subtracted from codes: half of what they reach to, a zero point of a byte; or what is added to a scaled code.
+// What is subtracted from codes: half of what they reach to, or a zero point of a byte; or what is added to a scaled
+// code, which counts from 0 with 4 bits and from 128 with 8.
 constexpr u32 MIDDLE = 0, ZERO_POINTS = 1, OFFSETS = 2;
 // Types of scales.
 constexpr u32 SCALE_F32 = 0, SCALE_F16 = 1, SCALE_BF16 = 2;
@@ -71,7 +72,10 @@ struct Group {
         zero = w.code == INT8 ? 128.0f : 8.0f;
         offset = 0.0f;
         if (w.zero == ZERO_POINTS) zero = (f32)((const u8*)w.zeros)[at];
-        if (w.zero == OFFSETS) offset = load_scale(w.zeros, w.scale, at);
+        if (w.zero == OFFSETS) {
+            offset = load_scale(w.zeros, w.scale, at);
+            zero = w.code == INT8 ? 128.0f : 0.0f;
+        }
     }
     DEVICE f32 value(const PackedWeights& w, u32 code) const {
         if (w.code == E4M3) return load(e4m3{(u8)code}) * scale;

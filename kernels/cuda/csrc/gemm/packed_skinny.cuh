@@ -171,7 +171,8 @@ private:
     DEVICE void shifts_of(const Side& side, u32 (&shifts)[2]) const {
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
-            const u32 zero = ZEROS == ZERO_POINTS ? side.zero >> 8 * r & 0xffu : CODE == INT8 ? 128u : 8u;
+            constexpr u32 BASE = CODE == INT8 ? 128 : ZEROS == OFFSETS ? 0 : 8;
+            const u32 zero = ZEROS == ZERO_POINTS ? side.zero >> 8 * r & 0xffu : BASE;
             shifts[r] = row_shift<T, CODE>(zero);
         }
     }

@@ -13,6 +13,8 @@ struct InputShape {
     // Columns that share a scale, which is made of their largest; 0: all columns have `scale`.
     u32 group;
     f32 scale;
+    // Elements of at least this size, where scales are made of elements, stay as they are and do not count.
+    f32 outliers;
 };
 SAME_LAYOUT(InputShape, InputShape);
 
@@ -33,14 +35,20 @@ template <typename X, typename Out> DEVICE void prepare(const X* x, Out* out, co
     wait_for_inputs();
     if (alone) {
         f32 scale = shape.scale;
-        if (shape.to != TO_NOTHING && shape.group) {
+        const bool measures = shape.to != TO_NOTHING && shape.group;
+        const f32 outliers = measures ? shape.outliers : infinity();
+        if (measures) {
             f32 largest = 0.0f;
-            for (u32 column = threadIdx.x; column < shape.k; column += blockDim.x)
-                largest = fmaxf(largest, fabsf(at(column)));
+            for (u32 column = threadIdx.x; column < shape.k; column += blockDim.x) {
+                const f32 size = fabsf(at(column));
+                if (size < outliers) largest = fmaxf(largest, size);
+            }
             scale = block_max(largest) / most;
         }
-        for (u32 column = threadIdx.x; column < shape.k; column += blockDim.x)
-            to[column] = Cast<Out>::from(rounded(at(column), scale, shape.to));
+        for (u32 column = threadIdx.x; column < shape.k; column += blockDim.x) {
+            const f32 value = at(column);
+            to[column] = Cast<Out>::from(fabsf(value) < outliers ? rounded(value, scale, shape.to) : value);
+        }
         return;
     }
     for (u32 first = warp * each; first < shape.k; first += warps * each) {

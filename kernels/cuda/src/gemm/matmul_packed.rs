@@ -12,13 +12,11 @@ use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
-use crate::weights::packed::{Kind, Packed, TILE};
+use crate::weights::packed::{Kind, LEAST_GROUP, Packed, TILE};
 
-/// Most rows of `x`; rows of a half; columns that a group of a specialised kernel is a multiple of; elements of 16
-/// bytes.
+/// Most rows of `x`; rows of a half; elements of 16 bytes.
 const MOST_ROWS: usize = 32;
 const HALF: usize = 8;
-const LEAST_GROUP: usize = 32;
 const PIECE: usize = 8;
 /// Tile of the plain kernel, and its threads.
 const PLAIN_TILE: usize = 64;
@@ -36,7 +34,6 @@ struct Config {
 
 impl Config {
     fn choose(rows: usize, n: usize, kind: Kind) -> Self {
-        let wide = kind.pieces() == 2;
         let halves = rows.div_ceil(HALF).next_power_of_two();
         let tiles = if n >= 8192 || halves > 1 { 2 } else { 1 };
         let depth = match (halves, tiles * kind.pieces()) {
@@ -45,8 +42,7 @@ impl Config {
             (4, _) => 1,
             _ => 2,
         };
-        let warps = if wide && halves > 1 { 8 } else { 8 };
-        Self { warps, halves, tiles, depth }
+        Self { warps: 8, halves, tiles, depth }
     }
 
     fn special(&self, kind: Kind, dtype: DType, gated: bool) -> Special {
@@ -133,9 +129,10 @@ pub(crate) struct InputShape {
     to: u32,
     group: u32,
     scale: f32,
+    outliers: f32,
 }
 
-twin!(InputShape = "InputShape" { columns, k, to, group, scale });
+twin!(InputShape = "InputShape" { columns, k, to, group, scale, outliers });
 
 /// Whether a product's input has to be prepared before it is multiplied as numbers of this type.
 pub(crate) fn needs_input(packed: &Packed, x: View, dtype: DType) -> bool {
@@ -145,13 +142,16 @@ pub(crate) fn needs_input(packed: &Packed, x: View, dtype: DType) -> bool {
 /// Queues the preparation of a product's input, to `to`.
 pub(crate) fn prepare(device: &mut Device, packed: &Packed, x: View, to: View) {
     const THREADS: usize = 256;
-    let (kind, group, scale) = match packed.input {
-        InputRounding::None => (0, 0, 0.0),
-        InputRounding::Static(scale) => (1, 0, scale),
-        InputRounding::Dynamic { cols } => (1, u32::try_from(cols).unwrap_or(u32::MAX), 0.0),
+    const ALL: u32 = u32::MAX;
+    let (kind, group, scale, outliers) = match packed.input {
+        InputRounding::None => (0, 0, 0.0, 0.0),
+        InputRounding::Static(scale) => (1, 0, scale, 0.0),
+        InputRounding::Dynamic { cols } => (1, u32::try_from(cols).unwrap_or(ALL), 0.0, f32::INFINITY),
+        InputRounding::StaticInt8(scale) => (2, 0, scale, 0.0),
+        InputRounding::DynamicInt8 { outliers } => (2, ALL, 0.0, outliers),
     };
     let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
-    let input = InputShape { columns, k: x.width as u32, to: kind, group, scale };
+    let input = InputShape { columns, k: x.width as u32, to: kind, group, scale, outliers };
     let shape = Shape { grid: [x.rows, 1], block: THREADS, shared: 0 };
     device.launch(Name::of("prepare_input", &[x.dtype, to.dtype]), shape, args![x.ptr, to.ptr, input]);
 }

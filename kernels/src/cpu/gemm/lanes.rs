@@ -136,6 +136,7 @@ impl<'a> Job<'a> {
             WeightFormat::Plain(DType::F16) => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
             WeightFormat::Plain(DType::Bf16) => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
             WeightFormat::ScaledE4m3 { .. } => vectorize(isa, Typed::<Codes>(strip, Codes)),
+            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => unreachable!("the backend takes none"),
         }
     }
 }

@@ -46,12 +46,9 @@ impl Packed {
     /// Packs a matrix, given in pieces that lie below each other, with all threads.
     pub(crate) fn new(pieces: &[HostMatrix<'_>], compute: DType, pool: &mut Pool) -> Self {
         let StackedShape { format, rows: n, cols: k } = HostMatrix::stacked(pieces);
-        let input = match format {
-            WeightFormat::Plain(_) => InputRounding::None,
-            WeightFormat::ScaledE4m3 { input, .. } => input,
-        };
+        let input = format.input();
         let k_padded = k.next_multiple_of(if format == WeightFormat::Plain(DType::Bf16) { TILE_K } else { 2 });
-        let (panels, element) = (n.div_ceil(PANEL), format.bits() / 8);
+        let (panels, element) = (n.div_ceil(PANEL), format.row_bytes(1));
         let region = Region::new(panels * PANEL * k_padded * element);
         let target = Shared::new(region.ptr());
         pool.run(panels, &|panel, _| {
@@ -65,6 +62,7 @@ impl Packed {
                 WeightFormat::Plain(DType::F16) => transpose::<2>(part, k * 2, panel),
                 WeightFormat::Plain(DType::Bf16) => transpose_pairs::<2, 4>(part, k, panel),
                 WeightFormat::ScaledE4m3 { .. } => transpose_pairs::<1, 2>(part, k, panel),
+                WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => unreachable!("the backend takes none"),
             }
         });
         let scales = Scales::of(pieces).map(Arc::new);
@@ -104,7 +102,7 @@ impl Packed {
     }
 
     fn element_bytes(&self) -> usize {
-        self.format.bits() / 8
+        self.format.row_bytes(1)
     }
 }
 
@@ -112,7 +110,7 @@ impl Packed {
 fn rows<'a>(pieces: &[HostMatrix<'a>], rows: Range<usize>) -> Cow<'a, [u8]> {
     let (mut first, mut bytes) = (0, Cow::Borrowed(&[][..]));
     for piece in pieces {
-        let row_bytes = piece.cols * piece.format().bits() / 8;
+        let row_bytes = piece.format().row_bytes(piece.cols);
         let [start, end] = [rows.start, rows.end].map(|row| row.saturating_sub(first).min(piece.rows) * row_bytes);
         match &piece.bytes()[start..end] {
             [] => {}

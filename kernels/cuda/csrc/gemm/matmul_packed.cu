@@ -1,4 +1,4 @@
-// out[m, n] = x[m, k] w[n, k]^T (+ bias) (+ out) for up to 32 rows of x and weights of 4 or 8 bits; or, compiled with
+// out[m, n] = x[m, k] w[n, k]^T (+ bias) (+ out) for few rows of x and weights of 4 or 8 bits; or, compiled with
 // GATED, activation(g) * u of its columns [g | u]. The first weights are read before the kernel waits for its input,
 // because weights are there already. `src/gemm/matmul_packed.rs` chooses the configuration.
 #include "activation.cuh"
@@ -25,10 +25,9 @@ DEVICE void put(void* out, size_t to, f32 sum, u32 wide) {
     else ((TYPE*)out)[to] = Cast<TYPE>::from(sum);
 }
 
-// Grid: [tiles / TILES, rounded up]. `k` is a multiple of 8; gated, n of 32 and TILES of 2. Where rows have `factors`,
-// a row's sums are multiplied by its own.
+// Grid: [tiles / TILES, rows / ROWS, both rounded up]. `k` is a multiple of 8; gated, n of 32 and TILES of 2.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) matmul_packed(void* out, const TYPE* x,
-    const PackedWeights w, const f32* bias, const f32* factors, const PackedShape shape, const Activation activation) {
+    const PackedWeights w, const f32* bias, const PackedShape shape, const Activation activation) {
     __shared__ PackedSkinny::Parts parts;
     __shared__ u32 table[CODE == LEVELS ? 256 : 1];
     const u32 last = (shape.n + TILE_ROWS - 1) / TILE_ROWS - 1, half = TILES / 2;
@@ -44,18 +43,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) matmul_pa
         __syncthreads();
     }
     wait_for_inputs();
-    product.start_rows(shape.rows, [=](u32 row) { return x + (size_t)row * shape.k; });
+    const u32 first_row = blockIdx.y * PackedSkinny::ROWS, rows = min(shape.rows - first_row, PackedSkinny::ROWS);
+    product.start_rows(rows, [=](u32 row) { return x + (size_t)(first_row + row) * shape.k; });
     product.run(parts);
     constexpr u32 COLUMNS = PackedSkinny::COLUMNS / (GATED ? 2 : 1);
     const u32 width = shape.n / (GATED ? 2 : 1);
-    for (u32 i = threadIdx.x; i < shape.rows * COLUMNS; i += WARPS * 32) {
+    for (u32 i = threadIdx.x; i < rows * COLUMNS; i += WARPS * 32) {
         const u32 row = i / COLUMNS, column = i % COLUMNS, at = blockIdx.x * COLUMNS + column;
         if (at >= width) continue;
-        const size_t to = (size_t)row * width + at;
-        f32 sum = PackedSkinny::whole(parts, row, column, bias ? bias[at] : 0.0f, factors);
+        const size_t to = (size_t)(first_row + row) * width + at;
+        f32 sum = PackedSkinny::whole(parts, row, column, bias ? bias[at] : 0.0f);
         if (GATED) {
             const f32 other = PackedSkinny::whole(
-                parts, row, COLUMNS + column, bias ? bias[width + at] : 0.0f, factors);
+                parts, row, COLUMNS + column, bias ? bias[width + at] : 0.0f);
             // Rounded as if they had been stored.
             const f32 gate = load(Cast<TYPE>::from(sum)), up = load(Cast<TYPE>::from(other));
             sum = activated(activation, gate) * gated_half(activation, up);

@@ -153,27 +153,27 @@ template <> struct Pairs<f16> {
 
 // Operand registers of one product. `shifts`: what is added to rows g and g + 8 (see `row_shift`); `table`: pairs of
 // levels by pairs of codes.
-template <typename T, u32 CODE>
-DEVICE void decode(const uint4 (&codes)[CODE == INT8 || CODE == E4M3 ? 2 : 1], u32 product, const u32 (&shifts)[2],
+template <typename T, u32 KIND>
+DEVICE void decode(const uint4 (&codes)[KIND == INT8 || KIND == E4M3 ? 2 : 1], u32 product, const u32 (&shifts)[2],
     const u32* table, u32 (&a)[4]) {
     typedef Pairs<T> P;
     const u32 h = product / 2, i = product % 2;
-    if constexpr (CODE == INT4 || CODE == LEVELS) {
+    if constexpr (KIND == INT4 || KIND == LEVELS) {
         const u32 word = h == 0 ? (i == 0 ? codes[0].x : codes[0].y) : (i == 0 ? codes[0].z : codes[0].w);
 #pragma unroll
         for (u32 at = 0; at < 4; at++) {
             const u32 two = word >> 4 * at & 0x000f000fu;
-            if constexpr (CODE == INT4) a[at] = P::add(two | P::BASE_BITS, shifts[at % 2]);
+            if constexpr (KIND == INT4) a[at] = P::add(two | P::BASE_BITS, shifts[at % 2]);
             else a[at] = table[(two | two >> 12) & 0xffu];
         }
     } else {
-        constexpr u32 LAST = CODE == INT8 || CODE == E4M3 ? 1 : 0;
+        constexpr u32 LAST = KIND == INT8 || KIND == E4M3 ? 1 : 0;
         const uint4 piece = codes[h * LAST];
         const u32 words[2] = {i == 0 ? piece.x : piece.z, i == 0 ? piece.y : piece.w};
 #pragma unroll
         for (u32 p = 0; p < 2; p++) {
             const u32 word = words[p];
-            if constexpr (CODE == INT8) {
+            if constexpr (KIND == INT8) {
                 a[2 * p] = P::less_zero(word & 0x00ff00ffu, shifts[0]);
                 a[2 * p + 1] = P::less_zero(word >> 8 & 0x00ff00ffu, shifts[1]);
             } else {
@@ -185,13 +185,13 @@ DEVICE void decode(const uint4 (&codes)[CODE == INT8 || CODE == E4M3 ? 2 : 1], u
 }
 
 // What `decode` adds to codes of a row whose zero point is `zero`.
-template <typename T, u32 CODE> DEVICE u32 row_shift(u32 zero) {
-    if constexpr (CODE == INT4) return Pairs<T>::negative_base(zero);
-    if constexpr (CODE == INT8) return Pairs<T>::shift_of(zero);
+template <typename T, u32 KIND> DEVICE u32 row_shift(u32 zero) {
+    if constexpr (KIND == INT4) return Pairs<T>::negative_base(zero);
+    if constexpr (KIND == INT8) return Pairs<T>::shift_of(zero);
     return 0;
 }
 
 // What sums of decoded weights are multiplied by beside their scales.
-template <typename T, u32 CODE> constexpr f32 FACTOR = 1.0f;
+template <typename T, u32 KIND> constexpr f32 FACTOR = 1.0f;
 template <> constexpr f32 FACTOR<f16, E4M3> = Pairs<f16>::FLOAT_FACTOR;
 #endif

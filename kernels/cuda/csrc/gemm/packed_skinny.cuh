@@ -23,7 +23,8 @@
 #endif
 
 #if __CUDA_ARCH__ >= 800
-#define LEAST_BLOCKS (WARPS >= 16 ? 1 : 16 / WARPS)
+// Blocks that a multiprocessor must have room for: with more registers than that leaves, too few loads are under way.
+#define LEAST_BLOCKS ((HALVES == 1 && TILES == 1 && GROUP % 64 == 0 ? 24 : 16) / WARPS)
 
 struct PackedSkinny {
     typedef TYPE T;
@@ -32,6 +33,8 @@ struct PackedSkinny {
     static constexpr u32 PIECES = CODE == INT8 || CODE == E4M3 ? 2 : 1;
     static constexpr u32 SPANS = GROUP % CHUNK == 0 ? 1 : 2;
     static constexpr bool IS_WIDE = SCALE == SCALE_F32;
+    // Stages of x, which comes from a cache.
+    static constexpr u32 NEAR = DEPTH % 2 == 0 ? 2 : 1;
     typedef f32 Parts[WARPS][ROWS][COLUMNS + 1];
 
     // Scales of rows g and g + 8 of a tile, their zero points and their offsets, as they lie in memory.
@@ -42,16 +45,24 @@ struct PackedSkinny {
     const PackedWeights& w;
     const u32* table;
     u32 warp, lane, chunks;
+    // Chunks in which this lane's columns of either half exist.
+    u32 limits[2];
     u32 tiles[TILES];
+    const uint4* from_w[TILES];
     const T* from_x[HALVES];
     bool has_row[HALVES];
-    uint4 b[DEPTH][TILES][PIECES], a[DEPTH][HALVES][2];
+    uint4 b[DEPTH][TILES][PIECES], a[NEAR][HALVES][2];
     Side sides[DEPTH][TILES][SPANS];
     f32 total[HALVES][TILES][4], part[HALVES][TILES][4], sums[HALVES][4];
 
     DEVICE PackedSkinny(const PackedWeights& w, const u32* table) : w(w), table(table) {
         warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         chunks = w.chunks();
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            const u32 column = 32 * h + lane % 4 * 8;
+            limits[h] = w.k > column ? (w.k - column + CHUNK - 1) / CHUNK : 0;
+        }
 #pragma unroll
         for (u32 half = 0; half < HALVES; half++) {
             clear(sums[half]);
@@ -63,9 +74,12 @@ struct PackedSkinny {
     // Starts reading tiles of w: `tile_of(i)` is the block's i-th.
     template <typename TileOf> DEVICE void start_weights(TileOf tile_of) {
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) tiles[tile] = tile_of(tile);
+        for (u32 tile = 0; tile < TILES; tile++) {
+            tiles[tile] = tile_of(tile);
+            from_w[tile] = w.codes + ((u64)tiles[tile] * chunks + warp) * PIECES * 32 + lane;
+        }
 #pragma unroll
-        for (u32 stage = 0; stage < DEPTH; stage++) load_weights(stage, warp + stage * WARPS);
+        for (u32 stage = 0; stage < DEPTH; stage++) load_weights(stage, stage, warp + stage * WARPS);
     }
 
     // Starts reading x. `at(i)` is where row i begins; those from `rows` on are not read and count as zeros.
@@ -73,10 +87,10 @@ struct PackedSkinny {
 #pragma unroll
         for (u32 half = 0; half < HALVES; half++) {
             has_row[half] = 8 * half + lane / 4 < rows;
-            from_x[half] = at(8 * half + lane / 4) + lane % 4 * 8;
+            from_x[half] = at(8 * half + lane / 4) + warp * CHUNK + lane % 4 * 8;
         }
 #pragma unroll
-        for (u32 stage = 0; stage < DEPTH; stage++) load_rows(stage, warp + stage * WARPS);
+        for (u32 stage = 0; stage < NEAR; stage++) load_rows(stage, stage, warp + stage * WARPS);
     }
 
     // Multiplies all of k, and leaves this warp's sums in `parts`.
@@ -84,11 +98,15 @@ struct PackedSkinny {
         for (u32 chunk = warp; chunk < chunks; chunk += DEPTH * WARPS) {
 #pragma unroll
             for (u32 stage = 0; stage < DEPTH; stage++) {
-                multiply(stage);
-                const u32 next = chunk + (stage + DEPTH) * WARPS;
-                load_weights(stage, next);
-                load_rows(stage, next);
+                const u32 here = chunk + stage * WARPS;
+                if (here < chunks) multiply(stage);
+                load_weights(stage, stage + DEPTH, here + DEPTH * WARPS);
+                load_rows(stage % NEAR, stage + NEAR, here + NEAR * WARPS);
             }
+#pragma unroll
+            for (u32 tile = 0; tile < TILES; tile++) from_w[tile] += DEPTH * WARPS * PIECES * 32;
+#pragma unroll
+            for (u32 half = 0; half < HALVES; half++) from_x[half] += DEPTH * WARPS * CHUNK;
         }
         if constexpr (GROUP == 0) {
 #pragma unroll
@@ -105,12 +123,12 @@ struct PackedSkinny {
         __syncthreads();
     }
 
-    // The sum over all warps, times its row's factor where rows have such, and a bias.
-    DEVICE static f32 whole(const Parts& parts, u32 row, u32 column, f32 bias, const f32* factors) {
+    // The sum over all warps, and a bias.
+    DEVICE static f32 whole(const Parts& parts, u32 row, u32 column, f32 bias) {
         f32 sum = 0.0f;
 #pragma unroll
         for (u32 part = 0; part < WARPS; part++) sum += parts[part][row][column];
-        return factors ? sum * factors[row] + bias : sum + bias;
+        return sum + bias;
     }
 
 private:
@@ -119,21 +137,21 @@ private:
         for (u32 i = 0; i < 4; i++) c[i] = 0.0f;
     }
 
-    DEVICE void load_weights(u32 stage, u32 chunk) {
-        const bool valid = chunk < chunks;
+    // The chunk `turn` turns after where `from_w` is; what lies past the last one is not read, nor multiplied.
+    DEVICE void load_weights(u32 stage, u32 turn, u32 chunk) {
+        if (chunk >= chunks) return;
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) {
-            const uint4* from = w.codes + ((u64)tiles[tile] * chunks + chunk) * PIECES * 32 + lane;
 #pragma unroll
             for (u32 piece = 0; piece < PIECES; piece++)
-                b[stage][tile][piece] = valid ? load_streamed(from + piece * 32) : make_uint4(0, 0, 0, 0);
+                b[stage][tile][piece] = load_streamed(from_w[tile] + (turn * WARPS * PIECES + piece) * 32);
             if constexpr (GROUP != 0) {
 #pragma unroll
                 for (u32 span = 0; span < SPANS; span++) {
                     const u32 column = chunk * CHUNK + span * (CHUNK / SPANS);
                     // A chunk's second half may lie past the last column.
-                    const u32 group = min(column / (GROUP ? GROUP : 1), w.groups - 1);
-                    if (valid) sides[stage][tile][span] = side_of(tiles[tile], group);
+                    const u32 group = column / (GROUP ? GROUP : 1);
+                    sides[stage][tile][span] = side_of(tiles[tile], SPANS == 1 ? group : min(group, w.groups - 1));
                 }
             }
         }
@@ -157,14 +175,14 @@ private:
         return SCALE == SCALE_F16 ? load(f16{bits}) : load(bf16{bits});
     }
 
-    DEVICE void load_rows(u32 stage, u32 chunk) {
+    DEVICE void load_rows(u32 stage, u32 turn, u32 chunk) {
 #pragma unroll
         for (u32 half = 0; half < HALVES; half++)
 #pragma unroll
             for (u32 h = 0; h < 2; h++) {
-                const bool valid = has_row[half] && chunk * CHUNK + h * 32 + lane % 4 * 8 < w.k;
-                a[stage][half][h] =
-                    valid ? *(const uint4*)(from_x[half] + chunk * CHUNK + h * 32) : make_uint4(0, 0, 0, 0);
+                const bool valid = has_row[half] && chunk < limits[h];
+                a[stage][half][h] = valid ? *(const uint4*)(from_x[half] + turn * WARPS * CHUNK + h * 32)
+                                          : make_uint4(0, 0, 0, 0);
             }
     }
 
@@ -184,7 +202,7 @@ private:
             u32 x[HALVES][2];
 #pragma unroll
             for (u32 half = 0; half < HALVES; half++) {
-                const uint4 four = a[stage][half][h];
+                const uint4 four = a[stage % NEAR][half][h];
                 x[half][0] = product % 2 ? four.z : four.x, x[half][1] = product % 2 ? four.w : four.y;
                 constexpr u32 ONES = Pairs<T>::ONES;
                 if constexpr (ZEROS == OFFSETS)

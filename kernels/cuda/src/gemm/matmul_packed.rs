@@ -14,9 +14,14 @@ use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
 use crate::weights::packed::{Kind, LEAST_GROUP, Packed, TILE};
 
-/// Most rows of `x`; rows of a half; elements of 16 bytes.
-const MOST_ROWS: usize = 32;
+/// Most rows of `x`, of which a block takes up to 32: with more, decoding the matrix first pays.
+const MOST_ROWS: usize = 96;
+/// Rows of a half, and most halves of a block; elements of 16 bytes.
 const HALF: usize = 8;
+const MOST_HALVES: usize = 4;
+/// Rows of `w` of large matrices, and of small ones.
+const LARGE: usize = 16384;
+const SMALL: usize = 4224;
 const PIECE: usize = 8;
 /// Tile of the plain kernel, and its threads.
 const PLAIN_TILE: usize = 64;
@@ -33,16 +38,20 @@ struct Config {
 }
 
 impl Config {
+    /// As measured on an H100 for the shapes of Llama-8B.
     fn choose(rows: usize, n: usize, kind: Kind) -> Self {
-        let halves = rows.div_ceil(HALF).next_power_of_two();
-        let tiles = if n >= 8192 || halves > 1 { 2 } else { 1 };
-        let depth = match (halves, tiles * kind.pieces()) {
-            (1, 1) => 4,
-            (1, 2) => 3,
-            (4, _) => 1,
-            _ => 2,
+        let halves = rows.div_ceil(HALF).next_power_of_two().min(MOST_HALVES);
+        let (warps, tiles) = match halves {
+            1 if n < LARGE || kind.pieces() == 2 => (16, 1),
+            2 if n <= SMALL => (16, 2),
+            _ => (8, 2),
         };
-        Self { warps: 8, halves, tiles, depth }
+        Self { warps, halves, tiles, depth: if halves == MOST_HALVES { 1 } else { 2 } }
+    }
+
+    /// Rows of `x` of a block.
+    fn rows(&self) -> usize {
+        self.halves * HALF
     }
 
     fn special(&self, kind: Kind, dtype: DType, gated: bool) -> Special {
@@ -86,12 +95,12 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>, gate: Option<Gate>
     }
     let to = gate.map_or(*out, |gate| gate.out);
     let special = config.special(packed.kind, x.dtype, gate.is_some());
-    let shape =
-        Shape { grid: [w.rows.div_ceil(TILE).div_ceil(config.tiles), 1], block: 32 * config.warps, shared: 0 };
+    let grid = [w.rows.div_ceil(TILE).div_ceil(config.tiles), x.rows.div_ceil(config.rows())];
+    let shape = Shape { grid, block: 32 * config.warps, shared: 0 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    let (factors, few): (CUdeviceptr, _) = (0, product.shape(to));
+    let few = product.shape(to);
     let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.function());
-    device.launch_special(special, shape, args![to.ptr, x.ptr, packed.argument(), bias, factors, few, function])
+    device.launch_special(special, shape, args![to.ptr, x.ptr, packed.argument(), bias, few, function])
 }
 
 /// Queues a product of any type and shape.
@@ -154,4 +163,28 @@ pub(crate) fn prepare(device: &mut Device, packed: &Packed, x: View, to: View) {
     let input = InputShape { columns, k: x.width as u32, to: kind, group, scale, outliers };
     let shape = Shape { grid: [x.rows, 1], block: THREADS, shared: 0 };
     device.launch(Name::of("prepare_input", &[x.dtype, to.dtype]), shape, args![x.ptr, to.ptr, input]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::packed::{Code, Zeros};
+
+    #[test]
+    fn every_choice_is_ordered_and_has_room_for_its_rows() {
+        for (code, group) in [(Code::Int4, 128), (Code::Int8, 0), (Code::E4m3, 0), (Code::Levels, 64)] {
+            let kind = Kind { code, scale: DType::F16, zeros: Zeros::Middle, group };
+            for n in [64, 1024, 4096, 6144, 28672] {
+                let ordered = [1, HALF + 1, 2 * HALF + 1].map(|rows| Config::choose(rows, n, kind));
+                for rows in 1..=MOST_ROWS {
+                    let config = Config::choose(rows, n, kind);
+                    assert!(ordered.contains(&config), "{rows} rows of {n}: {config:?}");
+                    assert!(config.rows() >= rows.min(MOST_HALVES * HALF), "{rows} rows of {n}: {config:?}");
+                    // Sums of all warps are put together in what any block may have of shared memory.
+                    let sums = config.warps * config.rows() * (config.tiles * TILE + 1) * size_of::<f32>();
+                    assert!(sums <= 46 << 10, "{config:?}");
+                }
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use service_kit::{
     values::{count, duration, seconds, size},
 };
 
-use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats, responses::store::Bounds};
+use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats, profile, responses::store::Bounds};
 
 /// Flags of the gateway. Names and defaults are vLLM's where vLLM has the flag.
 #[derive(ClapArgs, Clone, Debug)]
@@ -156,6 +156,10 @@ pub struct AccessArgs {
     /// Accept chat templates in requests
     #[arg(long)]
     pub trust_request_chat_template: bool,
+    /// Record profiles on POST /start_profile, and write them on POST /stop_profile: a folder for the traces, or vLLM's
+    /// {"profiler": "torch", "torch_profiler_dir": FOLDER}
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = profiler)]
+    pub profiler_config: String,
     /// Serve routes for development: /abort_requests, /reset_prefix_cache, /server_info
     #[arg(long, env = "VLLM_SERVER_DEV_MODE", hide_env_values = true, value_parser = FalseyValueParser::new())]
     pub server_dev_mode: bool,
@@ -259,6 +263,8 @@ pub struct Config {
     pub use_model_defaults: bool,
     /// Template variables that requests may override.
     pub template_kwargs: Map<String, Value>,
+    /// Where profiles are written and what they record; absent: there are none.
+    pub profiler: Option<profile::Settings>,
     /// How the model writes calls and reasoning, as far as the flags say.
     pub formats: Formats,
 }
@@ -303,6 +309,8 @@ impl Config {
                 .map_err(|problem| flag("--override-generation-config", problem))?,
             use_model_defaults: answers.generation_config == GenerationConfig::Auto,
             template_kwargs: parse("--default-chat-template-kwargs", &answers.default_chat_template_kwargs)?,
+            profiler: profile::settings::parse(&access.profiler_config)
+                .map_err(|problem| flag("--profiler-config", problem))?,
             formats: Formats::named(&answers.tool_call_parser, &answers.reasoning_parser)?,
             access,
             answers,
@@ -355,6 +363,11 @@ fn check_listen(listen: &ListenArgs) -> Result<(), ConfigError> {
         return Err(flag("--host", format!("`{host}` is neither an address nor a name")));
     }
     Ok(())
+}
+
+/// Settings of profiles.
+fn profiler(text: &str) -> Result<String, String> {
+    profile::settings::parse(text).map(|_| text.to_owned())
 }
 
 /// The name of a format of tool calls.

@@ -12,6 +12,7 @@ use crate::{
         pipeline::{Arrival, Pipeline},
     },
     metrics::{RequestMetrics, http_requests::HttpMetrics},
+    profile::Profiler,
     responses::store::Store,
     server::auth::Keys,
 };
@@ -28,6 +29,8 @@ pub struct Gateway {
     pub model: Model,
     /// Other processes' control planes.
     pub peers: Peers,
+    /// Profiles of all processes.
+    pub profiler: Profiler,
     /// Responses that are kept.
     pub responses: Arc<Store>,
     /// Who may call.
@@ -49,6 +52,7 @@ impl Gateway {
             pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
             model: Model::new(config.clone()),
             peers: Peers::new(&config.peers)?,
+            profiler: Profiler::new(config.profiler.clone(), &process),
             responses: Arc::new(Store::new(config.stored_responses())),
             keys: Keys::new(&config.access.api_key),
             http,

@@ -70,14 +70,25 @@ pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: impl Read) -
 
 fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: &str) -> Envelope {
     let ours = trace::traceparent(&Span::current());
+    // Without an exporter of its own the gateway passes on what it got.
+    let traceparent = match (ours.is_empty(), incoming.is_empty()) {
+        (true, true) if gateway.process.profile.is_on() => unsampled(),
+        (true, _) => incoming.to_owned(),
+        (false, _) => ours,
+    };
     Envelope {
         arrival,
         request_id: request_id::of_client(headers),
         fresh_id: Uuid::new_v4().simple().to_string(),
-        // Without an exporter of its own the gateway passes on what it got.
-        traceparent: if ours.is_empty() { incoming.to_owned() } else { ours },
+        traceparent,
         prompt_tokens_details: gateway.config.answers.enable_prompt_tokens_details,
     }
+}
+
+/// A trace context that is not exported: other processes make spans of requests that have one, which a profile records.
+fn unsampled() -> String {
+    let [trace, span] = [Uuid::new_v4(), Uuid::new_v4()].map(|id| id.simple().to_string());
+    format!("00-{trace}-{}-00", &span[..16])
 }
 
 /// The client's trace context; empty when there is none, or none of the size that the standard gives it.

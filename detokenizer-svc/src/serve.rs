@@ -110,6 +110,7 @@ impl Shell {
     }
 
     fn scheduler(&mut self, event: FromScheduler) {
+        let _scope = self.process.profile.scope("tokens");
         match event {
             FromScheduler::Connected { pid, replaced } => {
                 info!(pid, "scheduler connected");

@@ -9,7 +9,8 @@ pub(crate) struct Parts(Option<StepResult>);
 /// More outputs than any step has positions.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error(
-    "log-probabilities, pooled outputs and candidates of {given} positions in the result of step {step}, which has {most} at most"
+    "log-probabilities, pooled outputs and candidates of {given} positions in the result of step {step}, which has \
+     {most} at most"
 )]
 pub(crate) struct TooMany {
     step: u64,

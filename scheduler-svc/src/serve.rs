@@ -133,7 +133,10 @@ impl Engine {
         match event {
             Event::Inbound(message) => self.inbound(*message),
             Event::WorkerUp { peer, sender, connection } => self.worker_up(Member::new(peer, connection, sender)),
-            Event::Worker { connection, message } => self.worker(connection, message)?,
+            Event::Worker { connection, message } => {
+                let _scope = self.process.profile.scope("result");
+                self.worker(connection, message)?;
+            }
             Event::WorkerLost { connection, reason } => self.worker_lost(connection, &reason),
             Event::DetokenizerUp(sender) => {
                 self.detokenizer.up(sender);
@@ -236,7 +239,10 @@ impl Engine {
             && let Some(core) = &mut self.core
         {
             let planning = Instant::now();
+            let scope = self.process.profile.scope("plan");
             let Some(plan) = core.plan(self.clock.now_us()) else { break };
+            self.process.profile.step();
+            drop(scope.map(|scope| scope.of_step(plan.step)));
             self.metrics.plan(&plan, planning.elapsed());
             self.overdue.get_or_insert_with(|| Overdue::step(plan.step, self.step_timeout));
             if let Err(unreachable) = self.group.send(plan).await {

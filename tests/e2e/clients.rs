@@ -26,11 +26,17 @@ async fn openai_for_node() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "second tier: installs much"]
 async fn frameworks_for_python() -> anyhow::Result<()> {
-    const PACKAGES: [&str; 5] = ["anthropic", "langchain-openai", "litellm", "openai", "openai-agents"];
+    const PACKAGES: [&str; 6] = ["anthropic", "instructor", "langchain-openai", "litellm", "openai", "openai-agents"];
     python(
         "frameworks",
         &PACKAGES,
-        &["coding_agents.py", "langchain_python.py", "litellm_python.py", "openai_agents_python.py"],
+        &[
+            "coding_agents.py",
+            "instructor_python.py",
+            "langchain_python.py",
+            "litellm_python.py",
+            "openai_agents_python.py",
+        ],
     )
     .await
 }
@@ -52,6 +58,24 @@ async fn whatever_the_document_allows_is_answered() -> anyhow::Result<()> {
     schemathesis.args(["--header", &format!("Authorization: Bearer {KEY}"), "--checks", "not_a_server_error"]);
     run(schemathesis.args(["--max-examples", "15", "--request-timeout", "60"]))?;
     no_block_is_lost(&server).await
+}
+
+/// vLLM's own tests of chats, completions, tools and responses: those of functions that Quire has pass but for a list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn vllms_own_entrypoint_tests() -> anyhow::Result<()> {
+    const PACKAGES: [&str; 9] =
+        ["httpx", "jsonschema", "openai", "pybase64", "pytest", "pytest-asyncio", "regex", "requests", "transformers"];
+    let venv = installed("vllm", &PACKAGES)?;
+    // One server at a time: the tests start theirs.
+    let _alone = e2e_tests::alone().await;
+    let mut tests = Command::new(venv.join("bin/python"));
+    tests.arg(root().join("tests/clients/vllm_entrypoints.py")).arg(e2e_tests::quire_binary());
+    tests.arg(root().join("crates/default-model/files/model")).arg(root().join("target/clients/vllm-tests"));
+    // Its report says which pass; that some do not is no failure.
+    let status = tests.status()?;
+    ensure!(matches!(status.code(), Some(0 | 1)), "{status}");
+    Ok(())
 }
 
 /// A Python environment with these packages.

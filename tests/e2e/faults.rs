@@ -139,7 +139,7 @@ async fn a_model_that_the_gpu_has_no_kernels_for_is_refused_before_it_is_loaded(
 /// With nothing compiled yet, kernels are ordered as soon as it is known what a model is made of. Requests wait for
 /// those that they need; steps are captured as CUDA graphs, or run as one kernel, once these are compiled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_kernels_that_only_recordings_need() -> anyhow::Result<()> {
+async fn no_request_waits_for_kernels_that_only_captures_need() -> anyhow::Result<()> {
     if lacks(Needs::PretendedGpus) {
         return Ok(());
     }

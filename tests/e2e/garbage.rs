@@ -116,7 +116,8 @@ async fn odd_sockets_harm_nobody() -> anyhow::Result<()> {
     unfinished.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{\"pro")?;
     let body = json!({"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": true, "stream": true}).to_string();
     let request = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut slow = connect(&server)?;

@@ -107,7 +107,8 @@ pub struct Prometheus {
 impl Prometheus {
     fn start(target: u16) -> anyhow::Result<Self> {
         let config = format!(
-            "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: quire\n  static_configs:\n  - targets: ['127.0.0.1:{target}']\n"
+            "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: quire\n  static_configs:\n  \
+             - targets: ['127.0.0.1:{target}']\n"
         );
         Self::with_config(&config)
     }

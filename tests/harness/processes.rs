@@ -13,6 +13,12 @@ pub struct Descendant {
     pub role: String,
 }
 
+/// Nanoseconds of CLOCK_MONOTONIC, the clock of profiles.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
 /// All processes below `parent`.
 pub fn descendants(parent: Pid) -> Vec<Descendant> {
     let mut found = Vec::new();

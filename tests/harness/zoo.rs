@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-/// Where the reference models are: the folder in `QUIRE_ZOO`, `../shared/zoo` beside the repository, or the fixtures in it.
+/// Where the reference models are: the folder in `QUIRE_ZOO`, `../shared/zoo` beside the repository, or the fixtures in
+/// it.
 pub fn folder() -> PathBuf {
     if let Some(path) = std::env::var_os("QUIRE_ZOO") {
         return path.into();
@@ -85,7 +86,8 @@ pub fn cases(model: &str) -> Option<Vec<Case>> {
     Some(reference(model)?.cases)
 }
 
-/// The models of this zoo, and those made for this repository, that generate text and are stored in a way that is served, sorted. Quantised checkpoints are refused, but for
+/// The models of this zoo, and those made for this repository, that generate text and are stored in a way that is
+/// served, sorted. Quantised checkpoints are refused, but for
 /// those whose tensors name their type themselves (GGUF), AWQ, FP8 and MXFP4.
 pub fn causal_models() -> std::io::Result<Vec<String>> {
     let mut models = Vec::new();

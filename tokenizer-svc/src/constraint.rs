@@ -1,5 +1,5 @@
 //! What a request demands of its text is compiled here first, so that what cannot be compiled is that request's error,
-//! before anybody waits for it; and what its reasoning looks like is told, because here the prompt's end is known.
+//! before the scheduler hears of it; and what its reasoning looks like is told, because here the prompt's end is known.
 
 use std::sync::OnceLock;
 
@@ -70,7 +70,8 @@ fn describe(model: &Model, reasoning: &mut Reasoning, prompt_tail: &str) -> Resu
     };
     reasoning.set_start(start);
     reasoning.open = format.opens().iter().map(|&marker| marker.to_owned()).collect();
-    reasoning.close = format.answer_marks().iter().map(|&marker| marker.to_owned()).collect();
+    let marks = if reasoning.calls { format.call_marks() } else { format.answer_marks() };
+    reasoning.close = marks.iter().map(|&marker| marker.to_owned()).collect();
     if reasoning.budget.is_none() || start == Start::None {
         return Ok(());
     }

@@ -43,7 +43,7 @@ impl Gateways {
             match Listener::bind(&args.listen, hello.clone(), LinkOptions::default()).await {
                 Ok(listener) => break listener,
                 Err(error) if began.elapsed() > REBIND => return Err(error),
-                // The previous listener's socket is being closed by another task, which tells nobody.
+                // The previous listener's socket is being closed by another task, which does not say when.
                 Err(_) => sleep(Duration::from_millis(20)).await,
             }
         };

@@ -14,6 +14,26 @@ use service_kit::{
 
 use crate::idle::graph_capture;
 
+/// What `--quantization` names.
+const QUANTIZATIONS: [&str; 16] = [
+    "none",
+    "awq",
+    "awq_marlin",
+    "bitsandbytes",
+    "compressed-tensors",
+    "fbgemm_fp8",
+    "fp8",
+    "gguf",
+    "gptq",
+    "gptq_marlin",
+    "int4",
+    "int8_per_channel_weight_only",
+    "modelopt",
+    "modelopt_fp4",
+    "mxfp4",
+    "squeezellm",
+];
+
 /// Flags of `quire worker`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
@@ -73,8 +93,9 @@ pub struct Args {
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub load_format: Format,
 
-    /// Quantization method that the checkpoint must have; none: any [default: the checkpoint's]
-    #[arg(long, value_name = "METHOD", value_parser = ["none", "awq", "compressed-tensors", "fp8", "gguf", "mxfp4"])]
+    /// Quantization method that the checkpoint must have, none: any; or what the weights of a 16-bit checkpoint become
+    /// while it loads: fp8, int8_per_channel_weight_only or int4 [default: the checkpoint's]
+    #[arg(long, value_name = "METHOD", value_parser = QUANTIZATIONS)]
     pub quantization: Option<String>,
 
     /// Tokens in a KV block

@@ -1,7 +1,7 @@
 //! The main thread: keeps the link to the scheduler, and moves messages between it and the compute thread.
 
 use std::{
-    sync::{Arc, mpsc::SyncSender},
+    sync::{Arc, Weak, mpsc::SyncSender},
     time::Duration,
 };
 
@@ -15,8 +15,12 @@ use proto::{
 use service_kit::{
     LoadProgress, Process, StartAgain,
     control::{ControlServer, Facts, Handler, async_trait},
+    profile::Recorded,
 };
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -36,6 +40,9 @@ const FAILURE_REPORT: Duration = Duration::from_secs(1);
 /// A compute thread that is told to end does so within this time, if it is not loading or waiting for the device.
 const ENDING: Duration = Duration::from_secs(2);
 
+/// How long the device may take to hand over its part of a profile.
+const DEVICE_PROFILE: Duration = Duration::from_secs(30);
+
 /// Runs the worker until the process shuts down.
 pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let fingerprint = match args.fingerprint.model_fingerprint.as_str() {
@@ -44,9 +51,11 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     };
     let telemetry = Telemetry::default();
     let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
-    let control = ControlServer::new(&process, Arc::new(ControlHandler { telemetry: telemetry.clone() })).facts(facts);
+    let Compute { jobs, replies, activity } = compute::start(args.clone(), process.profile.clone())?;
+    let jobs = Arc::new(jobs);
+    let handler = ControlHandler { telemetry: telemetry.clone(), jobs: Arc::downgrade(&jobs) };
+    let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
-    let Compute { jobs, replies, activity } = compute::start(args.clone())?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.rank),
         jobs,
@@ -85,7 +94,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 }
 
 struct Worker {
-    jobs: SyncSender<Job>,
+    /// The one strong count: without it the compute thread ends.
+    jobs: Arc<SyncSender<Job>>,
     replies: mpsc::Receiver<Reply>,
     /// Set once the model is loaded; told to every scheduler anew.
     ready: Option<WorkerReady>,
@@ -319,11 +329,21 @@ fn thread_gone() -> anyhow::Error {
 
 struct ControlHandler {
     telemetry: Telemetry,
+    jobs: Weak<SyncSender<Job>>,
 }
 
 #[async_trait]
 impl Handler for ControlHandler {
     async fn refresh_metrics(&self) {
         self.telemetry.refresh().await;
+    }
+
+    async fn stop_profile(&self) -> Recorded {
+        let (answer, recorded) = oneshot::channel();
+        let asked = self.jobs.upgrade().is_some_and(|jobs| jobs.try_send(Job::EndProfile(answer)).is_ok());
+        match asked {
+            true => tokio::time::timeout(DEVICE_PROFILE, recorded).await.ok().and_then(Result::ok).unwrap_or_default(),
+            false => Recorded::default(),
+        }
     }
 }

@@ -4,6 +4,7 @@
 pub mod answer;
 pub mod request;
 pub mod stream;
+pub mod strict;
 
 use axum::response::Response;
 use http::StatusCode;

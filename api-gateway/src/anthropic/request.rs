@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::{
+    anthropic::strict,
     error::ApiError,
     openai::{
         chat::{self, Conversation},
@@ -24,6 +25,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         return Err(ApiError::field("max_tokens", "`max_tokens` must be provided."));
     }
     let chat = chat_body(&mut fields)?;
+    strict::refuse_unread(&mut fields)?;
     let mut ready = chat::read(chat.to_string().as_bytes(), limits, envelope)?;
     ready.plan.dialect = Dialect::Anthropic;
     ready.plan.id = format!("msg_{}", envelope.fresh_id);
@@ -63,6 +65,8 @@ pub fn chat_body(fields: &mut Fields<'_>) -> Result<Value, ApiError> {
     chat.insert("messages".into(), messages.into());
     tools(fields, &mut chat)?;
     thinking(fields, &mut chat)?;
+    strict::output(fields, &mut chat)?;
+    strict::context(fields)?;
     Ok(Value::Object(chat))
 }
 

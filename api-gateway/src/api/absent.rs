@@ -8,7 +8,6 @@ use crate::error::{ApiError, Fault, no_route};
 const ADAPTERS: &str = "LoRA adapters are not served";
 const ELASTIC: &str = "start more engines behind a load balancer";
 const POOLING: &str = "models generate text; pooling is not served";
-const PROFILE: &str = "use quire bench latency --profile, or --otlp-traces-endpoint";
 const RENDERING: &str = "use /tokenize";
 const SLEEP: &str = "stop the engine instead: it starts within seconds";
 const SPEECH: &str = "images, sound and video are not served";
@@ -38,9 +37,7 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("/scale_elastic_ep", ELASTIC),
     ("/score", POOLING),
     ("/sleep", SLEEP),
-    ("/start_profile", PROFILE),
     ("/start_weight_update", WEIGHTS),
-    ("/stop_profile", PROFILE),
     ("/update_weights", WEIGHTS),
     ("/v1/audio/transcriptions", SPEECH),
     ("/v1/audio/translations", SPEECH),

@@ -15,6 +15,7 @@ use super::{
     shape::{Need, Shape},
 };
 use crate::{
+    anthropic::strict,
     openai::{refused, sampling},
     responses::request as response,
 };
@@ -132,9 +133,15 @@ fn refusals() -> impl Iterator<Item = Field> {
 }
 
 fn without_effect() -> impl Iterator<Item = Field> {
-    refused::WITHOUT_EFFECT.iter().map(|(name, reason)| Field {
+    let of_messages = strict::WITHOUT_EFFECT.iter().map(|(name, reason)| Field {
+        fate: Fate::WithoutEffect(reason),
+        test: "api-gateway/src/anthropic/strict.rs: fields_are_honoured_or_refused_by_name",
+        ..field(name, &[Body::Messages], Shape::Any, "")
+    });
+    let of_chats = refused::WITHOUT_EFFECT.iter().map(|(name, reason)| Field {
         fate: Fate::WithoutEffect(reason),
         test: "api-gateway/src/api/fields/tests.rs: fields_without_effect_have_none",
         ..field(name, BOTH, Shape::Any, "")
-    })
+    });
+    of_messages.chain(of_chats)
 }

@@ -66,6 +66,14 @@ fn describe(route: &Route, operation: &Operation, config: &Config) -> OperationB
             .schema(Some(Shape::Text.schema()));
         described = described.parameter(parameter);
     }
+    for member in operation.query {
+        let parameter = ParameterBuilder::new()
+            .name(member.name)
+            .parameter_in(ParameterIn::Query)
+            .description(Some(member.help))
+            .schema(Some(member.shape.schema()));
+        described = described.parameter(parameter);
+    }
     if !operation.bodies.is_empty() {
         described = described.request_body(Some(request_body(operation.bodies)));
     }

@@ -1,5 +1,6 @@
 //! What a route does, for its documentation: methods, bodies, answers, errors.
 
+use super::shape::Member;
 use crate::{config::Config, error::Fault, server::auth};
 
 /// A path, what makes its handlers, and what the documentation says of them.
@@ -36,6 +37,8 @@ pub struct Operation {
     pub id: &'static str,
     /// One sentence.
     pub summary: &'static str,
+    /// What its query may say.
+    pub query: &'static [Member],
     /// What its body may be; empty: it has none.
     pub bodies: &'static [Body],
     /// What it answers with status 200.
@@ -47,7 +50,15 @@ pub struct Operation {
 impl Operation {
     /// A GET that answers nothing and cannot fail.
     pub const fn get(id: &'static str) -> Self {
-        Self { method: Method::Get, id, summary: "", bodies: &[], answer: Answer::Empty, errors: Errors::NONE }
+        Self {
+            method: Method::Get,
+            id,
+            summary: "",
+            query: &[],
+            bodies: &[],
+            answer: Answer::Empty,
+            errors: Errors::NONE,
+        }
     }
 
     /// A POST with one of these bodies.
@@ -97,11 +108,13 @@ pub enum Body {
     Detokenize,
     /// Of `/abort_requests`.
     AbortRequests,
+    /// Of `/start_profile`.
+    StartProfile,
 }
 
 impl Body {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Chat,
         Self::Completion,
         Self::Responses,
@@ -110,6 +123,7 @@ impl Body {
         Self::Tokenize,
         Self::Detokenize,
         Self::AbortRequests,
+        Self::StartProfile,
     ];
 
     /// Its name in the OpenAPI document.
@@ -123,6 +137,7 @@ impl Body {
             Self::Tokenize => "TokenizeRequest",
             Self::Detokenize => "DetokenizeRequest",
             Self::AbortRequests => "AbortRequests",
+            Self::StartProfile => "StartProfile",
         }
     }
 }

@@ -109,8 +109,24 @@ impl Peers {
 
     /// What every other process that answers says of itself.
     pub async fn infos(&self) -> Vec<proto::InfoReply> {
-        let clients = self.pipeline.iter().map(|peer| &peer.client).chain(&self.gateways);
-        join_all(clients.map(ControlClient::info)).await.into_iter().filter_map(Result::ok).collect()
+        join_all(self.all().map(ControlClient::info)).await.into_iter().filter_map(Result::ok).collect()
+    }
+
+    /// Begins a profile in every other process; which one does not, and why.
+    pub async fn start_profile(&self, request: proto::StartProfileRequest) -> Result<(), String> {
+        let begun = join_all(self.all().map(|client| client.start_profile(request))).await;
+        let refused = begun.into_iter().find_map(Result::err);
+        refused.map_or(Ok(()), |status| Err(format!("A process does not begin its profile: {}", status.message())))
+    }
+
+    /// Ends it; what those that answer have recorded.
+    pub async fn stop_profile(&self) -> Vec<proto::StopProfileReply> {
+        join_all(self.all().map(ControlClient::stop_profile)).await.into_iter().filter_map(Result::ok).collect()
+    }
+
+    /// Every other process.
+    fn all(&self) -> impl Iterator<Item = &ControlClient> {
+        self.pipeline.iter().map(|peer| &peer.client).chain(&self.gateways)
     }
 
     async fn ask_all(&self) -> Result<(), String> {
@@ -133,8 +149,7 @@ impl Peers {
 
     /// The metrics of every other process that answers.
     pub async fn metrics(&self) -> Vec<String> {
-        let clients = self.pipeline.iter().map(|peer| &peer.client).chain(&self.gateways);
-        let texts = join_all(clients.map(ControlClient::metrics)).await;
+        let texts = join_all(self.all().map(ControlClient::metrics)).await;
         texts.into_iter().filter_map(Result::ok).collect()
     }
 }

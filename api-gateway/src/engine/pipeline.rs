@@ -106,7 +106,8 @@ impl Pipeline {
         let choices: u64 = requests.iter().map(|request| u64::from(request.n)).sum();
         let choices = u32::try_from(choices).map_err(|_| ApiError::field("n", "too many choices"))?;
         let mailbox = Arc::new(Mailbox::new(choices, wake_at));
-        let mut in_flight = InFlight { pipeline: self.clone(), numbers: Vec::new(), mailbox };
+        let span = tracing::Span::current();
+        let mut in_flight = InFlight { pipeline: self.clone(), numbers: Vec::new(), mailbox, _span: span };
         let mut registry = self.registry.lock();
         for (prompt, request) in requests.iter().enumerate() {
             let new = NewEntry {
@@ -293,6 +294,8 @@ pub struct InFlight {
     pipeline: Arc<Pipeline>,
     numbers: Vec<u64>,
     mailbox: Arc<Mailbox>,
+    /// The request's, which lasts as long as its answer.
+    _span: tracing::Span,
 }
 
 impl InFlight {

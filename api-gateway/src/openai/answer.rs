@@ -28,7 +28,7 @@ pub fn write(plan: &Plan, update: Update) -> Vec<u8> {
             let tokens = chat_choice(out, plan, ChatChoice { index, growth, role, echo, prompt });
             reasoning = tokens.map(|tokens| reasoning.unwrap_or(0) + tokens);
         }
-        Api::Completion { .. } => completion_choice(out, plan, (index, growth), &gathered.prompts),
+        Api::Completion { .. } => completion_choice(out, plan, index, growth, &gathered.prompts),
     });
     json::raw(&mut out, ",\"usage\":");
     let prompt_only = plan.echo() == Echo::PromptOnly;
@@ -148,7 +148,7 @@ fn chat_tail(out: &mut Vec<u8>, plan: &Plan, prompts: &[PromptOf], return_prompt
     }
 }
 
-fn completion_choice(out: &mut Vec<u8>, plan: &Plan, (choice, growth): (usize, &ChoiceUpdate), prompts: &[PromptOf]) {
+fn completion_choice(out: &mut Vec<u8>, plan: &Plan, choice: usize, growth: &ChoiceUpdate, prompts: &[PromptOf]) {
     let prompt = &prompts[plan.prompt_of(choice as u32)];
     let echo = plan.echo();
     open(out, choice);

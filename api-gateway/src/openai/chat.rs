@@ -10,7 +10,7 @@ use super::{
     fields::{Fields, wrong},
     params::{Limits, Params},
     plan::{Api, Dialect, Plan},
-    refused,
+    refused, sampling,
     tools::ToolUse,
 };
 use crate::error::ApiError;
@@ -18,12 +18,16 @@ use crate::error::ApiError;
 /// Reads a body of `/v1/chat/completions`.
 pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, ApiError> {
     let mut fields = Fields::parse(body)?;
+    sampling::lift_custom(&mut fields)?;
     let mut params = Params::read(&mut fields, limits)?;
     refused::check(&mut fields)?;
     let conversation = Conversation::read(&mut fields, limits)?;
     let parsing = conversation.tools.parsing(&mut fields, limits)?;
     params.sampling.constraint = conversation.tools.constraint(params.sampling.constraint.take())?;
     params.sampling.reasoning = reasoning(&mut fields, limits, params.sampling.constraint.is_some())?;
+    if let Some(reasoning) = &mut params.sampling.reasoning {
+        reasoning.calls = conversation.tools.demands_call();
+    }
     let max_tokens = max_tokens(&mut fields, limits)?;
     params.check_max_tokens(max_tokens)?;
     let logprobs = logprobs(&mut fields, limits)?;
@@ -205,7 +209,8 @@ fn check_said_twice(fields: &mut Fields<'_>, variables: &Map<String, Value>) -> 
         let field: Option<Value> = fields.value(name, "JSON")?;
         if field.is_some_and(|field| field != *variable) {
             let message = format!(
-                "`{name}` is a field of the request and, with another value, among the template's variables; give it once."
+                "`{name}` is a field of the request and, with another value, among the template's variables; give it \
+                 once."
             );
             return Err(ApiError::field("chat_template_kwargs", message));
         }

@@ -7,7 +7,7 @@ use super::{
     fields::Fields,
     params::{Limits, Params},
     plan::{Api, Dialect, Echo, Plan},
-    prompt, refused,
+    prompt, refused, sampling,
 };
 use crate::{engine::pipeline::Arrival, error::ApiError};
 
@@ -50,6 +50,7 @@ impl Envelope {
 /// Reads a body of `/v1/completions`.
 pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, ApiError> {
     let mut fields = Fields::parse(body)?;
+    sampling::lift_custom(&mut fields)?;
     let params = Params::read(&mut fields, limits)?;
     refused::check(&mut fields)?;
     let add_special_tokens = fields.flag("add_special_tokens", true)?;

@@ -1,5 +1,5 @@
 //! A request body as fields that are read one at a time, so that every error can name its field, long texts are not
-//! copied, and what nobody read is known.
+//! copied, and what was never read is known.
 
 use std::fmt;
 
@@ -30,6 +30,25 @@ impl<'a> Fields<'a> {
         })?;
         serde_json::from_str(text)
             .map_err(|error| ApiError::body(format!("The request body is not a valid JSON object: {error}")))
+    }
+
+    /// Members of an object in a field, as if they were fields of the body themselves: those of these names, of which
+    /// the body may not say the same. Others are refused by name.
+    pub fn lift(&mut self, name: &'static str, known: impl Fn(&str) -> bool) -> Result<(), ApiError> {
+        let Some(text) = self.raw(name) else { return Ok(()) };
+        let inner: Self = serde_json::from_str(text).map_err(|_| wrong(name, text, "an object"))?;
+        for entry in inner.entries {
+            let member = &entry.name;
+            if !known(member) {
+                return Err(ApiError::field(name, format!("`{name}` has no `{member}` here: leave it out.")));
+            }
+            if self.entries.iter().any(|other| other.name == *member) {
+                let message = format!("`{member}` stands in the request and in `{name}`: leave one of them out.");
+                return Err(ApiError::field(name, message));
+            }
+            self.entries.push(entry);
+        }
+        Ok(())
     }
 
     /// The raw text of a field that is present and not null.
@@ -102,7 +121,7 @@ impl<'a> Fields<'a> {
         self.value(name, "an object")
     }
 
-    /// Names of the fields that nobody asked for.
+    /// Names of the fields that were never asked for.
     pub fn unread(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().filter(|entry| !entry.read).map(|entry| entry.name.as_str())
     }
@@ -208,6 +227,18 @@ mod tests {
         assert_eq!(fields.whole("i").unwrap_err().param.as_deref(), Some("i"));
         assert_eq!(fields.whole("absent"), Ok(None));
         assert_eq!(fields.unread().count(), 0);
+    }
+
+    #[test]
+    fn members_are_fields() {
+        let known = |name: &str| name == "top_k";
+        let mut fields = Fields::parse(br#"{"x":{"top_k":3},"n":1}"#).expect("an object");
+        fields.lift("x", known).expect("known");
+        assert_eq!(fields.whole("top_k"), Ok(Some(3)));
+        for body in [r#"{"x":{"plugin":3}}"#, r#"{"x":{"top_k":3},"top_k":3}"#, r#"{"x":[1]}"#] {
+            let error = Fields::parse(body.as_bytes()).expect("an object").lift("x", known).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("x"), "{body}");
+        }
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub struct Params {
     pub cache_salt: String,
     /// The client's own id for the request.
     pub request_id: Option<String>,
-    /// Keep only so many prompt tokens; -1: as many as fit.
+    /// Maximum number of prompt tokens to keep; -1: what fits.
     pub truncate_prompt_tokens: Option<i32>,
     /// Truncation keeps the beginning.
     pub truncate_keep_first: bool,
@@ -287,7 +287,7 @@ impl Limits {
     /// Refuses a token that the model does not have.
     pub fn check_token(&self, field: &str, token: u32) -> Result<(), ApiError> {
         if self.vocab_size > 0 && token >= self.vocab_size {
-            let message = format!("`{field}`: token id {token} is out of the vocabulary of {}.", self.vocab_size);
+            let message = format!("`{field}`: token id {token} is out of vocabulary ({} tokens).", self.vocab_size);
             return Err(ApiError::field(field, message));
         }
         Ok(())
@@ -297,7 +297,7 @@ impl Limits {
     pub fn logprob_count(&self, fields: &mut Fields<'_>, name: &str) -> Result<Option<i32>, ApiError> {
         let Some(count) = fields.whole(name)? else { return Ok(None) };
         let allowed = i64::from(self.max_logprobs);
-        let unlimited = allowed < 0;
+        let unlimited = allowed < 0 || self.vocab_size > 0 && allowed >= i64::from(self.vocab_size);
         if count < -1 || (count == -1 && !unlimited) {
             return Err(ApiError::field(name, format!("`{name}` must be a positive value, got {count}.")));
         }

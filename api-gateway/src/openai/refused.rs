@@ -21,7 +21,7 @@ enum Harmless {
 
 /// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among
 /// them: what they ask for would be missed all the same.
-const REFUSED: [(&str, Harmless, &str); 15] = [
+const REFUSED: [(&str, Harmless, &str); 13] = [
     ("audio", Harmless::Nothing, "answers are text"),
     ("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),
     ("function_call", Harmless::None, "use `tool_choice`"),
@@ -32,16 +32,15 @@ const REFUSED: [(&str, Harmless, &str); 15] = [
     ("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
     ("mm_processor_kwargs", Harmless::Empty, "messages are text"),
     ("modalities", Harmless::TextOnly, "answers are text"),
-    ("prediction", Harmless::Nothing, "leave it out: answers are the same without it"),
     ("prompt_embeds", Harmless::Empty, "prompts are text or token ids"),
-    ("vllm_xargs", Harmless::Empty, "there are no plugins"),
     ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
     ("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
 ];
 
 /// Fields that steer nothing this server does, each with the reason. Known, so that they make no noise in the log.
-pub const WITHOUT_EFFECT: [(&str, &str); 9] = [
+pub const WITHOUT_EFFECT: [(&str, &str); 10] = [
     ("metadata", "requests are not stored"),
+    ("prediction", "answers are the same with it: it is for servers that draft tokens from it"),
     ("prompt_cache_key", "the prefix cache finds equal prompts by itself"),
     ("prompt_cache_retention", "prefixes stay cached while there is memory"),
     ("safety_identifier", "users are not told apart"),

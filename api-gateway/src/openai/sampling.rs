@@ -107,7 +107,7 @@ pub static PARAMETERS: [Parameter; COUNT] = [
     },
     Parameter {
         name: "top_k",
-        help: "Choose among so many likely tokens; 0 and -1: all",
+        help: "Number of likeliest tokens to choose among; 0 and -1: all",
         range: Whole(-1, u32::MAX as i64),
         default: OfModel(0.0),
         // -1 and 0 are off.
@@ -143,6 +143,11 @@ pub(super) fn read(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sampl
         (parameter.set)(&mut sampling, parameter.read(fields, *default)?);
     }
     Ok(sampling)
+}
+
+/// Reads vLLM's custom arguments, which go to plugins there: names of sampling parameters are these parameters.
+pub fn lift_custom(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    fields.lift("vllm_xargs", |name| PARAMETERS.iter().any(|parameter| parameter.name == name))
 }
 
 impl Parameter {

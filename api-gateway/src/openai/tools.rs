@@ -179,10 +179,17 @@ impl ToolUse {
         Ok(parses.then_some(Parsing { tools, reasoning, offered, include_reasoning, parallel, reasoning_ends }))
     }
 
+    /// Whether a call is demanded.
+    pub fn demands_call(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.by == Holding::Demanded)
+    }
+
     /// What the text must be: calls as they are held to, or text that the request demands.
     pub fn constraint(&self, of_text: Option<Constraint>) -> Result<Option<Constraint>, ApiError> {
         let Some(Held { by, form, .. }) = &self.held else { return Ok(of_text) };
         let (param, format) = match (by, &of_text) {
+            // A call is no text, so the format of texts does not matter.
+            (Holding::Demanded, Some(text)) if text.param == "response_format" => ("tool_choice", form.clone()),
             (Holding::Demanded, Some(text)) => {
                 let message = format!("`tool_choice` demands a call, and `{}` another text.", text.param);
                 return Err(ApiError::field("tool_choice", message));
@@ -205,8 +212,10 @@ fn demanded(limits: &Limits, functions: &[Function<'_>], calls: Calls) -> Result
     if functions.is_empty() {
         return Err(ApiError::field("tool_choice", "`tool_choice` demands a call, and there are no `tools`."));
     }
-    if limits.formats.reasoning.is_some_and(|format| format.is_whole()) {
-        return Err(ApiError::field("tool_choice", NOT_IN_CHANNELS));
+    if let Some(format) = limits.formats.reasoning.filter(|format| format.is_whole()) {
+        let form = format.call_form().ok_or_else(|| ApiError::field("tool_choice", NOT_IN_CHANNELS))?;
+        let form = calls::only(form, functions, Calls::One);
+        return Ok(Held { by: Holding::Demanded, form, reader: None });
     }
     let own = limits.formats.tools.and_then(|format| format.form());
     let reader = if own.is_some() { None } else { ToolFormat::named("llama3_json").ok() };
@@ -242,8 +251,8 @@ fn chosen<'f>(choice: &Map<String, Value>, functions: &[Function<'f>]) -> Result
     found.ok_or_else(|| ApiError::field("tool_choice", format!("`tools` has no function `{name}`.")))
 }
 
-const NO_FORMAT: &str = "\"auto\" tool choice needs to know how the model writes calls, which its chat template does not \
-                         show: start the server with --tool-call-parser.";
+const NO_FORMAT: &str = "\"auto\" tool choice needs to know how the model writes calls, which its chat template does \
+                         not show: start the server with --tool-call-parser.";
 const NOT_IN_CHANNELS: &str = "A call cannot be demanded of a model that writes calls in channels: use \"auto\".";
 
 fn check_tool(tool: &Value) -> Result<(), String> {

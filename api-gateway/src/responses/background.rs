@@ -40,7 +40,7 @@ pub fn start(
     }
 }
 
-/// Gathers a response until it has ended or nobody wants it.
+/// Gathers a response until it has ended or is cancelled.
 async fn gather(store: Arc<Store>, record: Arc<Record>, in_flight: InFlight, mut assembly: Assembly) {
     let mut update = Update::default();
     let mut events = Events::default();

@@ -57,7 +57,7 @@ pub struct Record {
     state: Mutex<State>,
     /// Told when the state changes.
     pub changed: Notify,
-    /// Cancelled when nobody wants more of it.
+    /// Cancelled when no more of it is wanted.
     pub cancel: CancellationToken,
 }
 

@@ -36,7 +36,7 @@ pub enum Place {
     /// Content of its item.
     #[default]
     Content,
-    /// The summary of its item: the whole of it, because nobody here shortens it.
+    /// The summary of its item: the whole of it, because it is never shortened here.
     Summary,
 }
 

@@ -12,6 +12,7 @@ mod messages;
 mod metrics;
 mod models;
 mod ping;
+mod profile;
 mod responses;
 pub mod tokenize;
 mod tokenizer_info;
@@ -32,7 +33,7 @@ use crate::{
 pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-pub const ROUTES: [Route; 24] = [
+pub const ROUTES: [Route; 26] = [
     development::ABORT,
     detokenize::ROUTE,
     documentation::PAGE,
@@ -44,6 +45,8 @@ pub const ROUTES: [Route; 24] = [
     ping::ROUTE,
     development::RESET_CACHE,
     development::INFO,
+    profile::START,
+    profile::STOP,
     tokenize::ROUTE,
     tokenizer_info::ROUTE,
     chat_completions::ROUTE,

@@ -11,7 +11,10 @@ use http::StatusCode;
 use serde_json::json;
 
 use crate::{
-    api::operation::{Answer, Body, Errors, Method, Operation, Route, When},
+    api::{
+        operation::{Answer, Body, Errors, Method, Operation, Route, When},
+        shape::{Shape, may},
+    },
     error::{ApiError, Fault, json_response},
     gateway::Gateway,
     generate,
@@ -43,6 +46,11 @@ pub const ONE: Route = Route {
         Operation {
             summary: "A response that is kept; with `?stream=true&starting_after=N` the events of one that was made in \
                       the background",
+            query: &[
+                may("stream", Shape::Bool, "Send its events"),
+                may("starting_after", Shape::Whole(0, i64::MAX), "With stream: only events behind this number"),
+                may("include_obfuscation", Shape::Word(&["false"]), "Events are not padded"),
+            ],
             answer: Answer::Streamable(&["Response"], &["event of OpenAI's Responses API"]),
             errors: KEPT,
             ..Operation::get("retrieve_response")
@@ -78,6 +86,11 @@ pub const INPUT_ITEMS: Route = Route {
     operations: &[Operation {
         summary: "The items that a response was made from, by `?after=`, `limit=` and `order=`",
         answer: Answer::Json("ResponseItems"),
+        query: &[
+            may("after", Shape::Text, "Only items behind the one of this id"),
+            may("limit", Shape::Whole(1, 100), "Items of a page [default: 20]"),
+            may("order", Shape::Word(&["asc", "desc"]), "Oldest or latest first [default: desc]"),
+        ],
         errors: KEPT,
         ..Operation::get("list_input_items")
     }],

@@ -28,6 +28,14 @@ pub async fn read_json(gateway: &Gateway, headers: &HeaderMap, body: Body) -> Re
     read(gateway, announced, body).await
 }
 
+/// The same where there may be no body, and then none is announced.
+pub async fn read_optional(gateway: &Gateway, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    match headers.contains_key(header::CONTENT_TYPE) {
+        true => read_json(gateway, headers, body).await,
+        false => read(gateway, None, body).await,
+    }
+}
+
 async fn read(gateway: &Gateway, announced: Option<usize>, mut body: Body) -> Result<Bytes, ApiError> {
     let limit = gateway.config.access.max_body_bytes;
     let too_large = || ApiError::new(Fault::TooLarge, format!("The request body is larger than {limit} bytes."));

@@ -27,7 +27,7 @@ impl Stage {
         stage
     }
 
-    /// A gateway that has nobody to talk to.
+    /// A gateway without other processes.
     pub async fn without_engine(flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("http.sock");

@@ -135,7 +135,7 @@ async fn a_slow_reader_gets_everything_in_fewer_pieces() {
         stage.engine.send(vec![text(&request, 0, &piece, FinishReason::Unspecified)]).await;
     }
     stage.engine.send(vec![text(&request, 0, "", FinishReason::Stop)]).await;
-    // The engine is through while nobody has read a byte: the gateway holds the text, not the chunks.
+    // The engine is through before a byte has been read: the gateway holds the text, not the chunks.
     stage.load_is(1).await;
     let chunks = events(&open.rest().await);
     let text: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();

@@ -1,88 +1,201 @@
-//! Random texts under every schema of a folder, checked by an independent validator.
+//! Random texts under every schema of some folders, checked by an independent validator.
 //!
 //! ```text
-//! cargo run --release -p grammar --example suite -- JSON-Schema-Test-Suite/tests/draft2020-12 20
+//! cargo run --release -p grammar --example suite -- SEEDS TOKENIZER FOLDER...
 //! ```
 //!
-//! Files are those of the JSON Schema Test Suite (lists of groups with a `schema`), or schemas. A schema is refused by
-//! the compiler, or each of its texts validates; what does not is printed, and the process fails.
+//! TOKENIZER is a byte-level `tokenizer.json`, or `bytes`: single bytes and some pieces. Files are those of the JSON
+//! Schema Test Suite (lists of groups with a `schema`), or schemas. Each schema is refused by the compiler, or each of
+//! its texts validates; what does not is printed, and the process fails.
 
 #[path = "../tests/walk/mod.rs"]
 mod walk;
 
-use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
+use std::{collections::BTreeMap, fs, path::Path, process::ExitCode, sync::Mutex};
 
+use grammar::Compiler;
 use proto::constraint::Kind;
 use serde_json::Value;
+use walk::{Walk, Words};
+
+/// Tokens after which a text is to end.
+const MOST: usize = 40;
 
 #[derive(Default)]
 struct Counts {
     schemas: usize,
+    /// Schemas that the validator refuses; their texts are JSON, no more.
+    unknown: usize,
     texts: usize,
     unfinished: usize,
+    /// Texts that ended at a bound of the grammar.
+    complex: usize,
+    /// Texts with a number that is out of the validator's range.
+    unread: usize,
     wrong: usize,
     refused: BTreeMap<String, usize>,
 }
 
+/// A schema and where it was found.
+struct Case {
+    path: String,
+    schema: Value,
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (Some(folder), seeds) = (arguments.first(), arguments.get(1).and_then(|seeds| seeds.parse().ok())) else {
-        eprintln!("usage: suite FOLDER [SEEDS]");
+    let [seeds, tokenizer, folders @ ..] = arguments.as_slice() else {
+        eprintln!("usage: suite SEEDS TOKENIZER FOLDER...");
         return ExitCode::FAILURE;
     };
-    let mut counts = Counts::default();
-    visit(Path::new(folder), seeds.unwrap_or(20), &mut counts);
+    let (Ok(seeds), Some(words)) = (seeds.parse(), words(tokenizer)) else {
+        eprintln!("SEEDS is a number, TOKENIZER a byte-level tokenizer.json or `bytes`");
+        return ExitCode::FAILURE;
+    };
+    let mut cases = Vec::new();
+    folders.iter().for_each(|folder| collect(Path::new(folder), &mut cases));
+    let counts = run(&cases, &words, seeds);
     let refused: usize = counts.refused.values().sum();
     println!(
-        "{} schemas: {refused} refused; {} texts, {} of which did not end, {} do not validate",
-        counts.schemas, counts.texts, counts.unfinished, counts.wrong
+        "{} schemas: {refused} refused, {} unknown to the validator; {} texts: {} did not end, {} met a bound, {} \
+         with numbers out of range, {} do not validate",
+        counts.schemas, counts.unknown, counts.texts, counts.unfinished, counts.complex, counts.unread, counts.wrong
     );
-    for (reason, count) in &counts.refused {
+    let mut reasons: Vec<_> = counts.refused.iter().collect();
+    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    for (reason, count) in reasons {
         println!("{count:5}  {reason}");
     }
     if counts.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn visit(path: &Path, seeds: u64, counts: &mut Counts) {
+/// The words of a tokenizer; absent if its file is not of a kind that is read here.
+fn words(tokenizer: &str) -> Option<Words> {
+    if tokenizer == "bytes" {
+        return Some(Words::of_tests());
+    }
+    let file: Value = serde_json::from_slice(&fs::read(tokenizer).ok()?).ok()?;
+    let letters = byte_letters();
+    let mut words = Vec::new();
+    for (text, id) in file["model"]["vocab"].as_object()? {
+        let id = usize::try_from(id.as_u64()?).ok()?;
+        words.resize(words.len().max(id + 1), Vec::new());
+        words[id] = text.chars().map(|letter| letters.get(&letter).copied()).collect::<Option<_>>().unwrap_or_default();
+    }
+    // Added tokens are not text here; the last one ends a text.
+    let added = file["added_tokens"].as_array()?.iter().filter_map(|token| token["id"].as_u64());
+    let ids: Vec<usize> = added.filter_map(|id| usize::try_from(id).ok()).collect();
+    for &id in &ids {
+        words.resize(words.len().max(id + 1), Vec::new());
+        words[id].clear();
+    }
+    Some(Words { words, ends: vec![u32::try_from(*ids.last()?).ok()?] })
+}
+
+/// The letters by which byte-level tokenizers write bytes.
+fn byte_letters() -> BTreeMap<char, u8> {
+    let is_shown = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let hidden = (0..=255u8).filter(|&byte| !is_shown(byte)).zip(256u32..);
+    let hidden = hidden.filter_map(|(byte, code)| Some((char::from_u32(code)?, byte)));
+    (0..=255u8).filter(|&byte| is_shown(byte)).map(|byte| (char::from(byte), byte)).chain(hidden).collect()
+}
+
+/// `-0` is a whole number, which this reader takes for a float.
+fn without_minus_zero(value: Value) -> Value {
+    match value {
+        Value::Number(number) if number.as_f64() == Some(0.0) => Value::from(0),
+        Value::Array(items) => items.into_iter().map(without_minus_zero).collect(),
+        Value::Object(members) => members.into_iter().map(|(key, value)| (key, without_minus_zero(value))).collect(),
+        other => other,
+    }
+}
+
+fn collect(path: &Path, cases: &mut Vec<Case>) {
     if let Ok(entries) = fs::read_dir(path) {
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         paths.sort();
-        return paths.iter().for_each(|path| visit(path, seeds, counts));
+        return paths.iter().for_each(|path| collect(path, cases));
     }
-    let text = fs::read_to_string(path).unwrap_or_default();
-    match serde_json::from_str::<Value>(&text) {
-        Ok(Value::Array(groups)) => {
-            let schemas = groups.iter().filter_map(|group| group.get("schema"));
-            schemas.for_each(|schema| check(path, schema, seeds, counts));
-        }
-        Ok(schema) => check(path, &schema, seeds, counts),
+    let mut add = |schema: &Value| cases.push(Case { path: path.display().to_string(), schema: schema.clone() });
+    match serde_json::from_str::<Value>(&fs::read_to_string(path).unwrap_or_default()) {
+        Ok(Value::Array(groups)) => groups.iter().filter_map(|group| group.get("schema")).for_each(add),
+        Ok(schema) => add(&schema),
         Err(_) => {}
     }
 }
 
-fn check(path: &Path, schema: &Value, seeds: u64, counts: &mut Counts) {
-    let compiler = walk::compiler();
-    let constraint = walk::of(Kind::JsonSchema(schema.to_string()));
-    counts.schemas += 1;
-    let validator = jsonschema::validator_for(schema);
+fn run(cases: &[Case], words: &Words, seeds: u64) -> Counts {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (rest, counts) = (Mutex::new(cases.iter()), Mutex::new(Counts::default()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let compiler = words.compiler();
+                while let Some(case) = next(&rest) {
+                    check(case, &compiler, words, seeds, &counts);
+                }
+            });
+        }
+    });
+    counts.into_inner().expect("no thread panicked")
+}
+
+fn next<'c>(rest: &Mutex<std::slice::Iter<'c, Case>>) -> Option<&'c Case> {
+    rest.lock().expect("no thread panicked").next()
+}
+
+fn check(case: &Case, compiler: &Compiler, words: &Words, seeds: u64, counts: &Mutex<Counts>) {
+    let constraint = walk::of(Kind::JsonSchema(case.schema.to_string()));
+    let validator = jsonschema::options().should_validate_formats(true).build(&case.schema).ok();
+    let mut own = Counts { schemas: 1, unknown: usize::from(validator.is_none()), ..Counts::default() };
     for seed in 0..seeds {
         let mut matcher = match compiler.matcher(&constraint, None) {
             Ok(matcher) => matcher,
             Err(error) => {
-                let reason: String = error.to_string().chars().take(90).collect();
-                *counts.refused.entry(reason).or_default() += 1;
-                return;
+                let reason: String = error.to_string().replace('\n', " ").chars().take(110).collect();
+                own.refused.insert(reason, 1);
+                break;
             }
         };
-        counts.texts += 1;
-        let Some(text) = walk::text(&mut matcher, seed, 40) else {
-            counts.unfinished += 1;
-            continue;
-        };
-        let Ok(value) = serde_json::from_slice::<Value>(&text) else { continue };
-        if validator.as_ref().is_ok_and(|validator| !validator.is_valid(&value)) {
-            counts.wrong += 1;
-            println!("{}: {value} under {schema}", path.display());
+        own.texts += 1;
+        match walk::walk(words, &mut matcher, seed, MOST) {
+            Walk::Cut => own.unfinished += 1,
+            Walk::TooComplex(_) => own.complex += 1,
+            Walk::Whole(text) => {
+                let valid = match serde_json::from_slice::<Value>(&text).map(without_minus_zero) {
+                    Ok(value) => validator.as_ref().is_none_or(|validator| validator.is_valid(&value)),
+                    // JSON knows no bound of numbers; this reader does.
+                    Err(error) if error.to_string().contains("number out of range") => {
+                        own.unread += 1;
+                        true
+                    }
+                    Err(_) => false,
+                };
+                if valid {
+                    continue;
+                }
+                own.wrong += 1;
+                if own.wrong == 1 {
+                    let schema: String = case.schema.to_string().chars().take(600).collect();
+                    println!("{}: {}\n    under {schema}", case.path, String::from_utf8_lossy(&text));
+                }
+            }
+        }
+    }
+    counts.lock().expect("no thread panicked").add(own);
+}
+
+impl Counts {
+    fn add(&mut self, other: Self) {
+        self.schemas += other.schemas;
+        self.unknown += other.unknown;
+        self.texts += other.texts;
+        self.unfinished += other.unfinished;
+        self.complex += other.complex;
+        self.unread += other.unread;
+        self.wrong += other.wrong;
+        for (reason, count) in other.refused {
+            *self.refused.entry(reason).or_default() += count;
         }
     }
 }

@@ -14,6 +14,7 @@
 //! Pure: no clock, no threads, no files.
 
 mod compiler;
+mod dialect;
 mod error;
 mod gbnf;
 mod matcher;

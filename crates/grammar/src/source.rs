@@ -7,7 +7,7 @@ use llguidance::{
 use proto::{Constraint, Reasoning, constraint::Kind};
 use serde_json::{Map, Value, json};
 
-use crate::{error::GrammarError, gbnf, reasoning, structural, vocabulary::Vocabulary};
+use crate::{dialect, error::GrammarError, gbnf, reasoning, structural, vocabulary::Vocabulary};
 
 /// Bytes of a constraint that are looked at.
 const MAX_BYTES: usize = 512 << 10;
@@ -81,6 +81,7 @@ pub(crate) fn schema(schema: Value, constraint: &Constraint) -> Result<GrammarWi
     if constraint.disable_additional_properties {
         close_objects(&mut schema);
     }
+    dialect::rewrite(&mut schema);
     let mut schema = Value::Object(schema);
     let compact = constraint.disable_any_whitespace;
     let pattern = constraint.whitespace_pattern.as_deref().unwrap_or(WHITE_SPACE);
@@ -99,8 +100,7 @@ fn close_objects(schema: &mut Map<String, Value>) {
         schema.insert("additionalProperties".to_owned(), Value::Bool(false));
     }
     for (key, value) in schema.iter_mut() {
-        // These hold values, not schemas.
-        if !matches!(key.as_str(), "const" | "enum" | "default" | "examples") {
+        if !dialect::VALUES.contains(&key.as_str()) {
             close_within(value);
         }
     }

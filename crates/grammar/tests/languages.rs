@@ -107,7 +107,7 @@ fn hostile_constraints_end_at_a_bound() {
         let shown = format!("{:?}", hostile.kind).chars().take(80).collect::<String>();
         assert!(compiler.matcher(&hostile, None).is_err(), "{shown}");
     }
-    // Counters cost nothing as long as nobody counts: it compiles, and each mask ends.
+    // Counters cost nothing until they count: it compiles, and each mask ends.
     let mut counting = compiler.matcher(&of_regex("((a{1,1000}){1,1000}){1,1000}"), None).unwrap();
     for _ in 0..50 {
         let mask = match counting.mask() {

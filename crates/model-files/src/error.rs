@@ -40,7 +40,10 @@ pub enum FilesError {
         named_by: String,
     },
     /// What Git LFS leaves where a large file should be.
-    #[error("{} is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder, or download it again", file.display())]
+    #[error(
+        "{} is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder, or download it again",
+        file.display()
+    )]
     LfsPointer {
         /// The file.
         file: PathBuf,

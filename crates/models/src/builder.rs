@@ -143,7 +143,8 @@ impl Builder<'_> {
     }
 
     pub(crate) fn matrix_slice(&self, id: ParamId, shape: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
-        Slice { location: (self.names)(id, ParamKind::Weight), shape: shape.to_vec(), rows, cols, role: Role::Matrix }
+        let role = if is_projection(id) { Role::Projection } else { Role::Matrix };
+        Slice { location: (self.names)(id, ParamKind::Weight), shape: shape.to_vec(), rows, cols, role }
     }
 
     pub(crate) fn vector_slice(
@@ -156,4 +157,32 @@ impl Builder<'_> {
     ) -> Slice {
         Slice { location: (self.names)(id, kind), shape: vec![len], rows, cols: 0..1, role }
     }
+}
+
+/// Whether a parameter is one of the large projections inside layers; heads, embeddings, routers and small gates are
+/// not.
+fn is_projection(id: ParamId) -> bool {
+    use LayerParam::{
+        Down, Expert, Gate, Key, KvDown, KvUp, MixerGate, Output, Query, QueryDown, QueryUp, ScanInput, Shared, Up,
+        Value,
+    };
+    let ParamId::Layer(_, param) = id else { return false };
+    matches!(
+        param,
+        Query
+            | Key
+            | Value
+            | Output
+            | Gate
+            | Up
+            | Down
+            | Expert(..)
+            | Shared(_)
+            | MixerGate
+            | ScanInput
+            | QueryDown
+            | QueryUp
+            | KvDown
+            | KvUp
+    )
 }

@@ -101,6 +101,14 @@ pub enum LoadError {
         /// What the checkpoint is.
         found: &'static str,
     },
+    /// Weights cannot be quantised while they load.
+    #[error("--quantization {asked}: {device} does not multiply by such weights; leave the flag out")]
+    Online {
+        /// What was asked for.
+        asked: String,
+        /// The device.
+        device: String,
+    },
     /// Random weights of a format that is not made up.
     #[error(
         "--load-format dummy makes no weights as {method} stores them; take quantization_config out of config.json"

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales};
+use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
 use model_files::Format;
 use model_spec::{HeadSpec, LayerSpec, MixerSpec, ModelSpec};
 
@@ -13,7 +13,7 @@ use crate::error::LoadError;
 use crate::model::Model;
 use crate::network::{self, Network, Parts};
 use crate::placement::Placement;
-use crate::quant::{self, Quantized};
+use crate::quant::{self, Online, Quantized};
 use crate::runner::{self, Decoder};
 use crate::shapes;
 use crate::tp::Shard;
@@ -35,7 +35,7 @@ pub struct LoadOptions {
     /// Where weights come from.
     pub format: LoadFormat,
     /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent:
-    /// whichever it has.
+    /// whichever it has. Numbers become `fp8`, `int8_per_channel_weight_only` or `int4` while they load.
     pub quantization: Option<String>,
     /// What becomes of the inputs of quantised layers.
     pub activations: ActivationRounding,
@@ -192,7 +192,13 @@ impl Loading<'_> {
         let compute = options.dtype.unwrap_or_else(|| spec.dtype.unwrap_or(DType::F32));
         let cache = cache_type(options, compute, quantized.fp8_cache)?;
         let dummy = Dummy { seed: options.seed, dtype: spec.dtype.unwrap_or(compute) };
-        let weights = open(dir, options, quantized, dummy)?;
+        let Opened { weights, online } = open(dir, options, quantized, dummy)?;
+        if let Some(online) = online
+            && !device.backend.multiplies(online.format(spec.hidden_size), MatrixUse::Linear)
+        {
+            let (asked, device) = (options.quantization.clone().unwrap_or_default(), device.describe());
+            return Err(LoadError::Online { asked, device });
+        }
         // In a cache that holds what is computed, numbers need no scale.
         let scales = match cache {
             KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
@@ -212,6 +218,7 @@ impl Loading<'_> {
             progress: &mut report,
             read: 0,
             threads: options.threads,
+            online,
             rounds_inputs: options.activations == ActivationRounding::AsConfigured,
             resident: Resident::default(),
             buffers: Buffers { pool: &mut device.buffers, max_rows: limits.max_rows, compute },
@@ -222,22 +229,29 @@ impl Loading<'_> {
     }
 }
 
+/// Where weights come from.
+struct Opened {
+    weights: Box<dyn Weights>,
+    /// What their numbers become.
+    online: Option<Online>,
+}
+
 /// Opens where weights come from; fails where they are not stored as was asked for.
-fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -> Result<Box<dyn Weights>, LoadError> {
+fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -> Result<Opened, LoadError> {
     let only = match options.format {
         LoadFormat::Auto => None,
         LoadFormat::Safetensors => Some(Format::Safetensors),
         LoadFormat::Torch => Some(Format::Torch),
         LoadFormat::Gguf => Some(Format::Gguf),
         LoadFormat::Dummy => {
-            quant::check_asked(options.quantization.as_deref(), quantized.method)?;
+            let online = quant::check_asked(options.quantization.as_deref(), quantized.method)?;
             quantized.check_dummy()?;
-            return Ok(Box::new(dummy));
+            return Ok(Opened { weights: Box::new(dummy), online });
         }
     };
     let checkpoint = Checkpoint::open(dir, only, options.threads)?;
-    quant::check_asked(options.quantization.as_deref(), checkpoint.method().or(quantized.method))?;
-    Ok(Box::new(checkpoint.quantized(quantized.weights)))
+    let online = quant::check_asked(options.quantization.as_deref(), checkpoint.method().or(quantized.method))?;
+    Ok(Opened { weights: Box::new(checkpoint.quantized(quantized.weights)), online })
 }
 
 /// Tells the device what attention will come, computed and kept in these types, before weights do.

@@ -83,7 +83,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_sorting(row in prop::collection::vec((-20i32..20).prop_map(|x| x as f32 / 3.0), 1..200), top in 0usize..220, token in any::<prop::sample::Index>()) {
+        fn equals_sorting(
+            row in prop::collection::vec((-20i32..20).prop_map(|x| x as f32 / 3.0), 1..200),
+            top in 0usize..220, token in any::<prop::sample::Index>(),
+        ) {
             let mut order: Vec<usize> = (0..row.len()).collect();
             order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
             let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();

@@ -54,7 +54,8 @@ pub struct PrefillBudget {
     pub tokens_per_decode: u32,
     /// The longest mixed step, microseconds.
     pub max_us: u32,
-    /// Rows of a mixed step, decodes included, are a multiple of this: what the device's GEMMs compute best. 0 counts as 1.
+    /// Rows of a mixed step, decodes included, are a multiple of this: what the device's GEMMs compute best. 0 counts
+    /// as 1.
     pub row_multiple: u32,
     /// The same from twice as many rows on, where the device's attention has a say.
     pub large_row_multiple: u32,

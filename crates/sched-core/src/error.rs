@@ -97,14 +97,15 @@ pub enum Refusal {
     NotForBeams(&'static str),
     /// A recurrent state cannot be shared by beams.
     #[error(
-        "'use_beam_search' is not supported for this model: it has a recurrent state, which beams cannot share; ask for \
-         'n' samples instead"
+        "'use_beam_search' is not supported for this model: it has a recurrent state, which beams cannot share; ask \
+         for 'n' samples instead"
     )]
     RecurrentBeams,
     /// Asks for something that this engine does not do.
     #[error("'{0}' is not supported by this engine")]
     Unsupported(&'static str),
-    /// Placeholders of a medium are not in the prompt, or not behind those before it, or it has no hash: a bug of the sender.
+    /// Placeholders of a medium are not in the prompt, or not behind those before it, or it has no hash: a bug of the
+    /// sender.
     #[error("The request's medium {index} does not lie in its prompt behind the one before it, or has no hash")]
     Media {
         /// Which one.

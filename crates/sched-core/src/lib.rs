@@ -19,9 +19,9 @@
 //! # The five kinds of row
 //!
 //! A row computes positions of one sequence. Beside that it gives nothing (a prompt that goes on), a sampled token, as
-//! many of its drafted tokens as are right and one more, a pooled output, or candidates that may continue a beam. Positions are counted twice: `scheduled`
-//! by plans, `computed` by results. A block can be found again when its positions are computed and their tokens are
-//! accepted.
+//! many of its drafted tokens as are right and one more, a pooled output, or candidates that may continue a beam.
+//! Positions are counted twice: `scheduled` by plans, `computed` by results. A block can be found again when its
+//! positions are computed and their tokens are accepted.
 //!
 //! There is no clock, socket, thread or random source inside: time (`now_us`, microseconds of any origin) and seeds are
 //! arguments, so a run is repeated exactly by repeating its events. `tests/simulation.rs` does so by the million.

@@ -68,8 +68,8 @@ fn ten_million_events() {
     }
 }
 
-/// The fuzz target on inputs that never change: bytes of all kinds, mostly small, mostly large, or repeated. What a fuzzer
-/// finds joins them.
+/// The fuzz target on inputs that never change: bytes of all kinds, mostly small, mostly large, or repeated. What a
+/// fuzzer finds joins them.
 #[test]
 fn fuzz_seeds_pass() {
     for seed in 0..96_u64 {

@@ -7,6 +7,7 @@ mod args;
 pub mod control;
 mod log;
 pub mod metrics;
+pub mod profile;
 mod run;
 mod shared_args;
 mod status;

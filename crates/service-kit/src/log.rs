@@ -8,7 +8,10 @@ use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::{Resource, propagation::TraceContextPropagator, trace::SdkTracerProvider};
 use tracing_subscriber::{EnvFilter, Layer, Registry, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::{CommonArgs, LogFormat};
+use crate::{
+    CommonArgs, LogFormat,
+    profile::{Recorder, RequestSpans},
+};
 
 /// Keeps the exporter; flush it before the process ends.
 pub(crate) struct Logs {
@@ -25,8 +28,9 @@ impl Logs {
     }
 }
 
-/// Sets up the process's subscriber. A second call in the same process (tests) changes nothing.
-pub(crate) fn init(service: &'static str, args: &CommonArgs) -> anyhow::Result<Logs> {
+/// Sets up the process's subscriber; profiles get the spans of requests. A second call in the same process (tests)
+/// changes nothing.
+pub(crate) fn init(service: &'static str, args: &CommonArgs, profile: &Recorder) -> anyhow::Result<Logs> {
     let filter = EnvFilter::try_new(&args.log_level)
         .with_context(|| format!("--log-level {}: not a log filter", args.log_level))?;
     let traces = args.otlp_traces_endpoint.as_deref().map(|url| exporter(service, url)).transpose()?;
@@ -50,7 +54,8 @@ pub(crate) fn init(service: &'static str, args: &CommonArgs) -> anyhow::Result<L
             .with_writer(std::io::stderr)
             .boxed(),
     };
-    let _ = Registry::default().with(lines.with_filter(filter)).with(spans).try_init();
+    let profiled = RequestSpans::layer(profile);
+    let _ = Registry::default().with(lines.with_filter(filter)).with(spans).with(profiled).try_init();
     Ok(Logs { traces })
 }
 

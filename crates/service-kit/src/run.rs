@@ -5,7 +5,7 @@ use std::{future::Future, io, process::ExitCode, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::{CommonArgs, Status, log, metrics::Metrics};
+use crate::{CommonArgs, Status, log, metrics::Metrics, profile::Recorder};
 
 /// What a service's body gets to work with; cloning shares.
 #[derive(Clone)]
@@ -16,12 +16,19 @@ pub struct Process {
     pub metrics: Metrics,
     /// Cancelled by SIGTERM and SIGINT: end in order.
     pub shutdown: CancellationToken,
+    /// Records what it does while a profile runs.
+    pub profile: Recorder,
 }
 
 impl Process {
     /// A process that is starting, outside of [`run`].
     pub fn new(service: &'static str) -> Self {
-        Self { status: Status::new(service), metrics: Metrics::default(), shutdown: CancellationToken::new() }
+        Self {
+            status: Status::new(service),
+            metrics: Metrics::default(),
+            shutdown: CancellationToken::new(),
+            profile: Recorder::default(),
+        }
     }
 }
 
@@ -63,14 +70,14 @@ where
         }
     };
     runtime.block_on(async {
-        let logs = match log::init(service, args) {
+        let process = Process::new(service);
+        let logs = match log::init(service, args, &process.profile) {
             Ok(logs) => logs,
             Err(error) => {
                 eprintln!("{service}: {error:#}");
                 return ExitCode::FAILURE;
             }
         };
-        let process = Process::new(service);
         let code = match end_on_signals(&process.shutdown) {
             Ok(()) => report(service, body(process).await),
             Err(error) => report(service, Err(error.into())),

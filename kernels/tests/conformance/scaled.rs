@@ -55,12 +55,26 @@ fn rounded(x: &[f32], width: usize, input: InputRounding) -> Vec<f32> {
     match input {
         InputRounding::None => x.to_vec(),
         InputRounding::Static(scale) => round(x, scale),
+        InputRounding::StaticInt8(scale) => integers(x, scale, f32::INFINITY),
+        InputRounding::DynamicInt8 { outliers } => (x.chunks(width))
+            .flat_map(|row| {
+                let sizes = row.iter().map(|x| x.abs()).filter(|size| *size < outliers);
+                integers(row, sizes.fold(0.0, f32::max) / 127.0, outliers)
+            })
+            .collect(),
         InputRounding::Dynamic { cols } => (x.chunks(width))
             .flat_map(|row| row.chunks(cols.min(width)))
             .flat_map(|group| round(group, group.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / 448.0))
             .collect(),
         InputRounding::StaticInt8(_) | InputRounding::DynamicInt8 { .. } => unreachable!("8-bit floats"),
     }
+}
+
+/// The nearest multiples of a scale, but for outliers.
+fn integers(x: &[f32], scale: f32, outliers: f32) -> Vec<f32> {
+    let round =
+        |x: &f32| if x.abs() >= outliers { *x } else { (x / scale).round_ties_even().clamp(-128.0, 127.0) * scale };
+    x.iter().map(round).collect()
 }
 
 struct Case {
@@ -158,6 +172,9 @@ fn inputs_are_rounded_where_that_is_asked_for() {
         InputRounding::Static(0.02),
         InputRounding::Dynamic { cols: ALL_COLUMNS },
         InputRounding::Dynamic { cols: 128 },
+        InputRounding::StaticInt8(0.01),
+        InputRounding::DynamicInt8 { outliers: f32::INFINITY },
+        InputRounding::DynamicInt8 { outliers: 0.8 },
     ];
     for input in inputs {
         for rows in [1, 3, 20] {

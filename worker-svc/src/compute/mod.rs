@@ -1,5 +1,6 @@
 //! The compute thread: loads the model, then forms groups and executes plans, one job after the other.
 
+mod device_profile;
 mod load;
 pub(crate) mod run_loop;
 pub(crate) mod watchdog;
@@ -15,11 +16,15 @@ use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 use models::{Model, Runner};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
-use service_kit::LoadProgress;
-use tokio::sync::mpsc;
+use service_kit::{
+    LoadProgress,
+    profile::{Recorded, Recorder},
+};
+use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use self::load::load;
 use self::{
+    device_profile::{Change, DeviceProfile},
     run_loop::{Next, Work, next},
     watchdog::{Activity, Task},
 };
@@ -42,6 +47,8 @@ pub(crate) enum Job {
     Form(FormGroup, AbortHandle),
     /// Execute a plan. One of another epoch is skipped.
     Step(Box<StepPlan>),
+    /// A profile has ended: answer what the device did.
+    EndProfile(oneshot::Sender<Recorded>),
 }
 
 /// Where ranks wait for each other.
@@ -76,15 +83,17 @@ pub(crate) struct Compute {
     pub activity: Activity,
 }
 
-/// Starts the thread.
-pub(crate) fn start(args: Args) -> anyhow::Result<Compute> {
+/// Starts the thread; `profile` gets what it does.
+pub(crate) fn start(args: Args, profile: Recorder) -> anyhow::Result<Compute> {
     let (jobs, queue) = sync_channel(QUEUE);
     let (sender, replies) = mpsc::channel(QUEUE);
     let activity = Activity::default();
     let noted = activity.clone();
     let run = move || {
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
-        let worked = catch_unwind(AssertUnwindSafe(|| load_and_work(&args, &queue, &sender, &noted)));
+        let worked = catch_unwind(AssertUnwindSafe(|| {
+            load_and_work(&args, &queue, Surroundings { replies: &sender, activity: &noted, profile })
+        }));
         let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", panic_message(&*panic))));
         if let Err(error) = ended {
             let _ = sender.blocking_send(Reply::Failed(format!("{error:#}")));
@@ -100,19 +109,23 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
-fn load_and_work(
-    args: &Args,
-    jobs: &Receiver<Job>,
-    replies: &mpsc::Sender<Reply>,
-    activity: &Activity,
-) -> anyhow::Result<()> {
+/// Whom the thread tells what it does.
+struct Surroundings<'a> {
+    replies: &'a mpsc::Sender<Reply>,
+    activity: &'a Activity,
+    profile: Recorder,
+}
+
+fn load_and_work(args: &Args, jobs: &Receiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
+    let Surroundings { replies, activity, profile } = surroundings;
     let (model, offer) = load(args, replies, activity)?;
     let sync = if model.runner.can_join() { RankSync::Device } else { RankSync::Host };
     say(replies, Reply::Ready(Box::new(offer.clone()), sync))?;
     let graphs = GraphCapture::new(args.enforce_eager);
     let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
     let grammars = Grammars::start(tokenizer, offer.eos_token_ids.clone()).context("the grammars' thread")?;
-    Working { args, jobs, replies, activity, model, graphs, grammars, offer }.run()
+    let profile = DeviceProfile::new(profile);
+    Working { args, jobs, replies, activity, model, graphs, grammars, offer, profile }.run()
 }
 
 /// The thread once the model is there.
@@ -126,6 +139,7 @@ struct Working<'a> {
     grammars: Grammars,
     /// The facts that the scheduler was told.
     offer: WorkerReady,
+    profile: DeviceProfile,
 }
 
 impl Working<'_> {
@@ -135,6 +149,10 @@ impl Working<'_> {
         while let Some(job) = next {
             next = match job {
                 Job::Step(_) => self.jobs.recv().ok(),
+                Job::EndProfile(recorded) => {
+                    let _ = recorded.send(self.profile.take());
+                    self.jobs.recv().ok()
+                }
                 Job::Form(form, abort) => self.epoch(&form, abort)?,
             };
         }
@@ -177,9 +195,24 @@ impl Working<'_> {
             let next = next(&mut engine, self.jobs);
             self.activity.begin(Task::Step);
             let result = match next {
-                Next::Finish => engine.finish()?,
+                Next::Finish => {
+                    let scope = self.profile.recorder.scope("finish");
+                    let result = engine.finish()?;
+                    drop(scope.map(|scope| scope.of_step(result.as_ref().map_or(0, |result| result.step))));
+                    result
+                }
                 Next::IdleTask => engine.run_idle_task().map(|()| None)?,
-                Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => engine.submit(*plan).map(|()| None)?,
+                Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => {
+                    profile_step(&mut self.profile, &mut engine, self.replies)?;
+                    let _scope = self.profile.recorder.scope("submit").map(|scope| scope.of_step(plan.step));
+                    engine.submit(*plan).map(|()| None)?
+                }
+                Next::Job(Some(Job::EndProfile(recorded))) => {
+                    self.profile.end(&mut engine);
+                    // Who asked may be gone.
+                    let _ = recorded.send(self.profile.take());
+                    None
+                }
                 Next::Job(Some(Job::Step(_))) => None,
                 Next::Job(other) => return Ok(other),
             };
@@ -189,6 +222,26 @@ impl Working<'_> {
             result.map_or(Ok(()), |result| say(self.replies, Reply::Result(Box::new(result))))?;
         }
     }
+}
+
+/// Begins or ends the device's part of a profile where a step does.
+fn profile_step(
+    profile: &mut DeviceProfile,
+    engine: &mut Engine<'_>,
+    replies: &mpsc::Sender<Reply>,
+) -> anyhow::Result<()> {
+    match profile.step() {
+        Change::None => {}
+        Change::End => profile.end(engine),
+        Change::Begin => {
+            while !engine.is_idle() {
+                let result = engine.finish()?;
+                result.map_or(Ok(()), |result| say(replies, Reply::Result(Box::new(result))))?;
+            }
+            profile.begin(engine);
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a group that asks for more than this worker has offered: it would fail at its first large step.

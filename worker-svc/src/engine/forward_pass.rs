@@ -83,13 +83,16 @@ pub(crate) fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
 }
 
 /// The forward passes of a plan that [`check_rows`] accepts, each with at most `max_logit_rows` rows of logits. Rows
-/// keep their order within and across passes.
+/// keep their order within and across passes. The first pass takes the memory of `spare`.
 pub(crate) fn forward_passes(
     plan: &StepPlan,
     slots: &Slots,
     max_logit_rows: usize,
+    mut spare: Vec<Chunk>,
 ) -> Result<Vec<Vec<Chunk>>, StepError> {
-    let mut passes = Passes { passes: vec![Vec::with_capacity(plan.slot.len())], logit_rows: 0, max_logit_rows };
+    spare.clear();
+    spare.reserve(plan.slot.len());
+    let mut passes = Passes { full: Vec::new(), last: spare, logit_rows: 0, max_logit_rows };
     let (mut drafts, mut first) = (plan.num_draft.iter(), 0);
     for row in rows(plan) {
         let slot = slots.get(row.slot).ok_or_else(|| no_slot(plan.step, row.slot))?;
@@ -149,27 +152,30 @@ enum Order {
 
 /// Forward passes being filled.
 struct Passes {
-    passes: Vec<Vec<Chunk>>,
+    full: Vec<Vec<Chunk>>,
+    last: Vec<Chunk>,
     /// Rows of logits in the last pass.
     logit_rows: usize,
     max_logit_rows: usize,
 }
 
 impl Passes {
+    #[inline]
     fn add(&mut self, chunk: Chunk, order: Order) {
         let rows = chunk.logit_rows();
         if order == Order::AfterLast || self.logit_rows + rows > self.max_logit_rows {
-            self.passes.push(Vec::new());
+            self.full.push(std::mem::take(&mut self.last));
             self.logit_rows = 0;
         }
         self.logit_rows += rows;
-        self.passes.last_mut().expect("there is always one").push(chunk);
+        self.last.push(chunk);
     }
 
     fn finish(mut self) -> Vec<Vec<Chunk>> {
+        self.full.push(self.last);
         // A plan without rows only changes slots.
-        self.passes.retain(|pass| !pass.is_empty());
-        self.passes
+        self.full.retain(|pass| !pass.is_empty());
+        self.full
     }
 }
 
@@ -248,19 +254,20 @@ mod tests {
 
     #[test]
     fn an_ordinary_plan_is_one_pass() {
-        let passes = forward_passes(&plan(&[(0, 0, 10, 1), (1, 9, 1, 1), (2, 0, 4, 0)]), &slots(None), 4).unwrap();
+        let passes =
+            forward_passes(&plan(&[(0, 0, 10, 1), (1, 9, 1, 1), (2, 0, 4, 0)]), &slots(None), 4, vec![]).unwrap();
         assert_eq!(passes.len(), 1);
         assert_eq!(passes[0].iter().map(Chunk::logit_rows).sum::<usize>(), 2);
     }
 
     #[test]
     fn a_plan_without_rows_runs_nothing() {
-        assert!(forward_passes(&plan(&[]), &slots(None), 4).unwrap().is_empty());
+        assert!(forward_passes(&plan(&[]), &slots(None), 4, vec![]).unwrap().is_empty());
     }
 
     #[test]
     fn scored_prompts_run_in_chunks() {
-        let passes = forward_passes(&plan(&[(0, 0, 10, 1), (1, 0, 3, 0)]), &slots(Some(0)), 4).unwrap();
+        let passes = forward_passes(&plan(&[(0, 0, 10, 1), (1, 0, 3, 0)]), &slots(Some(0)), 4, vec![]).unwrap();
         let shape: Vec<Vec<(u32, u32, u32)>> =
             passes.iter().map(|pass| pass.iter().map(|p| (p.slot, p.start, p.len)).collect()).collect();
         assert_eq!(shape, [vec![(0, 0, 4)], vec![(0, 4, 4)], vec![(0, 8, 2)], vec![(1, 0, 3)]]);
@@ -271,7 +278,7 @@ mod tests {
     #[test]
     fn plans_that_contradict_the_slots_are_refused() {
         for rows in [&[(9, 0, 1, 1)][..], &[(0, 8, 3, 1)], &[(0, 0, 0, 1)], &[(0, u32::MAX, 1, 1)]] {
-            assert!(forward_passes(&plan(rows), &slots(None), 4).is_err(), "{rows:?}");
+            assert!(forward_passes(&plan(rows), &slots(None), 4, vec![]).is_err(), "{rows:?}");
         }
     }
 

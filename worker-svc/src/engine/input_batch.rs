@@ -12,6 +12,18 @@ use super::{
     slots::{Slot, Slots},
 };
 
+/// The memory of input batches, kept from step to step.
+#[derive(Default)]
+pub(crate) struct BatchMemory {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    sequences: Vec<Sequence<'static>>,
+    logit_rows: Vec<u32>,
+    sample_rows: Vec<SampleRow>,
+    /// Of steps whose tokens were taken.
+    pub targets: Vec<Vec<SampleTarget>>,
+}
+
 /// Tokens, positions, sequences, and the rows that are sampled.
 pub(crate) struct InputBatch<'a> {
     tokens: Vec<u32>,
@@ -48,21 +60,32 @@ pub(crate) enum SampledBy {
 }
 
 impl<'a> InputBatch<'a> {
-    pub(crate) fn new(chunks: &[Chunk], plan: &StepPlan, slots: &'a Slots) -> Self {
+    pub(crate) fn new(chunks: &[Chunk], plan: &StepPlan, slots: &'a Slots, memory: &mut BatchMemory) -> Self {
         let count = chunks.len();
         let mut batch = Self {
-            tokens: Vec::with_capacity(count),
-            positions: Vec::with_capacity(count),
-            sequences: Vec::with_capacity(count),
-            logit_rows: Vec::with_capacity(count),
-            sample_rows: Vec::with_capacity(count),
-            targets: Vec::with_capacity(count),
+            tokens: emptied(&mut memory.tokens, count),
+            positions: emptied(&mut memory.positions, count),
+            sequences: emptied_sequences(std::mem::take(&mut memory.sequences)),
+            logit_rows: emptied(&mut memory.logit_rows, count),
+            sample_rows: emptied(&mut memory.sample_rows, count),
+            targets: emptied(&mut memory.targets.pop().unwrap_or_default(), count),
             needs_host: false,
         };
+        batch.sequences.reserve(count);
         for chunk in chunks {
             batch.add(chunk, chunk.draft(plan), slots.get(chunk.slot).expect("forward_passes looked it up"));
         }
         batch
+    }
+
+    /// Gives its memory back; the sequences whose tokens were asked for are left.
+    pub(crate) fn into_targets(self, memory: &mut BatchMemory) -> Vec<SampleTarget> {
+        memory.tokens = self.tokens;
+        memory.positions = self.positions;
+        memory.sequences = emptied_sequences(self.sequences);
+        memory.logit_rows = self.logit_rows;
+        memory.sample_rows = self.sample_rows;
+        self.targets
     }
 
     /// The model's view of it.
@@ -116,5 +139,35 @@ impl<'a> InputBatch<'a> {
                 hold_stops: sampling.holds_stops(position),
             });
         }
+    }
+}
+
+/// Takes a list's memory, with room for `count` entries.
+fn emptied<T>(list: &mut Vec<T>, count: usize) -> Vec<T> {
+    let mut list = std::mem::take(list);
+    list.clear();
+    list.reserve(count);
+    list
+}
+
+/// The memory of a list that borrows from slots, for one that borrows from others.
+fn emptied_sequences<'a>(mut sequences: Vec<Sequence<'_>>) -> Vec<Sequence<'a>> {
+    sequences.clear();
+    // Collecting what one list gives into another of the same layout keeps the memory.
+    sequences.into_iter().map(|_| unreachable!("it was cleared")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_emptied_list_keeps_its_memory() {
+        let tables = [vec![1]];
+        let mut sequences = Vec::with_capacity(100);
+        sequences.push(Sequence { first_row: 0, num_rows: 1, start: 0, tables: &tables, slot: 0 });
+        let memory = sequences.as_ptr().cast::<u8>();
+        let emptied: Vec<Sequence<'static>> = emptied_sequences(sequences);
+        assert_eq!((emptied.len(), emptied.capacity(), emptied.as_ptr().cast()), (0, 100, memory));
     }
 }

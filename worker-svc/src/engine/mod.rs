@@ -6,7 +6,9 @@
 //! log-probabilities of prompts) is completed while its plan is submitted, after all plans before it.
 
 mod forward_pass;
+mod host_pass;
 mod input_batch;
+mod outcome;
 mod sampler;
 pub(crate) mod slots;
 mod step_log;
@@ -18,21 +20,21 @@ use kernels::{
     ops::Timing,
     sample::{STEPS_IN_FLIGHT, Ticket},
 };
-use models::{Logits, Runner};
-use proto::{Candidates, FailedRow, StepPlan, StepResult, TokenLogprobs};
-use sampling::{Logprobs, Sampled, token_logprobs};
+use models::Runner;
+use proto::{StepPlan, StepResult};
+use sampling::Sampled;
 
 use self::{
-    forward_pass::{Chunk, Wanted, check_rows, forward_passes},
-    input_batch::{InputBatch, SampleTarget, SampledBy},
-    sampler::{Row, Sampler},
-    slots::{Slot, Slots, malformed, no_slot},
+    forward_pass::{Chunk, check_rows, forward_passes},
+    input_batch::{BatchMemory, InputBatch, SampleTarget},
+    outcome::HostSamples,
+    sampler::Sampler,
+    slots::{Slots, malformed, no_slot},
     step_log::Note,
 };
 use crate::{
     compute::run_loop::Work,
     error::StepError,
-    guide::{self, Lent},
     idle::{
         graph_capture::{CaptureStats, GraphCapture, Load},
         warm_up::WarmUp,
@@ -56,6 +58,9 @@ pub(crate) struct Engine<'m> {
     warm_up: WarmUp,
     /// The device's tokens; empty between calls, kept for its memory.
     sampled: Vec<Sampled>,
+    /// The memory of the last plan's first pass, and of its input.
+    chunks: Vec<Chunk>,
+    memory: BatchMemory,
 }
 
 /// A model on its device.
@@ -100,6 +105,8 @@ impl<'m> Engine<'m> {
             last_finish: Instant::now(),
             warm_up: WarmUp::default(),
             sampled: Vec::new(),
+            chunks: Vec::new(),
+            memory: BatchMemory::default(),
         }
     }
 
@@ -114,13 +121,14 @@ impl<'m> Engine<'m> {
         self.change_slots(&mut plan)?;
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, ..StepResult::default() };
         let mut pending = None;
-        let passes = forward_passes(&plan, &self.slots, self.max_logit_rows)?;
+        let spare = std::mem::take(&mut self.chunks);
+        let passes = forward_passes(&plan, &self.slots, self.max_logit_rows, spare)?;
         let alone = passes.len() == 1;
         for chunks in &passes {
-            let input = InputBatch::new(chunks, &plan, &self.slots);
+            let input = InputBatch::new(chunks, &plan, &self.slots, &mut self.memory);
             let ticket = self.model.submit(input.batch(), &input.logit_rows, &input.sample_rows, &mut *self.group)?;
             let needs_host = input.needs_host;
-            let asked = PendingSamples { ticket, targets: input.targets };
+            let asked = PendingSamples { ticket, targets: input.into_targets(&mut self.memory) };
             self.mark_pending(&asked);
             if !alone || needs_host {
                 self.complete_in_flight()?;
@@ -131,6 +139,7 @@ impl<'m> Engine<'m> {
                 pending = Some(asked);
             }
         }
+        self.chunks = passes.into_iter().next().unwrap_or_default();
         let idle_since = self.is_idle().then_some(self.last_finish);
         let note = Note::of(&plan, submitted, idle_since);
         self.flights.push_back(Flight { result, submitted, pending, note });
@@ -244,188 +253,6 @@ impl<'m> Engine<'m> {
         self.flights = flights;
         Ok(())
     }
-
-    /// Computes which tokens may come next in the guided sequences of a pass that samples.
-    fn compute_masks(&mut self, chunks: &[Chunk]) {
-        let samples = |chunk: &&Chunk| chunk.samples() || matches!(chunk.wanted, Wanted::Drafted { .. });
-        let mut guides: Vec<Lent> = Vec::new();
-        for chunk in chunks.iter().filter(samples) {
-            let guide = self.slots.get_mut(chunk.slot).and_then(|slot| slot.guide.take());
-            guides.extend(guide.map(|guide| Lent { slot: chunk.slot, guide }));
-        }
-        guide::compute_masks(&mut guides, self.mask_threads);
-        for Lent { slot, guide } in guides {
-            if let Some(slot) = self.slots.get_mut(slot) {
-                slot.guide = Some(guide);
-            }
-        }
-    }
-
-    /// Samples the host's rows of a pass, and takes the device's.
-    fn sample_on_host(
-        &mut self,
-        chunks: &[Chunk],
-        plan: &StepPlan,
-        asked: PendingSamples,
-        result: &mut StepResult,
-    ) -> Result<(), StepError> {
-        let logits = self.model.logits()?;
-        let mut work: Vec<Row<'_>> = Vec::new();
-        let mut beams: Vec<Row<'_>> = Vec::new();
-        let mut next = 0;
-        for chunk in chunks {
-            let slot = self.slots.get(chunk.slot).expect("forward_passes looked it up");
-            let first = next;
-            next += chunk.logit_rows();
-            if let Wanted::All { .. } = chunk.wanted {
-                score_prompt(chunk, slot, logits, first, &mut result.prompt_logprobs);
-            }
-            if chunk.samples() && !slot.on_device {
-                work.push(Row::of(logits.row(next - 1), slot));
-            }
-            if chunk.wanted == Wanted::Candidates {
-                beams.push(Row::of(logits.row(next - 1), slot));
-            }
-        }
-        let (sampled, candidates) = (self.sampler.run(&work), self.sampler.candidates(&beams));
-        let mut from_host = HostSamples { sampled, candidates, verified: Vec::new() };
-        let mut next = 0;
-        for chunk in chunks {
-            let draft = chunk.draft(plan);
-            if !draft.is_empty() {
-                let slot = self.slots.get_mut(chunk.slot).expect("forward_passes looked it up");
-                from_host.verified.push(verify(&mut self.sampler, slot, draft, |offset| logits.row(next + offset)));
-            }
-            next += chunk.logit_rows();
-        }
-        self.complete(asked, from_host, result)
-    }
-
-    /// Appends the tokens of a pass, the device's and the host's, to histories and result, in the plan's order.
-    fn complete(
-        &mut self,
-        asked: PendingSamples,
-        from_host: HostSamples,
-        result: &mut StepResult,
-    ) -> Result<(), StepError> {
-        let mut on_device = std::mem::take(&mut self.sampled);
-        self.model.take(asked.ticket, &mut on_device)?;
-        let mut from_device = on_device.drain(..);
-        let HostSamples { sampled, verified, candidates } = from_host;
-        let (mut from_host, mut verified, mut candidates) =
-            (sampled.into_iter(), verified.into_iter(), candidates.into_iter());
-        result.slot.reserve(asked.targets.len());
-        result.token.reserve(asked.targets.len());
-        for target in asked.targets {
-            let sampled = match target.sampler {
-                SampledBy::Device => from_device.next(),
-                SampledBy::Host => from_host.next(),
-                SampledBy::Search => {
-                    self.report_candidates(target, candidates.next().expect("of each beam"), result);
-                    continue;
-                }
-                SampledBy::Verification => {
-                    self.append_verified(target, verified.next().expect("each draft was verified"), result);
-                    continue;
-                }
-            };
-            self.append(target, sampled.expect("one for each row that was asked for"), result);
-        }
-        drop(from_device);
-        self.sampled = on_device;
-        Ok(())
-    }
-
-    fn append(&mut self, target: SampleTarget, sampled: Sampled, result: &mut StepResult) {
-        // A later plan may have given the slot to another sequence; the scheduler knows whose token this is.
-        let held = self.slots.get_mut(target.slot);
-        if let Some(slot) = held.filter(|slot| slot.incarnation == target.incarnation) {
-            slot.pending -= 1;
-            slot.history.push(sampled.token);
-            slot.guide.iter_mut().for_each(|guide| guide.accept(sampled.token));
-            report_failure(target.slot, slot, result);
-        }
-        if !result.count.is_empty() {
-            result.count.push(1);
-        }
-        result.slot.push(target.slot);
-        report(sampled, result);
-    }
-
-    /// Adds a beam's candidates to the result; the plan that continues the beam says which token it gets.
-    fn report_candidates(&mut self, target: SampleTarget, candidates: Candidates, result: &mut StepResult) {
-        if let Some(slot) = self.slots.get_mut(target.slot) {
-            slot.pending -= 1;
-        }
-        result.count.resize(result.slot.len(), 1);
-        result.count.push(0);
-        result.slot.push(target.slot);
-        result.candidates.push(Candidates { slot: target.slot, ..candidates });
-    }
-
-    /// Appends a verified draft to the result; its tokens are in the history already.
-    fn append_verified(&mut self, target: SampleTarget, sampled: Vec<Sampled>, result: &mut StepResult) {
-        if let Some(slot) = self.slots.get_mut(target.slot) {
-            slot.pending -= 1;
-            report_failure(target.slot, slot, result);
-        }
-        // Rows before it gave a token each; `count` stays empty where all rows do.
-        result.count.resize(result.slot.len(), 1);
-        result.count.push(sampled.len() as u32);
-        result.slot.push(target.slot);
-        sampled.into_iter().for_each(|sampled| report(sampled, result));
-    }
-}
-
-/// The tokens that the host sampled in a pass, in order.
-#[derive(Default)]
-struct HostSamples {
-    sampled: Vec<Sampled>,
-    /// The tokens of each row that verifies.
-    verified: Vec<Vec<Sampled>>,
-    /// What may continue each beam.
-    candidates: Vec<Candidates>,
-}
-
-/// Samples after the last known token of a sequence and after each drafted one, until a sampled token differs from the
-/// drafted one, and appends the samples to the history. `logits` has a row for each of these positions.
-fn verify<'l>(
-    sampler: &mut Sampler,
-    slot: &mut Slot,
-    draft: &[u32],
-    logits: impl Fn(usize) -> &'l [f32],
-) -> Vec<Sampled> {
-    // The device does not learn of tokens that are sampled here, so the host goes on sampling.
-    slot.on_device = false;
-    let mut verified = Vec::with_capacity(draft.len() + 1);
-    for offset in 0..=draft.len() {
-        if offset > 0 {
-            slot.guide.iter_mut().for_each(|guide| guide.compute_mask());
-        }
-        let sampled = sampler.run(&[Row::of(logits(offset), slot)]).remove(0);
-        slot.history.push(sampled.token);
-        slot.guide.iter_mut().for_each(|guide| guide.accept(sampled.token));
-        let is_right = draft.get(offset) == Some(&sampled.token);
-        verified.push(sampled);
-        if !is_right {
-            break;
-        }
-    }
-    verified
-}
-
-/// Says in the result that a sequence cannot go on.
-fn report_failure(number: u32, slot: &mut Slot, result: &mut StepResult) {
-    let reason = slot.guide.as_mut().and_then(|guide| guide.take_failure());
-    result.failed.extend(reason.map(|reason| FailedRow { slot: number, reason }));
-}
-
-/// Adds a token to the result.
-fn report(sampled: Sampled, result: &mut StepResult) {
-    if let Some(logprobs) = sampled.logprobs {
-        result.logprobs.push(message(result.token.len() as u32, sampled.token, logprobs));
-    }
-    result.token.push(sampled.token);
 }
 
 impl Work for Engine<'_> {
@@ -464,35 +291,6 @@ pub(crate) struct Options {
     pub threads: usize,
     /// Most rows of logits in a pass.
     pub max_logit_rows: usize,
-}
-
-/// Log-probabilities of the prompt tokens that follow a chunk's positions.
-fn score_prompt(chunk: &Chunk, slot: &Slot, logits: Logits<'_>, first: usize, out: &mut Vec<TokenLogprobs>) {
-    let (tokens, num_prompt) = (slot.history.tokens(), slot.history.num_prompt());
-    let top = slot.prompt_logprobs.unwrap_or(0);
-    for offset in 0..chunk.len as usize {
-        let position = chunk.start as usize + offset + 1;
-        if position < num_prompt {
-            let token = tokens[position];
-            let scored = token_logprobs(logits.row(first + offset), token, top);
-            let mut entry = message(position as u32, token, scored);
-            entry.prompt_of_sequence = Some(chunk.slot.into());
-            out.push(entry);
-        }
-    }
-}
-
-fn message(index: u32, token: u32, logprobs: Logprobs) -> TokenLogprobs {
-    let (top_ids, top_logprobs) = logprobs.top.into_iter().unzip();
-    TokenLogprobs {
-        index,
-        logprob: logprobs.logprob,
-        rank: logprobs.rank,
-        top_ids,
-        top_logprobs,
-        prompt_of_sequence: None,
-        token,
-    }
 }
 
 #[cfg(test)]

@@ -84,8 +84,8 @@ impl Slots {
         self.table.get_mut(slot as usize)?.as_mut()
     }
 
-    /// Applies what a plan changes before its rows run: removed, added, continued, new blocks. Copies and replacements follow (see
-    /// [`Self::replace`]).
+    /// Applies what a plan changes before its rows run: removed, added, continued, new blocks. Copies and replacements
+    /// follow (see [`Self::replace`]).
     pub(crate) fn apply(&mut self, plan: &mut StepPlan) -> Result<(), StepError> {
         let step = plan.step;
         for slot in &plan.removed {

@@ -212,9 +212,9 @@ fn a_token_that_no_row_samples_cannot_be_an_input() {
     // Plan 2 computes position 2; of the pending tokens, only that of position 3 can be an input.
     for (start, len) in [(2, 1), (2, 2), (4, 1)] {
         let late = plan(3, vec![], &[(0, start, len, true)]);
-        assert!(forward_passes(&late, &engine.slots, LOGIT_ROWS).is_err(), "{start}, {len}");
+        assert!(forward_passes(&late, &engine.slots, LOGIT_ROWS, vec![]).is_err(), "{start}, {len}");
     }
-    assert!(forward_passes(&plan(3, vec![], &[(0, 3, 1, true)]), &engine.slots, LOGIT_ROWS).is_ok());
+    assert!(forward_passes(&plan(3, vec![], &[(0, 3, 1, true)]), &engine.slots, LOGIT_ROWS, vec![]).is_ok());
 }
 
 /// Tokens of slot 0, `drafted` at a time beside a plain decode in slot 1. Every draft is what `plain` decoding gave,
@@ -284,7 +284,8 @@ fn a_draft_must_continue_what_is_known() {
         plan
     };
     engine.submit(plans[0].clone()).unwrap();
-    let check = |engine: &Engine<'_>, plan: &StepPlan| forward_passes(plan, &engine.slots, LOGIT_ROWS).map(|_| ());
+    let check =
+        |engine: &Engine<'_>, plan: &StepPlan| forward_passes(plan, &engine.slots, LOGIT_ROWS, vec![]).map(|_| ());
     assert!(check(&engine, &drafted(2, vec![4])).is_err(), "the token at 2 is under way");
     engine.finish().unwrap();
     assert!(check(&engine, &drafted(2, vec![4])).is_ok());

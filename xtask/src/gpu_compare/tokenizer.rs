@@ -8,7 +8,10 @@ use serde_json::{Map, Value, json};
 /// Writes `tokenizer.json` and `tokenizer_config.json`: byte-level BPE without merges, as most models have it.
 pub fn write(folder: &Path, vocab_size: u32) -> anyhow::Result<()> {
     let vocab: Map<String, Value> = (0..vocab_size).map(|id| (token(id), json!(id))).collect();
-    let byte_level = |prefix_space: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": true, "use_regex": true});
+    let byte_level = |prefix_space: bool| {
+        let kind = "ByteLevel";
+        json!({"type": kind, "add_prefix_space": prefix_space, "trim_offsets": true, "use_regex": true})
+    };
     let tokenizer = json!({
         "version": "1.0",
         "truncation": null,
@@ -19,8 +22,9 @@ pub fn write(folder: &Path, vocab_size: u32) -> anyhow::Result<()> {
         "post_processor": null,
         "decoder": byte_level(true),
         "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-            "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": [],
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": [],
         },
     });
     let config = json!({"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false});

@@ -6,7 +6,7 @@ use std::{path::Path, process::Command};
 
 use anyhow::{Context, bail};
 
-use super::{cargo, stage, tools};
+use super::{cargo, schemas, stage, tools};
 
 /// Seconds that libFuzzer searches.
 const FUZZ_SECONDS: u32 = 300;
@@ -17,10 +17,11 @@ pub(super) fn run(root: &Path) -> anyhow::Result<()> {
         let test = ["-p", "sched-core", "--test", "simulation", "--", "--ignored", "ten_million_events"];
         cargo(root, &[&["test", "--release"][..], &test].concat(), None)
     })?;
+    stage("texts under the JSON Schema Test Suite", || schemas::run(root))?;
     stage("behind load balancers, and as an image", || {
         cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "deploy::"], None)
     })?;
-    stage("frameworks on top of the API", || {
+    stage("frameworks on top of the API, and vLLM's own tests", || {
         cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "clients::"], None)
     })?;
     stage("fuzzing sched-core (libFuzzer)", || fuzz(root))

@@ -2,6 +2,7 @@
 
 mod kernels;
 mod long;
+mod schemas;
 mod tools;
 
 use std::{path::Path, process::Command, time::Instant};

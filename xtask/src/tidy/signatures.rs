@@ -3,7 +3,7 @@
 use super::{ratchet::Ratchet, sources::Source};
 
 /// Functions with a tuple among their parameters that are left from before the rule.
-const TUPLES_LEFT: usize = 5;
+const TUPLES_LEFT: usize = 1;
 
 pub(super) fn tuple_parameters(files: &[Source]) -> Vec<String> {
     let production = files.iter().filter(|file| !is_test(&file.path.to_string_lossy()));

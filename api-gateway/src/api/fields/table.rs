@@ -2,7 +2,9 @@
 
 use super::{BOTH, Field, field};
 use crate::api::{
-    operation::Body::{self, AbortRequests, Chat, Completion, CountTokens, Detokenize, Messages, Responses, Tokenize},
+    operation::Body::{
+        self, AbortRequests, Chat, Completion, CountTokens, Detokenize, Messages, Responses, StartProfile, Tokenize,
+    },
     shape::{
         Bounds, Member,
         Shape::{self, Bool, Either, List, Map, Named, Number, Object, Text, Whole, Word},
@@ -17,6 +19,7 @@ const PROMPTS: &[Body] = &[Completion, Tokenize];
 const TOKEN: Shape = Whole(0, u32::MAX as i64);
 const TOKENS: Shape = List(&TOKEN);
 const TEXTS: Shape = Either(&[Text, List(&Text)]);
+const STEPS: Shape = Whole(0, u32::MAX as i64);
 const OBJECT: Shape = Object(&[]);
 const COUNT: Shape = Whole(1, i64::MAX);
 const LOGPROBS: Shape = Whole(-1, i32::MAX as i64);
@@ -56,7 +59,9 @@ const DEMANDS: &str = "tests/e2e/structured.rs: texts_are_what_was_demanded";
 const SHAPES: &str = "api-gateway/tests/gateway/shapes.rs: a_chat_is_answered";
 const BEAMS: &str = "tests/e2e/beams.rs: texts_are_those_of_hugging_face";
 const TOOLS: &str = "api-gateway/tests/gateway/tools.rs: calls_are_told_from_content";
+const STRICT_MESSAGES: &str = "api-gateway/src/anthropic/strict.rs: fields_are_honoured_or_refused_by_name";
 const MESSAGES_TEST: &str = "api-gateway/tests/gateway/tools.rs: anthropics_messages_are_chats";
+const PROFILED: &str = "api-gateway/src/profile/settings.rs: requests_say_which_steps_and_name_the_trace";
 const TOKENIZED: &str = "api-gateway/tests/gateway/control.rs: prompts_are_tokenized_and_back";
 
 const RESPONSES: &[Body] = &[Responses];
@@ -128,7 +133,7 @@ pub(super) const FIELDS: &[Field] = &[
         "truncate_prompt_tokens",
         BOTH,
         Whole(-1, i32::MAX as i64),
-        "Keep so many prompt tokens; -1: as many as fit; not 0",
+        "Maximum number of prompt tokens to keep; -1: what fits; not 0",
     ),
     field("truncation_side", BOTH, Word(&["left", "right"]), "Where prompt tokens are cut off").or("\"left\""),
     field("use_beam_search", BOTH, Bool, "The choices are the best texts of a beam search of width `n`").or("false"),
@@ -152,7 +157,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("echo", &[Completion], Bool, "Begin the text with the prompt")
         .or("false")
         .seen("api-gateway/tests/gateway/shapes.rs: completions_echo_the_prompt_with_its_logprobs"),
-    field("logprobs", &[Completion], LOGPROBS, "Log-probabilities of so many likely tokens; -1: of all")
+    field("logprobs", &[Completion], LOGPROBS, "Number of likely tokens to give log-probabilities of; -1: all")
         .seen("api-gateway/tests/gateway/shapes.rs: completions_echo_the_prompt_with_its_logprobs"),
     field("max_tokens", &[Completion], Whole(0, i64::MAX), "Tokens to generate at most; 0 with `echo` only").or("16"),
     field("prompt", &[Completion], PROMPT, "One prompt or many, as text or token ids")
@@ -250,6 +255,8 @@ pub(super) const FIELDS: &[Field] = &[
     .or("\"disabled\"")
     .seen(REFUSING),
     field("user", RESPONSES, Text, REPEATED).seen(RESPONSE),
+    field("vllm_xargs", BOTH, OBJECT, "Sampling parameters, as if they stood in the request itself; no others")
+        .seen("api-gateway/src/openai/fields.rs: members_are_fields"),
     // Of /tokenize and /detokenize.
     field("messages", &[Tokenize], List(&Named("ChatMessage")), "A conversation, instead of `prompt`").seen(TOKENIZED),
     field("prompt", &[Tokenize], Either(&[Text, TOKENS]), "One prompt").seen(TOKENIZED),
@@ -259,7 +266,17 @@ pub(super) const FIELDS: &[Field] = &[
     field("request_ids", &[AbortRequests], List(&Text), "Ids as clients saw them")
         .needed()
         .seen("api-gateway/tests/gateway/development.rs: requests_are_ended_by_their_ids"),
+    // Of /start_profile.
+    field("delay_iterations", &[StartProfile], STEPS, "Steps to leave out at first [default: the flag's]")
+        .seen(PROFILED),
+    field("max_iterations", &[StartProfile], STEPS, "Steps to record; 0: all [default: the flag's]").seen(PROFILED),
+    field("profile_prefix", &[StartProfile], Text, "Beginning of the trace's name").seen(PROFILED),
+    field("profiler_kwargs", &[StartProfile], OBJECT, "Must be empty").seen(PROFILED),
     // Of Anthropic's routes.
+    field("context_management", &[Messages], OBJECT, "Its `edits` may keep all thinking; others are refused")
+        .seen(STRICT_MESSAGES),
+    field("output_config", &[Messages], Object(OUTPUT_CONFIG), "What the answer must be").seen(STRICT_MESSAGES),
+    field("output_format", &[Messages], ANSWER_FORMAT, "What the text must be").seen(STRICT_MESSAGES),
     field("cache_salt", &[Messages], Text, "Share cached prefixes only with requests of the same salt")
         .seen(MESSAGES_TEST),
     field("chat_template_kwargs", ANTHROPIC, OBJECT, "Variables of the chat template").seen(MESSAGES_TEST),
@@ -274,11 +291,20 @@ pub(super) const FIELDS: &[Field] = &[
     field("thinking", ANTHROPIC, Object(THINKING), "Whether the model reasons first").seen(MESSAGES_TEST),
     field("tool_choice", ANTHROPIC, OBJECT, "Whether tools may or must be called").seen(MESSAGES_TEST),
     field("tools", ANTHROPIC, List(&Named("AnthropicTool")), "Tools that the model may call").seen(MESSAGES_TEST),
-    field("top_k", &[Messages], Whole(-1, u32::MAX as i64), "Choose among so many likely tokens").seen(MESSAGES_TEST),
+    field("top_k", &[Messages], Whole(-1, u32::MAX as i64), "Number of likeliest tokens to choose among")
+        .seen(MESSAGES_TEST),
     field("top_p", &[Messages], Number(Bounds::above(0.0, 1.0)), "Choose among the likeliest tokens of this sum")
         .seen(MESSAGES_TEST),
 ];
 
+const ANSWER_FORMAT: Shape = Object(&[
+    has("type", Word(&["json_schema"]), "The text is JSON"),
+    has("schema", OBJECT, "The JSON schema that it follows"),
+]);
+const OUTPUT_CONFIG: &[Member] = &[
+    may("effort", Word(&["low", "medium", "high", "xhigh", "max"]), "How much the model reasons"),
+    may("format", ANSWER_FORMAT, "What the text must be"),
+];
 const THINKING: &[Member] = &[
     has("type", Word(&["enabled", "adaptive", "disabled"]), "A variable of the chat template"),
     may("budget_tokens", TOKEN, "Tokens of reasoning at most; its end is forced then"),

@@ -53,6 +53,7 @@ fn least(body: Body) -> Value {
         Body::Completion | Body::Tokenize => json!({"prompt": "x"}),
         Body::Detokenize => json!({"tokens": [1]}),
         Body::AbortRequests => json!({"request_ids": ["x"]}),
+        Body::StartProfile => json!({}),
     }
 }
 
@@ -70,9 +71,11 @@ fn read(body: Body, json: &Value) {
         Body::Tokenize => tokenize::question(bytes, &limits).map(drop),
         Body::Detokenize => detokenize::tokens(bytes, &limits).map(drop),
         Body::AbortRequests => development::request_ids(bytes).map(drop),
-        Body::Messages | Body::CountTokens => {
-            Fields::parse(bytes).and_then(|mut fields| anthropic::request::chat_body(&mut fields)).map(drop)
-        }
+        Body::StartProfile => crate::profile::settings::overrides(bytes).map(drop),
+        Body::Messages | Body::CountTokens => Fields::parse(bytes).and_then(|mut fields| {
+            anthropic::request::chat_body(&mut fields)?;
+            anthropic::strict::refuse_unread(&mut fields)
+        }),
     };
     read.expect("the body is fine");
 }
@@ -86,7 +89,7 @@ fn every_field_that_is_read_is_listed_and_the_other_way_round() {
         }
         let listed: BTreeSet<String> = of(body).iter().map(|field| field.name.to_owned()).collect();
         let unread: Vec<_> = listed.difference(&read_of_it).collect();
-        assert!(unread.is_empty(), "{body:?} lists what nobody reads: {unread:?}");
+        assert!(unread.is_empty(), "{body:?} lists what is never read: {unread:?}");
         // A conversation's length is counted from a whole body, of which most does not matter.
         let unlisted: Vec<_> = read_of_it.difference(&listed).collect();
         assert!(body == Body::CountTokens || unlisted.is_empty(), "{body:?} does not list {unlisted:?}");

@@ -31,6 +31,8 @@ impl CallForm {
         trigger: "",
     };
     const LIST: Self = Self { before: "[", separator: ", ", after: "]", ..Self::OBJECTS };
+    /// A message whose header names the function.
+    pub const HEADED: Self = Self { begin: "", middle: " <|constrain|>json<|message|>", end: "", ..Self::OBJECTS };
     /// A list that every parser of bare JSON reads.
     pub const PLAIN: Self = Self::LIST;
 }
@@ -100,11 +102,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::parsers::{Message, Setup, ToolFormat, Tools};
+    use crate::parsers::{Message, ReasoningFormat, Setup, ToolFormat, Tools};
 
     #[test]
     fn the_table_is_sorted() {
         assert!(FORMS.is_sorted_by(|one, other| one.0 < other.0));
+    }
+
+    #[test]
+    fn a_call_in_a_channel_is_read() {
+        let format = ReasoningFormat::named("openai_gptoss").expect("a format");
+        let form = format.call_form().expect("a form");
+        let text = format!(
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant{}f{}{{}}",
+            format.call_marks()[0],
+            form.middle
+        );
+        let tools = Arc::new(Tools::new(&[json!({"type": "function", "function": {"name": "f"}})]));
+        let message = Message::read(&text, Setup::new(ToolFormat::named("openai").ok(), Some(format), tools));
+        let calls: Vec<_> = message.calls.iter().map(|call| (&*call.name, &*call.arguments)).collect();
+        assert_eq!((calls.as_slice(), message.content.trim()), (&[("f", "{}")][..], ""));
     }
 
     #[test]

@@ -143,7 +143,17 @@ impl ReasoningFormat {
         if self.format.answer.is_empty() { self.format.close } else { self.format.answer }
     }
 
-    /// Whether the format is that of the whole answer, calls included.
+    /// Markers behind which a call follows, or an answer where calls are part of it.
+    pub fn call_marks(&self) -> &'static [&'static str] {
+        if self.format.call.is_empty() { self.answer_marks() } else { self.format.call }
+    }
+
+    /// How a call goes on behind [`Self::call_marks`], where these begin one.
+    pub fn call_form(&self) -> Option<CallForm> {
+        (!self.format.call.is_empty()).then_some(CallForm::HEADED)
+    }
+
+    /// Whether it is read as a whole, calls and content too.
     pub fn is_whole(&self) -> bool {
         self.format.whole.is_some()
     }

@@ -20,12 +20,46 @@ pub fn vocabulary() -> Vec<Vec<u8>> {
 }
 
 /// What compiles over that vocabulary.
+#[allow(dead_code, reason = "the suite has words of its own")]
 pub fn compiler() -> Compiler {
-    let words = vocabulary();
-    let specials = [Token::Special("<end>"), Token::Special("<other>"), Token::Absent];
-    let tokens = specials.into_iter().chain(words.iter().map(|word| Token::Text(word)));
-    let vocabulary = Vocabulary::new(tokens, &[END, OTHER_END, 70_000]).expect("it has end tokens");
-    Compiler::new(&vocabulary).expect("a compiler")
+    Words::of_tests().compiler()
+}
+
+/// The bytes of each token; those of tokens that are no text are empty.
+pub struct Words {
+    pub words: Vec<Vec<u8>>,
+    pub ends: Vec<u32>,
+}
+
+impl Words {
+    /// Two end tokens, one that stands for nothing, and [`vocabulary`].
+    pub fn of_tests() -> Self {
+        let words = std::iter::repeat_n(Vec::new(), 3).chain(vocabulary()).collect();
+        Self { words, ends: vec![END, OTHER_END] }
+    }
+
+    /// What compiles over these.
+    pub fn compiler(&self) -> Compiler {
+        let tokens = self.words.iter().zip(0..).map(|(word, id)| match word.is_empty() {
+            true if self.ends.contains(&id) => Token::Special("<end>"),
+            true => Token::Absent,
+            false => Token::Text(word),
+        });
+        let ends: Vec<u32> = self.ends.iter().copied().chain([9_000_000]).collect();
+        let vocabulary = Vocabulary::new(tokens, &ends).expect("it has end tokens");
+        Compiler::new(&vocabulary).expect("a compiler")
+    }
+}
+
+/// How a walk ended.
+pub enum Walk {
+    /// At the text's end.
+    Whole(Vec<u8>),
+    /// Before it, after as many tokens as there may be.
+    Cut,
+    /// At a bound of the grammar: the request would fail.
+    #[allow(dead_code, reason = "tests do not read the reason")]
+    TooComplex(String),
 }
 
 /// A constraint of one kind, without switches.
@@ -39,31 +73,44 @@ pub fn choice(choices: &[&str]) -> Constraint {
 }
 
 /// The bytes of a random text; ends at the first chance after `most` tokens, if there is one within four times as many.
+#[allow(dead_code, reason = "each test file uses some of these")]
 pub fn text(matcher: &mut Matcher, seed: u64, most: usize) -> Option<Vec<u8>> {
-    let words = vocabulary();
+    match walk(&Words::of_tests(), matcher, seed, most) {
+        Walk::Whole(text) => Some(text),
+        Walk::Cut => None,
+        Walk::TooComplex(reason) => panic!("not within bounds: {reason}"),
+    }
+}
+
+/// The same over any vocabulary.
+pub fn walk(words: &Words, matcher: &mut Matcher, seed: u64, most: usize) -> Walk {
     let (mut random, mut text) = (StdRng::seed_from_u64(seed), Vec::new());
     for step in 0..4 * most {
-        let mask = matcher.mask().expect("within bounds");
-        let allowed: Vec<u32> = (0..words.len() as u32 + 3).filter(|&token| mask.allows(token)).collect();
+        let mask = match matcher.mask() {
+            Ok(mask) => mask,
+            Err(error) => return Walk::TooComplex(error.to_string()),
+        };
+        let allowed: Vec<u32> = (0..words.words.len() as u32).filter(|&token| mask.allows(token)).collect();
         assert!(!allowed.is_empty(), "no token may follow {:?}", String::from_utf8_lossy(&text));
         assert_eq!(mask.first(), allowed.first().copied());
-        let ends = allowed.contains(&END);
-        assert_eq!(ends, allowed.contains(&OTHER_END), "all end tokens are alike");
-        if ends && (step >= most || allowed.len() == 2 || random.random_ratio(1, 8)) {
-            matcher.accept(END).expect("allowed");
+        let (ends, inside): (Vec<u32>, Vec<u32>) = allowed.into_iter().partition(|token| words.ends.contains(token));
+        assert!(ends.is_empty() || ends == words.ends, "all end tokens are alike");
+        if !ends.is_empty() && (step >= most || inside.is_empty() || random.random_ratio(1, 8)) {
+            matcher.accept(ends[0]).expect("allowed");
             assert!(matcher.is_complete());
-            return Some(text);
+            return Walk::Whole(text);
         }
         // Long texts close what they opened.
-        let wanted = |token: &u32| step < most || words[*token as usize - 3].iter().any(|byte| b"]}\"0".contains(byte));
-        let inside: Vec<u32> = allowed.into_iter().filter(|&token| token > 2).collect();
-        let closing: Vec<u32> = inside.iter().copied().filter(wanted).collect();
+        let wanted = |token: &u32| words.words[*token as usize].iter().any(|byte| b"]}\"0".contains(byte));
+        let closing: Vec<u32> = inside.iter().copied().filter(|token| step < most || wanted(token)).collect();
         let from = if closing.is_empty() { &inside } else { &closing };
         let token = from[random.random_range(0..from.len())];
-        matcher.accept(token).expect("the mask allows it");
-        text.extend_from_slice(&words[token as usize - 3]);
+        if let Err(error) = matcher.accept(token) {
+            return Walk::TooComplex(error.to_string());
+        }
+        text.extend_from_slice(&words.words[token as usize]);
     }
-    None
+    Walk::Cut
 }
 
 /// Compiles a constraint and gives some random texts under it.

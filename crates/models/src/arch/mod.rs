@@ -190,8 +190,8 @@ mod tests {
         let all = supported().collect::<Vec<_>>().join(", ");
         assert!(message.contains("nearest: LlamaForCausalLM") && message.contains(&all), "{message}");
         let message =
-            refusal(r#"{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq"}}"#);
-        assert!(message.contains("quantization_config.quant_method") && message.contains("gptq"), "{message}");
+            refusal(r#"{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "quip"}}"#);
+        assert!(message.contains("quantization_config.quant_method") && message.contains("quip"), "{message}");
         let message = refusal(r#"{"architectures": ["LlamaForCausalLM"]}"#);
         assert!(message.contains("hidden_size"), "{message}");
     }

@@ -4,7 +4,7 @@
 use kernels::ops::{Act, Activation, Cols, Conv, DeltaInput, DeltaRule, Epilogue, Norm, NormKind};
 use model_spec::DeltaSpec;
 
-use super::recurrent::{NOT_YET, decay, taps, vector};
+use super::recurrent::{NOT_YET, StoredVector, decay, taps, vector};
 use super::{CacheBinding, Mixer, Run};
 use crate::builder::Builder;
 use crate::cache::CacheSpec;
@@ -102,24 +102,21 @@ pub(super) fn build(
         bias: None,
         state: NOT_YET,
     };
+    let dt_bias =
+        StoredVector { param: LayerParam::StepBias, kind: ParamKind::Weight, len: value_heads, role: Role::Shift };
     let rule = DeltaRule {
         key_heads: my_key_heads.len(),
         value_heads: heads.len(),
         key_dim,
         value_dim,
         rate: decay(builder, index, value_heads, heads.clone())?,
-        dt_bias: vector(builder, index, (LayerParam::StepBias, ParamKind::Weight), value_heads, &[heads], Role::Shift)?,
+        dt_bias: vector(builder, index, dt_bias, &[heads])?,
         state: NOT_YET,
     };
     let all = 0..value_dim;
-    let weight = vector(
-        builder,
-        index,
-        (LayerParam::MixerNorm, ParamKind::Weight),
-        value_dim,
-        std::slice::from_ref(&all),
-        Role::Scale,
-    )?;
+    let weight =
+        StoredVector { param: LayerParam::MixerNorm, kind: ParamKind::Weight, len: value_dim, role: Role::Scale };
+    let weight = vector(builder, index, weight, std::slice::from_ref(&all))?;
     let norm = Norm { kind: NormKind::Rms, weight: Some(weight), bias: None, eps: norm_eps };
     let buffers = Buffers {
         projected: builder.store.buffer("projected", conv.channels + my_values.len()),

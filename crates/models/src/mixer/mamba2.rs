@@ -4,7 +4,7 @@
 use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Norm, NormKind, Scan, ScanInput};
 use model_spec::Mamba2Spec;
 
-use super::recurrent::{NOT_YET, decay, taps, vector};
+use super::recurrent::{NOT_YET, StoredVector, decay, taps, vector};
 use super::{CacheBinding, Mixer, Run};
 use crate::builder::Builder;
 use crate::cache::CacheSpec;
@@ -85,20 +85,20 @@ pub(super) fn build(
     let behind = |first: usize| first + my_shared.start..first + my_shared.end;
     let convolved = [mine.clone(), behind(inner), behind(inner + shared)];
     let channels = inner + 2 * shared;
+    let taps_bias = StoredVector { param: LayerParam::Taps, kind: ParamKind::Bias, len: channels, role: Role::Shift };
     let conv = Conv {
         channels: mine.len() + 2 * my_shared.len(),
         kernel,
         taps: taps(builder, index, kernel, channels, &convolved)?,
         bias: match spec.conv_bias {
-            true => {
-                Some(vector(builder, index, (LayerParam::Taps, ParamKind::Bias), channels, &convolved, Role::Shift)?)
-            }
+            true => Some(vector(builder, index, taps_bias, &convolved)?),
             false => None,
         },
         state: NOT_YET,
     };
-    let of_heads = |builder: &mut Builder<'_>, part, role| {
-        vector(builder, index, (part, ParamKind::Weight), heads, std::slice::from_ref(&my_heads), role)
+    let of_heads = |builder: &mut Builder<'_>, param, role| {
+        let stored = StoredVector { param, kind: ParamKind::Weight, len: heads, role };
+        vector(builder, index, stored, std::slice::from_ref(&my_heads))
     };
     let scan = Scan {
         heads: my_heads.len(),
@@ -111,14 +111,8 @@ pub(super) fn build(
         dt_limit: spec.step_limit,
         state: NOT_YET,
     };
-    let weight = vector(
-        builder,
-        index,
-        (LayerParam::MixerNorm, ParamKind::Weight),
-        inner,
-        std::slice::from_ref(&mine),
-        Role::Scale,
-    )?;
+    let weight = StoredVector { param: LayerParam::MixerNorm, kind: ParamKind::Weight, len: inner, role: Role::Scale };
+    let weight = vector(builder, index, weight, std::slice::from_ref(&mine))?;
     let norm = Norm { kind: NormKind::Rms, weight: Some(weight), bias: None, eps: spec.norm_eps };
     let projected = builder.store.buffer("projected", mine.len() + conv.channels + my_heads.len());
     let convolved = builder.store.buffer("convolved", conv.channels);

@@ -46,16 +46,24 @@ pub(super) fn decay(
     builder.store.vector_of(&[slice], &|stored| stored.into_iter().map(|log| -log.exp()).collect())
 }
 
+/// A vector of a layer, as it is stored.
+pub(super) struct StoredVector {
+    pub param: LayerParam,
+    pub kind: ParamKind,
+    /// Elements of all ranks.
+    pub len: usize,
+    pub role: Role,
+}
+
 /// This rank's part of a vector of a layer.
 pub(super) fn vector(
     builder: &mut Builder<'_>,
     index: usize,
-    (part, kind): (LayerParam, ParamKind),
-    len: usize,
+    stored: StoredVector,
     rows: &[Range<usize>],
-    role: Role,
 ) -> Result<Vector, LoadError> {
-    let id = ParamId::Layer(index, part);
+    let StoredVector { param, kind, len, role } = stored;
+    let id = ParamId::Layer(index, param);
     let slices: Vec<Slice> = rows.iter().map(|rows| builder.vector_slice(id, kind, len, rows.clone(), role)).collect();
     builder.store.vector(&slices, 0.0)
 }

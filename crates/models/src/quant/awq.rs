@@ -1,21 +1,22 @@
 //! `awq` (arXiv 2306.00978): weights of four bits, with a scale and a zero point for each group of inputs of an output.
 //!
 //! ```text
-//! X.qweight  [in, out / 8]      int32: eight outputs a word, of which [`ORDER`] says which
-//! X.qzeros   [in / group, out / 8]
-//! X.scales   [in / group, out]  weight = (q - zero) * scale
+//!            version gemm          gemv
+//! X.qweight  [in, out / 8]         [out, in / 8]       int32: of gemm, [`ORDER`] says which output lies where
+//! X.qzeros   [in / group, out / 8] [out, width]        packed alike
+//! X.scales   [in / group, out]     [out, width * 8]    weight = (q - zero) * scale
 //! ```
-//! They become f32 while they are loaded. Layers that `modules_to_not_convert` names are stored as plain numbers, and
-//! found so.
+//! A row of gemv's zero points takes `width` words, as many as its groups need, rounded up as the kernels it was made
+//! for like it. Layers that `modules_to_not_convert` names are stored as plain numbers, and found so.
 
-use std::borrow::Cow;
-
-use kernels::ops::DType;
+use kernels::ops::{CodeBits, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
-use super::{Quantization, Quantized};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning};
+use super::packed::{Numbers, Words, along_rows, stem, whole_shape};
+use super::{Quantized, group_size};
 use crate::error::LoadError;
-use crate::weights::{Chunk, Code, Element, Fetched, Slice, Stored, Tensor, Tensors, spread};
+use crate::weights::{Slice, Tensor, Tensors};
 
 /// Outputs in a word.
 const WORD: usize = 8;
@@ -26,16 +27,32 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     if config.size_or("bits", 4)? != 4 {
         return Err(config.unsupported("bits", "only 4 bits are supported"));
     }
-    if config.text_or("version", "gemm")?.to_lowercase() != "gemm" {
-        return Err(config.unsupported("version", "only the layout of gemm is supported"));
+    if !config.flag_or("zero_point", true)? {
+        return Err(config.unsupported("zero_point", "weights without zero points are not supported"));
     }
-    Ok(Quantized { weights: Some(Box::new(Awq { group: config.size_or("group_size", 128)? })), ..Quantized::default() })
+    let layout = match config.text_or("version", "gemm")?.to_lowercase().as_str() {
+        "gemm" => Layout::Gemm,
+        "gemv" => Layout::Gemv,
+        _ => return Err(config.unsupported("version", "the layouts of gemm and gemv are supported")),
+    };
+    let group = group_size(config, 128)?;
+    Ok(Quantized { weights: Some(Box::new(Grouped(Awq { group, layout }))), ..Quantized::default() })
+}
+
+/// How words lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Eight outputs a word.
+    Gemm,
+    /// Eight inputs a word.
+    Gemv,
 }
 
 /// The method.
 struct Awq {
     /// Inputs that share a scale.
     group: usize,
+    layout: Layout,
 }
 
 /// The tensors that stand for a weight.
@@ -45,15 +62,17 @@ struct Packed<'a> {
     scales: Tensor<'a>,
 }
 
-impl Quantization for Awq {
-    fn check(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<Option<Stored>, LoadError> {
-        Ok(self.find(slice, tensors)?.map(|_| Stored::plain(DType::F32, slice.elements())))
-    }
-
-    fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError> {
-        let Some(packed) = self.find(slice, tensors)? else { return Ok(None) };
-        let bytes = Cow::Owned(self.decode(slice, &packed, tensors)?);
-        Ok(Some(Fetched::Plain(Chunk { dtype: DType::F32, bytes })))
+impl GroupedMethod for Awq {
+    fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<CodeMatrix<'a>>, LoadError> {
+        let Some(stem) = stem(slice, tensors) else { return Ok(None) };
+        let Some(weights) = tensors.get(&format!("{stem}qweight")) else { return Ok(None) };
+        let [zeros, scales] = ["qzeros", "scales"].map(|end| tensors.find(&format!("{stem}{end}")));
+        let packed = Packed { weights, zeros: zeros?, scales: scales? };
+        let shape = whole_shape(slice).ok_or_else(|| packed.weights.misshapen(slice.stored_shape()))?;
+        match self.layout {
+            Layout::Gemm => self.gemm(packed, shape, tensors).map(Some),
+            Layout::Gemv => self.gemv(packed, shape, tensors).map(Some),
+        }
     }
 
     fn is_decoded(&self) -> bool {
@@ -62,51 +81,60 @@ impl Quantization for Awq {
 }
 
 impl Awq {
-    /// What stands for a slice, where its own tensor is not there; checks that it fits.
-    fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Packed<'a>>, LoadError> {
-        let name = &slice.location.tensor;
-        let Some(stem) = name.strip_suffix("weight").filter(|_| tensors.get(name).is_none()) else { return Ok(None) };
-        let Some(weights) = tensors.get(&format!("{stem}qweight")) else { return Ok(None) };
-        let [zeros, scales] = ["qzeros", "scales"].map(|end| tensors.find(&format!("{stem}{end}")));
-        let packed = Packed { weights, zeros: zeros?, scales: scales? };
-        let stored = slice.upright().stored_shape();
-        let [outputs, inputs] = stored[..] else { return Err(packed.weights.misshapen(stored)) };
-        let groups = inputs.div_ceil(self.group);
-        for (tensor, lines) in [(&packed.weights, inputs), (&packed.zeros, groups)] {
-            if tensor.shape != [lines, outputs / WORD] || !outputs.is_multiple_of(WORD) {
-                return Err(tensor.misshapen(vec![lines, outputs / WORD]));
-            }
-            if tensor.element != Element::Code(Code::I32) {
-                return Err(tensor.mistyped());
-            }
-        }
-        if packed.scales.shape != [groups, outputs] {
-            return Err(packed.scales.misshapen(vec![groups, outputs]));
-        }
-        Ok(Some(packed))
+    fn groups(&self, inputs: usize) -> usize {
+        inputs.div_ceil(self.group)
     }
 
-    fn decode(&self, slice: &Slice, packed: &Packed<'_>, tensors: Tensors<'_>) -> Result<Vec<u8>, LoadError> {
-        let (weights, zeros) = (tensors.files.bytes(&packed.weights.name)?, tensors.files.bytes(&packed.zeros.name)?);
-        let scales = tensors.numbers(&packed.scales)?;
-        let (upright, outputs) = (slice.upright(), packed.scales.shape[1]);
-        let (rows, cols) = (upright.rows.clone(), upright.cols.clone());
-        let mut bytes = vec![0; rows.len() * cols.len() * 4];
-        spread(&mut bytes, cols.len().max(1) * 4, tensors.threads, |first, part| {
-            for (row, part) in part.chunks_exact_mut(cols.len().max(1) * 4).enumerate() {
-                let output = upright.location.rows.stored(rows.start + first + row);
-                let at = ORDER.iter().position(|of| *of == output % WORD).unwrap_or(0);
-                let bits = |codes: &[u8], line: usize| {
-                    codes[(line * (outputs / WORD) + output / WORD) * 4 + at / 2] >> (at % 2 * 4) & 15
-                };
-                for (input, to) in cols.clone().zip(part.as_chunks_mut::<4>().0) {
-                    let group = input / self.group;
-                    let (q, zero) = (bits(&weights, input), bits(&zeros, group));
-                    let value = (f32::from(q) - f32::from(zero)) * scales[group * outputs + output];
-                    *to = value.to_le_bytes();
-                }
-            }
-        });
-        Ok(if slice.location.transposed { upright.turned(&bytes) } else { bytes })
+    fn gemm<'a>(&self, from: Packed<'a>, shape: [usize; 2], all: Tensors<'a>) -> Result<CodeMatrix<'a>, LoadError> {
+        let ([outputs, inputs], groups) = (shape, self.groups(shape[1]));
+        if !outputs.is_multiple_of(WORD) {
+            return Err(from.weights.misshapen(vec![inputs, outputs / WORD]));
+        }
+        let line = outputs / WORD;
+        let weights = Words::read(&from.weights, [inputs, line], all)?;
+        let zeros = Words::read(&from.zeros, [groups, line], all)?;
+        let scales = Numbers::read(&from.scales, &[groups, outputs], all)?;
+        // Where the bits of an output lie in its word.
+        let shift = |output: usize| ORDER.iter().position(|of| *of == output % WORD).unwrap_or(0) * 4;
+        let bits = move |words: &Words<'_>, row: usize, output: usize| {
+            (words.at(row * line + output / WORD) >> shift(output) & 15) as u8
+        };
+        Ok(CodeMatrix {
+            shape,
+            bits: CodeBits::Four,
+            group: self.group,
+            scale_type: scales.dtype,
+            codes: Box::new(move |output, cols, out| {
+                cols.zip(out).for_each(|(input, code)| *code = bits(&weights, input, output));
+            }),
+            scale: scales.by_group(outputs),
+            meaning: Meaning::Zeros(Box::new(move |output, group| bits(&zeros, group, output))),
+            groups: None,
+            input: InputRounding::None,
+            upright: false,
+        })
+    }
+
+    fn gemv<'a>(&self, from: Packed<'a>, shape: [usize; 2], all: Tensors<'a>) -> Result<CodeMatrix<'a>, LoadError> {
+        let ([outputs, inputs], groups) = (shape, self.groups(shape[1]));
+        let width = from.zeros.shape.last().copied().unwrap_or(0);
+        if !inputs.is_multiple_of(WORD) || width * WORD < groups {
+            return Err(from.weights.misshapen(vec![outputs, inputs / WORD]));
+        }
+        let weights = Words::read(&from.weights, [outputs, inputs / WORD], all)?;
+        let zeros = Words::read(&from.zeros, [outputs, width], all)?;
+        let scales = Numbers::read(&from.scales, &[outputs, width * WORD], all)?;
+        Ok(CodeMatrix {
+            shape,
+            bits: CodeBits::Four,
+            group: self.group,
+            scale_type: scales.dtype,
+            codes: along_rows(weights, [inputs / WORD, 4]),
+            scale: scales.by_row(width * WORD),
+            meaning: Meaning::Zeros(Box::new(move |output, group| zeros.bits(output * width, 1, group * 4, 4))),
+            groups: None,
+            input: InputRounding::None,
+            upright: false,
+        })
     }
 }

@@ -11,7 +11,8 @@
 use model_spec::{ConfigError, ConfigFile};
 
 use super::Quantized;
-use super::scaled::{InputScheme, ScaledE4m3};
+use super::input::InputScheme;
+use super::scaled::ScaledE4m3;
 
 pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     if config.text_or("fmt", "e4m3")? != "e4m3" {

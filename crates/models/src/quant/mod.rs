@@ -6,26 +6,49 @@
 //! elsewhere, once for all methods.
 
 mod awq;
+mod bitsandbytes;
 mod compressed_tensors;
+mod fbgemm_fp8;
+mod float4;
 mod fp8;
 mod gguf;
+mod gptq;
+mod grouped;
+mod input;
+mod modelopt;
 mod mxfp4;
+mod online;
+mod packed;
 mod scaled;
+mod squeezellm;
 #[cfg(test)]
 mod units;
 
 use kernels::decode::decode;
-use kernels::ops::HostMatrix;
+use kernels::ops::{ALL_COLUMNS, HostMatrix};
 use model_spec::{ConfigError, ConfigFile};
 
 use crate::error::LoadError;
 use crate::weights::{Fetched, Slice, Stored, Tensors, spread};
 
 /// Methods by their `quant_method`, sorted.
-const METHODS: &[(&str, Read)] =
-    &[("awq", awq::read), ("compressed-tensors", compressed_tensors::read), ("fp8", fp8::read), ("mxfp4", mxfp4::read)];
+const METHODS: &[(&str, Read)] = &[
+    ("awq", awq::read),
+    ("bitsandbytes", bitsandbytes::read),
+    ("compressed-tensors", compressed_tensors::read),
+    ("fbgemm_fp8", fbgemm_fp8::read),
+    ("fp8", fp8::read),
+    ("gptq", gptq::read),
+    ("modelopt", modelopt::read),
+    ("mxfp4", mxfp4::read),
+    ("squeezellm", squeezellm::read),
+];
+
+/// Other names that `--quantization` knows, of kernels that vLLM has for a method, and the method.
+const ALIASES: &[(&str, &str)] = &[("awq_marlin", "awq"), ("gptq_marlin", "gptq"), ("modelopt_fp4", "modelopt")];
 
 pub(crate) use gguf::Gguf;
+pub(crate) use online::Online;
 
 /// The method of files whose tensors name their types themselves.
 pub(crate) const GGUF: &str = "gguf";
@@ -94,9 +117,23 @@ pub(crate) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     Ok(Quantized { method: Some(method), ..read(&quantization)? })
 }
 
-/// Fails where `asked`, by `--quantization`, is not how the checkpoint is stored.
-pub(crate) fn check_asked(asked: Option<&str>, found: Option<&'static str>) -> Result<(), LoadError> {
-    let Some(asked) = asked.filter(|asked| Some(*asked) != found) else { return Ok(()) };
+/// `group_size`: columns that share a scale, or [`ALL_COLUMNS`], which is written as -1.
+fn group_size(config: &ConfigFile, default: usize) -> Result<usize, ConfigError> {
+    match config.number_or("group_size", default as f64)? {
+        -1.0 => Ok(ALL_COLUMNS),
+        size if size >= 1.0 && size.fract() == 0.0 => Ok(size as usize),
+        _ => Err(config.unsupported("group_size", "expected a number of columns, or -1 for all")),
+    }
+}
+
+/// Fails where `asked`, by `--quantization`, is neither how the checkpoint is stored nor what its numbers can become
+/// while it loads; which that is, where it is that.
+pub(crate) fn check_asked(asked: Option<&str>, found: Option<&'static str>) -> Result<Option<Online>, LoadError> {
+    if let (Some(online), None) = (asked.and_then(Online::named), found) {
+        return Ok(Some(online));
+    }
+    let method = |asked| ALIASES.iter().find(|(alias, _)| *alias == asked).map_or(asked, |(_, method)| *method);
+    let Some(asked) = asked.filter(|asked| Some(method(*asked)) != found) else { return Ok(None) };
     Err(LoadError::Quantization { asked: asked.to_owned(), found: found.unwrap_or("not quantised") })
 }
 
@@ -123,9 +160,15 @@ mod tests {
             assert!(words.iter().all(|word| message.contains(word)), "{text}: {message}");
         };
         check(
-            r#"{"quant_method": "gptq"}"#,
-            &["quantization_config.quant_method", "gptq", "awq, compressed-tensors, fp8"],
+            r#"{"quant_method": "quip"}"#,
+            &["quantization_config.quant_method", "quip", "awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8"],
         );
+        check(r#"{"quant_method": "gptq", "bits": 5}"#, &["bits", "2, 3, 4 and 8"]);
+        check(r#"{"quant_method": "gptq", "group_size": 0}"#, &["group_size", "-1"]);
+        check(r#"{"quant_method": "gptq", "checkpoint_format": "marlin"}"#, &["checkpoint_format", "gptq_v2"]);
+        check(r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#, &["quant_algo", "FP8 and NVFP4"]);
+        check(r#"{"quant_method": "squeezellm", "wbits": 3}"#, &["wbits", "4 bits"]);
+        check(r#"{"quant_method": "fbgemm_fp8", "activation_scale_ub": 12}"#, &["activation_scale_ub", "1000"]);
         check(r#"{"quant_method": "fp8", "activation_scheme": "odd"}"#, &["activation_scheme", "static", "dynamic"]);
         check(r#"{"quant_method": "fp8", "fmt": "e5m2"}"#, &["fmt", "e4m3"]);
         check(r#"{"quant_method": "fp8", "weight_block_size": [128]}"#, &["weight_block_size"]);
@@ -134,14 +177,16 @@ mod tests {
             &["activation_scheme", "weight_block_size"],
         );
         check(r#"{"quant_method": "awq", "bits": 8}"#, &["bits", "4 bits"]);
-        check(r#"{"quant_method": "awq", "version": "gemv"}"#, &["version", "gemm"]);
+        check(r#"{"quant_method": "awq", "version": "exllama"}"#, &["version", "gemm and gemv"]);
         let group = |weights: &str| {
             format!(
                 r#"{{"quant_method": "compressed-tensors", "config_groups": {{"group_0": {{"targets": ["Linear"],
                 "weights": {weights}}}}}}}"#
             )
         };
-        check(&group(r#"{"type": "int", "num_bits": 4, "strategy": "group"}"#), &["int of 4 bits", "float of 8 bits"]);
+        check(&group(r#"{"type": "int", "num_bits": 3, "strategy": "group"}"#), &["int of 3 bits", "float of 8 bits"]);
+        check(&group(r#"{"type": "int", "num_bits": 4, "strategy": "block"}"#), &["strategy", "channel"]);
+        check(r#"{"quant_method": "compressed-tensors", "format": "marlin-24"}"#, &["format", "sparse"]);
         check(&group(r#"{"type": "float", "num_bits": 8, "strategy": "group"}"#), &["strategy", "channel"]);
     }
 
@@ -150,6 +195,9 @@ mod tests {
         assert!(check_asked(None, Some("fp8")).is_ok() && check_asked(Some("fp8"), Some("fp8")).is_ok());
         let message = check_asked(Some("awq"), Some("fp8")).expect_err("another").to_string();
         assert!(message.contains("awq") && message.contains("fp8"), "{message}");
-        assert!(check_asked(Some("fp8"), None).expect_err("none").to_string().contains("not quantised"));
+        assert!(check_asked(Some("gptq"), None).expect_err("none").to_string().contains("not quantised"));
+        assert!(check_asked(Some("gptq_marlin"), Some("gptq")).expect("an alias").is_none());
+        assert!(check_asked(Some("int4"), Some("gptq")).is_err());
+        assert_eq!(check_asked(Some("fp8"), None).expect("numbers"), Some(Online::Fp8));
     }
 }

@@ -4,28 +4,16 @@ use kernels::e4m3;
 use kernels::ops::{ALL_COLUMNS, DType, InputRounding, WeightFormat};
 
 use super::Quantization;
+use super::input::InputScheme;
 use crate::error::LoadError;
 use crate::weights::{Chunk, Code, Decoding, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
 
 /// How a checkpoint's scales lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ScaledE4m3 {
     /// Rows and columns that share a scale, where scales are of blocks.
     pub block: Option<[usize; 2]>,
     pub input: InputScheme,
-}
-
-/// How a layer's inputs are rounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InputScheme {
-    /// Not at all.
-    None,
-    /// With a scale that is stored.
-    Static,
-    /// Each row with a scale of its own.
-    PerToken,
-    /// So many columns of each row.
-    PerGroup(usize),
 }
 
 /// What the tensor of scales is called after a weight's own name.
@@ -46,9 +34,7 @@ impl Quantization for ScaledE4m3 {
         let Some(found) = self.find(slice, tensors)? else { return Ok(None) };
         let upright = slice.upright();
         let kept = found.kept(&upright)?;
-        if self.input == InputScheme::Static {
-            tensors.scalar(&input_scale(slice))?;
-        }
+        self.input.rounding(slice, tensors)?;
         let bytes = upright.elements() + kept.scales() * 4;
         let format = match is_turned(slice) {
             // Turned around while it is loaded, which scales of rows cannot be.
@@ -73,7 +59,7 @@ impl Quantization for ScaledE4m3 {
         if !scales.iter().all(|scale| scale.is_finite()) {
             return Err(found.scales.invalid("a scale is a finite number"));
         }
-        let input = self.input(slice, tensors)?;
+        let input = self.input.rounding(slice, tensors)?;
         let part = ScaledPart { codes, scales, scale_rows: kept.rows, scale_cols: kept.cols, input };
         Ok(Some(match is_turned(slice) {
             true => {
@@ -99,12 +85,6 @@ fn has_nan(codes: &[u8]) -> bool {
 /// Whether the slice is another way round than what is stored: rows of the one are columns of the other.
 fn is_turned(slice: &Slice) -> bool {
     slice.location.transposed
-}
-
-/// The name of a layer's stored scale of inputs.
-fn input_scale(slice: &Slice) -> String {
-    let stem = slice.location.tensor.strip_suffix("weight").unwrap_or(&slice.location.tensor);
-    format!("{stem}input_scale")
 }
 
 impl ScaledE4m3 {
@@ -142,15 +122,6 @@ impl ScaledE4m3 {
             ([rows] | [rows, 1], None) if *rows == height => Ok((1, ALL_COLUMNS)),
             _ => Err(scales.misshapen(blocks.map_or(vec![height, 1], |blocks| blocks.to_vec()))),
         }
-    }
-
-    fn input(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<InputRounding, LoadError> {
-        Ok(match self.input {
-            InputScheme::None => InputRounding::None,
-            InputScheme::Static => InputRounding::Static(tensors.scalar(&input_scale(slice))?),
-            InputScheme::PerToken => InputRounding::Dynamic { cols: ALL_COLUMNS },
-            InputScheme::PerGroup(cols) => InputRounding::Dynamic { cols },
-        })
     }
 }
 

@@ -38,6 +38,7 @@ fn run(checkpoint: &Checkpoint, slice: Slice, x: &[f32], isa: Isa) -> Vec<f32> {
         as_stored: true,
         rounds_inputs: true,
         threads: 1,
+        online: None,
         progress: &mut |_| {},
         read: 0,
         resident: Resident::default(),
@@ -83,5 +84,6 @@ fn check(name: &str) {
 
 #[test]
 fn inputs_are_rounded_as_recorded() {
-    ["llama-fp8-block", "llama-fp8-dynamic", "llama-fp8-native", "llama-fp8-static"].into_iter().for_each(check);
+    let folders = ["llama-fp8-block", "llama-fp8-dynamic", "llama-fp8-native", "llama-fp8-static"];
+    folders.into_iter().for_each(check);
 }

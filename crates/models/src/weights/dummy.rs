@@ -27,7 +27,7 @@ impl Weights for Dummy {
     }
 
     fn random(&self, slice: &Slice, dtype: DType) -> Option<Random> {
-        (slice.role == Role::Matrix).then(|| self.values(slice, dtype))
+        matches!(slice.role, Role::Matrix | Role::Projection).then(|| self.values(slice, dtype))
     }
 }
 
@@ -41,7 +41,7 @@ impl Dummy {
         match slice.role {
             Role::Scale => narrow(std::iter::repeat_n(1.0, slice.elements()), self.dtype, &mut bytes),
             Role::Shift => narrow(std::iter::repeat_n(0.0, slice.elements()), self.dtype, &mut bytes),
-            Role::Matrix | Role::UnitRows => self.uniform(slice, &mut bytes),
+            Role::Matrix | Role::Projection | Role::UnitRows => self.uniform(slice, &mut bytes),
         }
         Chunk { dtype: self.dtype, bytes: Cow::Owned(bytes) }
     }

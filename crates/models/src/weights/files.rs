@@ -51,6 +51,8 @@ pub(crate) enum Code {
     E4m3,
     /// Bytes.
     U8,
+    /// Bytes with a sign.
+    I8,
     /// Words of four bytes.
     I32,
 }
@@ -62,6 +64,7 @@ impl Element {
             Self::Number(dtype) => dtype.name().to_uppercase(),
             Self::Code(Code::E4m3) => "F8_E4M3".to_owned(),
             Self::Code(Code::U8) => "U8".to_owned(),
+            Self::Code(Code::I8) => "I8".to_owned(),
             Self::Code(Code::I32) => "I32".to_owned(),
             Self::Blocks(kind) => format!("{kind:?}"),
             Self::Unknown(name) => name.clone(),

@@ -22,6 +22,7 @@ use kernels::ops::{DType, NoiseRows};
 
 use crate::error::LoadError;
 
+pub(crate) use cast::narrow;
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
 pub(crate) use files::{Code, Element, Tensor, Tensors};
@@ -29,7 +30,7 @@ pub(crate) use location::{FusedShard, StackedExpert, TensorLocation};
 pub use save::save_random;
 pub(crate) use spread::spread;
 pub(crate) use store::{Loader, Measure, Resident, Store};
-pub(crate) use stored::{BlocksPart, Chunk, Decoding, Fetched, ScaledPart, Stored};
+pub(crate) use stored::{BlocksPart, Chunk, Decoding, Fetched, GroupedPart, ScaledPart, Stored};
 
 /// One weight of a model, whatever its file calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +176,8 @@ pub(crate) struct Slice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Matrix,
+    /// A matrix of attention, an MLP or an expert, which may be quantised while it loads.
+    Projection,
     /// A matrix whose rows are scaled to length one as it is loaded.
     UnitRows,
     /// Multiplies; neutral is 1.

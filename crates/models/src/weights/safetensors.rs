@@ -82,6 +82,7 @@ fn element(dtype: Dtype) -> Element {
         Dtype::BF16 => Element::Number(DType::Bf16),
         Dtype::F8_E4M3 => Element::Code(Code::E4m3),
         Dtype::U8 => Element::Code(Code::U8),
+        Dtype::I8 => Element::Code(Code::I8),
         Dtype::I32 => Element::Code(Code::I32),
         other => Element::Unknown(format!("{other:?}")),
     }

@@ -10,6 +10,7 @@ use kernels::ops::{
 use super::{Chunk, Decoding, Fetched, Random, Role, Slice, Stored, Weights, cast};
 use crate::activations::Buffers;
 use crate::error::LoadError;
+use crate::quant::Online;
 
 /// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by
 /// rows.
@@ -130,6 +131,8 @@ pub(crate) struct Loader<'a> {
     pub rounds_inputs: bool,
     /// How many decode.
     pub threads: usize,
+    /// What numbers become.
+    pub online: Option<Online>,
     /// Told the bytes read so far.
     pub progress: &'a mut dyn FnMut(u64),
     /// Bytes read so far.
@@ -158,12 +161,14 @@ impl<'a> Loader<'a> {
         by: Option<MatrixUse>,
     ) -> Result<Vec<Fetched<'a>>, LoadError> {
         let weights = self.weights;
+        let online = self.online.filter(|online| self.quantizes(*online, stack, by));
         let mut pieces = Vec::with_capacity(stack.len() + 1);
         for slice in stack {
             let fetched = weights.fetch(slice)?;
-            pieces.push(match slice.role {
-                Role::UnitRows => Fetched::Plain(unit_rows(fetched, slice.cols.len(), self.threads)),
-                _ => fetched,
+            pieces.push(match (slice.role, online, fetched) {
+                (_, Some(online), Fetched::Plain(chunk)) => online.quantize(&chunk, slice.cols.len(), self.threads),
+                (Role::UnitRows, _, fetched) => Fetched::Plain(unit_rows(fetched, slice.cols.len(), self.threads)),
+                (_, _, fetched) => fetched,
             });
         }
         self.unify_inputs(&mut pieces, stack, by)?;
@@ -174,6 +179,13 @@ impl<'a> Loader<'a> {
         self.resident.bytes += pieces.iter().map(Fetched::bytes).sum::<u64>();
         self.count(stack)?;
         Ok(pieces)
+    }
+
+    /// Whether numbers of this stack become something else.
+    fn quantizes(&self, online: Online, stack: &[Slice], by: Option<MatrixUse>) -> bool {
+        let Some(by @ (MatrixUse::Linear | MatrixUse::Experts)) = by else { return false };
+        let projections = stack.iter().all(|slice| slice.role == Role::Projection);
+        projections && self.backend.multiplies(online.format(shape(stack, 0).1), by)
     }
 
     /// Whether a device takes these, which are not numbers, as they are.
@@ -317,7 +329,10 @@ fn shape(stack: &[Slice], pad_rows: usize) -> (usize, usize) {
 impl Store for Loader<'_> {
     fn matrix(&mut self, stack: &[Slice], pad_rows: usize, by: MatrixUse) -> Result<Matrix, LoadError> {
         let compute = self.compute;
-        if let Some(matrix) = self.made(stack, pad_rows, |backend, noise| backend.make_matrix(noise, compute))? {
+        let quantizes = self.online.is_some_and(|online| self.quantizes(online, stack, Some(by)));
+        if !quantizes
+            && let Some(matrix) = self.made(stack, pad_rows, |backend, noise| backend.make_matrix(noise, compute))?
+        {
             return Ok(matrix);
         }
         let fetched = self.pieces(stack, pad_rows, Some(by))?;

@@ -29,7 +29,6 @@ impl Stored {
 pub(crate) enum Fetched<'a> {
     Plain(Chunk<'a>),
     Scaled(ScaledPart<'a>),
-    #[allow(dead_code, reason = "methods that give it follow")]
     Grouped(GroupedPart<'a>),
     Blocks(BlocksPart<'a>),
 }

@@ -77,7 +77,7 @@ fn compare(dir: &Path, format: LoadFormat, prompts: &[usize], steps: usize) {
             steps.iter().skip(1).all(|step| step.ran.iter().any(|name| name.contains(kernel)))
         };
         assert!(ran(&got, "whole_step"), "{what}: {:?}", got[1].ran);
-        assert!(ran(&want, "recorded step"), "{what}: {:?}", want[1].ran);
+        assert!(ran(&want, "cuda_graph"), "{what}: {:?}", want[1].ran);
         // Again, and nothing is left over from before.
         let again = sequence.decode(&mut *whole, steps, None);
         for (step, (got, again)) in got.iter().zip(&again).enumerate() {
@@ -99,10 +99,10 @@ fn compare_chosen(dir: &Path, format: LoadFormat, prompt: usize, steps: usize) {
         check_close(&format!("{}, step {step}", dir.display()), &got.logits, &want.logits, 0.03);
     }
     let ran = |kernel: &str| got.iter().skip(1).all(|step| step.ran.iter().any(|name| name.contains(kernel)));
-    assert!(ran("whole_step") || ran("recorded step"), "{:?}", got[1].ran);
+    assert!(ran("whole_step") || ran("cuda_graph"), "{:?}", got[1].ran);
 }
 
-/// Runs `check` where a GPU is to be tested, one at a time: a recording is lost where another backend of the process,
+/// Runs `check` where a GPU is to be tested, one at a time: a capture is lost where another backend of the process,
 /// which has the same context, waits for all of the device.
 fn on_a_gpu(check: impl FnOnce()) {
     static TURN: Mutex<()> = Mutex::new(());

@@ -92,7 +92,7 @@ impl Sequence {
         let first = self.step(model, &last, done, Some(0));
         while let Some(step) = model.next_capture() {
             if step.has_run || step.is_ready {
-                model.capture(step, &mut Solo).expect("a step").expect("a recording");
+                model.capture(step, &mut Solo).expect("a step").expect("a capture");
             }
             // Kernels that are being compiled are waited for here.
             while model.warm_up() {}

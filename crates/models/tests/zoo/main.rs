@@ -81,6 +81,8 @@ const LONG: Case = Case { folder: "phi3-longrope", prompts: 3..4, max_len: None 
 zoo! {
     awq: "llama-awq-int4-g128", BOTH, ranks: [2, 4], refused: [];
     baichuan_13b: "baichuan-13b", BF16, ranks: [], refused: THREE_HEADS;
+    bnb_nf4: "llama-bnb-nf4", BF16, ranks: [2, 4], refused: [];
+    bnb_nf4_double: "llama-bnb-nf4-double", BF16, ranks: [2, 4], refused: [];
     baichuan_7b: "baichuan-7b", BF16, ranks: [], refused: THREE_HEADS;
     bloom: "bloom", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
     chatglm3: "chatglm3", BOTH, ranks: [2, 4], refused: [];
@@ -107,6 +109,10 @@ zoo! {
     gpt_neox: "gpt-neox", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
     gpt_neox_sequential: "gpt-neox-sequential", BOTH, ranks: [2], refused: [];
     gpt_oss: "gpt-oss", BF16, ranks: [2, 4], refused: [];
+    gptq_int4: "llama-gptq-int4-g128", BOTH, ranks: [2, 4], refused: [];
+    gptq_int4_asym: "llama-gptq-int4-g32-asym", BOTH, ranks: [2, 4], refused: [];
+    gptq_int4_desc_act: "llama-gptq-int4-g128-desc-act", BOTH, ranks: [2, 4], refused: [];
+    gptq_int8: "llama-gptq-int8", BOTH, ranks: [2, 4], refused: [];
     gptj: "gptj", BOTH, ranks: [], refused: THREE_HEADS;
     gpt_oss_mxfp4: "gpt-oss-mxfp4", BF16, ranks: [2, 4], refused: [];
     granite: "granite", BF16, ranks: [2], refused: [];
@@ -155,6 +161,10 @@ zoo! {
     smollm3: "smollm3", BF16, ranks: [2], refused: [];
     spec_draft: "spec-draft", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     spec_target: "spec-target", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
+    squeezellm: "llama-squeezellm-int4", BF16, ranks: [2, 4], refused: [];
+    w4a16: "llama-w4a16-g128", BF16, ranks: [2, 4], refused: [];
+    w8a8_int8_dynamic: "llama-w8a8-int8-dynamic", BF16, ranks: [2, 4], refused: [];
+    w8a8_int8_static: "llama-w8a8-int8-static", BF16, ranks: [2, 4], refused: [];
     stablelm: "stablelm", BF16, ranks: [2], refused: [];
     stablelm_2_12b: "stablelm-2-12b", BF16, ranks: [2], refused: [];
     starcoder2: "starcoder2", BF16, ranks: [2], refused: [];

@@ -202,8 +202,8 @@ mod tests {
         let extra = serde_json::from_str(r#"{"top_k": 1}"#).unwrap();
         let prompt = Prompt { content: json!([1]), output_tokens: 5 };
         let body: Value = serde_json::from_slice(&body(&prompt, &args.server, "m", &extra)).unwrap();
-        let expected = json!({"model": "m", "temperature": 0.0, "stream": true, "stream_options": {"include_usage": true},
-            "max_tokens": 5, "prompt": [1], "ignore_eos": true, "top_k": 1});
+        let expected = json!({"model": "m", "temperature": 0.0, "stream": true, "max_tokens": 5, "prompt": [1],
+            "stream_options": {"include_usage": true}, "ignore_eos": true, "top_k": 1});
         assert_eq!(body, expected);
     }
 }

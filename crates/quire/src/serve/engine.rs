@@ -84,8 +84,8 @@ impl Role {
             Self::Scheduler => "look at --max-model-len, --max-num-seqs and --max-num-batched-tokens",
             Self::Tokenizer => "look at MODEL, --tokenizer and --chat-template",
             Self::Worker(_) => {
-                "look at MODEL, --dtype, --load-format, --tensor-parallel-size, --max-model-len, --kv-cache-memory-bytes \
-                 and --gpu-memory-utilization"
+                "look at MODEL, --dtype, --load-format, --tensor-parallel-size, --max-model-len, \
+                 --kv-cache-memory-bytes and --gpu-memory-utilization"
             }
             Self::Gateway(_) => "look at --host, --port, --uds and the --ssl flags",
         }

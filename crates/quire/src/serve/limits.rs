@@ -43,8 +43,8 @@ fn check_step(settings: &Settings) -> anyhow::Result<()> {
 /// CUDA graphs are not both configured and disabled.
 fn check_graphs(settings: &Settings) -> anyhow::Result<()> {
     let asks = |name: &&str| settings.get(name).is_some_and(|value| *value != Value::Bool(false));
-    let of_recordings = ["single-kernel-decode", "cudagraph-capture-sizes", "max-cudagraph-capture-size"];
-    match of_recordings.iter().find(|name| asks(name)).filter(|_| asks(&"enforce-eager")) {
+    let of_captures = ["single-kernel-decode", "cudagraph-capture-sizes", "max-cudagraph-capture-size"];
+    match of_captures.iter().find(|name| asks(name)).filter(|_| asks(&"enforce-eager")) {
         Some(name) => {
             bail!("--{name} configures CUDA graphs, which --enforce-eager disables; drop one of the two")
         }
@@ -75,16 +75,16 @@ mod tests {
 
     #[test]
     fn what_is_recorded_is_not_said_where_nothing_is() {
-        let recordings = |line: &str| {
+        let captures = |line: &str| {
             let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
             check_graphs(&parse(&words).unwrap()).map_err(|error| error.to_string())
         };
         for name in ["--single-kernel-decode", "--cudagraph-capture-sizes 4", "--max-cudagraph-capture-size 8"] {
-            let error = recordings(&format!("--enforce-eager {name}")).unwrap_err();
+            let error = captures(&format!("--enforce-eager {name}")).unwrap_err();
             let flag = name.split(' ').next().unwrap();
             assert!(error.starts_with(flag) && error.contains("--enforce-eager"), "{error}");
-            assert_eq!(recordings(name), Ok(()));
+            assert_eq!(captures(name), Ok(()));
         }
-        assert_eq!(recordings("--enforce-eager --no-single-kernel-decode"), Ok(()));
+        assert_eq!(captures("--enforce-eager --no-single-kernel-decode"), Ok(()));
     }
 }

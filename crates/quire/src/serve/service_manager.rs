@@ -1,5 +1,5 @@
-//! Tells a service manager how far the engine is, as systemd's `Type=notify` wants it: lines in a datagram to the socket
-//! that `NOTIFY_SOCKET` names. A name that begins with `@` is an abstract one.
+//! Tells a service manager how far the engine is, as systemd's `Type=notify` wants it: lines in a datagram to the
+//! socket that `NOTIFY_SOCKET` names. A name that begins with `@` is an abstract one.
 
 use std::{
     ffi::OsStr,

@@ -1,4 +1,5 @@
-//! Hashes for full blocks: chained SHA-256, so that equal hashes mean equal tokens from the prompt's first on, computed in equal ways.
+//! Hashes for full blocks: chained SHA-256, so that equal hashes mean equal tokens from the prompt's first on, computed
+//! in equal ways.
 
 use proto::Media;
 use sha2::{Digest, Sha256};
@@ -20,8 +21,9 @@ pub(crate) struct Identity<'a> {
 
 /// Stands for a full block, all tokens and media before it, and the request's [`Identity`].
 ///
-/// SHA-256 rather than a fast hash, because a tenant who could construct a collision would read another's prompt. What is hashed begins
-/// with a byte that tells roots from children, and says how long each of its parts is: no two different histories are the same bytes.
+/// SHA-256 rather than a fast hash, because a tenant who could construct a collision would read another's prompt. What
+/// is hashed begins with a byte that tells roots from children, and says how long each of its parts is: no two
+/// different histories are the same bytes.
 ///
 /// ```text
 ///  root   0  len model  len adapter  len cache_salt
@@ -59,7 +61,8 @@ impl BlockHash {
         self
     }
 
-    /// The block that continues `self` with these tokens, and with the media whose placeholders lie in it or reach into it.
+    /// The block that continues `self` with these tokens, and with the media whose placeholders lie in it or reach into
+    /// it.
     pub fn child(&self, tokens: impl ExactSizeIterator<Item = u32>, media: &[Media]) -> Self {
         let mut sha = Sha256::new();
         sha.update([CHILD]);
@@ -227,7 +230,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Two blocks have one hash exactly where all that they depend on is equal: nothing with another identity is ever found.
+        /// Two blocks have one hash exactly where all that they depend on is equal: nothing with another identity is
+        /// ever found.
         #[test]
         fn hashes_are_equal_where_everything_is(
             mut a in history(), b in history(), same in 0u8..3, block_size in 1u32..4,

@@ -1,10 +1,10 @@
 //! KV allocation: blocks taken as sequences grow, and given back behind windows.
 //!
-//! Groups without a window have all blocks of a prompt from its start on. Groups with one take theirs chunk by chunk, so
-//! that a long prompt never holds more than its windows and a chunk or two. A sequence that finds no block preempts the
-//! one that is last in the queue's order: a decode any sequence behind it, a chunk any behind it that has no row in this
-//! plan yet. So the first sequence can take everything, which admission made sure is enough. A draft takes free blocks
-//! only.
+//! Groups without a window have all blocks of a prompt from its start on. Groups with one take theirs chunk by chunk,
+//! so that a long prompt never holds more than its windows and a chunk or two. A sequence that finds no block preempts
+//! the one that is last in the queue's order: a decode any sequence behind it, a chunk any behind it that has no row in
+//! this plan yet. So the first sequence can take everything, which admission made sure is enough. A draft takes free
+//! blocks only.
 
 use crate::{
     plan::PlanBuilder,

@@ -72,6 +72,12 @@ pub(crate) struct RowTokens {
     pub drafted: u32,
 }
 
+/// A block whose content becomes another's, too.
+pub(crate) struct CopiedBlock {
+    pub from: BlockId,
+    pub to: BlockId,
+}
+
 impl PlanBuilder {
     /// The next entry of a group's table in `slot`.
     pub fn new_block(&mut self, slot: SlotId, group: u32, block: BlockId) {
@@ -83,7 +89,7 @@ impl PlanBuilder {
     }
 
     /// Entry `at` of a group's table in `slot` becomes a copy of the block that it was.
-    pub fn replace(&mut self, slot: SlotId, group: u32, at: u32, (from, to): (BlockId, BlockId)) {
+    pub fn replace(&mut self, slot: SlotId, group: u32, at: u32, CopiedBlock { from, to }: CopiedBlock) {
         self.plan.copy_from.push(from.0);
         self.plan.copy_to.push(to.0);
         self.plan.replace_slot.push(slot.0);

@@ -5,8 +5,8 @@
 
 use crate::{
     blocks::hash::BlockHash,
-    plan::PlanBuilder,
     plan::scratch::Scratch,
+    plan::{CopiedBlock, PlanBuilder},
     requests::{
         request::Task,
         sequence::{Sequence, Status},
@@ -249,7 +249,7 @@ impl Scheduler {
             // The source stays intact until the copy ran: its other holder keeps it, and rows run after copies.
             self.pool.release(shared);
             table.replace(at, own);
-            builder.replace(sequence.slot, group as u32, at, (shared, own));
+            builder.replace(sequence.slot, group as u32, at, CopiedBlock { from: shared, to: own });
         }
     }
 }

@@ -43,7 +43,8 @@ impl Context {
         Self { salt, adapter, media: media.collect() }
     }
 
-    /// Keys and values before position 0. Tenants and adapters differ, so that a block shared between them is a wrong one.
+    /// Keys and values before position 0. Tenants and adapters differ, so that a block shared between them is a wrong
+    /// one.
     fn root(&self) -> u64 {
         let tenant = self.salt.bytes().fold(7, |state, byte| mix(state ^ u64::from(byte)));
         self.adapter.bytes().fold(mix(tenant), |state, byte| mix(state ^ u64::from(byte)))

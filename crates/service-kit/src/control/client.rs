@@ -9,6 +9,9 @@ use tonic::transport::{Channel, Endpoint};
 /// Deadline of a control call, unless the call says otherwise: short, because people and probes wait for it.
 const DEADLINE: Duration = Duration::from_secs(2);
 
+/// How long a process may take to hand over its profile: a worker waits for its device.
+const PROFILE_DEADLINE: Duration = Duration::from_secs(60);
+
 /// A lazily connected, reconnecting gRPC channel to a control address.
 pub fn channel(address: &Address) -> Result<Channel, tonic::transport::Error> {
     let uri = match address {
@@ -27,7 +30,7 @@ pub struct ControlClient {
 impl ControlClient {
     /// Connects at the first call, and again whenever the process is back.
     pub fn new(address: &Address) -> Result<Self, tonic::transport::Error> {
-        // Metrics texts of busy processes are large.
+        // Metrics texts and profiles of busy processes are large.
         Ok(Self { grpc: GrpcClient::new(channel(address)?).max_decoding_message_size(64 << 20) })
     }
 
@@ -63,6 +66,18 @@ impl ControlClient {
     pub async fn abort(&self, request_id: &str) -> Result<bool, tonic::Status> {
         let request = proto::AbortRequestRequest { request_id: request_id.to_owned() };
         Ok(self.grpc.clone().abort_request(timed(request)).await?.into_inner().found)
+    }
+
+    /// Begins a profile.
+    pub async fn start_profile(&self, request: proto::StartProfileRequest) -> Result<(), tonic::Status> {
+        self.grpc.clone().start_profile(timed(request)).await.map(drop)
+    }
+
+    /// Ends it; what was recorded.
+    pub async fn stop_profile(&self) -> Result<proto::StopProfileReply, tonic::Status> {
+        let mut request = tonic::Request::new(proto::StopProfileRequest {});
+        request.set_timeout(PROFILE_DEADLINE);
+        Ok(self.grpc.clone().stop_profile(request).await?.into_inner())
     }
 
     /// Forgets all cached prefixes (scheduler only).

@@ -9,7 +9,10 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::{Request, Response, Status as GrpcStatus, service::Routes, transport::Server};
 use tonic_health::ServingStatus;
 
-use crate::{Process, Readiness, VERSION};
+use crate::{
+    Process, Readiness, VERSION,
+    profile::{Recorded, Steps},
+};
 
 /// The name under which the health service says that the process answers at all, ready or not: what liveness probes
 /// ask.
@@ -36,6 +39,11 @@ pub trait Handler: Send + Sync + 'static {
     /// Forgets all cached prefixes.
     async fn reset_prefix_cache(&self) -> Result<(), GrpcStatus> {
         Err(GrpcStatus::unimplemented("this process has no prefix cache"))
+    }
+
+    /// A profile has ended: what there is beside the process's own spans.
+    async fn stop_profile(&self) -> Recorded {
+        Recorded::default()
     }
 
     /// Brings gauges up to date just before metrics are read.
@@ -230,5 +238,24 @@ impl Control for Answers {
     ) -> Answer<proto::ResetPrefixCacheReply> {
         self.handler.reset_prefix_cache().await?;
         Ok(Response::new(proto::ResetPrefixCacheReply {}))
+    }
+
+    async fn start_profile(&self, request: Request<proto::StartProfileRequest>) -> Answer<proto::StartProfileReply> {
+        let proto::StartProfileRequest { delay_steps, max_steps } = request.into_inner();
+        self.process.profile.start(Steps { delay: delay_steps, most: max_steps });
+        Ok(Response::new(proto::StartProfileReply {}))
+    }
+
+    async fn stop_profile(&self, _: Request<proto::StopProfileRequest>) -> Answer<proto::StopProfileReply> {
+        // First, so that no step begins another one.
+        let Recorded { mut spans, dropped } = self.process.profile.stop();
+        let beside = self.handler.stop_profile().await;
+        spans.extend(beside.spans);
+        Ok(Response::new(proto::StopProfileReply {
+            service: self.process.status.service().into(),
+            pid: std::process::id(),
+            spans,
+            dropped: dropped + beside.dropped,
+        }))
     }
 }

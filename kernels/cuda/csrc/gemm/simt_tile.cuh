@@ -1,12 +1,13 @@
-// A tile of out = x w^T in f32, on no tensor core: for every type and shape. A block makes 64 x 64 of it, a thread 4 x 4.
+// A tile of out = x w^T in f32, on no tensor core: for every type and shape. A block makes 64 x 64 of it, a thread
+// 4 x 4.
 // Each element adds up its k products one after the other, so a row's bits do not depend on the rows beside it.
 #pragma once
 #include "quire.cuh"
 
 constexpr u32 SIMT_TILE = 64, SIMT_STEP = 16, SIMT_EACH = 4;
 
-// `weight(col, at)`: the number that x's column `at` is multiplied by for column `col` of the result. `keep(row, col, sum)`
-// gets each element of the block's tile once.
+// `weight(col, at)`: the number that x's column `at` is multiplied by for column `col` of the result.
+// `keep(row, col, sum)` gets each element of the block's tile once.
 template <typename X, typename Weight, typename Keep>
 DEVICE void simt_tile(const X* x, u32 rows, u32 n, u32 k, Weight weight, Keep keep) {
     __shared__ f32 xs[SIMT_STEP][SIMT_TILE + 4], ws[SIMT_STEP][SIMT_TILE + 4];

@@ -27,7 +27,7 @@ impl CudaBackend {
         self.pass.begin_step(if alone { Kept::Step } else { Kept::Nothing });
     }
 
-    /// Ends a step with the choice of its tokens, of which a recording has none.
+    /// Ends a step with the choice of its tokens, of which a capture has none.
     pub(crate) fn sample_tokens(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.device.bind();
         self.flush_for(logits);
@@ -36,7 +36,7 @@ impl CudaBackend {
         let count = if owner.is_some() { self.batch.rows() } else { rows.len() };
         let logits = (count > 0).then(|| self.acts.view(logits));
         if self.device.is_capturing() {
-            // How tokens are drawn differs from step to step, and with it what is launched: that follows a recording.
+            // How tokens are drawn differs from step to step, and with it what is launched: that follows a capture.
             self.captured_logits = logits;
             return Ticket(u64::MAX);
         }

@@ -1,4 +1,5 @@
-//! The device as operations use it: memory, copies, recordings, and the first fault, after which nothing runs any more.
+//! The device as operations use it: memory, copies, CUDA graphs, and the first fault, after which nothing runs any
+//! more.
 
 mod launch;
 mod launches;
@@ -171,7 +172,7 @@ impl Device {
 
     /// Queues a captured step.
     pub(crate) fn launch_graph(&mut self, graph: &Graph) {
-        self.queue(|| "recorded step".to_owned(), |_| graph.launch());
+        self.queue(|| "cuda_graph".to_owned(), |_| graph.launch());
     }
 
     /// From here on, what is queued is timed.

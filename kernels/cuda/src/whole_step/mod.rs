@@ -1,5 +1,5 @@
 //! A decode step of one row as one kernel (kernels/cuda/csrc/whole_step/whole_step.cu), which takes the place of a
-//! recorded step's graph where it is faster.
+//! captured step's graph where it is faster.
 
 mod phase;
 mod plan;

@@ -60,6 +60,8 @@ pub(crate) struct Reasoning {
     pub(crate) prefix: &'static str,
     /// Markers behind which the answer stands, where they are others than `close`.
     pub(crate) answer: &'static [&'static str],
+    /// Markers behind which the name of a call stands, where a call is an answer of its own.
+    pub(crate) call: &'static [&'static str],
     /// The format is read as a whole, calls and content too.
     pub(crate) whole: Option<Whole>,
 }

@@ -34,7 +34,7 @@ pub(super) fn glimmer_tools(tools: &Arc<Tools>) -> Box<dyn Shape> {
     GLIMMER.shape(true, tools)
 }
 
-/// Messages of Muse Spark to itself or to nobody.
+/// Messages of Muse Spark to itself or without a recipient.
 pub(super) const SPARK_REASONING: Reasoning =
     Reasoning { open: &[], close: &[], whole: Some(|calls, tools| SPARK.shape(calls, tools)), ..Reasoning::THINK };
 

@@ -32,6 +32,7 @@ pub(super) const REASONING: Reasoning = Reasoning {
     open: &[],
     close: &[],
     answer: &["<|channel|>final<|message|>"],
+    call: &["<|channel|>commentary to=functions."],
     whole: Some(|calls, tools| HARMONY.shape(calls, tools)),
     ..Reasoning::THINK
 };

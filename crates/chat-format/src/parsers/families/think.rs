@@ -14,6 +14,7 @@ impl Reasoning {
         headers: &[],
         prefix: "",
         answer: &[],
+        call: &[],
         whole: None,
     };
 }

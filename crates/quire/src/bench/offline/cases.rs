@@ -25,7 +25,7 @@ struct Case {
     prompts: Vec<(u32, u32)>,
     #[serde(default = "once")]
     runs: usize,
-    /// Seconds to leave the engine alone first, for what it does beside serving (recording steps): that belongs to no
+    /// Seconds to leave the engine alone first, for what it does beside serving (capturing graphs): that belongs to no
     /// figure.
     #[serde(default)]
     idle_s: f64,
@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn a_line_is_a_case() {
-        let cases = read_text("{\"name\": \"a\", \"prompts\": [[4, 2], [9, 1]], \"runs\": 3}\n\n{\"name\": \"b\", \"prompts\": [[1, 1]]}\n").unwrap();
+        let first = "{\"name\": \"a\", \"prompts\": [[4, 2], [9, 1]], \"runs\": 3}\n\n";
+        let cases = read_text(&format!("{first}{{\"name\": \"b\", \"prompts\": [[1, 1]]}}\n")).unwrap();
         let expected = [("a", vec![(4, 2), (9, 1)], 3), ("b", vec![(1, 1)], 1)];
         let expected = expected.map(|(name, prompts, runs)| Case { name: name.to_owned(), prompts, runs, idle_s: 0.0 });
         assert_eq!(cases, expected);

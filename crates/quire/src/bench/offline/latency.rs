@@ -3,7 +3,7 @@
 use anyhow::Context;
 use serde_json::json;
 
-use super::{Stage, flags::LatencyArgs, prompts, sampling, save};
+use super::{RequestLengths, Stage, flags::LatencyArgs, prompts, sampling, save};
 use crate::{
     bench::statistics::Distribution,
     serve::offline::{Generated, Offline},
@@ -15,9 +15,10 @@ pub(super) async fn run(args: &LatencyArgs, stage: Stage<'_>) -> anyhow::Result<
     let shutdown = &stage.process.shutdown;
     let Some(mut engine) = Offline::start(stage.settings, stage.environment, shutdown).await? else { return Ok(()) };
     let sampling = sampling(args.temperature);
+    let lengths = RequestLengths { input: args.input_len, output: args.output_len };
     let mut rounds = Vec::new();
     for round in 0..args.num_iters_warmup + args.num_iters {
-        let requests = prompts(args.batch_size, (args.input_len, args.output_len), engine.vocab_size, round as u64);
+        let requests = prompts(args.batch_size, lengths, engine.vocab_size, round as u64);
         let generating = shutdown.run_until_cancelled(engine.generate(&requests, &sampling));
         let Some(generated) = generating.await else { return engine.end().await };
         if round >= args.num_iters_warmup {

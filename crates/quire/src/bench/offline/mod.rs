@@ -68,8 +68,16 @@ fn sampling(temperature: f32) -> Sampling {
     Sampling { temperature, top_p: 1.0, repetition_penalty: 1.0, ignore_eos: true, ..Sampling::default() }
 }
 
+/// How long prompts and answers are.
+#[derive(Clone, Copy)]
+struct RequestLengths {
+    input: Lengths,
+    output: Lengths,
+}
+
 /// Random prompts: other ones for another seed.
-fn prompts(count: usize, (input, output): (Lengths, Lengths), vocab_size: u32, seed: u64) -> Vec<Request> {
+fn prompts(count: usize, lengths: RequestLengths, vocab_size: u32, seed: u64) -> Vec<Request> {
+    let RequestLengths { input, output } = lengths;
     let mut random = StdRng::seed_from_u64(seed);
     let one = |_| {
         let len = random.random_range(input.least..=input.most);
@@ -97,7 +105,7 @@ mod tests {
 
     #[test]
     fn prompts_repeat_with_their_seed_and_keep_their_lengths() {
-        let lengths = (Lengths { least: 3, most: 9 }, Lengths { least: 2, most: 2 });
+        let lengths = RequestLengths { input: Lengths { least: 3, most: 9 }, output: Lengths { least: 2, most: 2 } };
         let make = |seed| prompts(40, lengths, 512, seed).into_iter().map(|p| p.prompt).collect::<Vec<_>>();
         assert_eq!(make(1), make(1));
         assert_ne!(make(1), make(2));

@@ -55,6 +55,9 @@ fn table(title: &str, timings: &[kernels::ops::Timing]) -> Value {
             micros / *count as f64
         );
     }
-    let line = |Share { name, count, micros }: &Share| json!({"kernel": name, "count": count, "us": micros, "percent": percent(*micros)});
+    let line = |share: &Share| {
+        let percent = percent(share.micros);
+        json!({"kernel": share.name, "count": share.count, "us": share.micros, "percent": percent})
+    };
     json!({"us": all, "kernels": shares.iter().map(line).collect::<Vec<_>>()})
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::{
-    Stage,
+    RequestLengths, Stage,
     flags::{Lengths, StartupArgs},
     prompts, sampling, save,
 };
@@ -33,8 +33,8 @@ async fn one(stage: Stage<'_>) -> anyhow::Result<Option<(f64, f64)>> {
     let started = Offline::start(stage.settings, stage.environment, &stage.process.shutdown).await?;
     let Some(mut engine) = started else { return Ok(None) };
     let ready = start.elapsed().as_secs_f64();
-    let one = Lengths { least: 1, most: 1 };
-    let requests = prompts(1, (Lengths { least: 8, most: 8 }, one), engine.vocab_size, 0);
+    let lengths = RequestLengths { input: Lengths { least: 8, most: 8 }, output: Lengths { least: 1, most: 1 } };
+    let requests = prompts(1, lengths, engine.vocab_size, 0);
     engine.generate(&requests, &sampling(0.0)).await?;
     let first_token = start.elapsed().as_secs_f64();
     engine.end().await?;

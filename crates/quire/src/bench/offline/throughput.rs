@@ -2,13 +2,14 @@
 
 use serde_json::json;
 
-use super::{Stage, flags::ThroughputArgs, prompts, sampling, save};
+use super::{RequestLengths, Stage, flags::ThroughputArgs, prompts, sampling, save};
 use crate::serve::offline::Offline;
 
 pub(super) async fn run(args: &ThroughputArgs, stage: Stage<'_>) -> anyhow::Result<()> {
     let shutdown = &stage.process.shutdown;
     let Some(mut engine) = Offline::start(stage.settings, stage.environment, shutdown).await? else { return Ok(()) };
-    let (sampling, lengths) = (sampling(args.temperature), (args.input_len, args.output_len));
+    let sampling = sampling(args.temperature);
+    let lengths = RequestLengths { input: args.input_len, output: args.output_len };
     let warm_up = prompts(args.num_warmups, lengths, engine.vocab_size, 1);
     let requests = prompts(args.num_prompts, lengths, engine.vocab_size, 0);
     let generating = async {

@@ -4,7 +4,10 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
     /// No such flag here or in vLLM.
-    #[error("{at}: there is no flag --{name}{}", nearest.map_or(String::new(), |near| format!("; did you mean --{near}?")))]
+    #[error(
+        "{at}: there is no flag --{name}{}",
+        nearest.map_or(String::new(), |near| format!("; did you mean --{near}?"))
+    )]
     Unknown {
         /// Where it was given.
         at: Source,

@@ -134,6 +134,7 @@ pub(super) const TOPICS: &[Topic] = &[
             to(GATEWAY, "max-stored-response-bytes"),
             to(GATEWAY, "max-stored-responses"),
             used(GATEWAY, "port"),
+            to(GATEWAY, "profiler-config"),
             to(GATEWAY, "root-path"),
             to(GATEWAY, "server-dev-mode"),
             to(GATEWAY, "shutdown-timeout"),

@@ -67,7 +67,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("attention-backend", Only(&["auto"]), "the attention kernel is selected by device and shape"),
     flag("calculate-kv-scales", Off, "an 8-bit KV cache uses the checkpoint's scales, or 1"),
     flag("code-revision", AnyValue, MODEL_CODE),
-    flag("collect-detailed-traces", Only(&[]), "use --otlp-traces-endpoint, or quire bench latency --profile"),
+    flag("collect-detailed-traces", Only(&[]), "use --otlp-traces-endpoint, or --profiler-config"),
     Unsupported {
         aliases: &["-cc"],
         ..flag("compilation-config", Only(&["{}", "0"]), "use --cudagraph-capture-sizes or --enforce-eager")
@@ -116,6 +116,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("headless", Off, "run `quire worker --scheduler grpc://…` by hand"),
     flag("hf-config-path", Only(&[]), "config.json lies in the model's folder"),
     flag("hf-overrides", Only(&["{}"]), "edit config.json in a copy of the folder"),
+    flag("ignore-patterns", AnyValue, "only files that are read are downloaded"),
     flag("kv-cache-metrics", Off, "KV cache usage and prefix cache hits are in /metrics"),
     flag("kv-events-config", Only(&[]), "KV cache events are not published"),
     flag("kv-offloading-backend", Moot(&["native", "lmcache"]), "--kv-offloading-size is 0"),
@@ -166,7 +167,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("preemption-mode", Only(&["recompute"]), OFFLOAD),
     flag("prefill-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
     flag("prefix-caching-hash-algo", Only(&["sha256"]), "a weaker hash would let prompts collide on purpose"),
-    flag("profiler-config", Only(&["{}"]), "use quire bench latency --profile"),
+    flag("reasoning-config", Only(&["{}"]), "use --reasoning-parser: it knows where reasoning begins and ends"),
     flag("rope-scaling", Only(&[]), "edit config.json in a copy of the folder"),
     flag("rope-theta", Only(&[]), "edit config.json in a copy of the folder"),
     flag("runner", Only(&["auto", "generate"]), "models generate text; pooling is not served"),

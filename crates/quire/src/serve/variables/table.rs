@@ -38,6 +38,7 @@ pub(super) const GROUPS: &[Group] = &[
     Group { fate: Flag("log-level"), names: &["VLLM_LOGGING_LEVEL"] },
     Group { fate: Flag("max-body-bytes"), names: &["VLLM_HTTP_MAX_REQUEST_BODY_SIZE"] },
     Group { fate: Flag("enable-log-outputs"), names: &["VLLM_DEBUG_LOG_API_SERVER_RESPONSE"] },
+    Group { fate: Flag("profiler-config"), names: &["VLLM_TORCH_PROFILER_DIR"] },
     Group { fate: Flag("step-timeout"), names: &["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] },
     Group {
         fate: Read("folder in which the built-in model is laid out; default: `quire` in the user's cache folder"),
@@ -151,7 +152,6 @@ pub(super) const GROUPS: &[Group] = &[
     Group { fate: Refused(&["0"], REPLICAS), names: &["VLLM_DP_RANK"] },
     Group { fate: Refused(&["false", "0"], "use /v1/chat/completions"), names: &["VLLM_ENABLE_COHERE_API"] },
     Group { fate: Refused(&[], "clients run the tools"), names: &["VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS"] },
-    Group { fate: Refused(&[], "use quire bench latency --profile"), names: &["VLLM_TORCH_PROFILER_DIR"] },
     Group { fate: Refused(&["auto"], "use --load-format"), names: &["VLLM_TEST_FORCE_LOAD_FORMAT"] },
     Group {
         fate: Moot(

@@ -113,7 +113,8 @@ fn the_command_line_wins_over_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.yaml");
     let text = "model: org/name\nport: 9000\nmax_num_seqs: 7\nenable-prefix-caching: false\n\
-                served-model-name: [a, b]\noverride-generation-config: {top_k: 3}\nhost: null\npipeline-parallel-size: 1\n";
+                served-model-name: [a, b]\noverride-generation-config: {top_k: 3}\nhost: null\n\
+                pipeline-parallel-size: 1\n";
     std::fs::write(&path, text).unwrap();
     let settings = parsed(&format!("--port 1 --config {}", path.display())).unwrap();
     assert_eq!((settings.text("port"), settings.text("model")), (Some("1"), Some("org/name")));

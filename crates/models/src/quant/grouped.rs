@@ -1,0 +1,342 @@
+//! What all methods share that store codes in groups of columns: which codes, scales and zero points a slice needs, and
+//! in what order.
+//!
+//! A method finds the tensors that stand for a weight and says how to read a row of codes, a scale and a zero point of
+//! the whole matrix ([`CodeMatrix`]). Slices of tensor-parallel ranks, fused rows, stacked experts, and columns whose
+//! groups are not in order (GPTQ's `desc_act`) are cut out here.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use kernels::ops::{
+    ALL_COLUMNS, CodeBits, ColumnOrder, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding,
+    Levels, WeightFormat, Zeros,
+};
+
+use super::{Quantization, decode_slice};
+use crate::error::LoadError;
+use crate::weights::{Chunk, Fetched, GroupedPart, Slice, Stored, Tensors, narrow, spread};
+
+/// A method whose weights are codes in groups of columns.
+pub(super) trait GroupedMethod: Send + Sync {
+    /// The tensors that stand for a slice, checked for types and shapes; absent where it is stored as plain numbers.
+    fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<CodeMatrix<'a>>, LoadError>;
+    /// See [`Quantization::is_decoded`].
+    fn is_decoded(&self) -> bool {
+        false
+    }
+}
+
+/// The method as one of all.
+pub(super) struct Grouped<M>(pub M);
+
+/// Reads something of a group of a row.
+pub(super) type OfGroup<'a, T> = Box<dyn Fn(usize, usize) -> T + Sync + 'a>;
+
+/// Reads the codes of some columns of a row.
+pub(super) type ReadCodes<'a> = Box<dyn Fn(usize, Range<usize>, &mut [u8]) + Sync + 'a>;
+
+/// A stored matrix `[output features, input features]`, whole, and how to read it.
+pub(super) struct CodeMatrix<'a> {
+    pub shape: [usize; 2],
+    pub bits: CodeBits,
+    /// Columns that share a scale, or [`ALL_COLUMNS`].
+    pub group: usize,
+    /// What scales are stored in, or may be without loss.
+    pub scale_type: DType,
+    /// Writes the codes of some columns of a row, one a byte.
+    pub codes: ReadCodes<'a>,
+    pub scale: OfGroup<'a, f32>,
+    pub meaning: Meaning<'a>,
+    /// The group of each column, where they are not in order.
+    pub groups: Option<Vec<u32>>,
+    pub input: InputRounding,
+    /// Rows are output features also where the plain weight would lie the other way round.
+    pub upright: bool,
+}
+
+/// What codes mean before they are multiplied by their scales.
+pub(super) enum Meaning<'a> {
+    /// Integers with the middle as zero.
+    Symmetric,
+    /// Integers with a zero point for each group.
+    Zeros(OfGroup<'a, u8>),
+    /// One of these.
+    Levels([f32; 16]),
+    /// One of the row's own.
+    RowLevels(Box<dyn Fn(usize) -> [f32; 16] + Sync + 'a>),
+}
+
+impl<M: GroupedMethod> Quantization for Grouped<M> {
+    fn check(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<Option<Stored>, LoadError> {
+        Ok(self.0.find(slice, tensors)?.map(|matrix| matrix.stored(slice)))
+    }
+
+    fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError> {
+        Ok(self.0.find(slice, tensors)?.map(|matrix| matrix.fetch(slice, tensors.threads)))
+    }
+
+    fn is_decoded(&self) -> bool {
+        self.0.is_decoded()
+    }
+}
+
+/// The columns that a slice needs, in the order in which their groups follow each other.
+struct Columns {
+    /// Columns of the whole matrix; absent: the slice's, in order.
+    order: Option<Vec<usize>>,
+    /// Of the whole matrix.
+    groups: Range<usize>,
+    /// Columns of the slice that share a scale, or [`ALL_COLUMNS`].
+    size: usize,
+}
+
+impl CodeMatrix<'_> {
+    /// How the slice is stored.
+    pub(super) fn stored(&self, slice: &Slice) -> Stored {
+        let slice = &self.lying(slice);
+        let Some(columns) = self.columns(slice) else { return Stored::plain(DType::F32, slice.elements()) };
+        let (rows, format) = (slice.rows.len(), self.format(&columns));
+        let zeros = usize::from(format.levels == Levels::Integers(Zeros::Stored));
+        let levels = if format.levels == Levels::Rows { rows * 16 * 4 } else { 0 };
+        let scales = rows * columns.groups.len() * (format.scales.size() + zeros);
+        let bytes = rows * format.bits.row_bytes(slice.cols.len()) + scales + levels;
+        // Scales of the inputs are read with the slice.
+        let format = GroupedFormat { input: InputRounding::None, ..format };
+        Stored { format: WeightFormat::Grouped(format), bytes: bytes as u64 }
+    }
+
+    pub(super) fn fetch<'b>(&self, slice: &Slice, threads: usize) -> Fetched<'b> {
+        let slice = &self.lying(slice);
+        match self.columns(slice) {
+            Some(columns) => Fetched::Grouped(self.part(slice, &columns, threads)),
+            None => {
+                let bytes = Cow::Owned(self.decode(slice, threads));
+                Fetched::Plain(Chunk { dtype: DType::F32, bytes })
+            }
+        }
+    }
+
+    /// The slice as it lies in the matrix.
+    fn lying(&self, slice: &Slice) -> Slice {
+        let mut slice = slice.clone();
+        slice.location.transposed &= !self.upright;
+        slice
+    }
+
+    /// Absent where the slice lies the other way round, or cuts groups so that they are not alike any more; then it is
+    /// decoded.
+    fn columns(&self, slice: &Slice) -> Option<Columns> {
+        if slice.location.transposed {
+            return None;
+        }
+        let cols = slice.cols.clone();
+        match &self.groups {
+            Some(groups) => ordered(groups, cols, self.group),
+            None => {
+                let (groups, size) = in_order(cols, self.group)?;
+                Some(Columns { order: None, groups, size })
+            }
+        }
+    }
+
+    fn format(&self, columns: &Columns) -> GroupedFormat {
+        GroupedFormat {
+            bits: self.bits,
+            group: columns.size,
+            scales: self.scale_type,
+            levels: match &self.meaning {
+                Meaning::Symmetric => Levels::Integers(Zeros::Middle),
+                Meaning::Zeros(_) => Levels::Integers(Zeros::Stored),
+                Meaning::Levels(levels) => Levels::Shared(*levels),
+                Meaning::RowLevels(_) => Levels::Rows,
+            },
+            order: if columns.order.is_some() { ColumnOrder::Permuted } else { ColumnOrder::InOrder },
+            input: self.input,
+        }
+    }
+
+    /// The slice in its stored format.
+    fn part(&self, slice: &Slice, columns: &Columns, threads: usize) -> GroupedPart<'static> {
+        let location = &slice.location;
+        let first_row = location.stack.map_or(0, |stack| stack.index * (self.shape[0] / stack.count));
+        let row_of = |row: usize| first_row + location.rows.stored(slice.rows.start + row);
+        let (rows, format) = (slice.rows.len(), self.format(columns));
+        let row_bytes = format.bits.row_bytes(slice.cols.len());
+        let mut codes = vec![0; rows * row_bytes];
+        spread(&mut codes, row_bytes.max(1), threads, |first, part| {
+            let mut row_codes = vec![0; self.shape[1]];
+            for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+                self.pack_row(row_of(first + row), &slice.cols, columns, &mut row_codes, out);
+            }
+        });
+        let pairs = || (0..rows).flat_map(|row| columns.groups.clone().map(move |group| (row, group)));
+        let mut scales = Vec::with_capacity(rows * columns.groups.len() * format.scales.size());
+        narrow(pairs().map(|(row, group)| (self.scale)(row_of(row), group)), format.scales, &mut scales);
+        let (mut zeros, mut row_levels) = (Vec::new(), Vec::new());
+        match &self.meaning {
+            Meaning::Zeros(zero) => zeros.extend(pairs().map(|(row, group)| zero(row_of(row), group))),
+            Meaning::RowLevels(levels) => row_levels.extend((0..rows).flat_map(|row| levels(row_of(row)))),
+            Meaning::Symmetric | Meaning::Levels(_) => {}
+        }
+        let start = slice.cols.start;
+        let order = columns.order.iter().flatten().map(|column| (column - start) as u32).collect();
+        GroupedPart { format, codes: Cow::Owned(codes), scales, zeros, row_levels, columns: order }
+    }
+
+    /// Writes the codes of a row as devices take them; `room` holds a row of the whole matrix.
+    fn pack_row(&self, row: usize, cols: &Range<usize>, columns: &Columns, room: &mut [u8], out: &mut [u8]) {
+        let width = cols.len();
+        let codes: &mut [u8] = match &columns.order {
+            None => {
+                (self.codes)(row, cols.clone(), &mut room[..width]);
+                &mut room[..width]
+            }
+            Some(order) => {
+                (self.codes)(row, 0..self.shape[1], room);
+                let ordered: Vec<u8> = order.iter().map(|column| room[*column]).collect();
+                room[..width].copy_from_slice(&ordered);
+                &mut room[..width]
+            }
+        };
+        match self.bits {
+            CodeBits::Eight => out.copy_from_slice(codes),
+            CodeBits::Four => {
+                for (out, pair) in out.iter_mut().zip(codes.chunks(2)) {
+                    *out = pair[0] | pair.get(1).copied().unwrap_or(0) << 4;
+                }
+            }
+        }
+    }
+
+    /// The slice as f32, decoded of the whole matrix.
+    pub(super) fn decode(&self, slice: &Slice, threads: usize) -> Vec<u8> {
+        let [rows, cols] = self.shape;
+        let all = Columns { order: None, groups: 0..self.group_count(), size: self.group };
+        let whole = Slice { rows: 0..rows, cols: 0..cols, ..slice.clone() };
+        let whole = Slice { shape: vec![rows, cols], location: String::new().into(), ..whole };
+        match &self.groups {
+            None => self.decode_part(&self.part(&whole, &all, threads), slice, threads),
+            Some(groups) => {
+                // In groups of one column, the scales lie where the columns do.
+                let each = CodeMatrix {
+                    shape: self.shape,
+                    bits: self.bits,
+                    group: 1,
+                    scale_type: self.scale_type,
+                    codes: Box::new(|row, cols, out| (self.codes)(row, cols, out)),
+                    scale: Box::new(|row, column| (self.scale)(row, groups[column] as usize)),
+                    meaning: match &self.meaning {
+                        Meaning::Symmetric => Meaning::Symmetric,
+                        Meaning::Zeros(zero) => {
+                            Meaning::Zeros(Box::new(|row, column| zero(row, groups[column] as usize)))
+                        }
+                        Meaning::Levels(levels) => Meaning::Levels(*levels),
+                        Meaning::RowLevels(levels) => Meaning::RowLevels(Box::new(levels)),
+                    },
+                    groups: None,
+                    input: InputRounding::None,
+                    upright: false,
+                };
+                each.decode(slice, threads)
+            }
+        }
+    }
+
+    fn decode_part(&self, part: &GroupedPart<'_>, slice: &Slice, threads: usize) -> Vec<u8> {
+        let GroupedPart { format, codes, scales, zeros, row_levels, columns } = part;
+        let codes = GroupedCodes { format: *format, codes, scales, zeros, row_levels, columns };
+        let [rows, cols] = self.shape;
+        decode_slice(&HostMatrix { rows, cols, encoding: Encoding::Grouped(codes) }, slice, threads)
+    }
+
+    fn group_count(&self) -> usize {
+        if self.group == ALL_COLUMNS { 1 } else { self.shape[1].div_ceil(self.group) }
+    }
+}
+
+/// The groups of columns in order, and how many columns of the range share one; absent where a group would be cut at
+/// its beginning.
+fn in_order(cols: Range<usize>, group: usize) -> Option<(Range<usize>, usize)> {
+    if group == ALL_COLUMNS || cols.is_empty() {
+        return Some((0..1, ALL_COLUMNS));
+    }
+    let (first, last) = (cols.start / group, (cols.end - 1) / group);
+    if first == last {
+        return Some((first..first + 1, ALL_COLUMNS));
+    }
+    cols.start.is_multiple_of(group).then_some((first..last + 1, group))
+}
+
+/// The same of columns whose groups are in no order: sorted by group, where that gives groups of one size, the last
+/// perhaps short.
+fn ordered(groups: &[u32], cols: Range<usize>, group: usize) -> Option<Columns> {
+    let mut order: Vec<usize> = cols.collect();
+    order.sort_by_key(|column| groups[*column]);
+    let first = order.first().map_or(0, |column| groups[*column] as usize);
+    let last = order.last().map_or(0, |column| groups[*column] as usize);
+    let size = if first == last { ALL_COLUMNS } else { group };
+    let alike = order.iter().enumerate().all(|(at, column)| {
+        let found = groups[*column] as usize;
+        size == ALL_COLUMNS || found == first + at / size
+    });
+    alike.then_some(Columns { order: Some(order), groups: first..last + 1, size })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::{Role, TensorLocation};
+
+    /// Twelve columns: code `column`, scale of group `g` is `g + 1`, zero point of group `g` is `g`.
+    fn matrix(groups: Option<Vec<u32>>) -> CodeMatrix<'static> {
+        CodeMatrix {
+            shape: [2, 12],
+            bits: CodeBits::Four,
+            group: 4,
+            scale_type: DType::F32,
+            codes: Box::new(|row, cols, out| {
+                out.iter_mut().zip(cols).for_each(|(code, column)| *code = column as u8 + row as u8);
+            }),
+            scale: Box::new(|_, group| group as f32 + 1.0),
+            meaning: Meaning::Zeros(Box::new(|_, group| group as u8)),
+            groups,
+            input: InputRounding::None,
+            upright: false,
+        }
+    }
+
+    /// Columns of the second row, and whether they stayed codes.
+    fn fetched(matrix: &CodeMatrix<'_>, cols: Range<usize>) -> (Vec<f32>, bool) {
+        let location = TensorLocation::from("w".to_owned());
+        let slice = Slice { location, shape: vec![2, 12], rows: 1..2, cols: cols.clone(), role: Role::Matrix };
+        let fetched = matrix.fetch(&slice, 1);
+        let stored = matrix.stored(&slice);
+        assert_eq!(
+            (fetched.format(), fetched.bytes() - fetched.columns().len() as u64 * 4),
+            (stored.format, stored.bytes)
+        );
+        let kept = matches!(fetched, Fetched::Grouped(_));
+        let how = crate::weights::Decoding { cols: cols.len(), dtype: DType::F32, threads: 1 };
+        let bytes = fetched.decoded(how).bytes;
+        (bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(), kept)
+    }
+
+    #[test]
+    fn slices_are_parts_of_the_whole() {
+        let shuffled = vec![2, 0, 1, 1, 0, 2, 0, 1, 2, 2, 0, 1];
+        let wanted = |groups: &dyn Fn(usize) -> f32, cols: Range<usize>| -> Vec<f32> {
+            cols.map(|column| (column as f32 + 1.0 - groups(column)) * (groups(column) + 1.0)).collect()
+        };
+        let plain = matrix(None);
+        for (cols, kept) in [(0..12, true), (4..12, true), (0..6, true), (5..7, true), (2..6, false), (3..12, false)] {
+            let want = wanted(&|column| (column / 4) as f32, cols.clone());
+            assert_eq!(fetched(&plain, cols.clone()), (want, kept), "{cols:?}");
+        }
+        let permuted = matrix(Some(shuffled.clone()));
+        for (cols, kept) in [(0..12, true), (0..6, false), (2..4, true), (6..12, false)] {
+            let want = wanted(&|column| shuffled[column] as f32, cols.clone());
+            assert_eq!(fetched(&permuted, cols.clone()), (want, kept), "{cols:?}");
+        }
+    }
+}

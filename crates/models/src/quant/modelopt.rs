@@ -1,0 +1,55 @@
+//! `modelopt`: what NVIDIA's Model Optimizer writes. Weights as 8-bit floats with one scale a tensor, or NVFP4
+//! (`float4.rs`).
+//!
+//! ```text
+//! X.weight        [out, in]  F8_E4M3
+//! X.weight_scale  one number: weight = code * scale
+//! X.input_scale   one number
+//! ```
+//! Modules that `ignore` or `exclude_modules` names are stored as plain numbers, and found so.
+
+use model_spec::{ConfigError, ConfigFile};
+
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod};
+use super::input::InputScheme;
+use super::scaled::ScaledE4m3;
+use super::{Quantization, Quantized, float4};
+use crate::error::LoadError;
+use crate::weights::{Code, Element, Slice, Tensors};
+
+pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
+    // Some files have it one level deeper, as `hf_quant_config.json` does.
+    let inner = config.object("quantization")?;
+    let config = inner.as_ref().unwrap_or(config);
+    let weights: Box<dyn Quantization> = match config.text_or("quant_algo", "FP8")?.to_uppercase().as_str() {
+        "FP8" => Box::new(ScaledE4m3 { block: None, input: InputScheme::Static }),
+        "NVFP4" => Box::new(Grouped(Nvfp4)),
+        _ => return Err(config.unsupported("quant_algo", "FP8 and NVFP4 are supported")),
+    };
+    let fp8_cache = match config.text_opt("kv_cache_quant_algo")?.as_deref() {
+        None => keeps_fp8(config)?,
+        Some("FP8") => true,
+        Some(_) => return Err(config.unsupported("kv_cache_quant_algo", "FP8 is supported, or none")),
+    };
+    Ok(Quantized { weights: Some(weights), fp8_cache, method: None })
+}
+
+/// The newer spelling: `kv_cache_scheme` of float and 8 bits.
+fn keeps_fp8(config: &ConfigFile) -> Result<bool, ConfigError> {
+    let Some(scheme) = config.object("kv_cache_scheme")? else { return Ok(false) };
+    match (scheme.text_or("type", "float")?.as_str(), scheme.size_or("num_bits", 8)?) {
+        ("float", 8) => Ok(true),
+        _ => Err(scheme.unsupported("num_bits", "a KV cache is quantised to float of 8 bits, or not at all")),
+    }
+}
+
+/// Four-bit floats.
+struct Nvfp4;
+
+impl GroupedMethod for Nvfp4 {
+    fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<CodeMatrix<'a>>, LoadError> {
+        let tensor = tensors.get(&slice.location.tensor).filter(|_| slice.shape.len() == 2);
+        let Some(weights) = tensor.filter(|tensor| tensor.element == Element::Code(Code::U8)) else { return Ok(None) };
+        float4::modelopt(slice, weights, tensors).map(Some)
+    }
+}

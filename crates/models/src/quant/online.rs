@@ -1,0 +1,219 @@
+//! Quantising while a model loads: 16-bit checkpoints in a half or a quarter of their memory, without a tool.
+//!
+//! | `--quantization` | weights | scales |
+//! |---|---|---|
+//! | `fp8` | 8-bit floats | one an output channel |
+//! | `int8_per_channel_weight_only` | integers of 8 bits | one an output channel |
+//! | `int4` | integers of 4 bits, rounded to nearest | one for 128 inputs of an output channel |
+//!
+//! Projections of attention, MLPs and experts are quantised; embeddings, heads, routers and other small gates stay as
+//! they are. Scales are a rank's own where it has a part of an output channel.
+
+use std::borrow::Cow;
+
+use kernels::decode::decode;
+use kernels::e4m3;
+use kernels::ops::{
+    ALL_COLUMNS, CodeBits, ColumnOrder, DType, GroupedFormat, HostMatrix, InputRounding, Levels, WeightFormat, Zeros,
+};
+
+use crate::weights::{Chunk, Fetched, GroupedPart, ScaledPart, spread};
+
+/// Inputs that share a scale of four bits.
+const GROUP: usize = 128;
+
+/// What weights become.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Online {
+    Fp8,
+    Int8,
+    Int4,
+}
+
+impl Online {
+    /// By the name of `--quantization`.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "fp8" => Some(Self::Fp8),
+            "int8_per_channel_weight_only" => Some(Self::Int8),
+            "int4" => Some(Self::Int4),
+            _ => None,
+        }
+    }
+
+    /// What a matrix of so many columns is stored as afterwards.
+    pub(crate) fn format(self, cols: usize) -> WeightFormat {
+        let integers = |bits, group, scales| GroupedFormat {
+            bits,
+            group,
+            scales,
+            levels: Levels::Integers(Zeros::Middle),
+            order: ColumnOrder::InOrder,
+            input: InputRounding::None,
+        };
+        match self {
+            Self::Fp8 => WeightFormat::ScaledE4m3 { scale_cols: ALL_COLUMNS, input: InputRounding::None },
+            Self::Int8 => WeightFormat::Grouped(integers(CodeBits::Eight, ALL_COLUMNS, DType::F32)),
+            Self::Int4 if cols <= GROUP => WeightFormat::Grouped(integers(CodeBits::Four, ALL_COLUMNS, DType::Bf16)),
+            Self::Int4 => WeightFormat::Grouped(integers(CodeBits::Four, GROUP, DType::Bf16)),
+        }
+    }
+
+    /// Quantises a matrix of numbers, `cols` in a row.
+    pub(crate) fn quantize(self, chunk: &Chunk<'_>, cols: usize, threads: usize) -> Fetched<'static> {
+        let rows = chunk.bytes.len() / (cols * chunk.dtype.size()).max(1);
+        let source = HostMatrix::plain(chunk.dtype, rows, cols, &chunk.bytes);
+        match self.format(cols) {
+            WeightFormat::Grouped(format) => Fetched::Grouped(grouped(&source, format, threads)),
+            _ => Fetched::Scaled(floats(&source, threads)),
+        }
+    }
+}
+
+/// Calls `row` with the numbers of each of some rows.
+fn each_row(
+    source: &HostMatrix<'_>,
+    first: usize,
+    part: &mut [u8],
+    each: usize,
+    row: impl Fn(usize, &[f32], &mut [u8]),
+) {
+    let mut values = vec![0.0; source.cols];
+    for (at, out) in part.chunks_exact_mut(each.max(1)).enumerate() {
+        decode(source, first + at..first + at + 1, &mut values);
+        row(first + at, &values, out);
+    }
+}
+
+/// Of a group, the scale with which its largest number becomes `most`; 1 where all are zero, or not finite.
+fn scale(values: &[f32], most: f32) -> f32 {
+    let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    let scale = largest / most;
+    if scale.is_normal() { scale } else { 1.0 }
+}
+
+fn floats(source: &HostMatrix<'_>, threads: usize) -> ScaledPart<'static> {
+    let (rows, cols) = (source.rows, source.cols);
+    let mut scale_bytes = vec![0; rows * 4];
+    spread(&mut scale_bytes, 4, threads, |first, part| {
+        each_row(source, first, part, 4, |_, values, out| out.copy_from_slice(&scale(values, 448.0).to_le_bytes()));
+    });
+    let scales: Vec<f32> = scale_bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let mut codes = vec![0; rows * cols];
+    spread(&mut codes, cols.max(1), threads, |first, part| {
+        each_row(source, first, part, cols, |row, values, out| {
+            let factor = 1.0 / scales[row];
+            out.iter_mut().zip(values).for_each(|(code, value)| *code = code_of(value * factor));
+        });
+    });
+    let input = InputRounding::Dynamic { cols: ALL_COLUMNS };
+    ScaledPart {
+        codes: Cow::Owned(codes),
+        scales,
+        scale_rows: (0..rows as u32).collect(),
+        scale_cols: ALL_COLUMNS,
+        input,
+    }
+}
+
+/// The code of a number; what is none becomes zero.
+fn code_of(value: f32) -> u8 {
+    if value.is_nan() { 0 } else { e4m3::encode(value) }
+}
+
+fn grouped(source: &HostMatrix<'_>, format: GroupedFormat, threads: usize) -> GroupedPart<'static> {
+    let (rows, cols) = (source.rows, source.cols);
+    let group = if format.group == ALL_COLUMNS { cols.max(1) } else { format.group };
+    // Half a step beyond the largest code is rounded to it.
+    let (most, least) = match format.bits {
+        CodeBits::Four => (7.5, -8.0),
+        CodeBits::Eight => (127.0, -127.0),
+    };
+    let (size, groups) = (format.scales.size(), format.groups(cols));
+    let mut scales = vec![0; rows * groups * size];
+    spread(&mut scales, (groups * size).max(1), threads, |first, part| {
+        each_row(source, first, part, groups * size, |_, values, out| {
+            for (values, out) in values.chunks(group).zip(out.chunks_exact_mut(size)) {
+                store(scale(values, most), out);
+            }
+        });
+    });
+    let row_bytes = format.bits.row_bytes(cols);
+    let mut codes = vec![0; rows * row_bytes];
+    spread(&mut codes, row_bytes.max(1), threads, |first, part| {
+        let mut row_codes = vec![0_u8; cols];
+        let row_codes = std::cell::RefCell::new(&mut row_codes);
+        each_row(source, first, part, row_bytes, |row, values, out| {
+            let mut row_codes = row_codes.borrow_mut();
+            let scales = scales[row * groups * size..][..groups * size].chunks_exact(size);
+            for ((codes, values), scale) in row_codes.chunks_mut(group).zip(values.chunks(group)).zip(scales) {
+                let factor = 1.0 / load(scale);
+                for (code, value) in codes.iter_mut().zip(values) {
+                    let level = (value * factor).round_ties_even().clamp(least, most.floor());
+                    *code = (level as i32 + i32::from(format.bits.middle())) as u8;
+                }
+            }
+            match format.bits {
+                CodeBits::Eight => out.copy_from_slice(&row_codes),
+                CodeBits::Four => (out.iter_mut().zip(row_codes.chunks(2)))
+                    .for_each(|(out, pair)| *out = pair[0] | pair.get(1).copied().unwrap_or(0) << 4),
+            }
+        });
+    });
+    let codes = Cow::Owned(codes);
+    GroupedPart { format, codes, scales, zeros: Vec::new(), row_levels: Vec::new(), columns: Vec::new() }
+}
+
+/// A scale as f32 or bf16.
+fn store(scale: f32, out: &mut [u8]) {
+    match out.len() {
+        2 => out.copy_from_slice(&half::bf16::from_f32(scale).to_le_bytes()),
+        _ => out.copy_from_slice(&scale.to_le_bytes()),
+    }
+}
+
+fn load(bytes: &[u8]) -> f32 {
+    match *bytes {
+        [a, b] => half::bf16::from_le_bytes([a, b]).to_f32(),
+        [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+        _ => unreachable!("a scale is f32 or bf16"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Decoding;
+
+    /// What numbers become, over the largest of their group: the largest error.
+    fn error(online: Online, values: &[f32], cols: usize) -> f32 {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let chunk = Chunk { dtype: DType::F32, bytes: Cow::Borrowed(&bytes) };
+        let fetched = online.quantize(&chunk, cols, 2);
+        assert_eq!(fetched.format().row_bytes(cols), online.format(cols).row_bytes(cols));
+        let how = Decoding { cols, dtype: DType::F32, threads: 1 };
+        let decoded = fetched.decoded(how).bytes;
+        let decoded = decoded.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let group = if online == Online::Int4 { GROUP } else { cols };
+        let largest: Vec<f32> = (values.chunks(cols))
+            .flat_map(|row| row.chunks(group))
+            .flat_map(|group| vec![group.iter().fold(0.0_f32, |most, x| most.max(x.abs())); group.len()])
+            .collect();
+        decoded
+            .zip(values)
+            .zip(largest)
+            .map(|((got, want), most)| (got - want).abs() / most.max(1e-30))
+            .fold(0.0, f32::max)
+    }
+
+    #[test]
+    fn weights_are_rounded_to_the_nearest() {
+        let values: Vec<f32> =
+            (0..3 * 300).map(|i| ((i * 7919 % 1009) as f32 - 504.0) / 1e4 * (1 + i / 300) as f32).collect();
+        assert!(error(Online::Int8, &values, 300) <= 0.501 / 127.0);
+        assert!(error(Online::Int4, &values, 300) <= 0.54 / 7.5);
+        assert!(error(Online::Fp8, &values, 300) <= 0.501 / 14.0);
+        assert!(error(Online::Int4, &values, 100) <= 0.54 / 7.5);
+        assert_eq!(error(Online::Int4, &[0.0; 256], 256), 0.0);
+    }
+}

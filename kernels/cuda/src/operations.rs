@@ -31,8 +31,8 @@ use kernels::ops::{
 };
 use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
-    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
-    RankPlacement, Rope, Routing, RowSelection, WeightFormat,
+    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops, RankPlacement, Rope,
+    Routing, RowSelection, WeightFormat,
 };
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
 

@@ -14,16 +14,14 @@ const ROWS: [usize; 9] = [1, 3, 8, 9, 16, 17, 33, 90, 200];
 
 /// Devices that keep such weights packed; the CPU's products have tests of their own.
 fn devices(format: WeightFormat) -> Vec<Box<dyn Backend>> {
-    let packs = |device: &Box<dyn Backend>| {
-        device.describe().starts_with("cuda") && device.multiplies(format, MatrixUse::Linear)
-    };
-    backends().into_iter().filter(packs).collect()
+    let mut devices = backends();
+    devices.retain(|device| device.describe().starts_with("cuda") && device.multiplies(format, MatrixUse::Linear));
+    devices
 }
 
 /// A matrix with everything that a format may want.
 struct Stored {
     format: GroupedFormat,
-    rows: usize,
     cols: usize,
     codes: Vec<u8>,
     scales: Vec<u8>,
@@ -51,7 +49,7 @@ impl Stored {
         for at in (1..columns.len()).rev() {
             columns.swap(at, random.below(at + 1));
         }
-        Self { format, rows, cols, codes, scales, zeros, columns }
+        Self { format, cols, codes, scales, zeros, columns }
     }
 
     /// Some rows of it.
@@ -152,8 +150,7 @@ fn run_format(format: GroupedFormat, exact: bool) {
             let (first, second) = (shape[0] / 3, shape[0] - shape[0] / 5);
             let pieces = [0..first, first..second, second..shape[0]].map(|rows| stored.piece(rows));
             for rows in ROWS.into_iter().skip(index % 2).step_by(1 + index / 3) {
-                for (acts, compute) in
-                    [(DType::Bf16, DType::Bf16), (DType::F16, DType::F16), (DType::F32, DType::Bf16)]
+                for (acts, compute) in [(DType::Bf16, DType::Bf16), (DType::F16, DType::F16), (DType::F32, DType::Bf16)]
                 {
                     run(&mut *device, &Case { pieces: &pieces, rows, acts, compute, exact });
                 }

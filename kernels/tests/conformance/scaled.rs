@@ -66,7 +66,6 @@ fn rounded(x: &[f32], width: usize, input: InputRounding) -> Vec<f32> {
             .flat_map(|row| row.chunks(cols.min(width)))
             .flat_map(|group| round(group, group.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / 448.0))
             .collect(),
-        InputRounding::StaticInt8(_) | InputRounding::DynamicInt8 { .. } => unreachable!("8-bit floats"),
     }
 }
 

@@ -8,19 +8,20 @@
 #pragma once
 #include "packed.cuh"
 
-// Compiled for one type, format and configuration. GROUP: columns that share a scale, 0: all. HALVES: 1 for up to 8
+// Compiled for one type, format and configuration. FORMAT: what codes mean, 4 times the type of scales, and 16 times
+// what is subtracted or added (packed.cuh). GROUP: columns that share a scale, 0: all. HALVES: 1 for up to 8
 // rows of x, 2 for up to 16, 4 for up to 32.
 #ifndef TYPE
 #define TYPE bf16
-#define CODE 0
-#define SCALE 1
-#define ZEROS 0
+#define FORMAT 4
 #define GROUP 128
 #define WARPS 8
 #define HALVES 1
 #define TILES 2
 #define DEPTH 3
 #endif
+
+constexpr u32 CODE = FORMAT % 4, SCALE = FORMAT / 4 % 4, ZEROS = FORMAT / 16;
 
 #if __CUDA_ARCH__ >= 800
 // Blocks that a multiprocessor must have room for: with more registers than that leaves, too few loads are under way.

@@ -108,9 +108,7 @@ const PACKED: GemmKernel = GemmKernel {
     name: "packed",
     fits: |facts, product, fused| match fused {
         _ if fused.has_norms() => false,
-        Fused { gate: Some(gate), .. } => {
-            matmul_packed::may_gate(facts, product) && gate.out.dtype == product.x.dtype
-        }
+        Fused { gate: Some(gate), .. } => matmul_packed::may_gate(facts, product) && gate.out.dtype == product.x.dtype,
         _ => matmul_packed::fits(facts, product),
     },
     selection: Selection::Always,
@@ -120,9 +118,7 @@ const PACKED: GemmKernel = GemmKernel {
 /// f32 with weights of 4 or 8 bits, on no tensor core.
 const PACKED_PLAIN: GemmKernel = GemmKernel {
     name: "packed-plain",
-    fits: |_, product, fused| {
-        product.w.packed.is_some() && product.x.dtype == DType::F32 && fused.is_nothing()
-    },
+    fits: |_, product, fused| product.w.packed.is_some() && product.x.dtype == DType::F32 && fused.is_nothing(),
     selection: Selection::Always,
     launch: Launch::Kernel(|device, product, _| matmul_packed::plain(device, product)),
 };

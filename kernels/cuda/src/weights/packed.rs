@@ -91,14 +91,19 @@ impl Kind {
         Self { code, scale: DType::F32, zeros, group: group_of(format.group, cols) }
     }
 
-    /// `CODE`, `SCALE`, `ZEROS` and `GROUP` of packed_skinny.cuh.
-    pub(crate) fn macros(self) -> [(&'static str, usize); 4] {
-        let scale = match self.scale {
+    /// `FORMAT` and `GROUP` of packed_skinny.cuh.
+    pub(crate) fn macros(self) -> [(&'static str, usize); 2] {
+        let format = self.code as usize + 4 * self.scale_number() + 16 * self.zeros as usize;
+        [("FORMAT", format), ("GROUP", self.group)]
+    }
+
+    /// The type of scales, as kernels number it.
+    fn scale_number(self) -> usize {
+        match self.scale {
             DType::F32 => 0,
             DType::F16 => 1,
             DType::Bf16 => 2,
-        };
-        [("CODE", self.code as usize), ("SCALE", scale), ("ZEROS", self.zeros as usize), ("GROUP", self.group)]
+        }
     }
 
     /// Pieces of a chunk.
@@ -152,8 +157,9 @@ twin!(PackedWeights = "PackedWeights" { codes, scales, zeros, levels, n, k, grou
 
 impl PackedWeights {
     fn of(kind: Kind, [rows, cols]: [usize; 2]) -> Self {
-        let [code, scale, zero, group] = kind.macros().map(|(_, value)| value as u32);
-        let [n, k, groups] = [rows, cols, kind.groups(cols)].map(|number| number as u32);
+        let [code, scale, zero] = [kind.code as usize, kind.scale_number(), kind.zeros as usize];
+        let [n, k, group, groups] = [rows, cols, kind.group, kind.groups(cols)].map(|number| number as u32);
+        let [code, scale, zero] = [code, scale, zero].map(|number| number as u32);
         Self { codes: 0, scales: 0, zeros: 0, levels: 0, n, k, group, groups, code, scale, zero }
     }
 }
@@ -278,8 +284,7 @@ impl Planes {
             let share = piece.rows.div_ceil(threads).max(1);
             let parts: Vec<Self> = std::thread::scope(|scope| {
                 let unpack = |start: usize| move || Self::of_rows(piece, start..piece.rows.min(start + share), kind);
-                let handles: Vec<_> =
-                    (0..piece.rows).step_by(share).map(|start| scope.spawn(unpack(start))).collect();
+                let handles: Vec<_> = (0..piece.rows).step_by(share).map(|start| scope.spawn(unpack(start))).collect();
                 handles.into_iter().map(|handle| handle.join().expect("blocks that were checked")).collect()
             });
             for part in parts {

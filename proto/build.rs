@@ -2,7 +2,7 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 5] = ["control", "link", "request", "step", "stream"];
+const FILES: [&str; 6] = ["control", "link", "pooling", "request", "step", "stream"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=quire");

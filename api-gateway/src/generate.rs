@@ -28,6 +28,7 @@ use crate::{
         params::Limits,
         plan::{Dialect, Plan},
     },
+    pooling,
     responses::{self, assembly::Assembly, background, stream::ResponseStream},
     server::{
         body, request_id,
@@ -58,6 +59,7 @@ pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: impl Read) -
         if !gateway.model.is_known() {
             return Err(ApiError::unavailable("The server is starting, try again."));
         }
+        refuse_pooling(&gateway)?;
         let ready = read(&body, &gateway.model.limits(), &envelope)?;
         drop(body);
         Span::current().record("request_id", ready.plan.id.as_str());
@@ -68,7 +70,21 @@ pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: impl Read) -
     .await
 }
 
-fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: &str) -> Envelope {
+/// Refuses to generate with a model that pools.
+fn refuse_pooling(gateway: &Gateway) -> Result<(), ApiError> {
+    // While it is not known, the engine says.
+    match gateway.model.pooling() {
+        Ok(Some(info)) => Err(ApiError::body(format!(
+            "The model `{}` pools prompts and generates no text: use {}.",
+            gateway.config.model_name(),
+            pooling::routes_of(&info)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What comes with the HTTP request besides its body.
+pub fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: &str) -> Envelope {
     let ours = trace::traceparent(&Span::current());
     // Without an exporter of its own the gateway passes on what it got.
     let traceparent = match (ours.is_empty(), incoming.is_empty()) {
@@ -92,7 +108,7 @@ fn unsampled() -> String {
 }
 
 /// The client's trace context; empty when there is none, or none of the size that the standard gives it.
-fn traceparent_of(headers: &HeaderMap) -> &str {
+pub fn traceparent_of(headers: &HeaderMap) -> &str {
     let value = headers.get("traceparent").and_then(|value| value.to_str().ok()).unwrap_or_default();
     if value.len() == 55 { value } else { "" }
 }

@@ -16,6 +16,7 @@ mod generate;
 mod json;
 mod metrics;
 mod openai;
+mod pooling;
 mod profile;
 mod responses;
 mod routes;

@@ -28,6 +28,10 @@ pub(crate) fn split(batch: EventBatch, limit: usize, mut unfit: impl FnMut(u64))
 /// choice ended comes last. Absent where it cannot be divided.
 fn halves(mut delta: Delta) -> Option<(Delta, Delta)> {
     let mut first = Delta { choice: delta.choice, more: true, ..Delta::default() };
+    if delta.pooled.len() > 1 {
+        first.pooled = delta.pooled.drain(..delta.pooled.len() / 2).collect();
+        return Some((first, delta));
+    }
     if !delta.prompt_logprobs.is_empty() {
         let all = delta.prompt_logprobs.len();
         first.prompt_logprobs = delta.prompt_logprobs.drain(..all.div_ceil(2)).collect();
@@ -108,18 +112,22 @@ mod tests {
         let mut ended = full.clone();
         ended.set_finish(FinishReason::Stop);
         let prompt_only = Delta { choice: 1, prompt_logprobs: logprobs(50, 5), ..Delta::default() };
-        for whole in [ended, full, prompt_only] {
+        let pooled = Delta { pooled: (0..500_u16).map(f32::from).collect(), ..ended.clone() };
+        let pooled = Delta { text: String::new(), prompt_logprobs: vec![], logprobs: vec![], ..pooled };
+        for whole in [ended, full, prompt_only, Delta { token_ids: vec![], token_count: 0, ..pooled }] {
             let parts = parts(whole.clone(), 400);
             let (last, others) = parts.split_last().expect("parts");
             assert!(others.len() > 5 && others.iter().all(|part| part.more && part.finish == 0) && !last.more);
             let mut joined = Delta { text: String::new(), token_count: 0, ..last.clone() };
             (joined.token_ids, joined.logprobs, joined.prompt_logprobs) = Default::default();
+            joined.pooled.clear();
             for part in parts {
                 assert!(part.prompt_logprobs.is_empty() || joined.logprobs.is_empty(), "prompts come before tokens");
                 assert_eq!(part.choice, whole.choice);
                 joined.text += &part.text;
                 joined.token_count += part.token_count;
                 joined.token_ids.extend(part.token_ids);
+                joined.pooled.extend(part.pooled);
                 joined.logprobs.extend(part.logprobs);
                 joined.prompt_logprobs.extend(part.prompt_logprobs);
             }

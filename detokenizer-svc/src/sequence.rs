@@ -167,6 +167,15 @@ impl Sequence {
         self.delta.stop_token = stop_token;
     }
 
+    /// Takes the output of a prompt that is pooled, or a part of it.
+    pub(crate) fn push_pooled(&mut self, mut values: Vec<f32>) {
+        if self.delta.pooled.is_empty() {
+            self.delta.pooled = values;
+        } else {
+            self.delta.pooled.append(&mut values);
+        }
+    }
+
     /// Takes the log-probabilities of a prompt position.
     pub(crate) fn push_prompt(&mut self, tokenizer: &Tokenizer, logprobs: TokenLogprobs) {
         let request = &self.request;

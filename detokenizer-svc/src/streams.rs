@@ -8,7 +8,7 @@ use std::{
 };
 
 use proto::{
-    Admitted, Event, Failed, Failure, FinishReason, Finished, RequestKey, Started, TokenBatch, TokenLogprobs,
+    Admitted, Event, Failed, Failure, FinishReason, Finished, Pooled, RequestKey, Started, TokenBatch, TokenLogprobs,
     event::Kind,
 };
 use service_kit::trace;
@@ -133,6 +133,11 @@ impl Streams {
             let text = if hidden.contains(&index) { Text::Hidden } else { Text::Shown };
             let logprobs = logprobs.get_mut(index).and_then(Option::take);
             self.token(handle, token, text, logprobs, out);
+        }
+        for Pooled { sequence, values, .. } in batch.pooled {
+            if let Some(sequence) = self.sequences.get_mut(&sequence) {
+                sequence.push_pooled(values);
+            }
         }
         for finished in batch.finished {
             self.finish(&finished, out);

@@ -185,7 +185,10 @@ impl Args {
         let ready = &formed.ready;
         let wanted = self.length.tokens().unwrap_or(ready.max_model_len).min(ready.max_model_len);
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
-        let recurrent = ready.state_bytes > 0;
+        let (recurrent, pools) = (ready.state_bytes > 0, ready.pooling.is_some());
+        // A prompt whose tokens see those after them is computed in one step.
+        let in_a_step = if ready.whole_prompts { self.group.max_num_batched_tokens() } else { u32::MAX };
+        let wanted = wanted.min(in_a_step);
         // A running sequence takes a token of each step.
         let max_num_seqs = self.group.max_num_seqs().min(formed.max_num_seqs).min(self.group.max_num_batched_tokens());
         let model = if self.fingerprint.model_fingerprint.is_empty() {
@@ -209,15 +212,15 @@ impl Args {
             },
             // The other half of a message is enough for those that run.
             max_new_request_bytes: LinkOptions::default().message_limit() / 2,
-            enable_chunked_prefill: self.enable_chunked_prefill,
-            enable_prefix_caching: self.enable_prefix_caching && !recurrent,
+            enable_chunked_prefill: self.enable_chunked_prefill && !ready.whole_prompts,
+            enable_prefix_caching: self.enable_prefix_caching && !recurrent && !ready.whole_prompts,
             policy: match self.scheduling_policy {
                 Policy::Fcfs => sched_core::Policy::Fcfs,
                 Policy::Priority => sched_core::Policy::Priority,
             },
             pipeline_depth: if self.async_scheduling { 2 } else { 1 },
             speculative_tokens: 0,
-            features: Features::default(),
+            features: Features { pooling: pools, only_pooling: pools, ..Features::default() },
             max_num_queued_reqs: self.max_num_queued_reqs,
             max_num_queued_tokens: self.max_num_queued_tokens,
             watermark: self.watermark,
@@ -230,7 +233,10 @@ impl Args {
     }
 
     /// Why there is no prefix cache, if there is none.
-    pub(crate) fn prefix_cache_off(&self, config: &Config) -> Option<&'static str> {
+    pub(crate) fn prefix_cache_off(&self, config: &Config, formed: &Formed) -> Option<&'static str> {
+        if self.enable_prefix_caching && formed.ready.whole_prompts {
+            return Some("the model's tokens see those after them, so a prefix depends on what follows");
+        }
         match (self.enable_prefix_caching, config.recurrent) {
             (false, _) => Some("switched off"),
             (true, true) => Some("the model has a recurrent state, which is not in the blocks of a prefix"),
@@ -249,7 +255,8 @@ impl Args {
             max_num_seqs: config.max_num_seqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
             eos_token_ids: config.eos_token_ids.clone(),
-            prefix_cache_off: self.prefix_cache_off(config).unwrap_or_default().into(),
+            prefix_cache_off: self.prefix_cache_off(config, formed).unwrap_or_default().into(),
+            pooling: formed.ready.pooling.clone(),
             ..ModelInfo::default()
         }
     }

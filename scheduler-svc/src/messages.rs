@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use proto::{Finished, TokenBatch, TokenLogprobs};
+use proto::{Finished, Pooled, TokenBatch, TokenLogprobs};
 
 /// The batch as messages of at most `limit` bytes, in order. What cannot be divided stays whole, and is the link's to
 /// refuse.
@@ -20,6 +20,9 @@ fn halves(batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
     let prompts = batch.logprobs.iter().filter(|one| of_prompt(one)).count();
     let alone = batch.finished.iter().filter(|one| !has_token(one)).count();
     let parts = batch.started.len() + prompts + batch.token.len() + batch.pooled.len() + alone + batch.failed.len();
+    if parts == 1 && batch.pooled.first().is_some_and(|pooled| pooled.values.len() > 1) {
+        return halves_of_output(batch);
+    }
     if parts < 2 {
         return (batch, None);
     }
@@ -49,6 +52,14 @@ fn halves(batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
     (first, Some(second))
 }
 
+/// The one pooled output of a batch as two.
+fn halves_of_output(mut batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
+    let Some(rest) = batch.pooled.first_mut() else { return (batch, None) };
+    let values = rest.values.drain(..rest.values.len() / 2).collect();
+    let pooled = vec![Pooled { sequence: rest.sequence, values, more: true }];
+    (TokenBatch { pooled, ..TokenBatch::default() }, Some(batch))
+}
+
 /// Takes what lies beyond the first `left` of a list, and counts down by those that stay.
 fn beyond<T>(list: &mut Vec<T>, left: &mut usize) -> Vec<T> {
     let kept = list.len().min(*left);
@@ -59,7 +70,7 @@ fn beyond<T>(list: &mut Vec<T>, left: &mut usize) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use prost::Message;
-    use proto::{Failed, Pooled, Started};
+    use proto::{Failed, Started};
 
     use super::*;
 
@@ -79,7 +90,7 @@ mod tests {
             finished: (100..140).step_by(2).chain(500..520).map(finished).collect(),
             failed: (0..9).map(failed).collect(),
             // The first of those that end without a token.
-            pooled: (500..510).map(|sequence| Pooled { sequence, values: vec![0.5; 30] }).collect(),
+            pooled: (500..510).map(|sequence| Pooled { sequence, values: vec![0.5; 30], more: false }).collect(),
         }
     }
 
@@ -112,6 +123,20 @@ mod tests {
         }
         assert_eq!(ends, whole.finished.iter().map(|one| one.sequence).collect());
         assert_eq!(TokenBatch { finished: whole.finished.clone(), ..joined }, whole);
+    }
+
+    #[test]
+    fn an_output_larger_than_a_message_is_divided() {
+        let pooled = vec![Pooled { sequence: 7, values: vec![0.5; 1000], more: false }];
+        let finished = vec![Finished { sequence: 7, ..Finished::default() }];
+        let messages = split(TokenBatch { pooled, finished, ..TokenBatch::default() }, 200);
+        assert!(messages.len() > 20 && messages.iter().all(|message| message.encoded_len() <= 200));
+        let (last, others) = messages.split_last().expect("messages");
+        assert!(others.iter().all(|message| message.finished.is_empty()) && last.finished.len() == 1);
+        assert_eq!(
+            messages.iter().flat_map(|message| &message.pooled).map(|one| one.values.len()).sum::<usize>(),
+            1000
+        );
     }
 
     #[test]

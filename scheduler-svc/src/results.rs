@@ -1,6 +1,6 @@
 //! Results of steps, put together of the parts that a link took.
 
-use proto::StepResult;
+use proto::{Pooled, StepResult};
 
 /// The parts of one result that came so far.
 #[derive(Default)]
@@ -30,6 +30,7 @@ impl Parts {
             part.candidates.splice(..0, held.candidates);
         }
         if !part.more {
+            part.pooled = joined(part.pooled);
             return Ok(Some(part));
         }
         let given = part.logprobs.len() + part.prompt_logprobs.len() + part.pooled.len() + part.candidates.len();
@@ -39,6 +40,21 @@ impl Parts {
         self.0 = Some(part);
         Ok(None)
     }
+}
+
+/// Outputs that came in parts, whole.
+fn joined(parts: Vec<Pooled>) -> Vec<Pooled> {
+    let mut whole: Vec<Pooled> = Vec::with_capacity(parts.len());
+    for part in parts {
+        match whole.last_mut().filter(|last| last.more && last.sequence == part.sequence) {
+            Some(last) => {
+                last.values.extend(part.values);
+                last.more = part.more;
+            }
+            None => whole.push(part),
+        }
+    }
+    whole
 }
 
 #[cfg(test)]
@@ -62,6 +78,17 @@ mod tests {
         let whole = StepResult { token: vec![7], ..part(1, 0..9, false) };
         assert_eq!(parts.add(last, 100), Ok(Some(whole)));
         assert_eq!(parts.add(part(2, 0..2, false), 100), Ok(Some(part(2, 0..2, false))));
+    }
+
+    #[test]
+    fn outputs_in_parts_are_joined() {
+        let of = |sequence, values: &[f32], more| Pooled { sequence, values: values.to_vec(), more };
+        let mut parts = Parts::default();
+        let first = StepResult { pooled: vec![of(1, &[1.0], false), of(2, &[2.0], true)], ..part(1, 0..0, true) };
+        assert_eq!(parts.add(first, 100), Ok(None));
+        let last = StepResult { pooled: vec![of(2, &[3.0], false), of(3, &[4.0], false)], ..part(1, 0..0, false) };
+        let whole = parts.add(last, 100).expect("few").expect("the last part");
+        assert_eq!(whole.pooled, [of(1, &[1.0], false), of(2, &[2.0, 3.0], false), of(3, &[4.0], false)]);
     }
 
     #[test]

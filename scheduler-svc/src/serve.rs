@@ -135,7 +135,7 @@ impl Engine {
             Event::WorkerUp { peer, sender, connection } => self.worker_up(Member::new(peer, connection, sender)),
             Event::Worker { connection, message } => {
                 let _scope = self.process.profile.scope("result");
-                self.worker(connection, message)?;
+                self.worker(connection, *message)?;
             }
             Event::WorkerLost { connection, reason } => self.worker_lost(connection, &reason),
             Event::DetokenizerUp(sender) => {

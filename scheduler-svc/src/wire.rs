@@ -18,7 +18,7 @@ pub(crate) enum Event {
     /// A worker connected.
     WorkerUp { peer: Hello, sender: Sender<ToWorker>, connection: u64 },
     /// A worker said something.
-    Worker { connection: u64, message: FromWorker },
+    Worker { connection: u64, message: Box<FromWorker> },
     /// A worker's link ended.
     WorkerLost { connection: u64, reason: String },
     /// The detokenizer is there (again).
@@ -137,7 +137,7 @@ async fn read_worker(link: Link<ToWorker, FromWorker>, connection: u64, events: 
     if events.send(Event::WorkerUp { peer, sender, connection }).await.is_err() {
         return;
     }
-    let reason = forward(receiver, &events, |message| Event::Worker { connection, message }).await;
+    let reason = forward(receiver, &events, |message| Event::Worker { connection, message: Box::new(message) }).await;
     let _ = events.send(Event::WorkerLost { connection, reason }).await;
 }
 

@@ -14,6 +14,18 @@ async fn openai_for_python() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn openai_embeddings_for_python() -> anyhow::Result<()> {
+    pooling("openai", &["openai"], "openai_embeddings.py").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn retrieval_for_python() -> anyhow::Result<()> {
+    const PACKAGES: [&str; 3] = ["cohere", "langchain-openai", "llama-index-embeddings-openai-like"];
+    pooling("retrieval", &PACKAGES, "retrieval_python.py").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn anthropic_for_python() -> anyhow::Result<()> {
     python("anthropic", &["anthropic"], &["anthropic_python.py"]).await
 }
@@ -97,6 +109,14 @@ async fn python(folder: &str, packages: &[&str], scripts: &[&str]) -> anyhow::Re
         let script = root().join("tests/clients").join(script);
         run(Command::new(&python).arg(script).arg(base(&server)).arg(KEY))?;
     }
+    no_block_is_lost(&server).await
+}
+
+/// Runs a script against a server that pools.
+async fn pooling(folder: &str, packages: &[&str], script: &str) -> anyhow::Result<()> {
+    let python = installed(folder, packages)?.join("bin/python");
+    let server = Server::start(&["--runner", "pooling", "--served-model-name", "tiny", "--api-key", KEY]).await?;
+    run(Command::new(&python).arg(root().join("tests/clients").join(script)).arg(base(&server)).arg(KEY))?;
     no_block_is_lost(&server).await
 }
 

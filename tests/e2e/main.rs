@@ -15,6 +15,7 @@ mod idle;
 mod long_prompts;
 mod metrics;
 mod models;
+mod pooling;
 mod profile;
 mod second_workers;
 mod streaming;

@@ -71,6 +71,22 @@ pub fn reference(model: &str) -> Option<Reference> {
     })
 }
 
+/// What was recorded of a model that pools: its `reference.json`; `None` when this zoo lacks it.
+pub fn pooled(model: &str) -> Option<Value> {
+    serde_json::from_slice(&std::fs::read(path(model).join("reference.json")).ok()?).ok()
+}
+
+/// A float32 tensor of a model's `reference.safetensors`.
+pub fn tensor(model: &str, name: &str) -> Option<Vec<f32>> {
+    let bytes = std::fs::read(path(model).join("reference.safetensors")).ok()?;
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let (header, data) = rest.split_at_checked(u64::from_le_bytes(*length) as usize)?;
+    let header: Value = serde_json::from_slice(header).ok()?;
+    let offset = |index: usize| header[name]["data_offsets"][index].as_u64().map(|offset| offset as usize);
+    let (values, _) = data.get(offset(0)?..offset(1)?)?.as_chunks::<4>();
+    Some(values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}
+
 fn case(prompt: &Value) -> Case {
     Case {
         prompt: ids(&prompt["ids"]),

@@ -1,8 +1,8 @@
 //! A request's prompt becomes token ids. Pure: runs on any thread.
 
 use jiff::Zoned;
-use proto::{Chat, Failure, Prompt, Request, TokenIds, prompt::Kind};
-use tokenizer::Tokenizer;
+use proto::{Chat, Failure, Prompt, Request, TextPair, TokenIds, prompt::Kind};
+use tokenizer::{Pair, Tokenizer};
 
 use chat_format::{ChatText, Conversation};
 
@@ -33,6 +33,7 @@ pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
     match &prompt.kind {
         Some(Kind::Text(text)) => text.len(),
         Some(Kind::Chat(chat)) => chat.messages_json.len() + chat.tools_json.len() + chat.documents_json.len(),
+        Some(Kind::Pair(pair)) => pair.first.len() + pair.second.len(),
         Some(Kind::Ids(_)) | None => 0,
     }
 }
@@ -41,6 +42,9 @@ pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
 pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Result<(), Failure> {
     check_stops(request)?;
     let prompt = request.prompt.take().ok_or_else(|| error::internal("a request without a prompt"))?;
+    if let Some(Kind::Pair(pair)) = prompt.kind {
+        return encode_pair(model, request, &pair, prompt.add_special_tokens);
+    }
     let prompt = rendered(model, prompt, now)?;
     if let Some(wanted) = request.output.as_mut().and_then(|output| output.prompt_tail.as_mut()) {
         *wanted = tail(&prompt).to_owned();
@@ -58,6 +62,18 @@ pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Resu
         }
     }
     request.prompt = Some(Prompt { kind: Some(Kind::Ids(TokenIds { ids })), ..Prompt::default() });
+    Ok(())
+}
+
+/// Two texts as one prompt, which is pooled.
+fn encode_pair(model: &Model, request: &mut Request, pair: &TextPair, special: bool) -> Result<(), Failure> {
+    let most = kept(request, model.max_model_len)?.map(|most| most as usize);
+    let pair = Pair { first: &pair.first, second: &pair.second, add_special_tokens: special };
+    let encoded = model.tokenizer.encode_pair(pair, most).map_err(|error| error::encoding(&error))?;
+    if let Some(pooling) = &mut request.pooling {
+        pooling.second_text = encoded.second.map(|at| at as u32);
+    }
+    request.prompt = Some(Prompt { kind: Some(Kind::Ids(TokenIds { ids: encoded.ids })), ..Prompt::default() });
     Ok(())
 }
 
@@ -85,6 +101,7 @@ pub(crate) fn prompt_ids(model: &Model, prompt: Prompt, now: &Zoned) -> Result<V
         Some(Kind::Ids(ids)) => return Ok(ids.ids),
         Some(Kind::Text(text)) => text,
         Some(Kind::Chat(chat)) => render(model, chat, now)?,
+        Some(Kind::Pair(_)) => return Err(error::internal("a pair of texts where one is expected")),
         None => return Err(error::internal("a request without a prompt")),
     };
     if let Some(suffix) = prompt.suffix {
@@ -110,11 +127,24 @@ fn render(model: &Model, chat: Chat, now: &Zoned) -> Result<String, Failure> {
 
 /// Cuts the prompt to `truncate_prompt_tokens`; -1 leaves room for `max_tokens` (at least one) in the model's context.
 fn truncate(ids: &mut Vec<u32>, request: &Request, max_model_len: Option<u32>) -> Result<(), Failure> {
+    let Some(keep) = kept(request, max_model_len)? else { return Ok(()) };
+    let excess = ids.len().saturating_sub(keep as usize);
+    if request.truncate_keep_first {
+        ids.truncate(keep as usize);
+    } else {
+        ids.drain(..excess);
+    }
+    Ok(())
+}
+
+/// How many tokens of the prompt are kept at most; absent: all.
+fn kept(request: &Request, max_model_len: Option<u32>) -> Result<Option<u32>, Failure> {
     let keep = match request.truncate_prompt_tokens {
-        None => return Ok(()),
+        None => return Ok(None),
         Some(-1) => {
-            let Some(context) = max_model_len else { return Ok(()) };
-            context.saturating_sub(request.max_tokens.unwrap_or(1).max(1)).max(1)
+            let Some(context) = max_model_len else { return Ok(None) };
+            let generated = if request.pooling.is_some() { 0 } else { request.max_tokens.unwrap_or(1).max(1) };
+            context.saturating_sub(generated).max(1)
         }
         Some(keep) => match u32::try_from(keep) {
             Ok(keep) if keep > 0 && max_model_len.is_none_or(|context| keep <= context) => keep,
@@ -125,13 +155,7 @@ fn truncate(ids: &mut Vec<u32>, request: &Request, max_model_len: Option<u32>) -
             }
         },
     };
-    let excess = ids.len().saturating_sub(keep as usize);
-    if request.truncate_keep_first {
-        ids.truncate(keep as usize);
-    } else {
-        ids.drain(..excess);
-    }
-    Ok(())
+    Ok(Some(keep))
 }
 
 /// The token sequences that write `word`: at the start of a text, and behind a space where that is as many tokens with

@@ -1,5 +1,7 @@
 //! The worker's flags, checked once.
 
+mod pooling;
+
 use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::available_parallelism};
 
 use clap::ValueEnum;
@@ -13,6 +15,7 @@ use service_kit::{
 };
 
 use crate::idle::graph_capture;
+pub use pooling::PoolingArgs;
 
 /// What `--quantization` names.
 const QUANTIZATIONS: [&str; 16] = [
@@ -97,6 +100,10 @@ pub struct Args {
     /// while it loads: fp8, int8_per_channel_weight_only or int4 [default: the checkpoint's]
     #[arg(long, value_name = "METHOD", value_parser = QUANTIZATIONS)]
     pub quantization: Option<String>,
+
+    /// What the model is run for.
+    #[command(flatten)]
+    pub pooling: PoolingArgs,
 
     /// Tokens in a KV block
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = count(1..=256_u32))]
@@ -261,6 +268,7 @@ impl Args {
             setting("build", service_kit::VERSION.to_owned()),
             setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
             setting("--load-format", word(self.load_format)),
+            setting("--runner, --convert, --task or --pooler-config", format!("{:?}", self.pooling.options())),
             setting("--max-num-seqs", self.group.max_num_seqs().to_string()),
             setting("--disable-custom-all-reduce", self.disable_custom_all_reduce.to_string()),
             setting("--enforce-eager", self.enforce_eager.to_string()),

@@ -7,7 +7,6 @@ use crate::error::{ApiError, Fault, no_route};
 
 const ADAPTERS: &str = "LoRA adapters are not served";
 const ELASTIC: &str = "start more engines behind a load balancer";
-const POOLING: &str = "models generate text; pooling is not served";
 const RENDERING: &str = "use /tokenize";
 const SLEEP: &str = "stop the engine instead: it starts within seconds";
 const SPEECH: &str = "images, sound and video are not served";
@@ -15,7 +14,6 @@ const WEIGHTS: &str = "restart the engine with the new weights";
 
 /// Paths and reasons, sorted by path.
 pub const ABSENT: &[(&str, &str)] = &[
-    ("/classify", POOLING),
     ("/cohere/v2/chat", "use /v1/chat/completions"),
     ("/collective_rpc", "workers run no code of clients"),
     ("/finish_weight_update", WEIGHTS),
@@ -28,14 +26,11 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("/is_sleeping", SLEEP),
     ("/kv_event_sources", "KV cache events are not published"),
     ("/pause", SLEEP),
-    ("/pooling", POOLING),
     ("/release_kv_cache_memory", SLEEP),
-    ("/rerank", POOLING),
     ("/reset_encoder_cache", SPEECH),
     ("/reset_mm_cache", SPEECH),
     ("/resume", SLEEP),
     ("/scale_elastic_ep", ELASTIC),
-    ("/score", POOLING),
     ("/sleep", SLEEP),
     ("/start_weight_update", WEIGHTS),
     ("/update_weights", WEIGHTS),
@@ -47,17 +42,12 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("/v1/completions/derender", RENDERING),
     ("/v1/completions/render", RENDERING),
     ("/v1/decisions", "use /v1/chat/completions"),
-    ("/v1/embeddings", POOLING),
     ("/v1/load_lora_adapter", ADAPTERS),
     ("/v1/messages/render", RENDERING),
     ("/v1/realtime", SPEECH),
-    ("/v1/rerank", POOLING),
     ("/v1/responses/render", RENDERING),
-    ("/v1/score", POOLING),
     ("/v1/systemone", "use /v1/chat/completions"),
     ("/v1/unload_lora_adapter", ADAPTERS),
-    ("/v2/embed", POOLING),
-    ("/v2/rerank", POOLING),
     ("/wake_up", SLEEP),
     ("/weight_info", WEIGHTS),
 ];
@@ -88,7 +78,7 @@ mod tests {
 
     #[test]
     fn routes_of_vllm_are_refused_by_name() {
-        assert_eq!(refuse("/v1/embeddings").status(), 404);
+        assert_eq!(refuse("/v1/realtime").status(), 404);
         assert_eq!(refuse("/v1/nonsense").status(), 404);
     }
 }

@@ -36,9 +36,12 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("ChatLogprobs", Object(&[has("content", List(&Named("TokenLogprob")), "One for each token")])),
     ("ChatMessage", Object(CHAT_MESSAGE)),
     ("ChunkChoice", Object(CHUNK_CHOICE)),
+    ("Classes", Object(CLASSES)),
+    ("CohereEmbeddings", Object(COHERE_EMBEDDINGS)),
     ("Completion", Object(COMPLETION)),
     ("CompletionChoice", Object(COMPLETION_CHOICE)),
     ("CompletionLogprobs", Object(COMPLETION_LOGPROBS)),
+    ("Embeddings", Object(EMBEDDINGS)),
     ("Error", Object(&[has("error", Object(ERROR), "")])),
     ("InputItem", Object(&[may("type", Text, "`message`, `function_call`, `function_call_output`, `reasoning`")])),
     ("Load", Object(&[has("server_load", COUNT, "Requests in flight")])),
@@ -53,7 +56,9 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("Model", Object(MODEL_CARD)),
     ("ModelList", Object(&[has("object", Word(&["list"]), ""), has("data", List(&Named("Model")), "")])),
     ("OpenApi", Object(&[has("openapi", Text, "The version of OpenAPI"), has("paths", Object(&[]), "")])),
+    ("Pooled", Object(POOLED)),
     ("PromptLogprob", Object(PROMPT_LOGPROB)),
+    ("Ranking", Object(RANKING)),
     ("Response", Object(RESPONSE)),
     (
         "ResponseDeleted",
@@ -79,6 +84,7 @@ pub const OBJECTS: &[(&str, Shape)] = &[
             may("parameters", Object(&[]), "JSON schema of its arguments"),
         ]),
     ),
+    ("Scores", Object(SCORES)),
     (
         "ServerInfo",
         Object(&[has("version", Text, ""), has("model", Text, ""), has("processes", List(&Object(&[])), "")]),
@@ -94,6 +100,91 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("Untokenized", Object(&[has("prompt", Text, "The tokens' text")])),
     ("Usage", Object(USAGE_MEMBERS)),
     ("Version", Object(&[has("version", Text, "Of this server")])),
+];
+
+const EMBEDDINGS: &[Member] = &[
+    has("id", Text, "`embd-…`"),
+    has("object", Word(&["list"]), ""),
+    CREATED,
+    MODEL,
+    has("data", List(&Object(EMBEDDING)), "One for each input"),
+    USAGE,
+];
+
+const CLASSES: &[Member] = &[
+    has("id", Text, "`classify-…`"),
+    has("object", Word(&["list"]), ""),
+    CREATED,
+    MODEL,
+    has("data", List(&Object(CLASS)), "One for each input"),
+    USAGE,
+];
+
+const CLASS: &[Member] = &[
+    INDEX,
+    may("label", Text, "The likeliest class's name"),
+    has("probs", List(&LOGPROB), "Of the classes, by number"),
+    has("num_classes", COUNT, ""),
+];
+
+const COHERE_EMBEDDINGS: &[Member] = &[
+    has("id", Text, "`embd-…`"),
+    has("embeddings", Object(&[]), "A list for each of `embedding_types`"),
+    has("texts", List(&Text), "The inputs"),
+    has("meta", Object(&[]), "Version and billed units"),
+    has("response_type", Word(&["embeddings_by_type"]), ""),
+];
+
+const POOLED: &[Member] = &[
+    has("id", Text, "`pool-…`"),
+    has("object", Word(&["list"]), ""),
+    CREATED,
+    MODEL,
+    has(
+        "data",
+        List(&Object(&[
+            INDEX,
+            has("object", Word(&["pooling"]), ""),
+            has("data", Either(&[List(&Any), Text]), "Numbers, a list of numbers a token, or base64"),
+        ])),
+        "One for each input",
+    ),
+    USAGE,
+];
+
+const RANKING: &[Member] = &[
+    has("id", Text, "`rerank-…`"),
+    MODEL,
+    has(
+        "results",
+        List(&Object(&[
+            has("index", COUNT, "Number of the document"),
+            has("relevance_score", LOGPROB, ""),
+            may("document", Object(&[has("text", Text, "")]), "Unless `return_documents` is false"),
+        ])),
+        "The most relevant first",
+    ),
+    has("meta", Object(&[]), "Version and billed units"),
+    USAGE,
+];
+
+const SCORES: &[Member] = &[
+    has("id", Text, "`score-…`"),
+    has("object", Word(&["list"]), ""),
+    CREATED,
+    MODEL,
+    has(
+        "data",
+        List(&Object(&[INDEX, has("object", Word(&["score"]), ""), has("score", LOGPROB, "")])),
+        "One for each pair",
+    ),
+    USAGE,
+];
+
+const EMBEDDING: &[Member] = &[
+    INDEX,
+    has("object", Word(&["embedding"]), ""),
+    has("embedding", Either(&[List(&LOGPROB), Text]), "Numbers, or base64"),
 ];
 
 const RESPONSE: &[Member] = &[

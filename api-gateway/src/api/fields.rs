@@ -4,6 +4,7 @@
 //! that the parser itself goes by. A test reads full bodies and fails where the parser asks for a field that has
 //! no row, or where a row's field is never asked for.
 
+mod pooling;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -95,7 +96,14 @@ pub fn of(body: Body) -> Vec<Field> {
 
 /// All rows.
 fn all() -> impl Iterator<Item = Field> {
-    table::FIELDS.iter().copied().chain(parameters()).chain(refusals()).chain(without_effect()).chain(of_responses())
+    table::FIELDS
+        .iter()
+        .chain(pooling::FIELDS)
+        .copied()
+        .chain(parameters())
+        .chain(refusals())
+        .chain(without_effect())
+        .chain(of_responses())
 }
 
 /// The sampling parameters that are numbers.

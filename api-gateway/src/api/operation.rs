@@ -108,13 +108,25 @@ pub enum Body {
     Detokenize,
     /// Of `/abort_requests`.
     AbortRequests,
+    /// Of `/v1/embeddings`.
+    Embeddings,
+    /// Of `/classify`.
+    Classify,
+    /// Of `/score` and `/v1/score`.
+    Score,
+    /// Of `/rerank`, `/v1/rerank` and `/v2/rerank`.
+    Rerank,
+    /// Of `/pooling`.
+    Pooling,
+    /// Of `/v2/embed`.
+    CohereEmbed,
     /// Of `/start_profile`.
     StartProfile,
 }
 
 impl Body {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 15] = [
         Self::Chat,
         Self::Completion,
         Self::Responses,
@@ -123,6 +135,12 @@ impl Body {
         Self::Tokenize,
         Self::Detokenize,
         Self::AbortRequests,
+        Self::Embeddings,
+        Self::Classify,
+        Self::Score,
+        Self::Rerank,
+        Self::Pooling,
+        Self::CohereEmbed,
         Self::StartProfile,
     ];
 
@@ -137,6 +155,12 @@ impl Body {
             Self::Tokenize => "TokenizeRequest",
             Self::Detokenize => "DetokenizeRequest",
             Self::AbortRequests => "AbortRequests",
+            Self::Embeddings => "EmbeddingsRequest",
+            Self::Classify => "ClassifyRequest",
+            Self::Score => "ScoreRequest",
+            Self::Rerank => "RerankRequest",
+            Self::Pooling => "PoolingRequest",
+            Self::CohereEmbed => "CohereEmbedRequest",
             Self::StartProfile => "StartProfile",
         }
     }

@@ -19,6 +19,8 @@ pub struct ChoiceUpdate {
     pub logprobs: Vec<TextLogprobs>,
     /// Log-probabilities of the prompt, once, when asked for.
     pub prompt_logprobs: Vec<TextLogprobs>,
+    /// What was pooled of the prompt.
+    pub pooled: Vec<f32>,
     /// Why the choice ended, if it did.
     pub finish: Option<FinishReason>,
     /// The stop string that ended it.
@@ -39,6 +41,7 @@ impl ChoiceUpdate {
         append(&mut self.token_ids, delta.token_ids);
         append(&mut self.logprobs, delta.logprobs);
         append(&mut self.prompt_logprobs, delta.prompt_logprobs);
+        append(&mut self.pooled, delta.pooled);
         if finish != FinishReason::Unspecified {
             self.finish = Some(finish);
             self.stop_text = delta.stop_text;

@@ -9,9 +9,9 @@ use std::{
 };
 
 use parking_lot::RwLock;
-use proto::ModelInfo;
+use proto::{ModelInfo, PoolingInfo};
 
-use crate::{config::Config, defaults::Defaults, engine::peers::Peers, openai::params::Limits};
+use crate::{config::Config, defaults::Defaults, engine::peers::Peers, error::ApiError, openai::params::Limits};
 
 /// Between two questions to a process that does not know its model yet.
 const RETRY: Duration = Duration::from_millis(20);
@@ -23,6 +23,10 @@ pub struct Model {
     max_model_len: RwLock<Option<u32>>,
     /// Why prompts are not looked up in a prefix cache; empty where they are.
     prefix_cache_off: RwLock<String>,
+    /// What the model gives, if it pools.
+    pooling: RwLock<Option<Arc<PoolingInfo>>>,
+    /// Set once the scheduler has told what the model is run for.
+    serves_known: AtomicBool,
     /// Set once the tokenizer has told what it knows. Before, sampling defaults would be wrong.
     learned: AtomicBool,
 }
@@ -50,6 +54,8 @@ impl Model {
             limits: RwLock::new(Arc::new(limits)),
             max_model_len: RwLock::new(None),
             prefix_cache_off: RwLock::default(),
+            pooling: RwLock::default(),
+            serves_known: AtomicBool::new(false),
             learned: AtomicBool::new(false),
         }
     }
@@ -62,6 +68,14 @@ impl Model {
     /// Whether requests can be read: the model's sampling defaults are known.
     pub fn is_known(&self) -> bool {
         self.learned.load(Ordering::Acquire)
+    }
+
+    /// What the model gives, if it pools; absent of one that generates text. Fails while that is not known.
+    pub fn pooling(&self) -> Result<Option<Arc<PoolingInfo>>, ApiError> {
+        match self.is_known() && self.serves_known.load(Ordering::Acquire) {
+            true => Ok(self.pooling.read().clone()),
+            false => Err(ApiError::unavailable("The server is starting, try again.")),
+        }
     }
 
     /// Longest sequence, once known.
@@ -91,6 +105,7 @@ impl Model {
     pub fn learn_from_scheduler(&self, info: &ModelInfo) {
         *self.max_model_len.write() = Some(info.max_model_len);
         self.prefix_cache_off.write().clone_from(&info.prefix_cache_off);
+        *self.pooling.write() = info.pooling.clone().map(Arc::new);
         self.forget_zero();
     }
 
@@ -109,6 +124,7 @@ impl Model {
         if let Some(info) = ask(peers.scheduler()).await {
             self.learn_from_scheduler(&info);
         }
+        self.serves_known.store(true, Ordering::Release);
     }
 }
 

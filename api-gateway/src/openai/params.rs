@@ -258,7 +258,8 @@ fn output(
     })
 }
 
-fn cache_salt(fields: &mut Fields<'_>) -> Result<String, ApiError> {
+/// What separates tenants in the prefix cache.
+pub fn cache_salt(fields: &mut Fields<'_>) -> Result<String, ApiError> {
     match fields.text("cache_salt")? {
         Some(salt) if salt.is_empty() => {
             Err(ApiError::field("cache_salt", "`cache_salt` must be a non-empty string if provided."))
@@ -267,7 +268,8 @@ fn cache_salt(fields: &mut Fields<'_>) -> Result<String, ApiError> {
     }
 }
 
-fn truncate(fields: &mut Fields<'_>) -> Result<Option<i32>, ApiError> {
+/// How many tokens of a prompt are kept at most; -1: as many as fit.
+pub fn truncate(fields: &mut Fields<'_>) -> Result<Option<i32>, ApiError> {
     const NAME: &str = "truncate_prompt_tokens";
     match fields.whole_in(NAME, -1..=i32::MAX.into())? {
         Some(0) => Err(ApiError::field(NAME, "`truncate_prompt_tokens` must be -1 or at least 1, got 0.")),
@@ -275,7 +277,8 @@ fn truncate(fields: &mut Fields<'_>) -> Result<Option<i32>, ApiError> {
     }
 }
 
-fn truncation_side(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
+/// Whether truncation keeps the beginning.
+pub fn truncation_side(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
     match fields.text("truncation_side")?.as_deref() {
         None | Some("left") => Ok(false),
         Some("right") => Ok(true),

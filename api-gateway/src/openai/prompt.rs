@@ -55,7 +55,7 @@ fn check(kind: &prompt::Kind, limits: &Limits) -> Result<(), ApiError> {
         prompt::Kind::Text(text) if text.is_empty() => Err(empty()),
         prompt::Kind::Ids(ids) if ids.ids.is_empty() => Err(empty()),
         prompt::Kind::Ids(ids) => ids.ids.iter().try_for_each(|id| limits.check_token(NAME, *id)),
-        prompt::Kind::Text(_) | prompt::Kind::Chat(_) => Ok(()),
+        prompt::Kind::Text(_) | prompt::Kind::Chat(_) | prompt::Kind::Pair(_) => Ok(()),
     }
 }
 

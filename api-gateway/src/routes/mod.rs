@@ -1,10 +1,13 @@
 //! The routes, one file each, and the table of them.
 
 mod chat_completions;
+mod classify;
+mod cohere_embed;
 mod completions;
 pub mod detokenize;
 pub mod development;
 mod documentation;
+mod embeddings;
 mod health;
 mod invocations;
 mod load;
@@ -12,8 +15,11 @@ mod messages;
 mod metrics;
 mod models;
 mod ping;
+mod pooled;
 mod profile;
+mod rerank;
 mod responses;
+mod score;
 pub mod tokenize;
 mod tokenizer_info;
 mod version;
@@ -33,8 +39,9 @@ use crate::{
 pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-pub const ROUTES: [Route; 26] = [
+pub const ROUTES: [Route; 35] = [
     development::ABORT,
+    classify::ROUTE,
     detokenize::ROUTE,
     documentation::PAGE,
     health::ROUTE,
@@ -43,7 +50,10 @@ pub const ROUTES: [Route; 26] = [
     metrics::ROUTE,
     documentation::OPENAPI,
     ping::ROUTE,
+    pooled::ROUTE,
+    rerank::ROUTE,
     development::RESET_CACHE,
+    score::ROUTE,
     development::INFO,
     profile::START,
     profile::STOP,
@@ -51,14 +61,19 @@ pub const ROUTES: [Route; 26] = [
     tokenizer_info::ROUTE,
     chat_completions::ROUTE,
     completions::ROUTE,
+    embeddings::ROUTE,
     messages::ROUTE,
     messages::COUNT,
     models::ROUTE,
     models::ONE,
+    rerank::V1,
     responses::ROUTE,
     responses::ONE,
     responses::CANCEL,
     responses::INPUT_ITEMS,
+    score::V1,
+    cohere_embed::ROUTE,
+    rerank::V2,
     version::ROUTE,
 ];
 

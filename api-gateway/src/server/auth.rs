@@ -6,7 +6,8 @@ use http::{HeaderMap, Method, StatusCode, header};
 use crate::error::json_response;
 
 /// Prefixes of the paths that need a key.
-const GUARDED: [&str; 5] = ["/cohere", "/inference", "/invocations", "/v1", "/v2"];
+const GUARDED: [&str; 9] =
+    ["/classify", "/cohere", "/inference", "/invocations", "/pooling", "/rerank", "/score", "/v1", "/v2"];
 
 /// The header in which Anthropic's clients present their key.
 pub const ANTHROPIC_KEY: &str = "x-api-key";

@@ -9,6 +9,7 @@ mod engine;
 mod failures;
 mod garbage;
 mod limits;
+mod pooling;
 mod responses;
 mod shapes;
 mod stage;

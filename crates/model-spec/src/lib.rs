@@ -15,6 +15,7 @@ mod feed_forward;
 mod fingerprint;
 mod gguf;
 mod latent;
+mod mask;
 mod mlp;
 mod moe;
 mod nearest;
@@ -32,6 +33,7 @@ pub use feed_forward::FeedForwardSpec;
 pub use fingerprint::fingerprint;
 pub use gguf::GgufFamily;
 pub use latent::LatentSpec;
+pub use mask::Mask;
 pub use mlp::{Activation, MlpKind, MlpSpec};
 pub use moe::{ExpertGroups, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec};
 pub use nearest::nearest;
@@ -40,6 +42,6 @@ pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes};
 pub use spec::{
-    AttentionSpec, Biases, ClassesSpec, DType, EmbeddingSpec, HeadSpec, LayerNorms, LayerSpec, LogitsSpec, MixerSpec,
-    ModelSpec, Position, PositionTable, QkNorm, Residual,
+    AttentionSpec, Biases, ClassesSpec, DType, DenseSpec, EmbeddingSpec, HeadActivation, HeadSpec, LayerNorms,
+    LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, PositionTable, QkNorm, Residual, ScoredTokens, TokenClasses,
 };

@@ -12,6 +12,8 @@
 
 use crate::feed_forward::FeedForwardSpec;
 use crate::latent::LatentSpec;
+use crate::mask::Mask;
+use crate::mlp::Activation;
 use crate::norm::NormSpec;
 use crate::recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 use crate::rope::RopeSpec;
@@ -81,7 +83,8 @@ impl DType {
     }
 }
 
-/// From tokens to the residual stream: `norm(project_in(scale * table[token]) + positions[position + offset])`.
+/// From tokens to the residual stream:
+/// `norm(project_in(scale * table[token]) + token_types[type] + positions[position + offset])`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingSpec {
     /// Width of the table, and of the head's rows. Where it is not `hidden_size`, a projection without bias stands
@@ -89,6 +92,8 @@ pub struct EmbeddingSpec {
     pub width: usize,
     /// Multiplies the looked-up row (Gemma: `sqrt(hidden)`); 1 otherwise.
     pub scale: f32,
+    /// Learned types of tokens, added: as many rows (BERT: which text of a pair).
+    pub token_types: Option<usize>,
     /// Learned positions, added.
     pub positions: Option<PositionTable>,
     /// Norm at the end (BLOOM).
@@ -98,7 +103,7 @@ pub struct EmbeddingSpec {
 impl EmbeddingSpec {
     /// A table of rows as wide as the residual stream, and nothing else.
     pub fn plain(hidden_size: usize) -> Self {
-        Self { width: hidden_size, scale: 1.0, positions: None, norm: None }
+        Self { width: hidden_size, scale: 1.0, token_types: None, positions: None, norm: None }
     }
 }
 
@@ -159,13 +164,61 @@ pub struct LogitsSpec {
     pub soft_cap: Option<f32>,
 }
 
-/// From the residual stream to class scores: a matrix `[count, hidden]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// From the residual stream to class scores: `classifier(dense(row))`, the classifier a matrix `[count, hidden]`.
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClassesSpec {
     /// Classes.
     pub count: usize,
+    /// The classifier has a bias.
+    pub bias: bool,
+    /// What stands before the classifier.
+    pub dense: Option<DenseSpec>,
+    /// What is scored.
+    pub of: ScoredTokens,
+    /// The classifier's rows are these tokens' of the causal head; absent: it has its own.
+    pub tokens: Option<TokenClasses>,
+}
+
+/// Two tokens whose logits are class scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenClasses {
+    /// The tokens, by class.
+    pub tokens: [u32; 2],
+    /// The head is the embedding's matrix.
+    pub tied: bool,
+}
+
+/// A linear layer as wide as the residual stream: `norm(activation(W x + b))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DenseSpec {
+    /// Non-linearity.
+    pub activation: HeadActivation,
     /// There is a bias.
     pub bias: bool,
+    /// Norm at the end.
+    pub norm: Option<NormSpec>,
+}
+
+/// Non-linearities of heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HeadActivation {
+    /// Hyperbolic tangent.
+    Tanh,
+    /// One that MLPs have.
+    Of(Activation),
+}
+
+/// Which tokens class scores are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScoredTokens {
+    /// The first.
+    First,
+    /// The last.
+    Last,
+    /// The mean over all.
+    Mean,
+    /// Each for itself.
+    Each,
 }
 
 /// One layer.
@@ -276,7 +329,9 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Where a token stands.
     pub position: Position,
-    /// A token sees itself and `window - 1` tokens before it; absent: all before it.
+    /// Which tokens a token sees, as far as the window reaches.
+    pub mask: Mask,
+    /// A token sees itself and `window - 1` tokens before it, and as many after it where it sees those; absent: all.
     pub window: Option<usize>,
     /// `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,

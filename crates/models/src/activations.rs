@@ -156,7 +156,10 @@ impl OutputActivations {
                 }
                 buffers.exact("logits", 1, head.width, backend)
             }
-            Head::Classes { count, .. } => buffers.exact("classes", 1, *count, backend),
+            Head::Classes(classes) => {
+                projected = classes.dense.as_ref().map(|_| buffers.exact("dense rows", 1, hidden, backend));
+                buffers.exact("classes", 1, classes.count, backend)
+            }
             Head::Hidden if output.norm.is_some() => buffers.exact("hidden states", 1, hidden, backend),
             Head::Hidden => picked,
         };

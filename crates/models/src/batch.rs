@@ -4,6 +4,7 @@ use kernels::ops::{Batch, Sequence};
 use kernels::sample::{SampleRow, slot_of};
 
 use crate::error::ForwardError;
+use crate::network::Step;
 
 /// What a sequence may name: blocks and slots.
 #[derive(Clone, Copy)]
@@ -105,6 +106,22 @@ pub(crate) fn check_output_rows(logit_rows: &[u32], rows: usize, max: usize) -> 
     }
     let ascending = logit_rows.is_sorted_by(|a, b| a < b);
     if !ascending || logit_rows.last().is_some_and(|&row| row as usize >= rows) {
+        return Err(ForwardError::LogitRows { rows });
+    }
+    Ok(())
+}
+
+/// Checks that rows whose means a head is asked for are rows of the batch.
+pub(crate) fn check_means(step: Step<'_>, max: usize) -> Result<(), ForwardError> {
+    let (rows, means) = (step.batch.tokens.len(), step.means);
+    if !step.token_types.is_empty() && step.token_types.len() != rows {
+        return Err(ForwardError::LogitRows { rows });
+    }
+    if means.len() > max {
+        return Err(ForwardError::Rows { what: "means", rows: means.len(), max });
+    }
+    let inside = means.iter().all(|mean| mean.start < mean.end && mean.end <= rows);
+    if !inside || !(means.is_empty() || step.output_rows.is_empty()) {
         return Err(ForwardError::LogitRows { rows });
     }
     Ok(())

@@ -38,6 +38,8 @@ pub(crate) struct TokenCache {
     pub shared: bool,
     /// A token sees itself and `window - 1` before it; absent: all.
     pub window: Option<usize>,
+    /// Nothing is read after the step that wrote it, so that all layers may use one memory.
+    pub scratch: bool,
 }
 
 impl TokenCache {
@@ -121,7 +123,8 @@ pub(crate) fn arrange(layers: &[CacheSpec]) -> Arrangement {
         let mut taken = vec![false; memories.len()];
         for &layer in members {
             let Some(shape) = layers[layer].tokens.map(TokenCache::shape) else { continue };
-            let free = (0..memories.len()).find(|&memory| memories[memory] == shape && !taken[memory]);
+            let fits = |&memory: &usize| memories[memory] == shape && (shape.scratch || !taken[memory]);
+            let free = (0..memories.len()).find(fits);
             let memory = free.unwrap_or_else(|| {
                 memories.push(shape);
                 taken.push(false);
@@ -198,7 +201,8 @@ mod tests {
     use super::*;
 
     fn specs(windows: &[Option<usize>]) -> Vec<CacheSpec> {
-        let tokens = |window| TokenCache { kv_heads: 2, head_dim: 8, v_head_dim: 8, shared: false, window };
+        let tokens =
+            |window| TokenCache { kv_heads: 2, head_dim: 8, v_head_dim: 8, shared: false, window, scratch: false };
         windows.iter().map(|&window| CacheSpec { tokens: Some(tokens(window)), states: Vec::new() }).collect()
     }
 

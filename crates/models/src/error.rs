@@ -177,6 +177,18 @@ pub enum LoadError {
         /// Its class.
         architecture: String,
     },
+    /// A model that is to pool, and not to be converted.
+    #[error("{architecture} generates text; --convert embed makes it give embeddings, --runner generate texts")]
+    NotPooling {
+        /// Its class.
+        architecture: String,
+    },
+    /// A model without class scores that is to classify.
+    #[error("--convert classify: {architecture} has no class scores; only models with a head for them classify")]
+    NoClasses {
+        /// Its class.
+        architecture: String,
+    },
     /// The device failed, or its memory did not suffice.
     #[error("{0}")]
     Device(String),

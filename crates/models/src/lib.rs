@@ -19,6 +19,7 @@ mod mixer;
 mod model;
 mod network;
 mod placement;
+pub mod pooling;
 mod quant;
 mod ranks;
 mod runner;
@@ -26,7 +27,7 @@ mod shapes;
 mod tp;
 mod weights;
 
-pub use arch::supported;
+pub use arch::{pooled, supported};
 pub use cache::{CacheGroup, CacheLayout};
 pub use device::Device;
 pub use error::{ForwardError, LoadError};
@@ -34,5 +35,5 @@ pub use load::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Progres
 pub use model::{Logits, Memory, Model};
 pub use network::{Network, Observer, Outputs, Step};
 pub use placement::{Placement, Stage};
-pub use runner::Runner;
+pub use runner::{PooledRows, PooledStep, Runner};
 pub use weights::save_random;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
 use model_files::Format;
-use model_spec::{HeadSpec, LayerSpec, MixerSpec, ModelSpec};
+use model_spec::{ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, ScoredTokens, TokenClasses};
 
 use crate::activations::Buffers;
 use crate::arch::{self, Description};
@@ -98,6 +98,8 @@ pub enum NetworkHead {
     Stored,
     /// Hidden states after the last norm, of any checkpoint. Its head is not loaded.
     Hidden,
+    /// The last token's logits of two tokens, as class scores: of a checkpoint that generates text.
+    Tokens([u32; 2]),
 }
 
 /// How far loading has come.
@@ -168,10 +170,26 @@ fn describe(dir: &Path, options: &LoadOptions) -> Result<Description, LoadError>
     let mut description = arch::read(dir)?;
     let spec = &mut description.spec;
     spec.context_len = options.max_len.map_or(spec.context_len, |len| len.min(spec.context_len));
-    if options.head == NetworkHead::Hidden {
-        spec.head = HeadSpec::Hidden;
+    match options.head {
+        NetworkHead::Stored => {}
+        NetworkHead::Hidden => spec.head = HeadSpec::Hidden,
+        NetworkHead::Tokens(tokens) => spec.head = token_classes(spec, tokens)?,
     }
     Ok(description)
+}
+
+/// Logits of two tokens as class scores.
+fn token_classes(spec: &ModelSpec, tokens: [u32; 2]) -> Result<HeadSpec, LoadError> {
+    let plain = |logits: &&LogitsSpec| !logits.unit_rows && !logits.bias && spec.embedding.width == spec.hidden_size;
+    let Some(logits) = spec.head.logits().filter(plain) else {
+        return Err(LoadError::NoClasses { architecture: spec.architecture.clone() });
+    };
+    if let Some(token) = tokens.iter().find(|token| **token as usize >= spec.vocab_size) {
+        let (what, value) = ("a token of classifier_from_token", *token as usize);
+        return Err(LoadError::Option { what, value, reason: "it must be of the vocabulary" });
+    }
+    let tokens = Some(TokenClasses { tokens, tied: logits.tied });
+    Ok(HeadSpec::Classes(ClassesSpec { count: 2, bias: false, dense: None, of: ScoredTokens::Last, tokens }))
 }
 
 /// A network that is being loaded.

@@ -128,7 +128,7 @@ impl Scheduler {
         sequence.confirm(row, 1);
         sequence.times.first_token_us.get_or_insert(now_us);
         sequence.times.last_token_us = now_us;
-        self.out.pooled.push(Pooled { sequence: sequence.id.0, values: values.to_vec() });
+        self.out.pooled.push(Pooled { sequence: sequence.id.0, values: values.to_vec(), more: false });
         self.hash_blocks(row.index);
         self.report_finished(row.index, FinishReason::Stop, None);
         self.end_choice(row.index, End::Stop, now_us);

@@ -15,6 +15,8 @@ pub enum Policy {
 pub struct Features {
     /// Pool hidden states.
     pub pooling: bool,
+    /// Nothing else: they generate no text.
+    pub only_pooling: bool,
     /// Run requests with adapters.
     pub adapters: bool,
     /// Take images, videos and sounds in prompts.

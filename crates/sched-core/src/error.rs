@@ -89,6 +89,11 @@ pub enum Refusal {
     /// A live request has this key already: a bug of the sender.
     #[error("A request with this key is already there")]
     Duplicate,
+    /// The workers' model generates no text.
+    #[error(
+        "The model pools prompts and generates no text: see /v1/embeddings, /classify, /score, /rerank and /pooling"
+    )]
+    OnlyPooling,
     /// A request that is pooled has nothing to do with this field.
     #[error("'{0}' has no meaning for a request that is pooled")]
     NotForPooling(&'static str),
@@ -146,6 +151,7 @@ impl Refusal {
             | Self::TokenOutOfRange { .. }
             | Self::Choices { .. }
             | Self::NotForPooling(_)
+            | Self::OnlyPooling
             | Self::NotForBeams(_)
             | Self::RecurrentBeams
             | Self::NeverFits { .. } => Kind::Invalid,

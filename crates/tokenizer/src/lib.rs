@@ -20,4 +20,4 @@ pub use decode::{Context, DecodeOptions, IncrementalDecoder};
 pub use error::TokenizerError;
 pub use shape::DecoderShape;
 pub use special::SpecialTokens;
-pub use tokenizer::{ModelKind, TokenKind, Tokenizer};
+pub use tokenizer::{EncodedPair, ModelKind, Pair, TokenKind, Tokenizer};

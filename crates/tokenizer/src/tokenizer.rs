@@ -35,6 +35,26 @@ pub enum TokenKind<'a> {
     Absent,
 }
 
+/// Two texts that belong together.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair<'a> {
+    /// The first.
+    pub first: &'a str,
+    /// The second.
+    pub second: &'a str,
+    /// Put what the model's template adds between and around them.
+    pub add_special_tokens: bool,
+}
+
+/// Two texts as one prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedPair {
+    /// Their tokens.
+    pub ids: Vec<u32>,
+    /// The first token of the second type; absent where the model's template has one type alone.
+    pub second: Option<usize>,
+}
+
 /// One model's tokenizer. Shared freely between threads.
 pub struct Tokenizer {
     reference: Reference,
@@ -66,6 +86,28 @@ impl Tokenizer {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(TokenizerError::Encode { reason: error.to_string() }),
         }
+    }
+
+    /// Two texts as one prompt, with what the model's template puts between and around them. Of a prompt longer than
+    /// `most` tokens the ends of the texts are left out, the second one's first.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_pair(&self, pair: Pair<'_>, most: Option<usize>) -> Result<EncodedPair, TokenizerError> {
+        let Pair { first, second, add_special_tokens } = pair;
+        let encoded = self.reference.encode((first, second), add_special_tokens);
+        let encoding = encoded.map_err(|error| TokenizerError::Encode { reason: error.to_string() })?;
+        let (mut ids, mut types) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
+        let mut texts = encoding.get_sequence_ids();
+        while most.is_some_and(|most| ids.len() > most) {
+            let of = |text| texts.iter().rposition(|of| *of == Some(text));
+            let Some(last) = of(1).or_else(|| of(0)).or_else(|| ids.len().checked_sub(1)) else { break };
+            ids.remove(last);
+            types.remove(last);
+            texts.remove(last);
+        }
+        let second = types.iter().position(|kind| *kind > 0);
+        Ok(EncodedPair { ids, second })
     }
 
     /// The text of `ids`, all at once. Ids that name no token are skipped.

@@ -208,6 +208,19 @@ impl Ops for CudaBackend {
         );
     }
 
+    fn add_entries(&mut self, table: Table, entries: &[u32], x: Act) {
+        self.append(Op::Opaque("add_entries"));
+        let (table, x) = (&self.tables[table.0 as usize], self.acts.view(x));
+        assert_eq!((x.dtype, x.width, x.rows), (DType::F32, table.cols, entries.len()), "what entries are added to");
+        let [rows, width] = [table.rows, table.cols].map(|number| number as u32);
+        let entries = self.batch.select(&mut self.device, entries);
+        self.device.launch(
+            Name::of("add_positions", &[table.dtype]),
+            Shape::rows(x.rows, x.width),
+            args![table.ptr(), entries, x.ptr, 0_u32, rows, width],
+        );
+    }
+
     fn norm(&mut self, x: Act, norm: Norm, out: Act) {
         let x = self.acts.view(x);
         let out = self.acts.target(out, x.rows, x.width);

@@ -205,6 +205,11 @@ impl Ops for CpuBackend {
         layers::embed::add_positions(&mut self.pool, table, &self.batch.positions, offset, self.acts.view(x));
     }
 
+    fn add_entries(&mut self, table: Table, entries: &[u32], x: Act) {
+        let table = &self.tables[table.0 as usize];
+        layers::embed::add_positions(&mut self.pool, table, entries, 0, self.acts.view(x));
+    }
+
     fn norm(&mut self, x: Act, norm: Norm, out: Act) {
         let x = self.acts.view(x);
         let out = self.acts.target(out, x.rows, x.width);

@@ -1,6 +1,6 @@
 //! What attention is told: rotation, heads, what it does beside softmax, and the shape of the memory it reads.
 
-use super::{DType, KvDType, RopeStyle, Vector};
+use super::{DType, KvDType, Mask, RopeStyle, Vector};
 
 /// Rotary embedding parameters of a layer.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -35,7 +35,7 @@ pub struct Attention {
     pub heads: Heads,
     /// Score scale.
     pub scale: f32,
-    /// A token sees itself and `window - 1` tokens before it; absent: all.
+    /// A token sees itself and `window - 1` tokens before it, and as many after it where it sees those; absent: all.
     pub window: Option<usize>,
     /// `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
@@ -43,6 +43,8 @@ pub struct Attention {
     pub sinks: Option<Vector>,
     /// ALiBi slope of each query head `[heads.q]`.
     pub alibi: Option<Vector>,
+    /// Which tokens a token sees, as far as the window reaches.
+    pub mask: Mask,
 }
 
 /// Attention of layers that are still to be loaded.

@@ -27,6 +27,30 @@ pub struct Sequence<'a> {
     pub slot: usize,
 }
 
+/// Means over rows of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct RowMeans<'a> {
+    /// The rows of each mean; none is empty.
+    pub ranges: &'a [std::ops::Range<usize>],
+    /// Columns of the buffer.
+    pub width: usize,
+}
+
+impl RowMeans<'_> {
+    /// The means of `rows` `[_, width]`, one after the other. Rows are added in order.
+    pub fn compute(self, rows: &[f32]) -> Vec<f32> {
+        let mut means = vec![0.0; self.ranges.len() * self.width];
+        for (range, mean) in self.ranges.iter().zip(means.chunks_exact_mut(self.width)) {
+            for row in rows[range.start * self.width..range.end * self.width].chunks_exact(self.width) {
+                mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            }
+            let count = range.len() as f32;
+            mean.iter_mut().for_each(|sum| *sum /= count);
+        }
+        means
+    }
+}
+
 /// Some rows of a step, for example those whose logits are wanted.
 #[derive(Clone, Copy, Debug)]
 pub struct RowSelection<'a> {

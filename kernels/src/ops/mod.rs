@@ -23,7 +23,7 @@ mod shapes;
 mod step_preference;
 
 pub use attention::{Attention, ExpectedAttention, Heads, KvScales, KvShape, Rope};
-pub use batch::{Batch, RowSelection, Sequence};
+pub use batch::{Batch, RowMeans, RowSelection, Sequence};
 pub use capture::{Capture, CaptureError, CaptureOwner, CaptureSize};
 pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement};
 pub use device::{Device, DeviceMemory, Timing};
@@ -35,7 +35,7 @@ pub use host::{
 pub use kv_dtype::KvDType;
 pub use limits::ShapeLimits;
 pub use load::Load;
-pub use model_spec::{Activation, DType, ExpertGroups, NormKind, RopeStyle, RouterScore};
+pub use model_spec::{Activation, DType, ExpertGroups, Mask, NormKind, RopeStyle, RouterScore};
 pub use moe::{GatedExperts, Routing};
 pub use noise::{Noise, NoiseRows, mix};
 pub use operations::Ops;

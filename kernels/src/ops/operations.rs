@@ -2,8 +2,8 @@
 
 use super::{
     Act, Activation, Attention, Batch, CaptureOwner, Cols, Conv, DeltaInput, DeltaRule, Epilogue, ExpertRouting,
-    GatedExperts, HeadColumns, Heads, KvLayer, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, Scan, ScanInput,
-    Table, Vector,
+    GatedExperts, HeadColumns, Heads, KvLayer, Matrix, MatrixGroup, Norm, Rope, Routing, RowMeans, RowSelection, Scan,
+    ScanInput, Table, Vector,
 };
 
 /// Runs the operations of a forward pass in order.
@@ -25,6 +25,8 @@ pub trait Ops {
     fn embed(&mut self, table: Table, first_entry: u32, scale: f32, out: Act);
     /// `x[row] += table[position(row) + offset]` (learned positions). The entries exist.
     fn add_positions(&mut self, table: Table, offset: usize, x: Act);
+    /// `x[row] += table[entries[row]]` (types of tokens). The entries exist, one a row.
+    fn add_entries(&mut self, table: Table, entries: &[u32], x: Act);
     /// `out = norm(x)`; `out` may be `x`.
     fn norm(&mut self, x: Act, norm: Norm, out: Act);
     /// `residual += delta; out = norm(residual)`. The content of `delta` is undefined afterwards.
@@ -50,7 +52,7 @@ pub trait Ops {
     /// Rotates q and k of `qkv` (`[q | k | v]` in each row; `rope` absent: no rotation) in place, and writes k and v to
     /// the cache.
     fn rope_and_cache(&mut self, qkv: Act, heads: Heads, rope: Option<Rope>, kv: KvLayer);
-    /// Causal attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`.
+    /// Attention of the batch's q (in `qkv`) over the paged cache; `out` is `[rows, heads.q * heads.v_dim]`.
     /// With a bf16 cache the backend may round queries and softmax weights to bf16; with an f32 cache it must not.
     /// `only`: the rows that are read later, about one of each sequence; the values of other rows are undefined.
     fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, only: Option<RowSelection<'_>>, out: Act);
@@ -86,6 +88,14 @@ pub trait Ops {
     fn soft_cap(&mut self, x: Act, cap: f32);
     /// `out[i] = x[rows[i]]`; later operations on `out` see `rows.len()` rows.
     fn gather(&mut self, x: Act, selection: RowSelection<'_>, out: Act);
+    /// `out[i]` is the mean over some rows of `x`, which is in f32; later operations on `out` see as many rows as there
+    /// are means.
+    fn mean_rows(&mut self, x: Act, means: RowMeans<'_>, out: Act) {
+        let firsts: Vec<u32> = means.ranges.iter().map(|range| range.start as u32).collect();
+        let computed = means.compute(self.read(x));
+        self.gather(x, RowSelection { rows: &firsts }, out);
+        self.host_mut(out).copy_from_slice(&computed);
+    }
     /// Copies whole KV blocks within a memory: `from[i]` to `to[i]`.
     fn copy_blocks(&mut self, kv: KvLayer, from: &[u32], to: &[u32]);
     /// The rows of `x` on the host, for reading: `[rows, width]`. Waits for the device.

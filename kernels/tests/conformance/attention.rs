@@ -3,7 +3,7 @@
 
 use super::{Random, backends, check, check_relative, filled_in, poisoned};
 use kernels::ops::{
-    Attention, Backend, Batch, DType, Heads, KvDType, KvLayer, KvScales, KvShape, Rope, RopeStyle, RowSelection,
+    Attention, Backend, Batch, DType, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, Rope, RopeStyle, RowSelection,
     Sequence,
 };
 
@@ -107,11 +107,21 @@ pub struct Extras {
     pub scale: Option<f32>,
     /// What the cache keeps keys and values divided by.
     pub scales: KvScales,
+    pub mask: Mask,
 }
 
-/// One query head of one row, over a sequence's qkv rows `0 ..= position`, whose k and v are as the cache keeps them.
-fn reference(history: &[Vec<f32>], heads: Heads, head: usize, scale: f32, extras: &Extras) -> Vec<f64> {
-    let position = history.len() - 1;
+/// One query head of a row.
+#[derive(Clone, Copy)]
+struct Query {
+    position: usize,
+    heads: Heads,
+    head: usize,
+}
+
+/// One query head of the row at `position`, over a sequence's qkv rows, whose k and v are as the cache keeps them.
+fn reference(rows: &[Vec<f32>], query: Query, scale: f32, extras: &Extras) -> Vec<f64> {
+    let Query { position, heads, head } = query;
+    let history = &rows[..extras.mask.end(position, rows.len(), extras.window)];
     let kv = head / (heads.q / heads.kv);
     let query = &history[position][head * heads.dim..][..heads.dim];
     let first = extras.window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -124,7 +134,7 @@ fn reference(history: &[Vec<f32>], heads: Heads, head: usize, scale: f32, extras
             score = f64::from(cap) * (score / f64::from(cap)).tanh();
         }
         if let Some(slopes) = &extras.alibi {
-            score += f64::from(slopes[head]) * (at as f64 - position as f64);
+            score -= f64::from(slopes[head]) * (at as f64 - position as f64).abs();
         }
         scores.push(score);
     }
@@ -171,10 +181,9 @@ fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
             row[keys..values].iter_mut().for_each(|x| kept(x, case.extras.scales.key));
             row[values..].iter_mut().for_each(|x| kept(x, case.extras.scales.value));
         }
-        all.extend(
-            samples(part, heads)
-                .map(|(step, head)| reference(&rows[..=part.start + step], heads, head, scale, case.extras)),
-        );
+        all.extend(samples(part, heads).map(|(step, head)| {
+            reference(&rows, Query { position: part.start + step, heads, head }, scale, case.extras)
+        }));
     }
     all
 }
@@ -207,6 +216,7 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
             soft_cap: extras.soft_cap,
             sinks: extras.sinks.as_ref().map(|sinks| backend.load_vector(sinks)),
             alibi: extras.alibi.as_ref().map(|slopes| backend.load_vector(slopes)),
+            mask: extras.mask,
         };
         let out = backend.new_rounded_act(parts.iter().map(|part| part.rows).sum(), heads.q * heads.v_dim, acts);
         backend.host_mut(out).fill(f32::NAN);
@@ -346,6 +356,28 @@ fn scales_of_keys_and_values() {
 }
 
 #[test]
+fn tokens_after_a_token_are_seen() {
+    let part = |sequence, rows| Part { sequence, start: 0, rows };
+    let mut backends = backends();
+    let parts = [part(0, 1), part(1, 70), part(2, 9), part(3, 300)];
+    let mask = Mask::Bidirectional;
+    for heads in [Heads { q: 3, kv: 3, dim: 32, v_dim: 32 }, Heads { q: 4, kv: 2, dim: 64, v_dim: 64 }] {
+        let slopes: Vec<f32> = (0..heads.q).map(|head| 0.5_f32.powi(head as i32 + 1)).collect();
+        for extras in &[
+            Extras { mask, ..Extras::default() },
+            Extras { mask, window: Some(9), ..Extras::default() },
+            Extras { mask, window: Some(130), ..Extras::default() },
+            Extras { mask, alibi: Some(slopes), ..Extras::default() },
+        ] {
+            for (dtype, acts) in [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F16)] {
+                let case = Case { heads, block_size: 16, dtype: dtype.into(), acts, parts: &parts, extras };
+                check_case(&mut backends, &case);
+            }
+        }
+    }
+}
+
+#[test]
 fn long_contexts() {
     let part = |sequence, start, rows| Part { sequence, start, rows };
     let mut backends = backends();
@@ -397,7 +429,7 @@ fn rope_rotates_and_the_cache_keeps_it() {
             let (window, soft_cap, sinks, alibi) = (Some(1), None, None, None);
             backend.attention(
                 qkv,
-                Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi },
+                Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi, mask: Mask::Causal },
                 world.kv,
                 None,
                 out,
@@ -432,7 +464,7 @@ fn copied_blocks_hold_the_same() {
         let (from, to) = (world.blocks[0].clone(), world.blocks[1].clone());
         backend.copy_blocks(world.kv, &from, &to);
         let (window, soft_cap, sinks, alibi) = (None, None, None, None);
-        let layer = Attention { heads, scale: 0.2, window, soft_cap, sinks, alibi };
+        let layer = Attention { heads, scale: 0.2, window, soft_cap, sinks, alibi, mask: Mask::Causal };
         let mut results = Vec::new();
         for sequence in [0, 1] {
             let qkv = world.step(&mut *backend, &[Part { sequence, start: 39, rows: 1 }], make);

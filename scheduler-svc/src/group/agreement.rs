@@ -21,6 +21,9 @@ const OF_ENGINE: &[Fact] = &[
     fact("a longest sequence of", |ready| ready.max_model_len.to_string()),
     fact("end tokens", |ready| format!("{:?}", ready.eos_token_ids)),
     fact("KV cache groups", |ready| ready.cache_groups.iter().map(windows).collect::<Vec<_>>().join(" + ")),
+    fact("pooling", |ready| {
+        ready.pooling.as_ref().map_or("none".to_owned(), |info| format!("{:?} of {}", info.task(), info.width))
+    }),
     fact("a recurrent state", |ready| if ready.state_bytes > 0 { "yes" } else { "no" }.to_owned()),
 ];
 

@@ -109,7 +109,7 @@ impl Engine {
             kv_tokens = config.positions_in(formed.num_blocks),
             "KV cache"
         );
-        if let Some(reason) = self.args.prefix_cache_off(&config) {
+        if let Some(reason) = self.args.prefix_cache_off(&config, formed) {
             info!(reason, "no prefix cache");
         }
         if self.core.is_none() {
@@ -124,7 +124,7 @@ impl Engine {
         }
         self.overdue = None;
         self.published.set_model(Some(self.args.model_info(&config, formed)));
-        self.metrics.cache_config(&config, formed, self.args.prefix_cache_off(&config));
+        self.metrics.cache_config(&config, formed, self.args.prefix_cache_off(&config, formed));
         self.say_readiness();
         Ok(())
     }

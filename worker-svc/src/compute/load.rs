@@ -2,14 +2,15 @@
 
 use std::time::Instant;
 
+use anyhow::bail;
 use kernels::ops::Backend;
-use models::{Memory, Model};
+use models::{LoadOptions, Memory, Model, pooling::PoolingPlan};
 use proto::WorkerReady;
 use service_kit::LoadProgress;
 use tokio::sync::mpsc;
 use tracing::info;
 
-use super::{Reply, watchdog::Activity};
+use super::{Reply, pooling_info::pooling_info, watchdog::Activity};
 use crate::{
     config::{Args, CachePrecision},
     device::{
@@ -21,12 +22,13 @@ use crate::{
 /// Loads the weights and allocates the KV memory.
 pub(crate) fn load(
     args: &Args,
+    pooling: Option<&PoolingPlan>,
     replies: &mpsc::Sender<Reply>,
     activity: &Activity,
 ) -> anyhow::Result<(Model, WorkerReady)> {
     let Opened { backend, kind, compilations } = device::open(args)?;
     activity.compiles(compilations);
-    let mut model = load_weights(args, backend, replies)?;
+    let mut model = load_weights(args, pooling, backend, replies)?;
     // Before the cache takes the rest of the memory.
     model.runner.set_slots(args.group.max_num_seqs() as usize);
     let capture_sizes = args.capture_sizes();
@@ -38,18 +40,37 @@ pub(crate) fn load(
         max_sequences: capacity.max_num_seqs as usize,
     });
     model.runner.check_device()?;
-    let ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, capacity) };
+    let mut ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, capacity) };
+    if let Some(plan) = pooling {
+        ready.max_model_len =
+            plan.spec.max_len.map_or(ready.max_model_len, |most| ready.max_model_len.min(most as u32));
+        ready.whole_prompts = plan.spec.whole_prompts;
+        ready.pooling = Some(pooling_info(&plan.spec, &model));
+    }
     Ok((model, ready))
 }
 
-fn load_weights(args: &Args, backend: Box<dyn Backend>, replies: &mpsc::Sender<Reply>) -> anyhow::Result<Model> {
+fn load_weights(
+    args: &Args,
+    pooling: Option<&PoolingPlan>,
+    backend: Box<dyn Backend>,
+    replies: &mpsc::Sender<Reply>,
+) -> anyhow::Result<Model> {
     let start = Instant::now();
     let mut progress = |progress: models::Progress| {
         // A full queue loses nothing: only the newest figure matters.
         let loaded = LoadProgress::after(start.elapsed(), progress.bytes_done, progress.bytes_total);
         let _ = replies.try_send(Reply::Loading(loaded));
     };
-    let model = models::load(&args.model, &args.load_options(), backend, &mut progress)?;
+    let mut options = args.load_options();
+    if let Some(plan) = pooling {
+        // All rows of a step may be asked for.
+        options = LoadOptions { head: plan.head, max_logit_rows: options.max_rows, ..options };
+    }
+    let model = models::load(&args.model, &options, backend, &mut progress)?;
+    if pooling.is_none() && model.runner.pools() {
+        bail!("{} pools prompts and generates no text", model.spec.architecture);
+    }
     let (bytes, seconds) = (model.weight_bytes as f64, start.elapsed().as_secs_f64());
     let (gb, gb_per_s) = (bytes * 1e-9, bytes / seconds.max(1e-9) * 1e-9);
     let each = bytes / model.num_weights.max(1) as f64;

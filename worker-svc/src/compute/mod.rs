@@ -2,6 +2,7 @@
 
 mod device_profile;
 mod load;
+mod pooling_info;
 pub(crate) mod run_loop;
 pub(crate) mod watchdog;
 
@@ -14,7 +15,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
-use models::{Model, Runner};
+use models::{Model, Runner, pooling::PoolingMethod};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use service_kit::{
     LoadProgress,
@@ -118,14 +119,15 @@ struct Surroundings<'a> {
 
 fn load_and_work(args: &Args, jobs: &Receiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
     let Surroundings { replies, activity, profile } = surroundings;
-    let (model, offer) = load(args, replies, activity)?;
+    let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
+    let pooling = args.pooling.plan(&args.model, &tokenizer)?;
+    let (model, offer) = load(args, pooling.as_ref(), replies, activity)?;
     let sync = if model.runner.can_join() { RankSync::Device } else { RankSync::Host };
     say(replies, Reply::Ready(Box::new(offer.clone()), sync))?;
     let graphs = GraphCapture::new(args.enforce_eager);
-    let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
     let grammars = Grammars::start(tokenizer, offer.eos_token_ids.clone()).context("the grammars' thread")?;
-    let profile = DeviceProfile::new(profile);
-    Working { args, jobs, replies, activity, model, graphs, grammars, offer, profile }.run()
+    let (pooling, profile) = (pooling.map(|plan| plan.spec.method), DeviceProfile::new(profile));
+    Working { args, jobs, replies, activity, model, graphs, grammars, pooling, offer, profile }.run()
 }
 
 /// The thread once the model is there.
@@ -137,6 +139,7 @@ struct Working<'a> {
     model: Model,
     graphs: GraphCapture,
     grammars: Grammars,
+    pooling: Option<PoolingMethod>,
     /// The facts that the scheduler was told.
     offer: WorkerReady,
     profile: DeviceProfile,
@@ -186,6 +189,7 @@ impl Working<'_> {
         let num_blocks = form.num_blocks.min(self.offer.num_blocks);
         let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
         let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens).guided_by(self.grammars.clone());
+        let slots = slots.pooled_by(self.pooling);
         let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
         let model = OnDevice { runner: &mut *self.model.runner, graphs: &mut self.graphs };
         let mut engine = Engine::new(model, slots, group, Options { threads, max_logit_rows });
@@ -205,7 +209,7 @@ impl Working<'_> {
                 Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => {
                     profile_step(&mut self.profile, &mut engine, self.replies)?;
                     let _scope = self.profile.recorder.scope("submit").map(|scope| scope.of_step(plan.step));
-                    engine.submit(*plan).map(|()| None)?
+                    engine.execute(*plan).map(|()| None)?
                 }
                 Next::Job(Some(Job::EndProfile(recorded))) => {
                     self.profile.end(&mut engine);

@@ -127,16 +127,16 @@ pub(crate) fn forward_passes(
 }
 
 /// A row of a plan.
-struct Row {
-    slot: u32,
-    start: u32,
-    len: u32,
+pub(super) struct Row {
+    pub(super) slot: u32,
+    pub(super) start: u32,
+    pub(super) len: u32,
     /// A [`Want`].
-    want: i32,
+    pub(super) want: i32,
 }
 
 /// The rows of a plan whose lists are equally long.
-fn rows(plan: &StepPlan) -> impl Iterator<Item = Row> + '_ {
+pub(super) fn rows(plan: &StepPlan) -> impl Iterator<Item = Row> + '_ {
     let places = plan.slot.iter().zip(&plan.start);
     let sizes = plan.num_tokens.iter().zip(&plan.want);
     places.zip(sizes).map(|((slot, start), (len, want))| Row { slot: *slot, start: *start, len: *len, want: *want })
@@ -193,7 +193,7 @@ fn check_draft(step: u64, row: &Chunk, scores_prompt: bool, max_logit_rows: usiz
 }
 
 /// Refuses a row whose tokens the sequence will not have when the row runs; the last `drafted` are the plan's own.
-fn check_positions(step: u64, row: &Row, slot: &Slot, drafted: u32) -> Result<(), StepError> {
+pub(super) fn check_positions(step: u64, row: &Row, slot: &Slot, drafted: u32) -> Result<(), StepError> {
     let (number, start, len) = (row.slot, row.start as usize, (row.len - drafted) as usize);
     let (end, known) = (start + len, slot.history.tokens().len());
     let all = known + slot.pending;

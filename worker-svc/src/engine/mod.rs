@@ -9,6 +9,7 @@ mod forward_pass;
 mod host_pass;
 mod input_batch;
 mod outcome;
+pub(crate) mod pooling;
 mod sampler;
 pub(crate) mod slots;
 mod step_log;

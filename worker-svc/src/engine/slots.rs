@@ -1,10 +1,12 @@
 //! The state of running sequences between steps, by slot: tokens, block tables, sampling parameters.
 
+use models::pooling::PoolingMethod;
 use proto::{NewSequence, StepPlan};
 use sampling::{History, SamplingPlan};
 use service_kit::trace;
 use tracing::{Span, debug, info_span};
 
+use super::pooling::PartialOutput;
 use crate::{
     error::StepError,
     guide::{Grammars, Guide},
@@ -22,6 +24,8 @@ pub(crate) struct Slot {
     pub guide: Option<Box<Guide>>,
     /// Most candidates that a row gives, if the sequence is a beam; else 0.
     pub candidates: usize,
+    /// What there is of its output, if it is pooled.
+    pub pooled: Option<PartialOutput>,
     /// The device samples its tokens.
     pub on_device: bool,
     /// Tokens that are being sampled, not in the history yet.
@@ -48,6 +52,8 @@ pub(crate) struct Slots {
     groups: usize,
     end_tokens: Vec<u32>,
     grammars: Option<Grammars>,
+    /// How sequences are pooled, on a worker whose model pools.
+    pooling: Option<PoolingMethod>,
     added: u64,
 }
 
@@ -60,6 +66,7 @@ impl Slots {
             groups,
             end_tokens,
             grammars: None,
+            pooling: None,
             added: 0,
         }
     }
@@ -67,6 +74,11 @@ impl Slots {
     /// Sequences with a constraint are held to it by these.
     pub(crate) fn guided_by(self, grammars: Grammars) -> Self {
         Self { grammars: Some(grammars), ..self }
+    }
+
+    /// Sequences are pooled like this, unless they say otherwise.
+    pub(crate) fn pooled_by(self, pooling: Option<PoolingMethod>) -> Self {
+        Self { pooling, ..self }
     }
 
     /// The number of slots.
@@ -157,9 +169,15 @@ impl Slots {
     }
 
     fn add(&mut self, step: u64, new: NewSequence) -> Result<(), StepError> {
-        if new.pooling.is_some() {
-            return Err(malformed(step, "this worker cannot pool a sequence"));
-        }
+        let pooled = match (&new.pooling, self.pooling) {
+            (None, None) => None,
+            (Some(pooling), Some(method)) => {
+                let method = if pooling.each { PoolingMethod::Each } else { method };
+                Some(PartialOutput::new(method, pooling.second_text))
+            }
+            (Some(_), None) => return Err(malformed(step, "this worker cannot pool a sequence")),
+            (None, Some(_)) => return Err(malformed(step, "this worker's model cannot continue a sequence")),
+        };
         let tables = self.tables(step, &new)?;
         let span = info_span!("sequence", request_id = new.request_id, slot = new.slot);
         trace::set_parent(&span, &new.traceparent);
@@ -182,6 +200,7 @@ impl Slots {
             prompt_logprobs,
             guide,
             candidates: new.candidates as usize,
+            pooled,
             on_device: false,
             pending: 0,
             incarnation: self.added,

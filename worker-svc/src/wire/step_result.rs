@@ -1,6 +1,6 @@
 //! Splits a step's result into messages that fit a link.
 
-use proto::{FromWorker, StepResult, from_worker::Event};
+use proto::{FromWorker, Pooled, StepResult, from_worker::Event};
 
 /// The message as messages of at most `limit` bytes, in order. Only results of steps can be divided; another message
 /// stays whole, and the link refuses it.
@@ -21,11 +21,18 @@ fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     let (prompts, tokens) = (result.prompt_logprobs.len(), result.logprobs.len());
     let pooled = result.pooled.len();
     let all = prompts + tokens + pooled + result.candidates.len();
+    let StepResult { epoch, step, .. } = result;
+    if all == 1
+        && let Some(rest) = result.pooled.first_mut()
+        && let Some(beginning) = beginning(rest)
+    {
+        let first = StepResult { epoch, step, more: true, pooled: vec![beginning], ..StepResult::default() };
+        return (first, Some(result));
+    }
     if all == 0 || (all == 1 && result.token.is_empty()) {
         return (result, None);
     }
     let left = all.div_ceil(2);
-    let StepResult { epoch, step, .. } = result;
     let mut first = StepResult { epoch, step, more: true, ..StepResult::default() };
     first.prompt_logprobs = result.prompt_logprobs.drain(..left.min(prompts)).collect();
     first.logprobs = result.logprobs.drain(..left.saturating_sub(prompts).min(tokens)).collect();
@@ -34,10 +41,16 @@ fn halves(mut result: StepResult) -> (StepResult, Option<StepResult>) {
     (first, Some(result))
 }
 
+/// Takes the first half of a pooled output, if it has two.
+fn beginning(rest: &mut Pooled) -> Option<Pooled> {
+    let half = rest.values.len() / 2;
+    (half > 0).then(|| Pooled { sequence: rest.sequence, values: rest.values.drain(..half).collect(), more: true })
+}
+
 #[cfg(test)]
 mod tests {
     use prost::Message;
-    use proto::{Pooled, TokenLogprobs, WorkerFailed};
+    use proto::{TokenLogprobs, WorkerFailed};
 
     use super::*;
 
@@ -59,7 +72,9 @@ mod tests {
                 proto::Candidates { slot: 1, token: vec![4; 9], logprob: vec![-0.5; 9] };
                 tokens as usize / 3
             ],
-            pooled: (0..tokens / 2).map(|at| Pooled { sequence: at.into(), values: vec![0.5; 20] }).collect(),
+            pooled: (0..tokens / 2)
+                .map(|at| Pooled { sequence: at.into(), values: vec![0.5; 20], more: false })
+                .collect(),
             ..StepResult::default()
         }
     }
@@ -99,6 +114,18 @@ mod tests {
         let limit = link::LinkOptions::default().message_limit();
         let parts = split_result(result(12, 2, 1 << 18), limit);
         assert!(parts.len() > 2, "{} parts", parts.len());
+    }
+
+    #[test]
+    fn an_output_larger_than_a_message_is_divided() {
+        let values: Vec<f32> = (0..1000_u16).map(f32::from).collect();
+        let large = Pooled { sequence: 3, values: values.clone(), more: false };
+        let parts = split_result(StepResult { pooled: vec![large], ..result(0, 0, 0) }, 350);
+        assert!(parts.len() > 10, "{} parts", parts.len());
+        let entries: Vec<Pooled> = parts.into_iter().flat_map(|part| part.pooled).collect();
+        let (last, others) = entries.split_last().expect("parts");
+        assert!(!last.more && others.iter().all(|entry| entry.more && entry.sequence == 3));
+        assert_eq!(entries.into_iter().flat_map(|entry| entry.values).collect::<Vec<f32>>(), values);
     }
 
     #[test]

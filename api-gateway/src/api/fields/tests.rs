@@ -1,14 +1,15 @@
 //! The table is what the parser does: no field is missing, each honoured one acts, and each named test exists.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
-use proto::Request;
+use proto::{PoolingInfo, Request, pooling_info::Task};
 use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::{
     anthropic,
     engine::pipeline::Arrival,
+    error::ApiError,
     openai::{
         chat,
         completion::{self, Envelope},
@@ -16,6 +17,7 @@ use crate::{
         params::Limits,
         tools::Formats,
     },
+    pooling::{self, Reading, classify, cohere, embeddings, pooled, rerank, score},
     responses::store::{Bounds, Store},
     routes::{detokenize, development, tokenize},
 };
@@ -53,8 +55,19 @@ fn least(body: Body) -> Value {
         Body::Completion | Body::Tokenize => json!({"prompt": "x"}),
         Body::Detokenize => json!({"tokens": [1]}),
         Body::AbortRequests => json!({"request_ids": ["x"]}),
+        Body::Embeddings | Body::Classify | Body::Pooling => json!({"input": "x"}),
+        Body::Score => json!({"text_1": "x", "text_2": "y"}),
+        Body::Rerank => json!({"query": "x", "documents": ["y"]}),
+        Body::CohereEmbed => json!({"texts": ["x"]}),
         Body::StartProfile => json!({}),
     }
+}
+
+/// Reads a body of a route that pools.
+fn pool(bytes: &[u8], task: Task, read: pooling::Read) -> Result<(), ApiError> {
+    let (limits, envelope) = (limits(), envelope(Arrival::now()));
+    let info = Arc::new(PoolingInfo { task: task.into(), ..PoolingInfo::default() });
+    read(bytes, &Reading { limits: &limits, envelope: &envelope, info: &info, max_len: None }).map(drop)
 }
 
 /// Reads a body as its route does, as far as its own fields go.
@@ -71,6 +84,12 @@ fn read(body: Body, json: &Value) {
         Body::Tokenize => tokenize::question(bytes, &limits).map(drop),
         Body::Detokenize => detokenize::tokens(bytes, &limits).map(drop),
         Body::AbortRequests => development::request_ids(bytes).map(drop),
+        Body::Embeddings => pool(bytes, Task::Embed, embeddings::read),
+        Body::Classify => pool(bytes, Task::Classify, classify::read),
+        Body::Score => pool(bytes, Task::Embed, score::read),
+        Body::Rerank => pool(bytes, Task::Embed, rerank::read),
+        Body::Pooling => pool(bytes, Task::Embed, pooled::read),
+        Body::CohereEmbed => pool(bytes, Task::Embed, cohere::read),
         Body::StartProfile => crate::profile::settings::overrides(bytes).map(drop),
         Body::Messages | Body::CountTokens => Fields::parse(bytes).and_then(|mut fields| {
             anthropic::request::chat_body(&mut fields)?;

@@ -1,6 +1,7 @@
 //! Architectures: each is a function from `config.json` to a [`Blueprint`], and one line in [`ARCHITECTURES`].
 
 mod baichuan;
+mod bert;
 mod bloom;
 mod cohere;
 mod dbrx;
@@ -20,6 +21,7 @@ mod internlm2;
 mod llama;
 mod mamba;
 mod mixtral;
+mod modernbert;
 mod moe;
 mod mpt;
 mod naming;
@@ -136,6 +138,8 @@ pub(crate) struct Description {
     pub quantized: Quantized,
 }
 
+pub use pooling::pooled;
+
 /// Class names that text can be generated with, sorted.
 pub fn supported() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|(name, _)| *name)
@@ -146,9 +150,9 @@ pub(crate) fn read(dir: &Path) -> Result<Description, ConfigError> {
     let config = ConfigFile::of_model(dir)?;
     let architecture = config.architecture()?;
     let pooling = pooling::find(&architecture);
-    let causal = pooling.map_or(architecture.as_str(), |(causal, _)| causal);
-    let found = ARCHITECTURES.iter().find(|(name, _)| *name == causal);
-    let Some((_, read)) = found else { return Err(unknown(&config, architecture)) };
+    let generating = || ARCHITECTURES.iter().find(|(name, _)| *name == architecture).map(|(_, read)| *read);
+    let found = pooling.map(|(layers, _)| layers).or_else(generating);
+    let Some(read) = found else { return Err(unknown(&config, architecture)) };
     let quantized = quant::read(&config)?;
     let eos_token_ids = eos_token_ids(dir, Some(&config))?;
     let dtype = config.float_type()?;

@@ -1,7 +1,7 @@
 //! What a family's files call the weights, and where those lie in fused tensors.
 
 use super::expert_naming::ExpertNaming;
-use crate::weights::{FusedShard, LayerParam, MlpParam, Names, ParamId, ParamKind, TensorLocation};
+use crate::weights::{FusedShard, LayerParam, MlpParam, Names, ParamId, TensorLocation};
 
 /// Names of a family's tensors, without the ending `.weight` or `.bias`.
 #[derive(Clone, Copy)]
@@ -9,9 +9,12 @@ pub(super) struct Naming {
     pub embedding: &'static str,
     pub embedding_norm: &'static str,
     pub positions: &'static str,
+    pub token_types: &'static str,
     pub project_in: &'static str,
     pub project_out: &'static str,
     pub final_norm: &'static str,
+    pub head_dense: &'static str,
+    pub head_norm: &'static str,
     pub head: &'static str,
     /// What a layer's number follows.
     pub layers: &'static str,
@@ -32,9 +35,12 @@ pub(super) const LLAMA: Naming = Naming {
     embedding: "model.embed_tokens",
     embedding_norm: "",
     positions: "",
+    token_types: "",
     project_in: "",
     project_out: "",
     final_norm: "model.norm",
+    head_dense: "",
+    head_norm: "",
     head: "lm_head",
     layers: "model.layers",
     part: llama_part,
@@ -48,14 +54,14 @@ impl Naming {
     /// The names as a function.
     pub(super) fn names(self) -> Names {
         Box::new(move |slot, kind| {
-            let ending = match kind {
-                ParamKind::Weight => "weight",
-                ParamKind::Bias => "bias",
-            };
+            let ending = kind.ending();
             let whole = match slot {
                 ParamId::Embedding => self.embedding,
                 ParamId::EmbeddingNorm => self.embedding_norm,
                 ParamId::Positions => self.positions,
+                ParamId::TokenTypes => self.token_types,
+                ParamId::HeadDense => self.head_dense,
+                ParamId::HeadNorm => self.head_norm,
                 ParamId::ProjectIn => self.project_in,
                 ParamId::ProjectOut => self.project_out,
                 ParamId::FinalNorm => self.final_norm,

@@ -2,8 +2,8 @@
 
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerNorms,
-    LayerSpec, MlpKind, MlpSpec, ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle, context_len_opt,
-    read_rope,
+    LayerSpec, Mask, MlpKind, MlpSpec, ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle,
+    context_len_opt, read_rope,
 };
 
 use super::Folder;
@@ -85,6 +85,7 @@ impl Sizes {
             v_head_dim: self.head_dim,
             scale: (self.head_dim as f32).sqrt().recip(),
             position,
+            mask: Mask::Causal,
             window: None,
             soft_cap: None,
             sinks: false,

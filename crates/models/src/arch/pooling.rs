@@ -1,21 +1,48 @@
-//! Classes that are a causal language model with something else in the place of its head: hidden states, or class
-//! scores.
+//! Classes that pool prompts: encoders, and causal language models with something else in the place of their head.
+//! Hidden states, or class scores.
 
-use model_spec::{ClassesSpec, ConfigError, HeadSpec};
+use model_spec::{Activation, ClassesSpec, ConfigError, ConfigFile, DenseSpec, HeadActivation, HeadSpec, ScoredTokens};
 
-use super::{Blueprint, Folder};
+use super::{Architecture, Blueprint, Folder, bert, gemma, llama, modernbert, phi3};
 use crate::weights::{Names, ParamId};
 
-/// Class names of `config.json`, sorted; the causal class whose layers they have; and what takes the place of its head.
-const POOLING: &[(&str, &str, ReadHead)] =
-    &[("MistralModel", "MistralForCausalLM", hidden), ("Qwen2ForSequenceClassification", "Qwen2ForCausalLM", classes)];
+/// Class names of `config.json`, sorted; what reads their layers; and what takes the place of a causal model's head.
+const POOLING: &[(&str, Architecture, ReadHead)] = &[
+    ("BertForSequenceClassification", bert::bert, bert_classes),
+    ("BertModel", bert::bert, hidden),
+    ("CamembertModel", bert::roberta, hidden),
+    ("GemmaForSequenceClassification", gemma::gemma, classes),
+    ("GemmaModel", gemma::gemma, hidden),
+    ("LlamaForSequenceClassification", llama::llama, classes),
+    ("LlamaModel", llama::llama, hidden),
+    ("MistralForSequenceClassification", llama::mistral, classes),
+    ("MistralModel", llama::mistral, hidden),
+    ("ModernBertForSequenceClassification", modernbert::modernbert, modernbert_classes),
+    ("ModernBertModel", modernbert::modernbert, hidden),
+    ("Phi3ForSequenceClassification", phi3::phi3, classes),
+    ("Qwen2ForProcessRewardModel", llama::qwen2, rewards),
+    ("Qwen2ForRewardModel", llama::qwen2, rewards),
+    ("Qwen2ForSequenceClassification", llama::qwen2, classes),
+    ("Qwen2Model", llama::qwen2, hidden),
+    ("Qwen3ForSequenceClassification", llama::qwen3, classes),
+    ("Qwen3Model", llama::qwen3, hidden),
+    ("RobertaForSequenceClassification", bert::roberta, bert_classes),
+    ("RobertaModel", bert::roberta, hidden),
+    ("XLMRobertaForSequenceClassification", bert::roberta, bert_classes),
+    ("XLMRobertaModel", bert::roberta, hidden),
+];
 
-type ReadHead = fn(&Folder, Blueprint) -> Result<Blueprint, ConfigError>;
+pub(super) type ReadHead = fn(&Folder, Blueprint) -> Result<Blueprint, ConfigError>;
 
-/// The causal class of `architecture`, and what takes the place of its head.
-pub(super) fn find(architecture: &str) -> Option<(&'static str, ReadHead)> {
-    let (_, causal, read) = POOLING.iter().find(|(class, ..)| *class == architecture)?;
-    Some((causal, *read))
+/// What reads the layers of `architecture`, and what takes the place of a head.
+pub(super) fn find(architecture: &str) -> Option<(Architecture, ReadHead)> {
+    let (_, layers, head) = POOLING.iter().find(|(class, ..)| *class == architecture)?;
+    Some((*layers, *head))
+}
+
+/// Class names that pool prompts, sorted.
+pub fn pooled() -> impl Iterator<Item = &'static str> {
+    POOLING.iter().map(|(name, ..)| *name)
 }
 
 fn hidden(_: &Folder, mut blueprint: Blueprint) -> Result<Blueprint, ConfigError> {
@@ -23,22 +50,50 @@ fn hidden(_: &Folder, mut blueprint: Blueprint) -> Result<Blueprint, ConfigError
     Ok(blueprint)
 }
 
-/// `score`, a matrix without bias; one row a label.
-fn classes(folder: &Folder, Blueprint { mut spec, names }: Blueprint) -> Result<Blueprint, ConfigError> {
-    let config = &folder.config;
+/// How many classes the file names; two where it names none, as in the library that writes such files.
+fn count(config: &ConfigFile) -> Result<usize, ConfigError> {
     let labels = config.get("id2label").and_then(|labels| labels.as_object()).map(|labels| labels.len());
-    // Two where the file names none, as in the library that writes such files.
-    let count = config.size_or("num_labels", labels.unwrap_or(2))?;
-    if count == 0 {
-        return Err(config.unsupported("id2label", "expected at least one label"));
+    match config.size_or("num_labels", labels.unwrap_or(2))? {
+        0 => Err(config.unsupported("id2label", "expected at least one label")),
+        count => Ok(count),
     }
-    spec.head = HeadSpec::Classes(ClassesSpec { count, bias: false });
-    Ok(Blueprint { spec, names: with_head(names, "score.weight") })
+}
+
+/// `score`, a matrix without bias; one row a label, applied to the last token.
+fn classes(folder: &Folder, Blueprint { mut spec, names }: Blueprint) -> Result<Blueprint, ConfigError> {
+    let count = count(&folder.config)?;
+    let of = ScoredTokens::Last;
+    spec.head = HeadSpec::Classes(ClassesSpec { count, bias: false, dense: None, of, tokens: None });
+    Ok(Blueprint { spec, names: with_head(names, "score", "") })
+}
+
+/// `score`: two linear layers with a ReLU between them, applied to each token.
+fn rewards(folder: &Folder, Blueprint { mut spec, names }: Blueprint) -> Result<Blueprint, ConfigError> {
+    let dense = DenseSpec { activation: HeadActivation::Of(Activation::Relu), bias: true, norm: None };
+    let usual = if spec.architecture.contains("Process") { 2 } else { 1 };
+    let count = folder.config.size_or("num_labels", usual)?;
+    let of = ScoredTokens::Each;
+    spec.head = HeadSpec::Classes(ClassesSpec { count, bias: true, dense: Some(dense), of, tokens: None });
+    Ok(Blueprint { spec, names: with_head(names, "score.2", "score.0") })
+}
+
+fn bert_classes(folder: &Folder, mut blueprint: Blueprint) -> Result<Blueprint, ConfigError> {
+    blueprint.spec.head = HeadSpec::Classes(bert::classes(count(&folder.config)?));
+    Ok(blueprint)
+}
+
+fn modernbert_classes(folder: &Folder, mut blueprint: Blueprint) -> Result<Blueprint, ConfigError> {
+    blueprint.spec.head = HeadSpec::Classes(modernbert::classes(&folder.config, count(&folder.config)?)?);
+    Ok(blueprint)
 }
 
 /// The same names, but for the head's.
-fn with_head(names: Names, head: &'static str) -> Names {
-    Box::new(move |id, kind| if id == ParamId::Head { head.to_owned().into() } else { names(id, kind) })
+fn with_head(names: Names, head: &'static str, dense: &'static str) -> Names {
+    Box::new(move |id, kind| match id {
+        ParamId::Head => format!("{head}.{}", kind.ending()).into(),
+        ParamId::HeadDense => format!("{dense}.{}", kind.ending()).into(),
+        other => names(other, kind),
+    })
 }
 
 #[cfg(test)]
@@ -46,10 +101,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted_and_names_causal_classes() {
+    fn the_table_is_sorted_and_names_no_class_that_generates() {
         assert!(POOLING.is_sorted_by(|a, b| a.0 < b.0));
-        for (class, causal, _) in POOLING {
-            assert!(crate::supported().any(|served| served == *causal), "{causal}, of {class}");
+        for (class, ..) in POOLING {
             assert!(crate::supported().all(|served| served != *class), "{class}");
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels::ops::{
     Act, Activation, Attention, Backend, Cols, Epilogue, HeadColumns, Heads, KvLayer, Norm, Rope, RowSelection, Vector,
 };
-use model_spec::{AttentionSpec, Position, QkNorm};
+use model_spec::{AttentionSpec, Mask, Position, QkNorm};
 
 use super::{CacheBinding, Mixer, Run};
 use crate::builder::Builder;
@@ -98,7 +98,10 @@ impl Mixer for AttentionMixer {
 pub(super) fn cache_spec(spec: &AttentionSpec, shard: Shard) -> CacheSpec {
     let AttentionSpec { head_dim, v_head_dim, window, .. } = *spec;
     let kv_heads = shard.kv_heads(spec.kv_heads).len();
-    let tokens = TokenCache { kv_heads, head_dim, v_head_dim, shared: false, window };
+    // A prompt whose tokens see those after them is computed in one step, window or not.
+    let scratch = spec.mask == Mask::Bidirectional;
+    let window = window.filter(|_| !scratch);
+    let tokens = TokenCache { kv_heads, head_dim, v_head_dim, shared: false, window, scratch };
     CacheSpec { tokens: Some(tokens), states: Vec::new() }
 }
 
@@ -225,7 +228,8 @@ fn attention(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> R
     };
     let kv = builder.shard.kv_heads(spec.kv_heads).len();
     let heads = Heads { q: queries.len(), kv, dim: spec.head_dim, v_dim: spec.v_head_dim };
-    Ok(Attention { heads, scale: spec.scale, window: spec.window, soft_cap: spec.soft_cap, sinks, alibi })
+    let AttentionSpec { scale, mask, window, soft_cap, .. } = *spec;
+    Ok(Attention { heads, scale, mask, window, soft_cap, sinks, alibi })
 }
 
 fn sinks(builder: &mut Builder<'_>, index: usize, heads: usize) -> Result<Vector, LoadError> {

@@ -5,6 +5,7 @@
 //! arXiv 2405.04434). A key is `[rope | latent]`, its value its latent part; that is all the cache holds, and every
 //! rank holds the same.
 
+use kernels::ops::Mask;
 use kernels::ops::{
     Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixUse, Norm, Rope, RowSelection,
 };
@@ -121,7 +122,7 @@ impl Mixer for LatentMixer {
 /// One key for all heads, whose values are a part of it, on every rank.
 pub(super) fn cache_spec(spec: &LatentSpec) -> CacheSpec {
     let (head_dim, v_head_dim) = (spec.rope_dim + spec.kv_rank, spec.kv_rank);
-    let tokens = TokenCache { kv_heads: 1, head_dim, v_head_dim, shared: true, window: None };
+    let tokens = TokenCache { kv_heads: 1, head_dim, v_head_dim, shared: true, window: None, scratch: false };
     CacheSpec { tokens: Some(tokens), states: Vec::new() }
 }
 
@@ -148,7 +149,15 @@ pub(super) fn build(
     let output =
         builder.by_cols(index, LayerParam::Output.of(heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
     let heads = Heads { q: mine.len(), kv: 1, dim, v_dim: kv_rank };
-    let attention = Attention { heads, scale: spec.scale, window: None, soft_cap: None, sinks: None, alibi: None };
+    let attention = Attention {
+        heads,
+        scale: spec.scale,
+        window: None,
+        soft_cap: None,
+        sinks: None,
+        alibi: None,
+        mask: Mask::Causal,
+    };
     let rope = builder.rope(&Position::Rope(spec.rope.clone()));
     let buffers = Buffers {
         queries: builder.store.buffer("latent queries", heads.q * (nope_dim + rope_dim)),

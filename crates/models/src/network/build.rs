@@ -4,9 +4,12 @@
 use std::ops::Range;
 
 use kernels::ops::{Matrix, MatrixUse, Table, Vector};
-use model_spec::{ClassesSpec, EmbeddingSpec, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, PositionTable, Residual};
+use model_spec::{
+    ClassesSpec, DenseSpec, EmbeddingSpec, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, PositionTable, Residual,
+    TokenClasses,
+};
 
-use super::modules::{Embedding, Head, Layer, LogitsHead, Modules, Output};
+use super::modules::{ClassesHead, DenseHead, Embedding, Head, Layer, LogitsHead, Modules, Output};
 use crate::builder::{Builder, LinearPart};
 use crate::error::LoadError;
 use crate::feed_forward;
@@ -40,7 +43,7 @@ impl Builder<'_> {
         let layers =
             layers.map(|index| self.layer(index, &spec.layers[index])).collect::<Result<Vec<Layer>, LoadError>>()?;
         let output = if is_last { Some(self.output(tied)?) } else { None };
-        Ok(Modules { input, layers, output })
+        Ok(Modules { hidden: spec.hidden_size, input, layers, output })
     }
 
     /// From tokens to the residual stream; and the matrix whose rows the table is, where that is this network's head.
@@ -57,9 +60,10 @@ impl Builder<'_> {
             _ => (self.store.table(&[slice], pad_rows)?, None),
         };
         let project = self.projection(ParamId::ProjectIn, [hidden, width])?;
+        let token_types = self.token_types(hidden)?;
         let positions = self.positions(hidden)?;
         let norm = self.norm(norm, ParamId::EmbeddingNorm, hidden)?;
-        Ok((Embedding { table, first_entry, scale, project, positions, norm }, tied))
+        Ok((Embedding { table, first_entry, scale, project, token_types, positions, norm }, tied))
     }
 
     /// This rank's rows of a matrix `[vocab, embedding width]`, and the rows of padding after them.
@@ -76,12 +80,32 @@ impl Builder<'_> {
         let head = match &self.spec.head {
             HeadSpec::Logits(head) => Head::Logits(self.logits_head(head, tied)?),
             HeadSpec::Hidden => Head::Hidden,
-            HeadSpec::Classes(ClassesSpec { count, bias }) => {
-                let part = LinearPart { id: ParamId::Head, shape: [*count, hidden], rows: 0..*count, cols: 0..hidden };
-                Head::Classes { linear: self.linear(&[part], *bias, Split::Outputs)?, count: *count }
-            }
+            HeadSpec::Classes(classes) => Head::Classes(self.classes_head(classes)?),
         };
         Ok(Output { norm, head })
+    }
+
+    /// Whole on every rank.
+    fn classes_head(&mut self, classes: &ClassesSpec) -> Result<ClassesHead, LoadError> {
+        let (hidden, vocab) = (self.spec.hidden_size, self.spec.vocab_size);
+        let whole = |id, rows: usize| LinearPart { id, shape: [rows, hidden], rows: 0..rows, cols: 0..hidden };
+        let dense = match classes.dense {
+            Some(DenseSpec { activation, bias, norm }) => Some(DenseHead {
+                linear: self.linear(&[whole(ParamId::HeadDense, hidden)], bias, Split::Outputs)?,
+                activation,
+                norm: self.norm(norm, ParamId::HeadNorm, hidden)?,
+            }),
+            None => None,
+        };
+        let parts = match classes.tokens {
+            None => vec![whole(ParamId::Head, classes.count)],
+            Some(TokenClasses { tokens, tied }) => {
+                let id = if tied { ParamId::Embedding } else { ParamId::Head };
+                let row = |token: u32| LinearPart { rows: token as usize..token as usize + 1, ..whole(id, vocab) };
+                tokens.map(row).to_vec()
+            }
+        };
+        Ok(ClassesHead { dense, linear: self.linear(&parts, classes.bias, Split::Outputs)?, count: classes.count })
     }
 
     fn logits_head(&mut self, head: &LogitsSpec, tied: Option<Matrix>) -> Result<LogitsHead, LoadError> {
@@ -109,6 +133,12 @@ impl Builder<'_> {
         }
         let part = LinearPart { id, shape, rows: 0..rows, cols: 0..cols };
         self.linear(&[part], false, Split::Outputs).map(Some)
+    }
+
+    fn token_types(&mut self, hidden: usize) -> Result<Option<Table>, LoadError> {
+        let Some(rows) = self.spec.embedding.token_types else { return Ok(None) };
+        let slice = self.matrix_slice(ParamId::TokenTypes, [rows, hidden], 0..rows, 0..hidden);
+        Ok(Some(self.store.table(&[slice], 0)?))
     }
 
     fn positions(&mut self, hidden: usize) -> Result<Option<(Table, usize)>, LoadError> {

@@ -3,10 +3,12 @@
 //! A layer's output is not added to the residual stream `x` at once: it waits in `delta`, so that the add and the next
 //! norm are one operation, and so that with several ranks it can be summed over them first.
 
-use kernels::ops::{Act, Backend, Epilogue, Norm, RowSelection};
-use model_spec::Residual;
+use std::ops::Range;
 
-use super::modules::{Embedding, Head, Layer, LogitsHead, Modules, Output};
+use kernels::ops::{Act, Backend, Epilogue, Norm, RowMeans, RowSelection};
+use model_spec::{HeadActivation, Residual};
+
+use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output};
 use crate::activations::{Activations, OutputActivations};
 use crate::error::ForwardError;
 use crate::mixer::Run;
@@ -28,6 +30,9 @@ pub(super) struct ForwardPass<'p, 'o> {
     pub pending: bool,
     pub num_rows: usize,
     pub output_rows: &'p [u32],
+    pub means: &'p [Range<usize>],
+    /// Empty: all are of type 0.
+    pub token_types: &'p [u32],
     pub observer: Option<Observer<'o>>,
 }
 
@@ -53,7 +58,7 @@ impl ForwardPass<'_, '_> {
             None => {
                 self.enter(None, Residual::Sequential);
             }
-            Some(_) if self.output_rows.is_empty() => {}
+            Some(_) if self.output_rows.is_empty() && self.means.is_empty() => {}
             Some((output, activations)) => self.output(output, activations),
         }
         Ok(())
@@ -65,6 +70,10 @@ impl ForwardPass<'_, '_> {
         self.ranks.sum(self.backend, rows)?;
         if let Some(linear) = embedding.project {
             linear.run(rows, Epilogue::Store, self.x, self.backend);
+        }
+        if let Some(table) = embedding.token_types {
+            let types = if self.token_types.is_empty() { &vec![0; self.num_rows] } else { self.token_types };
+            self.backend.add_entries(table, types, self.x);
         }
         if let Some((table, offset)) = embedding.positions {
             self.backend.add_positions(table, offset, self.x);
@@ -84,6 +93,7 @@ impl ForwardPass<'_, '_> {
             && self.modules.output.is_some()
             && residual == Residual::Sequential
             && self.observer.is_none()
+            && self.means.is_empty()
             && self.output_rows.len() < self.num_rows;
         let input = self.enter(layer.before_attention, residual);
         if index > 0 {
@@ -177,10 +187,11 @@ impl ForwardPass<'_, '_> {
                 let input = self.head_input(output.norm, activations);
                 self.logits(head, input, activations);
             }
-            Head::Classes { linear, .. } => {
+            Head::Classes(head) => {
                 let input = self.head_input(output.norm, activations);
-                linear.run(input, Epilogue::Store, activations.out, self.backend);
+                self.classes(head, input, activations);
             }
+            Head::Hidden if !self.means.is_empty() => self.pick_means(output.norm, activations.out),
             Head::Hidden => {
                 self.pick(activations);
                 if let Some(norm) = output.norm {
@@ -188,6 +199,21 @@ impl ForwardPass<'_, '_> {
                 }
             }
         }
+    }
+
+    fn classes(&mut self, head: &ClassesHead, mut input: Act, activations: &OutputActivations) {
+        if let Some((dense, out)) = head.dense.as_ref().zip(activations.projected) {
+            dense.linear.run(input, Epilogue::Store, out, self.backend);
+            match dense.activation {
+                HeadActivation::Tanh => self.backend.soft_cap(out, 1.0),
+                HeadActivation::Of(activation) => self.backend.activate(out, activation),
+            }
+            if let Some(norm) = dense.norm {
+                self.backend.norm(out, norm, out);
+            }
+            input = out;
+        }
+        head.linear.run(input, Epilogue::Store, activations.out, self.backend);
     }
 
     fn logits(&mut self, head: &LogitsHead, mut input: Act, activations: &OutputActivations) {
@@ -205,8 +231,19 @@ impl ForwardPass<'_, '_> {
         }
     }
 
+    /// The means of normed rows that the head is asked for.
+    fn pick_means(&mut self, norm: Option<Norm>, out: Act) {
+        // In place: means are taken of rows in f32.
+        let x = self.enter(norm, Residual::Normed);
+        self.backend.mean_rows(x, RowMeans { ranges: self.means, width: self.modules.hidden }, out);
+    }
+
     /// The normed rows that the head is asked for.
     fn head_input(&mut self, norm: Option<Norm>, activations: &OutputActivations) -> Act {
+        if !self.means.is_empty() {
+            self.pick_means(norm, activations.picked);
+            return activations.picked;
+        }
         if self.x != activations.picked && self.output_rows.len() == self.num_rows {
             return self.enter(norm, Residual::Sequential);
         }

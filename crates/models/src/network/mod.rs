@@ -56,6 +56,17 @@ pub struct Step<'a> {
     /// Rows that the head is asked for: ascending indices into the batch's rows; may be empty. A stage without head
     /// gives all rows.
     pub output_rows: &'a [u32],
+    /// Rows whose means the head is asked for, instead of rows: none empty.
+    pub means: &'a [Range<usize>],
+    /// Each row's type, for models that have token types; empty: all are of type 0.
+    pub token_types: &'a [u32],
+}
+
+impl Step<'_> {
+    /// Outputs that the head is asked for.
+    fn num_outputs(&self) -> usize {
+        if self.means.is_empty() { self.output_rows.len() } else { self.means.len() }
+    }
 }
 
 /// What a step gave: rows of logits, of hidden states or of class scores; of a stage without head, the residual stream.
@@ -102,7 +113,7 @@ impl Network {
         let host_logits = match (&modules.output, shard.size) {
             (Some(output), size) if size > 1 && activations.all_logits().is_none() => match &output.head {
                 Head::Logits(head) => HostLogits::new(limits.max_logit_rows, spec.vocab_size, size, head.width),
-                Head::Hidden | Head::Classes { .. } => HostLogits::default(),
+                Head::Hidden | Head::Classes(_) => HostLogits::default(),
             },
             _ => HostLogits::default(),
         };
@@ -156,11 +167,16 @@ impl Network {
         self.modules.input.is_some() && gives_logits
     }
 
+    /// Whether it goes from tokens to hidden states or class scores.
+    pub fn pools(&self) -> bool {
+        self.modules.input.is_some() && self.modules.output.is_some() && !self.generates()
+    }
+
     /// Columns of its outputs: the vocabulary, the classes, or the hidden size.
     pub fn output_width(&self) -> usize {
         match self.modules.output.as_ref().map(|output| &output.head) {
             Some(Head::Logits(_)) => self.spec.vocab_size,
-            Some(Head::Classes { count, .. }) => *count,
+            Some(Head::Classes(classes)) => classes.count,
             Some(Head::Hidden) | None => self.spec.hidden_size,
         }
     }
@@ -206,7 +222,7 @@ impl Network {
         self.check(device, step, group)?;
         // A row a sequence, and a token sampled from each of them.
         let is_plain = [batch.sequences.len(), choices.len()] == [batch.tokens.len(); 2];
-        self.starts(device, batch.tokens.len(), output_rows.len());
+        self.starts(device, batch.tokens.len(), step.num_outputs());
         if is_plain {
             if let Some(ticket) = device.backend.replay(self.id.owner(), batch, choices) {
                 return Ok(ticket);
@@ -251,7 +267,7 @@ impl Network {
         observer: Option<Observer<'_>>,
     ) -> Result<Outputs<'a>, ForwardError> {
         self.check(device, step, group)?;
-        self.starts(device, step.batch.tokens.len(), step.output_rows.len());
+        self.starts(device, step.batch.tokens.len(), step.num_outputs());
         device.backend.begin(step.batch);
         self.run(device, step, group, observer)?;
         self.outputs(device)
@@ -330,7 +346,12 @@ impl Network {
         let batch = Batch { tokens: &zeros, positions: &zeros, sequences: &[] };
         self.starts(device, rows, rows);
         device.backend.begin_padded(self.id.owner(), batch);
-        self.run(device, Step { batch, received: None, output_rows: &every }, group, None)?;
+        self.run(
+            device,
+            Step { batch, received: None, output_rows: &every, means: &[], token_types: &[] },
+            group,
+            None,
+        )?;
         Ok(device.backend.sample(self.outputs_on_device(device), &[]))
     }
 
@@ -359,6 +380,8 @@ impl Network {
             pending: false,
             num_rows: step.batch.tokens.len(),
             output_rows: step.output_rows,
+            means: step.means,
+            token_types: step.token_types,
             observer,
         };
         pass.run(step.received)?;
@@ -413,6 +436,7 @@ impl Network {
         let rows = step.batch.tokens.len();
         batch::check(step.batch, blocks, entries, self.limits.max_rows)?;
         batch::check_output_rows(step.output_rows, rows, self.limits.max_logit_rows)?;
+        batch::check_means(step, self.limits.max_logit_rows)?;
         let expected = if self.modules.input.is_some() { 0 } else { rows * self.spec.hidden_size };
         match step.received.map_or(0, <[f32]>::len) {
             found if found == expected => Ok(()),

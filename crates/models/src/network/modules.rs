@@ -1,7 +1,7 @@
 //! What a network is made of: weights on a device, ready to run.
 
 use kernels::ops::{Norm, Table};
-use model_spec::Residual;
+use model_spec::{HeadActivation, Residual};
 
 use crate::feed_forward::FeedForward;
 use crate::linear::Linear;
@@ -9,6 +9,8 @@ use crate::mixer::Mixer;
 
 /// Some layers of a model, and what comes before and after them where they are the first and the last.
 pub(crate) struct Modules {
+    /// Width of the residual stream.
+    pub hidden: usize,
     /// Absent where another stage embeds tokens.
     pub input: Option<Embedding>,
     pub layers: Vec<Layer>,
@@ -23,6 +25,8 @@ pub(crate) struct Embedding {
     pub first_entry: u32,
     pub scale: f32,
     pub project: Option<Linear>,
+    /// Learned types of tokens.
+    pub token_types: Option<Table>,
     /// Learned positions, and the row of position 0.
     pub positions: Option<(Table, usize)>,
     pub norm: Option<Norm>,
@@ -55,7 +59,21 @@ pub(crate) enum Head {
     /// Nothing more: the row is what is wanted.
     Hidden,
     /// A score for each class; every rank has all of them.
-    Classes { linear: Linear, count: usize },
+    Classes(ClassesHead),
+}
+
+/// From a normed row to class scores.
+pub(crate) struct ClassesHead {
+    pub dense: Option<DenseHead>,
+    pub linear: Linear,
+    pub count: usize,
+}
+
+/// What stands before a classifier.
+pub(crate) struct DenseHead {
+    pub linear: Linear,
+    pub activation: HeadActivation,
+    pub norm: Option<Norm>,
 }
 
 /// From a normed row to logits; each rank has some of the columns.

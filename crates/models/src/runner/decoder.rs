@@ -1,10 +1,10 @@
-//! The decoder's runner: one network from tokens to logits, alone on its device.
+//! The decoder's runner: one network from tokens to logits, or to what is pooled, alone on its device.
 
 use collectives::Collective;
 use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
 
-use super::Runner;
+use super::{PooledRows, PooledStep, Runner};
 use crate::cache::CacheLayout;
 use crate::device::Device;
 use crate::error::{ForwardError, LoadError};
@@ -18,9 +18,9 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Fails where the network does not go from tokens to logits.
+    /// Fails where the network does not go from tokens to the outputs of a head.
     pub(crate) fn new(device: Device, network: Network) -> Result<Self, LoadError> {
-        if !network.generates() {
+        if !network.generates() && !network.pools() {
             return Err(LoadError::NotGenerating { architecture: network.spec().architecture.clone() });
         }
         device.check().map_err(|fault| LoadError::Device(fault.to_string()))?;
@@ -29,7 +29,7 @@ impl Decoder {
 }
 
 fn step<'a>(batch: Batch<'a>, output_rows: &'a [u32]) -> Step<'a> {
-    Step { batch, received: None, output_rows }
+    Step { batch, received: None, output_rows, means: &[], token_types: &[] }
 }
 
 fn logits(outputs: Outputs<'_>) -> Logits<'_> {
@@ -130,6 +130,30 @@ impl Runner for Decoder {
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
         self.network.submit(&mut self.device, step(batch, logit_rows), choices, group)
+    }
+
+    fn pools(&self) -> bool {
+        self.network.pools()
+    }
+
+    fn output_width(&self) -> usize {
+        self.network.output_width()
+    }
+
+    fn submit_pooled(
+        &mut self,
+        PooledStep { batch, rows, token_types }: PooledStep<'_>,
+        group: &mut dyn Collective,
+    ) -> Result<Ticket, ForwardError> {
+        let step = match rows {
+            PooledRows::Each(output_rows) => Step { token_types, ..step(batch, output_rows) },
+            PooledRows::Means(means) => Step { means, token_types, ..step(batch, &[]) },
+        };
+        self.network.submit(&mut self.device, step, &[], group)
+    }
+
+    fn outputs(&mut self) -> Result<&[f32], ForwardError> {
+        self.network.outputs(&mut self.device).map(|outputs| outputs.data)
     }
 
     fn logits(&mut self) -> Result<Logits<'_>, ForwardError> {

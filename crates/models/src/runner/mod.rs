@@ -3,6 +3,8 @@
 mod decoder;
 mod echo;
 
+use std::ops::Range;
+
 use collectives::Collective;
 use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
@@ -25,6 +27,26 @@ const WITHOUT_WEIGHTS: &[(&str, Make)] = &[("EchoForCausalLM", |spec| Box::new(E
 pub(crate) fn without_weights(spec: &ModelSpec) -> Option<Box<dyn Runner>> {
     let (_, make) = WITHOUT_WEIGHTS.iter().find(|(class, _)| *class == spec.architecture)?;
     Some(make(spec))
+}
+
+/// What is wanted of a step's rows that are pooled.
+#[derive(Clone, Copy, Debug)]
+pub enum PooledRows<'a> {
+    /// Outputs of these rows: ascending indices into the batch's rows.
+    Each(&'a [u32]),
+    /// Outputs of the means over these rows.
+    Means(&'a [Range<usize>]),
+}
+
+/// A step of a model that pools.
+#[derive(Clone, Copy, Debug)]
+pub struct PooledStep<'a> {
+    /// Its rows.
+    pub batch: Batch<'a>,
+    /// What is wanted of them.
+    pub rows: PooledRows<'a>,
+    /// Each row's type, for models that have token types; empty: all are of type 0.
+    pub token_types: &'a [u32],
 }
 
 /// Runs the steps of one model on this rank. What only some runners have is absent by default.
@@ -148,6 +170,28 @@ pub trait Runner: Send {
         choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError>;
+
+    /// Whether it pools prompts, and generates nothing: then steps are [`Runner::submit_pooled`].
+    fn pools(&self) -> bool {
+        false
+    }
+
+    /// Numbers of an output of [`Runner::outputs`].
+    fn output_width(&self) -> usize {
+        0
+    }
+
+    /// Starts a step whose rows are pooled; [`Runner::outputs`] waits for it. At most one may be started and not taken.
+    ///
+    /// All ranks of a group call it with the same arguments.
+    fn submit_pooled(&mut self, step: PooledStep<'_>, group: &mut dyn Collective) -> Result<Ticket, ForwardError> {
+        self.submit(step.batch, &[], &[], group)
+    }
+
+    /// What the pooled step gave that was started last: `[outputs, output_width]`, row-major.
+    fn outputs(&mut self) -> Result<&[f32], ForwardError> {
+        Ok(&[])
+    }
 
     /// The logits of the step that was started last, as they were before sampling. Waits for it.
     fn logits(&mut self) -> Result<Logits<'_>, ForwardError>;

@@ -41,6 +41,8 @@ pub enum ParamId {
     ProjectIn,
     /// One row a position.
     Positions,
+    /// One row a type of tokens.
+    TokenTypes,
     /// Norm after the embedding.
     EmbeddingNorm,
     /// Norm before the head.
@@ -49,6 +51,10 @@ pub enum ParamId {
     ProjectOut,
     /// `[vocab, embedding width]`; not asked for when tied.
     Head,
+    /// `[hidden, hidden]`, before the head of a model that scores classes.
+    HeadDense,
+    /// Norm of what it gives.
+    HeadNorm,
     /// Of a layer, counted from 0.
     Layer(usize, LayerParam),
 }
@@ -154,6 +160,16 @@ pub enum ParamKind {
     Weight,
     /// Bias or shift.
     Bias,
+}
+
+impl ParamKind {
+    /// How names end.
+    pub(crate) fn ending(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::Bias => "bias",
+        }
+    }
 }
 
 /// Where an architecture's files hold its weights.

@@ -175,7 +175,7 @@ fn what_stages_are_given_is_checked() {
     let batch = Batch { tokens: &[1], positions: &[0], sequences: &[sequence] };
     let hidden = network.spec().hidden_size;
     for received in [None, Some(&vec![0.0; hidden + 1][..])] {
-        let step = models::Step { batch, received, output_rows: &[0] };
+        let step = models::Step { batch, received, output_rows: &[0], means: &[], token_types: &[] };
         let refused = network.forward(&mut device, step, &mut Solo).err();
         assert!(matches!(refused, Some(ForwardError::Received { expected, .. }) if expected == hidden), "{refused:?}");
     }
@@ -240,7 +240,13 @@ impl Decoding {
         let positions: Vec<u32> = (start as u32..).take(tokens.len()).collect();
         let rows = Sequence { first_row: 0, num_rows: tokens.len(), start, tables: &self.tables, slot: 0 };
         let batch = Batch { tokens, positions: &positions, sequences: &[rows] };
-        let step = models::Step { batch, received: None, output_rows: &[tokens.len() as u32 - 1] };
+        let step = models::Step {
+            batch,
+            received: None,
+            output_rows: &[tokens.len() as u32 - 1],
+            means: &[],
+            token_types: &[],
+        };
         let row = SampleRow { row: 0, slot: self.slot, uniform: 0.0, hold_stops: false };
         self.network.submit(device, step, &[row], &mut Solo).expect("a step")
     }
@@ -320,7 +326,7 @@ fn a_network_without_head_runs_beside_one_with() {
     let tables = [vec![3, 1]];
     let sequence = Sequence { first_row: 0, num_rows: 4, start: 0, tables: &tables, slot: 0 };
     let batch = Batch { tokens: &[9, 4, 7, 7], positions: &[0, 1, 2, 3], sequences: &[sequence] };
-    let step = models::Step { batch, received: None, output_rows: &[1, 3] };
+    let step = models::Step { batch, received: None, output_rows: &[1, 3], means: &[], token_types: &[] };
     let logits = decoder.forward(&mut device, step, &mut Solo).expect("a step").data.to_vec();
     let states = encoder.forward(&mut device, step, &mut Solo).expect("a step");
     assert_eq!((states.rows, states.width), (2, encoder.spec().hidden_size));

@@ -1,8 +1,10 @@
 //! Hidden states and class scores of pooling models, against recorded ones: alone, together and in chunks.
 
+use std::ops::Range;
+
 use collectives::Solo;
 use kernels::ops::{Batch, DType, Sequence};
-use models::{Device, LoadError, Network, Step, load_network};
+use models::{Device, Network, Step, load_network};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -60,7 +62,7 @@ fn last_rows(network: &mut Network, device: &mut Device, inputs: &[&[u32]], chun
             }
         }
         let batch = Batch { tokens: &tokens, positions: &positions, sequences: &sequences };
-        let step = Step { batch, received: None, output_rows: &output_rows };
+        let step = Step { batch, received: None, output_rows: &output_rows, means: &[], token_types: &[] };
         let outputs = network.forward(device, step, &mut Solo).expect("a step");
         takers.into_iter().enumerate().for_each(|(row, index)| last[index] = outputs.row(row).to_vec());
     }
@@ -92,10 +94,127 @@ fn check(folder: &str, tensor: &str, width: usize) {
         }
     }
     // They are not what text is generated with.
-    let refusal =
-        models::load(&dir, &options(Setup::new(DType::F32)), Setup::new(DType::F32).on.backend((0, 1)), &mut |_| {});
-    let Err(LoadError::NotGenerating { architecture }) = refusal.map(|_| ()) else { panic!("{folder} generates text") };
-    assert!(models::supported().all(|class| class != architecture), "{architecture}");
+    let setup = Setup::new(DType::F32);
+    let model = models::load(&dir, &options(setup), setup.on.backend((0, 1)), &mut |_| {}).expect("a model");
+    assert!(model.runner.pools(), "{folder} generates text");
+    assert!(models::supported().all(|class| class != model.spec.architecture), "{}", model.spec.architecture);
+}
+
+/// What becomes of a prompt's rows.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    First,
+    Mean,
+    Each,
+}
+
+/// What a network gives for inputs that are all in one step, whole.
+fn whole(network: &mut Network, device: &mut Device, inputs: &[&Input], kind: Of) -> Vec<Vec<f32>> {
+    let (mut tokens, mut positions, mut types, mut ranges) = (vec![], vec![], vec![], vec![]);
+    for input in inputs {
+        ranges.push(tokens.len()..tokens.len() + input.ids.len());
+        tokens.extend(&input.ids);
+        types.extend(&input.types);
+        positions.extend(0..input.ids.len() as u32);
+    }
+    let blocks = ranges.iter().map(|range| range.len().div_ceil(BLOCK_SIZE)).max().expect("an input") as u32;
+    let groups = network.cache().groups.len() as u32;
+    let table = |number: u32| (number * blocks..(number + 1) * blocks).collect::<Vec<u32>>();
+    let of = |index: u32| (0..groups).map(|group| table(index * groups + group)).collect::<Vec<_>>();
+    let tables: Vec<Vec<Vec<u32>>> = (0..ranges.len() as u32).map(of).collect();
+    let sequences: Vec<Sequence<'_>> = ranges
+        .iter()
+        .zip(&tables)
+        .enumerate()
+        .map(|(slot, (range, tables))| Sequence {
+            first_row: range.start,
+            num_rows: range.len(),
+            start: 0,
+            tables,
+            slot,
+        })
+        .collect();
+    let batch = Batch { tokens: &tokens, positions: &positions, sequences: &sequences };
+    let firsts: Vec<u32> = ranges.iter().map(|range| range.start as u32).collect();
+    let every: Vec<u32> = (0..tokens.len() as u32).collect();
+    let plain = Step { batch, received: None, output_rows: &[], means: &[], token_types: &types };
+    let step = match kind {
+        Of::First => Step { output_rows: &firsts, ..plain },
+        Of::Mean => Step { means: &ranges, ..plain },
+        Of::Each => Step { output_rows: &every, ..plain },
+    };
+    let outputs = network.forward(device, step, &mut Solo).expect("a step");
+    let rows = |range: &Range<usize>, index: usize| match kind {
+        Of::First | Of::Mean => outputs.row(index).to_vec(),
+        Of::Each => range.clone().flat_map(|row| outputs.row(row).to_vec()).collect(),
+    };
+    ranges.iter().enumerate().map(|(index, range)| rows(range, index)).collect()
+}
+
+/// A prompt, with the types of its tokens.
+struct Input {
+    ids: Vec<u32>,
+    types: Vec<u32>,
+}
+
+/// Models whose prompts are computed in one step: alone, and beside each other.
+fn check_whole(folder: &str, tensor: &str, of: Of) {
+    let Some(recorded) = read(folder, tensor) else { return };
+    let dir = folders::zoo(folder).expect("it was read");
+    let text = std::fs::read(dir.join("reference.json")).expect("reference.json");
+    let json: Value = serde_json::from_slice(&text).expect("JSON");
+    let types = |index: usize, len: usize| match &json["inputs"][index]["token_type_ids"] {
+        Value::Null => vec![0; len],
+        types => reference::ids(types),
+    };
+    let typed = |(index, ids): (usize, &Vec<u32>)| Input { types: types(index, ids.len()), ids: ids.clone() };
+    let inputs: Vec<Input> = recorded.inputs.iter().enumerate().map(typed).collect();
+    for (dtype, tolerance) in [DType::F32, DType::Bf16].into_iter().zip(recorded.tolerance) {
+        let setup = Setup::new(dtype);
+        let mut device = device(setup);
+        let mut network = load_network(&dir, &options(setup), &mut device, &mut |_| {}).expect("a network");
+        network.allocate(&mut device, MEMORY);
+        let alone: Vec<Vec<f32>> =
+            inputs.iter().map(|input| whole(&mut network, &mut device, &[input], of).remove(0)).collect();
+        for (index, (got, want)) in alone.iter().zip(&recorded.last).enumerate() {
+            let difference = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert_eq!(got.len(), want.len(), "{folder}, input {index}");
+            assert!(difference <= tolerance, "{folder}, input {index}: {difference} off in {dtype:?}");
+        }
+        let all: Vec<&Input> = inputs.iter().rev().collect();
+        let mut together = whole(&mut network, &mut device, &all, of);
+        together.reverse();
+        let close = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= tolerance);
+        assert!(together.iter().zip(&alone).all(close), "{folder}: together");
+        if dtype == DType::F32 {
+            assert!(together == alone, "{folder}: together, to the bit");
+        }
+    }
+}
+
+#[test]
+fn encoders_give_the_first_tokens_state() {
+    check_whole("bert-embed-cls", "embedding_unnormalized", Of::First);
+    check_whole("roberta-embed", "embedding_unnormalized", Of::First);
+}
+
+#[test]
+fn encoders_give_the_mean_over_tokens() {
+    check_whole("bert-embed", "embedding_unnormalized", Of::Mean);
+    check_whole("modernbert-embed", "mean_unnormalized", Of::Mean);
+}
+
+#[test]
+fn cross_encoders_score_pairs() {
+    check_whole("bert-rerank", "score", Of::First);
+    check_whole("xlm-roberta-rerank", "score", Of::First);
+    check_whole("modernbert-rerank", "score", Of::Mean);
+}
+
+#[test]
+fn reward_models_score_each_token() {
+    check_whole("qwen2-reward", "token_scores", Of::Each);
+    check_whole("qwen2-process-reward", "token_scores", Of::Each);
 }
 
 #[test]

@@ -21,6 +21,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use model_source::{Model, Need, Options};
+use models::pooling::{PoolingOptions, PoolingTask};
 use service_kit::{CancellationToken, CommonArgs, LogFormat, Process, Threads, control::ControlClient};
 
 use crate::environment::Environment;
@@ -272,6 +273,15 @@ fn has_template(model: &Path) -> bool {
         || gguf().is_some_and(|gguf| gguf.get("tokenizer.chat_template").is_some())
 }
 
+/// Whether the model seems to give embeddings, by its files and by what the flags say of it.
+fn pools(engine: &Engine<'_>) -> bool {
+    let asked = |flag: &str, word: &str| engine.settings.text(flag) == Some(word);
+    let embeds = asked("runner", "pooling") || asked("convert", "embed") || asked("task", "embed");
+    let plan = || models::pooling::plan(&engine.model.path, &PoolingOptions::default());
+    let by_files = || plan().is_ok_and(|plan| plan.is_some_and(|plan| plan.spec.task == PoolingTask::Embed));
+    embeds || (!asked("runner", "generate") && by_files())
+}
+
 fn example(engine: &Engine<'_>) -> String {
     let (name, path) = (engine.served_name(), &engine.model.path);
     let chats =
@@ -284,7 +294,9 @@ fn example(engine: &Engine<'_>) -> String {
         Some(_) => (address(engine), String::new()),
         None => ("http://localhost".to_owned(), format!(" --unix-socket {}", address(engine))),
     };
-    let (route, body) = if chats {
+    let (route, body) = if pools(engine) {
+        ("embeddings", serde_json::json!({"model": name, "input": "Once upon a time"}))
+    } else if chats {
         let question = "Tell me a story about a brave robot named Bolt.";
         let messages = serde_json::json!([{"role": "user", "content": question}]);
         ("chat/completions", serde_json::json!({"model": name, "messages": messages}))

@@ -231,7 +231,7 @@ impl Scheduler {
             traceparent: request.traceparent.clone(),
             pooling: match request.task {
                 Task::Generate => None,
-                Task::Pool(tokens) => Some(proto::Pooling { tokens: tokens.into() }),
+                Task::Pool(pooling) => Some(pooling),
             },
             candidates: request.beams.as_ref().map_or(0, |beams| beams.candidates()),
         }

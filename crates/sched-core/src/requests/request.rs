@@ -9,7 +9,7 @@ use crate::{
     flight::Want,
 };
 use ids::SequenceId;
-use proto::{RequestKey, pooling::Tokens, prompt::Kind};
+use proto::{Pooling, RequestKey, pooling::Tokens, prompt::Kind};
 
 /// Prompt tokens that `Started` carries unless all are asked for: enough for any tokenizer to decode the next one.
 const PROMPT_TAIL: usize = 8;
@@ -54,7 +54,7 @@ pub(crate) enum Task {
     /// Tokens that continue it.
     Generate,
     /// One output, pooled from the hidden states of these tokens.
-    Pool(Tokens),
+    Pool(Pooling),
 }
 
 impl Task {
@@ -69,7 +69,7 @@ impl Task {
 
     /// Whether all of the prompt's hidden states are needed, so that none of it may come from the prefix cache.
     pub fn needs_whole_prompt(self) -> bool {
-        self == Task::Pool(Tokens::All)
+        matches!(self, Task::Pool(pooling) if pooling.each || pooling.tokens() == Tokens::All)
     }
 }
 
@@ -144,12 +144,14 @@ fn task(request: &proto::Request, config: &Config) -> Result<Task, Refusal> {
     if let Some((param, _)) = asked.iter().find(|(_, refused)| *refused) {
         return Err(Refusal::Unsupported(param));
     }
-    let Some(pooling) = &request.pooling else { return Ok(Task::Generate) };
+    let Some(pooling) = &request.pooling else {
+        return if features.only_pooling { Err(Refusal::OnlyPooling) } else { Ok(Task::Generate) };
+    };
     let scores_prompt = request.sampling.as_ref().is_some_and(|sampling| sampling.prompt_logprobs.is_some());
     match (request.max_tokens, scores_prompt) {
         (Some(_), _) => Err(Refusal::NotForPooling("max_tokens")),
         (None, true) => Err(Refusal::NotForPooling("prompt_logprobs")),
-        (None, false) => Ok(Task::Pool(pooling.tokens())),
+        (None, false) => Ok(Task::Pool(*pooling)),
     }
 }
 

@@ -14,14 +14,15 @@ fn pools() -> Config {
 }
 
 fn pooled(number: u64, prompt_tokens: u32, tokens: Tokens) -> proto::Request {
-    let pooling = Some(Pooling { tokens: tokens.into() });
+    let pooling = Some(Pooling { tokens: tokens.into(), each: false, second_text: None });
     proto::Request { pooling, max_tokens: None, ..request(number, prompt_tokens, 0) }
 }
 
 /// The result of a plan whose only row pools.
 fn answer(plan: &StepPlan) -> StepResult {
     let slot = plan.slot.clone();
-    let pooled = slot.iter().map(|slot| Pooled { sequence: (*slot).into(), values: vec![0.5, 2.0] }).collect();
+    let pooled =
+        slot.iter().map(|slot| Pooled { sequence: (*slot).into(), values: vec![0.5, 2.0], more: false }).collect();
     StepResult { epoch: plan.epoch, step: plan.step, count: vec![0; slot.len()], slot, pooled, ..Default::default() }
 }
 
@@ -40,7 +41,7 @@ fn a_prompt_in_chunks_gives_one_output() {
     scheduler.complete(answer(&second), 0).expect("a right result");
     let batch = output(&mut scheduler);
     let sequence = batch.started[0].first_sequence;
-    assert_eq!(batch.pooled, [Pooled { sequence, values: vec![0.5, 2.0] }]);
+    assert_eq!(batch.pooled, [Pooled { sequence, values: vec![0.5, 2.0], more: false }]);
     assert_eq!((batch.token.len(), batch.finished.len(), batch.finished[0].reason()), (0, 1, FinishReason::Stop));
     assert!(scheduler.is_idle());
     assert_eq!((scheduler.stats().used_blocks, scheduler.stats().totals.generation_tokens), (0, 0));

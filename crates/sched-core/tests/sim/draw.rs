@@ -33,7 +33,7 @@ pub fn config(source: &mut Source) -> Config {
         policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
         pipeline_depth: if source.chance(50) { 2 } else { source.between(1, 5) },
         speculative_tokens,
-        features: Features { pooling: true, adapters: true, media: true },
+        features: Features { pooling: true, adapters: true, media: true, ..Features::default() },
         max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
         max_num_queued_tokens: source.chance(20).then(|| source.between(5, 90).into()),
         watermark: if source.chance(25) { 0.2 } else { 0.0 },
@@ -85,7 +85,7 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
     let adapter = if source.chance(85) { "" } else { "lora" };
     let media = media(source, length);
     let left = config.max_model_len.saturating_sub(length);
-    let pooling = source.chance(12).then(|| Pooling { tokens: source.below(2) as i32 });
+    let pooling = source.chance(12).then(|| Pooling { tokens: source.below(2) as i32, each: false, second_text: None });
     let no_max_tokens = source.chance(if pooling.is_some() { 95 } else { 25 });
     let max_tokens = if no_max_tokens { None } else { Some(source.between(0, left.min(20) + 1)) };
     let sampling = Sampling {

@@ -286,7 +286,11 @@ impl Worker {
         let slot = self.slot(row);
         if let Some(tokens) = slot.pooling {
             result.count.push(0);
-            result.pooled.push(Pooled { sequence: row.slot.into(), values: oracle::pooled(&slot.hidden, tokens) });
+            result.pooled.push(Pooled {
+                sequence: row.slot.into(),
+                values: oracle::pooled(&slot.hidden, tokens),
+                more: false,
+            });
             return;
         }
         if slot.candidates > 0 {

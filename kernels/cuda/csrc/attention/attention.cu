@@ -1,4 +1,4 @@
-// Causal attention over the paged cache: the plain version, for every type and shape. One block a row and query head.
+// Attention over the paged cache: the plain version, for every type and shape. One block a row and query head.
 // Keys are taken in tiles of a block's threads from position 0 on, so that sums depend on the row alone.
 #include "quire.cuh"
 
@@ -38,8 +38,9 @@ DEVICE void attend(const T* qkv, const Batch& batch, const Attention& layer, con
     for (u32 i = threadIdx.x; i < layer.dim; i += THREADS) q[i] = load(query[i]);
     __syncthreads();
 
-    u32 position = batch.positions[row], end = position + 1;
-    u32 first = end > layer.window ? end - layer.window : 0;
+    u32 position = batch.positions[row];
+    u32 end = layer.seen_end(position, batch.start[sequence] + batch.num_rows[sequence]);
+    u32 first = position + 1 > layer.window ? position + 1 - layer.window : 0;
     const u32* table = batch.blocks + batch.first_block[sequence];
     f32 slope = layer.alibi ? layer.alibi[head] : 0.0f;
     f32 highest = layer.sinks ? layer.sinks[head] : -infinity();
@@ -54,7 +55,7 @@ DEVICE void attend(const T* qkv, const Batch& batch, const Attention& layer, con
             tokens[threadIdx.x] = token;
             score = dot(q, keys + token * layer.dim, layer.dim) * layer.scale;
             if (layer.soft_cap > 0.0f) score = layer.soft_cap * tanhf(score / layer.soft_cap);
-            score -= slope * (f32)(position - key);
+            score -= slope * fabsf((f32)((int)position - (int)key));
         }
         f32 before = highest;
         highest = fmaxf(highest, block_max(score));

@@ -40,6 +40,7 @@ struct Prefill {
     u32 kv_head, ring;
     // Keys that some row of the block sees; others may never have been written.
     u32 begin, end;
+    u32 sequence_end;
 
     u32 q[DIM / 16][4];
     f32 o[V_DIM / 8][4];
@@ -115,9 +116,10 @@ struct Prefill {
                 const u32 key = first + 8 * i + 2 * t + j % 2, at = position[j / 2];
                 f32 x = s[i][j] * attention.scale;
                 if (attention.soft_cap != 0.0f) x = attention.soft_cap * tanhf(x / attention.soft_cap);
-                if (attention.alibi) x -= attention.alibi[head[j / 2]] * (f32)((int)at - (int)key);
+                if (attention.alibi) x -= attention.alibi[head[j / 2]] * fabsf((f32)((int)at - (int)key));
                 x *= LOG2E;
-                s[i][j] = all_visible || (key <= at && at - key < attention.window) ? x : -infinity();
+                const bool near = key > at || at - key < attention.window;
+                s[i][j] = all_visible || (near && key < attention.seen_end(at, sequence_end)) ? x : -infinity();
             }
     }
 
@@ -182,9 +184,10 @@ struct Prefill {
         const u32 start = batch.start[sequence], num_rows = batch.num_rows[sequence], packed = num_rows * group_size;
         const u32 first_token = tile * ROWS / group_size,
                   last_token = (min((tile + 1) * ROWS, packed) - 1) / group_size;
-        end = start + last_token + 1;
-        const u32 seen_by_first = start + first_token + 1;
-        begin = seen_by_first > attention.window ? seen_by_first - attention.window : 0;
+        sequence_end = start + num_rows;
+        end = attention.seen_end(start + last_token, sequence_end);
+        const u32 after_first = start + first_token + 1, after_last = start + last_token + 1;
+        begin = after_first > attention.window ? after_first - attention.window : 0;
         fetch(begin / KEYS * KEYS, 0);
         copy_commit();
 
@@ -213,7 +216,8 @@ struct Prefill {
             for (u32 i = 0; i < 4; i++) o[d][i] = 0.0f;
 
         // Keys from `clear` to `clear_end` are seen by all rows of the block.
-        const u32 clear = end > attention.window ? end - attention.window : 0, clear_end = seen_by_first;
+        const u32 clear = after_last > attention.window ? after_last - attention.window : 0,
+                  clear_end = attention.seen_end(start + first_token, sequence_end);
         u32 stage = 0;
         for (u32 first = begin / KEYS * KEYS; first < end; first += KEYS) {
             if (first + KEYS < end) fetch(first + KEYS, stage ^ 1);

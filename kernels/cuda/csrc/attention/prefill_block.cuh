@@ -85,10 +85,13 @@ struct PrefillBlock {
         tile.packed = batch.num_rows[sequence] * group_size;
         const u32 first = inside * (BLOCKS * ROWS);
         tile.first_packed = first + rank * ROWS;
-        tile.end = tile.start + (min(first + BLOCKS * ROWS, tile.packed) - 1) / group_size + 1;
-        tile.clear_end = tile.start + first / group_size + 1;
-        tile.begin = tile.clear_end > attention.window ? tile.clear_end - attention.window : 0;
-        tile.clear = tile.end > attention.window ? tile.end - attention.window : 0;
+        const u32 sequence_end = tile.start + batch.num_rows[sequence];
+        const u32 last = tile.start + (min(first + BLOCKS * ROWS, tile.packed) - 1) / group_size,
+                  foremost = tile.start + first / group_size;
+        tile.end = attention.seen_end(last, sequence_end);
+        tile.clear_end = attention.seen_end(foremost, sequence_end);
+        tile.begin = foremost + 1 > attention.window ? foremost + 1 - attention.window : 0;
+        tile.clear = last + 1 > attention.window ? last + 1 - attention.window : 0;
         tile.first_tile = tile.begin / KEYS;
         tile.tiles = (tile.end + KEYS - 1) / KEYS - tile.first_tile;
         return true;

@@ -50,7 +50,7 @@ struct Scores : Feeder {
         for (u32 i = 0; i < 2; i++) {
             const u32 at = rows.position[i];
             from[i] = (int)((at >= attention.window ? at - attention.window + 1 : 0) - first);
-            until[i] = (int)(at - first);
+            until[i] = (int)(attention.seen_end(at, tile.start + tile.packed / group_size) - 1 - first);
         }
 #pragma unroll
         for (u32 i = 0; i < KEYS / 2; i++) {

@@ -173,5 +173,13 @@ struct Attention {
     u32 v_stride; // elements from one token's value to the next: more than v_dim where values are the ends of keys
     // What results are multiplied by: a cache of 8 bits keeps values divided by it (keys' factor is in `scale`).
     f32 v_scale;
+    // Rows see those after them too, up to their sequence's last; sequences begin at position 0.
+    u32 bidirectional;
+
+    // The end of what a row at `position` sees of a sequence that ends at `end`.
+    DEVICE u32 seen_end(u32 position, u32 end) const {
+        if (!bidirectional) return position + 1;
+        return window < end - position ? position + window : end;
+    }
 };
 SAME_LAYOUT(Attention, Attention);

@@ -28,10 +28,12 @@ pub(crate) struct Layer {
     qkv_width: u32,
     v_stride: u32,
     v_scale: f32,
+    bidirectional: u32,
 }
 
 twin!(Layer = "Attention" {
     sinks, alibi, scale, soft_cap, window, q_heads, kv_heads, dim, v_dim, block_size, qkv_width, v_stride, v_scale,
+    bidirectional,
 });
 
 impl Layer {
@@ -55,6 +57,7 @@ impl Layer {
             qkv_width: qkv.width as u32,
             v_stride: kv.value_stride() as u32,
             v_scale: params.value_scale,
+            bidirectional: u32::from(params.layer.mask == ops::Mask::Bidirectional),
         }
     }
 

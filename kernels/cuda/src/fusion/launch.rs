@@ -13,7 +13,7 @@ use crate::layers::{elementwise, norm};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::{Vector, Weights};
-use kernels::ops::{Act, Epilogue};
+use kernels::ops::{Act, Epilogue, Mask};
 
 /// A GEMM with its operands looked up.
 fn product<'a>(gemm: &Gemm, matrices: &'a [Weights], vectors: &'a mut [Vector]) -> Product<'a> {
@@ -112,7 +112,8 @@ impl CudaBackend {
         let Attention { qkv, params, kv, only, out, .. } = *attention;
         self.batch.turn_to(kv.table);
         let kv = &self.caches[kv.memory as usize];
-        if let Some(only) = only {
+        // Alone, a row does not know of those after it.
+        if let Some(only) = only.filter(|_| params.layer.mask == Mask::Causal) {
             let alone = Alone { batch: &mut self.batch, rows: self.pass.rows(only) };
             if self.attention.run_alone(&mut self.device, [qkv, out], params, alone, kv) {
                 return;

@@ -1,4 +1,4 @@
-//! Causal attention over the paged cache.
+//! Attention over the paged cache.
 //!
 //! Keys are walked in tiles of [`TILE`] positions and spans of [`SPAN`], both counted from position 0. Inside a span
 //! runs an online softmax; spans are folded together in order. Every row does this arithmetic in this order, so neither
@@ -180,10 +180,16 @@ impl Call<'_> {
         self.params.layer.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
+    /// Past the last position that a query of a sequence at `position` sees.
+    fn end(&self, sequence: &Sequence, position: usize) -> usize {
+        let ops::Attention { mask, window, .. } = self.params.layer;
+        mask.end(position, sequence.start + sequence.num_rows, window)
+    }
+
     /// The spans that a tile's rows see.
     fn spans(&self, tile: &QueryTile) -> std::ops::Range<usize> {
         let first = tile.sequence.start + tile.row;
-        self.lowest(first) / SPAN..(first + tile.rows - 1) / SPAN + 1
+        self.lowest(first) / SPAN..(self.end(&tile.sequence, first + tile.rows - 1) - 1) / SPAN + 1
     }
 }
 

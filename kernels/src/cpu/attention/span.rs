@@ -3,6 +3,7 @@
 use super::{Call, QueryTile, SPAN, TILE};
 use crate::cpu::runtime::memory::Reserve;
 use crate::cpu::simd::{Element, Kernel, Simd, math};
+use crate::ops::Mask;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -135,8 +136,8 @@ impl<'a, E: Element> Span<'a, E> {
 
     /// Positions that any query of the tile sees in this span.
     pub(super) fn seen(&self) -> Range<usize> {
-        let last = self.position(self.queries - 1);
-        self.call.lowest(self.position(0)).max(self.span * SPAN)..(last + 1).min((self.span + 1) * SPAN)
+        let end = self.call.end(&self.tile.sequence, self.position(self.queries - 1));
+        self.call.lowest(self.position(0)).max(self.span * SPAN)..end.min((self.span + 1) * SPAN)
     }
 
     pub(super) fn scale_queries(&mut self) {
@@ -248,7 +249,7 @@ impl<E: Element> Span<'_, E> {
     pub(super) fn weigh<S: Simd>(&mut self, tile: usize, query: usize) {
         let position = self.position(query);
         let first = self.call.lowest(position).saturating_sub(tile);
-        let end = (position + 1).saturating_sub(tile).min(TILE);
+        let end = self.call.end(&self.tile.sequence, position).saturating_sub(tile).min(TILE);
         let scores = self.workspace.scores[query * TILE..][..TILE].as_mut_ptr();
         if first >= end {
             // SAFETY: the query's tile of scores.
@@ -295,6 +296,7 @@ impl<E: Element> Span<'_, E> {
         let head = self.tile.kv_head * self.group + query % self.group;
         let slope = self.call.params.alibi.map_or(0.0, |slopes| slopes[head]);
         let origin = S::splat((self.position(query) as i64 - tile as i64) as f32);
+        let (both, zero) = (self.call.params.layer.mask == Mask::Bidirectional, S::splat(0.0));
         let mut highest = hidden;
         for i in (0..TILE).step_by(S::N) {
             // SAFETY: vectors of the query's tile of scores, and of the index.
@@ -305,7 +307,10 @@ impl<E: Element> Span<'_, E> {
                     score = math::tanh(score.mul(S::splat(1.0 / cap))).mul(S::splat(cap));
                 }
                 if slope != 0.0 {
-                    score = index.sub(origin).fma(S::splat(slope), score);
+                    let ahead = index.sub(origin);
+                    // Minus the distance, either way.
+                    let distance = if both { zero.sub(ahead.max(zero.sub(ahead))) } else { ahead };
+                    score = distance.fma(S::splat(slope), score);
                 }
                 score = score.replace_where_less(index, first, hidden).replace_where_less(last, index, hidden);
                 score.store(scores.add(i));

@@ -106,7 +106,8 @@ impl Runner for Pipeline {
         let mut received: Option<Vec<f32>> = None;
         let (mut rows, mut vocab) = (0, 0);
         for (device, network) in &mut self.stages {
-            let step = Step { batch, received: received.as_deref(), output_rows: logit_rows };
+            let step =
+                Step { batch, received: received.as_deref(), output_rows: logit_rows, means: &[], token_types: &[] };
             let outputs = network.forward(device, step, group)?;
             (rows, vocab) = (outputs.rows, outputs.width);
             received = Some(outputs.data.to_vec());
@@ -134,7 +135,7 @@ impl Runner for Shared {
         group: &mut dyn Collective,
     ) -> Result<Logits<'_>, ForwardError> {
         let mut device = self.device.lock().expect("a device");
-        let step = Step { batch, received: None, output_rows: logit_rows };
+        let step = Step { batch, received: None, output_rows: logit_rows, means: &[], token_types: &[] };
         let outputs = self.network.forward(&mut device, step, group)?;
         let (rows, vocab) = (outputs.rows, outputs.width);
         self.rows = outputs.data.to_vec();

@@ -1,0 +1,154 @@
+//! Pairs of texts and their scores: by the classes of a cross encoder, which reads both texts at once, or by the angle
+//! between the vectors of an embedding model.
+
+use proto::{PoolingInfo, Prompt, Request, TextPair, pooling_info::Task, prompt::Kind};
+use serde_json::Value;
+
+use super::{
+    Reading,
+    inputs::{check_count, prepend},
+    outputs::{EmbeddingShape, Outputs, activate},
+    params::{Params, Wanted},
+};
+use crate::{
+    error::ApiError,
+    openai::fields::{Fields, wrong},
+};
+
+/// Texts of two sides: as many, or one on the first side.
+pub struct Pairs {
+    first: Vec<String>,
+    second: Vec<String>,
+}
+
+impl Pairs {
+    /// Of texts under these names: one and any number, or as many on both sides.
+    pub fn new(first: Vec<String>, second: Vec<String>, names: [&str; 2]) -> Result<Self, ApiError> {
+        for (texts, name) in [&first, &second].into_iter().zip(names) {
+            if texts.is_empty() {
+                return Err(ApiError::field(name, format!("`{name}` must not be empty.")));
+            }
+        }
+        if first.len() > 1 && first.len() != second.len() {
+            let (a, b) = (first.len(), second.len());
+            let message = format!("`{}` has {a} texts and `{}` {b}: expected one, or as many.", names[0], names[1]);
+            return Err(ApiError::field(names[0], message));
+        }
+        Ok(Self { first, second })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.second.len()
+    }
+
+    fn first(&self, index: usize) -> &str {
+        if self.first.len() == 1 { &self.first[0] } else { &self.first[index] }
+    }
+
+    /// The requests that score them: one a pair, or one a text.
+    pub fn requests(&self, id: &str, params: &Params, reading: &Reading<'_>) -> Result<Vec<Request>, ApiError> {
+        let prompts = match reading.info.task() {
+            Task::Embed => self.texts(reading.info)?,
+            Task::Classify if reading.info.score_class.is_some() => {
+                (0..self.len()).map(|index| self.pair(index)).collect()
+            }
+            Task::Classify | Task::Reward => {
+                let message = "The model scores no pairs: that takes one class, or an embedding model.";
+                return Err(ApiError::body(message));
+            }
+        };
+        Ok(params.requests(id, prompts, Wanted::Pooled, reading))
+    }
+
+    fn pair(&self, index: usize) -> Prompt {
+        let (first, second) = (self.first(index).to_owned(), self.second[index].clone());
+        Prompt { kind: Some(Kind::Pair(TextPair { first, second })), add_special_tokens: true, suffix: None }
+    }
+
+    /// All texts, the first side's first, behind what the model wants before queries and documents.
+    fn texts(&self, info: &PoolingInfo) -> Result<Vec<Prompt>, ApiError> {
+        let prompt =
+            |text: &String| Prompt { kind: Some(Kind::Text(text.clone())), add_special_tokens: true, suffix: None };
+        let named = |names: [&'static str; 2]| names.into_iter().find(|name| info.prompts.contains_key(*name));
+        let mut queries: Vec<Prompt> = self.first.iter().map(prompt).collect();
+        let mut documents: Vec<Prompt> = self.second.iter().map(prompt).collect();
+        prepend(&mut queries, info, named(["query", "search_query"]))?;
+        prepend(&mut documents, info, named(["document", "passage"]))?;
+        queries.append(&mut documents);
+        Ok(queries)
+    }
+
+    /// The pairs' scores.
+    pub fn scores(&self, info: &PoolingInfo, outputs: &mut Outputs, activates: bool) -> Vec<f32> {
+        if info.task() == Task::Embed {
+            let length_one = EmbeddingShape { dimensions: None, normalize: true };
+            outputs.values.iter_mut().for_each(|values| length_one.apply(values));
+            let (first, second) = outputs.values.split_at(self.first.len());
+            let of = |index: usize| if first.len() == 1 { &first[0] } else { &first[index] };
+            let angle = |index: usize| of(index).iter().zip(&second[index]).map(|(a, b)| a * b).sum();
+            return (0..self.len()).map(angle).collect();
+        }
+        let class = info.score_class.unwrap_or(0) as usize;
+        let score = |values: &mut Vec<f32>| {
+            if activates {
+                activate(info, values);
+            }
+            values.get(class).copied().unwrap_or(f32::NAN)
+        };
+        outputs.values.iter_mut().map(score).collect()
+    }
+
+    /// A text of the second side.
+    pub fn document(&self, index: usize) -> &str {
+        &self.second[index]
+    }
+}
+
+/// Reads texts under `name`: one, a list, or objects with a `text`.
+pub fn texts(fields: &mut Fields<'_>, name: &str, most: usize) -> Result<Option<Vec<String>>, ApiError> {
+    let Some(raw) = fields.raw(name) else { return Ok(None) };
+    let expected = "a string, or a list of strings or of objects with a `text`";
+    let value: Value = serde_json::from_str(raw).map_err(|_| wrong(name, raw, expected))?;
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Object(object) => object.get("text").and_then(Value::as_str).map(str::to_owned),
+        _ => None,
+    };
+    let all = match &value {
+        Value::Array(list) => {
+            check_count(name, list.len(), most)?;
+            list.iter().map(text).collect()
+        }
+        one => text(one).map(|text| vec![text]),
+    };
+    all.map(Some).ok_or_else(|| wrong(name, raw, expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_goes_with_each_and_many_go_by_index() {
+        let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let pairs = Pairs::new(list(&["q"]), list(&["a", "b"]), ["x", "y"]).expect("pairs");
+        assert_eq!((pairs.len(), pairs.first(1), pairs.document(1)), (2, "q", "b"));
+        let pairs = Pairs::new(list(&["q", "r"]), list(&["a", "b"]), ["x", "y"]).expect("pairs");
+        assert_eq!(pairs.first(1), "r");
+        for (first, second, named) in [(2, 3, "x"), (0, 1, "x"), (1, 0, "y"), (2, 1, "x")] {
+            let texts = |count| vec![String::new(); count];
+            let refusal = Pairs::new(texts(first), texts(second), ["x", "y"]).map(drop).unwrap_err();
+            assert_eq!(refusal.param.as_deref(), Some(named));
+        }
+    }
+
+    #[test]
+    fn vectors_are_scored_by_their_angle() {
+        let pairs = Pairs::new(vec!["q".into()], vec!["a".into(), "b".into()], ["x", "y"]).expect("pairs");
+        let values = vec![vec![2.0, 0.0], vec![0.0, 3.0], vec![5.0, 0.0]];
+        let mut outputs = Outputs { values, prompt_tokens: vec![], prompt_ids: vec![], cached: 0 };
+        let info = PoolingInfo { task: Task::Embed.into(), ..PoolingInfo::default() };
+        assert_eq!(pairs.scores(&info, &mut outputs, true), [0.0, 1.0]);
+    }
+}

@@ -1,0 +1,98 @@
+//! The fields that all routes share which pool.
+
+use proto::{Output, Pooling, PoolingInfo, Prompt, Request, Sampling, pooling::Tokens};
+
+use super::Reading;
+use crate::{
+    error::ApiError,
+    openai::{
+        fields::Fields,
+        params::{cache_salt, check_model, truncate, truncation_side},
+    },
+};
+
+/// The shared fields, checked.
+#[derive(Clone, Debug)]
+pub struct Params {
+    priority: i32,
+    cache_salt: String,
+    request_id: Option<String>,
+    truncate_prompt_tokens: Option<i32>,
+    truncate_keep_first: bool,
+}
+
+/// Which outputs of a prompt are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// The one that the model pools.
+    Pooled,
+    /// Each token's.
+    Each,
+    /// Each token's, and the tokens.
+    EachWithTokens,
+}
+
+impl Params {
+    /// Reads and checks them.
+    pub fn read(fields: &mut Fields<'_>, reading: &Reading<'_>) -> Result<Self, ApiError> {
+        check_model(fields, reading.limits)?;
+        // Names the client's user, which nothing here depends on.
+        let _: Option<String> = fields.text("user")?;
+        Ok(Self {
+            priority: fields.whole_in("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
+            cache_salt: cache_salt(fields)?,
+            request_id: fields.text("request_id")?,
+            // As many as fit is what the engine says, which may be fewer than the tokenizer thinks.
+            truncate_prompt_tokens: match (truncate(fields)?, reading.max_len) {
+                (Some(-1), Some(most)) => Some(i32::try_from(most).unwrap_or(i32::MAX)),
+                (tokens, _) => tokens,
+            },
+            truncate_keep_first: truncation_side(fields)?,
+        })
+    }
+
+    /// Cuts inputs that are too long, at their end or their beginning.
+    pub fn truncate_as(&mut self, keep_first: Option<bool>, reading: &Reading<'_>) {
+        if let Some(keep_first) = keep_first.filter(|_| self.truncate_prompt_tokens.is_none()) {
+            let most = reading.max_len.map_or(-1, |most| i32::try_from(most).unwrap_or(i32::MAX));
+            (self.truncate_prompt_tokens, self.truncate_keep_first) = (Some(most), keep_first);
+        }
+    }
+
+    /// The id that the client sees.
+    pub fn id(&self, prefix: &str, reading: &Reading<'_>) -> String {
+        reading.envelope.id(prefix, self.request_id.as_deref())
+    }
+
+    /// A pipeline request for each prompt.
+    pub fn requests(&self, id: &str, prompts: Vec<Prompt>, wanted: Wanted, reading: &Reading<'_>) -> Vec<Request> {
+        let single = prompts.len() == 1;
+        let template = Request {
+            traceparent: reading.envelope.traceparent.clone(),
+            sampling: Some(Sampling { temperature: 0.0, ..Sampling::default() }),
+            output: Some(Output { return_prompt_token_ids: wanted == Wanted::EachWithTokens, ..Output::default() }),
+            n: 1,
+            priority: self.priority,
+            cache_salt: self.cache_salt.clone(),
+            truncate_prompt_tokens: self.truncate_prompt_tokens,
+            truncate_keep_first: self.truncate_keep_first,
+            pooling: Some(pooling(reading.info, wanted)),
+            ..Request::default()
+        };
+        let request = |(index, prompt)| Request {
+            request_id: if single { id.to_owned() } else { format!("{id}-{index}") },
+            prompt: Some(prompt),
+            ..template.clone()
+        };
+        prompts.into_iter().enumerate().map(request).collect()
+    }
+}
+
+fn pooling(info: &PoolingInfo, wanted: Wanted) -> Pooling {
+    match wanted {
+        Wanted::Pooled => Pooling { tokens: info.tokens, ..Pooling::default() },
+        Wanted::Each | Wanted::EachWithTokens => {
+            Pooling { tokens: Tokens::All.into(), each: true, ..Pooling::default() }
+        }
+    }
+}

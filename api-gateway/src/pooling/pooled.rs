@@ -1,0 +1,122 @@
+//! `/pooling`: what the model gives, as it gives it: a prompt's output, or those of its tokens.
+
+use proto::{PoolingInfo, pooling_info::Task};
+
+use super::{
+    Job, Reading,
+    answer::{self, Head},
+    embeddings::dimensions,
+    encoding::{Encoding, Format},
+    inputs,
+    outputs::{EmbeddingShape, Outputs, activate},
+    params::{Params, Wanted},
+};
+use crate::{
+    error::ApiError,
+    json,
+    openai::{
+        completion::log_unread,
+        fields::{Fields, wrong},
+    },
+};
+
+/// Reads a body.
+pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let params = Params::read(&mut fields, reading)?;
+    let encoding = Encoding::read(&mut fields)?;
+    let wanted = wanted(&mut fields, reading.info)?;
+    let finish = Finish {
+        encoding,
+        wanted,
+        activates: fields.value("use_activation", "true or false")?,
+        dimensions: dimensions(&mut fields, "dimensions", reading.info)?,
+    };
+    let prompts = inputs::read(&mut fields, "input", reading.limits)?;
+    log_unread(&fields);
+    let id = params.id("pool", reading);
+    let requests = params.requests(&id, prompts, wanted, reading);
+    let (head, info) = (Head::new(&id, reading), reading.info.clone());
+    Ok(Job { id, requests, write: Box::new(move |outputs| finish.answer(&head, outputs, &info)) })
+}
+
+/// Which outputs a body asks for by its `task`; absent: those that the model was made for.
+fn wanted(fields: &mut Fields<'_>, info: &PoolingInfo) -> Result<Wanted, ApiError> {
+    let each = if info.step_token.is_some() { Wanted::EachWithTokens } else { Wanted::Each };
+    match (fields.text("task")?.as_deref(), info.task()) {
+        (None, Task::Reward) | (Some("token_classify"), Task::Reward | Task::Classify) => Ok(each),
+        (Some("token_embed"), Task::Embed) => Ok(each),
+        (None, _) | (Some("embed"), Task::Embed) | (Some("classify"), Task::Classify) => Ok(Wanted::Pooled),
+        (Some(other), Task::Embed) => Err(wrong("task", other, "`embed` or `token_embed`")),
+        (Some(other), Task::Classify) => Err(wrong("task", other, "`classify` or `token_classify`")),
+        (Some(other), Task::Reward) => Err(wrong("task", other, "`token_classify`")),
+    }
+}
+
+/// What becomes of outputs.
+struct Finish {
+    encoding: Encoding,
+    wanted: Wanted,
+    activates: Option<bool>,
+    dimensions: Option<usize>,
+}
+
+impl Finish {
+    fn answer(
+        &self,
+        head: &Head,
+        mut outputs: Outputs,
+        info: &PoolingInfo,
+    ) -> Result<axum::response::Response, ApiError> {
+        let width = info.width.max(1) as usize;
+        for (values, ids) in outputs.values.iter_mut().zip(&outputs.prompt_ids) {
+            let mut rows: Vec<Vec<f32>> = values.chunks(width).map(<[f32]>::to_vec).collect();
+            if let Some(step) = info.step_token.filter(|_| self.wanted == Wanted::EachWithTokens) {
+                let mut ids = ids.iter();
+                rows.retain(|_| ids.next() == Some(&step));
+            }
+            rows.iter_mut().for_each(|row| self.finish(info, row));
+            *values = rows.concat();
+        }
+        let usage = outputs.usage(head.details);
+        if matches!(self.encoding.format, Format::Bytes | Format::BytesOnly) {
+            let usage = Some(&usage).filter(|_| self.encoding.format == Format::Bytes);
+            return super::embeddings::bytes(head, &outputs, self.encoding, usage);
+        }
+        let width = self.dimensions.unwrap_or(width);
+        Ok(head.list(&outputs.values, &usage, |out, index, values| {
+            answer::begin(out, index, "pooling");
+            json::raw(out, ",\"data\":");
+            self.write(out, values, width);
+            json::raw(out, "}");
+        }))
+    }
+
+    /// One row, of a prompt or of a token.
+    fn finish(&self, info: &PoolingInfo, row: &mut Vec<f32>) {
+        if info.task() == Task::Embed {
+            let normalize = self.activates.unwrap_or(info.normalize);
+            EmbeddingShape { dimensions: self.dimensions, normalize }.apply(row);
+        } else if self.activates.unwrap_or(true) {
+            activate(info, row);
+        }
+    }
+
+    /// A list of numbers, or of such lists, one a token.
+    fn write(&self, out: &mut Vec<u8>, values: &[f32], width: usize) {
+        if self.wanted == Wanted::Pooled {
+            return answer::numbers(out, values, self.encoding);
+        }
+        if let Some(text) = self.encoding.json_text(values) {
+            return json::string(out, &text);
+        }
+        json::raw(out, "[");
+        for (index, row) in values.chunks(width).enumerate() {
+            if index > 0 {
+                json::raw(out, ",");
+            }
+            answer::list(out, row);
+        }
+        json::raw(out, "]");
+    }
+}

@@ -1,0 +1,260 @@
+//! What a model gives that pools prompts instead of continuing them: which tasks, from which tokens, scaled how.
+//!
+//! The facts come from the model's class, from the files that sentence-transformers writes beside it
+//! (`sentence_transformers.rs`), and from what the user says ([`PoolingOptions`]), the last one first.
+
+mod options;
+mod sentence_transformers;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use model_spec::{ConfigError, ConfigFile, HeadSpec, Mask, MixerSpec, ModelSpec, ScoredTokens};
+
+use crate::arch;
+use crate::error::LoadError;
+use crate::load::NetworkHead;
+pub use options::{ClassToken, Conversion, PoolerConfig, PoolingOptions, RunnerType};
+use sentence_transformers::SentenceFiles;
+
+/// What a model gives that pools prompts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolingSpec {
+    /// What it is made for.
+    pub task: PoolingTask,
+    /// Which tokens' outputs count.
+    pub method: PoolingMethod,
+    /// Embeddings are scaled to length one.
+    pub normalize: bool,
+    /// What turns class scores into probabilities.
+    pub activation: ScoreActivation,
+    /// Names of the classes, by number; empty where the model names none.
+    pub labels: Vec<String>,
+    /// Sizes that embeddings may be cut to: none of them, these, or any where the list is empty.
+    pub matryoshka: Option<Vec<u32>>,
+    /// Texts that go before inputs, by name.
+    pub prompts: BTreeMap<String, String>,
+    /// The name of the one that goes before inputs of requests that name none.
+    pub default_prompt: Option<String>,
+    /// Which class a pair of texts is scored by; absent: pairs cannot be scored by classes.
+    pub score_class: Option<u32>,
+    /// Scores are wanted at these tokens alone.
+    pub step_token: Option<u32>,
+    /// A prompt must be computed in one step: its tokens see those after them.
+    pub whole_prompts: bool,
+    /// Longest input, where it is shorter than the model's context.
+    pub max_len: Option<usize>,
+}
+
+/// What a pooling model is made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PoolingTask {
+    /// A vector a prompt.
+    Embed,
+    /// Class scores a prompt.
+    Classify,
+    /// Scores of each token.
+    Reward,
+}
+
+/// Which tokens' outputs become a prompt's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PoolingMethod {
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+    /// The mean over all tokens.
+    Mean,
+    /// Each token's.
+    Each,
+}
+
+/// What turns class scores into probabilities.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScoreActivation {
+    /// Nothing: they are given as they are.
+    None,
+    /// Each for itself.
+    Sigmoid,
+    /// They sum up to one.
+    Softmax,
+}
+
+/// How a model is loaded that pools.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolingPlan {
+    /// What it gives.
+    pub spec: PoolingSpec,
+    /// The head to load: [`crate::LoadOptions::head`].
+    pub head: NetworkHead,
+}
+
+/// How the model of a folder pools; absent where it generates text.
+///
+/// # Errors
+/// Files that cannot be read, what they ask for that is not done, or a task that the model cannot be converted to.
+pub fn plan(dir: &Path, options: &PoolingOptions) -> Result<Option<PoolingPlan>, LoadError> {
+    let spec = arch::read(dir)?.spec;
+    let files = SentenceFiles::read(dir)?;
+    if options.runner == RunnerType::Generate {
+        return Ok(None);
+    }
+    let generates = matches!(spec.head, HeadSpec::Logits(_));
+    let asked = options.runner == RunnerType::Pooling || options.convert != Conversion::Auto;
+    if generates && !asked && files.pooling.is_none() {
+        return Ok(None);
+    }
+    let config = ConfigFile::of_model(dir)?;
+    Planning { config: &config, spec: &spec, files, options }.plan().map(Some)
+}
+
+/// What a plan is made of.
+struct Planning<'a> {
+    config: &'a ConfigFile,
+    spec: &'a ModelSpec,
+    files: SentenceFiles,
+    options: &'a PoolingOptions,
+}
+
+impl Planning<'_> {
+    fn plan(self) -> Result<PoolingPlan, LoadError> {
+        let (task, head) = self.task()?;
+        let pooler = &self.options.pooler;
+        let method = pooler.method.or(self.files.pooling).unwrap_or_else(|| self.default_method(task));
+        let labels = labels(self.config);
+        let activation = match (task, pooler.activation) {
+            (PoolingTask::Embed, _) => ScoreActivation::None,
+            (_, Some(true)) | (PoolingTask::Classify, None) => self.activation()?,
+            (_, Some(false)) | (PoolingTask::Reward, None) => ScoreActivation::None,
+        };
+        let matryoshka = match (self.config.flag_or("is_matryoshka", false)?, sizes(self.config)?) {
+            (_, Some(sizes)) => Some(sizes),
+            (true, None) => Some(Vec::new()),
+            (false, None) => None,
+        };
+        let (whole_prompts, score_class) = (self.whole_prompts(), self.score_class(task, head));
+        let spec = PoolingSpec {
+            task,
+            method,
+            // Without the files of sentence-transformers, embeddings have length one, as in vLLM.
+            normalize: pooler.normalize.unwrap_or(self.files.pooling.is_none() || self.files.normalize),
+            activation,
+            labels: if task == PoolingTask::Classify { labels } else { Vec::new() },
+            matryoshka,
+            prompts: self.files.prompts,
+            default_prompt: self.files.default_prompt,
+            score_class,
+            step_token: pooler.step_token,
+            whole_prompts,
+            max_len: self.files.max_len,
+        };
+        Ok(PoolingPlan { spec, head })
+    }
+
+    /// What the model is pooled for, and the head for that.
+    fn task(&self) -> Result<(PoolingTask, NetworkHead), LoadError> {
+        let stored = match &self.spec.head {
+            HeadSpec::Logits(_) | HeadSpec::Hidden => PoolingTask::Embed,
+            HeadSpec::Classes(_) if self.spec.architecture.contains("RewardModel") => PoolingTask::Reward,
+            HeadSpec::Classes(_) => PoolingTask::Classify,
+        };
+        let has_scores = matches!(self.spec.head, HeadSpec::Classes(_));
+        let architecture = || self.spec.architecture.clone();
+        if let Some(tokens) = &self.options.pooler.tokens {
+            return match (tokens, self.options.convert) {
+                ([ClassToken::Id(no), ClassToken::Id(yes)], Conversion::Auto | Conversion::Classify) => {
+                    Ok((PoolingTask::Classify, NetworkHead::Tokens([*no, *yes])))
+                }
+                _ => Err(LoadError::NoClasses { architecture: architecture() }),
+            };
+        }
+        match self.options.convert {
+            Conversion::Auto | Conversion::None if has_scores => Ok((stored, NetworkHead::Stored)),
+            Conversion::None if matches!(self.spec.head, HeadSpec::Logits(_)) => {
+                Err(LoadError::NotPooling { architecture: architecture() })
+            }
+            Conversion::Auto | Conversion::None | Conversion::Embed => Ok((PoolingTask::Embed, NetworkHead::Hidden)),
+            Conversion::Classify if has_scores => Ok((PoolingTask::Classify, NetworkHead::Stored)),
+            Conversion::Reward if has_scores => Ok((PoolingTask::Reward, NetworkHead::Stored)),
+            Conversion::Reward => Ok((PoolingTask::Reward, NetworkHead::Hidden)),
+            Conversion::Classify => Err(LoadError::NoClasses { architecture: architecture() }),
+        }
+    }
+
+    fn score_class(&self, task: PoolingTask, head: NetworkHead) -> Option<u32> {
+        match (&self.spec.head, head) {
+            (_, NetworkHead::Tokens(_)) => Some(1),
+            (HeadSpec::Classes(classes), NetworkHead::Stored) if task == PoolingTask::Classify => {
+                (classes.count == 1).then_some(0)
+            }
+            _ => None,
+        }
+    }
+
+    fn default_method(&self, task: PoolingTask) -> PoolingMethod {
+        match (&self.spec.head, task) {
+            (HeadSpec::Classes(classes), PoolingTask::Classify) => match classes.of {
+                ScoredTokens::First => PoolingMethod::Cls,
+                ScoredTokens::Last => PoolingMethod::Last,
+                ScoredTokens::Mean => PoolingMethod::Mean,
+                ScoredTokens::Each => PoolingMethod::Each,
+            },
+            (_, PoolingTask::Reward) => PoolingMethod::Each,
+            (HeadSpec::Logits(_), PoolingTask::Classify) => PoolingMethod::Last,
+            _ if self.whole_prompts() => PoolingMethod::Cls,
+            _ => PoolingMethod::Last,
+        }
+    }
+
+    /// Whether some layer's tokens see those after them.
+    fn whole_prompts(&self) -> bool {
+        let sees_ahead =
+            |mixer: &MixerSpec| matches!(mixer, MixerSpec::Attention(spec) if spec.mask == Mask::Bidirectional);
+        self.spec.layers.iter().any(|layer| sees_ahead(&layer.mixer))
+    }
+
+    /// As `problem_type` and the files of cross encoders say, else by the number of classes.
+    fn activation(&self) -> Result<ScoreActivation, ConfigError> {
+        let HeadSpec::Classes(classes) = &self.spec.head else { return Ok(ScoreActivation::Softmax) };
+        let of_encoders = self.config.object("sentence_transformers")?;
+        let named = match of_encoders {
+            Some(of_encoders) => of_encoders.text_opt("activation_fn")?,
+            None => self.config.text_opt("sbert_ce_default_activation_function")?,
+        };
+        if let Some(name) = named {
+            return match name.rsplit('.').next() {
+                Some("Identity") => Ok(ScoreActivation::None),
+                Some("Sigmoid") => Ok(ScoreActivation::Sigmoid),
+                Some("Softmax") => Ok(ScoreActivation::Softmax),
+                _ => Err(self.config.unsupported("sentence_transformers", "expected Identity, Sigmoid or Softmax")),
+            };
+        }
+        match self.config.text_opt("problem_type")?.as_deref() {
+            Some("regression") => Ok(ScoreActivation::None),
+            Some("multi_label_classification") => Ok(ScoreActivation::Sigmoid),
+            _ if classes.count == 1 => Ok(ScoreActivation::Sigmoid),
+            _ => Ok(ScoreActivation::Softmax),
+        }
+    }
+}
+
+/// `id2label`, by number; empty where the file names none, or not all.
+fn labels(config: &ConfigFile) -> Vec<String> {
+    let Some(named) = config.get("id2label").and_then(|labels| labels.as_object()) else { return Vec::new() };
+    let labels: Option<Vec<String>> =
+        (0..named.len()).map(|number| Some(named.get(&number.to_string())?.as_str()?.to_owned())).collect();
+    labels.unwrap_or_default()
+}
+
+/// `matryoshka_dimensions`, if the file has them.
+fn sizes(config: &ConfigFile) -> Result<Option<Vec<u32>>, ConfigError> {
+    let Some(sizes) = config.numbers_opt("matryoshka_dimensions")? else { return Ok(None) };
+    if sizes.is_empty() || sizes.iter().any(|size| *size < 1.0 || size.fract() != 0.0) {
+        return Err(config.unsupported("matryoshka_dimensions", "expected a list of sizes"));
+    }
+    Ok(Some(sizes.into_iter().map(|size| size as u32).collect()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Models that pool prompts, served whole: outputs are the recorded ones, alone and beside others.
+
+use anyhow::{Context, ensure};
+use e2e_tests::{Client, Server, zoo};
+use futures::future::try_join_all;
+use serde_json::{Value, json};
+
+/// A server with a model of the zoo in float32, and what was recorded of it; absent where this zoo lacks it.
+async fn served(model: &str, flags: &[&str]) -> anyhow::Result<Option<(Server, Vec<Value>)>> {
+    let Some(reference) = zoo::pooled(model) else {
+        println!("{model}: not in this zoo");
+        return Ok(None);
+    };
+    let path = zoo::folder().join(model).display().to_string();
+    let args = [&[path.as_str(), "--served-model-name", "m", "--dtype", "float32"], flags].concat();
+    let inputs = reference["inputs"].as_array().context("inputs")?.clone();
+    Ok(Some((Server::start(&args).await?, inputs)))
+}
+
+fn numbers(values: &Value) -> Vec<f32> {
+    values.as_array().into_iter().flatten().filter_map(Value::as_f64).map(|value| value as f32).collect()
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Embeds token ids, and compares with what was recorded.
+async fn check_embeddings(client: &Client, model: &str, inputs: &[(usize, &Value)]) -> anyhow::Result<()> {
+    let ids: Vec<&Value> = inputs.iter().map(|(_, input)| &input["ids"]).collect();
+    let (status, answer) = client.post("/v1/embeddings", &json!({"input": ids})).await?;
+    ensure!(status == 200, "{answer}");
+    for ((index, _), got) in inputs.iter().zip(answer["data"].as_array().context("data")?) {
+        let expected = zoo::tensor(model, &format!("input{index}.embedding")).context("recorded")?;
+        let got = numbers(&got["embedding"]);
+        ensure!(got.len() == expected.len(), "{model}, input {index}: {} numbers", got.len());
+        let cosine = cosine(&got, &expected);
+        ensure!(cosine >= 0.99999, "{model}, input {index}: cosine {cosine}");
+    }
+    let tokens: usize = ids.iter().map(|ids| ids.as_array().map_or(0, Vec::len)).sum();
+    ensure!(answer["usage"]["prompt_tokens"] == tokens, "{}", answer["usage"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn embeddings_are_the_recorded_ones() -> anyhow::Result<()> {
+    for model in ["bert-embed", "bert-embed-cls", "e5-mistral-embed", "modernbert-embed", "roberta-embed"] {
+        let Some((server, inputs)) = served(model, &[]).await? else { continue };
+        let client = server.client();
+        let all: Vec<(usize, &Value)> = inputs.iter().enumerate().collect();
+        check_embeddings(&client, model, &all).await?;
+        // Alone, all at once, and each several times so that they meet.
+        let alone = all.iter().chain(&all).chain(&all);
+        try_join_all(alone.map(|one| check_embeddings(&client, model, std::slice::from_ref(one)))).await?;
+        let tokens = client.metric("vllm:prompt_tokens_total", "").await?;
+        ensure!(tokens > 0.0, "prompt tokens are counted");
+        let (status, answer) = client.post("/v1/completions", &json!({"prompt": "x"})).await?;
+        ensure!(status == 400 && answer.to_string().contains("/v1/embeddings"), "{answer}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_that_generates_is_converted() -> anyhow::Result<()> {
+    let path = zoo::folder().join("llama").display().to_string();
+    let generating = Server::start(&[&path, "--dtype", "float32"]).await?;
+    let (status, answer) = generating.client().post("/v1/embeddings", &json!({"input": "x"})).await?;
+    ensure!(status == 400 && answer.to_string().contains("--runner pooling"), "{answer}");
+    drop(generating);
+    let server = Server::start(&[
+        &path,
+        "--dtype",
+        "float32",
+        "--runner",
+        "pooling",
+        "--pooler-config",
+        "{\"pooling_type\":\"MEAN\"}",
+    ])
+    .await?;
+    let (status, answer) = server.client().post("/v1/embeddings", &json!({"input": [5, 6, 7]})).await?;
+    ensure!(status == 200, "{answer}");
+    let values = numbers(&answer["data"][0]["embedding"]);
+    let length = values.iter().map(|value| value * value).sum::<f32>().sqrt();
+    ensure!(values.len() > 1 && (length - 1.0).abs() < 1e-5, "{} numbers of length {length}", values.len());
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_ranks_give_the_same_embeddings() -> anyhow::Result<()> {
+    for model in ["e5-mistral-embed", "modernbert-embed", "roberta-embed"] {
+        let Some((server, inputs)) = served(model, &["--tensor-parallel-size", "2"]).await? else { continue };
+        let all: Vec<(usize, &Value)> = inputs.iter().enumerate().collect();
+        check_embeddings(&server.client(), model, &all).await?;
+    }
+    Ok(())
+}
+
+/// The scores that were recorded of a model's pairs.
+fn recorded(inputs: &[Value], key: &str) -> Vec<f64> {
+    inputs.iter().filter_map(|input| input[key].as_f64()).collect()
+}
+
+#[tokio::test]
+async fn pairs_are_scored_as_recorded() -> anyhow::Result<()> {
+    for model in ["bert-rerank", "modernbert-rerank", "xlm-roberta-rerank"] {
+        let Some((server, inputs)) = served(model, &[]).await? else { continue };
+        let client = server.client();
+        let texts = |key: &str| inputs.iter().map(|input| input[key].clone()).collect::<Vec<Value>>();
+        let (first, second) = (texts("text"), texts("text_pair"));
+        let body = json!({"text_1": first, "text_2": second, "use_activation": false});
+        let (status, answer) = client.post("/score", &body).await?;
+        ensure!(status == 200, "{answer}");
+        let scores: Vec<f64> =
+            answer["data"].as_array().context("data")?.iter().filter_map(|one| one["score"].as_f64()).collect();
+        let expected = recorded(&inputs, "score");
+        ensure!(scores.len() == expected.len() && !scores.is_empty(), "{model}: {answer}");
+        for (got, expected) in scores.iter().zip(&expected) {
+            ensure!((got - expected).abs() < 1e-3, "{model}: {scores:?}, recorded {expected:?}");
+        }
+        // One query with each document, in the order of scores.
+        let body = json!({"query": first[0], "documents": second});
+        let (status, answer) = client.post("/v1/rerank", &body).await?;
+        ensure!(status == 200, "{answer}");
+        let results = answer["results"].as_array().context("results")?;
+        let scores: Vec<f64> = results.iter().filter_map(|one| one["relevance_score"].as_f64()).collect();
+        ensure!(scores.len() == second.len() && scores.is_sorted_by(|a, b| a >= b), "{answer}");
+        let of_first = results.iter().find(|one| one["index"] == 0).context("the first document")?;
+        let sigmoid = |score: f64| 1.0 / (1.0 + (-score).exp());
+        let expected = if model == "bert-rerank" { expected[0] } else { sigmoid(expected[0]) };
+        ensure!(
+            (of_first["relevance_score"].as_f64().context("a score")? - expected).abs() < 1e-3,
+            "{model}: {answer}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn classes_and_rewards_are_the_recorded_ones() -> anyhow::Result<()> {
+    if let Some((server, inputs)) = served("qwen2-classify", &[]).await? {
+        let ids: Vec<&Value> = inputs.iter().map(|input| &input["ids"]).collect();
+        let (status, answer) = server.client().post("/classify", &json!({"input": ids})).await?;
+        ensure!(status == 200, "{answer}");
+        for (input, got) in inputs.iter().zip(answer["data"].as_array().context("data")?) {
+            let (probs, expected) = (numbers(&got["probs"]), numbers(&input["probs"]));
+            ensure!(probs.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3), "{got} {expected:?}");
+            ensure!(got["label"] == input["label"] && got["num_classes"] == 3, "{got}");
+        }
+    }
+    for (model, width) in [("qwen2-reward", 1), ("qwen2-process-reward", 2)] {
+        let Some((server, inputs)) = served(model, &["--max-num-batched-tokens", "40"]).await? else { continue };
+        let ids: Vec<&Value> = inputs.iter().map(|input| &input["ids"]).collect();
+        let body = json!({"input": ids, "use_activation": false});
+        let (status, answer) = server.client().post("/pooling", &body).await?;
+        ensure!(status == 200, "{answer}");
+        for (index, got) in answer["data"].as_array().context("data")?.iter().enumerate() {
+            let expected = zoo::tensor(model, &format!("input{index}.token_scores")).context("recorded")?;
+            let rows = got["data"].as_array().context("rows")?;
+            let scores: Vec<f32> = rows.iter().flat_map(numbers).collect();
+            ensure!(rows.len() * width == expected.len() && scores.len() == expected.len(), "{model}: {got}");
+            ensure!(scores.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3), "{model}, input {index}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_encoders_prompt_fits_a_step() -> anyhow::Result<()> {
+    let Some((server, _)) = served("bert-embed", &["--max-num-batched-tokens", "64", "--max-num-seqs", "8"]).await?
+    else {
+        return Ok(());
+    };
+    let client = server.client();
+    let (status, answer) = client.post("/v1/embeddings", &json!({"input": vec![5; 64]})).await?;
+    ensure!(status == 200, "{answer}");
+    let (status, answer) = client.post("/v1/embeddings", &json!({"input": vec![5; 65]})).await?;
+    ensure!(status == 400 && answer.to_string().contains("64"), "{answer}");
+    let (status, answer) =
+        client.post("/v1/embeddings", &json!({"input": vec![5; 65], "truncate_prompt_tokens": -1})).await?;
+    ensure!(status == 200 && answer["usage"]["prompt_tokens"] == 64, "{answer}");
+    Ok(())
+}

@@ -6,8 +6,8 @@
 //
 //   32 h + 8 t + 4 i + 2 p + e        h, i, p, e: 0 or 1
 //
-// for operand registers a[2 p + r] (r: row g + 8 r) of product 2 h + i of four. x is read in the same order: 16 bytes at
-// column 32 h + 8 t are what a lane needs of a row of it for two products.
+// for operand registers a[2 p + r] (r: row g + 8 r) of product 2 h + i of four. x is read in the same order: 16 bytes
+// at column 32 h + 8 t are what a lane needs of a row of it for two products.
 //
 //   4 bits: word 2 h + i, bits 4 (2 p + r) + 16 e on
 //   8 bits: the h-th 512 bytes, word 2 i + p, byte 2 e + r

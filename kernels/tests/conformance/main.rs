@@ -10,6 +10,7 @@ mod many;
 mod matmul;
 mod moe;
 mod noise;
+mod packed;
 mod random;
 mod ranks;
 mod recurrent;

@@ -205,7 +205,7 @@ fn a_sparse_part_is_added() {
         starts.push(cols.len() as u32);
     }
     let line = |name, values: &Vec<u32>| {
-        let (_, dtype, shape, bytes) = i32s(name, &[values.clone()]);
+        let (_, dtype, shape, bytes) = i32s(name, std::slice::from_ref(values));
         (name, dtype, shape[1..].to_vec(), bytes)
     };
     let made = [

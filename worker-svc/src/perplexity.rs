@@ -1,7 +1,7 @@
 //! The perplexity of a text: a worker alone, without a scheduler.
 //!
-//! The text's tokens are cut into windows, each `stride` after the one before, and every token counts once: in the first
-//! window that has it, so with at least `window - stride` tokens before it (but for the first window's).
+//! The text's tokens are cut into windows, each `stride` after the one before, and every token counts once: in the
+//! first window that has it, so with at least `window - stride` tokens before it (but for the first window's).
 
 use std::time::{Duration, Instant};
 

@@ -8,8 +8,8 @@
 //! ```
 //! So 64 bytes are four or eight k of sixteen columns, as a dot product of four bytes a lane takes them.
 //!
-//! Where inputs may be rounded, products are of integers ([`super::dots`]) and scales are kept as f16; else codes become
-//! f32 in registers, exactly the numbers that they stand for ([`super::lanes`]).
+//! Where inputs may be rounded, products are of integers ([`super::dots`]) and scales are kept as f16; else codes
+//! become f32 in registers, exactly the numbers that they stand for ([`super::lanes`]).
 
 use half::f16;
 

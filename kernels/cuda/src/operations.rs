@@ -10,7 +10,6 @@ use crate::attention::rope_and_cache::takes_norms;
 use crate::fusion::launch::fits;
 use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
 use crate::gemm::product::Product;
-use crate::graph::captures;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
@@ -25,15 +24,15 @@ use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
 use kernels::ops::{
-    self, Act, Activation, Capture, CaptureError, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
-    Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
+    self, Act, Activation, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue, Exchange,
+    ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
 };
-use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
     HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
     RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
-use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
+use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 /// The handle of the element just pushed.
 fn newest<T>(list: &[T]) -> u32 {
@@ -435,6 +434,16 @@ impl ops::Sample for CudaBackend {
         self.slots.set(slot, params, counts);
     }
 
+    fn end_pass(&mut self, logits: Act) {
+        self.device.bind();
+        self.flush_for(logits);
+    }
+
+    fn set_masks(&mut self, masks: &[SlotMask<'_>]) {
+        self.device.bind();
+        self.slots.set_masks(&mut self.device, masks);
+    }
+
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.sample_tokens(logits, rows)
     }
@@ -447,35 +456,6 @@ impl ops::Sample for CudaBackend {
     fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
         self.device.bind();
         self.slots.take(&mut self.device, ticket, out);
-    }
-}
-
-impl Capture for CudaBackend {
-    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
-        self.captures.set(owner, rows);
-    }
-
-    fn capture_bytes(&self, kinds: usize, layers: usize) -> u64 {
-        captures::bytes(kinds, layers)
-    }
-
-    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
-        self.next_to_capture(owner)
-    }
-
-    fn begin_capture(&mut self) {
-        self.device.bind();
-        self.end_operations();
-        self.captures.forget_stale();
-        self.device.start_capture();
-    }
-
-    fn end_capture(&mut self) -> Result<(), CaptureError> {
-        self.keep_capture()
-    }
-
-    fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        self.replay_captured(owner, batch, rows)
     }
 }
 

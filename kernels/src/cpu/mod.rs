@@ -21,7 +21,7 @@ use crate::ops::{
 };
 use crate::ops::{ALL_COLUMNS, ColumnOrder, GroupedFormat, Levels, MatrixUse, WeightFormat};
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
-use crate::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use crate::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use gemm::{Product, Rows};
 use layers::head_matmul::HeadView;
 use runtime::activations::ActivationBuffers;
@@ -467,16 +467,21 @@ impl Ops for CpuBackend {
 }
 
 impl ops::Sample for CpuBackend {
-    fn set_slots(&mut self, count: usize, _vocab: usize) {
-        self.slots.set_count(count);
+    fn set_slots(&mut self, count: usize, vocab: usize) {
+        self.slots.set_count(count, vocab);
     }
 
     fn can_sample(&self, params: &SampleParams) -> bool {
         sample::is_greedy(params)
     }
 
-    fn set_slot(&mut self, _slot: u32, params: &SampleParams, _counts: &[(u32, u32)]) {
+    fn set_slot(&mut self, slot: u32, params: &SampleParams, _counts: &[(u32, u32)]) {
         assert!(sample::is_greedy(params), "parameters that were not agreed on: {params:?}");
+        self.slots.set_masked(slot, params.masked);
+    }
+
+    fn set_masks(&mut self, masks: &[SlotMask<'_>]) {
+        self.slots.set_masks(masks);
     }
 
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {

@@ -61,6 +61,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "rows_alone" in "attention"
     "sample" in "sampling"
     "sample_cut" in "sampling"
+    "sample_masks" in "sampling"
     "sample_params" in "sampling"
     "sample_row" in "sampling"
     "scale" in "layers"

@@ -23,13 +23,14 @@ use crate::runtime::device::{Name, Shape, args};
 use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
+use crate::weights::packed::Kind;
 use kernels::ops::{
     self, Act, Activation, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue, Exchange,
     ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
 };
 use kernels::ops::{
-    HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
-    RankPlacement, Rope, Routing, RowSelection, WeightFormat,
+    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops, RankPlacement, Rope,
+    Routing, RowSelection, WeightFormat,
 };
 use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
@@ -85,15 +86,18 @@ impl Load for CudaBackend {
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
         match format {
             WeightFormat::Plain(_) => true,
-            WeightFormat::ScaledE4m3 { input, .. } => by == MatrixUse::Linear && input == InputRounding::None,
-            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => false,
+            WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => {
+                by == MatrixUse::Linear && Kind::takes(format)
+            }
         }
     }
 
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.device.bind();
         self.check_type(compute);
-        self.matrices.push(self.staging.matrix(&mut self.device, pieces, compute));
+        let matrix = self.staging.matrix(&mut self.device, pieces, compute);
+        self.matmul.reserve_unpacked(&mut self.device, &matrix);
+        self.matrices.push(matrix);
         self.order_for_newest_matrix();
         Matrix(newest(&self.matrices))
     }

@@ -11,6 +11,7 @@ mod many;
 mod matmul;
 mod moe;
 mod noise;
+mod packed;
 mod random;
 mod ranks;
 mod recurrent;

@@ -51,9 +51,11 @@ struct Loose {
     offsets: Vec<f32>,
 }
 
-/// k of an integer sum for groups of this size; absent where they cannot be summed so.
-pub(crate) fn block(group: usize) -> Option<usize> {
-    match group {
+/// k of an integer sum for such groups; absent where they cannot be summed so. Codes of eight bits without groups are
+/// precise, and so are smaller blocks of inputs.
+fn block(format: IntegerFormat) -> Option<usize> {
+    match format.group {
+        ALL_COLUMNS if format.bits == CodeBits::Eight => Some(16),
         ALL_COLUMNS => Some(32),
         group if group.is_multiple_of(32) => Some(32),
         group if group.is_multiple_of(16) => Some(16),
@@ -109,7 +111,7 @@ impl Integers {
                 column(offsets, &unpacked.offsets);
             }
         });
-        let arithmetic = match block(format.group).filter(|_| rounds) {
+        let arithmetic = match block(format).filter(|_| rounds) {
             Some(block) => loose.rounded(format, block),
             None => loose.exact(format),
         };

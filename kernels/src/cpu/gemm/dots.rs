@@ -2,8 +2,8 @@
 //! 16 or 32 of them, and four products a lane are summed by one instruction.
 //!
 //! Sums of integers are exact, so how many rows share a tile changes no bit. A block of k gives an integer sum, which
-//! is multiplied by the scales of row and column and added to the sum in f32; what a weight has beside its code times its
-//! scale is multiplied by the row's own sum. (Rounding inputs for dot products of bytes is how llama.cpp multiplies.)
+//! is multiplied by the scales of row and column and added to the sum in f32; what a weight has beside its code times
+//! its scale is multiplied by the row's own sum. (Rounding inputs for dot products of bytes is llama.cpp's idea.)
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 

@@ -4,6 +4,7 @@
 mod attention;
 mod between;
 mod gpu;
+mod integers;
 mod invariance;
 mod latent;
 mod many;

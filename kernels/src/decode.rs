@@ -83,16 +83,18 @@ fn scaled(codes: ScaledCodes<'_>, numbers: &[f32; 256], row: usize, out: &mut [f
 
 /// How integer codes become weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct IntegerFormat {
-    pub(crate) bits: CodeBits,
+pub struct IntegerFormat {
+    /// Of a code.
+    pub bits: CodeBits,
     /// Columns that share a scale, or [`ALL_COLUMNS`].
-    pub(crate) group: usize,
-    pub(crate) offsets: Offsets,
+    pub group: usize,
+    /// What is taken away.
+    pub offsets: Offsets,
 }
 
 /// What is taken from a code, or from its product with the scale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Offsets {
+pub enum Offsets {
     /// `(code - middle) * scale`.
     Middle,
     /// `(code - offset) * scale`.
@@ -103,7 +105,7 @@ pub(crate) enum Offsets {
 
 impl IntegerFormat {
     /// Absent where codes are no integers.
-    pub(crate) fn of(format: WeightFormat) -> Option<Self> {
+    pub fn of(format: WeightFormat) -> Option<Self> {
         match format {
             WeightFormat::Plain(_) | WeightFormat::ScaledE4m3 { .. } => None,
             WeightFormat::Blocks(kind) => Some(Self::of_blocks(kind)),
@@ -138,18 +140,18 @@ impl IntegerFormat {
 
 /// A row of integer codes, unpacked.
 #[derive(Default)]
-pub(crate) struct IntegerRow {
+pub struct IntegerRow {
     /// One a column, in stored order.
-    pub(crate) codes: Vec<u8>,
+    pub codes: Vec<u8>,
     /// One a group.
-    pub(crate) scales: Vec<f32>,
+    pub scales: Vec<f32>,
     /// One a group; empty with [`Offsets::Middle`].
-    pub(crate) offsets: Vec<f32>,
+    pub offsets: Vec<f32>,
 }
 
 impl IntegerRow {
     /// Reads a row of a matrix whose codes are integers.
-    pub(crate) fn read(&mut self, matrix: &HostMatrix<'_>, row: usize) {
+    pub fn read(&mut self, matrix: &HostMatrix<'_>, row: usize) {
         self.codes.clear();
         self.scales.clear();
         self.offsets.clear();

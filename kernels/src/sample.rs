@@ -8,10 +8,10 @@ use std::ops::Range;
 
 /// Sampling parameters of a slot's sequence.
 ///
-/// Order: log-probabilities of the untouched row; `allowed`, `forbidden` and held-back `stops` become -inf; `bias` is
-/// added; `penalties`; then, unless greedy, each logit's weight `e^((logit - best) * inverse_temperature)`, the cuts by
-/// `min_p`, `top_k` and `top_p`, and the draw in token order. NaN and -inf are never sampled; of equals, the lower id
-/// comes first.
+/// Order: log-probabilities of the untouched row; what a mask forbids ([`SlotMask`]), all but `allowed`, `forbidden`
+/// and held-back `stops` become -inf; `bias` is added; `penalties`; then, unless greedy, each logit's weight
+/// `e^((logit - best) * inverse_temperature)`, the cuts by `min_p`, `top_k` and `top_p`, and the draw in token order.
+/// NaN and -inf are never sampled; of equals, the lower id comes first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleParams {
     /// 1 / temperature; absent: greedy.
@@ -33,6 +33,8 @@ pub struct SampleParams {
     pub bias: Vec<(u32, f32)>,
     /// Absent: off.
     pub penalties: Option<Penalties>,
+    /// Each row's tokens are those of the slot's newest mask ([`crate::ops::Sample::set_masks`]).
+    pub masked: bool,
     /// The sampled token's log-probability is wanted, and those of this many best tokens; absent: none.
     pub logprobs: Option<usize>,
 }
@@ -50,6 +52,7 @@ impl Default for SampleParams {
             stops: Vec::new(),
             bias: Vec::new(),
             penalties: None,
+            masked: false,
             logprobs: None,
         }
     }
@@ -59,6 +62,74 @@ impl SampleParams {
     /// The token of a row in which everything is masked.
     pub fn fallback(&self, vocab: usize) -> u32 {
         self.allowed.iter().copied().find(|&token| (token as usize) < vocab).unwrap_or(0)
+    }
+}
+
+/// Tokens that may be sampled next in one slot, made anew for each row (structured output).
+#[derive(Clone, Copy, Debug)]
+pub struct SlotMask<'a> {
+    /// Whose parameters have [`SampleParams::masked`].
+    pub slot: u32,
+    /// The tokens. The first of them below the vocabulary's size is the result of a row in which everything is masked;
+    /// token 0 when there is none.
+    pub allowed: Allowed<'a>,
+}
+
+/// A set of tokens that may be sampled in one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed<'a> {
+    /// Any.
+    All,
+    /// Those whose bit is set: bit `id % 32` of word `id / 32`. Ids past the words may not.
+    Some(&'a [u32]),
+    /// This one.
+    Only(u32),
+}
+
+impl Allowed<'_> {
+    /// Whether every token is.
+    pub fn is_all(self) -> bool {
+        self == Self::All
+    }
+
+    /// The smallest id below `vocab` that is allowed, where not all are.
+    pub fn first(self, vocab: usize) -> Option<u32> {
+        match self {
+            Self::All => None,
+            Self::Some(words) => {
+                let (at, word) = words.iter().enumerate().find(|(_, word)| **word != 0)?;
+                Some(at as u32 * 32 + word.trailing_zeros()).filter(|id| (*id as usize) < vocab)
+            }
+            Self::Only(token) => Some(token).filter(|id| (*id as usize) < vocab),
+        }
+    }
+
+    /// Word `at` of the set: the bits of tokens `32 * at` and the 31 after it.
+    pub fn word(self, at: usize) -> u32 {
+        match self {
+            Self::All => u32::MAX,
+            Self::Some(words) => words.get(at).copied().unwrap_or(0),
+            Self::Only(token) if token as usize / 32 == at => 1 << (token % 32),
+            Self::Only(_) => 0,
+        }
+    }
+
+    /// Writes the set as words, from the first on; those that it does not have become 0.
+    pub fn write(self, out: &mut [u32]) {
+        match self {
+            Self::All => out.fill(u32::MAX),
+            Self::Some(words) => {
+                let len = words.len().min(out.len());
+                out[..len].copy_from_slice(&words[..len]);
+                out[len..].fill(0);
+            }
+            Self::Only(token) => {
+                out.fill(0);
+                if let Some(word) = out.get_mut(token as usize / 32) {
+                    *word = 1 << (token % 32);
+                }
+            }
+        }
     }
 }
 
@@ -130,6 +201,23 @@ pub fn slot_of(entry: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sets_of_tokens_are_bits() {
+        let words = [1 << 3, u32::MAX];
+        let firsts = [Allowed::Some(&words), Allowed::Some(&[0]), Allowed::Only(9), Allowed::Only(70), Allowed::All];
+        assert_eq!(firsts.map(|allowed| allowed.first(70)), [Some(3), None, Some(9), None, None]);
+        for (allowed, want) in [
+            (Allowed::Some(&words), [8, u32::MAX, 0]),
+            (Allowed::Only(69), [0, 0, 32]),
+            (Allowed::Only(99), [0; 3]),
+            (Allowed::All, [u32::MAX; 3]),
+        ] {
+            let mut written = [7; 3];
+            allowed.write(&mut written);
+            assert_eq!((written, [0, 1, 2].map(|at| allowed.word(at))), (want, want), "{allowed:?}");
+        }
+    }
 
     #[test]
     fn entries_are_tokens_or_slots() {

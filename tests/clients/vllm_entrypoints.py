@@ -98,8 +98,9 @@ class RemoteOpenAIServer:
         self.host = "127.0.0.1"
         args, rest = [], iter(vllm_serve_args)
         for word in rest:
-            if word in WITHOUT:
-                for _ in range(WITHOUT[word]):
+            flag = word.replace("_", "-")
+            if flag in WITHOUT:
+                for _ in range(WITHOUT[flag]):
                     next(rest)
             else:
                 args.append(word)

@@ -21,12 +21,14 @@ mod error;
 mod guide;
 mod idle;
 mod metrics;
+mod perplexity;
 mod profile;
 mod serve;
 mod wire;
 
 pub use config::{Args, default_kernel_cache};
 pub use idle::graph_capture::CaptureStats;
+pub use perplexity::{Perplexity, Windows, perplexity};
 pub use profile::{Profile, Shape, Share, profile};
 pub use serve::serve;
 

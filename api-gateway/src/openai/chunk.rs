@@ -267,7 +267,11 @@ mod tests {
     use super::*;
     use crate::{
         engine::mailbox::{Mailbox, WakeAt},
-        openai::{answer, params::Streaming, plan::Dialect},
+        openai::{
+            answer,
+            params::Streaming,
+            plan::{Dialect, Listing},
+        },
     };
 
     fn plan(chat: bool, on: bool) -> Plan {
@@ -281,6 +285,7 @@ mod tests {
             n: 2,
             streaming: Streaming { on, include_usage: true, continuous_usage: false },
             top_logprobs: None,
+            listing: Listing::default(),
             prompt_logprobs: false,
             return_token_ids: true,
             tokens_as_ids: false,

@@ -2,7 +2,7 @@
 
 use proto::{TextLogprobs, TopLogprob};
 
-use super::plan::Plan;
+use super::plan::{Listing, Plan};
 use crate::json;
 
 /// What the answers know of a prompt once it is admitted.
@@ -43,8 +43,15 @@ pub fn chat(out: &mut Vec<u8>, entries: &[TextLogprobs], plan: &Plan) {
             Token { text: &entry.token, bytes: &entry.token_bytes, id: entry.token_id, logprob: entry.logprob };
         chat_token(out, &chosen, plan);
         json::raw(out, ",\"top_logprobs\":");
-        json::list(out, top(entry, plan), |out, top| {
-            let token = Token { text: &top.token, bytes: &top.token_bytes, id: top.token_id, logprob: top.logprob };
+        let listed = top(entry, plan).iter();
+        let listed = listed.map(|top| Token {
+            text: &top.token,
+            bytes: &top.token_bytes,
+            id: top.token_id,
+            logprob: top.logprob,
+        });
+        let is_missing = plan.listing == Listing::Named && listed.clone().all(|token| token.id != chosen.id);
+        json::list(out, is_missing.then_some(chosen).into_iter().chain(listed), |out, token| {
             chat_token(out, &token, plan);
             out.push(b'}');
         });

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::{
     beams,
     fields::{Fields, wrong},
+    plan::Listing,
     repetition, sampling, structured,
     tools::Formats,
 };
@@ -123,6 +124,11 @@ impl Params {
         }
     }
 
+    /// Whether the request names the tokens that answers list.
+    pub fn listing(&self) -> Listing {
+        if self.sampling.logprob_token_ids.is_empty() { Listing::Likeliest } else { Listing::Named }
+    }
+
     /// Checks what depends on the number of tokens to generate.
     pub fn check_max_tokens(&self, max_tokens: Option<u32>) -> Result<(), ApiError> {
         match max_tokens {
@@ -186,8 +192,13 @@ fn logit_bias(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<LogitBias>
     const NAME: &str = "logit_bias";
     let Some(object) = fields.object(NAME)? else { return Ok(Vec::new()) };
     let mut biases = Vec::with_capacity(object.len());
+    let is_id = |key: &&str| key.trim().parse::<u32>().is_ok();
+    let others: Vec<&str> = object.keys().map(String::as_str).filter(|key| !is_id(key)).collect();
+    if !others.is_empty() {
+        return Err(wrong(NAME, &others.join(", "), "an object from token ids to numbers"));
+    }
     for (key, value) in object {
-        let token = key.trim().parse().map_err(|_| wrong(NAME, &key, "an object from token ids to numbers"))?;
+        let Ok(token) = key.trim().parse() else { continue };
         limits.check_token(NAME, token)?;
         let bias = value.as_f64().ok_or_else(|| wrong(NAME, &value.to_string(), "an object of numbers"))?;
         biases.push(LogitBias { token, bias: bias.clamp(-100.0, 100.0) as f32 });

@@ -5,6 +5,16 @@ use std::sync::Arc;
 use super::{params::Streaming, tools::Parsing};
 use crate::responses::turn::Turn;
 
+/// Which tokens are listed with their log-probabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Listing {
+    /// The likeliest ones.
+    #[default]
+    Likeliest,
+    /// The chosen one, and those that the request names.
+    Named,
+}
+
 /// What an answer must look like.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -24,6 +34,8 @@ pub struct Plan {
     pub streaming: Streaming,
     /// Most likely tokens to list beside the chosen one; absent: no log-probabilities.
     pub top_logprobs: Option<u32>,
+    /// Which tokens these are.
+    pub listing: Listing,
     /// Whether the prompt's log-probabilities were asked for as a field of their own.
     pub prompt_logprobs: bool,
     /// Whether token ids are shown.

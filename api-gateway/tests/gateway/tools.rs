@@ -123,7 +123,7 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
     let stage = Stage::new(&["--tool-call-parser=hermes"]).await;
     let rows = [
         (json!({"tool_choice": "required", "tools": []}), "tool_choice"),
-        (json!({"tool_choice": "required", "response_format": {"type": "json_object"}}), "tool_choice"),
+        (json!({"tool_choice": "required", "structured_outputs": {"regex": "a"}}), "tool_choice"),
         (json!({"tool_choice": {"type": "function", "function": {"name": "get_nothing"}}}), "tool_choice"),
         (json!({"tool_choice": {"type": "allowed_tools"}}), "tool_choice"),
         (json!({"tool_choice": "sometimes"}), "tool_choice"),

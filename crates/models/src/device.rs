@@ -88,6 +88,12 @@ impl Device {
         self.backend.fault().map_or(Ok(()), |fault| Err(ForwardError::Device(fault.to_owned())))
     }
 
+    /// Bytes of device memory that the captured steps of all its networks may take, at the sizes that were set
+    /// ([`Network::set_capture_sizes`](crate::Network::set_capture_sizes)).
+    pub fn capture_bytes(&self) -> u64 {
+        self.backend.capture_bytes()
+    }
+
     /// Whether this device exchanges data with those of other ranks; otherwise the host does.
     pub fn can_join(&self) -> bool {
         self.shard.size > 1 && self.backend.can_init_comm()

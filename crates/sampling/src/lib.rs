@@ -79,7 +79,7 @@ pub fn sample_allowed(row: &mut [f32], plan: &SamplingPlan, next: Next<'_>, scra
 }
 
 fn choose(row: &mut [f32], plan: &SamplingPlan, Next { history, allowed }: Next<'_>, scratch: &mut Scratch) -> u32 {
-    allowed.apply(row);
+    allowed::apply(allowed, row);
     plan.rewrite(row, history);
     let best = match math::argmax(row) {
         Some(token) => token,

@@ -10,7 +10,6 @@ use crate::attention::rope_and_cache::takes_norms;
 use crate::fusion::launch::fits;
 use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
 use crate::gemm::product::Product;
-use crate::graph::captures;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
@@ -24,16 +23,17 @@ use crate::runtime::device::{Name, Shape, args};
 use crate::runtime::limits::LIMITS;
 use crate::runtime::step_preference;
 use crate::weights::Weights;
+use crate::weights::packed::Kind;
 use kernels::ops::{
-    self, Act, Activation, Capture, CaptureError, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
-    Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
+    self, Act, Activation, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue, Exchange,
+    ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
 };
-use kernels::ops::{CaptureSize, Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::ops::{
-    HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
-    RankPlacement, Rope, Routing, RowSelection, WeightFormat,
+    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops, RankPlacement, Rope,
+    Routing, RowSelection, WeightFormat,
 };
-use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
+use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 /// The handle of the element just pushed.
 fn newest<T>(list: &[T]) -> u32 {
@@ -86,15 +86,18 @@ impl Load for CudaBackend {
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
         match format {
             WeightFormat::Plain(_) => true,
-            WeightFormat::ScaledE4m3 { input, .. } => by == MatrixUse::Linear && input == InputRounding::None,
-            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => false,
+            WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => {
+                by == MatrixUse::Linear && Kind::takes(format)
+            }
         }
     }
 
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.device.bind();
         self.check_type(compute);
-        self.matrices.push(self.staging.matrix(&mut self.device, pieces, compute));
+        let matrix = self.staging.matrix(&mut self.device, pieces, compute);
+        self.matmul.reserve_unpacked(&mut self.device, &matrix);
+        self.matrices.push(matrix);
         self.order_for_newest_matrix();
         Matrix(newest(&self.matrices))
     }
@@ -435,6 +438,16 @@ impl ops::Sample for CudaBackend {
         self.slots.set(slot, params, counts);
     }
 
+    fn end_pass(&mut self, logits: Act) {
+        self.device.bind();
+        self.flush_for(logits);
+    }
+
+    fn set_masks(&mut self, masks: &[SlotMask<'_>]) {
+        self.device.bind();
+        self.slots.set_masks(&mut self.device, masks);
+    }
+
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {
         self.sample_tokens(logits, rows)
     }
@@ -447,35 +460,6 @@ impl ops::Sample for CudaBackend {
     fn take(&mut self, ticket: Ticket, out: &mut Vec<Sampled>) {
         self.device.bind();
         self.slots.take(&mut self.device, ticket, out);
-    }
-}
-
-impl Capture for CudaBackend {
-    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
-        self.captures.set(owner, rows);
-    }
-
-    fn capture_bytes(&self, kinds: usize, layers: usize) -> u64 {
-        captures::bytes(kinds, layers)
-    }
-
-    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
-        self.next_to_capture(owner)
-    }
-
-    fn begin_capture(&mut self) {
-        self.device.bind();
-        self.end_operations();
-        self.captures.forget_stale();
-        self.device.start_capture();
-    }
-
-    fn end_capture(&mut self) -> Result<(), CaptureError> {
-        self.keep_capture()
-    }
-
-    fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
-        self.replay_captured(owner, batch, rows)
     }
 }
 

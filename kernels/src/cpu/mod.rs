@@ -19,9 +19,9 @@ use crate::ops::{
     self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, Heads, HostMatrix,
     InputRounding, KvLayer, KvScales, Load, Ops,
 };
-use crate::ops::{ALL_COLUMNS, MatrixUse, WeightFormat};
+use crate::ops::{ALL_COLUMNS, ColumnOrder, GroupedFormat, Levels, MatrixUse, WeightFormat};
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
-use crate::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use crate::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use gemm::{Product, Rows};
 use layers::head_matmul::HeadView;
 use runtime::activations::ActivationBuffers;
@@ -55,6 +55,8 @@ pub struct CpuBackend {
     attention: attention::Scratch,
     /// Rounded inputs of products.
     rounded: runtime::memory::Reserve,
+    /// Inputs whose columns are in the order of a matrix.
+    ordered: runtime::memory::Reserve,
 }
 
 impl CpuBackend {
@@ -80,6 +82,7 @@ impl CpuBackend {
             matmul: gemm::Scratch::default(),
             attention: attention::Scratch::default(),
             rounded: runtime::memory::Reserve::default(),
+            ordered: runtime::memory::Reserve::default(),
         }
     }
 
@@ -121,7 +124,15 @@ impl Load for CpuBackend {
         match format {
             WeightFormat::Plain(_) => true,
             WeightFormat::ScaledE4m3 { .. } if matches!(by, MatrixUse::Table | MatrixUse::Heads) => false,
-            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => false,
+            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) if by == MatrixUse::Heads => false,
+            // A tied head is a table too, and experts read the same rows: neither has columns in an order of its own.
+            WeightFormat::Grouped(GroupedFormat { order: ColumnOrder::Permuted, .. }) if by != MatrixUse::Linear => {
+                false
+            }
+            WeightFormat::Grouped(GroupedFormat { group, levels, .. }) => {
+                matches!(levels, Levels::Integers(_)) && (group == ALL_COLUMNS || group.is_multiple_of(2))
+            }
+            WeightFormat::Blocks(_) => true,
             // Packed codes lie in pairs.
             WeightFormat::ScaledE4m3 { scale_cols, .. } => scale_cols == ALL_COLUMNS || scale_cols.is_multiple_of(2),
         }
@@ -237,6 +248,7 @@ impl Ops for CpuBackend {
         ops::check_product(x.width, [w.n, w.k], bias.map(<[f32]>::len));
         epilogue.check_rows(x.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, x.rows, w.n);
+        let x = gemm::round_input::order_columns(&mut self.pool, x, w.columns(), &mut self.ordered);
         let x = gemm::round_input::round_input(&mut self.pool, x, w.input, &mut self.rounded);
         let (from, to) = (Rows::dense(x.data, x.width), Rows::dense(out.data, out.width));
         let product = Product { x: from, rows: x.rows, w, bias, epilogue, out: to };
@@ -455,16 +467,21 @@ impl Ops for CpuBackend {
 }
 
 impl ops::Sample for CpuBackend {
-    fn set_slots(&mut self, count: usize, _vocab: usize) {
-        self.slots.set_count(count);
+    fn set_slots(&mut self, count: usize, vocab: usize) {
+        self.slots.set_count(count, vocab);
     }
 
     fn can_sample(&self, params: &SampleParams) -> bool {
         sample::is_greedy(params)
     }
 
-    fn set_slot(&mut self, _slot: u32, params: &SampleParams, _counts: &[(u32, u32)]) {
+    fn set_slot(&mut self, slot: u32, params: &SampleParams, _counts: &[(u32, u32)]) {
         assert!(sample::is_greedy(params), "parameters that were not agreed on: {params:?}");
+        self.slots.set_masked(slot, params.masked);
+    }
+
+    fn set_masks(&mut self, masks: &[SlotMask<'_>]) {
+        self.slots.set_masks(masks);
     }
 
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket {

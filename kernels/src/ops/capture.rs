@@ -38,15 +38,15 @@ pub enum CaptureError {
 
 /// Captures decode steps and replays them. A device without graphs keeps the defaults, and captures nothing.
 pub trait Capture {
-    /// An owner's capture sizes, in rows, ascending: its steps of one row a sequence whose tokens the device samples
-    /// are captured at these sizes, and padded to the next one. Empty: none are captured. What was captured is dropped.
-    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize]) {
-        let _ = (owner, rows);
+    /// The capture sizes of an owner with so many layers, in rows, ascending: its steps of one row a sequence whose
+    /// tokens the device samples are captured at these sizes, and padded to the next one. Empty: none are captured.
+    /// What was captured is dropped.
+    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
+        let _ = (owner, rows, layers);
     }
 
-    /// Upper bound of the bytes that graphs of `sizes` capture sizes take, for a model of `layers` layers.
-    fn capture_bytes(&self, sizes: usize, layers: usize) -> u64 {
-        let _ = (sizes, layers);
+    /// Upper bound of the bytes that the captured steps of all owners' capture sizes take.
+    fn capture_bytes(&self) -> u64 {
         0
     }
 
@@ -72,5 +72,13 @@ pub trait Capture {
     fn replay(&mut self, owner: CaptureOwner, batch: Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
         let _ = (owner, batch, rows);
         None
+    }
+
+    /// The same up to the logits: [`Sample::sample`](super::Sample::sample) from one row a sequence follows, and
+    /// nothing before it but [`Sample::set_masks`](super::Sample::set_masks). Whether such a step was captured; else
+    /// nothing happens.
+    fn replay_pass(&mut self, owner: CaptureOwner, batch: Batch<'_>) -> bool {
+        let _ = (owner, batch);
+        false
     }
 }

@@ -4,12 +4,14 @@
 mod attention;
 mod between;
 mod gpu;
+mod integers;
 mod invariance;
 mod latent;
 mod many;
 mod matmul;
 mod moe;
 mod noise;
+mod packed;
 mod random;
 mod ranks;
 mod recurrent;

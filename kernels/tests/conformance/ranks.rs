@@ -1,6 +1,7 @@
 //! Sums and gatherings over the ranks of a group, a GPU each: needs two of them, and four for all.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use kernels::ops::{Act, Backend, Batch, RankPlacement, RowSelection, Sequence};
@@ -52,6 +53,10 @@ fn lines(size: usize) -> Vec<Lines> {
     lines
 }
 
+/// Held by the only group that runs. A device that frees memory or loads a kernel waits for all kernels on it; were
+/// those of another group among them, which wait for ranks that wait in the same way, neither group would go on.
+static ONE_GROUP: Mutex<()> = Mutex::new(());
+
 /// Runs `work` as the ranks of groups of each size and way, their devices having met; what the ranks of each return.
 /// Groups for which there are not enough GPUs are left out.
 fn as_ranks<T: Send>(work: impl Fn(Way, &mut dyn Backend) -> T + Sync) -> Vec<Vec<T>> {
@@ -65,6 +70,9 @@ fn as_group<T: Send>(
     work: &(impl Fn(Way, &mut dyn Backend) -> T + Sync),
 ) -> Option<Vec<T>> {
     if kernels_cuda::gpus().is_ok_and(|gpus| gpus >= size as u32) {
+        let _alone = ONE_GROUP.lock().unwrap_or_else(PoisonError::into_inner);
+        // Kernels are compiled once, not by each rank of each test.
+        gpu::backend(true);
         let rank = |(rank, lines): (usize, Lines)| {
             let ranks = Some(RankOptions { one_shot_bytes });
             let mut backend = gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() });

@@ -11,7 +11,7 @@ const ROWS: usize = 5;
 const WIDTHS: [usize; 5] = [7, 48, 100, 960, 2048];
 
 /// Half a step of a value just below one; twice that, relative to its size, is the most that rounding changes a value.
-fn step(dtype: DType) -> f64 {
+pub(crate) fn step(dtype: DType) -> f64 {
     if dtype == DType::Bf16 { 2.0_f64.powi(-9) } else { 2.0_f64.powi(-12) }
 }
 

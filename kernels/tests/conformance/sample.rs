@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 
 use kernels::ops::{Act, Backend, Batch, DType};
-use kernels::sample::{SampleParams, SampleRow, Sampled, last_token};
+use kernels::sample::{Allowed, SampleParams, SampleRow, Sampled, SlotMask, last_token};
 use proto::{LogitBias, Sampling, TokenIds};
-use sampling::{History, SamplingPlan, Scratch, sample};
+use sampling::{History, Next, SamplingPlan, Scratch, sample_allowed};
 
 use super::{Random, backends, encode, filled, host};
 
@@ -36,7 +36,13 @@ impl Reference {
 
     /// Chooses from an untouched row and appends.
     fn next(&mut self, logits: &[f32]) -> Sampled {
-        let chosen = sample(&mut logits.to_vec(), &self.plan, &self.history, &mut Scratch::default());
+        self.next_of(logits, Allowed::All)
+    }
+
+    /// The same among some tokens.
+    fn next_of(&mut self, logits: &[f32], allowed: Allowed<'_>) -> Sampled {
+        let next = Next { history: &self.history, allowed };
+        let chosen = sample_allowed(&mut logits.to_vec(), &self.plan, next, &mut Scratch::default());
         self.history.push(chosen.token);
         chosen
     }
@@ -155,6 +161,74 @@ fn check_settings(backend: &mut dyn Backend, vocab: usize) {
         let taken = take(backend, act, &asked);
         for ((slot, row), got) in order.iter().zip(rows.chunks(vocab)).zip(&taken) {
             let want = sequences.get_mut(slot).unwrap().next(row);
+            check_same(&format!("{} vocabulary {vocab}, setting {slot}, step {step}", backend.describe()), got, &want);
+        }
+    }
+}
+
+/// A row's mask: sparse, dense, of few words, empty, one token, or none.
+fn mask(random: &mut Random, kind: usize, vocab: usize) -> Vec<u32> {
+    let words = vocab.div_ceil(32);
+    let word = |random: &mut Random| (random.below(1 << 16) << 16 | random.below(1 << 16)) as u32;
+    match kind % 6 {
+        0 => (0..words).map(|_| word(random) & word(random) & word(random)).collect(),
+        1 => (0..words).map(|_| word(random) | word(random)).collect(),
+        2 => vec![word(random); words / 2],
+        3 => vec![0; words],
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn masked_rows_as_the_reference_does_them() {
+    for mut backend in backends() {
+        for vocab in [70, 8192, 32_003] {
+            check_masked(&mut *backend, vocab);
+        }
+    }
+}
+
+/// Masked sequences of all settings, and some without a mask beside them.
+fn check_masked(backend: &mut dyn Backend, vocab: usize) {
+    backend.set_slots(SLOTS as usize, vocab);
+    let mut random = Random(1 + vocab as u64);
+    let mut sequences = HashMap::new();
+    for (slot, sampling) in (0..).zip(settings()) {
+        let tokens: Vec<u32> = (0..30).map(|_| random.below(vocab.min(90)) as u32).collect();
+        let sequence = Reference::new(&sampling, 100 + u64::from(slot), tokens, 20);
+        let params = sequence.plan.device_params().expect("the host's alone");
+        let params = SampleParams { masked: slot % 4 != 3, ..params };
+        if backend.can_sample(&params) {
+            backend.set_slot(slot, &params, &sequence.history.counts().collect::<Vec<_>>());
+            sequences.insert(slot, (sequence, params.masked));
+        }
+    }
+    assert!(sequences.values().any(|(_, masked)| *masked), "every backend masks some");
+    for step in 0..12 {
+        let mut order: Vec<u32> = sequences.keys().copied().filter(|slot| (slot + step) % 5 != 0).collect();
+        order.sort_unstable_by_key(|slot| (slot * 37 + step) % 41);
+        let words: Vec<Vec<u32>> = order.iter().map(|slot| mask(&mut random, (slot + step) as usize, vocab)).collect();
+        let only = random.below(vocab) as u32;
+        let allowed: Vec<Allowed<'_>> = order
+            .iter()
+            .zip(&words)
+            .map(|(slot, words)| match (slot + step) % 6 {
+                _ if !sequences[slot].1 => Allowed::All,
+                4 => Allowed::Only(only),
+                5 => Allowed::All,
+                _ => Allowed::Some(words),
+            })
+            .collect();
+        let masks = order.iter().zip(&allowed).filter(|(slot, _)| sequences[*slot].1);
+        let masks: Vec<SlotMask<'_>> =
+            masks.map(|(slot, allowed)| SlotMask { slot: *slot, allowed: *allowed }).collect();
+        let rows: Vec<f32> = order.iter().flat_map(|slot| logits(&mut random, (slot + step) as usize, vocab)).collect();
+        let act = filled(backend, vocab, &rows);
+        let asked: Vec<SampleRow> = (0..).zip(&order).map(|(row, slot)| sequences[slot].0.row(row, *slot)).collect();
+        backend.set_masks(&masks);
+        let taken = take(backend, act, &asked);
+        for (((slot, row), got), allowed) in order.iter().zip(rows.chunks(vocab)).zip(&taken).zip(allowed) {
+            let want = sequences.get_mut(slot).unwrap().0.next_of(row, allowed);
             check_same(&format!("{} vocabulary {vocab}, setting {slot}, step {step}", backend.describe()), got, &want);
         }
     }

@@ -31,9 +31,8 @@ pub(crate) fn load(
     let mut model = load_weights(args, pooling, backend, replies)?;
     // Before the cache takes the rest of the memory.
     model.runner.set_slots(args.group.max_num_seqs() as usize);
-    let capture_sizes = args.capture_sizes();
-    model.runner.set_capture_sizes(&capture_sizes);
-    let capacity = size_memory(args, &model, capture_sizes.len())?;
+    model.runner.set_capture_sizes(&args.capture_sizes());
+    let capacity = size_memory(args, &model)?;
     model.runner.allocate(Memory {
         num_blocks: capacity.num_blocks as usize,
         block_size: args.block_size as usize,
@@ -81,10 +80,10 @@ fn load_weights(
     Ok(model)
 }
 
-/// The number of KV blocks and sequences that fit, beside CUDA graphs of `capture_sizes` sizes.
-fn size_memory(args: &Args, model: &Model, capture_sizes: usize) -> anyhow::Result<Capacity> {
+/// The number of KV blocks and sequences that fit, beside the CUDA graphs that will be captured.
+fn size_memory(args: &Args, model: &Model) -> anyhow::Result<Capacity> {
     let cache = model.runner.cache();
-    let graphs = if args.enforce_eager { 0 } else { model.runner.capture_bytes(capture_sizes) };
+    let graphs = if args.enforce_eager { 0 } else { model.runner.capture_bytes() };
     let context_len = model.spec.context_len as u32;
     let facts = memory::Facts { cache: &cache, context_len, memory: memory::of(&*model.runner), graphs };
     let capacity = memory::capacity(args, facts)?;

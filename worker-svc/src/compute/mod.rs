@@ -205,6 +205,12 @@ impl Working<'_> {
                     drop(scope.map(|scope| scope.of_step(result.as_ref().map_or(0, |result| result.step))));
                     result
                 }
+                Next::Mask => {
+                    let scope = self.profile.recorder.scope("masks");
+                    let step = engine.mask_and_sample()?;
+                    drop(scope.map(|scope| scope.of_step(step)));
+                    None
+                }
                 Next::IdleTask => engine.run_idle_task().map(|()| None)?,
                 Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => {
                     profile_step(&mut self.profile, &mut engine, self.replies)?;

@@ -8,6 +8,8 @@ pub(crate) trait Work {
     fn is_idle(&self) -> bool;
     /// Whether the oldest plan can be finished without waiting.
     fn is_done(&mut self) -> bool;
+    /// Whether the oldest plan waits for masks, and all that they depend on is known.
+    fn can_mask(&self) -> bool;
     /// Whether another plan may be submitted.
     fn has_room(&self) -> bool;
     /// Whether an idle task (CUDA graph capture, warm-up) is left.
@@ -19,19 +21,25 @@ pub(crate) trait Work {
 pub(crate) enum Next<J> {
     /// Finish the oldest plan.
     Finish,
+    /// Compute the masks of the oldest plan, whose tokens are then sampled.
+    Mask,
     /// Run a piece of an idle task: no plan is in flight, and no job waits.
     IdleTask,
     /// Do this job; absent: the process is ending.
     Job(Option<J>),
 }
 
-/// Results come first; then jobs, when there is room for them; then idle tasks.
+/// Results come first; then masks, which the device may wait for; then jobs, when there is room for them; then idle
+/// tasks.
 ///
 /// While the device works this polls for both without sleeping: waking up takes longer than the rest of a short step.
 pub(crate) fn next<J>(work: &mut impl Work, jobs: &Receiver<J>) -> Next<J> {
     while !work.is_idle() {
         if work.is_done() {
             return Next::Finish;
+        }
+        if work.can_mask() {
+            return Next::Mask;
         }
         if work.has_room()
             && let Some(job) = arrived(jobs)
@@ -66,6 +74,7 @@ mod tests {
         plans: usize,
         asked: usize,
         idle_tasks: usize,
+        unmasked: bool,
     }
 
     impl Work for FakeEngine {
@@ -75,6 +84,9 @@ mod tests {
         fn is_done(&mut self) -> bool {
             self.asked += 1;
             self.asked.is_multiple_of(2)
+        }
+        fn can_mask(&self) -> bool {
+            self.unmasked
         }
         fn has_room(&self) -> bool {
             self.plans < 2
@@ -87,7 +99,7 @@ mod tests {
     #[test]
     fn a_job_is_taken_before_the_next_idle_task() {
         let (sender, jobs) = sync_channel(4);
-        let mut work = FakeEngine { plans: 0, asked: 0, idle_tasks: 3 };
+        let mut work = FakeEngine { plans: 0, asked: 0, idle_tasks: 3, unmasked: false };
         for job in [1, 2] {
             assert_eq!(next(&mut work, &jobs), Next::IdleTask);
             work.idle_tasks -= 1;
@@ -106,7 +118,7 @@ mod tests {
     #[test]
     fn no_idle_task_runs_while_plans_are_in_flight() {
         let (sender, jobs) = sync_channel(4);
-        let mut work = FakeEngine { plans: 1, asked: 0, idle_tasks: 9 };
+        let mut work = FakeEngine { plans: 1, asked: 0, idle_tasks: 9, unmasked: false };
         sender.send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
         work.plans = 2;
@@ -117,5 +129,17 @@ mod tests {
         assert_eq!(next(&mut work, &jobs), Next::IdleTask);
         drop(sender);
         assert_eq!(next(&mut work, &jobs), Next::Job(None));
+    }
+
+    #[test]
+    fn masks_come_after_results_and_before_plans() {
+        let (sender, jobs) = sync_channel(4);
+        let mut work = FakeEngine { plans: 1, asked: 1, idle_tasks: 0, unmasked: true };
+        sender.send(1).unwrap();
+        assert_eq!(next(&mut work, &jobs), Next::Finish);
+        assert_eq!(next(&mut work, &jobs), Next::Mask);
+        work.unmasked = false;
+        assert_eq!(next(&mut work, &jobs), Next::Finish);
+        assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
     }
 }

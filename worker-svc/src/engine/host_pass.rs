@@ -17,20 +17,17 @@ use crate::{
 };
 
 impl Engine<'_> {
-    /// Computes which tokens may come next in the guided sequences of a pass that samples.
-    pub(super) fn compute_masks(&mut self, chunks: &[Chunk]) {
-        let samples = |chunk: &&Chunk| chunk.samples() || matches!(chunk.wanted, Wanted::Drafted { .. });
+    /// Computes which tokens may come next in the guided sequences that the host samples in a pass.
+    pub(super) fn compute_host_masks(&mut self, chunks: &[Chunk]) {
         let mut guides: Vec<Lent> = Vec::new();
-        for chunk in chunks.iter().filter(samples) {
-            let guide = self.slots.get_mut(chunk.slot).and_then(|slot| slot.guide.take());
+        for chunk in chunks {
+            let Some(slot) = self.slots.get_mut(chunk.slot) else { continue };
+            let is_host = chunk.samples() && !slot.on_device || matches!(chunk.wanted, Wanted::Drafted { .. });
+            let guide = slot.guide.take_if(|_| is_host);
             guides.extend(guide.map(|guide| Lent { slot: chunk.slot, guide }));
         }
         guide::compute_masks(&mut guides, self.mask_threads);
-        for Lent { slot, guide } in guides {
-            if let Some(slot) = self.slots.get_mut(slot) {
-                slot.guide = Some(guide);
-            }
-        }
+        self.return_guides(guides);
     }
 
     /// Samples the host's rows of a pass, and takes the device's.

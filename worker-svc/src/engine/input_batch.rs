@@ -19,7 +19,7 @@ pub(crate) struct BatchMemory {
     positions: Vec<u32>,
     sequences: Vec<Sequence<'static>>,
     logit_rows: Vec<u32>,
-    sample_rows: Vec<SampleRow>,
+    pub sample_rows: Vec<SampleRow>,
     /// Of steps whose tokens were taken.
     pub targets: Vec<Vec<SampleTarget>>,
 }
@@ -37,6 +37,8 @@ pub(crate) struct InputBatch<'a> {
     pub targets: Vec<SampleTarget>,
     /// Whether the host needs logits of this pass.
     pub needs_host: bool,
+    /// Whether the device samples tokens of guided sequences.
+    pub is_guided: bool,
 }
 
 /// The sequence that a sampled token belongs to, and who samples it.
@@ -70,6 +72,7 @@ impl<'a> InputBatch<'a> {
             sample_rows: emptied(&mut memory.sample_rows, count),
             targets: emptied(&mut memory.targets.pop().unwrap_or_default(), count),
             needs_host: false,
+            is_guided: false,
         };
         batch.sequences.reserve(count);
         for chunk in chunks {
@@ -84,7 +87,9 @@ impl<'a> InputBatch<'a> {
         memory.positions = self.positions;
         memory.sequences = emptied_sequences(self.sequences);
         memory.logit_rows = self.logit_rows;
-        memory.sample_rows = self.sample_rows;
+        if self.sample_rows.capacity() > 0 {
+            memory.sample_rows = self.sample_rows;
+        }
         self.targets
     }
 
@@ -130,6 +135,7 @@ impl<'a> InputBatch<'a> {
         self.targets.push(SampleTarget { slot: number, incarnation, sampler });
         self.needs_host |= !on_device;
         if on_device {
+            self.is_guided |= slot.guide.is_some();
             let position = slot.len() - slot.history.num_prompt();
             self.sample_rows.push(SampleRow {
                 row: self.logit_rows.len() as u32 - 1,

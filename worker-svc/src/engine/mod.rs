@@ -2,10 +2,13 @@
 //!
 //! A plan is *submitted*, which launches its forward passes on the device, and later *finished*, which takes the tokens
 //! that the device sampled. The next plan may be submitted in between: its rows name slots whose newest token is not
-//! known yet. A pass whose logits the host needs (sampling that the device cannot do, drafts to verify,
-//! log-probabilities of prompts) is completed while its plan is submitted, after all plans before it.
+//! known yet. A pass that samples tokens of guided sequences is launched up to its logits; masks are computed, and its
+//! tokens sampled, once those of the plan before it are known. A pass whose logits the host needs (sampling that the
+//! device cannot do, drafts to verify, log-probabilities of prompts) is completed while its plan is submitted, after
+//! all plans before it.
 
 mod forward_pass;
+mod guided_pass;
 mod host_pass;
 mod input_batch;
 mod outcome;
@@ -19,7 +22,7 @@ use std::{collections::VecDeque, time::Instant};
 use collectives::Collective;
 use kernels::{
     ops::Timing,
-    sample::{STEPS_IN_FLIGHT, Ticket},
+    sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Ticket},
 };
 use models::Runner;
 use proto::{StepPlan, StepResult};
@@ -79,10 +82,25 @@ struct Flight {
     note: Option<Note>,
 }
 
-/// Tokens that the device is sampling.
+/// Tokens of a pass that are not known yet.
 struct PendingSamples {
-    ticket: Ticket,
+    progress: Progress,
     targets: Vec<SampleTarget>,
+}
+
+/// How far a pass is.
+enum Progress {
+    /// The device has all of it.
+    Sampling(Ticket),
+    /// The device has it up to its logits. Masks are missing, from which these rows will be sampled.
+    Launched(Vec<SampleRow>),
+}
+
+impl Flight {
+    fn awaits_masks(&self) -> bool {
+        let progress = self.pending.as_ref().map(|pending| &pending.progress);
+        matches!(progress, Some(Progress::Launched(_)))
+    }
 }
 
 impl<'m> Engine<'m> {
@@ -126,16 +144,18 @@ impl<'m> Engine<'m> {
         let passes = forward_passes(&plan, &self.slots, self.max_logit_rows, spare)?;
         let alone = passes.len() == 1;
         for chunks in &passes {
-            let input = InputBatch::new(chunks, &plan, &self.slots, &mut self.memory);
-            let ticket = self.model.submit(input.batch(), &input.logit_rows, &input.sample_rows, &mut *self.group)?;
-            let needs_host = input.needs_host;
-            let asked = PendingSamples { ticket, targets: input.into_targets(&mut self.memory) };
+            let mut input = InputBatch::new(chunks, &plan, &self.slots, &mut self.memory);
+            let (needs_host, progress) = (input.needs_host, start(&mut input, self.model, &mut *self.group)?);
+            let asked = PendingSamples { progress, targets: input.into_targets(&mut self.memory) };
             self.mark_pending(&asked);
             if !alone || needs_host {
                 self.complete_in_flight()?;
                 // While the device runs the pass.
-                self.compute_masks(chunks);
+                let asked = self.sample_launched(asked)?;
+                self.compute_host_masks(chunks);
                 self.sample_on_host(chunks, &plan, asked, &mut result)?;
+            } else if self.flights.is_empty() {
+                pending = Some(self.sample_launched(asked)?);
             } else {
                 pending = Some(asked);
             }
@@ -181,6 +201,10 @@ impl<'m> Engine<'m> {
 
     /// Captures the next decode step as a CUDA graph; whether one was left.
     fn capture(&mut self, load: Load) -> Result<bool, StepError> {
+        // A dummy run would overwrite the logits of a pass that is still to be sampled.
+        if self.awaits_masks() {
+            return Ok(false);
+        }
         let Some(size) = self.graphs.next_size(self.model, load) else { return Ok(false) };
         self.graphs.capture(size, self.model, &mut *self.group)?;
         self.warm_up.resume();
@@ -192,6 +216,7 @@ impl<'m> Engine<'m> {
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
         let Some(Flight { mut result, submitted, pending, note }) = self.flights.pop_front() else { return Ok(None) };
         if let Some(pending) = pending {
+            let pending = self.sample_launched(pending)?;
             self.complete(pending, HostSamples::default(), &mut result)?;
         }
         let now = Instant::now();
@@ -221,10 +246,9 @@ impl<'m> Engine<'m> {
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
             self.model.set_prompt(number, slot.history.prompt());
-            if slot.guide.is_some() {
-                continue;
-            }
+            let masked = slot.guide.is_some();
             let choice = slot.sampling.device_params().filter(|_| slot.candidates == 0);
+            let choice = choice.map(|params| SampleParams { masked, ..params });
             if let Some(choice) = choice.filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
                 self.model.set_slot(number, &choice, &counts);
@@ -248,12 +272,26 @@ impl<'m> Engine<'m> {
         let mut flights = std::mem::take(&mut self.flights);
         for flight in &mut flights {
             if let Some(pending) = flight.pending.take() {
+                let pending = self.sample_launched(pending)?;
                 self.complete(pending, HostSamples::default(), &mut flight.result)?;
             }
         }
         self.flights = flights;
         Ok(())
     }
+}
+
+/// Launches a pass: all of it, or up to its logits where masks will be needed.
+fn start(
+    input: &mut InputBatch<'_>,
+    model: &mut dyn Runner,
+    group: &mut dyn Collective,
+) -> Result<Progress, StepError> {
+    if input.is_guided {
+        model.launch(input.batch(), &input.logit_rows, &input.sample_rows, group)?;
+        return Ok(Progress::Launched(std::mem::take(&mut input.sample_rows)));
+    }
+    Ok(Progress::Sampling(model.submit(input.batch(), &input.logit_rows, &input.sample_rows, group)?))
 }
 
 impl Work for Engine<'_> {
@@ -263,11 +301,18 @@ impl Work for Engine<'_> {
 
     fn is_done(&mut self) -> bool {
         let pending = self.flights.front().and_then(|flight| flight.pending.as_ref());
-        pending.is_none_or(|pending| self.model.is_done(pending.ticket))
+        pending.is_none_or(|pending| match pending.progress {
+            Progress::Sampling(ticket) => self.model.is_done(ticket),
+            Progress::Launched(_) => false,
+        })
+    }
+
+    fn can_mask(&self) -> bool {
+        self.flights.front().is_some_and(Flight::awaits_masks)
     }
 
     fn has_room(&self) -> bool {
-        self.flights.len() < STEPS_IN_FLIGHT
+        self.flights.len() < STEPS_IN_FLIGHT && !self.awaits_masks()
     }
 
     fn has_idle_task(&self) -> bool {

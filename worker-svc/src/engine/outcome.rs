@@ -4,7 +4,7 @@ use proto::{Candidates, FailedRow, StepResult, TokenLogprobs};
 use sampling::{Logprobs, Sampled};
 
 use super::{
-    Engine, PendingSamples,
+    Engine, PendingSamples, Progress,
     input_batch::{SampleTarget, SampledBy},
     slots::Slot,
 };
@@ -29,7 +29,8 @@ impl Engine<'_> {
         result: &mut StepResult,
     ) -> Result<(), StepError> {
         let mut on_device = std::mem::take(&mut self.sampled);
-        self.model.take(asked.ticket, &mut on_device)?;
+        let Progress::Sampling(ticket) = asked.progress else { unreachable!("its masks were computed") };
+        self.model.take(ticket, &mut on_device)?;
         let mut from_device = on_device.drain(..);
         let HostSamples { sampled, verified, candidates } = from_host;
         let (mut from_host, mut verified, mut candidates) =

@@ -6,10 +6,10 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
 use kernels_cuda::CudaBackend;
 use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
-use proto::{LogitBias, NewSequence, Sampling, TokenIds, Want};
+use proto::{Constraint, LogitBias, NewSequence, Sampling, TokenIds, Want, constraint::Kind};
 
 use super::*;
-use crate::config;
+use crate::{config, guide::Grammars};
 
 const BLOCKS: u32 = 64;
 const LOGIT_ROWS: usize = 8;
@@ -44,7 +44,8 @@ fn backend() -> Box<dyn Backend> {
 }
 
 fn engine<'m>(model: &'m mut dyn Runner, graphs: &'m mut GraphCapture) -> Engine<'m> {
-    let slots = Slots::new(8, BLOCKS, 1, vec![2]);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/zoo/llama");
+    let slots = Slots::new(8, BLOCKS, 1, vec![2]).guided_by(Grammars::start(folder.into(), vec![2]).unwrap());
     Engine::new(
         OnDevice { runner: model, graphs },
         slots,
@@ -102,6 +103,10 @@ fn results(plans: &[StepPlan], ahead: bool, capture: Capture) -> Vec<StepResult>
             && let Some(plan) = waiting.next()
         {
             engine.submit(plan).unwrap();
+        }
+        if engine.can_mask() {
+            engine.mask_and_sample().unwrap();
+            continue;
         }
         results.push(StepResult { compute_us: 0, ..engine.finish().unwrap().unwrap() });
     }
@@ -180,6 +185,49 @@ fn device_and_host_sample_rows_of_the_same_batch() {
     let greedy = tokens(&given, 0);
     assert_eq!(tokens(&alone, 0), greedy[..9]);
     assert_eq!(tokens(&alone, 1), tokens(&given, 1));
+}
+
+/// A sequence whose text is to match a regular expression.
+fn guided(slot: u32, regex: &str, sampling: Sampling) -> NewSequence {
+    let constraint = Constraint { kind: Some(Kind::Regex(regex.to_owned())), ..Constraint::default() };
+    sequence(slot, &[3, 4, 5, 6], Sampling { constraint: Some(constraint), ..sampling })
+}
+
+#[test]
+fn guided_sequences_run_ahead() {
+    let seeded = Sampling { temperature: 1.5, top_k: 40, ..Sampling::default() };
+    let scored = Sampling { logprobs: Some(2), ..Sampling::default() };
+    let settings = [Sampling::default(), seeded, scored];
+    let regex = "[0-9a-f ]{30,60}[A-Z]";
+    let guides = (0..).zip(&settings).map(|(slot, sampling)| guided(slot, regex, sampling.clone()));
+    let mut sequences: Vec<_> = guides.collect();
+    sequences.push(sequence(3, &[7, 8, 9], Sampling::default()));
+    let given = check(&decode(sequences.clone(), 14));
+    assert!(given.iter().all(|result| result.failed.is_empty()));
+    // A rule that only the host knows, and that no text meets, has the host sample them.
+    let unmet = vec![TokenIds { ids: vec![2, 2] }];
+    for (at, sampling) in settings.iter().enumerate() {
+        let sampling = Sampling { bad_token_ids: unmet.clone(), ..sampling.clone() };
+        sequences[at] = guided(at as u32, regex, sampling);
+    }
+    assert_eq!(results(&decode(sequences, 14), false, Capture::Never), given);
+}
+
+#[test]
+fn a_guided_plan_waits_for_the_tokens_before_it() {
+    let plans = decode(vec![guided(0, "[ab]{9}", Sampling::default()), guided(1, "x+", Sampling::default())], 3);
+    let (mut model, mut graphs) = (model(), GraphCapture::default());
+    let mut engine = engine(&mut *model, &mut graphs);
+    engine.submit(plans[0].clone()).unwrap();
+    engine.submit(plans[1].clone()).unwrap();
+    let is_on_device = engine.slots.get(0).unwrap().on_device;
+    assert_eq!((is_on_device, engine.awaits_masks(), engine.can_mask()), (true, true, false));
+    engine.finish().unwrap();
+    assert_eq!((engine.awaits_masks(), engine.can_mask(), engine.has_room()), (true, true, false));
+    engine.mask_and_sample().unwrap();
+    assert_eq!((engine.awaits_masks(), engine.has_room()), (false, true));
+    engine.submit(plans[2].clone()).unwrap();
+    assert!(engine.awaits_masks());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! mask()           which tokens may come next: computed while the device runs the forward pass
-//! accept(token)    the token that was sampled; the next mask depends on it
+//! accept(token)    the token that was sampled; the next mask depends on it, and is computed from it
 //! ```
 //!
 //! Every rank guides its sequences by itself: masks depend on the tokens alone, which all ranks have.
@@ -25,6 +25,8 @@ const MASKS_A_THREAD: usize = 4;
 pub(crate) struct Guide {
     state: State,
     mask: Mask,
+    /// Tokens that came since the mask was computed.
+    unseen: Vec<u32>,
     /// Why the sequence cannot go on; told once.
     failure: Option<String>,
     has_failed: bool,
@@ -73,7 +75,7 @@ pub(crate) fn compute_masks(guides: &mut [Lent], threads: usize) {
 
 impl Guide {
     fn waiting(ready: mpsc::Receiver<Result<Ready, String>>) -> Self {
-        Self { state: State::Waiting(ready), mask: Mask::All, failure: None, has_failed: false }
+        Self { state: State::Waiting(ready), mask: Mask::All, unseen: Vec::new(), failure: None, has_failed: false }
     }
 
     /// Computes which tokens may come next. Waits for the compiler where it is not done yet.
@@ -86,7 +88,8 @@ impl Guide {
             }
         }
         let State::Ready(ready) = &mut self.state else { return };
-        match ready.mask() {
+        let accepted = self.unseen.drain(..).try_for_each(|token| ready.accept(token));
+        match accepted.and_then(|()| ready.mask()) {
             Ok(mask) => self.mask = mask,
             Err(reason) => self.fail(reason),
         }
@@ -101,12 +104,9 @@ impl Guide {
         }
     }
 
-    /// A token was sampled.
+    /// A token was sampled. What it allows is found out with the next mask.
     pub(crate) fn accept(&mut self, token: u32) {
-        let State::Ready(ready) = &mut self.state else { return };
-        if let Err(reason) = ready.accept(token) {
-            self.fail(reason);
-        }
+        self.unseen.push(token);
     }
 
     /// Why the sequence cannot go on, once.

@@ -5,7 +5,6 @@ mod environment;
 mod folders;
 mod imports;
 mod lines;
-mod ratchet;
 mod signatures;
 mod sources;
 mod tables;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use collectives::Collective;
 use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvDType, KvScales, StepPreference};
-use kernels::sample::{SampleParams, SampleRow, Ticket};
+use kernels::sample::{SampleParams, SampleRow, SlotMask, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
 use crate::activations::{Activations, Buffers};
@@ -85,6 +85,11 @@ impl Outputs<'_> {
     pub fn row(&self, row: usize) -> &[f32] {
         &self.data[row * self.width..(row + 1) * self.width]
     }
+}
+
+/// Whether a step has a row a sequence, and samples a token from each of them.
+fn is_plain(step: Step<'_>, choices: &[SampleRow]) -> bool {
+    [step.batch.sequences.len(), choices.len()] == [step.batch.tokens.len(); 2]
 }
 
 /// Parts of a network.
@@ -217,22 +222,59 @@ impl Network {
         choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
-        let Step { batch, output_rows, .. } = step;
-        self.check_choices(device, choices, output_rows.len())?;
+        self.check_choices(device, choices, step.output_rows.len())?;
         self.check(device, step, group)?;
-        // A row a sequence, and a token sampled from each of them.
-        let is_plain = [batch.sequences.len(), choices.len()] == [batch.tokens.len(); 2];
-        self.starts(device, batch.tokens.len(), step.num_outputs());
-        if is_plain {
-            if let Some(ticket) = device.backend.replay(self.id.owner(), batch, choices) {
-                return Ok(ticket);
-            }
-            device.backend.begin_padded(self.id.owner(), batch);
-        } else {
-            device.backend.begin(batch);
+        self.starts(device, step.batch.tokens.len(), step.num_outputs());
+        if is_plain(step, choices)
+            && let Some(ticket) = device.backend.replay(self.id.owner(), step.batch, choices)
+        {
+            return Ok(ticket);
         }
-        self.run(device, step, group, None)?;
+        self.begin_and_run(device, step, choices, group)?;
         Ok(device.backend.sample(self.outputs_on_device(device), choices))
+    }
+
+    /// Starts a step up to its outputs, without waiting for the device. [`Network::sample`] with the same `choices`
+    /// ends it; before that, nothing but results of earlier steps may be asked of the device.
+    ///
+    /// All ranks of a group call it with the same arguments.
+    pub fn launch(
+        &mut self,
+        device: &mut Device,
+        step: Step<'_>,
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<(), ForwardError> {
+        self.check_choices(device, choices, step.output_rows.len())?;
+        self.check(device, step, group)?;
+        self.starts(device, step.batch.tokens.len(), step.num_outputs());
+        if is_plain(step, choices) && device.backend.replay_pass(self.id.owner(), step.batch) {
+            return Ok(());
+        }
+        self.begin_and_run(device, step, choices, group)?;
+        device.backend.end_pass(self.outputs_on_device(device));
+        Ok(())
+    }
+
+    /// Samples tokens of the step that [`Network::launch`] started, in masked slots among those that `masks` allow.
+    pub fn sample(&self, device: &mut Device, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Ticket {
+        device.backend.set_masks(masks);
+        device.backend.sample(self.outputs_on_device(device), choices)
+    }
+
+    /// Runs a step that is no replay up to its outputs.
+    fn begin_and_run(
+        &mut self,
+        device: &mut Device,
+        step: Step<'_>,
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<(), ForwardError> {
+        match is_plain(step, choices) {
+            true => device.backend.begin_padded(self.id.owner(), step.batch),
+            false => device.backend.begin(step.batch),
+        }
+        self.run(device, step, group, None)
     }
 
     /// Runs a step and waits for what it gives.
@@ -297,12 +339,7 @@ impl Network {
     /// [`kernels::ops::Capture::set_capture_sizes`]. Networks on one device capture each their own; the steps of one
     /// without capture sizes run kernel by kernel.
     pub fn set_capture_sizes(&self, device: &mut Device, rows: &[usize]) {
-        device.backend.set_capture_sizes(self.id.owner(), rows);
-    }
-
-    /// Bytes of device memory that captured steps of so many sizes may take.
-    pub fn capture_bytes(&self, device: &Device, sizes: usize) -> u64 {
-        device.backend.capture_bytes(sizes, self.modules.layers.len())
+        device.backend.set_capture_sizes(self.id.owner(), rows, self.modules.layers.len());
     }
 
     /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the

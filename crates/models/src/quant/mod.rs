@@ -15,6 +15,8 @@ mod gguf;
 mod gptq;
 mod grouped;
 mod input;
+#[cfg(test)]
+mod made;
 mod modelopt;
 mod mxfp4;
 mod online;

@@ -102,7 +102,7 @@ impl ScaledE4m3 {
         if slice.location.stack.is_some() || (is_turned(slice) && !slice.location.is_alone()) {
             return Err(codes.invalid("8-bit weights of several matrices in one tensor like this are not supported"));
         }
-        debug_assert!(matches!(slice.role, Role::Matrix | Role::UnitRows));
+        debug_assert!(matches!(slice.role, Role::Matrix | Role::Projection | Role::UnitRows));
         let names = SCALES.map(|end| format!("{name}{end}"));
         let scales = match names.iter().find_map(|name| tensors.get(name)) {
             Some(scales) => scales,

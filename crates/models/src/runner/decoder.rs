@@ -2,7 +2,7 @@
 
 use collectives::Collective;
 use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
-use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 use super::{PooledRows, PooledStep, Runner};
 use crate::cache::CacheLayout;
@@ -86,8 +86,8 @@ impl Runner for Decoder {
         self.network.set_capture_sizes(&mut self.device, rows);
     }
 
-    fn capture_bytes(&self, kinds: usize) -> u64 {
-        self.network.capture_bytes(&self.device, kinds)
+    fn capture_bytes(&self) -> u64 {
+        self.device.capture_bytes()
     }
 
     fn next_capture(&self) -> Option<CaptureSize> {
@@ -130,6 +130,20 @@ impl Runner for Decoder {
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
         self.network.submit(&mut self.device, step(batch, logit_rows), choices, group)
+    }
+
+    fn launch(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<(), ForwardError> {
+        self.network.launch(&mut self.device, step(batch, logit_rows), choices, group)
+    }
+
+    fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError> {
+        Ok(self.network.sample(&mut self.device, choices, masks))
     }
 
     fn pools(&self) -> bool {

@@ -62,7 +62,7 @@ impl Echo {
     }
 
     /// The token that a row samples; absent if there is no such row or slot.
-    fn sample(&self, row: &SampleRow) -> Option<u32> {
+    fn token_of(&self, row: &SampleRow) -> Option<u32> {
         let (&token, slot) = self.next.get(row.row as usize).zip(self.slots.get(row.slot as usize))?;
         // As sampling has it for a row in which everything is masked.
         Some(if row.hold_stops && slot.stops.contains(&token) { 0 } else { token })
@@ -108,7 +108,7 @@ impl Runner for Echo {
 
     /// Whatever leaves the only likely token as it is.
     fn can_sample(&self, choice: &SampleParams) -> bool {
-        choice.allowed.is_empty() && choice.forbidden.is_empty() && choice.logprobs.is_none()
+        choice.allowed.is_empty() && choice.forbidden.is_empty() && choice.logprobs.is_none() && !choice.masked
     }
 
     fn set_slot(&mut self, slot: u32, choice: &SampleParams, _: &[(u32, u32)]) {
@@ -126,7 +126,7 @@ impl Runner for Echo {
         let mut sampled = self.spare.pop().unwrap_or_default();
         sampled.reserve(choices.len());
         for row in choices {
-            let Some(token) = self.sample(row) else { return Err(self.unknown_slot(logit_rows.len())) };
+            let Some(token) = self.token_of(row) else { return Err(self.unknown_slot(self.next.len())) };
             sampled.push(Sampled { token, logprobs: None });
         }
         let ticket = Ticket(self.steps);

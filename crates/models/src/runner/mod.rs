@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use collectives::Collective;
 use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
-use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
+use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use model_spec::ModelSpec;
 
 use crate::cache::CacheLayout;
@@ -107,9 +107,8 @@ pub trait Runner: Send {
         let _ = rows;
     }
 
-    /// Bytes of device memory that captured steps of so many sizes may take.
-    fn capture_bytes(&self, kinds: usize) -> u64 {
-        let _ = kinds;
+    /// Bytes of device memory that captured steps of the sizes that were set may take, of all networks.
+    fn capture_bytes(&self) -> u64 {
         0
     }
 
@@ -170,6 +169,27 @@ pub trait Runner: Send {
         choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError>;
+
+    /// Starts a step up to its logits, without waiting for the device: the same as [`Runner::submit`], but for the
+    /// tokens. [`Runner::sample`] with the same `choices` ends it; before that, nothing but results of earlier steps
+    /// may be asked for. Of runners that sample masked slots ([`SampleParams::masked`]); others say no in
+    /// [`Runner::can_sample`].
+    fn launch(
+        &mut self,
+        batch: Batch<'_>,
+        logit_rows: &[u32],
+        choices: &[SampleRow],
+        group: &mut dyn Collective,
+    ) -> Result<(), ForwardError> {
+        let _ = (batch, logit_rows, choices, group);
+        unreachable!("this runner samples no masked slots");
+    }
+
+    /// Samples tokens of the step that [`Runner::launch`] started, in masked slots among those that `masks` allow.
+    fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError> {
+        let _ = (choices, masks);
+        unreachable!("this runner samples no masked slots");
+    }
 
     /// Whether it pools prompts, and generates nothing: then steps are [`Runner::submit_pooled`].
     fn pools(&self) -> bool {

@@ -27,6 +27,9 @@ pub enum What {
     /// The time of one batch, without HTTP (see `quire bench latency --help`)
     #[command(disable_help_flag = true)]
     Latency(Words),
+    /// How well a model predicts a text (see `quire bench perplexity --help`)
+    #[command(disable_help_flag = true)]
+    Perplexity(Words),
     /// A start up to its first token (see `quire bench startup --help`)
     #[command(disable_help_flag = true)]
     Startup(Words),

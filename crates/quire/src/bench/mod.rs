@@ -36,6 +36,7 @@ pub fn run(args: &BenchArgs, environment: &Environment) -> anyhow::Result<()> {
         What::Serve(args) => args,
         What::Cases(words) => return offline::run(offline::What::Cases, &words.words, environment),
         What::Latency(words) => return offline::run(offline::What::Latency, &words.words, environment),
+        What::Perplexity(words) => return offline::run(offline::What::Perplexity, &words.words, environment),
         What::Startup(words) => return offline::run(offline::What::Startup, &words.words, environment),
         What::Throughput(words) => return offline::run(offline::What::Throughput, &words.words, environment),
         What::Weights(args) => return weights::run(args),

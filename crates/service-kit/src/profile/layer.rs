@@ -26,12 +26,6 @@ pub(crate) struct RequestSpans {
     recorder: Recorder,
 }
 
-/// A span that has begun, kept with it.
-struct Open {
-    begin_ns: u64,
-    request_id: RequestId,
-}
-
 /// The field `request_id` of a span.
 #[derive(Default)]
 struct RequestId(String);
@@ -48,30 +42,24 @@ impl RequestSpans {
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for RequestSpans {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let Some(span) = context.span(id) else { return };
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
         let mut request_id = RequestId::default();
         attributes.record(&mut request_id);
-        span.extensions_mut().insert(Open { begin_ns: now_ns(), request_id });
+        let name = attributes.metadata().name().to_owned();
+        let span = ProfileSpan { name, request_id: request_id.0, begin_ns: now_ns(), ..ProfileSpan::default() };
+        self.recorder.open(id.into_u64(), span);
     }
 
-    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
-        let Some(span) = context.span(id) else { return };
-        if let Some(open) = span.extensions_mut().get_mut::<Open>() {
-            values.record(&mut open.request_id);
+    fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        let mut request_id = RequestId::default();
+        values.record(&mut request_id);
+        if !request_id.0.is_empty() {
+            self.recorder.name_request(id.into_u64(), &request_id.0);
         }
     }
 
-    fn on_close(&self, id: Id, context: Context<'_, S>) {
-        let Some(span) = context.span(&id) else { return };
-        let Some(Open { begin_ns, request_id }) = span.extensions_mut().remove::<Open>() else { return };
-        self.recorder.add(ProfileSpan {
-            name: span.name().to_owned(),
-            request_id: request_id.0,
-            begin_ns,
-            end_ns: now_ns(),
-            ..ProfileSpan::default()
-        });
+    fn on_close(&self, id: Id, _: Context<'_, S>) {
+        self.recorder.close(id.into_u64());
     }
 }
 
@@ -132,10 +120,14 @@ mod tests {
             drop(span);
             drop(tracing::info_span!(target: "h2", "frame"));
             drop(tracing::debug_span!(target: "worker_svc", "detail"));
+            let on = tracing::info_span!(target: "worker_svc", "on", request_id = "c");
+            let spans = recorder.stop().spans;
+            let [late, open] = spans.as_slice() else { panic!("{spans:?}") };
+            assert_eq!((late.name.as_str(), late.request_id.as_str()), ("late", "b"));
+            assert_eq!((open.name.as_str(), open.request_id.as_str()), ("on", "c"));
+            assert!(late.begin_ns <= late.end_ns && open.begin_ns <= open.end_ns);
+            drop(on);
+            assert!(recorder.stop().spans.is_empty());
         });
-        let spans = recorder.stop().spans;
-        let [late] = spans.as_slice() else { panic!("{spans:?}") };
-        assert_eq!((late.name.as_str(), late.request_id.as_str()), ("late", "b"));
-        assert!(late.begin_ns <= late.end_ns);
     }
 }

@@ -6,6 +6,7 @@
 mod layer;
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -65,6 +66,8 @@ struct Book {
     steps: Steps,
     /// Steps so far.
     seen: u64,
+    /// Spans of requests that have not ended, by their ids.
+    open: HashMap<u64, ProfileSpan>,
     recorded: Recorded,
 }
 
@@ -90,10 +93,41 @@ impl Recorder {
         self.shared.on.store(true, Ordering::Relaxed);
     }
 
-    /// Ends recording, and returns what there is.
+    /// Ends recording, and returns what there is; spans of requests that go on end here.
     pub fn stop(&self) -> Recorded {
+        let mut book = self.book();
+        let is_open = book.is_open();
+        let Book { open, mut recorded, .. } = std::mem::take(&mut *book);
         self.shared.on.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *self.book()).recorded
+        drop(book);
+        let end_ns = now_ns();
+        let open = open.into_values().filter(|_| is_open);
+        recorded.spans.extend(open.map(|span| ProfileSpan { end_ns, ..span }));
+        recorded
+    }
+
+    /// A request's span begins.
+    fn open(&self, id: u64, span: ProfileSpan) {
+        let mut book = self.book();
+        if book.open.len() < MOST {
+            book.open.insert(id, span);
+        }
+    }
+
+    /// Its request is known.
+    fn name_request(&self, id: u64, request_id: &str) {
+        if let Some(span) = self.book().open.get_mut(&id) {
+            request_id.clone_into(&mut span.request_id);
+        }
+    }
+
+    /// It ends.
+    fn close(&self, id: u64) {
+        // Not in the match, where the book would stay locked.
+        let closed = self.book().open.remove(&id);
+        if let Some(span) = closed {
+            self.add(ProfileSpan { end_ns: now_ns(), ..span });
+        }
     }
 
     /// Whether a profile runs.

@@ -15,6 +15,7 @@
 mod layer;
 mod many;
 mod mixture;
+mod packed;
 
 use kernels::ops::*;
 use kernels_cuda::{CudaBackend, CudaOptions, Folders, GemmTactics, Surroundings};
@@ -59,7 +60,7 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 9] = [
+const PARTS: [(&str, Part); 10] = [
     ("products", Bench::products),
     ("decode", |bench, model| bench.decode(model, KvDType::Float(DType::Bf16))),
     ("decode-fp8", |bench, model| bench.decode(model, KvDType::E4m3)),
@@ -69,6 +70,7 @@ const PARTS: [(&str, Part); 9] = [
     ("layer", Bench::decode_layer),
     ("prefill-layer", Bench::prefill_layer),
     ("many", Bench::many),
+    ("packed", Bench::packed),
 ];
 type Part = fn(&mut Bench, &Model);
 

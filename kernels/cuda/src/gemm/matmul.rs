@@ -1,6 +1,9 @@
 //! Runs a GEMM: asks the table of kernels (`table`) which one takes it, and the autotuner where that is measured.
 
+use std::sync::Arc;
 use std::time::Instant;
+
+use cudarc::driver::sys::CUdeviceptr;
 
 use crate::autotune::measure;
 use crate::autotune::tactics::{Tactic, TacticCache};
@@ -8,7 +11,7 @@ use crate::fusion::split_norm::{After, Before};
 use crate::gemm::cublaslt::Blas;
 use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch};
-use crate::gemm::{matmul_skinny, matmul_split_k, matmul_wgmma};
+use crate::gemm::{matmul_packed, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::LOWEST;
 use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
@@ -26,11 +29,13 @@ pub(crate) struct Matmul {
     pub(crate) tactics: TacticCache,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
+    /// A packed matrix as 16-bit numbers, for products of many rows; as large as the largest.
+    unpacked: Option<Arc<Memory>>,
 }
 
 impl Matmul {
     pub(crate) fn new(blas: Blas, tactics: TacticCache) -> Self {
-        Self { blas, tactics, rounded: None }
+        Self { blas, tactics, rounded: None, unpacked: None }
     }
 
     /// Queues a product.
@@ -42,6 +47,45 @@ impl Matmul {
         if product.is_short() && x.dtype != w.dtype {
             product.x = self.round(device, x, w);
         }
+        self.prepare(device, &mut product);
+        if !self.launch(device, &mut product, &Fused::default()) {
+            self.run_unpacked(device, product);
+        }
+    }
+
+    /// Makes room for a packed matrix as 16-bit numbers.
+    pub(crate) fn reserve_unpacked(&mut self, device: &mut Device, w: &Weights) {
+        let bytes = w.rows * w.cols * w.compute.size();
+        let fits = |memory: &Arc<Memory>| memory.bytes >= bytes;
+        if w.packed.is_some() && w.compute.size() == 2 && !self.unpacked.as_ref().is_some_and(fits) {
+            self.unpacked = None;
+            self.unpacked = device.allocate(bytes, "weights of a product of many rows").map(Arc::new);
+        }
+    }
+
+    /// Makes of a product's input what packed weights are multiplied by.
+    fn prepare(&mut self, device: &mut Device, product: &mut Product<'_>) {
+        let (x, w) = (product.x, product.w);
+        let Some(packed) = &w.packed else { return };
+        let dtype = if x.dtype.size() == 2 { x.dtype } else { w.compute };
+        if !matmul_packed::needs_input(packed, x, dtype) {
+            return;
+        }
+        let bytes = x.elements() * dtype.size();
+        let ptr = self.reserve_rounded(device, bytes);
+        let to = View { ptr, dtype, most_rows: x.rows, ..x };
+        matmul_packed::prepare(device, packed, x, to);
+        product.x = to;
+    }
+
+    /// Queues a product of many rows with packed weights: they are written as 16-bit numbers first.
+    fn run_unpacked(&mut self, device: &mut Device, mut product: Product<'_>) {
+        let (w, dtype) = (product.w, product.x.dtype);
+        self.reserve_unpacked(device, w);
+        let (Some(packed), Some(memory)) = (&w.packed, self.unpacked.clone()) else { return };
+        packed.unpack(device, memory.ptr, dtype);
+        let numbers = Weights { memory: Some(memory), dtype, compute: dtype, packed: None, ..*w };
+        let mut product = Product { w: &numbers, bias: product.bias.take(), ..product };
         self.launch(device, &mut product, &Fused::default());
     }
 
@@ -161,6 +205,7 @@ impl Matmul {
     /// Queues a product and the gate of its outputs: in one kernel where that is the fastest. The content
     /// of `product`'s own output is undefined afterwards. False where no kernel does that: nothing happens then.
     pub(crate) fn run_gated(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Gate) -> bool {
+        self.prepare(device, product);
         self.launch(device, product, &Fused::gate(Some(gate)))
     }
 
@@ -185,7 +230,9 @@ impl Matmul {
     /// Whether some kernel may gate a product's outputs.
     pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);
-        matmul_skinny::may_gate(facts, product) || matmul_wgmma::may_gate(facts, product)
+        matmul_packed::may_gate(facts, product)
+            || matmul_skinny::may_gate(facts, product)
+            || matmul_wgmma::may_gate(facts, product)
     }
 
     /// Whether a product may be added to a residual and do a part of the norm that follows.
@@ -225,14 +272,18 @@ impl Matmul {
 
     /// `x` in the weights' element type.
     fn round(&mut self, device: &mut Device, x: View, w: &Weights) -> View {
-        let bytes = x.elements() * w.dtype.size();
+        let ptr = self.reserve_rounded(device, x.elements() * w.dtype.size());
+        cast(device, x.into(), Elements { ptr, dtype: w.dtype }, x.elements());
+        View { ptr, dtype: w.dtype, most_rows: x.rows, ..x }
+    }
+
+    /// Room for an input in another element type.
+    fn reserve_rounded(&mut self, device: &mut Device, bytes: usize) -> CUdeviceptr {
         if self.rounded.as_ref().is_none_or(|memory| memory.bytes < bytes) {
             self.rounded = None;
             self.rounded = device.allocate(bytes.next_power_of_two(), "a product's rounded input");
         }
-        let ptr = self.rounded.as_ref().map_or(0, |memory| memory.ptr);
-        cast(device, x.into(), Elements { ptr, dtype: w.dtype }, x.elements());
-        View { ptr, dtype: w.dtype, most_rows: x.rows, ..x }
+        self.rounded.as_ref().map_or(0, |memory| memory.ptr)
     }
 }
 

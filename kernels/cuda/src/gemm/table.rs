@@ -7,11 +7,12 @@
 use crate::autotune::tactics::Tactic;
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
-use crate::gemm::{matmul, matmul_e4m3, matmul_skinny, matmul_split_k, matmul_wgmma};
+use crate::gemm::{matmul, matmul_packed, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::Special;
 use crate::layers::elementwise::Function;
 use crate::runtime::arch::Arch;
 use crate::runtime::device::Device;
+use kernels::ops::DType;
 
 /// What selection needs to know of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,18 +101,26 @@ pub(crate) enum Launch {
 }
 
 /// Every GEMM kernel, the most special first.
-pub(crate) const KERNELS: &[GemmKernel] = &[E4M3, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+pub(crate) const KERNELS: &[GemmKernel] = &[PACKED, PACKED_PLAIN, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
 
-/// Weights of 8-bit codes and scales.
-const E4M3: GemmKernel = GemmKernel {
-    name: "e4m3",
-    fits: |_, product, fused| product.w.scales.is_some() && fused.is_nothing(),
+/// Few rows with weights of 4 or 8 bits, at the speed of reading them.
+const PACKED: GemmKernel = GemmKernel {
+    name: "packed",
+    fits: |facts, product, fused| match fused {
+        _ if fused.has_norms() => false,
+        Fused { gate: Some(gate), .. } => matmul_packed::may_gate(facts, product) && gate.out.dtype == product.x.dtype,
+        _ => matmul_packed::fits(facts, product),
+    },
     selection: Selection::Always,
-    launch: Launch::Kernel(|device, product, _| {
-        let Some(scales) = &product.w.scales else { return false };
-        matmul_e4m3::run(device, product, scales);
-        true
-    }),
+    launch: Launch::Kernel(|device, product, fused| matmul_packed::run(device, product, fused.gate)),
+};
+
+/// f32 with weights of 4 or 8 bits, on no tensor core.
+const PACKED_PLAIN: GemmKernel = GemmKernel {
+    name: "packed-plain",
+    fits: |_, product, fused| product.w.packed.is_some() && product.x.dtype == DType::F32 && fused.is_nothing(),
+    selection: Selection::Always,
+    launch: Launch::Kernel(|device, product, _| matmul_packed::plain(device, product)),
 };
 
 /// Few rows, at the speed of reading the weights.
@@ -184,7 +193,7 @@ const CUBLASLT: GemmKernel = GemmKernel {
 /// Any product, on no tensor core.
 const SIMT: GemmKernel = GemmKernel {
     name: "simt",
-    fits: |_, _, fused| fused.is_nothing(),
+    fits: |_, product, fused| product.w.packed.is_none() && fused.is_nothing(),
     selection: Selection::Always,
     launch: Launch::Kernel(|device, product, _| {
         matmul::simt(device, product);

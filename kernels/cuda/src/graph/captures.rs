@@ -65,8 +65,13 @@ pub(crate) struct Captures {
 
 impl Captures {
     /// What was captured for an owner is dropped.
-    pub(crate) fn set(&mut self, owner: CaptureOwner, rows: &[usize]) {
-        self.owners.insert(owner, NetworkCaptures::new(rows));
+    pub(crate) fn set(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
+        self.owners.insert(owner, NetworkCaptures::new(rows, layers));
+    }
+
+    /// Device memory that the graphs of all owners take at most.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.owners.values().map(NetworkCaptures::bytes).sum()
     }
 
     /// Rows that a step of `rows` is padded to.
@@ -98,6 +103,8 @@ impl Captures {
 /// The capture sizes of one network, in the order of their rows.
 pub(crate) struct NetworkCaptures {
     sizes: Vec<SizeCapture>,
+    /// Layers of the network.
+    layers: usize,
     /// Steps cannot be captured; they are padded all the same.
     refused: bool,
 }
@@ -113,10 +120,16 @@ struct SizeCapture {
 }
 
 impl NetworkCaptures {
-    fn new(rows: &[usize]) -> Self {
+    fn new(rows: &[usize], layers: usize) -> Self {
         assert!(rows.is_sorted_by(|a, b| a < b), "capture sizes in another order: {rows:?}");
         let size = |&rows: &usize| SizeCapture { rows, has_run: false, outdated: false, captured: None, logits: None };
-        Self { sizes: rows.iter().map(size).collect(), refused: false }
+        Self { sizes: rows.iter().map(size).collect(), layers, refused: false }
+    }
+
+    /// Device memory that its graphs take at most.
+    fn bytes(&self) -> u64 {
+        let kernels = self.layers as u64 * LAYER_KERNELS + OTHER_KERNELS;
+        self.sizes.len() as u64 * (kernels * KERNEL_BYTES + GRAPH_BYTES)
     }
 
     fn padded(&self, rows: usize) -> usize {
@@ -181,12 +194,6 @@ impl SizeCapture {
     }
 }
 
-/// Device memory of as many graphs at most.
-pub(crate) fn bytes(sizes: usize, layers: usize) -> u64 {
-    let kernels = layers as u64 * LAYER_KERNELS + OTHER_KERNELS;
-    sizes as u64 * (kernels * KERNEL_BYTES + GRAPH_BYTES)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,19 +203,19 @@ mod tests {
         let (target, draft) = (CaptureOwner(0), CaptureOwner(1));
         let mut captures = Captures::default();
         assert_eq!(captures.padded(target, 3), 3);
-        captures.set(target, &[1, 2, 4, 8]);
+        captures.set(target, &[1, 2, 4, 8], 30);
         assert_eq!([1, 3, 5, 8, 9].map(|rows| captures.padded(target, rows)), [1, 4, 8, 8, 9]);
         // Another network's steps are padded to its own sizes.
         assert_eq!(captures.padded(draft, 3), 3);
-        captures.set(draft, &[6]);
+        captures.set(draft, &[6], 2);
         assert_eq!([target, draft].map(|owner| captures.padded(owner, 3)), [4, 6]);
     }
 
     #[test]
     fn what_has_run_is_recorded_first() {
         let next = |captures: &NetworkCaptures| captures.next(|_| true);
-        assert_eq!(next(&NetworkCaptures::new(&[])), None);
-        let mut captures = NetworkCaptures::new(&[1, 2, 4]);
+        assert_eq!(next(&NetworkCaptures::new(&[], 1)), None);
+        let mut captures = NetworkCaptures::new(&[1, 2, 4], 1);
         assert_eq!(next(&captures), Some((1, false)));
         captures.ran(4);
         captures.ran(3);
@@ -216,5 +223,22 @@ mod tests {
         captures.refuse();
         assert_eq!(next(&captures), None);
         assert_eq!(captures.padded(3), 4);
+    }
+
+    #[test]
+    fn every_network_counts_in_the_memory_of_graphs() {
+        let (target, draft) = (CaptureOwner(0), CaptureOwner(1));
+        let mut captures = Captures::default();
+        assert_eq!(captures.bytes(), 0);
+        captures.set(target, &[1, 2, 4, 8], 30);
+        let alone = captures.bytes();
+        captures.set(draft, &[1, 2], 2);
+        let both = captures.bytes();
+        // As many sizes of as many kernels; sizes that are set again are not counted twice.
+        assert_eq!(both - alone, 2 * ((2 * LAYER_KERNELS + OTHER_KERNELS) * KERNEL_BYTES + GRAPH_BYTES));
+        captures.set(target, &[1, 2, 4, 8], 30);
+        assert_eq!(captures.bytes(), both);
+        captures.set(target, &[], 30);
+        assert_eq!(captures.bytes(), both - alone);
     }
 }

@@ -2,11 +2,44 @@
 
 use std::time::Duration;
 
-use kernels::ops::{self, Act, CaptureError, CaptureOwner, CaptureSize};
+use kernels::ops::{self, Act, Capture, CaptureError, CaptureOwner, CaptureSize};
 use kernels::sample::{SampleRow, Ticket};
 
 use crate::CudaBackend;
 use crate::fusion::pass::Kept;
+
+impl Capture for CudaBackend {
+    fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
+        self.captures.set(owner, rows, layers);
+    }
+
+    fn capture_bytes(&self) -> u64 {
+        self.captures.bytes()
+    }
+
+    fn next_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
+        self.next_to_capture(owner)
+    }
+
+    fn begin_capture(&mut self) {
+        self.device.bind();
+        self.end_operations();
+        self.captures.forget_stale();
+        self.device.start_capture();
+    }
+
+    fn end_capture(&mut self) -> Result<(), CaptureError> {
+        self.keep_capture()
+    }
+
+    fn replay(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>, rows: &[SampleRow]) -> Option<Ticket> {
+        self.replay_captured(owner, batch, rows)
+    }
+
+    fn replay_pass(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
+        self.replay_to_logits(owner, batch)
+    }
+}
 
 impl CudaBackend {
     /// Starts a step, padded to a capture size of `owner` if there is one: its batch is sent, and placed.
@@ -97,5 +130,28 @@ impl CudaBackend {
         let best = self.slots.best(rows);
         step.launch(&mut self.device, self.batch.as_sent(), best);
         Some(self.slots.end(&mut self.device, logits.filter(|_| best.is_none()), rows, padded))
+    }
+
+    /// Runs a captured step up to its logits, if there is one for so many rows; [`Self::sample_tokens`] follows.
+    pub(crate) fn replay_to_logits(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
+        let padded = self.captures.padded(owner, batch.tokens.len());
+        if self.captures.of(owner).is_none_or(|captures| captures.of(padded).is_none()) {
+            return false;
+        }
+        let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
+        self.padded_for = Some(owner);
+        self.send(batch, Some(padded));
+        // Not before the batch is there: making room for it frees memory.
+        let Some((captured, _)) = self.captures.of(owner).and_then(|captures| captures.of(padded)) else {
+            return false;
+        };
+        match captured.as_whole(tokens) {
+            Some(step) => step.launch(&mut self.device, self.batch.as_sent(), None),
+            None => {
+                self.batch.place(&mut self.device, self.slots.last_tokens());
+                self.device.launch_graph(captured.graph());
+            }
+        }
+        true
     }
 }

@@ -6,7 +6,7 @@ use crate::attention;
 use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
 use crate::attention::layer::{AttentionTypes, HeadDims};
-use crate::gemm::matmul_skinny;
+use crate::gemm::{matmul_packed, matmul_skinny};
 use crate::jit::specialization::{LOWEST, Special};
 use crate::options::WholeSteps;
 use crate::runtime::device::Device;
@@ -47,6 +47,9 @@ fn order(device: &Device, specials: impl IntoIterator<Item = Special>) {
 }
 
 fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
+    if w.packed.is_some() && w.compute.size() == 2 {
+        return matmul_packed::specials(w, w.compute);
+    }
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Vec::new();
     }

@@ -51,21 +51,25 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "gather" in "layers"
     "head_matmul" in "layers"
     "matmul" in "gemm"
-    "matmul_e4m3" in "gemm"
+    "matmul_packed_plain" in "gemm"
     "noise" in "weights"
     "norm" in "layers"
+    "pack" in "weights"
     "place" in "runtime"
+    "prepare_input" in "gemm"
     "ranks" in "comm"
     "rope_and_cache" in "attention"
     "route" in "moe"
     "rows_alone" in "attention"
     "sample" in "sampling"
     "sample_cut" in "sampling"
+    "sample_masks" in "sampling"
     "sample_params" in "sampling"
     "sample_row" in "sampling"
     "scale" in "layers"
     "selective_scan" in "recurrent"
     "soft_cap" in "layers"
+    "unpack" in "weights"
 };
 
 /// Those that are compiled for one type and shape at a time, sorted.
@@ -75,6 +79,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_prefill_hopper" in "attention"
     "expert_matmul_skinny" in "moe"
     "expert_matmul_wgmma" in "moe"
+    "matmul_packed" in "gemm"
     "matmul_skinny" in "gemm"
     "matmul_skinny_gated" in "gemm"
     "matmul_split_k" in "gemm"
@@ -99,6 +104,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
     ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
+    ("packed.cuh", include_str!("../../csrc/gemm/packed.cuh")),
+    ("packed_skinny.cuh", include_str!("../../csrc/gemm/packed_skinny.cuh")),
     ("prefill.cuh", include_str!("../../csrc/attention/prefill.cuh")),
     ("prefill_block.cuh", include_str!("../../csrc/attention/prefill_block.cuh")),
     ("prefill_feed.cuh", include_str!("../../csrc/attention/prefill_feed.cuh")),

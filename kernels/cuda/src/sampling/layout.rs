@@ -2,7 +2,7 @@
 //! results.
 
 use crate::jit::layouts::twin;
-use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled};
+use kernels::sample::{Logprobs, SampleParams, SampleRow, Sampled, SlotMask};
 
 /// Largest vocabulary: token masses add up in 64 bits.
 pub(crate) const MOST_VOCAB: usize = 1 << 19;
@@ -104,7 +104,12 @@ const LISTED: u32 = 8;
 
 /// Whether the kernels can do this, with so many columns of logits.
 pub(crate) fn can_sample(params: &SampleParams, vocab: usize) -> bool {
-    vocab <= MOST_VOCAB && params.bias.len() <= MOST_BIASES && params.logprobs.is_none_or(|top| top <= MOST_TOP)
+    // A mask takes the place of the sets that a sequence may begin with.
+    let keeps_sets = params.allowed.is_empty() && params.forbidden.is_empty() && params.stops.is_empty();
+    (keeps_sets || !params.masked)
+        && vocab <= MOST_VOCAB
+        && params.bias.len() <= MOST_BIASES
+        && params.logprobs.is_none_or(|top| top <= MOST_TOP)
 }
 
 /// Shared memory of a block of `sample_row`: its 8 regions of a row, and 3 numbers.
@@ -129,7 +134,7 @@ pub(crate) fn write_settings(
     let penalties = params.penalties.map_or([1.0, 0.0, 0.0], |p| [p.repetition, p.frequency, p.presence]);
     let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
     let flags = flag(!params.allowed.is_empty(), MASKED | LISTED)
-        | flag(!forbidden.is_empty(), MASKED)
+        | flag(!forbidden.is_empty() || params.masked, MASKED)
         | flag(!stops.is_empty(), HOLDS)
         | flag(params.penalties.is_some(), PENALISED);
     let top_p = params.top_p.to_bits();
@@ -144,6 +149,21 @@ pub(crate) fn write_settings(
     out.extend(allowed.into_iter().chain(forbidden).chain(stops));
     out.extend(biases().flat_map(|(token, bias)| [*token, bias.to_bits()]));
     out.extend(counts().flat_map(|(token, count)| [*token, *count]));
+}
+
+/// Numbers of masks, of 4 bytes, as `sample_masks` reads them.
+pub(crate) fn masks_numbers(masks: usize, vocab: usize) -> usize {
+    masks * (2 + vocab.div_ceil(32))
+}
+
+/// Writes masks as `sample_masks` reads them.
+pub(crate) fn write_masks(masks: &[SlotMask<'_>], vocab: usize, out: &mut [u32]) {
+    let (heads, words) = out.split_at_mut(2 * masks.len());
+    let rows = heads.chunks_exact_mut(2).zip(words.chunks_exact_mut(vocab.div_ceil(32)));
+    for ((head, words), mask) in rows.zip(masks) {
+        head.copy_from_slice(&[mask.slot, mask.allowed.first(vocab).unwrap_or(0)]);
+        mask.allowed.write(words);
+    }
 }
 
 /// Writes a row as `struct SampleRow`; absent: one of no slot.

@@ -14,10 +14,15 @@ use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
 use crate::sampling::layout::{CUT_BYTES, DETAILS_NUMBERS, MOST_BIASES, PARAMS_BYTES, ROW_NUMBERS, SPLITS};
-use crate::sampling::layout::{can_sample, read_row, row_bytes, write_row, write_settings};
+use crate::sampling::layout::{can_sample, masks_numbers, read_row, row_bytes, write_masks, write_row, write_settings};
 use crate::whole_step::BestTo;
 use kernels::ops::DType;
-use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, Ticket};
+use kernels::sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Sampled, SlotMask, Ticket};
+
+/// Masks that there is room for at least, once there is one: making room again lets go of captured steps.
+const LEAST_MASKS: usize = 64;
+/// Blocks that share a mask.
+const MASK_BLOCKS: usize = 4;
 
 /// `struct Tables` of the kernel.
 #[repr(C)]
@@ -53,6 +58,14 @@ enum Draw {
     Cut,
 }
 
+/// What the rows of a step need of the kernels.
+struct Needs {
+    /// None needs more than this.
+    draw: Draw,
+    /// Some row wants log-probabilities.
+    described: bool,
+}
+
 impl Draw {
     fn of(params: &SampleParams) -> Self {
         match params.inverse_temperature {
@@ -68,6 +81,7 @@ fn is_plain(params: &SampleParams) -> bool {
     params.inverse_temperature.is_none()
         && params.allowed.is_empty()
         && params.forbidden.is_empty()
+        && !params.masked
         && params.bias.is_empty()
         && params.penalties.is_none()
         && params.logprobs.is_none()
@@ -95,6 +109,8 @@ pub(crate) struct Slots {
     rows: Upload,
     sent: CUdeviceptr,
     upload: Upload,
+    /// Masks on their way.
+    masks: Upload,
     /// Results of steps, which kernels write to the host's memory, and when all of a step's are there.
     buffers: Vec<(Pinned, Event)>,
     flights: VecDeque<Flight>,
@@ -171,6 +187,22 @@ impl Slots {
         write_settings(slot, params, counts, self.vocab, &mut self.settings);
     }
 
+    /// Sends masks of slots, and queues what puts them in the place of the slots' last ones.
+    pub(crate) fn set_masks(&mut self, device: &mut Device, masks: &[SlotMask<'_>]) {
+        if masks.is_empty() {
+            return;
+        }
+        // A new sequence's settings clear its mask.
+        self.send_settings(device);
+        let room = masks.len().next_power_of_two().max(LEAST_MASKS).min(self.count.max(masks.len()));
+        self.masks.reserve(device, masks_numbers(room, self.vocab));
+        let vocab = self.vocab;
+        let count = masks_numbers(masks.len(), vocab);
+        let sent = self.masks.send(device, count, |numbers| write_masks(masks, vocab, numbers));
+        let shape = Shape { grid: [MASK_BLOCKS, masks.len()], block: 256, shared: 0 };
+        device.launch(Name::of("sample_masks", &[]), shape, args![self.tables, sent, masks.len() as u32]);
+    }
+
     /// Where each slot's last token lies.
     pub(crate) fn last_tokens(&self) -> CUdeviceptr {
         self.tables.last
@@ -196,7 +228,7 @@ impl Slots {
             assert!(rows.iter().all(|row| (row.row as usize) < logits.rows), "rows of {} rows of logits", logits.rows);
             let draw = rows.iter().map(|row| self.draws[row.slot as usize]).max().unwrap_or(Draw::Greedy);
             let described = rows.iter().any(|row| self.wanted[row.slot as usize].is_some());
-            self.launch(device, logits, padded, (draw, described));
+            self.launch(device, logits, padded, Needs { draw, described });
         }
         self.expect(device, rows)
     }
@@ -212,9 +244,8 @@ impl Slots {
         self.send_settings(device);
     }
 
-    /// Queues the sampling of `rows` rows of those sent, of which none needs more than `draw`; `described`: some wants
-    /// log-probabilities.
-    fn launch(&self, device: &mut Device, logits: View, rows: usize, (draw, described): (Draw, bool)) {
+    /// Queues the sampling of `rows` rows of those sent.
+    fn launch(&self, device: &mut Device, logits: View, rows: usize, Needs { draw, described }: Needs) {
         assert_eq!((logits.width, logits.dtype), (self.vocab, DType::F32), "logits, and their width");
         let (tables, data, Findings { best, cuts }) = (self.tables, self.sent, self.findings);
         let Some((results, _)) = self.buffers.get(buffer_of(Ticket(self.next))) else { return };

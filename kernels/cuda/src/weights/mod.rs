@@ -2,16 +2,17 @@
 //! copied.
 
 pub(crate) mod noise;
+pub(crate) mod packed;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::gemm::matmul_e4m3::Scales;
 use crate::runtime::activations::{Elements, cast};
 use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::Device;
+use crate::weights::packed::Packed;
 use kernels::ops::{DType, HostMatrix, StackedShape, WeightFormat};
 
 /// A piece of a copy.
@@ -26,21 +27,21 @@ const THREADS: usize = 8;
 #[derive(Clone)]
 pub(crate) struct Weights {
     pub(crate) memory: Option<Arc<Memory>>,
-    /// Of its numbers; those that scaled codes stand for are f32.
+    /// Of its numbers; those that packed codes stand for are f32.
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// What inputs may be rounded to.
     pub(crate) compute: DType,
-    /// What 8-bit codes are multiplied by.
-    pub(crate) scales: Option<Scales>,
+    /// Codes and what they stand for, in place of numbers.
+    pub(crate) packed: Option<Packed>,
 }
 
 impl Weights {
     /// Room for a matrix, with nothing in it yet.
     pub(crate) fn empty(device: &mut Device, [rows, cols]: [usize; 2], dtype: DType, compute: DType) -> Self {
         let memory = device.allocate(rows * cols * dtype.size(), "weights").map(Arc::new);
-        Self { memory, dtype, rows, cols, compute, scales: None }
+        Self { memory, dtype, rows, cols, compute, packed: None }
     }
 
     /// Makes all of it zero.
@@ -95,13 +96,12 @@ impl Staging {
     /// One matrix of pieces that lie below each other.
     pub(crate) fn matrix(&mut self, device: &mut Device, pieces: &[HostMatrix<'_>], compute: DType) -> Weights {
         let StackedShape { format, rows, cols } = HostMatrix::stacked(pieces);
-        let dtype = match format {
-            WeightFormat::Plain(dtype) => dtype,
-            WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => DType::F32,
+        let WeightFormat::Plain(dtype) = format else {
+            let packed = Packed::load(device, self, pieces);
+            return Weights { memory: None, dtype: DType::F32, rows, cols, compute, packed };
         };
-        let scales = Scales::load(device, self, pieces);
         let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();
-        Weights { memory: self.load_pieces(device, &bytes).map(Arc::new), dtype, rows, cols, compute, scales }
+        Weights { memory: self.load_pieces(device, &bytes).map(Arc::new), dtype, rows, cols, compute, packed: None }
     }
 
     /// A lookup table: a matrix that nothing multiplies by.

@@ -1,11 +1,11 @@
 //! Products as tasks of the pool: which kernel takes one, and many of them under one pair of calls (pack the rows, then
 //! multiply).
 
-use super::lanes;
 use super::needs::Needs;
 use super::product::Product;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, skinny};
+use super::{dots, lanes};
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::{Reserve, Shared};
 use crate::cpu::runtime::pool::Pool;
@@ -14,6 +14,7 @@ use crate::ops::{DType, WeightFormat};
 /// A product with the kernel that takes it.
 pub(super) enum Job<'a> {
     Lanes(lanes::Job<'a>),
+    Dots(dots::Job<'a>),
     #[cfg(target_arch = "x86_64")]
     Few(skinny::Job<'a>),
     #[cfg(target_arch = "x86_64")]
@@ -30,12 +31,16 @@ impl<'a> Job<'a> {
             };
         }
         let _ = threads;
+        if let Some(job) = dots::Job::new(isa, product) {
+            return Self::Dots(job);
+        }
         Self::Lanes(lanes::Job::new(isa, product))
     }
 
     fn needs(&self) -> Needs {
         match self {
             Self::Lanes(job) => job.needs(),
+            Self::Dots(job) => job.needs(),
             #[cfg(target_arch = "x86_64")]
             Self::Few(job) => job.needs(),
             #[cfg(target_arch = "x86_64")]
@@ -52,6 +57,7 @@ impl<'a> Job<'a> {
         unsafe {
             match self {
                 Self::Lanes(job) => job.pack(task, packed),
+                Self::Dots(job) => job.pack(task, packed),
                 #[cfg(target_arch = "x86_64")]
                 Self::Few(job) => job.pack(packed),
                 #[cfg(target_arch = "x86_64")]
@@ -70,6 +76,7 @@ impl<'a> Job<'a> {
         unsafe {
             match self {
                 Self::Lanes(job) => job.run(task, packed),
+                Self::Dots(job) => job.run(task, packed),
                 #[cfg(target_arch = "x86_64")]
                 Self::Few(job) => job.run(task, packed),
                 #[cfg(target_arch = "x86_64")]

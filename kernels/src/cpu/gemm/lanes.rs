@@ -8,13 +8,14 @@
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
+use super::integers::{Arithmetic, Integers};
 use super::needs::Needs;
 use super::product::{Product, Tile};
 use crate::cpu::gemm::pack::PANEL;
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
 use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
-use crate::ops::{DType, WeightFormat};
+use crate::ops::{CodeBits, DType, WeightFormat};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -136,7 +137,12 @@ impl<'a> Job<'a> {
             WeightFormat::Plain(DType::F16) => vectorize(isa, Typed::<Plain<F16>>(strip, Plain(F16))),
             WeightFormat::Plain(DType::Bf16) => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
             WeightFormat::ScaledE4m3 { .. } => vectorize(isa, Typed::<Codes>(strip, Codes)),
-            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => unreachable!("the backend takes none"),
+            WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => {
+                match product.w.integers().map_or(CodeBits::Eight, |integers| integers.bits) {
+                    CodeBits::Four => vectorize(isa, Typed::<Halves>(strip, Halves)),
+                    CodeBits::Eight => vectorize(isa, Typed::<Bytes>(strip, Bytes)),
+                }
+            }
         }
     }
 }
@@ -175,11 +181,69 @@ struct Strip<'a> {
 trait Weights: Copy {
     /// Whether sums are multiplied by the scales of their weights.
     const SCALED: bool = false;
+    /// Whether weights are made of integer codes and their group.
+    const GROUPED: bool = false;
     /// Vectors `vector` of k pair `pair`.
     ///
     /// # Safety
     /// The pair is inside the panel, and `S::N * (vector + 1) <= 16`.
-    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S);
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, group: Group<S>) -> (S, S);
+}
+
+/// How integer codes of a group become weights: `(code - before) * scale - after`.
+#[derive(Clone, Copy)]
+struct Group<S> {
+    before: S,
+    scale: S,
+    after: S,
+}
+
+impl<S: Simd> Group<S> {
+    /// Of codes that are not integers.
+    #[inline(always)]
+    fn none() -> Self {
+        Self { before: S::splat(0.0), scale: S::splat(1.0), after: S::splat(0.0) }
+    }
+
+    #[inline(always)]
+    fn weight(self, code: S) -> S {
+        code.sub(self.before).mul(self.scale).sub(self.after)
+    }
+}
+
+/// Integer codes of four bits.
+#[derive(Clone, Copy)]
+struct Halves;
+/// Integer codes of eight bits.
+#[derive(Clone, Copy)]
+struct Bytes;
+
+impl Weights for Halves {
+    const GROUPED: bool = true;
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, group: Group<S>) -> (S, S) {
+        let (k, bits) = (pair * 2 % 8, |k: usize| (k % 4 * 8 + k / 4 * 4) as u32);
+        // SAFETY: the caller's promise; panels are aligned.
+        unsafe {
+            let at = panel.cast::<u32>().add(pair / 4 * PANEL + vector * S::N);
+            (group.weight(S::load_bits(at, bits(k), 15)), group.weight(S::load_bits(at, bits(k + 1), 15)))
+        }
+    }
+}
+
+impl Weights for Bytes {
+    const GROUPED: bool = true;
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, group: Group<S>) -> (S, S) {
+        let shift = (pair % 2 * 16) as u32;
+        // SAFETY: the caller's promise; panels are aligned.
+        unsafe {
+            let at = panel.cast::<u32>().add(pair / 2 * PANEL + vector * S::N);
+            (group.weight(S::load_bits(at, shift, 255)), group.weight(S::load_bits(at, shift + 8, 255)))
+        }
+    }
 }
 
 /// `[k][16]`.
@@ -191,7 +255,7 @@ struct Pairs;
 
 impl<E: Element> Weights for Plain<E> {
     #[inline(always)]
-    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, _: Group<S>) -> (S, S) {
         // SAFETY: the caller's promise; panels are aligned.
         unsafe {
             let at = panel.cast::<E::Bits>().add(pair * 2 * PANEL + vector * S::N);
@@ -202,7 +266,7 @@ impl<E: Element> Weights for Plain<E> {
 
 impl Weights for Pairs {
     #[inline(always)]
-    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, _: Group<S>) -> (S, S) {
         // SAFETY: the caller's promise.
         unsafe { S::load_bf16_pairs(panel.cast::<u16>().add((pair * PANEL + vector * S::N) * 2)) }
     }
@@ -216,7 +280,7 @@ impl Weights for Codes {
     const SCALED: bool = true;
 
     #[inline(always)]
-    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize) -> (S, S) {
+    unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, _: Group<S>) -> (S, S) {
         // SAFETY: the caller's promise.
         unsafe { S::load_e4m3_pairs(panel.add((pair * PANEL + vector * S::N) * 2)) }
     }
@@ -249,6 +313,21 @@ impl<W: Weights> Kernel for Typed<'_, W> {
     }
 }
 
+/// How codes become weights at `k` of a panel's vector.
+///
+/// # Safety
+/// The panel is the matrix's, and `S::N * (vector + 1) <= 16`.
+#[inline(always)]
+unsafe fn group<S: Simd>(integers: &Integers, panel: usize, k: usize, vector: usize) -> Group<S> {
+    let Arithmetic::Exact { scales, before, after } = &integers.arithmetic else { return Group::none() };
+    let at = integers.place(panel, k) + vector * S::N;
+    // SAFETY: each of the three has sixteen numbers for every group of a panel.
+    unsafe {
+        let load = |values: &[f32]| S::load(values.as_ptr().add(at));
+        Group { before: load(before), scale: load(scales), after: load(after) }
+    }
+}
+
 /// `[row][panel][16]` of a task.
 #[repr(align(64))]
 struct Sums([MaybeUninit<f32>; TASK_SUMS]);
@@ -258,7 +337,9 @@ impl Strip<'_> {
     #[inline(always)]
     fn depth_end<W: Weights>(&self, start: usize) -> usize {
         let scales = self.product.w.scales().filter(|_| W::SCALED);
-        let end = scales.map_or(usize::MAX, |scales| scales.end(start));
+        let groups = self.product.w.integers().filter(|_| W::GROUPED);
+        let end = scales.map(|scales| scales.end(start)).or(groups.map(|groups| groups.end(start)));
+        let end = end.unwrap_or(usize::MAX);
         end.min(start + DEPTH).min(self.k)
     }
 
@@ -326,6 +407,12 @@ impl Strip<'_> {
                     }
                 }
             }
+            let mut groups = [Group::none(); C];
+            if let Some(integers) = self.product.w.integers().filter(|_| W::GROUPED) {
+                for c in 0..C {
+                    groups[c] = group(integers, self.panels.start + first + c / per_panel, depth.start, c % per_panel);
+                }
+            }
             let x = self.x.at(block * R * self.k).cast_const();
             let weights = self.weights.add(first * self.panel_bytes);
             // The next task's panels, a line a step: with many rows, their arrival hides behind arithmetic.
@@ -340,7 +427,8 @@ impl Strip<'_> {
                 let mut second = [S::splat(0.0); C];
                 let mut w = [S::splat(0.0); C];
                 for c in 0..C {
-                    (w[c], second[c]) = W::pair(weights.add(c / per_panel * self.panel_bytes), pair, c % per_panel);
+                    (w[c], second[c]) =
+                        W::pair(weights.add(c / per_panel * self.panel_bytes), pair, c % per_panel, groups[c]);
                 }
                 for r in 0..R {
                     let x = S::splat(*x.add(r));

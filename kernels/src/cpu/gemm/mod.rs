@@ -5,6 +5,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod dots;
+pub(crate) mod integers;
 mod job;
 mod lanes;
 mod needs;

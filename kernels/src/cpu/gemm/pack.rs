@@ -4,16 +4,18 @@
 //! f32, f16     panel: [k][16]          element (n, k) at  (n / 16, k, n % 16)
 //! bf16, e4m3   panel: [k / 2][16][2]   element (n, k) at  (n / 16, k / 2, n % 16, k % 2)    16 pairs: a 1 KB tile
 //! ```
-//! Columns past the last row of the source, and k past its width, are zero.
+//! Integer codes are in `integers.rs`. Columns past the last row of the source, and k past its width, are zero.
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::cpu::gemm::integers::Integers;
 use crate::cpu::gemm::scales::Scales;
 use crate::cpu::runtime::memory::{Region, Shared};
 use crate::cpu::runtime::pool::Pool;
 use crate::cpu::simd::Element;
+use crate::decode::IntegerFormat;
 use crate::ops::{DType, HostMatrix, InputRounding, StackedShape, WeightFormat};
 
 /// Output columns a panel.
@@ -39,6 +41,10 @@ pub(crate) struct Packed {
     pub(crate) input: InputRounding,
     /// What its codes are multiplied by, where it is stored so.
     scales: Option<Arc<Scales>>,
+    /// What belongs to its codes, where they are integers.
+    integers: Option<Arc<Integers>>,
+    /// Which column of a row each k multiplies; empty where they are in order.
+    columns: Arc<[u32]>,
     region: Arc<Region>,
 }
 
@@ -46,6 +52,9 @@ impl Packed {
     /// Packs a matrix, given in pieces that lie below each other, with all threads.
     pub(crate) fn new(pieces: &[HostMatrix<'_>], compute: DType, pool: &mut Pool) -> Self {
         let StackedShape { format, rows: n, cols: k } = HostMatrix::stacked(pieces);
+        if let Some(integers) = IntegerFormat::of(format) {
+            return Self::of_integers(pieces, integers, compute, pool);
+        }
         let input = format.input();
         let k_padded = k.next_multiple_of(if format == WeightFormat::Plain(DType::Bf16) { TILE_K } else { 2 });
         let (panels, element) = (n.div_ceil(PANEL), format.row_bytes(1));
@@ -62,11 +71,46 @@ impl Packed {
                 WeightFormat::Plain(DType::F16) => transpose::<2>(part, k * 2, panel),
                 WeightFormat::Plain(DType::Bf16) => transpose_pairs::<2, 4>(part, k, panel),
                 WeightFormat::ScaledE4m3 { .. } => transpose_pairs::<1, 2>(part, k, panel),
-                WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => unreachable!("the backend takes none"),
+                WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => {
+                    unreachable!("packed as integers, or decoded before")
+                }
             }
         });
         let scales = Scales::of(pieces).map(Arc::new);
-        Self { format, n, k, k_padded, rounds: compute == DType::Bf16, input, scales, region: Arc::new(region) }
+        let (rounds, columns) = (compute == DType::Bf16, Arc::from([]));
+        Self { format, n, k, k_padded, rounds, input, scales, integers: None, columns, region: Arc::new(region) }
+    }
+
+    /// The same of integer codes.
+    fn of_integers(pieces: &[HostMatrix<'_>], codes: IntegerFormat, compute: DType, pool: &mut Pool) -> Self {
+        let StackedShape { format, rows: n, cols: k } = HostMatrix::stacked(pieces);
+        let (k_padded, input, rounds) = (k.next_multiple_of(32), format.input(), compute == DType::Bf16);
+        let region = Region::new(n.div_ceil(PANEL) * PANEL * codes.bits.row_bytes(k_padded));
+        // SAFETY: the region is zeroed and this long at least; nobody else has it yet.
+        let panels = unsafe {
+            std::slice::from_raw_parts_mut(region.ptr(), n.div_ceil(PANEL) * PANEL * codes.bits.row_bytes(k_padded))
+        };
+        // Inputs that are rounded as the checkpoint says are not rounded again.
+        let integers = Integers::pack(pieces, codes, rounds && input == InputRounding::None, panels, pool);
+        let (integers, columns) = (Some(Arc::new(integers)), Arc::from(pieces[0].columns()));
+        Self { format, n, k, k_padded, rounds, input, scales: None, integers, columns, region: Arc::new(region) }
+    }
+
+    /// What belongs to its codes, where they are integers.
+    pub(crate) fn integers(&self) -> Option<&Integers> {
+        self.integers.as_deref()
+    }
+
+    /// Which column of a row each k multiplies; empty where they are in order.
+    pub(crate) fn columns(&self) -> &[u32] {
+        &self.columns
+    }
+
+    /// The weights of an output column of integer codes.
+    pub(crate) fn integer_row(&self, row: usize) -> impl Iterator<Item = f32> {
+        // SAFETY: a panel lies inside the region, which was filled.
+        let panel = unsafe { std::slice::from_raw_parts(self.panel(row / PANEL), self.panel_bytes()) };
+        self.integers.iter().flat_map(move |integers| integers.row(panel, row, self.k))
     }
 
     /// The elements of an output column, which is a row of the source; their type is the matrix's.
@@ -98,7 +142,10 @@ impl Packed {
 
     /// Bytes from one panel to the next.
     pub(crate) fn panel_bytes(&self) -> usize {
-        PANEL * self.k_padded * self.element_bytes()
+        match &self.integers {
+            Some(integers) => PANEL * integers.bits.row_bytes(self.k_padded),
+            None => PANEL * self.k_padded * self.element_bytes(),
+        }
     }
 
     fn element_bytes(&self) -> usize {

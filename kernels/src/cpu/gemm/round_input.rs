@@ -14,6 +14,20 @@ const MOST_INTEGER: f32 = 127.0;
 /// Elements past the last row that whole-vector reads may touch.
 const SLACK: usize = 16;
 
+/// The rows of `x` with their columns in this order, in `room`; themselves where `columns` is empty.
+pub(crate) fn order_columns(pool: &mut Pool, x: View, columns: &[u32], room: &mut Reserve) -> View {
+    if columns.is_empty() {
+        return x;
+    }
+    let out = View { data: Shared::new(room.reserve((x.rows * x.width + SLACK) * size_of::<f32>()).cast()), ..x };
+    out.for_each_row(pool, 4, &|row| {
+        // SAFETY: the room has as many rows as `x`; each is one task's, and `x` is only read.
+        let (from, to) = unsafe { (x.row(row), out.row_mut(row)) };
+        to.iter_mut().zip(columns).for_each(|(to, column)| *to = from[*column as usize]);
+    });
+    out
+}
+
 /// The rows of `x` as they are multiplied: themselves, or their rounded values in `room`.
 pub(crate) fn round_input(pool: &mut Pool, x: View, rounding: InputRounding, room: &mut Reserve) -> View {
     if rounding == InputRounding::None {

@@ -35,7 +35,11 @@ impl Lookup {
 
     /// The rows of a matrix.
     pub(crate) fn of(matrix: &Packed) -> Self {
-        let WeightFormat::Plain(dtype) = matrix.format else { panic!("a lookup table of {:?}", matrix.format) };
+        let dtype = match matrix.format {
+            WeightFormat::Plain(dtype) => dtype,
+            _ if matrix.integers().is_some() => DType::F32,
+            format => panic!("a lookup table of {format:?}"),
+        };
         Self { dtype, entries: matrix.n, width: matrix.k, rows: Rows::Packed(matrix.clone()) }
     }
 
@@ -49,6 +53,9 @@ impl Lookup {
                 // type.
                 let row = unsafe { std::slice::from_raw_parts(region.ptr().cast::<E::Bits>().add(first), self.width) };
                 out.iter_mut().zip(row).for_each(|(out, &bits)| take(out, E::decode(bits)));
+            }
+            Rows::Packed(matrix) if matrix.integers().is_some() => {
+                out.iter_mut().zip(matrix.integer_row(entry)).for_each(|(out, x)| take(out, x));
             }
             Rows::Packed(matrix) => {
                 out.iter_mut().zip(matrix.row::<E>(entry)).for_each(|(out, bits)| take(out, E::decode(bits)));

@@ -4,6 +4,7 @@
 //! function that has the instruction set's features switched on, and everything is inlined into that function. (The
 //! idea is from the `pulp` crate.)
 
+pub(crate) mod ints;
 pub(crate) mod math;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -85,6 +86,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `2 * N` codes are readable.
     unsafe fn load_e4m3_pairs(from: *const u8) -> (Self, Self);
+    /// Of each of `N` words of four bytes, the bits of `mask` after a shift to the right: less than 256.
+    ///
+    /// # Safety
+    /// `N` words are readable.
+    unsafe fn load_bits(from: *const u32, shift: u32, mask: u32) -> Self;
 
     /// The first `count < N` elements, zero in the other lanes.
     ///

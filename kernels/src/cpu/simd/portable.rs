@@ -7,6 +7,12 @@ use super::{Bf16, E4m3, Element, F16, Simd};
 pub(crate) struct Lanes<const L: usize>([f32; L]);
 
 impl<const L: usize> Lanes<L> {
+    /// These lanes.
+    #[inline(always)]
+    pub(super) fn of(lanes: [f32; L]) -> Self {
+        Self(lanes)
+    }
+
     #[inline(always)]
     fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
         let mut out = self;
@@ -134,5 +140,10 @@ impl<const L: usize> Simd for Lanes<L> {
         let pairs = unsafe { from.cast::<[[u8; 2]; L]>().read_unaligned() };
         let decode = |code| E4m3::decode(code) / 256.0;
         (Self(pairs.map(|pair| decode(pair[0]))), Self(pairs.map(|pair| decode(pair[1]))))
+    }
+    #[inline(always)]
+    unsafe fn load_bits(from: *const u32, shift: u32, mask: u32) -> Self {
+        // SAFETY: L words are readable (the caller's promise).
+        Self(unsafe { from.cast::<[u32; L]>().read_unaligned() }.map(|word| (word >> shift & mask) as f32))
     }
 }

@@ -4,6 +4,8 @@
 //! of this file, into which all of this is inlined, and which are entered only after detection (see [`super::Simd`]);
 //! pointers are the caller's promise.
 
+pub(super) mod ints;
+
 use super::{Kernel, Simd};
 use std::arch::x86_64::*;
 
@@ -157,6 +159,13 @@ impl Simd for Avx2 {
             (Self(_mm256_cvtph_ps(first)), Self(_mm256_cvtph_ps(second)))
         }
     }
+    #[inline(always)]
+    unsafe fn load_bits(from: *const u32, shift: u32, mask: u32) -> Self {
+        vector!({
+            let words = _mm256_srl_epi32(_mm256_loadu_si256(from.cast()), _mm_cvtsi32_si128(shift as i32));
+            _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(mask as i32)))
+        })
+    }
 }
 
 impl Simd for Avx512 {
@@ -292,6 +301,13 @@ impl Simd for Avx512 {
             let second = _mm256_and_si256(_mm256_srai_epi16::<1>(pairs), mask);
             (Self(_mm512_cvtph_ps(first)), Self(_mm512_cvtph_ps(second)))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_bits(from: *const u32, shift: u32, mask: u32) -> Self {
+        vector!({
+            let words = _mm512_srl_epi32(_mm512_loadu_si512(from.cast()), _mm_cvtsi32_si128(shift as i32));
+            _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(mask as i32)))
+        })
     }
 }
 

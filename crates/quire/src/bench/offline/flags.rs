@@ -15,6 +15,7 @@ pub enum What {
     Throughput,
     Startup,
     Cases,
+    Perplexity,
 }
 
 /// A benchmark and its flags.
@@ -23,6 +24,7 @@ pub(super) enum Bench {
     Throughput(ThroughputArgs),
     Startup(StartupArgs),
     Cases(CasesArgs),
+    Perplexity(PerplexityArgs),
 }
 
 /// What a profile has no use for.
@@ -110,6 +112,23 @@ pub(super) struct CasesArgs {
     pub output_jsonl: Option<PathBuf>,
 }
 
+/// Flags of `quire bench perplexity`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct PerplexityArgs {
+    /// The text, UTF-8
+    #[arg(long, value_name = "FILE", required = true)]
+    pub text: PathBuf,
+    /// Tokens of a window
+    #[arg(long, default_value_t = 512, value_parser = at_least_one)]
+    pub window: usize,
+    /// Tokens from one window to the next [default: half a window]
+    #[arg(long, value_parser = at_least_one)]
+    pub stride: Option<usize>,
+    /// Write the figures to this JSON file
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
+}
+
 /// Numbers of tokens: all the same, or drawn evenly between two bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lengths {
@@ -148,6 +167,8 @@ pub(super) fn parse(what: What, words: &[String]) -> anyhow::Result<Option<(Benc
             .about("Measure how long a start takes, up to the first token"),
         What::Cases => CasesArgs::augment_args(Command::new("quire bench cases"))
             .about("Measure many batches of given lengths with one start, without HTTP or text"),
+        What::Perplexity => PerplexityArgs::augment_args(Command::new("quire bench perplexity"))
+            .about("Measure how well a model predicts a text"),
     };
     let mut command =
         command.after_help("The flags of `quire serve` that concern scheduler and workers are taken too.");
@@ -170,6 +191,7 @@ pub(super) fn parse(what: What, words: &[String]) -> anyhow::Result<Option<(Benc
         What::Throughput => Bench::Throughput(ThroughputArgs::from_arg_matches(&matches)?),
         What::Startup => Bench::Startup(StartupArgs::from_arg_matches(&matches)?),
         What::Cases => Bench::Cases(CasesArgs::from_arg_matches(&matches)?),
+        What::Perplexity => Bench::Perplexity(PerplexityArgs::from_arg_matches(&matches)?),
     };
     Ok(Some((bench, settings)))
 }

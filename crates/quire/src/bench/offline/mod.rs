@@ -1,9 +1,11 @@
 //! `quire bench latency`, `throughput` and `startup`: scheduler and workers alone, without HTTP or text, in the terms
-//! of vLLM's benchmarks of the same names; `quire bench cases` for many measurements with one start.
+//! of vLLM's benchmarks of the same names; `quire bench cases` for many measurements with one start; `quire bench
+//! perplexity` for how well a model predicts a text.
 
 mod cases;
 mod flags;
 mod latency;
+mod perplexity;
 mod profile;
 mod startup;
 mod throughput;
@@ -49,6 +51,7 @@ async fn measure(
             Some(file) => profile::run(&args, file, stage).await,
             None => latency::run(&args, stage).await,
         },
+        Bench::Perplexity(args) => perplexity::run(&args, stage).await,
         Bench::Throughput(args) => throughput::run(&args, stage).await,
         Bench::Startup(args) => startup::run(&args, stage).await,
         Bench::Cases(args) => cases::run(&args, stage).await,

@@ -43,7 +43,7 @@ impl Case {
     /// Calls back with the product.
     fn with<T>(&self, run: impl FnOnce(&Product<'_>) -> T) -> T {
         let Self { n, k, weights: dtype, .. } = *self;
-        let w = Weights { memory: None, dtype, rows: n, cols: k, compute: dtype, scales: None };
+        let w = Weights { memory: None, dtype, rows: n, cols: k, compute: dtype, packed: None };
         let (x, out) = (self.view(k, dtype), self.view(n, self.output));
         run(&Product { x, w: &w, bias: None, epilogue: self.epilogue, out })
     }

@@ -1,0 +1,89 @@
+//! Products with weights of 4 and 8 bits.
+
+use kernels::ops::*;
+
+use super::{Bench, CALLS, LEADS, Model, ROTATION, Work};
+
+/// Rows whose products are timed.
+const ROWS: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 8192];
+
+/// What is stored: a name, and a format of grouped codes; absent: 8-bit floats with a scale a row.
+const FORMATS: [(&str, Option<GroupedFormat>); 4] = [
+    ("int4 g128", Some(INT4)),
+    ("int4 g32 zeros", Some(GroupedFormat { group: 32, levels: Levels::Integers(Zeros::Stored), ..INT4 })),
+    ("int8", Some(GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 })),
+    ("e4m3", None),
+];
+
+const INT4: GroupedFormat = GroupedFormat {
+    bits: CodeBits::Four,
+    group: 128,
+    scales: DType::F16,
+    levels: Levels::Integers(Zeros::Middle),
+    order: ColumnOrder::InOrder,
+    input: InputRounding::None,
+};
+
+impl Bench {
+    pub(super) fn packed(&mut self, model: &Model) {
+        let Model { hidden, heads, inner, .. } = *model;
+        let qkv = (heads.q + 2 * heads.kv) * heads.dim;
+        let shapes = [
+            ("qkv", [qkv, hidden], DType::Bf16),
+            ("o", [hidden, heads.q * heads.dim], DType::F32),
+            ("gate_up", [2 * inner, hidden], DType::Bf16),
+            ("down", [hidden, inner], DType::F32),
+        ];
+        for (format_name, format) in FORMATS {
+            for (name, [n, k], output) in shapes {
+                let bytes = n * k * format.map_or(8, |format| if format.bits == CodeBits::Four { 4 } else { 8 }) / 8;
+                let copies = (ROTATION / bytes).clamp(2, 64);
+                let weights: Vec<Matrix> = (0..copies).map(|_| self.packed_matrix(format, [n, k])).collect();
+                for rows in ROWS {
+                    let (x, out) = (self.act(rows, k), self.backend.new_rounded_act(rows, n, output));
+                    self.begin(&vec![(0, 1); rows]);
+                    let leads = if rows > 256 { 0 } else { LEADS };
+                    let seconds = self.time(leads, |backend, i| {
+                        if rows <= 256 || i < CALLS / 8 {
+                            backend.matmul(x, weights[i % copies], None, Epilogue::Store, out);
+                        }
+                    });
+                    let seconds = if rows > 256 { seconds * 8.0 } else { seconds };
+                    let moved = (bytes + rows * (k * 2 + n * output.size())) as f64;
+                    let work = Work { bytes: moved, flops: (2 * rows * n * k) as f64 };
+                    self.report(format_name, &format!("{name} [{n}, {k}], {rows} rows"), seconds, work);
+                }
+            }
+        }
+    }
+
+    fn packed_matrix(&mut self, format: Option<GroupedFormat>, [rows, cols]: [usize; 2]) -> Matrix {
+        let Some(format) = format else { return self.float_matrix([rows, cols]) };
+        let groups = format.groups(cols);
+        // Scales of about 1/256, from the low bits of noise.
+        let scales: Vec<u8> = (self.noise.iter().take(rows * groups).flat_map(|byte| [*byte, 0x1c])).collect();
+        let zeros = if format.levels == Levels::Integers(Zeros::Stored) {
+            self.noise.iter().take(rows * groups).map(|byte| byte & 15).collect()
+        } else {
+            Vec::new()
+        };
+        let codes = &self.noise[..rows * format.bits.row_bytes(cols)];
+        let codes = GroupedCodes { format, codes, scales: &scales, zeros: &zeros, row_levels: &[], columns: &[] };
+        let matrix = HostMatrix { rows, cols, encoding: Encoding::Grouped(codes) };
+        self.backend.load_matrix(matrix, DType::Bf16)
+    }
+
+    fn float_matrix(&mut self, [rows, cols]: [usize; 2]) -> Matrix {
+        let codes: Vec<u8> = self.noise[..rows * cols].iter().map(|byte| byte & 0xb7).collect();
+        let (scales, scale_rows) = (vec![1.0 / 256.0; rows], (0..rows as u32).collect::<Vec<_>>());
+        let codes = ScaledCodes {
+            codes: &codes,
+            scales: &scales,
+            scale_rows: &scale_rows,
+            scale_cols: ALL_COLUMNS,
+            input: InputRounding::None,
+        };
+        let matrix = HostMatrix { rows, cols, encoding: Encoding::Scaled(codes) };
+        self.backend.load_matrix(matrix, DType::Bf16)
+    }
+}

@@ -1,0 +1,380 @@
+//! Weights of 4 or 8 bits in the order of tensor-core operands (`csrc/gemm/packed.cuh`), and how they get into it:
+//! codes and scales are sent as files have them, and `csrc/weights/pack.cu` moves them to their places.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use kernels::decode::{IntegerFormat, IntegerRow, Offsets};
+use kernels::ops::{
+    self, ALL_COLUMNS, CodeBits, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels,
+    ScaledCodes, WeightFormat,
+};
+
+use crate::jit::layouts::twin;
+use crate::runtime::context::Memory;
+use crate::runtime::device::{Device, Name, Shape, args};
+use crate::weights::Staging;
+
+const FILE: &str = "pack";
+/// Rows of a tile, columns of a chunk, and bytes of a chunk of a tile for each 4 bits of a code.
+pub(crate) const TILE: usize = 16;
+pub(crate) const CHUNK: usize = 64;
+const PIECE: usize = 512;
+/// Columns that a group of a specialised kernel is a multiple of.
+pub(crate) const LEAST_GROUP: usize = 32;
+
+/// What codes mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Code {
+    Int4,
+    Int8,
+    E4m3,
+    /// Of 16 numbers each.
+    Levels,
+}
+
+/// What is subtracted from a code, or added to what it stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Zeros {
+    /// Half of what codes reach to.
+    Middle,
+    /// A byte a group.
+    Points,
+    /// A number a group, in the type of scales, added to the scaled code.
+    Offsets,
+}
+
+/// What kernels are compiled for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Kind {
+    pub(crate) code: Code,
+    pub(crate) scale: DType,
+    pub(crate) zeros: Zeros,
+    /// Columns that share a scale; 0: all of a row.
+    pub(crate) group: usize,
+}
+
+impl Kind {
+    /// Whether a format can be kept packed.
+    pub(crate) fn takes(format: WeightFormat) -> bool {
+        match format {
+            WeightFormat::Plain(_) => false,
+            WeightFormat::ScaledE4m3 { .. } => true,
+            WeightFormat::Grouped(GroupedFormat { levels, .. }) => levels != Levels::Rows,
+            WeightFormat::Blocks(_) => {
+                IntegerFormat::of(format).is_some_and(|format| format.group.is_multiple_of(LEAST_GROUP))
+            }
+        }
+    }
+
+    fn of_grouped(format: &GroupedFormat, cols: usize) -> Self {
+        let code = match (format.levels, format.bits) {
+            (Levels::Integers(_), CodeBits::Four) => Code::Int4,
+            (Levels::Integers(_), CodeBits::Eight) => Code::Int8,
+            (Levels::Shared(_) | Levels::Rows, _) => Code::Levels,
+        };
+        let stored = format.levels == Levels::Integers(ops::Zeros::Stored);
+        let zeros = if stored { Zeros::Points } else { Zeros::Middle };
+        Self { code, scale: format.scales, zeros, group: group_of(format.group, cols) }
+    }
+
+    fn of_integers(format: IntegerFormat, cols: usize) -> Self {
+        let code = match format.bits {
+            CodeBits::Four => Code::Int4,
+            CodeBits::Eight => Code::Int8,
+        };
+        let zeros = match format.offsets {
+            Offsets::Middle => Zeros::Middle,
+            Offsets::Before => Zeros::Points,
+            Offsets::After => Zeros::Offsets,
+        };
+        Self { code, scale: DType::F32, zeros, group: group_of(format.group, cols) }
+    }
+
+    /// `FORMAT` and `GROUP` of packed_skinny.cuh.
+    pub(crate) fn macros(self) -> [(&'static str, usize); 2] {
+        let format = self.code as usize + 4 * self.scale_number() + 16 * self.zeros as usize;
+        [("FORMAT", format), ("GROUP", self.group)]
+    }
+
+    /// The type of scales, as kernels number it.
+    fn scale_number(self) -> usize {
+        match self.scale {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            DType::Bf16 => 2,
+        }
+    }
+
+    /// Pieces of a chunk.
+    pub(crate) fn pieces(self) -> usize {
+        match self.code {
+            Code::Int4 | Code::Levels => 1,
+            Code::Int8 | Code::E4m3 => 2,
+        }
+    }
+
+    /// Groups of a row.
+    fn groups(self, cols: usize) -> usize {
+        if self.group == 0 { 1 } else { cols.div_ceil(self.group) }
+    }
+}
+
+/// A packed matrix. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Packed {
+    pub(crate) kind: Kind,
+    rows: usize,
+    cols: usize,
+    codes: Arc<Memory>,
+    scales: Arc<Memory>,
+    zeros: Option<Arc<Memory>>,
+    levels: Option<Arc<Memory>>,
+    /// Which column of an input each column of codes is for, if that is another one.
+    pub(crate) columns: Option<Arc<Memory>>,
+    /// How inputs are rounded first.
+    pub(crate) input: InputRounding,
+}
+
+/// `struct PackedWeights` of packed.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedWeights {
+    codes: CUdeviceptr,
+    scales: CUdeviceptr,
+    zeros: CUdeviceptr,
+    levels: CUdeviceptr,
+    n: u32,
+    k: u32,
+    group: u32,
+    groups: u32,
+    code: u32,
+    scale: u32,
+    zero: u32,
+}
+
+twin!(PackedWeights = "PackedWeights" { codes, scales, zeros, levels, n, k, group, groups, code, scale, zero });
+
+impl PackedWeights {
+    fn of(kind: Kind, [rows, cols]: [usize; 2]) -> Self {
+        let [code, scale, zero] = [kind.code as usize, kind.scale_number(), kind.zeros as usize];
+        let [n, k, group, groups] = [rows, cols, kind.group, kind.groups(cols)].map(|number| number as u32);
+        let [code, scale, zero] = [code, scale, zero].map(|number| number as u32);
+        Self { codes: 0, scales: 0, zeros: 0, levels: 0, n, k, group, groups, code, scale, zero }
+    }
+}
+
+impl Packed {
+    /// Those of a matrix in pieces; absent where it is one of numbers, or the device has failed.
+    pub(crate) fn load(device: &mut Device, staging: &mut Staging, pieces: &[HostMatrix<'_>]) -> Option<Self> {
+        match pieces.first()?.encoding {
+            Encoding::Plain(_) => None,
+            Encoding::Scaled(first) => Self::load_scaled(device, staging, pieces, first),
+            Encoding::Grouped(first) => Self::load_grouped(device, staging, pieces, first),
+            Encoding::Blocks(_) => Self::load_blocks(device, staging, pieces),
+        }
+    }
+
+    /// Codes in groups.
+    fn load_grouped(
+        device: &mut Device,
+        staging: &mut Staging,
+        pieces: &[HostMatrix<'_>],
+        GroupedCodes { format, columns, .. }: GroupedCodes<'_>,
+    ) -> Option<Self> {
+        let (rows, cols) = (pieces.iter().map(|piece| piece.rows).sum(), pieces.first()?.cols);
+        let kind = Kind::of_grouped(&format, cols);
+        let grouped: Vec<GroupedCodes<'_>> = (pieces.iter())
+            .filter_map(|piece| if let Encoding::Grouped(codes) = piece.encoding { Some(codes) } else { None })
+            .collect();
+        let mut packing = Packing { device, staging, kind, rows, cols };
+        let codes = packing.codes(&grouped.iter().map(|codes| codes.codes).collect::<Vec<_>>())?;
+        let scales: Vec<&[u8]> = grouped.iter().map(|codes| codes.scales).collect();
+        let scales = packing.sides(&scales, kind.scale.size())?;
+        let zeros = match kind.zeros {
+            Zeros::Points => Some(packing.sides(&grouped.iter().map(|codes| codes.zeros).collect::<Vec<_>>(), 1)?),
+            Zeros::Middle | Zeros::Offsets => None,
+        };
+        let levels = if let Levels::Shared(levels) = format.levels { Some(packing.numbers(&levels)?) } else { None };
+        let columns = if columns.is_empty() { None } else { Some(packing.columns(columns)?) };
+        let [zeros, levels, columns] = [zeros, levels, columns].map(|memory| memory.map(Arc::new));
+        let (codes, scales) = (Arc::new(codes), Arc::new(scales));
+        Some(Self { kind, rows, cols, codes, scales, zeros, levels, columns, input: format.input })
+    }
+
+    /// GGUF's blocks, as integers with scales and offsets.
+    fn load_blocks(device: &mut Device, staging: &mut Staging, pieces: &[HostMatrix<'_>]) -> Option<Self> {
+        let (rows, cols) = (pieces.iter().map(|piece| piece.rows).sum(), pieces.first()?.cols);
+        let kind = Kind::of_integers(IntegerFormat::of(pieces.first()?.format())?, cols);
+        let planes = Planes::of(pieces, kind);
+        let mut packing = Packing { device, staging, kind, rows, cols };
+        let codes = Arc::new(packing.codes(&[&planes.codes])?);
+        let scales = Arc::new(packing.sides(&[&planes.scales], kind.scale.size())?);
+        let zeros = match kind.zeros {
+            Zeros::Offsets => Some(Arc::new(packing.sides(&[&planes.offsets], kind.scale.size())?)),
+            Zeros::Middle | Zeros::Points => None,
+        };
+        let input = InputRounding::None;
+        Some(Self { kind, rows, cols, codes, scales, zeros, levels: None, columns: None, input })
+    }
+
+    /// 8-bit floats.
+    fn load_scaled(
+        device: &mut Device,
+        staging: &mut Staging,
+        pieces: &[HostMatrix<'_>],
+        ScaledCodes { scale_cols, input, .. }: ScaledCodes<'_>,
+    ) -> Option<Self> {
+        let (rows, cols) = (pieces.iter().map(|piece| piece.rows).sum(), pieces.first()?.cols);
+        let group = group_of(scale_cols, cols);
+        let kind = Kind { code: Code::E4m3, scale: DType::F32, zeros: Zeros::Middle, group };
+        let (mut values, mut lines) = (Vec::new(), Vec::new());
+        for piece in pieces {
+            let Encoding::Scaled(ScaledCodes { scales, scale_rows, .. }) = piece.encoding else { return None };
+            let first = (values.len() / size_of::<f32>() / kind.groups(cols)) as u32;
+            values.extend(scales.iter().flat_map(|scale| scale.to_ne_bytes()));
+            lines.extend(scale_rows.iter().flat_map(|row| (first + row).to_ne_bytes()));
+        }
+        let mut packing = Packing { device, staging, kind, rows, cols };
+        let codes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();
+        let codes = packing.codes(&codes)?;
+        let scales = packing.shared_scales(&values, &lines)?;
+        let (codes, scales) = (Arc::new(codes), Arc::new(scales));
+        Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input })
+    }
+
+    pub(crate) fn argument(&self) -> PackedWeights {
+        let at = |memory: &Option<Arc<Memory>>| memory.as_ref().map_or(0, |memory| memory.ptr);
+        PackedWeights {
+            codes: self.codes.ptr,
+            scales: self.scales.ptr,
+            zeros: at(&self.zeros),
+            levels: at(&self.levels),
+            ..PackedWeights::of(self.kind, [self.rows, self.cols])
+        }
+    }
+
+    /// Queues the writing of the numbers that it stands for, `[rows, cols]` of a 16-bit type.
+    pub(crate) fn unpack(&self, device: &mut Device, to: CUdeviceptr, dtype: DType) {
+        let lanes = (self.codes.bytes / 16) as u64;
+        let shape = Shape::elements(self.codes.bytes / 16);
+        device.launch(Name::of("unpack", &[dtype]), shape, args![to, self.argument(), lanes]);
+    }
+}
+
+/// Columns that share a scale, as kernels are told.
+fn group_of(group: usize, cols: usize) -> usize {
+    if group == ALL_COLUMNS || group >= cols { 0 } else { group }
+}
+
+/// Codes, scales and offsets of GGUF's blocks, each row by row.
+#[derive(Default)]
+struct Planes {
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+    offsets: Vec<u8>,
+}
+
+impl Planes {
+    /// Those of all pieces: several threads unpack them.
+    fn of(pieces: &[HostMatrix<'_>], kind: Kind) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(super::THREADS);
+        let mut all = Self::default();
+        for piece in pieces {
+            let share = piece.rows.div_ceil(threads).max(1);
+            let parts: Vec<Self> = std::thread::scope(|scope| {
+                let unpack = |start: usize| move || Self::of_rows(piece, start..piece.rows.min(start + share), kind);
+                let handles: Vec<_> = (0..piece.rows).step_by(share).map(|start| scope.spawn(unpack(start))).collect();
+                handles.into_iter().map(|handle| handle.join().expect("blocks that were checked")).collect()
+            });
+            for part in parts {
+                all.codes.extend(part.codes);
+                all.scales.extend(part.scales);
+                all.offsets.extend(part.offsets);
+            }
+        }
+        all
+    }
+
+    fn of_rows(piece: &HostMatrix<'_>, rows: std::ops::Range<usize>, kind: Kind) -> Self {
+        let (mut planes, mut row_of) = (Self::default(), IntegerRow::default());
+        for row in rows {
+            row_of.read(piece, row);
+            match kind.pieces() {
+                1 => planes.codes.extend(row_of.codes.chunks(2).map(|two| two[0] | two.get(1).unwrap_or(&0) << 4)),
+                _ => planes.codes.extend(&row_of.codes),
+            }
+            planes.scales.extend(row_of.scales.iter().flat_map(|scale| scale.to_ne_bytes()));
+            planes.offsets.extend(row_of.offsets.iter().flat_map(|offset| (-offset).to_ne_bytes()));
+        }
+        planes
+    }
+}
+
+/// A matrix on its way.
+struct Packing<'a> {
+    device: &'a mut Device,
+    staging: &'a mut Staging,
+    kind: Kind,
+    rows: usize,
+    cols: usize,
+}
+
+impl Packing<'_> {
+    fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE)
+    }
+
+    fn argument(&self) -> PackedWeights {
+        PackedWeights::of(self.kind, [self.rows, self.cols])
+    }
+
+    /// Row-major codes in their places.
+    fn codes(&mut self, pieces: &[&[u8]]) -> Option<Memory> {
+        let source = self.staging.load_pieces(self.device, pieces)?;
+        let bytes = self.tiles() * self.cols.div_ceil(CHUNK) * self.kind.pieces() * PIECE;
+        let packed = self.device.allocate(bytes, "weights")?;
+        let pitch = (source.bytes / self.rows.max(1)) as u32;
+        let words = (bytes / 4) as u64;
+        let name = Name::in_file(FILE, "pack_codes", &[]);
+        let shape = Shape::elements(bytes / 4);
+        self.device.launch(name, shape, args![packed.ptr, source.ptr, self.argument(), pitch, words]);
+        self.device.synchronize();
+        Some(packed)
+    }
+
+    /// Scales, zero points or offsets of so many bytes each, `[rows, groups]`, in their places.
+    fn sides(&mut self, pieces: &[&[u8]], size: usize) -> Option<Memory> {
+        let source = self.staging.load_pieces(self.device, pieces)?;
+        let count = self.tiles() * TILE * self.kind.groups(self.cols);
+        let packed = self.device.allocate(count * size, "scales")?;
+        let name = Name::in_file(FILE, "pack_sides", &[]);
+        let (shape, size, places) = (Shape::elements(count), size as u32, count as u64);
+        self.device.launch(name, shape, args![packed.ptr, source.ptr, self.argument(), size, places]);
+        self.device.synchronize();
+        Some(packed)
+    }
+
+    fn numbers(&mut self, values: &[f32]) -> Option<Memory> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        self.staging.load(self.device, &bytes)
+    }
+
+    fn columns(&mut self, columns: &[u32]) -> Option<Memory> {
+        let bytes: Vec<u8> = columns.iter().flat_map(|column| column.to_ne_bytes()).collect();
+        self.staging.load(self.device, &bytes)
+    }
+
+    /// Scales, one row of them for each number in `lines`.
+    fn shared_scales(&mut self, values: &[u8], lines: &[u8]) -> Option<Memory> {
+        let [values, lines] = [values, lines].map(|bytes| self.staging.load(self.device, bytes));
+        let (values, lines) = (values?, lines?);
+        let count = self.tiles() * TILE * self.kind.groups(self.cols);
+        let packed = self.device.allocate(count * size_of::<f32>(), "scales")?;
+        let name = Name::in_file(FILE, "pack_shared_scales", &[]);
+        let (shape, places) = (Shape::elements(count), count as u64);
+        self.device.launch(name, shape, args![packed.ptr, values.ptr, lines.ptr, self.argument(), places]);
+        self.device.synchronize();
+        Some(packed)
+    }
+}

@@ -15,7 +15,7 @@ use crate::weights::Weights;
 use crate::weights::packed::{Kind, LEAST_GROUP, Packed, TILE};
 
 /// Most rows of `x`, of which a block takes up to 32: with more, decoding the matrix first pays.
-const MOST_ROWS: usize = 96;
+const MOST_ROWS: usize = 128;
 /// Rows of a half, and most halves of a block; elements of 16 bytes.
 const HALF: usize = 8;
 const MOST_HALVES: usize = 4;

@@ -52,10 +52,10 @@ struct Loose {
 }
 
 /// k of an integer sum for such groups; absent where they cannot be summed so. Codes of eight bits without groups are
-/// precise, and so are smaller blocks of inputs.
+/// more precise than rounded inputs would be: these stay as they are.
 fn block(format: IntegerFormat) -> Option<usize> {
     match format.group {
-        ALL_COLUMNS if format.bits == CodeBits::Eight => Some(16),
+        ALL_COLUMNS if format.bits == CodeBits::Eight => None,
         ALL_COLUMNS => Some(32),
         group if group.is_multiple_of(32) => Some(32),
         group if group.is_multiple_of(16) => Some(16),

@@ -66,7 +66,9 @@ async fn a_profile_shows_all_processes_on_one_time_line() -> anyhow::Result<()> 
         steps.filter_map(|span| Some((span.arguments["step"].as_u64()?, span.begin))).collect()
     };
     let (plans, submits) = (begin_of("scheduler-svc", "plan"), begin_of("worker-svc", "submit"));
-    ensure!(!submits.is_empty() && submits.iter().all(|(step, at)| plans.get(step).is_some_and(|plan| plan <= at)));
+    // The profile may begin between the two halves of a step.
+    let both: Vec<_> = submits.iter().filter_map(|(step, at)| Some((plans.get(step)?, at))).collect();
+    ensure!(both.len() >= 8 && both.iter().all(|(plan, submit)| plan <= submit), "{plans:?} {submits:?}");
     Ok(())
 }
 

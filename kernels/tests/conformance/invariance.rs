@@ -10,7 +10,7 @@ const TYPES: [(DType, DType); 4] =
 
 /// Whether products keep a row's bits whatever its company: on a GPU only where nothing is rounded to 16 bits (see
 /// `kernels::cuda`).
-fn keeps_rows(backend: &dyn Backend, compute: DType) -> bool {
+pub(super) fn keeps_rows(backend: &dyn Backend, compute: DType) -> bool {
     !backend.describe().starts_with("cuda") || compute == DType::F32
 }
 

@@ -100,7 +100,8 @@ fn other_quantisations_are_refused() {
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"strategy": "attn_head"}}"#, "attn_head"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"dynamic": true}}"#, "dynamic"),
         (r#"{"quant_method": "fp8"}"#, "--load-format dummy"),
-        (r#"{"quant_method": "gptq"}"#, "awq, compressed-tensors, fp8, mxfp4"),
+        (r#"{"quant_method": "gptq"}"#, "--load-format dummy makes no weights as gptq stores them"),
+        (r#"{"quant_method": "hqq"}"#, "awq, bitsandbytes, compressed-tensors"),
     ] {
         let message = refusal(load(folder(&quantised(text)).path(), &options(LoadFormat::Dummy, (0, 1))));
         assert!(message.contains(word), "{message}");

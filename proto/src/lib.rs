@@ -6,6 +6,7 @@
 pub const PROTOCOL_VERSION: u32 = 3;
 
 mod step;
+mod stream;
 
 /// The package `quire.v1`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]

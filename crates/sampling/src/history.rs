@@ -10,14 +10,14 @@ pub struct History {
     tokens: Vec<u32>,
     num_prompt: usize,
     /// Times each token occurs in the output; 0 for tokens of the prompt only. Kept only for plans with penalties.
-    counts: Option<Box<HashMap<u32, u32>>>,
+    counts: Option<HashMap<u32, u32>>,
 }
 
 impl History {
     /// A sequence of `tokens`, the first `num_prompt` of which are prompt.
     pub fn new(tokens: Vec<u32>, num_prompt: usize, plan: &SamplingPlan) -> Self {
         let num_prompt = num_prompt.min(tokens.len());
-        let counts = plan.needs_counts().then(|| Box::new(count(&tokens, num_prompt)));
+        let counts = plan.needs_counts().then(|| count(&tokens, num_prompt));
         Self { tokens, num_prompt, counts }
     }
 
@@ -52,7 +52,7 @@ impl History {
     /// (token, occurrences in the output) of every token of prompt and output, in no order; nothing unless the plan has
     /// penalties.
     pub fn counts(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.counts.iter().flat_map(|counts| counts.iter()).map(|(&token, &count)| (token, count))
+        self.counts.iter().flatten().map(|(&token, &count)| (token, count))
     }
 }
 

@@ -12,6 +12,7 @@ mod matmul;
 mod moe;
 mod noise;
 mod packed;
+mod packed_experts;
 mod random;
 mod ranks;
 mod recurrent;

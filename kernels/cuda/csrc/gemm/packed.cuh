@@ -125,7 +125,7 @@ template <> struct Pairs<bf16> {
     DEVICE static u32 floats(u32 sign, u32 rest) {
         return fma(sign & 0x80008000u | rest & 0x07f007f0u, 0x7b807b80u, 0x80008000u);
     }
-    static constexpr u32 FLOAT_SHIFT = 4;
+    static constexpr u32 FLOAT_SHIFT = 4, OWN_SCALE = SCALE_BF16;
     static constexpr f32 FLOAT_FACTOR = 1.0f;
 };
 
@@ -147,7 +147,7 @@ template <> struct Pairs<f16> {
     DEVICE static u32 shift_of(u32 zero) { return negative_base(zero); }
     DEVICE static u32 floats(u32 sign, u32 rest) { return sign & 0x80008000u | rest & 0x3f803f80u; }
     // Their exponents are biased by 15 instead of 7: what is left is in the scale.
-    static constexpr u32 FLOAT_SHIFT = 1;
+    static constexpr u32 FLOAT_SHIFT = 1, OWN_SCALE = SCALE_F16;
     static constexpr f32 FLOAT_FACTOR = 256.0f;
 };
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::decode::{IntegerFormat, IntegerRow, Offsets};
 use kernels::ops::{
-    self, ALL_COLUMNS, CodeBits, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels,
+    self, ALL_COLUMNS, CodeBits, ColumnOrder, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels,
     ScaledCodes, WeightFormat,
 };
 
@@ -65,6 +65,15 @@ impl Kind {
                 IntegerFormat::of(format).is_some_and(|format| format.group.is_multiple_of(LEAST_GROUP))
             }
         }
+    }
+
+    /// Whether experts of this format can be: their products neither put inputs into another order nor round them.
+    pub(crate) fn takes_experts(format: WeightFormat) -> bool {
+        let in_order = match format {
+            WeightFormat::Grouped(GroupedFormat { order, .. }) => order == ColumnOrder::InOrder,
+            WeightFormat::Plain(_) | WeightFormat::ScaledE4m3 { .. } | WeightFormat::Blocks(_) => true,
+        };
+        in_order && format.input() == InputRounding::None && Self::takes(format)
     }
 
     fn of_grouped(format: &GroupedFormat, cols: usize) -> Self {
@@ -161,6 +170,18 @@ impl PackedWeights {
         let [n, k, group, groups] = [rows, cols, kind.group, kind.groups(cols)].map(|number| number as u32);
         let [code, scale, zero] = [code, scale, zero].map(|number| number as u32);
         Self { codes: 0, scales: 0, zeros: 0, levels: 0, n, k, group, groups, code, scale, zero }
+    }
+}
+
+impl PackedWeights {
+    /// As it lies in device memory.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let Self { codes, scales, zeros, levels, n, k, group, groups, code, scale, zero } = *self;
+        let addresses = [codes, scales, zeros, levels].into_iter().flat_map(CUdeviceptr::to_ne_bytes);
+        let numbers = [n, k, group, groups, code, scale, zero].into_iter().flat_map(u32::to_ne_bytes);
+        let mut bytes: Vec<u8> = addresses.chain(numbers).collect();
+        bytes.resize(size_of::<Self>(), 0);
+        bytes
     }
 }
 

@@ -106,6 +106,10 @@ impl Load for CudaBackend {
         Matrix(newest(&self.matrices))
     }
 
+    fn held_bytes(&self, matrix: Matrix) -> usize {
+        self.matrices[matrix.0 as usize].bytes()
+    }
+
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
         self.device.bind();
         self.tables.push(self.staging.table(&mut self.device, source));

@@ -264,6 +264,13 @@ impl Packed {
         Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input })
     }
 
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let Self { codes, scales, zeros, levels, columns, .. } = self;
+        let others = [zeros, levels, columns].into_iter().flatten().map(|memory| memory.bytes);
+        codes.bytes + scales.bytes + others.sum::<usize>()
+    }
+
     pub(crate) fn argument(&self) -> PackedWeights {
         let at = |memory: &Option<Arc<Memory>>| memory.as_ref().map_or(0, |memory| memory.ptr);
         PackedWeights {

@@ -20,7 +20,7 @@
 
 #if __CUDA_ARCH__ >= 800
 // Blocks that a multiprocessor must have room for: with more registers than that leaves, too few loads are under way.
-#define LEAST_BLOCKS ((HALVES == 1 && TILES == 1 && GROUP % 64 == 0 ? 24 : 16) / WARPS)
+#define LEAST_BLOCKS ((HALVES == 1 && TILES == 1 && GROUP % 64 == 0 ? 32 : 16) / WARPS)
 
 struct PackedSkinny {
     typedef TYPE T;

@@ -40,7 +40,7 @@ struct Scaling {
 
     u32 shifts[2], high[2], low[2], offsets[2];
 
-    DEVICE Scaling(const Side& side) {
+    DEVICE void set(const Side& side) {
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
             const f32 scale = side.scale(r) * FACTOR<T, CODE>, rounded = load(Cast<T>::from(scale));
@@ -79,8 +79,10 @@ template <bool IS_GATED> struct PackedProduct {
     typedef TYPE T;
     // Chunks of codes under way in each lane, as far as there are registers; parts of k are multiples of as many.
     static constexpr u32 AHEAD = (ZEROS == OFFSETS && SPANS == 2 ? 2 : 4) / PIECES;
-    // Whether codes are multiplied by scales, or sums.
+    // Whether codes are multiplied by scales, or sums; chunks that share a scale, as far as AHEAD goes.
     static constexpr bool SCALES_CODES = GROUP != 0 || ZEROS == OFFSETS;
+    static constexpr u32 SHARING =
+        GROUP == 0 ? AHEAD : GROUP % (CHUNK * AHEAD) == 0 ? AHEAD : GROUP % (CHUNK * 2) == 0 && AHEAD > 2 ? 2 : 1;
     static constexpr u32 STAGE_BYTES = ROWS * CHUNK * 2;
     // Columns of `out` that a block has; sums of a row of x in shared memory, four more than there are: no two lanes
     // meet in a bank.
@@ -97,7 +99,8 @@ template <bool IS_GATED> struct PackedProduct {
     u32 my_tile;
     const uint4* from;
     uint4 codes[AHEAD][PIECES];
-    Side sides[SCALES_CODES ? AHEAD : 1][SPANS];
+    Side sides[AHEAD / SHARING][SPANS];
+    Scaling scaling;
 
     DEVICE PackedProduct(const PackedWeights& w, const u32* table, const PackedTile& tile, char* shared)
         : w(w), table(table), tile(tile) {
@@ -136,7 +139,6 @@ template <bool IS_GATED> struct PackedProduct {
         my_tile = (tile.column + (up ? tile.width : 0)) / TILE_ROWS + (up ? warp - MULTIPLYING / 64 : warp);
         my_tile = min(my_tile, last);
         from = w.codes + ((u64)my_tile * w.chunks() + first) * PIECES * 32 + lane;
-        if constexpr (!SCALES_CODES) sides[0][0] = Side::of(w, my_tile, 0);
 #pragma unroll
         for (u32 slot = 0; slot < AHEAD; slot++) {
 #pragma unroll
@@ -151,18 +153,17 @@ template <bool IS_GATED> struct PackedProduct {
 #pragma unroll
         for (u32 piece = 0; piece < PIECES; piece++)
             load_streamed_if(codes[slot][piece], from + (step * PIECES + piece) * 32, chunk < end);
-        if constexpr (SCALES_CODES) {
+        if (slot % SHARING) return;
 #pragma unroll
-            for (u32 span = 0; span < SPANS; span++) {
-                const u32 group = w.group_of(chunk * CHUNK + span * (CHUNK / SPANS));
-                sides[slot][span] = Side::of(w, my_tile, min(group, w.groups - 1));
-            }
+        for (u32 span = 0; span < SPANS; span++) {
+            const u32 column = chunk * CHUNK + span * (CHUNK / SPANS), group = GROUP ? column / (GROUP ? GROUP : 1) : 0;
+            sides[slot / SHARING][span] = Side::of(w, my_tile, min(group, w.groups - 1));
         }
     }
 
     // Operand registers of the products of a half of a chunk.
-    DEVICE void decode_half(u32 slot, u32 half, u32 (&a)[2][4]) const {
-        const Scaling scaling(sides[SCALES_CODES ? slot : 0][half % SPANS]);
+    DEVICE void decode_half(u32 slot, u32 half, u32 (&a)[2][4]) {
+        if (slot % SHARING == 0 && (half == 0 || SPANS == 2)) scaling.set(sides[slot / SHARING][half % SPANS]);
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             decode<T, CODE>(codes[slot], 2 * half + i, scaling.shifts, table, a[i]);
@@ -170,10 +171,11 @@ template <bool IS_GATED> struct PackedProduct {
         }
     }
 
-    DEVICE static void multiply_half(f32 (&c)[ROWS / 2], const u32 (&a)[2][4], u32 rows, u32 add) {
+    // `rows`: the operand of the first of two products; `add`: whether there are sums already.
+    DEVICE static void multiply_half(f32 (&c)[ROWS / 2], const u32 (&a)[2][4], u64 rows, u32 add) {
         products_begin();
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) multiply_registers(T(), c, a[i], operand(rows + i * 32, 0), add + i);
+        for (u32 i = 0; i < 2; i++) multiply_registers(T(), c, a[i], rows + 2 * i, add + i);
         products_commit();
         // The half before is multiplied: its operands may be overwritten, and a stage that ended with it.
         products_wait<1>();
@@ -182,26 +184,28 @@ template <bool IS_GATED> struct PackedProduct {
     // Multiplies the block's part, and leaves the sums in shared memory.
     DEVICE void multiply() {
         f32 c[ROWS / 2];
-        u32 a[2][2][4], stage = 0, parity = 0, before = 0;
+        u32 a[2][2][4], stage = 0, parity = 0, before = 0, add = 0;
+        const u64 operands = operand(stages, 0);
         for (u32 step = 0; step < steps; step += AHEAD)
 #pragma unroll
             for (u32 slot = 0; slot < AHEAD; slot++) {
-                const u32 rows = stages + stage * STAGE_BYTES;
+                const u64 rows = operands + stage * (STAGE_BYTES >> 4);
                 decode_half(slot, 0, a[0]);
                 barrier_wait(full + 8 * stage, parity);
-                multiply_half(c, a[0], rows, step + slot);
-                if (step + slot > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
+                multiply_half(c, a[0], rows, add);
+                if (add && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
                 decode_half(slot, 1, a[1]);
                 load_weights(slot, step + slot + AHEAD);
-                multiply_half(c, a[1], rows + 64, 1);
-                before = stage;
+                multiply_half(c, a[1], rows + 4, 1);
+                before = stage, add = 1;
                 if (++stage == DEPTH) stage = 0, parity ^= 1;
             }
         products_wait<0>();
         settle(c);
         if constexpr (!SCALES_CODES) {
+            const Side side = Side::of(w, my_tile, 0);
 #pragma unroll
-            for (u32 i = 0; i < ROWS / 2; i++) c[i] *= sides[0][0].scale(i / 2 % 2) * FACTOR<T, CODE>;
+            for (u32 i = 0; i < ROWS / 2; i++) c[i] *= side.scale(i / 2 % 2) * FACTOR<T, CODE>;
         }
         named_barrier(1, MULTIPLYING);
         leave(c);

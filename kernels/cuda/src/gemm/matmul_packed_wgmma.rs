@@ -35,6 +35,10 @@ const MOST_STAGES: usize = 8;
 const LEAST_STAGES: usize = 5;
 /// Chunks of `k` that each part has at least.
 const LEAST_CHUNKS: usize = 4;
+/// Cycles, about: a warpgroup's to decode a chunk, a block's to wait for one, and for the sums of a part.
+const DECODING: usize = 100;
+const WAITING: usize = 200;
+const ENDING: usize = 1000;
 
 /// How the kernel is compiled: rows of `x` of a tile, warpgroups that multiply, parts of `k`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,15 +55,21 @@ impl Config {
         let most = ROWS[ROWS.len() - 1];
         let row_tiles = rows.div_ceil(most).max(1);
         let rows = ROWS.into_iter().find(|room| room * row_tiles >= rows).unwrap_or(most);
-        let wave = if rows <= FEW_ROWS { 2 * multiprocessors } else { multiprocessors };
-        let tiles = |warpgroups: usize| n.div_ceil(warpgroups * BOX) * row_tiles;
-        let fits = |warpgroups: usize, parts: usize| {
-            parts == 1 || (tiles(warpgroups) * parts <= wave && k.div_ceil(CHUNK) >= parts * LEAST_CHUNKS)
+        let chunks = k.div_ceil(CHUNK);
+        let blocks = |warpgroups: usize, parts: usize| n.div_ceil(warpgroups * BOX) * row_tiles * parts;
+        let shapes = [2, 1].into_iter().filter(|warpgroups| !gated || *warpgroups == 2);
+        let shapes = shapes.flat_map(|warpgroups| [1, 2, 4].map(|parts| Self { rows, warpgroups, parts }));
+        let shapes = shapes.filter(|Self { parts, .. }| *parts == 1 || chunks >= parts * LEAST_CHUNKS);
+        // Clusters of four do not fill the device where each block has a multiprocessor.
+        let shapes = shapes.filter(|Self { parts, .. }| rows <= FEW_ROWS || *parts < 4);
+        // Two blocks that share a multiprocessor take twice as long each, beyond what they wait for.
+        let time = |&Self { warpgroups, parts, .. }: &Self| {
+            let blocks = blocks(warpgroups, parts);
+            let sharing = if rows <= FEW_ROWS { blocks.div_ceil(multiprocessors).min(2) } else { 1 };
+            let waves = blocks.div_ceil(sharing * multiprocessors);
+            waves * chunks.div_ceil(parts) * (sharing * warpgroups * (2 * rows + DECODING) + WAITING) + parts * ENDING
         };
-        let parts = |warpgroups: usize| [8, 4, 2, 1].into_iter().find(|parts| fits(warpgroups, *parts)).unwrap_or(1);
-        // Tiles of half as many columns, where there are too few of the others.
-        let warpgroups = if !gated && 2 * tiles(2) * parts(2) <= multiprocessors { 1 } else { 2 };
-        Self { rows, warpgroups, parts: parts(warpgroups) }
+        shapes.min_by_key(time).unwrap_or(Self { rows, warpgroups: 2, parts: 1 })
     }
 
     fn special(&self, kind: Kind, dtype: DType, gated: bool) -> Special {
@@ -198,7 +208,7 @@ mod tests {
             let Config { warpgroups, parts, .. } = Config::of(rows, shape, false, 132);
             (warpgroups, parts)
         };
-        assert_eq!(SHAPES.map(|shape| cut(64, shape)), [(1, 1), (1, 1), (1, 8), (2, 8), (2, 4), (2, 8), (2, 1)]);
-        assert_eq!(SHAPES.map(|shape| cut(256, shape)), [(1, 1), (1, 1), (1, 8), (2, 4), (2, 2), (2, 4), (2, 1)]);
+        assert_eq!(SHAPES.map(|shape| cut(64, shape)), [(1, 1), (1, 1), (1, 4), (2, 4), (2, 4), (2, 4), (2, 1)]);
+        assert_eq!(SHAPES.map(|shape| cut(256, shape)), [(1, 1), (1, 1), (1, 2), (1, 2), (2, 2), (1, 2), (2, 1)]);
     }
 }

@@ -226,7 +226,9 @@ fn blocks_of_gguf_files() {
                 let pieces = [HostMatrix { rows: n, cols: k, encoding: Encoding::Blocks(blocks) }];
                 for rows in ROWS {
                     for (acts, compute) in [(DType::Bf16, DType::Bf16), (DType::F16, DType::F16)] {
-                        run(&mut *device, &Case { pieces: &pieces, rows, acts, compute, exact: true });
+                        // Codes whose groups are shorter than a product's columns are multiplied by their scales.
+                        let exact = !matches!(kind, GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q6K);
+                        run(&mut *device, &Case { pieces: &pieces, rows, acts, compute, exact });
                     }
                 }
                 let (acts, compute) = (DType::F32, DType::F32);

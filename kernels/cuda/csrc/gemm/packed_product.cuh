@@ -59,6 +59,43 @@ private:
     }
 };
 
+// Where the group of a lane's columns of a chunk, or of a half of one, begins: lanes have groups of their own where
+// those are shorter than 32.
+DEVICE u32 side_column() { return GROUP % 32 ? threadIdx.x % 4 * 8 : 0; }
+
+// What a row's codes of a group are multiplied by and what is added, for rows g and g + 8.
+template <typename T> struct Scaling {
+    // Whether numbers of type T hold scales.
+    static constexpr bool IS_EXACT = SCALE == Pairs<T>::OWN_SCALE;
+    // Codes of 4 bits count from 8 also where offsets are added, so that less is lost of what they differ by.
+    static constexpr u32 MIDDLE_CODE = CODE == INT4 && ZEROS == OFFSETS ? 8 : 0;
+
+    u32 shifts[2], high[2], low[2], offsets[2];
+
+    DEVICE void set(const Side& side) {
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            const f32 scale = side.scale(r) * FACTOR<T, CODE>, rounded = load(Cast<T>::from(scale));
+            // Adding a negative zero changes nothing.
+            const f32 offset = ZEROS == OFFSETS ? fmaf(scale, (f32)MIDDLE_CODE, side.offset(r)) : -0.0f;
+            shifts[r] = row_shift<T, CODE>(side.zero(r) + MIDDLE_CODE);
+            high[r] = Tensor<T>::pack(scale, scale);
+            low[r] = Tensor<T>::pack(scale - rounded, scale - rounded);
+            offsets[r] = Tensor<T>::pack(offset, offset);
+        }
+    }
+
+    // Of operand registers: two of row g, at even places, and two of row g + 8.
+    DEVICE void apply(u32 (&a)[4]) const {
+#pragma unroll
+        for (u32 at = 0; at < 4; at++) {
+            u32 sum = offsets[at % 2];
+            if constexpr (!IS_EXACT) sum = Pairs<T>::fma(a[at], low[at % 2], sum);
+            a[at] = Pairs<T>::fma(a[at], high[at % 2], sum);
+        }
+    }
+};
+
 template <typename T> DEVICE void put(void* out, size_t to, f32 x, u32 wide) {
     if (wide) ((f32*)out)[to] = x;
     else ((T*)out)[to] = Cast<T>::from(x);

@@ -27,6 +27,8 @@ struct PackedSkinny {
     static constexpr u32 ROWS = 8 * HALVES, COLUMNS = TILE_ROWS * TILES;
     // Stages of x, which comes from a cache.
     static constexpr u32 NEAR = DEPTH % 2 == 0 ? 2 : 1;
+    // Whether codes are multiplied by scales, or sums of groups: those of a product are of one group.
+    static constexpr bool SCALES_CODES = GROUP % 32 != 0;
     typedef f32 Parts[WARPS][ROWS][COLUMNS + 1];
 
     const PackedWeights& w;
@@ -135,7 +137,7 @@ private:
             if constexpr (GROUP != 0) {
 #pragma unroll
                 for (u32 span = 0; span < SPANS; span++) {
-                    const u32 column = chunk * CHUNK + span * (CHUNK / SPANS);
+                    const u32 column = chunk * CHUNK + span * (CHUNK / SPANS) + side_column();
                     // A chunk's second half may lie past the last column.
                     const u32 group = column / (GROUP ? GROUP : 1);
                     sides[stage][tile][span] = Side::of(w, tiles[tile], SPANS == 1 ? group : min(group, w.groups - 1));
@@ -170,12 +172,23 @@ private:
                 const uint4 four = a[stage % NEAR][half][h];
                 x[half][0] = product % 2 ? four.z : four.x, x[half][1] = product % 2 ? four.w : four.y;
                 constexpr u32 ONES = Pairs<T>::ONES;
-                if constexpr (ZEROS == OFFSETS)
+                if constexpr (ZEROS == OFFSETS && !SCALES_CODES)
                     Tensor<T>::multiply(sums[half], ONES, ONES, ONES, ONES, x[half][0], x[half][1]);
             }
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
                 u32 shifts[2], operand[4];
+                if constexpr (SCALES_CODES) {
+                    Scaling<T> scaling;
+                    scaling.set(sides[stage][tile][span]);
+                    decode<T, CODE>(b[stage][tile], product, scaling.shifts, table, operand);
+                    scaling.apply(operand);
+#pragma unroll
+                    for (u32 half = 0; half < HALVES; half++)
+                        Tensor<T>::multiply(total[half][tile], operand[0], operand[1], operand[2], operand[3],
+                            x[half][0], x[half][1]);
+                    continue;
+                }
                 if constexpr (GROUP == 0 && ZEROS == ZERO_POINTS) shifts_of(Side::of(w, tiles[tile], 0), shifts);
                 else shifts_of(sides[stage][tile][span], shifts);
                 decode<T, CODE>(b[stage][tile], product, shifts, table, operand);
@@ -185,7 +198,7 @@ private:
                         x[half][1]);
             }
             // A group may end here.
-            if (GROUP != 0 && (product == 3 || (SPANS == 2 && product == 1))) {
+            if (GROUP != 0 && !SCALES_CODES && (product == 3 || (SPANS == 2 && product == 1))) {
 #pragma unroll
                 for (u32 tile = 0; tile < TILES; tile++) fold(sides[stage][tile][span], tile);
                 if constexpr (ZEROS == OFFSETS) {

@@ -30,40 +30,6 @@
 #define MULTIPLYING (WARPGROUPS * 128)
 #define THREADS (MULTIPLYING + 128)
 
-// What a row's codes of a group are multiplied by and what is added, for rows g and g + 8.
-struct Scaling {
-    typedef TYPE T;
-    // Whether numbers of type T hold scales.
-    static constexpr bool IS_EXACT = SCALE == Pairs<T>::OWN_SCALE;
-    // Codes of 4 bits count from 8 also where offsets are added, so that less is lost of what they differ by.
-    static constexpr u32 MIDDLE_CODE = CODE == INT4 && ZEROS == OFFSETS ? 8 : 0;
-
-    u32 shifts[2], high[2], low[2], offsets[2];
-
-    DEVICE void set(const Side& side) {
-#pragma unroll
-        for (u32 r = 0; r < 2; r++) {
-            const f32 scale = side.scale(r) * FACTOR<T, CODE>, rounded = load(Cast<T>::from(scale));
-            // Adding a negative zero changes nothing.
-            const f32 offset = ZEROS == OFFSETS ? fmaf(scale, (f32)MIDDLE_CODE, side.offset(r)) : -0.0f;
-            shifts[r] = row_shift<T, CODE>(side.zero(r) + MIDDLE_CODE);
-            high[r] = Tensor<T>::pack(scale, scale);
-            low[r] = Tensor<T>::pack(scale - rounded, scale - rounded);
-            offsets[r] = Tensor<T>::pack(offset, offset);
-        }
-    }
-
-    // Of operand registers: two of row g, at even places, and two of row g + 8.
-    DEVICE void apply(u32 (&a)[4]) const {
-#pragma unroll
-        for (u32 at = 0; at < 4; at++) {
-            u32 sum = offsets[at % 2];
-            if constexpr (!IS_EXACT) sum = Pairs<T>::fma(a[at], low[at % 2], sum);
-            a[at] = Pairs<T>::fma(a[at], high[at % 2], sum);
-        }
-    }
-};
-
 // What a block multiplies.
 struct PackedTile {
     // Of k.
@@ -100,7 +66,7 @@ template <bool IS_GATED> struct PackedProduct {
     const uint4* from;
     uint4 codes[AHEAD][PIECES];
     Side sides[AHEAD / SHARING][SPANS];
-    Scaling scaling;
+    Scaling<T> scaling;
 
     DEVICE PackedProduct(const PackedWeights& w, const u32* table, const PackedTile& tile, char* shared)
         : w(w), table(table), tile(tile) {
@@ -156,7 +122,8 @@ template <bool IS_GATED> struct PackedProduct {
         if (slot % SHARING) return;
 #pragma unroll
         for (u32 span = 0; span < SPANS; span++) {
-            const u32 column = chunk * CHUNK + span * (CHUNK / SPANS), group = GROUP ? column / (GROUP ? GROUP : 1) : 0;
+            const u32 column = chunk * CHUNK + span * (CHUNK / SPANS) + side_column();
+            const u32 group = GROUP ? column / (GROUP ? GROUP : 1) : 0;
             sides[slot / SHARING][span] = Side::of(w, my_tile, min(group, w.groups - 1));
         }
     }

@@ -21,7 +21,7 @@ pub(crate) const TILE: usize = 16;
 pub(crate) const CHUNK: usize = 64;
 const PIECE: usize = 512;
 /// Columns that a group of a specialised kernel is a multiple of.
-pub(crate) const LEAST_GROUP: usize = 32;
+pub(crate) const LEAST_GROUP: usize = 16;
 
 /// What codes mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

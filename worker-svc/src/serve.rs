@@ -193,7 +193,8 @@ impl Worker {
             }
             Some(to_worker::Command::Refused(refused)) => return Err(refusal(refused)),
             Some(to_worker::Command::FormGroup(form)) => self.form(form),
-            Some(to_worker::Command::Step(plan)) => {
+            Some(to_worker::Command::Step(mut plan)) => {
+                plan.restore();
                 self.steps += u32::from(Some(plan.epoch) == self.epoch);
                 Job::Step(Box::new(plan))
             }

@@ -122,8 +122,10 @@ impl Quantized {
 /// Reads what a model's `config.json` says; fails where its weights are stored in a way that is not supported.
 pub(crate) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     let stated = config.object("quantization_config")?;
-    let stated = stated.map(|quantization| quantization.text_or("quant_method", "").map(|method| (quantization, method)));
-    let Some((quantization, method)) = stated.transpose()?.map_or_else(|| beside(config), |found| Ok(Some(found)))? else {
+    let stated =
+        stated.map(|quantization| quantization.text_or("quant_method", "").map(|method| (quantization, method)));
+    let Some((quantization, method)) = stated.transpose()?.map_or_else(|| beside(config), |found| Ok(Some(found)))?
+    else {
         return Ok(Quantized::default());
     };
     let Some((method, read)) = METHODS.iter().find(|(name, _)| *name == method) else {

@@ -6,7 +6,9 @@ use kernels::ops::{ALL_COLUMNS, DType, InputRounding, WeightFormat};
 use super::Quantization;
 use super::input::InputScheme;
 use crate::error::LoadError;
-use crate::weights::{Chunk, Code, Decoding, DummyFormat, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
+use crate::weights::{
+    Chunk, Code, Decoding, DummyFormat, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors,
+};
 
 /// How a checkpoint's scales lie.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -115,9 +115,9 @@ impl Matmul {
             let launched = kernel.is_selected(tactic)
                 && match kernel.launch {
                     Launch::Kernel(launch) => launch(device, product, fused),
-                    Launch::Reordered(launch) => self.reordered(device, product, |device, product| {
-                        launch(device, product, fused)
-                    }),
+                    Launch::Reordered(launch) => {
+                        self.reordered(device, product, |device, product| launch(device, product, fused))
+                    }
                     Launch::Library => self.run_library(device, product, tactic),
                 };
             if launched {

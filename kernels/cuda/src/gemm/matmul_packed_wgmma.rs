@@ -123,10 +123,7 @@ fn takes(facts: Facts, w: &Weights) -> bool {
 /// The same for one whose columns are gated.
 pub(crate) fn may_gate(facts: Facts, product: &Product<'_>) -> bool {
     let Product { x, w, out, epilogue, .. } = product;
-    fits(facts, product)
-        && out.dtype == x.dtype
-        && *epilogue == Epilogue::Store
-        && w.rows.is_multiple_of(2 * TILE)
+    fits(facts, product) && out.dtype == x.dtype && *epilogue == Epilogue::Store && w.rows.is_multiple_of(2 * TILE)
 }
 
 /// Bytes of the largest input that the kernel may be given, in its order; 0 where it does not multiply by this matrix.

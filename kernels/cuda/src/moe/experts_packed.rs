@@ -61,8 +61,7 @@ struct Skinny {
 impl Skinny {
     const WARPS: usize = 8;
     const TILES: usize = 2;
-    const ALL: [Self; 3] =
-        [Self { halves: 1, depth: 2 }, Self { halves: 2, depth: 2 }, Self { halves: 4, depth: 1 }];
+    const ALL: [Self; 3] = [Self { halves: 1, depth: 2 }, Self { halves: 2, depth: 2 }, Self { halves: 4, depth: 1 }];
 
     fn of(tile_rows: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|skinny| tile_rows <= skinny.halves * HALF)
@@ -132,13 +131,7 @@ impl Call<'_> {
     }
 
     /// Queues the kernel for tiles of few rows; false where it is not for these.
-    fn packed_skinny(
-        &self,
-        device: &mut Device,
-        experts: &PackedExperts,
-        chosen: Chosen,
-        shape: ExpertShape,
-    ) -> bool {
+    fn packed_skinny(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
         let Self { x, bias, choices, keep, out, .. } = self;
         let Some(skinny) = Skinny::of(choices.tile_rows) else { return false };
         let grid = [choices.most_tiles(), out.width.div_ceil(TILE * Skinny::TILES / keep.columns())];
@@ -148,13 +141,7 @@ impl Call<'_> {
     }
 
     /// Queues the kernel for tiles of many rows; false where it is not for these.
-    fn packed_wgmma(
-        &self,
-        device: &mut Device,
-        experts: &PackedExperts,
-        chosen: Chosen,
-        shape: ExpertShape,
-    ) -> bool {
+    fn packed_wgmma(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
         let Self { x, group, bias, choices, keep, out } = self;
         let Some(wgmma) = Wgmma::of(choices.tile_rows) else { return false };
         if device.context.arch != HOPPER

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::decode::{IntegerFormat, IntegerRow, Offsets};
 use kernels::ops::{
-    self, ALL_COLUMNS, CodeBits, ColumnOrder, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels,
-    ScaledCodes, WeightFormat,
+    self, ALL_COLUMNS, CodeBits, ColumnOrder, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding,
+    Levels, ScaledCodes, WeightFormat,
 };
 
 use crate::jit::layouts::twin;

@@ -12,7 +12,6 @@ mod matmul;
 mod moe;
 mod noise;
 mod packed;
-mod packed_experts;
 mod random;
 mod ranks;
 mod recurrent;

@@ -1,6 +1,8 @@
 //! Products with weights of 4 and 8 bits on devices that keep them packed, against float64: every kind of code, scale
 //! and zero point, all numbers of rows at which another kernel begins, and shapes that end anywhere.
 
+mod experts;
+
 use super::rounded::step;
 use super::{Random, backends, check, filled_in, round};
 use half::{bf16, f16};
@@ -20,7 +22,7 @@ fn devices(format: WeightFormat) -> Vec<Box<dyn Backend>> {
 }
 
 /// A matrix with everything that a format may want.
-pub(super) struct Stored {
+struct Stored {
     format: GroupedFormat,
     cols: usize,
     codes: Vec<u8>,
@@ -30,7 +32,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub(super) fn new([rows, cols]: [usize; 2], format: GroupedFormat) -> Self {
+    fn new([rows, cols]: [usize; 2], format: GroupedFormat) -> Self {
         let mut random = Random((rows * 13 + cols) as u64);
         let groups = format.groups(cols);
         let codes = (0..rows * format.bits.row_bytes(cols)).map(|_| random.below(256) as u8).collect();
@@ -53,7 +55,7 @@ impl Stored {
     }
 
     /// Some rows of it.
-    pub(super) fn piece(&self, rows: std::ops::Range<usize>) -> HostMatrix<'_> {
+    fn piece(&self, rows: std::ops::Range<usize>) -> HostMatrix<'_> {
         let (bytes, groups) = (self.format.bits.row_bytes(self.cols), self.format.groups(self.cols));
         let size = groups * self.format.scales.size();
         let zeros = if self.zeros.is_empty() { &[][..] } else { &self.zeros[rows.start * groups..rows.end * groups] };

@@ -1,7 +1,7 @@
 // out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) on Hopper, for more rows than `matmul_packed.cu` is for, with
-// weights of 4 or 8 bits; or, compiled with GATED, activation(g) * u of its columns [g | u]. The copy engine brings rows
-// of x, in the order of columns that `reorder_input` (prepare_input.cu) leaves; the first weights are read before the
-// kernel waits for its input. `src/gemm/matmul_packed_wgmma.rs` chooses the configuration.
+// weights of 4 or 8 bits; or, compiled with GATED, activation(g) * u of its columns [g | u]. The copy engine brings
+// rows of x, in the order of columns that `reorder_input` (prepare_input.cu) leaves; the first weights are read before
+// the kernel waits for its input. `src/gemm/matmul_packed_wgmma.rs` chooses the configuration.
 #include "activation.cuh"
 #include "packed_wgmma.cuh"
 

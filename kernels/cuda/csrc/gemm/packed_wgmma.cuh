@@ -52,7 +52,8 @@ template <bool IS_GATED> struct PackedProduct {
     static constexpr u32 STAGE_BYTES = ROWS * CHUNK * 2;
     // Columns of `out` that a block has; sums of a row of x in shared memory, four more than there are: no two lanes
     // meet in a bank.
-    static constexpr u32 COLUMNS = WARPGROUPS * 64 / (IS_GATED ? 2 : 1), LINE = WARPGROUPS * 64 + 4, FOURS = COLUMNS / 4;
+    static constexpr u32 COLUMNS = WARPGROUPS * 64 / (IS_GATED ? 2 : 1), LINE = WARPGROUPS * 64 + 4,
+                         FOURS = COLUMNS / 4;
 
     const PackedWeights& w;
     const u32* table;
@@ -193,8 +194,8 @@ template <bool IS_GATED> struct PackedProduct {
         else cluster_barrier();
     }
 
-    // Adds up all parts of this block's share of rows, and hands what is kept of them to `take(row, column, four sums)`;
-    // of gated columns what `gate` makes of their sums.
+    // Adds up all parts of this block's share of rows, and hands what is kept of them to `take(row, column, four
+    // sums)`; of gated columns what `gate` makes of their sums.
     template <typename Gate, typename Take> DEVICE void finish(const f32* bias, Gate gate, Take take) const {
         const u32 share = (tile.rows + PARTS - 1) / PARTS, begin = min(tile.part * share, tile.rows);
         const u32 count = (min(begin + share, tile.rows) - begin) * FOURS;

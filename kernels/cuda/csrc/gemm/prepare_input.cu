@@ -75,7 +75,8 @@ PREPARE_OF(f16, f16)
 
 // Numbers of 16 bits, the columns of each chunk of 64 in the order in which `matmul_packed_wgmma.cu` multiplies them
 // (packed.cuh); rows end with zeros, up to a whole chunk. A thread moves 8 columns; k is a multiple of as many.
-extern "C" __global__ void __launch_bounds__(256) reorder_input(const uint4* x, u32* out, u32 k, u32 chunks, u32 pieces) {
+extern "C" __global__ void __launch_bounds__(256) reorder_input(
+    const uint4* x, u32* out, u32 k, u32 chunks, u32 pieces) {
     launch_dependents();
     wait_for_inputs();
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;

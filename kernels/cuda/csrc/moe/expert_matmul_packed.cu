@@ -1,6 +1,6 @@
-// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, for weights of 4 or 8
-// bits, where experts have few rows: `packed_skinny.cuh` for each tile. Tiles of one expert are neighbours: those past
-// the first find its weights in the cache.
+// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, for weights of 4 or
+// 8 bits, where experts have few rows: `packed_skinny.cuh` for each tile. Tiles of one expert are neighbours: those
+// past the first find its weights in the cache.
 #include "experts.cuh"
 #include "packed_skinny.cuh"
 

@@ -1,6 +1,6 @@
-// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, for weights of 4 or 8
-// bits on Hopper, where experts have many rows: `packed_wgmma.cuh` for ROWS rows of a tile. A warpgroup gathers rows of
-// x, and puts columns into the order of operands: 16 bytes that a thread reads are four pairs of columns, for four
+// out[pair] = x[pair or row] w[expert of pair]^T + bias[expert], or what an activation makes of it, for weights of 4 or
+// 8 bits on Hopper, where experts have many rows: `packed_wgmma.cuh` for ROWS rows of a tile. A warpgroup gathers rows
+// of x, and puts columns into the order of operands: 16 bytes that a thread reads are four pairs of columns, for four
 // pieces of a row's 128 bytes.
 #include "experts.cuh"
 #include "packed_wgmma.cuh"

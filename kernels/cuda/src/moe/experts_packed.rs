@@ -1,6 +1,6 @@
 //! Launches products of rows with experts whose weights have 4 or 8 bits: `expert_matmul_packed.cu` for experts of few
-//! rows, `expert_matmul_packed_wgmma.cu` for those of many on Hopper, `expert_matmul_packed_plain.cu` for every type and
-//! shape.
+//! rows, `expert_matmul_packed_wgmma.cu` for those of many on Hopper, `expert_matmul_packed_plain.cu` for every type
+//! and shape.
 
 use kernels::ops::DType;
 

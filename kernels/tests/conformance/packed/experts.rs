@@ -1,10 +1,10 @@
 //! Mixtures of experts whose weights are kept in 4 or 8 bits, on every device that does so, against float64: as many
 //! rows as choose each kind of tile, gates, biases, and shapes that end anywhere.
 
-use super::moe::{Layer, gated, unbalanced};
-use super::packed::Stored;
-use super::rounded::step;
-use super::{backends, begin_rows, check, filled_in};
+use super::Stored;
+use crate::moe::{Layer, gated, unbalanced};
+use crate::rounded::step;
+use crate::{backends, begin_rows, check, filled_in};
 use kernels::decode::decode;
 use kernels::ops::{
     ALL_COLUMNS, Activation, Backend, CodeBits, ColumnOrder, DType, Encoding, GatedExperts, GroupedFormat, HostMatrix,

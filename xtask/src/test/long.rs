@@ -14,11 +14,12 @@ const FUZZ_SECONDS: u32 = 300;
 /// A stage: its name on the command line, what it does, and how.
 type Stage = (&'static str, &'static str, fn(&Path) -> anyhow::Result<()>);
 
-const STAGES: [Stage; 5] = [
+const STAGES: [Stage; 6] = [
     ("simulation", "ten million scheduler events", simulation),
     ("schemas", "texts under the JSON Schema Test Suite", schemas::run),
     ("deploy", "behind load balancers, and as an image", |root| ignored_e2e(root, "deploy::")),
     ("clients", "frameworks on top of the API, and vLLM's own tests", |root| ignored_e2e(root, "clients::")),
+    ("smollm2", "a public model of four bits", |root| ignored_e2e(root, "smollm2::")),
     ("fuzz", "fuzzing sched-core (libFuzzer)", fuzz),
 ];
 

@@ -206,7 +206,8 @@ impl Worker {
                 self.adapters.forget(&dropped.adapter);
                 return Ok(Ok(()));
             }
-            Some(to_worker::Command::Step(plan)) => {
+            Some(to_worker::Command::Step(mut plan)) => {
+                plan.restore();
                 self.steps += u32::from(Some(plan.epoch) == self.epoch);
                 Job::Step(Box::new(plan))
             }

@@ -108,10 +108,11 @@ impl Adapters {
         self.served.get(name).map(|entry| (entry.identity.clone(), entry.adapter.path.clone()))
     }
 
-    /// Whether somebody waits for an adapter of this name to be served.
-    pub(crate) fn is_loading(&self, name: &str) -> bool {
-        let waiters = self.hosted.values().flat_map(|hosted| &hosted.waiters);
-        waiters.filter_map(Waiter::to_serve).any(|adapter| adapter.name == name)
+    /// The identity of what is being loaded to be served under this name.
+    pub(crate) fn loading(&self, name: &str) -> Option<&str> {
+        let is_it =
+            |hosted: &Hosted| hosted.waiters.iter().filter_map(Waiter::to_serve).any(|adapter| adapter.name == name);
+        self.hosted.iter().find(|(_, hosted)| is_it(hosted)).map(|(identity, _)| identity.as_str())
     }
 
     /// Whether adapters of the command line are still to come.
@@ -242,7 +243,7 @@ mod tests {
     fn load(adapters: &mut Adapters, name: &str) -> String {
         let identity = adapters.new_identity(name);
         assert!(adapters.wait(&identity, Waiter::Static(adapter(name))));
-        assert!(adapters.is_loading(name) && adapters.is_starting());
+        assert!(adapters.loading(name) == Some(&*identity) && adapters.is_starting());
         let answered = adapters.answered(&identity, String::new()).expect("the only rank");
         assert!(answered.error.is_empty() && answered.waiters.len() == 1);
         adapters.serve(identity.clone(), adapter(name));

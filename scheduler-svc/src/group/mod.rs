@@ -218,7 +218,8 @@ impl Group {
     }
 
     /// Sends a plan to all ranks, encoded once.
-    pub(crate) async fn send(&mut self, plan: StepPlan) -> Result<(), Unreachable> {
+    pub(crate) async fn send(&mut self, mut plan: StepPlan) -> Result<(), Unreachable> {
+        plan.shorten();
         self.broadcast(Command::Step(plan)).await
     }
 

@@ -156,7 +156,9 @@ impl Engine {
             }
             AdapterCall::List(name, reply) => match self.to_resolve(&name) {
                 Some(adapter) => {
-                    let identity = self.adapters.new_identity(&adapter.name);
+                    // Others may have asked for it just now.
+                    let loading = self.adapters.loading(&name).map(str::to_owned);
+                    let identity = loading.unwrap_or_else(|| self.adapters.new_identity(&name));
                     self.wait(&identity, &adapter.path.clone(), Waiter::Resolve(adapter, reply));
                 }
                 None => drop(reply.send(self.adapters.list())),
@@ -173,7 +175,7 @@ impl Engine {
         if !self.group.is_formed() {
             return Err(error::no_workers(&self.group.waits_for()));
         }
-        if self.adapters.is_loading(&adapter.name) {
+        if self.adapters.loading(&adapter.name).is_some() {
             return Err(error::invalid(format!("The lora adapter '{}' is being loaded.", adapter.name)));
         }
         if !in_place && self.adapters.find(&adapter.name).is_some() {
@@ -194,7 +196,7 @@ impl Engine {
     fn to_resolve(&self, name: &str) -> Option<ServedAdapter> {
         let dir = self.args.lora_dir.as_ref().filter(|_| self.args.lora.enable_lora && self.group.is_formed())?;
         let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
-        if name.is_empty() || !inside || self.adapters.find(name).is_some() || self.adapters.is_loading(name) {
+        if name.is_empty() || !inside || self.adapters.find(name).is_some() {
             return None;
         }
         let path = dir.join(name);

@@ -247,7 +247,8 @@ impl Worker {
         self.answer(plan).await;
     }
 
-    pub async fn answer(&mut self, plan: StepPlan) {
+    pub async fn answer(&mut self, mut plan: StepPlan) {
+        plan.restore();
         let rows = plan.slot.iter().zip(plan.want());
         let slot: Vec<u32> = rows.filter(|(_, want)| *want == Want::Sample).map(|(slot, _)| *slot).collect();
         let token = vec![plan.step as u32; slot.len()];

@@ -109,7 +109,7 @@ async fn adapters_come_and_go_under_load() -> anyhow::Result<()> {
     let Some(server) = serve(&["lora-llama-r8-qv"], &flags, &runtime).await? else { return Ok(()) };
     let client = server.client();
     let load = |name: &str, folder: &Path| json!({"lora_name": name, "lora_path": folder.display().to_string()});
-    let [all, partial] = ["lora-llama-r8-all", "lora-llama-r4-partial"].map(|name| zoo::path(name));
+    let [all, partial] = ["lora-llama-r8-all", "lora-llama-r4-partial"].map(zoo::path);
     let post = |path: &'static str, body: Value| {
         let client = &client;
         async move { client.post_raw(path, serde_json::to_vec(&body)?).await }

@@ -48,7 +48,8 @@ pub struct Args {
     #[command(flatten)]
     pub lora: LoraArgs,
 
-    /// Maximum number of adapters in the memory of the host; those of live requests stay above it [default: --max-loras]
+    /// Maximum number of adapters in the memory of the host; those of live requests stay beyond it [default:
+    /// --max-loras]
     #[arg(long, value_name = "N", value_parser = count(1..=65_536_u32))]
     pub max_cpu_loras: Option<u32>,
 

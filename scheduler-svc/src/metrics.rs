@@ -90,7 +90,8 @@ service_kit::metrics! {
             total_blocks: Gauge, "quire:kv_blocks", "KV blocks in all";
             lost_blocks: Gauge, "quire:kv_blocks_lost", "KV blocks without an owner; anything but 0 is a bug";
             hosted_adapters: Gauge, "quire:lora_adapters_loaded", "Adapters in the memory of the host";
-            lora_requests: Family<LoraRequests, FloatGauge>, "vllm:lora_requests_info", "Adapters of running and waiting requests, at the time of the value";
+            lora_requests: Family<LoraRequests, FloatGauge>, "vllm:lora_requests_info",
+                "Adapters of running and waiting requests, at the time of the value";
             plan_seconds: Histogram = step(), "quire:plan_seconds", "Time to plan a step";
             step_seconds: Histogram = step(), "quire:step_seconds", "Time the workers computed a step";
         }

@@ -191,7 +191,8 @@ async fn the_built_in_model_talks_like_a_pirate() -> anyhow::Result<()> {
         ensure!(tokens == expected, "{}: {tokens:?}, not {expected:?}", prompt["prompt"]);
     }
     let body = json!({"model": "pirate", "max_tokens": 40, "temperature": 0,
-        "messages": [{"role": "user", "content": "Give me a JSON object."}], "response_format": {"type": "json_object"}});
+        "messages": [{"role": "user", "content": "Give me a JSON object."}],
+        "response_format": {"type": "json_object"}});
     let (status, answer) = client.post("/v1/chat/completions", &body).await?;
     ensure!(status == 200 && answer["model"] == "pirate", "{status}: {answer}");
     Ok(())

@@ -1,4 +1,5 @@
-//! Low-rank adapters (LoRA): small matrices whose product is added to a linear layer's, each row with its own adapter's.
+//! Low-rank adapters (LoRA): small matrices whose product is added to a linear layer's, for each row its own
+//! adapter's.
 
 use super::{Act, DType, RowSelection};
 

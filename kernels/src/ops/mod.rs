@@ -1,8 +1,8 @@
 //! The seam between the decoder and a device: handles to device memory, and one method per fused operation.
 //!
 //! [`Backend`] is a device's whole; its parts have a trait each, by purpose: [`Device`], [`Load`], [`Ops`], [`Lora`],
-//! [`Sample`], [`Capture`], [`Comm`]. Activations are row-major `[rows, width]`; a step's rows are the tokens of all its sequences,
-//! one after the other (a ragged batch). Handles stand for device memory, so nothing above this module owns any.
+//! [`Sample`], [`Capture`], [`Comm`]. Activations are row-major `[rows, width]`; a step's rows are the tokens of all
+//! its sequences, one after the other (a ragged batch). Handles stand for device memory, so nothing above this module owns any.
 
 mod attention;
 mod batch;

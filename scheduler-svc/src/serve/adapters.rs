@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Loads the adapters of the command line that are not served yet. Others are loaded into a new group when a request
-    /// names them.
+    /// Loads the adapters of the command line that are not served yet. Others are loaded into a new group when a
+    /// request names them.
     pub(super) fn load_modules(&mut self) {
         for module in std::mem::take(&mut self.modules) {
             let identity = self.adapters.new_identity(&module.name);

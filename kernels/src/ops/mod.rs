@@ -2,7 +2,8 @@
 //!
 //! [`Backend`] is a device's whole; its parts have a trait each, by purpose: [`Device`], [`Load`], [`Ops`], [`Lora`],
 //! [`Sample`], [`Capture`], [`Comm`]. Activations are row-major `[rows, width]`; a step's rows are the tokens of all
-//! its sequences, one after the other (a ragged batch). Handles stand for device memory, so nothing above this module owns any.
+//! its sequences, one after the other (a ragged batch). Handles stand for device memory, so nothing above this module
+//! owns any.
 
 mod attention;
 mod batch;

@@ -19,6 +19,7 @@ mod models;
 mod pooling;
 mod profile;
 mod second_workers;
+mod smollm2;
 mod streaming;
 mod structured;
 mod traces;

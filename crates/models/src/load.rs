@@ -218,7 +218,8 @@ impl Loading<'_> {
         }
         let compute = options.dtype.unwrap_or_else(|| spec.dtype.unwrap_or(DType::F32));
         let cache = cache_type(options, compute, quantized.fp8_cache)?;
-        let dummy = Dummy { seed: options.seed, dtype: spec.dtype.unwrap_or(compute) };
+        let (dtype, threads) = (spec.dtype.unwrap_or(compute), options.threads);
+        let dummy = Dummy { seed: options.seed, dtype, stored: None, threads };
         let Opened { weights, online } = open(dir, options, quantized, dummy)?;
         if let Some(online) = online
             && !device.backend.multiplies(online.format(spec.hidden_size), MatrixUse::Linear)
@@ -275,7 +276,7 @@ fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -
         LoadFormat::Gguf => Some(Format::Gguf),
         LoadFormat::Dummy => {
             let online = quant::check_asked(options.quantization.as_deref(), quantized.method)?;
-            quantized.check_dummy()?;
+            let dummy = Dummy { stored: quantized.dummy()?, ..dummy };
             return Ok(Opened { weights: Box::new(dummy), online });
         }
     };

@@ -141,6 +141,10 @@ impl Load for CpuBackend {
         }
     }
 
+    fn held_bytes(&self, matrix: Matrix) -> usize {
+        self.matrices[matrix.0 as usize].bytes()
+    }
+
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
         self.matrices.push(gemm::pack::Packed::new(pieces, compute, &mut self.pool));
         Matrix(newest(&self.matrices))

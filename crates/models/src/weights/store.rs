@@ -185,7 +185,6 @@ impl<'a> Loader<'a> {
             self.check_inputs(&pieces, stack, by)?;
             pieces = self.plain(pieces, stack, pad_rows);
         }
-        self.resident.bytes += pieces.iter().map(Fetched::bytes).sum::<u64>();
         self.count(stack)?;
         Ok(pieces)
     }
@@ -349,7 +348,9 @@ impl Store for Loader<'_> {
         let rows = stack.iter().map(|slice| slice.rows.len()).chain([pad_rows]);
         let pieces: Vec<HostMatrix<'_>> =
             fetched.iter().zip(rows).map(|(piece, rows)| piece.piece(rows, cols)).collect();
-        Ok(self.backend.load_stack(&pieces, self.compute))
+        let matrix = self.backend.load_stack(&pieces, self.compute);
+        self.resident.bytes += self.backend.held_bytes(matrix) as u64;
+        Ok(matrix)
     }
 
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError> {
@@ -361,6 +362,7 @@ impl Store for Loader<'_> {
         let mut chunks = self.pieces(stack, pad_rows, None)?.into_iter().map(|piece| piece.decoded(how));
         let Some(Chunk { dtype, mut bytes }) = chunks.next() else { unreachable!("a table of no slices") };
         chunks.for_each(|more| bytes.to_mut().extend_from_slice(&more.bytes));
+        self.resident.bytes += bytes.len() as u64;
         Ok(self.backend.load_table(HostMatrix::plain(dtype, rows, cols, &bytes)))
     }
 

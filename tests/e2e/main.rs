@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask test` builds the command first and runs these one after the other.
 
+mod adapters;
 mod beams;
 mod clients;
 mod deploy;

@@ -500,3 +500,5 @@ impl Comm for CudaBackend {
         self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
     }
 }
+
+impl ops::Lora for CudaBackend {}

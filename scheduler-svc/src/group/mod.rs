@@ -223,6 +223,11 @@ impl Group {
         self.broadcast(Command::Step(plan)).await
     }
 
+    /// Sends what is no plan to all ranks; how many there are.
+    pub(crate) async fn tell(&mut self, command: Command) -> Result<usize, Unreachable> {
+        self.broadcast(command).await.map(|()| self.ranks.len())
+    }
+
     /// Drops all workers; they dial again with empty slots.
     pub(crate) fn disband(&mut self) {
         self.ranks.iter_mut().for_each(|rank| *rank = None);

@@ -4,9 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
-    DetokenizerReply, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt, Request, RequestKey,
-    Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady, WorkerRefused, from_worker,
-    inbound, prompt, to_worker,
+    AdapterLoaded, DetokenizerReply, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt, Request,
+    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady, WorkerRefused,
+    from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{Process, parse_flags};
 use tempfile::TempDir;
@@ -195,6 +195,11 @@ impl Worker {
             to_worker::Command::FormGroup(form) => {
                 self.send(from_worker::Event::Formed(GroupFormed { epoch: form.epoch })).await;
             }
+            to_worker::Command::LoadAdapter(load) => {
+                let loaded = AdapterLoaded { adapter: load.adapter, error: String::new() };
+                self.send(from_worker::Event::AdapterLoaded(loaded)).await;
+            }
+            to_worker::Command::DropAdapter(_) => {}
             to_worker::Command::Refused(refused) => panic!("{refused:?}"),
         }
     }

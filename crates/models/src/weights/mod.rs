@@ -23,7 +23,7 @@ use kernels::ops::{DType, NoiseRows};
 
 use crate::error::LoadError;
 
-pub(crate) use cast::narrow;
+pub(crate) use cast::{narrow, widen};
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
 pub(crate) use dummy_codes::DummyFormat;
@@ -33,6 +33,18 @@ pub use save::save_random;
 pub(crate) use spread::spread;
 pub(crate) use store::{Loader, Measure, Resident, Store};
 pub(crate) use stored::{BlocksPart, Chunk, Decoding, Fetched, GroupedPart, ScaledPart, Stored};
+
+/// Tensors of a file.
+pub(crate) type OpenFiles = Box<dyn files::Files>;
+
+/// Opens one file of tensors, safetensors or PyTorch's, by its ending.
+pub(crate) fn open_files(path: &std::path::Path) -> Result<OpenFiles, LoadError> {
+    let files = [path.to_owned()];
+    match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => Ok(Box::new(safetensors::SafetensorsFiles::open(&files)?)),
+        false => Ok(Box::new(torch::TorchFiles::open(&files)?)),
+    }
+}
 
 /// One weight of a model, whatever its file calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

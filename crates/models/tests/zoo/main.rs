@@ -5,6 +5,7 @@
 //! Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
 
 mod checks;
+mod encoders;
 mod engine;
 mod folders;
 #[path = "../../../../kernels/tests/conformance/gpu.rs"]

@@ -160,6 +160,17 @@ pub struct AccessArgs {
     /// {"profiler": "torch", "torch_profiler_dir": FOLDER}
     #[arg(long, value_name = "JSON", default_value = "{}", value_parser = profiler)]
     pub profiler_config: String,
+    /// Serve LoRA adapters beside the model
+    #[arg(long)]
+    pub enable_lora: bool,
+    /// Serve /v1/load_lora_adapter and /v1/unload_lora_adapter, with --enable-lora
+    #[arg(
+        long,
+        env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        hide_env_values = true,
+        value_parser = FalseyValueParser::new()
+    )]
+    pub allow_runtime_lora_updating: bool,
     /// Serve routes for development: /abort_requests, /reset_prefix_cache, /server_info
     #[arg(long, env = "VLLM_SERVER_DEV_MODE", hide_env_values = true, value_parser = FalseyValueParser::new())]
     pub server_dev_mode: bool,

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use crate::{
     anthropic::{self, stream::MessageStream},
     engine::{
+        adapters,
         mailbox::{Ending, Update, WakeAt},
         pipeline::{Arrival, InFlight},
     },
@@ -37,9 +38,9 @@ use crate::{
 };
 
 /// Reads a body into pipeline requests and a plan.
-pub trait Read: FnOnce(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError> {}
+pub trait Read: Fn(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError> {}
 
-impl<F: FnOnce(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError>> Read for F {}
+impl<F: Fn(&[u8], &Limits, &Envelope) -> Result<Ready, ApiError>> Read for F {}
 
 /// Answers one request of a generating route.
 pub async fn answer(gateway: Arc<Gateway>, request: Request, read: impl Read) -> Response {
@@ -60,7 +61,7 @@ pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: impl Read) -
             return Err(ApiError::unavailable("The server is starting, try again."));
         }
         refuse_pooling(&gateway)?;
-        let ready = read(&body, &gateway.model.limits(), &envelope)?;
+        let ready = adapters::retried(&gateway, &body, |limits| read(&body, limits, &envelope)).await?;
         drop(body);
         Span::current().record("request_id", ready.plan.id.as_str());
         log_request(&gateway, &ready);

@@ -1,6 +1,6 @@
 //! Events as messages that fit a link.
 
-use proto::{Delta, Event, EventBatch, event::Kind};
+use proto::{Delta, DeltaDetails, Event, EventBatch, event::Kind};
 
 use crate::error;
 
@@ -28,23 +28,30 @@ pub(crate) fn split(batch: EventBatch, limit: usize, mut unfit: impl FnMut(u64))
 /// choice ended comes last. Absent where it cannot be divided.
 fn halves(mut delta: Delta) -> Option<(Delta, Delta)> {
     let mut first = Delta { choice: delta.choice, more: true, ..Delta::default() };
-    if delta.pooled.len() > 1 {
-        first.pooled = delta.pooled.drain(..delta.pooled.len() / 2).collect();
+    let mut details = delta.details.take().unwrap_or_default();
+    if details.pooled.len() > 1 {
+        let second = details.pooled.split_off(details.pooled.len() / 2);
+        first.details_mut().pooled = std::mem::replace(&mut details.pooled, second);
+        delta.details = Some(details);
         return Some((first, delta));
     }
-    if !delta.prompt_logprobs.is_empty() {
-        let all = delta.prompt_logprobs.len();
-        first.prompt_logprobs = delta.prompt_logprobs.drain(..all.div_ceil(2)).collect();
-        let has_more = all > 1 || delta != Delta { choice: delta.choice, more: delta.more, ..Delta::default() };
+    if !details.prompt_logprobs.is_empty() {
+        let all = details.prompt_logprobs.len();
+        first.details_mut().prompt_logprobs = details.prompt_logprobs.drain(..all.div_ceil(2)).collect();
+        delta.details = (*details != DeltaDetails::default()).then_some(details);
+        let has_more = delta != Delta { choice: delta.choice, more: delta.more, ..Delta::default() };
         return has_more.then_some((first, delta));
     }
     let mid = middle(&delta.text);
-    if mid == 0 && delta.token_ids.len() < 2 && delta.logprobs.len() < 2 {
+    if mid == 0 && delta.token_ids.len() < 2 && details.logprobs.len() < 2 {
         return None;
     }
     first.text = delta.text.drain(..mid).collect();
     first.token_ids = delta.token_ids.drain(..delta.token_ids.len() / 2).collect();
-    first.logprobs = delta.logprobs.drain(..delta.logprobs.len() / 2).collect();
+    if details.logprobs.len() > 1 {
+        first.details_mut().logprobs = details.logprobs.drain(..details.logprobs.len() / 2).collect();
+    }
+    delta.details = (*details != DeltaDetails::default()).then_some(details);
     first.token_count = delta.token_count / 2;
     delta.token_count -= first.token_count;
     Some((first, delta))
@@ -97,6 +104,19 @@ mod tests {
         assert_eq!(joined, events);
     }
 
+    /// Log-probabilities of three alternatives for so many prompt positions and tokens, and the rest.
+    fn details(prompt: u32, tokens: u32, pooled: &[f32], stop_text: &str) -> Option<Box<DeltaDetails>> {
+        let stop_text = (!stop_text.is_empty()).then(|| stop_text.to_owned());
+        let (prompt_logprobs, logprobs) = (logprobs(prompt, 3), logprobs(tokens, 3));
+        Some(DeltaDetails { prompt_logprobs, logprobs, pooled: pooled.to_vec(), stop_text, stop_token: None }.into())
+    }
+
+    /// Log-probabilities of a prompt.
+    fn prompt(tokens: u32, top: usize) -> Delta {
+        let prompt_logprobs = logprobs(tokens, top);
+        Delta { details: Some(DeltaDetails { prompt_logprobs, ..DeltaDetails::default() }.into()), ..Delta::default() }
+    }
+
     #[test]
     fn parts_of_a_delta_are_the_delta() {
         let full = Delta {
@@ -104,33 +124,34 @@ mod tests {
             text: "grüße, 你好 ".repeat(40),
             token_count: 77,
             token_ids: (0..77).collect(),
-            logprobs: logprobs(77, 3),
-            stop_text: Some("end".into()),
-            prompt_logprobs: logprobs(90, 3),
+            details: details(90, 77, &[], "end"),
             ..Delta::default()
         };
         let mut ended = full.clone();
         ended.set_finish(FinishReason::Stop);
-        let prompt_only = Delta { choice: 1, prompt_logprobs: logprobs(50, 5), ..Delta::default() };
-        let pooled = Delta { pooled: (0..500_u16).map(f32::from).collect(), ..ended.clone() };
-        let pooled = Delta { text: String::new(), prompt_logprobs: vec![], logprobs: vec![], ..pooled };
-        for whole in [ended, full, prompt_only, Delta { token_ids: vec![], token_count: 0, ..pooled }] {
+        let prompt_only = Delta { choice: 1, details: details(50, 0, &[], ""), ..Delta::default() };
+        let values: Vec<f32> = (0..500_u16).map(f32::from).collect();
+        let pooled = Delta { details: details(0, 0, &values, ""), finish: ended.finish, ..Delta::default() };
+        for whole in [ended, full, prompt_only, pooled] {
             let parts = parts(whole.clone(), 400);
             let (last, others) = parts.split_last().expect("parts");
             assert!(others.len() > 5 && others.iter().all(|part| part.more && part.finish == 0) && !last.more);
             let mut joined = Delta { text: String::new(), token_count: 0, ..last.clone() };
-            (joined.token_ids, joined.logprobs, joined.prompt_logprobs) = Default::default();
-            joined.pooled.clear();
+            joined.token_ids.clear();
+            let mut all = DeltaDetails::default();
             for part in parts {
-                assert!(part.prompt_logprobs.is_empty() || joined.logprobs.is_empty(), "prompts come before tokens");
+                let details = part.details.unwrap_or_default();
+                assert!(details.prompt_logprobs.is_empty() || all.logprobs.is_empty(), "prompts come before tokens");
                 assert_eq!(part.choice, whole.choice);
                 joined.text += &part.text;
                 joined.token_count += part.token_count;
                 joined.token_ids.extend(part.token_ids);
-                joined.pooled.extend(part.pooled);
-                joined.logprobs.extend(part.logprobs);
-                joined.prompt_logprobs.extend(part.prompt_logprobs);
+                all.pooled.extend(details.pooled);
+                all.logprobs.extend(details.logprobs);
+                all.prompt_logprobs.extend(details.prompt_logprobs);
+                all.stop_text = details.stop_text.or(all.stop_text);
             }
+            joined.details = Some(all.into());
             assert_eq!(joined, whole);
         }
     }
@@ -140,14 +161,14 @@ mod tests {
         let limit = link::LinkOptions::default().message_limit();
         // 2^17 tokens with 20 each; and a few with as many as a vocabulary has.
         for (tokens, top) in [(1 << 17, 20), (5, 1 << 17)] {
-            let count = parts(Delta { prompt_logprobs: logprobs(tokens, top), ..Delta::default() }, limit).len();
+            let count = parts(prompt(tokens, top), limit).len();
             assert!(count > 2, "{count} parts");
         }
     }
 
     #[test]
     fn what_cannot_be_divided_is_a_failure() {
-        let alone = Delta { prompt_logprobs: logprobs(1, 100), ..Delta::default() };
+        let alone = prompt(1, 100);
         let mut unfit = Vec::new();
         let batch = EventBatch { events: vec![event(1, text(10)), event(2, alone), event(3, text(10))] };
         let messages = split(batch, 400, |number| unfit.push(number));

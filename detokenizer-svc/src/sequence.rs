@@ -118,7 +118,7 @@ impl Sequence {
         }
         let counts = logprobs.is_some();
         if let Some(logprobs) = logprobs {
-            self.delta.logprobs.push(logprobs::with_text(tokenizer, logprobs, id, self.characters));
+            self.delta.details_mut().logprobs.push(logprobs::with_text(tokenizer, logprobs, id, self.characters));
         }
         if text == Text::Hidden && !self.request.output.include_stop_str_in_output {
             return false;
@@ -146,7 +146,7 @@ impl Sequence {
             }
             Found::Stop { index, end } => {
                 self.delta.text.push_str(&self.held[..end]);
-                self.delta.stop_text = Some(stops.get(index).to_owned());
+                self.delta.details_mut().stop_text = Some(stops.get(index).to_owned());
                 self.delta.set_finish(FinishReason::Stop);
                 self.held.clear();
                 true
@@ -164,15 +164,18 @@ impl Sequence {
         let rest = std::mem::take(&mut self.held);
         self.delta.text.push_str(&rest);
         self.delta.set_finish(reason);
-        self.delta.stop_token = stop_token;
+        if stop_token.is_some() {
+            self.delta.details_mut().stop_token = stop_token;
+        }
     }
 
     /// Takes the output of a prompt that is pooled, or a part of it.
     pub(crate) fn push_pooled(&mut self, mut values: Vec<f32>) {
-        if self.delta.pooled.is_empty() {
-            self.delta.pooled = values;
+        let pooled = &mut self.delta.details_mut().pooled;
+        if pooled.is_empty() {
+            *pooled = values;
         } else {
-            self.delta.pooled.append(&mut values);
+            pooled.append(&mut values);
         }
     }
 
@@ -184,7 +187,7 @@ impl Sequence {
             .get_or_init(|| logprobs::prompt_offsets(tokenizer, request.prompt_ids(), request.options));
         let offset = offsets.get(logprobs.index as usize).copied().unwrap_or(0);
         let token = logprobs.token;
-        self.delta.prompt_logprobs.push(logprobs::with_text(tokenizer, logprobs, token, offset));
+        self.delta.details_mut().prompt_logprobs.push(logprobs::with_text(tokenizer, logprobs, token, offset));
     }
 
     /// Whether what is there should go out now. The first token goes out at once, so that its time is known even where

@@ -167,7 +167,7 @@ impl Streams {
         let prompt_text = if request.output.echo { request.prompt_text(&self.tokenizer) } else { String::new() };
         let prompt_tail = request.output.prompt_tail.clone().unwrap_or_default();
         let admitted = Admitted { prompt_tokens, cached_tokens, prompt_ids, prompt_text, prompt_tail };
-        out.push(gateway, request.key.number, Kind::Admitted(admitted));
+        out.push(gateway, request.key.number, Kind::Admitted(admitted.into()));
         let choices: Result<Vec<Sequence>, _> =
             (0..n).map(|choice| Sequence::new(&self.tokenizer, request.clone(), choice)).collect();
         match choices {

@@ -3,7 +3,10 @@
 //! The comments of the `.proto` files are the reference: read those.
 
 /// Version of the messages on all links; two ends that differ refuse each other.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
+
+mod step;
+mod stream;
 
 /// The package `quire.v1`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]

@@ -1,13 +1,13 @@
 //! The scheduler's flags, checked once.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
 use link::LinkOptions;
-use proto::{DeviceKind, ModelInfo, StepPreference};
+use proto::{DeviceKind, ModelInfo, ServedAdapter, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LoraArgs,
     values::{count, fraction, size},
 };
 
@@ -43,6 +43,23 @@ pub struct Args {
     /// Flags that workers have too.
     #[command(flatten)]
     pub group: GroupArgs,
+
+    /// Adapters, as the workers have them.
+    #[command(flatten)]
+    pub lora: LoraArgs,
+
+    /// Maximum number of adapters in the memory of the host; those of live requests stay beyond it [default:
+    /// --max-loras]
+    #[arg(long, value_name = "N", value_parser = count(1..=65_536_u32))]
+    pub max_cpu_loras: Option<u32>,
+
+    /// Adapters that are served from the start: name=folder, or {"name", "path", "base_model_name"}
+    #[arg(long, value_name = "ADAPTER", num_args = 1.., value_parser = lora_module)]
+    pub lora_modules: Vec<LoraModule>,
+
+    /// Folder whose subfolders are adapters, loaded when a request names one
+    #[arg(long, value_name = "DIR", env = "VLLM_LORA_RESOLVER_CACHE_DIR", hide_env_values = true)]
+    pub lora_dir: Option<PathBuf>,
 
     /// The longest sequence.
     #[command(flatten)]
@@ -132,6 +149,35 @@ pub enum Policy {
     Priority,
 }
 
+/// An adapter of `--lora-modules`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoraModule(pub ServedAdapter);
+
+/// Parses an adapter of `--lora-modules`.
+fn lora_module(text: &str) -> Result<LoraModule, String> {
+    const EXPECTED: &str = r#"expected name=folder, or {"name": …, "path": …}"#;
+    let adapter = match text.starts_with('{') {
+        false => {
+            let (name, path) = text.split_once('=').ok_or(EXPECTED)?;
+            ServedAdapter { name: name.into(), path: path.into(), base_model_name: String::new() }
+        }
+        true => {
+            let json: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("{EXPECTED}: {error}"))?;
+            let object = json.as_object().ok_or(EXPECTED)?;
+            let known = ["name", "path", "base_model_name"];
+            if let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) {
+                return Err(format!("{EXPECTED}, without {key:?}"));
+            }
+            let member = |name: &str| object.get(name).and_then(|value| value.as_str()).unwrap_or_default().to_owned();
+            ServedAdapter { name: member("name"), path: member("path"), base_model_name: member("base_model_name") }
+        }
+    };
+    if adapter.name.is_empty() || adapter.path.is_empty() {
+        return Err(EXPECTED.to_owned());
+    }
+    Ok(LoraModule(adapter))
+}
+
 /// Prompt tokens of a mixed step where neither a flag nor the workers say anything.
 const MIXED_PREFILL_TOKENS: u32 = 512;
 
@@ -168,6 +214,17 @@ impl Args {
     /// What every worker is told when its group forms.
     pub(crate) fn limits(&self) -> Limits {
         Limits { max_num_seqs: self.group.max_num_seqs(), max_num_batched_tokens: self.group.max_num_batched_tokens() }
+    }
+
+    /// Adapters that are served from the start.
+    pub(crate) fn served_modules(&self) -> Vec<ServedAdapter> {
+        let modules = self.lora_modules.iter().filter(|_| self.lora.enable_lora);
+        modules.map(|module| module.0.clone()).collect()
+    }
+
+    /// Adapters that the host keeps beside those of live requests.
+    pub(crate) fn max_cpu_loras(&self) -> usize {
+        self.max_cpu_loras.unwrap_or(self.lora.max_loras).max(self.lora.max_loras) as usize
     }
 
     /// How long a step may take on such a device.
@@ -220,6 +277,7 @@ impl Args {
             },
             pipeline_depth: if self.async_scheduling { 2 } else { 1 },
             speculative_tokens: 0,
+            adapter_slots: self.lora.slots(),
             features: Features { pooling: pools, only_pooling: pools, ..Features::default() },
             max_num_queued_reqs: self.max_num_queued_reqs,
             max_num_queued_tokens: self.max_num_queued_tokens,

@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use proto::ModelInfo;
+use proto::{Failure, ModelInfo, ServeAdapterRequest, ServedAdapter};
 use service_kit::control::{self, Handler};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
-use crate::wire::Event;
+use crate::{adapters::AdapterCall, wire::Event};
 
 /// What the serving loop publishes for others to read.
 #[derive(Clone, Default)]
@@ -33,6 +33,16 @@ pub(crate) struct ControlHandler {
     pub published: Published,
 }
 
+impl ControlHandler {
+    async fn about_adapters<T>(
+        &self,
+        call: impl FnOnce(oneshot::Sender<T>) -> AdapterCall,
+    ) -> Result<T, tonic::Status> {
+        let answer = control::ask(&self.events, |reply| Event::Adapters(call(reply))).await;
+        answer.ok_or_else(|| tonic::Status::unavailable("the scheduler is ending, or lost its workers"))
+    }
+}
+
 #[tonic::async_trait]
 impl Handler for ControlHandler {
     fn model(&self) -> Option<ModelInfo> {
@@ -45,6 +55,18 @@ impl Handler for ControlHandler {
 
     async fn abort(&self, request_id: &str) -> bool {
         control::abort(&self.events, request_id).await
+    }
+
+    async fn serve_adapter(&self, request: ServeAdapterRequest) -> Result<Option<Failure>, tonic::Status> {
+        self.about_adapters(|reply| AdapterCall::Serve(request, reply)).await
+    }
+
+    async fn remove_adapter(&self, name: String) -> Result<Option<Failure>, tonic::Status> {
+        self.about_adapters(|reply| AdapterCall::Remove(name, reply)).await
+    }
+
+    async fn adapters(&self, resolve: String) -> Result<Vec<ServedAdapter>, tonic::Status> {
+        self.about_adapters(|reply| AdapterCall::List(resolve, reply)).await
     }
 
     async fn reset_prefix_cache(&self) -> Result<(), tonic::Status> {

@@ -35,6 +35,28 @@ pub(crate) fn prompt_tokens(request: &Request) -> usize {
     }
 }
 
+/// What a request names is neither the model nor an adapter.
+pub(crate) fn no_such_model(name: &str) -> Failure {
+    let message = format!("The model `{name}` does not exist.");
+    Failure { kind: Kind::NotFound.into(), message, param: "model".into() }
+}
+
+/// No adapter of that name is served.
+pub(crate) fn no_such_adapter(name: &str) -> Failure {
+    let message = format!("The lora adapter '{name}' cannot be found.");
+    Failure { kind: Kind::NotFound.into(), message, param: String::new() }
+}
+
+/// The client of a request that had not begun is gone.
+pub(crate) fn aborted() -> Failure {
+    unavailable("The request was aborted.".into())
+}
+
+/// Something that cannot be done as it was asked for.
+pub(crate) fn invalid(message: String) -> Failure {
+    Failure { kind: Kind::Invalid.into(), message, param: String::new() }
+}
+
 fn unavailable(message: String) -> Failure {
     Failure { kind: Kind::Unavailable.into(), message, param: String::new() }
 }

@@ -4,6 +4,7 @@
 //! ([`serve`]), and sends the core's plans to the workers and its output to the detokenizer. All state lives on one
 //! thread, so there is nothing to lock.
 
+mod adapters;
 mod clock;
 mod config;
 mod control;

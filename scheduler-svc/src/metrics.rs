@@ -1,6 +1,6 @@
 //! The engine's metrics, under vLLM's names; what belongs to single requests is the gateway's to count.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::{collections::BTreeSet, sync::atomic::AtomicU64, time::Duration};
 
 use prometheus_client::metrics::{
     counter::Counter,
@@ -9,7 +9,7 @@ use prometheus_client::metrics::{
     histogram::{Histogram, exponential_buckets},
 };
 use proto::{StepPlan, StepResult};
-use sched_core::{Config, FinishedChoice, QueueBound, Refusal, Stats};
+use sched_core::{AdapterUse, Config, FinishedChoice, QueueBound, Refusal, Stats};
 use service_kit::metrics::{Metrics, raise};
 
 use crate::group::Formed;
@@ -37,6 +37,12 @@ service_kit::labels! {
         max_model_len: u32,
         /// Why there is no prefix cache; empty when there is one.
         prefix_cache_off: &'static str,
+    }
+
+    struct LoraRequests {
+        max_lora: String,
+        waiting_lora_adapters: String,
+        running_lora_adapters: String,
     }
 
     struct CacheGroup {
@@ -83,6 +89,9 @@ service_kit::metrics! {
             cached_blocks: Gauge, "quire:kv_blocks_cached", "KV blocks that only the prefix cache holds";
             total_blocks: Gauge, "quire:kv_blocks", "KV blocks in all";
             lost_blocks: Gauge, "quire:kv_blocks_lost", "KV blocks without an owner; anything but 0 is a bug";
+            hosted_adapters: Gauge, "quire:lora_adapters_loaded", "Adapters in the memory of the host";
+            lora_requests: Family<LoraRequests, FloatGauge>, "vllm:lora_requests_info",
+                "Adapters of running and waiting requests, at the time of the value";
             plan_seconds: Histogram = step(), "quire:plan_seconds", "Time to plan a step";
             step_seconds: Histogram = step(), "quire:step_seconds", "Time the workers computed a step";
         }
@@ -120,6 +129,26 @@ impl EngineMetrics {
         raise(&self.prefix_queries, stats.totals.prefix_cache_queries);
         raise(&self.prefix_hits, stats.totals.prefix_cache_hits);
         raise(&self.preemptions, stats.totals.preemptions);
+    }
+
+    /// Adapters that the workers have on the host.
+    pub(crate) fn hosted_adapters(&self, count: usize) {
+        self.hosted_adapters.set(count as i64);
+    }
+
+    /// Adapters of live requests; `now`: Unix time, seconds.
+    pub(crate) fn lora_requests(&self, max_loras: u32, adapters: &AdapterUse<'_>, now: f64) {
+        let names = |identities: &BTreeSet<&str>| {
+            let name = |identity: &&str| identity.rsplit_once('@').map_or(*identity, |(name, _)| name).to_owned();
+            identities.iter().map(name).collect::<Vec<_>>().join(",")
+        };
+        self.lora_requests.clear();
+        let labels = LoraRequests {
+            max_lora: max_loras.to_string(),
+            waiting_lora_adapters: names(&adapters.waiting),
+            running_lora_adapters: names(&adapters.running),
+        };
+        self.lora_requests.get_or_create(&labels).set(now);
     }
 
     /// A plan was made.

@@ -1,14 +1,15 @@
 //! The scheduler's loop: take what happened, let the core decide, send what it decided.
 
+mod adapters;
 mod workers;
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context;
-use proto::{DeviceKind, Inbound, TokenBatch, inbound};
+use proto::{DeviceKind, Inbound, RequestKey, ServedAdapter, TokenBatch, inbound, to_worker::Command};
 use sched_core::{End, FinishedChoice, Scheduler};
 use service_kit::{
     Process,
@@ -21,6 +22,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    adapters::Adapters,
     clock::Clock,
     config::Args,
     control::{ControlHandler, Published},
@@ -76,6 +78,11 @@ struct Engine {
     /// How long a step of this group may take.
     step_timeout: Duration,
     clock: Clock,
+    adapters: Adapters,
+    /// Adapters of the command line that are still to be loaded.
+    modules: Vec<ServedAdapter>,
+    /// What workers are told before the next plan.
+    to_workers: Vec<Command>,
     awaiting_empty: Vec<oneshot::Sender<()>>,
 }
 
@@ -96,6 +103,9 @@ impl Engine {
             overdue: None,
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
             clock: Clock::start(),
+            adapters: Adapters::new(args.group.tensor_parallel_size as usize, args.max_cpu_loras()),
+            modules: args.served_modules(),
+            to_workers: Vec::new(),
             awaiting_empty: Vec::new(),
             args,
             process,
@@ -150,6 +160,7 @@ impl Engine {
             }
             Event::DetokenizerLost(reason) => self.detokenizer_lost(&reason),
             Event::Asked(question) => self.asked(question),
+            Event::Adapters(call) => self.about_adapters(call),
             Event::ResetPrefixCache(done) => {
                 self.core.iter_mut().for_each(Scheduler::reset_prefix_cache);
                 let _ = done.send(());
@@ -162,12 +173,15 @@ impl Engine {
         match message.event {
             Some(inbound::Event::Request(request)) => self.admit(request),
             Some(inbound::Event::Abort(abort)) => {
-                if let (Some(core), Some(key)) = (&mut self.core, &abort.key) {
-                    core.abort(key, self.clock.now_us());
+                if let (Some(core), Some(key)) = (&mut self.core, &abort.key)
+                    && !core.abort(key, self.clock.now_us())
+                {
+                    self.withdraw(|request| request.key.as_ref() == abort.key.as_ref());
                 }
             }
             Some(inbound::Event::GatewayGone(gone)) => {
                 let dropped = self.core.as_mut().map_or(0, |core| core.gateway_gone(gone.gateway, self.clock.now_us()));
+                self.withdraw(|request| request.key.is_some_and(|key| key.gateway == gone.gateway));
                 info!(gateway = gone.gateway, dropped, "a gateway is gone; its requests are dropped");
             }
             Some(inbound::Event::Rejected(rejected)) => self.output.failed.push(error::rejected(rejected)),
@@ -180,18 +194,26 @@ impl Engine {
         self.spans.admitted(&request);
         match self.try_admit(request) {
             Ok(()) => debug!(request_id, "queued"),
-            Err(failure) => {
-                debug!(request_id, reason = failure.message, "refused");
-                self.spans.ended(key.as_ref());
-                self.output.failed.push(proto::Failed { key, failure: Some(failure), request_id });
-            }
+            Err(failure) => self.refused(key, request_id, failure),
         }
+    }
+
+    /// The one event of a request that is not admitted.
+    fn refused(&mut self, key: Option<RequestKey>, request_id: String, failure: proto::Failure) {
+        debug!(request_id, reason = failure.message, "refused");
+        self.spans.ended(key.as_ref());
+        self.output.failed.push(proto::Failed { key, failure: Some(failure), request_id });
     }
 
     fn try_admit(&mut self, request: proto::Request) -> Result<(), proto::Failure> {
         if self.process.status.is_draining() {
             return Err(error::ending());
         }
+        if request.adapter.is_empty() { self.admit_now(request) } else { self.admit_adapted(request) }
+    }
+
+    /// Hands a request to the core; an adapter that it names is on the workers' hosts.
+    fn admit_now(&mut self, request: proto::Request) -> Result<(), proto::Failure> {
         let Some(core) = self.core.as_mut().filter(|_| self.group.is_formed()) else {
             return Err(error::no_workers(&self.group.waits_for()));
         };
@@ -215,6 +237,7 @@ impl Engine {
         self.keep_ends();
         // The gateways have failed these already, but for those that came after the detokenizer's end.
         self.fail_all(&error::detokenizer_lost());
+        self.withdraw(|_| true);
         self.say_readiness();
     }
 
@@ -234,6 +257,11 @@ impl Engine {
 
     /// Sends what the core has decided: plans to the workers, output to the detokenizer.
     async fn pump(&mut self) {
+        for command in std::mem::take(&mut self.to_workers) {
+            if let Err(unreachable) = self.group.tell(command).await {
+                self.unreachable(unreachable);
+            }
+        }
         while self.group.is_formed()
             && self.detokenizer.is_up()
             && let Some(core) = &mut self.core
@@ -244,6 +272,9 @@ impl Engine {
             self.process.profile.step();
             drop(scope.map(|scope| scope.of_step(plan.step)));
             self.metrics.plan(&plan, planning.elapsed());
+            if !plan.added.is_empty() && self.args.lora.enable_lora {
+                self.metrics.lora_requests(self.args.lora.max_loras, &core.adapters(), unix_seconds());
+            }
             self.overdue.get_or_insert_with(|| Overdue::step(plan.step, self.step_timeout));
             if let Err(unreachable) = self.group.send(plan).await {
                 self.unreachable(unreachable);
@@ -270,6 +301,12 @@ impl Engine {
         for choice in &self.finished {
             self.spans.ended(Some(&choice.key));
             self.metrics.finished(choice);
+            if choice.is_last {
+                self.adapters.ended(&choice.key);
+            }
+        }
+        if !self.finished.is_empty() {
+            self.evict_adapters();
         }
         // The batch itself says what failed.
         let over = self.finished.drain(..).filter(|choice| choice.is_last && choice.end != End::Failed);
@@ -305,12 +342,19 @@ impl Engine {
         let status = &self.process.status;
         if !self.detokenizer.is_up() {
             status.not_ready("the detokenizer is not connected");
+        } else if self.adapters.is_starting() {
+            status.not_ready("loading adapters");
         } else if self.group.is_formed() {
             status.ready();
         } else {
             status.not_ready(self.group.waits_for());
         }
     }
+}
+
+/// Now, in seconds since 1970.
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Sleeps until then, or for ever.

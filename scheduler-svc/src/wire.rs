@@ -8,6 +8,8 @@ use service_kit::{Process, control::Question};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
+use crate::adapters::AdapterCall;
+
 /// Events that may wait. Readers stop reading when it is full, and the rings behind them fill.
 const QUEUE: usize = 4096;
 
@@ -29,6 +31,8 @@ pub(crate) enum Event {
     DetokenizerLost(String),
     /// Somebody asks through the control plane.
     Asked(Question),
+    /// Somebody asks about adapters, or wants another one.
+    Adapters(AdapterCall),
     /// All cached prefixes are to be forgotten; answers when they are.
     ResetPrefixCache(oneshot::Sender<()>),
 }

@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask test` builds the command first and runs these one after the other.
 
+mod adapters;
 mod beams;
 mod clients;
 mod deploy;
@@ -18,6 +19,7 @@ mod models;
 mod pooling;
 mod profile;
 mod second_workers;
+mod smollm2;
 mod streaming;
 mod structured;
 mod traces;

@@ -7,10 +7,10 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::avai
 use clap::ValueEnum;
 use kernels::ops::{DType, KvDType};
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
+use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead, Placement};
 use proto::Setting;
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LoraArgs,
     values::{count, share, size},
 };
 
@@ -124,6 +124,18 @@ pub struct Args {
     /// Number of KV blocks, whatever the memory, for tests [default: measured]
     #[arg(long, value_name = "N", value_parser = count(1..=u32::MAX))]
     pub num_gpu_blocks_override: Option<u32>,
+
+    /// Adapters, as the scheduler has them.
+    #[command(flatten)]
+    pub lora: LoraArgs,
+
+    /// Maximum rank of an adapter
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = count(1..=512_u32))]
+    pub max_lora_rank: u32,
+
+    /// Data type of adapters on the device; auto: that of activations
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
+    pub lora_dtype: Precision,
 
     /// Do not use CUDA graphs: launch every step kernel by kernel
     #[arg(long)]
@@ -272,6 +284,9 @@ impl Args {
             setting("--max-num-seqs", self.group.max_num_seqs().to_string()),
             setting("--disable-custom-all-reduce", self.disable_custom_all_reduce.to_string()),
             setting("--enforce-eager", self.enforce_eager.to_string()),
+            setting("--max-loras", self.lora.slots().to_string()),
+            setting("--max-lora-rank", self.max_lora_rank.to_string()),
+            setting("--lora-dtype", word(self.lora_dtype)),
             setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
             setting("--cudagraph-capture-sizes", format!("{:?}", self.capture_sizes())),
         ];
@@ -281,15 +296,17 @@ impl Args {
         settings
     }
 
+    /// Room for adapters.
+    fn lora_options(&self) -> Option<LoraOptions> {
+        let dtype = dtype(self.lora_dtype);
+        let (slots, max_rank) = (self.lora.slots() as usize, self.max_lora_rank as usize);
+        self.lora.enable_lora.then_some(LoraOptions { slots, max_rank, dtype })
+    }
+
     /// The model loader's part of the flags.
     pub(crate) fn load_options(&self) -> LoadOptions {
         LoadOptions {
-            dtype: match self.dtype {
-                Precision::Auto => None,
-                Precision::Float32 => Some(DType::F32),
-                Precision::Bfloat16 => Some(DType::Bf16),
-                Precision::Float16 => Some(DType::F16),
-            },
+            dtype: dtype(self.dtype),
             kv_cache_dtype: match self.kv_cache_dtype {
                 CachePrecision::Auto => None,
                 CachePrecision::Bfloat16 => Some(DType::Bf16.into()),
@@ -312,7 +329,18 @@ impl Args {
             max_rows: self.group.max_num_batched_tokens().max(self.group.max_num_seqs()) as usize,
             max_logit_rows: self.group.max_num_seqs() as usize,
             threads: self.threads(),
+            lora: self.lora_options(),
         }
+    }
+}
+
+/// The type that a flag names; absent: auto.
+fn dtype(precision: Precision) -> Option<DType> {
+    match precision {
+        Precision::Auto => None,
+        Precision::Float32 => Some(DType::F32),
+        Precision::Bfloat16 => Some(DType::Bf16),
+        Precision::Float16 => Some(DType::F16),
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `idle` | CUDA graph capture and warm-up |
 //! | `wire` | the link to the scheduler |
 
+mod adapters;
 mod compute;
 mod config;
 mod device;

@@ -24,7 +24,8 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    compute::{self, Compute, Job, RankSync, Reply, watchdog::Watchdog},
+    adapters::{AdapterLoader, HostAdapters},
+    compute::{self, Compute, Job, Loaded, RankSync, Reply, watchdog::Watchdog},
     config::Args,
     device::Telemetry,
     metrics::WorkerMetrics,
@@ -51,7 +52,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     };
     let telemetry = Telemetry::default();
     let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
-    let Compute { jobs, replies, activity } = compute::start(args.clone(), process.profile.clone())?;
+    let adapters = HostAdapters::default();
+    let Compute { jobs, replies, activity } = compute::start(args.clone(), process.profile.clone(), adapters.clone())?;
     let jobs = Arc::new(jobs);
     let handler = ControlHandler { telemetry: telemetry.clone(), jobs: Arc::downgrade(&jobs) };
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
@@ -69,6 +71,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         watchdog: Watchdog::new(activity),
         telemetry,
         rank: args.rank,
+        adapters: AdapterLoader::new(adapters),
         process: process.clone(),
     };
     let shutdown = process.shutdown.clone();
@@ -112,6 +115,7 @@ struct Worker {
     metrics: WorkerMetrics,
     telemetry: Telemetry,
     rank: u32,
+    adapters: AdapterLoader,
     process: Process,
 }
 
@@ -151,7 +155,7 @@ impl Worker {
                         }
                         bail!("{reason}");
                     }
-                    Reply::Ready(ready, sync) => self.loaded(*ready, sync),
+                    Reply::Ready(loaded) => self.loaded(*loaded),
                     Reply::Loading(progress) => self.process.status.loading(LOADING, progress),
                     // These belong to an epoch that is over.
                     Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
@@ -178,6 +182,7 @@ impl Worker {
                 },
                 () = self.watchdog.due() => { self.check_thread(Some(&mut out)).await?; Ok(()) }
                 reply = self.replies.recv() => self.reply(reply.ok_or_else(thread_gone)?, &mut out).await?,
+                loaded = self.adapters.next() => out.send(from_worker::Event::AdapterLoaded(loaded)).await,
             };
             if let Err(reason) = sent {
                 return Ok(reason);
@@ -193,7 +198,16 @@ impl Worker {
             }
             Some(to_worker::Command::Refused(refused)) => return Err(refusal(refused)),
             Some(to_worker::Command::FormGroup(form)) => self.form(form),
-            Some(to_worker::Command::Step(plan)) => {
+            Some(to_worker::Command::LoadAdapter(load)) => {
+                self.adapters.load(load);
+                return Ok(Ok(()));
+            }
+            Some(to_worker::Command::DropAdapter(dropped)) => {
+                self.adapters.forget(&dropped.adapter);
+                return Ok(Ok(()));
+            }
+            Some(to_worker::Command::Step(mut plan)) => {
+                plan.restore();
                 self.steps += u32::from(Some(plan.epoch) == self.epoch);
                 Job::Step(Box::new(plan))
             }
@@ -226,6 +240,7 @@ impl Worker {
         self.abort.abort();
         self.abort = AbortHandle::new();
         self.epoch = Some(form.epoch);
+        self.adapters.forget_all();
         self.steps = 0;
         self.watchdog.set_step_timeout(Duration::from_millis(form.step_timeout_ms));
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
@@ -257,10 +272,11 @@ impl Worker {
                     phase: LOADING.into(),
                 })
             }
-            Reply::Ready(ready, sync) => {
-                self.loaded(*ready.clone(), sync);
+            Reply::Ready(loaded) => {
+                let ready = loaded.ready.clone();
+                self.loaded(*loaded);
                 self.process.status.ready();
-                from_worker::Event::Ready(*ready)
+                from_worker::Event::Ready(ready)
             }
             // These belong to an epoch that is over by now.
             Reply::Formed(epoch) | Reply::EpochLost { epoch, .. } if Some(epoch) != self.epoch => return Ok(Ok(())),
@@ -282,8 +298,10 @@ impl Worker {
         Ok(out.send(event).await)
     }
 
-    fn loaded(&mut self, ready: WorkerReady, sync: RankSync) {
+    fn loaded(&mut self, loaded: Loaded) {
+        let Loaded { ready, sync, adapters } = loaded;
         self.sync = sync;
+        self.adapters.set_layout(adapters);
         if ready.device_kind() == DeviceKind::Cuda {
             // Started again without its GPU, it would serve on the CPU: better wait for the GPU.
             self.process.status.decide("--device=cuda");

@@ -5,7 +5,6 @@ use http::StatusCode;
 
 use crate::error::{ApiError, Fault, no_route};
 
-const ADAPTERS: &str = "LoRA adapters are not served";
 const ELASTIC: &str = "start more engines behind a load balancer";
 const RENDERING: &str = "use /tokenize";
 const SLEEP: &str = "stop the engine instead: it starts within seconds";
@@ -42,12 +41,10 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("/v1/completions/derender", RENDERING),
     ("/v1/completions/render", RENDERING),
     ("/v1/decisions", "use /v1/chat/completions"),
-    ("/v1/load_lora_adapter", ADAPTERS),
     ("/v1/messages/render", RENDERING),
     ("/v1/realtime", SPEECH),
     ("/v1/responses/render", RENDERING),
     ("/v1/systemone", "use /v1/chat/completions"),
-    ("/v1/unload_lora_adapter", ADAPTERS),
     ("/wake_up", SLEEP),
     ("/weight_info", WEIGHTS),
 ];

@@ -122,11 +122,15 @@ pub enum Body {
     CohereEmbed,
     /// Of `/start_profile`.
     StartProfile,
+    /// Of `/v1/load_lora_adapter`.
+    LoadLoraAdapter,
+    /// Of `/v1/unload_lora_adapter`.
+    UnloadLoraAdapter,
 }
 
 impl Body {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Chat,
         Self::Completion,
         Self::Responses,
@@ -142,6 +146,8 @@ impl Body {
         Self::Pooling,
         Self::CohereEmbed,
         Self::StartProfile,
+        Self::LoadLoraAdapter,
+        Self::UnloadLoraAdapter,
     ];
 
     /// Its name in the OpenAPI document.
@@ -162,6 +168,8 @@ impl Body {
             Self::Pooling => "PoolingRequest",
             Self::CohereEmbed => "CohereEmbedRequest",
             Self::StartProfile => "StartProfile",
+            Self::LoadLoraAdapter => "LoadLoraAdapterRequest",
+            Self::UnloadLoraAdapter => "UnloadLoraAdapterRequest",
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use proto::{Admitted, Delta, Failure, FinishReason, TextLogprobs};
+use proto::{Admitted, Delta, DeltaDetails, Failure, FinishReason, TextLogprobs};
 
 /// What one choice grew by since it was last looked at.
 #[derive(Debug, Default, PartialEq)]
@@ -39,14 +39,21 @@ impl ChoiceUpdate {
         }
         self.tokens += delta.token_count;
         append(&mut self.token_ids, delta.token_ids);
-        append(&mut self.logprobs, delta.logprobs);
-        append(&mut self.prompt_logprobs, delta.prompt_logprobs);
-        append(&mut self.pooled, delta.pooled);
         if finish != FinishReason::Unspecified {
             self.finish = Some(finish);
-            self.stop_text = delta.stop_text;
-            self.stop_token = delta.stop_token;
         }
+        if let Some(details) = delta.details {
+            self.add_details(*details);
+        }
+    }
+
+    fn add_details(&mut self, details: DeltaDetails) {
+        let DeltaDetails { logprobs, prompt_logprobs, stop_text, stop_token, pooled } = details;
+        append(&mut self.logprobs, logprobs);
+        append(&mut self.prompt_logprobs, prompt_logprobs);
+        append(&mut self.pooled, pooled);
+        self.stop_text = stop_text.or(self.stop_text.take());
+        self.stop_token = stop_token.or(self.stop_token);
     }
 }
 
@@ -86,7 +93,7 @@ pub enum Delivery {
         /// Which of the answer's prompts.
         prompt: u32,
         /// The facts.
-        admitted: Admitted,
+        admitted: Box<Admitted>,
     },
     /// A choice grew; `choice` counts those of all prompts. Nothing follows for a choice that finished.
     Delta(Delta),
@@ -141,7 +148,7 @@ impl Mailbox {
     /// Takes an event of a request. Returns whom to wake.
     pub fn deliver(&self, delivery: Delivery) -> Option<Waker> {
         match delivery {
-            Delivery::Admitted { prompt, admitted } => self.admit(prompt, admitted),
+            Delivery::Admitted { prompt, admitted } => self.admit(prompt, *admitted),
             Delivery::Delta(delta) => self.grow(delta.choice, delta),
             Delivery::Failure(failure) => self.fail(failure),
         }
@@ -276,8 +283,11 @@ mod tests {
 
     #[test]
     fn a_delta_in_parts_is_one() {
-        let prompt = |offset| vec![proto::TextLogprobs { text_offset: offset, ..Default::default() }];
-        let part = |offset| Delta { prompt_logprobs: prompt(offset), more: true, ..Delta::default() };
+        let details = |offset| {
+            let prompt_logprobs = vec![proto::TextLogprobs { text_offset: offset, ..Default::default() }];
+            Some(DeltaDetails { prompt_logprobs, ..DeltaDetails::default() }.into())
+        };
+        let part = |offset| Delta { details: details(offset), more: true, ..Delta::default() };
         for wake_at in [WakeAt::Update, WakeAt::Ending] {
             let mailbox = Mailbox::new(2, wake_at);
             mailbox.grow(0, part(0));
@@ -285,7 +295,7 @@ mod tests {
             mailbox.grow(0, part(1));
             mailbox.grow(1, delta("y", FinishReason::Length));
             mailbox.grow(0, Delta { more: true, ..delta("a", FinishReason::Unspecified) });
-            mailbox.grow(0, Delta { prompt_logprobs: prompt(2), ..delta("b", FinishReason::Stop) });
+            mailbox.grow(0, Delta { details: details(2), ..delta("b", FinishReason::Stop) });
             let update = look(&mailbox).expect("update");
             let (_, whole) = update.grown.iter().find(|(choice, _)| *choice == 0).expect("the choice grew");
             let offsets: Vec<u32> = whole.prompt_logprobs.iter().map(|one| one.text_offset).collect();

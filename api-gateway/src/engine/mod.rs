@@ -1,5 +1,6 @@
 //! What the gateway knows of the engine behind it: its processes, its model, and the requests in flight.
 
+pub mod adapters;
 pub mod mailbox;
 pub mod model;
 pub mod outbox;

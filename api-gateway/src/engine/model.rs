@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::RwLock;
-use proto::{ModelInfo, PoolingInfo};
+use proto::{ModelInfo, PoolingInfo, ServedAdapter};
 
 use crate::{config::Config, defaults::Defaults, engine::peers::Peers, error::ApiError, openai::params::Limits};
 
@@ -40,6 +40,7 @@ impl Model {
             max_logprobs: config.access.max_logprobs,
             max_prompts: config.access.max_inflight,
             served_names: config.served_names.clone(),
+            adapters: Arc::default(),
             trust_chat_template: config.access.trust_request_chat_template,
             formats: config.formats.clone(),
             exclude_unused_tools: config.answers.exclude_tools_when_tool_choice_none,
@@ -99,6 +100,13 @@ impl Model {
         *self.limits.write() = Arc::new(limits);
         self.max_model_len.write().get_or_insert(info.max_model_len);
         self.forget_zero();
+    }
+
+    /// The adapters that are served now.
+    pub fn learn_adapters(&self, adapters: &[ServedAdapter]) {
+        let names = adapters.iter().map(|adapter| adapter.name.clone()).collect();
+        let mut limits = self.limits.write();
+        *limits = Arc::new(Limits { adapters: Arc::new(names), ..Limits::clone(&limits) });
     }
 
     /// The scheduler knows the length that the KV memory allows.

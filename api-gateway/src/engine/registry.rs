@@ -218,13 +218,13 @@ impl Registry {
 }
 
 impl Entry {
-    fn admit(&mut self, admitted: Admitted) -> Option<(Delivery, Counted)> {
+    fn admit(&mut self, admitted: Box<Admitted>) -> Option<(Delivery, Counted)> {
         if self.stage != Stage::Sent {
             return None;
         }
         self.stage = Stage::Admitted;
         self.prompt_tokens = admitted.prompt_tokens;
-        let Admitted { prompt_tokens, cached_tokens, .. } = admitted;
+        let Admitted { prompt_tokens, cached_tokens, .. } = *admitted;
         let delivery = Delivery::Admitted { prompt: self.new.prompt, admitted };
         Some((delivery, Counted::Admitted { prompt_tokens, cached_tokens }))
     }
@@ -387,7 +387,7 @@ mod tests {
         let mut bench = Bench::new(1);
         let (number, mailbox) = bench.insert(2).unwrap();
         assert_eq!(number, 1);
-        bench.event(number, event::Kind::Admitted(Admitted { prompt_tokens: 3, ..Admitted::default() }));
+        bench.event(number, event::Kind::Admitted(Admitted { prompt_tokens: 3, ..Admitted::default() }.into()));
         bench.event(number, delta(1, FinishReason::Stop));
         assert_eq!(bench.event(number, delta(1, FinishReason::Stop)), None, "nothing follows a finish");
         assert_eq!(bench.event(number, delta(7, FinishReason::Stop)), None, "there is no such choice");
@@ -406,7 +406,7 @@ mod tests {
         let mut bench = Bench::new(9);
         let (sent, sent_box) = bench.insert(1).unwrap();
         let (admitted, admitted_box) = bench.insert(1).unwrap();
-        bench.event(admitted, event::Kind::Admitted(Admitted::default()));
+        bench.event(admitted, event::Kind::Admitted(Box::default()));
         let failed = bench.registry.fail_sent();
         assert_eq!(failed.iter().map(|failed| failed.number).collect::<Vec<_>>(), [sent]);
         assert!(Arc::ptr_eq(&failed[0].mailbox, &sent_box));
@@ -432,7 +432,7 @@ mod tests {
         let mut bench = Bench::new(9);
         let (number, _) = bench.insert(2).unwrap();
         let admitted = Admitted { prompt_tokens: 3, cached_tokens: 2, ..Admitted::default() };
-        let counted = bench.event(number, event::Kind::Admitted(admitted));
+        let counted = bench.event(number, event::Kind::Admitted(admitted.into()));
         assert_eq!(counted, Some(Counted::Admitted { prompt_tokens: 3, cached_tokens: 2 }));
         let time = |counted: Option<Counted>| match counted {
             Some(Counted::Grown(growth)) => (growth.time, growth.choice_end.is_some(), growth.request_end),

@@ -78,7 +78,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         api: Api::Completion { echo: if max_tokens == 0 { Echo::PromptOnly } else { echo } },
         id,
         created: envelope.arrival.unix_seconds(),
-        model: limits.served_names[0].clone(),
+        model: params.model.name.clone(),
         prompts: prompts.len() as u32,
         n: params.n,
         streaming: params.streaming,
@@ -114,6 +114,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
 /// A pipeline request with all that both APIs share; prompt, id and key are missing.
 pub fn request(params: &Params, envelope: &Envelope) -> Request {
     Request {
+        adapter: params.model.adapter.clone(),
         key: None,
         request_id: String::new(),
         traceparent: envelope.traceparent.clone(),

@@ -1,5 +1,7 @@
 //! The fields that both routes share: sampling, output, streaming. Each is checked for type and range here, once.
 
+use std::{collections::BTreeSet, sync::Arc};
+
 use proto::{BeamSearch, LogitBias, Output, Sampling};
 use serde_json::Value;
 
@@ -31,6 +33,8 @@ pub struct Limits {
     pub max_prompts: usize,
     /// Names that the model goes by.
     pub served_names: Vec<String>,
+    /// Adapters that are served, as far as this gateway knows.
+    pub adapters: Arc<BTreeSet<String>>,
     /// Whether a request may bring its own chat template.
     pub trust_chat_template: bool,
     /// How the model writes calls and reasoning.
@@ -63,6 +67,8 @@ pub struct Streaming {
 /// The fields that both routes share, checked.
 #[derive(Clone, Debug)]
 pub struct Params {
+    /// The model or adapter that answers.
+    pub model: ModelChoice,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// How tokens become text.
@@ -92,7 +98,7 @@ pub struct Params {
 impl Params {
     /// Reads and checks the shared fields.
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
-        check_model(fields, limits)?;
+        let model = check_model(fields, limits)?;
         let n = fields.whole_in("n", 1..=MAX_N)?.unwrap_or(1) as u32;
         let beam_search = beams::read(fields, n)?;
         let streaming = streaming(fields, limits)?;
@@ -100,6 +106,7 @@ impl Params {
         let mut sampling = read_sampling(fields, limits)?;
         sampling.prompt_logprobs = prompt_logprobs(fields, limits, streaming)?;
         Ok(Self {
+            model,
             sampling,
             output: output(fields, limits, streaming, return_token_ids)?,
             streaming,
@@ -141,15 +148,27 @@ impl Params {
     }
 }
 
+/// What a request's `model` stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelChoice {
+    /// The adapter that it runs with; empty: the model alone.
+    pub adapter: String,
+    /// The name that answers carry.
+    pub name: String,
+}
+
 /// Refuses a model that is not served. An absent or empty name means whichever is.
-pub fn check_model(fields: &mut Fields<'_>, limits: &Limits) -> Result<(), ApiError> {
+pub fn check_model(fields: &mut Fields<'_>, limits: &Limits) -> Result<ModelChoice, ApiError> {
     match fields.text("model")? {
+        Some(name) if limits.adapters.contains(&name) && !limits.served_names.contains(&name) => {
+            Ok(ModelChoice { adapter: name.clone(), name })
+        }
         Some(name) if !name.is_empty() && !limits.served_names.contains(&name) => Err(ApiError {
             fault: crate::error::Fault::NotFound,
             message: format!("The model `{name}` does not exist."),
             param: Some("model".into()),
         }),
-        _ => Ok(()),
+        _ => Ok(ModelChoice { adapter: String::new(), name: limits.served_names[0].clone() }),
     }
 }
 

@@ -7,13 +7,15 @@ use crate::{
     error::ApiError,
     openai::{
         fields::Fields,
-        params::{cache_salt, check_model, truncate, truncation_side},
+        params::{ModelChoice, cache_salt, check_model, truncate, truncation_side},
     },
 };
 
 /// The shared fields, checked.
 #[derive(Clone, Debug)]
 pub struct Params {
+    /// The model or adapter that answers.
+    pub model: ModelChoice,
     priority: i32,
     cache_salt: String,
     request_id: Option<String>,
@@ -35,10 +37,11 @@ pub enum Wanted {
 impl Params {
     /// Reads and checks them.
     pub fn read(fields: &mut Fields<'_>, reading: &Reading<'_>) -> Result<Self, ApiError> {
-        check_model(fields, reading.limits)?;
+        let model = check_model(fields, reading.limits)?;
         // Names the client's user, which nothing here depends on.
         let _: Option<String> = fields.text("user")?;
         Ok(Self {
+            model,
             priority: fields.whole_in("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
             cache_salt: cache_salt(fields)?,
             request_id: fields.text("request_id")?,
@@ -68,6 +71,7 @@ impl Params {
     pub fn requests(&self, id: &str, prompts: Vec<Prompt>, wanted: Wanted, reading: &Reading<'_>) -> Vec<Request> {
         let single = prompts.len() == 1;
         let template = Request {
+            adapter: self.model.adapter.clone(),
             traceparent: reading.envelope.traceparent.clone(),
             sampling: Some(Sampling { temperature: 0.0, ..Sampling::default() }),
             output: Some(Output { return_prompt_token_ids: wanted == Wanted::EachWithTokens, ..Output::default() }),

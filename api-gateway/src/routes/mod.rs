@@ -11,6 +11,7 @@ mod embeddings;
 mod health;
 mod invocations;
 mod load;
+pub mod lora_adapters;
 mod messages;
 mod metrics;
 mod models;
@@ -39,7 +40,7 @@ use crate::{
 pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
-pub const ROUTES: [Route; 35] = [
+pub const ROUTES: [Route; 37] = [
     development::ABORT,
     classify::ROUTE,
     detokenize::ROUTE,
@@ -62,6 +63,7 @@ pub const ROUTES: [Route; 35] = [
     chat_completions::ROUTE,
     completions::ROUTE,
     embeddings::ROUTE,
+    lora_adapters::LOAD,
     messages::ROUTE,
     messages::COUNT,
     models::ROUTE,
@@ -72,6 +74,7 @@ pub const ROUTES: [Route; 35] = [
     responses::CANCEL,
     responses::INPUT_ITEMS,
     score::V1,
+    lora_adapters::UNLOAD,
     cohere_embed::ROUTE,
     rerank::V2,
     version::ROUTE,

@@ -8,10 +8,12 @@ use axum::{
     routing::get,
 };
 use http::StatusCode;
+use proto::ServedAdapter;
 use serde_json::{Value, json};
 
 use crate::{
     api::operation::{Answer, Errors, Operation, Route, When},
+    engine::adapters,
     error::{ApiError, Fault, json_response},
     gateway::Gateway,
 };
@@ -42,7 +44,12 @@ pub const ONE: Route = Route {
 };
 
 async fn list(State(gateway): State<Arc<Gateway>>) -> Response {
-    let cards: Vec<Value> = gateway.config.served_names.iter().map(|name| card(&gateway, name)).collect();
+    let mut cards: Vec<Value> = gateway.config.served_names.iter().map(|name| card(&gateway, name)).collect();
+    match adapters::list(&gateway, "").await {
+        Ok(adapters) => cards.extend(adapters.iter().map(|adapter| adapter_card(&gateway, adapter))),
+        // The model is served all the same.
+        Err(error) => tracing::warn!("the list of models is without adapters: {error}"),
+    }
     json_response(StatusCode::OK, json!({ "object": "list", "data": cards }).to_string())
 }
 
@@ -50,10 +57,24 @@ async fn retrieve(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>)
     if gateway.config.served_names.contains(&name) {
         return Ok(json_response(StatusCode::OK, card(&gateway, &name).to_string()));
     }
+    let adapters = adapters::list(&gateway, &name).await?;
+    if let Some(adapter) = adapters.iter().find(|adapter| adapter.name == name) {
+        return Ok(json_response(StatusCode::OK, adapter_card(&gateway, adapter).to_string()));
+    }
     Err(ApiError {
         param: Some("model".into()),
         ..ApiError::new(Fault::NotFound, format!("The model `{name}` does not exist."))
     })
+}
+
+/// An adapter's card: its root is its folder, its parent the model.
+fn adapter_card(gateway: &Gateway, adapter: &ServedAdapter) -> Value {
+    let mut card = card(gateway, &adapter.name);
+    let base = gateway.config.model_name();
+    card["root"] = adapter.path.as_str().into();
+    card["parent"] = if adapter.base_model_name.is_empty() { base } else { &adapter.base_model_name }.into();
+    card["max_model_len"] = Value::Null;
+    card
 }
 
 /// vLLM's ModelCard. Where there is no prefix cache, it says why.

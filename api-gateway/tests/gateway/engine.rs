@@ -114,7 +114,7 @@ pub fn number(request: &Request) -> u64 {
 
 pub fn admitted(request: &Request, prompt_tokens: u32) -> Event {
     let admitted = Admitted { prompt_tokens, cached_tokens: 1, ..Admitted::default() };
-    Event { number: number(request), kind: Some(event::Kind::Admitted(admitted)) }
+    Event { number: number(request), kind: Some(event::Kind::Admitted(admitted.into())) }
 }
 
 /// One token of text.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proto::{
-    Delta, FinishReason, ModelInfo, PoolingInfo, Request,
+    Delta, DeltaDetails, FinishReason, ModelInfo, PoolingInfo, Request,
     pooling::Tokens,
     pooling_info::{Activation, Task},
     prompt::Kind,
@@ -19,6 +19,10 @@ use crate::{
     engine::{admitted, delta},
     stage::Stage,
 };
+
+fn pooled_values(pooled: Vec<f32>) -> Option<Box<DeltaDetails>> {
+    Some(DeltaDetails { pooled, ..DeltaDetails::default() }.into())
+}
 
 /// What the scheduler says of the model.
 struct Facts(PoolingInfo);
@@ -64,8 +68,9 @@ impl Pooling {
         for output in outputs {
             let request = self.stage.engine.request().await;
             let (first, rest) = output.split_at(output.len() / 2);
-            let part = Delta { pooled: first.to_vec(), more: true, ..Delta::default() };
-            let last = Delta { pooled: rest.to_vec(), finish: FinishReason::Stop.into(), ..Delta::default() };
+            let part = Delta { details: pooled_values(first.to_vec()), more: true, ..Delta::default() };
+            let last =
+                Delta { details: pooled_values(rest.to_vec()), finish: FinishReason::Stop.into(), ..Delta::default() };
             let events = vec![admitted(&request, 3), delta(&request, part), delta(&request, last)];
             self.stage.engine.send(events).await;
             requests.push(request);
@@ -161,7 +166,8 @@ async fn bytes_come_with_a_description() {
     let body = json!({"input": "a", "encoding_format": "bytes", "normalize": false, "endianness": "big"});
     let answer = pooling.stage.client.spawn("/v1/embeddings", &body);
     let request = pooling.stage.engine.request().await;
-    let pooled = Delta { pooled: vec![1.0, 0.5], finish: FinishReason::Stop.into(), ..Delta::default() };
+    let pooled =
+        Delta { details: pooled_values(vec![1.0, 0.5]), finish: FinishReason::Stop.into(), ..Delta::default() };
     pooling.stage.engine.send(vec![admitted(&request, 3), delta(&request, pooled)]).await;
     let answer = answer.await.expect("an answer");
     assert_eq!(answer.body.as_ref(), [0x3f, 0x80, 0, 0, 0x3f, 0, 0, 0]);

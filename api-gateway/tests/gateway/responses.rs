@@ -44,7 +44,7 @@ fn chat_of(request: &Request) -> (Value, Value) {
 /// Answers with these pieces, a token each, behind a prompt that ended so.
 async fn answer(stage: &mut Stage, request: &Request, tail: &str, pieces: &[&str]) {
     let prompt = Admitted { prompt_tokens: 3, cached_tokens: 2, prompt_tail: tail.into(), ..Admitted::default() };
-    let mut all = vec![Event { number: number(request), kind: Some(event::Kind::Admitted(prompt)) }];
+    let mut all = vec![Event { number: number(request), kind: Some(event::Kind::Admitted(prompt.into())) }];
     for (index, piece) in pieces.iter().enumerate() {
         let finish = if index + 1 == pieces.len() { FinishReason::Stop } else { FinishReason::Unspecified };
         let (text, finish) = ((*piece).to_owned(), finish.into());

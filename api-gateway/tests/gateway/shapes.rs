@@ -1,6 +1,6 @@
 //! What answers look like, and what the engine is asked for.
 
-use proto::{Admitted, Delta, Event, FinishReason, TextLogprobs, TopLogprob, event, prompt};
+use proto::{Admitted, Delta, DeltaDetails, Event, FinishReason, TextLogprobs, TopLogprob, event, prompt};
 use serde_json::{Value, json};
 
 use crate::{
@@ -144,8 +144,8 @@ async fn chat_logprobs_have_openais_shape() {
     let grown = Delta {
         text: "é".into(),
         token_count: 1,
-        logprobs: vec![entry("é", 4, 0)],
         finish: FinishReason::Stop.into(),
+        details: Some(DeltaDetails { logprobs: vec![entry("é", 4, 0)], ..DeltaDetails::default() }.into()),
         ..Delta::default()
     };
     stage.engine.send(vec![admitted(&request, 1), delta(&request, grown)]).await;
@@ -179,12 +179,18 @@ async fn completions_echo_the_prompt_with_its_logprobs() {
             text: "c".into(),
             token_count: 1,
             token_ids: vec![3],
-            logprobs: vec![entry("c", 3, 0)],
-            prompt_logprobs: vec![entry("b", 2, 1)],
             finish: FinishReason::Length.into(),
+            details: Some(
+                DeltaDetails {
+                    logprobs: vec![entry("c", 3, 0)],
+                    prompt_logprobs: vec![entry("b", 2, 1)],
+                    ..DeltaDetails::default()
+                }
+                .into(),
+            ),
             ..Delta::default()
         };
-        let opening = Event { number: number(&request), kind: Some(event::Kind::Admitted(facts)) };
+        let opening = Event { number: number(&request), kind: Some(event::Kind::Admitted(facts.into())) };
         stage.engine.send(vec![opening, delta(&request, grown)]).await;
         let json = answer.await.unwrap().json();
         let choice = &json["choices"][0];
@@ -213,9 +219,11 @@ async fn prompt_logprobs_are_by_token_id() {
     let grown = Delta {
         text: "c".into(),
         token_count: 1,
-        prompt_logprobs: vec![entry("b", 2, 1)],
         finish: FinishReason::Stop.into(),
-        stop_token: Some(77),
+        details: Some(
+            DeltaDetails { prompt_logprobs: vec![entry("b", 2, 1)], stop_token: Some(77), ..DeltaDetails::default() }
+                .into(),
+        ),
         ..Delta::default()
     };
     stage.engine.send(vec![admitted(&request, 2), delta(&request, grown)]).await;
@@ -283,8 +291,8 @@ async fn token_ids_may_stand_for_tokens() {
         text: "c".into(),
         token_count: 1,
         token_ids: vec![3],
-        logprobs: vec![entry("c", 3, 0)],
         finish: FinishReason::Stop.into(),
+        details: Some(DeltaDetails { logprobs: vec![entry("c", 3, 0)], ..DeltaDetails::default() }.into()),
         ..Delta::default()
     };
     stage.engine.send(vec![admitted(&request, 1), delta(&request, grown)]).await;

@@ -38,7 +38,7 @@ fn ask(extra: Value) -> Value {
 /// Answers with these pieces, a token each with the given id, behind a prompt that ended so.
 async fn answer(stage: &mut Stage, request: &Request, tail: &str, pieces: &[(&str, u32)]) {
     let admitted = Admitted { prompt_tokens: 3, prompt_tail: tail.into(), ..Admitted::default() };
-    let mut all = vec![Event { number: number(request), kind: Some(event::Kind::Admitted(admitted)) }];
+    let mut all = vec![Event { number: number(request), kind: Some(event::Kind::Admitted(admitted.into())) }];
     for (index, (text, id)) in pieces.iter().enumerate() {
         let last = index + 1 == pieces.len();
         let finish = if last { FinishReason::Stop } else { FinishReason::Unspecified };

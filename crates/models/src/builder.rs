@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Matrix, MatrixUse, Norm, Rope};
+use kernels::ops::{LoraSite, Matrix, MatrixUse, Norm, Rope};
 use model_spec::{ModelSpec, NormScale, NormSpec, Position, RopeSpec};
 
 use crate::error::LoadError;
 use crate::linear::{Linear, Split};
+use crate::lora::{LoraLayer, Projection};
 use crate::tp::Shard;
 use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
 
@@ -18,6 +19,8 @@ pub(crate) struct Builder<'a> {
     pub store: &'a mut dyn Store,
     /// Frequency tables so far; most layers share one.
     pub ropes: Vec<(RopeSpec, Rope)>,
+    /// The linear layers so far that take adapters.
+    pub lora: Vec<LoraLayer>,
 }
 
 /// What a rank holds of a layer's parameter: `range` of its `total` output rows, or input columns.
@@ -92,7 +95,23 @@ impl Builder<'_> {
             }
             false => None,
         };
-        Ok(Linear::new(matrix, bias, split))
+        Ok(Linear::new(matrix, bias, split).with_adapters(self.lora_site(parts)))
+    }
+
+    /// Room for the adapters of a linear layer inside the model's layers, where there are to be any.
+    fn lora_site(&mut self, parts: &[LinearPart]) -> Option<LoraSite> {
+        let inside = parts.iter().all(|part| matches!(part.id, ParamId::Layer(..)));
+        let inputs = parts.first().filter(|_| inside)?.cols.len();
+        let outputs: Vec<usize> = parts.iter().map(|part| part.rows.len()).collect();
+        let site = self.store.lora_site(inputs, &outputs)?;
+        let projection = |part: &LinearPart| Projection {
+            location: (self.names)(part.id, ParamKind::Weight),
+            shape: part.shape,
+            rows: part.rows.clone(),
+            cols: part.cols.clone(),
+        };
+        self.lora.push(LoraLayer { site, projections: parts.iter().map(projection).collect() });
+        Some(site)
     }
 
     /// The matrix of a linear layer, or of one in a group.

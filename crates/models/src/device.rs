@@ -73,6 +73,11 @@ impl Device {
         self.backend.describe()
     }
 
+    /// Slots of adapters that the sequences of the next step use, in the order of its batch; empty: none does.
+    pub fn set_adapters(&mut self, slots: &[Option<u32>]) {
+        self.backend.set_adapters(slots);
+    }
+
     /// Bytes of activation buffers, which all networks share.
     pub fn activation_bytes(&self) -> u64 {
         self.buffers.bytes()

@@ -50,6 +50,12 @@ pub enum LoadError {
         /// What is wrong.
         reason: &'static str,
     },
+    /// Adapters for a device or a model that takes none.
+    #[error("--enable-lora: {what} takes no adapters")]
+    NoAdapters {
+        /// The device or the architecture.
+        what: String,
+    },
     /// A tensor that the architecture needs is in no file.
     #[error("tensor {tensor:?} is in no weight file of {}{}; do config.json and weights belong together?",
             dir.display(), nearest.as_ref().map(|n| format!(" (nearest name: {n:?})")).unwrap_or_default())]

@@ -4,7 +4,7 @@
 //! an adapter's delta) and what sums it over tensor-parallel ranks belongs to the layer, too.
 
 use kernels::ops::{
-    Act, Activation, Backend, Epilogue, ExpertRouting, GatedExperts, HeadColumns, Matrix, MatrixGroup, Vector,
+    Act, Activation, Backend, Epilogue, ExpertRouting, GatedExperts, HeadColumns, LoraSite, Matrix, MatrixGroup, Vector,
 };
 
 use crate::error::ForwardError;
@@ -16,6 +16,8 @@ pub(crate) struct Linear {
     matrix: Matrix,
     bias: Option<Vector>,
     split: Split,
+    /// Where its adapters are, if it takes some.
+    lora: Option<LoraSite>,
 }
 
 /// How a layer's matrix is divided over the ranks of a tensor-parallel group.
@@ -30,13 +32,21 @@ pub(crate) enum Split {
 impl Linear {
     /// `bias` is `[out_features]`; of a layer that is split by inputs, one rank has it.
     pub(crate) fn new(matrix: Matrix, bias: Option<Vector>, split: Split) -> Self {
-        Self { matrix, bias, split }
+        Self { matrix, bias, split, lora: None }
+    }
+
+    /// With adapters. Of a layer that is split by inputs, each rank adds its term of their deltas.
+    pub(crate) fn with_adapters(self, lora: Option<LoraSite>) -> Self {
+        Self { lora, ..self }
     }
 
     /// This rank's product of rows `input` `[rows, in_features]`, stored to `out` `[rows, out_features]` or added to
     /// it.
     pub(crate) fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
         backend.matmul(input, self.matrix, self.bias, epilogue, out);
+        if let Some(site) = self.lora {
+            backend.lora(input, site, out);
+        }
     }
 
     /// The same, stored, and summed over the ranks where the layer is split by inputs.

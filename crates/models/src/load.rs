@@ -10,6 +10,7 @@ use crate::activations::Buffers;
 use crate::arch::{self, Description};
 use crate::device::Device;
 use crate::error::LoadError;
+use crate::lora::LoraOptions;
 use crate::model::Model;
 use crate::network::{self, Network, Parts};
 use crate::placement::Placement;
@@ -50,6 +51,8 @@ pub struct LoadOptions {
     pub max_logit_rows: usize,
     /// Threads that unpack quantised weights, and put together what lies in pieces.
     pub threads: usize,
+    /// Adapters that the device has room for; absent: none.
+    pub lora: Option<LoraOptions>,
 }
 
 impl LoadOptions {
@@ -136,6 +139,9 @@ pub fn load(
     let limits = options.limits()?;
     let spec = description.spec.clone();
     if let Some(runner) = runner::without_weights(&spec) {
+        if options.lora.is_some() {
+            return Err(LoadError::NoAdapters { what: spec.architecture });
+        }
         return Ok(Model { spec, weight_bytes: 0, num_weights: 0, runner });
     }
     let network = Loading { dir, options, limits, description }.network(&mut device, progress)?;
@@ -207,9 +213,13 @@ impl Loading<'_> {
         let layers = options.placement.stage.layers_of(spec.layers.len())?;
         shard.check(&spec)?;
         shapes::check(&spec, device.backend.limits(), || device.describe())?;
+        if options.lora.is_some() && !device.backend.has_lora() {
+            return Err(LoadError::NoAdapters { what: device.describe() });
+        }
         let compute = options.dtype.unwrap_or_else(|| spec.dtype.unwrap_or(DType::F32));
         let cache = cache_type(options, compute, quantized.fp8_cache)?;
-        let dummy = Dummy { seed: options.seed, dtype: spec.dtype.unwrap_or(compute) };
+        let (dtype, threads) = (spec.dtype.unwrap_or(compute), options.threads);
+        let dummy = Dummy { seed: options.seed, dtype, stored: None, threads };
         let Opened { weights, online } = open(dir, options, quantized, dummy)?;
         if let Some(online) = online
             && !device.backend.multiplies(online.format(spec.hidden_size), MatrixUse::Linear)
@@ -238,12 +248,15 @@ impl Loading<'_> {
             threads: options.threads,
             online,
             rounds_inputs: options.activations == ActivationRounding::AsConfigured,
+            lora: options.lora,
             resident: Resident::default(),
             buffers: Buffers { pool: &mut device.buffers, max_rows: limits.max_rows, compute },
         };
         let modules = network::build(&spec, &names, shard, layers.clone(), &mut loader)?;
         let resident = loader.resident;
-        Ok(Network::new(Parts { spec, limits, compute, layers, cache, scales, modules, resident }, device))
+        let max_lora_rank = options.lora.map(|lora| lora.max_rank);
+        let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, max_lora_rank };
+        Ok(Network::new(parts, device))
     }
 }
 
@@ -263,7 +276,7 @@ fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -
         LoadFormat::Gguf => Some(Format::Gguf),
         LoadFormat::Dummy => {
             let online = quant::check_asked(options.quantization.as_deref(), quantized.method)?;
-            quantized.check_dummy()?;
+            let dummy = Dummy { stored: quantized.dummy()?, ..dummy };
             return Ok(Opened { weights: Box::new(dummy), online });
         }
     };

@@ -17,8 +17,6 @@ pub struct Features {
     pub pooling: bool,
     /// Nothing else: they generate no text.
     pub only_pooling: bool,
-    /// Run requests with adapters.
-    pub adapters: bool,
     /// Take images, videos and sounds in prompts.
     pub media: bool,
 }
@@ -101,6 +99,9 @@ pub struct Config {
     pub pipeline_depth: u32,
     /// Drafted tokens that a row verifies at most; 0: no speculation. See [`crate::Scheduler::propose`].
     pub speculative_tokens: u32,
+    /// Different adapters that a step may use, each in a slot of the workers' devices; 0: requests with adapters are
+    /// refused.
+    pub adapter_slots: u32,
     /// What the workers can do beside generating text.
     pub features: Features,
     /// Requests that may wait for their first step; `None`: no bound.
@@ -137,6 +138,7 @@ impl Default for Config {
             policy: Policy::Fcfs,
             pipeline_depth: 2,
             speculative_tokens: 0,
+            adapter_slots: 0,
             features: Features::default(),
             max_num_queued_reqs: None,
             max_num_queued_tokens: None,

@@ -24,6 +24,7 @@ impl Scheduler {
         self.check_sequences()?;
         self.check_flights()?;
         self.check_slots()?;
+        self.check_adapters()?;
         self.check_counts()
     }
 
@@ -107,6 +108,16 @@ impl Scheduler {
         taken.sort_unstable();
         let expected = if self.epoch.is_some() { self.config.max_num_seqs } else { 0 };
         ensure(taken.iter().copied().eq(0..expected), || format!("slots {taken:?} instead of {expected}"))
+    }
+
+    /// What runs with an adapter has it on the workers.
+    fn check_adapters(&self) -> Result<(), Broken> {
+        for (index, sequence) in self.sequences.iter().filter(|(_, sequence)| sequence.status == Status::Running) {
+            let named = !self.requests[sequence.request].adapter.is_empty();
+            let has_slot = self.adapter_slot(index).is_some();
+            ensure(named == has_slot, || format!("sequence {} runs without its adapter", sequence.id))?;
+        }
+        Ok(())
     }
 
     fn check_counts(&self) -> Result<(), Broken> {

@@ -9,7 +9,8 @@
 //! 3. `blocks/`: `pool.rs` says who holds which KV block, `hash.rs` how a block is found again, `table.rs` which blocks
 //!    a sequence has, and `groups.rs` how many it needs where layers have windows.
 //! 4. `plan/`: what runs next. `mod.rs` plans decodes, then prompt chunks, then new requests; `start.rs` says what a
-//!    new one shares, `allocate.rs` where blocks come from, `prefill_budget.rs` how many prompt tokens decodes may have
+//!    new one shares, `allocate.rs` where blocks come from, `adapters.rs` which
+//!    adapters the workers hold, `prefill_budget.rs` how many prompt tokens decodes may have
 //!    to wait for.
 //! 5. `flight.rs`: what is remembered of a plan until its result is there. `complete.rs`: what the result means.
 //!    Tokens, accepted drafts, pooled outputs, confirmed positions, ends, cache entries.
@@ -66,5 +67,6 @@ mod stats;
 
 pub use config::{Config, ConfigError, Features, MixedPrefill, Policy, PrefillBudget};
 pub use error::{Broken, DraftRefusal, ProtocolError, QueueBound, Refusal};
+pub use plan::adapters::AdapterUse;
 pub use scheduler::{History, Scheduler};
 pub use stats::{End, EndCounts, FinishedChoice, Stats, Totals};

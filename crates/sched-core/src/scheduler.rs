@@ -6,6 +6,7 @@ use crate::{
     config::{Config, ConfigError},
     error::{DraftRefusal, QueueBound, Refusal},
     flight::{Flight, Want},
+    plan::adapters::AdapterSlots,
     plan::prefill_budget::PrefillRate,
     plan::scratch::Scratch,
     requests::queue::{Queue, QueueKey},
@@ -37,6 +38,7 @@ pub struct Scheduler {
     pub(crate) swept_out: u32,
     pub(crate) deferred: u32,
     pub(crate) free_slots: Vec<SlotId>,
+    pub(crate) adapters: AdapterSlots,
     /// Slots for the next plan's `removed`.
     pub(crate) removed: Vec<u32>,
     /// Plans without a result, oldest first.
@@ -94,6 +96,7 @@ impl Scheduler {
             swept_out: 0,
             deferred: 0,
             free_slots: Vec::new(),
+            adapters: AdapterSlots::default(),
             removed: Vec::new(),
             flights: VecDeque::new(),
             spare_flights: Vec::new(),
@@ -125,6 +128,7 @@ impl Scheduler {
         self.epoch = Some(epoch);
         self.pool = BlockPool::new(num_blocks);
         self.free_slots = (0..self.config.max_num_seqs).rev().map(SlotId).collect();
+        self.adapters = AdapterSlots::new(self.config.adapter_slots);
         self.next_step = StepId(1);
         self.prefill_rate = PrefillRate::default();
     }

@@ -43,6 +43,25 @@ impl GroupArgs {
     }
 }
 
+/// Adapters: flags of a scheduler and its workers.
+#[derive(Args, Clone, Debug)]
+pub struct LoraArgs {
+    /// Serve LoRA adapters beside the model
+    #[arg(long)]
+    pub enable_lora: bool,
+
+    /// Maximum number of different adapters in one step: those that the device holds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=1024_u32))]
+    pub max_loras: u32,
+}
+
+impl LoraArgs {
+    /// Adapters that the device holds; 0 where none are served.
+    pub fn slots(&self) -> u32 {
+        if self.enable_lora { self.max_loras } else { 0 }
+    }
+}
+
 /// The longest sequence: a flag of workers, scheduler and tokenizer.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LengthArgs {

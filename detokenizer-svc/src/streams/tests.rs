@@ -116,7 +116,10 @@ fn a_stop_string_ends_the_sequence_here() {
     let (deltas, stopped) = run(started(1, 10, stopping(&["three"])), &ids, &[1], FinishReason::Length);
     let last = deltas.last().expect("a delta");
     assert_eq!(text(&deltas), "one two ");
-    assert_eq!((last.finish(), last.stop_text.as_deref()), (FinishReason::Stop, Some("three")));
+    assert_eq!(
+        (last.finish(), last.details.as_ref().and_then(|details| details.stop_text.as_deref())),
+        (FinishReason::Stop, Some("three"))
+    );
     assert_eq!(stopped, [10]);
     let before = encode("one two three").len() as u32;
     assert_eq!(count(&deltas), before, "tokens up to and with the stop string");
@@ -203,13 +206,14 @@ fn logprobs_have_texts_bytes_and_offsets() {
         ..tokens(10, &ids)
     };
     let delta = deltas(apply(&mut streams, batch).0).remove(0);
-    assert_eq!(delta.logprobs.len(), ids.len());
-    let bytes: Vec<u8> = delta.logprobs.iter().flat_map(|one| one.token_bytes.to_vec()).collect();
+    let details = delta.details.expect("log-probabilities");
+    assert_eq!(details.logprobs.len(), ids.len());
+    let bytes: Vec<u8> = details.logprobs.iter().flat_map(|one| one.token_bytes.to_vec()).collect();
     assert_eq!(bytes, "né 🌍".as_bytes());
-    for (one, &id) in delta.logprobs.iter().zip(&ids) {
+    for (one, &id) in details.logprobs.iter().zip(&ids) {
         assert_eq!((one.token_id, one.rank, one.top.len(), one.top[1].token_id), (id, 2, 2, id));
     }
-    let last = delta.logprobs.last().expect("an entry");
+    let last = details.logprobs.last().expect("an entry");
     assert!(last.token.contains('\u{FFFD}'), "a part of a character: {:?}", last.token);
     assert!(last.text_offset as usize <= "né 🌍".chars().count());
 }
@@ -232,7 +236,8 @@ fn prompt_logprobs_come_with_the_first_delta() {
     let [Event { kind: Some(Kind::Admitted(admitted)), .. }] = events.as_slice() else { panic!("{events:?}") };
     assert_eq!((admitted.prompt_text.as_str(), &admitted.prompt_ids), ("one two three", &prompt));
     let delta = deltas(apply(&mut streams, tokens(10, &encode(" four"))).0).remove(0);
-    let seen: Vec<_> = delta.prompt_logprobs.iter().map(|one| (one.token.as_str(), one.text_offset)).collect();
+    let details = delta.details.expect("log-probabilities");
+    let seen: Vec<_> = details.prompt_logprobs.iter().map(|one| (one.token.as_str(), one.text_offset)).collect();
     assert_eq!(seen, [(" two", 3), (" three", 7)]);
 }
 

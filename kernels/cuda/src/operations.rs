@@ -10,11 +10,13 @@ use crate::attention::rope_and_cache::takes_norms;
 use crate::fusion::launch::fits;
 use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
 use crate::gemm::product::Product;
+use crate::jit::prefetch;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
 use crate::layers::norm;
 use crate::moe::experts;
+use crate::moe::experts_packed::PackedExperts;
 use crate::moe::routing;
 use crate::moe::routing::{Choices, Router};
 use crate::recurrent;
@@ -86,9 +88,11 @@ impl Load for CudaBackend {
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
         match format {
             WeightFormat::Plain(_) => true,
-            WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => {
-                by == MatrixUse::Linear && Kind::takes(format)
-            }
+            WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => match by {
+                MatrixUse::Linear => Kind::takes(format),
+                MatrixUse::Experts => Kind::takes_experts(format),
+                MatrixUse::Table | MatrixUse::Heads => false,
+            },
         }
     }
 
@@ -96,10 +100,14 @@ impl Load for CudaBackend {
         self.device.bind();
         self.check_type(compute);
         let matrix = self.staging.matrix(&mut self.device, pieces, compute);
-        self.matmul.reserve_unpacked(&mut self.device, &matrix);
+        self.matmul.reserve(&mut self.device, &matrix);
         self.matrices.push(matrix);
         self.order_for_newest_matrix();
         Matrix(newest(&self.matrices))
+    }
+
+    fn held_bytes(&self, matrix: Matrix) -> usize {
+        self.matrices[matrix.0 as usize].bytes()
     }
 
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table {
@@ -139,7 +147,11 @@ impl Load for CudaBackend {
         let pointers: Vec<u8> = members.iter().flat_map(|matrix| matrix.ptr().to_ne_bytes()).collect();
         let pointers = self.staging.load(&mut self.device, &pointers);
         let maps = experts::maps(&mut self.device, &mut self.staging, &members);
-        self.groups.push(Group::new(&members, pointers, maps));
+        let packed = PackedExperts::load(&mut self.device, &mut self.staging, &members);
+        if let Some(experts) = &packed {
+            prefetch::order_experts(&self.device, experts);
+        }
+        self.groups.push(Group::new(&members, pointers, maps, packed));
         MatrixGroup(newest(&self.groups))
     }
 
@@ -488,3 +500,5 @@ impl Comm for CudaBackend {
         self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
     }
 }
+
+impl ops::Lora for CudaBackend {}

@@ -6,6 +6,7 @@
 mod attention;
 mod gemm;
 mod layers;
+mod lora;
 mod moe;
 mod recurrent;
 mod runtime;
@@ -53,6 +54,7 @@ pub struct CpuBackend {
     angles: attention::rope_and_cache::Angles,
     matmul: gemm::Scratch,
     attention: attention::Scratch,
+    lora: lora::Adapters,
     /// Rounded inputs of products.
     rounded: runtime::memory::Reserve,
     /// Inputs whose columns are in the order of a matrix.
@@ -81,6 +83,7 @@ impl CpuBackend {
             angles: attention::rope_and_cache::Angles::default(),
             matmul: gemm::Scratch::default(),
             attention: attention::Scratch::default(),
+            lora: lora::Adapters::default(),
             rounded: runtime::memory::Reserve::default(),
             ordered: runtime::memory::Reserve::default(),
         }
@@ -136,6 +139,10 @@ impl Load for CpuBackend {
             // Packed codes lie in pairs.
             WeightFormat::ScaledE4m3 { scale_cols, .. } => scale_cols == ALL_COLUMNS || scale_cols.is_multiple_of(2),
         }
+    }
+
+    fn held_bytes(&self, matrix: Matrix) -> usize {
+        self.matrices[matrix.0 as usize].bytes()
     }
 
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {
@@ -202,6 +209,7 @@ impl Ops for CpuBackend {
         self.slots.resolve(&mut self.batch.tokens);
         self.angles.begin();
         self.acts.begin(self.batch.rows());
+        self.lora.begin(&self.batch);
         self.pool.set_in_pass(true);
     }
 
@@ -463,6 +471,34 @@ impl Ops for CpuBackend {
 
     fn host_mut(&mut self, x: Act) -> &mut [f32] {
         self.acts.slice_mut(x)
+    }
+}
+
+impl ops::Lora for CpuBackend {
+    fn has_lora(&self) -> bool {
+        true
+    }
+
+    fn new_lora_site(&mut self, shape: ops::LoraShape<'_>) -> ops::LoraSite {
+        ops::LoraSite(self.lora.add_site(shape))
+    }
+
+    fn write_lora(&mut self, site: ops::LoraSite, slot: u32, parts: &[Option<ops::LoraWeights<'_>>]) {
+        self.lora.write(site.0, slot, parts);
+    }
+
+    fn set_adapters(&mut self, slots: &[Option<u32>]) {
+        self.lora.set(slots);
+    }
+
+    fn select_adapters(&mut self, selection: RowSelection<'_>) {
+        self.lora.select(selection.rows);
+    }
+
+    fn lora(&mut self, x: Act, site: ops::LoraSite, out: Act) {
+        assert_ne!(x, out, "a delta cannot overwrite its input");
+        let (x, out) = (self.acts.view(x), self.acts.view(out));
+        self.lora.add_deltas(&mut self.pool, x, site.0, out);
     }
 }
 

@@ -19,7 +19,7 @@ pub trait Load {
     }
 
     /// Takes a weight matrix into device memory, packed as the device likes. `compute` is the type that products with
-    /// it compute in: with `Bf16` the backend may round inputs to bf16, with `F32` it must not.
+    /// it compute in: with a 16-bit type the backend may round inputs to 16 bits, with `F32` it must not.
     fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {
         self.load_stack(&[source], compute)
     }
@@ -27,6 +27,9 @@ pub trait Load {
     /// [`Load::load_matrix`] for a matrix whose rows lie in several pieces, one below the other: all of one width and
     /// format.
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix;
+
+    /// Bytes that a matrix takes as it lies in memory, with its scales and what pads it.
+    fn held_bytes(&self, matrix: Matrix) -> usize;
 
     /// Takes a lookup table of numbers.
     fn load_table(&mut self, source: HostMatrix<'_>) -> Table;

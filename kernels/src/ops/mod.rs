@@ -1,8 +1,9 @@
 //! The seam between the decoder and a device: handles to device memory, and one method per fused operation.
 //!
-//! [`Backend`] is a device's whole; its parts have a trait each, by purpose: [`Device`], [`Load`], [`Ops`], [`Sample`],
-//! [`Capture`], [`Comm`]. Activations are row-major `[rows, width]`; a step's rows are the tokens of all its sequences,
-//! one after the other (a ragged batch). Handles stand for device memory, so nothing above this module owns any.
+//! [`Backend`] is a device's whole; its parts have a trait each, by purpose: [`Device`], [`Load`], [`Ops`], [`Lora`],
+//! [`Sample`], [`Capture`], [`Comm`]. Activations are row-major `[rows, width]`; a step's rows are the tokens of all
+//! its sequences, one after the other (a ragged batch). Handles stand for device memory, so nothing above this module
+//! owns any.
 
 mod attention;
 mod batch;
@@ -14,6 +15,7 @@ mod host;
 mod kv_dtype;
 mod limits;
 mod load;
+mod lora;
 mod moe;
 mod noise;
 mod operations;
@@ -35,6 +37,7 @@ pub use host::{
 pub use kv_dtype::KvDType;
 pub use limits::ShapeLimits;
 pub use load::Load;
+pub use lora::{Lora, LoraShape, LoraSite, LoraWeights};
 pub use model_spec::{Activation, DType, ExpertGroups, Mask, NormKind, RopeStyle, RouterScore};
 pub use moe::{GatedExperts, Routing};
 pub use noise::{Noise, NoiseRows, mix};
@@ -49,9 +52,9 @@ pub use step_preference::StepPreference;
 ///
 /// Guarantee: a row's results depend only on that row's inputs (and its sequence's cache), bit for bit: never on which
 /// or how many other rows share the step, nor on how its sequence was cut into chunks.
-pub trait Backend: Device + Load + Ops + Sample + Capture + Comm {}
+pub trait Backend: Device + Load + Ops + Lora + Sample + Capture + Comm {}
 
-impl<T: Device + Load + Ops + Sample + Capture + Comm + ?Sized> Backend for T {}
+impl<T: Device + Load + Ops + Lora + Sample + Capture + Comm + ?Sized> Backend for T {}
 
 /// A norm's parameters.
 #[derive(Clone, Copy, Debug)]

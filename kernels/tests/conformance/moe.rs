@@ -9,7 +9,7 @@ use kernels::ops::{
 };
 
 /// A layer of experts.
-struct Layer {
+pub(super) struct Layer {
     n: usize,
     k: usize,
     experts: usize,
@@ -29,6 +29,31 @@ impl Layer {
         Self { n, k, experts, values, bias, x, logits, weights, compute }
     }
 
+    pub(super) fn shape(&self) -> [usize; 2] {
+        [self.n, self.k]
+    }
+
+    pub(super) fn experts(&self) -> usize {
+        self.experts
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.x.len() / self.k
+    }
+
+    pub(super) fn x(&self) -> &[f32] {
+        &self.x
+    }
+
+    pub(super) fn bias(&self) -> &[f32] {
+        &self.bias
+    }
+
+    /// Makes these the weights of its experts.
+    pub(super) fn set_values(&mut self, values: Vec<Vec<f32>>) {
+        self.values = values;
+    }
+
     fn load(&self, backend: &mut dyn Backend) -> MatrixGroup {
         let load = |values: &Vec<f32>| {
             backend.load_matrix(host(self.weights, self.n, self.k, &encode(values, self.weights).0), self.compute)
@@ -37,7 +62,7 @@ impl Layer {
         backend.group_matrices(&members)
     }
 
-    fn choose(&self, backend: &mut dyn Backend, rows: std::ops::Range<usize>) -> ExpertRouting {
+    pub(super) fn choose(&self, backend: &mut dyn Backend, rows: std::ops::Range<usize>) -> ExpertRouting {
         route(backend, self.experts, &self.logits[rows.start * self.experts..rows.end * self.experts], PLAIN)
     }
 
@@ -58,8 +83,16 @@ impl Layer {
         (0..self.n).map(cell).collect()
     }
 
+    /// Sums of the sizes of what [`Self::products`] adds up.
+    pub(super) fn sizes(&self) -> Vec<Vec<f64>> {
+        let size = |values: &[f32]| values.iter().map(|value| value.abs()).collect::<Vec<f32>>();
+        let values = self.values.iter().map(|values| size(values)).collect();
+        let logits = self.logits.clone();
+        Self { values, bias: size(&self.bias), x: size(&self.x), logits, ..*self }.products(self.rows())
+    }
+
     /// Of the first `rows` rows with each of their experts, in the order of choices.
-    fn products(&self, rows: usize) -> Vec<Vec<f64>> {
+    pub(super) fn products(&self, rows: usize) -> Vec<Vec<f64>> {
         let row = |row: usize| &self.x[row * self.k..][..self.k];
         (0..rows).flat_map(|index| self.chosen(index).map(|expert| self.product(row(index), expert))).collect()
     }
@@ -110,7 +143,7 @@ const SIXTEEN_BIT: [((usize, usize), usize, usize); 10] = [
 ];
 
 /// A layer whose first expert is liked by most rows, and the last by none, with inputs of this type.
-fn unbalanced(shape: (usize, usize), experts: usize, rows: usize, dtype: DType) -> Layer {
+pub(super) fn unbalanced(shape: (usize, usize), experts: usize, rows: usize, dtype: DType) -> Layer {
     let mut layer = Layer::new(shape, experts, rows, dtype, dtype);
     for logits in layer.logits.chunks_mut(experts) {
         logits[0] += 1.5;
@@ -158,7 +191,7 @@ fn half_step(dtype: DType) -> f64 {
 }
 
 /// `activation(gate) * up`.
-fn gated(activation: Activation, gate: f64, up: f64) -> f64 {
+pub(super) fn gated(activation: Activation, gate: f64, up: f64) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     match activation {
         Activation::ClampedSwiGlu { limit } => {

@@ -24,6 +24,7 @@ const OF_ENGINE: &[Fact] = &[
     fact("pooling", |ready| {
         ready.pooling.as_ref().map_or("none".to_owned(), |info| format!("{:?} of {}", info.task(), info.width))
     }),
+    fact("--max-loras", |ready| ready.adapter_slots.to_string()),
     fact("a recurrent state", |ready| if ready.state_bytes > 0 { "yes" } else { "no" }.to_owned()),
 ];
 

@@ -218,8 +218,14 @@ impl Group {
     }
 
     /// Sends a plan to all ranks, encoded once.
-    pub(crate) async fn send(&mut self, plan: StepPlan) -> Result<(), Unreachable> {
+    pub(crate) async fn send(&mut self, mut plan: StepPlan) -> Result<(), Unreachable> {
+        plan.shorten();
         self.broadcast(Command::Step(plan)).await
+    }
+
+    /// Sends what is no plan to all ranks; how many there are.
+    pub(crate) async fn tell(&mut self, command: Command) -> Result<usize, Unreachable> {
+        self.broadcast(command).await.map(|()| self.ranks.len())
     }
 
     /// Drops all workers; they dial again with empty slots.

@@ -47,6 +47,7 @@ impl Engine {
                 }
             }
             Some(from_worker::Event::Result(result)) => self.result(connection, result),
+            Some(from_worker::Event::AdapterLoaded(loaded)) => self.adapter_loaded(loaded)?,
             Some(from_worker::Event::Pong(pong)) => self.group.pong(connection, pong),
             Some(from_worker::Event::Failed(failed)) => self.worker_lost(connection, &failed.reason),
             None => warn!("an empty message from a worker"),
@@ -125,7 +126,7 @@ impl Engine {
         self.overdue = None;
         self.published.set_model(Some(self.args.model_info(&config, formed)));
         self.metrics.cache_config(&config, formed, self.args.prefix_cache_off(&config, formed));
-        self.say_readiness();
+        self.load_modules();
         Ok(())
     }
 
@@ -176,6 +177,7 @@ impl Engine {
 
     fn lose_group(&mut self, reason: &str) {
         self.overdue = None;
+        self.adapters_lost(reason);
         if let Some(core) = &mut self.core {
             core.group_lost(&error::workers_lost(reason), self.clock.now_us());
         }

@@ -4,9 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
-    DetokenizerReply, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt, Request, RequestKey,
-    Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady, WorkerRefused, from_worker,
-    inbound, prompt, to_worker,
+    AdapterLoaded, DetokenizerReply, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt, Request,
+    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady, WorkerRefused,
+    from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{Process, parse_flags};
 use tempfile::TempDir;
@@ -195,6 +195,11 @@ impl Worker {
             to_worker::Command::FormGroup(form) => {
                 self.send(from_worker::Event::Formed(GroupFormed { epoch: form.epoch })).await;
             }
+            to_worker::Command::LoadAdapter(load) => {
+                let loaded = AdapterLoaded { adapter: load.adapter, error: String::new() };
+                self.send(from_worker::Event::AdapterLoaded(loaded)).await;
+            }
+            to_worker::Command::DropAdapter(_) => {}
             to_worker::Command::Refused(refused) => panic!("{refused:?}"),
         }
     }
@@ -247,7 +252,8 @@ impl Worker {
         self.answer(plan).await;
     }
 
-    pub async fn answer(&mut self, plan: StepPlan) {
+    pub async fn answer(&mut self, mut plan: StepPlan) {
+        plan.restore();
         let rows = plan.slot.iter().zip(plan.want());
         let slot: Vec<u32> = rows.filter(|(_, want)| *want == Want::Sample).map(|(slot, _)| *slot).collect();
         let token = vec![plan.step as u32; slot.len()];

@@ -127,6 +127,7 @@ fn describe(args: &Args, model: &Model, Capacity { num_blocks, max_num_seqs }: C
         step_preference: Some(step_preference(model.runner.step_preference())),
         max_num_batched_tokens: args.load_options().max_rows as u32,
         settings: args.common_to_ranks(),
+        adapter_slots: args.lora.slots(),
         ..WorkerReady::default()
     }
 }

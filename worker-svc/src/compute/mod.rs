@@ -9,13 +9,16 @@ pub(crate) mod watchdog;
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
     time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
-use models::{Model, Runner, pooling::PoolingMethod};
+use models::{AdapterLayout, Model, Runner, pooling::PoolingMethod};
 use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
 use service_kit::{
     LoadProgress,
@@ -30,6 +33,7 @@ use self::{
     watchdog::{Activity, Task},
 };
 use crate::{
+    adapters::HostAdapters,
     config::Args,
     engine::{Engine, OnDevice, Options, slots::Slots},
     error::StepError,
@@ -61,11 +65,19 @@ pub(crate) enum RankSync {
     Host,
 }
 
+/// What there is once the model is loaded.
+pub(crate) struct Loaded {
+    pub ready: WorkerReady,
+    pub sync: RankSync,
+    /// Reads adapters for it.
+    pub adapters: Option<Arc<AdapterLayout>>,
+}
+
 /// Messages of the compute thread.
 pub(crate) enum Reply {
     Loading(LoadProgress),
     /// The model is loaded.
-    Ready(Box<WorkerReady>, RankSync),
+    Ready(Box<Loaded>),
     Formed(u64),
     Result(Box<StepResult>),
     /// The epoch is over; the weights are fine.
@@ -85,7 +97,7 @@ pub(crate) struct Compute {
 }
 
 /// Starts the thread; `profile` gets what it does.
-pub(crate) fn start(args: Args, profile: Recorder) -> anyhow::Result<Compute> {
+pub(crate) fn start(args: Args, profile: Recorder, adapters: HostAdapters) -> anyhow::Result<Compute> {
     let (jobs, queue) = sync_channel(QUEUE);
     let (sender, replies) = mpsc::channel(QUEUE);
     let activity = Activity::default();
@@ -93,7 +105,8 @@ pub(crate) fn start(args: Args, profile: Recorder) -> anyhow::Result<Compute> {
     let run = move || {
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
         let worked = catch_unwind(AssertUnwindSafe(|| {
-            load_and_work(&args, &queue, Surroundings { replies: &sender, activity: &noted, profile })
+            let around = Surroundings { replies: &sender, activity: &noted, profile, adapters };
+            load_and_work(&args, &queue, around)
         }));
         let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", panic_message(&*panic))));
         if let Err(error) = ended {
@@ -115,19 +128,21 @@ struct Surroundings<'a> {
     replies: &'a mpsc::Sender<Reply>,
     activity: &'a Activity,
     profile: Recorder,
+    adapters: HostAdapters,
 }
 
 fn load_and_work(args: &Args, jobs: &Receiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
-    let Surroundings { replies, activity, profile } = surroundings;
+    let Surroundings { replies, activity, profile, adapters } = surroundings;
     let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
     let pooling = args.pooling.plan(&args.model, &tokenizer)?;
     let (model, offer) = load(args, pooling.as_ref(), replies, activity)?;
     let sync = if model.runner.can_join() { RankSync::Device } else { RankSync::Host };
-    say(replies, Reply::Ready(Box::new(offer.clone()), sync))?;
+    let loaded = Loaded { ready: offer.clone(), sync, adapters: model.runner.adapter_layout() };
+    say(replies, Reply::Ready(Box::new(loaded)))?;
     let graphs = GraphCapture::new(args.enforce_eager);
     let grammars = Grammars::start(tokenizer, offer.eos_token_ids.clone()).context("the grammars' thread")?;
     let (pooling, profile) = (pooling.map(|plan| plan.spec.method), DeviceProfile::new(profile));
-    Working { args, jobs, replies, activity, model, graphs, grammars, pooling, offer, profile }.run()
+    Working { args, jobs, replies, activity, model, graphs, grammars, pooling, offer, profile, adapters }.run()
 }
 
 /// The thread once the model is there.
@@ -143,6 +158,7 @@ struct Working<'a> {
     /// The facts that the scheduler was told.
     offer: WorkerReady,
     profile: DeviceProfile,
+    adapters: HostAdapters,
 }
 
 impl Working<'_> {
@@ -192,7 +208,8 @@ impl Working<'_> {
         let slots = slots.pooled_by(self.pooling);
         let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
         let model = OnDevice { runner: &mut *self.model.runner, graphs: &mut self.graphs };
-        let mut engine = Engine::new(model, slots, group, Options { threads, max_logit_rows });
+        let mut engine = Engine::new(model, slots, group, Options { threads, max_logit_rows })
+            .with_adapters(self.adapters.clone(), self.offer.adapter_slots);
         self.activity.idle();
         say(self.replies, Reply::Formed(form.epoch))?;
         loop {

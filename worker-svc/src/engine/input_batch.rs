@@ -18,6 +18,7 @@ pub(crate) struct BatchMemory {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     sequences: Vec<Sequence<'static>>,
+    adapters: Vec<Option<u32>>,
     logit_rows: Vec<u32>,
     pub sample_rows: Vec<SampleRow>,
     /// Of steps whose tokens were taken.
@@ -29,6 +30,8 @@ pub(crate) struct InputBatch<'a> {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     sequences: Vec<Sequence<'a>>,
+    /// Slots of the sequences' adapters; empty: none has one.
+    pub adapters: Vec<Option<u32>>,
     /// Batch rows whose logits are wanted, ascending.
     pub logit_rows: Vec<u32>,
     /// Rows that the device samples, in order.
@@ -68,6 +71,7 @@ impl<'a> InputBatch<'a> {
             tokens: emptied(&mut memory.tokens, count),
             positions: emptied(&mut memory.positions, count),
             sequences: emptied_sequences(std::mem::take(&mut memory.sequences)),
+            adapters: emptied(&mut memory.adapters, 0),
             logit_rows: emptied(&mut memory.logit_rows, count),
             sample_rows: emptied(&mut memory.sample_rows, count),
             targets: emptied(&mut memory.targets.pop().unwrap_or_default(), count),
@@ -75,8 +79,12 @@ impl<'a> InputBatch<'a> {
             is_guided: false,
         };
         batch.sequences.reserve(count);
+        let slot = |chunk: &Chunk| slots.get(chunk.slot).expect("forward_passes looked it up");
         for chunk in chunks {
-            batch.add(chunk, chunk.draft(plan), slots.get(chunk.slot).expect("forward_passes looked it up"));
+            batch.add(chunk, chunk.draft(plan), slot(chunk));
+        }
+        if chunks.iter().any(|chunk| slot(chunk).adapter.is_some()) {
+            batch.adapters.extend(chunks.iter().map(|chunk| slot(chunk).adapter));
         }
         batch
     }
@@ -86,6 +94,7 @@ impl<'a> InputBatch<'a> {
         memory.tokens = self.tokens;
         memory.positions = self.positions;
         memory.sequences = emptied_sequences(self.sequences);
+        memory.adapters = self.adapters;
         memory.logit_rows = self.logit_rows;
         if self.sample_rows.capacity() > 0 {
             memory.sample_rows = self.sample_rows;

@@ -25,7 +25,7 @@ use kernels::{
     sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Ticket},
 };
 use models::Runner;
-use proto::{StepPlan, StepResult};
+use proto::{AdapterLoad, NewSequence, StepPlan, StepResult};
 use sampling::Sampled;
 
 use self::{
@@ -37,6 +37,7 @@ use self::{
     step_log::Note,
 };
 use crate::{
+    adapters::HostAdapters,
     compute::run_loop::Work,
     error::StepError,
     idle::{
@@ -65,6 +66,9 @@ pub(crate) struct Engine<'m> {
     /// The memory of the last plan's first pass, and of its input.
     chunks: Vec<Chunk>,
     memory: BatchMemory,
+    /// Adapters on the host, and the slots that the device has for them.
+    adapters: HostAdapters,
+    adapter_slots: u32,
 }
 
 /// A model on its device.
@@ -126,6 +130,28 @@ impl<'m> Engine<'m> {
             sampled: Vec::new(),
             chunks: Vec::new(),
             memory: BatchMemory::default(),
+            adapters: HostAdapters::default(),
+            adapter_slots: 0,
+        }
+    }
+
+    /// Takes adapters from these on the host into so many slots of the device.
+    pub(crate) fn with_adapters(mut self, adapters: HostAdapters, adapter_slots: u32) -> Self {
+        (self.adapters, self.adapter_slots) = (adapters, adapter_slots);
+        self
+    }
+
+    /// Copies the adapters that a plan names into their slots.
+    fn load_adapters(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        for AdapterLoad { slot, adapter } in &plan.adapters {
+            let held = self.adapters.get(adapter).filter(|_| *slot < self.adapter_slots);
+            let found = held.ok_or_else(|| malformed(plan.step, &format!("adapter {adapter:?} for slot {slot}")))?;
+            self.model.write_adapter(*slot, &found);
+        }
+        let unknown = |new: &&NewSequence| new.adapter.is_some_and(|slot| slot >= self.adapter_slots);
+        match plan.added.iter().find(unknown) {
+            None => Ok(()),
+            Some(new) => Err(malformed(plan.step, &format!("there is no slot {:?} for adapters", new.adapter))),
         }
     }
 
@@ -237,6 +263,7 @@ impl<'m> Engine<'m> {
     }
 
     fn change_slots(&mut self, plan: &mut StepPlan) -> Result<(), StepError> {
+        self.load_adapters(plan)?;
         let added: Vec<u32> = plan.added.iter().map(|sequence| sequence.slot).collect();
         self.slots.apply(plan)?;
         if !plan.copy_from.is_empty() {
@@ -287,6 +314,7 @@ fn start(
     model: &mut dyn Runner,
     group: &mut dyn Collective,
 ) -> Result<Progress, StepError> {
+    model.set_adapters(&input.adapters);
     if input.is_guided {
         model.launch(input.batch(), &input.logit_rows, &input.sample_rows, group)?;
         return Ok(Progress::Launched(std::mem::take(&mut input.sample_rows)));

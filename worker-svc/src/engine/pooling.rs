@@ -108,6 +108,7 @@ impl Engine<'_> {
             false => PooledRows::Means(&ranges),
         };
         let step = PooledStep { batch: input.batch(), rows: wanted, token_types: &token_types };
+        self.model.set_adapters(&input.adapters);
         let ticket = self.model.submit_pooled(step, &mut *self.group)?;
         drop(input.into_targets(&mut self.memory));
         self.collect(&pooled, result)?;

@@ -24,6 +24,8 @@ pub(crate) struct Slot {
     pub guide: Option<Box<Guide>>,
     /// Most candidates that a row gives, if the sequence is a beam; else 0.
     pub candidates: usize,
+    /// The device's slot of its adapter.
+    pub adapter: Option<u32>,
     /// What there is of its output, if it is pooled.
     pub pooled: Option<PartialOutput>,
     /// The device samples its tokens.
@@ -200,6 +202,7 @@ impl Slots {
             prompt_logprobs,
             guide,
             candidates: new.candidates as usize,
+            adapter: new.adapter,
             pooled,
             on_device: false,
             pending: 0,

@@ -29,6 +29,7 @@ fn model() -> Box<dyn Runner> {
         max_rows: 256,
         max_logit_rows: LOGIT_ROWS,
         threads: 1,
+        lora: None,
     };
     let mut model = models::load(folder.as_ref(), &options, backend(), &mut |_| {}).unwrap().runner;
     model.set_capture_sizes(&[1, 2, 4, 8]);

@@ -24,6 +24,9 @@ pub(super) fn run(root: &Path) -> anyhow::Result<()> {
     stage("frameworks on top of the API, and vLLM's own tests", || {
         cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "clients::"], None)
     })?;
+    stage("a public model of four bits", || {
+        cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "smollm2::"], None)
+    })?;
     stage("fuzzing sched-core (libFuzzer)", || fuzz(root))
 }
 

@@ -3,7 +3,8 @@
 use super::{BOTH, Field, field};
 use crate::api::{
     operation::Body::{
-        self, AbortRequests, Chat, Completion, CountTokens, Detokenize, Messages, Responses, StartProfile, Tokenize,
+        self, AbortRequests, Chat, Completion, CountTokens, Detokenize, LoadLoraAdapter, Messages, Responses,
+        StartProfile, Tokenize, UnloadLoraAdapter,
     },
     shape::{
         Bounds, Member,
@@ -60,6 +61,7 @@ const SHAPES: &str = "api-gateway/tests/gateway/shapes.rs: a_chat_is_answered";
 const BEAMS: &str = "tests/e2e/beams.rs: texts_are_those_of_hugging_face";
 const TOOLS: &str = "api-gateway/tests/gateway/tools.rs: calls_are_told_from_content";
 const STRICT_MESSAGES: &str = "api-gateway/src/anthropic/strict.rs: fields_are_honoured_or_refused_by_name";
+const LORA_TEST: &str = "api-gateway/src/routes/lora_adapters.rs: bodies_name_adapters";
 const MESSAGES_TEST: &str = "api-gateway/tests/gateway/tools.rs: anthropics_messages_are_chats";
 const PROFILED: &str = "api-gateway/src/profile/settings.rs: requests_say_which_steps_and_name_the_trace";
 const TOKENIZED: &str = "api-gateway/tests/gateway/control.rs: prompts_are_tokenized_and_back";
@@ -272,6 +274,15 @@ pub(super) const FIELDS: &[Field] = &[
     field("max_iterations", &[StartProfile], STEPS, "Steps to record; 0: all [default: the flag's]").seen(PROFILED),
     field("profile_prefix", &[StartProfile], Text, "Beginning of the trace's name").seen(PROFILED),
     field("profiler_kwargs", &[StartProfile], OBJECT, "Must be empty").seen(PROFILED),
+    // Of /v1/load_lora_adapter and /v1/unload_lora_adapter.
+    field("base_model_name", &[LoadLoraAdapter], Text, "The model that it was made for, for /v1/models")
+        .seen(LORA_TEST),
+    field("load_inplace", &[LoadLoraAdapter], Bool, "It may take the place of one of that name")
+        .or("false")
+        .seen(LORA_TEST),
+    field("lora_int_id", &[UnloadLoraAdapter], Whole(0, i64::MAX), "Names go by `lora_name` alone").seen(LORA_TEST),
+    field("lora_name", &[LoadLoraAdapter, UnloadLoraAdapter], Text, "What requests call it").needed().seen(LORA_TEST),
+    field("lora_path", &[LoadLoraAdapter], Text, "Its folder").needed().seen(LORA_TEST),
     // Of Anthropic's routes.
     field("context_management", &[Messages], OBJECT, "Its `edits` may keep all thinking; others are refused")
         .seen(STRICT_MESSAGES),

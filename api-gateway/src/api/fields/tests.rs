@@ -19,7 +19,7 @@ use crate::{
     },
     pooling::{self, Reading, classify, cohere, embeddings, pooled, rerank, score},
     responses::store::{Bounds, Store},
-    routes::{detokenize, development, tokenize},
+    routes::{detokenize, development, lora_adapters, tokenize},
 };
 
 fn limits() -> Limits {
@@ -29,6 +29,7 @@ fn limits() -> Limits {
         max_logprobs: 20,
         max_prompts: 10,
         served_names: vec!["wren".into()],
+        adapters: Arc::default(),
         trust_chat_template: true,
         formats: Formats::named("hermes", "").expect("a format"),
         exclude_unused_tools: false,
@@ -60,6 +61,8 @@ fn least(body: Body) -> Value {
         Body::Rerank => json!({"query": "x", "documents": ["y"]}),
         Body::CohereEmbed => json!({"texts": ["x"]}),
         Body::StartProfile => json!({}),
+        Body::LoadLoraAdapter => json!({"lora_name": "x", "lora_path": "y"}),
+        Body::UnloadLoraAdapter => json!({"lora_name": "x"}),
     }
 }
 
@@ -90,6 +93,8 @@ fn read(body: Body, json: &Value) {
         Body::Rerank => pool(bytes, Task::Embed, rerank::read),
         Body::Pooling => pool(bytes, Task::Embed, pooled::read),
         Body::CohereEmbed => pool(bytes, Task::Embed, cohere::read),
+        Body::LoadLoraAdapter => lora_adapters::to_load(bytes).map(drop),
+        Body::UnloadLoraAdapter => lora_adapters::to_unload(bytes).map(drop),
         Body::StartProfile => crate::profile::settings::overrides(bytes).map(drop),
         Body::Messages | Body::CountTokens => Fields::parse(bytes).and_then(|mut fields| {
             anthropic::request::chat_body(&mut fields)?;

@@ -26,7 +26,7 @@ pub(crate) fn build(
     layers: Range<usize>,
     store: &mut dyn Store,
 ) -> Result<Modules, LoadError> {
-    Builder { spec, names, shard, store, ropes: Vec::new() }.modules(layers)
+    Builder { spec, names, shard, store, ropes: Vec::new(), lora: Vec::new() }.modules(layers)
 }
 
 impl Builder<'_> {
@@ -43,7 +43,7 @@ impl Builder<'_> {
         let layers =
             layers.map(|index| self.layer(index, &spec.layers[index])).collect::<Result<Vec<Layer>, LoadError>>()?;
         let output = if is_last { Some(self.output(tied)?) } else { None };
-        Ok(Modules { hidden: spec.hidden_size, input, layers, output })
+        Ok(Modules { hidden: spec.hidden_size, input, layers, output, lora: self.lora })
     }
 
     /// From tokens to the residual stream; and the matrix whose rows the table is, where that is this network's head.

@@ -166,6 +166,7 @@ impl ForwardPass<'_, '_> {
             Some((OutputActivations { picked, picked_mixed, .. }, selection)) => {
                 self.backend.gather(all, selection, *picked_mixed);
                 self.backend.gather(self.x, selection, *picked);
+                self.backend.select_adapters(selection);
                 self.x = *picked;
                 *picked_mixed
             }

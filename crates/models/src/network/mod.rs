@@ -6,6 +6,7 @@ mod forward;
 mod modules;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use collectives::Collective;
 use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvDType, KvScales, StepPreference};
@@ -18,6 +19,7 @@ use crate::cache::CacheLayout;
 use crate::device::{Device, NetworkId};
 use crate::error::ForwardError;
 use crate::load::Limits;
+use crate::lora::{Adapter, AdapterLayout};
 use crate::model::Memory;
 use crate::ranks::{HostLogits, Ranks};
 use crate::tp::Shard;
@@ -44,6 +46,8 @@ pub struct Network {
     num_rows: usize,
     num_outputs: usize,
     resident: Resident,
+    /// Which of its layers take adapters.
+    adapters: Option<Arc<AdapterLayout>>,
 }
 
 /// What a step computes.
@@ -105,12 +109,16 @@ pub(crate) struct Parts {
     pub scales: Vec<KvScales>,
     pub modules: Modules,
     pub resident: Resident,
+    /// Largest rank of an adapter, where there are to be any.
+    pub max_lora_rank: Option<usize>,
 }
 
 impl Network {
     /// `device` has the layers' weights and buffers.
     pub(crate) fn new(parts: Parts, device: &mut Device) -> Self {
-        let Parts { spec, limits, compute, layers, cache, scales, modules, resident } = parts;
+        let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, max_lora_rank } = parts;
+        let lora = std::mem::take(&mut modules.lora);
+        let adapters = max_lora_rank.map(|max_rank| Arc::new(AdapterLayout { layers: lora, max_rank }));
         let shard = device.shard;
         let Device { buffers: pool, backend, .. } = &mut *device;
         let mut buffers = Buffers { pool, max_rows: limits.max_rows, compute };
@@ -134,6 +142,7 @@ impl Network {
             num_rows: 0,
             num_outputs: 0,
             resident,
+            adapters,
         }
     }
 
@@ -183,6 +192,19 @@ impl Network {
             Some(Head::Logits(_)) => self.spec.vocab_size,
             Some(Head::Classes(classes)) => classes.count,
             Some(Head::Hidden) | None => self.spec.hidden_size,
+        }
+    }
+
+    /// What reads adapters for it, on any thread; absent where it was loaded without room for some.
+    pub fn adapter_layout(&self) -> Option<Arc<AdapterLayout>> {
+        self.adapters.clone()
+    }
+
+    /// Replaces the adapter in a slot, for steps that are started from here on. It was read by this network's
+    /// [`Network::adapter_layout`].
+    pub fn write_adapter(&self, device: &mut Device, slot: u32, adapter: &Adapter) {
+        if let Some(layout) = &self.adapters {
+            adapter.write(layout, |site, parts| device.backend.write_lora(site, slot, parts));
         }
     }
 

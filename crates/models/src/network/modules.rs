@@ -5,6 +5,7 @@ use model_spec::{HeadActivation, Residual};
 
 use crate::feed_forward::FeedForward;
 use crate::linear::Linear;
+use crate::lora::LoraLayer;
 use crate::mixer::Mixer;
 
 /// Some layers of a model, and what comes before and after them where they are the first and the last.
@@ -16,6 +17,8 @@ pub(crate) struct Modules {
     pub layers: Vec<Layer>,
     /// Absent where another stage has the head.
     pub output: Option<Output>,
+    /// Those of the linear layers that take adapters.
+    pub lora: Vec<LoraLayer>,
 }
 
 /// From tokens to the residual stream.

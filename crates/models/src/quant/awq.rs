@@ -9,14 +9,14 @@
 //! A row of gemv's zero points takes `width` words, as many as its groups need, rounded up as the kernels it was made
 //! for like it. Layers that `modules_to_not_convert` names are stored as plain numbers, and found so.
 
-use kernels::ops::{CodeBits, InputRounding};
+use kernels::ops::{CodeBits, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
 use super::packed::{Numbers, Words, along_rows, stem, whole_shape};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
-use crate::weights::{Slice, Tensor, Tensors};
+use crate::weights::{DummyFormat, Slice, Tensor, Tensors};
 
 /// Outputs in a word.
 const WORD: usize = 8;
@@ -24,8 +24,9 @@ const WORD: usize = 8;
 const ORDER: [usize; WORD] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
-    if config.size_or("bits", 4)? != 4 {
-        return Err(config.unsupported("bits", "only 4 bits are supported"));
+    let bits = config.spelled(&["bits", "w_bit"]).unwrap_or("bits");
+    if config.size_or(bits, 4)? != 4 {
+        return Err(config.unsupported(bits, "only 4 bits are supported"));
     }
     if !config.flag_or("zero_point", true)? {
         return Err(config.unsupported("zero_point", "weights without zero points are not supported"));
@@ -77,6 +78,10 @@ impl GroupedMethod for Awq {
 
     fn is_decoded(&self) -> bool {
         true
+    }
+
+    fn dummy(&self) -> Option<DummyFormat> {
+        Some(DummyFormat::of(dummy_codes(CodeBits::Four, self.group, Levels::Integers(Zeros::Stored))))
     }
 }
 

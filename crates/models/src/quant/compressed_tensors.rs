@@ -27,7 +27,7 @@ use super::packed::{Numbers, Words, along_rows, check, code_bits, stem, whole_sh
 use super::scaled::ScaledE4m3;
 use super::{Quantization, Quantized, float4, gptq};
 use crate::error::LoadError;
-use crate::weights::{Code, Element, Fetched, Slice, Stored, Tensor, Tensors};
+use crate::weights::{Code, DummyFormat, Element, Fetched, Slice, Stored, Tensor, Tensors};
 use scheme::Scheme;
 
 /// Bits that packed integers may have.
@@ -71,6 +71,11 @@ impl Quantization for CompressedTensors {
 
     fn is_decoded(&self) -> bool {
         false
+    }
+
+    fn dummy(&self) -> Option<DummyFormat> {
+        let [scheme] = self.schemes.as_slice() else { return None };
+        Some(DummyFormat::of(scheme.dummy()?))
     }
 }
 

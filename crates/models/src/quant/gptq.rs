@@ -12,14 +12,14 @@
 
 use std::borrow::Cow;
 
-use kernels::ops::{ALL_COLUMNS, InputRounding};
+use kernels::ops::{ALL_COLUMNS, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
 use super::packed::{Numbers, Words, check, code_bits, stem, whole_shape, words};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
-use crate::weights::{Code, Element, Slice, Tensor, Tensors};
+use crate::weights::{Code, DummyFormat, Element, Slice, Tensor, Tensors};
 
 /// Bits that a code may have.
 const BITS: [usize; 4] = [2, 3, 4, 8];
@@ -94,6 +94,11 @@ impl GroupedMethod for Gptq {
             input: InputRounding::None,
             upright: false,
         }))
+    }
+
+    fn dummy(&self) -> Option<DummyFormat> {
+        let levels = Levels::Integers(Zeros::Middle);
+        Some(DummyFormat::of(dummy_codes(code_bits(self.bits), self.group, levels)))
     }
 }
 

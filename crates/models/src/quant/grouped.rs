@@ -15,7 +15,7 @@ use kernels::ops::{
 
 use super::{Quantization, decode_slice};
 use crate::error::LoadError;
-use crate::weights::{Chunk, Fetched, GroupedPart, Slice, Stored, Tensors, narrow, spread};
+use crate::weights::{Chunk, DummyFormat, Fetched, GroupedPart, Slice, Stored, Tensors, narrow, spread};
 
 /// A method whose weights are codes in groups of columns.
 pub(super) trait GroupedMethod: Send + Sync {
@@ -25,6 +25,16 @@ pub(super) trait GroupedMethod: Send + Sync {
     fn is_decoded(&self) -> bool {
         false
     }
+    /// See [`Quantization::dummy`].
+    fn dummy(&self) -> Option<DummyFormat> {
+        None
+    }
+}
+
+/// The codes that random weights are made of, with scales that 16 bits hold.
+pub(super) fn dummy_codes(bits: CodeBits, group: usize, levels: Levels) -> WeightFormat {
+    let (scales, order, input) = (DType::F16, ColumnOrder::InOrder, InputRounding::None);
+    WeightFormat::Grouped(GroupedFormat { bits, group, scales, levels, order, input })
 }
 
 /// The method as one of all.
@@ -78,6 +88,10 @@ impl<M: GroupedMethod> Quantization for Grouped<M> {
 
     fn is_decoded(&self) -> bool {
         self.0.is_decoded()
+    }
+
+    fn dummy(&self) -> Option<DummyFormat> {
+        self.0.dummy()
     }
 }
 

@@ -25,16 +25,29 @@ pub(super) enum InputScheme {
     },
 }
 
+/// The stored scale that random weights come with: activations are about one.
+const DUMMY_SCALE: f32 = 1.0 / 64.0;
+
 impl InputScheme {
-    /// With the slice's stored scale, where there is one.
-    pub(super) fn rounding(self, slice: &Slice, tensors: Tensors<'_>) -> Result<InputRounding, LoadError> {
-        Ok(match self {
+    /// Beside random weights.
+    pub(super) fn dummy(self) -> InputRounding {
+        match self {
             Self::None => InputRounding::None,
-            Self::Static => InputRounding::Static(tensors.scalar(&input_scale(slice))?),
+            Self::Static => InputRounding::Static(DUMMY_SCALE),
             Self::PerToken => InputRounding::Dynamic { cols: ALL_COLUMNS },
             Self::PerGroup(cols) => InputRounding::Dynamic { cols },
-            Self::StaticInt8 => InputRounding::StaticInt8(tensors.scalar(&input_scale(slice))?),
+            Self::StaticInt8 => InputRounding::StaticInt8(DUMMY_SCALE),
             Self::PerTokenInt8 { outliers } => InputRounding::DynamicInt8 { outliers },
+        }
+    }
+
+    /// With the slice's stored scale, where there is one.
+    pub(super) fn rounding(self, slice: &Slice, tensors: Tensors<'_>) -> Result<InputRounding, LoadError> {
+        let stored = || tensors.scalar(&input_scale(slice));
+        Ok(match self {
+            Self::Static => InputRounding::Static(stored()?),
+            Self::StaticInt8 => InputRounding::StaticInt8(stored()?),
+            other => other.dummy(),
         })
     }
 }

@@ -31,7 +31,7 @@ use kernels::ops::{ALL_COLUMNS, HostMatrix};
 use model_spec::{ConfigError, ConfigFile};
 
 use crate::error::LoadError;
-use crate::weights::{Fetched, Slice, Stored, Tensors, spread};
+use crate::weights::{DummyFormat, Fetched, Slice, Stored, Tensors, spread};
 
 /// Methods by their `quant_method`, sorted.
 const METHODS: &[(&str, Read)] = &[
@@ -66,6 +66,10 @@ pub(crate) trait Quantization: Send + Sync {
     fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError>;
     /// Whether random weights may stand for its own: those of methods that are decoded while they load.
     fn is_decoded(&self) -> bool;
+    /// What its weights are made up as; absent where that is not known.
+    fn dummy(&self) -> Option<DummyFormat> {
+        None
+    }
 }
 
 /// The numbers of a slice, as f32, of all that is stored in its tensor: where it cuts through what stays together, or
@@ -98,7 +102,15 @@ pub(crate) struct Quantized {
 }
 
 impl Quantized {
-    /// Fails where random weights cannot stand for the stored ones.
+    /// What random weights are made up as, where that is no numbers; fails where it is not known.
+    pub(crate) fn dummy(&self) -> Result<Option<DummyFormat>, LoadError> {
+        match self.weights.as_ref().and_then(|weights| weights.dummy()) {
+            Some(format) => Ok(Some(format)),
+            None => self.check_dummy().map(|()| None),
+        }
+    }
+
+    /// Fails where random numbers cannot stand for the stored weights.
     pub(crate) fn check_dummy(&self) -> Result<(), LoadError> {
         match (&self.weights, self.method) {
             (Some(weights), Some(method)) if !weights.is_decoded() => Err(LoadError::DummyQuantized { method }),
@@ -109,8 +121,13 @@ impl Quantized {
 
 /// Reads what a model's `config.json` says; fails where its weights are stored in a way that is not supported.
 pub(crate) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
-    let Some(quantization) = config.object("quantization_config")? else { return Ok(Quantized::default()) };
-    let method = quantization.text_or("quant_method", "")?;
+    let stated = config.object("quantization_config")?;
+    let stated =
+        stated.map(|quantization| quantization.text_or("quant_method", "").map(|method| (quantization, method)));
+    let Some((quantization, method)) = stated.transpose()?.map_or_else(|| beside(config), |found| Ok(Some(found)))?
+    else {
+        return Ok(Quantized::default());
+    };
     let Some((method, read)) = METHODS.iter().find(|(name, _)| *name == method) else {
         let all: Vec<&str> = METHODS.iter().map(|(name, _)| *name).collect();
         let reason = format!("supported are {}, GGUF files, and bf16, f16 or f32 checkpoints", all.join(", "));
@@ -119,12 +136,29 @@ pub(crate) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     Ok(Quantized { method: Some(method), ..read(&quantization)? })
 }
 
+/// What a file beside `config.json` says, of tools that write their own, and its method: AutoGPTQ's
+/// `quantize_config.json`, and the `quant_config.json` of AutoAWQ and SqueezeLLM.
+fn beside(config: &ConfigFile) -> Result<Option<(ConfigFile, String)>, ConfigError> {
+    for name in ["quantize_config.json", "quant_config.json"] {
+        let Some(found) = ConfigFile::read_optional(&config.file().with_file_name(name))? else { continue };
+        let usual = match name {
+            "quantize_config.json" => "gptq",
+            _ if found.get("wbits").is_some() => "squeezellm",
+            _ => "awq",
+        };
+        let method = found.text_or("quant_method", usual)?;
+        return Ok(Some((found, method)));
+    }
+    Ok(None)
+}
+
 /// `group_size`: columns that share a scale, or [`ALL_COLUMNS`], which is written as -1.
 fn group_size(config: &ConfigFile, default: usize) -> Result<usize, ConfigError> {
-    match config.number_or("group_size", default as f64)? {
+    let key = config.spelled(&["group_size", "q_group_size"]).unwrap_or("group_size");
+    match config.number_or(key, default as f64)? {
         -1.0 => Ok(ALL_COLUMNS),
         size if size >= 1.0 && size.fract() == 0.0 => Ok(size as usize),
-        _ => Err(config.unsupported("group_size", "expected a number of columns, or -1 for all")),
+        _ => Err(config.unsupported(key, "expected a number of columns, or -1 for all")),
     }
 }
 
@@ -142,6 +176,8 @@ pub(crate) fn check_asked(asked: Option<&str>, found: Option<&'static str>) -> R
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use kernels::ops::{CodeBits, WeightFormat};
 
     use super::*;
 
@@ -190,6 +226,31 @@ mod tests {
         check(&group(r#"{"type": "int", "num_bits": 4, "strategy": "block"}"#), &["strategy", "channel"]);
         check(r#"{"quant_method": "compressed-tensors", "format": "marlin-24"}"#, &["format", "sparse"]);
         check(&group(r#"{"type": "float", "num_bits": 8, "strategy": "group"}"#), &["strategy", "channel"]);
+    }
+
+    #[test]
+    fn files_beside_the_config_say_it_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let of = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).expect("written");
+            let config = ConfigFile::parse(&folder.path().join("config.json"), b"{}").expect("JSON");
+            let found = read(&config).map(|quantized| (quantized.method, quantized.dummy().expect("a format")));
+            std::fs::remove_file(folder.path().join(name)).expect("removed");
+            found
+        };
+        let group = |format: Option<DummyFormat>| match format.map(|format| format.format) {
+            Some(WeightFormat::Grouped(format)) => Some((format.bits, format.group)),
+            _ => None,
+        };
+        let (method, format) = of("quantize_config.json", r#"{"bits": 8, "group_size": 64}"#).expect("gptq");
+        assert_eq!((method, group(format)), (Some("gptq"), Some((CodeBits::Eight, 64))));
+        let text = r#"{"zero_point": true, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}"#;
+        let (method, format) = of("quant_config.json", text).expect("awq");
+        assert_eq!((method, group(format)), (Some("awq"), Some((CodeBits::Four, 32))));
+        let message = of("quant_config.json", r#"{"wbits": 3}"#).expect_err("3 bits").to_string();
+        assert!(message.contains("quant_config.json") && message.contains("wbits"), "{message}");
+        let refused = of("quantize_config.json", r#"{"quant_method": "quip"}"#).expect_err("unknown").to_string();
+        assert!(refused.contains("quip"), "{refused}");
     }
 
     #[test]

@@ -3,14 +3,15 @@
 //! A matrix `[rows, cols]` is stored as `{name}_blocks` `[rows, cols / 32, 16]` and `{name}_scales` `[rows, cols /
 //! 32]`, also where the plain weight would lie the other way round.
 
+use kernels::ops::{CodeBits, Levels};
 use model_spec::{ConfigError, ConfigFile};
 
 use super::Quantized;
-use super::float4::{MX_BLOCK, matrix, power_of_two};
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod};
+use super::float4::{LEVELS, MX_BLOCK, matrix, power_of_two};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, dummy_codes};
 use super::packed::check;
 use crate::error::LoadError;
-use crate::weights::{Code, Element, Slice, Tensors};
+use crate::weights::{Code, DummyFormat, Element, Slice, Tensors};
 
 /// Bytes of a block.
 const BLOCK_BYTES: usize = 16;
@@ -41,6 +42,11 @@ impl GroupedMethod for Mxfp4 {
 
     fn is_decoded(&self) -> bool {
         true
+    }
+
+    fn dummy(&self) -> Option<DummyFormat> {
+        let format = dummy_codes(CodeBits::Four, MX_BLOCK, Levels::Shared(LEVELS));
+        Some(DummyFormat { format, experts_only: true })
     }
 }
 

@@ -6,7 +6,9 @@ use kernels::ops::{ALL_COLUMNS, DType, InputRounding, WeightFormat};
 use super::Quantization;
 use super::input::InputScheme;
 use crate::error::LoadError;
-use crate::weights::{Chunk, Code, Decoding, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors};
+use crate::weights::{
+    Chunk, Code, Decoding, DummyFormat, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors,
+};
 
 /// How a checkpoint's scales lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,6 +75,11 @@ impl Quantization for ScaledE4m3 {
 
     fn is_decoded(&self) -> bool {
         false
+    }
+
+    fn dummy(&self) -> Option<DummyFormat> {
+        let scale_cols = self.block.map_or(ALL_COLUMNS, |[_, cols]| cols);
+        Some(DummyFormat::of(WeightFormat::ScaledE4m3 { scale_cols, input: self.input.dummy() }))
     }
 }
 

@@ -41,6 +41,7 @@ fn run(checkpoint: &Checkpoint, slice: Slice, x: &[f32], isa: Isa) -> Vec<f32> {
         online: None,
         progress: &mut |_| {},
         read: 0,
+        lora: None,
         resident: Resident::default(),
         buffers: Buffers { pool: &mut ActivationPool::default(), max_rows: rows, compute: DType::F32 },
     };

@@ -1,5 +1,7 @@
 //! The decoder's runner: one network from tokens to logits, or to what is pooled, alone on its device.
 
+use std::sync::Arc;
+
 use collectives::Collective;
 use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
@@ -8,6 +10,7 @@ use super::{PooledRows, PooledStep, Runner};
 use crate::cache::CacheLayout;
 use crate::device::Device;
 use crate::error::{ForwardError, LoadError};
+use crate::lora::{Adapter, AdapterLayout};
 use crate::model::{Logits, Memory};
 use crate::network::{Network, Observer, Outputs, Step};
 
@@ -144,6 +147,18 @@ impl Runner for Decoder {
 
     fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError> {
         Ok(self.network.sample(&mut self.device, choices, masks))
+    }
+
+    fn adapter_layout(&self) -> Option<Arc<AdapterLayout>> {
+        self.network.adapter_layout()
+    }
+
+    fn write_adapter(&mut self, slot: u32, adapter: &Adapter) {
+        self.network.write_adapter(&mut self.device, slot, adapter);
+    }
+
+    fn set_adapters(&mut self, slots: &[Option<u32>]) {
+        self.device.set_adapters(slots);
     }
 
     fn pools(&self) -> bool {

@@ -4,6 +4,7 @@ mod decoder;
 mod echo;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use collectives::Collective;
 use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
@@ -12,6 +13,7 @@ use model_spec::ModelSpec;
 
 use crate::cache::CacheLayout;
 use crate::error::ForwardError;
+use crate::lora::{Adapter, AdapterLayout};
 use crate::model::{Logits, Memory};
 use crate::network::Observer;
 pub(crate) use decoder::Decoder;
@@ -189,6 +191,24 @@ pub trait Runner: Send {
     fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError> {
         let _ = (choices, masks);
         unreachable!("this runner samples no masked slots");
+    }
+
+    /// What reads adapters for the model, on any thread; absent where it was loaded without room for some.
+    fn adapter_layout(&self) -> Option<Arc<AdapterLayout>> {
+        None
+    }
+
+    /// Replaces the adapter in a slot, for steps that are started from here on. It was read by this runner's
+    /// [`Runner::adapter_layout`]; there is such a slot.
+    fn write_adapter(&mut self, slot: u32, adapter: &Adapter) {
+        let _ = (slot, adapter);
+        unreachable!("this runner takes no adapters");
+    }
+
+    /// Slots of adapters that the sequences of the next step use, in the order of its batch; absent: none. Empty: no
+    /// sequence has an adapter. It counts for one step.
+    fn set_adapters(&mut self, slots: &[Option<u32>]) {
+        debug_assert!(slots.iter().all(Option::is_none), "this runner takes no adapters");
     }
 
     /// Whether it pools prompts, and generates nothing: then steps are [`Runner::submit_pooled`].

@@ -85,6 +85,13 @@ impl Weights for Checkpoint {
 
     fn scalars(&self, ends: &[&str]) -> Result<BTreeMap<String, f32>, LoadError> {
         let names = self.files.names().into_iter().filter(|name| ends.iter().any(|end| name.ends_with(end)));
-        names.map(|name| Ok((name.to_owned(), self.tensors().scalar(name)?))).collect()
+        let scalar = |name: &str| {
+            if self.tensors().find(name)?.shape.iter().product::<usize>() > 1 {
+                let reason = "a scale for each head is not supported, one for all of a layer is";
+                return Err(LoadError::CacheScale { tensor: name.to_owned(), reason });
+            }
+            Ok((name.to_owned(), self.tensors().scalar(name)?))
+        };
+        names.map(scalar).collect()
     }
 }

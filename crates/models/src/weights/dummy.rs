@@ -8,31 +8,39 @@ use std::borrow::Cow;
 use kernels::ops::{DType, NoiseRows, mix};
 
 use super::cast::{cast, narrow};
-use super::{Chunk, Fetched, Random, Role, Slice, Stored, Weights};
+use super::{Chunk, DummyFormat, Fetched, Random, Role, Slice, Stored, Weights};
 use crate::error::LoadError;
 
 /// Random weights of one element type.
 pub(crate) struct Dummy {
     pub seed: u64,
     pub dtype: DType,
+    /// What projections are in place of numbers.
+    pub stored: Option<DummyFormat>,
+    /// How many make codes.
+    pub threads: usize,
 }
 
 impl Weights for Dummy {
     fn check(&self, slice: &Slice) -> Result<Stored, LoadError> {
-        Ok(Stored::plain(self.dtype, slice.elements()))
+        Ok(self.stored_codes(slice).unwrap_or_else(|| Stored::plain(self.dtype, slice.elements())))
     }
 
     fn fetch(&self, slice: &Slice) -> Result<Fetched<'_>, LoadError> {
-        Ok(Fetched::Plain(self.chunk(slice)))
+        Ok(match self.stored_codes(slice) {
+            Some(Stored { format, .. }) => self.codes(slice, format),
+            None => Fetched::Plain(self.chunk(slice)),
+        })
     }
 
     fn random(&self, slice: &Slice, dtype: DType) -> Option<Random> {
-        matches!(slice.role, Role::Matrix | Role::Projection).then(|| self.values(slice, dtype))
+        let is_plain = matches!(slice.role, Role::Matrix | Role::Projection) && self.stored_codes(slice).is_none();
+        is_plain.then(|| self.values(slice, dtype))
     }
 }
 
 /// Distinct values of a random matrix.
-const LEVELS: usize = 4096;
+pub(super) const LEVELS: usize = 4096;
 
 impl Dummy {
     /// A slice's elements.
@@ -48,7 +56,7 @@ impl Dummy {
 
     /// The elements' values, rounded to the weights' type and then to `dtype`, and what they are drawn from. Looked up
     /// ready-made: making billions of elements should take seconds.
-    fn values(&self, slice: &Slice, dtype: DType) -> Random {
+    pub(super) fn values(&self, slice: &Slice, dtype: DType) -> Random {
         // Uniform with variance 1 / width: a product keeps its input's size, whatever the depth.
         let bound = (3.0 / slice.width() as f32).sqrt();
         let level = |i: usize| bound * ((2 * i + 1) as f32 / LEVELS as f32 - 1.0);
@@ -99,7 +107,7 @@ mod tests {
 
     fn fetch(rows: Range<usize>, cols: Range<usize>) -> Vec<f32> {
         let slice = Slice { location: "w".to_owned().into(), shape: vec![64, 48], rows, cols, role: Role::Matrix };
-        let chunk = Dummy { seed: 7, dtype: DType::F32 }.chunk(&slice);
+        let chunk = Dummy { seed: 7, dtype: DType::F32, stored: None, threads: 1 }.chunk(&slice);
         widen(chunk.dtype, &chunk.bytes)
     }
 

@@ -4,6 +4,7 @@ pub(crate) mod cache_scales;
 mod cast;
 mod checkpoint;
 mod dummy;
+mod dummy_codes;
 mod files;
 mod gguf;
 mod location;
@@ -22,15 +23,28 @@ use kernels::ops::{DType, NoiseRows};
 
 use crate::error::LoadError;
 
-pub(crate) use cast::narrow;
+pub(crate) use cast::{narrow, widen};
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
+pub(crate) use dummy_codes::DummyFormat;
 pub(crate) use files::{Code, Element, Tensor, Tensors};
 pub(crate) use location::{FusedShard, StackedExpert, TensorLocation};
 pub use save::save_random;
 pub(crate) use spread::spread;
 pub(crate) use store::{Loader, Measure, Resident, Store};
 pub(crate) use stored::{BlocksPart, Chunk, Decoding, Fetched, GroupedPart, ScaledPart, Stored};
+
+/// Tensors of a file.
+pub(crate) type OpenFiles = Box<dyn files::Files>;
+
+/// Opens one file of tensors, safetensors or PyTorch's, by its ending.
+pub(crate) fn open_files(path: &std::path::Path) -> Result<OpenFiles, LoadError> {
+    let files = [path.to_owned()];
+    match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => Ok(Box::new(safetensors::SafetensorsFiles::open(&files)?)),
+        false => Ok(Box::new(torch::TorchFiles::open(&files)?)),
+    }
+}
 
 /// One weight of a model, whatever its file calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 
 use kernels::ops::{
-    Act, Backend, DType, ExpertRouting, HostMatrix, InputRounding, Matrix, MatrixGroup, MatrixUse, Noise, NoiseRows,
-    Table, Vector, WeightFormat,
+    Act, Backend, DType, ExpertRouting, HostMatrix, InputRounding, LoraShape, LoraSite, Matrix, MatrixGroup, MatrixUse,
+    Noise, NoiseRows, Table, Vector, WeightFormat,
 };
 
 use super::{Chunk, Decoding, Fetched, Random, Role, Slice, Stored, Weights, cast};
 use crate::activations::Buffers;
 use crate::error::LoadError;
+use crate::lora::LoraOptions;
 use crate::quant::Online;
 
 /// Receives a model's weights one after the other, and gives buffers to work in. Slices of one call are stacked by
@@ -29,6 +30,12 @@ pub(crate) trait Store {
     fn constants(&mut self, values: &[f32]) -> Vector;
     /// Matrices of one shape under one handle.
     fn group(&mut self, members: &[Matrix]) -> MatrixGroup;
+    /// Room for the adapters of a linear layer, where there are to be any: its input features, and the output features
+    /// of each projection that it stacks.
+    fn lora_site(&mut self, inputs: usize, outputs: &[usize]) -> Option<LoraSite> {
+        let _ = (inputs, outputs);
+        None
+    }
     /// An activation buffer with room for every row of a step, shared by all that ask for the same role and width.
     fn buffer(&mut self, role: &'static str, width: usize) -> Act {
         self.rows_buffer(role, 1, width)
@@ -138,6 +145,8 @@ pub(crate) struct Loader<'a> {
     /// Bytes read so far.
     pub read: u64,
     /// What is on the device so far.
+    /// Adapters that linear layers have room for.
+    pub lora: Option<LoraOptions>,
     pub resident: Resident,
     pub buffers: Buffers<'a>,
 }
@@ -176,7 +185,6 @@ impl<'a> Loader<'a> {
             self.check_inputs(&pieces, stack, by)?;
             pieces = self.plain(pieces, stack, pad_rows);
         }
-        self.resident.bytes += pieces.iter().map(Fetched::bytes).sum::<u64>();
         self.count(stack)?;
         Ok(pieces)
     }
@@ -340,7 +348,9 @@ impl Store for Loader<'_> {
         let rows = stack.iter().map(|slice| slice.rows.len()).chain([pad_rows]);
         let pieces: Vec<HostMatrix<'_>> =
             fetched.iter().zip(rows).map(|(piece, rows)| piece.piece(rows, cols)).collect();
-        Ok(self.backend.load_stack(&pieces, self.compute))
+        let matrix = self.backend.load_stack(&pieces, self.compute);
+        self.resident.bytes += self.backend.held_bytes(matrix) as u64;
+        Ok(matrix)
     }
 
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError> {
@@ -352,6 +362,7 @@ impl Store for Loader<'_> {
         let mut chunks = self.pieces(stack, pad_rows, None)?.into_iter().map(|piece| piece.decoded(how));
         let Some(Chunk { dtype, mut bytes }) = chunks.next() else { unreachable!("a table of no slices") };
         chunks.for_each(|more| bytes.to_mut().extend_from_slice(&more.bytes));
+        self.resident.bytes += bytes.len() as u64;
         Ok(self.backend.load_table(HostMatrix::plain(dtype, rows, cols, &bytes)))
     }
 
@@ -396,5 +407,11 @@ impl Store for Loader<'_> {
 
     fn choice(&mut self, top_k: usize) -> ExpertRouting {
         self.buffers.choice(top_k, self.backend)
+    }
+
+    fn lora_site(&mut self, inputs: usize, outputs: &[usize]) -> Option<LoraSite> {
+        let LoraOptions { slots, max_rank, dtype } = self.lora?;
+        let dtype = dtype.unwrap_or(self.compute);
+        Some(self.backend.new_lora_site(LoraShape { slots, max_rank, inputs, outputs, dtype }))
     }
 }

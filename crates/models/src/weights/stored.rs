@@ -100,6 +100,7 @@ impl<'a> Fetched<'a> {
     }
 
     /// Bytes of what a device takes of it.
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
         let bytes = match self {
             Self::Plain(chunk) => chunk.bytes.len(),

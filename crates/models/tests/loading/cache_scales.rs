@@ -99,11 +99,29 @@ fn other_quantisations_are_refused() {
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 4}}"#, "kv_cache_scheme"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"strategy": "attn_head"}}"#, "attn_head"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"dynamic": true}}"#, "dynamic"),
-        (r#"{"quant_method": "fp8"}"#, "--load-format dummy"),
-        (r#"{"quant_method": "gptq"}"#, "--load-format dummy makes no weights as gptq stores them"),
+        (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "dummy makes no weights as modelopt stores them"),
         (r#"{"quant_method": "hqq"}"#, "awq, bitsandbytes, compressed-tensors"),
     ] {
         let message = refusal(load(folder(&quantised(text)).path(), &options(LoadFormat::Dummy, (0, 1))));
         assert!(message.contains(word), "{message}");
+    }
+}
+
+#[test]
+fn random_weights_are_codes_where_the_config_says_so() {
+    let bytes = |config: &str| {
+        let (mut model, read) = load(folder(config).path(), &options(LoadFormat::Dummy, (0, 1))).expect("loads");
+        assert!(logits(&mut model, &mut Solo).iter().all(|x| x.is_finite() && x.abs() < 100.0), "{config}");
+        read.bytes_total
+    };
+    let plain = bytes(CONFIG);
+    for text in [
+        r#"{"quant_method": "gptq", "bits": 4, "group_size": 4}"#,
+        r#"{"quant_method": "awq", "group_size": 4}"#,
+        r#"{"quant_method": "fp8"}"#,
+        r#"{"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"],
+            "weights": {"type": "int", "num_bits": 8, "strategy": "channel"}}}}"#,
+    ] {
+        assert!(bytes(&quantised(text)) < plain, "{text}");
     }
 }

@@ -35,6 +35,7 @@ fn options(format: LoadFormat, (rank, size): (usize, usize)) -> LoadOptions {
         max_rows: 8,
         max_logit_rows: 8,
         threads: 2,
+        lora: None,
     }
 }
 

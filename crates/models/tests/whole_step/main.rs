@@ -37,6 +37,7 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Box<dyn Runn
         max_rows: MAX_ROWS,
         max_logit_rows: 4,
         threads: 2,
+        lora: None,
     };
     // Prompts are done alike each time: the fastest way of a product is another one once it has been measured.
     let backend = gpu::open(&CudaOptions { whole_steps, gemms: GemmTactics::Library, ..gpu::options() });

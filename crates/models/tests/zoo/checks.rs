@@ -52,7 +52,7 @@ fn load_whole(dir: &Path, setup: Setup) -> Box<dyn Runner> {
     load(dir, setup).unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
 }
 
-fn greedy_scripts(reference: &Reference) -> Vec<Script> {
+pub fn greedy_scripts(reference: &Reference) -> Vec<Script> {
     let script = |p: &Prompt| Script { prompt: p.ids.clone(), forced: None, steps: p.greedy_tokens.len() };
     reference.prompts.iter().map(script).collect()
 }
@@ -128,7 +128,7 @@ fn same_bits(dir: &Path, way: Way, plain: &[Outcome], other: &[Outcome]) {
 }
 
 /// Compares with everything that was recorded; the error says what differs first.
-fn as_recorded(reference: &Reference, outcomes: &[Outcome]) -> Result<(), String> {
+pub fn as_recorded(reference: &Reference, outcomes: &[Outcome]) -> Result<(), String> {
     let close = |what: String, got: &[f32], want: &[f32]| {
         let difference = max_difference(got, want);
         if difference <= reference.float32 { Ok(()) } else { Err(format!("{what} differ by {difference}")) }

@@ -141,6 +141,7 @@ pub fn options(setup: Setup) -> LoadOptions {
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
         threads: 2,
+        lora: None,
     }
 }
 
@@ -198,13 +199,15 @@ pub struct Run<'a> {
     computed: usize,
     /// By group of layers.
     tables: Vec<Vec<u32>>,
+    /// Slot of its adapter.
+    pub adapter: Option<u32>,
     pub outcome: Outcome,
 }
 
 impl<'a> Run<'a> {
     fn new(script: &'a Script, tables: Vec<Vec<u32>>) -> Self {
         let outcome = Outcome { logits: Vec::new(), greedy: Vec::new() };
-        Self { script, tokens: script.prompt.clone(), computed: 0, tables, outcome }
+        Self { script, tokens: script.prompt.clone(), computed: 0, tables, adapter: None, outcome }
     }
 
     fn done(&self) -> bool {
@@ -231,6 +234,7 @@ pub fn step(model: &mut dyn Runner, group: &mut dyn Collective, runs: &mut [Run<
     }
     let (mut tokens, mut positions, mut sequences, mut wanted) = (vec![], vec![], vec![], vec![]);
     let mut takers = Vec::new();
+    let mut adapters = Vec::new();
     let tables: Vec<Vec<Vec<u32>>> = runs.iter().map(|run| run.tables.clone()).collect();
     for (index, run) in runs.iter().enumerate().filter(|(_, run)| !run.done()) {
         let end = run.tokens.len().min(run.computed + way.chunk);
@@ -244,6 +248,7 @@ pub fn step(model: &mut dyn Runner, group: &mut dyn Collective, runs: &mut [Run<
             tables: &tables[index],
             slot: index,
         });
+        adapters.push(run.adapter);
         let takes = (run.computed..end).filter(|p| way.wanted == Wanted::All || p + 1 == run.tokens.len());
         for position in takes {
             wanted.push((first_row + position - run.computed) as u32);
@@ -252,6 +257,7 @@ pub fn step(model: &mut dyn Runner, group: &mut dyn Collective, runs: &mut [Run<
     }
     let rows: Vec<usize> = sequences.iter().map(|sequence| sequence.num_rows).collect();
     let batch = Batch { tokens: &tokens, positions: &positions, sequences: &sequences };
+    model.set_adapters(&adapters);
     let logits = model.forward(batch, &wanted, group).expect("a step");
     assert_eq!(logits.rows, wanted.len());
     let unfinished = runs.iter_mut().filter(|run| !run.done());

@@ -127,7 +127,7 @@ mod tests {
         for (name, value, part) in [
             ("VLLM_USE_MODELSCOPE", "true", "environment: VLLM_USE_MODELSCOPE=true is not supported"),
             ("VLLM_BATCH_INVARIANT", "1", "add --dtype float32"),
-            ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1", "LoRA adapters are not served"),
+            ("VLLM_PLUGINS", "mine", "no plugins but lora_filesystem_resolver"),
             ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "soon", "environment: --http-keep-alive soon: must be a number"),
         ] {
             let error = applied("", &[(name, value)]).unwrap_err();

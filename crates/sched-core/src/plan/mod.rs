@@ -31,6 +31,7 @@
 //! Decodes always fit (`max_num_batched_tokens` has room for a token and a draft of each) and go first. What prompts
 //! may add to a mixed step is bounded ([`MixedPrefill`]), since all rows of a step wait for its longest part.
 
+pub(crate) mod adapters;
 pub(crate) mod allocate;
 pub(crate) mod beams;
 pub(crate) mod prefill_budget;
@@ -40,6 +41,7 @@ pub(crate) mod start;
 use crate::{
     MixedPrefill,
     flight::{Flight, FlightRow, Want},
+    plan::adapters::MOST_PASSED,
     requests::sequence::Status,
     scheduler::Scheduler,
 };
@@ -268,9 +270,19 @@ impl Scheduler {
     }
 
     fn start_waiting(&mut self, builder: &mut PlanBuilder) {
-        // Strictly in order: overtaking would starve a request that needs many blocks.
-        while let Some(index) = self.waiting.first() {
-            if builder.left == 0 || self.free_slots.is_empty() || !self.try_start(index, builder) {
+        if self.waiting.len() > 0 {
+            self.count_adapters();
+        }
+        let (mut passed, mut after) = (0, None);
+        // Strictly in order: overtaking would starve a request that needs many blocks. What waits for a slot of an
+        // adapter waits for nothing else.
+        while let Some((key, index)) = self.waiting.first_after(after) {
+            if builder.left == 0 || self.free_slots.is_empty() || passed > MOST_PASSED {
+                return;
+            }
+            if !self.has_adapter_slot(index) {
+                (passed, after) = (passed + 1, Some(key));
+            } else if !self.try_start(index, builder) {
                 return;
             }
         }

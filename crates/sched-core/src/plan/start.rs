@@ -169,6 +169,7 @@ impl Scheduler {
         let entry = RunningEntry { key: sequence.key, index, incarnation: sequence.incarnation };
         let at = self.running.partition_point(|other| other.key < entry.key);
         self.running.insert(at, entry);
+        self.take_adapter_slot(index, builder);
         let added = self.new_sequence(index);
         builder.plan.added.push(added);
         if start.fork {
@@ -234,6 +235,7 @@ impl Scheduler {
                 Task::Pool(pooling) => Some(pooling),
             },
             candidates: request.beams.as_ref().map_or(0, |beams| beams.candidates()),
+            adapter: self.adapter_slot(index),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::config::Policy;
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 /// A sequence's place in every order: smaller runs first, the largest is preempted first.
 ///
@@ -34,8 +35,10 @@ impl Queue {
         self.by_key.insert(key, index);
     }
 
-    pub fn first(&self) -> Option<u32> {
-        self.by_key.first_key_value().map(|(_, index)| *index)
+    /// The first that comes after `key`; absent: the first of all.
+    pub fn first_after(&self, key: Option<QueueKey>) -> Option<(QueueKey, u32)> {
+        let beyond = key.map_or(Bound::Unbounded, Bound::Excluded);
+        self.by_key.range((beyond, Bound::Unbounded)).next().map(|(key, index)| (*key, *index))
     }
 
     pub fn remove(&mut self, key: QueueKey) -> bool {
@@ -57,7 +60,7 @@ mod tests {
             queue.push(QueueKey::new(policy, *priority, number as u64), number as u32);
         }
         let mut order = Vec::new();
-        while let Some(index) = queue.first() {
+        while let Some((_, index)) = queue.first_after(None) {
             queue.remove(QueueKey::new(policy, arrivals[index as usize], u64::from(index)));
             order.push(index);
         }
@@ -78,8 +81,10 @@ mod tests {
         queue.push(key(1, 7), 7);
         queue.push(key(0, 9), 9);
         queue.push(key(1, 3), 3); // ran before 7 arrived
-        assert_eq!(queue.first(), Some(9));
+        assert_eq!(queue.first_after(None), Some((key(0, 9), 9)));
         queue.remove(key(0, 9));
-        assert_eq!(queue.first(), Some(3));
+        assert_eq!(queue.first_after(None), Some((key(1, 3), 3)));
+        assert_eq!(queue.first_after(Some(key(1, 3))), Some((key(1, 7), 7)));
+        assert_eq!(queue.first_after(Some(key(1, 7))), None);
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Request {
     pub prompt: Vec<u32>,
     /// Hashes of the prompt's full blocks; empty when the prefix cache is off.
     pub prompt_hashes: Vec<BlockHash>,
+    /// Its adapter; empty: none.
+    pub adapter: String,
     /// In order of positions.
     pub media: Vec<proto::Media>,
     /// Root of the hashes, for prompts shorter than a block.
@@ -138,7 +140,7 @@ fn task(request: &proto::Request, config: &Config) -> Result<Task, Refusal> {
     let features = config.features;
     let asked = [
         ("pooling", request.pooling.is_some() && !features.pooling),
-        ("adapter", !request.adapter.is_empty() && !features.adapters),
+        ("adapter", !request.adapter.is_empty() && config.adapter_slots == 0),
         ("media", !request.media.is_empty() && !features.media),
     ];
     if let Some((param, _)) = asked.iter().find(|(_, refused)| *refused) {
@@ -237,6 +239,7 @@ impl Request {
             seed: sampling.seed.unwrap_or(admitted.drawn_seed),
             sampling,
             output: request.output.unwrap_or_default(),
+            adapter: request.adapter,
             media: request.media,
             root,
             prompt,

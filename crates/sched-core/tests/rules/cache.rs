@@ -62,7 +62,7 @@ fn what_keeps_prompts_apart() {
         assert_eq!(rows(&plan(&mut scheduler)), [(0, 20, 1)]);
     };
     check(|r| r.cache_salt = "tenant".into(), config());
-    let features = || with(|c| c.features = Features { adapters: true, media: true, ..Features::default() });
+    let features = || with(|c| (c.adapter_slots, c.features) = (1, Features { media: true, ..Features::default() }));
     check(|r| r.adapter = "lora".into(), features());
     check(|r| r.media.push(image(2, b"cat")), features());
     check(|r| sampling(r).prompt_logprobs = Some(1), config());

@@ -1,6 +1,7 @@
 //! One rule, one test. Here is what the tests share: a small scheduler, small requests, and a group that answers as
 //! told.
 
+mod adapters;
 mod admission;
 mod beams;
 mod cache;

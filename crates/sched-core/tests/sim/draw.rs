@@ -33,7 +33,8 @@ pub fn config(source: &mut Source) -> Config {
         policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
         pipeline_depth: if source.chance(50) { 2 } else { source.between(1, 5) },
         speculative_tokens,
-        features: Features { pooling: true, adapters: true, media: true, ..Features::default() },
+        adapter_slots: source.between(1, 3),
+        features: Features { pooling: true, media: true, ..Features::default() },
         max_num_queued_reqs: source.chance(20).then(|| source.between(1, 8)),
         max_num_queued_tokens: source.chance(20).then(|| source.between(5, 90).into()),
         watermark: if source.chance(25) { 0.2 } else { 0.0 },
@@ -82,7 +83,7 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         ids.push(oracle::VOCAB + source.below(5));
     }
     let salt = if source.chance(80) { "" } else { "tenant" };
-    let adapter = if source.chance(85) { "" } else { "lora" };
+    let adapter = if source.chance(60) { "" } else { ["lora", "other", "third", "fourth"][source.below(4) as usize] };
     let media = media(source, length);
     let left = config.max_model_len.saturating_sub(length);
     let pooling = source.chance(12).then(|| Pooling { tokens: source.below(2) as i32, each: false, second_text: None });

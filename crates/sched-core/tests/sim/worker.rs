@@ -22,6 +22,8 @@ struct Slot {
     seed: u64,
     request_id: String,
     context: Context,
+    /// The slot of its adapter.
+    adapter: Option<u32>,
     pooling: Option<Tokens>,
     /// Candidates that its rows give, if it is a beam.
     candidates: usize,
@@ -41,6 +43,8 @@ pub struct Worker {
     /// Keys and values, by block and offset.
     blocks: Vec<Vec<Option<u64>>>,
     slots: Vec<Option<Slot>>,
+    /// Adapters of the slots that the device has for them.
+    adapters: Vec<String>,
     /// Copies are executed in order or backwards; no plan may depend on it.
     backwards: bool,
 }
@@ -57,6 +61,7 @@ impl Worker {
             budget: config.max_num_batched_tokens,
             blocks: vec![vec![None; block_size]; num_blocks as usize],
             slots: (0..config.max_num_seqs).map(|_| None).collect(),
+            adapters: vec![String::new(); config.adapter_slots as usize],
             backwards: false,
         }
     }
@@ -79,6 +84,7 @@ impl Worker {
         for slot in &plan.removed {
             assert!(self.slots[*slot as usize].take().is_some(), "slot {slot} was empty");
         }
+        plan.adapters.iter().for_each(|load| self.adapters[load.slot as usize].clone_from(&load.adapter));
         plan.added.iter().for_each(|added| self.add(added));
         self.continue_beams(plan);
         assert_eq!(plan.new_block_slot.len(), plan.new_block.len());
@@ -131,6 +137,7 @@ impl Worker {
             seed: added.seed,
             request_id: added.request_id.clone(),
             context: Context::read(context),
+            adapter: added.adapter,
             pooling: added.pooling.as_ref().map(Pooling::tokens),
             candidates: added.candidates as usize,
             hidden: Vec::new(),
@@ -201,6 +208,8 @@ impl Worker {
 
     fn check_reads(&self, row: &Row<'_>) {
         let slot = self.slot(row);
+        let adapter = slot.adapter.map_or("", |slot| &self.adapters[slot as usize]);
+        assert_eq!(adapter, slot.context.adapter, "{}: an adapter of others", slot.request_id);
         let known = slot.tokens.len();
         assert!(row.start < row.known_end && row.known_end <= known, "a row up to {} of {known} tokens", row.known_end);
         // A state is carried from row to row: it begins at position 0 and goes on where it stopped.

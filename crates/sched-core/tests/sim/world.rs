@@ -65,7 +65,8 @@ pub struct World<'a> {
     pub(super) handles: HashMap<u64, (u64, usize)>,
     /// Seeds seen by the worker, by request id, in order of first appearance: that is by choice.
     pub(super) seeds: HashMap<String, Vec<u64>>,
-    pub(super) newest_started: u64,
+    /// By adapter.
+    pub(super) newest_started: HashMap<String, u64>,
     pub(super) next_number: u64,
     pub(super) batch: TokenBatch,
     pub(super) now_us: u64,
@@ -109,7 +110,7 @@ impl<'a> World<'a> {
             live: BTreeMap::new(),
             handles: HashMap::new(),
             seeds: HashMap::new(),
-            newest_started: 0,
+            newest_started: HashMap::new(),
             next_number: 1,
             batch: TokenBatch::default(),
             now_us: 0,
@@ -316,16 +317,19 @@ impl<'a> World<'a> {
                 added.request_id.split(CONTEXT_MARK).next().and_then(|id| id.parse().ok()).expect("number");
             let seeds = self.seeds.entry(added.request_id.clone()).or_default();
             if seeds.is_empty() {
-                new_requests.push(number);
+                let context = added.request_id.split(CONTEXT_MARK).nth(1).unwrap_or_default();
+                new_requests.push((oracle::Context::read(context).adapter, number));
             }
             if !seeds.contains(&added.seed) {
                 seeds.push(added.seed);
             }
         }
         if self.config.policy == Policy::Fcfs {
-            for number in new_requests {
-                assert!(number > self.newest_started, "{number} starts after {}", self.newest_started);
-                self.newest_started = number;
+            // Others may overtake what waits for a slot of its adapter.
+            for (adapter, number) in new_requests {
+                let newest = self.newest_started.entry(adapter).or_default();
+                assert!(number > *newest, "{number} starts after {newest}");
+                *newest = number;
             }
         }
         let result = worker.execute(&plan);

@@ -12,6 +12,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// How long a process may take to hand over its profile: a worker waits for its device.
 const PROFILE_DEADLINE: Duration = Duration::from_secs(60);
 
+/// How long an adapter may take to be read.
+const ADAPTER_DEADLINE: Duration = Duration::from_secs(120);
+
 /// A lazily connected, reconnecting gRPC channel to a control address.
 pub fn channel(address: &Address) -> Result<Channel, tonic::transport::Error> {
     let uri = match address {
@@ -78,6 +81,29 @@ impl ControlClient {
         let mut request = tonic::Request::new(proto::StopProfileRequest {});
         request.set_timeout(PROFILE_DEADLINE);
         Ok(self.grpc.clone().stop_profile(request).await?.into_inner())
+    }
+
+    /// Loads an adapter and serves it (scheduler only); why not.
+    pub async fn serve_adapter(
+        &self,
+        request: proto::ServeAdapterRequest,
+    ) -> Result<Option<proto::Failure>, tonic::Status> {
+        let mut request = tonic::Request::new(request);
+        request.set_timeout(ADAPTER_DEADLINE);
+        Ok(self.grpc.clone().serve_adapter(request).await?.into_inner().failure)
+    }
+
+    /// Serves an adapter no longer (scheduler only); why not.
+    pub async fn remove_adapter(&self, name: &str) -> Result<Option<proto::Failure>, tonic::Status> {
+        let request = proto::RemoveAdapterRequest { name: name.to_owned() };
+        Ok(self.grpc.clone().remove_adapter(timed(request)).await?.into_inner().failure)
+    }
+
+    /// The adapters that are served (scheduler only). `resolve`: a name to look for first; empty: none.
+    pub async fn adapters(&self, resolve: &str) -> Result<Vec<proto::ServedAdapter>, tonic::Status> {
+        let mut request = tonic::Request::new(proto::ListAdaptersRequest { resolve: resolve.to_owned() });
+        request.set_timeout(ADAPTER_DEADLINE);
+        Ok(self.grpc.clone().list_adapters(request).await?.into_inner().adapters)
     }
 
     /// Forgets all cached prefixes (scheduler only).

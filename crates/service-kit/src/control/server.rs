@@ -41,6 +41,21 @@ pub trait Handler: Send + Sync + 'static {
         Err(GrpcStatus::unimplemented("this process has no prefix cache"))
     }
 
+    /// Loads an adapter and serves it.
+    async fn serve_adapter(&self, _request: proto::ServeAdapterRequest) -> Result<Option<proto::Failure>, GrpcStatus> {
+        Err(GrpcStatus::unimplemented("this process serves no adapters"))
+    }
+
+    /// Serves an adapter no longer.
+    async fn remove_adapter(&self, _name: String) -> Result<Option<proto::Failure>, GrpcStatus> {
+        Err(GrpcStatus::unimplemented("this process serves no adapters"))
+    }
+
+    /// The adapters that are served; a name that is not among them is resolved first, where that is configured.
+    async fn adapters(&self, _resolve: String) -> Result<Vec<proto::ServedAdapter>, GrpcStatus> {
+        Err(GrpcStatus::unimplemented("this process serves no adapters"))
+    }
+
     /// A profile has ended: what there is beside the process's own spans.
     async fn stop_profile(&self) -> Recorded {
         Recorded::default()
@@ -238,6 +253,21 @@ impl Control for Answers {
     ) -> Answer<proto::ResetPrefixCacheReply> {
         self.handler.reset_prefix_cache().await?;
         Ok(Response::new(proto::ResetPrefixCacheReply {}))
+    }
+
+    async fn serve_adapter(&self, request: Request<proto::ServeAdapterRequest>) -> Answer<proto::ServeAdapterReply> {
+        let failure = self.handler.serve_adapter(request.into_inner()).await?;
+        Ok(Response::new(proto::ServeAdapterReply { failure }))
+    }
+
+    async fn remove_adapter(&self, request: Request<proto::RemoveAdapterRequest>) -> Answer<proto::RemoveAdapterReply> {
+        let failure = self.handler.remove_adapter(request.into_inner().name).await?;
+        Ok(Response::new(proto::RemoveAdapterReply { failure }))
+    }
+
+    async fn list_adapters(&self, request: Request<proto::ListAdaptersRequest>) -> Answer<proto::ListAdaptersReply> {
+        let adapters = self.handler.adapters(request.into_inner().resolve).await?;
+        Ok(Response::new(proto::ListAdaptersReply { adapters }))
     }
 
     async fn start_profile(&self, request: Request<proto::StartProfileRequest>) -> Answer<proto::StartProfileReply> {

@@ -8,23 +8,7 @@
 #define GATED 0
 #endif
 
-struct PackedShape {
-    u32 rows;
-    u32 n;
-    u32 k;
-    // Whether to add to `out` instead of overwriting it.
-    u32 accumulate;
-    // Whether `out` is f32; else it has the input's type.
-    u32 wide;
-};
-SAME_LAYOUT(PackedShape, GemmShape);
-
 #if __CUDA_ARCH__ >= 800
-DEVICE void put(void* out, size_t to, f32 sum, u32 wide) {
-    if (wide) ((f32*)out)[to] = sum;
-    else ((TYPE*)out)[to] = Cast<TYPE>::from(sum);
-}
-
 // Grid: [tiles / TILES, rows / ROWS, both rounded up]. `k` is a multiple of 8; gated, n of 32 and TILES of 2.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) matmul_packed(void* out, const TYPE* x,
     const PackedWeights w, const f32* bias, const PackedShape shape, const Activation activation) {
@@ -39,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) matmul_pa
     });
     launch_dependents();
     if (CODE == LEVELS) {
-        make_table(w, table);
+        make_table<TYPE>(w, table);
         __syncthreads();
     }
     wait_for_inputs();
@@ -61,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) matmul_pa
             sum = activated(activation, gate) * gated_half(activation, up);
         }
         if (shape.accumulate) sum += shape.wide ? ((const f32*)out)[to] : load(((const TYPE*)out)[to]);
-        put(out, to, sum, shape.wide);
+        put<TYPE>(out, to, sum, shape.wide);
     }
 }
 #else

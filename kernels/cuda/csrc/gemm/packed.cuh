@@ -125,7 +125,7 @@ template <> struct Pairs<bf16> {
     DEVICE static u32 floats(u32 sign, u32 rest) {
         return fma(sign & 0x80008000u | rest & 0x07f007f0u, 0x7b807b80u, 0x80008000u);
     }
-    static constexpr u32 FLOAT_SHIFT = 4;
+    static constexpr u32 FLOAT_SHIFT = 4, OWN_SCALE = SCALE_BF16;
     static constexpr f32 FLOAT_FACTOR = 1.0f;
 };
 
@@ -147,9 +147,16 @@ template <> struct Pairs<f16> {
     DEVICE static u32 shift_of(u32 zero) { return negative_base(zero); }
     DEVICE static u32 floats(u32 sign, u32 rest) { return sign & 0x80008000u | rest & 0x3f803f80u; }
     // Their exponents are biased by 15 instead of 7: what is left is in the scale.
-    static constexpr u32 FLOAT_SHIFT = 1;
+    static constexpr u32 FLOAT_SHIFT = 1, OWN_SCALE = SCALE_F16;
     static constexpr f32 FLOAT_FACTOR = 256.0f;
 };
+
+// a & b | c in one instruction: of two constants the compiler makes two.
+DEVICE u32 masked_or(u32 a, u32 b, u32 c) {
+    u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    return y;
+}
 
 // Operand registers of one product. `shifts`: what is added to rows g and g + 8 (see `row_shift`); `table`: pairs of
 // levels by pairs of codes.
@@ -162,9 +169,12 @@ DEVICE void decode(const uint4 (&codes)[KIND == INT8 || KIND == E4M3 ? 2 : 1], u
         const u32 word = h == 0 ? (i == 0 ? codes[0].x : codes[0].y) : (i == 0 ? codes[0].z : codes[0].w);
 #pragma unroll
         for (u32 at = 0; at < 4; at++) {
-            const u32 two = word >> 4 * at & 0x000f000fu;
-            if constexpr (KIND == INT4) a[at] = P::add(two | P::BASE_BITS, shifts[at % 2]);
-            else a[at] = table[(two | two >> 12) & 0xffu];
+            if constexpr (KIND == INT4) {
+                a[at] = P::add(masked_or(word >> 4 * at, 0x000f000fu, P::BASE_BITS), shifts[at % 2]);
+            } else {
+                const u32 two = word >> 4 * at & 0x000f000fu;
+                a[at] = table[(two | two >> 12) & 0xffu];
+            }
         }
     } else {
         constexpr u32 LAST = KIND == INT8 || KIND == E4M3 ? 1 : 0;

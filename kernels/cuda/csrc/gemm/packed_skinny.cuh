@@ -6,42 +6,30 @@
 // their scale, by which a group's sums are multiplied in f32. The order of a row's sum depends on k, the group and
 // WARPS, not on the number of rows.
 #pragma once
-#include "packed.cuh"
+#include "packed_product.cuh"
 
-// Compiled for one type, format and configuration. FORMAT: what codes mean, 4 times the type of scales, and 16 times
-// what is subtracted or added (packed.cuh). GROUP: columns that share a scale, 0: all. HALVES: 1 for up to 8
-// rows of x, 2 for up to 16, 4 for up to 32.
+// Compiled for one type, format (packed_product.cuh) and configuration. HALVES: 1 for up to 8 rows of x, 2 for up to
+// 16, 4 for up to 32.
 #ifndef TYPE
 #define TYPE bf16
-#define FORMAT 4
-#define GROUP 128
 #define WARPS 8
 #define HALVES 1
 #define TILES 2
 #define DEPTH 3
 #endif
 
-constexpr u32 CODE = FORMAT % 4, SCALE = FORMAT / 4 % 4, ZEROS = FORMAT / 16;
-
 #if __CUDA_ARCH__ >= 800
 // Blocks that a multiprocessor must have room for: with more registers than that leaves, too few loads are under way.
-#define LEAST_BLOCKS ((HALVES == 1 && TILES == 1 && GROUP % 64 == 0 ? 24 : 16) / WARPS)
+#define LEAST_BLOCKS ((HALVES == 1 && TILES == 1 && GROUP % 64 == 0 ? 32 : 16) / WARPS)
 
 struct PackedSkinny {
     typedef TYPE T;
     static constexpr u32 ROWS = 8 * HALVES, COLUMNS = TILE_ROWS * TILES;
-    // Loads of 16 bytes for a chunk, and groups that it may have parts of.
-    static constexpr u32 PIECES = CODE == INT8 || CODE == E4M3 ? 2 : 1;
-    static constexpr u32 SPANS = GROUP % CHUNK == 0 ? 1 : 2;
-    static constexpr bool IS_WIDE = SCALE == SCALE_F32;
     // Stages of x, which comes from a cache.
     static constexpr u32 NEAR = DEPTH % 2 == 0 ? 2 : 1;
+    // Whether codes are multiplied by scales, or sums of groups: those of a product are of one group.
+    static constexpr bool SCALES_CODES = GROUP % 32 != 0;
     typedef f32 Parts[WARPS][ROWS][COLUMNS + 1];
-
-    // Scales of rows g and g + 8 of a tile, their zero points and their offsets, as they lie in memory.
-    struct Side {
-        u32 scale[IS_WIDE ? 2 : 1], offset[IS_WIDE ? 2 : 1], zero;
-    };
 
     const PackedWeights& w;
     const u32* table;
@@ -111,7 +99,7 @@ struct PackedSkinny {
         }
         if constexpr (GROUP == 0) {
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) fold(side_of(tiles[tile], 0), tile);
+            for (u32 tile = 0; tile < TILES; tile++) fold(Side::of(w, tiles[tile], 0), tile);
         }
 #pragma unroll
         for (u32 half = 0; half < HALVES; half++)
@@ -149,31 +137,13 @@ private:
             if constexpr (GROUP != 0) {
 #pragma unroll
                 for (u32 span = 0; span < SPANS; span++) {
-                    const u32 column = chunk * CHUNK + span * (CHUNK / SPANS);
+                    const u32 column = chunk * CHUNK + span * (CHUNK / SPANS) + side_column();
                     // A chunk's second half may lie past the last column.
                     const u32 group = column / (GROUP ? GROUP : 1);
-                    sides[stage][tile][span] = side_of(tiles[tile], SPANS == 1 ? group : min(group, w.groups - 1));
+                    sides[stage][tile][span] = Side::of(w, tiles[tile], SPANS == 1 ? group : min(group, w.groups - 1));
                 }
             }
         }
-    }
-
-    DEVICE Side side_of(u32 tile, u32 group) const {
-        const u64 at = ((u64)tile * w.groups + group) * 8 + lane / 4;
-        Side side = {};
-        if constexpr (IS_WIDE) *(uint2*)side.scale = ((const uint2*)w.scales)[at];
-        else side.scale[0] = ((const u32*)w.scales)[at];
-        if constexpr (ZEROS == ZERO_POINTS) side.zero = ((const u16*)w.zeros)[at];
-        if constexpr (ZEROS == OFFSETS && IS_WIDE) *(uint2*)side.offset = ((const uint2*)w.zeros)[at];
-        if constexpr (ZEROS == OFFSETS && !IS_WIDE) side.offset[0] = ((const u32*)w.zeros)[at];
-        return side;
-    }
-
-    // The first or second of two scales.
-    DEVICE static f32 number(const u32 (&two)[IS_WIDE ? 2 : 1], u32 r) {
-        if constexpr (IS_WIDE) return __uint_as_float(two[r * (IS_WIDE ? 1 : 0)]);
-        const u16 bits = (u16)(two[0] >> 16 * r);
-        return SCALE == SCALE_F16 ? load(f16{bits}) : load(bf16{bits});
     }
 
     DEVICE void load_rows(u32 stage, u32 turn, u32 chunk) {
@@ -187,13 +157,9 @@ private:
             }
     }
 
-    DEVICE void shifts_of(const Side& side, u32 (&shifts)[2]) const {
+    DEVICE static void shifts_of(const Side& side, u32 (&shifts)[2]) {
 #pragma unroll
-        for (u32 r = 0; r < 2; r++) {
-            constexpr u32 BASE = CODE == INT8 ? 128 : ZEROS == OFFSETS ? 0 : 8;
-            const u32 zero = ZEROS == ZERO_POINTS ? side.zero >> 8 * r & 0xffu : BASE;
-            shifts[r] = row_shift<T, CODE>(zero);
-        }
+        for (u32 r = 0; r < 2; r++) shifts[r] = row_shift<T, CODE>(side.zero(r));
     }
 
     DEVICE void multiply(u32 stage) {
@@ -206,13 +172,24 @@ private:
                 const uint4 four = a[stage % NEAR][half][h];
                 x[half][0] = product % 2 ? four.z : four.x, x[half][1] = product % 2 ? four.w : four.y;
                 constexpr u32 ONES = Pairs<T>::ONES;
-                if constexpr (ZEROS == OFFSETS)
+                if constexpr (ZEROS == OFFSETS && !SCALES_CODES)
                     Tensor<T>::multiply(sums[half], ONES, ONES, ONES, ONES, x[half][0], x[half][1]);
             }
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
                 u32 shifts[2], operand[4];
-                if constexpr (GROUP == 0 && ZEROS == ZERO_POINTS) shifts_of(side_of(tiles[tile], 0), shifts);
+                if constexpr (SCALES_CODES) {
+                    Scaling<T> scaling;
+                    scaling.set(sides[stage][tile][span]);
+                    decode<T, CODE>(b[stage][tile], product, scaling.shifts, table, operand);
+                    scaling.apply(operand);
+#pragma unroll
+                    for (u32 half = 0; half < HALVES; half++)
+                        Tensor<T>::multiply(total[half][tile], operand[0], operand[1], operand[2], operand[3],
+                            x[half][0], x[half][1]);
+                    continue;
+                }
+                if constexpr (GROUP == 0 && ZEROS == ZERO_POINTS) shifts_of(Side::of(w, tiles[tile], 0), shifts);
                 else shifts_of(sides[stage][tile][span], shifts);
                 decode<T, CODE>(b[stage][tile], product, shifts, table, operand);
 #pragma unroll
@@ -221,7 +198,7 @@ private:
                         x[half][1]);
             }
             // A group may end here.
-            if (GROUP != 0 && (product == 3 || (SPANS == 2 && product == 1))) {
+            if (GROUP != 0 && !SCALES_CODES && (product == 3 || (SPANS == 2 && product == 1))) {
 #pragma unroll
                 for (u32 tile = 0; tile < TILES; tile++) fold(sides[stage][tile][span], tile);
                 if constexpr (ZEROS == OFFSETS) {
@@ -236,23 +213,17 @@ private:
     DEVICE void fold(const Side& side, u32 tile) {
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
-            const f32 scale = number(side.scale, r) * FACTOR<T, CODE>;
+            const f32 scale = side.scale(r) * FACTOR<T, CODE>;
 #pragma unroll
             for (u32 half = 0; half < HALVES; half++)
 #pragma unroll
                 for (u32 e = 0; e < 2; e++) {
                     f32& sum = total[half][tile][2 * r + e];
                     sum = fmaf(part[half][tile][2 * r + e], scale, sum);
-                    if constexpr (ZEROS == OFFSETS) sum = fmaf(sums[half][2 * r + e], number(side.offset, r), sum);
+                    if constexpr (ZEROS == OFFSETS) sum = fmaf(sums[half][2 * r + e], side.offset(r), sum);
                     part[half][tile][2 * r + e] = 0.0f;
                 }
         }
     }
 };
-
-// Pairs of levels by pairs of codes, for a block: `table` has 256 words. A barrier has to follow.
-DEVICE void make_table(const PackedWeights& w, u32* table) {
-    for (u32 i = threadIdx.x; i < 256; i += blockDim.x)
-        table[i] = Tensor<TYPE>::pack(w.levels[i % 16], w.levels[i / 16]);
-}
 #endif

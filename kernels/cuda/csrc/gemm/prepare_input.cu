@@ -72,3 +72,19 @@ PREPARE_OF(f32, bf16)
 PREPARE_OF(f32, f16)
 PREPARE_OF(bf16, bf16)
 PREPARE_OF(f16, f16)
+
+// Numbers of 16 bits, the columns of each chunk of 64 in the order in which `matmul_packed_wgmma.cu` multiplies them
+// (packed.cuh); rows end with zeros, up to a whole chunk. A thread moves 8 columns; k is a multiple of as many.
+extern "C" __global__ void __launch_bounds__(256) reorder_input(
+    const uint4* x, u32* out, u32 k, u32 chunks, u32 pieces) {
+    launch_dependents();
+    wait_for_inputs();
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= pieces) return;
+    const u32 row = i / 8 / chunks, chunk = i / 8 % chunks, h = i % 8 / 4, t = i % 4;
+    const u32 piece = chunk * 8 + i % 8;
+    const uint4 eight = piece < k / 8 ? x[(u64)row * (k / 8) + piece] : make_uint4(0, 0, 0, 0);
+    // Pairs: words 4 i + 2 p + .. of a chunk's h-th half go to 8 (2 h + i) + 4 p + t.
+    u32* to = out + ((u64)row * chunks + chunk) * 32 + 16 * h + t;
+    to[0] = eight.x, to[4] = eight.y, to[8] = eight.z, to[12] = eight.w;
+}

@@ -12,6 +12,14 @@ DEVICE uint4 load_streamed(const void* from) {
     return x;
 }
 
+// The same where `valid`; else `x` stays what it is.
+DEVICE void load_streamed_if(uint4& x, const void* from, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+                 "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+                 : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+                 : "l"(from), "r"((u32)valid));
+}
+
 DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
 DEVICE void store_shared(u32 to, uint4 x) {

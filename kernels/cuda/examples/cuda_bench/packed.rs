@@ -5,14 +5,34 @@ use kernels::ops::*;
 use super::{Bench, CALLS, LEADS, Model, ROTATION, Work};
 
 /// Rows whose products are timed.
-const ROWS: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 8192];
+const ROWS: [usize; 12] = [1, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 8192];
 
-/// What is stored: a name, and a format of grouped codes; absent: 8-bit floats with a scale a row.
-const FORMATS: [(&str, Option<GroupedFormat>); 4] = [
-    ("int4 g128", Some(INT4)),
-    ("int4 g32 zeros", Some(GroupedFormat { group: 32, levels: Levels::Integers(Zeros::Stored), ..INT4 })),
-    ("int8", Some(GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 })),
-    ("e4m3", None),
+/// What is stored.
+#[derive(Clone, Copy)]
+enum Stored {
+    Bf16,
+    Grouped(GroupedFormat),
+    /// 8-bit floats with a scale a row.
+    E4m3,
+}
+
+impl Stored {
+    /// Of an element.
+    fn bits(self) -> usize {
+        match self {
+            Self::Bf16 => 16,
+            Self::Grouped(format) if format.bits == CodeBits::Four => 4,
+            Self::Grouped(_) | Self::E4m3 => 8,
+        }
+    }
+}
+
+const FORMATS: [(&str, Stored); 5] = [
+    ("bf16", Stored::Bf16),
+    ("int4 g128", Stored::Grouped(INT4)),
+    ("int4 g32 zeros", Stored::Grouped(GroupedFormat { group: 32, levels: Levels::Integers(Zeros::Stored), ..INT4 })),
+    ("int8", Stored::Grouped(GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 })),
+    ("e4m3", Stored::E4m3),
 ];
 
 const INT4: GroupedFormat = GroupedFormat {
@@ -36,9 +56,9 @@ impl Bench {
         ];
         for (format_name, format) in FORMATS {
             for (name, [n, k], output) in shapes {
-                let bytes = n * k * format.map_or(8, |format| if format.bits == CodeBits::Four { 4 } else { 8 }) / 8;
+                let bytes = n * k * format.bits() / 8;
                 let copies = (ROTATION / bytes).clamp(2, 64);
-                let weights: Vec<Matrix> = (0..copies).map(|_| self.packed_matrix(format, [n, k])).collect();
+                let weights: Vec<Matrix> = (0..copies).map(|_| self.stored_matrix(format, [n, k])).collect();
                 for rows in ROWS {
                     let (x, out) = (self.act(rows, k), self.backend.new_rounded_act(rows, n, output));
                     self.begin(&vec![(0, 1); rows]);
@@ -57,8 +77,15 @@ impl Bench {
         }
     }
 
-    fn packed_matrix(&mut self, format: Option<GroupedFormat>, [rows, cols]: [usize; 2]) -> Matrix {
-        let Some(format) = format else { return self.float_matrix([rows, cols]) };
+    fn stored_matrix(&mut self, stored: Stored, [rows, cols]: [usize; 2]) -> Matrix {
+        match stored {
+            Stored::Bf16 => self.matrix(rows, cols),
+            Stored::Grouped(format) => self.grouped_matrix(format, [rows, cols]),
+            Stored::E4m3 => self.float_matrix([rows, cols]),
+        }
+    }
+
+    fn grouped_matrix(&mut self, format: GroupedFormat, [rows, cols]: [usize; 2]) -> Matrix {
         let groups = format.groups(cols);
         // Scales of about 1/256, from the low bits of noise.
         let scales: Vec<u8> = (self.noise.iter().take(rows * groups).flat_map(|byte| [*byte, 0x1c])).collect();

@@ -11,7 +11,7 @@ use crate::fusion::split_norm::{After, Before};
 use crate::gemm::cublaslt::Blas;
 use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch};
-use crate::gemm::{matmul_packed, matmul_skinny, matmul_split_k, matmul_wgmma};
+use crate::gemm::{matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::LOWEST;
 use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
@@ -31,11 +31,13 @@ pub(crate) struct Matmul {
     rounded: Option<Memory>,
     /// A packed matrix as 16-bit numbers, for products of many rows; as large as the largest.
     unpacked: Option<Arc<Memory>>,
+    /// Inputs in the order in which they are multiplied with packed weights; as large as the largest.
+    reordered: Option<Memory>,
 }
 
 impl Matmul {
     pub(crate) fn new(blas: Blas, tactics: TacticCache) -> Self {
-        Self { blas, tactics, rounded: None, unpacked: None }
+        Self { blas, tactics, rounded: None, unpacked: None, reordered: None }
     }
 
     /// Queues a product.
@@ -53,8 +55,18 @@ impl Matmul {
         }
     }
 
+    /// Makes room for what products with a packed matrix need beside it.
+    pub(crate) fn reserve(&mut self, device: &mut Device, w: &Weights) {
+        self.reserve_unpacked(device, w);
+        let bytes = matmul_packed_wgmma::reordered_bytes(Facts::of(device), w);
+        if self.reordered.as_ref().map_or(0, |memory| memory.bytes) < bytes {
+            self.reordered = None;
+            self.reordered = device.allocate(bytes, "inputs of products with quantized weights");
+        }
+    }
+
     /// Makes room for a packed matrix as 16-bit numbers.
-    pub(crate) fn reserve_unpacked(&mut self, device: &mut Device, w: &Weights) {
+    fn reserve_unpacked(&mut self, device: &mut Device, w: &Weights) {
         let bytes = w.rows * w.cols * w.compute.size();
         let fits = |memory: &Arc<Memory>| memory.bytes >= bytes;
         if w.packed.is_some() && w.compute.size() == 2 && !self.unpacked.as_ref().is_some_and(fits) {
@@ -103,6 +115,9 @@ impl Matmul {
             let launched = kernel.is_selected(tactic)
                 && match kernel.launch {
                     Launch::Kernel(launch) => launch(device, product, fused),
+                    Launch::Reordered(launch) => {
+                        self.reordered(device, product, |device, product| launch(device, product, fused))
+                    }
                     Launch::Library => self.run_library(device, product, tactic),
                 };
             if launched {
@@ -110,6 +125,21 @@ impl Matmul {
             }
         }
         false
+    }
+
+    /// Launches a kernel that reads its input in the order of packed weights.
+    fn reordered(
+        &self,
+        device: &mut Device,
+        product: &mut Product<'_>,
+        launch: impl FnOnce(&mut Device, &Product<'_>) -> bool,
+    ) -> bool {
+        let Some(memory) = &self.reordered else { return false };
+        let x = product.x;
+        product.x = matmul_packed_wgmma::reorder(device, x, memory.ptr);
+        let launched = launch(device, product);
+        product.x = x;
+        launched
     }
 
     fn run_library(&mut self, device: &mut Device, product: &mut Product<'_>, tactic: Option<Tactic>) -> bool {
@@ -231,6 +261,7 @@ impl Matmul {
     pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);
         matmul_packed::may_gate(facts, product)
+            || matmul_packed_wgmma::may_gate(facts, product)
             || matmul_skinny::may_gate(facts, product)
             || matmul_wgmma::may_gate(facts, product)
     }

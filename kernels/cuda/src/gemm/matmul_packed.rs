@@ -12,7 +12,7 @@ use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
-use crate::weights::packed::{Kind, LEAST_GROUP, Packed, TILE};
+use crate::weights::packed::{CHUNK, Kind, LEAST_GROUP, Packed, TILE};
 
 /// Most rows of `x`, of which a block takes up to 32: with more, decoding the matrix first pays.
 const MOST_ROWS: usize = 128;
@@ -46,7 +46,13 @@ impl Config {
             2 if n <= SMALL => (16, 2),
             _ => (8, 2),
         };
-        Self { warps, halves, tiles, depth: if halves == MOST_HALVES { 1 } else { 2 } }
+        let depth = match halves {
+            MOST_HALVES => 1,
+            // What small matrices have of k is under way at once.
+            1 if tiles == 1 && kind.pieces() == 1 && kind.group.is_multiple_of(CHUNK) => 4,
+            _ => 2,
+        };
+        Self { warps, halves, tiles, depth }
     }
 
     /// Rows of `x` of a block.

@@ -7,7 +7,7 @@
 use crate::autotune::tactics::Tactic;
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
-use crate::gemm::{matmul, matmul_packed, matmul_skinny, matmul_split_k, matmul_wgmma};
+use crate::gemm::{matmul, matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::Special;
 use crate::layers::elementwise::Function;
 use crate::runtime::arch::Arch;
@@ -96,12 +96,28 @@ pub(crate) struct Tuned {
 #[derive(Clone, Copy)]
 pub(crate) enum Launch {
     Kernel(fn(&mut Device, &Product<'_>, &Fused) -> bool),
+    /// The same with an input in the order of packed weights (`matmul_packed_wgmma::reorder`).
+    Reordered(fn(&mut Device, &Product<'_>, &Fused) -> bool),
     /// cuBLASLt, with the algorithm that the autotuner found or its own first choice.
     Library,
 }
 
 /// Every GEMM kernel, the most special first.
-pub(crate) const KERNELS: &[GemmKernel] = &[PACKED, PACKED_PLAIN, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+pub(crate) const KERNELS: &[GemmKernel] = &[PACKED_WGMMA, PACKED, PACKED_PLAIN, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+
+/// More rows with weights of 4 or 8 bits, on Hopper's warpgroup instructions.
+const PACKED_WGMMA: GemmKernel = GemmKernel {
+    name: "packed-wgmma",
+    fits: |facts, product, fused| match fused {
+        _ if fused.has_norms() => false,
+        Fused { gate: Some(gate), .. } => {
+            matmul_packed_wgmma::may_gate(facts, product) && gate.out.dtype == product.x.dtype
+        }
+        _ => matmul_packed_wgmma::fits(facts, product),
+    },
+    selection: Selection::Always,
+    launch: Launch::Reordered(|device, product, fused| matmul_packed_wgmma::run(device, product, fused.gate)),
+};
 
 /// Few rows with weights of 4 or 8 bits, at the speed of reading them.
 const PACKED: GemmKernel = GemmKernel {

@@ -6,13 +6,16 @@ use crate::attention;
 use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
 use crate::attention::layer::{AttentionTypes, HeadDims};
-use crate::gemm::{matmul_packed, matmul_skinny};
+use crate::gemm::table::Facts;
+use crate::gemm::{matmul_packed, matmul_packed_wgmma, matmul_skinny};
 use crate::jit::specialization::{LOWEST, Special};
+use crate::moe::experts::Keep;
+use crate::moe::experts_packed::PackedExperts;
 use crate::options::WholeSteps;
 use crate::runtime::device::Device;
 use crate::weights::Weights;
 use crate::whole_step;
-use kernels::ops::ExpectedAttention;
+use kernels::ops::{Activation, ExpectedAttention};
 
 impl CudaBackend {
     /// For products of few rows with the matrix that came last.
@@ -40,6 +43,13 @@ impl CudaBackend {
     }
 }
 
+/// For products with packed experts: gates are nearly always SiLU.
+pub(crate) fn order_experts(device: &Device, experts: &PackedExperts) {
+    for keep in [Keep::All, Keep::Gated(Activation::Silu.into())] {
+        order(device, experts.specials(device.context.arch, keep));
+    }
+}
+
 fn order(device: &Device, specials: impl IntoIterator<Item = Special>) {
     if device.context.arch >= LOWEST {
         specials.into_iter().for_each(|special| device.order(special));
@@ -48,7 +58,8 @@ fn order(device: &Device, specials: impl IntoIterator<Item = Special>) {
 
 fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
     if w.packed.is_some() && w.compute.size() == 2 {
-        return matmul_packed::specials(w, w.compute);
+        let few = matmul_packed::specials(w, w.compute).into_iter();
+        return few.chain(matmul_packed_wgmma::specials(Facts::of(device), w, w.compute)).collect();
     }
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Vec::new();

@@ -45,6 +45,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "delta_rule" in "recurrent"
     "embed" in "layers"
     "expert_matmul" in "moe"
+    "expert_matmul_packed_plain" in "moe"
     "gate" in "layers"
     "gate_rows" in "layers"
     "gated" in "layers"
@@ -77,9 +78,12 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_decode" in "attention"
     "attention_prefill" in "attention"
     "attention_prefill_hopper" in "attention"
+    "expert_matmul_packed" in "moe"
+    "expert_matmul_packed_wgmma" in "moe"
     "expert_matmul_skinny" in "moe"
     "expert_matmul_wgmma" in "moe"
     "matmul_packed" in "gemm"
+    "matmul_packed_wgmma" in "gemm"
     "matmul_skinny" in "gemm"
     "matmul_skinny_gated" in "gemm"
     "matmul_split_k" in "gemm"
@@ -101,11 +105,14 @@ const HEADERS: &[(&str, &str)] = &[
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),
     ("hopper_gemm.cuh", include_str!("../../csrc/gemm/hopper_gemm.cuh")),
+    ("hopper_registers.cuh", include_str!("../../csrc/include/hopper_registers.cuh")),
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
     ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
     ("packed.cuh", include_str!("../../csrc/gemm/packed.cuh")),
+    ("packed_product.cuh", include_str!("../../csrc/gemm/packed_product.cuh")),
     ("packed_skinny.cuh", include_str!("../../csrc/gemm/packed_skinny.cuh")),
+    ("packed_wgmma.cuh", include_str!("../../csrc/gemm/packed_wgmma.cuh")),
     ("prefill.cuh", include_str!("../../csrc/attention/prefill.cuh")),
     ("prefill_block.cuh", include_str!("../../csrc/attention/prefill_block.cuh")),
     ("prefill_feed.cuh", include_str!("../../csrc/attention/prefill_feed.cuh")),

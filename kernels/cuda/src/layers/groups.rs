@@ -4,6 +4,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::jit::layouts::twin;
+use crate::moe::experts_packed::PackedExperts;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -22,16 +23,23 @@ pub(crate) struct Group {
     pub(crate) dtype: DType,
     /// Descriptions of the members for the copy engine, where it can be used.
     pub(crate) maps: Option<Memory>,
+    /// The members where they are packed.
+    pub(crate) packed: Option<PackedExperts>,
 }
 
 impl Group {
-    /// `pointers` has the address of each member; see [`Group::maps`].
-    pub(crate) fn new(members: &[&Weights], pointers: Option<Memory>, maps: Option<Memory>) -> Self {
+    /// `pointers` has the address of each member; see [`Group::maps`] and [`Group::packed`].
+    pub(crate) fn new(
+        members: &[&Weights],
+        pointers: Option<Memory>,
+        maps: Option<Memory>,
+        packed: Option<PackedExperts>,
+    ) -> Self {
         let shape = |matrix: &Weights| (matrix.rows, matrix.cols, matrix.dtype, matrix.compute);
         assert!(!members.is_empty(), "a group of no matrices");
         let first = members[0];
         assert!(members.iter().all(|matrix| shape(matrix) == shape(first)), "matrices of a group differ in shape");
-        Self { pointers, count: members.len(), n: first.rows, k: first.cols, dtype: first.dtype, maps }
+        Self { pointers, count: members.len(), n: first.rows, k: first.cols, dtype: first.dtype, maps, packed }
     }
 
     pub(crate) fn ptr(&self) -> CUdeviceptr {

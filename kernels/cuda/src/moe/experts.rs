@@ -7,6 +7,7 @@ use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::elementwise::Function;
 use crate::layers::groups::{Group, OUTPUTS};
+use crate::moe::experts_packed;
 use crate::moe::routing::{Choices, Chosen};
 use crate::runtime::activations::View;
 use crate::runtime::arch::Arch;
@@ -34,7 +35,7 @@ pub(crate) enum Keep {
 
 impl Keep {
     /// `FUNCTION` of experts.cuh.
-    fn macro_value(self) -> (&'static str, usize) {
+    pub(crate) fn macro_value(self) -> (&'static str, usize) {
         /// `ALL`.
         const ALL: usize = 7;
         ("FUNCTION", if let Self::Gated(function) = self { function.number as usize } else { ALL })
@@ -177,6 +178,9 @@ pub(crate) fn expert_matmul(device: &mut Device, call: &Call<'_>) -> bool {
     let limit = if let Keep::Gated(function) = keep { function.limit } else { 0.0 };
     let wide = u32::from(out.dtype == DType::F32);
     let shape = ExpertShape { pairs, pairs_a_row, n: group.n as u32, k: group.k as u32, wide, limit };
+    if let Some(experts) = &group.packed {
+        return experts_packed::run(device, call, experts, shape);
+    }
     let chosen = choices.chosen();
     if call.wgmma(device, chosen, shape) || call.skinny(device, chosen, shape) {
         return true;

@@ -1,4 +1,5 @@
 //! Mixture of experts (MoE): routing, and grouped GEMMs of the experts that rows chose.
 
 pub(crate) mod experts;
+pub(crate) mod experts_packed;
 pub(crate) mod routing;

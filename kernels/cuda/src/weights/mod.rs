@@ -54,6 +54,12 @@ impl Weights {
     pub(crate) fn ptr(&self) -> CUdeviceptr {
         self.memory.as_ref().map_or(0, |memory| memory.ptr)
     }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let packed = self.packed.as_ref().map_or(0, Packed::bytes);
+        self.memory.as_ref().map_or(0, |memory| memory.bytes) + packed
+    }
 }
 
 /// A vector of f32, and its copies in 16 bits where products want them.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::decode::{IntegerFormat, IntegerRow, Offsets};
 use kernels::ops::{
-    self, ALL_COLUMNS, CodeBits, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels,
-    ScaledCodes, WeightFormat,
+    self, ALL_COLUMNS, CodeBits, ColumnOrder, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding,
+    Levels, ScaledCodes, WeightFormat,
 };
 
 use crate::jit::layouts::twin;
@@ -21,7 +21,7 @@ pub(crate) const TILE: usize = 16;
 pub(crate) const CHUNK: usize = 64;
 const PIECE: usize = 512;
 /// Columns that a group of a specialised kernel is a multiple of.
-pub(crate) const LEAST_GROUP: usize = 32;
+pub(crate) const LEAST_GROUP: usize = 16;
 
 /// What codes mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +65,15 @@ impl Kind {
                 IntegerFormat::of(format).is_some_and(|format| format.group.is_multiple_of(LEAST_GROUP))
             }
         }
+    }
+
+    /// Whether experts of this format can be: their products neither put inputs into another order nor round them.
+    pub(crate) fn takes_experts(format: WeightFormat) -> bool {
+        let in_order = match format {
+            WeightFormat::Grouped(GroupedFormat { order, .. }) => order == ColumnOrder::InOrder,
+            WeightFormat::Plain(_) | WeightFormat::ScaledE4m3 { .. } | WeightFormat::Blocks(_) => true,
+        };
+        in_order && format.input() == InputRounding::None && Self::takes(format)
     }
 
     fn of_grouped(format: &GroupedFormat, cols: usize) -> Self {
@@ -164,6 +173,18 @@ impl PackedWeights {
     }
 }
 
+impl PackedWeights {
+    /// As it lies in device memory.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let Self { codes, scales, zeros, levels, n, k, group, groups, code, scale, zero } = *self;
+        let addresses = [codes, scales, zeros, levels].into_iter().flat_map(CUdeviceptr::to_ne_bytes);
+        let numbers = [n, k, group, groups, code, scale, zero].into_iter().flat_map(u32::to_ne_bytes);
+        let mut bytes: Vec<u8> = addresses.chain(numbers).collect();
+        bytes.resize(size_of::<Self>(), 0);
+        bytes
+    }
+}
+
 impl Packed {
     /// Those of a matrix in pieces; absent where it is one of numbers, or the device has failed.
     pub(crate) fn load(device: &mut Device, staging: &mut Staging, pieces: &[HostMatrix<'_>]) -> Option<Self> {
@@ -241,6 +262,13 @@ impl Packed {
         let scales = packing.shared_scales(&values, &lines)?;
         let (codes, scales) = (Arc::new(codes), Arc::new(scales));
         Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input })
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let Self { codes, scales, zeros, levels, columns, .. } = self;
+        let others = [zeros, levels, columns].into_iter().flatten().map(|memory| memory.bytes);
+        codes.bytes + scales.bytes + others.sum::<usize>()
     }
 
     pub(crate) fn argument(&self) -> PackedWeights {

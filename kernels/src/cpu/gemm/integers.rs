@@ -64,6 +64,16 @@ fn block(format: IntegerFormat) -> Option<usize> {
 }
 
 impl Integers {
+    /// Bytes that all but the codes take.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.arithmetic {
+            Arithmetic::Exact { scales, before, after } => {
+                size_of_val(&**scales) + size_of_val(&**before) + size_of_val(&**after)
+            }
+            Arithmetic::Rounded { scales, adds, .. } => size_of_val(&**scales) + size_of_val(&**adds),
+        }
+    }
+
     /// Packs the codes of a matrix in pieces into zeroed panels of `panel_bytes`; products are of integers where
     /// `rounds`.
     pub(super) fn pack(

@@ -96,6 +96,13 @@ impl Packed {
         Self { format, n, k, k_padded, rounds, input, scales: None, integers, columns, region: Arc::new(region) }
     }
 
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let scales = self.scales.as_ref().map_or(0, |scales| scales.bytes());
+        let integers = self.integers.as_ref().map_or(0, |integers| integers.bytes());
+        self.region.len() + scales + integers + size_of_val(&*self.columns)
+    }
+
     /// What belongs to its codes, where they are integers.
     pub(crate) fn integers(&self) -> Option<&Integers> {
         self.integers.as_deref()

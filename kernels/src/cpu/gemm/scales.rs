@@ -19,6 +19,11 @@ pub(crate) struct Scales {
 }
 
 impl Scales {
+    /// Bytes that they take.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.values) + size_of_val(&*self.rows)
+    }
+
     /// Those of a matrix in pieces; absent where it has none.
     pub(super) fn of(pieces: &[HostMatrix<'_>]) -> Option<Self> {
         let (mut values, mut rows, mut shape) = (Vec::new(), Vec::new(), None);

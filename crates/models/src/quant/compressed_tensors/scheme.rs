@@ -1,9 +1,12 @@
 //! What `config_groups` says: which modules are stored how.
 
+use kernels::ops::{ALL_COLUMNS, GroupedFormat, Levels, WeightFormat, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 use regex::Regex;
 
+use crate::quant::grouped::dummy_codes;
 use crate::quant::input::InputScheme;
+use crate::quant::packed::code_bits;
 
 /// A group of modules that are quantised alike.
 #[derive(Debug)]
@@ -12,6 +15,16 @@ pub(super) struct Scheme {
     /// Rows and columns of 8-bit floats that share a scale, where scales are of blocks.
     pub block: Option<[usize; 2]>,
     pub input: InputScheme,
+    weights: Weights,
+}
+
+/// What weights are.
+#[derive(Clone, Copy, Debug)]
+struct Weights {
+    floats: bool,
+    bits: usize,
+    /// Columns that share a scale, or [`ALL_COLUMNS`].
+    group: usize,
 }
 
 /// Modules that a group means.
@@ -26,6 +39,24 @@ enum Target {
 }
 
 impl Scheme {
+    /// What random weights are made up as; absent for floats of four bits.
+    pub(super) fn dummy(&self) -> Option<WeightFormat> {
+        let Weights { floats, bits, group } = self.weights;
+        let input = self.input.dummy();
+        match (floats, bits) {
+            (true, 8) => {
+                let scale_cols = self.block.map_or(ALL_COLUMNS, |[_, cols]| cols);
+                Some(WeightFormat::ScaledE4m3 { scale_cols, input })
+            }
+            (true, _) => None,
+            (false, _) => {
+                let codes = dummy_codes(code_bits(bits), group, Levels::Integers(Zeros::Middle));
+                let WeightFormat::Grouped(format) = codes else { return None };
+                Some(WeightFormat::Grouped(GroupedFormat { input, ..format }))
+            }
+        }
+    }
+
     /// That of a weight, by its tensor's name: of the group that means it most closely.
     pub(super) fn of<'a>(schemes: &'a [Self], tensor: &str) -> &'a Self {
         let module = tensor.strip_suffix(".weight").unwrap_or(tensor);
@@ -89,7 +120,10 @@ fn read_group(group: &ConfigFile) -> Result<Scheme, ConfigError> {
             return Err(weights.unsupported("num_bits", &reason));
         }
     };
-    Ok(Scheme { targets: read_targets(group)?, block, input: read_input(group)? })
+    let columns = weights.size_or("group_size", 0)?;
+    let group_size = if strategy.ends_with("group") && columns > 0 { columns } else { ALL_COLUMNS };
+    let weights = Weights { floats: kind == "float", bits, group: group_size };
+    Ok(Scheme { targets: read_targets(group)?, block, input: read_input(group)?, weights })
 }
 
 fn read_block(weights: &ConfigFile) -> Result<[usize; 2], ConfigError> {
@@ -160,7 +194,9 @@ mod tests {
 
     #[test]
     fn the_group_that_means_a_module_most_closely_counts() {
-        let scheme = |targets: Vec<Target>, cols| Scheme { targets, block: None, input: InputScheme::PerGroup(cols) };
+        let weights = Weights { floats: true, bits: 8, group: ALL_COLUMNS };
+        let scheme =
+            |targets: Vec<Target>, cols| Scheme { targets, block: None, input: InputScheme::PerGroup(cols), weights };
         let pattern = Regex::new("^(?:.*mlp.*)").expect("a pattern");
         let schemes = [
             scheme(vec![Target::Class], 1),

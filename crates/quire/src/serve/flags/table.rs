@@ -81,6 +81,19 @@ pub(super) const TOPICS: &[Topic] = &[
         ],
     },
     Topic {
+        title: "Adapters",
+        flags: &[
+            to(GATEWAY, "allow-runtime-lora-updating"),
+            to(GROUP.and(GATEWAY), "enable-lora"),
+            to(SCHEDULER, "lora-dir"),
+            to(WORKER, "lora-dtype"),
+            to(SCHEDULER, "lora-modules"),
+            to(SCHEDULER, "max-cpu-loras"),
+            to(WORKER, "max-lora-rank"),
+            to(GROUP, "max-loras"),
+        ],
+    },
+    Topic {
         title: "KV cache",
         flags: &[
             to(WORKER, "block-size"),

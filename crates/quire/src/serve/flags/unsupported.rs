@@ -41,7 +41,6 @@ const fn flag(name: &'static str, takes: Takes, note: &'static str) -> Unsupport
     Unsupported { name, aliases: &[], takes, note }
 }
 
-const ADAPTERS: &str = "LoRA adapters are not served";
 const ENCODERS: &str = "images, sound and video are not served";
 const EXPERTS: &str = "experts are split by --tensor-parallel-size";
 const MODEL_CODE: &str = "code from a model's repository is never run";
@@ -101,7 +100,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     ),
     flag("enable-eplb", Off, EXPERTS),
     flag("enable-expert-parallel", Off, EXPERTS),
-    flag("enable-lora", Off, ADAPTERS),
     flag("enable-mfu-metrics", Off, "use quire bench latency --profile"),
     flag("enable-per-request-metrics", Off, "use --otlp-traces-endpoint: there is a span per request"),
     flag("enable-prompt-embeds", Off, "prompts are text or token ids"),
@@ -109,7 +107,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("enable-server-load-tracking", AnySwitch, "/load always counts the requests in flight"),
     flag("enable-sleep-mode", Off, "stop the engine instead: it starts within seconds"),
     flag("fingerprint-mode", Only(&["full"]), "all settings are part of it"),
-    flag("fully-sharded-loras", Off, ADAPTERS),
+    flag("fully-sharded-loras", AnySwitch, "each rank holds of A or B what it holds of its layer"),
     flag("grpc-port", Only(&[]), "the public API is HTTP; processes speak gRPC on --control"),
     flag("guided-decoding-backend", Only(&["auto", "guidance"]), "there is one backend, guidance"),
     flag("headless", Off, "run `quire worker --scheduler grpc://…` by hand"),
@@ -130,13 +128,8 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
         "there are no plugins; logit_bias, bad_words and allowed_token_ids are parameters",
     ),
     flag("logprobs-mode", Only(&["raw_logprobs"]), "log-probabilities are those of the unchanged logits"),
-    flag("lora-dtype", Only(&["auto"]), ADAPTERS),
-    flag("lora-modules", Only(&[]), ADAPTERS),
     flag("master-addr", AnyValue, NODES),
     flag("master-port", AnyValue, NODES),
-    flag("max-cpu-loras", Only(&[]), ADAPTERS),
-    flag("max-lora-rank", Only(&["16"]), ADAPTERS),
-    flag("max-loras", Only(&["1"]), ADAPTERS),
     flag("max-seq-len-to-capture", Only(&[]), "use --max-cudagraph-capture-size"),
     flag("media-io-kwargs", Only(&["{}"]), ENCODERS),
     flag("middleware", Only(&["[]"]), "put a proxy in front"),

@@ -26,7 +26,6 @@ pub(super) enum Fate {
 
 use Fate::{Flag, Holds, Moot, Read, Refused};
 
-const ADAPTERS: &str = "LoRA adapters are not served";
 const BLOCKS: &str = "KV blocks and weights stay in device memory, and KV events are not published";
 const ENCODERS: &str = "images, sound and video are not served";
 const NODES: &str = "an engine runs on one node, split by --tensor-parallel-size alone";
@@ -103,9 +102,14 @@ pub(super) const GROUPS: &[Group] = &[
         ),
         names: &["VLLM_ALLOW_LONG_MAX_MODEL_LEN"],
     },
-    Group { fate: Refused(&["false", "0"], ADAPTERS), names: &["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] },
-    Group { fate: Refused(&[], ADAPTERS), names: &["VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_LORA_RESOLVER_HF_REPO_LIST"] },
-    Group { fate: Refused(&[], "there are no plugins"), names: &["VLLM_PLUGINS"] },
+    Group {
+        fate: Refused(&[], "download adapters into the folder of --lora-dir"),
+        names: &["VLLM_LORA_RESOLVER_HF_REPO_LIST"],
+    },
+    Group {
+        fate: Refused(&["lora_filesystem_resolver"], "there are no plugins but lora_filesystem_resolver"),
+        names: &["VLLM_PLUGINS"],
+    },
     Group {
         fate: Refused(&["auto"], "the attention kernel is selected by device and shape"),
         names: &["VLLM_ATTENTION_BACKEND"],

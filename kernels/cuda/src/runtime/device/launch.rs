@@ -6,11 +6,12 @@ use cudarc::driver::sys;
 
 use kernels::ops::{DType, KvDType};
 
-/// A module with one function, and the dynamic shared memory that the function may use so far.
+/// A module with one function, the shared memory that its code fixes, and the dynamic one that it may use so far.
 #[derive(Clone, Copy)]
 pub(super) struct Module {
     pub(super) module: sys::CUmodule,
     pub(super) function: sys::CUfunction,
+    pub(super) fixed: usize,
     pub(super) shared: usize,
 }
 

@@ -240,10 +240,10 @@ impl Device {
             self.special.insert(special, made);
         }
         let Some(Some(module)) = self.special.get(&special) else { return None };
-        let Module { function, shared: before, .. } = *module;
-        /// What any function may use.
+        let Module { function, fixed, shared: before, .. } = *module;
+        /// What any function may use, with what its code fixes.
         const FREE: usize = 48 << 10;
-        if shared > before.max(FREE) {
+        if shared > before.max(FREE.saturating_sub(fixed)) {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             self.attempt(
                 || format!("{shared} bytes of shared memory for {}", special.file),
@@ -269,7 +269,10 @@ impl Device {
             // SAFETY: the function is in a loaded module.
             let _ = unsafe { sys::cuFuncSetAttribute(function, attribute, SHARED_BESIDE_CACHE) };
         }
-        Some(Module { module, function, shared: 0 })
+        let (mut fixed, attribute) = (0, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+        // SAFETY: the function is in a loaded module; the call writes one integer.
+        unsafe { sys::cuFuncGetAttribute(&raw mut fixed, attribute, function).result() }.ok()?;
+        Some(Module { module, function, fixed: usize::try_from(fixed).ok()?, shared: 0 })
     }
 
     fn function(&mut self, name: Name) -> Option<sys::CUfunction> {

@@ -45,11 +45,7 @@ fn members_of_json_flags_are_joined() {
 
 #[test]
 fn defaults_of_unsupported_flags_are_fine() {
-    for line in [
-        "--pipeline-parallel-size 1 -dp 1 --swap-space 4",
-        "--no-enable-lora --kv-offloading-size 0",
-        "--enable-lora=false",
-    ] {
+    for line in ["--pipeline-parallel-size 1 -dp 1 --swap-space 4", "--kv-offloading-size 0"] {
         assert_eq!(parsed(line), Ok(Settings::default()), "{line}");
     }
 }
@@ -74,14 +70,13 @@ fn refusals_name_the_flag() {
             "command line: --pipeline-parallel-size 2 is not supported (only 1): use --tensor",
         ),
         ("-pp 2", "command line: -pp 2 is not supported (only 1): use"),
-        ("--enable-lora", "command line: --enable-lora is not supported: LoRA"),
         ("--speculative-config.method ngram", "command line: --speculative-config.method is not supported: spec"),
         ("--max-model-length 3", "command line: there is no flag --max-model-length; did you mean --max-model-len?"),
         (
             "--swap-space 16",
             "command line: --swap-space 16 is not supported (only 0 or 4): KV blocks stay in device memory",
         ),
-        ("--max-loras 4", "command line: --max-loras 4 is not supported (only 1): LoRA adapters are not served"),
+        ("--max-loras 0", "command line: --max-loras 0: must be a whole number from 1 to 1024"),
         ("--master-port", "command line: --master-port needs a value"),
         ("--frobnicate", "command line: there is no flag --frobnicate"),
         ("--no-port", "command line: there is no flag --no-port"),
@@ -134,7 +129,7 @@ fn a_file_with_mistakes_is_refused() {
         ("prt: 1", "a.yaml: there is no flag --prt; did you mean --port?"),
         ("port: [", "--config"),
         ("- port", "must be an object of flags"),
-        ("enable-lora: true", "a.yaml: --enable-lora true is not supported: "),
+        ("enable-eplb: true", "a.yaml: --enable-eplb true is not supported: "),
         ("config: b.yaml", "names another file"),
         ("port: x", "a.yaml: --port x: must be a whole number"),
     ] {

@@ -1,0 +1,169 @@
+//! `adapter_config.json`: an adapter's ranks and scales.
+
+use std::path::Path;
+
+use regex::Regex;
+use serde_json::Value;
+
+use super::AdapterError;
+
+/// Fields that change what an adapter computes, and what to do instead. They are unused where absent, null, false,
+/// empty or this text.
+const UNSUPPORTED: [(&str, &str, &str); 12] = [
+    ("use_dora", "", "merge a DoRA adapter into its model"),
+    ("bias", "none", "train without biases, or merge the adapter into its model"),
+    ("lora_bias", "", "train without biases, or merge the adapter into its model"),
+    ("modules_to_save", "", "merge the adapter into its model, which gets its embeddings and head"),
+    ("target_parameters", "", "only linear modules are adapted; merge the adapter into its model"),
+    ("trainable_token_indices", "", "merge the adapter into its model"),
+    ("layer_replication", "", "serve the model that the replication gives"),
+    ("alora_invocation_tokens", "", "an activated adapter cannot be served; train a plain one"),
+    ("use_qalora", "", "train without QALoRA"),
+    ("use_bdlora", "", "train without block-diagonal matrices"),
+    ("arrow_config", "", "serve its experts as adapters of their own"),
+    ("megatron_config", "", "convert the adapter to PEFT's names"),
+];
+
+/// What a module's adapter is scaled by, and its rank.
+pub(super) struct Config {
+    rank: Pattern,
+    alpha: Pattern,
+    use_rslora: bool,
+}
+
+/// A number that some modules have another value of.
+struct Pattern {
+    usual: f64,
+    others: Vec<(Regex, f64)>,
+}
+
+impl Pattern {
+    /// The first pattern that matches the end of the module's name counts.
+    fn of(&self, module: &str) -> f64 {
+        let other = self.others.iter().find(|(pattern, _)| pattern.is_match(module));
+        other.map_or(self.usual, |(_, value)| *value)
+    }
+}
+
+impl Config {
+    pub(super) fn read(dir: &Path) -> Result<Self, AdapterError> {
+        let file = dir.join("adapter_config.json");
+        let text = std::fs::read(&file).map_err(|source| AdapterError::Read { file: file.clone(), source })?;
+        let json: Value = serde_json::from_slice(&text)
+            .map_err(|error| AdapterError::Config { file: file.clone(), reason: error.to_string() })?;
+        if let Some((field, _, instead)) = UNSUPPORTED.iter().find(|(field, unused, _)| is_used(&json[field], unused)) {
+            return Err(AdapterError::Unsupported { file, field, instead });
+        }
+        Self::parse(&json).map_err(|reason| AdapterError::Config { file, reason })
+    }
+
+    fn parse(json: &Value) -> Result<Self, String> {
+        let kind = json["peft_type"].as_str().unwrap_or("LORA");
+        if !kind.eq_ignore_ascii_case("lora") {
+            return Err(format!("peft_type is {kind:?}; only \"LORA\" adapters can be served"));
+        }
+        Ok(Self {
+            rank: pattern(json, "r", "rank_pattern")?,
+            alpha: pattern(json, "lora_alpha", "alpha_pattern")?,
+            use_rslora: json["use_rslora"].as_bool().unwrap_or(false),
+        })
+    }
+
+    /// The rank that a module's matrices have.
+    pub(super) fn rank(&self, module: &str) -> f64 {
+        self.rank.of(module)
+    }
+
+    /// What a module's delta is multiplied by.
+    pub(super) fn scale(&self, module: &str) -> f32 {
+        let (alpha, rank) = (self.alpha.of(module), self.rank.of(module));
+        (alpha / if self.use_rslora { rank.sqrt() } else { rank }) as f32
+    }
+}
+
+/// Whether a field says anything.
+fn is_used(value: &Value, unused: &str) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty() && text != unused,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(object) => !object.is_empty(),
+        Value::Bool(true) | Value::Number(_) => true,
+    }
+}
+
+fn pattern(json: &Value, field: &str, others: &str) -> Result<Pattern, String> {
+    let number = |value: &Value, name: &str| {
+        let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        number.ok_or_else(|| format!("{name} must be a positive number, not {value}"))
+    };
+    let usual = number(&json[field], field)?;
+    let listed = match &json[others] {
+        Value::Null => Vec::new(),
+        Value::Object(object) => object.iter().collect(),
+        other => return Err(format!("{others} must be an object, not {other}")),
+    };
+    let entry = |(key, value): (&String, &Value)| {
+        let regex =
+            Regex::new(&format!(r"^(.*\.)?({key})$")).map_err(|_| format!("{others}: {key:?} is no pattern"))?;
+        Ok((regex, number(value, key)?))
+    };
+    let others = listed.into_iter().map(entry).collect::<Result<_, String>>()?;
+    Ok(Pattern { usual, others })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(json: Value) -> Result<Config, String> {
+        Config::parse(&json)
+    }
+
+    #[test]
+    fn patterns_and_rank_stabilised_scales() {
+        let plain = config(json!({"r": 8, "lora_alpha": 16, "rank_pattern": {"q_proj": 4, "layers\\.1\\.mlp.*": 16},
+            "alpha_pattern": {"layers.1.mlp.up_proj": 8}}))
+        .unwrap();
+        let module = |name: &str| (plain.rank(name), plain.scale(name));
+        assert_eq!(module("model.layers.0.self_attn.q_proj"), (4.0, 4.0));
+        assert_eq!(module("model.layers.0.self_attn.k_proj"), (8.0, 2.0));
+        assert_eq!(module("model.layers.1.mlp.up_proj"), (16.0, 0.5));
+        let stable = config(json!({"r": 16, "lora_alpha": 16, "use_rslora": true})).unwrap();
+        assert_eq!(stable.scale("x"), 4.0);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let refused = |json: Value, word: &str| {
+            let reason = config(json).err().expect("a refusal");
+            assert!(reason.contains(word), "{reason}");
+        };
+        refused(json!({"lora_alpha": 16}), "r must be");
+        refused(json!({"r": 0, "lora_alpha": 16}), "r must be");
+        refused(json!({"r": 8, "lora_alpha": "x"}), "lora_alpha");
+        refused(json!({"r": 8, "lora_alpha": 1, "rank_pattern": {"(": 4}}), "rank_pattern");
+        refused(json!({"r": 8, "lora_alpha": 1, "peft_type": "IA3"}), "IA3");
+    }
+
+    #[test]
+    fn fields_that_change_the_delta_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let read = |field: &str, value: Value| {
+            let json = json!({"r": 8, "lora_alpha": 16, "bias": "none", field: value});
+            std::fs::write(dir.path().join("adapter_config.json"), json.to_string()).unwrap();
+            Config::read(dir.path()).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("use_dora", json!(false)), Ok(()));
+        for (field, value) in [
+            ("use_dora", json!(true)),
+            ("bias", json!("all")),
+            ("modules_to_save", json!(["lm_head"])),
+            ("layer_replication", json!([[0, 2]])),
+        ] {
+            assert!(read(field, value).unwrap_err().contains(field));
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Why an adapter cannot be used.
+
+use std::path::PathBuf;
+
+use crate::error::LoadError;
+
+/// An adapter that does not load. Nothing that runs is touched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// The network was loaded without room for adapters.
+    #[error("adapters are not enabled: start with --enable-lora")]
+    Disabled,
+    /// A file that cannot be read.
+    #[error("{}: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// `adapter_config.json` is no description of an adapter.
+    #[error("{}: {reason}", file.display())]
+    Config {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// Something that the adapter asks for is not supported.
+    #[error("{}: {field} is not supported: {instead}", file.display())]
+    Unsupported {
+        /// `adapter_config.json`.
+        file: PathBuf,
+        /// What, as the file calls it.
+        field: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// No weights.
+    #[error("{} has neither adapter_model.safetensors nor adapter_model.bin", dir.display())]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The weight files.
+    #[error(transparent)]
+    Weights(#[from] Box<LoadError>),
+    /// A tensor that cannot be applied to this model.
+    #[error("tensor {tensor:?}: {reason}")]
+    Tensor {
+        /// Its name in the adapter's file.
+        tensor: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A file without adapters.
+    #[error("{} has no tensor of an adapter", dir.display())]
+    Empty {
+        /// The folder.
+        dir: PathBuf,
+    },
+}

@@ -1,0 +1,95 @@
+//! Low-rank adapters (LoRA) of a model's linear layers, as PEFT stores them.
+//!
+//! A network that was loaded with [`LoraOptions`] has slots for adapters on its device. Its [`AdapterLayout`] reads an
+//! adapter's folder, on any thread, into an [`Adapter`]: this rank's slices of it, checked against the model. The
+//! network copies that into a slot, and steps say which sequence uses which slot.
+
+mod config;
+mod error;
+mod read;
+
+use std::ops::Range;
+
+use kernels::ops::{DType, LoraSite, LoraWeights};
+
+pub use self::error::AdapterError;
+use crate::weights::TensorLocation;
+
+/// Room for adapters on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LoraOptions {
+    /// Adapters that the device holds at a time.
+    pub slots: usize,
+    /// Largest rank of an adapter.
+    pub max_rank: usize,
+    /// What the device keeps them in; absent: what is computed in.
+    pub dtype: Option<DType>,
+}
+
+/// Which linear layers of a network take adapters, and what a rank needs of an adapter.
+#[derive(Clone, Debug)]
+pub struct AdapterLayout {
+    pub(crate) layers: Vec<LoraLayer>,
+    pub(crate) max_rank: usize,
+}
+
+/// A linear layer that takes adapters.
+#[derive(Clone, Debug)]
+pub(crate) struct LoraLayer {
+    pub site: LoraSite,
+    /// The projections that it stacks, in order.
+    pub projections: Vec<Projection>,
+}
+
+/// One projection of a layer, as far as this rank has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Projection {
+    /// Where its matrix lies in the model's files, whose names adapters use.
+    pub location: TensorLocation,
+    /// `[out_features, in_features]` of the whole projection.
+    pub shape: [usize; 2],
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+}
+
+/// An adapter on the host: this rank's slices, ready to be copied into a slot.
+#[derive(Debug)]
+pub struct Adapter {
+    /// By layer of the layout; a layer that the adapter leaves alone is empty.
+    layers: Vec<Vec<Option<Delta>>>,
+}
+
+/// One projection's matrices.
+#[derive(Debug)]
+struct Delta {
+    rank: usize,
+    /// `[rank, in_features]`.
+    a: Vec<f32>,
+    /// `[out_features, rank]`, scaled.
+    b: Vec<f32>,
+}
+
+impl Delta {
+    fn weights(&self) -> LoraWeights<'_> {
+        LoraWeights { rank: self.rank, a: &self.a, b: &self.b }
+    }
+}
+
+impl Adapter {
+    /// Bytes that it takes on the host.
+    pub fn bytes(&self) -> u64 {
+        let deltas = self.layers.iter().flatten().flatten();
+        deltas.map(|delta| ((delta.a.len() + delta.b.len()) * size_of::<f32>()) as u64).sum()
+    }
+
+    /// What a slot of each layer is to hold.
+    pub(crate) fn write(&self, layout: &AdapterLayout, mut write: impl FnMut(LoraSite, &[Option<LoraWeights<'_>>])) {
+        let mut parts = Vec::new();
+        for (layer, deltas) in layout.layers.iter().zip(&self.layers) {
+            parts.clear();
+            let each = |index: usize| deltas.get(index).and_then(Option::as_ref);
+            parts.extend((0..layer.projections.len()).map(|index| each(index).map(Delta::weights)));
+            write(layer.site, &parts);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Slots of adapters: who gets them, what the workers are told, and that nobody starves.
+
+use super::*;
+use sched_core::Refusal;
+
+fn slots(count: u32) -> Config {
+    with(|c| c.adapter_slots = count)
+}
+
+fn adapted(number: u64, adapter: &str, max_tokens: u32) -> proto::Request {
+    proto::Request { adapter: adapter.into(), ..stranger(number, 4, max_tokens) }
+}
+
+/// (slot, adapter) of what a plan loads.
+fn loads(plan: &StepPlan) -> Vec<(u32, &str)> {
+    plan.adapters.iter().map(|load| (load.slot, load.adapter.as_str())).collect()
+}
+
+fn added(plan: &StepPlan) -> Vec<(&str, Option<u32>)> {
+    plan.added.iter().map(|added| (added.request_id.as_str(), added.adapter)).collect()
+}
+
+#[test]
+fn an_adapter_is_loaded_once_and_stays() {
+    let mut scheduler = formed(slots(2), 50);
+    admit(&mut scheduler, adapted(1, "a", 2));
+    admit(&mut scheduler, adapted(2, "a", 1));
+    admit(&mut scheduler, adapted(3, "", 1));
+    let (plan, _) = step(&mut scheduler, 1);
+    assert_eq!(loads(&plan), [(0, "a")]);
+    assert_eq!(added(&plan), [("r1", Some(0)), ("r2", Some(0)), ("r3", None)]);
+    while scheduler.has_unfinished() {
+        assert!(loads(&step(&mut scheduler, 1).0).is_empty());
+    }
+    admit(&mut scheduler, adapted(4, "a", 1));
+    assert!(loads(&step(&mut scheduler, 1).0).is_empty(), "it is still there");
+}
+
+#[test]
+fn the_slot_used_longest_ago_is_given_away() {
+    let mut scheduler = formed(slots(2), 50);
+    for (number, adapter) in [(1, "a"), (2, "b"), (3, "a")] {
+        admit(&mut scheduler, adapted(number, adapter, 1));
+        step(&mut scheduler, 1);
+    }
+    admit(&mut scheduler, adapted(4, "c", 1));
+    assert_eq!(loads(&step(&mut scheduler, 1).0), [(1, "c")], "b was used before a");
+}
+
+#[test]
+fn what_waits_for_a_slot_is_overtaken_by_what_needs_none() {
+    let mut scheduler = formed(slots(1), 50);
+    for (number, adapter) in [(1, "a"), (2, "b"), (3, "a"), (4, "")] {
+        admit(&mut scheduler, adapted(number, adapter, 3));
+    }
+    let (plan, _) = step(&mut scheduler, 1);
+    // The third would keep the slot from the second.
+    assert_eq!(added(&plan), [("r1", Some(0)), ("r4", None)]);
+    let mut later = Vec::new();
+    while scheduler.has_unfinished() {
+        let (plan, _) = step(&mut scheduler, 1);
+        later.extend(plan.added.iter().map(|added| added.request_id.clone()));
+    }
+    assert_eq!(later, ["r2", "r3"]);
+}
+
+#[test]
+fn beams_and_choices_share_a_slot() {
+    let mut scheduler = formed(slots(1), 50);
+    admit(&mut scheduler, proto::Request { n: 3, ..adapted(1, "a", 3) });
+    let mut slots = Vec::new();
+    while scheduler.has_unfinished() {
+        let (plan, _) = step(&mut scheduler, 1);
+        slots.extend(plan.added.iter().map(|added| added.adapter));
+    }
+    assert_eq!(slots, [Some(0); 3]);
+}
+
+#[test]
+fn a_scheduler_without_slots_refuses_adapters() {
+    let mut scheduler = formed(slots(0), 50);
+    assert_eq!(scheduler.admit(adapted(1, "a", 1), 0), Err(Refusal::Unsupported("adapter")));
+}
+
+/// However many requests for popular adapters arrive, one for another starts when the sequences end that run in one
+/// slot: behind it, nobody takes that slot.
+#[test]
+fn seldom_used_adapters_are_not_starved() {
+    const MOST_TOKENS: u32 = 6;
+    for seed in 0..200_u64 {
+        let mut state = seed;
+        let mut draw = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (count, popular) = (1 + draw(3) as u32, 1 + draw(4));
+        let mut scheduler = formed(slots(count), 100);
+        let mut number = 0;
+        let mut arrive = |scheduler: &mut Scheduler, name: &str, tokens: u32| {
+            number += 1;
+            admit(scheduler, adapted(number, name, tokens));
+            number
+        };
+        let mut crowd = |scheduler: &mut Scheduler, draw: &mut dyn FnMut(u64) -> u64| {
+            // Always more than there is room for.
+            while scheduler.stats().waiting_for_capacity < 8 {
+                let name = format!("popular {}", draw(popular));
+                arrive(scheduler, &name, 1 + draw(u64::from(MOST_TOKENS)) as u32);
+            }
+        };
+        for _ in 0..draw(20) {
+            crowd(&mut scheduler, &mut draw);
+            step(&mut scheduler, 1);
+        }
+        let before = u64::from(scheduler.stats().waiting_for_capacity);
+        admit(&mut scheduler, adapted(1_000_000, "seldom", 1));
+        // Those before it start first: at worst one by one, each after the one before has ended.
+        let bound = (before + 2) * u64::from(MOST_TOKENS);
+        let mut started = None;
+        for at in 0..bound {
+            let (plan, _) = step(&mut scheduler, 1);
+            if plan.added.iter().any(|added| added.request_id == "r1000000") {
+                started = Some(at);
+                break;
+            }
+            crowd(&mut scheduler, &mut draw);
+        }
+        assert!(started.is_some(), "seed {seed}: starved for {bound} steps");
+    }
+}

@@ -1,0 +1,186 @@
+//! Launches products of rows with experts whose weights have 4 or 8 bits: `expert_matmul_packed.cu` for experts of few
+//! rows, `expert_matmul_packed_wgmma.cu` for those of many on Hopper, `expert_matmul_packed_plain.cu` for every type
+//! and shape.
+
+use kernels::ops::DType;
+
+use crate::jit::specialization::{HOPPER, LOWEST, Special};
+use crate::layers::groups::OUTPUTS;
+use crate::moe::experts::{Call, ExpertShape, Keep};
+use crate::moe::routing::Chosen;
+use crate::runtime::arch::Arch;
+use crate::runtime::context::Memory;
+use crate::runtime::device::{Device, Name, Shape, args};
+use crate::weights::packed::{CHUNK, Kind, LEAST_GROUP, Packed, TILE};
+use crate::weights::{Staging, Weights};
+
+/// What rows of inputs and outputs must be a multiple of: elements of 16 bytes.
+const PIECE: usize = 8;
+/// Rows of a half of a tile.
+const HALF: usize = 8;
+/// Rows of `w` of a block of the Hopper kernel, its threads, and the stages that it has.
+const BOX: usize = 128;
+const HOPPER_THREADS: usize = 384;
+const DEPTH: usize = 6;
+
+/// The experts' packed matrices.
+pub(crate) struct PackedExperts {
+    kind: Kind,
+    /// Where each lies, on the device.
+    arguments: Memory,
+    compute: DType,
+}
+
+impl PackedExperts {
+    /// Absent where members are numbers, or the device has failed.
+    pub(crate) fn load(device: &mut Device, staging: &mut Staging, members: &[&Weights]) -> Option<Self> {
+        let packed: Vec<&Packed> = members.iter().map(|member| member.packed.as_ref()).collect::<Option<_>>()?;
+        let first = packed.first()?;
+        assert!(packed.iter().all(|packed| packed.kind == first.kind), "experts of one layer differ in format");
+        let bytes: Vec<u8> = packed.iter().flat_map(|packed| packed.argument().bytes()).collect();
+        Some(Self { kind: first.kind, arguments: staging.load(device, &bytes)?, compute: members[0].compute })
+    }
+
+    /// What steps are likely to need.
+    pub(crate) fn specials(&self, arch: Arch, keep: Keep) -> impl Iterator<Item = Special> {
+        let (kind, dtype) = (self.kind, self.compute);
+        let is_short = arch >= LOWEST && dtype.size() == 2;
+        let skinny = Skinny::ALL.into_iter().map(move |skinny| skinny.special(kind, dtype, keep));
+        let wgmma = Wgmma::ALL.into_iter().filter(move |_| arch == HOPPER);
+        skinny.chain(wgmma.map(move |wgmma| wgmma.special(kind, dtype, keep))).filter(move |_| is_short)
+    }
+}
+
+/// How `expert_matmul_packed.cu` is compiled: see `packed_skinny.cuh`.
+#[derive(Clone, Copy, Debug)]
+struct Skinny {
+    halves: usize,
+    depth: usize,
+}
+
+impl Skinny {
+    const WARPS: usize = 8;
+    const TILES: usize = 2;
+    const ALL: [Self; 3] = [Self { halves: 1, depth: 2 }, Self { halves: 2, depth: 2 }, Self { halves: 4, depth: 1 }];
+
+    fn of(tile_rows: usize) -> Option<Self> {
+        Self::ALL.into_iter().find(|skinny| tile_rows <= skinny.halves * HALF)
+    }
+
+    fn special(self, kind: Kind, dtype: DType, keep: Keep) -> Special {
+        let own = [("WARPS", Self::WARPS), ("HALVES", self.halves), ("TILES", Self::TILES), ("DEPTH", self.depth)];
+        let sizes: Vec<_> = kind.macros().into_iter().chain(own).chain([keep.macro_value()]).collect();
+        Special::new("expert_matmul_packed", dtype, &sizes)
+    }
+}
+
+/// How `expert_matmul_packed_wgmma.cu` is compiled: rows of a block, of which a tile may have several.
+#[derive(Clone, Copy, Debug)]
+struct Wgmma {
+    rows: usize,
+}
+
+impl Wgmma {
+    const ALL: [Self; 2] = [Self { rows: 64 }, Self { rows: 160 }];
+
+    fn of(tile_rows: usize) -> Option<Self> {
+        let fits = |wgmma: &Self| tile_rows == wgmma.rows || tile_rows == 2 * wgmma.rows;
+        Self::ALL.into_iter().find(fits)
+    }
+
+    fn special(self, kind: Kind, dtype: DType, keep: Keep) -> Special {
+        let own = [("ROWS", self.rows), ("WARPGROUPS", 2), ("PARTS", 1), ("DEPTH", DEPTH)];
+        let sizes: Vec<_> = kind.macros().into_iter().chain(own).chain([keep.macro_value()]).collect();
+        Special::new("expert_matmul_packed_wgmma", dtype, &sizes)
+    }
+
+    /// Stages, two barriers each, and room to align them.
+    fn shared(self) -> usize {
+        1024 + DEPTH * (self.rows * CHUNK * 2 + 2 * size_of::<u64>())
+    }
+}
+
+/// Queues the products; false, and nothing happens, where they cannot be gated at once.
+pub(crate) fn run(device: &mut Device, call: &Call<'_>, experts: &PackedExperts, shape: ExpertShape) -> bool {
+    let chosen = call.choices.chosen();
+    if call.takes_tensor_cores(device, experts)
+        && (call.packed_wgmma(device, experts, chosen, shape) || call.packed_skinny(device, experts, chosen, shape))
+    {
+        return true;
+    }
+    if let Keep::Gated(_) = call.keep {
+        return false;
+    }
+    let Call { x, group, bias, choices, out, .. } = call;
+    let grid = [choices.most_tiles(), group.n.div_ceil(OUTPUTS)];
+    let launch = Shape { grid, block: 32 * OUTPUTS, shared: 0 };
+    let name = Name::of("expert_matmul_packed_plain", &[x.dtype, out.dtype]);
+    device.launch_early(name, launch, args![x.ptr, experts.arguments.ptr, *bias, chosen, out.ptr, shape]);
+    true
+}
+
+impl Call<'_> {
+    fn takes_tensor_cores(&self, device: &Device, experts: &PackedExperts) -> bool {
+        let Self { x, group, keep, out, .. } = self;
+        device.context.arch >= LOWEST
+            && x.dtype.size() == 2
+            && [DType::F32, x.dtype].contains(&out.dtype)
+            && group.k.is_multiple_of(PIECE)
+            && experts.kind.group.is_multiple_of(LEAST_GROUP)
+            && (keep.columns() == 1 || group.n.is_multiple_of(2 * TILE))
+    }
+
+    /// Queues the kernel for tiles of few rows; false where it is not for these.
+    fn packed_skinny(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
+        let Self { x, bias, choices, keep, out, .. } = self;
+        let Some(skinny) = Skinny::of(choices.tile_rows) else { return false };
+        let grid = [choices.most_tiles(), out.width.div_ceil(TILE * Skinny::TILES / keep.columns())];
+        let launch = Shape { grid, block: 32 * Skinny::WARPS, shared: 0 };
+        let special = skinny.special(experts.kind, x.dtype, *keep);
+        device.launch_special(special, launch, args![out.ptr, x.ptr, experts.arguments.ptr, *bias, chosen, shape])
+    }
+
+    /// Queues the kernel for tiles of many rows; false where it is not for these.
+    fn packed_wgmma(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
+        let Self { x, group, bias, choices, keep, out } = self;
+        let Some(wgmma) = Wgmma::of(choices.tile_rows) else { return false };
+        if device.context.arch != HOPPER
+            || !group.n.is_multiple_of(PIECE)
+            || wgmma.shared() > device.context.shared_of_block
+        {
+            return false;
+        }
+        let shares = choices.tile_rows / wgmma.rows;
+        let grid = [choices.most_tiles() * shares, out.width.div_ceil(BOX / keep.columns())];
+        let launch = Shape { grid, block: HOPPER_THREADS, shared: wgmma.shared() };
+        let special = wgmma.special(experts.kind, x.dtype, *keep);
+        device.launch_special(special, launch, args![out.ptr, x.ptr, experts.arguments.ptr, *bias, chosen, shape])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::routing::tile_rows;
+
+    #[test]
+    fn tiles_have_a_kernel() {
+        for arch in [LOWEST, HOPPER, Arch::new(10, 0)] {
+            for rows in [1, 2, 8, 64, 256, 2048, 8192] {
+                for (top_k, experts) in [(2, 8), (8, 128), (1, 16), (4, 32)] {
+                    let tile = tile_rows(arch, rows, top_k, experts);
+                    let wgmma = arch == HOPPER && Wgmma::of(tile).is_some();
+                    assert!(Skinny::of(tile).is_some() || wgmma, "{rows} rows, tiles of {tile} on {arch}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn stages_fit_and_have_room_for_the_sums() {
+        for wgmma in Wgmma::ALL {
+            assert!(wgmma.shared() <= 226 << 10, "{wgmma:?}");
+            assert!(wgmma.rows * (BOX + 4) * size_of::<f32>() <= DEPTH * wgmma.rows * CHUNK * 2, "{wgmma:?}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Mixtures of experts whose weights are kept in 4 or 8 bits, on every device that does so, against float64: as many
+//! rows as choose each kind of tile, gates, biases, and shapes that end anywhere.
+
+use super::Stored;
+use crate::moe::{Layer, gated, unbalanced};
+use crate::rounded::step;
+use crate::{backends, begin_rows, check, filled_in};
+use kernels::decode::decode;
+use kernels::ops::{
+    ALL_COLUMNS, Activation, Backend, CodeBits, ColumnOrder, DType, Encoding, GatedExperts, GroupedFormat, HostMatrix,
+    InputRounding, Levels, MatrixGroup, MatrixUse, ScaledCodes, WeightFormat, Zeros,
+};
+
+const INT4: GroupedFormat = GroupedFormat {
+    bits: CodeBits::Four,
+    group: 128,
+    scales: DType::F16,
+    levels: Levels::Integers(Zeros::Middle),
+    order: ColumnOrder::InOrder,
+    input: InputRounding::None,
+};
+
+/// Shapes, experts, and rows that make tiles of 1 to 320 rows on some device.
+const LAYERS: [((usize, usize), usize, usize); 8] = [
+    ((144, 200), 4, 1),
+    ((64, 96), 8, 7),
+    ((136, 72), 8, 30),
+    ((160, 200), 8, 70),
+    ((336, 64), 8, 90),
+    ((192, 520), 8, 150),
+    ((144, 200), 4, 300),
+    ((160, 72), 3, 700),
+];
+
+/// Experts as they are stored.
+enum Experts {
+    Grouped(Vec<Stored>),
+    /// 8-bit floats with a scale a row.
+    Scaled(Vec<Stored>, Vec<f32>, Vec<u32>),
+}
+
+impl Experts {
+    fn new(layer: &Layer, format: Option<GroupedFormat>) -> Self {
+        let [n, k] = layer.shape();
+        let bytes = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 };
+        // Each expert's matrix is a part of a larger one: they differ.
+        let stored = |format| (0..layer.experts()).map(|_| Stored::new([n * layer.experts(), k], format)).collect();
+        match format {
+            Some(format) => Self::Grouped(stored(format)),
+            None => Self::Scaled(stored(bytes), (0..n).map(|row| (row % 7 + 1) as f32 / 512.0).collect(), {
+                (0..n as u32).collect()
+            }),
+        }
+    }
+
+    fn matrix<'a>(&'a self, expert: usize, [n, k]: [usize; 2], codes: &'a mut Vec<u8>) -> HostMatrix<'a> {
+        let rows = expert * n..(expert + 1) * n;
+        match self {
+            Self::Grouped(stored) => stored[expert].piece(rows),
+            Self::Scaled(stored, scales, scale_rows) => {
+                // None of them NaN.
+                codes.extend(stored[expert].piece(rows).bytes().iter().map(|code| code & 0xb7));
+                let input = InputRounding::None;
+                let codes = ScaledCodes { codes, scales, scale_rows, scale_cols: ALL_COLUMNS, input };
+                HostMatrix { rows: n, cols: k, encoding: Encoding::Scaled(codes) }
+            }
+        }
+    }
+
+    /// Their numbers.
+    fn values(&self, layer: &Layer) -> Vec<Vec<f32>> {
+        let [n, k] = layer.shape();
+        let values = |expert| {
+            let (mut values, mut codes) = (vec![f32::NAN; n * k], Vec::new());
+            decode(&self.matrix(expert, [n, k], &mut codes), 0..n, &mut values);
+            values
+        };
+        (0..layer.experts()).map(values).collect()
+    }
+
+    fn load(&self, backend: &mut dyn Backend, layer: &Layer, compute: DType) -> MatrixGroup {
+        let load = |expert| {
+            let mut codes = Vec::new();
+            backend.load_matrix(self.matrix(expert, layer.shape(), &mut codes), compute)
+        };
+        let members: Vec<_> = (0..layer.experts()).map(load).collect();
+        backend.group_matrices(&members)
+    }
+}
+
+fn check_format(format: Option<GroupedFormat>) {
+    let stored = format.map_or(
+        WeightFormat::ScaledE4m3 { scale_cols: ALL_COLUMNS, input: InputRounding::None },
+        WeightFormat::Grouped,
+    );
+    let mut backends = backends();
+    backends.retain(|backend| backend.multiplies(stored, MatrixUse::Experts));
+    for (shape, experts, rows) in LAYERS {
+        for dtype in [DType::Bf16, DType::F16, DType::F32] {
+            let mut layer = unbalanced(shape, experts, rows, dtype);
+            let packed = Experts::new(&layer, format);
+            layer.set_values(packed.values(&layer));
+            for backend in &mut backends {
+                check_products(&mut **backend, &layer, &packed, dtype);
+                check_gates(&mut **backend, &layer, &packed, dtype);
+            }
+        }
+    }
+}
+
+/// What rounding weights, inputs and outputs costs, relative to the sum of all sizes. A CPU may multiply in bf16.
+fn relative(dtype: DType) -> f64 {
+    if dtype == DType::F32 { 1e-5 } else { 4.5 * step(DType::Bf16) }
+}
+
+fn check_products(backend: &mut dyn Backend, layer: &Layer, packed: &Experts, dtype: DType) {
+    let (want, sizes, rows) = (layer.products(layer.rows()).concat(), layer.sizes().concat(), layer.rows());
+    let (group, choice) = (packed.load(backend, layer, dtype), layer.choose(backend, 0..rows));
+    let bias = backend.load_vector(layer.bias());
+    let [n, k] = layer.shape();
+    for output in [dtype, DType::F32] {
+        let x = filled_in(backend, k, layer.x(), dtype);
+        let out = filled_in(backend, n, &vec![f32::NAN; want.len()], output);
+        begin_rows(backend, rows);
+        backend.expert_matmul(x, group, Some(bias), choice, out);
+        let what = format!("{} [{n}, {k}], {rows} rows, {dtype:?} to {output:?}", backend.describe());
+        check(&what, backend.read(out), &want, |index| relative(dtype) * (sizes[index] + 1.0));
+    }
+}
+
+fn check_gates(backend: &mut dyn Backend, layer: &Layer, packed: &Experts, dtype: DType) {
+    let ([n, k], rows) = (layer.shape(), layer.rows());
+    let (products, sizes) = (layer.products(rows), layer.sizes());
+    let pairs = |rows: &[Vec<f64>]| -> Vec<(f64, f64)> {
+        rows.iter().flat_map(|row| row[..n / 2].iter().copied().zip(row[n / 2..].iter().copied())).collect()
+    };
+    let activation = [Activation::Silu, Activation::ClampedSwiGlu { limit: 3.0 }][rows % 2];
+    let want: Vec<f64> = pairs(&products).into_iter().map(|(gate, up)| gated(activation, gate, up)).collect();
+    let sizes: Vec<f64> = pairs(&sizes).into_iter().map(|(gate, up)| (gate + 1.0) * (up + 1.0)).collect();
+    let (w, choice) = (packed.load(backend, layer, dtype), layer.choose(backend, 0..rows));
+    let bias = Some(backend.load_vector(layer.bias()));
+    let x = filled_in(backend, k, layer.x(), dtype);
+    let raised = filled_in(backend, n, &vec![f32::NAN; 2 * want.len()], dtype);
+    let out = filled_in(backend, n / 2, &vec![f32::NAN; want.len()], dtype);
+    begin_rows(backend, rows);
+    backend.gated_experts(x, GatedExperts { w, bias, activation, raised }, choice, out);
+    let what = format!("{} [{n}, {k}] gated, {rows} rows, {dtype:?}", backend.describe());
+    check(&what, backend.read(out), &want, |index| 2.0 * relative(dtype) * sizes[index]);
+}
+
+#[test]
+fn codes_of_4_bits() {
+    check_format(Some(INT4));
+    let levels = Levels::Integers(Zeros::Stored);
+    check_format(Some(GroupedFormat { group: 32, levels, ..INT4 }));
+}
+
+/// MXFP4's numbers and groups.
+#[test]
+fn levels_of_4_bits() {
+    let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let levels = std::array::from_fn(|code| if code < 8 { sizes[code] } else { -sizes[code - 8] });
+    check_format(Some(GroupedFormat { group: 32, scales: DType::F32, levels: Levels::Shared(levels), ..INT4 }));
+}
+
+#[test]
+fn codes_of_8_bits() {
+    check_format(Some(GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, scales: DType::F32, ..INT4 }));
+}
+
+#[test]
+fn floats_of_8_bits() {
+    check_format(None);
+}

@@ -1,0 +1,308 @@
+//! Which adapters are served, and which of them the workers have on the host.
+//!
+//! A name stands for what was loaded under it last. What was loaded once has an identity of its own, which is part of
+//! every block's hash: a name that is loaded again finds nothing that its predecessor has computed.
+//!
+//! Requests whose adapter is not on the host wait here until every worker has read it. The host keeps the adapters of
+//! live requests, and of others those that were used last.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use proto::{Failure, RequestKey, ServeAdapterRequest, ServedAdapter};
+use tokio::sync::oneshot;
+
+/// A question or an order of the control plane.
+pub(crate) enum AdapterCall {
+    /// Load an adapter and serve it; answers why not.
+    Serve(ServeAdapterRequest, oneshot::Sender<Option<Failure>>),
+    /// Serve it no longer; answers why not.
+    Remove(String, oneshot::Sender<Option<Failure>>),
+    /// What is served, once this name has been looked for.
+    List(String, oneshot::Sender<Vec<ServedAdapter>>),
+}
+
+/// Who waits for an adapter to be on the host of every worker.
+pub(crate) enum Waiter {
+    /// It is admitted then.
+    Request(Box<proto::Request>),
+    /// It is served then.
+    Serve(ServedAdapter, oneshot::Sender<Option<Failure>>),
+    /// The same, for a name that somebody has looked for.
+    Resolve(ServedAdapter, oneshot::Sender<Vec<ServedAdapter>>),
+    /// The same, for one of the command line.
+    Static(ServedAdapter),
+}
+
+impl Waiter {
+    /// The adapter that is served once it is loaded.
+    fn to_serve(&self) -> Option<&ServedAdapter> {
+        match self {
+            Self::Request(_) => None,
+            Self::Serve(adapter, _) | Self::Resolve(adapter, _) | Self::Static(adapter) => Some(adapter),
+        }
+    }
+}
+
+/// An adapter that all workers have read, or some could not.
+pub(crate) struct Answered {
+    pub identity: String,
+    /// Empty: it is there.
+    pub error: String,
+    pub waiters: Vec<Waiter>,
+}
+
+/// The adapters of an engine.
+pub(crate) struct Adapters {
+    /// By name.
+    served: BTreeMap<String, Entry>,
+    /// By identity.
+    hosted: HashMap<String, Hosted>,
+    /// Identities of live requests' adapters.
+    live: HashMap<RequestKey, String>,
+    most_idle: usize,
+    ranks: usize,
+    loads: u64,
+    uses: u64,
+}
+
+struct Entry {
+    identity: String,
+    adapter: ServedAdapter,
+}
+
+struct Hosted {
+    /// Ranks that have not answered.
+    missing: usize,
+    error: String,
+    waiters: Vec<Waiter>,
+    live: u32,
+    used: u64,
+}
+
+impl Adapters {
+    /// None, of workers of so many ranks; of adapters without live requests, the host keeps `most` in all.
+    pub(crate) fn new(ranks: usize, most: usize) -> Self {
+        Self {
+            served: BTreeMap::new(),
+            hosted: HashMap::new(),
+            live: HashMap::new(),
+            most_idle: most,
+            ranks,
+            loads: 0,
+            uses: 0,
+        }
+    }
+
+    /// All that are served, by name.
+    pub(crate) fn list(&self) -> Vec<ServedAdapter> {
+        self.served.values().map(|entry| entry.adapter.clone()).collect()
+    }
+
+    /// How many the workers have on the host.
+    pub(crate) fn num_hosted(&self) -> usize {
+        self.hosted.values().filter(|hosted| hosted.missing == 0).count()
+    }
+
+    /// Identity and folder of what a name stands for.
+    pub(crate) fn find(&self, name: &str) -> Option<(String, String)> {
+        self.served.get(name).map(|entry| (entry.identity.clone(), entry.adapter.path.clone()))
+    }
+
+    /// The identity of what is being loaded to be served under this name.
+    pub(crate) fn loading(&self, name: &str) -> Option<&str> {
+        let is_it =
+            |hosted: &Hosted| hosted.waiters.iter().filter_map(Waiter::to_serve).any(|adapter| adapter.name == name);
+        self.hosted.iter().find(|(_, hosted)| is_it(hosted)).map(|(identity, _)| identity.as_str())
+    }
+
+    /// Whether adapters of the command line are still to come.
+    pub(crate) fn is_starting(&self) -> bool {
+        let mut waiters = self.hosted.values().flat_map(|hosted| &hosted.waiters);
+        waiters.any(|waiter| matches!(waiter, Waiter::Static(_)))
+    }
+
+    /// Another identity for what is about to be loaded under a name.
+    pub(crate) fn new_identity(&mut self, name: &str) -> String {
+        self.loads += 1;
+        format!("{name}@{}", self.loads)
+    }
+
+    /// Whether every worker has it.
+    pub(crate) fn is_hosted(&self, identity: &str) -> bool {
+        self.hosted.get(identity).is_some_and(|hosted| hosted.missing == 0)
+    }
+
+    /// Waits until every worker has it. Whether they must be told to load it.
+    pub(crate) fn wait(&mut self, identity: &str, waiter: Waiter) -> bool {
+        let is_new = !self.hosted.contains_key(identity);
+        let ranks = self.ranks;
+        let new = || Hosted { missing: ranks, error: String::new(), waiters: Vec::new(), live: 0, used: 0 };
+        self.hosted.entry(identity.to_owned()).or_insert_with(new).waiters.push(waiter);
+        is_new
+    }
+
+    /// A worker has it, or says why not. Who waited, when it was the last one.
+    pub(crate) fn answered(&mut self, identity: &str, error: String) -> Option<Answered> {
+        let hosted = self.hosted.get_mut(identity)?;
+        hosted.missing = hosted.missing.checked_sub(1)?;
+        if hosted.error.is_empty() {
+            hosted.error = error;
+        }
+        if hosted.missing > 0 {
+            return None;
+        }
+        let (error, waiters) = (std::mem::take(&mut hosted.error), std::mem::take(&mut hosted.waiters));
+        self.uses += 1;
+        hosted.used = self.uses;
+        if !error.is_empty() {
+            self.hosted.remove(identity);
+        }
+        Some(Answered { identity: identity.to_owned(), error, waiters })
+    }
+
+    /// From here on its name stands for this.
+    pub(crate) fn serve(&mut self, identity: String, adapter: ServedAdapter) {
+        self.served.insert(adapter.name.clone(), Entry { identity, adapter });
+    }
+
+    /// Its name stands for nothing from here on; whether it did.
+    pub(crate) fn remove(&mut self, name: &str) -> bool {
+        self.served.remove(name).is_some()
+    }
+
+    /// A request with it was admitted.
+    pub(crate) fn admitted(&mut self, key: RequestKey, identity: String) {
+        self.uses += 1;
+        if let Some(hosted) = self.hosted.get_mut(&identity) {
+            hosted.live += 1;
+            hosted.used = self.uses;
+            self.live.insert(key, identity);
+        }
+    }
+
+    /// A request is over.
+    pub(crate) fn ended(&mut self, key: &RequestKey) {
+        let Some(identity) = self.live.remove(key) else { return };
+        if let Some(hosted) = self.hosted.get_mut(&identity) {
+            hosted.live = hosted.live.saturating_sub(1);
+        }
+    }
+
+    /// Lets go of what the host need not keep, and says what.
+    pub(crate) fn evict(&mut self) -> Vec<String> {
+        let served: HashSet<&str> = self.served.values().map(|entry| entry.identity.as_str()).collect();
+        let idle = |hosted: &Hosted| hosted.live == 0 && hosted.missing == 0;
+        let mut found: Vec<(bool, u64, String)> = (self.hosted.iter())
+            .filter(|(_, hosted)| idle(hosted))
+            .map(|(identity, hosted)| (served.contains(identity.as_str()), hosted.used, identity.clone()))
+            .collect();
+        found.sort();
+        // What no name stands for goes at once.
+        let useless = found.iter().filter(|(is_served, ..)| !is_served).count();
+        let excess = self.hosted.len().saturating_sub(self.most_idle).max(useless);
+        found.truncate(excess);
+        let gone: Vec<String> = found.into_iter().map(|(.., identity)| identity).collect();
+        gone.iter().for_each(|identity| drop(self.hosted.remove(identity)));
+        gone
+    }
+
+    /// Takes the requests out that match and wait for their adapters.
+    pub(crate) fn withdraw(&mut self, matches: impl Fn(&proto::Request) -> bool) -> Vec<proto::Request> {
+        let mut withdrawn = Vec::new();
+        for hosted in self.hosted.values_mut() {
+            for waiter in std::mem::take(&mut hosted.waiters) {
+                match waiter {
+                    Waiter::Request(request) if matches(&request) => withdrawn.push(*request),
+                    other => hosted.waiters.push(other),
+                }
+            }
+        }
+        withdrawn
+    }
+
+    /// The workers are gone, with all that they had; who waited.
+    pub(crate) fn lost(&mut self) -> Vec<Waiter> {
+        self.live.clear();
+        self.hosted.drain().flat_map(|(_, hosted)| hosted.waiters).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u64) -> RequestKey {
+        RequestKey { gateway: 1, number }
+    }
+
+    fn adapter(name: &str) -> ServedAdapter {
+        ServedAdapter { name: name.into(), path: format!("/{name}"), ..ServedAdapter::default() }
+    }
+
+    /// Loads and serves; its identity.
+    fn load(adapters: &mut Adapters, name: &str) -> String {
+        let identity = adapters.new_identity(name);
+        assert!(adapters.wait(&identity, Waiter::Static(adapter(name))));
+        assert!(adapters.loading(name) == Some(&*identity) && adapters.is_starting());
+        let answered = adapters.answered(&identity, String::new()).expect("the only rank");
+        assert!(answered.error.is_empty() && answered.waiters.len() == 1);
+        adapters.serve(identity.clone(), adapter(name));
+        identity
+    }
+
+    #[test]
+    fn every_rank_must_have_it() {
+        let mut adapters = Adapters::new(2, 4);
+        let identity = adapters.new_identity("a");
+        assert!(adapters.wait(&identity, Waiter::Static(adapter("a"))));
+        assert!(!adapters.wait(&identity, Waiter::Request(Box::default())), "it is under way");
+        assert!(adapters.answered(&identity, "damaged".into()).is_none());
+        let answered = adapters.answered(&identity, String::new()).expect("both");
+        assert_eq!((answered.error.as_str(), answered.waiters.len()), ("damaged", 2));
+        assert!(!adapters.is_hosted(&identity));
+        assert!(adapters.answered(&identity, String::new()).is_none(), "nobody asked");
+    }
+
+    #[test]
+    fn live_requests_keep_what_they_use() {
+        let mut adapters = Adapters::new(1, 1);
+        let [a, b] = ["a", "b"].map(|name| load(&mut adapters, name));
+        adapters.admitted(key(1), a.clone());
+        assert_eq!(adapters.evict(), [b]);
+        let c = load(&mut adapters, "c");
+        assert_eq!(adapters.evict(), [c]);
+        assert!(adapters.evict().is_empty() && adapters.is_hosted(&a));
+        adapters.ended(&key(1));
+        assert!(adapters.evict().is_empty(), "as many as it may keep");
+    }
+
+    #[test]
+    fn a_name_loaded_again_is_another_adapter() {
+        let mut adapters = Adapters::new(1, 4);
+        let first = load(&mut adapters, "a");
+        adapters.admitted(key(1), first.clone());
+        let second = load(&mut adapters, "a");
+        assert_ne!(first, second);
+        assert_eq!(adapters.find("a"), Some((second.clone(), "/a".into())));
+        assert!(adapters.evict().is_empty(), "a request runs with the first");
+        adapters.ended(&key(1));
+        assert_eq!(adapters.evict(), [first]);
+        assert!(adapters.remove("a") && !adapters.remove("a"));
+        assert_eq!(adapters.evict(), [second]);
+        assert_eq!((adapters.num_hosted(), adapters.list().len()), (0, 0));
+    }
+
+    #[test]
+    fn requests_that_wait_can_be_withdrawn() {
+        let mut adapters = Adapters::new(1, 4);
+        let identity = adapters.new_identity("a");
+        for number in 1..=2 {
+            let request = proto::Request { key: Some(key(number)), ..proto::Request::default() };
+            adapters.wait(&identity, Waiter::Request(Box::new(request)));
+        }
+        let gone = adapters.withdraw(|request| request.key == Some(key(1)));
+        assert_eq!(gone.len(), 1);
+        assert_eq!(adapters.lost().len(), 1);
+        assert!(!adapters.is_hosted(&identity));
+    }
+}

@@ -1,0 +1,92 @@
+//! Adapters on the host: read beside the compute thread, which copies them to the device.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use models::{Adapter, AdapterError, AdapterLayout};
+use proto::{AdapterLoaded, LoadAdapter};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+/// The adapters that plans may name. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct HostAdapters {
+    held: Arc<Mutex<HashMap<String, Arc<Adapter>>>>,
+}
+
+impl HostAdapters {
+    /// An adapter, if it is there.
+    pub(crate) fn get(&self, adapter: &str) -> Option<Arc<Adapter>> {
+        self.lock().get(adapter).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Adapter>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads adapters, each in a task of its own.
+pub(crate) struct AdapterLoader {
+    host: HostAdapters,
+    layout: Option<Arc<AdapterLayout>>,
+    sender: mpsc::UnboundedSender<AdapterLoaded>,
+    /// Bounded by the scheduler, which asks for one answer a load.
+    loaded: mpsc::UnboundedReceiver<AdapterLoaded>,
+}
+
+impl AdapterLoader {
+    pub(crate) fn new(host: HostAdapters) -> Self {
+        let (sender, loaded) = mpsc::unbounded_channel();
+        Self { host, layout: None, sender, loaded }
+    }
+
+    /// The model is loaded; absent: it takes no adapters.
+    pub(crate) fn set_layout(&mut self, layout: Option<Arc<AdapterLayout>>) {
+        self.layout = layout;
+    }
+
+    /// Begins to read an adapter; [`Self::next`] tells of its end.
+    pub(crate) fn load(&self, LoadAdapter { adapter, path }: LoadAdapter) {
+        let (host, layout, sender) = (self.host.clone(), self.layout.clone(), self.sender.clone());
+        tokio::task::spawn_blocking(move || {
+            let error = match read(layout.as_deref(), &PathBuf::from(&path)) {
+                Ok(read) => {
+                    info!(adapter, path, mib = read.bytes() >> 20, "adapter loaded");
+                    host.lock().insert(adapter.clone(), Arc::new(read));
+                    String::new()
+                }
+                Err(error) => {
+                    warn!(adapter, path, "adapter refused: {error}");
+                    error.to_string()
+                }
+            };
+            // The process may be ending.
+            let _ = sender.send(AdapterLoaded { adapter, error });
+        });
+    }
+
+    /// The next adapter that was read, or refused.
+    pub(crate) async fn next(&mut self) -> AdapterLoaded {
+        match self.loaded.recv().await {
+            Some(loaded) => loaded,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Lets go of an adapter; what the device holds stays.
+    pub(crate) fn forget(&self, adapter: &str) {
+        self.host.lock().remove(adapter);
+    }
+
+    /// A new group begins without adapters.
+    pub(crate) fn forget_all(&self) {
+        self.host.lock().clear();
+    }
+}
+
+fn read(layout: Option<&AdapterLayout>, path: &std::path::Path) -> Result<Adapter, AdapterError> {
+    layout.ok_or(AdapterError::Disabled)?.read(path)
+}

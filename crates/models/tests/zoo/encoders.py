@@ -1,6 +1,7 @@
 """Writes encoders.json: small encoders computed by numpy, each as its class is defined, for encoders.rs.
 
-Weights are a formula of the tensor's place in the list and the element's, so that the file holds names and shapes alone.
+Weights are a formula of the tensor's place in the list and the element's, so that the file holds names and shapes
+alone.
 """
 
 import json, math
@@ -166,7 +167,8 @@ for forward, config, tensors in CASES:
     weights = {name: values(place, name, shape) for place, (name, shape) in enumerate(tensors)}
     out = forward(weights)
     rows = {"first": out[0], "mean": out.mean(0)}
-    cases.append({"config": config, "tensors": tensors, **{k: [round(float(v), 6) for v in r] for k, r in rows.items()}})
+    rows = {key: [round(float(v), 6) for v in row] for key, row in rows.items()}
+    cases.append({"config": config, "tensors": tensors, **rows})
 with open(__file__.replace(".py", ".json"), "w") as file:
     lines = ",\n".join(json.dumps(case) for case in cases)
     file.write(f'{{"tokens": {TOKENS}, "cases": [\n{lines}\n]}}\n')

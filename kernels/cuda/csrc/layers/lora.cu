@@ -43,7 +43,9 @@ DEVICE void shrink(
             if (mine) left &= ~(1u << i);
         }
         // 16 bytes of w stand for at least as many of x, unless its elements are larger.
-        warp_dots<(sizeof(X) >= sizeof(W) ? 16 : sizeof(X))>(from, a + (((u64)own * parts + part) * max_rank + j) * inputs, inputs, sums);
+        constexpr u32 X_BYTES = sizeof(X) >= sizeof(W) ? 16 : sizeof(X);
+        const W* w = a + (((u64)own * parts + part) * max_rank + j) * inputs;
+        warp_dots<X_BYTES>(from, w, inputs, sums);
 #pragma unroll
         for (u32 i = 0; i < ROWS; i++)
             if (from[i] && threadIdx.x % 32 == 0) shrunk[((u64)(first + i) * parts + part) * max_rank + j] = sums[i];

@@ -34,7 +34,7 @@ pub use fingerprint::fingerprint;
 pub use gguf::GgufFamily;
 pub use latent::LatentSpec;
 pub use mask::Mask;
-pub use mlp::{Activation, MlpKind, MlpSpec};
+pub use mlp::{Activation, MlpBias, MlpKind, MlpSpec};
 pub use moe::{ExpertGroups, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec};
 pub use nearest::nearest;
 pub use norm::{NormKind, NormScale, NormSpec};

@@ -9,8 +9,24 @@ pub struct MlpSpec {
     pub intermediate_size: usize,
     /// Non-linearity.
     pub activation: Activation,
-    /// All its projections have a bias.
-    pub bias: bool,
+    /// Which projections have a bias.
+    pub bias: MlpBias,
+}
+
+/// Biases of an MLP's projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct MlpBias {
+    /// On gate and up.
+    pub up: bool,
+    /// On down.
+    pub down: bool,
+}
+
+impl From<bool> for MlpBias {
+    /// On all or none.
+    fn from(all: bool) -> Self {
+        Self { up: all, down: all }
+    }
 }
 
 /// Form of an MLP.

@@ -24,9 +24,20 @@ pub struct Device {
     /// The devices of all ranks are connected.
     pub(crate) joined: bool,
     pub(crate) slots: SampleSlots,
+    /// The next step has sequences with adapters.
+    pub(crate) adapted: bool,
     networks: u32,
     /// Whose step was started last: activation buffers hold its rows.
     pub(crate) newest: Option<NetworkId>,
+}
+
+/// A network's steps, as far as what they launch differs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Steps {
+    /// No sequence has an adapter.
+    Plain,
+    /// Some have.
+    Adapted,
 }
 
 /// Tells the networks of a device apart.
@@ -35,8 +46,11 @@ pub(crate) struct NetworkId(u32);
 
 impl NetworkId {
     /// Captured steps are each network's own.
-    pub(crate) fn owner(self) -> CaptureOwner {
-        CaptureOwner(self.0)
+    pub(crate) fn owner(self, steps: Steps) -> CaptureOwner {
+        match steps {
+            Steps::Plain => CaptureOwner(2 * self.0),
+            Steps::Adapted => CaptureOwner(2 * self.0 + 1),
+        }
     }
 }
 
@@ -58,6 +72,7 @@ impl Device {
             buffers: ActivationPool::default(),
             joined: false,
             slots: SampleSlots::default(),
+            adapted: false,
             networks: 0,
             newest: None,
         })
@@ -73,8 +88,14 @@ impl Device {
         self.backend.describe()
     }
 
+    /// What the next step launches; said once a step.
+    pub(crate) fn next_steps(&mut self) -> Steps {
+        if std::mem::take(&mut self.adapted) { Steps::Adapted } else { Steps::Plain }
+    }
+
     /// Slots of adapters that the sequences of the next step use, in the order of its batch; empty: none does.
     pub fn set_adapters(&mut self, slots: &[Option<u32>]) {
+        self.adapted = slots.iter().any(Option::is_some);
         self.backend.set_adapters(slots);
     }
 

@@ -93,6 +93,7 @@ pub struct CudaBackend {
     caches: Vec<Kv>,
     states: Vec<recurrent::States>,
     attention: Attention,
+    lora: layers::lora::Adapters,
     /// Operations that may still be fused with what follows.
     pass: Pass,
     squares: Squares,
@@ -136,6 +137,7 @@ impl CudaBackend {
             caches: Vec::new(),
             states: Vec::new(),
             attention: Attention::default(),
+            lora: layers::lora::Adapters::default(),
             pass: Pass::default(),
             squares: Squares::default(),
             captures: Captures::default(),

@@ -14,6 +14,7 @@ use crate::jit::prefetch;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
+use crate::layers::lora::LoraTarget;
 use crate::layers::norm;
 use crate::moe::experts;
 use crate::moe::experts_packed::PackedExperts;
@@ -440,6 +441,7 @@ impl ops::Sample for CudaBackend {
         self.device.bind();
         self.slots.set_count(&mut self.device, count, vocab);
         self.batch.prepare(&mut self.device, self.acts.most_rows(), count);
+        self.lora.prepare(&mut self.device, self.acts.most_rows());
     }
 
     fn can_sample(&self, params: &SampleParams) -> bool {
@@ -501,4 +503,40 @@ impl Comm for CudaBackend {
     }
 }
 
-impl ops::Lora for CudaBackend {}
+impl ops::Lora for CudaBackend {
+    fn has_lora(&self) -> bool {
+        true
+    }
+
+    fn new_lora_site(&mut self, shape: ops::LoraShape<'_>) -> ops::LoraSite {
+        self.device.bind();
+        ops::LoraSite(self.lora.add_site(&mut self.device, &mut self.staging, shape))
+    }
+
+    fn write_lora(&mut self, site: ops::LoraSite, slot: u32, parts: &[Option<ops::LoraWeights<'_>>]) {
+        self.device.bind();
+        self.lora.write(&mut self.device, &mut self.staging, LoraTarget { site: site.0, slot }, parts);
+    }
+
+    fn set_adapters(&mut self, slots: &[Option<u32>]) {
+        self.lora.set(slots);
+    }
+
+    fn expect_adapters(&mut self) {
+        self.lora.expect();
+    }
+
+    fn select_adapters(&mut self, selection: RowSelection<'_>) {
+        self.lora.select(&mut self.device, selection.rows);
+    }
+
+    fn lora(&mut self, x: Act, site: ops::LoraSite, out: Act) {
+        if !self.lora.is_active() {
+            return;
+        }
+        assert_ne!(x, out, "a delta cannot overwrite its input");
+        self.append(Op::Opaque("lora"));
+        let (x, out) = (self.acts.view(x), self.acts.view(out));
+        self.lora.add_deltas(&mut self.device, x, site.0, out);
+    }
+}

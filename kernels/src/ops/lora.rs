@@ -72,6 +72,10 @@ pub trait Lora {
         let _ = slots;
     }
 
+    /// The next step is a dummy run of a step with adapters: its rows have none, but what adds deltas is launched, so
+    /// that it can be captured.
+    fn expect_adapters(&mut self) {}
+
     /// The rows of later deltas of the step are these of its batch.
     fn select_adapters(&mut self, selection: RowSelection<'_>) {
         let _ = selection;

@@ -145,7 +145,7 @@ const FORMAT: GroupedFormat = GroupedFormat {
 
 /// Every number of rows for some shapes; pieces begin and end anywhere.
 fn run_format(format: GroupedFormat, exact: bool) {
-    let shapes = [[96, 256], [48, 512], [272, 320], [50, 136], [17, 72], [33, 100], [1, 2]];
+    let shapes = [[96, 256], [48, 512], [144, 2048], [272, 320], [50, 136], [17, 72], [33, 100], [1, 2]];
     for mut device in devices(WeightFormat::Grouped(format)) {
         for (index, shape) in shapes.into_iter().enumerate() {
             let stored = Stored::new(shape, format);

@@ -2,8 +2,8 @@
 //! tokens.
 
 use model_spec::{
-    Biases, ClassesSpec, ConfigError, ConfigFile, DenseSpec, EmbeddingSpec, HeadActivation, HeadSpec, LayerNorms,
-    LayerSpec, Mask, MlpKind, NormSpec, Position, PositionTable, Residual, ScoredTokens,
+    AttentionSpec, Biases, ClassesSpec, ConfigError, DenseSpec, EmbeddingSpec, HeadActivation, HeadSpec, LayerNorms,
+    Mask, MlpKind, MlpSpec, NormSpec, Position, PositionTable, Residual, ScoredTokens,
 };
 
 use super::naming::{LLAMA, Naming};
@@ -28,31 +28,50 @@ fn encoder(folder: &Folder, offset: usize, naming: Naming) -> Result<Blueprint, 
         return Err(config.unsupported("position_embedding_type", "expected absolute"));
     }
     let sizes = Sizes::read(config)?;
-    let norm = NormSpec::layer(config.number_or("layer_norm_eps", 1e-12)? as f32);
-    let mut spec = sizes.model(folder, layers(config, &sizes, norm)?, norm, Tied::IfSaid)?;
-    let rows = spec.context_len;
-    if rows <= offset {
-        return Err(config.unsupported("max_position_embeddings", "expected positions behind the padding token's"));
-    }
-    spec.context_len = rows - offset;
-    spec.head = HeadSpec::Hidden;
-    spec.embedding = EmbeddingSpec {
+    let mlp = sizes.mlp(MlpKind::Plain, activation(config, "hidden_act", "gelu")?, true);
+    let encoder = Encoder {
+        attention: sizes.attention(Position::None, Biases { qkv: true, output: true }),
+        mlp,
+        norm: NormSpec::layer(config.number_or("layer_norm_eps", 1e-12)? as f32),
         token_types: config.size_opt("type_vocab_size")?,
-        positions: Some(PositionTable { rows, offset }),
-        norm: Some(norm),
-        ..spec.embedding
+        positions: Some(offset),
+        naming,
     };
-    Ok(Blueprint { spec, names: norms_of_the_part_before(naming, sizes.layers) })
+    encoder.blueprint(folder, &sizes)
 }
 
-fn layers(config: &ConfigFile, sizes: &Sizes, norm: NormSpec) -> Result<Vec<LayerSpec>, ConfigError> {
-    let mut attention = sizes.attention(Position::None, Biases { qkv: true, output: true });
-    attention.mask = Mask::Bidirectional;
-    let mlp = sizes.mlp(MlpKind::Plain, activation(config, "hidden_act", "gelu")?, true);
-    let mut layers = vec![layer(attention, mlp, LayerNorms::before(norm), Residual::Normed); sizes.layers];
-    // The embedding is normed already; what leaves the last layer is normed by the final norm.
-    layers[0].norms.before_attention = None;
-    Ok(layers)
+/// An encoder of equal layers, normed after each add and after the embedding.
+pub(super) struct Encoder {
+    pub attention: AttentionSpec,
+    pub mlp: MlpSpec,
+    /// All its norms.
+    pub norm: NormSpec,
+    pub token_types: Option<usize>,
+    /// Row of position 0 in a table of learned positions, if there is one: it has a row for each position of the
+    /// file's context.
+    pub positions: Option<usize>,
+    pub naming: Naming,
+}
+
+impl Encoder {
+    pub(super) fn blueprint(self, folder: &Folder, sizes: &Sizes) -> Result<Blueprint, ConfigError> {
+        let Self { mut attention, mlp, norm, token_types, positions, naming } = self;
+        attention.mask = Mask::Bidirectional;
+        let mut layers = vec![layer(attention, mlp, LayerNorms::before(norm), Residual::Normed); sizes.layers];
+        // The embedding is normed already; what leaves the last layer is normed by the final norm.
+        layers[0].norms.before_attention = None;
+        let mut spec = sizes.model(folder, layers, norm, Tied::IfSaid)?;
+        let (rows, offset) = (spec.context_len, positions.unwrap_or(0));
+        if rows <= offset {
+            let reason = "expected positions behind the padding token's";
+            return Err(folder.config.unsupported("max_position_embeddings", reason));
+        }
+        spec.context_len = rows - offset;
+        spec.head = HeadSpec::Hidden;
+        let positions = positions.map(|offset| PositionTable { rows, offset });
+        spec.embedding = EmbeddingSpec { token_types, positions, norm: Some(norm), ..spec.embedding };
+        Ok(Blueprint { spec, names: norms_of_the_part_before(naming, sizes.layers) })
+    }
 }
 
 /// A norm after an add belongs to the part that follows it: the MLP, the next layer's attention, or the head.
@@ -77,7 +96,7 @@ pub(super) fn classes(count: usize) -> ClassesSpec {
     ClassesSpec { count, bias: true, dense: Some(dense), of: ScoredTokens::First, tokens: None }
 }
 
-const BERT: Naming = Naming {
+pub(super) const BERT: Naming = Naming {
     embedding: "bert.embeddings.word_embeddings",
     embedding_norm: "bert.embeddings.LayerNorm",
     positions: "bert.embeddings.position_embeddings",
@@ -101,7 +120,7 @@ const ROBERTA: Naming = Naming {
     ..LLAMA
 };
 
-fn part(part: LayerParam) -> &'static str {
+pub(super) fn part(part: LayerParam) -> &'static str {
     match part {
         LayerParam::AfterAttention => "attention.output.LayerNorm",
         LayerParam::AfterMlp => "output.LayerNorm",

@@ -3,8 +3,8 @@
 
 use model_spec::{
     Activation, ConfigError, ConfigFile, ExpertGroups, FeedForwardSpec, LatentSpec, LayerNorms, LayerSpec, MixerSpec,
-    MlpKind, MlpSpec, MoeSpec, NormSpec, Residual, RopeDefaults, RopeStyle, RouterScore, RoutingSpec, SharedExpertSpec,
-    read_rope,
+    MlpBias, MlpKind, MlpSpec, MoeSpec, NormSpec, Residual, RopeDefaults, RopeStyle, RouterScore, RoutingSpec,
+    SharedExpertSpec, read_rope,
 };
 
 use super::expert_naming::ExpertNaming;
@@ -85,7 +85,7 @@ fn temperature(config: &ConfigFile) -> Result<f64, ConfigError> {
 
 fn moe(config: &ConfigFile, version: &Version, activation: Activation) -> Result<MoeSpec, ConfigError> {
     let width = config.size("moe_intermediate_size")?;
-    let mlp = |width| MlpSpec { kind: MlpKind::Gated, intermediate_size: width, activation, bias: false };
+    let mlp = |width| MlpSpec { kind: MlpKind::Gated, intermediate_size: width, activation, bias: MlpBias::default() };
     let (experts, routing) = experts(config, "n_routed_experts")?;
     let score = match config.text_or("scoring_func", version.scoring)?.as_str() {
         "softmax" => RouterScore::Softmax,

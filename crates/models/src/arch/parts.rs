@@ -2,7 +2,7 @@
 
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerNorms,
-    LayerSpec, Mask, MlpKind, MlpSpec, ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle,
+    LayerSpec, Mask, MlpBias, MlpKind, MlpSpec, ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle,
     context_len_opt, read_rope,
 };
 
@@ -96,8 +96,8 @@ impl Sizes {
         }
     }
 
-    pub(super) fn mlp(&self, kind: MlpKind, activation: Activation, bias: bool) -> MlpSpec {
-        MlpSpec { kind, intermediate_size: self.intermediate, activation, bias }
+    pub(super) fn mlp(&self, kind: MlpKind, activation: Activation, bias: impl Into<MlpBias>) -> MlpSpec {
+        MlpSpec { kind, intermediate_size: self.intermediate, activation, bias: bias.into() }
     }
 
     /// Rotary embedding of the whole head.

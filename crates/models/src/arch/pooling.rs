@@ -3,7 +3,9 @@
 
 use model_spec::{Activation, ClassesSpec, ConfigError, ConfigFile, DenseSpec, HeadActivation, HeadSpec, ScoredTokens};
 
-use super::{Architecture, Blueprint, Folder, bert, gemma, llama, modernbert, phi3};
+use super::{
+    Architecture, Blueprint, Folder, bert, distilbert, gemma, gte, jina_bert, llama, modernbert, nomic_bert, phi3,
+};
 use crate::weights::{Names, ParamId};
 
 /// Class names of `config.json`, sorted; what reads their layers; and what takes the place of a causal model's head.
@@ -11,14 +13,22 @@ const POOLING: &[(&str, Architecture, ReadHead)] = &[
     ("BertForSequenceClassification", bert::bert, bert_classes),
     ("BertModel", bert::bert, hidden),
     ("CamembertModel", bert::roberta, hidden),
+    ("DistilBertForSequenceClassification", distilbert::distilbert, distilbert_classes),
+    ("DistilBertModel", distilbert::distilbert, hidden),
     ("GemmaForSequenceClassification", gemma::gemma, classes),
     ("GemmaModel", gemma::gemma, hidden),
+    ("JinaBertForMaskedLM", jina_bert::jina_bert, hidden),
+    ("JinaBertForSequenceClassification", jina_bert::jina_bert, bert_classes),
+    ("JinaBertModel", jina_bert::jina_bert, hidden),
     ("LlamaForSequenceClassification", llama::llama, classes),
     ("LlamaModel", llama::llama, hidden),
     ("MistralForSequenceClassification", llama::mistral, classes),
     ("MistralModel", llama::mistral, hidden),
     ("ModernBertForSequenceClassification", modernbert::modernbert, modernbert_classes),
     ("ModernBertModel", modernbert::modernbert, hidden),
+    ("NewForSequenceClassification", gte::gte, bert_classes),
+    ("NewModel", gte::gte, hidden),
+    ("NomicBertModel", nomic_bert::nomic_bert, hidden),
     ("Phi3ForSequenceClassification", phi3::phi3, classes),
     ("Qwen2ForProcessRewardModel", llama::qwen2, rewards),
     ("Qwen2ForRewardModel", llama::qwen2, rewards),
@@ -79,6 +89,11 @@ fn rewards(folder: &Folder, Blueprint { mut spec, names }: Blueprint) -> Result<
 
 fn bert_classes(folder: &Folder, mut blueprint: Blueprint) -> Result<Blueprint, ConfigError> {
     blueprint.spec.head = HeadSpec::Classes(bert::classes(count(&folder.config)?));
+    Ok(blueprint)
+}
+
+fn distilbert_classes(folder: &Folder, mut blueprint: Blueprint) -> Result<Blueprint, ConfigError> {
+    blueprint.spec.head = HeadSpec::Classes(distilbert::classes(count(&folder.config)?));
     Ok(blueprint)
 }
 

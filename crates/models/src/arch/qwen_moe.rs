@@ -1,6 +1,6 @@
 //! Qwen 2 and 3 with MoE layers: all but some; Qwen 2 also has an expert that all tokens share, behind a gate.
 
-use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MlpSpec, MoeSpec, SharedExpertSpec};
+use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MlpBias, MlpSpec, MoeSpec, SharedExpertSpec};
 
 use super::expert_naming::ExpertNaming;
 use super::moe::{experts, moe_layers};
@@ -43,7 +43,7 @@ impl Layers {
             kind: model_spec::MlpKind::Gated,
             intermediate_size: width,
             activation: model_spec::Activation::Silu,
-            bias: false,
+            bias: MlpBias::default(),
         };
         let shared = config.size_opt("shared_expert_intermediate_size")?;
         let moe = MoeSpec {
@@ -91,7 +91,7 @@ mod tests {
             "mlp_only_layers": [3]}"#;
         let layers = Layers::read(&ConfigFile::parse(Path::new("config.json"), text).unwrap()).unwrap();
         let (kind, activation) = (model_spec::MlpKind::Gated, model_spec::Activation::Gelu);
-        let dense = MlpSpec { kind, intermediate_size: 32, activation, bias: false };
+        let dense = MlpSpec { kind, intermediate_size: 32, activation, bias: MlpBias::default() };
         let mixed = (0..6).map(|index| matches!(layers.feed_forward(index, dense), FeedForwardSpec::Moe(_)));
         assert_eq!(mixed.collect::<Vec<_>>(), [false, true, false, false, false, true]);
         let FeedForwardSpec::Moe(moe) = layers.feed_forward(1, dense) else { panic!("an MoE layer") };

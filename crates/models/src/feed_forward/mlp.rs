@@ -52,10 +52,10 @@ pub(super) fn build(
     let [gate, up, down] =
         [MlpParam::Gate, MlpParam::Up, MlpParam::Down].map(|param| part(param).of(inner, rows.clone()));
     let up = match spec.kind {
-        MlpKind::Gated => builder.by_rows(index, &[gate, up], spec.bias)?,
-        MlpKind::Plain => builder.by_rows(index, &[up], spec.bias)?,
+        MlpKind::Gated => builder.by_rows(index, &[gate, up], spec.bias.up)?,
+        MlpKind::Plain => builder.by_rows(index, &[up], spec.bias.up)?,
     };
-    let down = builder.by_cols(index, down, spec.bias)?;
+    let down = builder.by_cols(index, down, spec.bias.down)?;
     let inner = builder.store.buffer("inner", rows.len());
     let raised = match spec.kind {
         MlpKind::Gated => builder.store.buffer("gate_up", 2 * rows.len()),

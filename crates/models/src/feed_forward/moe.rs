@@ -99,13 +99,11 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
         ups.push(builder.matrix(&builder.row_parts(index, &stack), MatrixUse::Experts)?);
         downs.push(builder.matrix(&[builder.col_part(index, part(&MlpParam::Down))], MatrixUse::Experts)?);
     }
-    let (up_bias, down_bias) = match expert.bias {
-        true => (
-            Some(up_bias(builder, index, experts, UpBias { pieces: raising, inner, mine: mine.clone() })?),
-            down_bias(builder, index, experts)?,
-        ),
-        false => (None, None),
+    let up_bias = match expert.bias.up {
+        true => Some(up_bias(builder, index, experts, UpBias { pieces: raising, inner, mine: mine.clone() })?),
+        false => None,
     };
+    let down_bias = if expert.bias.down { down_bias(builder, index, experts)? } else { None };
     let up = ExpertLinear::new(builder.store.group(&ups), up_bias);
     let down = ExpertLinear::new(builder.store.group(&downs), down_bias);
     let shared = shared.map(|spec| build_shared(builder, index, spec)).transpose()?;

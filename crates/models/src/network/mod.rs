@@ -9,14 +9,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{Act, Batch, CaptureError, CaptureSize, DType, KvDType, KvScales, StepPreference};
+use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, KvScales, StepPreference};
 use kernels::sample::{SampleParams, SampleRow, SlotMask, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
 use crate::activations::{Activations, Buffers};
 use crate::batch;
 use crate::cache::CacheLayout;
-use crate::device::{Device, NetworkId};
+use crate::device::{Device, NetworkId, Steps};
 use crate::error::ForwardError;
 use crate::load::Limits;
 use crate::lora::{Adapter, AdapterLayout};
@@ -247,12 +247,14 @@ impl Network {
         self.check_choices(device, choices, step.output_rows.len())?;
         self.check(device, step, group)?;
         self.starts(device, step.batch.tokens.len(), step.num_outputs());
+        let owner = self.id.owner(device.next_steps());
         if is_plain(step, choices)
-            && let Some(ticket) = device.backend.replay(self.id.owner(), step.batch, choices)
+            && let Some(ticket) = device.backend.replay(owner, step.batch, choices)
         {
             return Ok(ticket);
         }
-        self.begin_and_run(device, step, choices, group)?;
+        self.begin(device, step, choices, owner);
+        self.run(device, step, group, None)?;
         Ok(device.backend.sample(self.outputs_on_device(device), choices))
     }
 
@@ -270,10 +272,12 @@ impl Network {
         self.check_choices(device, choices, step.output_rows.len())?;
         self.check(device, step, group)?;
         self.starts(device, step.batch.tokens.len(), step.num_outputs());
-        if is_plain(step, choices) && device.backend.replay_pass(self.id.owner(), step.batch) {
+        let owner = self.id.owner(device.next_steps());
+        if is_plain(step, choices) && device.backend.replay_pass(owner, step.batch) {
             return Ok(());
         }
-        self.begin_and_run(device, step, choices, group)?;
+        self.begin(device, step, choices, owner);
+        self.run(device, step, group, None)?;
         device.backend.end_pass(self.outputs_on_device(device));
         Ok(())
     }
@@ -284,19 +288,12 @@ impl Network {
         device.backend.sample(self.outputs_on_device(device), choices)
     }
 
-    /// Runs a step that is no replay up to its outputs.
-    fn begin_and_run(
-        &mut self,
-        device: &mut Device,
-        step: Step<'_>,
-        choices: &[SampleRow],
-        group: &mut dyn Collective,
-    ) -> Result<(), ForwardError> {
+    /// Begins a step that is no replay.
+    fn begin(&self, device: &mut Device, step: Step<'_>, choices: &[SampleRow], owner: CaptureOwner) {
         match is_plain(step, choices) {
-            true => device.backend.begin_padded(self.id.owner(), step.batch),
+            true => device.backend.begin_padded(owner, step.batch),
             false => device.backend.begin(step.batch),
         }
-        self.run(device, step, group, None)
     }
 
     /// Runs a step and waits for what it gives.
@@ -332,6 +329,7 @@ impl Network {
     ) -> Result<Outputs<'a>, ForwardError> {
         self.check(device, step, group)?;
         self.starts(device, step.batch.tokens.len(), step.num_outputs());
+        device.adapted = false;
         device.backend.begin(step.batch);
         self.run(device, step, group, observer)?;
         self.outputs(device)
@@ -361,7 +359,12 @@ impl Network {
     /// [`kernels::ops::Capture::set_capture_sizes`]. Networks on one device capture each their own; the steps of one
     /// without capture sizes run kernel by kernel.
     pub fn set_capture_sizes(&self, device: &mut Device, rows: &[usize]) {
-        device.backend.set_capture_sizes(self.id.owner(), rows, self.modules.layers.len());
+        let layers = self.modules.layers.len();
+        device.backend.set_capture_sizes(self.id.owner(Steps::Plain), rows, layers);
+        if self.adapters.is_some() {
+            // Two more launches for each linear layer, about half as many again as without.
+            device.backend.set_capture_sizes(self.id.owner(Steps::Adapted), rows, layers + layers.div_ceil(2));
+        }
     }
 
     /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the
@@ -373,7 +376,17 @@ impl Network {
         // Between connected devices only what needs no step: each rank captures when it has time, and a step would wait
         // for the others.
         let possible = |step: &CaptureSize| self.shard.size == 1 || (device.joined && step.has_run);
-        device.backend.next_capture(self.id.owner()).filter(possible)
+        self.next_of(device, Steps::Plain).or_else(|| self.next_of(device, Steps::Adapted)).filter(possible)
+    }
+
+    fn next_of(&self, device: &Device, steps: Steps) -> Option<CaptureSize> {
+        device.backend.next_capture(self.id.owner(steps))
+    }
+
+    /// Whose step of this size is to be captured.
+    fn steps_to_capture(&self, device: &Device, size: CaptureSize) -> Steps {
+        let plain = self.next_of(device, Steps::Plain).is_some_and(|next| next.rows == size.rows);
+        if plain { Steps::Plain } else { Steps::Adapted }
     }
 
     /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
@@ -384,12 +397,13 @@ impl Network {
         step: CaptureSize,
         group: &mut dyn Collective,
     ) -> Result<Result<(), CaptureError>, ForwardError> {
+        let steps = self.steps_to_capture(device, step);
         if !step.has_run {
-            let ticket = self.dummy_run(device, step.rows, group)?;
+            let ticket = self.dummy_run(device, step.rows, steps, group)?;
             device.take(ticket, &mut Vec::new())?;
         }
         device.backend.begin_capture();
-        let passed = self.dummy_run(device, step.rows, group);
+        let passed = self.dummy_run(device, step.rows, steps, group);
         let captured = device.backend.end_capture();
         passed.map(|_| captured)
     }
@@ -399,12 +413,16 @@ impl Network {
         &mut self,
         device: &mut Device,
         rows: usize,
+        steps: Steps,
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
+        if steps == Steps::Adapted {
+            device.backend.expect_adapters();
+        }
         let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
         let batch = Batch { tokens: &zeros, positions: &zeros, sequences: &[] };
         self.starts(device, rows, rows);
-        device.backend.begin_padded(self.id.owner(), batch);
+        device.backend.begin_padded(self.id.owner(steps), batch);
         self.run(
             device,
             Step { batch, received: None, output_rows: &every, means: &[], token_types: &[] },

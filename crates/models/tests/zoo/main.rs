@@ -6,6 +6,7 @@
 
 mod adapters;
 mod checks;
+mod encoders;
 mod engine;
 mod folders;
 #[path = "../../../../kernels/tests/conformance/gpu.rs"]

@@ -102,14 +102,14 @@ fn check(folder: &str, tensor: &str, width: usize) {
 
 /// What becomes of a prompt's rows.
 #[derive(Clone, Copy, PartialEq)]
-enum Of {
+pub(crate) enum Of {
     First,
     Mean,
     Each,
 }
 
 /// What a network gives for inputs that are all in one step, whole.
-fn whole(network: &mut Network, device: &mut Device, inputs: &[&Input], kind: Of) -> Vec<Vec<f32>> {
+pub(crate) fn whole(network: &mut Network, device: &mut Device, inputs: &[&Input], kind: Of) -> Vec<Vec<f32>> {
     let (mut tokens, mut positions, mut types, mut ranges) = (vec![], vec![], vec![], vec![]);
     for input in inputs {
         ranges.push(tokens.len()..tokens.len() + input.ids.len());
@@ -152,9 +152,9 @@ fn whole(network: &mut Network, device: &mut Device, inputs: &[&Input], kind: Of
 }
 
 /// A prompt, with the types of its tokens.
-struct Input {
-    ids: Vec<u32>,
-    types: Vec<u32>,
+pub(crate) struct Input {
+    pub ids: Vec<u32>,
+    pub types: Vec<u32>,
 }
 
 /// Models whose prompts are computed in one step: alone, and beside each other.

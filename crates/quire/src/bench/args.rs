@@ -57,6 +57,8 @@ pub enum Backend {
     Openai,
     /// /v1/chat/completions
     OpenaiChat,
+    /// /v1/embeddings: nothing is generated, and only end-to-end latencies are reported
+    OpenaiEmbeddings,
     /// The same as openai
     Vllm,
 }
@@ -241,6 +243,7 @@ impl ServerArgs {
         match (&self.endpoint, self.backend) {
             (Some(path), _) => path,
             (None, Backend::OpenaiChat) => "/v1/chat/completions",
+            (None, Backend::OpenaiEmbeddings) => "/v1/embeddings",
             (None, Backend::Openai | Backend::Vllm) => "/v1/completions",
         }
     }

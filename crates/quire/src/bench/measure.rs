@@ -45,27 +45,48 @@ pub struct Pool {
     idle: std::cell::RefCell<Vec<Connection>>,
 }
 
-/// Sends `request` and reads its stream to the end.
-pub async fn measure(target: &Target, pool: &Pool, request: &[u8], run_start: Instant, limit: Duration) -> Outcome {
-    let mut watch = Watch::new(run_start);
+/// One request, as it is sent.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Head and body.
+    pub bytes: Vec<u8>,
+    /// What a good answer is.
+    pub answer: Answer,
+}
+
+/// What a good answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Events that bring tokens, then `[DONE]`.
+    Stream,
+    /// One JSON object with `usage`; nothing is generated.
+    Whole,
+}
+
+/// Sends `request` and reads its answer to the end.
+pub async fn measure(target: &Target, pool: &Pool, request: &Request, run_start: Instant, limit: Duration) -> Outcome {
+    let mut watch = Watch::new(run_start, request.answer);
     let failed = match tokio::time::timeout(limit, exchange(target, pool, request, &mut watch)).await {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error.to_string()),
         Err(_) => Some(format!("no answer within {} s", limit.as_secs())),
     };
-    watch.outcome(failed)
+    match request.answer {
+        Answer::Stream => watch.stream_outcome(failed),
+        Answer::Whole => watch.whole_outcome(failed),
+    }
 }
 
-async fn exchange(target: &Target, pool: &Pool, request: &[u8], watch: &mut Watch) -> Result<(), HttpError> {
+async fn exchange(target: &Target, pool: &Pool, request: &Request, watch: &mut Watch) -> Result<(), HttpError> {
     let used = pool.idle.borrow_mut().pop();
     if let Some(mut connection) = used {
         // The server may have closed it meanwhile; that shows before the first byte of an answer.
-        if let Ok(head) = connection.send(request).await {
+        if let Ok(head) = connection.send(&request.bytes).await {
             return read(connection, head, pool, watch).await;
         }
     }
     let mut connection = Connection::open(target).await?;
-    let head = connection.send(request).await?;
+    let head = connection.send(&request.bytes).await?;
     read(connection, head, pool, watch).await
 }
 
@@ -76,7 +97,10 @@ async fn read(
     watch: &mut Watch,
 ) -> Result<(), HttpError> {
     let again = if head.status == 200 {
-        connection.body(head, |bytes| watch.bytes(bytes)).await?
+        match watch.answer {
+            Answer::Stream => connection.body(head, |bytes| watch.bytes(bytes)).await?,
+            Answer::Whole => connection.body(head, |bytes| watch.text.extend_from_slice(bytes)).await?,
+        }
     } else {
         let mut text = Vec::new();
         let again = connection.body(head, |bytes| text.extend_from_slice(bytes)).await?;
@@ -100,6 +124,9 @@ fn refusal(status: u16, body: &[u8]) -> String {
 /// Collects what a stream brings.
 struct Watch {
     run_start: Instant,
+    answer: Answer,
+    /// The answer so far, of one that is no stream.
+    text: Vec<u8>,
     sent: Instant,
     last: Instant,
     ttft: Option<Duration>,
@@ -148,10 +175,12 @@ enum Kind {
 }
 
 impl Watch {
-    fn new(run_start: Instant) -> Self {
+    fn new(run_start: Instant, answer: Answer) -> Self {
         let now = Instant::now();
         Self {
             run_start,
+            answer,
+            text: Vec::new(),
             sent: now,
             last: now,
             ttft: None,
@@ -205,8 +234,8 @@ impl Watch {
         if event.choices.iter().any(Choice::has_tokens) { Kind::Token } else { Kind::Other }
     }
 
-    fn outcome(self, failed: Option<String>) -> Outcome {
-        let mut error = self.error.or(failed);
+    fn stream_outcome(mut self, failed: Option<String>) -> Outcome {
+        let mut error = self.error.take().or(failed);
         if error.is_none() && !self.done {
             error = Some("the stream ended without [DONE]".to_owned());
         }
@@ -214,10 +243,28 @@ impl Watch {
         {
             error = Some("the stream brought no tokens".to_owned());
         }
+        self.outcome(error)
+    }
+
+    /// Of an answer that is no stream. Of what it says, `usage` counts.
+    fn whole_outcome(mut self, failed: Option<String>) -> Outcome {
+        // The whole answer came before this; reading it is not the server's time.
         let end = self.run_start.elapsed();
+        let mut error = self.error.take().or(failed);
+        if error.is_none() {
+            match serde_json::from_slice::<Event>(&self.text) {
+                Ok(Event { usage: Some(usage), .. }) => self.usage = Some(usage),
+                Ok(_) => error = Some("the answer has no usage".to_owned()),
+                Err(problem) => error = Some(format!("the answer is not understood: {problem}")),
+            }
+        }
+        Outcome { end, ..self.outcome(error) }
+    }
+
+    fn outcome(self, error: Option<String>) -> Outcome {
         Outcome {
             start: self.sent - self.run_start,
-            end,
+            end: self.run_start.elapsed(),
             ttft: self.ttft,
             gaps: self.gaps,
             input_tokens: self.usage.as_ref().map_or(0, |usage| usage.prompt_tokens),
@@ -258,11 +305,11 @@ mod tests {
     use super::*;
 
     fn watch(events: &[&str]) -> Outcome {
-        let mut watch = Watch::new(Instant::now());
+        let mut watch = Watch::new(Instant::now(), Answer::Stream);
         for event in events {
             watch.bytes(format!("data: {event}\n\n").as_bytes());
         }
-        watch.outcome(None)
+        watch.stream_outcome(None)
     }
 
     #[test]
@@ -296,6 +343,22 @@ mod tests {
         }
         assert_eq!(refusal(400, br#"{"error":{"message":"bad"}}"#), "HTTP 400: bad");
         assert_eq!(refusal(502, b"<html>"), "HTTP 502: <html>");
+    }
+
+    #[test]
+    fn whole_answers_have_usage_and_no_tokens() {
+        let outcome = |text: &str| {
+            let mut watch = Watch::new(Instant::now(), Answer::Whole);
+            watch.text = text.as_bytes().to_vec();
+            watch.whole_outcome(None)
+        };
+        let good = outcome(r#"{"data": [{"embedding": [1, 2]}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}"#);
+        assert_eq!((good.error, good.input_tokens, good.output_tokens), (None, 7, 0));
+        assert_eq!((good.ttft, good.gaps.len()), (None, 0));
+        for (text, part) in [("{}", "no usage"), ("<html>", "not understood")] {
+            let error = outcome(text).error.unwrap();
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]

@@ -25,9 +25,9 @@ use serde_json::{Map, Value};
 use tokio::{sync::Semaphore, task::LocalSet};
 
 use crate::environment::Environment;
-use args::{BenchArgs, LoadArgs, ServeArgs, What};
+use args::{Backend, BenchArgs, LoadArgs, ServeArgs, What};
 use http::{Connection, Target};
-use measure::{Outcome, Pool, measure};
+use measure::{Answer, Outcome, Pool, Request, measure};
 use statistics::Figures;
 
 /// Runs a benchmark and prints its report.
@@ -90,10 +90,14 @@ fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-fn request(args: &ServeArgs, target: &Target, body: &[u8]) -> Vec<u8> {
+fn request(args: &ServeArgs, target: &Target, body: &[u8]) -> Request {
     let key = args.server.api_key.as_ref().map(|key| format!("Bearer {key}"));
     let headers: Vec<_> = key.iter().map(|key| ("Authorization", key.as_str())).collect();
-    target.request("POST", args.server.path(), &headers, body)
+    let answer = match args.server.backend {
+        Backend::OpenaiEmbeddings => Answer::Whole,
+        Backend::Openai | Backend::OpenaiChat | Backend::Vllm => Answer::Stream,
+    };
+    Request { bytes: target.request("POST", args.server.path(), &headers, body), answer }
 }
 
 /// Answers of plain GET requests, whole.
@@ -156,7 +160,7 @@ fn show_errors(outcomes: &[Outcome]) {
 /// A run's requests and what they share.
 struct Load {
     shared: Rc<Shared>,
-    requests: Vec<Rc<Vec<u8>>>,
+    requests: Vec<Rc<Request>>,
 }
 
 struct Shared {
@@ -166,7 +170,7 @@ struct Shared {
 }
 
 impl Load {
-    fn new(args: &ServeArgs, target: Target, requests: Vec<Vec<u8>>) -> Self {
+    fn new(args: &ServeArgs, target: Target, requests: Vec<Request>) -> Self {
         let limit = Duration::from_secs(args.server.request_timeout_sec);
         let shared = Rc::new(Shared { target, pool: Pool::default(), limit });
         Self { shared, requests: requests.into_iter().map(Rc::new).collect() }

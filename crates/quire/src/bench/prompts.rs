@@ -39,30 +39,35 @@ pub fn prompts(args: &DatasetArgs, load: &LoadArgs, backend: Backend) -> Result<
 
 /// The body of one request.
 pub fn body(prompt: &Prompt, server: &ServerArgs, model: &str, extra: &serde_json::Map<String, Value>) -> Vec<u8> {
+    let mut body = match server.backend {
+        Backend::OpenaiEmbeddings => json!({"model": model, "input": prompt.content}),
+        Backend::Openai | Backend::OpenaiChat | Backend::Vllm => generation(prompt, server, model),
+    };
+    for (name, value) in extra {
+        body[name] = value.clone();
+    }
+    body.to_string().into_bytes()
+}
+
+/// The body of a request that generates text, as a stream.
+fn generation(prompt: &Prompt, server: &ServerArgs, model: &str) -> Value {
     let mut body = json!({
         "model": model,
         "temperature": server.temperature,
         "stream": true,
         "stream_options": {"include_usage": true},
     });
-    let fields = [match server.backend {
-        Backend::OpenaiChat => ("max_completion_tokens", json!(prompt.output_tokens)),
-        Backend::Openai | Backend::Vllm => ("max_tokens", json!(prompt.output_tokens)),
-    }];
-    for (name, value) in fields {
-        body[name] = value;
-    }
-    match server.backend {
-        Backend::OpenaiChat => body["messages"] = json!([{"role": "user", "content": prompt.content}]),
-        Backend::Openai | Backend::Vllm => body["prompt"] = prompt.content.clone(),
+    if server.backend == Backend::OpenaiChat {
+        body["max_completion_tokens"] = json!(prompt.output_tokens);
+        body["messages"] = json!([{"role": "user", "content": prompt.content}]);
+    } else {
+        body["max_tokens"] = json!(prompt.output_tokens);
+        body["prompt"] = prompt.content.clone();
     }
     if server.ignore_eos {
         body["ignore_eos"] = json!(true);
     }
-    for (name, value) in extra {
-        body[name] = value.clone();
-    }
-    body.to_string().into_bytes()
+    body
 }
 
 struct Random<'a> {
@@ -84,7 +89,7 @@ impl<'a> Random<'a> {
         let mut ids = self.prefix.clone();
         ids.extend(self.ids(length));
         let content = match self.backend {
-            Backend::Openai | Backend::Vllm => json!(ids),
+            Backend::Openai | Backend::Vllm | Backend::OpenaiEmbeddings => json!(ids),
             Backend::OpenaiChat => {
                 let words: Vec<_> = ids.iter().map(|id| WORDS[*id as usize % WORDS.len()]).collect();
                 json!(words.join(" "))
@@ -205,5 +210,14 @@ mod tests {
         let expected = json!({"model": "m", "temperature": 0.0, "stream": true, "max_tokens": 5, "prompt": [1],
             "stream_options": {"include_usage": true}, "ignore_eos": true, "top_k": 1});
         assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn embeddings_ask_for_no_tokens() {
+        let args = args(&["--backend=openai-embeddings", "--ignore-eos"]);
+        let extra = serde_json::from_str(r#"{"dimensions": 8}"#).unwrap();
+        let prompt = Prompt { content: json!([1]), output_tokens: 5 };
+        let body: Value = serde_json::from_slice(&body(&prompt, &args.server, "m", &extra)).unwrap();
+        assert_eq!(body, json!({"model": "m", "input": [1], "dimensions": 8}));
     }
 }

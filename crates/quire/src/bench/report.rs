@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::{
-    args::{Metric, ServeArgs},
+    args::{Backend, Metric, ServeArgs},
     measure::Outcome,
     statistics::{Distribution, Figures},
 };
@@ -52,15 +52,21 @@ pub fn text(args: &ServeArgs, figures: &Figures) -> String {
     lines.extend([
         ("Benchmark duration (s):".into(), two(figures.duration_s)),
         ("Total input tokens:".into(), figures.input_tokens.to_string()),
-        ("Total generated tokens:".into(), figures.output_tokens.to_string()),
-        ("Request throughput (req/s):".into(), two(figures.per_second(figures.completed))),
     ]);
+    if generates(args) {
+        lines.push(("Total generated tokens:".into(), figures.output_tokens.to_string()));
+    }
+    lines.push(("Request throughput (req/s):".into(), two(figures.per_second(figures.completed))));
     if let Some(good) = figures.good {
         lines.push(("Request goodput (req/s):".into(), two(figures.per_second(good))));
     }
+    if generates(args) {
+        lines.extend([
+            ("Output token throughput (tok/s):".into(), two(figures.per_second(figures.output_tokens))),
+            ("Peak output token throughput (tok/s):".into(), two(figures.peak_tokens_per_s)),
+        ]);
+    }
     lines.extend([
-        ("Output token throughput (tok/s):".into(), two(figures.per_second(figures.output_tokens))),
-        ("Peak output token throughput (tok/s):".into(), two(figures.peak_tokens_per_s)),
         ("Peak concurrent requests:".into(), two(figures.peak_concurrent as f64)),
         (
             "Total token throughput (tok/s):".into(),
@@ -94,8 +100,13 @@ fn statistics(args: &ServeArgs, metric: Metric, values: &Distribution) -> Vec<(S
 }
 
 fn shown<'a>(args: &'a ServeArgs, figures: &'a Figures) -> impl Iterator<Item = (Metric, &'a Distribution)> {
-    let wanted = |metric: &Metric| args.report.percentile_metrics.contains(metric);
+    let has = |metric: &Metric| generates(args) || *metric == Metric::E2el;
+    let wanted = move |metric: &Metric| has(metric) && args.report.percentile_metrics.contains(metric);
     figures.distributions.iter().filter(move |(metric, _)| wanted(metric)).map(|(metric, values)| (*metric, values))
+}
+
+fn generates(args: &ServeArgs) -> bool {
+    args.server.backend != Backend::OpenaiEmbeddings
 }
 
 fn two(value: f64) -> String {

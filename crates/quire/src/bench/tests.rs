@@ -73,6 +73,10 @@ fn converse(stream: &TcpStream, counts: &Counts, refuse: usize) {
             plain(stream, "200 OK", r#"{"data": [{"id": "fake"}]}"#);
         } else if counts.requests.fetch_add(1, Ordering::SeqCst) % refuse == refuse - 1 {
             plain(stream, "503 Service Unavailable", r#"{"error": {"message": "full"}}"#);
+        } else if first.starts_with("POST /v1/embeddings ") {
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            let count = body["input"].as_array().unwrap().len();
+            plain(stream, "200 OK", &format!(r#"{{"data": [], "usage": {{"prompt_tokens": {count}}}}}"#));
         } else {
             tokens(stream, &serde_json::from_slice(&body).unwrap());
         }
@@ -110,6 +114,18 @@ async fn counts_tokens_and_reuses_connections() {
     assert_eq!(server.seen.requests.load(Ordering::SeqCst), 42);
     // One for the list of models, and no more than run at the same time.
     assert!(server.seen.connections.load(Ordering::SeqCst) <= 5);
+}
+
+#[tokio::test]
+async fn embeddings_have_latencies_and_no_tokens() {
+    let server = FakeServer::start(4);
+    let flags = ["--backend=openai-embeddings", "--endpoint=/v1/embeddings", "--num-prompts=8"];
+    let figures = server.bench(&flags).await.unwrap();
+    assert_eq!((figures.completed, figures.failed), (6, 2));
+    assert_eq!((figures.input_tokens, figures.output_tokens), (24, 0));
+    let args = Cli::parse_from(["bench"].iter().chain(&flags)).args;
+    let text = report::text(&args, &figures);
+    assert!(text.contains("P99 E2EL") && !text.contains("TTFT") && !text.contains("generated"), "{text}");
 }
 
 #[tokio::test]

@@ -51,6 +51,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "gated" in "layers"
     "gather" in "layers"
     "head_matmul" in "layers"
+    "lora" in "layers"
     "matmul" in "gemm"
     "matmul_packed_plain" in "gemm"
     "noise" in "weights"

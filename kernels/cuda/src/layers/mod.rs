@@ -2,4 +2,5 @@
 
 pub(crate) mod elementwise;
 pub(crate) mod groups;
+pub(crate) mod lora;
 pub(crate) mod norm;

@@ -130,6 +130,13 @@ impl Staging {
     fn load_pieces(&mut self, device: &mut Device, pieces: &[&[u8]]) -> Option<Memory> {
         let bytes = pieces.iter().map(|piece| piece.len()).sum();
         let memory = device.allocate(bytes, "weights")?;
+        self.fill(device, pieces, memory.ptr)?;
+        Some(memory)
+    }
+
+    /// Fills device memory, which has room, with bytes that lie in several places, when the stream comes to it.
+    pub(crate) fn fill(&mut self, device: &mut Device, pieces: &[&[u8]], to: CUdeviceptr) -> Option<()> {
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         self.reserve(device, bytes.min(PIECE));
         for start in (0..bytes).step_by(PIECE) {
             let part = start..bytes.min(start + PIECE);
@@ -137,10 +144,10 @@ impl Staging {
             let (pinned, event) = self.slots.get_mut(self.next)?;
             device.attempt(|| "loading weights".to_owned(), |_| event.wait());
             read(pieces, part.clone(), pinned.slice_mut(part.len()));
-            device.upload(pinned, 0..part.len(), memory.ptr + start as u64);
+            device.upload(pinned, 0..part.len(), to + start as u64);
             device.attempt(|| "loading weights".to_owned(), |_| event.record());
         }
-        Some(memory)
+        Some(())
     }
 
     fn reserve(&mut self, device: &mut Device, bytes: usize) {

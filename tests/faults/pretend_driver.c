@@ -112,6 +112,7 @@ int cuOccupancyMaxActiveClusters(int *clusters, handle function, const void *con
 int cuTensorMapEncodeTiled(handle map, int type, unsigned rank, handle memory, const void *sizes, const void *strides, const void *box,
                            const void *steps, int interleave, int swizzle, int promotion, int fill) { return state(); }
 int cuFuncSetAttribute(handle function, int attribute, int value) { return state(); }
+int cuFuncGetAttribute(int *value, int attribute, handle function) { return *value = 0, state(); }
 int cuLaunchKernel(handle function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, handle stream,
                    void **arguments, void **more) { return state(); }
 int cuLaunchKernelEx(const void *config, handle function, void **arguments, void **more) { return note("launched-", function), state(); }

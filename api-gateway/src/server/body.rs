@@ -19,24 +19,32 @@ const DISCARD_TIME: Duration = Duration::from_secs(5);
 
 /// The body of a JSON request.
 pub async fn read_json(gateway: &Gateway, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let media_type = media_type.split(';').next().unwrap_or_default().trim();
-    if !media_type.eq_ignore_ascii_case("application/json") {
-        return Err(ApiError::body("Unsupported Media Type: Only 'application/json' is allowed"));
+    if !is_json(headers) {
+        return Err(not_json());
     }
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    read(gateway, announced, body).await
+    read(gateway, headers, body).await
 }
 
-/// The same where there may be no body, and then none is announced.
+/// The same where there may be no body. Clients name any type for one that is empty, `curl -d ''` a form's.
 pub async fn read_optional(gateway: &Gateway, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    match headers.contains_key(header::CONTENT_TYPE) {
-        true => read_json(gateway, headers, body).await,
-        false => read(gateway, None, body).await,
+    let bytes = read(gateway, headers, body).await?;
+    match bytes.is_empty() || is_json(headers) || !headers.contains_key(header::CONTENT_TYPE) {
+        true => Ok(bytes),
+        false => Err(not_json()),
     }
 }
 
-async fn read(gateway: &Gateway, announced: Option<usize>, mut body: Body) -> Result<Bytes, ApiError> {
+fn is_json(headers: &HeaderMap) -> bool {
+    let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    media_type.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+}
+
+fn not_json() -> ApiError {
+    ApiError::body("Unsupported Media Type: Only 'application/json' is allowed")
+}
+
+async fn read(gateway: &Gateway, headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let limit = gateway.config.access.max_body_bytes;
     let too_large = || ApiError::new(Fault::TooLarge, format!("The request body is larger than {limit} bytes."));
     if announced.is_some_and(|length| length > limit) {

@@ -22,9 +22,16 @@ impl History {
     }
 
     /// Appends an output token.
+    #[inline]
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
-        if let Some(counts) = &mut self.counts {
+        if self.counts.is_some() {
+            self.count(token);
+        }
+    }
+
+    fn count(&mut self, token: u32) {
+        for counts in self.counts.iter_mut() {
             *counts.entry(token).or_insert(0) += 1;
         }
     }

@@ -80,10 +80,13 @@ impl<'a> InputBatch<'a> {
         };
         batch.sequences.reserve(count);
         let slot = |chunk: &Chunk| slots.get(chunk.slot).expect("forward_passes looked it up");
+        let mut has_adapters = false;
         for chunk in chunks {
-            batch.add(chunk, chunk.draft(plan), slot(chunk));
+            let slot = slot(chunk);
+            has_adapters |= slot.adapter.is_some();
+            batch.add(chunk, plan, slot);
         }
-        if chunks.iter().any(|chunk| slot(chunk).adapter.is_some()) {
+        if has_adapters {
             batch.adapters.extend(chunks.iter().map(|chunk| slot(chunk).adapter));
         }
         batch
@@ -107,7 +110,23 @@ impl<'a> InputBatch<'a> {
         Batch { tokens: &self.tokens, positions: &self.positions, sequences: &self.sequences }
     }
 
-    fn add(&mut self, chunk: &Chunk, draft: &[u32], slot: &'a Slot) {
+    /// Adds a chunk. Nearly all chunks are the newest token of a sequence that the device samples, and add one entry to
+    /// each list.
+    #[inline]
+    fn add(&mut self, chunk: &Chunk, plan: &StepPlan, slot: &'a Slot) {
+        if chunk.len > 1 || chunk.wanted != Wanted::Last || !slot.on_device {
+            return self.add_any(chunk, chunk.draft(plan), slot);
+        }
+        let (row, start) = (self.tokens.len(), chunk.start as usize);
+        self.tokens.push(slot.history.tokens().get(start).copied().unwrap_or(last_token(chunk.slot)));
+        self.positions.push(chunk.start);
+        let tables = &slot.tables;
+        self.sequences.push(Sequence { first_row: row, num_rows: 1, start, tables, slot: chunk.slot as usize });
+        self.logit_rows.push(row as u32);
+        self.add_target(chunk.slot, slot);
+    }
+
+    fn add_any(&mut self, chunk: &Chunk, draft: &[u32], slot: &'a Slot) {
         let (start, num_rows) = (chunk.start as usize, chunk.len as usize);
         let first_row = self.tokens.len();
         let known = slot.history.tokens();
@@ -138,6 +157,7 @@ impl<'a> InputBatch<'a> {
         }
     }
 
+    #[inline]
     fn add_target(&mut self, number: u32, slot: &Slot) {
         let Slot { incarnation, on_device, ref sampling, .. } = *slot;
         let sampler = if on_device { SampledBy::Device } else { SampledBy::Host };

@@ -58,14 +58,17 @@ impl Engine<'_> {
         Ok(())
     }
 
+    #[inline]
     fn append(&mut self, target: SampleTarget, sampled: Sampled, result: &mut StepResult) {
         // A later plan may have given the slot to another sequence; the scheduler knows whose token this is.
         let held = self.slots.get_mut(target.slot);
         if let Some(slot) = held.filter(|slot| slot.incarnation == target.incarnation) {
             slot.pending -= 1;
             slot.history.push(sampled.token);
-            slot.guide.iter_mut().for_each(|guide| guide.accept(sampled.token));
-            report_failure(target.slot, slot, result);
+            if let Some(guide) = &mut slot.guide {
+                guide.accept(sampled.token);
+                report_failure(target.slot, slot, result);
+            }
         }
         if !result.count.is_empty() {
             result.count.push(1);

@@ -11,23 +11,39 @@ use super::{cargo, schemas, stage, tools};
 /// Seconds that libFuzzer searches.
 const FUZZ_SECONDS: u32 = 300;
 
-/// Runs the second tier.
-pub(super) fn run(root: &Path) -> anyhow::Result<()> {
-    stage("ten million scheduler events", || {
-        let test = ["-p", "sched-core", "--test", "simulation", "--", "--ignored", "ten_million_events"];
-        cargo(root, &[&["test", "--release"][..], &test].concat(), None)
-    })?;
-    stage("texts under the JSON Schema Test Suite", || schemas::run(root))?;
-    stage("behind load balancers, and as an image", || {
-        cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "deploy::"], None)
-    })?;
-    stage("frameworks on top of the API, and vLLM's own tests", || {
-        cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "clients::"], None)
-    })?;
-    stage("a public model of four bits", || {
-        cargo(root, &["test", "-p", "e2e-tests", "--", "--ignored", "smollm2::"], None)
-    })?;
-    stage("fuzzing sched-core (libFuzzer)", || fuzz(root))
+/// A stage: its name on the command line, what it does, and how.
+type Stage = (&'static str, &'static str, fn(&Path) -> anyhow::Result<()>);
+
+const STAGES: [Stage; 6] = [
+    ("simulation", "ten million scheduler events", simulation),
+    ("schemas", "texts under the JSON Schema Test Suite", schemas::run),
+    ("deploy", "behind load balancers, and as an image", |root| ignored_e2e(root, "deploy::")),
+    ("clients", "frameworks on top of the API, and vLLM's own tests", |root| ignored_e2e(root, "clients::")),
+    ("smollm2", "a public model of four bits", |root| ignored_e2e(root, "smollm2::")),
+    ("fuzz", "fuzzing sched-core (libFuzzer)", fuzz),
+];
+
+/// The stages' names.
+pub(super) fn names() -> [&'static str; STAGES.len()] {
+    STAGES.map(|(name, ..)| name)
+}
+
+/// Runs the second tier, or those of its stages that are `wanted` by name.
+pub(super) fn run(root: &Path, wanted: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+    let chosen = STAGES.iter().filter(|(name, ..)| wanted(name));
+    chosen.into_iter().try_for_each(|(_, what, run)| stage(what, || run(root)))
+}
+
+fn simulation(root: &Path) -> anyhow::Result<()> {
+    let test = ["-p", "sched-core", "--test", "simulation", "--", "--ignored", "ten_million_events"];
+    cargo(root, &[&["test", "--release"][..], &test].concat(), None)
+}
+
+/// The end-to-end tests of a module that the first tier leaves out.
+fn ignored_e2e(root: &Path, module: &str) -> anyhow::Result<()> {
+    // The same selection of packages as in the first tier, so that dependencies are built once.
+    cargo(root, &["build", "--workspace", "--bin", "quire"], None)?;
+    cargo(root, &["test", "--workspace", "--test", "e2e", "--", "--ignored", module], None)
 }
 
 /// Searches for a world in which the scheduler breaks. What it finds lies under crates/sched-core/fuzz/artifacts.

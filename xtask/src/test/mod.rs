@@ -18,15 +18,18 @@ pub struct Args {
     /// Run the second tier too: long runs that no single change needs (docs/long-tests.md)
     #[arg(long, conflicts_with = "no_e2e")]
     all: bool,
+    /// Run these stages of the second tier, and nothing else
+    #[arg(long, value_name = "STAGE", value_parser = long::names(), conflicts_with_all = ["no_e2e", "all"])]
+    only: Vec<String>,
 }
 
 /// Runs all tests; stops at the first stage that fails.
 pub fn run(root: &Path, args: &Args) -> anyhow::Result<()> {
-    first_tier(root, args)?;
-    if args.all {
-        long::run(root)?;
+    if !args.only.is_empty() {
+        return long::run(root, |stage| args.only.iter().any(|name| name == stage));
     }
-    Ok(())
+    first_tier(root, args)?;
+    if args.all { long::run(root, |_| true) } else { Ok(()) }
 }
 
 fn first_tier(root: &Path, args: &Args) -> anyhow::Result<()> {

@@ -47,17 +47,18 @@ impl Echo {
     /// Finds the token after each of `rows`, which ascend like the sequences.
     fn find_next(&mut self, batch: Batch<'_>, rows: &[u32]) -> Result<(), ForwardError> {
         self.next.clear();
-        let mut left = rows.iter().map(|row| *row as usize).peekable();
+        let mut left = rows;
         for sequence in batch.sequences {
             let end = sequence.first_row + sequence.num_rows;
-            while let Some(row) = left.next_if(|row| *row < end) {
+            while let Some(row) = left.first().map(|row| *row as usize).filter(|row| *row < end) {
+                left = &left[1..];
                 let Some(slot) = self.slots.get(sequence.slot) else { return Err(self.unknown_slot(rows.len())) };
                 self.next.push(following(&slot.prompt, sequence.start + row - sequence.first_row));
             }
         }
-        match left.next() {
-            None => Ok(()),
-            Some(_) => Err(ForwardError::LogitRows { rows: batch.tokens.len() }),
+        match left.is_empty() {
+            true => Ok(()),
+            false => Err(ForwardError::LogitRows { rows: batch.tokens.len() }),
         }
     }
 
@@ -76,7 +77,8 @@ impl Echo {
 
 /// The token after the one at `position`; 0 without a prompt.
 fn following(prompt: &[u32], position: usize) -> u32 {
-    if prompt.is_empty() { 0 } else { prompt[(position + 1) % prompt.len()] }
+    // A remainder of 32 bits takes a third of the time of one of 64.
+    prompt.get((position as u32 + 1).checked_rem(prompt.len() as u32).unwrap_or(0) as usize).copied().unwrap_or(0)
 }
 
 impl Runner for Echo {

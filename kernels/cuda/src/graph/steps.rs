@@ -56,6 +56,9 @@ impl CudaBackend {
         self.matmul.tactics.begin(batch.sequences.is_empty());
         self.batch.set(&mut self.device, batch, padded);
         self.acts.begin(self.batch.rows());
+        if !self.device.is_capturing() {
+            self.lora.prepare(&mut self.device, self.acts.most_rows());
+        }
         self.lora.begin(&mut self.device, batch, self.batch.rows());
         let alone = self.device.is_capturing() && self.batch.rows() == 1;
         self.pass.begin_step(if alone { Kept::Step } else { Kept::Nothing });

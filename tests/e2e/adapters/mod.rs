@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use e2e_tests::{Client, Server, is_on_gpu, max_workers, zoo};
+use e2e_tests::{Client, Server, max_workers, zoo};
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 
@@ -26,10 +26,6 @@ fn folder(name: &str) -> Option<PathBuf> {
 
 /// Starts the base with these adapters under their folders' names.
 async fn serve(adapters: &[&str], flags: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Option<Server>> {
-    if is_on_gpu() {
-        println!("not checked: adapters are served on CPUs");
-        return Ok(None);
-    }
     let Some(base) = folder("llama") else { return Ok(None) };
     let mut args = vec![base.display().to_string()];
     args.extend(["--served-model-name", "base", "--dtype", "float32", "--enable-lora"].map(str::to_owned));
@@ -179,9 +175,6 @@ async fn adapters_of_a_folder_are_loaded_at_first_use() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn the_built_in_model_talks_like_a_pirate() -> anyhow::Result<()> {
-    if is_on_gpu() {
-        return Ok(());
-    }
     let shared = e2e_tests::root().join("../shared/default-model");
     let Ok(text) = std::fs::read_to_string(shared.join("reference.json")) else { return Ok(()) };
     let reference: Value = serde_json::from_str(&text)?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::bail;
 use kernels::ops::Backend;
 use models::{LoadOptions, Memory, Model, pooling::PoolingPlan};
-use proto::{DeviceKind, WorkerReady};
+use proto::WorkerReady;
 use service_kit::LoadProgress;
 use tokio::sync::mpsc;
 use tracing::info;
@@ -28,10 +28,6 @@ pub(crate) fn load(
 ) -> anyhow::Result<(Model, WorkerReady)> {
     let Opened { backend, kind, compilations } = device::open(args)?;
     activity.compiles(compilations);
-    if args.lora.enable_lora && kind == DeviceKind::Cuda {
-        // The kernels are there, but no GPU has run them yet.
-        bail!("--enable-lora: adapters are not served on GPUs yet; use --device cpu");
-    }
     let mut model = load_weights(args, pooling, backend, replies)?;
     // Before the cache takes the rest of the memory.
     model.runner.set_slots(args.group.max_num_seqs() as usize);

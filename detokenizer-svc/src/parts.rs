@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(joined, events);
     }
 
-    /// Log-probabilities of three alternatives for so many prompt positions and tokens, and the rest.
+    /// Log-probabilities of three alternatives for `prompt` positions and `tokens` tokens, and the rest.
     fn details(prompt: u32, tokens: u32, pooled: &[f32], stop_text: &str) -> Option<Box<DeltaDetails>> {
         let stop_text = (!stop_text.is_empty()).then(|| stop_text.to_owned());
         let (prompt_logprobs, logprobs) = (logprobs(prompt, 3), logprobs(tokens, 3));

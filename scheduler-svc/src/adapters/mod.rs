@@ -80,7 +80,7 @@ struct Hosted {
 }
 
 impl Adapters {
-    /// None, of workers of so many ranks; of adapters without live requests, the host keeps `most` in all.
+    /// None, of a group of `ranks` workers; of adapters without live requests, the host keeps `most` in all.
     pub(crate) fn new(ranks: usize, most: usize) -> Self {
         Self {
             served: BTreeMap::new(),

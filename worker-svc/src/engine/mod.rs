@@ -135,7 +135,7 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// Takes adapters from these on the host into so many slots of the device.
+    /// Takes adapters from these on the host into `adapter_slots` slots of the device.
     pub(crate) fn with_adapters(mut self, adapters: HostAdapters, adapter_slots: u32) -> Self {
         (self.adapters, self.adapter_slots) = (adapters, adapter_slots);
         self

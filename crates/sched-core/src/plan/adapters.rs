@@ -43,7 +43,7 @@ struct Drained {
 }
 
 impl AdapterSlots {
-    /// So many empty slots.
+    /// `count` empty slots.
     pub(crate) fn new(count: u32) -> Self {
         Self { slots: vec![AdapterSlot::default(); count as usize], ..Self::default() }
     }
@@ -52,7 +52,7 @@ impl AdapterSlots {
         self.slots.iter().position(|slot| slot.adapter == adapter)
     }
 
-    /// The slot that an adapter without one would get: one that nobody uses.
+    /// The slot that an adapter without one would get: one without running sequences.
     fn spare(&self) -> Option<usize> {
         let spare = self.slots.iter().enumerate().filter(|(_, slot)| slot.running == 0);
         spare.min_by_key(|(_, slot)| (!slot.adapter.is_empty(), slot.used_in)).map(|(at, _)| at)

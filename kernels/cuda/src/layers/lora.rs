@@ -101,7 +101,7 @@ impl Adapters {
         u32::try_from(self.sites.len() - 1).expect("far fewer layers")
     }
 
-    /// Makes room for steps of so many rows, at addresses that stay.
+    /// Makes room for steps of `rows` rows, at addresses that stay.
     pub(crate) fn prepare(&mut self, device: &mut Device, rows: usize) {
         if self.sites.is_empty() || self.most_rows >= rows {
             return;
@@ -160,7 +160,7 @@ impl Adapters {
         self.is_active
     }
 
-    /// A step of so many rows begins, padding included.
+    /// A step of `rows` rows begins, padding included.
     pub(crate) fn begin(&mut self, device: &mut Device, batch: ops::Batch<'_>, rows: usize) {
         self.is_active = !self.sequences.is_empty() || self.is_expected;
         self.is_expected = false;

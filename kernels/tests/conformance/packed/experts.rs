@@ -1,23 +1,14 @@
 //! Mixtures of experts whose weights are kept in 4 or 8 bits, on every device that does so, against float64: as many
 //! rows as choose each kind of tile, gates, biases, and shapes that end anywhere.
 
-use super::Stored;
+use super::{FORMAT as INT4, Stored};
 use crate::moe::{Layer, gated, unbalanced};
 use crate::rounded::step;
 use crate::{backends, begin_rows, check, filled_in};
 use kernels::decode::decode;
 use kernels::ops::{
-    ALL_COLUMNS, Activation, Backend, CodeBits, ColumnOrder, DType, Encoding, GatedExperts, GroupedFormat, HostMatrix,
+    ALL_COLUMNS, Activation, Backend, CodeBits, DType, Encoding, GatedExperts, GroupedFormat, HostMatrix,
     InputRounding, Levels, MatrixGroup, MatrixUse, ScaledCodes, WeightFormat, Zeros,
-};
-
-const INT4: GroupedFormat = GroupedFormat {
-    bits: CodeBits::Four,
-    group: 128,
-    scales: DType::F16,
-    levels: Levels::Integers(Zeros::Middle),
-    order: ColumnOrder::InOrder,
-    input: InputRounding::None,
 };
 
 /// Shapes, experts, and rows that make tiles of 1 to 320 rows on some device.

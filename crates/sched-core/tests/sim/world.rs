@@ -10,7 +10,7 @@ use super::{
 use ids::{Epoch, SequenceId};
 use proto::{BeamSearch, Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind};
 use sched_core::{Config, DraftRefusal, Policy, ProtocolError, Refusal, Scheduler};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// A request that the scheduler took and that has not ended.
 #[derive(Debug)]
@@ -62,11 +62,11 @@ pub struct World<'a> {
     pub(super) results: VecDeque<StepResult>,
     pub(super) live: BTreeMap<u64, Tracked>,
     /// Sequence handle -> request number and choice.
-    pub(super) handles: HashMap<u64, (u64, usize)>,
+    pub(super) handles: BTreeMap<u64, (u64, usize)>,
     /// Seeds seen by the worker, by request id, in order of first appearance: that is by choice.
-    pub(super) seeds: HashMap<String, Vec<u64>>,
+    pub(super) seeds: BTreeMap<String, Vec<u64>>,
     /// By adapter.
-    pub(super) newest_started: HashMap<String, u64>,
+    pub(super) newest_started: BTreeMap<String, u64>,
     pub(super) next_number: u64,
     pub(super) batch: TokenBatch,
     pub(super) now_us: u64,
@@ -108,9 +108,9 @@ impl<'a> World<'a> {
             worker: None,
             results: VecDeque::new(),
             live: BTreeMap::new(),
-            handles: HashMap::new(),
-            seeds: HashMap::new(),
-            newest_started: HashMap::new(),
+            handles: BTreeMap::new(),
+            seeds: BTreeMap::new(),
+            newest_started: BTreeMap::new(),
             next_number: 1,
             batch: TokenBatch::default(),
             now_us: 0,

@@ -47,7 +47,8 @@ pub struct Profile {
 /// Profiles a model.
 pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let (replies, _receiver) = mpsc::channel(1);
-    let (mut model, ready) = load(args, None, &replies, &Activity::default())?;
+    let mut args = args.clone();
+    let (mut model, ready) = load(&mut args, None, &replies, &Activity::default())?;
     let device = ready.device.clone();
     let Shape { batch, context } = shape;
     if batch >= ready.max_num_seqs {

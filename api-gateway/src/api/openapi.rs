@@ -57,8 +57,8 @@ pub fn document(serving: &Serving<'_>) -> OpenApi {
     let servers = (!root.is_empty()).then(|| vec![ServerBuilder::new().url(root).build()]);
     OpenApiBuilder::new()
         .info(InfoBuilder::new().title("Quire").version(service_kit::VERSION).description(Some(
-            "OpenAI's and Anthropic's API, with vLLM's fields. Fields that are not listed are ignored, but for those of \
-             /v1/messages.",
+            "OpenAI's and Anthropic's API, with vLLM's fields. Fields that are not listed are ignored, but \
+             /v1/messages refuses them.",
         )))
         .servers(servers)
         .paths(paths)

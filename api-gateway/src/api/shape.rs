@@ -179,6 +179,7 @@ impl fmt::Display for Shape {
             }
             Self::Whole(i64::MIN, i64::MAX) => f.write_str("integer"),
             Self::Whole(least, i64::MAX) => write!(f, "integer, at least {least}"),
+            Self::Whole(least, most) if least == most => write!(f, "{least}"),
             Self::Whole(least, most) => write!(f, "integer, {least} to {most}"),
             Self::Number(Bounds(Unbounded, Unbounded)) => f.write_str("number"),
             Self::Number(bounds) => write!(f, "number {bounds}"),

@@ -53,7 +53,7 @@ pub(super) const FIELDS: &[Field] = &[
         "truncate_prompt_tokens",
         POOLED,
         Either(&[Whole(-1, -1), Whole(1, i32::MAX as i64)]),
-        "Keep so many tokens of an input; -1: as many as fit",
+        "Keep this many tokens of an input; -1: as many as fit",
     )
     .seen(SHARED),
     field("truncation_side", POOLED, Word(&["left", "right"]), "Where tokens are cut off").or("\"left\"").seen(SHARED),

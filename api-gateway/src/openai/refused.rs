@@ -1,7 +1,7 @@
 //! Fields that would constrain or change the output and that this server cannot honour yet. They are refused, never
 //! ignored.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::fields::Fields;
 use crate::error::ApiError;
@@ -56,6 +56,15 @@ pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     REFUSED.iter().map(|(name, _, instead)| (*name, *instead))
 }
 
+/// The values of a refused field that ask for nothing, beside null.
+pub fn harmless(name: &str) -> Vec<Value> {
+    let candidates = [json!(false), json!([]), json!({}), json!(""), json!(0), json!("none"), json!(["text"])];
+    let found = REFUSED.iter().find(|(refused, ..)| *refused == name);
+    found.map_or_else(Vec::new, |(_, harmless, _)| {
+        candidates.into_iter().filter(|value| harmless.holds(value)).collect()
+    })
+}
+
 /// Refuses what cannot be honoured; reads what has no effect.
 pub fn check(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for (name, harmless, instead) in REFUSED {
@@ -87,7 +96,7 @@ impl Harmless {
             Self::Nothing => value.is_null(),
             Self::Empty => empty,
             Self::None => empty || value == "none",
-            Self::TextOnly => empty || value == &serde_json::json!(["text"]),
+            Self::TextOnly => empty || value == &json!(["text"]),
         }
     }
 }

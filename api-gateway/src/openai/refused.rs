@@ -32,7 +32,7 @@ const REFUSED: [(&str, Harmless, &str); 13] = [
     ("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
     ("mm_processor_kwargs", Harmless::Empty, "messages are text"),
     ("modalities", Harmless::TextOnly, "answers are text"),
-    ("prompt_embeds", Harmless::Empty, "prompts are text or token ids"),
+    ("prompt_embeds", Harmless::Empty, "send the prompt as text or token ids"),
     ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
     ("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
 ];
@@ -122,6 +122,7 @@ mod tests {
             (r#"{"modalities":["text"],"functions":[],"function_call":"none"}"#, None),
             (r#"{"modalities":["text","audio"]}"#, Some("modalities")),
             (r#"{"logits_processors":["x"]}"#, Some("logits_processors")),
+            (r#"{"prompt_embeds":"gAJjdG9yY2g="}"#, Some("prompt_embeds")),
         ];
         for (body, expected) in rows {
             assert_eq!(verdict(body).as_deref(), expected, "{body}");

@@ -90,7 +90,7 @@ impl Engine {
     fn new(args: Args, process: Process, published: Published) -> Self {
         Self {
             core: None,
-            group: Group::new(args.group.tensor_parallel_size, args.limits()),
+            group: Group::new(args.group.pipeline_parallel_size, args.group.tensor_parallel_size, args.limits()),
             detokenizer: Detokenizer::default(),
             parts: Parts::default(),
             output: TokenBatch::default(),
@@ -103,7 +103,7 @@ impl Engine {
             overdue: None,
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
             clock: Clock::start(),
-            adapters: Adapters::new(args.group.tensor_parallel_size as usize, args.max_cpu_loras()),
+            adapters: Adapters::new(args.group.world_size() as usize, args.max_cpu_loras()),
             modules: args.served_modules(),
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),

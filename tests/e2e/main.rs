@@ -20,6 +20,7 @@ mod pooling;
 mod profile;
 mod second_workers;
 mod smollm2;
+mod stages;
 mod streaming;
 mod structured;
 mod traces;

@@ -18,6 +18,10 @@ pub struct GroupArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
     pub tensor_parallel_size: u32,
 
+    /// Pipeline stages: each of them holds some of the layers, on --tensor-parallel-size workers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
+    pub pipeline_parallel_size: u32,
+
     /// Maximum number of running sequences [default: 256, fewer if recurrent states need more memory]
     #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
     pub max_num_seqs: Option<u32>,
@@ -32,6 +36,11 @@ pub struct GroupArgs {
 }
 
 impl GroupArgs {
+    /// Workers of all stages.
+    pub fn world_size(&self) -> u32 {
+        self.tensor_parallel_size * self.pipeline_parallel_size
+    }
+
     /// Sequences that may run at the same time.
     pub fn max_num_seqs(&self) -> u32 {
         self.max_num_seqs.unwrap_or(NUM_SEQS)

@@ -107,7 +107,7 @@ impl Engine<'_> {
     pub fn roles(&self) -> Vec<Role> {
         let count = |name| self.settings.number(name).unwrap_or(1);
         let mut roles = vec![Role::Detokenizer, Role::Scheduler, Role::Tokenizer];
-        roles.extend((0..count("tensor-parallel-size")).map(Role::Worker));
+        roles.extend((0..count("tensor-parallel-size") * count("pipeline-parallel-size")).map(Role::Worker));
         roles.extend((0..count("api-server-count")).map(Role::Gateway));
         roles
     }
@@ -168,6 +168,9 @@ impl Engine<'_> {
             }
             Role::Worker(rank) => {
                 let mut flags = vec![flag("scheduler", &ring("steps")), flag("rank", &rank), model];
+                if self.settings.number::<u32>("pipeline-parallel-size").unwrap_or(1) > 1 {
+                    flags.push(flag("listen-stage", &ring(&format!("stage-{rank}"))));
+                }
                 flags.extend(tokenizer);
                 flags
             }

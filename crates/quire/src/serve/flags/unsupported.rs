@@ -154,7 +154,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
         Only(&["balanced"]),
         "use --max-num-batched-tokens and --max-prefill-tokens-beside-decodes",
     ),
-    Unsupported { aliases: &["-pp"], ..flag("pipeline-parallel-size", Only(&["1"]), "use --tensor-parallel-size") },
     flag("preemption-mode", Only(&["recompute"]), OFFLOAD),
     flag("prefill-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
     flag("prefix-caching-hash-algo", Only(&["sha256"]), "a weaker hash would let prompts collide on purpose"),

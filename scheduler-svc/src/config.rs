@@ -213,7 +213,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 impl Args {
     /// What every worker is told when its group forms.
     pub(crate) fn limits(&self) -> Limits {
-        Limits { max_num_seqs: self.group.max_num_seqs(), max_num_batched_tokens: self.group.max_num_batched_tokens() }
+        Limits { max_num_seqs: self.group.max_num_seqs, max_num_batched_tokens: self.group.max_num_batched_tokens }
     }
 
     /// Adapters that are served from the start.
@@ -232,11 +232,6 @@ impl Args {
         self.step_timeout.unwrap_or(if device == DeviceKind::Cuda { GPU_STEP } else { CPU_STEP })
     }
 
-    /// Positions of a step that log-probabilities may be of.
-    pub(crate) fn most_positions(&self) -> usize {
-        self.group.max_num_batched_tokens() as usize + self.group.max_num_seqs() as usize
-    }
-
     /// The core's settings for a group: these flags, within what its workers offer.
     pub(crate) fn core_config(&self, formed: &Formed) -> Config {
         let ready = &formed.ready;
@@ -244,10 +239,11 @@ impl Args {
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
         let (recurrent, pools) = (ready.recurrent || ready.state_bytes > 0, ready.pooling.is_some());
         // A prompt whose tokens see those after them is computed in one step.
-        let in_a_step = if ready.whole_prompts { self.group.max_num_batched_tokens() } else { u32::MAX };
+        let step_tokens = formed.max_num_batched_tokens;
+        let in_a_step = if ready.whole_prompts { step_tokens } else { u32::MAX };
         let wanted = wanted.min(in_a_step);
         // A running sequence takes a token of each step.
-        let max_num_seqs = self.group.max_num_seqs().min(formed.max_num_seqs).min(self.group.max_num_batched_tokens());
+        let max_num_seqs = formed.max_num_seqs.min(step_tokens);
         let model = if self.fingerprint.model_fingerprint.is_empty() {
             &self.served_model_name
         } else {
@@ -257,7 +253,7 @@ impl Args {
             model: model.clone(),
             block_size: ready.block_size,
             max_num_seqs,
-            max_num_batched_tokens: self.group.max_num_batched_tokens(),
+            max_num_batched_tokens: step_tokens,
             max_model_len: wanted,
             windows: if ready.cache_groups.is_empty() { vec![None] } else { windows },
             recurrent,
@@ -326,8 +322,8 @@ impl Args {
             "tensor_parallel_size": self.group.tensor_parallel_size,
             "pipeline_parallel_size": self.group.pipeline_parallel_size,
             "max_model_len": self.length.tokens(),
-            "max_num_seqs": self.group.max_num_seqs(),
-            "max_num_batched_tokens": self.group.max_num_batched_tokens(),
+            "max_num_seqs": self.group.max_num_seqs,
+            "max_num_batched_tokens": self.group.max_num_batched_tokens,
             "enable_prefix_caching": self.enable_prefix_caching,
             "enable_chunked_prefill": self.enable_chunked_prefill,
             "async_scheduling": self.async_scheduling,
@@ -352,26 +348,18 @@ mod tests {
         parse_flags(words).expect("flags")
     }
 
-    /// Sequences and tokens of a step that flags come to, with workers that have room for 300 sequences.
-    fn step(flags: &str) -> (u32, u32) {
-        let ready = WorkerReady { block_size: 16, max_model_len: 128, ..WorkerReady::default() };
-        let config = args(flags).core_config(&Formed { epoch: 1, num_blocks: 100, max_num_seqs: 300, ready });
-        (config.max_num_seqs, config.max_num_batched_tokens)
+    /// A group whose steps have up to `tokens` tokens.
+    fn formed(tokens: u32, step_preference: Option<StepPreference>) -> Formed {
+        let ready = WorkerReady { block_size: 16, max_model_len: 128, step_preference, ..WorkerReady::default() };
+        Formed { epoch: 1, num_blocks: 100, max_num_seqs: 300, max_num_batched_tokens: tokens, ready }
     }
 
     #[test]
     fn mixed_steps_suit_the_device_unless_a_flag_says_otherwise() {
         let device =
             StepPreference { row_multiple: 256, min_prefill_tokens: 512, max_us: 150_000, ..Default::default() };
-        let mixed = |flags, preferred: Option<StepPreference>| {
-            let ready = WorkerReady {
-                block_size: 16,
-                max_model_len: 128,
-                step_preference: preferred,
-                ..WorkerReady::default()
-            };
-            args(flags).core_config(&Formed { epoch: 1, num_blocks: 100, max_num_seqs: 300, ready }).mixed_prefill
-        };
+        let mixed =
+            |flags, preferred: Option<StepPreference>| args(flags).core_config(&formed(2048, preferred)).mixed_prefill;
         let MixedPrefill::Timed(budget) = mixed("", Some(device)) else { panic!("what the device prefers") };
         assert_eq!((budget.row_multiple, budget.min_tokens, budget.max_us), (256, 512, 150_000));
         assert_eq!(mixed("", None), MixedPrefill::AtMost(512));
@@ -388,9 +376,12 @@ mod tests {
     }
 
     #[test]
-    fn steps_keep_to_the_tokens_asked_for() {
-        assert_eq!(step(""), (256, 2048));
-        assert_eq!(step("--max-num-batched-tokens 16"), (16, 16));
-        assert_eq!(step("--max-num-seqs 4096"), (300, 4096));
+    fn each_sequence_has_a_token_of_a_step() {
+        let step = |tokens| {
+            let config = args("").core_config(&formed(tokens, None));
+            (config.max_num_seqs, config.max_num_batched_tokens)
+        };
+        assert_eq!(step(16), (16, 16));
+        assert_eq!(step(4096), (300, 4096));
     }
 }

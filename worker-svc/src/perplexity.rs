@@ -57,7 +57,8 @@ pub fn perplexity(args: &Args, text: &str, windows: Windows) -> anyhow::Result<P
     let tokenizer = Tokenizer::load(args.tokenizer.as_ref().unwrap_or(&args.model))?;
     let tokens = tokenizer.encode(text, true)?;
     let (replies, _receiver) = mpsc::channel(1);
-    let (mut model, ready) = load(args, None, &replies, &Activity::default())?;
+    let mut args = args.clone();
+    let (mut model, ready) = load(&mut args, None, &replies, &Activity::default())?;
     if window > ready.max_model_len as usize {
         bail!("--window {window}: the model can do {} tokens; pass at most that", ready.max_model_len);
     }

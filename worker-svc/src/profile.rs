@@ -50,7 +50,8 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
         bail!("a profile is of one device; leave out --tensor-parallel-size and --pipeline-parallel-size");
     }
     let (replies, _receiver) = mpsc::channel(1);
-    let (mut model, ready) = load(args, None, &replies, &Activity::default())?;
+    let mut args = args.clone();
+    let (mut model, ready) = load(&mut args, None, &replies, &Activity::default())?;
     let device = ready.device.clone();
     let Shape { batch, context } = shape;
     if batch >= ready.max_num_seqs {

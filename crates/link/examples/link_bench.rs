@@ -1,7 +1,7 @@
 //! Round trip and throughput of a link between two processes, over each transport:
 //! `cargo run --release -p link --example link_bench`.
 //!
-//! A round trip sends one `TokenBatch` of so many bytes and awaits a short reply. Throughput is one way, once message
+//! A round trip sends one `TokenBatch` of the given size and awaits a short reply. Throughput is one way, once message
 //! by message and once in batches of 32, until the peer has counted the last one. The child is this program again.
 
 use std::{

@@ -1,7 +1,7 @@
 //! The handshake: who may talk to whom, and its form on a Unix socket.
 //!
 //! The dialer says [`Hello`], the listener answers [`Welcome`] with its own. Each side judges the other. On a socket,
-//! each message is a little-endian `u32` length and so many bytes; a ring's descriptors follow the welcome.
+//! each message is a little-endian `u32` length and as many bytes; a ring's descriptors follow the welcome.
 
 use prost::Message;
 use proto::{Hello, Welcome};

@@ -171,7 +171,7 @@ impl YarnScaling {
 
     /// Dimensions between which frequencies go from kept to divided.
     fn ramp(&self, theta: f64, dim: usize) -> (f64, f64) {
-        // The dimension that makes so many rotations over the original context.
+        // The dimension that makes `rotations` rotations over the original context.
         let dimension =
             |rotations: f64| dim as f64 * (self.original_len / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
         let (mut low, mut high) = (dimension(self.beta_fast), dimension(self.beta_slow));

@@ -175,7 +175,7 @@ impl Arrangement {
         used
     }
 
-    /// What some of the layers take, in bytes, for elements of so many. The groups are those of all layers.
+    /// What some of the layers take, in bytes, for elements of `element` bytes. The groups are those of all layers.
     pub(crate) fn layout(&self, specs: &[CacheSpec], layers: Range<usize>, element: usize) -> CacheLayout {
         let bytes = |tokens: &TokenCache| (tokens.elements() * element) as u64;
         let group = |members: &Vec<usize>| {

@@ -6,10 +6,32 @@ use clap::Args;
 
 use crate::values::{MaxModelLen, count, size};
 
-/// The default of `--max-num-seqs`.
-const NUM_SEQS: u32 = 256;
-/// The default of `--max-num-batched-tokens`, unless `--max-num-seqs` is more.
-const BATCHED_TOKENS: u32 = 2048;
+/// Sizes of a step where no flag gives them. They are a device's to choose: those of [`Default`] suit CPUs and small
+/// GPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepDefaults {
+    /// Of `--max-num-seqs`.
+    pub num_seqs: u32,
+    /// Of `--max-num-batched-tokens`, unless `--max-num-seqs` is more.
+    pub batched_tokens: u32,
+}
+
+impl Default for StepDefaults {
+    fn default() -> Self {
+        Self { num_seqs: 256, batched_tokens: 2048 }
+    }
+}
+
+impl StepDefaults {
+    /// Memory of a large GPU at least, bytes.
+    pub const LARGE_GPU: u64 = 70 << 30;
+
+    /// Those of a GPU with this much memory, bytes: vLLM's of its API server. A large GPU holds the KV cache of many
+    /// sequences, and computes a long prompt's chunk in the time that a small one takes for a fraction of it.
+    pub fn of_gpu(memory: u64) -> Self {
+        if memory < Self::LARGE_GPU { Self::default() } else { Self { num_seqs: 1024, batched_tokens: 8192 } }
+    }
+}
 
 /// Flags of a scheduler and its workers.
 #[derive(Args, Clone, Debug)]
@@ -22,17 +44,23 @@ pub struct GroupArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
     pub pipeline_parallel_size: u32,
 
-    /// Maximum number of running sequences [default: 256, fewer if recurrent states need more memory]
+    /// Maximum number of running sequences [default: 256, on GPUs of 70 GiB or more 1024; fewer if recurrent states
+    /// need more memory]
     #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
     pub max_num_seqs: Option<u32>,
 
-    /// Maximum number of tokens in one step [default: 2048, or --max-num-seqs if that is more]
+    /// Maximum number of tokens in one step [default: 2048, on GPUs of 70 GiB or more 8192; --max-num-seqs if that is
+    /// more]
     #[arg(long, value_name = "SIZE", value_parser = size(1..=1_u32 << 20))]
     pub max_num_batched_tokens: Option<u32>,
 
     /// Seed of dummy weights, and of requests without a seed
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=i64::MAX as u64))]
     pub seed: u64,
+
+    /// What the device suggests where flags say nothing; a worker knows it once its device is open.
+    #[arg(skip)]
+    pub defaults: StepDefaults,
 }
 
 impl GroupArgs {
@@ -43,12 +71,12 @@ impl GroupArgs {
 
     /// Sequences that may run at the same time.
     pub fn max_num_seqs(&self) -> u32 {
-        self.max_num_seqs.unwrap_or(NUM_SEQS)
+        self.max_num_seqs.unwrap_or(self.defaults.num_seqs)
     }
 
     /// Tokens in one step.
     pub fn max_num_batched_tokens(&self) -> u32 {
-        self.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS.max(self.max_num_seqs()))
+        self.max_num_batched_tokens.unwrap_or(self.defaults.batched_tokens.max(self.max_num_seqs()))
     }
 }
 
@@ -121,5 +149,18 @@ mod tests {
         assert_eq!(tokens(&[]), (256, 2048));
         assert_eq!(tokens(&["--max-num-seqs=4096"]), (4096, 4096));
         assert_eq!(tokens(&["--max-num-batched-tokens=4K"]), (256, 4096));
+    }
+
+    #[test]
+    fn a_large_gpu_takes_larger_steps_by_default() {
+        let on = |gib: u64, flags: &[&str]| {
+            let args: GroupArgs = parse_flags(["test"].iter().chain(flags)).expect("flags");
+            let args = GroupArgs { defaults: StepDefaults::of_gpu(gib << 30), ..args };
+            (args.max_num_seqs(), args.max_num_batched_tokens())
+        };
+        assert_eq!(on(24, &[]), (256, 2048));
+        assert_eq!(on(79, &[]), (1024, 8192));
+        assert_eq!(on(79, &["--max-num-seqs=64"]), (64, 8192));
+        assert_eq!(on(79, &["--max-num-batched-tokens=512", "--max-num-seqs=99"]), (99, 512));
     }
 }

@@ -25,7 +25,7 @@ impl Spin {
         Self { looks: 0, most }
     }
 
-    /// Looks up to so many times whether `found`; true when it was.
+    /// Looks at most `looks` times whether `found`; true when it was.
     pub(crate) fn until<E>(&mut self, mut found: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
         for _ in 0..self.looks {
             if found()? {

@@ -54,7 +54,7 @@ async fn inherit() -> Option<(Sender, Receiver)> {
     Some(shm_ring::take(UnixStream::connect(path).await.unwrap()).await.unwrap())
 }
 
-/// Record `n`: its number, then so many bytes that all depend on it. Up to 64 KiB, so that most of the time goes into
+/// Record `n`: its number, then bytes that all depend on it. Up to 64 KiB, so that most of the time goes into
 /// copying, and a kill lands in the middle of one.
 fn record(n: u64) -> Vec<u8> {
     let mut record = n.to_le_bytes().to_vec();

@@ -38,7 +38,7 @@ pub enum CaptureError {
 
 /// Captures decode steps and replays them. A device without graphs keeps the defaults, and captures nothing.
 pub trait Capture {
-    /// The capture sizes of an owner with so many layers, in rows, ascending: its steps of one row a sequence whose
+    /// The capture sizes of an owner with `layers` layers, in rows, ascending: its steps of one row a sequence whose
     /// tokens the device samples are captured at these sizes, and padded to the next one. Empty: none are captured.
     /// What was captured is dropped.
     fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {

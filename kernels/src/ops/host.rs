@@ -73,7 +73,7 @@ pub enum InputRounding {
     None,
     /// To [`crate::e4m3`] codes, with this scale.
     Static(f32),
-    /// To [`crate::e4m3`] codes: so many columns of each row have a scale of their own, with which the largest of them
+    /// To [`crate::e4m3`] codes: each group of a row's columns has a scale of its own, with which its largest element
     /// becomes 448.
     Dynamic {
         /// Columns that share a scale, or [`ALL_COLUMNS`].
@@ -109,7 +109,7 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Bytes of a row of so many elements, scales that lie beside it aside.
+    /// Bytes of a row of `cols` elements, scales that lie beside it aside.
     pub const fn row_bytes(self, cols: usize) -> usize {
         match self {
             Self::Plain(dtype) => cols * dtype.size(),

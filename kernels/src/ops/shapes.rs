@@ -3,7 +3,7 @@
 
 use super::{Attention, Conv, DeltaRule, Epilogue, HeadColumns, Heads, KvShape, Rope, Routing, Scan};
 
-/// A product of rows of `width` elements with a matrix `[outputs, inputs]` and a bias of so many elements.
+/// A product of rows of `width` elements with a matrix `[outputs, inputs]` and a bias of `bias` elements.
 pub fn check_product(width: usize, [outputs, inputs]: [usize; 2], bias: Option<usize>) {
     assert_eq!(width, inputs, "width of x, and input features of a [{outputs}, {inputs}] matrix");
     assert!(bias.is_none_or(|len| len == outputs), "bias of {bias:?} for {outputs} outputs");

@@ -165,7 +165,7 @@ fn two_products_and_a_norm() {
                     check(&what("residual"), &given.residual[row * width..][..width], &sum, bound);
                     let near = |at: usize| 2.5 * step(case.dtype) * (normed[at].abs() + 0.1) + 2.0 * bound(at);
                     check(&what("norm"), &given.normed[row * width..][..width], &normed, near);
-                    // Roundings of so many terms, of random signs.
+                    // Roundings of `width` terms, of random signs.
                     let spread = 6.0 * step(case.dtype).max(if is_cpu(&*backend) { inexact } else { 0.0 });
                     let spread = spread * (width as f64).sqrt();
                     check(&what("product"), &given.out[row * n..][..n], &out, |at| spread + 1e-4 * out[at].abs());

@@ -1,4 +1,4 @@
-//! Products of so many rows of 16 bits that a GPU has several ways for them, each of which must be right.
+//! Products of many rows of 16 bits: a GPU has several kernels for them, each of which must be right.
 
 use super::{Random, encode, filled_in, gpu, host, round};
 use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};

@@ -116,7 +116,7 @@ fn parts(size: usize, round: usize, count: usize) -> Vec<Vec<f32>> {
     (0..size).map(|rank| numbers(rank, round, count)).collect()
 }
 
-/// Whether a sum of so many numbers of about 1 is what adding them in rank order gives: exactly, or but for the order.
+/// Whether a sum of `parts`, numbers of about 1, is what adding them in rank order gives: exactly, or in any order.
 fn is_sum(sum: f32, parts: impl Iterator<Item = f32>, in_order: bool) -> bool {
     let want = parts.reduce(|a, b| a + b).expect("ranks");
     sum == want || !in_order && (sum - want).abs() <= 1e-5

@@ -92,7 +92,7 @@ impl Group {
 
     /// What the scheduler's own flags say against it.
     fn misfit_to_flags(&self, rank: usize, ready: &WorkerReady) -> Option<String> {
-        let (ranks, tokens) = (self.stage_size(), self.limits.max_num_batched_tokens);
+        let (ranks, tokens) = (self.stage_size(), self.limits.max_num_batched_tokens.unwrap_or(0));
         if ready.world_size != ranks {
             let size = ready.world_size;
             return Some(format!("rank {rank} has --tensor-parallel-size {size}, the scheduler has {ranks}"));

@@ -17,6 +17,7 @@ use proto::{
     FormGroup, Hello, Ping, Pong, StepPlan, ToWorker, WorkerReady, WorkerRefused, to_worker::Command,
     worker_refused::Cause,
 };
+use service_kit::StepDefaults;
 use tracing::{info, warn};
 
 pub(crate) use claims::Arrival;
@@ -28,8 +29,10 @@ pub(crate) use overdue::Overdue;
 pub(crate) struct Formed {
     pub epoch: u64,
     pub num_blocks: u32,
-    /// Sequences that all of them have room for.
+    /// Sequences that run at the same time: as flags say, within what all of them have room for.
     pub max_num_seqs: u32,
+    /// Tokens of a step.
+    pub max_num_batched_tokens: u32,
     /// What rank 0 said of the model; [`agreement`] has seen to it that the others say the same of what is not their
     /// stage's own.
     pub ready: WorkerReady,
@@ -72,11 +75,11 @@ enum State {
     Formed,
 }
 
-/// Limits that every worker is told when its group forms.
+/// Limits that flags set to every group's steps; absent: what its workers have room for.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
-    pub max_num_seqs: u32,
-    pub max_num_batched_tokens: u32,
+    pub max_num_seqs: Option<u32>,
+    pub max_num_batched_tokens: Option<u32>,
 }
 
 impl Member {
@@ -171,8 +174,8 @@ impl Group {
             epoch: self.epoch,
             world_size: self.stage_size(),
             num_blocks: self.num_blocks(),
-            max_num_seqs: self.limits.max_num_seqs.min(self.max_num_seqs()),
-            max_num_batched_tokens: self.limits.max_num_batched_tokens,
+            max_num_seqs: self.max_num_seqs(),
+            max_num_batched_tokens: self.max_num_batched_tokens(),
             // Not the process id: containers that share /dev/shm may all be process 1.
             rendezvous: format!("quire-{:x}-{}", link::hello("", "", "").instance, self.epoch),
             step_timeout_ms: step_timeout.as_millis() as u64,
@@ -201,7 +204,13 @@ impl Group {
         ready.recurrent |= ready.state_bytes > 0;
         self.engine.get_or_insert_with(|| ready.clone());
         info!(epoch, workers = self.ranks.len(), device = ready.device, dtype = ready.dtype, "workers ready");
-        Some(Formed { epoch, num_blocks: self.num_blocks(), max_num_seqs: self.max_num_seqs(), ready })
+        Some(Formed {
+            epoch,
+            num_blocks: self.num_blocks(),
+            max_num_seqs: self.max_num_seqs(),
+            max_num_batched_tokens: self.max_num_batched_tokens(),
+            ready,
+        })
     }
 
     /// Whether steps can run.
@@ -288,7 +297,14 @@ impl Group {
     }
 
     fn max_num_seqs(&self) -> u32 {
-        self.ready_ranks().map(|ready| ready.max_num_seqs).filter(|&bound| bound > 0).min().unwrap_or(u32::MAX)
+        let bounds = self.ready_ranks().map(|ready| ready.max_num_seqs).filter(|&bound| bound > 0);
+        bounds.chain(self.limits.max_num_seqs).min().unwrap_or(StepDefaults::default().num_seqs)
+    }
+
+    fn max_num_batched_tokens(&self) -> u32 {
+        let bounds = self.ready_ranks().map(|ready| ready.max_num_batched_tokens).filter(|&bound| bound > 0);
+        let usual = StepDefaults::default().batched_tokens.max(self.limits.max_num_seqs.unwrap_or(0));
+        self.limits.max_num_batched_tokens.or_else(|| bounds.min()).unwrap_or(usual)
     }
 
     fn rank_of(&self, connection: u64) -> Option<usize> {

@@ -60,7 +60,10 @@ impl Engine {
         if !self.group.finished(connection, result.epoch, result.step) {
             return;
         }
-        match self.parts.add(result, self.args.most_positions()) {
+        let Some(config) = self.core.as_ref().map(Scheduler::config) else { return };
+        // Log-probabilities may be of any position of a step.
+        let most_positions = config.max_num_batched_tokens as usize + config.max_num_seqs as usize;
+        match self.parts.add(result, most_positions) {
             Ok(Some(whole)) => self.step_done(whole),
             Ok(None) => {}
             Err(broken) => self.protocol_broken(&broken),

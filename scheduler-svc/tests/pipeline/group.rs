@@ -169,7 +169,7 @@ async fn a_worker_that_dials_again_has_its_rank_at_once() {
 
 /// Rank 0 of two is there as it should be; what a rank 1 is told that differs in one thing.
 async fn misfit(change: impl FnOnce(&mut WorkerReady)) -> String {
-    let stage = stage(&["--tensor-parallel-size=2"]).await;
+    let stage = stage(&["--tensor-parallel-size=2", "--max-num-batched-tokens=2048"]).await;
     let usual = |rank| WorkerReady {
         device_kind: DeviceKind::Cuda.into(),
         dtype: "bfloat16".into(),
@@ -214,6 +214,21 @@ async fn ranks_that_differ_are_refused_with_both_values() {
     check(&["recurrent state yes", "rank 0 has no"], |ready| ready.recurrent = true).await;
     check(&["--load-format dummy", "rank 0 has auto"], |ready| ready.settings[0].value = "dummy".into()).await;
     check(&["--load-format nothing of the kind", "rank 0 has auto"], |ready| ready.settings.clear()).await;
+}
+
+#[tokio::test]
+async fn steps_are_as_large_as_the_workers_suggest() {
+    let formed = async |flags: &[&str]| {
+        let stage = stage(flags).await;
+        let mut worker = Worker::dial(&stage.steps, 1, 0).await;
+        let offer = WorkerReady { max_num_seqs: 600, max_num_batched_tokens: 5000, ..ready(0, 1) };
+        worker.send(from_worker::Event::Ready(offer)).await;
+        let proto::to_worker::Command::FormGroup(form) = worker.command().await else { panic!("a group forms") };
+        (form.max_num_seqs, form.max_num_batched_tokens)
+    };
+    assert_eq!(formed(&[]).await, (600, 5000));
+    assert_eq!(formed(&["--max-num-seqs=7"]).await, (7, 5000));
+    assert_eq!(formed(&["--max-num-batched-tokens=1K"]).await, (600, 1024));
 }
 
 #[tokio::test]

@@ -173,7 +173,7 @@ impl Load {
         Self { stop, answered, clients }
     }
 
-    /// Waits until so many more requests have been answered.
+    /// Waits until `count` more requests have been answered.
     async fn goes_on(&self, count: usize) -> anyhow::Result<()> {
         let (start, wanted) = (Instant::now(), self.answered.load(Ordering::Relaxed) + count);
         while self.answered.load(Ordering::Relaxed) < wanted {

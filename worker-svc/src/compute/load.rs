@@ -6,7 +6,7 @@ use anyhow::bail;
 use kernels::ops::Backend;
 use models::{LoadOptions, Memory, Model, pooling::PoolingPlan};
 use proto::{DeviceKind, WorkerReady};
-use service_kit::LoadProgress;
+use service_kit::{LoadProgress, StepDefaults};
 use tokio::sync::mpsc;
 use tracing::info;
 
@@ -19,9 +19,9 @@ use crate::{
     },
 };
 
-/// Loads the weights and allocates the KV memory.
+/// Loads the weights and allocates the KV memory. Sizes of a step that `args` leaves open become the device's.
 pub(crate) fn load(
-    args: &Args,
+    args: &mut Args,
     pooling: Option<&PoolingPlan>,
     replies: &mpsc::Sender<Reply>,
     activity: &Activity,
@@ -36,6 +36,7 @@ pub(crate) fn load(
         bail!("--pipeline-parallel-size: stages run on CPUs so far; use --tensor-parallel-size, or --device cpu");
     }
     activity.compiles(compilations);
+    choose_sizes(args, &*backend);
     let mut model = load_weights(args, pooling, backend, replies)?;
     // Before the cache takes the rest of the memory.
     model.runner.set_slots(args.group.max_num_seqs() as usize);
@@ -55,6 +56,21 @@ pub(crate) fn load(
         ready.pooling = Some(pooling_info(&plan.spec, &model));
     }
     Ok((model, ready))
+}
+
+/// Takes the sizes of a step that suit the device, where no flag gives them.
+fn choose_sizes(args: &mut Args, backend: &dyn Backend) {
+    let Some(memory) = backend.memory() else { return };
+    args.group.defaults = StepDefaults::of_gpu(memory.total);
+    let group = &args.group;
+    if group.max_num_seqs.is_none() || group.max_num_batched_tokens.is_none() {
+        info!(
+            max_num_seqs = group.max_num_seqs(),
+            max_num_batched_tokens = group.max_num_batched_tokens(),
+            "steps have the sizes that suit a GPU of {} GiB; flags of these names change them",
+            memory.total >> 30
+        );
+    }
 }
 
 fn load_weights(

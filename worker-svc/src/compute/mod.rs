@@ -107,7 +107,7 @@ pub(crate) struct Compute {
 }
 
 /// Starts the thread; `profile` gets what it does.
-pub(crate) fn start(args: Args, profile: Recorder, adapters: HostAdapters) -> anyhow::Result<Compute> {
+pub(crate) fn start(mut args: Args, profile: Recorder, adapters: HostAdapters) -> anyhow::Result<Compute> {
     let (jobs, queue) = sync_channel(QUEUE);
     let (sender, replies) = mpsc::channel(QUEUE);
     let activity = Activity::default();
@@ -116,7 +116,7 @@ pub(crate) fn start(args: Args, profile: Recorder, adapters: HostAdapters) -> an
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
         let worked = catch_unwind(AssertUnwindSafe(|| {
             let around = Surroundings { replies: &sender, activity: &noted, profile, adapters };
-            load_and_work(&args, &queue, around)
+            load_and_work(&mut args, &queue, around)
         }));
         let ended = worked.unwrap_or_else(|panic| Err(anyhow!("a bug: {}", panic_message(&*panic))));
         if let Err(error) = ended {
@@ -141,7 +141,7 @@ struct Surroundings<'a> {
     adapters: HostAdapters,
 }
 
-fn load_and_work(args: &Args, jobs: &Receiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
+fn load_and_work(args: &mut Args, jobs: &Receiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
     let Surroundings { replies, activity, profile, adapters } = surroundings;
     let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
     let pooling = args.pooling.plan(&args.model, &tokenizer)?;

@@ -19,7 +19,7 @@ enum State {
     Before,
     /// So many tokens of it came.
     Inside(u32),
-    /// It is being ended: so many tokens of the marker came.
+    /// It is being ended: this many tokens of the marker came.
     Ending(usize),
     Over,
 }

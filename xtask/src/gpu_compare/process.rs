@@ -70,7 +70,7 @@ impl Server {
         Ok((server, start.elapsed()))
     }
 
-    /// Waits until so many requests run, which both programs' metrics tell.
+    /// Waits until `count` requests run, which both programs' metrics tell.
     pub fn wait_for_running(&self, count: f64) -> anyhow::Result<()> {
         let start = Instant::now();
         while self.running().is_none_or(|running| running < count) {

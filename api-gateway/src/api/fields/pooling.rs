@@ -46,7 +46,7 @@ pub(super) const FIELDS: &[Field] = &[
         "truncate_prompt_tokens",
         POOLED,
         Whole(-1, i32::MAX as i64),
-        "Keep so many tokens of an input; -1: as many as fit; not 0",
+        "Keep this many tokens of an input; -1: as many as fit; not 0",
     )
     .seen(SHARED),
     field("truncation_side", POOLED, Word(&["left", "right"]), "Where tokens are cut off").or("\"left\"").seen(SHARED),

@@ -33,7 +33,7 @@ impl Sizes {
         Ok(sizes)
     }
 
-    /// Where the file does not say, the MLP is so many times as wide as the residual stream.
+    /// Where the file does not say, the MLP is `times` as wide as the residual stream.
     pub(super) fn with_intermediate(config: &ConfigFile, times: usize) -> Result<Self, ConfigError> {
         let size = |keys: &[&str]| config.size(config.spelled(keys).unwrap_or(keys[0]));
         let hidden = size(&["hidden_size", "n_embd", "n_embed", "d_model"])?;

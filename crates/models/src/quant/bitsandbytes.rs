@@ -125,7 +125,7 @@ impl<'a> State<'a> {
         if stored != (rows * cols).div_ceil(2) {
             return Err(codes.misshapen(vec![(rows * cols).div_ceil(2), 1]));
         }
-        // Blocks follow each other over the ends of rows: so many columns have the same block in every row.
+        // Blocks follow each other over the ends of rows: `group` columns have the same block in every row.
         let (group, block) = (greatest_common_divisor(cols, self.block), self.block);
         let (bytes, scale) = (tensors.files.bytes(&codes.name)?, self.scale);
         let scale: OfGroup<'a, f32> = Box::new(move |row, column| scale((row * cols + column * group) / block));

@@ -14,7 +14,7 @@ pub(super) enum InputScheme {
     Static,
     /// To 8-bit floats, each row with a scale of its own.
     PerToken,
-    /// To 8-bit floats, so many columns of each row with a scale of their own.
+    /// To 8-bit floats; each group of this many columns has a scale of its own.
     PerGroup(usize),
     /// To integers of 8 bits, with a scale that is stored.
     StaticInt8,

@@ -41,7 +41,7 @@ impl Online {
         }
     }
 
-    /// What a matrix of so many columns is stored as afterwards.
+    /// What a matrix of `cols` columns is stored as afterwards.
     pub(crate) fn format(self, cols: usize) -> WeightFormat {
         let integers = |bits, group, scales| GroupedFormat {
             bits,

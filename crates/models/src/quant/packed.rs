@@ -37,7 +37,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Words that a line of so many codes takes.
+/// Words that a line of `codes` codes takes.
 pub(super) fn words(codes: usize, bits: usize) -> usize {
     (codes * bits).div_ceil(WORD)
 }
@@ -108,7 +108,7 @@ pub(super) fn stem<'s>(slice: &'s Slice, tensors: Tensors<'_>) -> Option<&'s str
     name.strip_suffix("weight").filter(|_| slice.shape.len() == 2 && tensors.get(name).is_none())
 }
 
-/// How codes of so many bits are kept: of less than four as four.
+/// How codes of `bits` bits are kept: of less than four as four.
 pub(super) fn code_bits(bits: usize) -> CodeBits {
     if bits <= 4 { CodeBits::Four } else { CodeBits::Eight }
 }

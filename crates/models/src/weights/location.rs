@@ -122,7 +122,7 @@ impl Slice {
             && !(self.location.transposed && self.shape.len() == 2)
     }
 
-    /// The same slice of a tensor whose rows consist of blocks of so many elements, with blocks for elements; none
+    /// The same slice of a tensor whose rows consist of blocks of `size` elements, with blocks for elements; none
     /// where it cuts through one.
     pub(crate) fn in_blocks(&self, size: usize) -> Option<Self> {
         let [rows, cols] = self.shape[..] else { return None };
@@ -135,7 +135,7 @@ impl Slice {
     }
 
     /// The slice's bytes of the whole stored tensor, of elements of `element` bytes: borrowed where they lie in one
-    /// piece, else put together by so many threads.
+    /// piece, else put together by `threads` threads.
     pub(crate) fn cut<'a>(&self, tensor: &'a [u8], element: usize, threads: usize) -> Cow<'a, [u8]> {
         let tensor = self.location.stack.map_or(tensor, |stack| {
             let each = tensor.len() / stack.count;

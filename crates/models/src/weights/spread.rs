@@ -5,8 +5,8 @@ use std::thread;
 /// Less than this is not worth a thread, bytes.
 const LEAST: usize = 1 << 18;
 
-/// Fills `out`, which consists of pieces of `piece` bytes, by so many threads. Each fills a part of its own, given the
-/// number of its first piece.
+/// Fills `out`, which consists of pieces of `piece` bytes, by `threads` threads. Each fills a part of its own, given
+/// the number of its first piece.
 pub(crate) fn spread(out: &mut [u8], piece: usize, threads: usize, fill: impl Fn(usize, &mut [u8]) + Sync) {
     let threads = threads.min(out.len() / LEAST).max(1);
     let pieces = (out.len() / piece).div_ceil(threads);

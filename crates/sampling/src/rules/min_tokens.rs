@@ -1,4 +1,4 @@
-//! `min_tokens`: end of text and stop tokens are forbidden until so many tokens are out.
+//! `min_tokens`: end of text and stop tokens are forbidden until that many tokens are out.
 
 use kernels::sample::SampleParams;
 

@@ -367,7 +367,7 @@ struct Decode {
         return list.count();
     }
 
-    // Blocks that take so many whole heads each.
+    // Blocks that take at most `most` whole heads each.
     DEVICE static u32 whole_heads(u32 all, u32 most) {
         const u32 each = quotient(all + most - 1, most);
         return quotient(all + each - 1, each);
@@ -377,7 +377,7 @@ struct Decode {
     DEVICE u32 blocks() const {
         const u32 total = list.total, most = min(gridDim.x, (total + LEAST - 1) / LEAST),
                   all = list.active * list.heads;
-        // Heads of one length: so many whole ones a block, or so many parts of each.
+        // Heads of one length: whole ones a block, or parts of each.
         if (list.longest * all != total) return most;
         const u32 count = all <= most ? quotient(most, all) * all : whole_heads(all, most);
         const u32 least = total <= SHORT * most ? min(shares.multiprocessors, most - most / 4) : most - most / 5;

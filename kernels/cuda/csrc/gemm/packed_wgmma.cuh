@@ -81,7 +81,7 @@ template <bool IS_GATED> struct PackedProduct {
         sums = (f32*)(shared + (stages - shared_address(shared)));
     }
 
-    // By one thread. A stage is full after so many arrivals.
+    // By one thread. A stage is full after `arrivals` arrivals.
     DEVICE void init_barriers(u32 arrivals) const {
         for (u32 stage = 0; stage < DEPTH; stage++) {
             barrier_init(full + 8 * stage, arrivals);

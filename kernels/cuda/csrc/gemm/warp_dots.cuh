@@ -5,7 +5,7 @@
 
 constexpr u32 OUTPUTS = 8; // outputs (and warps) of a block
 
-// N elements, read so many bytes at a time: 16 where an address is a multiple of that, else those of an element.
+// N elements, read BYTES at a time: 16 where an address is a multiple of that, else those of an element.
 template <typename T, u32 N, u32 BYTES> struct __align__(16) Piece {
     T at[N];
     DEVICE Piece(const T* from) {

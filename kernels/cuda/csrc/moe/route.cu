@@ -149,7 +149,7 @@ DEVICE u32 sum_before(u32 x, u32& all) {
     return before + sum - x;
 }
 
-// Cuts lists of so many pairs into tiles, and leaves the numbers at zero. `counts`: shared or not.
+// Cuts the experts' lists of pairs into tiles, and leaves the numbers at zero. `counts`: shared or not.
 DEVICE void cut_tiles(const Choices& to, u32* counts, u32 experts) {
     u32 before = 0;
     for (u32 base = 0; base < experts; base += blockDim.x) {

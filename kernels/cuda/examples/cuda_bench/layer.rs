@@ -23,7 +23,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// For steps of so many rows, and sequences of so many tokens in all.
+    /// For steps of `rows` rows, and sequences of `tokens` tokens in all.
     fn new(bench: &mut Bench, model: &Model, rows: usize, tokens: usize) -> Self {
         let Model { hidden, heads, inner, .. } = *model;
         let (qkv_width, mixed) = ((heads.q + 2 * heads.kv) * heads.dim, heads.q * heads.dim);

@@ -144,7 +144,7 @@ impl Plan {
     }
 }
 
-/// Whether so many sequences can be done here.
+/// Whether a batch of `sequences` can be done here.
 pub(crate) fn fits(device: &Device, tensors: Tensors, layer: Layer, sequences: usize) -> bool {
     let types = tensors.types();
     Plan::new(&device.context, types, &layer, tensors.qkv.rows, sequences).is_some()

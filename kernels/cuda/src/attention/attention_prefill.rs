@@ -34,7 +34,7 @@ pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) 
     Special::new("attention_prefill", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
-/// The same, for clusters of so many blocks.
+/// The same, for clusters of `blocks` blocks.
 fn hopper_special(types: AttentionTypes, dim: usize, blocks: usize) -> Special {
     let sizes = [("DIM", dim), ("STAGES", hopper_stages(blocks)), ("BLOCKS", blocks)];
     Special::new("attention_prefill_hopper", types.rows, &[&sizes, narrow(types.cache)].concat())

@@ -34,8 +34,8 @@ impl Kv {
         Self { shape, keys, values, maps: None }
     }
 
-    /// Describes it to the copy engine, which will bring so many tokens of a block at once, unless values are a part of
-    /// keys.
+    /// Describes it to the copy engine, which will bring `tokens` tokens of a block at once, unless values are a part
+    /// of keys.
     pub(crate) fn map(&mut self, device: &mut Device, tokens: usize) {
         let memory = self.keys.as_ref().zip(self.values.as_ref());
         self.maps = memory.and_then(|(keys, values)| Maps::new(device, self.shape, tokens, keys, values));

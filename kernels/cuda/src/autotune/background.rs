@@ -46,7 +46,7 @@ enum Urgency {
     Deferred,
 }
 
-/// A product to be measured or loaded, with so many rows.
+/// A product to be measured or loaded, with its number of rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Task {
     urgency: Urgency,
@@ -65,7 +65,7 @@ pub(crate) struct TuningQueue {
 }
 
 impl TuningQueue {
-    /// A site comes with up to so many rows.
+    /// A site comes with at most `most` rows.
     fn add(&mut self, site: usize, most: usize) {
         self.most.resize(self.most.len().max(site + 1), LEAST_ROWS - 1);
         let mut rows = self.most[site];

@@ -14,7 +14,7 @@ use crate::runtime::device::Device;
 
 /// Rounds that are timed at most, after one that only loads code.
 const ROUNDS: usize = 5;
-/// From so many microseconds on, fewer: longer work varies less.
+/// Microseconds from which on rounds are fewer: longer work varies less.
 const LONG: f64 = 500.0;
 const ROUNDS_OF_LONG: usize = 3;
 /// How often the cache is overwritten before a try.

@@ -96,7 +96,7 @@ impl OneShot {
         Ok(Some(Self { ranks, limit, _inbox: inbox, _calls: calls, _others: others }))
     }
 
-    /// Whether a call of so many numbers fits.
+    /// Whether a call of `count` numbers fits.
     pub(crate) fn takes(&self, count: usize) -> bool {
         count <= self.limit
     }

@@ -17,7 +17,7 @@ const STAGING: usize = 32 << 20;
 /// How devices of several ranks work together.
 #[derive(Clone, Copy, Debug)]
 pub struct RankOptions {
-    /// Messages of up to so many bytes are exchanged in one shot between two ranks, shorter ones between more; 0: none.
+    /// Bytes of the largest messages that two ranks exchange in one shot; between more ranks they are shorter. 0: none.
     pub one_shot_bytes: usize,
 }
 

@@ -57,8 +57,8 @@ impl Config {
         let rows = ROWS.into_iter().find(|most| *most >= rows)?;
         let few = rows <= FEW_ROWS;
         let share = few && k >= DEEP;
-        // Blocks of a wave: halves of few rows' k may be so many that two share a multiprocessor; gated, parts are
-        // worth it for few tiles only.
+        // Blocks of a wave: halves of few rows' k may be numerous enough that two share a multiprocessor; gated, parts
+        // are worth it for few tiles only.
         let wave = |parts| match parts {
             _ if few && gated => multiprocessors / 2,
             1 | 2 if share => 2 * multiprocessors,

@@ -58,7 +58,7 @@ impl Config {
         }
     }
 
-    /// For so many rows of `x` and tiles of a box of the output's columns, or of two.
+    /// For `rows` rows of `x` and tiles of a box of the output's columns, or of two.
     fn of(rows: usize, width: usize, boxes: usize, multiprocessors: usize) -> Self {
         let usual = BOXES_ROWS.map(|columns| Self::with(rows, columns));
         let tall = (129..=Self::TALL.rows).contains(&rows).then_some(Self::TALL);

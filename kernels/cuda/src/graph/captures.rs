@@ -21,7 +21,7 @@ const OTHER_KERNELS: u64 = 16;
 pub(crate) enum CapturedStep {
     /// Its kernels; and one that would do all of it, which is still being compiled.
     Graph { graph: Graph, awaits: Option<Special> },
-    /// The same, and one kernel in their place for sequences of up to so many tokens.
+    /// The same, and one kernel in their place for sequences of at most `up_to` tokens.
     Either { step: Box<WholeStep>, graph: Graph, up_to: usize },
 }
 
@@ -136,7 +136,7 @@ impl NetworkCaptures {
         self.sizes.iter().map(|size| size.rows).find(|&padded| padded >= rows).unwrap_or(rows)
     }
 
-    /// A step of so many rows, padding included, ran kernel by kernel.
+    /// A step of `rows` rows, padding included, ran kernel by kernel.
     pub(crate) fn ran(&mut self, rows: usize) {
         if let Some(size) = self.size(rows) {
             size.has_run = true;
@@ -177,7 +177,7 @@ impl NetworkCaptures {
         self.sizes.iter_mut().for_each(|size| size.captured = None);
     }
 
-    /// The captured step of so many rows, padding included, and the logits that it leaves.
+    /// The captured step of `rows` rows, padding included, and the logits that it leaves.
     pub(crate) fn of(&self, rows: usize) -> Option<(&CapturedStep, Option<View>)> {
         let size = self.sizes.iter().find(|size| size.rows == rows)?;
         Some((size.current()?, size.logits))

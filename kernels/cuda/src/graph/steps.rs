@@ -111,7 +111,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Runs a captured step on other rows, if there is one for so many.
+    /// Runs a captured step on other rows, if there is one for as many.
     pub(crate) fn replay_captured(
         &mut self,
         owner: CaptureOwner,
@@ -136,7 +136,7 @@ impl CudaBackend {
         Some(self.slots.end(&mut self.device, logits.filter(|_| best.is_none()), rows, padded))
     }
 
-    /// Runs a captured step up to its logits, if there is one for so many rows; [`Self::sample_tokens`] follows.
+    /// Runs a captured step up to its logits, if there is one for as many rows; [`Self::sample_tokens`] follows.
     pub(crate) fn replay_to_logits(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
         let padded = self.captures.padded(owner, batch.tokens.len());
         if self.captures.of(owner).is_none_or(|captures| captures.of(padded).is_none()) {

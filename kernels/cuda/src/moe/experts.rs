@@ -70,7 +70,7 @@ impl Skinny {
         ]
     }
 
-    /// The one for so many tiles of so many rows. Where k is large blocks are few, and have many warps to share it.
+    /// The one for `tiles` tiles of `tile_rows` rows. Where k is large blocks are few, and have many warps to share it.
     fn of(tiles: usize, tile_rows: usize, [n, k]: [usize; 2], keep: Keep) -> Option<Self> {
         let [narrow, deep, deepest, two, four] = Self::all(keep);
         match tile_rows {
@@ -106,7 +106,7 @@ impl Wgmma {
         Self { rows: 160, blocks: 2, depth: 4 },
     ];
 
-    /// The one whose clusters' tiles have so many rows.
+    /// The one whose clusters' tiles have `tile_rows` rows.
     fn of(tile_rows: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|wgmma| tile_rows == wgmma.rows * wgmma.blocks)
     }

@@ -83,7 +83,7 @@ impl Choices {
         Self { experts, weights, lists: None, tiles, counts, max_rows, top_k, rows: 0, among: 0, tile_rows: 1 }
     }
 
-    /// A choice of so many rows among so many experts begins.
+    /// The choice of `experts` experts by `rows` rows begins.
     fn begin(&mut self, device: &mut Device, rows: usize, experts: usize) {
         let bytes = experts * self.max_rows * size_of::<u32>();
         if self.lists.as_ref().is_none_or(|lists| lists.bytes < bytes) {
@@ -98,7 +98,7 @@ impl Choices {
         self.rows * self.top_k
     }
 
-    /// At most so many tiles: each expert that was chosen has at most one that is not full.
+    /// The most tiles there can be: each expert that was chosen has at most one that is not full.
     pub(crate) fn most_tiles(&self) -> usize {
         let used = self.pairs().min(self.among);
         (self.pairs() + used * (self.tile_rows - 1)) / self.tile_rows

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use kernels::ops::DType;
 
-/// Bytes of a row of a box, the most that a swizzle takes; and so many columns of 16-bit elements.
+/// Bytes of a row of a box, the most that a swizzle takes; and its columns of 16-bit elements.
 const BOX_BYTES: usize = 128;
 const BOX_COLUMNS: u32 = 64;
 

@@ -102,7 +102,7 @@ const HOLDS: u32 = 2;
 const PENALISED: u32 = 4;
 const LISTED: u32 = 8;
 
-/// Whether the kernels can do this, with so many columns of logits.
+/// Whether the kernels can do this, with `vocab` columns of logits.
 pub(crate) fn can_sample(params: &SampleParams, vocab: usize) -> bool {
     // A mask takes the place of the sets that a sequence may begin with.
     let keeps_sets = params.allowed.is_empty() && params.forbidden.is_empty() && params.stops.is_empty();

@@ -371,7 +371,7 @@ impl Packing<'_> {
         Some(packed)
     }
 
-    /// Scales, zero points or offsets of so many bytes each, `[rows, groups]`, in their places.
+    /// Scales, zero points or offsets of `size` bytes each, `[rows, groups]`, in their places.
     fn sides(&mut self, pieces: &[&[u8]], size: usize) -> Option<Memory> {
         let source = self.staging.load_pieces(self.device, pieces)?;
         let count = self.tiles() * TILE * self.kind.groups(self.cols);

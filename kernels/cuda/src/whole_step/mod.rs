@@ -181,7 +181,7 @@ impl Plan {
     }
 }
 
-/// The same for rows of so many columns.
+/// The same for rows of `width` columns.
 fn times(width: usize) -> usize {
     width.div_ceil(4 * THREADS)
 }

@@ -76,7 +76,7 @@ struct Planner {
     held: HashMap<CUdeviceptr, Held>,
 }
 
-/// The phases of a step of one row, for so many blocks.
+/// The phases of a step of one row, for `blocks` blocks.
 pub(super) fn plan(ops: &[Op], blocks: usize) -> Result<Plan, String> {
     let Some((Op::Embed { table, first_entry, scale, out }, mut rest)) = ops.split_first() else {
         return Err("it does not begin with an embedding".to_owned());

@@ -64,7 +64,7 @@ impl CudaBackend {
         measure::shortest(&mut self.device, [&alone, &many]).is_some_and(|[alone, many]| alone * 1.005 <= many)
     }
 
-    /// Begins a step of a sequence of so many tokens, with any tokens. Its own key and value go to a block that is
+    /// Begins a step of a sequence of `length` tokens, whichever they are. Its own key and value go to a block that is
     /// no sequence's.
     fn pretend(&mut self, shape: KvShape, length: usize) {
         let mut blocks: Vec<u32> =

@@ -225,7 +225,7 @@ impl Strip<'_> {
         first.cast_const().wrapping_sub(depth.start * TILE_BYTES)
     }
 
-    /// One row tile: weights are used once, so many panels are read side by side.
+    /// One row tile: weights are used once; several panels are read side by side.
     ///
     /// # Safety
     /// The operands exist as described and the tile unit is configured.

@@ -72,7 +72,7 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Runs `body` for each of so many parts of every sequence, as tasks of the pool; `work` as [`Pool::run_sized`] has
+    /// Runs `body` for each part of every sequence, as tasks of the pool; `work` as [`Pool::run_sized`] has
     /// it.
     pub(crate) fn each_part<'a>(
         &'a self,

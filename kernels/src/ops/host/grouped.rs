@@ -81,7 +81,7 @@ pub enum ColumnOrder {
 }
 
 impl CodeBits {
-    /// Bytes of a row of so many codes.
+    /// Bytes of a row of `cols` codes.
     pub const fn row_bytes(self, cols: usize) -> usize {
         match self {
             Self::Four => cols.div_ceil(2),
@@ -99,7 +99,7 @@ impl CodeBits {
 }
 
 impl GroupedFormat {
-    /// Groups of a row of so many columns.
+    /// Groups of a row of `cols` columns.
     pub const fn groups(&self, cols: usize) -> usize {
         if self.group == ALL_COLUMNS { 1 } else { cols.div_ceil(self.group) }
     }

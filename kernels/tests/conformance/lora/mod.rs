@@ -58,7 +58,7 @@ fn delta(x: &[f32], parts: &[Option<Part>], outputs: &[usize]) -> Vec<f64> {
     all
 }
 
-/// Runs one step of sequences of so many rows, each with its slot; the rows after their deltas.
+/// Runs one step of sequences, each with its rows and its adapter's slot; the rows after their deltas.
 fn run(backend: &mut dyn Backend, site: LoraSite, rows: &[(usize, Option<u32>)], [x, out]: [&[f32]; 2]) -> Vec<f32> {
     let count = rows.iter().map(|(rows, _)| rows).sum();
     let tables = [Vec::new()];

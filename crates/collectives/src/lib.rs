@@ -38,8 +38,8 @@ pub trait Collective: Send {
         Err(CollectiveError::NoStage { which: "after" })
     }
 
-    /// Waits for what the same rank of the stage before has sent next, which is as long. Of groups that are a stage of a
-    /// pipeline, but the first one.
+    /// Waits for what the same rank of the stage before has sent next, which is as long. Of groups that are a stage of
+    /// a pipeline, but the first one.
     fn receive_rows(&mut self, rows: &mut [f32]) -> Result<(), CollectiveError> {
         let _ = rows;
         Err(CollectiveError::NoStage { which: "before" })

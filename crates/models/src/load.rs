@@ -127,8 +127,8 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, LoadError> {
     Ok(arch::read(dir)?.spec)
 }
 
-/// Loads a model, or a stage of one that generates text, onto a device of its own: this rank's slices only. Every fault in names and shapes
-/// is found before any weight is read.
+/// Loads a model, or a stage of one that generates text, onto a device of its own: this rank's slices only. Every fault
+/// in names and shapes is found before any weight is read.
 pub fn load(
     dir: &Path,
     options: &LoadOptions,

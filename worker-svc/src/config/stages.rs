@@ -118,7 +118,8 @@ impl Args {
         let (stages, world_size) = (self.group.pipeline_parallel_size, self.group.world_size());
         if self.rank >= world_size {
             bail!(
-                "--rank {}: a group of --tensor-parallel-size {} and --pipeline-parallel-size {stages} has ranks 0 to {}",
+                "--rank {}: a group of --tensor-parallel-size {} and --pipeline-parallel-size {stages} has ranks 0 to \
+                 {}",
                 self.rank,
                 self.group.tensor_parallel_size,
                 world_size - 1

@@ -1,5 +1,5 @@
-//! The decoder's runner: one network from tokens to logits, or to what is pooled, alone on its device. Or a stage of it,
-//! which takes rows of the residual stream from the stage before, and gives them to the next.
+//! The decoder's runner: one network from tokens to logits, or to what is pooled, alone on its device. Or a stage of
+//! it, which takes rows of the residual stream from the stage before, and gives them to the next.
 
 use std::sync::Arc;
 

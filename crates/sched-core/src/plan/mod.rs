@@ -16,8 +16,8 @@
 //! Up to `pipeline_depth` plans are in flight. A row that samples gives exactly one token, so the next one's position
 //! is known before its token is, and the sequence is planned again at once. What a verified draft gives is not known:
 //! such a sequence is *in order*, and has no row while tokens of its own are in flight; other sequences' rows keep the
-//! workers busy. A draft takes free blocks only, and preempts no sequence. Where workers are in stages, every text is in
-//! order (`stages.rs`).
+//! workers busy. A draft takes free blocks only, and preempts no sequence. Where workers are in stages, every text is
+//! in order (`stages.rs`).
 //!
 //! # Parallel samples
 //!

@@ -63,8 +63,8 @@ pub(crate) struct Sequence {
     /// What the row gives that computes the last of its tokens.
     pub wants: Want,
     pub status: Status,
-    /// Where its next row begins depends on what the last one gives, or a stage that does not sample computes it: it has
-    /// no row while tokens are in flight.
+    /// Where its next row begins depends on what the last one gives, or a stage computes it that does not sample: it
+    /// has no row while tokens are in flight.
     pub in_order: bool,
     /// Off for what was running when the cache was reset.
     pub cacheable: bool,

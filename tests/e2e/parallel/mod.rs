@@ -1,0 +1,3 @@
+//! Models that are divided over stages and machines.
+
+mod stages;

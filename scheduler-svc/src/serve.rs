@@ -51,7 +51,13 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.fingerprint.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
-    wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
+    let options = args.link.options()?;
+    let local = (&args.listen_workers, options.clone());
+    wire.listen_workers(&process, local, fingerprint).await.context("--listen-workers")?;
+    if let Some(address) = &args.listen_remote_workers {
+        let remote = (address, options);
+        wire.listen_workers(&process, remote, fingerprint).await.context("--listen-remote-workers")?;
+    }
     wire.dial_detokenizer(&process, &args.detokenizer, fingerprint);
     engine.run(events).await
 }

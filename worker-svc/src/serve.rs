@@ -51,12 +51,13 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
         given => given.to_owned(),
     };
+    let options = args.link.options()?;
     let telemetry = Telemetry::default();
     let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
     let adapters = HostAdapters::default();
     let Compute { jobs, replies, activity } = compute::start(args.clone(), process.profile.clone(), adapters.clone())?;
     let jobs = Arc::new(jobs);
-    let stages = StageLinks::listen(&args, &fingerprint).await?;
+    let stages = StageLinks::listen(&args, &options, &fingerprint).await?;
     let handler = ControlHandler { telemetry: telemetry.clone(), jobs: Arc::downgrade(&jobs) };
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
@@ -81,7 +82,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let ended = shutdown.run_until_cancelled(async {
         loop {
             worker.disconnected();
-            let link = worker.connect(wire::dial(&args, &fingerprint)).await?;
+            let link = worker.connect(wire::dial(&args, &options, &fingerprint)).await?;
             if worker.spent {
                 // Only now: a scheduler that ends for good is no reason to start afresh.
                 let why = "the group was lost, and its GPUs may wait for a rank that is gone: starting afresh";

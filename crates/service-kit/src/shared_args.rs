@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
+use link::{LinkOptions, Token};
 
 use crate::values::{MaxModelLen, count, size};
 
@@ -96,6 +98,25 @@ impl LoraArgs {
     /// Adapters that the device holds; 0 where none are served.
     pub fn slots(&self) -> u32 {
         if self.enable_lora { self.max_loras } else { 0 }
+    }
+}
+
+/// Links to other hosts: flags of a scheduler and its workers.
+#[derive(Args, Clone, Debug, Default)]
+pub struct LinkArgs {
+    /// File with a token that processes on other hosts must show; the same on all of them
+    #[arg(long, value_name = "FILE")]
+    pub link_token_file: Option<PathBuf>,
+}
+
+impl LinkArgs {
+    /// Reads the token, if there is to be one.
+    ///
+    /// # Errors
+    /// When the file is not there, or holds no token.
+    pub fn options(&self) -> anyhow::Result<LinkOptions> {
+        let read = |path: &PathBuf| Token::read(path).with_context(|| format!("--link-token-file {}", path.display()));
+        Ok(LinkOptions { token: self.link_token_file.as_ref().map(read).transpose()?, ..LinkOptions::default() })
     }
 }
 

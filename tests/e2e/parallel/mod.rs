@@ -1,3 +1,4 @@
 //! Models that are divided over stages and machines.
 
+mod nodes;
 mod stages;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use link::{Hello, Link, Listener};
+use link::{Hello, Link, LinkOptions, Listener};
 use proto::StageRows;
 use tokio::{
     sync::{Mutex, mpsc},
@@ -10,7 +10,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{Brought, options, parse};
+use super::{Brought, parse};
 use crate::compute::GROUP_DEADLINE;
 
 /// How long a dialer may take to say which group it is of.
@@ -64,11 +64,20 @@ async fn arrival(listener: &Mutex<Listener>, rank: u32, epoch: u64) -> StageLink
     }
 }
 
+/// Whom to dial, and how.
+pub(super) struct Dialer {
+    /// Where the next stage says that it listens.
+    pub address: String,
+    pub hello: Hello,
+    pub options: LinkOptions,
+}
+
 /// Dials the next stage, then takes rows to it until the link or the group ends.
-pub(super) async fn send(address: String, hello: Hello, epoch: u64, Outgoing { mut outgoing, says }: Outgoing) {
+pub(super) async fn send(dialer: Dialer, epoch: u64, Outgoing { mut outgoing, says }: Outgoing) {
     let ended = async {
+        let Dialer { address, hello, options } = dialer;
         let address = parse(&address)?;
-        let dialled = timeout(GROUP_DEADLINE, link::redial(&address, hello, &options())).await;
+        let dialled = timeout(GROUP_DEADLINE, link::redial(&address, hello, &options)).await;
         let waited = GROUP_DEADLINE.as_secs();
         let StageLink { mut sender, mut receiver, .. } =
             dialled.map_err(|_| format!("it does not answer at {address} within {waited} s"))?;

@@ -63,6 +63,7 @@ struct Outlet {
 pub(crate) struct StageLinks {
     place: Place,
     hello: Hello,
+    options: LinkOptions,
     listener: Option<Arc<Mutex<Listener>>>,
     address: String,
     tasks: JoinSet<()>,
@@ -72,18 +73,20 @@ pub(crate) struct StageLinks {
 
 impl StageLinks {
     /// Listens for the stage before, if there is one.
-    pub(crate) async fn listen(args: &Args, fingerprint: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn listen(args: &Args, options: &LinkOptions, fingerprint: &str) -> anyhow::Result<Self> {
         let place = args.place();
+        // Rows wait while the other stage computes, which may take as long as a group waits at all.
+        let options = LinkOptions { send_deadline: GROUP_DEADLINE, ..options.clone() };
         let mut hello = link::hello("worker-svc", "stage", fingerprint);
         hello.rank = args.rank;
         let (mut listener, mut address) = (None, String::new());
         if let Some(asked) = args.stages.listen_stage.as_ref().filter(|_| place.before().is_some()) {
-            let bound = Listener::bind(asked, hello.clone(), options()).await.context("--listen-stage")?;
+            let bound = Listener::bind(asked, hello.clone(), options.clone()).await.context("--listen-stage")?;
             address = bound.address().to_string();
             listener = Some(Arc::new(Mutex::new(bound)));
         }
         let waits_for = Arc::new(AtomicU32::new(NOBODY));
-        Ok(Self { place, hello, listener, address, tasks: JoinSet::new(), waits_for })
+        Ok(Self { place, hello, options, listener, address, tasks: JoinSet::new(), waits_for })
     }
 
     /// Where it listens; empty where it does not.
@@ -103,7 +106,8 @@ impl StageLinks {
         let after = place.after().map(|rank| {
             let ((rows, outgoing), (says, state)) = (mpsc::channel(QUEUE), mpsc::channel(2));
             let address = form.stage_address.get(rank as usize).cloned().unwrap_or_default();
-            self.tasks.spawn(links::send(address, self.hello.clone(), epoch, links::Outgoing { outgoing, says }));
+            let dialer = links::Dialer { address, hello: self.hello.clone(), options: self.options.clone() };
+            self.tasks.spawn(links::send(dialer, epoch, links::Outgoing { outgoing, says }));
             Outlet { rank, rows, state, waits_for: self.waits_for.clone() }
         });
         Neighbours { before, after }
@@ -122,11 +126,6 @@ impl StageLinks {
         let first = self.place.rank - self.place.in_stage();
         neighbour.into_iter().chain(in_stage.iter().map(|rank| first + *rank as u32)).collect()
     }
-}
-
-/// Rows wait while the other stage computes, which may take as long as a group waits at all.
-fn options() -> LinkOptions {
-    LinkOptions { send_deadline: GROUP_DEADLINE, ..LinkOptions::default() }
 }
 
 /// Reads where another stage listens.

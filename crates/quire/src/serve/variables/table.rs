@@ -167,7 +167,6 @@ pub(super) const GROUPS: &[Group] = &[
             "VLLM_DP_MASTER_IP",
             "VLLM_DP_MASTER_PORT",
             "VLLM_DP_RANK_LOCAL",
-            "VLLM_HOST_IP",
             "VLLM_LOOPBACK_IP",
             "VLLM_MQ_MAX_CHUNK_BYTES_MB",
             "VLLM_MSGPACK_ZERO_COPY_THRESHOLD",

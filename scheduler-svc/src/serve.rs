@@ -34,7 +34,7 @@ use crate::{
     results::Parts,
     spans::Spans,
     stats_line::StatsLine,
-    wire::{Event, Wire},
+    wire::{Event, ListenAt, Wire},
 };
 
 /// Events taken before the core plans again: enough to batch a burst, few enough to keep steps coming.
@@ -52,10 +52,10 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let fingerprint = &args.fingerprint.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
     let options = args.link.options()?;
-    let local = (&args.listen_workers, options.clone());
+    let local = ListenAt { address: &args.listen_workers, options: options.clone() };
     wire.listen_workers(&process, local, fingerprint).await.context("--listen-workers")?;
     if let Some(address) = &args.listen_remote_workers {
-        let remote = (address, options);
+        let remote = ListenAt { address, options };
         wire.listen_workers(&process, remote, fingerprint).await.context("--listen-remote-workers")?;
     }
     wire.dial_detokenizer(&process, &args.detokenizer, fingerprint);

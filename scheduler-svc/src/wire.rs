@@ -48,6 +48,12 @@ impl From<Question> for Event {
     }
 }
 
+/// Where to listen, and how.
+pub(crate) struct ListenAt<'a> {
+    pub address: &'a Address,
+    pub options: LinkOptions,
+}
+
 /// The scheduler's end of all links.
 pub(crate) struct Wire {
     events: mpsc::Sender<Event>,
@@ -88,15 +94,15 @@ impl Wire {
         Ok(())
     }
 
-    /// Accepts workers at `address`.
+    /// Accepts workers.
     pub(crate) async fn listen_workers(
         &self,
         process: &Process,
-        (address, options): (&Address, LinkOptions),
+        at: ListenAt<'_>,
         fingerprint: &str,
     ) -> Result<(), link::LinkError> {
         let hello = link::hello("scheduler-svc", "steps", fingerprint);
-        let mut listener = Listener::bind(address, hello, options).await?;
+        let mut listener = Listener::bind(at.address, hello, at.options).await?;
         let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
         let connections = self.connections.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {

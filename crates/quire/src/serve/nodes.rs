@@ -1,7 +1,7 @@
 //! An engine on several machines: which workers run here, and how they find the others.
 //!
-//! Every node runs `quire serve` with the same flags but `--node-rank`. The first one has all processes; the others have
-//! workers alone, which dial the first one's scheduler. Nodes may start in any order.
+//! Every node runs `quire serve` with the same flags but `--node-rank`. The first one has all processes; the others
+//! have workers alone, which dial the first one's scheduler. Nodes may start in any order.
 
 use std::{
     fmt,
@@ -76,8 +76,8 @@ impl Nodes {
 fn workers(tp: u32, pp: u32, nodes: u32, node: u32) -> anyhow::Result<Range<u32>> {
     if !pp.is_multiple_of(nodes) {
         bail!(
-            "--nnodes {nodes}: {tp} workers of each of {pp} pipeline stages cannot be spread evenly over them, a stage on \
-             one node; choose a --pipeline-parallel-size that is a multiple of {nodes}"
+            "--nnodes {nodes}: {tp} workers of each of {pp} pipeline stages cannot be spread evenly over them, a stage \
+             on one node; choose a --pipeline-parallel-size that is a multiple of {nodes}"
         );
     }
     let each = tp * pp / nodes;

@@ -33,6 +33,11 @@ service_kit::labels! {
         finished_reason: &'static str,
     }
 
+    /// Where prompt tokens came from.
+    struct Source {
+        source: &'static str,
+    }
+
     /// Why a request was refused.
     struct Refused {
         reason: &'static str,
@@ -47,6 +52,10 @@ service_kit::metrics! {
         by ["model_name", "engine"] {
             prompt_tokens: Counter, "vllm:prompt_tokens", "Prompt tokens processed";
             prompt_tokens_cached: Counter, "vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache";
+            prompt_tokens_by_source: Family<Source, Counter>, "vllm:prompt_tokens_by_source",
+                "Prompt tokens that were computed, and those found in the prefix cache";
+            prompt_tokens_cached_by_source: Family<Source, Counter>, "vllm:prompt_tokens_cached_by_source",
+                "Prompt tokens found in the prefix cache, by where that is";
             generation_tokens: Counter, "vllm:generation_tokens", "Tokens generated";
             finished: Family<Finished, Counter>, "vllm:request_success", "Finished requests by reason";
             in_flight: Gauge, "quire_gateway_requests_in_flight", "Requests in flight";
@@ -57,6 +66,8 @@ service_kit::metrics! {
             e2e: Histogram = of(&REQUEST_SECONDS), "vllm:e2e_request_latency_seconds",
                 "Time from arrival to the last token";
             request_prompt_tokens: Histogram = of(&TOKENS), "vllm:request_prompt_tokens", "Prompt tokens of a request";
+            prefill_computed: Histogram = of(&TOKENS), "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens of a request that were computed";
             request_generation_tokens: Histogram = of(&TOKENS), "vllm:request_generation_tokens",
                 "Generated tokens of a request";
             max_generation_tokens: Histogram = of(&TOKENS), "vllm:request_max_num_generation_tokens",
@@ -66,6 +77,11 @@ service_kit::metrics! {
         }
     }
 }
+
+const LOCAL_COMPUTE: Source = Source { source: "local_compute" };
+const LOCAL_CACHE_HIT: Source = Source { source: "local_cache_hit" };
+/// The prefix cache lies in the device's memory alone.
+const DEVICE: Source = Source { source: "device" };
 
 fn of(buckets: &[f64]) -> Histogram {
     Histogram::new(buckets.iter().copied())
@@ -166,9 +182,13 @@ impl RequestMetrics {
     pub fn register(registry: &mut Registry, model_name: &str) -> Self {
         let table = Table::register(registry, &[("model_name", model_name), ("engine", "0")]);
         // A dashboard's rate() needs to see a counter before its first increment.
-        for reason in ["stop", "length", "abort", "error"] {
+        for reason in ["stop", "length", "abort", "error", "repetition"] {
             drop(table.finished.get_or_create(&Finished { finished_reason: reason }));
         }
+        for source in [LOCAL_COMPUTE, LOCAL_CACHE_HIT] {
+            drop(table.prompt_tokens_by_source.get_or_create(&source));
+        }
+        drop(table.prompt_tokens_cached_by_source.get_or_create(&DEVICE));
         Self(table)
     }
 
@@ -178,6 +198,12 @@ impl RequestMetrics {
             Counted::Admitted { prompt_tokens, cached_tokens } => {
                 self.0.prompt_tokens.inc_by((*prompt_tokens).into());
                 self.0.prompt_tokens_cached.inc_by((*cached_tokens).into());
+                let computed = prompt_tokens.saturating_sub(*cached_tokens);
+                self.0.prefill_computed.observe(computed.into());
+                let by_source = &self.0.prompt_tokens_by_source;
+                by_source.get_or_create(&LOCAL_COMPUTE).inc_by(computed.into());
+                by_source.get_or_create(&LOCAL_CACHE_HIT).inc_by((*cached_tokens).into());
+                self.0.prompt_tokens_cached_by_source.get_or_create(&DEVICE).inc_by((*cached_tokens).into());
             }
             Counted::Grown(growth) => self.grown(growth),
             Counted::Failed => {

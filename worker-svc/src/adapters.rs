@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -28,9 +28,19 @@ impl HostAdapters {
     }
 }
 
+/// Where adapters come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AdapterSource {
+    Folders,
+    /// Random numbers of this seed, whatever the path: the model's weights are random, too.
+    Dummy(u64),
+}
+
 /// Reads adapters, each in a task of its own.
 pub(crate) struct AdapterLoader {
     host: HostAdapters,
+    /// Where they come from.
+    source: AdapterSource,
     layout: Option<Arc<AdapterLayout>>,
     sender: mpsc::UnboundedSender<AdapterLoaded>,
     /// Bounded by the scheduler, which asks for one answer a load.
@@ -38,9 +48,9 @@ pub(crate) struct AdapterLoader {
 }
 
 impl AdapterLoader {
-    pub(crate) fn new(host: HostAdapters) -> Self {
+    pub(crate) fn new(host: HostAdapters, source: AdapterSource) -> Self {
         let (sender, loaded) = mpsc::unbounded_channel();
-        Self { host, layout: None, sender, loaded }
+        Self { host, source, layout: None, sender, loaded }
     }
 
     /// The model is loaded; absent: it takes no adapters.
@@ -51,8 +61,14 @@ impl AdapterLoader {
     /// Begins to read an adapter; [`Self::next`] tells of its end.
     pub(crate) fn load(&self, LoadAdapter { adapter, path }: LoadAdapter) {
         let (host, layout, sender) = (self.host.clone(), self.layout.clone(), self.sender.clone());
+        let source = self.source;
         tokio::task::spawn_blocking(move || {
-            let error = match read(layout.as_deref(), &PathBuf::from(&path)) {
+            let read = match (&layout, source) {
+                (None, _) => Err(AdapterError::Disabled),
+                (Some(layout), AdapterSource::Folders) => layout.read(Path::new(&path)),
+                (Some(layout), AdapterSource::Dummy(seed)) => Ok(layout.dummy(&adapter, seed)),
+            };
+            let error = match read {
                 Ok(read) => {
                     info!(adapter, path, mib = read.bytes() >> 20, "adapter loaded");
                     host.lock().insert(adapter.clone(), Arc::new(read));
@@ -85,8 +101,4 @@ impl AdapterLoader {
     pub(crate) fn forget_all(&self) {
         self.host.lock().clear();
     }
-}
-
-fn read(layout: Option<&AdapterLayout>, path: &std::path::Path) -> Result<Adapter, AdapterError> {
-    layout.ok_or(AdapterError::Disabled)?.read(path)
 }

@@ -15,7 +15,7 @@ use service_kit::{
     values::{count, share, size},
 };
 
-use crate::idle::graph_capture;
+use crate::{adapters::AdapterSource, idle::graph_capture};
 pub use pooling::PoolingArgs;
 pub(crate) use stages::Place;
 pub use stages::StageArgs;
@@ -306,6 +306,14 @@ impl Args {
             settings.push(setting("--seed", self.group.seed.to_string()));
         }
         settings
+    }
+
+    /// Where adapters come from: the same place as the model's weights.
+    pub(crate) fn adapter_source(&self) -> AdapterSource {
+        match self.load_format {
+            Format::Dummy => AdapterSource::Dummy(self.group.seed),
+            _ => AdapterSource::Folders,
+        }
     }
 
     /// Room for adapters.

@@ -75,7 +75,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         watchdog: Watchdog::new(activity),
         telemetry,
         rank: args.rank,
-        adapters: AdapterLoader::new(adapters),
+        adapters: AdapterLoader::new(adapters, args.adapter_source()),
         process: process.clone(),
     };
     let shutdown = process.shutdown.clone();

@@ -2,11 +2,12 @@
 
 use super::shape::{
     Bounds, Member,
-    Shape::{self, Any, Bool, Either, List, Map, Named, Null, Number, Object, Text, Whole, Word},
+    Shape::{self, Any, Bool, Either, Letters, List, Map, Named, Null, Number, Object, Text, Whole, Word},
     has, may,
 };
 
 const COUNT: Shape = Whole(0, i64::MAX);
+const FILLED: Shape = Letters(1, usize::MAX);
 const TOKENS: Shape = List(&COUNT);
 const LOGPROB: Shape = Number(Bounds::NONE);
 const STOP_REASON: Member = may("stop_reason", Either(&[Text, COUNT]), "The stop string or stop token that ended it");
@@ -25,7 +26,8 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     (
         "AnthropicTool",
         Object(&[
-            has("name", Text, "Its name"),
+            may("type", Word(&["custom"]), "The server runs no tools of its own"),
+            has("name", FILLED, "Its name"),
             may("description", Text, "What it does"),
             has("input_schema", Object(&[]), "JSON schema of its arguments"),
         ]),
@@ -34,7 +36,7 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("ChatChunk", Object(CHAT_CHUNK)),
     ("ChatCompletion", Object(CHAT_COMPLETION)),
     ("ChatLogprobs", Object(&[has("content", List(&Named("TokenLogprob")), "One for each token")])),
-    ("ChatMessage", Object(CHAT_MESSAGE)),
+    ("ChatMessage", Either(&[Object(ANSWERED), Object(CHAT_MESSAGE)])),
     ("ChunkChoice", Object(CHUNK_CHOICE)),
     ("Classes", Object(CLASSES)),
     ("CohereEmbeddings", Object(COHERE_EMBEDDINGS)),
@@ -43,14 +45,14 @@ pub const OBJECTS: &[(&str, Shape)] = &[
     ("CompletionLogprobs", Object(COMPLETION_LOGPROBS)),
     ("Embeddings", Object(EMBEDDINGS)),
     ("Error", Object(&[has("error", Object(ERROR), "")])),
-    ("InputItem", Object(&[may("type", Text, "`message`, `function_call`, `function_call_output`, `reasoning`")])),
+    ("InputItem", Either(INPUT_ITEMS)),
     ("Load", Object(&[has("server_load", COUNT, "Requests in flight")])),
     ("Message", Object(MESSAGE)),
     (
         "MessageParam",
         Object(&[
             has("role", Word(&["user", "assistant", "system"]), ""),
-            has("content", Either(&[Text, List(&Object(&[has("type", Text, "")]))]), "A text, or blocks"),
+            has("content", Either(&[Text, List(&Either(BLOCKS))]), "A text, or blocks"),
         ]),
     ),
     ("Model", Object(MODEL_CARD)),
@@ -79,9 +81,10 @@ pub const OBJECTS: &[(&str, Shape)] = &[
         "ResponseTool",
         Object(&[
             has("type", Word(&["function"]), ""),
-            has("name", Text, "Its name"),
+            has("name", FILLED, "Its name"),
             may("description", Text, "What it does"),
             may("parameters", Object(&[]), "JSON schema of its arguments"),
+            may("strict", Bool, "Calls follow the schema"),
         ]),
     ),
     ("Scores", Object(SCORES)),
@@ -263,11 +266,82 @@ const CHUNK_CHOICE: &[Member] = &[
     TOKEN_IDS,
 ];
 
+const CONTENT: Shape = Either(&[Text, List(&Either(PARTS))]);
+const PARTS: &[Shape] = &[
+    Object(&[has("type", Word(&["text", "input_text", "output_text"]), ""), has("text", Text, "")]),
+    Object(&[has("type", Word(&["refusal"]), ""), has("refusal", Text, "")]),
+    Object(&[has("type", Word(&["thinking"]), ""), has("thinking", Text, "")]),
+];
 const CHAT_MESSAGE: &[Member] = &[
-    has("role", Text, "`system`, `user`, `assistant`, `tool`, or another that the template knows"),
-    may("content", Either(&[Text, List(&Object(&[has("type", Text, "")]))]), "A text, or parts of type `text`"),
-    may("tool_calls", List(&Named("ToolCall")), "Calls of an earlier answer"),
+    has("role", FILLED, "`system`, `user`, `assistant`, `tool`, or another that the template knows"),
+    has("content", CONTENT, "A text, or parts of it"),
     may("tool_call_id", Text, "The call that a `tool` message answers"),
+];
+/// A message of the assistant, which may be calls alone.
+const ANSWERED: &[Member] = &[
+    has("role", Word(&["assistant"]), "Who says it"),
+    may("content", CONTENT, "A text, or parts of it"),
+    may("reasoning", Text, "What the model thought"),
+    may("tool_calls", List(&Object(SAID_CALL)), "Calls of an earlier answer"),
+];
+const SAID_CALL: &[Member] = &[
+    may("id", Text, "Its id"),
+    may("type", Word(&["function"]), ""),
+    has(
+        "function",
+        Object(&[has("name", FILLED, ""), has("arguments", Object(&[]), "The same as JSON text, too")]),
+        "",
+    ),
+];
+
+const BLOCKS: &[Shape] = &[
+    Named("TextBlock"),
+    Object(&[has("type", Word(&["thinking"]), ""), has("thinking", Text, ""), may("signature", Text, "")]),
+    Object(&[has("type", Word(&["redacted_thinking"]), ""), may("data", Text, "")]),
+    Object(&[
+        has("type", Word(&["tool_use"]), "A call of an earlier answer"),
+        has("id", Text, ""),
+        has("name", FILLED, ""),
+        has("input", Object(&[]), "Its arguments"),
+    ]),
+    Object(&[
+        has("type", Word(&["tool_result"]), "What a call gave"),
+        has("tool_use_id", Text, "Of which call"),
+        has("content", Either(&[Text, List(&Named("TextBlock"))]), ""),
+    ]),
+];
+
+const ITEM_PARTS: &[Shape] = &[
+    Object(&[
+        has("type", Word(&["input_text", "output_text", "text", "summary_text", "reasoning_text"]), ""),
+        has("text", Text, ""),
+    ]),
+    Object(&[has("type", Word(&["refusal"]), ""), has("refusal", Text, "")]),
+];
+const ITEM_TEXT: Shape = Either(&[Text, List(&Either(ITEM_PARTS))]);
+const INPUT_ITEMS: &[Shape] = &[
+    Object(&[
+        may("type", Word(&["message"]), ""),
+        has("role", Word(&["user", "assistant", "system", "developer"]), "Who says it"),
+        has("content", ITEM_TEXT, "What"),
+    ]),
+    Object(&[
+        has("type", Word(&["function_call"]), "A call of an earlier answer"),
+        has("call_id", Text, ""),
+        has("name", Text, ""),
+        has("arguments", Text, "JSON"),
+    ]),
+    Object(&[
+        has("type", Word(&["function_call_output"]), "What a call gave"),
+        has("call_id", Text, "Of which call"),
+        has("output", ITEM_TEXT, ""),
+    ]),
+    Object(&[
+        has("type", Word(&["reasoning"]), "What the model thought"),
+        may("content", List(&Either(ITEM_PARTS)), ""),
+        has("summary", List(&Either(ITEM_PARTS)), ""),
+    ]),
+    Object(&[has("type", Word(&["item_reference"]), "An item that is kept"), has("id", Text, "Its id")]),
 ];
 
 const COMPLETION: &[Member] = &[
@@ -338,9 +412,10 @@ const TOKENIZED: &[Member] = &[
 ];
 
 const FUNCTION: &[Member] = &[
-    has("name", Text, ""),
+    has("name", FILLED, "Its name"),
     may("description", Text, "What it does"),
     may("parameters", Object(&[]), "JSON schema of its arguments"),
+    may("strict", Bool, "Calls follow the schema"),
 ];
 
 const TOOL_CALL: &[Member] = &[

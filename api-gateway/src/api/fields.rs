@@ -5,9 +5,10 @@
 //! no row, or where a row's field is never asked for.
 
 mod pooling;
+pub mod rules;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use serde_json::Value;
 

@@ -1,61 +1,93 @@
 //! The OpenAPI document of this server, made from the routes, the fields and the answers.
 
 use http::StatusCode;
+use serde_json::Value;
 use utoipa::openapi::{
     ComponentsBuilder, ContentBuilder, HttpMethod, InfoBuilder, OpenApi, OpenApiBuilder, PathsBuilder, Ref, RefOr,
     Required, ResponseBuilder, ServerBuilder,
+    extensions::Extensions,
     path::{OperationBuilder, ParameterBuilder, ParameterIn, PathItemBuilder},
     request_body::{RequestBody, RequestBodyBuilder},
     response::Response,
-    schema::{AnyOfBuilder, ObjectBuilder, Schema, Type},
+    schema::{AnyOfBuilder, ObjectBuilder, Schema, SchemaType, Type},
     security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
 };
 
 use super::{
     answers,
     fields::{self, Fate},
-    operation::{Answer, Body, Errors, Method, Operation, Route},
-    shape::{Need, Shape},
+    operation::{Answer, Body, Errors, Method, Operation, Purpose, Route},
+    shape::{Need, Served, Shape, schema::closed},
 };
-use crate::{config::Config, routes, server::auth};
+use crate::{
+    config::Config,
+    openai::{params::Limits, refused},
+    responses::store,
+    routes,
+    server::auth,
+};
 
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
+/// Ways to follow all rules of a body together, at most: programs that draw values of schemas look at each. Rules
+/// beyond that are told in words.
+const MOST_WAYS: usize = 8;
 /// Names of the two ways to present a key.
 const BEARER: &str = "bearer";
 const API_KEY: &str = "api_key";
 
-/// The document of a server with these settings: the routes that it has.
-pub fn document(config: &Config) -> OpenApi {
-    let routes = routes::ROUTES.iter().filter(|route| (route.when.holds)(config));
+/// A server that a document is of.
+pub struct Serving<'a> {
+    /// Its settings.
+    pub config: &'a Config,
+    /// What bodies are checked against.
+    pub limits: &'a Limits,
+    /// What its model is run for, where that is known.
+    pub purpose: Option<Purpose>,
+}
+
+/// The document of a server: the routes that it has, and what they take.
+pub fn document(serving: &Serving<'_>) -> OpenApi {
+    let config = serving.config;
+    let is_there = |route: &&Route| (route.when.holds)(config) && route.operations.iter().any(|one| serving.has(one));
+    let routes = routes::ROUTES.iter().filter(is_there);
     let paths =
-        routes.fold(PathsBuilder::new(), |paths, route| paths.path(route.documented_path(), path(route, config)));
+        routes.fold(PathsBuilder::new(), |paths, route| paths.path(route.documented_path(), path(route, serving)));
     let root = &config.access.root_path;
     let servers = (!root.is_empty()).then(|| vec![ServerBuilder::new().url(root).build()]);
     OpenApiBuilder::new()
         .info(InfoBuilder::new().title("Quire").version(service_kit::VERSION).description(Some(
-            "OpenAI's and Anthropic's API, with vLLM's fields. Fields that are not listed are ignored.",
+            "OpenAI's and Anthropic's API, with vLLM's fields. Fields that are not listed are ignored, but \
+             /v1/messages refuses them.",
         )))
         .servers(servers)
         .paths(paths)
-        .components(Some(components().build()))
+        .components(Some(components(serving.limits).build()))
         .build()
 }
 
-fn path(route: &Route, config: &Config) -> utoipa::openapi::PathItem {
-    let operations = route.operations.iter();
+impl Serving<'_> {
+    /// Whether the model can do what an operation's bodies ask for.
+    fn has(&self, operation: &Operation) -> bool {
+        let asks_for = operation.bodies.iter().find_map(|body| body.purpose());
+        asks_for.is_none() || self.purpose.is_none() || asks_for == self.purpose
+    }
+}
+
+fn path(route: &Route, serving: &Serving<'_>) -> utoipa::openapi::PathItem {
+    let operations = route.operations.iter().filter(|operation| serving.has(operation));
     let item = operations.fold(PathItemBuilder::new(), |item, operation| {
         let method = match operation.method {
             Method::Get => HttpMethod::Get,
             Method::Post => HttpMethod::Post,
             Method::Delete => HttpMethod::Delete,
         };
-        item.operation(method, describe(route, operation, config))
+        item.operation(method, describe(route, operation, serving))
     });
     item.build()
 }
 
-fn describe(route: &Route, operation: &Operation, config: &Config) -> OperationBuilder {
+fn describe(route: &Route, operation: &Operation, Serving { config, limits, .. }: &Serving<'_>) -> OperationBuilder {
     let mut described =
         OperationBuilder::new().operation_id(Some(operation.id)).summary(Some(operation.summary)).tag(tag(route.path));
     for name in route.parameters() {
@@ -63,7 +95,7 @@ fn describe(route: &Route, operation: &Operation, config: &Config) -> OperationB
             .name(name)
             .parameter_in(ParameterIn::Path)
             .required(Required::True)
-            .schema(Some(Shape::Text.schema()));
+            .schema(Some(parameter_shape(name).schema(limits)));
         described = described.parameter(parameter);
     }
     for member in operation.query {
@@ -71,13 +103,13 @@ fn describe(route: &Route, operation: &Operation, config: &Config) -> OperationB
             .name(member.name)
             .parameter_in(ParameterIn::Query)
             .description(Some(member.help))
-            .schema(Some(member.shape.schema()));
+            .schema(Some(member.shape.schema(limits)));
         described = described.parameter(parameter);
     }
     if !operation.bodies.is_empty() {
         described = described.request_body(Some(request_body(operation.bodies)));
     }
-    described = described.response("200", answer(operation.answer));
+    described = described.response("200", answer(operation.answer, limits));
     for (status, response) in errors(operation.errors) {
         described = described.response(status.to_string(), response);
     }
@@ -88,6 +120,14 @@ fn describe(route: &Route, operation: &Operation, config: &Config) -> OperationB
         described = described.security(SecurityRequirement::new(API_KEY, none));
     }
     described
+}
+
+/// What a part of a path may be.
+fn parameter_shape(name: &str) -> Shape {
+    match name {
+        "model" => Shape::Served(Served::Model),
+        _ => Shape::Pattern(store::IDS),
+    }
 }
 
 /// The group that a path stands in: `v1`, or `server`.
@@ -115,12 +155,12 @@ fn any_of(names: &[&str]) -> RefOr<Schema> {
     }
 }
 
-fn answer(answer: Answer) -> Response {
+fn answer(answer: Answer, limits: &Limits) -> Response {
     match answer {
         Answer::Empty => ResponseBuilder::new().description("Yes").build(),
         Answer::Json(name) => json_response("The answer", &[name]),
         Answer::Text(media_type) => {
-            let content = ContentBuilder::new().schema(Some(Shape::Text.schema())).build();
+            let content = ContentBuilder::new().schema(Some(Shape::Text.schema(limits))).build();
             ResponseBuilder::new().description("The answer").content(media_type, content).build()
         }
         Answer::Streamable(whole, events) => {
@@ -154,32 +194,56 @@ fn json_response(description: &str, names: &[&str]) -> Response {
     ResponseBuilder::new().description(description).content(JSON, content).build()
 }
 
-fn components() -> ComponentsBuilder {
+/// The objects of answers and bodies.
+pub fn components(limits: &Limits) -> ComponentsBuilder {
     let objects = answers::OBJECTS.iter();
-    let all = objects.fold(ComponentsBuilder::new(), |all, (name, shape)| all.schema(*name, shape.schema()));
-    let all = Body::ALL.iter().fold(all, |all, body| all.schema(body.name(), body_schema(*body)));
+    let all = objects.fold(ComponentsBuilder::new(), |all, (name, shape)| all.schema(*name, shape.schema(limits)));
+    let all = Body::ALL.iter().fold(all, |all, body| all.schema(body.name(), body_schema(*body, limits)));
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     all.security_scheme(BEARER, SecurityScheme::Http(bearer))
         .security_scheme(API_KEY, SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new(auth::ANTHROPIC_KEY))))
 }
 
-/// A body's fields. Refused ones are named, not described.
-fn body_schema(body: Body) -> ObjectBuilder {
+/// A body's fields, and what they have to do with each other. Refused ones may be what asks for nothing.
+fn body_schema(body: Body, limits: &Limits) -> ObjectBuilder {
     let mut object = ObjectBuilder::new().schema_type(Type::Object);
-    let mut refused = Vec::new();
     for field in fields::of(body) {
-        let help = match field.fate {
-            Fate::Honoured => field.help.to_owned(),
-            Fate::WithoutEffect(reason) => format!("Has no effect: {reason}"),
-            Fate::Refused(_) => {
-                refused.push(format!("`{}`", field.name));
-                continue;
+        let schema = match field.fate {
+            Fate::Honoured => field.shape.described(field.need, field.help, field.json_default(), limits),
+            Fate::WithoutEffect(reason) => {
+                field.shape.described(field.need, &format!("Has no effect: {reason}"), field.json_default(), limits)
             }
+            Fate::Refused(instead) => refused_schema(body, field.name, instead),
         };
-        object = object.property(field.name, field.shape.described(field.need, &help, field.json_default()));
+        object = object.property(field.name, schema);
         if field.need == Need::Always {
             object = object.required(field.name);
         }
     }
-    if refused.is_empty() { object } else { object.description(Some(format!("Refused: {}", refused.join(", ")))) }
+    if body.is_closed() {
+        object = closed(object);
+    }
+    let mut told = Vec::new();
+    let (mut held, mut ways) = (Vec::new(), 1);
+    for rule in fields::rules::of(body) {
+        if ways * rule.ways() <= MOST_WAYS {
+            ways *= rule.ways();
+            held.push(rule.schema());
+        } else {
+            told.push(rule.words);
+        }
+    }
+    let told = (!told.is_empty()).then(|| format!("Rules: {}.", told.join("; ")));
+    let all = (!held.is_empty()).then(|| Extensions::from_iter([("allOf", Value::from(held))]));
+    object.description(told).extensions(all)
+}
+
+/// A field that is refused, unless its value asks for nothing.
+fn refused_schema(body: Body, name: &str, instead: &str) -> RefOr<Schema> {
+    let of_chats = matches!(body, Body::Chat | Body::Completion);
+    let mut harmless = if of_chats { refused::harmless(name) } else { Vec::new() };
+    harmless.push(Value::Null);
+    let help = if instead.is_empty() { "Refused".to_owned() } else { format!("Refused: {instead}") };
+    let object = ObjectBuilder::new().schema_type(SchemaType::AnyValue).enum_values(Some(harmless));
+    object.description(Some(help)).into()
 }

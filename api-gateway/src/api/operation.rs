@@ -128,7 +128,32 @@ pub enum Body {
     UnloadLoraAdapter,
 }
 
+/// What a model is run for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It generates text.
+    Generate,
+    /// It pools prompts.
+    Pool,
+}
+
 impl Body {
+    /// What the model must be run for; absent: any model will do.
+    pub fn purpose(self) -> Option<Purpose> {
+        match self {
+            Self::Chat | Self::Completion | Self::Messages | Self::Responses => Some(Purpose::Generate),
+            Self::Embeddings | Self::Classify | Self::Score | Self::Rerank | Self::Pooling | Self::CohereEmbed => {
+                Some(Purpose::Pool)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether fields that are not listed are refused.
+    pub fn is_closed(self) -> bool {
+        self == Self::Messages
+    }
+
     /// All of them.
     pub const ALL: [Self; 17] = [
         Self::Chat,

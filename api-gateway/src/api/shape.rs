@@ -1,4 +1,6 @@
-//! What a JSON value may be, as data: written once, shown as a JSON schema and in words.
+//! What a JSON value may be, as data: written once, shown as a JSON schema ([`schema`]) and in words.
+
+pub mod schema;
 
 use std::{
     fmt,
@@ -6,12 +8,6 @@ use std::{
         Bound::{Excluded, Included, Unbounded},
         RangeBounds,
     },
-};
-
-use serde_json::Value;
-use utoipa::openapi::{
-    Ref, RefOr,
-    schema::{AdditionalProperties, AnyOfBuilder, ArrayBuilder, ObjectBuilder, Schema, SchemaType, Type},
 };
 
 /// What a JSON value may be.
@@ -23,8 +19,16 @@ pub enum Shape {
     Null,
     /// `true` or `false`.
     Bool,
+    /// This boolean.
+    Flag(bool),
     /// A string.
     Text,
+    /// A string of at least and at most so many characters; `usize::MAX` is no bound.
+    Letters(usize, usize),
+    /// A string that this regular expression matches.
+    Pattern(&'static str),
+    /// A regular expression.
+    Regex,
     /// One of these strings.
     Word(&'static [&'static str]),
     /// A whole number from the first to the second; `i64::MAX` and `i64::MIN` are no bound.
@@ -33,14 +37,51 @@ pub enum Shape {
     Number(Bounds),
     /// A list of them.
     List(&'static Shape),
+    /// A list of at least and at most so many of them; `usize::MAX` is no bound.
+    Several(&'static Shape, usize, usize),
     /// An object from names to them.
     Map(&'static Shape),
+    /// An object of at most so many members, from names that the first shape takes to values that the second does.
+    Table(&'static Shape, &'static Shape, usize),
     /// An object with these members; it may have others.
     Object(&'static [Member]),
+    /// An object with these members and no others.
+    Closed(&'static [Member]),
     /// One of these shapes.
     Either(&'static [Shape]),
     /// An object that the document describes under this name.
     Named(&'static str),
+    /// What depends on the model and on the server's flags.
+    Served(Served),
+}
+
+/// What a server takes that depends on its model and its flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// The id of a token.
+    Token,
+    /// The same, written as the name of a member.
+    TokenName,
+    /// A number of log-probabilities.
+    Logprobs,
+    /// A name of the model.
+    Model,
+    /// A chat template, where requests may bring one.
+    Template,
+    /// A budget of reasoning, where it is known how the model writes that.
+    Budget,
+}
+
+impl Served {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Token => "integer, a token id",
+            Self::TokenName => "token id as a string",
+            Self::Logprobs => "integer, at least -1; -1: all, where `--max-logprobs` allows it",
+            Self::Model | Self::Template => "string",
+            Self::Budget => "integer, at least 0",
+        }
+    }
 }
 
 /// A member of an object.
@@ -125,167 +166,42 @@ impl fmt::Display for Shape {
             Self::Any => f.write_str("any value"),
             Self::Null => f.write_str("null"),
             Self::Bool => f.write_str("boolean"),
+            Self::Flag(value) => write!(f, "`{value}`"),
             Self::Text => f.write_str("string"),
+            Self::Letters(1, usize::MAX) => f.write_str("string, not empty"),
+            Self::Letters(least, usize::MAX) => write!(f, "string of at least {least} characters"),
+            Self::Letters(least, most) => write!(f, "string of {least} to {most} characters"),
+            Self::Pattern(pattern) => write!(f, "string as `{pattern}`"),
+            Self::Regex => f.write_str("regular expression"),
             Self::Word(words) => {
                 let quoted: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
                 f.write_str(&quoted.join(" or "))
             }
             Self::Whole(i64::MIN, i64::MAX) => f.write_str("integer"),
             Self::Whole(least, i64::MAX) => write!(f, "integer, at least {least}"),
+            Self::Whole(least, most) if least == most => write!(f, "{least}"),
             Self::Whole(least, most) => write!(f, "integer, {least} to {most}"),
             Self::Number(Bounds(Unbounded, Unbounded)) => f.write_str("number"),
             Self::Number(bounds) => write!(f, "number {bounds}"),
             Self::List(item) => write!(f, "list of {item}"),
-            Self::Map(value) => write!(f, "object of {value}"),
-            Self::Object(_) => f.write_str("object"),
+            Self::Several(item, 1, usize::MAX) => write!(f, "list of {item}, not empty"),
+            Self::Several(item, least, usize::MAX) => write!(f, "list of {item}, at least {least}"),
+            Self::Several(item, least, most) => write!(f, "list of {item}, {least} to {most}"),
+            Self::Map(value) | Self::Table(_, value, _) => write!(f, "object of {value}"),
+            Self::Object(_) | Self::Closed(_) => f.write_str("object"),
             Self::Either(shapes) => {
                 let words: Vec<_> = shapes.iter().map(ToString::to_string).collect();
                 f.write_str(&words.join(", or "))
             }
             Self::Named(name) => f.write_str(name),
+            Self::Served(served) => f.write_str(served.words()),
         }
-    }
-}
-
-impl Shape {
-    /// As a JSON schema.
-    pub fn schema(&self) -> RefOr<Schema> {
-        let typed = |kind: Type| ObjectBuilder::new().schema_type(kind);
-        match self {
-            Self::Any => ObjectBuilder::new().schema_type(SchemaType::AnyValue).into(),
-            Self::Null => typed(Type::Null).into(),
-            Self::Bool => typed(Type::Boolean).into(),
-            Self::Text => typed(Type::String).into(),
-            Self::Word(words) => typed(Type::String).enum_values(Some(words.iter().copied())).into(),
-            Self::Whole(least, most) => typed(Type::Integer)
-                .minimum(Some(*least).filter(|least| *least != i64::MIN))
-                .maximum(Some(*most).filter(|most| *most != i64::MAX))
-                .into(),
-            Self::Number(bounds) => number(*bounds).into(),
-            Self::List(item) => ArrayBuilder::new().items(item.schema()).into(),
-            Self::Map(value) => typed(Type::Object).additional_properties(Some(additional(value))).into(),
-            Self::Object(members) => object(members).into(),
-            Self::Either(shapes) => {
-                shapes.iter().fold(AnyOfBuilder::new(), |either, shape| either.item(shape.schema())).into()
-            }
-            Self::Named(name) => Ref::from_schema_name(*name).into(),
-        }
-    }
-
-    /// As the schema of a member.
-    pub fn described(&self, need: Need, help: &str, default: Option<Value>) -> RefOr<Schema> {
-        let mut schema = self.schema();
-        if need == Need::Maybe {
-            schema = nullable(schema);
-        }
-        let words = Some(help).filter(|help| !help.is_empty()).map(str::to_owned);
-        match &mut schema {
-            RefOr::T(Schema::Object(object)) => (object.description, object.default) = (words, default),
-            RefOr::T(Schema::Array(array)) => (array.description, array.default) = (words, default),
-            RefOr::T(Schema::AnyOf(either)) => (either.description, either.default) = (words, default),
-            RefOr::Ref(reference) => reference.description = words.unwrap_or_default(),
-            _ => {}
-        }
-        schema
-    }
-}
-
-/// An object with these members.
-pub fn object(members: &[Member]) -> ObjectBuilder {
-    let empty = ObjectBuilder::new().schema_type(Type::Object);
-    members.iter().fold(empty, |object, member| {
-        let schema = member.shape.described(member.need, member.help, None);
-        let object = object.property(member.name, schema);
-        if member.need == Need::Always { object.required(member.name) } else { object }
-    })
-}
-
-fn number(bounds: Bounds) -> ObjectBuilder {
-    let object = ObjectBuilder::new().schema_type(Type::Number);
-    let object = match bounds.0 {
-        Included(least) => object.minimum(Some(least)),
-        Excluded(least) => object.exclusive_minimum(Some(least)),
-        Unbounded => object,
-    };
-    match bounds.1 {
-        Included(most) => object.maximum(Some(most)),
-        Excluded(most) => object.exclusive_maximum(Some(most)),
-        Unbounded => object,
-    }
-}
-
-fn additional(value: &Shape) -> AdditionalProperties<Schema> {
-    AdditionalProperties::RefOr(value.schema())
-}
-
-/// The same, or null.
-fn nullable(schema: RefOr<Schema>) -> RefOr<Schema> {
-    match schema {
-        RefOr::T(Schema::Object(mut object)) if matches!(object.schema_type, SchemaType::Type(_)) => {
-            if let SchemaType::Type(kind) = object.schema_type.clone() {
-                object.schema_type = SchemaType::Array(vec![kind, Type::Null]);
-            }
-            if let Some(words) = &mut object.enum_values {
-                words.push(Value::Null);
-            }
-            Schema::Object(object).into()
-        }
-        RefOr::T(Schema::AnyOf(mut either)) => {
-            either.items.push(Shape::Null.schema());
-            Schema::AnyOf(either).into()
-        }
-        // Any value: null is one.
-        RefOr::T(Schema::Object(object)) => Schema::Object(object).into(),
-        other => AnyOfBuilder::new().item(other).item(Shape::Null.schema()).into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    fn schema(shape: Shape, need: Need) -> Value {
-        serde_json::to_value(shape.described(need, "", None)).expect("JSON")
-    }
-
-    #[test]
-    fn shapes_are_schemas() {
-        const TEXTS: Shape = Shape::Either(&[Shape::Text, Shape::List(&Shape::Text)]);
-        const OPTIONS: Shape = Shape::Object(&[has("a", Shape::Bool, "Yes or no"), may("b", Shape::Any, "")]);
-        let rows = [
-            (Shape::Whole(1, i64::MAX), json!({"type": "integer", "minimum": 1})),
-            (Shape::Number(Bounds::above(0.0, 1.0)), json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})),
-            (TEXTS, json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})),
-            (
-                OPTIONS,
-                json!({"type": "object", "required": ["a"], "properties": {
-                    "a": {"type": "boolean", "description": "Yes or no"}, "b": {}}}),
-            ),
-            (Shape::Map(&Shape::Text), json!({"type": "object", "additionalProperties": {"type": "string"}})),
-            (Shape::Named("Usage"), json!({"$ref": "#/components/schemas/Usage"})),
-        ];
-        for (shape, expected) in rows {
-            assert_eq!(schema(shape, Need::Always), expected, "{shape}");
-        }
-    }
-
-    #[test]
-    fn what_may_be_absent_may_be_null() {
-        let rows = [
-            (Shape::Text, json!({"type": ["string", "null"]})),
-            (Shape::Word(&["a"]), json!({"type": ["string", "null"], "enum": ["a", null]})),
-            (
-                Shape::List(&Shape::Bool),
-                json!({"anyOf": [{"type": "array", "items": {"type": "boolean"}}, {"type": "null"}]}),
-            ),
-            (Shape::Any, json!({})),
-        ];
-        for (shape, expected) in rows {
-            assert_eq!(schema(shape, Need::Maybe), expected, "{shape}");
-        }
-    }
 
     #[test]
     fn shapes_have_words() {

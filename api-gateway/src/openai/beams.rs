@@ -80,31 +80,43 @@ fn early_stopping(fields: &mut Fields<'_>) -> Result<Option<EarlyStopping>, ApiE
     }
 }
 
+/// What a search cannot have beside it, with what to do instead. A constraint goes by the field that said it.
+const WITHOUT: [(&str, &str); 6] = [
+    (CONSTRAINT, "demand a text of sampled choices"),
+    ("logprob_token_ids", "ask for `logprobs`"),
+    ("prompt_logprobs", "ask for the prompt's log-probabilities in a request of its own"),
+    ("repetition_detection", "use `repetition_penalty`"),
+    ("stop", "beams end by tokens, so give `stop_token_ids`"),
+    ("thinking_token_budget", "use `max_tokens`"),
+];
+const CONSTRAINT: &str = "";
+
+/// The fields that a request with `use_beam_search` leaves out, those of constraints not among them.
+pub fn left_out() -> impl Iterator<Item = &'static str> {
+    let drawing = DRAWING.iter().map(|(name, _)| *name);
+    drawing.chain(WITHOUT.iter().map(|(name, _)| *name).filter(|name| *name != CONSTRAINT))
+}
+
 /// Refuses what a search cannot have beside it, once the request is whole.
 pub fn check(request: &Request) -> Result<(), ApiError> {
     let (Some(_), Some(sampling), Some(output)) = (&request.beam_search, &request.sampling, &request.output) else {
         return Ok(());
     };
-    let refused = |name: &str, instead: &str| {
-        Err(ApiError::field(name, format!("`{name}` is not supported with `use_beam_search`: {instead}.")))
-    };
-    if sampling.prompt_logprobs.is_some() {
-        return refused("prompt_logprobs", "ask for the prompt's log-probabilities in a request of its own");
-    }
-    if !sampling.logprob_token_ids.is_empty() {
-        return refused("logprob_token_ids", "ask for `logprobs`");
-    }
-    if sampling.repetition_detection.is_some() {
-        return refused("repetition_detection", "use `repetition_penalty`");
-    }
-    if let Some(constraint) = &sampling.constraint {
-        return refused(&constraint.param, "demand a text of sampled choices");
-    }
-    if sampling.reasoning.is_some() {
-        return refused("thinking_token_budget", "use `max_tokens`");
-    }
-    if !output.stop.is_empty() {
-        return refused("stop", "beams end by tokens, so give `stop_token_ids`");
+    for (name, instead) in WITHOUT {
+        let asked = match name {
+            "prompt_logprobs" => sampling.prompt_logprobs.is_some(),
+            "logprob_token_ids" => !sampling.logprob_token_ids.is_empty(),
+            "repetition_detection" => sampling.repetition_detection.is_some(),
+            "thinking_token_budget" => sampling.reasoning.is_some(),
+            "stop" => !output.stop.is_empty(),
+            _ => sampling.constraint.is_some(),
+        };
+        if asked {
+            let constraint = sampling.constraint.as_ref().map(|constraint| constraint.param.as_str());
+            let name = constraint.filter(|_| name == CONSTRAINT).unwrap_or(name);
+            let message = format!("`{name}` is not supported with `use_beam_search`: {instead}.");
+            return Err(ApiError::field(name, message));
+        }
     }
     Ok(())
 }

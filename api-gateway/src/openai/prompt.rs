@@ -60,7 +60,7 @@ fn check(kind: &prompt::Kind, limits: &Limits) -> Result<(), ApiError> {
 }
 
 fn empty() -> ApiError {
-    ApiError::field(NAME, "Either prompt or prompt_embeds must be provided and non-empty.")
+    ApiError::field(NAME, "`prompt` must be provided and non-empty: a text or token ids.")
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Fields that would constrain or change the output and that this server cannot honour yet. They are refused, never
 //! ignored.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::fields::Fields;
 use crate::error::ApiError;
@@ -32,7 +32,7 @@ const REFUSED: [(&str, Harmless, &str); 13] = [
     ("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
     ("mm_processor_kwargs", Harmless::Empty, "messages are text"),
     ("modalities", Harmless::TextOnly, "answers are text"),
-    ("prompt_embeds", Harmless::Empty, "prompts are text or token ids"),
+    ("prompt_embeds", Harmless::Empty, "send the prompt as text or token ids"),
     ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
     ("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
 ];
@@ -54,6 +54,15 @@ pub const WITHOUT_EFFECT: [(&str, &str); 10] = [
 /// The names of the refused fields, each with what to do instead.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     REFUSED.iter().map(|(name, _, instead)| (*name, *instead))
+}
+
+/// The values of a refused field that ask for nothing, beside null.
+pub fn harmless(name: &str) -> Vec<Value> {
+    let candidates = [json!(false), json!([]), json!({}), json!(""), json!(0), json!("none"), json!(["text"])];
+    let found = REFUSED.iter().find(|(refused, ..)| *refused == name);
+    found.map_or_else(Vec::new, |(_, harmless, _)| {
+        candidates.into_iter().filter(|value| harmless.holds(value)).collect()
+    })
 }
 
 /// Refuses what cannot be honoured; reads what has no effect.
@@ -87,7 +96,7 @@ impl Harmless {
             Self::Nothing => value.is_null(),
             Self::Empty => empty,
             Self::None => empty || value == "none",
-            Self::TextOnly => empty || value == &serde_json::json!(["text"]),
+            Self::TextOnly => empty || value == &json!(["text"]),
         }
     }
 }
@@ -113,6 +122,7 @@ mod tests {
             (r#"{"modalities":["text"],"functions":[],"function_call":"none"}"#, None),
             (r#"{"modalities":["text","audio"]}"#, Some("modalities")),
             (r#"{"logits_processors":["x"]}"#, Some("logits_processors")),
+            (r#"{"prompt_embeds":"gAJjdG9yY2g="}"#, Some("prompt_embeds")),
         ];
         for (body, expected) in rows {
             assert_eq!(verdict(body).as_deref(), expected, "{body}");

@@ -7,6 +7,29 @@ use serde_json::{Map, Value, json};
 use super::fields::{Fields, wrong};
 use crate::error::ApiError;
 
+/// Older fields of vLLM's, and the demand of `structured_outputs` that each is.
+const GUIDED: [(&str, &str); 5] = [
+    ("guided_choice", "choice"),
+    ("guided_grammar", "grammar"),
+    ("guided_json", "json"),
+    ("guided_json_object", "json_object"),
+    ("guided_regex", "regex"),
+];
+/// SGLang's and llama.cpp's fields; empty ones ask for nothing.
+const OTHERS: [(&str, &str); 5] = [
+    ("ebnf", "grammar"),
+    ("grammar", "grammar"),
+    ("json_schema", "json"),
+    ("regex", "regex"),
+    ("structural_tag", "structural_tag"),
+];
+
+/// The fields that constrain the text, of which there may be one; `response_format` may also ask for any text.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let aliases = GUIDED.iter().chain(&OTHERS).map(|(name, _)| *name);
+    ["response_format", "structured_outputs"].into_iter().chain(aliases)
+}
+
 /// Reads all fields that constrain the text.
 pub fn read(fields: &mut Fields<'_>) -> Result<Option<Constraint>, ApiError> {
     let mut found = Vec::new();
@@ -154,13 +177,7 @@ fn guided(fields: &mut Fields<'_>) -> Result<Vec<Constraint>, ApiError> {
     }
     let whitespace = fields.text("guided_whitespace_pattern")?;
     let mut found = Vec::new();
-    for (field, name) in [
-        ("guided_choice", "choice"),
-        ("guided_grammar", "grammar"),
-        ("guided_json", "json"),
-        ("guided_json_object", "json_object"),
-        ("guided_regex", "regex"),
-    ] {
+    for (field, name) in GUIDED {
         found.extend(
             demanded(fields, field, name)?
                 .map(|constraint| Constraint { whitespace_pattern: whitespace.clone(), ..constraint }),
@@ -169,16 +186,9 @@ fn guided(fields: &mut Fields<'_>) -> Result<Vec<Constraint>, ApiError> {
     Ok(found)
 }
 
-/// SGLang's and llama.cpp's fields; empty ones ask for nothing.
 fn of_others(fields: &mut Fields<'_>) -> Result<Vec<Constraint>, ApiError> {
     let mut found = Vec::new();
-    for (field, name) in [
-        ("ebnf", "grammar"),
-        ("grammar", "grammar"),
-        ("json_schema", "json"),
-        ("regex", "regex"),
-        ("structural_tag", "structural_tag"),
-    ] {
+    for (field, name) in OTHERS {
         found.extend(demanded(fields, field, name)?);
     }
     Ok(found)

@@ -243,7 +243,7 @@ fn strict(format: ToolFormat, functions: &[Function<'_>], calls: Calls) -> Resul
 /// The function that a `tool_choice` names.
 fn chosen<'f>(choice: &Map<String, Value>, functions: &[Function<'f>]) -> Result<Function<'f>, ApiError> {
     let name = choice.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
-    let (Some(name), true) = (name, choice.get("type").is_none_or(|kind| kind == "function")) else {
+    let (Some(name), true) = (name, choice.get("type").is_none_or(|kind| kind.is_null() || kind == "function")) else {
         let shown = Value::Object(choice.clone()).to_string();
         return Err(wrong("tool_choice", &shown, "{\"type\": \"function\", \"function\": {\"name\": …}}"));
     };
@@ -257,7 +257,7 @@ const NOT_IN_CHANNELS: &str = "A call cannot be demanded of a model that writes 
 
 fn check_tool(tool: &Value) -> Result<(), String> {
     let tool = tool.as_object().ok_or("not an object")?;
-    if tool.get("type").is_some_and(|kind| kind != "function") {
+    if tool.get("type").is_some_and(|kind| !kind.is_null() && kind != "function") {
         return Err("only tools of type `function` are supported.".to_owned());
     }
     let function: &Map<String, Value> =

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What the two sides are called; the first that a body has counts.
-const NAMES: [[&str; 2]; 4] =
+pub const NAMES: [[&str; 2]; 4] =
     [["text_1", "text_2"], ["queries", "documents"], ["queries", "items"], ["data_1", "data_2"]];
 
 /// Reads a body.

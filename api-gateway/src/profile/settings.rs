@@ -135,6 +135,9 @@ pub fn overrides(body: &[u8]) -> Result<Overrides, ApiError> {
     }
 }
 
+/// What the beginning of a trace's name may be, as [`is_file_name`] has it.
+pub const PREFIXES: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$";
+
 fn is_file_name(prefix: &str) -> bool {
     let begins = prefix.starts_with(|letter: char| letter.is_ascii_alphanumeric());
     begins && prefix.len() <= 128 && prefix.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c))

@@ -48,7 +48,7 @@ pub const REFUSED: [(&str, &str); 22] = [
 ];
 
 /// What `include` may name. All but the first two ask for what only tools of the server give, which there are none of.
-const INCLUDABLE: [&str; 8] = [
+pub const INCLUDABLE: [&str; 8] = [
     LOGPROBS,
     OPAQUE_REASONING,
     "code_interpreter_call.outputs",
@@ -61,9 +61,13 @@ const INCLUDABLE: [&str; 8] = [
 const LOGPROBS: &str = "message.output_text.logprobs";
 const OPAQUE_REASONING: &str = "reasoning.encrypted_content";
 
-/// Fields that the response repeats as they came, and that steer nothing.
-const REPEATED: [&str; 5] =
-    ["prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user"];
+/// What `service_tier` may say. There is one tier.
+pub const TIERS: [&str; 6] = ["auto", "default", "fast", "flex", "priority", "scale"];
+
+/// Texts that the response repeats as they came, and that steer nothing.
+const REPEATED: [&str; 4] = ["prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"];
+/// The same, an object.
+const REPEATED_OBJECT: &str = "prompt_cache_options";
 
 /// Fields that say the same in both APIs. Others that only chats know are passed on too, mostly to be refused.
 pub const ALIKE: [&str; 27] = [
@@ -171,8 +175,9 @@ fn turn(fields: &mut Fields<'_>, kept: Kept<'_>, chat: &mut Map<String, Value>) 
     said.insert("metadata".into(), metadata(fields)?);
     said.insert("service_tier".into(), service_tier(fields)?);
     for name in REPEATED {
-        said.insert(name.into(), fields.value(name, "JSON")?.unwrap_or_default());
+        said.insert(name.into(), fields.text(name)?.into());
     }
+    said.insert(REPEATED_OBJECT.into(), fields.object(REPEATED_OBJECT)?.into());
     let Delivery { store, background, stream } = delivery;
     let reasoning = ShownReasoning { place, opaque: included.opaque_reasoning };
     Ok(Turn { said, context, store, background, stream, logprobs: included.logprobs, reasoning })
@@ -305,8 +310,9 @@ fn include(
     if let Some(unknown) = include.iter().find(|name| !INCLUDABLE.contains(&name.as_str())) {
         return Err(wrong("include", unknown, &format!("a list of {}", INCLUDABLE.join(", "))));
     }
-    let top = fields.whole_in("top_logprobs", 0..=i32::MAX.into())?.unwrap_or(0);
-    let logprobs = top > 0 || include.iter().any(|name| name == LOGPROBS);
+    // How many there may be is the chat's to say.
+    let top = fields.whole("top_logprobs")?.unwrap_or(0);
+    let logprobs = top != 0 || include.iter().any(|name| name == LOGPROBS);
     if logprobs {
         chat.insert("logprobs".into(), true.into());
         chat.insert("top_logprobs".into(), top.into());
@@ -414,7 +420,6 @@ fn metadata(fields: &mut Fields<'_>) -> Result<Value, ApiError> {
 
 /// The tier that is served, which is one for all.
 fn service_tier(fields: &mut Fields<'_>) -> Result<Value, ApiError> {
-    const TIERS: [&str; 6] = ["auto", "default", "fast", "flex", "priority", "scale"];
     match fields.text("service_tier")? {
         Some(tier) if !TIERS.contains(&tier.as_str()) => {
             Err(wrong("service_tier", &tier, &format!("one of {}", TIERS.join(", "))))

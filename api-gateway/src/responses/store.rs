@@ -14,6 +14,9 @@ use tokio::sync::Notify;
 use super::{events::Events, item::response_of};
 use crate::error::{ApiError, Fault};
 
+/// What ids of responses look like.
+pub const IDS: &str = "^resp_[0-9a-f]{32}$";
+
 /// Ids of responses that gave way, so that whoever asks for one learns why it is not there.
 const REMEMBERED: usize = 16_384;
 

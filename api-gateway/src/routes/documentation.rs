@@ -11,8 +11,8 @@ use http::StatusCode;
 
 use crate::{
     api::{
-        openapi,
-        operation::{Answer, Errors, Operation, Route, When},
+        openapi::{self, Serving},
+        operation::{Answer, Errors, Operation, Purpose, Route, When},
         page,
     },
     error::{ApiError, Fault, json_response},
@@ -52,7 +52,11 @@ async fn html(State(gateway): State<Arc<Gateway>>) -> Html<String> {
 }
 
 async fn document(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    let json = openapi::document(&gateway.config).to_json();
+    // Before the model is known, all routes are there.
+    let purpose =
+        gateway.model.pooling().ok().map(|pools| if pools.is_some() { Purpose::Pool } else { Purpose::Generate });
+    let serving = Serving { config: &gateway.config, limits: &gateway.model.limits(), purpose };
+    let json = openapi::document(&serving).to_json();
     let json = json.map_err(|error| ApiError::new(Fault::Internal, error.to_string()))?;
     Ok(json_response(StatusCode::OK, json))
 }

@@ -49,7 +49,7 @@ pub const ONE: Route = Route {
             query: &[
                 may("stream", Shape::Bool, "Send its events"),
                 may("starting_after", Shape::Whole(0, i64::MAX), "With stream: only events behind this number"),
-                may("include_obfuscation", Shape::Word(&["false"]), "Events are not padded"),
+                may("include_obfuscation", Shape::Flag(false), "Events are not padded"),
             ],
             answer: Answer::Streamable(&["Response"], &["event of OpenAI's Responses API"]),
             errors: KEPT,
@@ -137,6 +137,9 @@ async fn list(
 ) -> Result<Response, ApiError> {
     let record = gateway.responses.get(&id)?;
     let query = query.unwrap_or_default();
+    if let Some((name, _)) = pairs(&query).find(|(name, _)| matches!(*name, "include" | "include[]")) {
+        return Err(said_before(name));
+    }
     let page = Page::read(pairs(&query))?.of(record.context())?;
     Ok(json_response(StatusCode::OK, page.to_string()))
 }
@@ -167,12 +170,19 @@ impl Query {
                 "starting_after" => {
                     query.starting_after = Some(value.parse().map_err(|_| wrong("the number of an event"))?);
                 }
-                "include_obfuscation" if flag(value) == Some(true) => return Err(wrong("false")),
+                "include_obfuscation" if flag(value) != Some(false) => return Err(wrong("false")),
+                "include" | "include[]" => return Err(said_before(name)),
                 _ => {}
             }
         }
         Ok(query)
     }
+}
+
+/// What is shown of a response is said when it is made.
+fn said_before(name: &str) -> ApiError {
+    let message = format!("`{name}` is not supported here: say it when the response is created.");
+    ApiError::field(name, message)
 }
 
 fn flag(value: &str) -> Option<bool> {

@@ -48,6 +48,20 @@ async fn the_document_resolves_its_references() {
 }
 
 #[tokio::test]
+async fn the_document_is_of_this_server() {
+    let stage = Stage::new(&["--max-logprobs", "7", "--trust-request-chat-template"]).await;
+    let document = stage.client.get("/openapi.json").await.json();
+    let schemas = &document["components"]["schemas"];
+    assert_eq!(schemas["ChatCompletionRequest"]["properties"]["top_logprobs"]["maximum"], 7);
+    assert_eq!(schemas["ChatCompletionRequest"]["properties"]["model"]["enum"], json!(["wren", null]));
+    assert_eq!(schemas["MessagesRequest"]["additionalProperties"], false);
+    assert!(schemas["ChatCompletionRequest"]["properties"]["chat_template"]["maxLength"].is_null());
+    let plain = Stage::new(&[]).await.client.get("/openapi.json").await.json();
+    let template = &plain["components"]["schemas"]["ChatCompletionRequest"]["properties"]["chat_template"];
+    assert_eq!(template["maxLength"], 0, "{template}");
+}
+
+#[tokio::test]
 async fn the_page_is_for_people_and_needs_nothing_else() {
     let stage = Stage::new(&[]).await;
     let page = stage.client.get("/docs").await;

@@ -335,6 +335,9 @@ async fn a_response_runs_in_the_background() {
     let past = stage.client.get(&format!("{path}?stream=true&starting_after=999")).await;
     assert_eq!((past.status.as_u16(), past.text()), (200, ""));
     assert_eq!(stage.client.get(&format!("{path}?stream=true&starting_after=x")).await.error().1, "starting_after");
+    for path in [format!("{path}?include[]=x"), format!("{path}/input_items?include=x")] {
+        assert!(stage.client.get(&path).await.error().0.contains("when the response is created"), "{path}");
+    }
 }
 
 fn content_type(headers: &HeaderMap) -> &str {

@@ -263,9 +263,14 @@ async fn what_is_counted_is_exact() {
     }
     stage.load_is(0).await;
     let labels = r#"{model_name="wren",engine="0"}"#;
+    let prompt_tokens = |name, source| format!("{name}{{model_name=\"wren\",engine=\"0\",source=\"{source}\"}}");
     let rows = [
         (format!("vllm:prompt_tokens_total{labels}"), 6.0),
         (format!("vllm:prompt_tokens_cached_total{labels}"), 2.0),
+        (prompt_tokens("vllm:prompt_tokens_by_source_total", "local_compute"), 4.0),
+        (prompt_tokens("vllm:prompt_tokens_by_source_total", "local_cache_hit"), 2.0),
+        (prompt_tokens("vllm:prompt_tokens_cached_by_source_total", "device"), 2.0),
+        (format!("vllm:request_prefill_kv_computed_tokens_sum{labels}"), 4.0),
         (format!("vllm:generation_tokens_total{labels}"), 5.0),
         (r#"vllm:request_success_total{model_name="wren",engine="0",finished_reason="stop"}"#.into(), 2.0),
         (format!("vllm:time_to_first_token_seconds_count{labels}"), 2.0),

@@ -8,8 +8,17 @@ use anyhow::{Context, bail};
 
 use super::{cargo, schemas, stage, tools};
 
-/// Seconds that libFuzzer searches.
-const FUZZ_SECONDS: u32 = 300;
+/// A target of libFuzzer: its crate, its name, and how many seconds it searches.
+struct FuzzTarget {
+    package: &'static str,
+    name: &'static str,
+    seconds: u32,
+}
+
+const FUZZ_TARGETS: [FuzzTarget; 2] = [
+    FuzzTarget { package: "chat-format", name: "parsers", seconds: 60 },
+    FuzzTarget { package: "sched-core", name: "worlds", seconds: 300 },
+];
 
 /// A stage: its name on the command line, what it does, and how.
 type Stage = (&'static str, &'static str, fn(&Path) -> anyhow::Result<()>);
@@ -20,7 +29,7 @@ const STAGES: [Stage; 6] = [
     ("deploy", "behind load balancers, and as an image", |root| ignored_e2e(root, "deploy::")),
     ("clients", "frameworks on top of the API, and vLLM's own tests", |root| ignored_e2e(root, "clients::")),
     ("smollm2", "a public model of four bits", |root| ignored_e2e(root, "smollm2::")),
-    ("fuzz", "fuzzing sched-core (libFuzzer)", fuzz),
+    ("fuzz", "fuzzing parsers and sched-core (libFuzzer)", fuzz),
 ];
 
 /// The stages' names.
@@ -46,22 +55,29 @@ fn ignored_e2e(root: &Path, module: &str) -> anyhow::Result<()> {
     cargo(root, &["test", "--workspace", "--test", "e2e", "--", "--ignored", module], None)
 }
 
-/// Searches for a world in which the scheduler breaks. What it finds lies under crates/sched-core/fuzz/artifacts.
+/// Searches for bytes that break a target. What it finds lies under artifacts/ in the fuzz folder of its crate.
 fn fuzz(root: &Path) -> anyhow::Result<()> {
     let nightly = Command::new("cargo").args(["+nightly", "--version"]).current_dir(root).output();
     if !nightly.is_ok_and(|answer| answer.status.success()) {
-        println!("there is no nightly toolchain here: sched-core is not fuzzed");
+        println!("there is no nightly toolchain here: nothing is fuzzed");
         return Ok(());
     }
     let Some(fuzz) = tools::CARGO_FUZZ.find(root) else {
-        println!("cargo-fuzz is neither here nor can be installed: sched-core is not fuzzed");
+        println!("cargo-fuzz is neither here nor can be installed: nothing is fuzzed");
         return Ok(());
     };
-    let mut run = Command::new("rustup");
-    run.args(["run", "nightly"]).arg(fuzz).args(["run", "worlds", "--target-dir"]).arg(root.join("target/fuzz"));
-    run.args(["--", "-max_len=4096", &format!("-max_total_time={FUZZ_SECONDS}")]);
-    match run.current_dir(root.join("crates/sched-core")).status().context("cargo-fuzz")?.success() {
-        true => Ok(()),
-        false => bail!("a world breaks the scheduler: add its bytes to crates/sched-core/tests/simulation.rs"),
+    FUZZ_TARGETS.iter().try_for_each(|target| target.run(root, &fuzz))
+}
+
+impl FuzzTarget {
+    fn run(&self, root: &Path, fuzz: &Path) -> anyhow::Result<()> {
+        let Self { package, name, seconds } = self;
+        let mut run = Command::new("rustup");
+        run.args(["run", "nightly"]).arg(fuzz).args(["run", name, "--target-dir"]).arg(root.join("target/fuzz"));
+        run.args(["--", "-max_len=4096", &format!("-max_total_time={seconds}")]);
+        match run.current_dir(root.join("crates").join(package)).status().context("cargo-fuzz")?.success() {
+            true => Ok(()),
+            false => bail!("{package}: `{name}` found bytes that break it; add them to the crate's tests"),
+        }
     }
 }

@@ -3,7 +3,11 @@
 use super::{Fate, Field, field};
 use crate::api::{
     operation::Body::{self, Classify, CohereEmbed, Embeddings, Pooling, Rerank, Score},
-    shape::Shape::{self, Any, Bool, Either, List, Named, Object, Text, Whole, Word},
+    shape::{
+        Served,
+        Shape::{self, Any, Bool, Either, Letters, List, Named, Object, Several, Text, Whole, Word},
+        has,
+    },
 };
 
 const POOLED: &[Body] = &[Embeddings, Classify, Score, Rerank, Pooling, CohereEmbed];
@@ -15,8 +19,10 @@ const SCORED: &[Body] = &[Classify, Score, Rerank];
 const EMBEDDED: &[Body] = &[Embeddings];
 const PAIRS: &[Body] = &[Score];
 
-const IDS: Shape = List(&Whole(0, u32::MAX as i64));
-const TEXTS: Shape = Either(&[Text, List(&Either(&[Text, Object(&[])]))]);
+const IDS: Shape = Several(&Shape::Served(Served::Token), 1, usize::MAX);
+const ONE_TEXT: Shape = Either(&[Text, Object(&[has("text", Text, "The text")])]);
+const TEXTS: Shape = Either(&[ONE_TEXT, Several(&ONE_TEXT, 1, usize::MAX)]);
+const INPUT: Shape = Either(&[Text, Several(&Text, 1, usize::MAX), IDS, Several(&IDS, 1, usize::MAX)]);
 
 const SCORES_TEST: &str = "api-gateway/tests/gateway/pooling.rs: pairs_are_scored";
 const RANKING_TEST: &str = "api-gateway/tests/gateway/pooling.rs: documents_are_ranked";
@@ -31,8 +37,9 @@ const ENCODED: &str = "api-gateway/src/pooling/encoding.rs: numbers_are_written_
 /// All of them.
 pub(super) const FIELDS: &[Field] = &[
     // Of all of them.
-    field("cache_salt", POOLED, Text, "Share cached prefixes only with requests of the same salt").seen(SHARED),
-    field("model", POOLED, Text, "A served name").or("the served model").seen(SHARED),
+    field("cache_salt", POOLED, Letters(1, usize::MAX), "Share cached prefixes only with requests of the same salt")
+        .seen(SHARED),
+    field("model", POOLED, Shape::Served(Served::Model), "A served name").or("the served model").seen(SHARED),
     field(
         "priority",
         POOLED,
@@ -45,8 +52,8 @@ pub(super) const FIELDS: &[Field] = &[
     field(
         "truncate_prompt_tokens",
         POOLED,
-        Whole(-1, i32::MAX as i64),
-        "Keep this many tokens of an input; -1: as many as fit; not 0",
+        Either(&[Whole(-1, -1), Whole(1, i32::MAX as i64)]),
+        "Keep this many tokens of an input; -1: as many as fit",
     )
     .seen(SHARED),
     field("truncation_side", POOLED, Word(&["left", "right"]), "Where tokens are cut off").or("\"left\"").seen(SHARED),
@@ -81,10 +88,14 @@ pub(super) const FIELDS: &[Field] = &[
     field("endianness", ENCODED_BODIES, Word(&["native", "little", "big"]), "Order of a number's bytes")
         .or("\"native\"")
         .seen(ENCODED),
-    field("input", INPUTS, Either(&[Text, List(&Text), IDS, List(&IDS)]), "One input or many, as text or token ids")
-        .seen(EMBEDDED_TEST),
-    field("messages", INPUTS, List(&Named("ChatMessage")), "A conversation instead; template fields as of chats")
-        .seen("api-gateway/tests/gateway/pooling.rs: a_conversation_is_embedded"),
+    field("input", INPUTS, INPUT, "One input or many, as text or token ids").seen(EMBEDDED_TEST),
+    field(
+        "messages",
+        INPUTS,
+        Several(&Named("ChatMessage"), 1, usize::MAX),
+        "A conversation instead; template fields as of chats",
+    )
+    .seen("api-gateway/tests/gateway/pooling.rs: a_conversation_is_embedded"),
     field("normalize", EMBEDDED, Bool, "Scale embeddings to length one").or("as the model does").seen(EMBEDDED_TEST),
     field("prompt_name", EMBEDDED, Text, "The model's prompt that goes before texts")
         .or("the model's default")
@@ -137,7 +148,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("output_dimension", &[CohereEmbed], Whole(1, i64::MAX), "As `dimensions` of embeddings")
         .or("all")
         .seen(COHERE_TEST),
-    field("texts", &[CohereEmbed], List(&Text), "The inputs").needed().seen(COHERE_TEST),
+    field("texts", &[CohereEmbed], Several(&Text, 1, usize::MAX), "The inputs").needed().seen(COHERE_TEST),
     field("truncate", &[CohereEmbed], Word(&["NONE", "START", "END"]), "Which end of long inputs is left out")
         .or("\"END\"")
         .seen(COHERE_TEST),

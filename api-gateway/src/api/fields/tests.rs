@@ -1,5 +1,7 @@
 //! The table is what the parser does: no field is missing, each honoured one acts, and each named test exists.
 
+mod schemas;
+
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use proto::{PoolingInfo, Request, pooling_info::Task};
@@ -8,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::{
     anthropic,
+    api::shape::Served,
     engine::pipeline::Arrival,
     error::ApiError,
     openai::{
@@ -22,7 +25,7 @@ use crate::{
     routes::{detokenize, development, lora_adapters, tokenize},
 };
 
-fn limits() -> Limits {
+pub(crate) fn limits() -> Limits {
     Limits {
         defaults: Default::default(),
         vocab_size: 100,
@@ -75,9 +78,13 @@ fn pool(bytes: &[u8], task: Task, read: pooling::Read) -> Result<(), ApiError> {
 
 /// Reads a body as its route does, as far as its own fields go.
 fn read(body: Body, json: &Value) {
+    try_read(body, json).expect("the body is fine");
+}
+
+fn try_read(body: Body, json: &Value) -> Result<(), ApiError> {
     let (text, limits) = (json.to_string(), limits());
     let (bytes, envelope) = (text.as_bytes(), envelope(Arrival::now()));
-    let read = match body {
+    match body {
         Body::Chat => chat::read(bytes, &limits, &envelope).map(drop),
         Body::Completion => completion::read(bytes, &limits, &envelope).map(drop),
         Body::Responses => {
@@ -100,8 +107,7 @@ fn read(body: Body, json: &Value) {
             anthropic::request::chat_body(&mut fields)?;
             anthropic::strict::refuse_unread(&mut fields)
         }),
-    };
-    read.expect("the body is fine");
+    }
 }
 
 #[test]
@@ -154,8 +160,8 @@ fn other_value(field: &Field, body: Body) -> Value {
         "truncation_side" => "right".into(),
         name => match field.shape {
             Shape::Bool => (field.default != "true").into(),
-            Shape::Text => "x".into(),
-            Shape::Whole(..) => 3.into(),
+            Shape::Text | Shape::Letters(..) | Shape::Served(Served::Template) => "x".into(),
+            Shape::Whole(..) | Shape::Either([Shape::Whole(..), ..]) | Shape::Served(Served::Logprobs) => 3.into(),
             other => panic!("give `{name}` ({other}) a value here"),
         },
     }

@@ -5,6 +5,7 @@
 //! network copies that into a slot, and steps say which sequence uses which slot.
 
 mod config;
+mod dummy;
 mod error;
 mod read;
 

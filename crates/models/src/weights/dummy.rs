@@ -43,6 +43,13 @@ impl Weights for Dummy {
 pub(super) const LEVELS: usize = 4096;
 
 impl Dummy {
+    /// A slice's elements as numbers, for weights of `f32`.
+    pub(crate) fn numbers(&self, slice: &Slice) -> Vec<f32> {
+        debug_assert_eq!(self.dtype, DType::F32);
+        let bytes = self.chunk(slice).bytes;
+        bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+    }
+
     /// A slice's elements.
     pub(super) fn chunk(&self, slice: &Slice) -> Chunk<'static> {
         let mut bytes = Vec::with_capacity(slice.elements() * self.dtype.size());

@@ -33,6 +33,8 @@ use crate::environment::Environment;
 pub struct Request {
     pub prompt: Vec<u32>,
     pub output_len: u32,
+    /// The adapter's name; empty: the model alone.
+    pub adapter: String,
 }
 
 /// What a request gave. Times count from the moment that all requests were there.
@@ -55,6 +57,8 @@ pub struct Offline {
     next: u64,
     /// Tokens that the model knows.
     pub vocab_size: u32,
+    /// Names of the adapters that are served.
+    pub adapters: Vec<String>,
     _runtime_dir: RuntimeDir,
 }
 
@@ -136,8 +140,9 @@ impl Offline {
                 return Err(error);
             }
         };
-        let info = ControlClient::new(&engine.control(Role::Scheduler))?.info().await?;
-        let vocab_size = info.model.context("the scheduler knows no model")?.vocab_size;
+        let scheduler = ControlClient::new(&engine.control(Role::Scheduler))?;
+        let vocab_size = scheduler.info().await?.model.context("the scheduler knows no model")?.vocab_size;
+        let adapters = scheduler.adapters("").await?.into_iter().map(|adapter| adapter.name).collect();
         Ok(Some(Self {
             supervisor,
             requests,
@@ -145,6 +150,7 @@ impl Offline {
             batches: 0,
             next: 0,
             vocab_size,
+            adapters,
             _runtime_dir: ground.runtime_dir,
         }))
     }
@@ -184,6 +190,7 @@ async fn send(
             output: Some(Output { stream: true, ..Output::default() }),
             n: 1,
             max_tokens: Some(request.output_len),
+            adapter: request.adapter.clone(),
             ..proto::Request::default()
         };
         sender.send(&Inbound { event: Some(inbound::Event::Request(request)) }).await?;

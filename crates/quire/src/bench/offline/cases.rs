@@ -23,6 +23,12 @@ struct Case {
     name: String,
     /// Tokens of each prompt, and how many to generate for it.
     prompts: Vec<(u32, u32)>,
+    /// How often the list of prompts is taken.
+    #[serde(default = "once")]
+    copies: usize,
+    /// Adapters that the prompts have in turn, the first of those that are served; 0: the model alone.
+    #[serde(default)]
+    adapters: usize,
     #[serde(default = "once")]
     runs: usize,
     /// Seconds to leave the engine alone first, for what it does beside serving (capturing graphs): that belongs to no
@@ -35,6 +41,18 @@ fn once() -> usize {
     1
 }
 
+impl Case {
+    /// One run with the model alone.
+    fn once(name: &str, prompts: Vec<(u32, u32)>) -> Self {
+        Self { name: name.to_owned(), prompts, copies: 1, adapters: 0, runs: 1, idle_s: 0.0 }
+    }
+
+    /// Lengths of all prompts.
+    fn prompts(&self) -> impl Iterator<Item = &(u32, u32)> {
+        self.prompts.iter().cycle().take(self.prompts.len() * self.copies)
+    }
+}
+
 pub(super) async fn run(args: &CasesArgs, stage: Stage<'_>) -> anyhow::Result<()> {
     let start = Instant::now();
     let cases = read(&args.cases).with_context(|| format!("--cases {}", args.cases.display()))?;
@@ -42,7 +60,7 @@ pub(super) async fn run(args: &CasesArgs, stage: Stage<'_>) -> anyhow::Result<()
     let shutdown = &stage.process.shutdown;
     let Some(mut engine) = Offline::start(stage.settings, stage.environment, shutdown).await? else { return Ok(()) };
     let mut bench = Bench { random: StdRng::seed_from_u64(0), temperature: args.temperature };
-    let first = Case { name: "startup".to_owned(), prompts: vec![(8, 1)], runs: 1, idle_s: 0.0 };
+    let first = Case::once("startup", vec![(8, 1)]);
     for case in std::iter::once(&first).chain(&cases) {
         let Some(runs) = shutdown.run_until_cancelled(bench.measure(&mut engine, case)).await else { break };
         let mut runs = runs.with_context(|| case.name.clone())?;
@@ -60,10 +78,11 @@ fn read(path: &Path) -> anyhow::Result<Vec<Case>> {
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let case: Case = serde_json::from_str(line).with_context(|| format!("line {}", number + 1))?;
         if case.runs == 0
+            || case.copies == 0
             || case.prompts.is_empty()
             || case.prompts.iter().any(|(input, output)| *input == 0 || *output == 0)
         {
-            bail!("line {}: a case needs prompts, and lengths and runs above 0", number + 1);
+            bail!("line {}: a case needs prompts, and lengths, copies and runs above 0", number + 1);
         }
         if !(0.0..=3600.0).contains(&case.idle_s) {
             bail!("line {}: idle_s must be from 0 to 3600", number + 1);
@@ -83,13 +102,17 @@ impl Bench {
     /// From sending to the last token, for each run.
     async fn measure(&mut self, engine: &mut Offline, case: &Case) -> anyhow::Result<Vec<Duration>> {
         tokio::time::sleep(Duration::from_secs_f64(case.idle_s)).await;
+        let Some(adapters) = engine.adapters.get(..case.adapters).map(<[String]>::to_vec) else {
+            bail!("{} adapters: {} are served; name more by --lora-modules", case.adapters, engine.adapters.len());
+        };
         let mut runs = Vec::with_capacity(case.runs);
         for _ in 0..case.runs {
-            let request = |&(len, output_len): &(u32, u32)| Request {
+            let request = |(number, &(len, output_len)): (usize, &(u32, u32))| Request {
                 prompt: random_prompt(&mut self.random, len, engine.vocab_size),
                 output_len,
+                adapter: adapters.get(number % adapters.len().max(1)).cloned().unwrap_or_default(),
             };
-            let requests: Vec<_> = case.prompts.iter().map(request).collect();
+            let requests: Vec<_> = case.prompts().enumerate().map(request).collect();
             let generated = engine.generate(&requests, &sampling(self.temperature)).await?;
             check(&requests, &generated)?;
             runs.push(generated.iter().map(|one| one.last).max().unwrap_or_default());
@@ -123,7 +146,7 @@ impl Report {
     }
 
     fn case(&mut self, case: &Case, runs: &[Duration]) -> anyhow::Result<()> {
-        let sum = |length: fn(&(u32, u32)) -> u32| case.prompts.iter().map(|prompt| u64::from(length(prompt))).sum();
+        let sum = |length: fn(&(u32, u32)) -> u32| case.prompts().map(|prompt| u64::from(length(prompt))).sum();
         let (input, output): (u64, u64) = (sum(|prompt| prompt.0), sum(|prompt| prompt.1));
         let best = runs.iter().min().copied().unwrap_or_default().as_secs_f64();
         let per_second = |tokens: u64| if best > 0.0 { tokens as f64 / best } else { 0.0 };
@@ -158,7 +181,7 @@ mod tests {
         let first = "{\"name\": \"a\", \"prompts\": [[4, 2], [9, 1]], \"runs\": 3}\n\n";
         let cases = read_text(&format!("{first}{{\"name\": \"b\", \"prompts\": [[1, 1]]}}\n")).unwrap();
         let expected = [("a", vec![(4, 2), (9, 1)], 3), ("b", vec![(1, 1)], 1)];
-        let expected = expected.map(|(name, prompts, runs)| Case { name: name.to_owned(), prompts, runs, idle_s: 0.0 });
+        let expected = expected.map(|(name, prompts, runs)| Case { runs, ..Case::once(name, prompts) });
         assert_eq!(cases, expected);
     }
 
@@ -172,6 +195,7 @@ mod tests {
             "{\"name\": \"b\", \"prompts\": [[0, 1]]}",
             "{\"name\": \"b\", \"prompts\": [[1, 1]], \"rums\": 3}",
             "{\"name\": \"b\", \"prompts\": [[1, 1]], \"idle_s\": -1}",
+            "{\"name\": \"b\", \"prompts\": [[1, 1]], \"copies\": 0}",
         ] {
             let error = format!("{:#}", read_text(&format!("{good}{bad}\n")).unwrap_err());
             assert!(error.starts_with("line 2"), "{error}");
@@ -182,7 +206,7 @@ mod tests {
     fn figures_are_appended() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.jsonl");
-        let case = Case { name: "a".to_owned(), prompts: vec![(4, 2), (3, 1)], runs: 2, idle_s: 0.0 };
+        let case = Case { runs: 2, ..Case::once("a", vec![(4, 2), (3, 1)]) };
         for _ in 0..2 {
             let mut report = Report::open(Some(&path)).unwrap();
             report.case(&case, &[Duration::from_millis(500), Duration::from_millis(250)]).unwrap();
@@ -195,7 +219,7 @@ mod tests {
 
     #[test]
     fn too_few_tokens_are_an_error() {
-        let requests = [Request { prompt: vec![1], output_len: 2 }];
+        let requests = [Request { prompt: vec![1], output_len: 2, adapter: String::new() }];
         let generated = |tokens| [Generated { tokens, ..Generated::default() }];
         assert!(check(&requests, &generated(2)).is_ok());
         assert!(check(&requests, &generated(1)).is_err());

@@ -85,7 +85,7 @@ fn prompts(count: usize, lengths: RequestLengths, vocab_size: u32, seed: u64) ->
     let one = |_| {
         let len = random.random_range(input.least..=input.most);
         let output_len = random.random_range(output.least..=output.most);
-        Request { prompt: random_prompt(&mut random, len, vocab_size), output_len }
+        Request { prompt: random_prompt(&mut random, len, vocab_size), output_len, adapter: String::new() }
     };
     (0..count).map(one).collect()
 }

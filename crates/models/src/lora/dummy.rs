@@ -1,0 +1,70 @@
+//! Random adapters, for measuring without a download.
+
+use kernels::ops::DType;
+
+use super::{Adapter, AdapterLayout, Delta, Projection};
+use crate::weights::{Dummy, Role, Slice, TensorLocation};
+
+impl AdapterLayout {
+    /// An adapter of the highest rank for every layer, of numbers that depend on `name` and `seed` alone: each rank
+    /// makes its own slices of it.
+    pub fn dummy(&self, name: &str, seed: u64) -> Adapter {
+        let dummy = Dummy { seed, dtype: DType::F32, stored: None, threads: 1 };
+        let delta = |projection: &Projection| {
+            let ([outputs, inputs], rank) = (projection.shape, self.max_rank);
+            let numbers = |matrix: &str, shape: [usize; 2], rows, cols| {
+                let location = TensorLocation::from(format!("{name}.{}.{matrix}", projection.location.tensor));
+                dummy.numbers(&Slice { location, shape: shape.to_vec(), rows, cols, role: Role::Matrix })
+            };
+            Delta {
+                rank,
+                a: numbers("lora_A", [rank, inputs], 0..rank, projection.cols.clone()),
+                b: numbers("lora_B", [outputs, rank], projection.rows.clone(), 0..rank),
+            }
+        };
+        let layer = |projections: &Vec<Projection>| projections.iter().map(|one| Some(delta(one))).collect();
+        Adapter { layers: self.layers.iter().map(|found| layer(&found.projections)).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::ops::LoraSite;
+
+    use super::super::LoraLayer;
+    use super::*;
+
+    /// Rows and columns of a `[6, 8]` projection that a rank has.
+    fn of(rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
+        let location = TensorLocation::from("layer.weight".to_owned());
+        let projections = vec![Projection { location, shape: [6, 8], rows, cols }];
+        let layout = AdapterLayout { layers: vec![LoraLayer { site: LoraSite(0), projections }], max_rank: 4 };
+        let mut adapter = layout.dummy("x", 1);
+        let Delta { rank, a, b } = adapter.layers.remove(0).remove(0).expect("every projection has one");
+        assert_eq!(rank, 4);
+        (a, b)
+    }
+
+    #[test]
+    fn ranks_make_their_slices_of_one_adapter() {
+        let (a, b) = of(0..6, 0..8);
+        assert_eq!((a.len(), b.len()), (4 * 8, 6 * 4));
+        assert!(a.iter().chain(&b).all(|x| x.is_finite() && x.abs() < 1.0));
+        assert_eq!(of(2..5, 0..8), (a.clone(), b[2 * 4..5 * 4].to_vec()));
+        let (right, whole) = of(0..6, 4..8);
+        assert_eq!(whole, b);
+        assert!(right.chunks(4).zip(a.chunks(8)).all(|(part, row)| part == &row[4..]));
+    }
+
+    #[test]
+    fn another_name_is_another_adapter() {
+        let layer = |name: &str| {
+            let location = TensorLocation::from("layer.weight".to_owned());
+            let projections = vec![Projection { location, shape: [6, 8], rows: 0..6, cols: 0..8 }];
+            let layout = AdapterLayout { layers: vec![LoraLayer { site: LoraSite(0), projections }], max_rank: 2 };
+            layout.dummy(name, 1).layers.remove(0).remove(0).expect("every projection has one").a
+        };
+        assert_ne!(layer("x"), layer("y"));
+        assert_eq!(layer("x"), layer("x"));
+    }
+}

@@ -29,7 +29,7 @@ shift 4
 case $role in
     --head) ;;
     --worker)
-        echo "Error: --worker: an engine runs on one machine, so there is nothing for a worker machine to join yet." >&2
+        echo "Error: --worker: with GPUs an engine runs on one machine, so there is nothing for a worker machine to join yet." >&2
         echo "Start another --head there, and put a load balancer in front of both (deploy/nginx, deploy/haproxy)." >&2
         exit 1
         ;;

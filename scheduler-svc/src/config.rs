@@ -7,7 +7,7 @@ use link::LinkOptions;
 use proto::{DeviceKind, ModelInfo, ServedAdapter, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LoraArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs,
     values::{count, fraction, size},
 };
 
@@ -27,6 +27,14 @@ pub struct Args {
     /// Where workers come for plans
     #[arg(long, value_name = "ADDRESS")]
     pub listen_workers: Address,
+
+    /// Where workers of other machines come for plans, too
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen_remote_workers: Option<Address>,
+
+    /// Links to other machines.
+    #[command(flatten)]
+    pub link: LinkArgs,
 
     /// The detokenizer that takes the tokens
     #[arg(long, value_name = "ADDRESS")]
@@ -237,7 +245,7 @@ impl Args {
         let ready = &formed.ready;
         let wanted = self.length.tokens().unwrap_or(ready.max_model_len).min(ready.max_model_len);
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
-        let (recurrent, pools) = (ready.state_bytes > 0, ready.pooling.is_some());
+        let (recurrent, pools) = (ready.recurrent || ready.state_bytes > 0, ready.pooling.is_some());
         // A prompt whose tokens see those after them is computed in one step.
         let step_tokens = formed.max_num_batched_tokens;
         let in_a_step = if ready.whole_prompts { step_tokens } else { u32::MAX };
@@ -271,7 +279,8 @@ impl Args {
                 Policy::Fcfs => sched_core::Policy::Fcfs,
                 Policy::Priority => sched_core::Policy::Priority,
             },
-            pipeline_depth: if self.async_scheduling { 2 } else { 1 },
+            pipeline_depth: if self.async_scheduling { self.group.pipeline_parallel_size.max(2) } else { 1 },
+            stages: self.group.pipeline_parallel_size,
             speculative_tokens: 0,
             adapter_slots: self.lora.slots(),
             features: Features { pooling: pools, only_pooling: pools, ..Features::default() },
@@ -319,6 +328,7 @@ impl Args {
     pub(crate) fn to_json(&self) -> String {
         serde_json::json!({
             "tensor_parallel_size": self.group.tensor_parallel_size,
+            "pipeline_parallel_size": self.group.pipeline_parallel_size,
             "max_model_len": self.length.tokens(),
             "max_num_seqs": self.group.max_num_seqs,
             "max_num_batched_tokens": self.group.max_num_batched_tokens,

@@ -34,7 +34,7 @@ use crate::{
     results::Parts,
     spans::Spans,
     stats_line::StatsLine,
-    wire::{Event, Wire},
+    wire::{Event, ListenAt, Wire},
 };
 
 /// Events taken before the core plans again: enough to batch a burst, few enough to keep steps coming.
@@ -51,7 +51,13 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.fingerprint.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
-    wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
+    let options = args.link.options()?;
+    let local = ListenAt { address: &args.listen_workers, options: options.clone() };
+    wire.listen_workers(&process, local, fingerprint).await.context("--listen-workers")?;
+    if let Some(address) = &args.listen_remote_workers {
+        let remote = ListenAt { address, options };
+        wire.listen_workers(&process, remote, fingerprint).await.context("--listen-remote-workers")?;
+    }
     wire.dial_detokenizer(&process, &args.detokenizer, fingerprint);
     engine.run(events).await
 }
@@ -90,7 +96,7 @@ impl Engine {
     fn new(args: Args, process: Process, published: Published) -> Self {
         Self {
             core: None,
-            group: Group::new(args.group.tensor_parallel_size, args.limits()),
+            group: Group::new(args.group.pipeline_parallel_size, args.group.tensor_parallel_size, args.limits()),
             detokenizer: Detokenizer::default(),
             parts: Parts::default(),
             output: TokenBatch::default(),
@@ -103,7 +109,7 @@ impl Engine {
             overdue: None,
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
             clock: Clock::start(),
-            adapters: Adapters::new(args.group.tensor_parallel_size as usize, args.max_cpu_loras()),
+            adapters: Adapters::new(args.group.world_size() as usize, args.max_cpu_loras()),
             modules: args.served_modules(),
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),

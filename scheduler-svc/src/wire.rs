@@ -1,6 +1,11 @@
 //! Links become events: one small task per link reads messages into the one bounded queue that [`crate::serve`] works
 //! off.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
 use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
 use prost::Message;
 use proto::{DetokenizerReply, FromWorker, Hello, Inbound, ToWorker, TokenBatch};
@@ -43,16 +48,24 @@ impl From<Question> for Event {
     }
 }
 
+/// Where to listen, and how.
+pub(crate) struct ListenAt<'a> {
+    pub address: &'a Address,
+    pub options: LinkOptions,
+}
+
 /// The scheduler's end of all links.
 pub(crate) struct Wire {
     events: mpsc::Sender<Event>,
+    /// The next worker's number.
+    connections: Arc<AtomicU64>,
 }
 
 impl Wire {
     /// An empty wire, and the queue that it fills.
     pub(crate) fn new() -> (Self, mpsc::Receiver<Event>) {
         let (events, queue) = mpsc::channel(QUEUE);
-        (Self { events }, queue)
+        (Self { events, connections: Arc::new(AtomicU64::new(1)) }, queue)
     }
 
     /// Another way into the queue.
@@ -81,18 +94,20 @@ impl Wire {
         Ok(())
     }
 
-    /// Accepts workers at `address`.
+    /// Accepts workers.
     pub(crate) async fn listen_workers(
         &self,
         process: &Process,
-        address: &Address,
+        at: ListenAt<'_>,
         fingerprint: &str,
     ) -> Result<(), link::LinkError> {
         let hello = link::hello("scheduler-svc", "steps", fingerprint);
-        let mut listener = Listener::bind(address, hello, LinkOptions::default()).await?;
+        let mut listener = Listener::bind(at.address, hello, at.options).await?;
         let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
+        let connections = self.connections.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {
-            for connection in 1.. {
+            loop {
+                let connection = connections.fetch_add(1, Relaxed);
                 match listener.accept::<ToWorker, FromWorker>().await {
                     Ok(link) => drop(tokio::spawn(read_worker(link, connection, events.clone()))),
                     Err(error) => warn!("a worker did not get through: {error}"),

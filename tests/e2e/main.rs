@@ -16,6 +16,7 @@ mod idle;
 mod long_prompts;
 mod metrics;
 mod models;
+mod parallel;
 mod pooling;
 mod profile;
 mod second_workers;

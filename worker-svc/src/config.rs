@@ -1,21 +1,24 @@
 //! The worker's flags, checked once.
 
 mod pooling;
+mod stages;
 
 use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::available_parallelism};
 
 use clap::ValueEnum;
 use kernels::ops::{DType, KvDType};
 use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead, Placement};
+use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
 use proto::Setting;
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LoraArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs,
     values::{count, share, size},
 };
 
 use crate::{adapters::AdapterSource, idle::graph_capture};
 pub use pooling::PoolingArgs;
+pub(crate) use stages::Place;
+pub use stages::StageArgs;
 
 /// What `--quantization` names.
 const QUANTIZATIONS: [&str; 16] = [
@@ -56,19 +59,27 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub scheduler: Address,
 
+    /// Links to other machines.
+    #[command(flatten)]
+    pub link: LinkArgs,
+
     /// The model that all processes serve.
     #[command(flatten)]
     pub fingerprint: FingerprintArgs,
 
-    /// This worker's rank in its group
+    /// This worker's rank in its group: those of the first pipeline stage come first
     #[arg(long, default_value_t = 0)]
     pub rank: u32,
+
+    /// Pipeline stages.
+    #[command(flatten)]
+    pub stages: StageArgs,
 
     /// Flags that the scheduler has too.
     #[command(flatten)]
     pub group: GroupArgs,
 
-    /// Device; auto: a GPU if one can be used. Each rank takes the GPU of its number
+    /// Device; auto: a GPU if one can be used. Each rank takes the GPU of its number on the machine
     #[arg(long, value_name = "DEVICE", default_value = "auto", overrides_with = "device")]
     pub device: Device,
 
@@ -230,7 +241,7 @@ fn word(choice: impl ValueEnum) -> String {
 impl Args {
     /// Threads to compute with: at least one.
     pub(crate) fn threads(&self) -> usize {
-        let cores = || available_parallelism().map_or(1, usize::from) / self.group.tensor_parallel_size as usize;
+        let cores = || available_parallelism().map_or(1, usize::from) / self.local_world_size() as usize;
         self.threads.map_or_else(cores, |threads| threads as usize).max(1)
     }
 
@@ -243,7 +254,7 @@ impl Args {
             path: path.as_deref(),
         };
         CudaOptions {
-            ordinal: self.rank,
+            ordinal: self.local_rank(),
             folders: Folders::of(surroundings),
             kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
             ranks: (self.group.tensor_parallel_size > 1).then(|| match self.disable_custom_all_reduce {
@@ -281,6 +292,7 @@ impl Args {
             setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
             setting("--load-format", word(self.load_format)),
             setting("--runner, --convert, --task or --pooler-config", format!("{:?}", self.pooling.options())),
+            setting("--pipeline-layer-partition", self.stages.partition_text()),
             setting("--max-num-seqs", self.group.max_num_seqs().to_string()),
             setting("--disable-custom-all-reduce", self.disable_custom_all_reduce.to_string()),
             setting("--enforce-eager", self.enforce_eager.to_string()),
@@ -321,7 +333,7 @@ impl Args {
                 CachePrecision::Float16 => Some(DType::F16.into()),
                 CachePrecision::Fp8E4m3 => Some(KvDType::E4m3),
             },
-            placement: Placement::rank(self.rank as usize, self.group.tensor_parallel_size as usize),
+            placement: self.placement(),
             head: NetworkHead::Stored,
             format: match self.load_format {
                 Format::Auto => LoadFormat::Auto,

@@ -11,6 +11,7 @@
 //! | `device` | opening a GPU or the CPU, sizing its KV memory |
 //! | `engine` | executing plans: forward passes, input batches, slots, host sampler |
 //! | `idle` | CUDA graph capture and warm-up |
+//! | `stages` | the links to the stages before and after this one |
 //! | `wire` | the link to the scheduler |
 
 mod adapters;
@@ -25,6 +26,7 @@ mod metrics;
 mod perplexity;
 mod profile;
 mod serve;
+mod stages;
 mod wire;
 
 pub use config::{Args, default_kernel_cache};

@@ -46,6 +46,9 @@ pub struct Profile {
 
 /// Profiles a model.
 pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
+    if args.group.world_size() > 1 {
+        bail!("a profile is of one device; leave out --tensor-parallel-size and --pipeline-parallel-size");
+    }
     let (replies, _receiver) = mpsc::channel(1);
     let mut args = args.clone();
     let (mut model, ready) = load(&mut args, None, &replies, &Activity::default())?;

@@ -25,10 +25,11 @@ use tracing::{info, warn};
 
 use crate::{
     adapters::{AdapterLoader, HostAdapters},
-    compute::{self, Compute, Job, Loaded, RankSync, Reply, watchdog::Watchdog},
+    compute::{self, Compute, Forming, Job, Loaded, RankSync, Reply, watchdog::Watchdog},
     config::Args,
     device::Telemetry,
     metrics::WorkerMetrics,
+    stages::StageLinks,
     wire::{self, Out, SchedulerLink},
 };
 
@@ -50,11 +51,13 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
         given => given.to_owned(),
     };
+    let options = args.link.options()?;
     let telemetry = Telemetry::default();
     let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
     let adapters = HostAdapters::default();
     let Compute { jobs, replies, activity } = compute::start(args.clone(), process.profile.clone(), adapters.clone())?;
     let jobs = Arc::new(jobs);
+    let stages = StageLinks::listen(&args, &options, &fingerprint).await?;
     let handler = ControlHandler { telemetry: telemetry.clone(), jobs: Arc::downgrade(&jobs) };
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
@@ -68,6 +71,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         epoch: None,
         steps: 0,
         abort: AbortHandle::new(),
+        stages,
         watchdog: Watchdog::new(activity),
         telemetry,
         rank: args.rank,
@@ -78,7 +82,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let ended = shutdown.run_until_cancelled(async {
         loop {
             worker.disconnected();
-            let link = worker.connect(wire::dial(&args, &fingerprint)).await?;
+            let link = worker.connect(wire::dial(&args, &options, &fingerprint)).await?;
             if worker.spent {
                 // Only now: a scheduler that ends for good is no reason to start afresh.
                 let why = "the group was lost, and its GPUs may wait for a rank that is gone: starting afresh";
@@ -111,6 +115,8 @@ struct Worker {
     steps: u32,
     /// Ends the current group's waits.
     abort: AbortHandle,
+    /// The ways to other stages.
+    stages: StageLinks,
     watchdog: Watchdog,
     metrics: WorkerMetrics,
     telemetry: Telemetry,
@@ -123,7 +129,7 @@ impl Worker {
     /// Ends the waits of other ranks at once, then waits for the compute thread, which still uses the process's
     /// libraries. A device that may wait for a rank that is gone is not waited for.
     async fn end(mut self) {
-        self.abort.abort();
+        self.give_up_group();
         drop(self.jobs);
         let ended = async { while self.replies.recv().await.is_some() {} };
         if !self.spent && tokio::time::timeout(ENDING, ended).await.is_err() {
@@ -131,9 +137,15 @@ impl Worker {
         }
     }
 
+    /// Ends the waits of the present group, wherever the compute thread is.
+    fn give_up_group(&mut self) {
+        self.abort.abort();
+        self.stages.disconnect();
+    }
+
     /// Without a scheduler there is no group.
     fn disconnected(&mut self) {
-        self.abort.abort();
+        self.give_up_group();
         self.spent |= self.epoch.take().is_some() && self.sync == RankSync::Device;
         if self.ready.is_some() {
             self.process.status.not_ready("the scheduler is not connected");
@@ -155,7 +167,7 @@ impl Worker {
                         }
                         bail!("{reason}");
                     }
-                    Reply::Ready(loaded) => self.loaded(*loaded),
+                    Reply::Ready(loaded) => drop(self.loaded(*loaded)),
                     Reply::Loading(progress) => self.process.status.loading(LOADING, progress),
                     // These belong to an epoch that is over.
                     Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
@@ -218,7 +230,7 @@ impl Worker {
 
     /// The answer to a ping, which does not depend on the compute thread.
     fn pong(&self, number: u64) -> Pong {
-        let waits_for = self.abort.missing().into_iter().map(|rank| rank as u32).collect();
+        let waits_for = self.stages.waits_for(&self.abort.missing());
         Pong { number, compiling: self.watchdog.activity().is_compiling(), waits_for }
     }
 
@@ -237,14 +249,15 @@ impl Worker {
 
     /// A new group: the old one's waits end, wherever the compute thread is.
     fn form(&mut self, form: FormGroup) -> Job {
-        self.abort.abort();
+        self.give_up_group();
         self.abort = AbortHandle::new();
         self.epoch = Some(form.epoch);
         self.adapters.forget_all();
         self.steps = 0;
         self.watchdog.set_step_timeout(Duration::from_millis(form.step_timeout_ms));
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");
-        Job::Form(form, self.abort.clone())
+        let neighbours = self.stages.connect(&form);
+        Job::Form(Box::new(Forming { form, abort: self.abort.clone(), neighbours }))
     }
 
     fn hand_over(&mut self, job: Job) -> anyhow::Result<()> {
@@ -253,7 +266,7 @@ impl Worker {
         match self.jobs.try_send(job) {
             Ok(()) => Ok(()),
             Err(Disconnected(_)) => Err(thread_gone()),
-            // The scheduler keeps two plans in flight, so a full queue means a thread that has slept through many
+            // The scheduler keeps a few plans in flight, so a full queue means a thread that has slept through many
             // groups.
             Err(Full(_)) => Err(StartAgain("the compute thread hangs: it takes no jobs".to_owned()).into()),
         }
@@ -273,8 +286,7 @@ impl Worker {
                 })
             }
             Reply::Ready(loaded) => {
-                let ready = loaded.ready.clone();
-                self.loaded(*loaded);
+                let ready = self.loaded(*loaded);
                 self.process.status.ready();
                 from_worker::Event::Ready(ready)
             }
@@ -298,8 +310,10 @@ impl Worker {
         Ok(out.send(event).await)
     }
 
-    fn loaded(&mut self, loaded: Loaded) {
-        let Loaded { ready, sync, adapters } = loaded;
+    /// Takes note of the model's facts; what the scheduler is told.
+    fn loaded(&mut self, loaded: Loaded) -> WorkerReady {
+        let Loaded { mut ready, sync, adapters } = loaded;
+        ready.stage_address = self.stages.address();
         self.sync = sync;
         self.adapters.set_layout(adapters);
         if ready.device_kind() == DeviceKind::Cuda {
@@ -328,7 +342,7 @@ impl Worker {
             );
         }
         self.metrics.ready(&ready);
-        self.ready = Some(ready);
+        self.ready.insert(ready).clone()
     }
 }
 

@@ -30,6 +30,20 @@ pub trait Collective: Send {
     /// The bytes that each rank gave, in rank order. All give as many. For what ranks tell each other once, not in
     /// every step.
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
+
+    /// Gives rows of the residual stream to the same rank of the next stage. Of groups that are a stage of a pipeline,
+    /// but the last one.
+    fn send_rows(&mut self, rows: &[f32]) -> Result<(), CollectiveError> {
+        let _ = rows;
+        Err(CollectiveError::NoStage { which: "after" })
+    }
+
+    /// Waits for what the same rank of the stage before has sent next, which is as long. Of groups that are a stage of
+    /// a pipeline, but the first one.
+    fn receive_rows(&mut self, rows: &mut [f32]) -> Result<(), CollectiveError> {
+        let _ = rows;
+        Err(CollectiveError::NoStage { which: "before" })
+    }
 }
 
 /// Why a collective did not finish.
@@ -60,6 +74,20 @@ pub enum CollectiveError {
         all: usize,
         /// Ranks.
         world_size: usize,
+    },
+    /// There is no such stage in the pipeline.
+    #[error("there is no stage {which} this one")]
+    NoStage {
+        /// Before or after.
+        which: &'static str,
+    },
+    /// The link to another stage broke, or brought what was not expected.
+    #[error("the stage of rank {rank}: {reason}")]
+    Stage {
+        /// The rank at its other end.
+        rank: usize,
+        /// What happened.
+        reason: String,
     },
     /// Shared memory could not be set up.
     #[error("{doing}: {reason}")]

@@ -30,6 +30,7 @@ use crate::{
     options::LinkOptions,
     queue::{Frames, Writer, queue},
     stream::{Closing, Stream, ended, next, unexpected},
+    token::Token,
     unix,
 };
 
@@ -37,6 +38,8 @@ use crate::{
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// How long it may take to answer.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Where a peer shows its token.
+const TOKEN: &str = "authorization";
 /// Bytes that a frame adds to its message.
 const FRAME_BYTES: usize = 16;
 /// Bytes on their way to a reader that does not read; past them the sender's queue fills.
@@ -54,7 +57,12 @@ async fn dial(address: &Address, hello: &Hello, options: &LinkOptions) -> Result
     let limit = options.message_limit() + FRAME_BYTES;
     let mut client = LinkServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit);
     let (writer, frames) = queue(options.capacity(), Kind::Hello(hello.clone()));
-    let mut incoming = client.open(frames).await.map_err(ended)?.into_inner();
+    let mut request = Request::new(frames);
+    if let (Address::Grpc(_), Some(token)) = (address, &options.token) {
+        let shown = token.header().parse().map_err(|_| LinkError::Address { text: "a token".to_owned() })?;
+        request.metadata_mut().insert(TOKEN, shown);
+    }
+    let mut incoming = client.open(request).await.map_err(ended)?.into_inner();
     match next(&mut incoming).await? {
         Kind::Welcome(welcome) => {
             let peer = handshake::judge(hello, welcome)?;
@@ -86,6 +94,10 @@ pub(crate) async fn listen_tcp(host: &str, arrivals: Arrivals) -> Result<Listeni
     let listener = TcpListener::bind(host).await.map_err(LinkError::io("listening"))?;
     let bound = listener.local_addr().map_err(LinkError::io("listening"))?;
     let arrivals = Arc::new(arrivals);
+    if arrivals.options.token.is_none() && !bound.ip().is_loopback() {
+        let channel = &arrivals.hello.channel;
+        tracing::warn!(channel, "{bound}: whoever reaches this address gets in; --link-token-file keeps strangers out");
+    }
     let accepting = serve(arrivals.clone(), Some(KEEPALIVE), connections(listener, arrivals));
     Ok(Listening { accepting, address: Address::Grpc(bound.to_string()), file: None })
 }
@@ -148,8 +160,10 @@ where
 {
     let limit = arrivals.options.message_limit() + FRAME_BYTES;
     let window = window(&arrivals.options);
-    let service =
-        LinkServiceServer::new(Gate { arrivals }).max_decoding_message_size(limit).max_encoding_message_size(limit);
+    let token = arrivals.options.token.clone().filter(|_| keepalive.is_some());
+    let service = LinkServiceServer::new(Gate { arrivals, token })
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(limit);
     let server = Server::builder()
         .http2_keepalive_interval(keepalive)
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
@@ -166,6 +180,8 @@ where
 /// The service: lets in whom the handshake lets in.
 struct Gate {
     arrivals: Arc<Arrivals>,
+    /// What peers must show; absent on Unix sockets.
+    token: Option<Token>,
 }
 
 /// What a stream sends back: the queue's frames, as the generated service wants them.
@@ -176,6 +192,16 @@ impl LinkService for Gate {
     type OpenStream = Answers;
 
     async fn open(&self, request: Request<Streaming<Frame>>) -> Result<Response<Answers>, Status> {
+        if let Some(token) = self.token.as_ref()
+            && !token.is_shown(request.metadata().get(TOKEN).map(|shown| shown.as_bytes()))
+        {
+            tracing::warn!(
+                channel = self.arrivals.hello.channel,
+                peer = ?request.remote_addr(),
+                "turned a peer away, which does not show this engine's token"
+            );
+            return Err(Status::unauthenticated("it takes the token of this engine's --link-token-file"));
+        }
         let shaking = welcome(request.into_inner(), &self.arrivals);
         match self.arrivals.supervise(shaking).await {
             Ok(frames) => Ok(Response::new(frames.map(Ok as fn(Frame) -> _))),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::token::Token;
+
 /// Sizes and deadlines of a link.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
@@ -11,6 +13,8 @@ pub struct LinkOptions {
     pub send_deadline: Duration,
     /// How long connecting and the handshake may take.
     pub connect_deadline: Duration,
+    /// What a peer on another host must show, over `grpc://`. Unix sockets are guarded by their folder's permissions.
+    pub token: Option<Token>,
 }
 
 impl Default for LinkOptions {
@@ -19,6 +23,7 @@ impl Default for LinkOptions {
             capacity_bytes: 8 << 20,
             send_deadline: Duration::from_secs(5),
             connect_deadline: Duration::from_secs(5),
+            token: None,
         }
     }
 }

@@ -76,6 +76,7 @@ pub(crate) async fn next(incoming: &mut Streaming<Frame>) -> Result<Kind, LinkEr
 pub(crate) fn ended(status: Status) -> LinkError {
     match status.code() {
         Code::OutOfRange | Code::Unimplemented => LinkError::Protocol { what: status.message().to_owned() },
+        Code::Unauthenticated => LinkError::Refused { reason: status.message().to_owned() },
         Code::Aborted => LinkError::Protocol { what: status.message().to_owned() },
         code => {
             tracing::debug!(%code, message = status.message(), "a link's stream ended");

@@ -299,6 +299,11 @@ pub enum MixerSpec {
 }
 
 impl MixerSpec {
+    /// Whether it carries a state from token to token, beside or instead of a cache of them.
+    pub fn is_recurrent(&self) -> bool {
+        matches!(self, Self::Mamba(_) | Self::Mamba2(_) | Self::Delta(_))
+    }
+
     /// Attention, if that is what it is: for architectures that change one field of another's.
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match self {

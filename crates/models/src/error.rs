@@ -177,11 +177,19 @@ pub enum LoadError {
         /// The combination.
         what: &'static str,
     },
-    /// A model that text cannot be generated with: it gives hidden states or class scores, or is a stage of a pipeline.
-    #[error("{architecture} does not go from tokens to logits; generating text takes a model that does, whole")]
+    /// A model that text cannot be generated with: it gives hidden states or class scores.
+    #[error("{architecture} does not go from tokens to logits; generating text takes a model that does")]
     NotGenerating {
         /// Its class.
         architecture: String,
+    },
+    /// A model that runs in one stage.
+    #[error("{architecture} {why}; leave out --pipeline-parallel-size")]
+    Whole {
+        /// Its class.
+        architecture: String,
+        /// What keeps it from being divided.
+        why: &'static str,
     },
     /// A model that is to pool, and not to be converted.
     #[error("{architecture} generates text; --convert embed makes it give embeddings, --runner generate texts")]

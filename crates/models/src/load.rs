@@ -1,5 +1,6 @@
 //! From a folder to a [`Model`].
 
+use std::ops::Range;
 use std::path::Path;
 
 use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
@@ -13,12 +14,12 @@ use crate::error::LoadError;
 use crate::lora::LoraOptions;
 use crate::model::Model;
 use crate::network::{self, Network, Parts};
-use crate::placement::Placement;
+use crate::placement::{Placement, Stage};
 use crate::quant::{self, Online, Quantized};
 use crate::runner::{self, Decoder};
 use crate::shapes;
 use crate::tp::Shard;
-use crate::weights::{Checkpoint, Dummy, Loader, Measure, Resident, Weights, cache_scales};
+use crate::weights::{Checkpoint, Dummy, Loader, Measure, Names, Resident, Weights, cache_scales};
 
 /// How to load a model.
 #[derive(Clone, Debug)]
@@ -126,8 +127,8 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, LoadError> {
     Ok(arch::read(dir)?.spec)
 }
 
-/// Loads a model that generates text onto a device of its own: this rank's slices only. Every fault in names and shapes
-/// is found before any weight is read.
+/// Loads a model, or a stage of one that generates text, onto a device of its own: this rank's slices only. Every fault
+/// in names and shapes is found before any weight is read.
 pub fn load(
     dir: &Path,
     options: &LoadOptions,
@@ -138,11 +139,18 @@ pub fn load(
     let mut device = Device::new(backend, options.placement.tp)?;
     let limits = options.limits()?;
     let spec = description.spec.clone();
+    let in_stages = options.placement.stage.count > 1;
     if let Some(runner) = runner::without_weights(&spec) {
+        if in_stages {
+            return Err(LoadError::Whole { architecture: spec.architecture, why: "has no layers to divide" });
+        }
         if options.lora.is_some() {
             return Err(LoadError::NoAdapters { what: spec.architecture });
         }
         return Ok(Model { spec, weight_bytes: 0, num_weights: 0, runner });
+    }
+    if in_stages && spec.head.logits().is_none() {
+        return Err(LoadError::Whole { architecture: spec.architecture, why: "pools prompts, which one stage does" });
     }
     let network = Loading { dir, options, limits, description }.network(&mut device, progress)?;
     let (weight_bytes, num_weights) = (network.weight_bytes(), network.num_weights());
@@ -210,7 +218,6 @@ impl Loading<'_> {
     fn network(self, device: &mut Device, progress: &mut dyn FnMut(Progress)) -> Result<Network, LoadError> {
         let Self { dir, options, limits, description: Description { spec, names, quantized } } = self;
         let shard = device.shard;
-        let layers = options.placement.stage.layers_of(spec.layers.len())?;
         shard.check(&spec)?;
         shapes::check(&spec, device.backend.limits(), || device.describe())?;
         if options.lora.is_some() && !device.backend.has_lora() {
@@ -232,6 +239,7 @@ impl Loading<'_> {
             KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
             KvDType::Float(_) => vec![KvScales::default(); spec.layers.len()],
         };
+        let layers = stage_layers(&options.placement.stage, &spec, &names, &*weights)?;
         let mut measure = Measure::new(&*weights);
         network::build(&spec, &names, shard, layers.clone(), &mut measure)?;
         let (bytes_total, as_stored) = (measure.bytes, !measure.mixed);
@@ -258,6 +266,25 @@ impl Loading<'_> {
         let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, max_lora_rank };
         Ok(Network::new(parts, device))
     }
+}
+
+/// The layers of a stage. All ranks come to the same cuts: they measure whole layers.
+fn stage_layers(
+    stage: &Stage,
+    spec: &ModelSpec,
+    names: &Names,
+    weights: &dyn Weights,
+) -> Result<Range<usize>, LoadError> {
+    let count = spec.layers.len();
+    if stage.count == 1 || stage.layers.is_some() {
+        return stage.layers_of(&vec![0; count]);
+    }
+    let bytes = |layer: usize| {
+        let mut measure = Measure::new(weights);
+        network::build(spec, names, Shard::new(0, 1)?, layer..layer + 1, &mut measure)?;
+        Ok(measure.bytes)
+    };
+    stage.layers_of(&(0..count).map(bytes).collect::<Result<Vec<u64>, LoadError>>()?)
 }
 
 /// Where weights come from.

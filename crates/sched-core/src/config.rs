@@ -97,6 +97,9 @@ pub struct Config {
     /// what the others are tested against. 2: a step is planned while one runs, so workers never wait for the
     /// scheduler. More: for workers in stages.
     pub pipeline_depth: u32,
+    /// Stages of the workers' pipeline: each computes some of the layers, and the last one samples. With more than one,
+    /// plans tell the others what was sampled, and running decodes are spread over as many plans as may be in flight.
+    pub stages: u32,
     /// Drafted tokens that a row verifies at most; 0: no speculation. See [`crate::Scheduler::propose`].
     pub speculative_tokens: u32,
     /// Different adapters that a step may use, each in a slot of the workers' devices; 0: requests with adapters are
@@ -137,6 +140,7 @@ impl Default for Config {
             recurrent: false,
             policy: Policy::Fcfs,
             pipeline_depth: 2,
+            stages: 1,
             speculative_tokens: 0,
             adapter_slots: 0,
             features: Features::default(),
@@ -222,6 +226,7 @@ impl Config {
             ("vocab_size", self.vocab_size),
             ("max_choices", self.max_choices),
             ("pipeline_depth", self.pipeline_depth),
+            ("stages", self.stages),
             ("mixed_prefill", if self.mixed_prefill == MixedPrefill::AtMost(0) { 0 } else { 1 }),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {

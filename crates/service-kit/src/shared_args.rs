@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
+use link::{LinkOptions, Token};
 
 use crate::values::{MaxModelLen, count, size};
 
@@ -40,6 +42,10 @@ pub struct GroupArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
     pub tensor_parallel_size: u32,
 
+    /// Pipeline stages: each of them holds some of the layers, on --tensor-parallel-size workers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
+    pub pipeline_parallel_size: u32,
+
     /// Maximum number of running sequences [default: 256, on GPUs of 70 GiB or more 1024; fewer if recurrent states
     /// need more memory]
     #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
@@ -60,6 +66,11 @@ pub struct GroupArgs {
 }
 
 impl GroupArgs {
+    /// Workers of all stages.
+    pub fn world_size(&self) -> u32 {
+        self.tensor_parallel_size * self.pipeline_parallel_size
+    }
+
     /// Sequences that may run at the same time.
     pub fn max_num_seqs(&self) -> u32 {
         self.max_num_seqs.unwrap_or(self.defaults.num_seqs)
@@ -87,6 +98,25 @@ impl LoraArgs {
     /// Adapters that the device holds; 0 where none are served.
     pub fn slots(&self) -> u32 {
         if self.enable_lora { self.max_loras } else { 0 }
+    }
+}
+
+/// Links to other hosts: flags of a scheduler and its workers.
+#[derive(Args, Clone, Debug, Default)]
+pub struct LinkArgs {
+    /// File with a token that processes on other hosts must show; the same on all of them
+    #[arg(long, value_name = "FILE")]
+    pub link_token_file: Option<PathBuf>,
+}
+
+impl LinkArgs {
+    /// Reads the token, if there is to be one.
+    ///
+    /// # Errors
+    /// When the file is not there, or holds no token.
+    pub fn options(&self) -> anyhow::Result<LinkOptions> {
+        let read = |path: &PathBuf| Token::read(path).with_context(|| format!("--link-token-file {}", path.display()));
+        Ok(LinkOptions { token: self.link_token_file.as_ref().map(read).transpose()?, ..LinkOptions::default() })
     }
 }
 

@@ -25,12 +25,13 @@ const OF_ENGINE: &[Fact] = &[
         ready.pooling.as_ref().map_or("none".to_owned(), |info| format!("{:?} of {}", info.task(), info.width))
     }),
     fact("--max-loras", |ready| ready.adapter_slots.to_string()),
-    fact("a recurrent state", |ready| if ready.state_bytes > 0 { "yes" } else { "no" }.to_owned()),
+    fact("a recurrent state", |ready| if ready.recurrent || ready.state_bytes > 0 { "yes" } else { "no" }.to_owned()),
 ];
 
 /// What the ranks of one group have in common beyond that.
 const OF_GROUP: &[Fact] = &[
     fact("--tensor-parallel-size", |ready| ready.world_size.to_string()),
+    fact("--pipeline-parallel-size", |ready| ready.stages.max(1).to_string()),
     fact("--device", |ready| ready.device_kind().as_str_name().to_lowercase()),
     fact("--dtype", |ready| ready.dtype.clone()),
     fact("--max-num-batched-tokens", |ready| ready.max_num_batched_tokens.to_string()),
@@ -68,11 +69,11 @@ fn different_model(its: &Hello, theirs: &Hello) -> Option<Difference> {
     (its != theirs).then(found)
 }
 
-/// How a KV cache group is shown.
+/// How a KV cache group is shown. Its layers are those of the rank's stage, and no matter of others.
 fn windows(group: &CacheGroup) -> String {
     match group.window {
-        0 => format!("{} layers", group.layers),
-        window => format!("{} layers of window {window}", group.layers),
+        0 => "all tokens".to_owned(),
+        window => format!("window {window}"),
     }
 }
 
@@ -91,10 +92,14 @@ impl Group {
 
     /// What the scheduler's own flags say against it.
     fn misfit_to_flags(&self, rank: usize, ready: &WorkerReady) -> Option<String> {
-        let (ranks, tokens) = (self.ranks.len() as u32, self.limits.max_num_batched_tokens.unwrap_or(0));
+        let (ranks, tokens) = (self.stage_size(), self.limits.max_num_batched_tokens.unwrap_or(0));
         if ready.world_size != ranks {
             let size = ready.world_size;
             return Some(format!("rank {rank} has --tensor-parallel-size {size}, the scheduler has {ranks}"));
+        }
+        let (stages, its) = (self.stages, ready.stages.max(1));
+        if its != stages {
+            return Some(format!("rank {rank} has --pipeline-parallel-size {its}, the scheduler has {stages}"));
         }
         if ready.rank as usize != rank {
             return Some(format!("rank {rank} says that it is rank {}", ready.rank));

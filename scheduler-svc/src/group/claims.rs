@@ -64,10 +64,11 @@ impl Group {
     pub(crate) fn arrive(&mut self, newcomer: Member) -> Arrival {
         let rank = newcomer.peer.rank;
         let Some(place) = self.ranks.get_mut(rank as usize) else {
-            let ranks = self.ranks.len();
+            let (ranks, stages) = (self.stage_size(), self.stages);
+            let stages = if stages > 1 { format!(" and --pipeline-parallel-size {stages}") } else { String::new() };
             newcomer.refuse(
                 Cause::Misfit,
-                &format!("rank {rank} does not belong to a group of --tensor-parallel-size {ranks}"),
+                &format!("rank {rank} does not belong to a group of --tensor-parallel-size {ranks}{stages}"),
             );
             return Arrival::Refused;
         };

@@ -33,13 +33,16 @@ pub(crate) struct Formed {
     pub max_num_seqs: u32,
     /// Tokens of a step.
     pub max_num_batched_tokens: u32,
-    /// What rank 0 said of the model; [`agreement`] has seen to it that the others say the same.
+    /// What rank 0 said of the model; [`agreement`] has seen to it that the others say the same of what is not their
+    /// stage's own.
     pub ready: WorkerReady,
 }
 
 /// Who is there. A lost rank voids the epoch; when all ranks are ready again the next one forms.
 pub(crate) struct Group {
     ranks: Vec<Option<Member>>,
+    /// Pipeline stages; each has the same number of ranks.
+    stages: u32,
     epoch: u64,
     state: State,
     /// Why the last epoch ended, or the next one cannot begin.
@@ -101,12 +104,13 @@ impl Member {
 }
 
 impl Group {
-    /// A group of `world_size` ranks, none of them there.
-    pub(crate) fn new(world_size: u32, limits: Limits) -> Self {
+    /// A group of `stages` pipeline stages of `stage_size` ranks each, none of them there.
+    pub(crate) fn new(stages: u32, stage_size: u32, limits: Limits) -> Self {
         // Epochs start at the clock, so that a restarted scheduler's are newer than its predecessor's.
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         Self {
-            ranks: (0..world_size).map(|_| None).collect(),
+            ranks: (0..stages * stage_size).map(|_| None).collect(),
+            stages,
             epoch,
             state: State::Incomplete,
             loss: None,
@@ -168,13 +172,15 @@ impl Group {
         self.state = State::Forming;
         let command = Command::FormGroup(FormGroup {
             epoch: self.epoch,
-            world_size: self.ranks.len() as u32,
+            world_size: self.stage_size(),
             num_blocks: self.num_blocks(),
             max_num_seqs: self.max_num_seqs(),
             max_num_batched_tokens: self.max_num_batched_tokens(),
             // Not the process id: containers that share /dev/shm may all be process 1.
             rendezvous: format!("quire-{:x}-{}", link::hello("", "", "").instance, self.epoch),
             step_timeout_ms: step_timeout.as_millis() as u64,
+            stages: self.stages,
+            stage_address: self.ready_ranks().map(|ready| ready.stage_address.clone()).collect(),
         });
         for member in self.ranks.iter_mut().flatten() {
             (member.formed, member.acknowledged) = (false, 0);
@@ -194,7 +200,8 @@ impl Group {
         }
         self.state = State::Formed;
         self.loss = None;
-        let ready = self.ranks[0].as_ref()?.ready.clone()?;
+        let mut ready = self.ranks[0].as_ref()?.ready.clone()?;
+        ready.recurrent |= ready.state_bytes > 0;
         self.engine.get_or_insert_with(|| ready.clone());
         info!(epoch, workers = self.ranks.len(), device = ready.device, dtype = ready.dtype, "workers ready");
         Some(Formed {
@@ -216,14 +223,20 @@ impl Group {
         self.ranks.iter().flatten().filter_map(|rank| rank.ready.as_ref())
     }
 
-    /// Takes note that a rank has finished a step. Whether the result counts: it does from rank 0 of the formed group.
+    /// Takes note that a rank has finished a step. Whether the result counts: it does from the first rank of the formed
+    /// group's last stage.
     pub(crate) fn finished(&mut self, connection: u64, epoch: u64, step: u64) -> bool {
         let Some(rank) = self.rank_of(connection).filter(|_| self.is_formed() && epoch == self.epoch) else {
             return false;
         };
         let member = self.ranks[rank].as_mut().expect("rank_of found it");
         member.acknowledged = member.acknowledged.max(step);
-        rank == 0
+        rank == self.ranks.len() - self.stage_size() as usize
+    }
+
+    /// Ranks of a stage.
+    fn stage_size(&self) -> u32 {
+        self.ranks.len() as u32 / self.stages
     }
 
     /// Sends a plan to all ranks, encoded once.

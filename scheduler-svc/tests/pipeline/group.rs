@@ -208,8 +208,10 @@ async fn ranks_that_differ_are_refused_with_both_values() {
     check(&["vocabulary of 9", "rank 0 has 1000"], |ready| ready.vocab_size = 9).await;
     check(&["longest sequence of 64", "rank 0 has 512"], |ready| ready.max_model_len = 64).await;
     check(&["end tokens [7]", "rank 0 has [999]"], |ready| ready.eos_token_ids = vec![7]).await;
-    check(&["8 layers of window 4", "rank 0 has 8 layers;"], |ready| ready.cache_groups[0].window = 4).await;
+    check(&["--pipeline-parallel-size 2", "the scheduler has 1"], |ready| ready.stages = 2).await;
+    check(&["KV cache groups window 4", "rank 0 has all tokens;"], |ready| ready.cache_groups[0].window = 4).await;
     check(&["recurrent state yes", "rank 0 has no"], |ready| ready.state_bytes = 1).await;
+    check(&["recurrent state yes", "rank 0 has no"], |ready| ready.recurrent = true).await;
     check(&["--load-format dummy", "rank 0 has auto"], |ready| ready.settings[0].value = "dummy".into()).await;
     check(&["--load-format nothing of the kind", "rank 0 has auto"], |ready| ready.settings.clear()).await;
 }

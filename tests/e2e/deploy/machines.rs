@@ -47,7 +47,7 @@ fn run_cluster_checks_as_vllms_does() -> anyhow::Result<()> {
     for (args, expected) in [
         (&["quire", "127.0.0.1", "--head"][..], "Usage:"),
         (&["quire", "127.0.0.1", "--leader", "/tmp"], "must be --head or --worker"),
-        (&["quire", "127.0.0.1", "--worker", "/tmp"], "an engine runs on one machine"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp"], "with GPUs an engine runs on one machine"),
         (&["quire", "head", "--head", "/tmp"], "is not an IP address"),
         (&["quire", "127.0.0.1", "--head", "/nonexistent"], "there is no folder"),
         (&["--no-docker", "quire", "127.0.0.1", "--head", "/tmp", "-e", "A=1"], "nobody takes -e A=1"),

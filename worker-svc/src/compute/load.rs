@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::bail;
 use kernels::ops::Backend;
 use models::{LoadOptions, Memory, Model, pooling::PoolingPlan};
-use proto::WorkerReady;
+use proto::{DeviceKind, WorkerReady};
 use service_kit::{LoadProgress, StepDefaults};
 use tokio::sync::mpsc;
 use tracing::info;
@@ -26,7 +26,15 @@ pub(crate) fn load(
     replies: &mpsc::Sender<Reply>,
     activity: &Activity,
 ) -> anyhow::Result<(Model, WorkerReady)> {
+    args.check_stages()?;
+    let in_stages = args.group.pipeline_parallel_size > 1;
+    if in_stages && pooling.is_some() {
+        bail!("a model that pools runs in one stage; leave out --pipeline-parallel-size");
+    }
     let Opened { backend, kind, compilations } = device::open(args)?;
+    if in_stages && kind == DeviceKind::Cuda {
+        bail!("--pipeline-parallel-size: stages run on CPUs so far; use --tensor-parallel-size, or --device cpu");
+    }
     activity.compiles(compilations);
     choose_sizes(args, &*backend);
     let mut model = load_weights(args, pooling, backend, replies)?;
@@ -144,6 +152,8 @@ fn describe(args: &Args, model: &Model, Capacity { num_blocks, max_num_seqs }: C
         max_num_batched_tokens: args.load_options().max_rows as u32,
         settings: args.common_to_ranks(),
         adapter_slots: args.lora.slots(),
+        stages: args.group.pipeline_parallel_size,
+        recurrent: spec.layers.iter().any(|layer| layer.mixer.is_recurrent()),
         ..WorkerReady::default()
     }
 }

@@ -39,21 +39,31 @@ use crate::{
     error::StepError,
     guide::Grammars,
     idle::graph_capture::GraphCapture,
+    stages::{Neighbours, StageGroup},
 };
 
 /// Jobs that may wait: the group, and two plans of it.
 const QUEUE: usize = 64;
 /// How long the ranks of a group wait for each other, forming and in a step.
-const GROUP_DEADLINE: Duration = Duration::from_secs(300);
+pub(crate) const GROUP_DEADLINE: Duration = Duration::from_secs(300);
 
 /// Jobs of the compute thread, in order.
 pub(crate) enum Job {
-    /// Drop all slots and join this group; the handle ends its waits from outside.
-    Form(FormGroup, AbortHandle),
+    /// Drop all slots and join this group.
+    Form(Box<Forming>),
     /// Execute a plan. One of another epoch is skipped.
     Step(Box<StepPlan>),
     /// A profile has ended: answer what the device did.
     EndProfile(oneshot::Sender<Recorded>),
+}
+
+/// A group to join.
+pub(crate) struct Forming {
+    pub form: FormGroup,
+    /// Ends its waits from outside.
+    pub abort: AbortHandle,
+    /// The way to other stages.
+    pub neighbours: Neighbours,
 }
 
 /// Where ranks wait for each other.
@@ -172,18 +182,19 @@ impl Working<'_> {
                     let _ = recorded.send(self.profile.take());
                     self.jobs.recv().ok()
                 }
-                Job::Form(form, abort) => self.epoch(&form, abort)?,
+                Job::Form(forming) => self.epoch(*forming)?,
             };
         }
         Ok(())
     }
 
     /// Works in one group until the next one is to be formed, which it returns.
-    fn epoch(&mut self, form: &FormGroup, abort: AbortHandle) -> anyhow::Result<Option<Job>> {
+    fn epoch(&mut self, forming: Forming) -> anyhow::Result<Option<Job>> {
         self.activity.begin(Task::Forming);
-        check(form, &self.offer)?;
-        let outcome = match init_group(self.args, form, abort, &mut *self.model.runner) {
-            Ok(group) => self.work(form, group),
+        check(&forming.form, &self.offer)?;
+        let form = forming.form.clone();
+        let outcome = match init_group(self.args, forming, &mut *self.model.runner) {
+            Ok(group) => self.work(&form, group),
             Err(error) => Err(error.into()),
         };
         match outcome {
@@ -204,12 +215,15 @@ impl Working<'_> {
     fn work(&mut self, form: &FormGroup, group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
         let num_blocks = form.num_blocks.min(self.offer.num_blocks);
         let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
-        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens).guided_by(self.grammars.clone());
-        let slots = slots.pooled_by(self.pooling);
+        let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens).pooled_by(self.pooling);
+        // Only the stage that samples holds tokens to anything.
+        let samples = self.args.place().is_last();
+        let slots = if samples { slots.guided_by(self.grammars.clone()) } else { slots };
         let (threads, max_logit_rows) = (self.args.threads(), self.args.load_options().max_logit_rows);
         let model = OnDevice { runner: &mut *self.model.runner, graphs: &mut self.graphs };
         let mut engine = Engine::new(model, slots, group, Options { threads, max_logit_rows })
-            .with_adapters(self.adapters.clone(), self.offer.adapter_slots);
+            .with_adapters(self.adapters.clone(), self.offer.adapter_slots)
+            .in_place(self.args.place());
         self.activity.idle();
         say(self.replies, Reply::Formed(form.epoch))?;
         loop {
@@ -277,6 +291,10 @@ fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
         let (theirs, ours) = (form.world_size, offer.world_size);
         bail!("--tensor-parallel-size: the scheduler forms a group of {theirs}, this worker is one of {ours}");
     }
+    if form.stages.max(1) != offer.stages.max(1) {
+        let (theirs, ours) = (form.stages.max(1), offer.stages.max(1));
+        bail!("--pipeline-parallel-size: the scheduler forms {theirs} stages, this worker is in one of {ours}");
+    }
     let (asked, room) = (form.max_num_seqs, offer.max_num_seqs);
     if asked > room {
         bail!("--max-num-seqs: {asked} sequences are to run at the same time; this worker has memory for {room}");
@@ -293,17 +311,20 @@ fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
 
 /// Skips the jobs that are left of a lost epoch.
 fn until_forming(jobs: &Receiver<Job>) -> Option<Job> {
-    jobs.iter().find(|job| matches!(job, Job::Form(..)))
+    jobs.iter().find(|job| matches!(job, Job::Form(_)))
 }
 
 /// Connects this process with those of the other ranks, then this device with theirs.
 fn init_group(
     args: &Args,
-    form: &FormGroup,
-    abort: AbortHandle,
+    Forming { form, abort, neighbours }: Forming,
     model: &mut dyn Runner,
 ) -> Result<Box<dyn Collective>, StepError> {
-    let mut group = join_ranks(args, form, abort).map_err(|error| StepError::GroupLost(error.to_string()))?;
+    let lost = |error: CollectiveError| StepError::GroupLost(error.to_string());
+    let mut group = join_ranks(args, &form, abort).map_err(lost)?;
+    if args.group.pipeline_parallel_size > 1 {
+        group = Box::new(StageGroup::join(group, neighbours, form.epoch).map_err(lost)?);
+    }
     model.join(&mut *group).map_err(StepError::of_init)?;
     Ok(group)
 }
@@ -312,9 +333,11 @@ fn join_ranks(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<d
     if form.world_size <= 1 {
         return Ok(Box::new(Solo));
     }
+    let place = args.place();
+    let stage = if place.stages > 1 { format!("-stage{}", place.stage()) } else { String::new() };
     let place = RankPlacement {
-        rendezvous: form.rendezvous.clone(),
-        rank: args.rank as usize,
+        rendezvous: format!("{}{stage}", form.rendezvous),
+        rank: place.in_stage() as usize,
         world_size: form.world_size as usize,
         timeout: GROUP_DEADLINE,
     };

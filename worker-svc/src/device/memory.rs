@@ -162,7 +162,7 @@ fn budget(args: &Args, facts: Facts<'_>) -> u64 {
 
 fn machine_budget(args: &Args, available: Option<u64>) -> u64 {
     let share = available.unwrap_or(CPU_DEFAULT) as f64 * args.gpu_memory_utilization;
-    (share as u64 / u64::from(args.group.tensor_parallel_size)).min(CPU_DEFAULT)
+    (share as u64 / u64::from(args.local_world_size())).min(CPU_DEFAULT)
 }
 
 /// Free memory, less the share of the device that is to stay free.

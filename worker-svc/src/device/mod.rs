@@ -33,10 +33,10 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     let gpus = kernels_cuda::gpus();
     // Every rank sees the same GPUs, so that all of them decide alike.
     if let Ok(gpus) = gpus {
-        enough(gpus, args.group.tensor_parallel_size)?;
+        enough(gpus, args.local_world_size())?;
     }
     // A rank alone on the CPU could not work with others on GPUs.
-    let must = args.device == Device::Cuda || (args.group.tensor_parallel_size > 1 && gpus.is_ok());
+    let must = args.device == Device::Cuda || (args.group.world_size() > 1 && gpus.is_ok());
     match gpus.and_then(|_| gpu(&args.cuda_options())) {
         Ok(backend) => {
             let compilations = backend.compilations();

@@ -92,6 +92,14 @@ impl<'a> InputBatch<'a> {
         batch
     }
 
+    /// Asks for keys and values alone.
+    pub(crate) fn ask_nothing(&mut self) {
+        self.logit_rows.clear();
+        self.sample_rows.clear();
+        self.targets.clear();
+        (self.needs_host, self.is_guided) = (false, false);
+    }
+
     /// Gives its memory back; the sequences whose tokens were asked for are left.
     pub(crate) fn into_targets(self, memory: &mut BatchMemory) -> Vec<SampleTarget> {
         memory.tokens = self.tokens;

@@ -15,6 +15,7 @@ mod outcome;
 pub(crate) mod pooling;
 mod sampler;
 pub(crate) mod slots;
+mod stage_pass;
 mod step_log;
 
 use std::{collections::VecDeque, time::Instant};
@@ -39,6 +40,7 @@ use self::{
 use crate::{
     adapters::HostAdapters,
     compute::run_loop::Work,
+    config::Place,
     error::StepError,
     idle::{
         graph_capture::{CaptureStats, GraphCapture, Load},
@@ -69,6 +71,18 @@ pub(crate) struct Engine<'m> {
     /// Adapters on the host, and the slots that the device has for them.
     adapters: HostAdapters,
     adapter_slots: u32,
+    role: StageRole,
+}
+
+/// What a stage does with a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StageRole {
+    /// It computes rows for the next stage, and samples nothing.
+    Inner,
+    /// It samples, as a model that is not divided does, and says what the plan gave.
+    Speaks,
+    /// It samples the same, and only says that it has.
+    Acknowledges,
 }
 
 /// A model on its device.
@@ -116,6 +130,7 @@ impl<'m> Engine<'m> {
         options: Options,
     ) -> Self {
         model.set_slots(slots.count());
+        let role = if group.rank() == 0 { StageRole::Speaks } else { StageRole::Acknowledges };
         Self {
             model,
             slots,
@@ -132,7 +147,16 @@ impl<'m> Engine<'m> {
             memory: BatchMemory::default(),
             adapters: HostAdapters::default(),
             adapter_slots: 0,
+            role,
         }
+    }
+
+    /// Works as a stage of a pipeline.
+    pub(crate) fn in_place(mut self, place: Place) -> Self {
+        if !place.is_last() {
+            self.role = StageRole::Inner;
+        }
+        self
     }
 
     /// Takes adapters from these on the host into `adapter_slots` slots of the device.
@@ -170,6 +194,10 @@ impl<'m> Engine<'m> {
         let passes = forward_passes(&plan, &self.slots, self.max_logit_rows, spare)?;
         let alone = passes.len() == 1;
         for chunks in &passes {
+            if self.role == StageRole::Inner {
+                self.pass_on(chunks, &plan)?;
+                continue;
+            }
             let mut input = InputBatch::new(chunks, &plan, &self.slots, &mut self.memory);
             let (needs_host, progress) = (input.needs_host, start(&mut input, self.model, &mut *self.group)?);
             let asked = PendingSamples { progress, targets: input.into_targets(&mut self.memory) };
@@ -237,8 +265,8 @@ impl<'m> Engine<'m> {
         Ok(true)
     }
 
-    /// Waits for the oldest plan. Every rank appends the tokens, so that all keep the same history; only rank 0's
-    /// result has rows.
+    /// Waits for the oldest plan. Every rank that samples appends the tokens, so that all keep the same history; only
+    /// the first one's result has rows.
     pub(crate) fn finish(&mut self) -> Result<Option<StepResult>, StepError> {
         let Some(Flight { mut result, submitted, pending, note }) = self.flights.pop_front() else { return Ok(None) };
         if let Some(pending) = pending {
@@ -251,7 +279,7 @@ impl<'m> Engine<'m> {
         self.last_finish = now;
         result.compute_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         note.into_iter().for_each(|note| note.finished(took));
-        if self.group.rank() != 0 {
+        if self.role != StageRole::Speaks {
             result = StepResult {
                 epoch: result.epoch,
                 step: result.step,
@@ -270,6 +298,9 @@ impl<'m> Engine<'m> {
             self.model.copy_blocks(&plan.copy_from, &plan.copy_to);
         }
         self.slots.replace(plan)?;
+        if self.role == StageRole::Inner {
+            self.slots.append_told(plan)?;
+        }
         for number in added {
             let slot = self.slots.get_mut(number).ok_or_else(|| no_slot(plan.step, number))?;
             self.model.set_prompt(number, slot.history.prompt());

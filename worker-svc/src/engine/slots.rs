@@ -145,6 +145,18 @@ impl Slots {
         Ok(())
     }
 
+    /// Appends what the last stage sampled, in a stage that does not sample. Plans do not tell beams' tokens so.
+    pub(crate) fn append_told(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        if plan.told_slot.len() != plan.told_token.len() {
+            return Err(malformed(plan.step, "told_slot and told_token differ in length"));
+        }
+        for (slot, token) in plan.told_slot.iter().zip(&plan.told_token) {
+            let held = self.get_mut(*slot).ok_or_else(|| no_slot(plan.step, *slot))?;
+            held.history.push(*token);
+        }
+        Ok(())
+    }
+
     /// Beams take over what others had before the plan, and a token each.
     fn continue_beams(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let step = plan.step;

@@ -12,10 +12,10 @@ use crate::config::Args;
 pub(crate) type SchedulerLink = Link<FromWorker, ToWorker>;
 
 /// Dials the scheduler until it answers.
-pub(crate) async fn dial(args: &Args, fingerprint: &str) -> SchedulerLink {
+pub(crate) async fn dial(args: &Args, options: &LinkOptions, fingerprint: &str) -> SchedulerLink {
     let mut hello = link::hello("worker-svc", "steps", fingerprint);
     hello.rank = args.rank;
-    link::redial(&args.scheduler, hello, &LinkOptions::default()).await
+    link::redial(&args.scheduler, hello, options).await
 }
 
 /// The sending half of the link.

@@ -79,6 +79,7 @@ impl Scheduler {
             max_num_batched_tokens: 2048,
             rendezvous: format!("worker-test-{}-{}", self.address, self.epoch),
             step_timeout_ms: self.step_timeout_ms,
+            ..FormGroup::default()
         };
         self.broadcast(&Command::FormGroup(form)).await;
         for rank in 0..self.ranks.len() {

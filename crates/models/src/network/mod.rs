@@ -175,6 +175,16 @@ impl Network {
         device.backend.step_preference(heads)
     }
 
+    /// Whether it begins with tokens; otherwise with rows of the stage before.
+    pub fn embeds(&self) -> bool {
+        self.modules.input.is_some()
+    }
+
+    /// Whether it has a head; otherwise it gives rows to the next stage.
+    pub fn has_head(&self) -> bool {
+        self.modules.output.is_some()
+    }
+
     /// Whether it goes from tokens to logits.
     pub fn generates(&self) -> bool {
         let gives_logits = self.modules.output.as_ref().is_some_and(|output| matches!(output.head, Head::Logits(_)));
@@ -230,7 +240,7 @@ impl Network {
 
     /// Whether the device can sample this network's tokens; otherwise the host does it, from [`Network::outputs`].
     pub fn can_sample(&self, device: &Device, choice: &SampleParams) -> bool {
-        self.generates() && device.slots.vocab == self.spec.vocab_size && device.can_sample(choice)
+        self.generates_logits() && device.slots.vocab == self.spec.vocab_size && device.can_sample(choice)
     }
 
     /// Starts a step without waiting for the device, and samples tokens from some of its output rows (`row` counts

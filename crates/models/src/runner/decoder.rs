@@ -1,4 +1,5 @@
-//! The decoder's runner: one network from tokens to logits, or to what is pooled, alone on its device.
+//! The decoder's runner: one network from tokens to logits, or to what is pooled, alone on its device. Or a stage of
+//! it, which takes rows of the residual stream from the stage before, and gives them to the next.
 
 use std::sync::Arc;
 
@@ -18,21 +19,39 @@ use crate::network::{Network, Observer, Outputs, Step};
 pub(crate) struct Decoder {
     device: Device,
     network: Network,
+    /// Rows of the stage before, `[rows, hidden]`; none where this one embeds tokens.
+    received: Vec<f32>,
 }
 
 impl Decoder {
-    /// Fails where the network does not go from tokens to the outputs of a head.
+    /// Fails where the device has.
     pub(crate) fn new(device: Device, network: Network) -> Result<Self, LoadError> {
-        if !network.generates() && !network.pools() {
-            return Err(LoadError::NotGenerating { architecture: network.spec().architecture.clone() });
-        }
         device.check().map_err(|fault| LoadError::Device(fault.to_string()))?;
-        Ok(Self { device, network })
+        Ok(Self { device, network, received: Vec::new() })
+    }
+
+    /// Takes a step's rows from the stage before, if there is one.
+    fn receive(&mut self, batch: Batch<'_>, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        if !self.network.embeds() {
+            self.received.resize(batch.tokens.len() * self.network.spec().hidden_size, 0.0);
+            group.receive_rows(&mut self.received)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the rows of the step that was started last to the next stage, if there is one.
+    fn hand_on(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        if !self.network.has_head() {
+            group.send_rows(self.network.outputs(&mut self.device)?.data)?;
+        }
+        Ok(())
     }
 }
 
-fn step<'a>(batch: Batch<'a>, output_rows: &'a [u32]) -> Step<'a> {
-    Step { batch, received: None, output_rows, means: &[], token_types: &[] }
+/// `received`: rows of the stage before; empty in the first one.
+fn step<'a>(batch: Batch<'a>, received: &'a [f32], output_rows: &'a [u32]) -> Step<'a> {
+    let received = (!received.is_empty()).then_some(received);
+    Step { batch, received, output_rows, means: &[], token_types: &[] }
 }
 
 fn logits(outputs: Outputs<'_>) -> Logits<'_> {
@@ -132,7 +151,11 @@ impl Runner for Decoder {
         choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
-        self.network.submit(&mut self.device, step(batch, logit_rows), choices, group)
+        self.receive(batch, group)?;
+        let step = step(batch, &self.received, logit_rows);
+        let ticket = self.network.submit(&mut self.device, step, choices, group)?;
+        self.hand_on(group)?;
+        Ok(ticket)
     }
 
     fn launch(
@@ -142,7 +165,9 @@ impl Runner for Decoder {
         choices: &[SampleRow],
         group: &mut dyn Collective,
     ) -> Result<(), ForwardError> {
-        self.network.launch(&mut self.device, step(batch, logit_rows), choices, group)
+        // Only a stage with a head samples.
+        self.receive(batch, group)?;
+        self.network.launch(&mut self.device, step(batch, &self.received, logit_rows), choices, group)
     }
 
     fn sample(&mut self, choices: &[SampleRow], masks: &[SlotMask<'_>]) -> Result<Ticket, ForwardError> {
@@ -175,8 +200,8 @@ impl Runner for Decoder {
         group: &mut dyn Collective,
     ) -> Result<Ticket, ForwardError> {
         let step = match rows {
-            PooledRows::Each(output_rows) => Step { token_types, ..step(batch, output_rows) },
-            PooledRows::Means(means) => Step { means, token_types, ..step(batch, &[]) },
+            PooledRows::Each(output_rows) => Step { token_types, ..step(batch, &[], output_rows) },
+            PooledRows::Means(means) => Step { means, token_types, ..step(batch, &[], &[]) },
         };
         self.network.submit(&mut self.device, step, &[], group)
     }
@@ -203,7 +228,8 @@ impl Runner for Decoder {
         logit_rows: &[u32],
         group: &mut dyn Collective,
     ) -> Result<Logits<'_>, ForwardError> {
-        self.network.forward(&mut self.device, step(batch, logit_rows), group).map(logits)
+        self.receive(batch, group)?;
+        self.network.forward(&mut self.device, step(batch, &self.received, logit_rows), group).map(logits)
     }
 
     fn forward_observed(
@@ -213,7 +239,7 @@ impl Runner for Decoder {
         group: &mut dyn Collective,
         observer: Observer<'_>,
     ) -> Result<Logits<'_>, ForwardError> {
-        let step = step(batch, logit_rows);
+        let step = step(batch, &[], logit_rows);
         self.network.forward_observed(&mut self.device, step, group, observer).map(logits)
     }
 }

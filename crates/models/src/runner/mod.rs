@@ -163,7 +163,8 @@ pub trait Runner: Send {
     /// may be empty), and tokens sampled from some of these. At most [`kernels::sample::STEPS_IN_FLIGHT`] steps may be
     /// started and not taken.
     ///
-    /// All ranks of a group call it with the same arguments.
+    /// All ranks of a group call it with the same arguments. A stage of a pipeline first waits for its rows
+    /// ([`Collective::receive_rows`]); one without a head gives its own on, and is asked for no logits.
     fn submit(
         &mut self,
         batch: Batch<'_>,

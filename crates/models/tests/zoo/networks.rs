@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use collectives::{Collective, Solo};
+use collectives::{Collective, CollectiveError, Solo};
 use kernels::ops::{Batch, DType, Sequence};
 use kernels::sample::{SampleParams, SampleRow, last_token};
 use models::{Device, ForwardError, LoadError, LoadOptions, Network, NetworkHead, Placement, Stage, load_network};
@@ -179,10 +179,12 @@ fn what_stages_are_given_is_checked() {
         let refused = network.forward(&mut device, step, &mut Solo).err();
         assert!(matches!(refused, Some(ForwardError::Received { expected, .. }) if expected == hidden), "{refused:?}");
     }
-    // It is no whole model.
+    // A runner of it has nobody to take rows from.
     let backend = setup.on.backend(setup.rank);
-    let alone = models::load(&dir, &last, backend, &mut |_| {}).err();
-    assert!(matches!(alone, Some(LoadError::NotGenerating { .. })), "{alone:?}");
+    let mut alone = models::load(&dir, &last, backend, &mut |_| {}).expect("a stage");
+    alone.runner.allocate(MEMORY);
+    let refused = alone.runner.forward(batch, &[0], &mut Solo).err();
+    assert!(matches!(refused, Some(ForwardError::Collective(CollectiveError::NoStage { .. }))), "{refused:?}");
 }
 
 /// The model that ships and its draft on one device, a step of one after a step of the other: what each gives alone.

@@ -11,6 +11,7 @@ use service_kit::Address;
 
 use super::{
     flags::{Settings, To, passed_to},
+    nodes::Nodes,
     port::Port,
     runtime_dir::RuntimeDir,
     supervisor::Spec,
@@ -47,6 +48,8 @@ pub struct Engine<'a> {
     pub port: Option<&'a Port>,
     /// This program, which is every process too.
     pub program: &'a Path,
+    /// The nodes that the workers are spread over, where there are several.
+    pub nodes: Option<Nodes>,
 }
 
 /// How long a process other than a gateway may take to end.
@@ -106,8 +109,13 @@ impl Engine<'_> {
     /// All processes. Listeners come first, so that dialers connect at the first try.
     pub fn roles(&self) -> Vec<Role> {
         let count = |name| self.settings.number(name).unwrap_or(1);
+        let workers = 0..count("tensor-parallel-size") * count("pipeline-parallel-size");
+        let here = self.nodes.as_ref().map_or(workers, |nodes| nodes.workers.clone()).map(Role::Worker);
+        if self.nodes.as_ref().is_some_and(|nodes| !nodes.is_head()) {
+            return here.collect();
+        }
         let mut roles = vec![Role::Detokenizer, Role::Scheduler, Role::Tokenizer];
-        roles.extend((0..count("tensor-parallel-size")).map(Role::Worker));
+        roles.extend(here);
         roles.extend((0..count("api-server-count")).map(Role::Gateway));
         roles
     }
@@ -155,24 +163,51 @@ impl Engine<'_> {
                 flags.extend(tokenizer);
                 flags
             }
-            Role::Scheduler => vec![
-                flag("listen-requests", &ring("encoded")),
-                flag("listen-workers", &ring("steps")),
-                flag("detokenizer", &ring("tokens")),
-                flag("served-model-name", &self.served_name()),
-            ],
+            Role::Scheduler => {
+                let mut flags = vec![
+                    flag("listen-requests", &ring("encoded")),
+                    flag("listen-workers", &ring("steps")),
+                    flag("detokenizer", &ring("tokens")),
+                    flag("served-model-name", &self.served_name()),
+                ];
+                flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-remote-workers", &nodes.head())));
+                flags
+            }
             Role::Tokenizer => {
                 let mut flags = vec![flag("listen", &ring("requests")), flag("scheduler", &ring("encoded")), model];
                 flags.extend(tokenizer);
                 flags
             }
             Role::Worker(rank) => {
-                let mut flags = vec![flag("scheduler", &ring("steps")), flag("rank", &rank), model];
+                let mut flags = self.worker_links(rank);
+                flags.push(model);
                 flags.extend(tokenizer);
                 flags
             }
             Role::Gateway(_) => self.gateway_links(role),
         }
+    }
+
+    fn worker_links(&self, rank: u32) -> Vec<String> {
+        let ring = |name: &str| Address::Ring(self.runtime_dir.socket(name));
+        let size = |name: &str| self.settings.number::<u32>(name).unwrap_or(1);
+        let (mut scheduler, mut stage) = (ring("steps"), ring(&format!("stage-{rank}")));
+        let mut flags = vec![format!("--rank={rank}")];
+        if let Some(nodes) = &self.nodes {
+            if !nodes.is_head() {
+                scheduler = nodes.head();
+            }
+            if rank.checked_sub(size("tensor-parallel-size")).is_some_and(|before| !nodes.workers.contains(&before)) {
+                stage = nodes.any_port();
+            }
+            flags.push(format!("--local-rank={}", rank - nodes.workers.start));
+            flags.push(format!("--local-world-size={}", nodes.workers.len()));
+        }
+        flags.push(format!("--scheduler={scheduler}"));
+        if size("pipeline-parallel-size") > 1 {
+            flags.push(format!("--listen-stage={stage}"));
+        }
+        flags
     }
 
     fn gateway_links(&self, role: Role) -> Vec<String> {
@@ -240,6 +275,7 @@ mod tests {
             runtime_dir: &runtime_dir,
             port: Some(&port),
             program: Path::new("/quire"),
+            nodes: None,
         });
     }
 

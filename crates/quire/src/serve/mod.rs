@@ -3,6 +3,7 @@
 mod engine;
 pub mod flags;
 mod limits;
+mod nodes;
 pub mod offline;
 mod port;
 mod runtime_dir;
@@ -27,6 +28,7 @@ use service_kit::{CancellationToken, CommonArgs, LogFormat, Process, Threads, co
 use crate::environment::Environment;
 use engine::{Engine, Role};
 use flags::{FlagError, Settings};
+use nodes::Nodes;
 use port::Port;
 use runtime_dir::RuntimeDir;
 use screen::{Form, Screen};
@@ -96,7 +98,9 @@ async fn serve(
     let form = if common.log_format == LogFormat::Json { Form::Json } else { Form::Text };
     let screen = Arc::new(Screen::new(form));
     report_without_effect(settings);
-    let port = hold_port(settings)?;
+    let nodes = Nodes::read(settings)?;
+    let serves_http = nodes.as_ref().is_none_or(Nodes::is_head);
+    let port = if serves_http { hold_port(settings)? } else { None };
     let runtime_dir =
         RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
     let found = tokio::select! {
@@ -112,6 +116,7 @@ async fn serve(
         runtime_dir: &runtime_dir,
         port: port.as_ref(),
         program: &program,
+        nodes,
     };
     let found_after = start.elapsed();
     let mut supervisor = Supervisor::start(members(&engine, engine.roles())?, screen.clone());
@@ -124,9 +129,19 @@ async fn serve(
         }
     };
     let parts = [vec![("model".to_owned(), found_after)], report].concat();
-    screen.say(&ready_text(&engine, start, &parts));
     let manager = ServiceManager::new(environment.notify_socket.as_deref());
-    manager.tell(&format!("READY=1\nSTATUS=serving {} at {}", engine.served_name(), address(&engine)));
+    let status = match engine.nodes.as_ref().filter(|nodes| !nodes.is_head()) {
+        Some(node) => {
+            let seconds = start.elapsed().as_secs_f64();
+            screen.say(&format!("Ready after {seconds:.2} s: {node}"));
+            node.to_string()
+        }
+        None => {
+            screen.say(&ready_text(&engine, start, &parts));
+            format!("serving {} at {}", engine.served_name(), address(&engine))
+        }
+    };
+    manager.tell(&format!("READY=1\nSTATUS={status}"));
     let ended = supervisor.watch(&process.shutdown).await;
     manager.tell("STOPPING=1\nSTATUS=finishing what runs");
     if ended.is_ok() {

@@ -21,6 +21,7 @@ use super::{
     find,
     flags::Settings,
     members,
+    nodes::Nodes,
     runtime_dir::RuntimeDir,
     screen::{Form, Screen},
     supervisor::Supervisor,
@@ -70,6 +71,9 @@ struct Ground {
 
 impl Ground {
     async fn lay(settings: &Settings, environment: &Environment, screen: &Screen) -> anyhow::Result<Self> {
+        if Nodes::read(settings)?.is_some() {
+            bail!("--nnodes: this runs on one node; leave the flag out");
+        }
         let runtime_dir =
             RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
         let found = find(settings, environment, runtime_dir.path(), screen).await?;
@@ -86,6 +90,7 @@ impl Ground {
             runtime_dir: &self.runtime_dir,
             port: None,
             program: &self.program,
+            nodes: None,
         }
     }
 }

@@ -16,7 +16,8 @@
 //! Up to `pipeline_depth` plans are in flight. A row that samples gives exactly one token, so the next one's position
 //! is known before its token is, and the sequence is planned again at once. What a verified draft gives is not known:
 //! such a sequence is *in order*, and has no row while tokens of its own are in flight; other sequences' rows keep the
-//! workers busy. A draft takes free blocks only, and preempts no sequence.
+//! workers busy. A draft takes free blocks only, and preempts no sequence. Where workers are in stages, every text is
+//! in order (`stages.rs`).
 //!
 //! # Parallel samples
 //!
@@ -36,6 +37,7 @@ pub(crate) mod allocate;
 pub(crate) mod beams;
 pub(crate) mod prefill_budget;
 pub(crate) mod scratch;
+mod stages;
 pub(crate) mod start;
 
 use crate::{
@@ -119,6 +121,9 @@ impl Scheduler {
         if !builder.flight.rows.is_empty() {
             self.limit_prefill(&mut builder);
         }
+        if self.config.stages > 1 {
+            self.level_prefill(&mut builder);
+        }
         self.plan_chunks(&mut builder);
         self.start_waiting(&mut builder);
         builder.plan.epoch = epoch.0;
@@ -160,6 +165,7 @@ impl Scheduler {
 
     fn plan_decodes(&mut self, builder: &mut PlanBuilder) {
         self.scratch.prefills.clear();
+        let share = self.decode_share();
         let mut at = 0;
         // `running` may shrink from behind while this goes on.
         while let Some(entry) = self.running.get(at) {
@@ -175,7 +181,9 @@ impl Scheduler {
                 continue; // All its tokens are on their way.
             }
             if sequence.in_order {
-                self.plan_in_order(index, builder);
+                if builder.flight.rows.len() < share {
+                    self.plan_in_order(index, builder);
+                }
                 continue;
             }
             if sequence.scheduled == sequence.allocated && !self.allocate_decode(index, builder) {
@@ -206,6 +214,9 @@ impl Scheduler {
         let sequence = &self.sequences[index];
         if sequence.scheduled == sequence.allocated && !self.allocate_decode(index, builder) {
             return;
+        }
+        if self.config.stages > 1 {
+            self.tell_tokens(index, builder);
         }
         self.push_row(builder, index, RowTokens { known: 1, drafted });
     }

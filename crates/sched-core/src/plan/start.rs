@@ -169,6 +169,7 @@ impl Scheduler {
         let entry = RunningEntry { key: sequence.key, index, incarnation: sequence.incarnation };
         let at = self.running.partition_point(|other| other.key < entry.key);
         self.running.insert(at, entry);
+        self.sequences[index].told = known;
         self.take_adapter_slot(index, builder);
         let added = self.new_sequence(index);
         builder.plan.added.push(added);

@@ -52,6 +52,8 @@ pub(crate) struct Sequence {
     pub computed: u32,
     /// Tokens that plans in flight bring at most.
     pub in_flight: u32,
+    /// Tokens that plans have told the workers. Only of use where workers are in stages (see `plan/stages.rs`).
+    pub told: u32,
     /// Tokens it may have, prompt and output together.
     pub limit: u32,
     /// Positions that every table has a block for.
@@ -61,7 +63,8 @@ pub(crate) struct Sequence {
     /// What the row gives that computes the last of its tokens.
     pub wants: Want,
     pub status: Status,
-    /// Where its next row begins depends on what the last one gives: it has no row while tokens are in flight.
+    /// Where its next row begins depends on what the last one gives, or a stage computes it that does not sample: it
+    /// has no row while tokens are in flight.
     pub in_order: bool,
     /// Off for what was running when the cache was reset.
     pub cacheable: bool,
@@ -106,6 +109,7 @@ impl Sequence {
             scheduled: 0,
             computed: 0,
             in_flight: 0,
+            told: 0,
             limit: request.limit,
             allocated: 0,
             row_in: 0,
@@ -113,7 +117,8 @@ impl Sequence {
             output: Vec::new(),
             hashed: 0,
             cacheable: true,
-            in_order: request.beams.is_some() || config.speculative_tokens > 0 && request.task == Task::Generate,
+            in_order: request.beams.is_some()
+                || (config.speculative_tokens > 0 || config.stages > 1) && request.task == Task::Generate,
             wants: if request.beams.is_some() { Want::Candidates } else { request.task.want() },
             draft: Vec::new(),
             status: Status::Deferred,

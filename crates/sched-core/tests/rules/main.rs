@@ -9,6 +9,7 @@ mod ends;
 mod memory;
 mod pooling;
 mod speculation;
+mod stages;
 mod steps;
 mod windows;
 

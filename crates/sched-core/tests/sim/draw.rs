@@ -32,6 +32,7 @@ pub fn config(source: &mut Source) -> Config {
         recurrent,
         policy: if source.chance(50) { Policy::Fcfs } else { Policy::Priority },
         pipeline_depth: if source.chance(50) { 2 } else { source.between(1, 5) },
+        stages: if source.chance(70) { 1 } else { source.between(2, 4) },
         speculative_tokens,
         adapter_slots: source.between(1, 3),
         features: Features { pooling: true, media: true, ..Features::default() },

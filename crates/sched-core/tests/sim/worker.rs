@@ -14,6 +14,8 @@ pub const CONTEXT_MARK: char = '@';
 struct Slot {
     tokens: Vec<u32>,
     num_prompt_tokens: usize,
+    /// Tokens that a stage knows which does not sample.
+    told: Vec<u32>,
     /// By group.
     tables: Vec<Vec<u32>>,
     /// Positions that are computed, or cached.
@@ -40,6 +42,7 @@ pub struct Worker {
     windows: Vec<Option<u32>>,
     recurrent: bool,
     budget: u32,
+    stages: u32,
     /// Keys and values, by block and offset.
     blocks: Vec<Vec<Option<u64>>>,
     slots: Vec<Option<Slot>>,
@@ -59,6 +62,7 @@ impl Worker {
             windows: config.windows.clone(),
             recurrent: config.recurrent,
             budget: config.max_num_batched_tokens,
+            stages: config.stages,
             blocks: vec![vec![None; block_size]; num_blocks as usize],
             slots: (0..config.max_num_seqs).map(|_| None).collect(),
             adapters: vec![String::new(); config.adapter_slots as usize],
@@ -87,6 +91,7 @@ impl Worker {
         plan.adapters.iter().for_each(|load| self.adapters[load.slot as usize].clone_from(&load.adapter));
         plan.added.iter().for_each(|added| self.add(added));
         self.continue_beams(plan);
+        self.tell(plan);
         assert_eq!(plan.new_block_slot.len(), plan.new_block.len());
         let new_groups = self.groups(&plan.new_block_group, plan.new_block.len());
         for ((slot, block), group) in plan.new_block_slot.iter().zip(&plan.new_block).zip(new_groups) {
@@ -130,6 +135,7 @@ impl Worker {
         let context = added.request_id.split_once(CONTEXT_MARK).map_or("", |(_, context)| context);
         *place = Some(Slot {
             tokens: added.tokens.clone(),
+            told: added.tokens.clone(),
             num_prompt_tokens: added.num_prompt_tokens as usize,
             tables,
             computed: 0,
@@ -160,6 +166,18 @@ impl Worker {
             let slot = self.slots[*to as usize].as_mut().expect("a beam");
             (slot.tokens, slot.tables, slot.computed) = before;
             slot.tokens.push(*token);
+            slot.told.clone_from(&slot.tokens);
+        }
+    }
+
+    /// A stage that does not sample learns what the last one did.
+    fn tell(&mut self, plan: &StepPlan) {
+        assert_eq!(plan.told_slot.len(), plan.told_token.len());
+        assert!(self.stages > 1 || plan.told_slot.is_empty(), "a single stage samples");
+        for (slot, token) in plan.told_slot.iter().zip(&plan.told_token) {
+            let slot = self.slots[*slot as usize].as_mut().expect("a token for an empty slot");
+            slot.told.push(*token);
+            assert_eq!(slot.told, slot.tokens[..slot.told.len()], "{}: another token", slot.request_id);
         }
     }
 
@@ -212,6 +230,11 @@ impl Worker {
         assert_eq!(adapter, slot.context.adapter, "{}: an adapter of others", slot.request_id);
         let known = slot.tokens.len();
         assert!(row.start < row.known_end && row.known_end <= known, "a row up to {} of {known} tokens", row.known_end);
+        assert!(
+            self.stages == 1 || row.known_end <= slot.told.len(),
+            "{}: the first stage lacks tokens",
+            slot.request_id
+        );
         // A state is carried from row to row: it begins at position 0 and goes on where it stopped.
         assert!(
             !self.recurrent || row.start == slot.computed,

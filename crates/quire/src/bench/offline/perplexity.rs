@@ -10,8 +10,8 @@ use crate::serve::offline;
 pub(super) async fn run(args: &PerplexityArgs, stage: Stage<'_>) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&args.text).with_context(|| format!("cannot read {}", args.text.display()))?;
     let (worker, _runtime_dir) = offline::worker(stage.settings, stage.environment).await?;
-    if worker.group.tensor_parallel_size > 1 {
-        bail!("--tensor-parallel-size: perplexity is measured on one device; leave the flag out");
+    if worker.group.world_size() > 1 {
+        bail!("perplexity is measured on one device; leave out --tensor-parallel-size and --pipeline-parallel-size");
     }
     let windows = Windows { window: args.window, stride: args.stride.unwrap_or(args.window / 2) };
     let found = worker_svc::perplexity(&worker, &text, windows)?;

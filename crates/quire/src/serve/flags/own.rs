@@ -1,6 +1,8 @@
 //! Flags that `quire serve` uses itself and passes to no process. They are read as all others are.
 
-use clap::{Arg, Command};
+use std::net::IpAddr;
+
+use clap::{Arg, ArgAction, Command, value_parser};
 use service_kit::values::{count, duration};
 
 /// Their descriptions.
@@ -18,6 +20,21 @@ pub(super) fn command() -> Command {
             .env("VLLM_ENGINE_READY_TIMEOUT_S")
             .value_parser(duration),
         flag("hf-token", "TOKEN", "Hugging Face token for gated models").env("HF_TOKEN").hide_env_values(true),
+        Arg::new("headless")
+            .long("headless")
+            .action(ArgAction::SetTrue)
+            .help("Start workers alone, for the engine of --master-addr: of every node but the first"),
+        flag("master-addr", "HOST", "The first node's name or address, where workers of other nodes come for plans"),
+        flag("master-port", "PORT", "The port there").default_value("29501").value_parser(count(1..=65_535_u16)),
+        flag("nnodes", "N", "Number of nodes that the workers are spread over")
+            .default_value("1")
+            .value_parser(count(1..=4096_u32)),
+        flag("node-ip", "IP", "This node's address for other nodes [default: the one that leads to --master-addr]")
+            .env("VLLM_HOST_IP")
+            .value_parser(value_parser!(IpAddr)),
+        flag("node-rank", "N", "This node's number: 0 is the one that serves HTTP")
+            .default_value("0")
+            .value_parser(count(0..=4095_u32)),
         flag("model", "MODEL", "The model, as the positional MODEL [default: wren, built in]"),
         flag("revision", "NAME", "Branch, tag or commit of a Hugging Face model").default_value("main"),
         flag("tokenizer", "MODEL", "Folder or Hugging Face id of another tokenizer [default: MODEL]"),

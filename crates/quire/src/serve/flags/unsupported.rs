@@ -44,7 +44,7 @@ const fn flag(name: &'static str, takes: Takes, note: &'static str) -> Unsupport
 const ENCODERS: &str = "images, sound and video are not served";
 const EXPERTS: &str = "experts are split by --tensor-parallel-size";
 const MODEL_CODE: &str = "code from a model's repository is never run";
-const NODES: &str = "only several nodes need it, and an engine runs on one";
+const NODES: &str = "only replicas on several nodes need it";
 const OFFLOAD: &str = "KV blocks stay in device memory";
 /// Ways to ask for the one backend as JSON.
 const GUIDANCE: &[&str] = &[
@@ -92,7 +92,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     ),
     flag("disable-log-requests", AnySwitch, "requests are logged with --enable-log-requests only"),
     flag("distributed-executor-backend", Only(&["mp"]), "workers are processes of this machine"),
-    flag("distributed-timeout-seconds", Only(&[]), "workers form a group whenever all are there"),
+    flag("distributed-timeout-seconds", Only(&["300"]), "workers of a group wait 300 s for each other"),
     flag(
         "enable-auto-tool-choice",
         AnySwitch,
@@ -110,7 +110,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("fully-sharded-loras", AnySwitch, "each rank holds of A or B what it holds of its layer"),
     flag("grpc-port", Only(&[]), "the public API is HTTP; processes speak gRPC on --control"),
     flag("guided-decoding-backend", Only(&["auto", "guidance"]), "there is one backend, guidance"),
-    flag("headless", Off, "run `quire worker --scheduler grpc://…` by hand"),
     flag("hf-config-path", Only(&[]), "config.json lies in the model's folder"),
     flag("hf-overrides", Only(&["{}"]), "edit config.json in a copy of the folder"),
     flag("ignore-patterns", AnyValue, "only files that are read are downloaded"),
@@ -128,8 +127,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
         "there are no plugins; logit_bias, bad_words and allowed_token_ids are parameters",
     ),
     flag("logprobs-mode", Only(&["raw_logprobs"]), "log-probabilities are those of the unchanged logits"),
-    flag("master-addr", AnyValue, NODES),
-    flag("master-port", AnyValue, NODES),
     flag("max-seq-len-to-capture", Only(&[]), "use --max-cudagraph-capture-size"),
     flag("media-io-kwargs", Only(&["{}"]), ENCODERS),
     flag("middleware", Only(&["[]"]), "put a proxy in front"),
@@ -137,8 +134,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("mm-processor-cache-gb", Only(&["0", "4"]), ENCODERS),
     flag("mm-processor-kwargs", Only(&["{}"]), ENCODERS),
     flag("model-impl", Only(&["auto"]), "docs/models.md lists what is served"),
-    flag("nnodes", Only(&["1"]), "an engine runs on one node"),
-    flag("node-rank", Only(&["0"]), "an engine runs on one node"),
     flag("num-scheduler-steps", Only(&["1"]), "steps are planned ahead: see --async-scheduling"),
     flag("numa-bind", Off, "start the engine with numactl"),
     Unsupported {
@@ -154,7 +149,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
         Only(&["balanced"]),
         "use --max-num-batched-tokens and --max-prefill-tokens-beside-decodes",
     ),
-    Unsupported { aliases: &["-pp"], ..flag("pipeline-parallel-size", Only(&["1"]), "use --tensor-parallel-size") },
     flag("preemption-mode", Only(&["recompute"]), OFFLOAD),
     flag("prefill-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
     flag("prefix-caching-hash-algo", Only(&["sha256"]), "a weaker hash would let prompts collide on purpose"),

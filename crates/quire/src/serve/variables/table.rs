@@ -28,7 +28,7 @@ use Fate::{Flag, Holds, Moot, Read, Refused};
 
 const BLOCKS: &str = "KV blocks and weights stay in device memory, and KV events are not published";
 const ENCODERS: &str = "images, sound and video are not served";
-const NODES: &str = "an engine runs on one node, split by --tensor-parallel-size alone";
+const NODES: &str = "an engine runs on one node";
 const REPLICAS: &str = "start several engines behind a load balancer";
 
 /// All of them. Flags that name a variable themselves are not among them.
@@ -38,6 +38,7 @@ pub(super) const GROUPS: &[Group] = &[
     Group { fate: Flag("max-body-bytes"), names: &["VLLM_HTTP_MAX_REQUEST_BODY_SIZE"] },
     Group { fate: Flag("enable-log-outputs"), names: &["VLLM_DEBUG_LOG_API_SERVER_RESPONSE"] },
     Group { fate: Flag("profiler-config"), names: &["VLLM_TORCH_PROFILER_DIR"] },
+    Group { fate: Flag("pipeline-layer-partition"), names: &["VLLM_PP_LAYER_PARTITION"] },
     Group { fate: Flag("step-timeout"), names: &["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] },
     Group {
         fate: Read("folder in which the built-in model is laid out; default: `quire` in the user's cache folder"),
@@ -166,7 +167,6 @@ pub(super) const GROUPS: &[Group] = &[
             "VLLM_DP_MASTER_IP",
             "VLLM_DP_MASTER_PORT",
             "VLLM_DP_RANK_LOCAL",
-            "VLLM_HOST_IP",
             "VLLM_LOOPBACK_IP",
             "VLLM_MQ_MAX_CHUNK_BYTES_MB",
             "VLLM_MSGPACK_ZERO_COPY_THRESHOLD",
@@ -314,7 +314,6 @@ pub(super) const GROUPS: &[Group] = &[
             "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH",
             "VLLM_GPU_NIC_PCIE_MAPPING",
             "VLLM_NIC_SELECTION_VARS",
-            "VLLM_PP_LAYER_PARTITION",
             "VLLM_RANDOMIZE_DP_DUMMY_INPUTS",
             "VLLM_RAY_BUNDLE_INDICES",
             "VLLM_RAY_DP_PACK_STRATEGY",

@@ -45,7 +45,7 @@ fn members_of_json_flags_are_joined() {
 
 #[test]
 fn defaults_of_unsupported_flags_are_fine() {
-    for line in ["--pipeline-parallel-size 1 -dp 1 --swap-space 4", "--kv-offloading-size 0"] {
+    for line in ["--cpu-offload-gb 0 -dp 1 --swap-space 4", "--kv-offloading-size 0"] {
         assert_eq!(parsed(line), Ok(Settings::default()), "{line}");
     }
 }
@@ -65,11 +65,9 @@ fn flags_without_effect_are_reported_with_the_reason() {
 #[test]
 fn refusals_name_the_flag() {
     for (line, message) in [
-        (
-            "--pipeline-parallel-size 2",
-            "command line: --pipeline-parallel-size 2 is not supported (only 1): use --tensor",
-        ),
-        ("-pp 2", "command line: -pp 2 is not supported (only 1): use"),
+        ("--data-parallel-size 2", "command line: --data-parallel-size 2 is not supported (only 1): start several"),
+        ("-dp 2", "command line: -dp 2 is not supported (only 1): start"),
+        ("-pp 0", "command line: --pipeline-parallel-size 0: must be a whole number from 1 to 64"),
         ("--speculative-config.method ngram", "command line: --speculative-config.method is not supported: spec"),
         ("--max-model-length 3", "command line: there is no flag --max-model-length; did you mean --max-model-len?"),
         (
@@ -109,7 +107,7 @@ fn the_command_line_wins_over_the_file() {
     let path = folder.path().join("a.yaml");
     let text = "model: org/name\nport: 9000\nmax_num_seqs: 7\nenable-prefix-caching: false\n\
                 served-model-name: [a, b]\noverride-generation-config: {top_k: 3}\nhost: null\n\
-                pipeline-parallel-size: 1\n";
+                swap-space: 4\n";
     std::fs::write(&path, text).unwrap();
     let settings = parsed(&format!("--port 1 --config {}", path.display())).unwrap();
     assert_eq!((settings.text("port"), settings.text("model")), (Some("1"), Some("org/name")));

@@ -1,0 +1,4 @@
+//! Models that are divided over stages and machines.
+
+mod nodes;
+mod stages;

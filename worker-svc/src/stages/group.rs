@@ -1,0 +1,224 @@
+//! A stage's ranks, with the ways to the stages before and after.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use collectives::{Collective, CollectiveError};
+use proto::StageRows;
+use tokio::sync::mpsc::error::TryRecvError;
+
+use super::{Brought, Inlet, NOBODY, Neighbours, Outlet};
+
+/// Bytes of rows in a message.
+const PIECE: usize = 1 << 20;
+
+/// Ranks that share the layers of a stage, between two others.
+pub(crate) struct StageGroup {
+    ranks: Box<dyn Collective>,
+    neighbours: Neighbours,
+    epoch: u64,
+    /// Transfers to the stage after, and from the one before.
+    sent: u64,
+    received: u64,
+}
+
+impl StageGroup {
+    /// Waits until the neighbours of a stage's rank are connected.
+    pub(crate) fn join(
+        ranks: Box<dyn Collective>,
+        mut neighbours: Neighbours,
+        epoch: u64,
+    ) -> Result<Self, CollectiveError> {
+        if let Some(after) = &mut neighbours.after {
+            after.connected()?;
+        }
+        if let Some(before) = &mut neighbours.before {
+            before.next()?;
+        }
+        Ok(Self { ranks, neighbours, epoch, sent: 0, received: 0 })
+    }
+}
+
+impl Inlet {
+    /// Waits for the next message.
+    fn next(&mut self) -> Result<StageRows, CollectiveError> {
+        let brought = match self.rows.try_recv() {
+            Ok(brought) => Some(brought),
+            Err(TryRecvError::Disconnected) => None,
+            Err(TryRecvError::Empty) => {
+                self.waits_for.store(self.rank, Relaxed);
+                let brought = self.rows.blocking_recv();
+                self.waits_for.store(NOBODY, Relaxed);
+                brought
+            }
+        };
+        answer(self.rank, brought)
+    }
+
+    fn broken(&self, reason: &str) -> CollectiveError {
+        CollectiveError::Stage { rank: self.rank as usize, reason: reason.to_owned() }
+    }
+}
+
+impl Outlet {
+    /// Waits until the link is there.
+    fn connected(&mut self) -> Result<(), CollectiveError> {
+        self.waits_for.store(self.rank, Relaxed);
+        let state = self.state.blocking_recv();
+        self.waits_for.store(NOBODY, Relaxed);
+        answer(self.rank, state).map(drop)
+    }
+
+    /// Hands a message to the link, waiting for room.
+    fn send(&mut self, rows: StageRows) -> Result<(), CollectiveError> {
+        self.waits_for.store(self.rank, Relaxed);
+        let sent = self.rows.blocking_send(rows);
+        self.waits_for.store(NOBODY, Relaxed);
+        // The link's task has said why it ended.
+        sent.or_else(|_| answer(self.rank, self.state.blocking_recv()).map(drop))
+    }
+}
+
+/// What a link brought; nothing: the group was given up.
+fn answer(rank: u32, brought: Option<Brought>) -> Result<StageRows, CollectiveError> {
+    let brought = brought.ok_or(CollectiveError::Aborted)?;
+    brought.map_err(|reason| CollectiveError::Stage { rank: rank as usize, reason })
+}
+
+impl Collective for StageGroup {
+    fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.ranks.world_size()
+    }
+
+    fn all_reduce_sum(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
+        self.ranks.all_reduce_sum(data)
+    }
+
+    fn all_gather(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
+        self.ranks.all_gather(mine, all)
+    }
+
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        self.ranks.exchange(mine)
+    }
+
+    fn send_rows(&mut self, rows: &[f32]) -> Result<(), CollectiveError> {
+        let after = self.neighbours.after.as_mut().ok_or(CollectiveError::NoStage { which: "after" })?;
+        self.sent += 1;
+        for piece in rows.chunks(PIECE / size_of::<f32>()) {
+            let rows = Bytes::from_owner(encode(piece));
+            after.send(StageRows { epoch: self.epoch, transfer: self.sent, rows })?;
+        }
+        Ok(())
+    }
+
+    fn receive_rows(&mut self, mut rows: &mut [f32]) -> Result<(), CollectiveError> {
+        let before = self.neighbours.before.as_mut().ok_or(CollectiveError::NoStage { which: "before" })?;
+        self.received += 1;
+        while !rows.is_empty() {
+            let piece = before.next()?;
+            let floats = piece.rows.len() / size_of::<f32>();
+            let is_next = (piece.epoch, piece.transfer) == (self.epoch, self.received);
+            if !is_next || floats == 0 || floats > rows.len() || piece.rows.len() % size_of::<f32>() != 0 {
+                return Err(before.broken("it sent other rows than this step's"));
+            }
+            let (part, rest) = rows.split_at_mut(floats);
+            decode(&piece.rows, part);
+            rows = rest;
+        }
+        Ok(())
+    }
+}
+
+fn encode(rows: &[f32]) -> Vec<u8> {
+    let mut encoded = vec![0; size_of_val(rows)];
+    for (bytes, value) in encoded.as_chunks_mut().0.iter_mut().zip(rows) {
+        *bytes = value.to_le_bytes();
+    }
+    encoded
+}
+
+fn decode(bytes: &[u8], rows: &mut [f32]) {
+    for (value, bytes) in rows.iter_mut().zip(bytes.as_chunks().0) {
+        *value = f32::from_le_bytes(*bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Arc, atomic::AtomicU32},
+        thread,
+    };
+
+    use collectives::Solo;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    fn inlet() -> (mpsc::Sender<Brought>, Inlet) {
+        let (sender, rows) = mpsc::channel(64);
+        (sender, Inlet { rank: 3, rows, waits_for: Arc::new(AtomicU32::new(NOBODY)) })
+    }
+
+    fn second_stage() -> (mpsc::Sender<Brought>, StageGroup) {
+        let (sender, before) = inlet();
+        sender.try_send(Ok(StageRows { epoch: 7, ..StageRows::default() })).unwrap();
+        let neighbours = Neighbours { before: Some(before), after: None };
+        (sender, StageGroup::join(Box::new(Solo), neighbours, 7).unwrap())
+    }
+
+    fn piece(transfer: u64, rows: &[f32]) -> Brought {
+        Ok(StageRows { epoch: 7, transfer, rows: encode(rows).into() })
+    }
+
+    #[test]
+    fn rows_come_in_pieces_and_bit_by_bit() {
+        let (sender, mut group) = second_stage();
+        let sent = [1.5, -0.0, f32::MIN_POSITIVE, 7e9, f32::NEG_INFINITY];
+        let mut rows = [0.0; 5];
+        for transfer in 1..3 {
+            sender.try_send(piece(transfer, &sent[..2])).unwrap();
+            sender.try_send(piece(transfer, &sent[2..])).unwrap();
+            group.receive_rows(&mut rows).unwrap();
+            assert_eq!(rows.map(f32::to_bits), sent.map(f32::to_bits));
+        }
+    }
+
+    #[test]
+    fn other_rows_than_expected_end_the_group() {
+        let cases = [piece(2, &[1.0]), piece(1, &[]), piece(1, &[1.0; 3])];
+        for (case, wrong) in cases.into_iter().enumerate() {
+            let (sender, mut group) = second_stage();
+            sender.try_send(wrong).unwrap();
+            let refused = group.receive_rows(&mut [0.0; 2]).unwrap_err().to_string();
+            assert!(refused.contains("rank 3") && refused.contains("other rows"), "{case}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_wait_says_for_whom_and_ends_with_the_group() {
+        let (sender, mut group) = second_stage();
+        let waits_for = group.neighbours.before.as_ref().unwrap().waits_for.clone();
+        let waiting = thread::spawn(move || group.receive_rows(&mut [0.0; 2]));
+        while waits_for.load(Relaxed) != 3 {
+            thread::yield_now();
+        }
+        drop(sender);
+        assert!(matches!(waiting.join().unwrap(), Err(CollectiveError::Aborted)));
+        assert_eq!(waits_for.load(Relaxed), NOBODY);
+    }
+
+    #[test]
+    fn a_broken_link_is_told_with_its_reason() {
+        let (sender, mut group) = second_stage();
+        sender.try_send(Err("the peer is gone".to_owned())).unwrap();
+        let lost = group.receive_rows(&mut [0.0; 2]).unwrap_err().to_string();
+        assert_eq!(lost, "the stage of rank 3: the peer is gone");
+        assert!(matches!(group.send_rows(&[1.0]), Err(CollectiveError::NoStage { .. })));
+    }
+}

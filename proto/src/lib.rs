@@ -5,6 +5,7 @@
 /// Version of the messages on all links; two ends that differ refuse each other.
 pub const PROTOCOL_VERSION: u32 = 3;
 
+mod ready;
 mod step;
 mod stream;
 

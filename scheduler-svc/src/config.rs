@@ -245,7 +245,7 @@ impl Args {
         let ready = &formed.ready;
         let wanted = self.length.tokens().unwrap_or(ready.max_model_len).min(ready.max_model_len);
         let windows = ready.cache_groups.iter().map(|group| (group.window > 0).then_some(group.window)).collect();
-        let (recurrent, pools) = (ready.recurrent || ready.state_bytes > 0, ready.pooling.is_some());
+        let (recurrent, pools) = (ready.is_recurrent(), ready.pooling.is_some());
         // A prompt whose tokens see those after them is computed in one step.
         let step_tokens = formed.max_num_batched_tokens;
         let in_a_step = if ready.whole_prompts { step_tokens } else { u32::MAX };

@@ -23,7 +23,7 @@ pub enum Shape {
     Flag(bool),
     /// A string.
     Text,
-    /// A string of at least and at most so many characters; `usize::MAX` is no bound.
+    /// A string, with its least and most characters; `usize::MAX` is no bound.
     Letters(usize, usize),
     /// A string that this regular expression matches.
     Pattern(&'static str),
@@ -37,11 +37,11 @@ pub enum Shape {
     Number(Bounds),
     /// A list of them.
     List(&'static Shape),
-    /// A list of at least and at most so many of them; `usize::MAX` is no bound.
+    /// A list of them, with its least and most items; `usize::MAX` is no bound.
     Several(&'static Shape, usize, usize),
     /// An object from names to them.
     Map(&'static Shape),
-    /// An object of at most so many members, from names that the first shape takes to values that the second does.
+    /// An object from names that the first shape takes to values that the second does, with its most members.
     Table(&'static Shape, &'static Shape, usize),
     /// An object with these members; it may have others.
     Object(&'static [Member]),

@@ -40,8 +40,8 @@ impl Stage {
     /// All layers.
     pub const WHOLE: Self = Self { index: 0, count: 1, layers: None };
 
-    /// The layers of this stage among those that take so many bytes, the embedding counted with the first and the head
-    /// with the last.
+    /// The layers of this stage. `bytes`: what each layer takes, the embedding counted with the first and the head with
+    /// the last.
     pub(crate) fn layers_of(&self, bytes: &[u64]) -> Result<Range<usize>, LoadError> {
         let Self { index, count, ref layers } = *self;
         let total = bytes.len();
@@ -82,7 +82,7 @@ fn even_cuts(bytes: &[u64], count: usize) -> Option<Vec<usize>> {
     for (layer, size) in bytes.iter().enumerate() {
         sums[layer + 1] = sums[layer] + size;
     }
-    // largest[stages][end]: the largest stage of the best way to cut the first `end` layers into so many, and its cut.
+    // largest[stages][end]: the largest stage of the best way to cut the first `end` layers into `stages`, and its cut.
     let mut largest: Vec<Vec<(u64, usize)>> = vec![(0..=total).map(|end| (sums[end], 0)).collect()];
     for stages in 2..=count {
         let before = largest.last()?;

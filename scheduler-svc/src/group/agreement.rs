@@ -25,7 +25,7 @@ const OF_ENGINE: &[Fact] = &[
         ready.pooling.as_ref().map_or("none".to_owned(), |info| format!("{:?} of {}", info.task(), info.width))
     }),
     fact("--max-loras", |ready| ready.adapter_slots.to_string()),
-    fact("a recurrent state", |ready| if ready.recurrent || ready.state_bytes > 0 { "yes" } else { "no" }.to_owned()),
+    fact("a recurrent state", |ready| if ready.is_recurrent() { "yes" } else { "no" }.to_owned()),
 ];
 
 /// What the ranks of one group have in common beyond that.

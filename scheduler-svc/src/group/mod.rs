@@ -200,8 +200,7 @@ impl Group {
         }
         self.state = State::Formed;
         self.loss = None;
-        let mut ready = self.ranks[0].as_ref()?.ready.clone()?;
-        ready.recurrent |= ready.state_bytes > 0;
+        let ready = self.ranks[0].as_ref()?.ready.clone()?;
         self.engine.get_or_insert_with(|| ready.clone());
         info!(epoch, workers = self.ranks.len(), device = ready.device, dtype = ready.dtype, "workers ready");
         Some(Formed {

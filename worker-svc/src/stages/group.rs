@@ -1,13 +1,13 @@
 //! A stage's ranks, with the ways to the stages before and after.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use bytes::Bytes;
 use collectives::{Collective, CollectiveError};
 use proto::StageRows;
 use tokio::sync::mpsc::error::TryRecvError;
 
-use super::{Brought, Inlet, NOBODY, Neighbours, Outlet};
+use super::{Brought, Inlet, NO_RANK, Neighbours, Outlet};
 
 /// Bytes of rows in a message.
 const PIECE: usize = 1 << 20;
@@ -45,12 +45,7 @@ impl Inlet {
         let brought = match self.rows.try_recv() {
             Ok(brought) => Some(brought),
             Err(TryRecvError::Disconnected) => None,
-            Err(TryRecvError::Empty) => {
-                self.waits_for.store(self.rank, Relaxed);
-                let brought = self.rows.blocking_recv();
-                self.waits_for.store(NOBODY, Relaxed);
-                brought
-            }
+            Err(TryRecvError::Empty) => waiting(&self.waits_for, self.rank, || self.rows.blocking_recv()),
         };
         answer(self.rank, brought)
     }
@@ -63,20 +58,24 @@ impl Inlet {
 impl Outlet {
     /// Waits until the link is there.
     fn connected(&mut self) -> Result<(), CollectiveError> {
-        self.waits_for.store(self.rank, Relaxed);
-        let state = self.state.blocking_recv();
-        self.waits_for.store(NOBODY, Relaxed);
+        let state = waiting(&self.waits_for, self.rank, || self.state.blocking_recv());
         answer(self.rank, state).map(drop)
     }
 
     /// Hands a message to the link, waiting for room.
     fn send(&mut self, rows: StageRows) -> Result<(), CollectiveError> {
-        self.waits_for.store(self.rank, Relaxed);
-        let sent = self.rows.blocking_send(rows);
-        self.waits_for.store(NOBODY, Relaxed);
+        let sent = waiting(&self.waits_for, self.rank, || self.rows.blocking_send(rows));
         // The link's task has said why it ended.
         sent.or_else(|_| answer(self.rank, self.state.blocking_recv()).map(drop))
     }
+}
+
+/// Waits for `rank`, and says so meanwhile.
+fn waiting<T>(waits_for: &AtomicU32, rank: u32, wait: impl FnOnce() -> T) -> T {
+    waits_for.store(rank, Relaxed);
+    let found = wait();
+    waits_for.store(NO_RANK, Relaxed);
+    found
 }
 
 /// What a link brought; nothing: the group was given up.
@@ -150,10 +149,7 @@ fn decode(bytes: &[u8], rows: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{Arc, atomic::AtomicU32},
-        thread,
-    };
+    use std::{sync::Arc, thread};
 
     use collectives::Solo;
     use tokio::sync::mpsc;
@@ -162,7 +158,7 @@ mod tests {
 
     fn inlet() -> (mpsc::Sender<Brought>, Inlet) {
         let (sender, rows) = mpsc::channel(64);
-        (sender, Inlet { rank: 3, rows, waits_for: Arc::new(AtomicU32::new(NOBODY)) })
+        (sender, Inlet { rank: 3, rows, waits_for: Arc::new(AtomicU32::new(NO_RANK)) })
     }
 
     fn second_stage() -> (mpsc::Sender<Brought>, StageGroup) {
@@ -210,7 +206,7 @@ mod tests {
         }
         drop(sender);
         assert!(matches!(waiting.join().unwrap(), Err(CollectiveError::Aborted)));
-        assert_eq!(waits_for.load(Relaxed), NOBODY);
+        assert_eq!(waits_for.load(Relaxed), NO_RANK);
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub(crate) use group::StageGroup;
 
 /// Messages of rows that may wait on either side of a link.
 const QUEUE: usize = 64;
-/// Nobody is waited for.
-const NOBODY: u32 = u32::MAX;
+/// No rank is waited for.
+const NO_RANK: u32 = u32::MAX;
 
 /// What a link brings: rows, or why there will be none.
 pub(crate) type Brought = Result<StageRows, String>;
@@ -85,7 +85,7 @@ impl StageLinks {
             address = bound.address().to_string();
             listener = Some(Arc::new(Mutex::new(bound)));
         }
-        let waits_for = Arc::new(AtomicU32::new(NOBODY));
+        let waits_for = Arc::new(AtomicU32::new(NO_RANK));
         Ok(Self { place, hello, options, listener, address, tasks: JoinSet::new(), waits_for })
     }
 
@@ -122,7 +122,7 @@ impl StageLinks {
     /// The ranks that this one waits for: one of another stage, and those of its own that have come less far, numbered
     /// within the stage.
     pub(crate) fn waits_for(&self, in_stage: &[usize]) -> Vec<u32> {
-        let neighbour = Some(self.waits_for.load(Relaxed)).filter(|rank| *rank != NOBODY);
+        let neighbour = Some(self.waits_for.load(Relaxed)).filter(|rank| *rank != NO_RANK);
         let first = self.place.rank - self.place.in_stage();
         neighbour.into_iter().chain(in_stage.iter().map(|rank| first + *rank as u32)).collect()
     }

@@ -29,17 +29,19 @@ impl AdapterLayout {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use kernels::ops::LoraSite;
 
     use super::super::LoraLayer;
     use super::*;
 
-    /// Rows and columns of a `[6, 8]` projection that a rank has.
-    fn of(rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
+    /// The rows and columns of a `[6, 8]` projection that a rank has of the adapter `name`.
+    fn of(name: &str, rows: Range<usize>, cols: Range<usize>) -> (Vec<f32>, Vec<f32>) {
         let location = TensorLocation::from("layer.weight".to_owned());
         let projections = vec![Projection { location, shape: [6, 8], rows, cols }];
         let layout = AdapterLayout { layers: vec![LoraLayer { site: LoraSite(0), projections }], max_rank: 4 };
-        let mut adapter = layout.dummy("x", 1);
+        let mut adapter = layout.dummy(name, 1);
         let Delta { rank, a, b } = adapter.layers.remove(0).remove(0).expect("every projection has one");
         assert_eq!(rank, 4);
         (a, b)
@@ -47,24 +49,19 @@ mod tests {
 
     #[test]
     fn ranks_make_their_slices_of_one_adapter() {
-        let (a, b) = of(0..6, 0..8);
+        let (a, b) = of("x", 0..6, 0..8);
         assert_eq!((a.len(), b.len()), (4 * 8, 6 * 4));
         assert!(a.iter().chain(&b).all(|x| x.is_finite() && x.abs() < 1.0));
-        assert_eq!(of(2..5, 0..8), (a.clone(), b[2 * 4..5 * 4].to_vec()));
-        let (right, whole) = of(0..6, 4..8);
+        assert_eq!(of("x", 2..5, 0..8), (a.clone(), b[2 * 4..5 * 4].to_vec()));
+        let (right, whole) = of("x", 0..6, 4..8);
         assert_eq!(whole, b);
         assert!(right.chunks(4).zip(a.chunks(8)).all(|(part, row)| part == &row[4..]));
     }
 
     #[test]
     fn another_name_is_another_adapter() {
-        let layer = |name: &str| {
-            let location = TensorLocation::from("layer.weight".to_owned());
-            let projections = vec![Projection { location, shape: [6, 8], rows: 0..6, cols: 0..8 }];
-            let layout = AdapterLayout { layers: vec![LoraLayer { site: LoraSite(0), projections }], max_rank: 2 };
-            layout.dummy(name, 1).layers.remove(0).remove(0).expect("every projection has one").a
-        };
-        assert_ne!(layer("x"), layer("y"));
-        assert_eq!(layer("x"), layer("x"));
+        let whole = |name| of(name, 0..6, 0..8);
+        assert_ne!(whole("x").0, whole("y").0);
+        assert_eq!(whole("x").0, whole("x").0);
     }
 }

@@ -187,13 +187,12 @@ impl Network {
 
     /// Whether it goes from tokens to logits.
     pub fn generates(&self) -> bool {
-        let gives_logits = self.modules.output.as_ref().is_some_and(|output| matches!(output.head, Head::Logits(_)));
-        self.modules.input.is_some() && gives_logits
+        self.embeds() && self.generates_logits()
     }
 
     /// Whether it goes from tokens to hidden states or class scores.
     pub fn pools(&self) -> bool {
-        self.modules.input.is_some() && self.modules.output.is_some() && !self.generates()
+        self.embeds() && self.has_head() && !self.generates()
     }
 
     /// Columns of its outputs: the vocabulary, the classes, or the hidden size.

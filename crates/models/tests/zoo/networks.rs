@@ -179,7 +179,7 @@ fn what_stages_are_given_is_checked() {
         let refused = network.forward(&mut device, step, &mut Solo).err();
         assert!(matches!(refused, Some(ForwardError::Received { expected, .. }) if expected == hidden), "{refused:?}");
     }
-    // A runner of it has nobody to take rows from.
+    // A runner of it has no stage to take rows from.
     let backend = setup.on.backend(setup.rank);
     let mut alone = models::load(&dir, &last, backend, &mut |_| {}).expect("a stage");
     alone.runner.allocate(MEMORY);

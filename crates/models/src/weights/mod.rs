@@ -37,12 +37,12 @@ pub(crate) use stored::{BlocksPart, Chunk, Decoding, Fetched, GroupedPart, Scale
 /// Tensors of a file.
 pub(crate) type OpenFiles = Box<dyn files::Files>;
 
-/// Opens one file of tensors, safetensors or PyTorch's, by its ending.
-pub(crate) fn open_files(path: &std::path::Path) -> Result<OpenFiles, LoadError> {
-    let files = [path.to_owned()];
+/// One file of tensors, safetensors or PyTorch's, by its ending; `bytes` are what is in it. Of PyTorch's, tensors are
+/// read from the file when they are asked for.
+pub(crate) fn files_of(path: &std::path::Path, bytes: Vec<u8>) -> Result<OpenFiles, LoadError> {
     match path.extension().is_some_and(|extension| extension == "safetensors") {
-        true => Ok(Box::new(safetensors::SafetensorsFiles::open(&files)?)),
-        false => Ok(Box::new(torch::TorchFiles::open(&files)?)),
+        true => Ok(Box::new(safetensors::SafetensorsFiles::of_bytes(path.to_owned(), bytes)?)),
+        false => Ok(Box::new(torch::TorchFiles::open(&[path.to_owned()])?)),
     }
 }
 

@@ -24,8 +24,14 @@ const RUNTIME: When = When {
     words: "with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`",
     holds: |config| config.access.enable_lora && config.access.allow_runtime_lora_updating,
 };
-const ERRORS: Errors =
-    Errors::of(&[Fault::BadRequest, Fault::UserInput, Fault::NotFound, Fault::Timeout, Fault::TooLarge, Fault::Unavailable]);
+const ERRORS: Errors = Errors::of(&[
+    Fault::BadRequest,
+    Fault::UserInput,
+    Fault::NotFound,
+    Fault::Timeout,
+    Fault::TooLarge,
+    Fault::Unavailable,
+]);
 
 /// Loads one.
 pub const LOAD: Route = Route {
@@ -83,7 +89,8 @@ pub fn to_load(body: &[u8]) -> Result<ServeAdapterRequest, ApiError> {
         return Err(ApiError::new(Fault::UserInput, "Both 'lora_name' and 'lora_path' must be provided."));
     }
     if is_3d {
-        let message = "adapters of experts, whose matrices are three-dimensional, are not served: merge it into its model";
+        let message =
+            "adapters of experts, whose matrices are three-dimensional, are not served: merge it into its model";
         return Err(ApiError::field("is_3d_lora_weight", message));
     }
     Ok(ServeAdapterRequest { adapter: Some(ServedAdapter { name, path, base_model_name }), in_place })

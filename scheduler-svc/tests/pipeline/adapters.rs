@@ -93,6 +93,9 @@ impl Served {
         self.worker.answer(plan).await;
         let (tokens, batch) = self.stage.until_end().await;
         assert!(tokens.len() == 1 && batch.failed.is_empty(), "{batch:?}");
+        // A last plan lets the worker drop what ended.
+        let Command::Step(plan) = self.worker.command().await else { panic!("no step") };
+        self.worker.answer(plan).await;
         adapters
     }
 }

@@ -9,8 +9,8 @@ use crate::api::{
     shape::{
         Bounds, Member, Served,
         Shape::{
-            self, Any, Bool, Closed, Either, Flag, Letters, List, Named, Number, Object, Pattern, Regex, Several, Table,
-            Text, Whole, Word,
+            self, Any, Bool, Closed, Either, Flag, Letters, List, Named, Number, Object, Pattern, Regex, Several,
+            Table, Text, Whole, Word,
         },
         has, may,
     },

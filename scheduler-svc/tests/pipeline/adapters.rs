@@ -65,7 +65,7 @@ impl Served {
     }
 
     /// The adapter that the worker is to read next.
-    async fn to_load(&mut self) -> LoadAdapter {
+    async fn next_load(&mut self) -> LoadAdapter {
         match self.worker.command().await {
             Command::LoadAdapter(load) => load,
             other => panic!("no load: {other:?}"),
@@ -87,16 +87,16 @@ impl Served {
     }
 
     /// The worker computes a request's only step; the adapter that the device loads for it, and the request's end.
-    async fn step(&mut self) -> Vec<String> {
+    async fn step(&mut self) -> String {
         let Command::Step(plan) = self.worker.command().await else { panic!("no step") };
-        let adapters = plan.adapters.iter().map(|load| load.adapter.clone()).collect();
+        let adapters: Vec<_> = plan.adapters.iter().map(|load| load.adapter.clone()).collect();
         self.worker.answer(plan).await;
         let (tokens, batch) = self.stage.until_end().await;
         assert!(tokens.len() == 1 && batch.failed.is_empty(), "{batch:?}");
         // A last plan lets the worker drop what ended.
         let Command::Step(plan) = self.worker.command().await else { panic!("no step") };
         self.worker.answer(plan).await;
-        adapters
+        adapters.join(", ")
     }
 }
 
@@ -104,11 +104,11 @@ impl Served {
 async fn loads_and_unloads_of_a_name_come_one_after_the_other() {
     let mut served = Served::start(2, &[]).await;
     let first = served.load("a", false);
-    let load = served.to_load().await;
+    let load = served.next_load().await;
     // Both wait for the load: vLLM has a lock for each name.
     let unload = served.unload("a");
     let other = served.load("b", false);
-    let second = served.to_load().await;
+    let second = served.next_load().await;
     assert_eq!(second.path, "/b", "another name does not wait");
     served.loaded(&second.adapter, "1").await;
     assert_eq!(other.await.unwrap(), None);
@@ -124,7 +124,7 @@ async fn loads_and_unloads_of_a_name_come_one_after_the_other() {
 async fn a_name_that_is_served_is_refused_in_vllms_words() {
     let mut served = Served::start(2, &[]).await;
     let (first, second) = (served.load("a", false), served.load("a", false));
-    let load = served.to_load().await;
+    let load = served.next_load().await;
     served.loaded(&load.adapter, "1").await;
     let failures = [first.await.unwrap(), second.await.unwrap()];
     let failure = failures.iter().flatten().next().expect("one of them came second");
@@ -132,7 +132,7 @@ async fn a_name_that_is_served_is_refused_in_vllms_words() {
     assert_eq!(failure.kind(), Kind::InvalidUserInput);
     assert!(failure.message.starts_with("The lora adapter 'a' has already been loaded."), "{failure:?}");
     let missing = served.load("c", false);
-    let load = served.to_load().await;
+    let load = served.next_load().await;
     let lost = AdapterLoaded { adapter: load.adapter, error: "x".into(), not_found: true, ..AdapterLoaded::default() };
     served.worker.send(from_worker::Event::AdapterLoaded(lost)).await;
     let failure = missing.await.unwrap().expect("there is none");
@@ -145,28 +145,28 @@ async fn files_that_changed_count_as_another_adapter() {
     let mut served = Served::start(1, &["--max-cpu-loras=1"]).await;
     for name in ["a", "b"] {
         let answer = served.load(name, false);
-        let load = served.to_load().await;
+        let load = served.next_load().await;
         served.loaded(&load.adapter, "1").await;
         assert_eq!(answer.await.unwrap(), None);
     }
     let first = served.dropped().await;
     served.ask(1, "a").await;
-    assert_eq!(served.to_load().await.adapter, first);
+    assert_eq!(served.next_load().await.adapter, first);
     served.loaded(&first, "1").await;
     let other = served.dropped().await;
-    assert_eq!(served.step().await, [first.clone()]);
+    assert_eq!(served.step().await, first);
     served.ask(2, "b").await;
-    assert_eq!(served.to_load().await.adapter, other);
+    assert_eq!(served.next_load().await.adapter, other);
     served.loaded(&other, "1").await;
     assert_eq!(served.dropped().await, first);
-    assert_eq!(served.step().await, [other.clone()]);
+    assert_eq!(served.step().await, other);
     served.ask(3, "a").await;
-    assert_eq!(served.to_load().await.adapter, first);
+    assert_eq!(served.next_load().await.adapter, first);
     served.loaded(&first, "2").await;
     assert_eq!(served.dropped().await, first);
-    let renewed = served.to_load().await;
+    let renewed = served.next_load().await;
     assert!(renewed.adapter != first && renewed.path == "/a", "{renewed:?}");
     served.loaded(&renewed.adapter, "2").await;
     assert_eq!(served.dropped().await, other);
-    assert_eq!(served.step().await, [renewed.adapter]);
+    assert_eq!(served.step().await, renewed.adapter);
 }

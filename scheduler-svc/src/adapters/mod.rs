@@ -358,7 +358,7 @@ mod tests {
         let mut adapters = Adapters::new(1, 1);
         let first = load(&mut adapters, "a");
         load(&mut adapters, "b");
-        assert_eq!(adapters.evict(), [first.clone()]);
+        assert_eq!(adapters.evict(), [first.as_str()]);
         let read = |adapters: &mut Adapters, identity: &str, fingerprint: &str| {
             assert!(adapters.wait(identity, Waiter::Request(Box::default())), "it must be read");
             adapters.answered(loaded(identity, fingerprint)).expect("the only rank");

@@ -1,5 +1,5 @@
-//! T5's encoder: RMS norms before, no biases, scores that are not scaled, and a learned bias by distance that all layers
-//! share in the place of positions.
+//! T5's encoder: RMS norms before, no biases, scores that are not scaled, and a learned bias by distance that all
+//! layers share in the place of positions.
 
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, HeadSpec, LayerNorms, Mask, MlpKind, NormSpec, Position, Residual,

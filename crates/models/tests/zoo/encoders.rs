@@ -93,12 +93,14 @@ fn a_dense_module_is_read_from_its_folder() {
     };
     write(
         "modules.json",
-        r#"[{"type": "t.Transformer"}, {"type": "t.Pooling", "path": "1_Pooling"}, {"type": "t.Dense", "path": "2_Dense"}]"#,
+        r#"[{"type": "t.Transformer"}, {"type": "t.Pooling", "path": "1_Pooling"},
+            {"type": "t.Dense", "path": "2_Dense"}]"#,
     );
     write("1_Pooling/config.json", r#"{"pooling_mode_mean_tokens": true}"#);
     write(
         "2_Dense/config.json",
-        r#"{"in_features": 16, "out_features": 6, "bias": false, "activation_function": "torch.nn.modules.linear.Identity"}"#,
+        r#"{"in_features": 16, "out_features": 6, "bias": false,
+            "activation_function": "torch.nn.modules.linear.Identity"}"#,
     );
     save(&dir.path().join("2_Dense/model.safetensors"), &linear);
     let setup = Setup::new(DType::F32);

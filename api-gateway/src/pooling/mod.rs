@@ -118,6 +118,7 @@ pub fn routes_of(info: &PoolingInfo) -> &'static str {
         Task::Embed => "/v1/embeddings, /v2/embed, /score, /rerank or /pooling",
         Task::Classify => "/classify, /score, /rerank or /pooling",
         Task::Reward => "/pooling",
+        Task::TokenEmbed => "/pooling, /score or /rerank",
     }
 }
 
@@ -130,6 +131,7 @@ pub fn expect(info: &PoolingInfo, tasks: &[Task], route: &str) -> Result<(), Api
         Task::Embed => "embeddings",
         Task::Classify => "class scores",
         Task::Reward => "scores of tokens",
+        Task::TokenEmbed => "a vector of each token",
     };
     Err(ApiError::body(format!("The model gives {gives}, not what {route} answers with: use {}.", routes_of(info))))
 }

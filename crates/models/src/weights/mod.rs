@@ -1,5 +1,6 @@
 //! Weights: what a model needs of them ([`ParamId`]), and the readers that fetch slices of it.
 
+mod beside;
 pub(crate) mod cache_scales;
 mod cast;
 mod checkpoint;
@@ -69,6 +70,10 @@ pub enum ParamId {
     HeadDense,
     /// Norm of what it gives.
     HeadNorm,
+    /// A linear layer after pooling, counted from 0.
+    Projection(usize),
+    /// Biases of attention by distance, `[buckets, heads]`, which all layers share.
+    RelativeBias,
     /// Of a layer, counted from 0.
     Layer(usize, LayerParam),
 }

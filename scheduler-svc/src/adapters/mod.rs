@@ -1,9 +1,9 @@
 //! Which adapters are served, and which of them the workers have on the host.
 //!
 //! A name stands for what was loaded under it last. What was loaded once has an identity of its own, which is part of
-//! every block's hash: a name that is loaded again finds nothing that its predecessor has computed. An adapter that gave
-//! way to others is read again under its identity, as long as its files' fingerprint is what it was; all ranks must have
-//! read the same.
+//! every block's hash: a name that is loaded again finds nothing that its predecessor has computed. An adapter that
+//! gave way to others is read again under its identity, as long as its files' fingerprint is what it was; all ranks
+//! must have read the same.
 //!
 //! Requests whose adapter is not on the host wait here until every worker has read it. The host keeps the adapters of
 //! live requests, and of others those that were used last.

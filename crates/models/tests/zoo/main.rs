@@ -4,7 +4,6 @@
 //! They run on the CPU and, where there is one, on a GPU; `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
 //! Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
 
-mod adapter_forms;
 mod adapters;
 mod checks;
 mod encoders;
@@ -14,6 +13,7 @@ mod folders;
 mod gpu;
 mod group;
 mod networks;
+mod pooled_table;
 mod pooling;
 mod reference;
 mod relabelled;

@@ -218,6 +218,20 @@ fn inputs_of_8_bits() {
 }
 
 #[test]
+fn inputs_of_8_bits_in_very_many_rows() {
+    for input in [InputRounding::StaticInt8(0.01), InputRounding::DynamicInt8 { outliers: f32::INFINITY }] {
+        let format = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, input, ..FORMAT };
+        let stored = Stored::new([48, 72], format);
+        for mut device in devices(WeightFormat::Grouped(format)) {
+            for acts in [DType::Bf16, DType::F16] {
+                let pieces = [stored.piece(0..20), stored.piece(20..48)];
+                run(&mut *device, &Case { pieces: &pieces, rows: 2100, acts, compute: acts, exact: false });
+            }
+        }
+    }
+}
+
+#[test]
 fn blocks_of_gguf_files() {
     for kind in GgmlType::ALL {
         let format = WeightFormat::Blocks(kind);
@@ -261,10 +275,18 @@ fn made_up(kind: GgmlType, rows: usize, row_bytes: usize) -> Vec<u8> {
 /// A product and the gate of its outputs are one kernel, with the bits of both.
 #[test]
 fn a_gate_that_follows_changes_no_bit() {
-    for mut device in devices(WeightFormat::Grouped(FORMAT)) {
+    let input = InputRounding::DynamicInt8 { outliers: f32::INFINITY };
+    let coded = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, input, ..FORMAT };
+    for format in [FORMAT, coded] {
+        gates_change_no_bit(format);
+    }
+}
+
+fn gates_change_no_bit(format: GroupedFormat) {
+    for mut device in devices(WeightFormat::Grouped(format)) {
         let device = &mut *device;
-        for (rows, shape) in [(1, [192, 256]), (7, [1024, 512]), (16, [96, 128]), (20, [64, 384])] {
-            let stored = Stored::new(shape, FORMAT);
+        for (rows, shape) in [(1, [192, 256]), (7, [1024, 512]), (16, [96, 128]), (20, [64, 384]), (190, [96, 128])] {
+            let stored = Stored::new(shape, format);
             let matrix = device.load_matrix(stored.piece(0..shape[0]), DType::Bf16);
             let input = filled_in(device, shape[1], &Random(3).values(rows * shape[1]), DType::Bf16);
             let mut gated = |apart: bool| {

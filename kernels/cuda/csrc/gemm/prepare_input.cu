@@ -73,6 +73,90 @@ PREPARE_OF(f32, f16)
 PREPARE_OF(bf16, bf16)
 PREPARE_OF(f16, f16)
 
+// Four numbers as codes, in a word.
+DEVICE u32 codes_of(const f32 (&x)[4], u32 to) {
+    u32 four = 0;
+    if (to == TO_E4M3) {
+#if __CUDA_ARCH__ >= 890
+        u16 pairs[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pairs[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+        return pairs[0] | (u32)pairs[1] << 16;
+#else
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) four |= (u32)Cast<e4m3>::from(x[i]).bits << 8 * i;
+        return four;
+#endif
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        four |= ((u32)(int)fminf(fmaxf(rintf(x[i]), -128.0f), 127.0f) & 0xffu) << 8 * i;
+    return four;
+}
+
+DEVICE void load_four(f32 (&x)[4], const f32* from) {
+    const float4 four = *(const float4*)from;
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+}
+template <typename X> DEVICE void load_four(f32 (&x)[4], const X* from) {
+    const uint2 four = *(const uint2*)from;
+    const X* elements = (const X*)&four;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) x[i] = load(elements[i]);
+}
+
+// A row as codes of 8 bits, and the scale that they share. Four neighbours are a word; words of each 32 columns are in
+// the order in which packed weights have theirs (packed.cuh), and rows end with codes of 0. A block has a row.
+template <typename X>
+DEVICE void quantize(const X* x, u32* codes, f32* scales, const InputShape& shape, u32 words) {
+    const X* from = x + (u64)blockIdx.x * shape.k;
+    u32* to = codes + (u64)blockIdx.x * words;
+    const bool in_order = !shape.columns && shape.k % 4 == 0;
+    const u32 some = (shape.k + 3) / 4;
+    auto take = [&](f32 (&four)[4], u32 word) {
+        if (in_order) return load_four(four, from + 4 * word);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 column = 4 * word + i;
+            four[i] = column < shape.k ? load(from[shape.columns ? shape.columns[column] : column]) : 0.0f;
+        }
+    };
+    f32 four[4], scale = shape.scale;
+    if (shape.group) {
+        f32 largest = 0.0f;
+        for (u32 word = threadIdx.x; word < some; word += blockDim.x) {
+            take(four, word);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(four[i]));
+        }
+        scale = block_max(largest) / (shape.to == TO_INT8 ? 127.0f : 448.0f);
+    }
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+    for (u32 word = threadIdx.x; word < words; word += blockDim.x) {
+        u32 code = 0;
+        if (word < some && scale != 0.0f) {
+            take(four, word);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) four[i] /= scale;
+            code = codes_of(four, shape.to);
+        }
+        to[word / 8 * 8 + word % 2 * 4 + word % 8 / 2] = code;
+    }
+}
+
+#define QUANTIZE_OF(X) \
+    extern "C" __global__ void __launch_bounds__(256) quantize_input_##X( \
+        const X* x, u32* codes, f32* scales, const InputShape shape, u32 words) { \
+        launch_dependents(); \
+        wait_for_inputs(); \
+        quantize(x, codes, scales, shape, words); \
+    }
+
+QUANTIZE_OF(f32)
+QUANTIZE_OF(bf16)
+QUANTIZE_OF(f16)
+
 // Numbers of 16 bits, the columns of each chunk of 64 in the order in which `matmul_packed_wgmma.cu` multiplies them
 // (packed.cuh); rows end with zeros, up to a whole chunk. A thread moves 8 columns; k is a multiple of as many.
 extern "C" __global__ void __launch_bounds__(256) reorder_input(

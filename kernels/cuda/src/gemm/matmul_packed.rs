@@ -154,20 +154,27 @@ pub(crate) fn needs_input(packed: &Packed, x: View, dtype: DType) -> bool {
     packed.columns.is_some() || packed.input != InputRounding::None || x.dtype != dtype
 }
 
+impl InputShape {
+    /// Of a product of `x` with a packed matrix.
+    pub(crate) fn of(packed: &Packed, x: View) -> Self {
+        const ALL: u32 = u32::MAX;
+        let (to, group, scale, outliers) = match packed.input {
+            InputRounding::None => (0, 0, 0.0, 0.0),
+            InputRounding::Static(scale) => (1, 0, scale, 0.0),
+            InputRounding::Dynamic { cols } => (1, u32::try_from(cols).unwrap_or(ALL), 0.0, f32::INFINITY),
+            InputRounding::StaticInt8(scale) => (2, 0, scale, 0.0),
+            InputRounding::DynamicInt8 { outliers } => (2, ALL, 0.0, outliers),
+        };
+        let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
+        Self { columns, k: x.width as u32, to, group, scale, outliers }
+    }
+}
+
 /// Queues the preparation of a product's input, to `to`.
 pub(crate) fn prepare(device: &mut Device, packed: &Packed, x: View, to: View) {
     const THREADS: usize = 256;
-    const ALL: u32 = u32::MAX;
-    let (kind, group, scale, outliers) = match packed.input {
-        InputRounding::None => (0, 0, 0.0, 0.0),
-        InputRounding::Static(scale) => (1, 0, scale, 0.0),
-        InputRounding::Dynamic { cols } => (1, u32::try_from(cols).unwrap_or(ALL), 0.0, f32::INFINITY),
-        InputRounding::StaticInt8(scale) => (2, 0, scale, 0.0),
-        InputRounding::DynamicInt8 { outliers } => (2, ALL, 0.0, outliers),
-    };
-    let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
-    let input = InputShape { columns, k: x.width as u32, to: kind, group, scale, outliers };
     let shape = Shape { grid: [x.rows, 1], block: THREADS, shared: 0 };
+    let input = InputShape::of(packed, x);
     device.launch(Name::of("prepare_input", &[x.dtype, to.dtype]), shape, args![x.ptr, to.ptr, input]);
 }
 

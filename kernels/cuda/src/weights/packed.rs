@@ -129,6 +129,31 @@ impl Kind {
     }
 }
 
+/// Rows of 8-bit codes, and a scale in f32 for each of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CodedRows {
+    pub(crate) codes: CUdeviceptr,
+    pub(crate) scales: CUdeviceptr,
+    /// Bytes of a row: a multiple of [`STAGE`].
+    pub(crate) pitch: usize,
+}
+
+/// Codes of 8 bits that a product takes at a time.
+pub(crate) const STAGE: usize = 128;
+
+impl CodedRows {
+    /// Of `cols` codes, which lie before their scales in memory of [`Self::bytes`].
+    pub(crate) fn at(memory: CUdeviceptr, rows: usize, cols: usize) -> Self {
+        let pitch = cols.next_multiple_of(STAGE);
+        Self { codes: memory, scales: memory + (rows * pitch) as u64, pitch }
+    }
+
+    /// Bytes that rows of `cols` codes take.
+    pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
+        rows * (cols.next_multiple_of(STAGE) + size_of::<f32>())
+    }
+}
+
 /// A packed matrix. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Packed {
@@ -264,6 +289,18 @@ impl Packed {
         Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input })
     }
 
+    /// What both sides of its products are where inputs are rounded to such codes as it has, with one scale a row each.
+    pub(crate) fn both_codes(&self) -> Option<Code> {
+        let Self { kind, input, cols, .. } = self;
+        let rounds = match (kind.code, *input) {
+            (Code::E4m3, InputRounding::Static(_)) | (Code::Int8, InputRounding::StaticInt8(_)) => true,
+            (Code::E4m3, InputRounding::Dynamic { cols: shared }) => shared >= *cols,
+            (Code::Int8, InputRounding::DynamicInt8 { outliers }) => outliers == f32::INFINITY,
+            _ => false,
+        };
+        (rounds && kind.group == 0 && kind.zeros == Zeros::Middle).then_some(kind.code)
+    }
+
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
         let Self { codes, scales, zeros, levels, columns, .. } = self;
@@ -280,6 +317,14 @@ impl Packed {
             levels: at(&self.levels),
             ..PackedWeights::of(self.kind, [self.rows, self.cols])
         }
+    }
+
+    /// Queues the writing of its codes of 8 bits row by row, `[rows, pitch]`, and of the scale of each row.
+    pub(crate) fn unpack_codes(&self, device: &mut Device, to: CodedRows) {
+        let lanes = (self.codes.bytes / 16) as u64;
+        let shape = Shape::elements(self.codes.bytes / 16);
+        let name = Name::in_file("unpack", "unpack_codes", &[]);
+        device.launch(name, shape, args![to.codes, to.scales, self.argument(), (to.pitch / 4) as u32, lanes]);
     }
 
     /// Queues the writing of the numbers that it stands for, `[rows, cols]` of a 16-bit type.

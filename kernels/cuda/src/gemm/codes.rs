@@ -4,18 +4,18 @@
 //! first. Sums of 8-bit floats are as exact as the tensor cores keep them, about 14 bits; those of integers are exact.
 
 use cudarc::driver::sys::CUdeviceptr;
-use kernels::ops::{Activation, DType, Epilogue};
+use kernels::ops::{Activation, DType, Epilogue, WeightFormat};
 
-use crate::gemm::matmul_packed::InputShape;
+use crate::gemm::matmul_packed::{InputShape, rows_shape};
 use crate::gemm::matmul_packed_wgmma::MOST_ROWS;
 use crate::gemm::product::{Gate, Product};
 use crate::gemm::table::Facts;
 use crate::gemm::{matmul_packed_wgmma, matmul_wgmma};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::activations::View;
-use crate::runtime::device::{Device, Name, Shape, args};
+use crate::runtime::device::{Device, Name, args};
 use crate::weights::Weights;
-use crate::weights::packed::{Code, CodedRows, Packed, TILE};
+use crate::weights::packed::{Code, CodedRows, Kind, Packed, TILE};
 
 /// Fewer rows are bound by reading weights, whatever multiplies them.
 const LEAST_ROWS: usize = 17;
@@ -44,6 +44,16 @@ fn narrow(Product { x, w, .. }: &Product<'_>) -> Option<DType> {
 fn takes(facts: Facts, w: &Weights) -> Option<Code> {
     let hopper = facts.arch == HOPPER && w.rows.is_multiple_of(PIECE);
     w.packed.as_ref().filter(|_| hopper).and_then(Packed::both_codes)
+}
+
+/// Whether products of many rows with such weights are ones of codes.
+pub(crate) fn gains(facts: Facts, format: WeightFormat, cols: usize) -> bool {
+    facts.arch == HOPPER && Kind::of(format, cols).is_some_and(|kind| kind.both_codes(format.input(), cols).is_some())
+}
+
+/// Whether a product's input, which is no product of codes, is left as it is: there are too few rows to gain by it.
+pub(crate) fn leaves_input(facts: Facts, product: &Product<'_>) -> bool {
+    product.x.rows < LEAST_ROWS && narrow(product).is_some() && takes(facts, product.w).is_some()
 }
 
 /// Whether a product is one of codes.
@@ -86,13 +96,11 @@ pub(crate) fn quantize(
     to: CUdeviceptr,
     room: CUdeviceptr,
 ) -> Option<CodedInput> {
-    const THREADS: usize = 256;
     let (x, packed, dtype) = (product.x, product.w.packed.as_ref()?, narrow(product)?);
     let (code, rows) = (packed.both_codes()?, CodedRows::at(to, x.rows, x.width));
-    let shape = Shape { grid: [x.rows, 1], block: THREADS, shared: 0 };
     let name = Name::in_file("prepare_input", "quantize_input", &[x.dtype]);
-    let input = InputShape::of(packed, x);
-    device.launch_early(name, shape, args![x.ptr, rows.codes, rows.scales, input, (rows.pitch / 4) as u32]);
+    let input = InputShape::of(packed, packed.input, x);
+    device.launch_early(name, rows_shape(x), args![x.ptr, rows.codes, rows.scales, input, (rows.pitch / 4) as u32]);
     Some(CodedInput { rows, code, dtype, room })
 }
 

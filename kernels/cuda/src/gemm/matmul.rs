@@ -18,7 +18,7 @@ use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
-use kernels::ops::{DType, Epilogue};
+use kernels::ops::{DType, Epilogue, InputRounding};
 
 /// Tile of the SIMT kernel, and its threads.
 const TILE: usize = 64;
@@ -80,13 +80,15 @@ impl Matmul {
         let (x, w) = (product.x, product.w);
         let Some(packed) = &w.packed else { return };
         let dtype = if x.dtype.size() == 2 { x.dtype } else { w.compute };
-        if !matmul_packed::needs_input(packed, x, dtype) {
+        let leaves = codes::leaves_input(Facts::of(device), product);
+        let rounding = if leaves { InputRounding::None } else { packed.input };
+        if !matmul_packed::needs_input(packed, rounding, x, dtype) {
             return;
         }
         let bytes = x.elements() * dtype.size();
         let ptr = self.reserve_rounded(device, bytes);
         let to = View { ptr, dtype, most_rows: x.rows, ..x };
-        matmul_packed::prepare(device, packed, x, to);
+        matmul_packed::prepare(device, packed, rounding, x, to);
         product.x = to;
     }
 

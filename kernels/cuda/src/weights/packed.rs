@@ -100,6 +100,32 @@ impl Kind {
         Self { code, scale: DType::F32, zeros, group: group_of(format.group, cols) }
     }
 
+    /// Of a format that is kept packed.
+    pub(crate) fn of(format: WeightFormat, cols: usize) -> Option<Self> {
+        match format {
+            WeightFormat::Plain(_) => None,
+            WeightFormat::ScaledE4m3 { scale_cols, .. } => Some(Self::of_floats(scale_cols, cols)),
+            WeightFormat::Grouped(format) => Some(Self::of_grouped(&format, cols)),
+            WeightFormat::Blocks(_) => IntegerFormat::of(format).map(|format| Self::of_integers(format, cols)),
+        }
+    }
+
+    /// What both sides of products with `cols` columns are, where inputs are rounded to such codes as weights are, with
+    /// one scale a row each.
+    pub(crate) fn both_codes(self, input: InputRounding, cols: usize) -> Option<Code> {
+        let rounds = match (self.code, input) {
+            (Code::E4m3, InputRounding::Static(_)) | (Code::Int8, InputRounding::StaticInt8(_)) => true,
+            (Code::E4m3, InputRounding::Dynamic { cols: shared }) => shared >= cols,
+            (Code::Int8, InputRounding::DynamicInt8 { outliers }) => outliers == f32::INFINITY,
+            _ => false,
+        };
+        (rounds && self.group == 0 && self.zeros == Zeros::Middle).then_some(self.code)
+    }
+
+    fn of_floats(scale_cols: usize, cols: usize) -> Self {
+        Self { code: Code::E4m3, scale: DType::F32, zeros: Zeros::Middle, group: group_of(scale_cols, cols) }
+    }
+
     /// `FORMAT` and `GROUP` of packed_skinny.cuh.
     pub(crate) fn macros(self) -> [(&'static str, usize); 2] {
         let format = self.code as usize + 4 * self.scale_number() + 16 * self.zeros as usize;
@@ -272,8 +298,7 @@ impl Packed {
         ScaledCodes { scale_cols, input, .. }: ScaledCodes<'_>,
     ) -> Option<Self> {
         let (rows, cols) = (pieces.iter().map(|piece| piece.rows).sum(), pieces.first()?.cols);
-        let group = group_of(scale_cols, cols);
-        let kind = Kind { code: Code::E4m3, scale: DType::F32, zeros: Zeros::Middle, group };
+        let kind = Kind::of_floats(scale_cols, cols);
         let (mut values, mut lines) = (Vec::new(), Vec::new());
         for piece in pieces {
             let Encoding::Scaled(ScaledCodes { scales, scale_rows, .. }) = piece.encoding else { return None };
@@ -289,16 +314,9 @@ impl Packed {
         Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input })
     }
 
-    /// What both sides of its products are where inputs are rounded to such codes as it has, with one scale a row each.
+    /// See [`Kind::both_codes`].
     pub(crate) fn both_codes(&self) -> Option<Code> {
-        let Self { kind, input, cols, .. } = self;
-        let rounds = match (kind.code, *input) {
-            (Code::E4m3, InputRounding::Static(_)) | (Code::Int8, InputRounding::StaticInt8(_)) => true,
-            (Code::E4m3, InputRounding::Dynamic { cols: shared }) => shared >= *cols,
-            (Code::Int8, InputRounding::DynamicInt8 { outliers }) => outliers == f32::INFINITY,
-            _ => false,
-        };
-        (rounds && kind.group == 0 && kind.zeros == Zeros::Middle).then_some(kind.code)
+        self.kind.both_codes(self.input, self.cols)
     }
 
     /// Bytes that it takes.

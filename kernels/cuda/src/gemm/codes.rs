@@ -53,7 +53,8 @@ pub(crate) fn gains(facts: Facts, format: WeightFormat, cols: usize) -> bool {
 
 /// Whether a product's input, which is no product of codes, is left as it is: there are too few rows to gain by it.
 pub(crate) fn leaves_input(facts: Facts, product: &Product<'_>) -> bool {
-    product.x.rows < LEAST_ROWS && narrow(product).is_some() && takes(facts, product.w).is_some()
+    let both = || product.w.packed.as_ref().and_then(Packed::both_codes);
+    facts.arch == HOPPER && product.x.rows < LEAST_ROWS && narrow(product).is_some() && both().is_some()
 }
 
 /// Whether a product is one of codes.

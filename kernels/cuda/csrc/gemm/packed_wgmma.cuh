@@ -155,7 +155,7 @@ template <bool IS_GATED> struct PackedProduct {
         products_wait<1>();
     }
 
-    // Multiplies the block's part, and leaves the sums in shared memory. `scales`: of the rows of x, if those are codes.
+    // Multiplies the block's part, and leaves the sums in shared memory. `scales`: of rows of x that are codes.
     DEVICE void multiply(const f32* scales) {
         if constexpr (CODES != 0) multiply_codes(scales);
         else multiply_numbers();

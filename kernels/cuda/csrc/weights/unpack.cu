@@ -48,7 +48,7 @@ template <typename T> DEVICE void unpack(T* to, const PackedWeights& w, u64 lane
 UNPACK_OF(bf16)
 UNPACK_OF(f16)
 
-// Codes of 8 bits row by row, [n, 4 * words], and the scale of each row: what products of 8-bit codes of many rows read.
+// Codes of 8 bits row by row, [n, 4 * words], and the scale of each row: what products of codes of many rows read.
 // Words of each 32 columns are in the order in which lanes have them; integers count from 0; rows end with codes of 0.
 // A thread has what a lane of a product reads of a piece: eight columns of two rows.
 extern "C" __global__ void __launch_bounds__(256) unpack_codes(

@@ -1,5 +1,5 @@
-//! Products whose inputs are rounded to codes of 8 bits, as their weights are: Hopper multiplies two codes in the time of
-//! one number of 16 bits. A row of the input becomes codes and one scale (`prepare_input.cu`). `matmul_packed_wgmma.cu`
+//! Products whose inputs are rounded to codes of 8 bits, as their weights are: Hopper multiplies two codes in the time
+//! of one number of 16 bits. A row of the input becomes codes and one scale (`prepare_input.cu`). `matmul_packed_wgmma.cu`
 //! multiplies some rows by codes as they are packed, `matmul_wgmma.cu` many rows by codes that are written row by row
 //! first. Sums of 8-bit floats are as exact as the tensor cores keep them, about 14 bits; those of integers are exact.
 
@@ -110,8 +110,7 @@ pub(crate) fn run_many(device: &mut Device, product: &Product<'_>, gate: Option<
     let Some(packed) = &product.w.packed else { return false };
     let w = CodedRows::at(x.room, product.w.rows, product.w.cols);
     packed.unpack_codes(device, w);
-    let out = gate.map_or(product.out, |gate| gate.out);
-    matmul_wgmma::run_codes(device, product, gate.map(|gate| gate.function()), out, (x, w))
+    matmul_wgmma::run_codes(device, product, gate, x, w)
 }
 
 /// Kernels for products of very many rows with a matrix; gates are nearly always SiLU.

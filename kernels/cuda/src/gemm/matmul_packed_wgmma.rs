@@ -117,6 +117,13 @@ enum Inputs {
     Codes(DType),
 }
 
+/// The left side of a product: what it is, how the copy engine sees it, and the scales of rows of codes.
+struct Rows {
+    inputs: Inputs,
+    x: View,
+    scales: CUdeviceptr,
+}
+
 impl Inputs {
     /// See `chunk_cycles` of [`Config::of`].
     fn cycles(self) -> usize {
@@ -172,23 +179,17 @@ pub(crate) fn reorder(device: &mut Device, x: View, to: CUdeviceptr) -> View {
 /// Queues a product that [`fits`], whose input was [reordered](reorder), and the gate of its outputs; false where the
 /// kernel cannot be compiled.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
-    launch(device, product, gate, (Inputs::Numbers(product.x.dtype), product.x, 0))
+    launch(device, product, gate, &Rows { inputs: Inputs::Numbers(product.x.dtype), x: product.x, scales: 0 })
 }
 
 /// The same for an input of codes.
 pub(crate) fn run_codes(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, x: &CodedInput) -> bool {
     let rows = View { ptr: x.rows.codes, dtype: x.dtype, width: x.rows.pitch / 2, ..product.x };
-    launch(device, product, gate, (Inputs::Codes(x.dtype), rows, x.rows.scales))
+    launch(device, product, gate, &Rows { inputs: Inputs::Codes(x.dtype), x: rows, scales: x.rows.scales })
 }
 
-/// `x`: what it is, how the copy engine sees it, and the scales of its rows.
-fn launch(
-    device: &mut Device,
-    product: &Product<'_>,
-    gate: Option<Gate>,
-    (inputs, x, scales): (Inputs, View, CUdeviceptr),
-) -> bool {
-    let Product { w, bias, out, .. } = product;
+fn launch(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, rows: &Rows) -> bool {
+    let (Product { w, bias, out, .. }, &Rows { inputs, x, scales }) = (product, rows);
     let Some(packed) = &w.packed else { return false };
     let to = gate.map_or(*out, |gate| gate.out);
     let multiprocessors = device.context.multiprocessors;

@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use crate::gemm::codes::CodedInput;
 use crate::gemm::matmul_packed_wgmma;
-use crate::gemm::product::{GemmShape, MANY_ROWS, Product};
+use crate::gemm::product::{Gate, GemmShape, MANY_ROWS, Product};
 use crate::gemm::table::Facts;
 use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
@@ -188,29 +188,33 @@ pub(crate) fn special_of_codes(dtype: DType, function: Option<Function>, code: C
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
     let Product { x, w, .. } = product;
     let (columns, dtype, scales) = (w.cols, w.dtype, CodeScales::default());
-    launch(device, product, (function, out), &Operands { x: x.ptr, w: w.ptr(), columns, dtype, code: None, scales })
+    let operands = Operands { x: x.ptr, w: w.ptr(), columns, dtype, code: None, scales };
+    launch(device, product, &operands, &Kept { function, out })
 }
 
 /// The same for rows of codes and for weights that are such, whatever `product` has.
 pub(crate) fn run_codes(
     device: &mut Device,
     product: &Product<'_>,
-    function: Option<Function>,
-    out: View,
-    (x, w): (&CodedInput, CodedRows),
+    gate: Option<Gate>,
+    x: &CodedInput,
+    w: CodedRows,
 ) -> bool {
     let scales = CodeScales { x: x.rows.scales, w: w.scales };
     let (columns, dtype, code) = (w.pitch / 2, x.dtype, Some(x.code));
-    launch(device, product, (function, out), &Operands { x: x.rows.codes, w: w.codes, columns, dtype, code, scales })
+    let operands = Operands { x: x.rows.codes, w: w.codes, columns, dtype, code, scales };
+    let kept = Kept { function: gate.map(|gate| gate.function()), out: gate.map_or(product.out, |gate| gate.out) };
+    launch(device, product, &operands, &kept)
 }
 
-fn launch(
-    device: &mut Device,
-    product: &Product<'_>,
-    (function, out): (Option<Function>, View),
-    operands: &Operands,
-) -> bool {
-    let Product { x, w, bias, .. } = product;
+/// What is kept of a product's outputs, and where.
+struct Kept {
+    function: Option<Function>,
+    out: View,
+}
+
+fn launch(device: &mut Device, product: &Product<'_>, operands: &Operands, kept: &Kept) -> bool {
+    let (Product { x, w, bias, .. }, &Kept { function, out }) = (product, kept);
     let &Operands { columns, dtype, code, scales, .. } = operands;
     let (boxes, config) = config(Facts::of(device), product, function, out);
     let map = |ptr, rows, box_rows| tensor_map(ptr, dtype, [rows, columns], box_rows);

@@ -25,8 +25,8 @@ DEVICE PackedTile my_tile(const PackedShape& shape, u32& first_row) {
 extern __shared__ __align__(1024) char dynamic_shared[];
 
 // Grid: [PARTS * tiles of rows * tiles of columns]. The map of x has boxes of 128 bytes of ROWS rows, whose `scales`
-// are given where they are codes; its rows have whole chunks. n is a multiple of 8, gated of 32; each part has a turn of
-// chunks.
+// are given where they are codes; its rows have whole chunks. n is a multiple of 8, gated of 32; each part has a turn
+// of chunks.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS)
     matmul_packed_wgmma(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ PackedWeights w,
         const f32* bias, const __grid_constant__ PackedShape shape, const Activation activation, const f32* scales) {

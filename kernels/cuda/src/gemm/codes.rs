@@ -1,7 +1,8 @@
 //! Products whose inputs are rounded to codes of 8 bits, as their weights are: Hopper multiplies two codes in the time
-//! of one number of 16 bits. A row of the input becomes codes and one scale (`prepare_input.cu`). `matmul_packed_wgmma.cu`
-//! multiplies some rows by codes as they are packed, `matmul_wgmma.cu` many rows by codes that are written row by row
-//! first. Sums of 8-bit floats are as exact as the tensor cores keep them, about 14 bits; those of integers are exact.
+//! of one number of 16 bits. A row of the input becomes codes and one scale (`prepare_input.cu`).
+//! `matmul_packed_wgmma.cu` multiplies some rows by codes as they are packed, `matmul_wgmma.cu` many rows by codes that
+//! are written row by row first. Sums of 8-bit floats are as exact as the tensor cores keep them, about 14 bits; those
+//! of integers are exact.
 
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::ops::{Activation, DType, Epilogue, WeightFormat};

@@ -41,6 +41,8 @@ pub enum ConfigError {
 pub enum Fault {
     /// The client sent something that cannot be served: 400.
     BadRequest,
+    /// The same of what it asks of the server, where vLLM calls it so: 400.
+    UserInput,
     /// The client named something that does not exist: 404.
     NotFound,
     /// The body did not arrive in time: 408.
@@ -57,8 +59,9 @@ pub enum Fault {
 
 impl Fault {
     /// All of them, by status.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::BadRequest,
+        Self::UserInput,
         Self::NotFound,
         Self::Timeout,
         Self::TooLarge,
@@ -70,7 +73,7 @@ impl Fault {
     /// The HTTP status.
     pub fn status(self) -> StatusCode {
         match self {
-            Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::BadRequest | Self::UserInput => StatusCode::BAD_REQUEST,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::Timeout => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -84,6 +87,7 @@ impl Fault {
     pub fn help(self) -> &'static str {
         match self {
             Self::BadRequest => "a field is wrong or cannot be honoured, or the body is no JSON object",
+            Self::UserInput => "an adapter is to be loaded or unloaded without its name or path, or is loaded already",
             Self::NotFound => "the model, or another thing that the request names, does not exist",
             Self::Timeout => "the body did not arrive in time; the connection is closed",
             Self::TooLarge => "the body is larger than `--max-body-bytes`; the connection is closed",
@@ -99,6 +103,7 @@ impl Fault {
     pub fn name(self) -> &'static str {
         match self {
             Self::BadRequest | Self::Timeout | Self::TooLarge => "BadRequestError",
+            Self::UserInput => "InvalidUserInput",
             Self::NotFound => "NotFoundError",
             Self::NotImplemented => "NotImplementedError",
             Self::Unavailable => "ServiceUnavailableError",
@@ -156,6 +161,7 @@ impl From<proto::Failure> for ApiError {
     fn from(failure: proto::Failure) -> Self {
         let fault = match failure.kind() {
             Kind::Invalid => Fault::BadRequest,
+            Kind::InvalidUserInput => Fault::UserInput,
             Kind::NotFound => Fault::NotFound,
             Kind::Unimplemented => Fault::NotImplemented,
             Kind::Overloaded | Kind::Unavailable => Fault::Unavailable,
@@ -206,6 +212,7 @@ mod tests {
     fn failures_become_status_codes() {
         let rows = [
             (Kind::Invalid, 400),
+            (Kind::InvalidUserInput, 400),
             (Kind::NotFound, 404),
             (Kind::Unimplemented, 501),
             (Kind::Overloaded, 503),

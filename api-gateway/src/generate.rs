@@ -61,7 +61,7 @@ pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: impl Read) -
             return Err(ApiError::unavailable("The server is starting, try again."));
         }
         refuse_pooling(&gateway)?;
-        let ready = adapters::retried(&gateway, &body, |limits| read(&body, limits, &envelope)).await?;
+        let ready = adapters::read_with(&gateway, &body, |limits| read(&body, limits, &envelope)).await?;
         drop(body);
         Span::current().record("request_id", ready.plan.id.as_str());
         log_request(&gateway, &ready);

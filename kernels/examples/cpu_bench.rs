@@ -80,8 +80,16 @@ fn products(isa: Isa, threads: usize) {
 
 fn attention(isa: Isa, threads: usize) {
     let heads = Heads { q: 32, kv: 8, dim: 64, v_dim: 64 };
-    let layer =
-        Attention { heads, scale: 0.125, window: None, soft_cap: None, sinks: None, alibi: None, mask: Mask::Causal };
+    let layer = Attention {
+        heads,
+        scale: 0.125,
+        window: None,
+        soft_cap: None,
+        sinks: None,
+        alibi: None,
+        relative: None,
+        mask: Mask::Causal,
+    };
     for dtype in [DType::F32, DType::Bf16] {
         for (sequences, start, rows) in
             [(1, 1000, 1), (1, 8000, 1), (16, 1000, 1), (1, 0, 512), (1, 0, 2048), (1, 3584, 512)]

@@ -126,6 +126,7 @@ impl Model {
             soft_cap: None,
             sinks: None,
             alibi: None,
+            relative: None,
             mask: Mask::Causal,
         };
         for layer in &self.layers {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use proto::{Failure, ModelInfo, ServeAdapterRequest, ServedAdapter};
+use proto::{Failure, ListAdaptersReply, ModelInfo, ServeAdapterRequest};
 use service_kit::control::{self, Handler};
 use tokio::sync::{mpsc, oneshot};
 
@@ -65,7 +65,7 @@ impl Handler for ControlHandler {
         self.about_adapters(|reply| AdapterCall::Remove(name, reply)).await
     }
 
-    async fn adapters(&self, resolve: String) -> Result<Vec<ServedAdapter>, tonic::Status> {
+    async fn adapters(&self, resolve: String) -> Result<ListAdaptersReply, tonic::Status> {
         self.about_adapters(|reply| AdapterCall::List(resolve, reply)).await
     }
 

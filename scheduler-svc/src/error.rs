@@ -1,5 +1,6 @@
 //! Failures that the scheduler hands to clients, in words.
 
+use crate::adapters::LoadFailed;
 use proto::{Failed, Failure, Rejected, Request, failure::Kind, prompt};
 
 /// The scheduler is ending or draining.
@@ -50,6 +51,31 @@ pub(crate) fn no_such_adapter(name: &str) -> Failure {
 /// The client of a request that had not begun is gone.
 pub(crate) fn aborted() -> Failure {
     unavailable("The request was aborted.".into())
+}
+
+/// An adapter that was asked for cannot be loaded.
+pub(crate) fn not_loaded(name: &str, path: &str, failed: &LoadFailed) -> Failure {
+    match failed.not_found {
+        true => {
+            let message = format!("Loading lora {name} failed: No adapter found for {path}");
+            Failure { kind: Kind::NotFound.into(), message, param: String::new() }
+        }
+        false => invalid(failed.reason.clone()),
+    }
+}
+
+/// An adapter that a name stands for cannot be loaded.
+pub(crate) fn not_resolved(name: &str, failed: &LoadFailed) -> Failure {
+    invalid(format!("LoRA adapter '{name}' was found but could not be loaded: {}", failed.reason))
+}
+
+/// An adapter of this name is served.
+pub(crate) fn already_loaded(name: &str) -> Failure {
+    let message = format!(
+        "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set \
+         'load_inplace' to True."
+    );
+    Failure { kind: Kind::InvalidUserInput.into(), message, param: String::new() }
 }
 
 /// Something that cannot be done as it was asked for.

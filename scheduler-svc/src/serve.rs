@@ -279,7 +279,9 @@ impl Engine {
             drop(scope.map(|scope| scope.of_step(plan.step)));
             self.metrics.plan(&plan, planning.elapsed());
             if !plan.added.is_empty() && self.args.lora.enable_lora {
-                self.metrics.lora_requests(self.args.lora.max_loras, &core.adapters(), unix_seconds());
+                let mut used = core.adapters();
+                used.waiting.extend(self.adapters.awaited());
+                self.metrics.lora_requests(self.args.lora.max_loras, &used, unix_seconds());
             }
             self.overdue.get_or_insert_with(|| Overdue::step(plan.step, self.step_timeout));
             if let Err(unreachable) = self.group.send(plan).await {

@@ -14,16 +14,23 @@ use tracing::{info, warn};
 /// The adapters that plans may name. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct HostAdapters {
-    held: Arc<Mutex<HashMap<String, Arc<Adapter>>>>,
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Default)]
+struct Held {
+    adapters: HashMap<String, Arc<Adapter>>,
+    /// Grows with every group; what an earlier one asked for is dropped when it comes.
+    group: u64,
 }
 
 impl HostAdapters {
     /// An adapter, if it is there.
     pub(crate) fn get(&self, adapter: &str) -> Option<Arc<Adapter>> {
-        self.lock().get(adapter).cloned()
+        self.lock().adapters.get(adapter).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Adapter>>> {
+    fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -42,9 +49,15 @@ pub(crate) struct AdapterLoader {
     /// Where they come from.
     source: AdapterSource,
     layout: Option<Arc<AdapterLayout>>,
-    sender: mpsc::UnboundedSender<AdapterLoaded>,
+    sender: mpsc::UnboundedSender<Answer>,
     /// Bounded by the scheduler, which asks for one answer a load.
-    loaded: mpsc::UnboundedReceiver<AdapterLoaded>,
+    loaded: mpsc::UnboundedReceiver<Answer>,
+}
+
+/// What a group is told.
+struct Answer {
+    group: u64,
+    loaded: AdapterLoaded,
 }
 
 impl AdapterLoader {
@@ -61,44 +74,53 @@ impl AdapterLoader {
     /// Begins to read an adapter; [`Self::next`] tells of its end.
     pub(crate) fn load(&self, LoadAdapter { adapter, path }: LoadAdapter) {
         let (host, layout, sender) = (self.host.clone(), self.layout.clone(), self.sender.clone());
-        let source = self.source;
+        let (source, group) = (self.source, self.host.lock().group);
         tokio::task::spawn_blocking(move || {
             let read = match (&layout, source) {
                 (None, _) => Err(AdapterError::Disabled),
                 (Some(layout), AdapterSource::Folders) => layout.read(Path::new(&path)),
                 (Some(layout), AdapterSource::Dummy(seed)) => Ok(layout.dummy(&adapter, seed)),
             };
-            let error = match read {
+            let loaded = match read {
                 Ok(read) => {
-                    info!(adapter, path, mib = read.bytes() >> 20, "adapter loaded");
-                    host.lock().insert(adapter.clone(), Arc::new(read));
-                    String::new()
+                    info!(adapter, path, kib = read.bytes() >> 10, "adapter loaded");
+                    let fingerprint = read.fingerprint().to_owned();
+                    let mut held = host.lock();
+                    if held.group == group {
+                        held.adapters.insert(adapter.clone(), Arc::new(read));
+                    }
+                    AdapterLoaded { adapter, fingerprint, ..AdapterLoaded::default() }
                 }
                 Err(error) => {
                     warn!(adapter, path, "adapter refused: {error}");
-                    error.to_string()
+                    let not_found = matches!(error, AdapterError::NotFound { .. });
+                    AdapterLoaded { adapter, error: error.to_string(), not_found, ..AdapterLoaded::default() }
                 }
             };
             // The process may be ending.
-            let _ = sender.send(AdapterLoaded { adapter, error });
+            let _ = sender.send(Answer { group, loaded });
         });
     }
 
     /// The next adapter that was read, or refused.
     pub(crate) async fn next(&mut self) -> AdapterLoaded {
-        match self.loaded.recv().await {
-            Some(loaded) => loaded,
-            None => std::future::pending().await,
+        while let Some(Answer { group, loaded }) = self.loaded.recv().await {
+            if group == self.host.lock().group {
+                return loaded;
+            }
         }
+        std::future::pending().await
     }
 
     /// Lets go of an adapter; what the device holds stays.
     pub(crate) fn forget(&self, adapter: &str) {
-        self.host.lock().remove(adapter);
+        self.host.lock().adapters.remove(adapter);
     }
 
     /// A new group begins without adapters.
     pub(crate) fn forget_all(&self) {
-        self.host.lock().clear();
+        let mut held = self.host.lock();
+        held.adapters.clear();
+        held.group += 1;
     }
 }

@@ -32,7 +32,7 @@ pub fn status(fault: Fault) -> StatusCode {
 
 fn error_body(error: &ApiError) -> Value {
     let kind = match error.fault {
-        Fault::BadRequest | Fault::NotImplemented => "invalid_request_error",
+        Fault::BadRequest | Fault::UserInput | Fault::NotImplemented => "invalid_request_error",
         Fault::NotFound => "not_found_error",
         Fault::Timeout => "timeout_error",
         Fault::TooLarge => "request_too_large",

@@ -1,7 +1,7 @@
 //! Adapters: the scheduler knows which are served; this gateway remembers their names, and asks again when a request
 //! names one that it does not know.
 
-use proto::{Failure, ServeAdapterRequest, ServedAdapter};
+use proto::{Failure, ListAdaptersReply, ServeAdapterRequest, ServedAdapter};
 
 use crate::{
     error::{ApiError, Fault},
@@ -9,8 +9,9 @@ use crate::{
     openai::{fields::Fields, params::Limits},
 };
 
-/// Reads a body; where it names a model that this gateway does not know, asks for it and reads once more.
-pub async fn retried<T>(
+/// Reads a body, which no route can do in another way; where it names a model that this gateway does not know, asks for
+/// it and reads once more.
+pub async fn read_with<T>(
     gateway: &Gateway,
     body: &[u8],
     read: impl Fn(&Limits) -> Result<T, ApiError>,
@@ -21,8 +22,9 @@ pub async fn retried<T>(
     };
     let named = Fields::parse(body).and_then(|mut fields| fields.text("model"));
     let Ok(Some(name)) = named else { return Err(refused) };
-    match list(gateway, &name).await {
-        Ok(adapters) if adapters.iter().any(|adapter| adapter.name == name) => read(&gateway.model.limits()),
+    match resolve(gateway, &name).await? {
+        ListAdaptersReply { failure: Some(failure), .. } => Err(failure.into()),
+        reply if reply.adapters.iter().any(|adapter| adapter.name == name) => read(&gateway.model.limits()),
         _ => Err(refused),
     }
 }
@@ -31,15 +33,19 @@ fn is_unknown_model(error: &ApiError) -> bool {
     error.fault == Fault::NotFound && error.param.as_deref() == Some("model")
 }
 
-/// The adapters that are served; `resolve`: a name to look for first, or empty.
-pub async fn list(gateway: &Gateway, resolve: &str) -> Result<Vec<ServedAdapter>, ApiError> {
+/// The adapters that are served; `name`: one to look for first, or empty.
+pub async fn list(gateway: &Gateway, name: &str) -> Result<Vec<ServedAdapter>, ApiError> {
+    resolve(gateway, name).await.map(|reply| reply.adapters)
+}
+
+async fn resolve(gateway: &Gateway, name: &str) -> Result<ListAdaptersReply, ApiError> {
     if !gateway.config.access.enable_lora {
-        return Ok(Vec::new());
+        return Ok(ListAdaptersReply::default());
     }
-    let Some(scheduler) = gateway.peers.scheduler() else { return Ok(Vec::new()) };
-    let adapters = scheduler.adapters(resolve).await.map_err(|status| unavailable(&status))?;
-    gateway.model.learn_adapters(&adapters);
-    Ok(adapters)
+    let Some(scheduler) = gateway.peers.scheduler() else { return Ok(ListAdaptersReply::default()) };
+    let reply = scheduler.adapters(name).await.map_err(|status| unavailable(&status))?;
+    gateway.model.learn_adapters(&reply.adapters);
+    Ok(reply)
 }
 
 /// Serves another adapter.

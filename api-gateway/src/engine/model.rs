@@ -61,8 +61,13 @@ impl Model {
         }
     }
 
+    /// What documents say of bodies. Bodies are read by [`super::adapters::read_with`].
+    pub fn described(&self) -> Arc<Limits> {
+        self.limits()
+    }
+
     /// What bodies are checked against.
-    pub fn limits(&self) -> Arc<Limits> {
+    pub(super) fn limits(&self) -> Arc<Limits> {
         self.limits.read().clone()
     }
 

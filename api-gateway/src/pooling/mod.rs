@@ -23,6 +23,7 @@ use tracing::{Instrument, Span, field};
 
 use crate::{
     engine::{
+        adapters,
         mailbox::{Ending, Update, WakeAt},
         pipeline::Arrival,
     },
@@ -73,9 +74,11 @@ pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Resu
         let body = body::read_json(&gateway, &parts.headers, body).await?;
         let envelope = envelope(&gateway, &parts.headers, arrival, incoming);
         let info = gateway.model.pooling()?.ok_or_else(|| generates(&gateway))?;
-        let (limits, max_len) = (gateway.model.limits(), gateway.model.max_model_len());
-        let reading = Reading { limits: &limits, envelope: &envelope, info: &info, max_len };
-        let job = read(&body, &reading)?;
+        let max_len = gateway.model.max_model_len();
+        let job = adapters::read_with(&gateway, &body, |limits| {
+            read(&body, &Reading { limits, envelope: &envelope, info: &info, max_len })
+        })
+        .await?;
         drop(body);
         Span::current().record("request_id", job.id.as_str());
         run(&gateway, job, arrival).await
@@ -115,6 +118,7 @@ pub fn routes_of(info: &PoolingInfo) -> &'static str {
         Task::Embed => "/v1/embeddings, /v2/embed, /score, /rerank or /pooling",
         Task::Classify => "/classify, /score, /rerank or /pooling",
         Task::Reward => "/pooling",
+        Task::TokenEmbed => "/pooling, /score or /rerank",
     }
 }
 
@@ -127,6 +131,7 @@ pub fn expect(info: &PoolingInfo, tasks: &[Task], route: &str) -> Result<(), Api
         Task::Embed => "embeddings",
         Task::Classify => "class scores",
         Task::Reward => "scores of tokens",
+        Task::TokenEmbed => "a vector of each token",
     };
     Err(ApiError::body(format!("The model gives {gives}, not what {route} answers with: use {}.", routes_of(info))))
 }

@@ -72,11 +72,16 @@ impl EmbeddingShape {
     pub fn apply(self, values: &mut Vec<f32>) {
         values.truncate(self.dimensions.unwrap_or(usize::MAX));
         if self.normalize {
-            let length = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum::<f64>().sqrt();
-            let factor = if length > 0.0 { (1.0 / length) as f32 } else { 1.0 };
-            values.iter_mut().for_each(|value| *value *= factor);
+            normalize(values);
         }
     }
+}
+
+/// Scales a vector to length one.
+pub fn normalize(values: &mut [f32]) {
+    let length = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum::<f64>().sqrt();
+    let factor = if length > 0.0 { (1.0 / length) as f32 } else { 1.0 };
+    values.iter_mut().for_each(|value| *value *= factor);
 }
 
 /// Class scores as the model's probabilities.

@@ -1,5 +1,5 @@
 //! Pairs of texts and their scores: by the classes of a cross encoder, which reads both texts at once, or by the angle
-//! between the vectors of an embedding model.
+//! between the vectors of an embedding model, or by what the vectors of their tokens find in each other.
 
 use proto::{PoolingInfo, Prompt, Request, TextPair, pooling_info::Task, prompt::Kind};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     Reading,
     inputs::{check_count, prepend},
-    outputs::{EmbeddingShape, Outputs, activate},
+    outputs::{Outputs, activate, normalize},
     params::{Params, Wanted},
 };
 use crate::{
@@ -49,7 +49,7 @@ impl Pairs {
     /// The requests that score them: one a pair, or one a text.
     pub fn requests(&self, id: &str, params: &Params, reading: &Reading<'_>) -> Result<Vec<Request>, ApiError> {
         let prompts = match reading.info.task() {
-            Task::Embed => self.texts(reading.info)?,
+            Task::Embed | Task::TokenEmbed => self.texts(reading.info)?,
             Task::Classify if reading.info.score_class.is_some() => {
                 (0..self.len()).map(|index| self.pair(index)).collect()
             }
@@ -58,7 +58,8 @@ impl Pairs {
                 return Err(ApiError::body(message));
             }
         };
-        Ok(params.requests(id, prompts, Wanted::Pooled, reading))
+        let wanted = if reading.info.task() == Task::TokenEmbed { Wanted::Each } else { Wanted::Pooled };
+        Ok(params.requests(id, prompts, wanted, reading))
     }
 
     fn pair(&self, index: usize) -> Prompt {
@@ -81,13 +82,8 @@ impl Pairs {
 
     /// The pairs' scores.
     pub fn scores(&self, info: &PoolingInfo, outputs: &mut Outputs, activates: bool) -> Vec<f32> {
-        if info.task() == Task::Embed {
-            let length_one = EmbeddingShape { dimensions: None, normalize: true };
-            outputs.values.iter_mut().for_each(|values| length_one.apply(values));
-            let (first, second) = outputs.values.split_at(self.first.len());
-            let of = |index: usize| if first.len() == 1 { &first[0] } else { &first[index] };
-            let angle = |index: usize| of(index).iter().zip(&second[index]).map(|(a, b)| a * b).sum();
-            return (0..self.len()).map(angle).collect();
+        if matches!(info.task(), Task::Embed | Task::TokenEmbed) {
+            return self.scores_of_vectors(info, &mut outputs.values);
         }
         let class = info.score_class.unwrap_or(0) as usize;
         let score = |values: &mut Vec<f32>| {
@@ -99,10 +95,36 @@ impl Pairs {
         outputs.values.iter_mut().map(score).collect()
     }
 
+    /// Scores by the vectors of texts, or of their tokens.
+    fn scores_of_vectors(&self, info: &PoolingInfo, vectors: &mut [Vec<f32>]) -> Vec<f32> {
+        let by_token = info.task() == Task::TokenEmbed;
+        for text in vectors.iter_mut() {
+            let width = if by_token { info.width as usize } else { text.len() };
+            text.chunks_mut(width.max(1)).for_each(normalize);
+        }
+        let (first, second) = vectors.split_at(self.first.len());
+        let score = |index: usize| {
+            let (one, other) = (if first.len() == 1 { &first[0] } else { &first[index] }, &second[index]);
+            if by_token { max_sim(one, other, info.width as usize) } else { dot(one, other) }
+        };
+        (0..self.len()).map(score).collect()
+    }
+
     /// A text of the second side.
     pub fn document(&self, index: usize) -> &str {
         &self.second[index]
     }
+}
+
+fn dot(one: &[f32], other: &[f32]) -> f32 {
+    one.iter().zip(other).map(|(a, b)| a * b).sum()
+}
+
+/// Late interaction: for each token of a query, its closest token of the document (Khattab and Zaharia 2020: ColBERT).
+fn max_sim(query: &[f32], document: &[f32], width: usize) -> f32 {
+    let closest =
+        |token: &[f32]| document.chunks_exact(width).map(|other| dot(token, other)).fold(f32::NEG_INFINITY, f32::max);
+    query.chunks_exact(width).map(closest).sum()
 }
 
 /// Reads texts under `name`: one, a list, or objects with a `text`.
@@ -150,5 +172,9 @@ mod tests {
         let mut outputs = Outputs { values, prompt_tokens: vec![], prompt_ids: vec![], cached: 0 };
         let info = PoolingInfo { task: Task::Embed.into(), ..PoolingInfo::default() };
         assert_eq!(pairs.scores(&info, &mut outputs, true), [0.0, 1.0]);
+        let values = vec![vec![2.0, 0.0, 0.0, 1.0], vec![0.0, 3.0], vec![0.0, 5.0, 4.0, 0.0]];
+        let mut outputs = Outputs { values, prompt_tokens: vec![], prompt_ids: vec![], cached: 0 };
+        let info = PoolingInfo { task: Task::TokenEmbed.into(), width: 2, ..PoolingInfo::default() };
+        assert_eq!(pairs.scores(&info, &mut outputs, true), [1.0, 2.0]);
     }
 }

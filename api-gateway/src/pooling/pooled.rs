@@ -44,6 +44,8 @@ pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
 fn wanted(fields: &mut Fields<'_>, info: &PoolingInfo) -> Result<Wanted, ApiError> {
     let each = if info.step_token.is_some() { Wanted::EachWithTokens } else { Wanted::Each };
     match (fields.text("task")?.as_deref(), info.task()) {
+        (None | Some("token_embed"), Task::TokenEmbed) => Ok(each),
+        (Some(other), Task::TokenEmbed) => Err(wrong("task", other, "`token_embed`")),
         (None, Task::Reward) | (Some("token_classify"), Task::Reward | Task::Classify) => Ok(each),
         (Some("token_embed"), Task::Embed) => Ok(each),
         (None, _) | (Some("embed"), Task::Embed) | (Some("classify"), Task::Classify) => Ok(Wanted::Pooled),
@@ -94,7 +96,7 @@ impl Finish {
 
     /// One row, of a prompt or of a token.
     fn finish(&self, info: &PoolingInfo, row: &mut Vec<f32>) {
-        if info.task() == Task::Embed {
+        if matches!(info.task(), Task::Embed | Task::TokenEmbed) {
             let normalize = self.activates.unwrap_or(info.normalize);
             EmbeddingShape { dimensions: self.dimensions, normalize }.apply(row);
         } else if self.activates.unwrap_or(true) {

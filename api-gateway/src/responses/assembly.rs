@@ -244,7 +244,9 @@ impl Assembly {
     fn fail(&mut self, out: &mut Events, error: &ApiError) -> Value {
         self.begin(out);
         let code = match error.fault {
-            Fault::BadRequest | Fault::NotFound | Fault::TooLarge | Fault::NotImplemented => "invalid_prompt",
+            Fault::BadRequest | Fault::UserInput | Fault::NotFound | Fault::TooLarge | Fault::NotImplemented => {
+                "invalid_prompt"
+            }
             Fault::Timeout | Fault::Unavailable | Fault::Internal => "server_error",
         };
         self.end(out, "failed", json!({"code": code, "message": error.message}))

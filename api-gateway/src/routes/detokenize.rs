@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     api::operation::{Answer, Body, Errors, Operation, Route, When},
-    engine::peers::refused,
+    engine::{adapters, peers::refused},
     error::{ApiError, json_response},
     gateway::Gateway,
     openai::{
@@ -40,7 +40,7 @@ pub const ROUTE: Route = Route {
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read_json(&gateway, &parts.headers, body).await?;
-    let tokens = tokens(&body, &gateway.model.limits())?;
+    let tokens = adapters::read_with(&gateway, &body, |limits| tokens(&body, limits)).await?;
     let reply = gateway.peers.tokenizer_service()?.detokenize(DetokenizeRequest { tokens }).await;
     let reply = reply.map_err(refused)?.into_inner();
     match reply.failure {

@@ -55,7 +55,7 @@ async fn document(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiEr
     // Before the model is known, all routes are there.
     let purpose =
         gateway.model.pooling().ok().map(|pools| if pools.is_some() { Purpose::Pool } else { Purpose::Generate });
-    let serving = Serving { config: &gateway.config, limits: &gateway.model.limits(), purpose };
+    let serving = Serving { config: &gateway.config, limits: &gateway.model.described(), purpose };
     let json = openapi::document(&serving).to_json();
     let json = json.map_err(|error| ApiError::new(Fault::Internal, error.to_string()))?;
     Ok(json_response(StatusCode::OK, json))

@@ -24,8 +24,14 @@ const RUNTIME: When = When {
     words: "with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`",
     holds: |config| config.access.enable_lora && config.access.allow_runtime_lora_updating,
 };
-const ERRORS: Errors =
-    Errors::of(&[Fault::BadRequest, Fault::NotFound, Fault::Timeout, Fault::TooLarge, Fault::Unavailable]);
+const ERRORS: Errors = Errors::of(&[
+    Fault::BadRequest,
+    Fault::UserInput,
+    Fault::NotFound,
+    Fault::Timeout,
+    Fault::TooLarge,
+    Fault::Unavailable,
+]);
 
 /// Loads one.
 pub const LOAD: Route = Route {
@@ -77,9 +83,15 @@ pub fn to_load(body: &[u8]) -> Result<ServeAdapterRequest, ApiError> {
     let path = fields.text("lora_path")?.unwrap_or_default();
     let base_model_name = fields.text("base_model_name")?.unwrap_or_default();
     let in_place = fields.flag("load_inplace", false)?;
+    let is_3d = fields.flag("is_3d_lora_weight", false)?;
     log_unread(&fields);
     if name.is_empty() || path.is_empty() {
-        return Err(ApiError::body("Both 'lora_name' and 'lora_path' must be provided."));
+        return Err(ApiError::new(Fault::UserInput, "Both 'lora_name' and 'lora_path' must be provided."));
+    }
+    if is_3d {
+        let message =
+            "adapters of experts, whose matrices are three-dimensional, are not served: merge it into its model";
+        return Err(ApiError::field("is_3d_lora_weight", message));
     }
     Ok(ServeAdapterRequest { adapter: Some(ServedAdapter { name, path, base_model_name }), in_place })
 }
@@ -91,7 +103,7 @@ pub fn to_unload(body: &[u8]) -> Result<String, ApiError> {
     let _: Option<i64> = fields.whole("lora_int_id")?;
     log_unread(&fields);
     match name.is_empty() {
-        true => Err(ApiError::body("'lora_name' needs to be provided to unload a LoRA adapter.")),
+        true => Err(ApiError::new(Fault::UserInput, "'lora_name' needs to be provided to unload a LoRA adapter.")),
         false => Ok(name),
     }
 }
@@ -111,8 +123,13 @@ mod tests {
         assert_eq!((&*adapter.name, &*adapter.path, &*adapter.base_model_name), ("a", "/a", "b"));
         assert!(request.in_place && !load(json!({"lora_name": "a", "lora_path": "/a"})).expect("a body").in_place);
         for wrong in [json!({}), json!({"lora_name": "a"}), json!({"lora_name": "a", "lora_path": ""})] {
-            assert!(load(wrong).unwrap_err().message.contains("Both 'lora_name' and 'lora_path' must be provided."));
+            let error = load(wrong).unwrap_err();
+            assert!(error.message.contains("Both 'lora_name' and 'lora_path' must be provided."));
+            assert_eq!(error.fault.name(), "InvalidUserInput");
         }
+        let experts = |is_3d| load(json!({"lora_name": "a", "lora_path": "/a", "is_3d_lora_weight": is_3d}));
+        assert_eq!(experts(true).unwrap_err().param.as_deref(), Some("is_3d_lora_weight"));
+        assert!(experts(false).is_ok());
         let unload = |json: Value| to_unload(json.to_string().as_bytes());
         assert_eq!(unload(json!({"lora_name": "a", "lora_int_id": 7})).expect("a body"), "a");
         assert!(unload(json!({})).unwrap_err().message.contains("'lora_name' needs to be provided"));

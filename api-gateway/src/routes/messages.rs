@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::{
     anthropic::{refuse, request},
     api::operation::{Answer, Body, Errors, Operation, Route, When},
-    engine::peers::refused,
+    engine::{adapters, peers::refused},
     error::{ApiError, json_response},
     gateway::Gateway,
     generate,
@@ -58,7 +58,7 @@ async fn count_tokens(State(gateway): State<Arc<Gateway>>, request: Request) -> 
 async fn count_of(gateway: &Gateway, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read_json(gateway, &parts.headers, body).await?;
-    let prompt = request::read_prompt(&body, &gateway.model.limits())?;
+    let prompt = adapters::read_with(gateway, &body, |limits| request::read_prompt(&body, limits)).await?;
     let question = TokenizeRequest { prompt: Some(prompt), return_token_strs: false };
     let reply = gateway.peers.tokenizer_service()?.tokenize(question).await.map_err(refused)?.into_inner();
     match reply.failure {

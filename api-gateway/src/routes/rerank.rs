@@ -16,43 +16,26 @@ use crate::{
 };
 
 /// The route.
-pub const ROUTE: Route = Route {
-    path: "/rerank",
-    handlers: || post(answer),
-    when: When::ALWAYS,
-    operations: &[Operation {
-        summary: "Documents in the order of their relevance",
-        answer: Answer::Json("Ranking"),
-        errors: Errors::GENERATING,
-        ..Operation::post("rerank", &[Body::Rerank])
-    }],
-};
+pub const ROUTE: Route = route("/rerank", &[operation("rerank")]);
 
 /// The same under another path.
-pub const V1: Route = Route {
-    path: "/v1/rerank",
-    handlers: || post(answer),
-    when: When::ALWAYS,
-    operations: &[Operation {
-        summary: "Documents in the order of their relevance",
-        answer: Answer::Json("Ranking"),
-        errors: Errors::GENERATING,
-        ..Operation::post("create_ranking", &[Body::Rerank])
-    }],
-};
+pub const V1: Route = route("/v1/rerank", &[operation("create_ranking")]);
 
 /// The same under another path.
-pub const V2: Route = Route {
-    path: "/v2/rerank",
-    handlers: || post(answer),
-    when: When::ALWAYS,
-    operations: &[Operation {
+pub const V2: Route = route("/v2/rerank", &[operation("create_ranking_v2")]);
+
+const fn route(path: &'static str, operations: &'static [Operation]) -> Route {
+    Route { path, handlers: || post(answer), when: When::ALWAYS, operations }
+}
+
+const fn operation(id: &'static str) -> Operation {
+    Operation {
         summary: "Documents in the order of their relevance",
         answer: Answer::Json("Ranking"),
         errors: Errors::GENERATING,
-        ..Operation::post("create_ranking_v2", &[Body::Rerank])
-    }],
-};
+        ..Operation::post(id, &[Body::Rerank])
+    }
+}
 
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
     pooling::answer(gateway, request, rerank::read).await

@@ -16,30 +16,23 @@ use crate::{
 };
 
 /// The route.
-pub const ROUTE: Route = Route {
-    path: "/score",
-    handlers: || post(answer),
-    when: When::ALWAYS,
-    operations: &[Operation {
-        summary: "Scores of pairs of texts",
-        answer: Answer::Json("Scores"),
-        errors: Errors::GENERATING,
-        ..Operation::post("score", &[Body::Score])
-    }],
-};
+pub const ROUTE: Route = route("/score", &[operation("score")]);
 
 /// The same under another path.
-pub const V1: Route = Route {
-    path: "/v1/score",
-    handlers: || post(answer),
-    when: When::ALWAYS,
-    operations: &[Operation {
+pub const V1: Route = route("/v1/score", &[operation("create_score")]);
+
+const fn route(path: &'static str, operations: &'static [Operation]) -> Route {
+    Route { path, handlers: || post(answer), when: When::ALWAYS, operations }
+}
+
+const fn operation(id: &'static str) -> Operation {
+    Operation {
         summary: "Scores of pairs of texts",
         answer: Answer::Json("Scores"),
         errors: Errors::GENERATING,
-        ..Operation::post("create_score", &[Body::Score])
-    }],
-};
+        ..Operation::post(id, &[Body::Score])
+    }
+}
 
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
     pooling::answer(gateway, request, score::read).await

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     api::operation::{Answer, Body, Errors, Operation, Route, When},
-    engine::peers::refused,
+    engine::{adapters, peers::refused},
     error::{ApiError, json_response},
     gateway::Gateway,
     openai::{
@@ -42,7 +42,7 @@ pub const ROUTE: Route = Route {
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read_json(&gateway, &parts.headers, body).await?;
-    let question = question(&body, &gateway.model.limits())?;
+    let question = adapters::read_with(&gateway, &body, |limits| question(&body, limits)).await?;
     let with_strings = question.return_token_strs;
     let reply = gateway.peers.tokenizer_service()?.tokenize(question).await;
     let reply = reply.map_err(refused)?.into_inner();

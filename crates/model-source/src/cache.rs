@@ -66,12 +66,16 @@ impl Cache {
     /// Makes `file` of a snapshot point to a blob.
     pub(crate) fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), SourceError> {
         let link = self.snapshot(commit).join(file);
-        let target = Path::new("../../blobs").join(etag);
+        // Modules lie a folder deeper.
+        let up = "../".repeat(2 + file.matches('/').count());
+        let target = Path::new(&up).join("blobs").join(etag);
         if fs::read_link(&link).is_ok_and(|found| found == target) {
             return Ok(());
         }
-        let scratch = self.snapshot(commit).join(format!(".{file}.{}.tmp", std::process::id()));
+        let scratch = format!(".{}.{}.tmp", file.replace('/', "."), std::process::id());
+        let scratch = link.with_file_name(scratch);
         let swap = || -> io::Result<()> {
+            fs::create_dir_all(link.parent().unwrap_or(&self.model))?;
             let _ = fs::remove_file(&scratch);
             symlink(&target, &scratch)?;
             fs::rename(&scratch, &link)

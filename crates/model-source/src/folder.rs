@@ -4,18 +4,22 @@ use std::path::{Path, PathBuf};
 
 use model_files::{FilesError, Pick, WeightFiles, gguf_of, is_lfs_pointer, pick};
 
-use crate::{Need, SourceError};
+use crate::{Need, SourceError, cache::is_name};
 
 /// Small files worth having when a repository has them, sorted.
 const SMALL: &[&str] = &[
     "added_tokens.json",
+    "artifact.metadata",
     "chat_template.jinja",
     "chat_template.json",
     "config.json",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "merges.txt",
+    "modules.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "sentence_bert_config.json",
     "sentencepiece.bpe.model",
     "special_tokens_map.json",
     "spiece.model",
@@ -96,8 +100,30 @@ impl Wanted<'_> {
 
 /// The small files to fetch from a repository with these files.
 pub(crate) fn small_files(names: &[String]) -> Vec<&str> {
-    let wanted = |name: &&str| SMALL.contains(name) || name.ends_with(".tiktoken") && !name.contains('/');
+    let wanted = |name: &&str| {
+        SMALL.contains(name)
+            || name.ends_with(".tiktoken") && !name.contains('/')
+            || of_module(name).is_some_and(|file| file == "config.json")
+    };
     names.iter().map(String::as_str).filter(wanted).collect()
+}
+
+/// The weights of modules of sentence-transformers: `2_Dense/model.safetensors`, or PyTorch's file where that is all.
+pub(crate) fn module_weights(names: &[String]) -> Vec<String> {
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    let wanted = |name: &&String| match of_module(name) {
+        Some("model.safetensors") => true,
+        Some(torch @ "pytorch_model.bin") => !has(&name.replace(torch, "model.safetensors")),
+        _ => false,
+    };
+    names.iter().filter(wanted).cloned().collect()
+}
+
+/// The file of a module that a name means: modules have numbered folders (`1_Pooling`).
+fn of_module(name: &str) -> Option<&str> {
+    let (folder, file) = name.split_once('/')?;
+    let (number, kind) = folder.split_once('_')?;
+    (number.parse::<u8>().is_ok() && is_name(kind) && is_name(file)).then_some(file)
 }
 
 fn has_tokenizer(model: &Path) -> bool {

@@ -89,7 +89,8 @@ impl<'a> Hub<'a> {
         commit: &str,
         name: &'n str,
     ) -> Result<RemoteFile<'n>, SourceError> {
-        let url = format!("{}/{id}/resolve/{commit}/{}", self.options.endpoint, escape(name));
+        let name_in_url = name.split('/').map(escape).collect::<Vec<_>>().join("/");
+        let url = format!("{}/{id}/resolve/{commit}/{name_in_url}", self.options.endpoint);
         let response = self.send(Method::HEAD, &url, id).await?;
         let headers = response.headers();
         let header = |names: [&str; 2]| names.into_iter().find_map(|name| text_of(headers, name));

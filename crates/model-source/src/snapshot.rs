@@ -48,6 +48,7 @@ pub(crate) async fn download(
             Pick::OneOf(files) => return Err(SourceError::SeveralGguf { id: id.to_owned(), files }),
             Pick::Nothing => return Err(no_weights(id, wanted, &names)),
         };
+        let weights = weights.into_iter().chain(folder::module_weights(&names)).collect::<Vec<_>>();
         revision.fetch_all(weights.iter().map(String::as_str).collect()).await?;
     }
     wanted.check(&snapshot)?;

@@ -263,3 +263,24 @@ async fn no_model_is_the_one_that_ships() {
     let folder = resolve(model.path.to_str(), Need::Everything, &options, &Quiet).await.unwrap();
     assert_eq!(folder.origin, Origin::Folder);
 }
+
+#[tokio::test]
+async fn modules_of_sentence_transformers_come_along() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut files = files();
+    for name in ["1_Pooling/config.json", "2_Dense/model.safetensors", "3_Dense/pytorch_model.bin", "modules.json"] {
+        files.insert(name, name.as_bytes().to_vec());
+    }
+    for name in ["2_Dense/pytorch_model.bin", "onnx/model.onnx", "../4_Dense/model.safetensors", "4_../x/config.json"] {
+        files.insert(name, b"not needed".to_vec());
+    }
+    let hub = FakeHub::start(files.clone(), Behaviour::default());
+    let options = options(cache.path(), &hub.endpoint);
+    let model = resolve(Some(ID), Need::Everything, &options, &Quiet).await.unwrap();
+    for name in ["1_Pooling/config.json", "2_Dense/model.safetensors", "3_Dense/pytorch_model.bin", "modules.json"] {
+        assert_eq!(fs::read(model.path.join(name)).unwrap(), files[name], "{name}");
+    }
+    for name in ["2_Dense/pytorch_model.bin", "onnx", "4_.."] {
+        assert!(!model.path.join(name).exists(), "{name}");
+    }
+}

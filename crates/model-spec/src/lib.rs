@@ -21,6 +21,7 @@ mod moe;
 mod nearest;
 mod norm;
 mod recurrent;
+mod relative;
 mod rope;
 mod rope_config;
 mod spec;
@@ -39,9 +40,11 @@ pub use moe::{ExpertGroups, MoeSpec, RouterScore, RoutingSpec, SharedExpertSpec}
 pub use nearest::nearest;
 pub use norm::{NormKind, NormScale, NormSpec};
 pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
+pub use relative::RelativeBias;
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
 pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes};
 pub use spec::{
     AttentionSpec, Biases, ClassesSpec, DType, DenseSpec, EmbeddingSpec, HeadActivation, HeadSpec, LayerNorms,
-    LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, PositionTable, QkNorm, Residual, ScoredTokens, TokenClasses,
+    LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, PositionTable, ProjectionSpec, QkNorm, Residual,
+    ScoredTokens, TokenClasses,
 };

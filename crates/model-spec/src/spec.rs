@@ -16,6 +16,7 @@ use crate::mask::Mask;
 use crate::mlp::Activation;
 use crate::norm::NormSpec;
 use crate::recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
+use crate::relative::RelativeBias;
 use crate::rope::RopeSpec;
 
 /// Everything that the decoder needs to know about a model beside its weights.
@@ -125,6 +126,9 @@ pub enum HeadSpec {
     Hidden,
     /// A score for each class (sequence classification).
     Classes(ClassesSpec),
+    /// What linear layers make of them, one after the other: embeddings of another width (ColBERT, the `Dense` modules
+    /// of sentence-transformers).
+    Projected(Vec<ProjectionSpec>),
 }
 
 impl HeadSpec {
@@ -137,7 +141,7 @@ impl HeadSpec {
     pub fn logits(&self) -> Option<&LogitsSpec> {
         match self {
             Self::Logits(logits) => Some(logits),
-            Self::Hidden | Self::Classes(_) => None,
+            Self::Hidden | Self::Classes(_) | Self::Projected(_) => None,
         }
     }
 
@@ -147,6 +151,21 @@ impl HeadSpec {
             change(logits);
         }
     }
+}
+
+/// A linear layer after pooling: `activation(W x + b)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProjectionSpec {
+    /// The file that holds it, relative to the model's folder; absent: those of the model's other weights.
+    pub file: Option<String>,
+    /// Width of what it takes.
+    pub inputs: usize,
+    /// Width of what it gives.
+    pub outputs: usize,
+    /// There is a bias.
+    pub bias: bool,
+    /// Non-linearity, if there is one.
+    pub activation: Option<HeadActivation>,
 }
 
 /// From the residual stream to logits.
@@ -179,11 +198,11 @@ pub struct ClassesSpec {
     pub tokens: Option<TokenClasses>,
 }
 
-/// Two tokens whose logits are class scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Tokens whose logits are class scores.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenClasses {
     /// The tokens, by class.
-    pub tokens: [u32; 2],
+    pub tokens: Vec<u32>,
     /// The head is the embedding's matrix.
     pub tied: bool,
 }
@@ -360,6 +379,8 @@ pub enum Position {
     Rope(RopeSpec),
     /// A bias linear in the distance; one slope a query head.
     Alibi(Vec<f32>),
+    /// A learned bias by the distance; all layers share one table (T5, MPNet).
+    Relative(RelativeBias),
     /// Not at all (global layers of Cohere 2, EXAONE 4).
     None,
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kernels::ops::{Act, Backend, DType, ExpertRouting};
 use model_spec::ModelSpec;
 
-use crate::network::{Head, Modules, Output};
+use crate::network::{Head, Modules, Output, ProjectedLinear};
 
 /// Activation buffers of a network outside its layers.
 pub(crate) struct Activations {
@@ -29,6 +29,8 @@ pub(crate) struct OutputActivations {
     pub(crate) picked_mixed: Act,
     /// Rows for the head, where those are not as wide as the residual stream.
     pub(crate) projected: Option<Act>,
+    /// What each linear layer after pooling gives; the last one's is what the head gives.
+    pub(crate) projections: Vec<Act>,
     /// What the head gives: this rank's part of the logits, or whole rows of anything else.
     pub(crate) out: Act,
     /// Logits of all ranks, where their devices are connected.
@@ -145,7 +147,7 @@ impl OutputActivations {
         let picked = buffers.exact("picked rows", 1, hidden, backend);
         let picked_normed = buffers.shared("norm of picked rows", 1, hidden, backend);
         let picked_mixed = buffers.shared("picked rows of the mixer", 1, mixed, backend);
-        let (mut projected, mut all_logits) = (None, None);
+        let (mut projected, mut all_logits, mut projections) = (None, None, Vec::new());
         let out = match &output.head {
             Head::Logits(head) => {
                 let width = spec.embedding.width;
@@ -160,9 +162,15 @@ impl OutputActivations {
                 projected = classes.dense.as_ref().map(|_| buffers.exact("dense rows", 1, hidden, backend));
                 buffers.exact("classes", 1, classes.count, backend)
             }
+            Head::Projected(layers) => {
+                let roles = ["projection", "projection of a projection"].into_iter().cycle();
+                let buffer = |(layer, role): (&ProjectedLinear, _)| buffers.exact(role, 1, layer.width, backend);
+                projections = layers.iter().zip(roles).map(buffer).collect();
+                projections.last().copied().unwrap_or(picked)
+            }
             Head::Hidden if output.norm.is_some() => buffers.exact("hidden states", 1, hidden, backend),
             Head::Hidden => picked,
         };
-        Self { picked, picked_normed, picked_mixed, projected, out, all_logits }
+        Self { picked, picked_normed, picked_mixed, projected, projections, out, all_logits }
     }
 }

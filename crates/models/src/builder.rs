@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use kernels::ops::{LoraSite, Matrix, MatrixUse, Norm, Rope};
-use model_spec::{ModelSpec, NormScale, NormSpec, Position, RopeSpec};
+use kernels::ops::{LoraSite, Matrix, MatrixUse, Norm, RelativeBias, Rope};
+use model_spec::{AttentionSpec, ModelSpec, NormScale, NormSpec, Position, RopeSpec};
 
 use crate::error::LoadError;
 use crate::linear::{Linear, Split};
@@ -19,6 +19,8 @@ pub(crate) struct Builder<'a> {
     pub store: &'a mut dyn Store,
     /// Frequency tables so far; most layers share one.
     pub ropes: Vec<(RopeSpec, Rope)>,
+    /// The biases by distance, once a layer asked for them: all layers share one table.
+    pub relative: Option<RelativeBias>,
     /// The linear layers so far that take adapters.
     pub lora: Vec<LoraLayer>,
 }
@@ -131,6 +133,19 @@ impl Builder<'_> {
         let rope = Rope { inv_freq, rotary_dim: spec.rotary_dim, style: spec.style, mscale: table.mscale };
         self.ropes.push((spec.clone(), rope));
         Some(rope)
+    }
+
+    /// Learned biases of this rank's query heads.
+    pub(crate) fn relative_bias(&mut self, spec: &AttentionSpec) -> Result<Option<RelativeBias>, LoadError> {
+        let Position::Relative(bias) = spec.position else { return Ok(None) };
+        if self.relative.is_none() {
+            let heads = self.shard.part(spec.heads);
+            let count = heads.len();
+            let slice = self.matrix_slice(ParamId::RelativeBias, [bias.buckets, spec.heads], 0..bias.buckets, heads);
+            let table = self.store.vector_of(&[slice], &|table| bias.by_distance(&table, count))?;
+            self.relative = Some(RelativeBias { table, reach: bias.max_distance });
+        }
+        Ok(self.relative)
     }
 
     pub(crate) fn norm(

@@ -32,7 +32,9 @@ pub use arch::{pooled, supported};
 pub use cache::{CacheGroup, CacheLayout};
 pub use device::Device;
 pub use error::{ForwardError, LoadError};
-pub use load::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Progress, load, load_network, read_spec};
+pub use load::{
+    ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Progress, ScoreTokens, load, load_network, read_spec,
+};
 pub use lora::{Adapter, AdapterError, AdapterLayout, LoraOptions};
 pub use model::{Logits, Memory, Model};
 pub use network::{Network, Observer, Outputs, Step};

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
 use model_files::Format;
-use model_spec::{ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, ScoredTokens, TokenClasses};
+use model_spec::{
+    ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, ProjectionSpec, ScoredTokens, TokenClasses,
+};
 
 use crate::activations::Buffers;
 use crate::arch::{self, Description};
@@ -15,11 +17,12 @@ use crate::lora::LoraOptions;
 use crate::model::Model;
 use crate::network::{self, Network, Parts};
 use crate::placement::{Placement, Stage};
+use crate::pooling;
 use crate::quant::{self, Online, Quantized};
 use crate::runner::{self, Decoder};
 use crate::shapes;
 use crate::tp::Shard;
-use crate::weights::{Checkpoint, Dummy, Loader, Measure, Names, Resident, Weights, cache_scales};
+use crate::weights::{Checkpoint, Dummy, Loader, Measure, Names, ParamId, Resident, Weights, cache_scales};
 
 /// How to load a model.
 #[derive(Clone, Debug)]
@@ -92,6 +95,8 @@ pub enum ActivationRounding {
     None,
     /// They are rounded as the checkpoint says.
     AsConfigured,
+    /// The same where that makes a device's products faster; elsewhere they stay.
+    WhereFaster,
 }
 
 /// What a loaded network gives.
@@ -102,8 +107,29 @@ pub enum NetworkHead {
     Stored,
     /// Hidden states after the last norm, of any checkpoint. Its head is not loaded.
     Hidden,
-    /// The last token's logits of two tokens, as class scores: of a checkpoint that generates text.
-    Tokens([u32; 2]),
+    /// What the linear layers among the modules of sentence-transformers make of hidden states.
+    Projected,
+    /// The last token's logits of some tokens, as class scores: of a checkpoint that generates text.
+    Tokens(ScoreTokens),
+}
+
+/// Tokens whose logits are class scores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScoreTokens {
+    /// One, whose logit is the score.
+    One(u32),
+    /// Two, the second of which a pair of texts is scored by.
+    Two([u32; 2]),
+}
+
+impl ScoreTokens {
+    /// The tokens, by class.
+    fn list(self) -> Vec<u32> {
+        match self {
+            Self::One(token) => vec![token],
+            Self::Two(tokens) => tokens.to_vec(),
+        }
+    }
 }
 
 /// How far loading has come.
@@ -187,23 +213,41 @@ fn describe(dir: &Path, options: &LoadOptions) -> Result<Description, LoadError>
     match options.head {
         NetworkHead::Stored => {}
         NetworkHead::Hidden => spec.head = HeadSpec::Hidden,
+        NetworkHead::Projected => {
+            let projections = pooling::projections(dir)?;
+            description.names = with_files(description.names, &projections);
+            spec.head = HeadSpec::Projected(projections);
+        }
         NetworkHead::Tokens(tokens) => spec.head = token_classes(spec, tokens)?,
     }
     Ok(description)
 }
 
-/// Logits of two tokens as class scores.
-fn token_classes(spec: &ModelSpec, tokens: [u32; 2]) -> Result<HeadSpec, LoadError> {
+/// The same names, but for projections that lie in files beside the model's own.
+fn with_files(names: Names, projections: &[ProjectionSpec]) -> Names {
+    let files: Vec<Option<String>> = projections.iter().map(|projection| projection.file.clone()).collect();
+    Box::new(move |id, kind| match id {
+        ParamId::Projection(number) => match files.get(number) {
+            Some(Some(file)) => format!("{file}/linear.{}", kind.ending()).into(),
+            _ => names(id, kind),
+        },
+        other => names(other, kind),
+    })
+}
+
+/// Logits of tokens as class scores.
+fn token_classes(spec: &ModelSpec, tokens: ScoreTokens) -> Result<HeadSpec, LoadError> {
     let plain = |logits: &&LogitsSpec| !logits.unit_rows && !logits.bias && spec.embedding.width == spec.hidden_size;
     let Some(logits) = spec.head.logits().filter(plain) else {
         return Err(LoadError::NoClasses { architecture: spec.architecture.clone() });
     };
+    let tokens = tokens.list();
     if let Some(token) = tokens.iter().find(|token| **token as usize >= spec.vocab_size) {
         let (what, value) = ("a token of classifier_from_token", *token as usize);
         return Err(LoadError::Option { what, value, reason: "it must be of the vocabulary" });
     }
-    let tokens = Some(TokenClasses { tokens, tied: logits.tied });
-    Ok(HeadSpec::Classes(ClassesSpec { count: 2, bias: false, dense: None, of: ScoredTokens::Last, tokens }))
+    let (count, tokens) = (tokens.len(), Some(TokenClasses { tokens, tied: logits.tied }));
+    Ok(HeadSpec::Classes(ClassesSpec { count, bias: false, dense: None, of: ScoredTokens::Last, tokens }))
 }
 
 /// A network that is being loaded.
@@ -227,7 +271,8 @@ impl Loading<'_> {
         let cache = cache_type(options, compute, quantized.fp8_cache)?;
         let (dtype, threads) = (spec.dtype.unwrap_or(compute), options.threads);
         let dummy = Dummy { seed: options.seed, dtype, stored: None, threads };
-        let Opened { weights, online } = open(dir, options, quantized, dummy)?;
+        let beside = files_beside(&spec.head);
+        let Opened { weights, online } = open(dir, options, quantized, dummy, &beside)?;
         if let Some(online) = online
             && !device.backend.multiplies(online.format(spec.hidden_size), MatrixUse::Linear)
         {
@@ -255,7 +300,7 @@ impl Loading<'_> {
             read: 0,
             threads: options.threads,
             online,
-            rounds_inputs: options.activations == ActivationRounding::AsConfigured,
+            activations: options.activations,
             lora: options.lora,
             resident: Resident::default(),
             buffers: Buffers { pool: &mut device.buffers, max_rows: limits.max_rows, compute },
@@ -287,6 +332,12 @@ fn stage_layers(
     stage.layers_of(&(0..count).map(bytes).collect::<Result<Vec<u64>, LoadError>>()?)
 }
 
+/// Files beside the model's own that hold a part of its head.
+fn files_beside(head: &HeadSpec) -> Vec<&str> {
+    let HeadSpec::Projected(projections) = head else { return Vec::new() };
+    projections.iter().filter_map(|projection| projection.file.as_deref()).collect()
+}
+
 /// Where weights come from.
 struct Opened {
     weights: Box<dyn Weights>,
@@ -295,7 +346,13 @@ struct Opened {
 }
 
 /// Opens where weights come from; fails where they are not stored as was asked for.
-fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -> Result<Opened, LoadError> {
+fn open(
+    dir: &Path,
+    options: &LoadOptions,
+    quantized: Quantized,
+    dummy: Dummy,
+    beside: &[&str],
+) -> Result<Opened, LoadError> {
     let only = match options.format {
         LoadFormat::Auto => None,
         LoadFormat::Safetensors => Some(Format::Safetensors),
@@ -307,7 +364,7 @@ fn open(dir: &Path, options: &LoadOptions, quantized: Quantized, dummy: Dummy) -
             return Ok(Opened { weights: Box::new(dummy), online });
         }
     };
-    let checkpoint = Checkpoint::open(dir, only, options.threads)?;
+    let checkpoint = Checkpoint::open(dir, only, options.threads)?.with(beside)?;
     let online = quant::check_asked(options.quantization.as_deref(), checkpoint.method().or(quantized.method))?;
     Ok(Opened { weights: Box::new(checkpoint.quantized(quantized.weights)), online })
 }

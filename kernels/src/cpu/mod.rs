@@ -365,6 +365,7 @@ impl Ops for CpuBackend {
             value_scale: kv.scales.value,
             sinks: lookup(&self.vectors, attention.sinks),
             alibi: lookup(&self.vectors, attention.alibi),
+            relative: lookup(&self.vectors, attention.relative.map(|bias| bias.table)),
         };
         let (kv, table) = (&self.caches[kv.memory as usize], kv.table);
         let only = only.map(|only| only.rows);

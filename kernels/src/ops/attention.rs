@@ -43,8 +43,19 @@ pub struct Attention {
     pub sinks: Option<Vector>,
     /// ALiBi slope of each query head `[heads.q]`.
     pub alibi: Option<Vector>,
+    /// Learned bias of each query head, by distance.
+    pub relative: Option<RelativeBias>,
     /// Which tokens a token sees, as far as the window reaches.
     pub mask: Mask,
+}
+
+/// A learned bias that is added to scores.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RelativeBias {
+    /// `[heads.q, 2 * reach + 1]`: of the key `reach` tokens before the query first.
+    pub table: Vector,
+    /// Keys farther away have the bias of those at this distance.
+    pub reach: usize,
 }
 
 /// Attention of layers that are still to be loaded.

@@ -93,6 +93,12 @@ impl Attention {
         let q = self.heads.q;
         assert!([sinks, alibi].into_iter().flatten().all(|len| len == q), "sinks or slopes of {q} heads");
     }
+
+    /// The length of the table of [`Self::relative`].
+    pub fn check_relative(&self, table: Option<usize>) {
+        let expected = self.relative.map(|bias| self.heads.q * (2 * bias.reach + 1));
+        assert_eq!(table, expected, "biases by distance of {} heads", self.heads.q);
+    }
 }
 
 impl Routing {

@@ -3,8 +3,8 @@
 
 use super::{Random, backends, check, check_relative, filled_in, poisoned};
 use kernels::ops::{
-    Attention, Backend, Batch, DType, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, Rope, RopeStyle, RowSelection,
-    Sequence,
+    Attention, Backend, Batch, DType, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, RelativeBias, Rope, RopeStyle,
+    RowSelection, Sequence,
 };
 
 /// A cache with sequences in it, and what was written there.
@@ -103,6 +103,8 @@ pub struct Extras {
     pub soft_cap: Option<f32>,
     pub sinks: Option<Vec<f32>>,
     pub alibi: Option<Vec<f32>>,
+    /// Biases by distance, `[heads.q, 2 * reach + 1]`.
+    pub relative: Option<Vec<f32>>,
     /// What scores are multiplied by, if not the usual for the size of heads.
     pub scale: Option<f32>,
     /// What the cache keeps keys and values divided by.
@@ -116,6 +118,11 @@ struct Query {
     position: usize,
     heads: Heads,
     head: usize,
+}
+
+/// How far learned biases differ by distance.
+fn reach(biases: &[f32], heads: Heads) -> i64 {
+    (biases.len() / heads.q / 2) as i64
 }
 
 /// One query head of the row at `position`, over a sequence's qkv rows, whose k and v are as the cache keeps them.
@@ -135,6 +142,11 @@ fn reference(rows: &[Vec<f32>], query: Query, scale: f32, extras: &Extras) -> Ve
         }
         if let Some(slopes) = &extras.alibi {
             score -= f64::from(slopes[head]) * (at as f64 - position as f64).abs();
+        }
+        if let Some(biases) = &extras.relative {
+            let reach = reach(biases, heads);
+            let distance = (at as i64 - position as i64).clamp(-reach, reach);
+            score += f64::from(biases[head * (2 * reach as usize + 1)..][(distance + reach) as usize]);
         }
         scores.push(score);
     }
@@ -216,6 +228,10 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
             soft_cap: extras.soft_cap,
             sinks: extras.sinks.as_ref().map(|sinks| backend.load_vector(sinks)),
             alibi: extras.alibi.as_ref().map(|slopes| backend.load_vector(slopes)),
+            relative: extras.relative.as_ref().map(|biases| RelativeBias {
+                table: backend.load_vector(biases),
+                reach: reach(biases, heads) as usize,
+            }),
             mask: extras.mask,
         };
         let out = backend.new_rounded_act(parts.iter().map(|part| part.rows).sum(), heads.q * heads.v_dim, acts);
@@ -368,6 +384,8 @@ fn tokens_after_a_token_are_seen() {
             Extras { mask, window: Some(9), ..Extras::default() },
             Extras { mask, window: Some(130), ..Extras::default() },
             Extras { mask, alibi: Some(slopes), ..Extras::default() },
+            Extras { mask, relative: Some(Random(3).values(heads.q * 33)), ..Extras::default() },
+            Extras { mask, relative: Some(Random(4).values(heads.q * 257)), ..Extras::default() },
         ] {
             for (dtype, acts) in [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F16)] {
                 let case = Case { heads, block_size: 16, dtype: dtype.into(), acts, parts: &parts, extras };
@@ -429,7 +447,7 @@ fn rope_rotates_and_the_cache_keeps_it() {
             let (window, soft_cap, sinks, alibi) = (Some(1), None, None, None);
             backend.attention(
                 qkv,
-                Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi, mask: Mask::Causal },
+                Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi, relative: None, mask: Mask::Causal },
                 world.kv,
                 None,
                 out,
@@ -464,7 +482,7 @@ fn copied_blocks_hold_the_same() {
         let (from, to) = (world.blocks[0].clone(), world.blocks[1].clone());
         backend.copy_blocks(world.kv, &from, &to);
         let (window, soft_cap, sinks, alibi) = (None, None, None, None);
-        let layer = Attention { heads, scale: 0.2, window, soft_cap, sinks, alibi, mask: Mask::Causal };
+        let layer = Attention { heads, scale: 0.2, window, soft_cap, sinks, alibi, relative: None, mask: Mask::Causal };
         let mut results = Vec::new();
         for sequence in [0, 1] {
             let qkv = world.step(&mut *backend, &[Part { sequence, start: 39, rows: 1 }], make);

@@ -99,7 +99,16 @@ fn in_pieces(backend: &mut dyn Backend, setup: &Setup, cuts: &[usize], strangers
     let lengths: Vec<usize> = std::iter::once(length).chain((0..strangers).map(|_| 200)).collect();
     let world = World::new(backend, heads, 16, dtype, &lengths);
     let width = world.width();
-    let layer = Attention { heads, scale: 0.125, window, soft_cap: None, sinks: None, alibi: None, mask: Mask::Causal };
+    let layer = Attention {
+        heads,
+        scale: 0.125,
+        window,
+        soft_cap: None,
+        sinks: None,
+        alibi: None,
+        relative: None,
+        mask: Mask::Causal,
+    };
     let mut result = Vec::new();
     let mut start = 0;
     for (stranger_start, &rows) in cuts.iter().enumerate() {
@@ -169,8 +178,16 @@ fn threads_and_spans_change_nothing_in_attention() {
 #[test]
 fn where_blocks_lie_changes_nothing_in_attention() {
     let heads = Heads { q: 4, kv: 2, dim: 64, v_dim: 64 };
-    let layer =
-        Attention { heads, scale: 0.125, window: None, soft_cap: None, sinks: None, alibi: None, mask: Mask::Causal };
+    let layer = Attention {
+        heads,
+        scale: 0.125,
+        window: None,
+        soft_cap: None,
+        sinks: None,
+        alibi: None,
+        relative: None,
+        mask: Mask::Causal,
+    };
     for mut backend in backends() {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             let mut results = Vec::new();

@@ -65,6 +65,7 @@ impl Cache {
             soft_cap: None,
             sinks: None,
             alibi: None,
+            relative: None,
             mask: Mask::Causal,
         };
         backend.host_mut(out).fill(f32::NAN);

@@ -1,14 +1,16 @@
 //! Which adapters are served, and which of them the workers have on the host.
 //!
 //! A name stands for what was loaded under it last. What was loaded once has an identity of its own, which is part of
-//! every block's hash: a name that is loaded again finds nothing that its predecessor has computed.
+//! every block's hash: a name that is loaded again finds nothing that its predecessor has computed. An adapter that
+//! gave way to others is read again under its identity, as long as its files' fingerprint is what it was; all ranks
+//! must have read the same.
 //!
 //! Requests whose adapter is not on the host wait here until every worker has read it. The host keeps the adapters of
 //! live requests, and of others those that were used last.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use proto::{Failure, RequestKey, ServeAdapterRequest, ServedAdapter};
+use proto::{AdapterLoaded, Failure, ListAdaptersReply, RequestKey, ServeAdapterRequest, ServedAdapter};
 use tokio::sync::oneshot;
 
 /// A question or an order of the control plane.
@@ -18,7 +20,17 @@ pub(crate) enum AdapterCall {
     /// Serve it no longer; answers why not.
     Remove(String, oneshot::Sender<Option<Failure>>),
     /// What is served, once this name has been looked for.
-    List(String, oneshot::Sender<Vec<ServedAdapter>>),
+    List(String, oneshot::Sender<ListAdaptersReply>),
+}
+
+impl AdapterCall {
+    /// The name that it is about.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Serve(request, _) => request.adapter.as_ref().map_or("", |adapter| &adapter.name),
+            Self::Remove(name, _) | Self::List(name, _) => name,
+        }
+    }
 }
 
 /// Who waits for an adapter to be on the host of every worker.
@@ -28,16 +40,18 @@ pub(crate) enum Waiter {
     /// It is served then.
     Serve(ServedAdapter, oneshot::Sender<Option<Failure>>),
     /// The same, for a name that somebody has looked for.
-    Resolve(ServedAdapter, oneshot::Sender<Vec<ServedAdapter>>),
+    Resolve(ServedAdapter, oneshot::Sender<ListAdaptersReply>),
     /// The same, for one of the command line.
     Static(ServedAdapter),
+    /// What was asked of its name meanwhile; it is asked again.
+    Call(AdapterCall),
 }
 
 impl Waiter {
     /// The adapter that is served once it is loaded.
     fn to_serve(&self) -> Option<&ServedAdapter> {
         match self {
-            Self::Request(_) => None,
+            Self::Request(_) | Self::Call(_) => None,
             Self::Serve(adapter, _) | Self::Resolve(adapter, _) | Self::Static(adapter) => Some(adapter),
         }
     }
@@ -46,9 +60,19 @@ impl Waiter {
 /// An adapter that all workers have read, or some could not.
 pub(crate) struct Answered {
     pub identity: String,
-    /// Empty: it is there.
-    pub error: String,
+    pub outcome: Result<Fingerprint, LoadFailed>,
     pub waiters: Vec<Waiter>,
+}
+
+/// A hash of an adapter's files, as the workers give it.
+pub(crate) type Fingerprint = String;
+
+/// Why an adapter is not on the host.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LoadFailed {
+    pub reason: String,
+    /// There is none at its path.
+    pub not_found: bool,
 }
 
 /// The adapters of an engine.
@@ -65,15 +89,24 @@ pub(crate) struct Adapters {
     uses: u64,
 }
 
+/// Another identity for files that have changed.
+pub(crate) struct Renewed {
+    pub identity: String,
+    pub adapter: ServedAdapter,
+}
+
 struct Entry {
     identity: String,
     adapter: ServedAdapter,
+    /// What its files were when they were read first; absent: they are being read.
+    fingerprint: Option<Fingerprint>,
 }
 
 struct Hosted {
     /// Ranks that have not answered.
     missing: usize,
-    error: String,
+    /// What the ranks that have answered say.
+    outcome: Option<Result<Fingerprint, LoadFailed>>,
     waiters: Vec<Waiter>,
     live: u32,
     used: u64,
@@ -136,33 +169,47 @@ impl Adapters {
     pub(crate) fn wait(&mut self, identity: &str, waiter: Waiter) -> bool {
         let is_new = !self.hosted.contains_key(identity);
         let ranks = self.ranks;
-        let new = || Hosted { missing: ranks, error: String::new(), waiters: Vec::new(), live: 0, used: 0 };
+        let new = || Hosted { missing: ranks, outcome: None, waiters: Vec::new(), live: 0, used: 0 };
         self.hosted.entry(identity.to_owned()).or_insert_with(new).waiters.push(waiter);
         is_new
     }
 
     /// A worker has it, or says why not. Who waited, when it was the last one.
-    pub(crate) fn answered(&mut self, identity: &str, error: String) -> Option<Answered> {
-        let hosted = self.hosted.get_mut(identity)?;
+    pub(crate) fn answered(&mut self, loaded: AdapterLoaded) -> Option<Answered> {
+        let identity = loaded.adapter.clone();
+        let hosted = self.hosted.get_mut(&identity)?;
         hosted.missing = hosted.missing.checked_sub(1)?;
-        if hosted.error.is_empty() {
-            hosted.error = error;
-        }
+        let outcome = joined(hosted.outcome.take(), loaded);
         if hosted.missing > 0 {
+            hosted.outcome = Some(outcome);
             return None;
         }
-        let (error, waiters) = (std::mem::take(&mut hosted.error), std::mem::take(&mut hosted.waiters));
+        let waiters = std::mem::take(&mut hosted.waiters);
         self.uses += 1;
         hosted.used = self.uses;
-        if !error.is_empty() {
-            self.hosted.remove(identity);
+        if outcome.is_err() {
+            self.hosted.remove(&identity);
         }
-        Some(Answered { identity: identity.to_owned(), error, waiters })
+        Some(Answered { identity, outcome, waiters })
     }
 
     /// From here on its name stands for this.
-    pub(crate) fn serve(&mut self, identity: String, adapter: ServedAdapter) {
-        self.served.insert(adapter.name.clone(), Entry { identity, adapter });
+    pub(crate) fn serve(&mut self, identity: String, adapter: ServedAdapter, fingerprint: Fingerprint) {
+        self.served.insert(adapter.name.clone(), Entry { identity, adapter, fingerprint: Some(fingerprint) });
+    }
+
+    /// What was read for an identity that a name stands for. Where the files are not what they were, the name stands
+    /// for another identity from here on, which is still to be read; `identity` is to be dropped.
+    pub(crate) fn reread(&mut self, identity: &str, fingerprint: &str) -> Option<Renewed> {
+        let entry = self.served.values_mut().find(|entry| entry.identity == identity)?;
+        if entry.fingerprint.get_or_insert_with(|| fingerprint.to_owned()) == fingerprint {
+            return None;
+        }
+        self.loads += 1;
+        entry.identity = format!("{}@{}", entry.adapter.name, self.loads);
+        entry.fingerprint = None;
+        self.hosted.remove(identity);
+        Some(Renewed { identity: entry.identity.clone(), adapter: entry.adapter.clone() })
     }
 
     /// Its name stands for nothing from here on; whether it did.
@@ -206,6 +253,12 @@ impl Adapters {
         gone
     }
 
+    /// Names of the adapters that requests wait for.
+    pub(crate) fn awaited(&self) -> impl Iterator<Item = &str> {
+        let is_asked = |hosted: &Hosted| hosted.waiters.iter().any(|waiter| matches!(waiter, Waiter::Request(_)));
+        self.hosted.iter().filter(move |(_, hosted)| is_asked(hosted)).map(|(identity, _)| identity.as_str())
+    }
+
     /// Takes the requests out that match and wait for their adapters.
     pub(crate) fn withdraw(&mut self, matches: impl Fn(&proto::Request) -> bool) -> Vec<proto::Request> {
         let mut withdrawn = Vec::new();
@@ -227,6 +280,22 @@ impl Adapters {
     }
 }
 
+/// What the ranks say of an adapter, with one more answer.
+fn joined(before: Option<Result<Fingerprint, LoadFailed>>, loaded: AdapterLoaded) -> Result<Fingerprint, LoadFailed> {
+    let AdapterLoaded { adapter: _, error, not_found, fingerprint } = loaded;
+    let answer = if error.is_empty() { Ok(fingerprint) } else { Err(LoadFailed { reason: error, not_found }) };
+    match (before, answer) {
+        (None, answer) => answer,
+        (Some(Err(failed)), _) | (Some(Ok(_)), Err(failed)) => Err(failed),
+        (Some(Ok(one)), Ok(other)) if one == other => Ok(one),
+        (Some(Ok(_)), Ok(_)) => {
+            let reason = "the ranks read different files: its folder must be the same on all nodes, and not be \
+                          written to meanwhile";
+            Err(LoadFailed { reason: reason.into(), not_found: false })
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,14 +308,22 @@ mod tests {
         ServedAdapter { name: name.into(), path: format!("/{name}"), ..ServedAdapter::default() }
     }
 
+    fn loaded(identity: &str, fingerprint: &str) -> AdapterLoaded {
+        AdapterLoaded { adapter: identity.into(), fingerprint: fingerprint.into(), ..AdapterLoaded::default() }
+    }
+
+    fn failed(identity: &str, error: &str) -> AdapterLoaded {
+        AdapterLoaded { error: error.into(), ..loaded(identity, "") }
+    }
+
     /// Loads and serves; its identity.
     fn load(adapters: &mut Adapters, name: &str) -> String {
         let identity = adapters.new_identity(name);
         assert!(adapters.wait(&identity, Waiter::Static(adapter(name))));
         assert!(adapters.loading(name) == Some(&*identity) && adapters.is_starting());
-        let answered = adapters.answered(&identity, String::new()).expect("the only rank");
-        assert!(answered.error.is_empty() && answered.waiters.len() == 1);
-        adapters.serve(identity.clone(), adapter(name));
+        let answered = adapters.answered(loaded(&identity, "1")).expect("the only rank");
+        assert!(answered.outcome.is_ok() && answered.waiters.len() == 1);
+        adapters.serve(identity.clone(), adapter(name), "1".into());
         identity
     }
 
@@ -256,11 +333,46 @@ mod tests {
         let identity = adapters.new_identity("a");
         assert!(adapters.wait(&identity, Waiter::Static(adapter("a"))));
         assert!(!adapters.wait(&identity, Waiter::Request(Box::default())), "it is under way");
-        assert!(adapters.answered(&identity, "damaged".into()).is_none());
-        let answered = adapters.answered(&identity, String::new()).expect("both");
-        assert_eq!((answered.error.as_str(), answered.waiters.len()), ("damaged", 2));
+        assert!(adapters.answered(failed(&identity, "damaged")).is_none());
+        let answered = adapters.answered(loaded(&identity, "1")).expect("both");
+        assert_eq!((answered.outcome.unwrap_err().reason.as_str(), answered.waiters.len()), ("damaged", 2));
         assert!(!adapters.is_hosted(&identity));
-        assert!(adapters.answered(&identity, String::new()).is_none(), "nobody asked");
+        assert!(adapters.answered(loaded(&identity, "1")).is_none(), "nobody asked");
+    }
+
+    #[test]
+    fn ranks_must_have_read_the_same() {
+        let mut adapters = Adapters::new(2, 4);
+        for (second, is_fine) in [("1", true), ("2", false)] {
+            let identity = adapters.new_identity("a");
+            adapters.wait(&identity, Waiter::Static(adapter("a")));
+            assert!(adapters.answered(loaded(&identity, "1")).is_none());
+            let outcome = adapters.answered(loaded(&identity, second)).expect("both").outcome;
+            assert_eq!((outcome.is_ok(), adapters.is_hosted(&identity)), (is_fine, is_fine));
+            assert!(outcome.map_or_else(|failed| failed.reason.contains("different files"), |found| found == "1"));
+        }
+    }
+
+    #[test]
+    fn files_that_changed_have_another_identity() {
+        let mut adapters = Adapters::new(1, 1);
+        let first = load(&mut adapters, "a");
+        load(&mut adapters, "b");
+        assert_eq!(adapters.evict(), [first.as_str()]);
+        let read = |adapters: &mut Adapters, identity: &str, fingerprint: &str| {
+            assert!(adapters.wait(identity, Waiter::Request(Box::default())), "it must be read");
+            adapters.answered(loaded(identity, fingerprint)).expect("the only rank");
+            adapters.reread(identity, fingerprint)
+        };
+        assert!(read(&mut adapters, &first, "1").is_none(), "the same files");
+        adapters.ended(&key(1));
+        load(&mut adapters, "c");
+        assert!(adapters.evict().contains(&first));
+        let renewed = read(&mut adapters, &first, "2").expect("other files");
+        assert!(renewed.identity != first && renewed.adapter == adapter("a") && !adapters.is_hosted(&first));
+        assert_eq!(adapters.find("a"), Some((renewed.identity.clone(), "/a".into())));
+        assert!(read(&mut adapters, &renewed.identity, "3").is_none(), "whatever they are when they are read");
+        assert!(adapters.is_hosted(&renewed.identity));
     }
 
     #[test]

@@ -4,14 +4,14 @@ use std::path::{Component, Path};
 
 use anyhow::bail;
 use proto::{
-    AdapterLoaded, DropAdapter, Failure, LoadAdapter, ServeAdapterRequest, ServedAdapter, failure::Kind,
+    AdapterLoaded, DropAdapter, Failure, ListAdaptersReply, LoadAdapter, ServeAdapterRequest, ServedAdapter,
     to_worker::Command,
 };
 use tracing::{info, warn};
 
 use super::Engine;
 use crate::{
-    adapters::{AdapterCall, Answered, Waiter},
+    adapters::{AdapterCall, Answered, LoadFailed, Renewed, Waiter},
     error,
 };
 
@@ -45,6 +45,7 @@ impl Engine {
         request.adapter.clone_from(&identity);
         if !self.adapters.is_hosted(&identity) {
             self.wait(&identity, &path, Waiter::Request(Box::new(request)));
+            self.say_adapters();
             return Ok(());
         }
         let key = request.key;
@@ -56,41 +57,83 @@ impl Engine {
     }
 
     /// A worker has read an adapter, or could not. Fails where the command line names one that cannot be served.
-    pub(super) fn adapter_loaded(&mut self, AdapterLoaded { adapter, error }: AdapterLoaded) -> anyhow::Result<()> {
-        let Some(Answered { identity, error, waiters }) = self.adapters.answered(&adapter, error) else {
-            return Ok(());
-        };
-        if !error.is_empty() {
-            // Some ranks may have it.
-            self.to_workers.push(Command::DropAdapter(DropAdapter { adapter: identity.clone() }));
-        }
-        for waiter in waiters {
-            let failure = (!error.is_empty()).then(|| error::invalid(error.clone()));
-            match (waiter, failure) {
-                (Waiter::Request(request), None) => self.admit_hosted(*request, &identity),
-                (Waiter::Request(request), Some(failure)) => self.refuse(*request, failure),
-                (Waiter::Serve(adapter, reply), None) => {
-                    info!(name = adapter.name, path = adapter.path, "adapter served");
-                    self.adapters.serve(identity.clone(), adapter);
-                    let _ = reply.send(None);
-                }
-                (Waiter::Serve(_, reply), failure) => drop(reply.send(failure)),
-                (Waiter::Resolve(adapter, reply), None) => {
-                    self.adapters.serve(identity.clone(), adapter);
-                    let _ = reply.send(self.adapters.list());
-                }
-                (Waiter::Resolve(adapter, reply), Some(failure)) => {
-                    warn!(name = adapter.name, path = adapter.path, "no adapter: {}", failure.message);
-                    let _ = reply.send(self.adapters.list());
-                }
-                (Waiter::Static(adapter), None) => self.adapters.serve(identity.clone(), adapter),
-                (Waiter::Static(adapter), Some(failure)) => {
-                    bail!("--lora-modules {}={}: {}", adapter.name, adapter.path, failure.message)
-                }
+    pub(super) fn adapter_loaded(&mut self, loaded: AdapterLoaded) -> anyhow::Result<()> {
+        let Some(Answered { identity, outcome, waiters }) = self.adapters.answered(loaded) else { return Ok(()) };
+        match outcome {
+            Ok(fingerprint) => match self.adapters.reread(&identity, &fingerprint) {
+                Some(renewed) => self.read_anew(identity, renewed, waiters),
+                None => waiters.into_iter().for_each(|waiter| self.hosted(&identity, &fingerprint, waiter)),
+            },
+            Err(failed) => {
+                // Some ranks may have it.
+                self.to_workers.push(Command::DropAdapter(DropAdapter { adapter: identity }));
+                waiters.into_iter().try_for_each(|waiter| self.not_hosted(&failed, waiter))?;
             }
         }
+        self.evict_adapters();
         self.say_readiness();
         Ok(())
+    }
+
+    /// An adapter's files are not what they were when it was read first: those who wait for it get what they are now.
+    fn read_anew(&mut self, before: String, renewed: Renewed, waiters: Vec<Waiter>) {
+        let Renewed { identity, adapter: ServedAdapter { name, path, .. } } = renewed;
+        info!(name, path, identity, "the adapter's files have changed: it counts as another one from here on");
+        self.to_workers.push(Command::DropAdapter(DropAdapter { adapter: before }));
+        for mut waiter in waiters {
+            if let Waiter::Request(request) = &mut waiter {
+                request.adapter.clone_from(&identity);
+            }
+            self.wait(&identity, &path, waiter);
+        }
+    }
+
+    /// Every worker has an adapter that somebody has waited for.
+    fn hosted(&mut self, identity: &str, fingerprint: &str, waiter: Waiter) {
+        let serve = |engine: &mut Self, adapter: ServedAdapter| {
+            info!(name = adapter.name, path = adapter.path, "adapter served");
+            engine.adapters.serve(identity.to_owned(), adapter, fingerprint.to_owned());
+        };
+        match waiter {
+            Waiter::Request(request) => self.admit_hosted(*request, identity),
+            Waiter::Serve(adapter, reply) => {
+                serve(self, adapter);
+                let _ = reply.send(None);
+            }
+            Waiter::Resolve(adapter, reply) => {
+                serve(self, adapter);
+                let _ = reply.send(self.listed(None));
+            }
+            Waiter::Static(adapter) => serve(self, adapter),
+            Waiter::Call(call) => self.about_adapters(call),
+        }
+    }
+
+    /// Somebody has waited for an adapter that cannot be loaded.
+    fn not_hosted(&mut self, failed: &LoadFailed, waiter: Waiter) -> anyhow::Result<()> {
+        let failure = |adapter: &ServedAdapter| error::not_loaded(&adapter.name, &adapter.path, failed);
+        match waiter {
+            Waiter::Request(request) => {
+                let name = request.adapter.rsplit_once('@').map_or("", |(name, _)| name);
+                let path = self.adapters.find(name).map(|(_, path)| path).unwrap_or_default();
+                let failure = error::not_loaded(name, &path, failed);
+                self.refuse(*request, failure);
+            }
+            Waiter::Serve(adapter, reply) => drop(reply.send(Some(failure(&adapter)))),
+            Waiter::Resolve(adapter, reply) => {
+                warn!(name = adapter.name, path = adapter.path, "no adapter: {}", failed.reason);
+                let _ = reply.send(self.listed(Some(error::not_resolved(&adapter.name, failed))));
+            }
+            Waiter::Static(adapter) => {
+                bail!("--lora-modules {}={}: {}", adapter.name, adapter.path, failure(&adapter).message)
+            }
+            Waiter::Call(call) => self.about_adapters(call),
+        }
+        Ok(())
+    }
+
+    fn listed(&self, failure: Option<Failure>) -> ListAdaptersReply {
+        ListAdaptersReply { adapters: self.adapters.list(), failure }
     }
 
     fn admit_hosted(&mut self, request: proto::Request, identity: &str) {
@@ -116,15 +159,18 @@ impl Engine {
     /// The workers are gone: who waited for adapters is told.
     pub(super) fn adapters_lost(&mut self, reason: &str) {
         self.to_workers.clear();
+        let mut calls = Vec::new();
         for waiter in self.adapters.lost() {
             let failure = error::no_workers(reason);
             match waiter {
                 Waiter::Request(request) => self.refuse(*request, failure),
                 Waiter::Serve(_, reply) => drop(reply.send(Some(failure))),
-                Waiter::Resolve(_, reply) => drop(reply.send(self.adapters.list())),
+                Waiter::Resolve(_, reply) => drop(reply.send(self.listed(Some(failure)))),
                 Waiter::Static(module) => self.modules.push(module),
+                Waiter::Call(call) => calls.push(call),
             }
         }
+        calls.into_iter().for_each(|call| self.about_adapters(call));
     }
 
     /// Lets the workers forget what the host need not keep.
@@ -134,62 +180,65 @@ impl Engine {
                 self.to_workers.push(Command::DropAdapter(DropAdapter { adapter }));
             }
             self.metrics.hosted_adapters(self.adapters.num_hosted());
-            if let Some(core) = &self.core {
-                self.metrics.lora_requests(self.args.lora.max_loras, &core.adapters(), super::unix_seconds());
-            }
+            self.say_adapters();
         }
     }
 
-    /// Answers the control plane; its caller may be gone.
+    /// Which adapters run and wait.
+    pub(super) fn say_adapters(&self) {
+        if let Some(core) = &self.core {
+            let mut used = core.adapters();
+            used.waiting.extend(self.adapters.awaited());
+            self.metrics.lora_requests(self.args.lora.max_loras, &used, super::unix_seconds());
+        }
+    }
+
+    /// Answers the control plane; its caller may be gone. What concerns a name that is being loaded is answered when
+    /// that is over: loads and unloads of a name come one after the other.
     pub(super) fn about_adapters(&mut self, call: AdapterCall) {
-        match call {
-            AdapterCall::Serve(request, reply) => match self.check_to_serve(&request) {
+        let loading = self.adapters.loading(call.name()).map(str::to_owned);
+        match (call, loading) {
+            (call @ (AdapterCall::Serve(..) | AdapterCall::Remove(..)), Some(identity)) => {
+                self.adapters.wait(&identity, Waiter::Call(call));
+            }
+            (AdapterCall::Serve(request, reply), None) => match self.check_to_serve(request) {
                 Ok(adapter) => {
                     let identity = self.adapters.new_identity(&adapter.name);
                     self.wait(&identity, &adapter.path.clone(), Waiter::Serve(adapter, reply));
                 }
                 Err(failure) => drop(reply.send(Some(failure))),
             },
-            AdapterCall::Remove(name, reply) => {
-                let failure = (!self.adapters.remove(&name)).then(|| error::no_such_adapter(&name));
-                let _ = reply.send(failure);
+            (AdapterCall::Remove(name, reply), None) => {
+                let listed = self.modules.len();
+                self.modules.retain(|module| module.name != name);
+                let is_known = self.adapters.remove(&name) || self.modules.len() < listed;
+                let _ = reply.send((!is_known).then(|| error::no_such_adapter(&name)));
+                self.evict_adapters();
             }
-            AdapterCall::List(name, reply) => match self.to_resolve(&name) {
+            (AdapterCall::List(name, reply), loading) => match self.to_resolve(&name) {
                 Some(adapter) => {
                     // Others may have asked for it just now.
-                    let loading = self.adapters.loading(&name).map(str::to_owned);
                     let identity = loading.unwrap_or_else(|| self.adapters.new_identity(&name));
                     self.wait(&identity, &adapter.path.clone(), Waiter::Resolve(adapter, reply));
                 }
-                None => drop(reply.send(self.adapters.list())),
+                None => drop(reply.send(self.listed(None))),
             },
         }
     }
 
-    fn check_to_serve(&self, request: &ServeAdapterRequest) -> Result<ServedAdapter, Failure> {
+    fn check_to_serve(&self, request: ServeAdapterRequest) -> Result<ServedAdapter, Failure> {
         let ServeAdapterRequest { adapter, in_place } = request;
-        let adapter = adapter.clone().unwrap_or_default();
+        let adapter = adapter.unwrap_or_default();
         if !self.args.lora.enable_lora {
             return Err(error::invalid("adapters are not enabled: start with --enable-lora".into()));
         }
         if !self.group.is_formed() {
             return Err(error::no_workers(&self.group.waits_for()));
         }
-        if self.adapters.loading(&adapter.name).is_some() {
-            return Err(error::invalid(format!("The lora adapter '{}' is being loaded.", adapter.name)));
+        match !in_place && self.adapters.find(&adapter.name).is_some() {
+            true => Err(error::already_loaded(&adapter.name)),
+            false => Ok(adapter),
         }
-        if !in_place && self.adapters.find(&adapter.name).is_some() {
-            return Err(error::invalid(format!(
-                "The lora adapter '{}' has already been loaded. If you want to load the adapter in place, set \
-                 'load_inplace' to True.",
-                adapter.name
-            )));
-        }
-        if !Path::new(&adapter.path).is_dir() {
-            let message = format!("No adapter found for {}: it must be a folder.", adapter.path);
-            return Err(Failure { kind: Kind::NotFound.into(), ..error::invalid(message) });
-        }
-        Ok(adapter)
     }
 
     /// The adapter that a name stands for in the folder of adapters, if it is not served yet.

@@ -1,5 +1,6 @@
 //! The scheduler between fake peers over real links: a tokenizer, a detokenizer, and workers that count.
 
+mod adapters;
 mod group;
 mod relay;
 mod requests;

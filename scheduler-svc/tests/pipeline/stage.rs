@@ -196,7 +196,7 @@ impl Worker {
                 self.send(from_worker::Event::Formed(GroupFormed { epoch: form.epoch })).await;
             }
             to_worker::Command::LoadAdapter(load) => {
-                let loaded = AdapterLoaded { adapter: load.adapter, error: String::new() };
+                let loaded = AdapterLoaded { adapter: load.adapter, ..AdapterLoaded::default() };
                 self.send(from_worker::Event::AdapterLoaded(loaded)).await;
             }
             to_worker::Command::DropAdapter(_) => {}

@@ -1,6 +1,9 @@
 //! LoRA adapters through HTTP: each gives what was recorded with it, all in one batch with the base, however the work
 //! is cut; they come and go while requests run.
 
+mod first_use;
+mod rewritten;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -26,16 +29,24 @@ fn folder(name: &str) -> Option<PathBuf> {
 
 /// Starts the base with these adapters under their folders' names.
 async fn serve(adapters: &[&str], flags: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Option<Server>> {
+    let module = |name: &&str| folder(name).map(|path| format!("{name}={}", path.display()));
+    let Some(modules) = adapters.iter().map(module).collect::<Option<Vec<_>>>() else { return Ok(None) };
+    serve_modules(&modules, flags, environment).await
+}
+
+/// The same with values of `--lora-modules`.
+async fn serve_modules(
+    modules: &[String],
+    flags: &[&str],
+    environment: &[(&str, &str)],
+) -> anyhow::Result<Option<Server>> {
     let Some(base) = folder("llama") else { return Ok(None) };
     let mut args = vec![base.display().to_string()];
     args.extend(["--served-model-name", "base", "--dtype", "float32", "--enable-lora"].map(str::to_owned));
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    if !adapters.is_empty() {
+    if !modules.is_empty() {
         args.push("--lora-modules".to_owned());
-    }
-    for name in adapters {
-        let Some(path) = folder(name) else { return Ok(None) };
-        args.push(format!("{name}={}", path.display()));
+        args.extend_from_slice(modules);
     }
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     Server::start_with(&args, environment).await.map(Some)
@@ -154,22 +165,6 @@ async fn adapters_come_and_go_under_load() -> anyhow::Result<()> {
     ensure!(status == 404 && text.contains("The lora adapter 'guest' cannot be found."), "{status}: {text}");
     let hosted = client.metric("quire:lora_adapters_loaded", "").await?;
     ensure!(hosted <= 2.0, "{hosted} adapters on the host");
-    Ok(())
-}
-
-#[tokio::test]
-async fn adapters_of_a_folder_are_loaded_at_first_use() -> anyhow::Result<()> {
-    let Some(path) = folder("lora-llama-r8-all") else { return Ok(()) };
-    let dir = path.parent().context("the zoo")?.display().to_string();
-    let resolver = [("VLLM_PLUGINS", "lora_filesystem_resolver"), ("VLLM_LORA_RESOLVER_CACHE_DIR", &*dir)];
-    let Some(server) = serve(&[], &[], &resolver).await? else { return Ok(()) };
-    let client = server.client();
-    check(&client, &["lora-llama-r8-all"]).await?;
-    // A model is no adapter, and a name does not lead out of the folder.
-    for name in ["qwen2", "../zoo/lora-llama-r8-qv", "lora-qwen2-r8-all"] {
-        let (status, answer) = client.post("/v1/completions", &json!({"model": name, "prompt": "x"})).await?;
-        ensure!(status == 404, "{name}: {status}: {answer}");
-    }
     Ok(())
 }
 

@@ -13,12 +13,18 @@ use proto::{
 pub(super) fn pooling_info(spec: &PoolingSpec, model: &Model) -> PoolingInfo {
     let task = match spec.task {
         PoolingTask::Embed => Task::Embed,
+        PoolingTask::TokenEmbed => Task::TokenEmbed,
         PoolingTask::Classify => Task::Classify,
         PoolingTask::Reward => Task::Reward,
     };
     let tokens = match spec.method {
         PoolingMethod::Last => Tokens::Last,
-        PoolingMethod::Cls | PoolingMethod::Mean | PoolingMethod::Each => Tokens::All,
+        PoolingMethod::Cls
+        | PoolingMethod::Mean
+        | PoolingMethod::Max
+        | PoolingMethod::MeanSqrtLen
+        | PoolingMethod::WeightedMean
+        | PoolingMethod::Each => Tokens::All,
     };
     let activation = match spec.activation {
         ScoreActivation::None => Activation::None,

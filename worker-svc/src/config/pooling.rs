@@ -75,10 +75,14 @@ impl PoolingArgs {
     /// How the model of a folder pools; absent where it generates text. `tokenizer`: where tokens are looked up.
     pub(crate) fn plan(&self, model: &Path, tokenizer: &Path) -> anyhow::Result<Option<PoolingPlan>> {
         let mut options = self.options();
+        if options.pooler.tokens.is_none() && options.runner != RunnerType::Generate {
+            options.pooler.tokens = models::pooling::class_tokens(model)?;
+        }
         for token in options.pooler.tokens.iter_mut().flatten() {
             if let ClassToken::Text(text) = token {
                 let id = Tokenizer::load(tokenizer)?.token_to_id(text);
-                *token = ClassToken::Id(id.with_context(|| format!("--pooler-config: there is no token {text:?}"))?);
+                let id = id.with_context(|| format!("classifier_from_token: there is no token {text:?}"))?;
+                *token = ClassToken::Id(id);
             }
         }
         Ok(models::pooling::plan(model, &options)?)

@@ -18,9 +18,9 @@ use crate::error::StepError;
 #[derive(Clone, Debug)]
 pub(crate) struct PartialOutput {
     method: PoolingMethod,
-    /// The output so far; of a mean, the sum.
+    /// The output so far; of a weighted mean, the sum.
     values: Vec<f32>,
-    /// Tokens that are in the mean.
+    /// Tokens that are in it.
     tokens: usize,
     /// Where the prompt's second text begins.
     second_text: Option<u32>,
@@ -37,24 +37,55 @@ impl PartialOutput {
             PoolingMethod::Cls if start == 0 => vec![Range { start: 0, end: 1 }],
             PoolingMethod::Last if is_last => vec![Range { start: len - 1, end: len }],
             PoolingMethod::Cls | PoolingMethod::Last => Vec::new(),
-            PoolingMethod::Mean => vec![Range { start: 0, end: len }],
-            PoolingMethod::Each => (0..len).map(|row| row..row + 1).collect(),
+            PoolingMethod::Mean | PoolingMethod::MeanSqrtLen => vec![Range { start: 0, end: len }],
+            PoolingMethod::Each | PoolingMethod::Max | PoolingMethod::WeightedMean => {
+                (0..len).map(|row| row..row + 1).collect()
+            }
         }
     }
 
     /// Takes up the outputs of a chunk of `tokens` tokens.
     fn add(&mut self, outputs: &[f32], tokens: usize) {
-        if self.method != PoolingMethod::Mean {
-            return self.values.extend_from_slice(outputs);
-        }
         let before = self.tokens;
         self.tokens += tokens;
-        if before == 0 {
-            return self.values.extend_from_slice(outputs);
+        match self.method {
+            PoolingMethod::Cls | PoolingMethod::Last | PoolingMethod::Each => self.values.extend_from_slice(outputs),
+            PoolingMethod::Mean | PoolingMethod::MeanSqrtLen if before == 0 => self.values.extend_from_slice(outputs),
+            PoolingMethod::Mean | PoolingMethod::MeanSqrtLen => {
+                let (before, tokens) = (before as f32, tokens as f32);
+                let means = self.values.iter_mut().zip(outputs);
+                means.for_each(|(mean, new)| *mean = (*mean * before + new * tokens) / (before + tokens));
+            }
+            PoolingMethod::Max => self.fold(outputs, tokens, f32::NEG_INFINITY, |most, new, _| most.max(new)),
+            PoolingMethod::WeightedMean => {
+                self.fold(outputs, tokens, 0.0, |sum, new, row| sum + new * (before + row + 1) as f32);
+            }
         }
-        let (before, tokens) = (before as f32, tokens as f32);
-        let sums = self.values.iter_mut().zip(outputs);
-        sums.for_each(|(mean, new)| *mean = (*mean * before + new * tokens) / (before + tokens));
+    }
+
+    /// Folds the outputs of a chunk's tokens into the one output, which begins as `first`; `with` is told which of the
+    /// chunk's tokens a number is of.
+    fn fold(&mut self, outputs: &[f32], tokens: usize, first: f32, with: impl Fn(f32, f32, usize) -> f32) {
+        let width = outputs.len() / tokens.max(1);
+        self.values.resize(width, first);
+        for (row, output) in outputs.chunks_exact(width.max(1)).enumerate() {
+            self.values.iter_mut().zip(output).for_each(|(value, new)| *value = with(*value, *new, row));
+        }
+    }
+
+    /// The output of all tokens.
+    fn finish(&mut self) -> Vec<f32> {
+        let tokens = self.tokens as f32;
+        let scale = match self.method {
+            PoolingMethod::MeanSqrtLen => tokens.sqrt(),
+            PoolingMethod::WeightedMean => 2.0 / (tokens * (tokens + 1.0)),
+            _ => 1.0,
+        };
+        let mut values = std::mem::take(&mut self.values);
+        if scale != 1.0 {
+            values.iter_mut().for_each(|value| *value *= scale);
+        }
+        values
     }
 }
 
@@ -131,7 +162,7 @@ impl Engine<'_> {
             if row.is_last {
                 result.slot.push(row.slot);
                 result.count.push(0);
-                let values = std::mem::take(&mut partial.values);
+                let values = partial.finish();
                 result.pooled.push(Pooled { sequence: row.slot.into(), values, more: false });
             }
         }
@@ -186,6 +217,23 @@ mod tests {
         assert_eq!(partial.values, [1.0, 8.0]);
         partial.add(&[5.0, 0.0], 1);
         assert_eq!(partial.values, [2.0, 6.0]);
+    }
+
+    #[test]
+    fn outputs_of_tokens_are_folded_over_chunks() {
+        let pooled = |method| {
+            let mut partial = PartialOutput::new(method, None);
+            partial.add(&[1.0, 8.0, 3.0, 2.0], 2);
+            partial.add(&[2.0, 5.0], 1);
+            partial.finish()
+        };
+        assert_eq!(pooled(PoolingMethod::Max), [3.0, 8.0]);
+        let weighted = pooled(PoolingMethod::WeightedMean);
+        assert!((weighted[0] - 13.0 / 6.0).abs() < 1e-6 && (weighted[1] - 27.0 / 6.0).abs() < 1e-6, "{weighted:?}");
+        let mut partial = PartialOutput::new(PoolingMethod::MeanSqrtLen, None);
+        partial.add(&[2.0], 1);
+        partial.add(&[4.0], 3);
+        assert_eq!(partial.finish(), [7.0]);
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod mamba;
 mod mixtral;
 mod modernbert;
 mod moe;
+mod mpnet;
 mod mpt;
 mod naming;
 mod nemotron;
@@ -42,10 +43,11 @@ mod qwen3_next;
 mod qwen_moe;
 mod stablelm;
 mod starcoder2;
+mod t5;
 
 use std::path::Path;
 
-use model_spec::{ConfigError, ConfigFile, DType, ModelSpec, eos_token_ids, nearest};
+use model_spec::{ConfigError, ConfigFile, DType, Mask, ModelSpec, eos_token_ids, nearest};
 
 use crate::quant::{self, Quantized};
 use crate::weights::Names;
@@ -165,16 +167,32 @@ pub(crate) fn read(dir: &Path) -> Result<Description, ConfigError> {
     if let Some((_, replace_head)) = pooling {
         blueprint = replace_head(&folder, blueprint)?;
     }
+    see_both_ways(&folder.config, &mut blueprint.spec)?;
     let Blueprint { spec, names } = blueprint;
     Ok(Description { spec, names, quantized })
+}
+
+/// Models that embed may have been trained so that a decoder's tokens see those after them (GTE-Qwen2, EmbeddingGemma).
+fn see_both_ways(config: &ConfigFile, spec: &mut ModelSpec) -> Result<(), ConfigError> {
+    let halves_windows = config.flag_or("use_bidirectional_attention", false)?;
+    if config.flag_or("is_causal", true)? && !halves_windows {
+        return Ok(());
+    }
+    for attention in spec.layers.iter_mut().filter_map(|layer| layer.mixer.attention_mut()) {
+        if halves_windows && attention.mask == Mask::Causal {
+            attention.window = attention.window.map(|window| window / 2 + 1);
+        }
+        attention.mask = Mask::Bidirectional;
+    }
+    Ok(())
 }
 
 fn unknown(config: &ConfigFile, name: String) -> ConfigError {
     ConfigError::UnknownArchitecture {
         file: config.file().to_owned(),
-        nearest: nearest(&name, supported()).map(str::to_owned),
+        nearest: nearest(&name, supported().chain(pooled())).map(str::to_owned),
         name,
-        supported: supported().map(str::to_owned).collect(),
+        supported: supported().chain(pooled()).map(str::to_owned).collect(),
     }
 }
 
@@ -197,6 +215,8 @@ mod tests {
         let message = refusal(r#"{"architectures": ["Llama4ForCausalLM"]}"#);
         let all = supported().collect::<Vec<_>>().join(", ");
         assert!(message.contains("nearest: LlamaForCausalLM") && message.contains(&all), "{message}");
+        let message = refusal(r#"{"architectures": ["DistilBertForTokenClassification"]}"#);
+        assert!(message.contains("nearest: DistilBertForSequenceClassification"), "{message}");
         let message =
             refusal(r#"{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "quip"}}"#);
         assert!(message.contains("quantization_config.quant_method") && message.contains("quip"), "{message}");

@@ -1,10 +1,13 @@
 //! Classes that pool prompts: encoders, and causal language models with something else in the place of their head.
 //! Hidden states, or class scores.
 
-use model_spec::{Activation, ClassesSpec, ConfigError, ConfigFile, DenseSpec, HeadActivation, HeadSpec, ScoredTokens};
+use model_spec::{
+    Activation, ClassesSpec, ConfigError, ConfigFile, DenseSpec, HeadActivation, HeadSpec, ProjectionSpec, ScoredTokens,
+};
 
 use super::{
-    Architecture, Blueprint, Folder, bert, distilbert, gemma, gte, jina_bert, llama, modernbert, nomic_bert, phi3,
+    Architecture, Blueprint, Folder, bert, distilbert, gemma, gte, jina_bert, llama, modernbert, mpnet, nomic_bert,
+    phi3, t5,
 };
 use crate::weights::{Names, ParamId};
 
@@ -13,15 +16,24 @@ const POOLING: &[(&str, Architecture, ReadHead)] = &[
     ("BertForSequenceClassification", bert::bert, bert_classes),
     ("BertModel", bert::bert, hidden),
     ("CamembertModel", bert::roberta, hidden),
+    ("ColBERTModel", bert::bert, late_interaction),
+    ("ColBERTModernBertModel", modernbert::modernbert, late_interaction),
     ("DistilBertForSequenceClassification", distilbert::distilbert, distilbert_classes),
     ("DistilBertModel", distilbert::distilbert, hidden),
+    ("Gemma3TextModel", gemma::gemma3, hidden),
     ("GemmaForSequenceClassification", gemma::gemma, classes),
     ("GemmaModel", gemma::gemma, hidden),
+    ("GteNewForSequenceClassification", gte::gte, bert_classes),
+    ("GteNewModel", gte::gte, hidden),
+    ("HF_ColBERT", bert::bert, late_interaction),
     ("JinaBertForMaskedLM", jina_bert::jina_bert, hidden),
     ("JinaBertForSequenceClassification", jina_bert::jina_bert, bert_classes),
     ("JinaBertModel", jina_bert::jina_bert, hidden),
     ("LlamaForSequenceClassification", llama::llama, classes),
     ("LlamaModel", llama::llama, hidden),
+    ("MPNetForMaskedLM", mpnet::mpnet, hidden),
+    ("MPNetForSequenceClassification", mpnet::mpnet, bert_classes),
+    ("MPNetModel", mpnet::mpnet, hidden),
     ("MistralForSequenceClassification", llama::mistral, classes),
     ("MistralModel", llama::mistral, hidden),
     ("ModernBertForSequenceClassification", modernbert::modernbert, modernbert_classes),
@@ -36,8 +48,10 @@ const POOLING: &[(&str, Architecture, ReadHead)] = &[
     ("Qwen2Model", llama::qwen2, hidden),
     ("Qwen3ForSequenceClassification", llama::qwen3, classes),
     ("Qwen3Model", llama::qwen3, hidden),
+    ("RobertaForMaskedLM", bert::roberta, hidden),
     ("RobertaForSequenceClassification", bert::roberta, bert_classes),
     ("RobertaModel", bert::roberta, hidden),
+    ("T5EncoderModel", t5::t5_encoder, hidden),
     ("XLMRobertaForSequenceClassification", bert::roberta, bert_classes),
     ("XLMRobertaModel", bert::roberta, hidden),
 ];
@@ -69,8 +83,30 @@ fn count(config: &ConfigFile) -> Result<usize, ConfigError> {
     }
 }
 
+/// `linear`, a matrix without bias, applied to each token (ColBERT). Its width stands in `config.json`, or in the file
+/// that ColBERT's own library writes.
+fn late_interaction(folder: &Folder, mut blueprint: Blueprint) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let usual = match config.file().parent() {
+        Some(dir) => ConfigFile::read_optional(&dir.join("artifact.metadata"))?,
+        None => None,
+    };
+    let width = match config.spelled(&["colbert_dim", "projection_dim", "dim"]) {
+        Some(key) => config.size(key)?,
+        None => usual.map_or(Ok(128), |metadata| metadata.size_or("dim", 128))?,
+    };
+    let (inputs, outputs) = (blueprint.spec.hidden_size, width);
+    let linear = ProjectionSpec { file: None, inputs, outputs, bias: false, activation: None };
+    blueprint.spec.head = HeadSpec::Projected(vec![linear]);
+    Ok(blueprint)
+}
+
 /// `score`, a matrix without bias; one row a label, applied to the last token.
 fn classes(folder: &Folder, Blueprint { mut spec, names }: Blueprint) -> Result<Blueprint, ConfigError> {
+    if folder.config.get("classifier_from_token").is_some() {
+        // Its classes are tokens of the causal head, which stays.
+        return Ok(Blueprint { spec, names });
+    }
     let count = count(&folder.config)?;
     let of = ScoredTokens::Last;
     spec.head = HeadSpec::Classes(ClassesSpec { count, bias: false, dense: None, of, tokens: None });

@@ -1,6 +1,6 @@
 //! `adapter_config.json`: an adapter's ranks and scales.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use regex::Regex;
 use serde_json::Value;
@@ -46,10 +46,9 @@ impl Pattern {
 }
 
 impl Config {
-    pub(super) fn read(dir: &Path) -> Result<Self, AdapterError> {
-        let file = dir.join("adapter_config.json");
-        let text = std::fs::read(&file).map_err(|source| AdapterError::Read { file: file.clone(), source })?;
-        let json: Value = serde_json::from_slice(&text)
+    /// Reads the contents of a file.
+    pub(super) fn read(file: PathBuf, text: &[u8]) -> Result<Self, AdapterError> {
+        let json: Value = serde_json::from_slice(text)
             .map_err(|error| AdapterError::Config { file: file.clone(), reason: error.to_string() })?;
         if let Some((field, _, instead)) = UNSUPPORTED.iter().find(|(field, unused, _)| is_used(&json[field], unused)) {
             return Err(AdapterError::Unsupported { file, field, instead });
@@ -150,11 +149,10 @@ mod tests {
 
     #[test]
     fn fields_that_change_the_delta_are_refused_by_name() {
-        let dir = tempfile::tempdir().unwrap();
         let read = |field: &str, value: Value| {
             let json = json!({"r": 8, "lora_alpha": 16, "bias": "none", field: value});
-            std::fs::write(dir.path().join("adapter_config.json"), json.to_string()).unwrap();
-            Config::read(dir.path()).map(|_| ()).map_err(|error| error.to_string())
+            let read = Config::read("adapter_config.json".into(), json.to_string().as_bytes());
+            read.map(|_| ()).map_err(|error| error.to_string())
         };
         assert_eq!(read("use_dora", json!(false)), Ok(()));
         for (field, value) in [

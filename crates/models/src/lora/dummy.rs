@@ -23,7 +23,8 @@ impl AdapterLayout {
             }
         };
         let layer = |projections: &Vec<Projection>| projections.iter().map(|one| Some(delta(one))).collect();
-        Adapter { layers: self.layers.iter().map(|found| layer(&found.projections)).collect() }
+        let layers = self.layers.iter().map(|found| layer(&found.projections)).collect();
+        Adapter { layers, fingerprint: format!("random {seed}") }
     }
 }
 

@@ -11,6 +11,18 @@ pub enum AdapterError {
     /// The network was loaded without room for adapters.
     #[error("adapters are not enabled: start with --enable-lora")]
     Disabled,
+    /// There is no adapter.
+    #[error("no adapter found for {}: {} is not there", dir.display(), dir.join("adapter_config.json").display())]
+    NotFound {
+        /// Where it was looked for.
+        dir: PathBuf,
+    },
+    /// The file was overwritten while it was read.
+    #[error("{} changed while it was read: load the adapter again once it is written", file.display())]
+    Changed {
+        /// The file.
+        file: PathBuf,
+    },
     /// A file that cannot be read.
     #[error("{}: {source}", file.display())]
     Read {

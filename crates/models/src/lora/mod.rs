@@ -58,6 +58,7 @@ pub(crate) struct Projection {
 pub struct Adapter {
     /// By layer of the layout; a layer that the adapter leaves alone is empty.
     layers: Vec<Vec<Option<Delta>>>,
+    fingerprint: String,
 }
 
 /// One projection's matrices.
@@ -77,6 +78,11 @@ impl Delta {
 }
 
 impl Adapter {
+    /// A hash of the files that it was read from, the same on every rank.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
     /// Bytes that it takes on the host.
     pub fn bytes(&self) -> u64 {
         let deltas = self.layers.iter().flatten().flatten();

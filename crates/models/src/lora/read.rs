@@ -1,11 +1,14 @@
 //! Reads an adapter's folder: finds the layer of each tensor, checks shapes, and takes this rank's slices.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
 
 use super::config::Config;
 use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraLayer, Projection};
-use crate::weights::{OpenFiles, Role, Slice, Tensor, TensorLocation, Tensors, open_files, widen};
+use crate::weights::{OpenFiles, Role, Slice, Tensor, TensorLocation, Tensors, files_of, widen};
 
 /// What PEFT writes before a module's name.
 const PREFIX: &str = "base_model.model.";
@@ -28,9 +31,16 @@ impl AdapterLayout {
     /// Reads the adapter in a folder. Every tensor of it is used, or named by the error. Reads files, and takes as long
     /// as that takes.
     pub fn read(&self, dir: &Path) -> Result<Adapter, AdapterError> {
-        let config = Config::read(dir)?;
+        let file = dir.join("adapter_config.json");
+        let text = std::fs::read(&file).map_err(|source| match source.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => AdapterError::NotFound { dir: dir.to_owned() },
+            _ => AdapterError::Read { file: file.clone(), source },
+        })?;
+        let config = Config::read(file, &text)?;
         let path = weights_of(dir)?;
-        let files = open_files(&path).map_err(Box::new)?;
+        let bytes = contents(&path)?;
+        let hash = Sha256::digest(&bytes);
+        let files = files_of(&path, bytes).map_err(Box::new)?;
         let modules = modules(&files)?;
         if modules.is_empty() {
             return Err(AdapterError::Empty { dir: dir.to_owned() });
@@ -48,7 +58,12 @@ impl AdapterLayout {
             };
             self.add(&names, tensors, &config, &mut layers)?;
         }
-        Ok(Adapter { layers })
+        // What PyTorch pickled is read from the file once more, piece by piece.
+        if path.extension().is_some_and(|extension| extension == "bin") && Sha256::digest(contents(&path)?) != hash {
+            return Err(AdapterError::Changed { file: path });
+        }
+        let both = Sha256::new().chain_update(Sha256::digest(&text)).chain_update(hash).finalize();
+        Ok(Adapter { layers, fingerprint: format!("{both:x}") })
     }
 
     /// Adds a module to the layers that it is a part of.
@@ -124,6 +139,11 @@ fn weights_of(dir: &Path) -> Result<PathBuf, AdapterError> {
     let files = ["adapter_model.safetensors", "adapter_model.bin"].map(|name| dir.join(name));
     let found = files.into_iter().find(|file| file.is_file());
     found.ok_or_else(|| AdapterError::NoWeights { dir: dir.to_owned() })
+}
+
+/// A file as it is now: its hash is of what is used, and nobody who overwrites it meanwhile changes that.
+fn contents(file: &Path) -> Result<Vec<u8>, AdapterError> {
+    std::fs::read(file).map_err(|source| AdapterError::Read { file: file.to_owned(), source })
 }
 
 /// The modules of an adapter's file, by their names in the model.

@@ -226,10 +226,11 @@ fn attention(builder: &mut Builder<'_>, index: usize, spec: &AttentionSpec) -> R
         Position::Alibi(slopes) => Some(builder.store.constants(&slopes[queries.clone()])),
         _ => None,
     };
+    let relative = builder.relative_bias(spec)?;
     let kv = builder.shard.kv_heads(spec.kv_heads).len();
     let heads = Heads { q: queries.len(), kv, dim: spec.head_dim, v_dim: spec.v_head_dim };
     let AttentionSpec { scale, mask, window, soft_cap, .. } = *spec;
-    Ok(Attention { heads, scale, mask, window, soft_cap, sinks, alibi })
+    Ok(Attention { heads, scale, mask, window, soft_cap, sinks, alibi, relative })
 }
 
 fn sinks(builder: &mut Builder<'_>, index: usize, heads: usize) -> Result<Vector, LoadError> {

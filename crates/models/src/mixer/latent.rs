@@ -156,6 +156,7 @@ pub(super) fn build(
         soft_cap: None,
         sinks: None,
         alibi: None,
+        relative: None,
         mask: Mask::Causal,
     };
     let rope = builder.rope(&Position::Rope(spec.rope.clone()));

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use kernels::ops::{Matrix, MatrixUse, Table, Vector};
 use model_spec::{
-    ClassesSpec, DenseSpec, EmbeddingSpec, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, PositionTable, Residual,
-    TokenClasses,
+    ClassesSpec, DenseSpec, EmbeddingSpec, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, PositionTable, ProjectionSpec,
+    Residual, TokenClasses,
 };
 
-use super::modules::{ClassesHead, DenseHead, Embedding, Head, Layer, LogitsHead, Modules, Output};
+use super::modules::{ClassesHead, DenseHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear};
 use crate::builder::{Builder, LinearPart};
 use crate::error::LoadError;
 use crate::feed_forward;
@@ -26,7 +26,7 @@ pub(crate) fn build(
     layers: Range<usize>,
     store: &mut dyn Store,
 ) -> Result<Modules, LoadError> {
-    Builder { spec, names, shard, store, ropes: Vec::new(), lora: Vec::new() }.modules(layers)
+    Builder { spec, names, shard, store, ropes: Vec::new(), relative: None, lora: Vec::new() }.modules(layers)
 }
 
 impl Builder<'_> {
@@ -81,6 +81,7 @@ impl Builder<'_> {
             HeadSpec::Logits(head) => Head::Logits(self.logits_head(head, tied)?),
             HeadSpec::Hidden => Head::Hidden,
             HeadSpec::Classes(classes) => Head::Classes(self.classes_head(classes)?),
+            HeadSpec::Projected(layers) => Head::Projected(self.projected_head(layers)?),
         };
         Ok(Output { norm, head })
     }
@@ -97,15 +98,27 @@ impl Builder<'_> {
             }),
             None => None,
         };
-        let parts = match classes.tokens {
+        let parts = match &classes.tokens {
             None => vec![whole(ParamId::Head, classes.count)],
             Some(TokenClasses { tokens, tied }) => {
-                let id = if tied { ParamId::Embedding } else { ParamId::Head };
-                let row = |token: u32| LinearPart { rows: token as usize..token as usize + 1, ..whole(id, vocab) };
-                tokens.map(row).to_vec()
+                let id = if *tied { ParamId::Embedding } else { ParamId::Head };
+                let row = |token: &u32| LinearPart { rows: *token as usize..*token as usize + 1, ..whole(id, vocab) };
+                tokens.iter().map(row).collect()
             }
         };
         Ok(ClassesHead { dense, linear: self.linear(&parts, classes.bias, Split::Outputs)?, count: classes.count })
+    }
+
+    /// Whole on every rank.
+    fn projected_head(&mut self, layers: &[ProjectionSpec]) -> Result<Vec<ProjectedLinear>, LoadError> {
+        let build = |(number, layer): (usize, &ProjectionSpec)| {
+            let ProjectionSpec { inputs, outputs, bias, activation, .. } = *layer;
+            let (id, shape) = (ParamId::Projection(number), [outputs, inputs]);
+            let part = LinearPart { id, shape, rows: 0..outputs, cols: 0..inputs };
+            let linear = self.linear(&[part], bias, Split::Outputs)?;
+            Ok(ProjectedLinear { linear, activation, width: outputs })
+        };
+        layers.iter().enumerate().map(build).collect()
     }
 
     fn logits_head(&mut self, head: &LogitsSpec, tied: Option<Matrix>) -> Result<LogitsHead, LoadError> {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use kernels::ops::{Act, Backend, Epilogue, Norm, RowMeans, RowSelection};
 use model_spec::{HeadActivation, Residual};
 
-use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output};
+use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear};
 use crate::activations::{Activations, OutputActivations};
 use crate::error::ForwardError;
 use crate::mixer::Run;
@@ -192,6 +192,10 @@ impl ForwardPass<'_, '_> {
                 let input = self.head_input(output.norm, activations);
                 self.classes(head, input, activations);
             }
+            Head::Projected(layers) => {
+                let input = self.head_input(output.norm, activations);
+                self.project(layers, input, activations);
+            }
             Head::Hidden if !self.means.is_empty() => self.pick_means(output.norm, activations.out),
             Head::Hidden => {
                 self.pick(activations);
@@ -205,16 +209,30 @@ impl ForwardPass<'_, '_> {
     fn classes(&mut self, head: &ClassesHead, mut input: Act, activations: &OutputActivations) {
         if let Some((dense, out)) = head.dense.as_ref().zip(activations.projected) {
             dense.linear.run(input, Epilogue::Store, out, self.backend);
-            match dense.activation {
-                HeadActivation::Tanh => self.backend.soft_cap(out, 1.0),
-                HeadActivation::Of(activation) => self.backend.activate(out, activation),
-            }
+            self.activate(dense.activation, out);
             if let Some(norm) = dense.norm {
                 self.backend.norm(out, norm, out);
             }
             input = out;
         }
         head.linear.run(input, Epilogue::Store, activations.out, self.backend);
+    }
+
+    fn project(&mut self, layers: &[ProjectedLinear], mut input: Act, activations: &OutputActivations) {
+        for (layer, out) in layers.iter().zip(&activations.projections) {
+            layer.linear.run(input, Epilogue::Store, *out, self.backend);
+            if let Some(activation) = layer.activation {
+                self.activate(activation, *out);
+            }
+            input = *out;
+        }
+    }
+
+    fn activate(&mut self, activation: HeadActivation, act: Act) {
+        match activation {
+            HeadActivation::Tanh => self.backend.soft_cap(act, 1.0),
+            HeadActivation::Of(activation) => self.backend.activate(act, activation),
+        }
     }
 
     fn logits(&mut self, head: &LogitsHead, mut input: Act, activations: &OutputActivations) {

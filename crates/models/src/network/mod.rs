@@ -28,7 +28,7 @@ pub(crate) use build::build;
 use cache::Cache;
 use forward::ForwardPass;
 pub use forward::Observer;
-pub(crate) use modules::{Head, Layer, Modules, Output};
+pub(crate) use modules::{Head, Layer, Modules, Output, ProjectedLinear};
 
 /// Layers of a model, loaded onto one [`Device`]: all of them, or a stage of a pipeline. The first stage embeds tokens,
 /// the last one has the head; the stages between take rows of the residual stream and give them on.
@@ -126,7 +126,7 @@ impl Network {
         let host_logits = match (&modules.output, shard.size) {
             (Some(output), size) if size > 1 && activations.all_logits().is_none() => match &output.head {
                 Head::Logits(head) => HostLogits::new(limits.max_logit_rows, spec.vocab_size, size, head.width),
-                Head::Hidden | Head::Classes(_) => HostLogits::default(),
+                Head::Hidden | Head::Classes(_) | Head::Projected(_) => HostLogits::default(),
             },
             _ => HostLogits::default(),
         };
@@ -195,11 +195,12 @@ impl Network {
         self.embeds() && self.has_head() && !self.generates()
     }
 
-    /// Columns of its outputs: the vocabulary, the classes, or the hidden size.
+    /// Columns of its outputs: the vocabulary, the classes, or the width of embeddings.
     pub fn output_width(&self) -> usize {
         match self.modules.output.as_ref().map(|output| &output.head) {
             Some(Head::Logits(_)) => self.spec.vocab_size,
             Some(Head::Classes(classes)) => classes.count,
+            Some(Head::Projected(layers)) => layers.last().map_or(self.spec.hidden_size, |layer| layer.width),
             Some(Head::Hidden) | None => self.spec.hidden_size,
         }
     }

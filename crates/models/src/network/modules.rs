@@ -63,6 +63,8 @@ pub(crate) enum Head {
     Hidden,
     /// A score for each class; every rank has all of them.
     Classes(ClassesHead),
+    /// What these make of the row, one after the other; every rank has all of it.
+    Projected(Vec<ProjectedLinear>),
 }
 
 /// From a normed row to class scores.
@@ -70,6 +72,14 @@ pub(crate) struct ClassesHead {
     pub dense: Option<DenseHead>,
     pub linear: Linear,
     pub count: usize,
+}
+
+/// A linear layer after pooling.
+pub(crate) struct ProjectedLinear {
+    pub linear: Linear,
+    pub activation: Option<HeadActivation>,
+    /// Columns of what it gives.
+    pub width: usize,
 }
 
 /// What stands before a classifier.

@@ -9,11 +9,11 @@ mod sentence_transformers;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use model_spec::{ConfigError, ConfigFile, HeadSpec, Mask, MixerSpec, ModelSpec, ScoredTokens};
+use model_spec::{ConfigError, ConfigFile, HeadSpec, Mask, MixerSpec, ModelSpec, ProjectionSpec, ScoredTokens};
 
 use crate::arch;
 use crate::error::LoadError;
-use crate::load::NetworkHead;
+use crate::load::{NetworkHead, ScoreTokens};
 pub use options::{ClassToken, Conversion, PoolerConfig, PoolingOptions, RunnerType};
 use sentence_transformers::SentenceFiles;
 
@@ -51,6 +51,8 @@ pub struct PoolingSpec {
 pub enum PoolingTask {
     /// A vector a prompt.
     Embed,
+    /// A vector of each token: late interaction.
+    TokenEmbed,
     /// Class scores a prompt.
     Classify,
     /// Scores of each token.
@@ -66,6 +68,12 @@ pub enum PoolingMethod {
     Last,
     /// The mean over all tokens.
     Mean,
+    /// The largest of all tokens', number by number.
+    Max,
+    /// The sum over all tokens, divided by the root of how many there are.
+    MeanSqrtLen,
+    /// The mean over all tokens, the first of which counts once, the second twice, and so on.
+    WeightedMean,
     /// Each token's.
     Each,
 }
@@ -98,15 +106,51 @@ pub fn plan(dir: &Path, options: &PoolingOptions) -> Result<Option<PoolingPlan>,
     let spec = arch::read(dir)?.spec;
     let files = SentenceFiles::read(dir)?;
     if options.runner == RunnerType::Generate {
-        return Ok(None);
+        return match whole_prompts(&spec) {
+            true => Err(LoadError::NotGenerating { architecture: spec.architecture }),
+            false => Ok(None),
+        };
     }
-    let generates = matches!(spec.head, HeadSpec::Logits(_));
+    let generates = matches!(spec.head, HeadSpec::Logits(_)) && !whole_prompts(&spec);
     let asked = options.runner == RunnerType::Pooling || options.convert != Conversion::Auto;
-    if generates && !asked && files.pooling.is_none() {
+    let is_made_for_it = files.pooling.is_some() || files.embeds_tokens() || options.pooler.tokens.is_some();
+    if generates && !asked && !is_made_for_it {
         return Ok(None);
     }
     let config = ConfigFile::of_model(dir)?;
     Planning { config: &config, spec: &spec, files, options }.plan().map(Some)
+}
+
+/// The linear layers among a folder's modules of sentence-transformers.
+pub(crate) fn projections(dir: &Path) -> Result<Vec<ProjectionSpec>, ConfigError> {
+    Ok(SentenceFiles::read(dir)?.projections)
+}
+
+/// The tokens that `classifier_from_token` of a model's `config.json` names, whose logits are class scores.
+///
+/// # Errors
+/// A file that cannot be read, or that names other than one or two.
+pub fn class_tokens(dir: &Path) -> Result<Option<Vec<ClassToken>>, LoadError> {
+    let config = ConfigFile::of_model(dir)?;
+    let key = "classifier_from_token";
+    let Some(tokens) = config.get(key) else { return Ok(None) };
+    let tokens = options::class_tokens(key, tokens).map_err(|reason| config.unsupported(key, &reason))?;
+    let method = config.text_or("method", "from_2_way_softmax")?;
+    match (method.as_str(), tokens.len()) {
+        ("from_2_way_softmax", 2) | ("no_post_processing", _) => Ok(Some(tokens)),
+        // One token needs no word on what becomes of several.
+        ("from_2_way_softmax", _) if config.get("method").is_none() => Ok(Some(tokens)),
+        _ => {
+            Err(config.unsupported("method", "expected from_2_way_softmax of two tokens, or no_post_processing").into())
+        }
+    }
+}
+
+/// Whether some layer's tokens see those after them.
+fn whole_prompts(spec: &ModelSpec) -> bool {
+    let sees_ahead =
+        |mixer: &MixerSpec| matches!(mixer, MixerSpec::Attention(spec) if spec.mask == Mask::Bidirectional);
+    spec.layers.iter().any(|layer| sees_ahead(&layer.mixer))
 }
 
 /// What a plan is made of.
@@ -122,10 +166,11 @@ impl Planning<'_> {
         let (task, head) = self.task()?;
         let pooler = &self.options.pooler;
         let method = pooler.method.or(self.files.pooling).unwrap_or_else(|| self.default_method(task));
+        self.check_method(method)?;
         let labels = labels(self.config);
         let activation = match (task, pooler.activation) {
-            (PoolingTask::Embed, _) => ScoreActivation::None,
-            (_, Some(true)) | (PoolingTask::Classify, None) => self.activation()?,
+            (PoolingTask::Embed | PoolingTask::TokenEmbed, _) => ScoreActivation::None,
+            (_, Some(true)) | (PoolingTask::Classify, None) => self.activation(head)?,
             (_, Some(false)) | (PoolingTask::Reward, None) => ScoreActivation::None,
         };
         let matryoshka = match (self.config.flag_or("is_matryoshka", false)?, sizes(self.config)?) {
@@ -133,7 +178,7 @@ impl Planning<'_> {
             (true, None) => Some(Vec::new()),
             (false, None) => None,
         };
-        let (whole_prompts, score_class) = (self.whole_prompts(), self.score_class(task, head));
+        let (whole_prompts, score_class) = (whole_prompts(self.spec), self.score_class(task, head));
         let spec = PoolingSpec {
             task,
             method,
@@ -156,23 +201,38 @@ impl Planning<'_> {
     fn task(&self) -> Result<(PoolingTask, NetworkHead), LoadError> {
         let stored = match &self.spec.head {
             HeadSpec::Logits(_) | HeadSpec::Hidden => PoolingTask::Embed,
+            HeadSpec::Projected(_) => PoolingTask::TokenEmbed,
             HeadSpec::Classes(_) if self.spec.architecture.contains("RewardModel") => PoolingTask::Reward,
             HeadSpec::Classes(_) => PoolingTask::Classify,
         };
         let has_scores = matches!(self.spec.head, HeadSpec::Classes(_));
         let architecture = || self.spec.architecture.clone();
         if let Some(tokens) = &self.options.pooler.tokens {
+            let tokens = match tokens[..] {
+                [ClassToken::Id(only)] => Some(ScoreTokens::One(only)),
+                [ClassToken::Id(no), ClassToken::Id(yes)] => Some(ScoreTokens::Two([no, yes])),
+                _ => None,
+            };
             return match (tokens, self.options.convert) {
-                ([ClassToken::Id(no), ClassToken::Id(yes)], Conversion::Auto | Conversion::Classify) => {
-                    Ok((PoolingTask::Classify, NetworkHead::Tokens([*no, *yes])))
+                (Some(tokens), Conversion::Auto | Conversion::Classify) => {
+                    Ok((PoolingTask::Classify, NetworkHead::Tokens(tokens)))
                 }
                 _ => Err(LoadError::NoClasses { architecture: architecture() }),
             };
         }
         match self.options.convert {
             Conversion::Auto | Conversion::None if has_scores => Ok((stored, NetworkHead::Stored)),
+            Conversion::Auto | Conversion::None | Conversion::Embed if stored == PoolingTask::TokenEmbed => {
+                Ok((stored, NetworkHead::Stored))
+            }
             Conversion::None if matches!(self.spec.head, HeadSpec::Logits(_)) => {
                 Err(LoadError::NotPooling { architecture: architecture() })
+            }
+            Conversion::Auto | Conversion::None | Conversion::Embed if self.files.embeds_tokens() => {
+                Ok((PoolingTask::TokenEmbed, NetworkHead::Projected))
+            }
+            Conversion::Auto | Conversion::None | Conversion::Embed if !self.files.projections.is_empty() => {
+                Ok((PoolingTask::Embed, NetworkHead::Projected))
             }
             Conversion::Auto | Conversion::None | Conversion::Embed => Ok((PoolingTask::Embed, NetworkHead::Hidden)),
             Conversion::Classify if has_scores => Ok((PoolingTask::Classify, NetworkHead::Stored)),
@@ -184,11 +244,21 @@ impl Planning<'_> {
 
     fn score_class(&self, task: PoolingTask, head: NetworkHead) -> Option<u32> {
         match (&self.spec.head, head) {
-            (_, NetworkHead::Tokens(_)) => Some(1),
+            (_, NetworkHead::Tokens(ScoreTokens::One(_))) => Some(0),
+            (_, NetworkHead::Tokens(ScoreTokens::Two(_))) => Some(1),
             (HeadSpec::Classes(classes), NetworkHead::Stored) if task == PoolingTask::Classify => {
                 (classes.count == 1).then_some(0)
             }
             _ => None,
+        }
+    }
+
+    /// Linear layers come after pooling; what is pooled on the host afterwards cannot go through them.
+    fn check_method(&self, method: PoolingMethod) -> Result<(), ConfigError> {
+        let on_host = matches!(method, PoolingMethod::Max | PoolingMethod::MeanSqrtLen | PoolingMethod::WeightedMean);
+        match on_host && !self.files.projections.is_empty() {
+            true => Err(self.config.unsupported("modules.json", "a Dense module takes cls, mean or lasttoken pooling")),
+            false => Ok(()),
         }
     }
 
@@ -200,23 +270,20 @@ impl Planning<'_> {
                 ScoredTokens::Mean => PoolingMethod::Mean,
                 ScoredTokens::Each => PoolingMethod::Each,
             },
-            (_, PoolingTask::Reward) => PoolingMethod::Each,
+            (_, PoolingTask::Reward | PoolingTask::TokenEmbed) => PoolingMethod::Each,
             (HeadSpec::Logits(_), PoolingTask::Classify) => PoolingMethod::Last,
-            _ if self.whole_prompts() => PoolingMethod::Cls,
+            _ if whole_prompts(self.spec) => PoolingMethod::Cls,
             _ => PoolingMethod::Last,
         }
     }
 
-    /// Whether some layer's tokens see those after them.
-    fn whole_prompts(&self) -> bool {
-        let sees_ahead =
-            |mixer: &MixerSpec| matches!(mixer, MixerSpec::Attention(spec) if spec.mask == Mask::Bidirectional);
-        self.spec.layers.iter().any(|layer| sees_ahead(&layer.mixer))
-    }
-
     /// As `problem_type` and the files of cross encoders say, else by the number of classes.
-    fn activation(&self) -> Result<ScoreActivation, ConfigError> {
-        let HeadSpec::Classes(classes) = &self.spec.head else { return Ok(ScoreActivation::Softmax) };
+    fn activation(&self, head: NetworkHead) -> Result<ScoreActivation, ConfigError> {
+        let classes = match (&self.spec.head, head) {
+            (_, NetworkHead::Tokens(ScoreTokens::One(_))) => return Ok(ScoreActivation::Sigmoid),
+            (HeadSpec::Classes(classes), _) => classes,
+            _ => return Ok(ScoreActivation::Softmax),
+        };
         let of_encoders = self.config.object("sentence_transformers")?;
         let named = match of_encoders {
             Some(of_encoders) => of_encoders.text_opt("activation_fn")?,

@@ -56,9 +56,9 @@ pub struct PoolerConfig {
     pub activation: Option<bool>,
     /// `step_tag_id`.
     pub step_token: Option<u32>,
-    /// `classifier_from_token`: whose logits are class scores of a model that generates text; the second is what a pair
-    /// is scored by.
-    pub tokens: Option<[ClassToken; 2]>,
+    /// `classifier_from_token`: one or two, whose logits are class scores of a model that generates text; the last is
+    /// what a pair is scored by.
+    pub tokens: Option<Vec<ClassToken>>,
 }
 
 /// A token, as the user names it.
@@ -110,14 +110,15 @@ impl PoolerConfig {
     }
 }
 
-fn class_tokens(name: &str, value: &Value) -> Result<[ClassToken; 2], String> {
+/// The tokens that a value names.
+pub(super) fn class_tokens(name: &str, value: &Value) -> Result<Vec<ClassToken>, String> {
     let token = |value: &Value| match value {
         Value::String(text) => Some(ClassToken::Text(text.clone())),
         other => other.as_u64().and_then(|id| u32::try_from(id).ok()).map(ClassToken::Id),
     };
     let tokens: Option<Vec<ClassToken>> = value.as_array().and_then(|list| list.iter().map(token).collect());
-    let two = tokens.and_then(|tokens| tokens.try_into().ok());
-    two.ok_or_else(|| format!("{name}: expected two tokens like [\"no\", \"yes\"], got {value}"))
+    let some = tokens.filter(|tokens| matches!(tokens.len(), 1 | 2));
+    some.ok_or_else(|| format!("{name}: expected one token or two, like [\"no\", \"yes\"], got {value}"))
 }
 
 fn method(name: &str, value: &Value) -> Result<PoolingMethod, String> {

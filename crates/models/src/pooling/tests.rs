@@ -56,8 +56,16 @@ fn files_of_sentence_transformers_are_honoured() {
     let spec = read("mean_tokens", settings).expect("a plan").expect("it pools").spec;
     assert_eq!((spec.method, spec.normalize, spec.max_len), (PoolingMethod::Mean, false, Some(40)));
     assert_eq!((spec.prompts["query"].as_str(), spec.default_prompt.as_deref()), ("Find: ", Some("query")));
-    let refusal = read("max_tokens", settings).unwrap_err();
-    assert!(refusal.contains("pooling_mode_max_tokens"), "{refusal}");
+    for (mode, method) in [
+        ("max_tokens", PoolingMethod::Max),
+        ("mean_sqrt_len_tokens", PoolingMethod::MeanSqrtLen),
+        ("weightedmean_tokens", PoolingMethod::WeightedMean),
+        ("lasttoken", PoolingMethod::Last),
+    ] {
+        assert_eq!(read(mode, settings).expect("a plan").expect("it pools").spec.method, method, "{mode}");
+    }
+    let refusal = read("max_tokens\": true, \"pooling_mode_mean_tokens", settings).unwrap_err();
+    assert!(refusal.contains("pooling_mode_mean_tokens") && refusal.contains("side by side"), "{refusal}");
     let refusal = read("lasttoken", r#"{"default_prompt_name": "query"}"#).unwrap_err();
     assert!(refusal.contains("default_prompt_name"), "{refusal}");
 }
@@ -80,4 +88,80 @@ fn the_users_word_counts() {
         let refusal = text.parse::<PoolerConfig>().unwrap_err();
         assert!(refusal.contains(named), "{refusal}");
     }
+}
+
+/// Files of a model whose pooled output goes through a linear layer.
+fn dense<'a>(modules: &'a str, settings: &'a str) -> Vec<(&'a str, &'a str)> {
+    vec![
+        ("config.json", LLAMA),
+        ("modules.json", modules),
+        ("1_Pooling/config.json", r#"{"pooling_mode": "mean"}"#),
+        ("2_Dense/config.json", settings),
+        ("config_sentence_transformers.json", r#"{"query_prefix": "[Q] ", "prompts": {"document": "d "}}"#),
+    ]
+}
+
+const DENSE: &str = r#"[{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"},
+    {"type": "a.Dense", "path": "2_Dense"}, {"type": "a.Normalize", "path": "3_Normalize"}]"#;
+const LINEAR: &str = r#"{"in_features": 32, "out_features": 5, "activation_function": "torch.nn.ReLU"}"#;
+
+#[test]
+fn dense_modules_make_embeddings_of_another_width() {
+    let plan = planned(&dense(DENSE, LINEAR), &PoolingOptions::default()).expect("a plan").expect("it pools");
+    assert_eq!((plan.head, plan.spec.task, plan.spec.normalize), (NetworkHead::Projected, PoolingTask::Embed, true));
+    assert!(!plan.spec.prompts.contains_key("query"), "a prefix is PyLate's");
+    let read = projections(folder(&dense(DENSE, LINEAR)).path()).expect("a linear layer");
+    let file = Some("2_Dense/pytorch_model.bin".to_owned());
+    let activation = Some(model_spec::HeadActivation::Of(model_spec::Activation::Relu));
+    assert_eq!(read, [ProjectionSpec { file, inputs: 32, outputs: 5, bias: true, activation }]);
+    let refusal = |modules: &str, settings: &str| {
+        planned(&dense(modules, settings), &PoolingOptions::default()).expect_err(settings)
+    };
+    assert!(refusal(DENSE, r#"{"in_features": 32, "out_features": 5, "activation_function": "x.Y"}"#).contains("Tanh"));
+    assert!(refusal(DENSE, r#"{"in_features": 32}"#).contains("out_features"));
+    let first = DENSE.replace("a.Transformer\"}", "a.Transformer\"}, {\"type\": \"a.Normalize\"}");
+    assert!(refusal(&first, LINEAR).contains("Normalize after Pooling"));
+}
+
+#[test]
+fn a_linear_layer_without_pooling_embeds_tokens() {
+    let modules = DENSE.replace("{\"type\": \"a.Pooling\", \"path\": \"1_Pooling\"},", "");
+    let plan = planned(&dense(&modules, LINEAR), &PoolingOptions::default()).expect("a plan").expect("it pools");
+    assert_eq!((plan.head, plan.spec.task), (NetworkHead::Projected, PoolingTask::TokenEmbed));
+    assert_eq!((plan.spec.method, plan.spec.normalize), (PoolingMethod::Each, true));
+    assert_eq!((plan.spec.prompts["query"].as_str(), plan.spec.prompts["document"].as_str()), ("[Q] ", "d "));
+}
+
+#[test]
+fn tokens_that_score_are_named_by_the_model() {
+    let config =
+        |more: &str| LLAMA.replace("LlamaForCausalLM\"]", &format!("LlamaForSequenceClassification\"], {more}"));
+    let tokens = |more: &str| class_tokens(folder(&[("config.json", &config(more))]).path()).map_err(|e| e.to_string());
+    let two = r#""classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true"#;
+    let text = |text: &str| ClassToken::Text(text.to_owned());
+    assert_eq!(tokens(two), Ok(Some(vec![text("no"), text("yes")])));
+    let one = r#""classifier_from_token": ["Yes"], "method": "no_post_processing""#;
+    assert_eq!(tokens(one), Ok(Some(vec![text("Yes")])));
+    assert!(tokens(&one.replace("no_post_processing", "from_2_way_softmax")).unwrap_err().contains("two tokens"));
+    let plan = |ids: &[u32]| {
+        let pooler =
+            PoolerConfig { tokens: Some(ids.iter().map(|id| ClassToken::Id(*id)).collect()), ..Default::default() };
+        let options = PoolingOptions { pooler, ..PoolingOptions::default() };
+        planned(&[("config.json", &config(two))], &options).expect("a plan").expect("it pools")
+    };
+    let by_two = plan(&[7, 9]);
+    assert_eq!((by_two.head, by_two.spec.score_class), (NetworkHead::Tokens(ScoreTokens::Two([7, 9])), Some(1)));
+    assert_eq!(by_two.spec.activation, ScoreActivation::Softmax);
+    let by_one = plan(&[9]);
+    assert_eq!((by_one.head, by_one.spec.score_class), (NetworkHead::Tokens(ScoreTokens::One(9)), Some(0)));
+    assert_eq!(by_one.spec.activation, ScoreActivation::Sigmoid);
+}
+
+#[test]
+fn a_decoder_that_sees_both_ways_embeds() {
+    let config = LLAMA.replace("{\"arch", "{\"is_causal\": false, \"arch");
+    let plan = planned(&[("config.json", &config)], &PoolingOptions::default()).expect("a plan").expect("it pools");
+    assert_eq!((plan.spec.task, plan.spec.whole_prompts), (PoolingTask::Embed, true));
+    let refusal = planned(&[("config.json", &config)], &asked(RunnerType::Generate, Conversion::Auto)).unwrap_err();
+    assert!(refusal.contains("LlamaForCausalLM"), "{refusal}");
 }

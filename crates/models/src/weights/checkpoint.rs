@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use model_files::{Format, WeightFiles};
 
+use super::beside::FilesBeside;
 use super::files::{Files, Tensor, Tensors};
 use super::gguf::GgufFiles;
 use super::safetensors::SafetensorsFiles;
 use super::torch::TorchFiles;
-use super::{Chunk, Fetched, Slice, Stored, Weights};
+use super::{Chunk, Fetched, Slice, Stored, Weights, open_files};
 use crate::error::LoadError;
 use crate::quant::{self, Quantization};
 
@@ -41,6 +42,16 @@ impl Checkpoint {
         };
         let quantization = (format == Format::Gguf).then(|| Box::new(quant::Gguf) as Box<dyn Quantization>);
         Ok(Self { model: model.to_owned(), files, format, quantization, threads })
+    }
+
+    /// With the tensors of files that lie beside the model's own; paths are relative to its folder.
+    pub(crate) fn with(mut self, beside: &[&str]) -> Result<Self, LoadError> {
+        if !beside.is_empty() {
+            let open = |path: &&str| Ok(((*path).to_owned(), open_files(&self.model.join(path))?));
+            let others = beside.iter().map(open).collect::<Result<_, LoadError>>()?;
+            self.files = Box::new(FilesBeside { model: self.files, others });
+        }
+        Ok(self)
     }
 
     /// With weights that are stored as a method has it; absent: as the files' format does.

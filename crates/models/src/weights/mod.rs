@@ -1,5 +1,6 @@
 //! Weights: what a model needs of them ([`ParamId`]), and the readers that fetch slices of it.
 
+mod beside;
 pub(crate) mod cache_scales;
 mod cast;
 mod checkpoint;
@@ -40,10 +41,23 @@ pub(crate) type OpenFiles = Box<dyn files::Files>;
 /// Opens one file of tensors, safetensors or PyTorch's, by its ending.
 pub(crate) fn open_files(path: &std::path::Path) -> Result<OpenFiles, LoadError> {
     let files = [path.to_owned()];
-    match path.extension().is_some_and(|extension| extension == "safetensors") {
+    match is_safetensors(path) {
         true => Ok(Box::new(safetensors::SafetensorsFiles::open(&files)?)),
         false => Ok(Box::new(torch::TorchFiles::open(&files)?)),
     }
+}
+
+/// The same of a file that may be overwritten meanwhile; `bytes` are what is in it. Of PyTorch's, tensors are
+/// read from the file when they are asked for.
+pub(crate) fn files_of(path: &std::path::Path, bytes: Vec<u8>) -> Result<OpenFiles, LoadError> {
+    match is_safetensors(path) {
+        true => Ok(Box::new(safetensors::SafetensorsFiles::of_bytes(path.to_owned(), bytes)?)),
+        false => Ok(Box::new(torch::TorchFiles::open(&[path.to_owned()])?)),
+    }
+}
+
+fn is_safetensors(path: &std::path::Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors")
 }
 
 /// One weight of a model, whatever its file calls it.
@@ -69,6 +83,10 @@ pub enum ParamId {
     HeadDense,
     /// Norm of what it gives.
     HeadNorm,
+    /// A linear layer after pooling, counted from 0.
+    Projection(usize),
+    /// Biases of attention by distance, `[buckets, heads]`, which all layers share.
+    RelativeBias,
     /// Of a layer, counted from 0.
     Layer(usize, LayerParam),
 }

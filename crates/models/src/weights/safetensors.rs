@@ -1,8 +1,8 @@
-//! Weight files in safetensors, mapped.
+//! Weight files in safetensors, mapped or read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::PathBuf;
 
 use ::safetensors::{Dtype, SafeTensors};
@@ -23,7 +23,25 @@ pub(super) struct SafetensorsFiles {
 
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    bytes: Content,
+}
+
+/// A file's bytes.
+enum Content {
+    Mapped(Mmap),
+    /// Of a file that may be overwritten while it is used.
+    Read(Vec<u8>),
+}
+
+impl Deref for Content {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Read(bytes) => bytes,
+        }
+    }
 }
 
 struct Entry {
@@ -39,22 +57,28 @@ impl SafetensorsFiles {
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
         let mut all = Self::default();
         for path in files {
-            all.add(path.clone())?;
+            all.add(path.clone(), Content::Mapped(map(path)?))?;
         }
         Ok(all)
     }
 
-    fn add(&mut self, path: PathBuf) -> Result<(), LoadError> {
-        let map = map(&path)?;
+    /// A file that was read from `path`.
+    pub(super) fn of_bytes(path: PathBuf, bytes: Vec<u8>) -> Result<Self, LoadError> {
+        let mut all = Self::default();
+        all.add(path, Content::Read(bytes))?;
+        Ok(all)
+    }
+
+    fn add(&mut self, path: PathBuf, bytes: Content) -> Result<(), LoadError> {
         let damaged = |reason: String| FilesError::Damaged { file: path.clone(), reason };
-        let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| damaged(error.to_string()))?;
+        let (header_len, header) = SafeTensors::read_metadata(&bytes).map_err(|error| damaged(error.to_string()))?;
         let data = 8 + header_len;
         for (name, info) in header.tensors() {
             let range = data + info.data_offsets.0..data + info.data_offsets.1;
             let tensor = Entry { shard: self.shards.len(), dtype: info.dtype, shape: info.shape.clone(), range };
             self.tensors.insert(name, tensor);
         }
-        self.shards.push(Shard { path, map });
+        self.shards.push(Shard { path, bytes });
         Ok(())
     }
 }
@@ -70,7 +94,7 @@ impl Files for SafetensorsFiles {
     }
 
     fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError> {
-        let bytes = self.tensors.get(name).map(|tensor| &self.shards[tensor.shard].map[tensor.range.clone()]);
+        let bytes = self.tensors.get(name).map(|tensor| &self.shards[tensor.shard].bytes[tensor.range.clone()]);
         Ok(Cow::Borrowed(bytes.unwrap_or_default()))
     }
 }

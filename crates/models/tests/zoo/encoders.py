@@ -28,6 +28,7 @@ def linear(x, w, name):
     return y + w[name + ".bias"] if name + ".bias" in w else y
 
 
+gelu_tanh = lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 gelu = np.vectorize(lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))))
 silu = lambda x: x / (1 + np.exp(-x))
 
@@ -39,18 +40,35 @@ def rotate(x, inv):
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def attention(q, k, v, inv=None, slopes=None):
+def attention(q, k, v, inv=None, slopes=None, bias=None, scale=1 / math.sqrt(H // HEADS)):
     d, out, place = H // HEADS, [], np.arange(len(q))
     for h in range(HEADS):
         a, b, c = (x[:, h * d : (h + 1) * d] for x in (q, k, v))
         if inv is not None:
             a, b = rotate(a, inv), rotate(b, inv)
-        s = a @ b.T / math.sqrt(d)
+        s = a @ b.T * scale
+        if bias is not None:
+            s = s + bias[h]
         if slopes is not None:
             s = s - slopes[h] * abs(place[:, None] - place[None, :])
         p = np.exp(s - s.max(-1, keepdims=True))
         out.append(p / p.sum(-1, keepdims=True) @ c)
     return np.concatenate(out, -1)
+
+
+def relative(w, name, buckets, farthest, count):
+    """Biases `[heads, query, key]`: half of the buckets before a query, half after it, the far ones by logarithms."""
+    place = np.arange(count)
+    after = place[None, :] - place[:, None]
+    far, half, exact = abs(after), buckets // 2, buckets // 4
+    log = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(farthest / exact))
+    large = np.minimum(exact + (log * np.float32(half - exact)).astype(int), half - 1)
+    bucket = (after > 0) * half + np.where(far < exact, far, large)
+    return w[name + ".weight"][bucket].transpose(2, 0, 1)
+
+
+def rms(x, w, name, eps=1e-6):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[name + ".weight"]
 
 
 def inverse(theta):
@@ -130,9 +148,84 @@ def jina(w):
     return x
 
 
+def mpnet(w):
+    e = "embeddings."
+    x = w[e + "word_embeddings.weight"][TOKENS] + w[e + "position_embeddings.weight"][2 : 2 + len(TOKENS)]
+    x = layer_norm(x, w, e + "LayerNorm")
+    bias = relative(w, "encoder.relative_attention_bias", 8, 128, len(TOKENS))
+    for i in range(LAYERS):
+        l = f"encoder.layer.{i}."
+        q, k, v = (linear(x, w, l + "attention.attn." + n) for n in "qkv")
+        y = linear(attention(q, k, v, bias=bias), w, l + "attention.attn.o")
+        x = layer_norm(x + y, w, l + "attention.LayerNorm")
+        y = linear(gelu(linear(x, w, l + "intermediate.dense")), w, l + "output.dense")
+        x = layer_norm(x + y, w, l + "output.LayerNorm")
+    return x
+
+
+def t5(w, gated=False):
+    x = w["shared.weight"][TOKENS]
+    bias = relative(w, "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", 8, 5, len(TOKENS))
+    for i in range(LAYERS):
+        l = f"encoder.block.{i}.layer."
+        y = rms(x, w, l + "0.layer_norm")
+        q, k, v = (linear(y, w, l + "0.SelfAttention." + n) for n in "qkv")
+        x = x + linear(attention(q, k, v, bias=bias, scale=1), w, l + "0.SelfAttention.o")
+        y, d = rms(x, w, l + "1.layer_norm"), l + "1.DenseReluDense."
+        inner = gelu_tanh(linear(y, w, d + "wi_0")) * linear(y, w, d + "wi_1") if gated else linear(y, w, d + "wi").clip(0)
+        x = x + linear(inner, w, d + "wo")
+    return rms(x, w, "encoder.final_layer_norm")
+
+
+def bert(w):
+    e = "bert.embeddings."
+    x = w[e + "word_embeddings.weight"][TOKENS] + w[e + "position_embeddings.weight"][: len(TOKENS)]
+    x = layer_norm(x + w[e + "token_type_embeddings.weight"][0], w, e + "LayerNorm")
+    for i in range(LAYERS):
+        l = f"bert.encoder.layer.{i}."
+        q, k, v = (linear(x, w, l + "attention.self." + n) for n in ("query", "key", "value"))
+        y = linear(attention(q, k, v), w, l + "attention.output.dense")
+        x = layer_norm(x + y, w, l + "attention.output.LayerNorm")
+        y = linear(gelu(linear(x, w, l + "intermediate.dense")), w, l + "output.dense")
+        x = layer_norm(x + y, w, l + "output.LayerNorm")
+    return x
+
+
+def of_first(model, dense, bend, classifier):
+    """Class scores of the first token."""
+    return lambda w: linear(bend(linear(model(w)[:1], w, dense)), w, classifier)
+
+
 SIZES = {"hidden_size": H, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "vocab_size": VOCAB,
          "intermediate_size": 24, "max_position_embeddings": LEN, "hidden_act": "gelu", "type_vocab_size": 2}
 E = "embeddings."
+BERT = shapes("bert.embeddings.word_embeddings: 20 16", "bert.embeddings.position_embeddings: 32 16",
+              "bert.embeddings.token_type_embeddings: 2 16", "bert.embeddings.LayerNorm: 16",
+              *layers("bert.encoder.layer", "attention.self.query: 16 16 +", "attention.self.key: 16 16 +",
+                      "attention.self.value: 16 16 +", "attention.output.dense: 16 16 +",
+                      "attention.output.LayerNorm: 16", "intermediate.dense: 24 16 +", "output.dense: 16 24 +",
+                      "output.LayerNorm: 16"))
+MPNET = shapes(E + "word_embeddings: 20 16", E + "position_embeddings: 32 16", E + "LayerNorm: 16",
+               *layers("encoder.layer", "attention.attn.q: 16 16 +", "attention.attn.k: 16 16 +",
+                       "attention.attn.v: 16 16 +", "attention.attn.o: 16 16 +", "attention.LayerNorm: 16",
+                       "intermediate.dense: 24 16 +", "output.dense: 16 24 +", "output.LayerNorm: 16"),
+               "encoder.relative_attention_bias: 8 2")
+MPNET_SIZES = {**SIZES, "relative_attention_num_buckets": 8, "pad_token_id": 1}
+T5_SIZES = {"architectures": ["T5EncoderModel"], "d_model": H, "d_kv": 8, "d_ff": 24, "num_layers": LAYERS,
+            "num_heads": HEADS, "vocab_size": VOCAB, "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 5}
+
+
+def t5_shapes(*inner):
+    tensors = shapes("shared: 20 16", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias: 8 2",
+                     *layers("encoder.block", "layer.0.SelfAttention.q: 16 16", "layer.0.SelfAttention.k: 16 16",
+                             "layer.0.SelfAttention.v: 16 16", "layer.0.SelfAttention.o: 16 16",
+                             "layer.0.layer_norm: 16", *inner, "layer.1.DenseReluDense.wo: 16 24",
+                             "layer.1.layer_norm: 16"), "encoder.final_layer_norm: 16")
+    return [tensor for tensor in tensors if not tensor[0].endswith("bias")]
+
+
+LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
 CASES = [
     (distilbert, {"architectures": ["DistilBertModel"], "dim": H, "n_heads": HEADS, "n_layers": LAYERS,
                   "hidden_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": LEN, "activation": "gelu"},
@@ -160,13 +253,31 @@ CASES = [
                     "attention.self.value: 16 16 +", "attention.output.dense: 16 16 +",
                     "attention.output.LayerNorm: 16", "mlp.gated_layers: 48 16", "mlp.wo: 16 24 +",
                     "mlp.layernorm: 16"))),
+    (mpnet, {**MPNET_SIZES, "architectures": ["MPNetForMaskedLM"]}, MPNET),
+    (of_first(mpnet, "classifier.dense", np.tanh, "classifier.out_proj"),
+     {**MPNET_SIZES, **LABELS, "architectures": ["MPNetForSequenceClassification"]},
+     MPNET + shapes("classifier.dense: 16 16 +", "classifier.out_proj: 3 16 +")),
+    (t5, T5_SIZES, t5_shapes("layer.1.DenseReluDense.wi: 24 16")),
+    (lambda w: t5(w, gated=True), {**T5_SIZES, "feed_forward_proj": "gated-gelu"},
+     t5_shapes("layer.1.DenseReluDense.wi_0: 24 16", "layer.1.DenseReluDense.wi_1: 24 16")),
+    (lambda w: linear(bert(w), w, "linear"), {**SIZES, "architectures": ["HF_ColBERT"], "dim": 6},
+     BERT + [["linear.weight", [6, 16]]]),
 ]
+for model, dense, bend, name in [
+    (0, "pre_classifier", lambda x: x.clip(0), "DistilBertForSequenceClassification"),
+    (2, "pooler.dense", np.tanh, "NewForSequenceClassification"),
+    (3, "pooler.dense", np.tanh, "JinaBertForSequenceClassification"),
+]:
+    forward, config, tensors = CASES[model]
+    head = shapes(dense + ": 16 16 +", "classifier: 3 16 +")
+    config = {**config, **LABELS, "architectures": [name]}
+    CASES.append((of_first(forward, dense, bend, "classifier"), config, tensors + head))
 
 cases = []
 for forward, config, tensors in CASES:
     weights = {name: values(place, name, shape) for place, (name, shape) in enumerate(tensors)}
     out = forward(weights)
-    rows = {"first": out[0], "mean": out.mean(0)}
+    rows = {"first": out[0], **({"mean": out.mean(0)} if len(out) > 1 else {})}
     rows = {key: [round(float(v), 6) for v in row] for key, row in rows.items()}
     cases.append({"config": config, "tensors": tensors, **rows})
 with open(__file__.replace(".py", ".json"), "w") as file:

@@ -203,6 +203,7 @@ fn of_attention(attention: &AttentionSpec) -> Vec<&'static str> {
         Position::Rope(rope) if rope.rotary_dim < attention.head_dim => Some("partial rotary"),
         Position::Rope(_) => Some("rotary"),
         Position::Alibi(_) => Some("ALiBi"),
+        Position::Relative(_) => Some("relative biases"),
         Position::None => None,
     });
     found.extend(attention.window.map(|_| "sliding window"));

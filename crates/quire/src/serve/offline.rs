@@ -142,7 +142,7 @@ impl Offline {
         };
         let scheduler = ControlClient::new(&engine.control(Role::Scheduler))?;
         let vocab_size = scheduler.info().await?.model.context("the scheduler knows no model")?.vocab_size;
-        let adapters = scheduler.adapters("").await?.into_iter().map(|adapter| adapter.name).collect();
+        let adapters = scheduler.adapters("").await?.adapters.into_iter().map(|adapter| adapter.name).collect();
         Ok(Some(Self {
             supervisor,
             requests,

@@ -95,15 +95,17 @@ impl ControlClient {
 
     /// Serves an adapter no longer (scheduler only); why not.
     pub async fn remove_adapter(&self, name: &str) -> Result<Option<proto::Failure>, tonic::Status> {
-        let request = proto::RemoveAdapterRequest { name: name.to_owned() };
-        Ok(self.grpc.clone().remove_adapter(timed(request)).await?.into_inner().failure)
+        let mut request = tonic::Request::new(proto::RemoveAdapterRequest { name: name.to_owned() });
+        // One of that name that is being loaded is waited for.
+        request.set_timeout(ADAPTER_DEADLINE);
+        Ok(self.grpc.clone().remove_adapter(request).await?.into_inner().failure)
     }
 
     /// The adapters that are served (scheduler only). `resolve`: a name to look for first; empty: none.
-    pub async fn adapters(&self, resolve: &str) -> Result<Vec<proto::ServedAdapter>, tonic::Status> {
+    pub async fn adapters(&self, resolve: &str) -> Result<proto::ListAdaptersReply, tonic::Status> {
         let mut request = tonic::Request::new(proto::ListAdaptersRequest { resolve: resolve.to_owned() });
         request.set_timeout(ADAPTER_DEADLINE);
-        Ok(self.grpc.clone().list_adapters(request).await?.into_inner().adapters)
+        Ok(self.grpc.clone().list_adapters(request).await?.into_inner())
     }
 
     /// Forgets all cached prefixes (scheduler only).

@@ -52,7 +52,7 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// The adapters that are served; a name that is not among them is resolved first, where that is configured.
-    async fn adapters(&self, _resolve: String) -> Result<Vec<proto::ServedAdapter>, GrpcStatus> {
+    async fn adapters(&self, _resolve: String) -> Result<proto::ListAdaptersReply, GrpcStatus> {
         Err(GrpcStatus::unimplemented("this process serves no adapters"))
     }
 
@@ -266,8 +266,7 @@ impl Control for Answers {
     }
 
     async fn list_adapters(&self, request: Request<proto::ListAdaptersRequest>) -> Answer<proto::ListAdaptersReply> {
-        let adapters = self.handler.adapters(request.into_inner().resolve).await?;
-        Ok(Response::new(proto::ListAdaptersReply { adapters }))
+        Ok(Response::new(self.handler.adapters(request.into_inner().resolve).await?))
     }
 
     async fn start_profile(&self, request: Request<proto::StartProfileRequest>) -> Answer<proto::StartProfileReply> {

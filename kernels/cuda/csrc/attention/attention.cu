@@ -56,6 +56,7 @@ DEVICE void attend(const T* qkv, const Batch& batch, const Attention& layer, con
             score = dot(q, keys + token * layer.dim, layer.dim) * layer.scale;
             if (layer.soft_cap > 0.0f) score = layer.soft_cap * tanhf(score / layer.soft_cap);
             score -= slope * fabsf((f32)((int)position - (int)key));
+            if (layer.relative) score += layer.bias(head, position, key);
         }
         f32 before = highest;
         highest = fmaxf(highest, block_max(score));

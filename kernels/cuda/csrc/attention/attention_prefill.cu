@@ -117,6 +117,7 @@ struct Prefill {
                 f32 x = s[i][j] * attention.scale;
                 if (attention.soft_cap != 0.0f) x = attention.soft_cap * tanhf(x / attention.soft_cap);
                 if (attention.alibi) x -= attention.alibi[head[j / 2]] * fabsf((f32)((int)at - (int)key));
+                if (attention.relative) x += attention.bias(head[j / 2], at, key);
                 x *= LOG2E;
                 const bool near = key > at || at - key < attention.window;
                 s[i][j] = all_visible || (near && key < attention.seen_end(at, sequence_end)) ? x : -infinity();

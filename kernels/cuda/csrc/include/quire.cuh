@@ -161,6 +161,7 @@ SAME_LAYOUT(Batch, Batch);
 struct Attention {
     const f32* sinks;
     const f32* alibi;
+    const f32* relative; // [q_heads, 2 * reach + 1]: biases by distance, of the key farthest before a query first
     f32 scale;
     f32 soft_cap;
     u32 window;
@@ -175,11 +176,18 @@ struct Attention {
     f32 v_scale;
     // Rows see those after them too, up to their sequence's last; sequences begin at position 0.
     u32 bidirectional;
+    u32 reach;
 
     // The end of what a row at `position` sees of a sequence that ends at `end`.
     DEVICE u32 seen_end(u32 position, u32 end) const {
         if (!bidirectional) return position + 1;
         return window < end - position ? position + window : end;
+    }
+
+    // The learned bias of a head's query and a key.
+    DEVICE f32 bias(u32 head, u32 position, u32 key) const {
+        const int far = (int)key - (int)position, most = (int)reach;
+        return relative[(size_t)head * (2 * reach + 1) + (far < -most ? 0 : far > most ? 2 * most : far + most)];
     }
 };
 SAME_LAYOUT(Attention, Attention);

@@ -223,7 +223,16 @@ impl Bench {
 
     fn attention(&self, heads: Heads) -> Attention {
         let scale = (heads.dim as f32).sqrt().recip();
-        Attention { heads, scale, window: None, soft_cap: None, sinks: None, alibi: None, mask: Mask::Causal }
+        Attention {
+            heads,
+            scale,
+            window: None,
+            soft_cap: None,
+            sinks: None,
+            alibi: None,
+            relative: None,
+            mask: Mask::Causal,
+        }
     }
 
     /// Layers of a cache whose first `tokens` tokens are noise: enough of them for what few rows read of one to be gone

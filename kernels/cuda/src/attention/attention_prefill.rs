@@ -105,7 +105,7 @@ impl Counter {
 /// Prompts will come, whose kernel is compiled and loaded meanwhile.
 pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
     let (types, dims) = (tensors.types(), layer.dims());
-    let kernels: Vec<(Special, usize)> = match hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
+    let kernels: Vec<(Special, usize)> = match hopper.filter(|_| layer.has_plain_scores()) {
         Some(_) => (1..)
             .zip(hopper_specials(types, dims.dim))
             .map(|(blocks, special)| (special, hopper_shared(dims.dim, blocks)))
@@ -129,7 +129,7 @@ pub(crate) fn run(
     hopper: Option<Hopper<'_>>,
     batch: &Batch,
 ) -> bool {
-    if let Some(hopper) = hopper.filter(|_| layer.soft_cap == 0.0 && layer.alibi == 0) {
+    if let Some(hopper) = hopper.filter(|_| layer.has_plain_scores()) {
         return run_hopper(device, counter, tensors, layer, hopper, batch);
     }
     let (heads, tiles) = (layer.kv_heads as usize, batch.tiles(layer.group_size(), ROWS));

@@ -17,6 +17,7 @@ pub(crate) const MOST_V_DIM: usize = 512;
 pub(crate) struct Layer {
     sinks: CUdeviceptr,
     pub(crate) alibi: CUdeviceptr,
+    pub(crate) relative: CUdeviceptr,
     scale: f32,
     pub(crate) soft_cap: f32,
     window: u32,
@@ -29,11 +30,12 @@ pub(crate) struct Layer {
     v_stride: u32,
     v_scale: f32,
     bidirectional: u32,
+    reach: u32,
 }
 
 twin!(Layer = "Attention" {
-    sinks, alibi, scale, soft_cap, window, q_heads, kv_heads, dim, v_dim, block_size, qkv_width, v_stride, v_scale,
-    bidirectional,
+    sinks, alibi, relative, scale, soft_cap, window, q_heads, kv_heads, dim, v_dim, block_size, qkv_width, v_stride,
+    v_scale, bidirectional, reach,
 });
 
 impl Layer {
@@ -46,6 +48,7 @@ impl Layer {
         Self {
             sinks: params.sinks,
             alibi: params.alibi,
+            relative: params.relative,
             scale: params.layer.scale,
             soft_cap: params.layer.soft_cap.unwrap_or(0.0),
             window: params.layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
@@ -58,7 +61,13 @@ impl Layer {
             v_stride: kv.value_stride() as u32,
             v_scale: params.value_scale,
             bidirectional: u32::from(params.layer.mask == ops::Mask::Bidirectional),
+            reach: params.layer.relative.map_or(0, |bias| bias.reach as u32),
         }
+    }
+
+    /// Whether scores are a product alone, as the kernels for Hopper compute them.
+    pub(crate) fn has_plain_scores(&self) -> bool {
+        self.soft_cap == 0.0 && self.alibi == 0 && self.relative == 0
     }
 
     pub(crate) fn dims(&self) -> HeadDims {
@@ -80,6 +89,7 @@ pub(crate) struct Params {
     pub(crate) value_scale: f32,
     pub(crate) sinks: CUdeviceptr,
     pub(crate) alibi: CUdeviceptr,
+    pub(crate) relative: CUdeviceptr,
 }
 
 /// What attention reads and writes.

@@ -104,9 +104,11 @@ impl CudaBackend {
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let length = |vector: Vector| self.vectors[vector.0 as usize].len;
         attention.check(attention.sinks.map(length), attention.alibi.map(length));
-        let (sinks, alibi) = (self.vector(attention.sinks), self.vector(attention.alibi));
+        let table = attention.relative.map(|bias| bias.table);
+        attention.check_relative(table.map(length));
+        let (sinks, alibi, relative) = (self.vector(attention.sinks), self.vector(attention.alibi), self.vector(table));
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
-        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi };
+        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi, relative };
         let (cache, only) = (self.cache(kv), only.map(|only| self.pass.keep_rows(only.rows)));
         self.append(Op::Attention(op::Attention { qkv, attention, params, kv, cache, only, out }));
     }

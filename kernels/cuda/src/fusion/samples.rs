@@ -79,12 +79,13 @@ pub(crate) const LAYER: ops::Attention = ops::Attention {
     soft_cap: None,
     sinks: None,
     alibi: None,
+    relative: None,
     mask: Mask::Causal,
 };
 pub(crate) const ATTENTION: Op = attention(LAYER);
 
 pub(crate) const fn attention(attention: ops::Attention) -> Op {
-    let params = Params { layer: attention, value_scale: 1.0, sinks: 0, alibi: 0 };
+    let params = Params { layer: attention, value_scale: 1.0, sinks: 0, alibi: 0, relative: 0 };
     Op::Attention(Attention { qkv: QKV, attention, params, kv: KV, cache: CACHE, only: None, out: ATTENDED })
 }
 

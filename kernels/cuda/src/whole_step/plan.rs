@@ -242,7 +242,8 @@ impl Planner {
     fn check_attention(&mut self, attention: &ops::Attention, cache: &Cache, rows: [DType; 2]) -> Result<(), String> {
         let Heads { q, kv, dim, v_dim } = attention.heads;
         let shape = Shape { dtype: self.dtype, dim, v_dim, group: q / kv, kv_heads: kv };
-        let plain = attention.soft_cap.is_none() && attention.sinks.is_none() && attention.alibi.is_none();
+        let bends = attention.alibi.is_some() || attention.relative.is_some();
+        let plain = attention.soft_cap.is_none() && attention.sinks.is_none() && !bends;
         let fits = rows == [self.dtype; 2]
             && cache.shape.dtype == self.dtype
             && !cache.shape.shared

@@ -7,6 +7,7 @@
 //! side by side: Flash-Decoding, both of Dao and others.)
 
 pub(crate) mod kv;
+mod relative;
 pub(crate) mod rope_and_cache;
 mod span;
 #[cfg(target_arch = "x86_64")]
@@ -38,6 +39,7 @@ pub(crate) struct Params<'a> {
     pub(crate) value_scale: f32,
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) alibi: Option<&'a [f32]>,
+    pub(crate) relative: Option<&'a [f32]>,
 }
 
 /// What a call needs from start to end.
@@ -169,6 +171,7 @@ impl Call<'_> {
     fn check(&self) {
         let Self { params, kv, qkv, batch, .. } = self;
         params.layer.check(params.sinks.map(<[f32]>::len), params.alibi.map(<[f32]>::len));
+        params.layer.check_relative(params.relative.map(<[f32]>::len));
         kv.shape.check_rows(params.layer.heads, [qkv.rows, qkv.width], batch.rows());
         for sequence in &batch.sequences {
             kv.shape.check_blocks(sequence.start + sequence.num_rows, batch.blocks(sequence, self.table).len());

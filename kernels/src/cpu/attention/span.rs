@@ -1,5 +1,6 @@
 //! One span of keys for one tile of queries: scores, online softmax, weighted sum.
 
+use super::relative::by_distance;
 use super::{Call, QueryTile, SPAN, TILE};
 use crate::cpu::runtime::memory::Reserve;
 use crate::cpu::simd::{Element, Kernel, Simd, math};
@@ -297,6 +298,8 @@ impl<E: Element> Span<'_, E> {
         let slope = self.call.params.alibi.map_or(0.0, |slopes| slopes[head]);
         let origin = S::splat((self.position(query) as i64 - tile as i64) as f32);
         let (both, zero) = (self.call.params.layer.mask == Mask::Bidirectional, S::splat(0.0));
+        let relative = self.relative(head);
+        let nearest = tile as i64 - self.position(query) as i64;
         let mut highest = hidden;
         for i in (0..TILE).step_by(S::N) {
             // SAFETY: vectors of the query's tile of scores, and of the index.
@@ -312,12 +315,22 @@ impl<E: Element> Span<'_, E> {
                     let distance = if both { zero.sub(ahead.max(zero.sub(ahead))) } else { ahead };
                     score = distance.fma(S::splat(slope), score);
                 }
+                if let Some(biases) = relative {
+                    score = score.add(by_distance::<S>(biases, nearest + i as i64));
+                }
                 score = score.replace_where_less(index, first, hidden).replace_where_less(last, index, hidden);
                 score.store(scores.add(i));
                 highest = highest.max(score);
             }
         }
         highest.largest()
+    }
+
+    /// A head's learned biases by distance, where the layer has some.
+    #[inline(always)]
+    fn relative(&self, head: usize) -> Option<&[f32]> {
+        let width = 2 * self.call.params.layer.relative?.reach + 1;
+        self.call.params.relative.map(|table| &table[head * width..][..width])
     }
 
     /// The tile's tokens block by block: first token, block's number in the table, slot of the token, how many.

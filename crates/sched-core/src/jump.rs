@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Whether forced tokens of a request need no sampling: nothing is wanted of each token, and nothing but the grammar
-    /// changes which may come.
+    /// Whether forced tokens of a request need no sampling: nothing is wanted of each token, and nothing but the
+    /// grammar changes which may come.
     pub(crate) fn may_jump(&self, sampling: &Sampling) -> bool {
         let config = &self.config;
         let runs_ahead_by_one = config.pipeline_depth <= 2 && config.stages == 1 && config.speculative_tokens == 0;

@@ -47,3 +47,30 @@ template <typename T> DEVICE void unpack(T* to, const PackedWeights& w, u64 lane
 
 UNPACK_OF(bf16)
 UNPACK_OF(f16)
+
+// Codes of 8 bits row by row, [n, 4 * words], and the scale of each row: what products of codes of many rows read.
+// Words of each 32 columns are in the order in which lanes have them; integers count from 0; rows end with codes of 0.
+// A thread has what a lane of a product reads of a piece: eight columns of two rows.
+extern "C" __global__ void __launch_bounds__(256) unpack_codes(
+    u32* to, f32* scales, const PackedWeights w, u32 words, u64 lanes) {
+    const u32 chunks = w.chunks(), flip = w.code == INT8 ? 0x80808080u : 0u;
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < lanes; at += (u64)gridDim.x * blockDim.x) {
+        const u32 lane = at % 32, g = lane / 4, t = lane % 4, h = at / 32 % 2;
+        const u32 chunk = at / 64 % chunks, tile = at / 64 / chunks;
+        const uint4 codes = w.codes[at];
+        const u32 from[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            const u32 row = tile * TILE_ROWS + g + 8 * r;
+            if (row >= w.n) continue;
+            u32* line = to + (u64)row * words + chunk * (CHUNK / 4) + 8 * h + t;
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) line[4 * i] = row_codes(from[2 * i], from[2 * i + 1], r) ^ flip;
+            if (chunk == 0 && h == 0 && t == 0) scales[row] = load_scale(w.scales, w.scale, w.scale_index(row, 0));
+            // Where the last chunk is the first half of what a product takes at a time.
+            if (chunk + 1 == chunks && chunks % 2)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) line[CHUNK / 4 + 4 * i] = 0;
+        }
+    }
+}

@@ -109,6 +109,7 @@ pub(super) const TOPICS: &[Topic] = &[
         title: "Scheduling",
         flags: &[
             to(SCHEDULER, "async-scheduling"),
+            to(SCHEDULER, "disable-jump-forward"),
             to(SCHEDULER, "enable-chunked-prefill"),
             to(SCHEDULER, "long-prefill-token-threshold"),
             to(SCHEDULER, "max-n-sequences"),

@@ -13,6 +13,7 @@ mod folders;
 mod gpu;
 mod group;
 mod networks;
+mod pooled_table;
 mod pooling;
 mod reference;
 mod relabelled;

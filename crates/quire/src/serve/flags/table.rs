@@ -51,6 +51,7 @@ pub(super) const TOPICS: &[Topic] = &[
             used(SERVE, "download-dir"),
             to(WORKER, "dtype"),
             to(WORKER, "enforce-eager"),
+            used(SERVE, "hf-overrides"),
             used(SERVE, "hf-token"),
             to(WORKER, "load-format"),
             to(WORKER, "max-cudagraph-capture-size"),

@@ -8,6 +8,13 @@ template <typename T> DEVICE void put(T* to, const T (&values)[8], u32 columns, 
         for (u32 i = 0; i < 8 && i < columns; i++) to[i] = values[i];
 }
 
+// Up to 8 neighbours of a row that have groups of their own. Not unrolled: 64 copies took the compiler half a minute.
+template <typename T> DEVICE void unpack_apart(T* to, const PackedWeights& w, u32 row, u32 column) {
+#pragma unroll 1
+    for (u32 i = 0; i < 8 && column + i < w.k; i++)
+        to[i] = Cast<T>::from(Group(w, row, column + i).value(w, code_at(w, row, column + i)));
+}
+
 // A thread has what a lane of a product reads of a piece: 16 columns or 32 of two rows. Eight neighbours are of one
 // group where groups are multiples of 8, otherwise each is asked for its own.
 template <typename T> DEVICE void unpack(T* to, const PackedWeights& w, u64 lanes) {
@@ -24,7 +31,12 @@ template <typename T> DEVICE void unpack(T* to, const PackedWeights& w, u64 lane
             const u32 r = part % 2, h = pieces == 2 ? piece : part / 2;
             const u32 row = tile * TILE_ROWS + g + 8 * r, column = chunk * CHUNK + 32 * h + 8 * t;
             if (row >= w.n || column >= w.k || (pieces == 2 && part >= 2)) continue;
-            Group group(w, row, column);
+            T* line = to + (u64)row * w.k + column;
+            if (!shares) {
+                unpack_apart(line, w, row, column);
+                continue;
+            }
+            const Group group(w, row, column);
             __align__(16) T values[8];
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
@@ -32,10 +44,9 @@ template <typename T> DEVICE void unpack(T* to, const PackedWeights& w, u64 lane
                 u32 code;
                 if (pieces == 1) code = words[2 * (part / 2) + i / 4] >> (4 * (2 * p + r) + 16 * e) & 15u;
                 else code = words[2 * (i / 4) + p] >> 8 * (2 * e + r) & 0xffu;
-                if (!shares && i > 0 && column + i < w.k) group = Group(w, row, column + i);
                 values[i] = Cast<T>::from(group.value(w, code));
             }
-            put(to + (u64)row * w.k + column, values, w.k - column, w.k);
+            put(line, values, w.k - column, w.k);
         }
     }
 }

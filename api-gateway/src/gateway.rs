@@ -11,7 +11,7 @@ use crate::{
         peers::Peers,
         pipeline::{Arrival, Pipeline},
     },
-    metrics::{RequestMetrics, http_requests::HttpMetrics},
+    metrics::{RequestMetrics, http_requests::HttpMetrics, parser_calls::ParserCounts},
     profile::Profiler,
     responses::store::Store,
     server::auth::Keys,
@@ -43,11 +43,12 @@ pub struct Gateway {
 
 impl Gateway {
     /// Puts the parts together; `id` is the gateway's part of every request key.
-    pub fn new(config: Config, id: u64, process: Process) -> anyhow::Result<Self> {
-        let config = Arc::new(config);
+    pub fn new(mut config: Config, id: u64, process: Process) -> anyhow::Result<Self> {
         let (requests, http) = process.metrics.register(|registry| {
+            config.formats.counts = ParserCounts::register(registry, &config.served_names[0]);
             (RequestMetrics::register(registry, config.model_name()), HttpMetrics::register(registry))
         });
+        let config = Arc::new(config);
         Ok(Self {
             pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
             model: Model::new(config.clone()),

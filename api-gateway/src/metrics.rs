@@ -2,6 +2,7 @@
 
 pub mod exposition;
 pub mod http_requests;
+pub mod parser_calls;
 
 use std::{borrow::Cow, time::Duration};
 
@@ -101,7 +102,7 @@ pub const PROCESS_READY: Description = Description {
 
 /// All metrics of the gateway, for documents.
 pub fn descriptions() -> Vec<Description> {
-    [Table::descriptions(), http_requests::descriptions(), vec![PROCESS_READY]].concat()
+    [Table::descriptions(), http_requests::descriptions(), parser_calls::descriptions(), vec![PROCESS_READY]].concat()
 }
 
 /// A choice that ended, for the histograms.

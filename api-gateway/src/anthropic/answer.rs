@@ -17,7 +17,7 @@ use crate::{
 pub fn write(plan: &Plan, update: Update) -> Vec<u8> {
     let prompt: PromptFacts = update.admitted.into_iter().next().map(|(_, facts)| facts.into()).unwrap_or_default();
     let growth = update.grown.into_iter().next().map(|(_, growth)| growth).unwrap_or_default();
-    let mut parser = plan.parsing.as_ref().map(|parsing| ChoiceParser::new(parsing, &prompt.tail));
+    let mut parser = ChoiceParser::new(plan, &prompt.tail);
     let pieces = parser.as_mut().map_or_else(|| Pieces::plain(&growth.text), |parser| parser.take(&growth));
     let finish = growth.finish.map_or("stop", |reason| match &parser {
         Some(parser) => parser.finish(reason),

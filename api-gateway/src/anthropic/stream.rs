@@ -75,7 +75,7 @@ impl MessageStream {
         if std::mem::replace(&mut self.started, true) {
             return;
         }
-        self.parser = self.plan.parsing.as_ref().map(|parsing| ChoiceParser::new(parsing, &self.prompt.tail));
+        self.parser = ChoiceParser::new(&self.plan, &self.prompt.tail);
         let message = json!({
             "id": self.plan.id, "type": "message", "role": "assistant", "model": self.plan.model, "content": [],
             "stop_reason": null, "stop_sequence": null, "usage": usage(&self.prompt, 0),

@@ -88,7 +88,7 @@ struct Said {
 
 impl Said {
     fn read(plan: &Plan, growth: &ChoiceUpdate, prompt: &PromptFacts) -> Option<Self> {
-        let mut parser = ChoiceParser::new(plan.parsing.as_ref()?, &prompt.tail);
+        let mut parser = ChoiceParser::new(plan, &prompt.tail)?;
         let pieces = parser.take(growth);
         let finish = growth.finish.map(|reason| parser.finish(reason));
         Some(Self { pieces, finish, reasoning_tokens: parser.reasoning_tokens() })

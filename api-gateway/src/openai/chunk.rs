@@ -96,9 +96,9 @@ impl ChunkWriter {
         for choice in 0..self.plan.n {
             let choice = prompt * self.plan.n + choice;
             self.role_chunk(out, choice);
-            if let (Some(parsing), Some(state)) = (&self.plan.parsing, self.choices.get_mut(choice as usize)) {
+            if let Some(state) = self.choices.get_mut(choice as usize) {
                 let tail = self.prompts.get(prompt as usize).map_or("", |facts| &facts.tail);
-                state.parser = Some(Box::new(ChoiceParser::new(parsing, tail)));
+                state.parser = ChoiceParser::new(&self.plan, tail).map(Box::new);
             }
         }
     }

@@ -4,8 +4,12 @@ use chat_format::parsers::{Event, Parser};
 use proto::FinishReason;
 use uuid::Uuid;
 
-use super::tools::Parsing;
-use crate::{engine::mailbox::ChoiceUpdate, json, metrics::finish_name};
+use super::plan::Plan;
+use crate::{
+    engine::mailbox::ChoiceUpdate,
+    json,
+    metrics::{finish_name, parser_calls::Invoked},
+};
 
 /// Takes one choice apart as it grows.
 pub struct ChoiceParser {
@@ -14,6 +18,8 @@ pub struct ChoiceParser {
     include_reasoning: bool,
     parallel: bool,
     mistral: bool,
+    /// Who counts what it found; absent where it looks for no calls.
+    invoked: Option<Invoked>,
 }
 
 /// What a choice grew by.
@@ -39,15 +45,17 @@ pub struct Call {
 }
 
 impl ChoiceParser {
-    /// For an answer whose prompt ended so.
-    pub fn new(parsing: &Parsing, prompt_tail: &str) -> Self {
-        Self {
+    /// For a choice whose prompt ended so; absent: it is content as it stands.
+    pub fn new(plan: &Plan, prompt_tail: &str) -> Option<Self> {
+        let parsing = plan.parsing.as_ref()?;
+        Some(Self {
             parser: Parser::new(parsing.setup(prompt_tail)),
             tokens: ReasoningTokens { ends: parsing.reasoning_ends.clone(), ..ReasoningTokens::default() },
             include_reasoning: parsing.include_reasoning,
             parallel: parsing.parallel,
             mistral: parsing.tools.is_some_and(|format| format.name == "mistral"),
-        }
+            invoked: parsing.tools.map(|_| parsing.counts.of(plan)),
+        })
     }
 
     /// Takes what came; what is held back comes with the last growth.
@@ -59,6 +67,7 @@ impl ChoiceParser {
         if growth.finish.is_some() {
             let events = self.parser.finish();
             self.add_all(&mut pieces, events);
+            self.invoked.iter().for_each(|invoked| invoked.count(self.parser.calls()));
         }
         pieces
     }

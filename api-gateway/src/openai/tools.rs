@@ -13,7 +13,10 @@ use super::{
     params::Limits,
     structured,
 };
-use crate::error::{ApiError, ConfigError};
+use crate::{
+    error::{ApiError, ConfigError},
+    metrics::parser_calls::ParserCounts,
+};
 
 /// The formats in which the model writes calls and reasoning, where they are known.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +29,8 @@ pub struct Formats {
     pub detect: Detect,
     /// Tokens that end the reasoning, where single tokens do.
     pub reasoning_ends: Vec<u32>,
+    /// What the parsers of calls found.
+    pub counts: ParserCounts,
 }
 
 /// Which formats are told from the chat template.
@@ -53,7 +58,7 @@ impl Formats {
             "" | "auto" => None,
             name => Some(ReasoningFormat::named(name).map_err(|error| flag("--reasoning-parser", error))?),
         };
-        Ok(Self { tools, reasoning, detect, reasoning_ends: Vec::new() })
+        Ok(Self { tools, reasoning, detect, ..Self::default() })
     }
 
     /// The tokenizer has told what the chat template shows.
@@ -87,6 +92,8 @@ pub struct Parsing {
     pub parallel: bool,
     /// Tokens that end the reasoning.
     pub reasoning_ends: Vec<u32>,
+    /// What the parsers of calls found.
+    pub counts: ParserCounts,
 }
 
 impl Parsing {
@@ -175,8 +182,9 @@ impl ToolUse {
         let reasoning = limits.formats.reasoning;
         let offered = self.callable.clone().unwrap_or_default();
         let parses = tools.is_some() || reasoning.is_some();
-        let reasoning_ends = limits.formats.reasoning_ends.clone();
-        Ok(parses.then_some(Parsing { tools, reasoning, offered, include_reasoning, parallel, reasoning_ends }))
+        let Formats { reasoning_ends, counts, .. } = &limits.formats;
+        let (reasoning_ends, counts) = (reasoning_ends.clone(), counts.clone());
+        Ok(parses.then_some(Parsing { tools, reasoning, offered, include_reasoning, parallel, reasoning_ends, counts }))
     }
 
     /// Whether a call is demanded.

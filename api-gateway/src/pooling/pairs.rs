@@ -127,6 +127,17 @@ fn max_sim(query: &[f32], document: &[f32], width: usize) -> f32 {
     query.chunks_exact(width).map(closest).sum()
 }
 
+/// Refuses bounds on each text of a pair; 0 is none.
+pub fn refuse_bounds(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    for name in ["max_tokens_per_doc", "max_tokens_per_query"] {
+        if fields.raw(name).is_some_and(|bound| bound != "0") {
+            let message = format!("`{name}` is not supported: `truncate_prompt_tokens` bounds both texts together.");
+            return Err(ApiError::field(name, message));
+        }
+    }
+    Ok(())
+}
+
 /// Reads texts under `name`: one, a list, or objects with a `text`.
 pub fn texts(fields: &mut Fields<'_>, name: &str, most: usize) -> Result<Option<Vec<String>>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(None) };

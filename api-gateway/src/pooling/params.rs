@@ -37,6 +37,7 @@ pub enum Wanted {
 impl Params {
     /// Reads and checks them.
     pub fn read(fields: &mut Fields<'_>, reading: &Reading<'_>) -> Result<Self, ApiError> {
+        refuse(fields)?;
         let model = check_model(fields, reading.limits)?;
         // Names the client's user, which nothing here depends on.
         let _: Option<String> = fields.text("user")?;
@@ -90,6 +91,16 @@ impl Params {
         };
         prompts.into_iter().enumerate().map(request).collect()
     }
+}
+
+/// Refuses what vLLM's routes take beside texts.
+fn refuse(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    for name in ["media_io_kwargs", "mm_processor_kwargs"] {
+        if fields.raw(name).is_some_and(|value| value != "{}") {
+            return Err(ApiError::field(name, format!("`{name}` is not supported: inputs are text or token ids.")));
+        }
+    }
+    Ok(())
 }
 
 fn pooling(info: &PoolingInfo, wanted: Wanted) -> Pooling {

@@ -24,6 +24,9 @@ use crate::{
 pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
     let mut fields = Fields::parse(body)?;
     let params = Params::read(&mut fields, reading)?;
+    if fields.raw("data").is_some() {
+        return Err(ApiError::field("data", "`data` is not supported: there are no plugins; prompts are `input`."));
+    }
     let encoding = Encoding::read(&mut fields)?;
     let wanted = wanted(&mut fields, reading.info)?;
     let finish = Finish {

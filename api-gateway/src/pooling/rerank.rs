@@ -9,7 +9,7 @@ use super::{
     answer::Head,
     classify::activates,
     outputs::Outputs,
-    pairs::{Pairs, texts},
+    pairs::{Pairs, refuse_bounds, texts},
     params::Params,
 };
 use crate::{
@@ -22,10 +22,7 @@ pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
     let mut fields = Fields::parse(body)?;
     let params = Params::read(&mut fields, reading)?;
     let activates = activates(&mut fields)?;
-    if fields.raw("max_tokens_per_doc").is_some() {
-        let message = "`max_tokens_per_doc` is not supported: `truncate_prompt_tokens` bounds query and document.";
-        return Err(ApiError::field("max_tokens_per_doc", message));
-    }
+    refuse_bounds(&mut fields)?;
     let query = fields.text("query")?.ok_or_else(|| ApiError::field("query", "`query` must be provided."))?;
     let documents = texts(&mut fields, "documents", reading.limits.max_prompts)?;
     let documents = documents.ok_or_else(|| ApiError::field("documents", "`documents` must be provided."))?;

@@ -4,7 +4,7 @@ use super::{
     Job, Reading,
     answer::{self, Head},
     classify::activates,
-    pairs::{Pairs, texts},
+    pairs::{Pairs, refuse_bounds, texts},
     params::Params,
 };
 use crate::{
@@ -22,6 +22,7 @@ pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
     let mut fields = Fields::parse(body)?;
     let params = Params::read(&mut fields, reading)?;
     let activates = activates(&mut fields)?;
+    refuse_bounds(&mut fields)?;
     let pairs = pairs(&mut fields, reading.limits.max_prompts)?;
     log_unread(&fields);
     let id = params.id("score", reading);

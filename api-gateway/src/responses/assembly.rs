@@ -111,7 +111,7 @@ impl Assembly {
         if std::mem::replace(&mut self.begun, true) {
             return;
         }
-        self.parser = self.plan.parsing.as_ref().map(|parsing| ChoiceParser::new(parsing, &self.prompt.tail));
+        self.parser = ChoiceParser::new(&self.plan, &self.prompt.tail);
         let response = json!({"response": self.response("in_progress")});
         if self.next == 0 {
             self.event(out, "response.created", response.clone());

@@ -263,6 +263,7 @@ async fn documents_are_ranked() {
         (json!({"documents": ["a"]}), "query"),
         (json!({"query": "q"}), "documents"),
         (json!({"query": "q", "documents": ["a"], "max_tokens_per_doc": 9}), "max_tokens_per_doc"),
+        (json!({"query": "q", "documents": ["a"], "max_tokens_per_query": 9}), "max_tokens_per_query"),
     ] {
         assert_eq!(pooling.refusal("/rerank", &body).await.1, json!(param), "{body}");
     }
@@ -283,6 +284,40 @@ async fn outputs_of_tokens_are_lists() {
     let (requests, answer) = pooling.ask("/pooling", &json!({"input": "x"}), &[&[2.0, 0.0, 0.0, 0.0]]).await;
     assert!(requests[0].pooling.is_some_and(|pooling| !pooling.each));
     assert_eq!(answer["data"][0]["data"], json!([1.0, 0.0, 0.0, 0.0]));
+}
+
+#[tokio::test]
+async fn what_is_no_text_is_refused() {
+    let pooling = Pooling::new(embeds()).await;
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": "x", "mm_processor_kwargs": {"a": 1}})),
+        ("/score", json!({"text_1": "x", "text_2": "y", "media_io_kwargs": {"image": {}}})),
+        ("/score", json!({"text_1": "x", "text_2": "y", "max_tokens_per_doc": 9})),
+        ("/pooling", json!({"data": {"a": 1}})),
+    ] {
+        let (message, param) = pooling.refusal(path, &body).await;
+        let named = body.as_object().and_then(|fields| fields.keys().find(|name| param == name.as_str()));
+        assert!(named.is_some() && message.contains("not supported"), "{body}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_of_two_texts_find_each_other() {
+    let info = PoolingInfo { task: Task::TokenEmbed.into(), width: 2, normalize: true, ..PoolingInfo::default() };
+    let mut pooling = Pooling::new(info).await;
+    let (requests, answer) = pooling
+        .ask(
+            "/score",
+            &json!({"text_1": "q", "text_2": ["a", "b"]}),
+            &[&[2.0, 0.0, 0.0, 1.0], &[0.0, 3.0], &[0.0, 5.0, 4.0, 0.0]],
+        )
+        .await;
+    assert!(requests.iter().all(|request| request.pooling.is_some_and(|pooling| pooling.each)));
+    assert_eq!((&answer["data"][0]["score"], &answer["data"][1]["score"]), (&json!(1.0), &json!(2.0)));
+    let (_, answer) = pooling.ask("/pooling", &json!({"input": "x"}), &[&[0.0, 2.0, 3.0, 4.0]]).await;
+    assert_eq!(answer["data"][0]["data"], json!([[0.0, 1.0], [0.6, 0.8]]));
+    let (message, _) = pooling.refusal("/v1/embeddings", &json!({"input": "x"})).await;
+    assert!(message.contains("a vector of each token") && message.contains("/rerank"), "{message}");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@
 //! ```text
 //! mask()  →  a bit a token: may it come next?      (tens of microseconds; before the token is sampled)
 //! accept(token)                                     (below a microsecond; after it)
+//! forced()         the tokens that must come next, where the tokenizer is known ([`Vocabulary::with_encoder`])
 //! ```
 //!
 //! Pure: no clock, no threads, no files.
@@ -21,9 +22,11 @@ mod matcher;
 mod reasoning;
 mod source;
 mod structural;
+mod token_env;
 mod vocabulary;
 
 pub use compiler::Compiler;
 pub use error::{GrammarError, MatchError};
 pub use matcher::{Matcher, TokenMask};
+pub use token_env::Encode;
 pub use vocabulary::{Token, Vocabulary};

@@ -25,6 +25,19 @@ impl Matcher {
         set.map(|set| TokenMask { set }).map_err(|error| MatchError::TooComplex { reason: error.to_string() })
     }
 
+    /// The tokens that must come next, as the tokenizer writes them; what may still join a later text is left out.
+    /// Empty where there is a choice, or the vocabulary does not know its tokenizer.
+    pub fn forced(&mut self) -> Vec<u32> {
+        if self.engine.is_stopped() {
+            return Vec::new();
+        }
+        let mut forced = self.engine.compute_ff_tokens();
+        // A text of tokens that the grammar itself would refuse is none.
+        let valid = self.engine.validate_tokens(&forced).unwrap_or(0);
+        forced.truncate(valid);
+        forced
+    }
+
     /// Appends a token. End tokens behind the end of the text change nothing.
     pub fn accept(&mut self, token: u32) -> Result<(), MatchError> {
         if self.engine.is_stopped() && !self.engine.is_error() {

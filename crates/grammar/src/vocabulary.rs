@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use crate::gbnf::quoted;
+use crate::{
+    gbnf::quoted,
+    token_env::{CanonicalTokens, Encode},
+};
 
 /// What marks a token of the trie as one that stands for no text (llguidance's convention): byte FF occurs in no UTF-8.
 const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
@@ -59,6 +62,13 @@ impl Vocabulary {
         }
         marks.end_tokens = end_tokens;
         Some(Self { env: Arc::new(ApproximateTokEnv::new(trie)), marks: Arc::new(marks) })
+    }
+
+    /// The same tokens, and how the tokenizer writes a text: grammars then know which tokens must come next. Masks of
+    /// such places allow the tokenizer's own token alone.
+    pub fn with_encoder(self, encode: Arc<Encode>) -> Self {
+        let env = CanonicalTokens::new(self.env.tok_trie().clone(), encode);
+        Self { env: Arc::new(env), ..self }
     }
 
     /// Number of ids.

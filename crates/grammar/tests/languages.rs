@@ -2,12 +2,12 @@
 
 mod walk;
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
-use grammar::{GrammarError, MatchError};
+use grammar::{Compiler, GrammarError, MatchError};
 use proptest::prelude::*;
 use proto::{Constraint, constraint::Kind};
-use walk::{END, OTHER_END, choice, compiler, of, texts};
+use walk::{END, OTHER_END, Words, choice, compiler, of, texts};
 
 fn of_regex(pattern: &str) -> Constraint {
     of(Kind::Regex(pattern.to_owned()))
@@ -30,6 +30,45 @@ fn regular_expressions_and_choices() {
     seen.sort();
     seen.dedup();
     assert!(seen.iter().all(|text| words.contains(&text.as_str())) && seen.len() == words.len(), "{seen:?}");
+}
+
+/// A tokenizer that takes the longest token that fits.
+fn longest_first(text: &str) -> Vec<u32> {
+    let words = Words::of_tests().words;
+    let (mut rest, mut ids) = (text.as_bytes(), Vec::new());
+    while !rest.is_empty() {
+        let fits = words.iter().enumerate().filter(|(_, word)| !word.is_empty() && rest.starts_with(word));
+        let (id, word) = fits.max_by_key(|(_, word)| word.len()).expect("bytes are words");
+        ids.push(id as u32);
+        rest = &rest[word.len()..];
+    }
+    ids
+}
+
+#[test]
+fn what_must_follow_is_spelled_as_the_tokenizer_does() {
+    let plain = Words::of_tests().vocabulary();
+    let known = Compiler::new(&plain.clone().with_encoder(Arc::new(longest_first))).unwrap();
+    let constraint = of_regex(r#"[0-9]\{"name": null, "age": (12|3)\}"#);
+    let digit = longest_first("7")[0];
+    let mut matcher = known.matcher(&constraint, None).unwrap();
+    assert_eq!(matcher.forced(), [0; 0], "there is a choice");
+    matcher.accept(digit).unwrap();
+    let forced = matcher.forced();
+    let whole = longest_first(r#"{"name": null, "age": "#);
+    assert!(forced.len() > 4 && whole.starts_with(&forced), "{forced:?} of {whole:?}");
+    let mask = matcher.mask().unwrap();
+    assert!((0..plain.len() as u32).all(|token| mask.allows(token) == (token == forced[0])));
+    forced.iter().for_each(|token| matcher.accept(*token).unwrap());
+    assert_eq!(matcher.forced(), [0; 0], "there is a choice again");
+    // A tokenizer that changes its text spells nothing.
+    let strange = Compiler::new(&plain.with_encoder(Arc::new(|text| longest_first(&text.to_uppercase())))).unwrap();
+    let mut matcher = strange.matcher(&constraint, None).unwrap();
+    matcher.accept(digit).unwrap();
+    matcher.forced().into_iter().for_each(|token| matcher.accept(token).unwrap());
+    let mut matcher = compiler().matcher(&constraint, None).unwrap();
+    matcher.accept(digit).unwrap();
+    assert_eq!(matcher.forced(), [0; 0], "no tokenizer is known");
 }
 
 /// llama.cpp's grammar of JSON arrays, with a rule of space that recurs.

@@ -95,6 +95,8 @@ pub enum ActivationRounding {
     None,
     /// They are rounded as the checkpoint says.
     AsConfigured,
+    /// The same where that makes a device's products faster; elsewhere they stay.
+    WhereFaster,
 }
 
 /// What a loaded network gives.
@@ -298,7 +300,7 @@ impl Loading<'_> {
             read: 0,
             threads: options.threads,
             online,
-            rounds_inputs: options.activations == ActivationRounding::AsConfigured,
+            activations: options.activations,
             lora: options.lora,
             resident: Resident::default(),
             buffers: Buffers { pool: &mut device.buffers, max_rows: limits.max_rows, compute },

@@ -18,6 +18,32 @@ the series `…_bucket` (with the label `le`), `…_sum` and `…_count`.
 |---|---|---|---|---|
 ";
 
+const OUTRO: &str = "
+## Metrics of vLLM that are not here
+
+| metric | why |
+|---|---|
+";
+
+/// Metrics of vLLM without a counterpart, and why. A name may end in `*`.
+const ABSENT: [(&str, &str); 11] = [
+    ("vllm:corrupted_requests_total", "Logits are not searched for NaN (`VLLM_COMPUTE_NANS_IN_LOGITS`)."),
+    ("vllm:diffusion_*", "No model is denoised."),
+    (
+        "vllm:estimated_*",
+        "Operations and bytes are not estimated: `--enable-mfu-metrics` is refused; `quire bench latency \
+     --profile` measures.",
+    ),
+    ("vllm:external_prefix_cache_*", "No cache outside the engine can be attached."),
+    ("vllm:kv_block_idle_before_evict_seconds", "Blocks are not sampled: `--kv-cache-metrics` is refused."),
+    ("vllm:kv_block_lifetime_seconds", "The same."),
+    ("vllm:kv_block_reuse_gap_seconds", "The same."),
+    ("vllm:mm_cache_*", "Prompts hold no images, videos or sounds."),
+    ("vllm:num_requests_kv_fetch_by_stage", "No KV cache is fetched from elsewhere."),
+    ("vllm:spec_decode_*", "Nothing is speculated: the scheduler verifies drafts, and no proposer is attached."),
+    ("vllm:watermark_requests_total", "Texts get no watermark; `--watermark` is a share of the KV blocks."),
+];
+
 /// A metric, and the processes that have it.
 struct Row {
     of: Description,
@@ -56,12 +82,25 @@ fn page() -> String {
         let (labels, processes) = (labels.join(", "), processes.join(", "));
         writeln!(page, "| `{name}` | {kind} | {labels} | {help} | {processes} |").unwrap();
     }
+    page.push_str(OUTRO);
+    for (name, why) in ABSENT {
+        writeln!(page, "| `{name}` | {why} |").unwrap();
+    }
     page
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_absent_is_not_there() {
+        for (name, _) in ABSENT {
+            let is_it =
+                |row: &&Row| name.strip_suffix('*').map_or(row.of.name == name, |it| row.of.name.starts_with(it));
+            assert!(rows().iter().find(is_it).is_none(), "{name} is there");
+        }
+    }
 
     /// `cargo xtask docs` runs this with leave to write.
     #[test]

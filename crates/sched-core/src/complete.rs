@@ -56,7 +56,7 @@ impl Scheduler {
     }
 
     /// Whether the row's sequence still is in the run that the row was planned for.
-    fn is_fresh(&self, row: &FlightRow) -> bool {
+    pub(crate) fn is_fresh(&self, row: &FlightRow) -> bool {
         self.sequences
             .get(row.index)
             .is_some_and(|sequence| sequence.status == Status::Running && sequence.incarnation == row.incarnation)
@@ -74,16 +74,11 @@ impl Scheduler {
     #[inline]
     fn apply_row(&mut self, row: &FlightRow, outcome: RowOutcome<'_>, now_us: u64) {
         match outcome {
-            RowOutcome::Computed => {
-                let sequence = &mut self.sequences[row.index];
-                sequence.computed = row.end;
-                if sequence.has_full_block(self.config.block_size) {
-                    self.hash_blocks(row.index);
-                }
-            }
+            RowOutcome::Computed => self.confirm_computed(row),
             RowOutcome::Token(token) => {
                 self.append(row, &[token], now_us);
             }
+            RowOutcome::Jumped(tokens) => self.append_jumped(row, tokens, now_us),
             RowOutcome::Verified(tokens) => {
                 self.append(row, tokens, now_us);
                 self.totals.drafted_tokens += u64::from(row.want.drafted());
@@ -96,7 +91,7 @@ impl Scheduler {
 
     /// Continues a sequence. Tokens behind the one that ends it are dropped.
     #[inline(always)] // One token is by far the most frequent, and worth a copy of its own.
-    fn append(&mut self, row: &FlightRow, tokens: &[u32], now_us: u64) {
+    pub(crate) fn append(&mut self, row: &FlightRow, tokens: &[u32], now_us: u64) {
         let sequence = &mut self.sequences[row.index];
         sequence.times.first_token_us.get_or_insert(now_us);
         sequence.times.last_token_us = now_us;
@@ -120,6 +115,16 @@ impl Scheduler {
         if let Some((reason, end, stop_token)) = end {
             self.report_finished(row.index, reason, stop_token);
             self.end_choice(row.index, end, now_us);
+        }
+    }
+
+    /// A row gave nothing more than keys and values.
+    #[inline]
+    pub(crate) fn confirm_computed(&mut self, row: &FlightRow) {
+        let sequence = &mut self.sequences[row.index];
+        sequence.computed = row.end;
+        if sequence.has_full_block(self.config.block_size) {
+            self.hash_blocks(row.index);
         }
     }
 
@@ -190,6 +195,7 @@ impl Scheduler {
             return Err(ProtocolError::Step { got: step, expected });
         };
         check_outcomes(flight, result, self.config.vocab_size)?;
+        self.check_silent(flight, result)?;
         let of_a_token = |logprobs: &TokenLogprobs| (logprobs.index as usize) < result.token.len();
         let mut finder = flight.finder();
         let mut of_a_slot = |logprobs: &TokenLogprobs| finder.find(logprobs).is_some();

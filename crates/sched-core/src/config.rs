@@ -102,6 +102,8 @@ pub struct Config {
     pub stages: u32,
     /// Drafted tokens that a row verifies at most; 0: no speculation. See [`crate::Scheduler::propose`].
     pub speculative_tokens: u32,
+    /// Append the tokens that a grammar forces without sampling them (see `jump.rs`).
+    pub jump_forward: bool,
     /// Different adapters that a step may use, each in a slot of the workers' devices; 0: requests with adapters are
     /// refused.
     pub adapter_slots: u32,
@@ -142,6 +144,7 @@ impl Default for Config {
             pipeline_depth: 2,
             stages: 1,
             speculative_tokens: 0,
+            jump_forward: false,
             adapter_slots: 0,
             features: Features::default(),
             max_num_queued_reqs: None,

@@ -3,6 +3,9 @@
 use ids::StepId;
 use proto::{Candidates, Pooled, StepResult, TokenLogprobs};
 
+/// Tokens that a grammar may force behind one that is sampled, in one row's outcome.
+pub(crate) const MOST_FORCED: u32 = 64;
+
 /// What a row gives apart from keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
@@ -51,11 +54,11 @@ impl Want {
         want as i32
     }
 
-    /// Whether the row may give this many tokens.
+    /// Whether the row may give this many tokens. Those that a grammar forces may come with a sampled one.
     pub fn gives(self, tokens: u32) -> bool {
         match self {
             Want::None | Want::Pool | Want::Candidates => tokens == 0,
-            Want::Sample => tokens == 1,
+            Want::Sample => tokens <= 1 + MOST_FORCED,
             Want::Verify { drafted } => (1..=1 + u32::from(drafted)).contains(&tokens),
         }
     }
@@ -68,6 +71,8 @@ pub(crate) enum RowOutcome<'a> {
     Computed,
     /// A sampled token.
     Token(u32),
+    /// A sampled token and those that its grammar forces behind it; none where an earlier row told of them.
+    Jumped(&'a [u32]),
     /// Accepted drafted tokens, then one that was sampled.
     Verified(&'a [u32]),
     /// The prompt's pooled output.
@@ -92,7 +97,7 @@ impl RowOutcome<'_> {
         match self {
             RowOutcome::Computed | RowOutcome::Pooled(_) | RowOutcome::Candidates(_) => 0,
             RowOutcome::Token(_) => 1,
-            RowOutcome::Verified(tokens) => tokens.len() as u32,
+            RowOutcome::Jumped(tokens) | RowOutcome::Verified(tokens) => tokens.len() as u32,
         }
     }
 }
@@ -114,19 +119,22 @@ impl<'a> Outcomes<'a> {
             (count, self.counts) = (*first as usize, rest);
         }
         match want {
-            Want::None | Want::Sample => {
+            Want::None | Want::Sample if count == 1 => {
                 let (token, rest) = self.tokens.split_first().expect("the result was checked");
                 self.tokens = rest;
                 RowOutcome::Token(*token)
             }
-            Want::Verify { .. } => {
-                let (tokens, rest) = self.tokens.split_at(count);
-                self.tokens = rest;
-                RowOutcome::Verified(tokens)
-            }
+            Want::None | Want::Sample => RowOutcome::Jumped(self.take(count)),
+            Want::Verify { .. } => RowOutcome::Verified(self.take(count)),
             Want::Pool => RowOutcome::Pooled(self.pooled.next().map_or(&[], |pooled| &pooled.values)),
             Want::Candidates => RowOutcome::Candidates(self.candidates.next().expect("the result was checked")),
         }
+    }
+
+    fn take(&mut self, count: usize) -> &'a [u32] {
+        let (tokens, rest) = self.tokens.split_at(count);
+        self.tokens = rest;
+        tokens
     }
 }
 
@@ -145,6 +153,8 @@ pub(crate) struct Flight {
     pub pooling: usize,
     /// Rows that want candidates.
     pub searching: usize,
+    /// Some row may be silent (see `jump.rs`).
+    pub has_silent: bool,
 }
 
 /// One row of it.
@@ -168,6 +178,7 @@ impl Flight {
         self.wanting = 0;
         self.pooling = 0;
         self.searching = 0;
+        self.has_silent = false;
     }
 
     /// Whether every row that wants something gives one token.

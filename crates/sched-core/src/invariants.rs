@@ -72,7 +72,9 @@ impl Scheduler {
                 expected += row.want.most();
             }
             let id = sequence.id;
-            ensure(expected == sequence.in_flight, || format!("sequence {id} expects {} tokens", sequence.in_flight))?;
+            ensure(expected == sequence.in_flight + sequence.silent, || {
+                format!("sequence {id} expects {} tokens", sequence.in_flight)
+            })?;
             ensure(rows > 0 || sequence.computed == sequence.scheduled, || format!("sequence {id} waits for no row"))?;
             ensure(wanting <= 1 || !sequence.in_order, || format!("sequence {id} is not in order"))?;
         }

@@ -59,6 +59,7 @@ mod config;
 mod error;
 mod flight;
 mod invariants;
+mod jump;
 mod plan;
 mod requests;
 mod scheduler;

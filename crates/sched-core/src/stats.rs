@@ -64,6 +64,8 @@ pub struct Totals {
     pub drafted_tokens: u64,
     /// How many of them were right.
     pub accepted_tokens: u64,
+    /// Tokens that a grammar forced, and that were not sampled one by one.
+    pub forced_tokens: u64,
     /// Choices ended.
     pub ended: EndCounts,
 }

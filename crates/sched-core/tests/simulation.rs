@@ -45,8 +45,8 @@ fn any_number_of_steps_in_flight_gives_the_same_answers() {
 #[test]
 fn worlds_are_eventful() {
     let (mut preemptions, mut hits, mut generated, mut admitted, mut copies) = (0, 0, 0, 0, 0);
-    let (mut drafted, mut accepted, mut pooled, mut searched, mut moves) = (0, 0, 0, 0, 0);
-    for seed in 1000..1080 {
+    let (mut drafted, mut accepted, mut pooled, mut searched, mut moves, mut forced) = (0, 0, 0, 0, 0, 0);
+    for seed in 1000..1130 {
         let mut world = World::new(Source::Seed(seed));
         world.run(600);
         world.finish();
@@ -58,11 +58,13 @@ fn worlds_are_eventful() {
         copies += world.copies;
         (drafted, accepted) = (drafted + totals.drafted_tokens, accepted + totals.accepted_tokens);
         pooled += world.pooled;
+        forced += totals.forced_tokens;
         (searched, moves) = (searched + world.searched, moves + world.moves);
     }
     assert!(preemptions > 100, "{preemptions} preemptions");
     assert!(copies > 100, "{copies} blocks copied");
     assert!(accepted > 500 && drafted > accepted + 300, "{accepted} of {drafted} drafted tokens accepted");
+    assert!(forced > 50, "{forced} forced tokens");
     assert!(pooled > 50, "{pooled} pooled outputs");
     assert!(searched > 60 && moves > 60, "{searched} texts of beam searches, {moves} moves");
     assert!(hits > 1000, "{hits} tokens found in the cache");

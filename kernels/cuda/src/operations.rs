@@ -9,7 +9,9 @@ use crate::attention::layer::AttentionTypes;
 use crate::attention::rope_and_cache::takes_norms;
 use crate::fusion::launch::fits;
 use crate::fusion::op::{self, AddNorm, Gated, Gemm, HeadNorm, Op, Stored};
+use crate::gemm::codes;
 use crate::gemm::product::Product;
+use crate::gemm::table::Facts;
 use crate::jit::prefetch;
 use crate::layers::elementwise;
 use crate::layers::groups;
@@ -95,6 +97,10 @@ impl Load for CudaBackend {
                 MatrixUse::Table | MatrixUse::Heads => false,
             },
         }
+    }
+
+    fn gains_by_rounding(&self, format: WeightFormat, cols: usize, compute: DType) -> bool {
+        compute.size() == 2 && codes::gains(Facts::of(&self.device), format, cols)
     }
 
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {

@@ -66,7 +66,8 @@ pub struct ScaledCodes<'a> {
 /// All columns of a row share a scale, however many there are.
 pub const ALL_COLUMNS: usize = usize::MAX;
 
-/// How the inputs of a product are rounded to codes times a scale, where a checkpoint asks for that.
+/// How the inputs of a product are rounded to codes times a scale, where a checkpoint asks for that. A device that
+/// [gains by it](super::Load::gains_by_rounding) only with many rows leaves 16-bit inputs of few rows as they are.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum InputRounding {
     /// Not at all.

@@ -18,6 +18,13 @@ pub trait Load {
         matches!(format, WeightFormat::Plain(_))
     }
 
+    /// Whether products of many rows with a linear layer's weights of this format, `cols` in a row, are faster where
+    /// inputs are rounded as it says. With a 16-bit `compute` type such a device leaves those of few rows as they are.
+    fn gains_by_rounding(&self, format: WeightFormat, cols: usize, compute: DType) -> bool {
+        let _ = (format, cols, compute);
+        false
+    }
+
     /// Takes a weight matrix into device memory, packed as the device likes. `compute` is the type that products with
     /// it compute in: with a 16-bit type the backend may round inputs to 16 bits, with `F32` it must not.
     fn load_matrix(&mut self, source: HostMatrix<'_>, compute: DType) -> Matrix {

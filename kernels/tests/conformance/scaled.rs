@@ -183,6 +183,24 @@ fn inputs_are_rounded_where_that_is_asked_for() {
     }
 }
 
+/// A device may multiply codes by codes where all of a row share a scale on both sides.
+#[test]
+fn codes_times_codes() {
+    let mut backends = backends();
+    let inputs = [InputRounding::Static(0.01), InputRounding::Dynamic { cols: ALL_COLUMNS }];
+    for (number, input) in inputs.into_iter().enumerate() {
+        for (index, shape) in [[96, 384], [272, 200], [48, 72], [130, 256]].into_iter().enumerate() {
+            for rows in [17, 32, 70, 100, 150, 300].into_iter().skip((number + index) % 2).step_by(2) {
+                let (grid, compute) = (GRIDS[number], [DType::Bf16, DType::F16][index % 2]);
+                let epilogue = if rows % 3 == 0 { Epilogue::Accumulate } else { Epilogue::Store };
+                run(&mut backends, &Case { rows, shape, grid, compute, input, epilogue });
+            }
+        }
+        let (shape, grid, compute, epilogue) = ([64, 160], GRIDS[number], DType::Bf16, Epilogue::Accumulate);
+        run(&mut backends, &Case { rows: 2100, shape, grid, compute, input, epilogue });
+    }
+}
+
 /// Inputs that a device keeps in 16 bits: it multiplies them as they are.
 #[test]
 fn inputs_of_16_bits() {

@@ -14,6 +14,8 @@ use crate::error::StepError;
 pub(crate) enum Wanted {
     /// None: more chunks of the prompt follow.
     Nothing,
+    /// None: the token behind it is known by now, since a grammar forced it.
+    Known,
     /// The last: a token is sampled there.
     Last,
     /// The last: candidates for a beam's next token are looked up there.
@@ -41,7 +43,7 @@ impl Chunk {
 
     pub(crate) fn logit_rows(&self) -> usize {
         match self.wanted {
-            Wanted::Nothing => 0,
+            Wanted::Nothing | Wanted::Known => 0,
             Wanted::Last | Wanted::Candidates => 1,
             Wanted::All { .. } => self.len as usize,
             Wanted::Drafted { count, .. } => count as usize + 1,
@@ -105,6 +107,7 @@ pub(crate) fn forward_passes(
         }
         let wanted = match (count, sample) {
             _ if searches => Wanted::Candidates,
+            (0, true) if slot.guide.is_some() && ((start + row.len) as usize) < slot.len() => Wanted::Known,
             (0, true) => Wanted::Last,
             (0, false) => Wanted::Nothing,
             (count, _) => Wanted::Drafted { first, count },

@@ -60,6 +60,8 @@ pub(crate) enum SampledBy {
     Host,
     /// The host, which verifies a draft with it.
     Verification,
+    /// Nobody: its token is known.
+    Known,
     /// Nobody: the row gives candidates for a beam's next token.
     Search,
 }
@@ -151,7 +153,7 @@ impl<'a> InputBatch<'a> {
         self.sequences.push(Sequence { first_row, num_rows, start, tables: &slot.tables, slot: chunk.slot as usize });
         let end = self.tokens.len() as u32;
         match chunk.wanted {
-            Wanted::Nothing => {}
+            Wanted::Nothing | Wanted::Known => {}
             Wanted::Last | Wanted::Candidates => self.logit_rows.push(end - 1),
             Wanted::All { .. } => self.logit_rows.extend(first_row as u32..end),
             Wanted::Drafted { count, .. } => self.logit_rows.extend(end - count - 1..end),
@@ -160,6 +162,9 @@ impl<'a> InputBatch<'a> {
         if !draft.is_empty() || chunk.wanted == Wanted::Candidates {
             let sampler = if draft.is_empty() { SampledBy::Search } else { SampledBy::Verification };
             self.targets.push(SampleTarget { slot: chunk.slot, incarnation: slot.incarnation, sampler });
+        } else if chunk.wanted == Wanted::Known {
+            let (incarnation, sampler) = (slot.incarnation, SampledBy::Known);
+            self.targets.push(SampleTarget { slot: chunk.slot, incarnation, sampler });
         } else if chunk.samples() {
             self.add_target(chunk.slot, slot);
         }

@@ -31,7 +31,7 @@ use sampling::Sampled;
 
 use self::{
     forward_pass::{Chunk, check_rows, forward_passes},
-    input_batch::{BatchMemory, InputBatch, SampleTarget},
+    input_batch::{BatchMemory, InputBatch, SampleTarget, SampledBy},
     outcome::HostSamples,
     sampler::Sampler,
     slots::{Slots, malformed, no_slot},
@@ -318,7 +318,7 @@ impl<'m> Engine<'m> {
 
     /// Counts the tokens that histories will grow by.
     fn mark_pending(&mut self, asked: &PendingSamples) {
-        for target in &asked.targets {
+        for target in asked.targets.iter().filter(|target| target.sampler != SampledBy::Known) {
             if let Some(slot) = self.slots.get_mut(target.slot) {
                 slot.pending += 1;
             }

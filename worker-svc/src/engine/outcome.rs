@@ -41,6 +41,10 @@ impl Engine<'_> {
             let sampled = match target.sampler {
                 SampledBy::Device => from_device.next(),
                 SampledBy::Host => from_host.next(),
+                SampledBy::Known => {
+                    append_silent(target.slot, result);
+                    continue;
+                }
                 SampledBy::Search => {
                     self.report_candidates(target, candidates.next().expect("of each beam"), result);
                     continue;
@@ -63,11 +67,19 @@ impl Engine<'_> {
         // A later plan may have given the slot to another sequence; the scheduler knows whose token this is.
         let held = self.slots.get_mut(target.slot);
         if let Some(slot) = held.filter(|slot| slot.incarnation == target.incarnation) {
+            if slot.silent > 0 {
+                slot.silent -= 1;
+                return append_silent(target.slot, result);
+            }
             slot.pending -= 1;
             slot.history.push(sampled.token);
             if let Some(guide) = &mut slot.guide {
                 guide.accept(sampled.token);
+                let forced = guide.take_forced();
                 report_failure(target.slot, slot, result);
+                if !forced.is_empty() {
+                    return append_forced(target.slot, slot, sampled, &forced, result);
+                }
             }
         }
         if !result.count.is_empty() {
@@ -100,6 +112,26 @@ impl Engine<'_> {
         result.slot.push(target.slot);
         sampled.into_iter().for_each(|sampled| report(sampled, result));
     }
+}
+
+/// Appends what a grammar forces behind a token to history and result. A row that is under way samples the first of it.
+#[cold]
+fn append_forced(number: u32, slot: &mut Slot, sampled: Sampled, forced: &[u32], result: &mut StepResult) {
+    slot.silent = std::mem::take(&mut slot.pending);
+    forced.iter().for_each(|token| slot.history.push(*token));
+    result.count.resize(result.slot.len(), 1);
+    result.count.push(1 + forced.len() as u32);
+    result.slot.push(number);
+    report(sampled, result);
+    result.token.extend_from_slice(forced);
+}
+
+/// A row whose token came already gives nothing.
+#[cold]
+fn append_silent(number: u32, result: &mut StepResult) {
+    result.count.resize(result.slot.len(), 1);
+    result.count.push(0);
+    result.slot.push(number);
 }
 
 /// Says in the result that a sequence cannot go on.

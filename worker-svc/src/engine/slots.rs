@@ -32,6 +32,8 @@ pub(crate) struct Slot {
     pub on_device: bool,
     /// Tokens that are being sampled, not in the history yet.
     pub pending: usize,
+    /// Rows under way whose token came already, with the one before it.
+    pub silent: usize,
     /// Distinguishes the sequences that use this slot one after the other.
     pub incarnation: u64,
     /// Open as long as the sequence is in the slot.
@@ -199,6 +201,7 @@ impl Slots {
         let mut wanted = new.sampling.unwrap_or_default();
         let output = new.tokens.get(new.num_prompt_tokens as usize..).unwrap_or_default();
         let guide = self.grammars.as_ref().and_then(|grammars| grammars.guide(&mut wanted, output));
+        let guide = guide.map(|guide| Box::new(if new.jump_forward { guide.jumping() } else { guide }));
         let prompt_logprobs = wanted.prompt_logprobs.map(|top| usize::try_from(top).unwrap_or(usize::MAX));
         let sampling = SamplingPlan::compile(&wanted, new.seed, &self.end_tokens);
         let history = History::new(new.tokens, new.num_prompt_tokens as usize, &sampling);
@@ -218,6 +221,7 @@ impl Slots {
             pooled,
             on_device: false,
             pending: 0,
+            silent: 0,
             incarnation: self.added,
             _span: span,
         });

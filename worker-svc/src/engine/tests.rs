@@ -11,6 +11,8 @@ use proto::{Constraint, LogitBias, NewSequence, Sampling, TokenIds, Want, constr
 use super::*;
 use crate::{config, guide::Grammars};
 
+mod jump;
+
 const BLOCKS: u32 = 64;
 const LOGIT_ROWS: usize = 8;
 

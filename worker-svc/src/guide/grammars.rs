@@ -48,7 +48,7 @@ impl Grammars {
     }
 
     /// The guide of a sequence with this output so far; absent: its tokens are free.
-    pub(crate) fn guide(&self, sampling: &mut Sampling, output: &[u32]) -> Option<Box<Guide>> {
+    pub(crate) fn guide(&self, sampling: &mut Sampling, output: &[u32]) -> Option<Guide> {
         let (constraint, reasoning) = (sampling.constraint.take(), sampling.reasoning.take());
         if constraint.is_none() && reasoning.as_ref().is_none_or(|reasoning| reasoning.budget.is_none()) {
             return None;
@@ -56,7 +56,7 @@ impl Grammars {
         let (done, ready) = mpsc::channel();
         // Where the thread is gone the guide says so.
         let _ = self.orders.send(Order { constraint, reasoning, output: output.to_vec(), done });
-        Some(Box::new(Guide::waiting(ready)))
+        Some(Guide::waiting(ready))
     }
 }
 
@@ -88,5 +88,6 @@ fn compiler(path: &std::path::Path, end_tokens: &[u32]) -> Result<Compiler, Stri
     });
     let end_tokens = if end_tokens.is_empty() { &own } else { end_tokens };
     let vocabulary = Vocabulary::new(tokens, end_tokens).ok_or("the model has no token that ends texts")?;
+    let vocabulary = vocabulary.with_encoder(Arc::new(move |text| tokenizer.encode(text, false).unwrap_or_default()));
     Compiler::new(&vocabulary).map_err(|error| error.to_string())
 }

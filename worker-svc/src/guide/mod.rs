@@ -3,6 +3,7 @@
 //! ```text
 //! mask()           which tokens may come next: computed while the device runs the forward pass
 //! accept(token)    the token that was sampled; the next mask depends on it, and is computed from it
+//! take_forced()    what must follow the accepted token, where the grammar leaves one way
 //! ```
 //!
 //! Every rank guides its sequences by itself: masks depend on the tokens alone, which all ranks have.
@@ -18,6 +19,10 @@ use sampling::Allowed;
 use self::budget::Budget;
 pub(crate) use self::grammars::Grammars;
 
+/// Forced tokens that come at once: fewer would not save a step, since one runs ahead; the scheduler takes at most so
+/// many.
+const FORCED: std::ops::RangeInclusive<usize> = 3..=65;
+
 /// Masks that a thread computes at least: starting it takes as long as one of them.
 const MASKS_A_THREAD: usize = 4;
 
@@ -27,6 +32,10 @@ pub(crate) struct Guide {
     mask: Mask,
     /// Tokens that came since the mask was computed.
     unseen: Vec<u32>,
+    /// Forced tokens may come without being sampled.
+    jumps: bool,
+    /// Those that must follow the only token that may come next.
+    forced: Vec<u32>,
     /// Why the sequence cannot go on; told once.
     failure: Option<String>,
     has_failed: bool,
@@ -75,7 +84,20 @@ pub(crate) fn compute_masks(guides: &mut [Lent], threads: usize) {
 
 impl Guide {
     fn waiting(ready: mpsc::Receiver<Result<Ready, String>>) -> Self {
-        Self { state: State::Waiting(ready), mask: Mask::All, unseen: Vec::new(), failure: None, has_failed: false }
+        Self {
+            state: State::Waiting(ready),
+            mask: Mask::All,
+            unseen: Vec::new(),
+            jumps: false,
+            forced: Vec::new(),
+            failure: None,
+            has_failed: false,
+        }
+    }
+
+    /// Finds tokens that must come, too, from its next mask on.
+    pub(crate) fn jumping(self) -> Self {
+        Self { jumps: true, ..self }
     }
 
     /// Computes which tokens may come next. Waits for the compiler where it is not done yet.
@@ -89,7 +111,15 @@ impl Guide {
         }
         let State::Ready(ready) = &mut self.state else { return };
         let accepted = self.unseen.drain(..).try_for_each(|token| ready.accept(token));
-        match accepted.and_then(|()| ready.mask()) {
+        self.forced.clear();
+        if self.jumps && accepted.is_ok() {
+            self.forced = ready.forced();
+        }
+        let mask = match self.forced.first() {
+            Some(first) => Ok(Mask::Only(*first)),
+            None => accepted.and_then(|()| ready.mask()),
+        };
+        match mask {
             Ok(mask) => self.mask = mask,
             Err(reason) => self.fail(reason),
         }
@@ -107,6 +137,17 @@ impl Guide {
     /// A token was sampled. What it allows is found out with the next mask.
     pub(crate) fn accept(&mut self, token: u32) {
         self.unseen.push(token);
+    }
+
+    /// The tokens that must follow the one that was accepted last, and count as accepted now.
+    pub(crate) fn take_forced(&mut self) -> Vec<u32> {
+        let mut forced = std::mem::take(&mut self.forced);
+        if forced.is_empty() || forced.first() != self.unseen.last() {
+            return Vec::new();
+        }
+        forced.remove(0);
+        self.unseen.extend_from_slice(&forced);
+        forced
     }
 
     /// Why the sequence cannot go on, once.
@@ -136,6 +177,14 @@ impl Ready {
             Some(matcher) => matcher.mask().map(Mask::Some).map_err(|error| error.to_string()),
             None => Ok(Mask::All),
         }
+    }
+
+    /// Tokens that must come next, if they are worth it.
+    fn forced(&mut self) -> Vec<u32> {
+        let Some(matcher) = self.matcher.as_mut().filter(|_| self.budget.is_none()) else { return Vec::new() };
+        let mut forced = matcher.forced();
+        forced.truncate(*FORCED.end());
+        if FORCED.contains(&forced.len()) { forced } else { Vec::new() }
     }
 
     fn accept(&mut self, token: u32) -> Result<(), String> {

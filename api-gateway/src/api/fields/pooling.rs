@@ -18,6 +18,7 @@ const INPUTS: &[Body] = &[Embeddings, Classify, Pooling];
 const SCORED: &[Body] = &[Classify, Score, Rerank];
 const EMBEDDED: &[Body] = &[Embeddings];
 const PAIRS: &[Body] = &[Score];
+const BOUNDED: &[Body] = &[Score, Rerank];
 
 const IDS: Shape = Several(&Shape::Served(Served::Token), 1, usize::MAX);
 const ONE_TEXT: Shape = Either(&[Text, Object(&[has("text", Text, "The text")])]);
@@ -31,6 +32,7 @@ const CLASSES_TEST: &str = "api-gateway/tests/gateway/pooling.rs: texts_are_clas
 const COHERE_TEST: &str = "api-gateway/tests/gateway/pooling.rs: coheres_shapes_are_embeddings";
 
 const SHARED: &str = "api-gateway/tests/gateway/pooling.rs: shared_fields_reach_the_engine";
+const SHARED_REFUSALS: &str = "api-gateway/tests/gateway/pooling.rs: what_is_no_text_is_refused";
 const EMBEDDED_TEST: &str = "api-gateway/tests/gateway/pooling.rs: embeddings_are_answered";
 const ENCODED: &str = "api-gateway/src/pooling/encoding.rs: numbers_are_written_as_asked";
 
@@ -39,6 +41,14 @@ pub(super) const FIELDS: &[Field] = &[
     // Of all of them.
     field("cache_salt", POOLED, Letters(1, usize::MAX), "Share cached prefixes only with requests of the same salt")
         .seen(SHARED),
+    Field {
+        fate: Fate::Refused("inputs are text or token ids"),
+        ..field("media_io_kwargs", POOLED, Any, "").seen(SHARED_REFUSALS)
+    },
+    Field {
+        fate: Fate::Refused("inputs are text or token ids"),
+        ..field("mm_processor_kwargs", POOLED, Any, "").seen(SHARED_REFUSALS)
+    },
     field("model", POOLED, Shape::Served(Served::Model), "A served name").or("the served model").seen(SHARED),
     field(
         "priority",
@@ -117,13 +127,21 @@ pub(super) const FIELDS: &[Field] = &[
     // Of rankings.
     field("documents", &[Rerank], TEXTS, "The documents").needed().seen(RANKING_TEST),
     Field {
-        fate: Fate::Refused("`truncate_prompt_tokens` bounds query and document"),
-        ..field("max_tokens_per_doc", &[Rerank], Any, "").seen(RANKING_TEST)
+        fate: Fate::Refused("`truncate_prompt_tokens` bounds both texts together"),
+        ..field("max_tokens_per_doc", BOUNDED, Any, "").seen(RANKING_TEST)
+    },
+    Field {
+        fate: Fate::Refused("`truncate_prompt_tokens` bounds both texts together"),
+        ..field("max_tokens_per_query", BOUNDED, Any, "").seen(RANKING_TEST)
     },
     field("query", &[Rerank], Text, "What they are to answer").needed().seen(RANKING_TEST),
     field("return_documents", &[Rerank], Bool, "Repeat the documents").or("true").seen(RANKING_TEST),
     field("top_n", &[Rerank], Whole(0, i64::MAX), "Documents to give at most; 0: all").or("0").seen(RANKING_TEST),
     // Of /pooling.
+    Field {
+        fate: Fate::Refused("there are no plugins; prompts are `input`"),
+        ..field("data", &[Pooling], Any, "").seen(SHARED_REFUSALS)
+    },
     field(
         "task",
         &[Pooling],

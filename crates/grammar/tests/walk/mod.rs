@@ -40,14 +40,18 @@ impl Words {
 
     /// What compiles over these.
     pub fn compiler(&self) -> Compiler {
+        Compiler::new(&self.vocabulary()).expect("a compiler")
+    }
+
+    /// The tokens.
+    pub fn vocabulary(&self) -> Vocabulary {
         let tokens = self.words.iter().zip(0..).map(|(word, id)| match word.is_empty() {
             true if self.ends.contains(&id) => Token::Special("<end>"),
             true => Token::Absent,
             false => Token::Text(word),
         });
         let ends: Vec<u32> = self.ends.iter().copied().chain([9_000_000]).collect();
-        let vocabulary = Vocabulary::new(tokens, &ends).expect("it has end tokens");
-        Compiler::new(&vocabulary).expect("a compiler")
+        Vocabulary::new(tokens, &ends).expect("it has end tokens")
     }
 }
 

@@ -8,6 +8,7 @@ use safetensors::SafeTensors;
 
 use crate::activations::{ActivationPool, Buffers};
 use crate::arch;
+use crate::load::ActivationRounding;
 use crate::weights::{Checkpoint, Loader, Resident, Role, Slice, Store};
 
 /// The folder of a reference model; absent where this collection lacks it.
@@ -36,7 +37,7 @@ fn run(checkpoint: &Checkpoint, slice: Slice, x: &[f32], isa: Isa) -> Vec<f32> {
         backend: &mut backend,
         compute: DType::F32,
         as_stored: true,
-        rounds_inputs: true,
+        activations: ActivationRounding::AsConfigured,
         threads: 1,
         online: None,
         progress: &mut |_| {},

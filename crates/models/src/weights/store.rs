@@ -10,6 +10,7 @@ use kernels::ops::{
 use super::{Chunk, Decoding, Fetched, Random, Role, Slice, Stored, Weights, cast};
 use crate::activations::Buffers;
 use crate::error::LoadError;
+use crate::load::ActivationRounding;
 use crate::lora::LoraOptions;
 use crate::quant::Online;
 
@@ -134,8 +135,8 @@ pub(crate) struct Loader<'a> {
     pub compute: DType,
     /// Matrices that run as one group are stored in one format.
     pub as_stored: bool,
-    /// Inputs of products are rounded where the checkpoint asks for that.
-    pub rounds_inputs: bool,
+    /// Where inputs of products are rounded as the checkpoint asks.
+    pub activations: ActivationRounding,
     /// How many decode.
     pub threads: usize,
     /// What numbers become.
@@ -179,6 +180,11 @@ impl<'a> Loader<'a> {
                 (Role::UnitRows, _, fetched) => Fetched::Plain(unit_rows(fetched, slice.cols.len(), self.threads)),
                 (_, _, fetched) => fetched,
             });
+        }
+        let width = shape(stack, 0).1;
+        let padded = pad_rows > 0 && self.activations == ActivationRounding::WhereFaster;
+        if padded || !self.rounds_inputs(&pieces, width, by) {
+            pieces.iter_mut().filter_map(Fetched::input_mut).for_each(|input| *input = InputRounding::None);
         }
         self.unify_inputs(&mut pieces, stack, by)?;
         if pad_rows > 0 || !self.keeps_format(&pieces, by) {
@@ -226,6 +232,20 @@ impl<'a> Loader<'a> {
         pieces
     }
 
+    /// Whether the inputs of a product are rounded as its pieces, of `width` columns, ask for.
+    fn rounds_inputs(&self, pieces: &[Fetched<'_>], width: usize, by: Option<MatrixUse>) -> bool {
+        let gains = |format| self.backend.gains_by_rounding(format, width, self.compute);
+        match self.activations {
+            ActivationRounding::None => false,
+            ActivationRounding::AsConfigured => true,
+            ActivationRounding::WhereFaster => {
+                by == Some(MatrixUse::Linear)
+                    && self.keeps_format(pieces, by)
+                    && pieces.iter().all(|piece| gains(piece.format()))
+            }
+        }
+    }
+
     /// Parts of one matrix multiply the same rows, so these are rounded once: of stored scales the largest counts, as
     /// in other engines.
     fn unify_inputs(
@@ -234,11 +254,7 @@ impl<'a> Loader<'a> {
         stack: &[Slice],
         by: Option<MatrixUse>,
     ) -> Result<(), LoadError> {
-        let mut inputs: Vec<&mut InputRounding> = pieces.iter_mut().filter_map(Fetched::input_mut).collect();
-        if !self.rounds_inputs {
-            inputs.iter_mut().for_each(|input| **input = InputRounding::None);
-            return Ok(());
-        }
+        let inputs: Vec<&mut InputRounding> = pieces.iter_mut().filter_map(Fetched::input_mut).collect();
         let scale = |input: &&mut InputRounding| match **input {
             InputRounding::Static(scale) | InputRounding::StaticInt8(scale) => Some(scale),
             InputRounding::None | InputRounding::Dynamic { .. } | InputRounding::DynamicInt8 { .. } => None,

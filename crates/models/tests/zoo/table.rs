@@ -12,7 +12,7 @@ use model_spec::{
 use serde_json::Value;
 
 use crate::relabelled::RELABELLED;
-use crate::{Checked, checked, folders};
+use crate::{Checked, checked, folders, pooled_table};
 
 /// Set by `cargo xtask models`: the file is written instead of compared.
 const WRITE: &str = "QUIRE_WRITE_MODELS";
@@ -36,8 +36,8 @@ Written by `cargo xtask models` from the table of architectures (`crates/models/
 (`crates/models/tests/zoo/main.rs`) and the reference models; do not edit. How to add one:
 [adding-a-model.md](adding-a-model.md).
 
-A model is served when the first of `architectures` in its `config.json` is one of these classes. Weights may be
-safetensors, sharded or not, `pytorch_model.bin`, or GGUF where the family has it.
+A model is served when the first of `architectures` in its `config.json` is one of these classes, or of those that pool
+(below). Weights may be safetensors, sharded or not, `pytorch_model.bin`, or GGUF where the family has it.
 
 *Checked on* names a reference model: greedy tokens as recorded and logits within its tolerance in float32, close to
 them in the 16-bit types named; alone and batched, in chunks, over scattered blocks, with the same bits; and split over
@@ -84,6 +84,7 @@ fn render() -> Option<String> {
         };
         writeln!(text, "{line}").expect("memory");
     }
+    text.push_str(&pooled_table::render()?);
     Some(text)
 }
 

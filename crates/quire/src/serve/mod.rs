@@ -5,6 +5,7 @@ pub mod flags;
 mod limits;
 mod nodes;
 pub mod offline;
+mod overrides;
 mod port;
 mod runtime_dir;
 pub mod screen;
@@ -197,7 +198,7 @@ async fn find(
     let options = options(settings, environment);
     let dummy = settings.text("load-format") == Some("dummy");
     let need = if dummy { Need::NoWeights } else { Need::Everything };
-    let model = match model_source::resolve(settings.text("model"), need, &options, screen).await {
+    let mut model = match model_source::resolve(settings.text("model"), need, &options, screen).await {
         // A read-only home is no reason not to serve what this program holds itself.
         Err(model_source::SourceError::BuiltIn(error)) => {
             tracing::warn!("{error}; using {} until the end", runtime_dir.display());
@@ -213,6 +214,7 @@ async fn find(
             Some(found.with_context(|| format!("--tokenizer {name}"))?.path)
         }
     };
+    model.path = overrides::overridden(&model.path, settings.text("hf-overrides"), runtime_dir)?;
     let fingerprint = model_spec::fingerprint(&model.path)?;
     limits::check(settings, &model.path)?;
     Ok(Found { model, tokenizer, fingerprint })
@@ -220,6 +222,10 @@ async fn find(
 
 fn options(settings: &Settings, environment: &Environment) -> Options {
     let mut options = Options { check: Some(is_served), ..environment.models.clone() };
+    if settings.text("hf-overrides").is_some_and(|overrides| overrides.trim() != "{}") {
+        // What the repository's own config.json says may not count.
+        options.check = None;
+    }
     if let Some(revision) = settings.text("revision") {
         revision.clone_into(&mut options.revision);
     }

@@ -19,6 +19,8 @@
 //! workers busy. A draft takes free blocks only, and preempts no sequence. Where workers are in stages, every text is
 //! in order (`stages.rs`).
 //!
+//! A token that a grammar forces others behind comes with them; the row behind it is then *silent* (`jump.rs`).
+//!
 //! # Parallel samples
 //!
 //! Choice 0 computes the prompt and the others wait for it outside of the queue. Once a plan has covered the prompt's

@@ -237,6 +237,7 @@ impl Scheduler {
             },
             candidates: request.beams.as_ref().map_or(0, |beams| beams.candidates()),
             adapter: self.adapter_slot(index),
+            jump_forward: self.may_jump(&request.sampling),
         }
     }
 

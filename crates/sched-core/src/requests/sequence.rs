@@ -52,6 +52,8 @@ pub(crate) struct Sequence {
     pub computed: u32,
     /// Tokens that plans in flight bring at most.
     pub in_flight: u32,
+    /// Rows in flight that will give nothing: what they sample came with an earlier row (see `jump.rs`).
+    pub silent: u32,
     /// Tokens that plans have told the workers. Only of use where workers are in stages (see `plan/stages.rs`).
     pub told: u32,
     /// Tokens it may have, prompt and output together.
@@ -109,6 +111,7 @@ impl Sequence {
             scheduled: 0,
             computed: 0,
             in_flight: 0,
+            silent: 0,
             told: 0,
             limit: request.limit,
             allocated: 0,
@@ -151,9 +154,10 @@ impl Sequence {
     pub fn confirm(&mut self, row: &FlightRow, tokens: u32) {
         let drafted = row.want.drafted();
         self.in_flight -= row.want.most();
-        // The last token was only sampled; its keys and values are the next row's.
-        self.computed = row.end - drafted + (tokens - 1);
+        self.computed = row.end;
         if drafted > 0 {
+            // The last token was only sampled; its keys and values are the next row's.
+            self.computed = row.end - drafted + (tokens - 1);
             self.scheduled = self.computed;
         }
     }
@@ -181,6 +185,7 @@ impl Sequence {
         self.scheduled = 0;
         self.computed = 0;
         self.in_flight = 0;
+        self.silent = 0;
         self.draft.clear();
         self.hashed = 0;
         self.prompt_done_in = 0;

@@ -6,6 +6,7 @@ mod admission;
 mod beams;
 mod cache;
 mod ends;
+mod jump;
 mod memory;
 mod pooling;
 mod speculation;

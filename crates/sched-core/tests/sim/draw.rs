@@ -5,7 +5,7 @@ use super::{
     source::Source,
     worker::CONTEXT_MARK,
 };
-use proto::{BeamSearch, Media, Pooling, RequestKey, Sampling, prompt::Kind};
+use proto::{BeamSearch, Constraint, Media, Pooling, RequestKey, Sampling, prompt::Kind};
 use sched_core::{Config, Features, MixedPrefill, Policy, PrefillBudget};
 
 /// Any possible configuration, in small numbers.
@@ -44,6 +44,7 @@ pub fn config(source: &mut Source) -> Config {
         max_choices: 4,
         seed: 11,
         max_new_request_bytes: if source.chance(30) { source.below(900) as usize } else { 4 << 20 },
+        jump_forward: source.chance(70),
     }
 }
 
@@ -98,6 +99,7 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
         eos_token_id: source.chance(80).then_some(oracle::EOS),
         logprobs: source.chance(20).then_some(1),
         prompt_logprobs: source.chance(15).then_some(1),
+        constraint: source.chance(35).then(Constraint::default),
         ..Sampling::default()
     };
     let mut request = proto::Request {

@@ -72,8 +72,17 @@ pub fn kv_chain(context: &Context, tokens: &[u32]) -> Vec<u64> {
     positions.collect()
 }
 
-/// The token after a position whose keys and values are `kv`, as output number `position`.
-pub fn sample(kv: u64, seed: u64, position: u32, sampling: &Sampling) -> u32 {
+/// The only token that may follow another, if the constraint leaves one: 1, 5, 9 … 37 follow each other.
+pub fn forced(before: u32, sampling: &Sampling) -> Option<u32> {
+    let is_forced = sampling.constraint.is_some() && before % 4 == 1;
+    Some(before + 4).filter(|token| is_forced && *token < VOCAB)
+}
+
+/// The token after a position whose keys and values are `kv` and whose token is `before`, as output number `position`.
+pub fn sample(kv: u64, seed: u64, position: u32, sampling: &Sampling, before: u32) -> u32 {
+    if let Some(token) = forced(before, sampling) {
+        return token;
+    }
     let mut state = mix(kv ^ seed.rotate_left(17) ^ (u64::from(position) << 40));
     loop {
         let token = (state % u64::from(VOCAB)) as u32;
@@ -109,7 +118,8 @@ pub fn answer(context: &Context, prompt: &[u32], seed: u64, sampling: &Sampling,
     let mut kv = *kv_chain(context, prompt).last().expect("a prompt");
     let mut output = Vec::new();
     loop {
-        let token = sample(kv, seed, output.len() as u32, sampling);
+        let before = output.last().or(prompt.last()).copied().unwrap_or_default();
+        let token = sample(kv, seed, output.len() as u32, sampling, before);
         output.push(token);
         kv = context.next_kv(kv, prompt.len() + output.len() - 1, token);
         if let Some(ending) = ending(sampling, token, output.len()) {

@@ -29,6 +29,10 @@ struct Slot {
     pooling: Option<Tokens>,
     /// Candidates that its rows give, if it is a beam.
     candidates: usize,
+    /// Forced tokens may come with the one before them.
+    jumps: bool,
+    /// Tokens below the forced ones that came last: a row under way may end there.
+    jumped_from: Option<usize>,
     /// What the last layer gave for the positions that this slot's rows computed.
     hidden: Vec<u64>,
 }
@@ -132,6 +136,9 @@ impl Worker {
                 .collect(),
         };
         assert!(blocks.next().is_none() && tables.len() == self.windows.len());
+        let sampling = added.sampling.as_ref().expect("sampling");
+        let may_jump = sampling.constraint.is_some() && sampling.logprobs.is_none() && self.stages == 1;
+        assert!(may_jump || !added.jump_forward, "a sequence that must not jump");
         let context = added.request_id.split_once(CONTEXT_MARK).map_or("", |(_, context)| context);
         *place = Some(Slot {
             tokens: added.tokens.clone(),
@@ -146,6 +153,8 @@ impl Worker {
             adapter: added.adapter,
             pooling: added.pooling.as_ref().map(Pooling::tokens),
             candidates: added.candidates as usize,
+            jumps: added.jump_forward,
+            jumped_from: None,
             hidden: Vec::new(),
         });
     }
@@ -258,6 +267,7 @@ impl Worker {
         let slot = self.slot(row);
         let is_last = row.known_end == slot.tokens.len();
         let wanted = match (is_last, slot.pooling, row.draft.is_empty()) {
+            (false, None, true) if is_silent(row, slot) => Want::Sample,
             (false, _, true) => Want::None,
             (true, None, true) if slot.candidates > 0 => Want::Candidates,
             (true, Some(_), true) => Want::Pool,
@@ -330,6 +340,10 @@ impl Worker {
             result.candidates.push(self.candidates(row));
             return;
         }
+        if is_silent(row, slot) {
+            result.count.push(0);
+            return;
+        }
         let before = result.token.len();
         for offset in 0..=row.draft.len() {
             let token = self.sample(row, row.known_end + offset, result);
@@ -337,11 +351,20 @@ impl Worker {
                 break;
             }
         }
-        let given = result.token[before..].to_vec();
-        result.count.push(given.len() as u32);
+        let mut given = result.token[before..].to_vec();
+        let (jumps, known_end) = (self.slot(row).jumps && !self.backwards, row.known_end);
         let slot = self.slot_mut(row);
-        slot.computed = row.known_end + given.len() - 1;
-        slot.tokens.extend(given);
+        slot.computed = known_end + given.len() - 1;
+        slot.jumped_from = None;
+        if jumps && row.draft.is_empty() {
+            let first = given[0];
+            let forced = std::iter::successors(Some(first), |token| oracle::forced(*token, &slot.sampling)).skip(1);
+            given.extend(forced);
+            result.token.extend(&given[1..]);
+            slot.jumped_from = (given.len() > 1).then_some(known_end + 1);
+        }
+        slot.tokens.extend(&given);
+        result.count.push(given.len() as u32);
     }
 
     /// What may follow the row.
@@ -363,7 +386,8 @@ impl Worker {
     fn sample(&self, row: &Row<'_>, end: usize, result: &mut StepResult) -> u32 {
         let slot = self.slot(row);
         let kv = self.kv_before(row, end);
-        let token = oracle::sample(kv, slot.seed, (end - slot.num_prompt_tokens) as u32, &slot.sampling);
+        let before = [&slot.tokens[..row.known_end], row.draft].concat()[end - 1];
+        let token = oracle::sample(kv, slot.seed, (end - slot.num_prompt_tokens) as u32, &slot.sampling, before);
         if slot.sampling.logprobs.is_some() {
             let index = result.token.len() as u32;
             result.logprobs.push(TokenLogprobs { index, token, ..TokenLogprobs::default() });
@@ -371,6 +395,11 @@ impl Worker {
         result.token.push(token);
         token
     }
+}
+
+/// Whether a row was planned before the forced tokens were known that came with the token in its position.
+fn is_silent(row: &Row<'_>, slot: &Slot) -> bool {
+    row.want == Want::Sample && slot.jumped_from == Some(row.known_end)
 }
 
 /// A row of a plan.

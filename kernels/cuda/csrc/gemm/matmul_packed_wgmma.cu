@@ -24,11 +24,12 @@ DEVICE PackedTile my_tile(const PackedShape& shape, u32& first_row) {
 
 extern __shared__ __align__(1024) char dynamic_shared[];
 
-// Grid: [PARTS * tiles of rows * tiles of columns]. The map of x has boxes of 64 columns and ROWS rows; its rows have
-// whole chunks. n is a multiple of 8, gated of 32; each part has a turn of chunks.
+// Grid: [PARTS * tiles of rows * tiles of columns]. The map of x has boxes of 128 bytes of ROWS rows, whose `scales`
+// are given where they are codes; its rows have whole chunks. n is a multiple of 8, gated of 32; each part has a turn
+// of chunks.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS)
     matmul_packed_wgmma(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ PackedWeights w,
-        const f32* bias, const __grid_constant__ PackedShape shape, const Activation activation) {
+        const f32* bias, const __grid_constant__ PackedShape shape, const Activation activation, const f32* scales) {
     typedef PackedProduct<GATED> Product;
     typedef TYPE T;
     __shared__ u32 table[CODE == LEVELS ? 256 : 1];
@@ -43,7 +44,7 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
     wait_for_inputs();
     if (threadIdx.x < MULTIPLYING) {
         if constexpr (WARPGROUPS == 2) take_registers<REGISTERS>();
-        product.multiply();
+        product.multiply(scales + first_row);
         product.meet();
         auto gate = [=](f32 gate, f32 up) {
             // Rounded as if they had been stored.
@@ -54,10 +55,11 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
         });
     } else {
         if constexpr (WARPGROUPS == 2) give_registers<24>();
-        for (u32 step = 0; threadIdx.x == MULTIPLYING && step < product.steps; step++) {
+        const u32 first = product.first / Product::STAGE_CHUNKS, stages = product.steps / Product::STAGE_CHUNKS;
+        for (u32 step = 0; threadIdx.x == MULTIPLYING && step < stages; step++) {
             const u32 to = product.await_empty(step), full = product.full_of(step);
             barrier_expect(full, Product::STAGE_BYTES);
-            copy_box(to, &x, (product.first + step) * CHUNK, first_row, full);
+            copy_box(to, &x, (first + step) * CHUNK, first_row, full);
         }
         __syncwarp();
         if constexpr (PARTS > 1) product.meet();

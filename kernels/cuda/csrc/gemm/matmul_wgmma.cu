@@ -13,9 +13,12 @@
 // Where there are fewer rows, weights come from memory for one block, which has 192 rows (and three warpgroups), 128 or
 // 64.
 //
+// Compiled with CODES, x and w are codes of 8 bits, two of which are described as one number of 16; sums are multiplied
+// by the scales of their row and of their column.
+//
 // The order of a row's sum depends on k alone, not on the other rows.
+#include "hopper_codes.cuh"
 #include "hopper_gemm.cuh"
-#include "hopper_rows.cuh"
 
 // Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a
 // box (112 or 128), blocks of a cluster, and stages (`src/gemm/matmul_wgmma.rs`).
@@ -27,10 +30,23 @@
 #define BLOCKS 2
 #define DEPTH 4
 #endif
+// What operands are, in place of numbers: INT8 or E4M3 of packed.cuh.
+#ifndef CODES
+#define CODES 0
+#endif
 #define THREADS (128 + 2 * ROWS)
+
+// Of the rows of x and of the rows of w, where those are codes.
+struct CodeScales {
+    const f32* x;
+    const f32* w;
+};
+SAME_LAYOUT(CodeScales, CodeScales);
 
 struct HopperProduct {
     typedef TYPE T;
+    typedef Operands<CODES, T>::Element Element;
+    typedef Operands<CODES, T>::Sum Sum;
     static constexpr bool GATED = FUNCTION != ALL;
     static constexpr u32 STEP = 64;
     static constexpr u32 BOX_BYTES = BOX * STEP * 2, X_BYTES = ROWS * STEP * 2, STAGE_BYTES = X_BYTES + 2 * BOX_BYTES;
@@ -114,19 +130,20 @@ struct HopperProduct {
     }
 
     // Of three warpgroups each multiplies box by box: the compiler has registers for no more at once.
-    DEVICE static void multiply(f32 (&c)[SUMS], u64 rows, u32 boxes, u32 add) {
+    DEVICE static void multiply(Sum (&sums)[SUMS], u64 rows, u32 boxes, u32 add) {
         if constexpr (ROWS == 192) {
-            multiply_shared(T(), *(f32(*)[SUMS / 2])c, rows, operand(boxes, 0), add);
-            multiply_shared(T(), *(f32(*)[SUMS / 2])(c + SUMS / 2), rows, operand(boxes + BOX_BYTES, 0), add);
+            multiply_shared(Element(), *(Sum(*)[SUMS / 2])sums, rows, operand(boxes, 0), add);
+            multiply_shared(Element(), *(Sum(*)[SUMS / 2])(sums + SUMS / 2), rows, operand(boxes + BOX_BYTES, 0), add);
         } else {
-            multiply_shared(T(), c, rows, operand(boxes, 0), add);
+            multiply_shared(Element(), sums, rows, operand(boxes, 0), add);
         }
     }
 
-    DEVICE void consume(void* out, const TensorMap* to, const f32* bias, u32 group) const {
+    DEVICE void consume(
+        void* out, const TensorMap* to, const f32* bias, const CodeScales& scales, u32 group) const {
         const u32 lane = threadIdx.x % 32;
         u32 used = 0;
-        f32 c[SUMS];
+        Sum sums[SUMS];
         for (u32 index = blockIdx.x / BLOCKS; index < total; index += gridDim.x / BLOCKS) {
             for (u32 step = 0; step < steps; step++, used++) {
                 const u32 stage = used % DEPTH, at = stages + stage * STAGE_BYTES;
@@ -134,7 +151,7 @@ struct HopperProduct {
                 products_begin();
 #pragma unroll
                 for (u32 k = 0; k < STEP / 16; k++)
-                    multiply(c, operand(at + group * (64 * 128) + k * 32, 0), at + X_BYTES + k * 32, step + k);
+                    multiply(sums, operand(at + group * (64 * 128) + k * 32, 0), at + X_BYTES + k * 32, step + k);
                 products_commit();
                 // The stage before is no longer read.
                 products_wait<1>();
@@ -142,10 +159,12 @@ struct HopperProduct {
             }
             products_wait<0>();
             release(used - 1);
-            settle(c);
+            settle(sums);
+            f32 (&c)[SUMS] = as_numbers(sums);
             const Work work = this->work(index);
-            if (bias) add_bias(c, work.column, bias);
             const u32 row = work.row + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+            if constexpr (CODES != 0) scale(c, row, work.column, scales);
+            if (bias) add_bias(c, work.column, bias);
             if constexpr (GATED) gate(c);
             if constexpr (STAGED) {
                 if (shape.wide) hand_over<f32>(to, c, row - lane / 4, work.column);
@@ -191,12 +210,27 @@ struct HopperProduct {
         }
     }
 
-    // Sums `4 i ..` of a thread: two of its row, two of the row 8 further, at the columns 8 i + 2 t and its neighbour.
-    DEVICE void add_bias(f32 (&c)[SUMS], u32 column, const f32* bias) const {
-        const u32 t = threadIdx.x % 4;
+    // Sums `4 i ..` of a thread: two of its row, two of the row 8 further, at this column of w and its neighbour.
+    DEVICE u32 column_of(u32 i, u32 column) const {
+        return column + i % (BOX / 8) * 8 + threadIdx.x % 4 * 2 + i / (BOX / 8) * (GATED ? width : BOX);
+    }
+
+    DEVICE void scale(f32 (&c)[SUMS], u32 row, u32 column, const CodeScales& scales) const {
+        const f32 first = scales.x[min(row, shape.rows - 1)], second = scales.x[min(row + 8, shape.rows - 1)];
 #pragma unroll
         for (u32 i = 0; i < SUMS / 4; i++) {
-            const u32 box = i / (BOX / 8), at = column + i % (BOX / 8) * 8 + 2 * t + box * (GATED ? width : BOX);
+            const u32 at = column_of(i, column);
+            if (at >= shape.n) continue;
+            const float2 factor = *(const float2*)(scales.w + at);
+            c[4 * i] *= factor.x * first, c[4 * i + 1] *= factor.y * first;
+            c[4 * i + 2] *= factor.x * second, c[4 * i + 3] *= factor.y * second;
+        }
+    }
+
+    DEVICE void add_bias(f32 (&c)[SUMS], u32 column, const f32* bias) const {
+#pragma unroll
+        for (u32 i = 0; i < SUMS / 4; i++) {
+            const u32 at = column_of(i, column);
             if (at >= shape.n) continue;
             const float2 shift = *(const float2*)(bias + at);
             c[4 * i] += shift.x, c[4 * i + 1] += shift.y;
@@ -310,7 +344,7 @@ extern __shared__ __align__(1024) char dynamic_shared[];
 // boxes of 128 bytes of 16 rows, swizzled by 128 bytes. k and the columns of `out` are multiples of 8.
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)
     matmul_wgmma(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
-        const __grid_constant__ TensorMap to, const f32* bias, const HopperShape shape) {
+        const __grid_constant__ TensorMap to, const f32* bias, const HopperShape shape, const CodeScales scales) {
     HopperProduct it;
     it.shape = shape;
     it.plan(dynamic_shared);
@@ -326,7 +360,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
         if constexpr (ROWS == 128) take_registers<232>();
         if constexpr (ROWS == 192) take_registers<160>();
         wait_for_inputs();
-        it.consume(out, &to, bias, threadIdx.x / 128 - 1);
+        it.consume(out, &to, bias, scales, threadIdx.x / 128 - 1);
     }
     __syncwarp();
     // Nobody leaves while others may still write to its shared memory.

@@ -98,6 +98,9 @@ DEVICE u32 code_at(const PackedWeights& w, u32 row, u32 column) {
     return bytes[4 * (2 * i + p) + 2 * e + r];
 }
 
+// Codes of 8 bits of four neighbours of row g + 8 r, from the two words that have them.
+DEVICE u32 row_codes(u32 first, u32 second, u32 r) { return __byte_perm(first, second, r ? 0x7531 : 0x6420); }
+
 #if __CUDA_ARCH__ >= 800
 template <typename T> struct Pairs;
 

@@ -12,8 +12,11 @@
 // Codes are multiplied by their scales as numbers of 16 bits, which are two where one would lose bits of a scale, so
 // that a weight is rounded once; a scale that all of a row share is left to the sums. The order of a row's sum depends
 // on k, PARTS and the group, not on the other rows.
+//
+// Compiled with CODES, rows of x are codes of 8 bits too (`quantize_input` of prepare_input.cu): those of w are
+// multiplied as they are, a stage has two chunks, and sums are multiplied by the scales of both rows.
 #pragma once
-#include "hopper_registers.cuh"
+#include "hopper_codes.cuh"
 #include "packed_product.cuh"
 
 // Compiled for one type, format (packed_product.cuh) and configuration: whether columns are gated, rows of x,
@@ -24,6 +27,9 @@
 #define WARPGROUPS 2
 #define PARTS 1
 #define DEPTH 8
+#endif
+#ifndef CODES
+#define CODES 0
 #endif
 
 // Threads that multiply; one warpgroup more feeds them with x.
@@ -44,12 +50,12 @@ struct PackedTile {
 template <bool IS_GATED> struct PackedProduct {
     typedef TYPE T;
     // Chunks of codes under way in each lane, as far as there are registers; parts of k are multiples of as many.
-    static constexpr u32 AHEAD = (ZEROS == OFFSETS && SPANS == 2 ? 2 : 4) / PIECES;
+    static constexpr u32 AHEAD = CODES ? 4 : (ZEROS == OFFSETS && SPANS == 2 ? 2 : 4) / PIECES;
     // Whether codes are multiplied by scales, or sums; chunks that share a scale, as far as AHEAD goes.
     static constexpr bool SCALES_CODES = GROUP != 0 || ZEROS == OFFSETS;
     static constexpr u32 SHARING =
         GROUP == 0 ? AHEAD : GROUP % (CHUNK * AHEAD) == 0 ? AHEAD : GROUP % (CHUNK * 2) == 0 && AHEAD > 2 ? 2 : 1;
-    static constexpr u32 STAGE_BYTES = ROWS * CHUNK * 2;
+    static constexpr u32 STAGE_BYTES = ROWS * CHUNK * 2, STAGE_CHUNKS = CODES ? 2 : 1;
     // Columns of `out` that a block has; sums of a row of x in shared memory, four more than there are: no two lanes
     // meet in a bank.
     static constexpr u32 COLUMNS = WARPGROUPS * 64 / (IS_GATED ? 2 : 1), LINE = WARPGROUPS * 64 + 4,
@@ -149,8 +155,65 @@ template <bool IS_GATED> struct PackedProduct {
         products_wait<1>();
     }
 
-    // Multiplies the block's part, and leaves the sums in shared memory.
-    DEVICE void multiply() {
+    // Multiplies the block's part, and leaves the sums in shared memory. `scales`: of rows of x that are codes.
+    DEVICE void multiply(const f32* scales) {
+        if constexpr (CODES != 0) multiply_codes(scales);
+        else multiply_numbers();
+    }
+
+    // The codes of a half of a chunk, as operand registers.
+    DEVICE void codes_of_half(u32 slot, u32 half, u32 (&a)[4]) const {
+        const uint4 piece = codes[slot][half % PIECES];
+        const u32 words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+        for (u32 at = 0; at < 4; at++) {
+            a[at] = row_codes(words[at / 2 * 2], words[at / 2 * 2 + 1], at % 2) ^ (CODE == INT8 ? 0x80808080u : 0u);
+            // Made before the product begins.
+            asm volatile("" : "+r"(a[at]));
+        }
+    }
+
+    DEVICE void multiply_codes(const f32* scales) {
+        typedef Operands<CODES, T> Both;
+        typename Both::Sum sums[ROWS / 2];
+        u32 a[STAGE_CHUNKS][2][4], stage = 0, parity = 0, before = 0, add = 0;
+        const u64 operands = operand(stages, 0);
+        for (u32 step = 0; step < steps; step += AHEAD)
+#pragma unroll
+            for (u32 slot = 0; slot < AHEAD; slot++) {
+                const u32 part = slot % STAGE_CHUNKS;
+                const u64 rows = operands + stage * (STAGE_BYTES >> 4) + 4 * part;
+                codes_of_half(slot, 0, a[part][0]);
+                codes_of_half(slot, 1, a[part][1]);
+                load_weights(slot, step + slot + AHEAD);
+                if (part == 0) barrier_wait(full + 8 * stage, parity);
+                products_begin();
+                multiply_registers(typename Both::Element(), sums, a[part][0], rows, add);
+                multiply_registers(typename Both::Element(), sums, a[part][1], rows + 2, 1);
+                products_commit();
+                // The chunk before is multiplied.
+                products_wait<1>();
+                if (part == 0 && add && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
+                add = 1;
+                if (part + 1 < STAGE_CHUNKS) continue;
+                before = stage;
+                if (++stage == DEPTH) stage = 0, parity ^= 1;
+            }
+        products_wait<0>();
+        settle(sums);
+        f32 (&c)[ROWS / 2] = as_numbers(sums);
+        const Side side = Side::of(w, my_tile, 0);
+#pragma unroll
+        for (u32 i = 0; i < ROWS / 2; i++) {
+            // As `leave` has them.
+            const u32 row = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+            c[i] *= side.scale(i / 2 % 2) * scales[min(row, tile.rows - 1)];
+        }
+        named_barrier(1, MULTIPLYING);
+        leave(c);
+    }
+
+    DEVICE void multiply_numbers() {
         f32 c[ROWS / 2];
         u32 a[2][2][4], stage = 0, parity = 0, before = 0, add = 0;
         const u64 operands = operand(stages, 0);

@@ -7,48 +7,127 @@
 
 // Slot of a row without an adapter.
 constexpr u32 NO_ADAPTER = 0xffffffffu;
-// Rows of a block, where neighbours share what is read of their adapter.
-constexpr u32 EACH = 8;
+// Rows of a block where there are many, which share what is read of their adapter; and dots of such a block, which
+// share what is read of the rows.
+constexpr u32 EACH = 8, DOTS = 4;
+// Warps that share a dot, so that its inputs are read side by side.
+constexpr u32 WARPS = 8;
+// Highest rank whose weights a thread keeps from row to row.
+constexpr u32 KEPT = 16;
 
-// shrunk[row][part][j] = x[row] . a[slot][part][j] for j below the adapter's rank: blocks (rows, outputs), a warp for
-// each (part, j). `ranks` is [slots][parts], 0 where a projection is left alone.
-template <u32 ROWS, typename X, typename W>
+// Sums of x[i][k] * w[d][k] over this warp's share of k, for the rows of `mine`.
+template <u32 ROWS, u32 COUNT, typename X, typename W>
+DEVICE void share_of_dots(
+    const X* const (&x)[ROWS], u32 mine, const W* const (&w)[COUNT], u32 k, f32 (&sums)[ROWS][COUNT]) {
+    constexpr u32 N = 16 / sizeof(W);
+    // 16 bytes of w stand for at least as many of x, unless its elements are larger.
+    constexpr u32 X_BYTES = sizeof(X) >= sizeof(W) ? 16 : sizeof(X);
+    const u32 lane = threadIdx.x % 32, share = (k + WARPS * N - 1) / (WARPS * N) * N;
+    const u32 begin = threadIdx.x / 32 * share, end = min(begin + share, k);
+#pragma unroll
+    for (u32 i = 0; i < ROWS; i++)
+#pragma unroll
+        for (u32 d = 0; d < COUNT; d++) sums[i][d] = 0.0f;
+    if (k % N == 0 && (u64)w[0] % 16 == 0) {
+#pragma unroll 2
+        for (u32 at = begin + lane * N; at < end; at += 32 * N) {
+            f32 ws[COUNT][N];
+#pragma unroll
+            for (u32 d = 0; d < COUNT; d++) {
+                const Piece<W, N, 16> piece(w[d] + at);
+#pragma unroll
+                for (u32 j = 0; j < N; j++) ws[d][j] = load(piece.at[j]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < ROWS; i++) {
+                if (!(mine >> i & 1u)) continue;
+                const Piece<X, N, X_BYTES> xs(x[i] + at);
+#pragma unroll
+                for (u32 d = 0; d < COUNT; d++)
+#pragma unroll
+                    for (u32 j = 0; j < N; j++) sums[i][d] = fmaf(load(xs.at[j]), ws[d][j], sums[i][d]);
+            }
+        }
+    } else {
+        for (u32 at = begin + lane; at < end; at += 32)
+#pragma unroll
+            for (u32 i = 0; i < ROWS; i++)
+                if (mine >> i & 1u)
+#pragma unroll
+                    for (u32 d = 0; d < COUNT; d++) sums[i][d] = fmaf(load(x[i][at]), load(w[d][at]), sums[i][d]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < ROWS; i++)
+#pragma unroll
+        for (u32 d = 0; d < COUNT; d++) sums[i][d] = warp_sum(sums[i][d]);
+}
+
+// shrunk[row][part][j] = x[row] . a[slot][part][j] for j below the adapter's rank: blocks (rows, dots), WARPS warps for
+// COUNT of a part's j. `ranks` is [slots][parts], 0 where a projection is left alone.
+template <u32 ROWS, u32 COUNT, typename X, typename W>
 DEVICE void shrink(
     const X* x, const W* a, const u32* slots, const u32* ranks, f32* shrunk, u32 rows, u32 inputs, u32 parts,
     u32 max_rank) {
-    const u32 dot = blockIdx.y * OUTPUTS + threadIdx.x / 32, part = dot / max_rank, j = dot % max_rank;
-    if (part >= parts) return;
-    const u32 first = blockIdx.x * ROWS;
-    u32 slot[ROWS];
+    __shared__ f32 shares[WARPS][ROWS][COUNT];
+    const u32 groups = (max_rank + COUNT - 1) / COUNT, part = blockIdx.y / groups, j = blockIdx.y % groups * COUNT;
+    const u32 first = blockIdx.x * ROWS, warp = threadIdx.x / 32;
+    u32 slot[ROWS], left = 0;
 #pragma unroll
     for (u32 i = 0; i < ROWS; i++) {
         slot[i] = first + i < rows ? slots[first + i] : NO_ADAPTER;
-        if (slot[i] != NO_ADAPTER && j >= ranks[slot[i] * parts + part]) slot[i] = NO_ADAPTER;
+        if (slot[i] != NO_ADAPTER && j < ranks[slot[i] * parts + part]) left |= 1u << i;
     }
-    // Rows of one slot are done together.
-    u32 left = 0;
-#pragma unroll
-    for (u32 i = 0; i < ROWS; i++) left |= (slot[i] != NO_ADAPTER ? 1u : 0u) << i;
+    // Rows of one slot are done together; all threads see the same slots.
     while (left) {
-        u32 own = NO_ADAPTER;
+        u32 own = NO_ADAPTER, mine = 0;
+        const X* from[ROWS];
 #pragma unroll
         for (u32 i = 0; i < ROWS; i++)
             if (own == NO_ADAPTER && left >> i & 1u) own = slot[i];
-        const X* from[ROWS];
-        f32 sums[ROWS];
 #pragma unroll
         for (u32 i = 0; i < ROWS; i++) {
-            const bool mine = (left >> i & 1u) && slot[i] == own;
-            from[i] = mine ? x + (first + i) * (u64)inputs : nullptr;
-            if (mine) left &= ~(1u << i);
+            if ((left >> i & 1u) && slot[i] == own) mine |= 1u << i;
+            from[i] = x + (first + i) * (u64)inputs;
         }
-        // 16 bytes of w stand for at least as many of x, unless its elements are larger.
-        constexpr u32 X_BYTES = sizeof(X) >= sizeof(W) ? 16 : sizeof(X);
-        const W* w = a + (((u64)own * parts + part) * max_rank + j) * inputs;
-        warp_dots<X_BYTES>(from, w, inputs, sums);
+        left &= ~mine;
+        const W* w[COUNT];
 #pragma unroll
-        for (u32 i = 0; i < ROWS; i++)
-            if (from[i] && threadIdx.x % 32 == 0) shrunk[((u64)(first + i) * parts + part) * max_rank + j] = sums[i];
+        for (u32 d = 0; d < COUNT; d++)
+            w[d] = a + (((u64)own * parts + part) * max_rank + min(j + d, max_rank - 1)) * inputs;
+        f32 sums[ROWS][COUNT];
+        share_of_dots(from, mine, w, inputs, sums);
+        if (threadIdx.x % 32 == 0)
+#pragma unroll
+            for (u32 i = 0; i < ROWS; i++)
+#pragma unroll
+                for (u32 d = 0; d < COUNT; d++) shares[warp][i][d] = sums[i][d];
+        __syncthreads();
+        const u32 i = threadIdx.x / COUNT, d = threadIdx.x % COUNT;
+        if (i < ROWS && (mine >> i & 1u) && j + d < ranks[own * parts + part]) {
+            f32 sum = 0.0f;
+#pragma unroll
+            for (u32 share = 0; share < WARPS; share++) sum += shares[share][i][d];
+            shrunk[((u64)(first + i) * parts + part) * max_rank + j + d] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+// `count` weights as numbers, 16 bytes at a time where that can be.
+template <typename W> DEVICE void keep(const W* from, u32 count, f32 (&to)[KEPT]) {
+    constexpr u32 N = 16 / sizeof(W);
+    if (count % N == 0 && (u64)from % 16 == 0) {
+#pragma unroll
+        for (u32 at = 0; at < KEPT; at += N) {
+            if (at >= count) break;
+            const Piece<W, N, 16> piece(from + at);
+#pragma unroll
+            for (u32 j = 0; j < N; j++) to[at + j] = load(piece.at[j]);
+        }
+    } else {
+#pragma unroll
+        for (u32 at = 0; at < KEPT; at++)
+            if (at < count) to[at] = load(from[at]);
     }
 }
 
@@ -62,34 +141,49 @@ DEVICE void expand(
     if (o >= outputs) return;
     u32 part = 0;
     while (o >= ends[part]) part++;
-    const u32 first = blockIdx.x * ROWS;
+    // A projection's rows follow each other, as long as its rank.
+    const u32 begin = part > 0 ? ends[part - 1] : 0, first = blockIdx.x * ROWS;
+    f32 kept[KEPT];
+    u32 kept_slot = NO_ADAPTER;
 #pragma unroll 1
     for (u32 i = 0; i < ROWS && first + i < rows; i++) {
         const u32 row = first + i, slot = slots[row];
         if (slot == NO_ADAPTER) continue;
         const u32 rank = ranks[slot * parts + part];
         if (rank == 0) continue;
-        // A projection's rows follow each other, as long as its rank.
-        const u32 begin = part > 0 ? ends[part - 1] : 0;
         const W* w = b + ((u64)slot * outputs + begin) * max_rank + (u64)(o - begin) * rank;
         const f32* t = shrunk + ((u64)row * parts + part) * max_rank;
         f32 sum = 0.0f;
-        for (u32 j = 0; j < rank; j++) sum = fmaf(t[j], load(w[j]), sum);
+        if (rank <= KEPT) {
+            if (slot != kept_slot) keep(w, rank, kept);
+            kept_slot = slot;
+#pragma unroll
+            for (u32 j = 0; j < KEPT; j++)
+                if (j < rank) sum = fmaf(t[j], kept[j], sum);
+        } else {
+            for (u32 from = 0; from < rank; from += KEPT) {
+                const u32 count = min(KEPT, rank - from);
+                keep(w + from, count, kept);
+#pragma unroll
+                for (u32 j = 0; j < KEPT; j++)
+                    if (j < count) sum = fmaf(t[from + j], kept[j], sum);
+            }
+        }
         Out* to = out + (u64)row * outputs + o;
         *to = Cast<Out>::from(load(*to) + sum);
     }
 }
 
 #define LORA_SHRINK(X, W) \
-    extern "C" __global__ void __launch_bounds__(32 * OUTPUTS) lora_shrink_##X##_##W( \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) lora_shrink_##X##_##W( \
         const X* x, const W* a, const u32* slots, const u32* ranks, f32* shrunk, u32 rows, u32 inputs, u32 parts, \
         u32 max_rank) { \
-        shrink<1>(x, a, slots, ranks, shrunk, rows, inputs, parts, max_rank); \
+        shrink<1, 1>(x, a, slots, ranks, shrunk, rows, inputs, parts, max_rank); \
     } \
-    extern "C" __global__ void __launch_bounds__(32 * OUTPUTS) lora_shrink_many_##X##_##W( \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) lora_shrink_many_##X##_##W( \
         const X* x, const W* a, const u32* slots, const u32* ranks, f32* shrunk, u32 rows, u32 inputs, u32 parts, \
         u32 max_rank) { \
-        shrink<EACH>(x, a, slots, ranks, shrunk, rows, inputs, parts, max_rank); \
+        shrink<EACH, DOTS>(x, a, slots, ranks, shrunk, rows, inputs, parts, max_rank); \
     }
 
 #define LORA_EXPAND(W, OUT) \

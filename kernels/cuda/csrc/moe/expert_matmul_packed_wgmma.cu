@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) expert_matmul_packed_wg
     if (CODE == LEVELS) make_table<TYPE>(w, table);
     __syncthreads();
     if (threadIdx.x < MULTIPLYING) {
-        product.multiply();
+        product.multiply(nullptr);
         product.meet();
         auto gate = [=](f32 gate, f32 up) { return shape.gated(gate, up); };
         const f32* shifts = bias ? bias + (size_t)any.expert * shape.n : bias;

@@ -5,7 +5,7 @@ use kernels::ops::*;
 use super::{Bench, CALLS, LEADS, Model, ROTATION, Work};
 
 /// Rows whose products are timed.
-const ROWS: [usize; 12] = [1, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 8192];
+const ROWS: [usize; 13] = [1, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 8192];
 
 /// What is stored.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ enum Stored {
     Bf16,
     Grouped(GroupedFormat),
     /// 8-bit floats with a scale a row.
-    E4m3,
+    E4m3(InputRounding),
 }
 
 impl Stored {
@@ -22,18 +22,23 @@ impl Stored {
         match self {
             Self::Bf16 => 16,
             Self::Grouped(format) if format.bits == CodeBits::Four => 4,
-            Self::Grouped(_) | Self::E4m3 => 8,
+            Self::Grouped(_) | Self::E4m3(_) => 8,
         }
     }
 }
 
-const FORMATS: [(&str, Stored); 5] = [
+const FORMATS: [(&str, Stored); 7] = [
     ("bf16", Stored::Bf16),
     ("int4 g128", Stored::Grouped(INT4)),
     ("int4 g32 zeros", Stored::Grouped(GroupedFormat { group: 32, levels: Levels::Integers(Zeros::Stored), ..INT4 })),
-    ("int8", Stored::Grouped(GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 })),
-    ("e4m3", Stored::E4m3),
+    ("int8", Stored::Grouped(INT8)),
+    ("int8 by int8", Stored::Grouped(GroupedFormat { input: INT8_INPUTS, ..INT8 })),
+    ("e4m3", Stored::E4m3(InputRounding::None)),
+    ("e4m3 by e4m3", Stored::E4m3(InputRounding::Dynamic { cols: ALL_COLUMNS })),
 ];
+
+const INT8: GroupedFormat = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 };
+const INT8_INPUTS: InputRounding = InputRounding::DynamicInt8 { outliers: f32::INFINITY };
 
 const INT4: GroupedFormat = GroupedFormat {
     bits: CodeBits::Four,
@@ -81,7 +86,7 @@ impl Bench {
         match stored {
             Stored::Bf16 => self.matrix(rows, cols),
             Stored::Grouped(format) => self.grouped_matrix(format, [rows, cols]),
-            Stored::E4m3 => self.float_matrix([rows, cols]),
+            Stored::E4m3(input) => self.float_matrix([rows, cols], input),
         }
     }
 
@@ -100,16 +105,11 @@ impl Bench {
         self.backend.load_matrix(matrix, DType::Bf16)
     }
 
-    fn float_matrix(&mut self, [rows, cols]: [usize; 2]) -> Matrix {
+    fn float_matrix(&mut self, [rows, cols]: [usize; 2], input: InputRounding) -> Matrix {
         let codes: Vec<u8> = self.noise[..rows * cols].iter().map(|byte| byte & 0xb7).collect();
         let (scales, scale_rows) = (vec![1.0 / 256.0; rows], (0..rows as u32).collect::<Vec<_>>());
-        let codes = ScaledCodes {
-            codes: &codes,
-            scales: &scales,
-            scale_rows: &scale_rows,
-            scale_cols: ALL_COLUMNS,
-            input: InputRounding::None,
-        };
+        let codes =
+            ScaledCodes { codes: &codes, scales: &scales, scale_rows: &scale_rows, scale_cols: ALL_COLUMNS, input };
         let matrix = HostMatrix { rows, cols, encoding: Encoding::Scaled(codes) };
         self.backend.load_matrix(matrix, DType::Bf16)
     }

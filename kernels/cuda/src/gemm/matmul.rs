@@ -8,6 +8,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::autotune::measure;
 use crate::autotune::tactics::{Tactic, TacticCache};
 use crate::fusion::split_norm::{After, Before};
+use crate::gemm::codes::{self, CodedInput};
 use crate::gemm::cublaslt::Blas;
 use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch};
@@ -17,7 +18,7 @@ use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
-use kernels::ops::{DType, Epilogue};
+use kernels::ops::{DType, Epilogue, InputRounding};
 
 /// Tile of the SIMT kernel, and its threads.
 const TILE: usize = 64;
@@ -49,7 +50,6 @@ impl Matmul {
         if product.is_short() && x.dtype != w.dtype {
             product.x = self.round(device, x, w);
         }
-        self.prepare(device, &mut product);
         if !self.launch(device, &mut product, &Fused::default()) {
             self.run_unpacked(device, product);
         }
@@ -67,7 +67,7 @@ impl Matmul {
 
     /// Makes room for a packed matrix as 16-bit numbers.
     fn reserve_unpacked(&mut self, device: &mut Device, w: &Weights) {
-        let bytes = w.rows * w.cols * w.compute.size();
+        let bytes = (w.rows * w.cols * w.compute.size()).max(codes::room_bytes(Facts::of(device), w));
         let fits = |memory: &Arc<Memory>| memory.bytes >= bytes;
         if w.packed.is_some() && w.compute.size() == 2 && !self.unpacked.as_ref().is_some_and(fits) {
             self.unpacked = None;
@@ -80,13 +80,15 @@ impl Matmul {
         let (x, w) = (product.x, product.w);
         let Some(packed) = &w.packed else { return };
         let dtype = if x.dtype.size() == 2 { x.dtype } else { w.compute };
-        if !matmul_packed::needs_input(packed, x, dtype) {
+        let leaves = codes::leaves_input(Facts::of(device), product);
+        let rounding = if leaves { InputRounding::None } else { packed.input };
+        if !matmul_packed::needs_input(packed, rounding, x, dtype) {
             return;
         }
         let bytes = x.elements() * dtype.size();
         let ptr = self.reserve_rounded(device, bytes);
         let to = View { ptr, dtype, most_rows: x.rows, ..x };
-        matmul_packed::prepare(device, packed, x, to);
+        matmul_packed::prepare(device, packed, rounding, x, to);
         product.x = to;
     }
 
@@ -102,10 +104,14 @@ impl Matmul {
     }
 
     /// Queues a product and what is fused with it, by the first kernel of the table that takes both; false where none
-    /// does: nothing happens then.
+    /// does: nothing happens then, but that the input may be prepared.
     fn launch(&mut self, device: &mut Device, product: &mut Product<'_>, fused: &Fused) -> bool {
-        let (facts, mut tactic) = (Facts::of(device), None);
+        let (facts, mut tactic, mut is_prepared) = (Facts::of(device), None, fused.has_norms());
         for kernel in KERNELS {
+            if !is_prepared && !matches!(kernel.launch, Launch::Coded(_)) {
+                self.prepare(device, product);
+                is_prepared = true;
+            }
             if !(kernel.fits)(facts, product, fused) {
                 continue;
             }
@@ -115,6 +121,10 @@ impl Matmul {
             let launched = kernel.is_selected(tactic)
                 && match kernel.launch {
                     Launch::Kernel(launch) => launch(device, product, fused),
+                    Launch::Coded(launch) => {
+                        let input = self.coded(device, product);
+                        input.is_some_and(|input| launch(device, product, fused, &input))
+                    }
                     Launch::Reordered(launch) => {
                         self.reordered(device, product, |device, product| launch(device, product, fused))
                     }
@@ -125,6 +135,14 @@ impl Matmul {
             }
         }
         false
+    }
+
+    /// Queues the rounding of a product's input to codes.
+    fn coded(&mut self, device: &mut Device, product: &Product<'_>) -> Option<CodedInput> {
+        self.reserve_unpacked(device, product.w);
+        let room = self.unpacked.as_ref()?.ptr;
+        let to = self.reserve_rounded(device, codes::input_bytes(product.x));
+        codes::quantize(device, product, to, room)
     }
 
     /// Launches a kernel that reads its input in the order of packed weights.
@@ -235,7 +253,6 @@ impl Matmul {
     /// Queues a product and the gate of its outputs: in one kernel where that is the fastest. The content
     /// of `product`'s own output is undefined afterwards. False where no kernel does that: nothing happens then.
     pub(crate) fn run_gated(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Gate) -> bool {
-        self.prepare(device, product);
         self.launch(device, product, &Fused::gate(Some(gate)))
     }
 

@@ -149,26 +149,39 @@ pub(crate) struct InputShape {
 
 twin!(InputShape = "InputShape" { columns, k, to, group, scale, outliers });
 
-/// Whether a product's input has to be prepared before it is multiplied as numbers of this type.
-pub(crate) fn needs_input(packed: &Packed, x: View, dtype: DType) -> bool {
-    packed.columns.is_some() || packed.input != InputRounding::None || x.dtype != dtype
+/// Whether a product's input has to be prepared before it is multiplied as numbers of this type, rounded like this.
+pub(crate) fn needs_input(packed: &Packed, rounding: InputRounding, x: View, dtype: DType) -> bool {
+    packed.columns.is_some() || rounding != InputRounding::None || x.dtype != dtype
 }
 
-/// Queues the preparation of a product's input, to `to`.
-pub(crate) fn prepare(device: &mut Device, packed: &Packed, x: View, to: View) {
-    const THREADS: usize = 256;
-    const ALL: u32 = u32::MAX;
-    let (kind, group, scale, outliers) = match packed.input {
-        InputRounding::None => (0, 0, 0.0, 0.0),
-        InputRounding::Static(scale) => (1, 0, scale, 0.0),
-        InputRounding::Dynamic { cols } => (1, u32::try_from(cols).unwrap_or(ALL), 0.0, f32::INFINITY),
-        InputRounding::StaticInt8(scale) => (2, 0, scale, 0.0),
-        InputRounding::DynamicInt8 { outliers } => (2, ALL, 0.0, outliers),
-    };
-    let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
-    let input = InputShape { columns, k: x.width as u32, to: kind, group, scale, outliers };
-    let shape = Shape { grid: [x.rows, 1], block: THREADS, shared: 0 };
-    device.launch(Name::of("prepare_input", &[x.dtype, to.dtype]), shape, args![x.ptr, to.ptr, input]);
+impl InputShape {
+    /// Of a product of `x`, rounded like this, with a packed matrix.
+    pub(crate) fn of(packed: &Packed, rounding: InputRounding, x: View) -> Self {
+        const ALL: u32 = u32::MAX;
+        let (to, group, scale, outliers) = match rounding {
+            InputRounding::None => (0, 0, 0.0, 0.0),
+            InputRounding::Static(scale) => (1, 0, scale, 0.0),
+            InputRounding::Dynamic { cols } => (1, u32::try_from(cols).unwrap_or(ALL), 0.0, f32::INFINITY),
+            InputRounding::StaticInt8(scale) => (2, 0, scale, 0.0),
+            InputRounding::DynamicInt8 { outliers } => (2, ALL, 0.0, outliers),
+        };
+        let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
+        Self { columns, k: x.width as u32, to, group, scale, outliers }
+    }
+}
+
+/// A block for each row; where they do not fill the device, of so many threads that each keeps its part of the row.
+pub(crate) fn rows_shape(x: View) -> Shape {
+    const MANY_ROWS: usize = 512;
+    let threads = if x.rows > MANY_ROWS { 256 } else { (x.width / 8).next_power_of_two().clamp(128, 1024) };
+    Shape { grid: [x.rows, 1], block: threads, shared: 0 }
+}
+
+/// Queues the preparation of a product's input, to `to`, rounded like this.
+pub(crate) fn prepare(device: &mut Device, packed: &Packed, rounding: InputRounding, x: View, to: View) {
+    let shape = rows_shape(x);
+    let input = InputShape::of(packed, rounding, x);
+    device.launch_early(Name::of("prepare_input", &[x.dtype, to.dtype]), shape, args![x.ptr, to.ptr, input]);
 }
 
 #[cfg(test)]

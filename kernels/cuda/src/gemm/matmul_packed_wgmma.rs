@@ -4,6 +4,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::ops::{DType, Epilogue};
 
+use crate::gemm::codes::CodedInput;
 use crate::gemm::product::{Gate, Product};
 use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, Special};
@@ -35,8 +36,10 @@ const MOST_STAGES: usize = 8;
 const LEAST_STAGES: usize = 5;
 /// Chunks of `k` that each part has at least.
 const LEAST_CHUNKS: usize = 4;
-/// Cycles, about: a warpgroup's to decode a chunk, a block's to wait for one, and for the sums of a part.
+/// Cycles, about: a warpgroup's to decode a chunk, or to put its codes in order; a block's to wait for one, and for the
+/// sums of a part.
 const DECODING: usize = 100;
+const ORDERING: usize = 20;
 const WAITING: usize = 200;
 const ENDING: usize = 1000;
 
@@ -49,8 +52,8 @@ struct Config {
 }
 
 impl Config {
-    /// For a product with a matrix `[n, k]`.
-    fn of(rows: usize, [n, k]: [usize; 2], gated: bool, multiprocessors: usize) -> Self {
+    /// For a product with a matrix `[n, k]`, a chunk of which takes a warpgroup so many cycles beside products.
+    fn of(rows: usize, [n, k]: [usize; 2], chunk_cycles: usize, gated: bool, multiprocessors: usize) -> Self {
         // Tiles of rows are as even as can be.
         let most = ROWS[ROWS.len() - 1];
         let row_tiles = rows.div_ceil(most).max(1);
@@ -67,15 +70,20 @@ impl Config {
             let blocks = blocks(warpgroups, parts);
             let sharing = if rows <= FEW_ROWS { blocks.div_ceil(multiprocessors).min(2) } else { 1 };
             let waves = blocks.div_ceil(sharing * multiprocessors);
-            waves * chunks.div_ceil(parts) * (sharing * warpgroups * (2 * rows + DECODING) + WAITING) + parts * ENDING
+            waves * chunks.div_ceil(parts) * (sharing * warpgroups * (2 * rows + chunk_cycles) + WAITING)
+                + parts * ENDING
         };
         shapes.min_by_key(time).unwrap_or(Self { rows, warpgroups: 2, parts: 1 })
     }
 
-    fn special(&self, kind: Kind, dtype: DType, gated: bool) -> Special {
+    fn special(&self, kind: Kind, inputs: Inputs, gated: bool) -> Special {
         let Self { rows, warpgroups, parts } = *self;
+        let (dtype, codes) = match inputs {
+            Inputs::Numbers(dtype) => (dtype, 0),
+            Inputs::Codes(dtype) => (dtype, kind.code as usize),
+        };
         let own = [("ROWS", rows), ("WARPGROUPS", warpgroups), ("PARTS", parts), ("DEPTH", self.depth())];
-        let gated = [("GATED", usize::from(gated))];
+        let gated = [("GATED", usize::from(gated)), ("CODES", codes)];
         let sizes: Vec<_> = kind.macros().into_iter().chain(own).chain(gated).collect();
         Special::new("matmul_packed_wgmma", dtype, &sizes)
     }
@@ -101,6 +109,31 @@ impl Config {
     }
 }
 
+/// What rows of `x` are, and the type of results where those are not f32.
+#[derive(Clone, Copy, Debug)]
+enum Inputs {
+    Numbers(DType),
+    /// Such codes of 8 bits as those of the matrix.
+    Codes(DType),
+}
+
+/// The left side of a product: what it is, how the copy engine sees it, and the scales of rows of codes.
+struct Rows {
+    inputs: Inputs,
+    x: View,
+    scales: CUdeviceptr,
+}
+
+impl Inputs {
+    /// See `chunk_cycles` of [`Config::of`].
+    fn cycles(self) -> usize {
+        match self {
+            Self::Numbers(_) => DECODING,
+            Self::Codes(_) => ORDERING,
+        }
+    }
+}
+
 /// Whether the kernel computes a product.
 pub(crate) fn fits(facts: Facts, Product { x, w, out, .. }: &Product<'_>) -> bool {
     (LEAST_ROWS..=MOST_ROWS).contains(&x.rows)
@@ -110,7 +143,7 @@ pub(crate) fn fits(facts: Facts, Product { x, w, out, .. }: &Product<'_>) -> boo
 }
 
 /// Whether it multiplies by a matrix.
-fn takes(facts: Facts, w: &Weights) -> bool {
+pub(crate) fn takes(facts: Facts, w: &Weights) -> bool {
     w.packed.as_ref().is_some_and(|packed| {
         facts.arch == HOPPER
             && facts.shared_of_block >= SHARED - KEPT
@@ -146,25 +179,37 @@ pub(crate) fn reorder(device: &mut Device, x: View, to: CUdeviceptr) -> View {
 /// Queues a product that [`fits`], whose input was [reordered](reorder), and the gate of its outputs; false where the
 /// kernel cannot be compiled.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
-    let Product { x, w, bias, out, .. } = product;
+    launch(device, product, gate, &Rows { inputs: Inputs::Numbers(product.x.dtype), x: product.x, scales: 0 })
+}
+
+/// The same for an input of codes.
+pub(crate) fn run_codes(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, x: &CodedInput) -> bool {
+    let rows = View { ptr: x.rows.codes, dtype: x.dtype, width: x.rows.pitch / 2, ..product.x };
+    launch(device, product, gate, &Rows { inputs: Inputs::Codes(x.dtype), x: rows, scales: x.rows.scales })
+}
+
+fn launch(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, rows: &Rows) -> bool {
+    let (Product { w, bias, out, .. }, &Rows { inputs, x, scales }) = (product, rows);
     let Some(packed) = &w.packed else { return false };
     let to = gate.map_or(*out, |gate| gate.out);
-    let config = Config::of(x.rows, [w.rows, w.cols], gate.is_some(), device.context.multiprocessors);
+    let multiprocessors = device.context.multiprocessors;
+    let config = Config::of(x.rows, [w.rows, w.cols], inputs.cycles(), gate.is_some(), multiprocessors);
     let Ok(x_map) = tensor_map(x.ptr, x.dtype, [x.rows, x.width], config.rows) else { return false };
     let tiles = w.rows.div_ceil(config.warpgroups * BOX) * x.rows.div_ceil(config.rows);
     let launch = Shape { grid: [tiles * config.parts, 1], block: config.threads(), shared: config.shared() };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let shape = product.shape(to);
     let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.function());
-    let special = config.special(packed.kind, x.dtype, gate.is_some());
-    device.launch_special(special, launch, args![to.ptr, x_map, packed.argument(), bias, shape, function])
+    let special = config.special(packed.kind, inputs, gate.is_some());
+    device.launch_special(special, launch, args![to.ptr, x_map, packed.argument(), bias, shape, function, scales])
 }
 
 /// Kernels for products of some rows with a matrix: those of decode steps.
 pub(crate) fn specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> {
     let Some(packed) = w.packed.as_ref().filter(|_| takes(facts, w)) else { return Vec::new() };
-    let config = |rows| Config::of(rows, [w.rows, w.cols], false, facts.multiprocessors);
-    let mut all: Vec<Special> = ROWS.map(|rows| config(rows).special(packed.kind, dtype, false)).into();
+    let inputs = if packed.both_codes().is_some() { Inputs::Codes(dtype) } else { Inputs::Numbers(dtype) };
+    let config = |rows| Config::of(rows, [w.rows, w.cols], inputs.cycles(), false, facts.multiprocessors);
+    let mut all: Vec<Special> = ROWS.map(|rows| config(rows).special(packed.kind, inputs, false)).into();
     all.dedup();
     all
 }
@@ -178,7 +223,7 @@ mod tests {
 
     fn configs() -> impl Iterator<Item = (usize, Config)> {
         let rows = [17, 32, 33, 64, 65, 128, 129, 200, 257, 400, 513, 2048];
-        let config = |rows, shape| [false, true].map(|gated| (rows, Config::of(rows, shape, gated, 132)));
+        let config = |rows, shape| [false, true].map(|gated| (rows, Config::of(rows, shape, DECODING, gated, 132)));
         rows.into_iter().flat_map(move |rows| SHAPES.into_iter().flat_map(move |shape| config(rows, shape)))
     }
 
@@ -202,7 +247,7 @@ mod tests {
     #[test]
     fn small_matrices_are_cut_into_parts() {
         let cut = |rows, shape| {
-            let Config { warpgroups, parts, .. } = Config::of(rows, shape, false, 132);
+            let Config { warpgroups, parts, .. } = Config::of(rows, shape, DECODING, false, 132);
             (warpgroups, parts)
         };
         assert_eq!(SHAPES.map(|shape| cut(64, shape)), [(1, 1), (1, 1), (1, 4), (2, 4), (2, 4), (2, 4), (2, 1)]);

@@ -3,7 +3,9 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::gemm::product::{GemmShape, MANY_ROWS, Product};
+use crate::gemm::codes::CodedInput;
+use crate::gemm::matmul_packed_wgmma;
+use crate::gemm::product::{Gate, GemmShape, MANY_ROWS, Product};
 use crate::gemm::table::Facts;
 use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
@@ -11,6 +13,7 @@ use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Shape, args};
 use crate::runtime::tensor_map::tensor_map;
+use crate::weights::packed::{Code, CodedRows};
 use kernels::ops::{Activation, DType, Epilogue};
 
 /// Rows of a box of `w`: whichever leaves fewer multiprocessors idle.
@@ -69,11 +72,12 @@ impl Config {
         usual.into_iter().chain(tall).min_by_key(time).unwrap_or(usual[0])
     }
 
-    fn special(&self, dtype: DType, function: Option<Function>) -> Special {
+    fn special(&self, dtype: DType, function: Option<Function>, code: Option<Code>) -> Special {
         let Self { rows, blocks, depth, columns } = *self;
         let function = function.map_or(ALL, |function| function.number as usize);
         let sizes = [("FUNCTION", function), ("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), ("BOX", columns)];
-        Special::new("matmul_wgmma", dtype, &sizes)
+        let codes = code.map(|code| ("CODES", code as usize));
+        Special::new("matmul_wgmma", dtype, &sizes.into_iter().chain(codes).collect::<Vec<_>>())
     }
 
     /// One warpgroup that feeds, and those that multiply.
@@ -105,26 +109,56 @@ impl HopperShape {
     pub(crate) fn new(product: &Product<'_>, out: View, function: Option<Function>) -> Self {
         Self { product: product.shape(out), limit: function.map_or(0.0, |function| function.limit) }
     }
+
+    /// Where a row has so many numbers of 16 bits.
+    fn with_columns(self, columns: usize) -> Self {
+        Self { product: self.product.with_columns(columns), ..self }
+    }
+}
+
+/// `struct CodeScales` of the kernel: of the rows of `x` and of `w`, where those are codes.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct CodeScales {
+    x: CUdeviceptr,
+    w: CUdeviceptr,
+}
+
+twin!(CodeScales = "CodeScales" { x, w });
+
+/// What the copy engine brings: matrices of 16-bit numbers, or of codes, two of which it takes for such a number.
+struct Operands {
+    x: CUdeviceptr,
+    w: CUdeviceptr,
+    /// Numbers of a row.
+    columns: usize,
+    dtype: DType,
+    code: Option<Code>,
+    scales: CodeScales,
 }
 
 /// What is compiled ahead: gates are nearly always SiLU, and only products of many rows are done without one.
 pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
-    let gated = Config::all().map(move |config| config.special(dtype, Some(Activation::Silu.into())));
-    let plain = BOXES_ROWS.map(|columns| Config::with(MANY_ROWS + 1, columns).special(dtype, None));
+    let gated = Config::all().map(move |config| config.special(dtype, Some(Activation::Silu.into()), None));
+    let plain = BOXES_ROWS.map(|columns| Config::with(MANY_ROWS + 1, columns).special(dtype, None, None));
     gated.chain(plain)
 }
 
 /// Whether the kernel can do a product.
 pub(crate) fn fits(facts: Facts, Product { x, w, epilogue, out, .. }: &Product<'_>) -> bool {
     let adds = *epilogue == Epilogue::Accumulate;
-    facts.arch == HOPPER
-        && facts.shared_of_block >= Config::with(x.rows, BOXES_ROWS[0]).shared()
+    has_room(facts, x.rows)
         && w.dtype.size() == 2
         && x.dtype == w.dtype
         && (out.dtype == DType::F32 || (out.dtype == w.dtype && !adds))
         && x.rows >= LEAST_ROWS
         && w.cols.is_multiple_of(PIECE)
         && w.rows.is_multiple_of(PIECE)
+}
+
+/// Whether the device has the instructions, and blocks for so many rows their memory.
+pub(crate) fn has_room(facts: Facts, rows: usize) -> bool {
+    facts.arch == HOPPER && facts.shared_of_block >= Config::with(rows, BOXES_ROWS[0]).shared()
 }
 
 /// Whether it can gate its outputs too.
@@ -135,7 +169,7 @@ pub(crate) fn may_gate(facts: Facts, product: &Product<'_>) -> bool {
 
 /// The kernel for a product that [`fits`].
 pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<Function>, out: View) -> Special {
-    config(facts, product, function, out).1.special(product.w.dtype, function)
+    config(facts, product, function, out).1.special(product.w.dtype, function, None)
 }
 
 /// Boxes of a tile, and how the kernel is compiled.
@@ -144,21 +178,56 @@ fn config(facts: Facts, product: &Product<'_>, function: Option<Function>, out: 
     (boxes, Config::of(product.x.rows, out.width, boxes, facts.multiprocessors))
 }
 
+/// The kernel for products of many rows of codes.
+pub(crate) fn special_of_codes(dtype: DType, function: Option<Function>, code: Code) -> Special {
+    Config::with(matmul_packed_wgmma::MOST_ROWS + 1, BOXES_ROWS[0]).special(dtype, function, Some(code))
+}
+
 /// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where
 /// it cannot be done.
 pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
-    let Product { x, w, bias, .. } = product;
+    let Product { x, w, .. } = product;
+    let (columns, dtype, scales) = (w.cols, w.dtype, CodeScales::default());
+    let operands = Operands { x: x.ptr, w: w.ptr(), columns, dtype, code: None, scales };
+    launch(device, product, &operands, &Kept { function, out })
+}
+
+/// The same for rows of codes and for weights that are such, whatever `product` has.
+pub(crate) fn run_codes(
+    device: &mut Device,
+    product: &Product<'_>,
+    gate: Option<Gate>,
+    x: &CodedInput,
+    w: CodedRows,
+) -> bool {
+    let scales = CodeScales { x: x.rows.scales, w: w.scales };
+    let (columns, dtype, code) = (w.pitch / 2, x.dtype, Some(x.code));
+    let operands = Operands { x: x.rows.codes, w: w.codes, columns, dtype, code, scales };
+    let kept = Kept { function: gate.map(|gate| gate.function()), out: gate.map_or(product.out, |gate| gate.out) };
+    launch(device, product, &operands, &kept)
+}
+
+/// What is kept of a product's outputs, and where.
+struct Kept {
+    function: Option<Function>,
+    out: View,
+}
+
+fn launch(device: &mut Device, product: &Product<'_>, operands: &Operands, kept: &Kept) -> bool {
+    let (Product { x, w, bias, .. }, &Kept { function, out }) = (product, kept);
+    let &Operands { columns, dtype, code, scales, .. } = operands;
     let (boxes, config) = config(Facts::of(device), product, function, out);
-    let map = |ptr, rows, box_rows| tensor_map(ptr, w.dtype, [rows, w.cols], box_rows);
-    let maps = (map(x.ptr, x.rows, config.rows), map(w.ptr(), w.rows, config.columns));
+    let map = |ptr, rows, box_rows| tensor_map(ptr, dtype, [rows, columns], box_rows);
+    let maps = (map(operands.x, x.rows, config.rows), map(operands.w, w.rows, config.columns));
     let to_map = tensor_map(out.ptr, out.dtype, [x.rows, out.width], PLACE_ROWS);
     let ((Ok(x_map), Ok(w_map)), Ok(to_map)) = (maps, to_map) else { return false };
-    let shape = HopperShape::new(product, out, function);
+    let shape = HopperShape::new(product, out, function).with_columns(columns);
     let work = x.rows.div_ceil(config.blocks * config.rows) * out.width.div_ceil(boxes * config.columns);
     let grid = [work.min(device.context.multiprocessors / config.blocks) * config.blocks, 1];
     let launch = Shape { grid, block: config.threads(), shared: config.shared() };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    device.launch_special(config.special(w.dtype, function), launch, args![out.ptr, x_map, w_map, to_map, bias, shape])
+    let special = config.special(dtype, function, code);
+    device.launch_special(special, launch, args![out.ptr, x_map, w_map, to_map, bias, shape, scales])
 }
 
 #[cfg(test)]
@@ -175,7 +244,7 @@ mod tests {
     fn every_kernel_is_compiled_ahead_and_apart() {
         let ahead: Vec<Special> = usual(DType::Bf16).collect();
         let once = |rows, function: Option<Function>, boxes| {
-            let special = Config::of(rows, 14336, boxes, 132).special(DType::Bf16, function);
+            let special = Config::of(rows, 14336, boxes, 132).special(DType::Bf16, function, None);
             assert_eq!(ahead.iter().filter(|known| **known == special).count(), 1, "{rows} rows");
         };
         [17, 64, 65, 128, 129, 192, 193, 8192]

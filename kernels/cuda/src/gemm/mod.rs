@@ -1,5 +1,6 @@
 //! GEMM: products of rows with a weight matrix, and the table of kernels that compute them.
 
+pub(crate) mod codes;
 pub(crate) mod cublaslt;
 pub(crate) mod matmul;
 pub(crate) mod matmul_packed;

@@ -6,8 +6,9 @@
 
 use crate::autotune::tactics::Tactic;
 use crate::fusion::split_norm::{After, Before};
+use crate::gemm::codes::CodedInput;
 use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
-use crate::gemm::{matmul, matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
+use crate::gemm::{codes, matmul, matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::Special;
 use crate::layers::elementwise::Function;
 use crate::runtime::arch::Arch;
@@ -96,6 +97,8 @@ pub(crate) struct Tuned {
 #[derive(Clone, Copy)]
 pub(crate) enum Launch {
     Kernel(fn(&mut Device, &Product<'_>, &Fused) -> bool),
+    /// The same with an input of 8-bit codes (`codes::quantize`).
+    Coded(fn(&mut Device, &Product<'_>, &Fused, &CodedInput) -> bool),
     /// The same with an input in the order of packed weights (`matmul_packed_wgmma::reorder`).
     Reordered(fn(&mut Device, &Product<'_>, &Fused) -> bool),
     /// cuBLASLt, with the algorithm that the autotuner found or its own first choice.
@@ -103,7 +106,24 @@ pub(crate) enum Launch {
 }
 
 /// Every GEMM kernel, the most special first.
-pub(crate) const KERNELS: &[GemmKernel] = &[PACKED_WGMMA, PACKED, PACKED_PLAIN, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+pub(crate) const KERNELS: &[GemmKernel] =
+    &[PACKED_CODES, WGMMA_CODES, PACKED_WGMMA, PACKED, PACKED_PLAIN, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+
+/// Some rows of 8-bit codes with such weights, on Hopper.
+const PACKED_CODES: GemmKernel = GemmKernel {
+    name: "packed-codes",
+    fits: |facts, product, fused| !fused.has_norms() && codes::fits_packed(facts, product, fused.gate),
+    selection: Selection::Always,
+    launch: Launch::Coded(|device, product, fused, x| matmul_packed_wgmma::run_codes(device, product, fused.gate, x)),
+};
+
+/// Many rows of the same.
+const WGMMA_CODES: GemmKernel = GemmKernel {
+    name: "wgmma-codes",
+    fits: |facts, product, fused| !fused.has_norms() && codes::fits_many(facts, product, fused.gate),
+    selection: Selection::Always,
+    launch: Launch::Coded(|device, product, fused, x| codes::run_many(device, product, fused.gate, x)),
+};
 
 /// More rows with weights of 4 or 8 bits, on Hopper's warpgroup instructions.
 const PACKED_WGMMA: GemmKernel = GemmKernel {

@@ -54,6 +54,7 @@ const LAYOUTS: &[Layout] = &[
     <runtime::batch::Pointers as Twin>::LAYOUT,
     <whole_step::BestTo as Twin>::LAYOUT,
     <moe::routing::Chosen as Twin>::LAYOUT,
+    <gemm::matmul_wgmma::CodeScales as Twin>::LAYOUT,
     <recurrent::Columns as Twin>::LAYOUT,
     <recurrent::Conv as Twin>::LAYOUT,
     <sampling::layout::Cut as Twin>::LAYOUT,

@@ -7,7 +7,7 @@ use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::gemm::table::Facts;
-use crate::gemm::{matmul_packed, matmul_packed_wgmma, matmul_skinny};
+use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
 use crate::jit::specialization::{LOWEST, Special};
 use crate::moe::experts::Keep;
 use crate::moe::experts_packed::PackedExperts;
@@ -59,7 +59,8 @@ fn order(device: &Device, specials: impl IntoIterator<Item = Special>) {
 fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
     if w.packed.is_some() && w.compute.size() == 2 {
         let few = matmul_packed::specials(w, w.compute).into_iter();
-        return few.chain(matmul_packed_wgmma::specials(Facts::of(device), w, w.compute)).collect();
+        let some = matmul_packed_wgmma::specials(Facts::of(device), w, w.compute);
+        return few.chain(some).chain(codes::specials(Facts::of(device), w, w.compute)).collect();
     }
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Vec::new();

@@ -105,6 +105,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),
+    ("hopper_codes.cuh", include_str!("../../csrc/include/hopper_codes.cuh")),
     ("hopper_gemm.cuh", include_str!("../../csrc/gemm/hopper_gemm.cuh")),
     ("hopper_registers.cuh", include_str!("../../csrc/include/hopper_registers.cuh")),
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),

@@ -10,7 +10,7 @@ pub(crate) const LOWEST: Arch = Arch::new(8, 0);
 pub(crate) const HOPPER: Arch = Arch::new(9, 0);
 
 /// Most sizes that a kernel is compiled for.
-const SIZES: usize = 7;
+const SIZES: usize = 8;
 
 /// A file and the macros it is compiled with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

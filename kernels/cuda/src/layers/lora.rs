@@ -4,7 +4,6 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::layers::groups::OUTPUTS;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -16,8 +15,11 @@ use kernels::ops::{self, DType, LoraShape, LoraWeights};
 const NONE: u32 = u32::MAX;
 /// Rows from which on blocks take several.
 const MANY: usize = 128;
-/// Rows of such a block.
+/// Rows of such a block, and outputs of a part that it shrinks to.
 const EACH: usize = 8;
+const DOTS: usize = 4;
+/// Warps that share a dot.
+const WARPS: usize = 8;
 /// Outputs of a block that expands.
 const BLOCK: usize = 128;
 
@@ -203,13 +205,13 @@ impl Adapters {
         let [a, b, ranks, ends] = [a, b, ranks, ends].map(|memory| ptr(memory.as_ref()));
         let (slots, shrunk) = (self.slots_at, ptr(self.shrunk.as_ref()));
         let [rows, inputs, all, parts, max_rank] = [x.rows, *inputs, all, parts, *max_rank].map(|size| size as u32);
-        let (shrink, expand, each) = match x.rows >= MANY {
-            true => ("lora_shrink_many", "lora_expand", EACH),
-            false => ("lora_shrink", "lora_expand_few", 1),
+        let (shrink, expand, each, together) = match x.rows >= MANY {
+            true => ("lora_shrink_many", "lora_expand", EACH, DOTS),
+            false => ("lora_shrink", "lora_expand_few", 1, 1),
         };
         let blocks = x.rows.div_ceil(each);
-        let dots = (parts * max_rank) as usize;
-        let shape = Shape { grid: [blocks, dots.div_ceil(OUTPUTS)], block: 32 * OUTPUTS, shared: 0 };
+        let dots = parts as usize * (max_rank as usize).div_ceil(together);
+        let shape = Shape { grid: [blocks, dots], block: 32 * WARPS, shared: 0 };
         device.launch(
             Name::in_file("lora", shrink, &[x.dtype, *dtype]),
             shape,

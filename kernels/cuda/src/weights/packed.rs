@@ -100,6 +100,32 @@ impl Kind {
         Self { code, scale: DType::F32, zeros, group: group_of(format.group, cols) }
     }
 
+    /// Of a format that is kept packed.
+    pub(crate) fn of(format: WeightFormat, cols: usize) -> Option<Self> {
+        match format {
+            WeightFormat::Plain(_) => None,
+            WeightFormat::ScaledE4m3 { scale_cols, .. } => Some(Self::of_floats(scale_cols, cols)),
+            WeightFormat::Grouped(format) => Some(Self::of_grouped(&format, cols)),
+            WeightFormat::Blocks(_) => IntegerFormat::of(format).map(|format| Self::of_integers(format, cols)),
+        }
+    }
+
+    /// What both sides of products with `cols` columns are, where inputs are rounded to such codes as weights are, with
+    /// one scale a row each.
+    pub(crate) fn both_codes(self, input: InputRounding, cols: usize) -> Option<Code> {
+        let rounds = match (self.code, input) {
+            (Code::E4m3, InputRounding::Static(_)) | (Code::Int8, InputRounding::StaticInt8(_)) => true,
+            (Code::E4m3, InputRounding::Dynamic { cols: shared }) => shared >= cols,
+            (Code::Int8, InputRounding::DynamicInt8 { outliers }) => outliers == f32::INFINITY,
+            _ => false,
+        };
+        (rounds && self.group == 0 && self.zeros == Zeros::Middle).then_some(self.code)
+    }
+
+    fn of_floats(scale_cols: usize, cols: usize) -> Self {
+        Self { code: Code::E4m3, scale: DType::F32, zeros: Zeros::Middle, group: group_of(scale_cols, cols) }
+    }
+
     /// `FORMAT` and `GROUP` of packed_skinny.cuh.
     pub(crate) fn macros(self) -> [(&'static str, usize); 2] {
         let format = self.code as usize + 4 * self.scale_number() + 16 * self.zeros as usize;
@@ -126,6 +152,31 @@ impl Kind {
     /// Groups of a row.
     fn groups(self, cols: usize) -> usize {
         if self.group == 0 { 1 } else { cols.div_ceil(self.group) }
+    }
+}
+
+/// Rows of 8-bit codes, and a scale in f32 for each of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CodedRows {
+    pub(crate) codes: CUdeviceptr,
+    pub(crate) scales: CUdeviceptr,
+    /// Bytes of a row: a multiple of [`STAGE`].
+    pub(crate) pitch: usize,
+}
+
+/// Codes of 8 bits that a product takes at a time.
+pub(crate) const STAGE: usize = 128;
+
+impl CodedRows {
+    /// Of `cols` codes, which lie before their scales in memory of [`Self::bytes`].
+    pub(crate) fn at(memory: CUdeviceptr, rows: usize, cols: usize) -> Self {
+        let pitch = cols.next_multiple_of(STAGE);
+        Self { codes: memory, scales: memory + (rows * pitch) as u64, pitch }
+    }
+
+    /// Bytes that rows of `cols` codes take.
+    pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
+        rows * (cols.next_multiple_of(STAGE) + size_of::<f32>())
     }
 }
 
@@ -247,8 +298,7 @@ impl Packed {
         ScaledCodes { scale_cols, input, .. }: ScaledCodes<'_>,
     ) -> Option<Self> {
         let (rows, cols) = (pieces.iter().map(|piece| piece.rows).sum(), pieces.first()?.cols);
-        let group = group_of(scale_cols, cols);
-        let kind = Kind { code: Code::E4m3, scale: DType::F32, zeros: Zeros::Middle, group };
+        let kind = Kind::of_floats(scale_cols, cols);
         let (mut values, mut lines) = (Vec::new(), Vec::new());
         for piece in pieces {
             let Encoding::Scaled(ScaledCodes { scales, scale_rows, .. }) = piece.encoding else { return None };
@@ -262,6 +312,11 @@ impl Packed {
         let scales = packing.shared_scales(&values, &lines)?;
         let (codes, scales) = (Arc::new(codes), Arc::new(scales));
         Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input })
+    }
+
+    /// See [`Kind::both_codes`].
+    pub(crate) fn both_codes(&self) -> Option<Code> {
+        self.kind.both_codes(self.input, self.cols)
     }
 
     /// Bytes that it takes.
@@ -280,6 +335,14 @@ impl Packed {
             levels: at(&self.levels),
             ..PackedWeights::of(self.kind, [self.rows, self.cols])
         }
+    }
+
+    /// Queues the writing of its codes of 8 bits row by row, `[rows, pitch]`, and of the scale of each row.
+    pub(crate) fn unpack_codes(&self, device: &mut Device, to: CodedRows) {
+        let lanes = (self.codes.bytes / 16) as u64;
+        let shape = Shape::elements(self.codes.bytes / 16);
+        let name = Name::in_file("unpack", "unpack_codes", &[]);
+        device.launch(name, shape, args![to.codes, to.scales, self.argument(), (to.pitch / 4) as u32, lanes]);
     }
 
     /// Queues the writing of the numbers that it stands for, `[rows, cols]` of a 16-bit type.

@@ -19,6 +19,8 @@ pub(super) fn command() -> Command {
         flag("engine-ready-timeout", "SECONDS", "How long the engine may take to start [default: no limit]")
             .env("VLLM_ENGINE_READY_TIMEOUT_S")
             .value_parser(duration),
+        flag("hf-overrides", "JSON", "Keys of the model's config.json that count instead of its own, as a JSON object")
+            .default_value("{}"),
         flag("hf-token", "TOKEN", "Hugging Face token for gated models").env("HF_TOKEN").hide_env_values(true),
         Arg::new("headless")
             .long("headless")

@@ -39,7 +39,8 @@ impl Reader {
                 self.model(word)?;
                 continue;
             }
-            let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+            let (name, value) =
+                word.split_once('=').or_else(|| glued(word)).map_or((word, None), |(name, value)| (name, Some(value)));
             let known = self.known(name)?;
             let takes_value = match &known {
                 Known::Ours { flag, .. } => !flag.shape.is_bool(),
@@ -167,7 +168,9 @@ impl Reader {
             if let Some(flag) = find(&name).filter(|flag| flag.shape == Shape::Json) {
                 return Ok(Known::Ours { flag, negated: false, member: Some(member.to_owned()) });
             }
-            if let Some(flag) = UNSUPPORTED.iter().find(|flag| flag.name == name) {
+            let alias = format!("-{name}");
+            let is_it = |flag: &&Unsupported| flag.name == name || flag.aliases.contains(&alias.as_str());
+            if let Some(flag) = UNSUPPORTED.iter().find(is_it) {
                 return Err(self.unsupported(flag, spelled.to_owned()));
             }
         }
@@ -189,6 +192,13 @@ impl Reader {
         }
         Ok(self.settings)
     }
+}
+
+/// A flag of one letter and the number that is written right behind it: `-O3`.
+fn glued(word: &str) -> Option<(&str, &str)> {
+    let (name, value) = word.split_at_checked(2)?;
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && !name.starts_with("--")).then_some((name, value))
 }
 
 /// Whether a word of a command line is a flag rather than a value. Negative numbers are values.

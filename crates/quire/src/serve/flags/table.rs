@@ -51,6 +51,7 @@ pub(super) const TOPICS: &[Topic] = &[
             used(SERVE, "download-dir"),
             to(WORKER, "dtype"),
             to(WORKER, "enforce-eager"),
+            used(SERVE, "hf-overrides"),
             used(SERVE, "hf-token"),
             to(WORKER, "load-format"),
             to(WORKER, "max-cudagraph-capture-size"),
@@ -108,6 +109,7 @@ pub(super) const TOPICS: &[Topic] = &[
         title: "Scheduling",
         flags: &[
             to(SCHEDULER, "async-scheduling"),
+            to(SCHEDULER, "disable-jump-forward"),
             to(SCHEDULER, "enable-chunked-prefill"),
             to(SCHEDULER, "long-prefill-token-threshold"),
             to(SCHEDULER, "max-n-sequences"),

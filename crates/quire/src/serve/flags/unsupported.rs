@@ -111,7 +111,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("grpc-port", Only(&[]), "the public API is HTTP; processes speak gRPC on --control"),
     flag("guided-decoding-backend", Only(&["auto", "guidance"]), "there is one backend, guidance"),
     flag("hf-config-path", Only(&[]), "config.json lies in the model's folder"),
-    flag("hf-overrides", Only(&["{}"]), "edit config.json in a copy of the folder"),
     flag("ignore-patterns", AnyValue, "only files that are read are downloaded"),
     flag("kv-cache-metrics", Off, "KV cache usage and prefix cache hits are in /metrics"),
     flag("kv-events-config", Only(&[]), "KV cache events are not published"),

@@ -52,7 +52,7 @@ fn defaults_of_unsupported_flags_are_fine() {
 
 #[test]
 fn flags_without_effect_are_reported_with_the_reason() {
-    let settings = parsed("--trust-remote-code -O 3 --port 1 --no-disable-log-requests").unwrap();
+    let settings = parsed("--trust-remote-code -O3 --port 1 --no-disable-log-requests").unwrap();
     let said = settings.without_effect();
     assert_eq!(
         said[0],
@@ -76,6 +76,8 @@ fn refusals_name_the_flag() {
         ),
         ("--max-loras 0", "command line: --max-loras 0: must be a whole number from 1 to 1024"),
         ("--master-port", "command line: --master-port needs a value"),
+        ("-cc.mode 3", "command line: -cc.mode is not supported"),
+        ("-O9", "command line: -O 9 is not supported"),
         ("--frobnicate", "command line: there is no flag --frobnicate"),
         ("--no-port", "command line: there is no flag --no-port"),
         ("--port", "command line: --port needs a value"),

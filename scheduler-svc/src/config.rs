@@ -61,7 +61,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = count(1..=65_536_u32))]
     pub max_cpu_loras: Option<u32>,
 
-    /// Adapters that are served from the start: name=folder, or {"name", "path", "base_model_name"}
+    /// Adapters that are served from the start: name=path, or {"name", "path", "base_model_name"}; a path is a
+    /// folder or a Hugging Face id
     #[arg(long, value_name = "ADAPTER", num_args = 1.., value_parser = lora_module)]
     pub lora_modules: Vec<LoraModule>,
 
@@ -176,7 +177,10 @@ fn lora_module(text: &str) -> Result<LoraModule, String> {
         true => {
             let json: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("{EXPECTED}: {error}"))?;
             let object = json.as_object().ok_or(EXPECTED)?;
-            let known = ["name", "path", "base_model_name"];
+            let known = ["name", "path", "base_model_name", "is_3d_lora_weight"];
+            if object.get("is_3d_lora_weight").is_some_and(|value| !matches!(value.as_bool(), Some(false))) {
+                return Err("is_3d_lora_weight: adapters of experts are not served; merge it into its model".into());
+            }
             if let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) {
                 return Err(format!("{EXPECTED}, without {key:?}"));
             }
@@ -220,6 +224,11 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("expected a number of seconds above 0, 86400 at most".into()),
     }
+}
+
+/// Where adapters come from that are named by Hugging Face ids: the environment says, as it does for models.
+pub(crate) fn hub() -> model_source::Options {
+    model_source::Options::from_env(|name| std::env::var(name).ok())
 }
 
 impl Args {

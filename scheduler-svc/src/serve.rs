@@ -22,9 +22,9 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    adapters::Adapters,
+    adapters::{Adapters, hub::Hub},
     clock::Clock,
-    config::Args,
+    config::{self, Args},
     control::{ControlHandler, Published},
     detokenizer::{Detokenizer, MAX_ENDS},
     error,
@@ -46,7 +46,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let published = Published::default();
     let handler = ControlHandler { events: wire.events(), published: published.clone() };
     let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
-    let engine = Engine::new(args.clone(), process.clone(), published);
+    let hub = Hub::new(config::hub(), wire.events());
+    let engine = Engine::new(args.clone(), process.clone(), published, hub);
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.fingerprint.model_fingerprint;
@@ -85,6 +86,9 @@ struct Engine {
     step_timeout: Duration,
     clock: Clock,
     adapters: Adapters,
+    hub: Hub,
+    /// The workers make adapters up: their paths are not looked at.
+    random_adapters: bool,
     /// Adapters of the command line that are still to be loaded.
     modules: Vec<ServedAdapter>,
     /// What workers are told before the next plan.
@@ -93,8 +97,10 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(args: Args, process: Process, published: Published) -> Self {
+    fn new(args: Args, process: Process, published: Published, hub: Hub) -> Self {
         Self {
+            hub,
+            random_adapters: false,
             core: None,
             group: Group::new(args.group.pipeline_parallel_size, args.group.tensor_parallel_size, args.limits()),
             detokenizer: Detokenizer::default(),
@@ -167,6 +173,7 @@ impl Engine {
             Event::DetokenizerLost(reason) => self.detokenizer_lost(&reason),
             Event::Asked(question) => self.asked(question),
             Event::Adapters(call) => self.about_adapters(call),
+            Event::AdapterFound(found) => self.adapter_found(found)?,
             Event::ResetPrefixCache(done) => {
                 self.core.iter_mut().for_each(Scheduler::reset_prefix_cache);
                 let _ = done.send(());

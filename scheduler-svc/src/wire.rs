@@ -13,7 +13,7 @@ use service_kit::{Process, control::Question};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
-use crate::adapters::AdapterCall;
+use crate::adapters::{AdapterCall, hub::Found};
 
 /// Events that may wait. Readers stop reading when it is full, and the rings behind them fill.
 const QUEUE: usize = 4096;
@@ -38,6 +38,8 @@ pub(crate) enum Event {
     Asked(Question),
     /// Somebody asks about adapters, or wants another one.
     Adapters(AdapterCall),
+    /// An adapter was looked for at the hub.
+    AdapterFound(Found),
     /// All cached prefixes are to be forgotten; answers when they are.
     ResetPrefixCache(oneshot::Sender<()>),
 }

@@ -17,6 +17,13 @@ pub(crate) struct HostAdapters {
     held: Arc<Mutex<Held>>,
 }
 
+/// What the host keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeldAdapters {
+    pub count: usize,
+    pub bytes: u64,
+}
+
 #[derive(Default)]
 struct Held {
     adapters: HashMap<String, Arc<Adapter>>,
@@ -110,6 +117,12 @@ impl AdapterLoader {
             }
         }
         std::future::pending().await
+    }
+
+    /// What is on the host now.
+    pub(crate) fn held(&self) -> HeldAdapters {
+        let held = self.host.lock();
+        HeldAdapters { count: held.adapters.len(), bytes: held.adapters.values().map(|adapter| adapter.bytes()).sum() }
     }
 
     /// Lets go of an adapter; what the device holds stays.

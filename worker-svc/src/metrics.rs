@@ -6,6 +6,8 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use proto::{StepResult, WorkerReady};
 use service_kit::metrics::Metrics;
 
+use crate::adapters::HeldAdapters;
+
 service_kit::metrics! {
     /// A worker's metrics.
     pub(crate) struct WorkerMetrics {
@@ -14,6 +16,8 @@ service_kit::metrics! {
             compute_seconds: Counter<f64, AtomicU64>, "quire:worker_compute_seconds", "Time spent in steps";
             weight_bytes: Gauge, "quire:worker_weight_bytes", "Weights in memory";
             kv_bytes: Gauge, "quire:worker_kv_bytes", "Memory for keys, values and recurrent states";
+            adapters: Gauge, "quire:worker_lora_adapters", "Adapters in the memory of the host";
+            adapter_bytes: Gauge, "quire:worker_lora_bytes", "What they take there";
         }
     }
 }
@@ -28,6 +32,12 @@ impl WorkerMetrics {
     pub(crate) fn ready(&self, ready: &WorkerReady) {
         self.weight_bytes.set(ready.weight_bytes as i64);
         self.kv_bytes.set(ready.cache_bytes as i64);
+    }
+
+    /// Adapters were read or dropped.
+    pub(crate) fn adapters(&self, held: HeldAdapters) {
+        self.adapters.set(held.count as i64);
+        self.adapter_bytes.set(held.bytes as i64);
     }
 
     /// A step is done.

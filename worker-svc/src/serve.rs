@@ -194,7 +194,10 @@ impl Worker {
                 },
                 () = self.watchdog.due() => { self.check_thread(Some(&mut out)).await?; Ok(()) }
                 reply = self.replies.recv() => self.reply(reply.ok_or_else(thread_gone)?, &mut out).await?,
-                loaded = self.adapters.next() => out.send(from_worker::Event::AdapterLoaded(loaded)).await,
+                loaded = self.adapters.next() => {
+                    self.metrics.adapters(self.adapters.held());
+                    out.send(from_worker::Event::AdapterLoaded(loaded)).await
+                }
             };
             if let Err(reason) = sent {
                 return Ok(reason);
@@ -216,6 +219,7 @@ impl Worker {
             }
             Some(to_worker::Command::DropAdapter(dropped)) => {
                 self.adapters.forget(&dropped.adapter);
+                self.metrics.adapters(self.adapters.held());
                 return Ok(Ok(()));
             }
             Some(to_worker::Command::Step(mut plan)) => {
@@ -253,6 +257,7 @@ impl Worker {
         self.abort = AbortHandle::new();
         self.epoch = Some(form.epoch);
         self.adapters.forget_all();
+        self.metrics.adapters(self.adapters.held());
         self.steps = 0;
         self.watchdog.set_step_timeout(Duration::from_millis(form.step_timeout_ms));
         info!(epoch = form.epoch, world_size = form.world_size, "forming a group");

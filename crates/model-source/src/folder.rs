@@ -31,6 +31,11 @@ const SMALL: &[&str] = &[
     "vocab.txt",
 ];
 
+/// What PEFT writes beside an adapter's weights.
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// An adapter's weights; the first that is there counts.
+const ADAPTER_WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+
 /// What is wanted of a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
@@ -78,7 +83,15 @@ impl Wanted<'_> {
                 return Err(incomplete("a tokenizer (such as tokenizer.json)"));
             }
             Need::Tokenizer => return Ok(()),
-            _ => {}
+            Need::Adapter => {
+                let has = |name: &str| folder.join(name).is_file();
+                return match (has(ADAPTER_CONFIG), ADAPTER_WEIGHTS.into_iter().any(has)) {
+                    (false, _) => Err(incomplete(ADAPTER_CONFIG)),
+                    (_, false) => Err(incomplete("adapter_model.safetensors or adapter_model.bin")),
+                    _ => Ok(()),
+                };
+            }
+            Need::Everything | Need::NoWeights => {}
         }
         let config = folder.join("config.json");
         if gguf_of(&model)?.is_none() && !config.is_file() {
@@ -96,6 +109,12 @@ impl Wanted<'_> {
         }
         Ok(())
     }
+}
+
+/// The files of an adapter among those of a repository.
+pub(crate) fn adapter_files(names: &[String]) -> Vec<&str> {
+    let find = |name: &str| names.iter().map(String::as_str).find(|found| *found == name);
+    find(ADAPTER_CONFIG).into_iter().chain(ADAPTER_WEIGHTS.into_iter().find_map(find)).collect()
 }
 
 /// The small files to fetch from a repository with these files.

@@ -54,6 +54,8 @@ pub enum Need {
     NoWeights,
     /// A tokenizer: a separate `--tokenizer`.
     Tokenizer,
+    /// A LoRA adapter as PEFT writes it: its configuration and weights.
+    Adapter,
 }
 
 /// What happens during a download.
@@ -135,6 +137,11 @@ fn built_in(cache: &Path) -> Result<Model, SourceError> {
     Ok(Model { path, name: default_model::NAME.to_owned(), origin: Origin::BuiltIn })
 }
 
+/// Whether an adapter's path can only be a Hugging Face id: `owner/name`, and no folder here.
+pub fn is_adapter_id(path: &str) -> bool {
+    path.contains('/') && !looks_like_path(path) && is_id(path) && !Path::new(path).exists()
+}
+
 fn looks_like_path(model: &str) -> bool {
     model.starts_with(['/', '.', '~']) || model.ends_with('/') || model.matches('/').count() > 1
 }
@@ -163,13 +170,13 @@ mod tests {
     #[test]
     fn ids_are_told_from_paths() {
         for id in ["gpt2", "Qwen/Qwen3-0.6B", "a_b/c.d-e"] {
-            assert!(is_id(id) && !looks_like_path(id), "{id}");
+            assert!(is_id(id) && !looks_like_path(id) && is_adapter_id(id) == id.contains('/'), "{id}");
         }
         for path in ["/models/a", "./a", "../a/b", "~/a", "a/b/c", "models/"] {
-            assert!(looks_like_path(path), "{path}");
+            assert!(looks_like_path(path) && !is_adapter_id(path), "{path}");
         }
         for bad in ["a b", "a/..b", "-a", "a//b", "a--b/c", ""] {
-            assert!(!is_id(bad), "{bad}");
+            assert!(!is_id(bad) && !is_adapter_id(bad), "{bad}");
         }
     }
 }

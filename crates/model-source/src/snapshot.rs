@@ -29,8 +29,9 @@ pub(crate) async fn download(
     let revision = Revision { hub, id, commit: &commit, cache, progress };
     cache.create(&commit)?;
     let snapshot = cache.snapshot(&commit);
-    revision.fetch_all(folder::small_files(&names)).await?;
-    if wanted.need != Need::Tokenizer
+    let first = if wanted.need == Need::Adapter { folder::adapter_files(&names) } else { folder::small_files(&names) };
+    revision.fetch_all(first).await?;
+    if matches!(wanted.need, Need::Everything | Need::NoWeights)
         && let Some(check) = hub.options.check
     {
         check(&snapshot).map_err(|reason| SourceError::NotServed { id: id.to_owned(), reason })?;

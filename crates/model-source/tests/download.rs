@@ -90,6 +90,29 @@ async fn what_is_not_served_is_refused_before_its_weights_are_asked_for() {
     assert!(tokenizer.is_ok(), "another model's tokenizer may be used");
 }
 
+#[tokio::test]
+async fn an_adapter_is_its_configuration_and_weights() {
+    let config = || ("adapter_config.json", b"{}".to_vec());
+    let others = || [("README.md", b"r".to_vec()), ("tokenizer.json", b"{}".to_vec())];
+    for weights in ["adapter_model.safetensors", "adapter_model.bin"] {
+        let cache = tempfile::tempdir().unwrap();
+        let files = BTreeMap::from_iter([config(), (weights, vec![3; 500])].into_iter().chain(others()));
+        let hub = FakeHub::start(files, Behaviour::default());
+        let options = options(cache.path(), &hub.endpoint);
+        let adapter = resolve(Some(ID), Need::Adapter, &options, &Quiet).await.unwrap();
+        let mut names: Vec<_> = fs::read_dir(&adapter.path).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["adapter_config.json", weights]);
+        let offline = Options { offline: true, ..options };
+        let again = resolve(Some(ID), Need::Adapter, &offline, &Quiet).await.unwrap();
+        assert_eq!((again.origin, again.path), (Origin::Cache, adapter.path));
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start(BTreeMap::from([config()]), Behaviour::default());
+    let error = resolve(Some(ID), Need::Adapter, &options(cache.path(), &hub.endpoint), &Quiet).await.unwrap_err();
+    assert!(error.to_string().contains("adapter_model.safetensors or adapter_model.bin is missing"), "{error}");
+}
+
 /// Adds up what a progress bar would show.
 #[derive(Default)]
 struct Sum(std::sync::Mutex<(u64, u64)>);

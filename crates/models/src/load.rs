@@ -307,8 +307,8 @@ impl Loading<'_> {
         };
         let modules = network::build(&spec, &names, shard, layers.clone(), &mut loader)?;
         let resident = loader.resident;
-        let max_lora_rank = options.lora.map(|lora| lora.max_rank);
-        let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, max_lora_rank };
+        let lora = options.lora;
+        let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, lora };
         Ok(Network::new(parts, device))
     }
 }

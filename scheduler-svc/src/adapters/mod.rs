@@ -8,6 +8,8 @@
 //! Requests whose adapter is not on the host wait here until every worker has read it. The host keeps the adapters of
 //! live requests, and of others those that were used last.
 
+pub(crate) mod hub;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use proto::{AdapterLoaded, Failure, ListAdaptersReply, RequestKey, ServeAdapterRequest, ServedAdapter};
@@ -172,6 +174,19 @@ impl Adapters {
         let new = || Hosted { missing: ranks, outcome: None, waiters: Vec::new(), live: 0, used: 0 };
         self.hosted.entry(identity.to_owned()).or_insert_with(new).waiters.push(waiter);
         is_new
+    }
+
+    /// Whether some worker is still to read it.
+    pub(crate) fn is_awaited(&self, identity: &str) -> bool {
+        self.hosted.get(identity).is_some_and(|hosted| hosted.missing > 0)
+    }
+
+    /// No worker will read it; who waited.
+    pub(crate) fn give_up(&mut self, identity: &str) -> Vec<Waiter> {
+        match self.is_awaited(identity) {
+            true => self.hosted.remove(identity).map_or_else(Vec::new, |hosted| hosted.waiters),
+            false => Vec::new(),
+        }
     }
 
     /// A worker has it, or says why not. Who waited, when it was the last one.

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::Engine;
 use crate::{
-    adapters::{AdapterCall, Answered, LoadFailed, Renewed, Waiter},
+    adapters::{AdapterCall, Answered, LoadFailed, Renewed, Waiter, hub::Found},
     error,
 };
 
@@ -28,10 +28,35 @@ impl Engine {
 
     /// Has a waiter wait for an adapter, which the workers load unless they do already.
     fn wait(&mut self, identity: &str, path: &str, waiter: Waiter) {
-        if self.adapters.wait(identity, waiter) {
-            let load = LoadAdapter { adapter: identity.to_owned(), path: path.to_owned() };
-            self.to_workers.push(Command::LoadAdapter(load));
+        if !self.adapters.wait(identity, waiter) {
+            return;
         }
+        match !self.random_adapters && model_source::is_adapter_id(path) {
+            true => self.hub.find(identity, path),
+            false => self.load(identity, path.to_owned()),
+        }
+    }
+
+    fn load(&mut self, identity: &str, path: String) {
+        self.to_workers.push(Command::LoadAdapter(LoadAdapter { adapter: identity.to_owned(), path }));
+    }
+
+    /// An adapter was looked for at the hub. Fails where the command line names one that is not there.
+    pub(super) fn adapter_found(&mut self, found: Found) -> anyhow::Result<()> {
+        match found.folder {
+            Ok(folder) if self.adapters.is_awaited(&found.identity) => {
+                self.load(&found.identity, folder.display().to_string());
+            }
+            // The workers were lost meanwhile, and who waited was told.
+            Ok(_) => {}
+            Err(failed) => {
+                let waiters = self.adapters.give_up(&found.identity);
+                waiters.into_iter().try_for_each(|waiter| self.not_hosted(&failed, waiter))?;
+                self.evict_adapters();
+            }
+        }
+        self.say_readiness();
+        Ok(())
     }
 
     /// Takes a request that names an adapter.

@@ -127,6 +127,7 @@ impl Engine {
             core.group_formed(Epoch(formed.epoch), formed.num_blocks, self.clock.now_us());
         }
         self.overdue = None;
+        self.random_adapters = formed.ready.random_adapters;
         self.published.set_model(Some(self.args.model_info(&config, formed)));
         self.metrics.cache_config(&config, formed, self.args.prefix_cache_off(&config, formed));
         self.load_modules();

@@ -2,7 +2,9 @@
 //! is cut; they come and go while requests run.
 
 mod first_use;
+mod hub;
 mod rewritten;
+mod ways;
 
 use std::path::{Path, PathBuf};
 
@@ -66,6 +68,15 @@ async fn check(client: &Client, adapters: &[&str]) -> anyhow::Result<()> {
         }
     }
     try_join_all(asked).await.map(drop)
+}
+
+/// All prompts of an adapter that is served under another name.
+async fn check_as(client: &Client, model: &str, reference: &str) -> anyhow::Result<()> {
+    for case in zoo::cases(reference).context("a reference")? {
+        let tokens = client.greedy(model, &case.prompt, case.greedy.len()).await?;
+        ensure!(tokens == case.greedy, "{model} as {reference}: {tokens:?}, not {:?}", case.greedy);
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context, ensure};
-use e2e_tests::{Client, max_workers, zoo};
+use anyhow::ensure;
+use e2e_tests::{Client, max_workers};
 
-use super::{folder, serve_modules};
+use super::{check_as, folder, serve_modules};
 
 /// Writes an adapter's files over those of another one, in place.
 fn write_over(from: &Path, to: &Path) -> anyhow::Result<()> {
@@ -19,10 +19,7 @@ fn write_over(from: &Path, to: &Path) -> anyhow::Result<()> {
 async fn ask(client: &Client, model: &str, reference: &str) -> anyhow::Result<f64> {
     let hits = "vllm:prefix_cache_hits_total";
     let before = client.metric(hits, "").await?;
-    for case in zoo::cases(reference).context("a reference")? {
-        let tokens = client.greedy(model, &case.prompt, case.greedy.len()).await?;
-        ensure!(tokens == case.greedy, "{model} as {reference}: {tokens:?}, not {:?}", case.greedy);
-    }
+    check_as(client, model, reference).await?;
     Ok(client.metric(hits, "").await? - before)
 }
 

@@ -12,6 +12,7 @@ use tracing::info;
 
 use super::{Reply, pooling_info::pooling_info, watchdog::Activity};
 use crate::{
+    adapters::AdapterSource,
     config::{Args, CachePrecision},
     device::{
         self, Opened,
@@ -152,6 +153,7 @@ fn describe(args: &Args, model: &Model, Capacity { num_blocks, max_num_seqs }: C
         max_num_batched_tokens: args.load_options().max_rows as u32,
         settings: args.common_to_ranks(),
         adapter_slots: args.lora.slots(),
+        random_adapters: matches!(args.adapter_source(), AdapterSource::Dummy(_)),
         stages: args.group.pipeline_parallel_size,
         recurrent: spec.layers.iter().any(|layer| layer.mixer.is_recurrent()),
         ..WorkerReady::default()

@@ -2,7 +2,7 @@
 
 use kernels::ops::DType;
 
-use super::{Adapter, AdapterLayout, Delta, Projection};
+use super::{Adapter, AdapterLayout, Delta, Numbers, Projection};
 use crate::weights::{Dummy, Role, Slice, TensorLocation};
 
 impl AdapterLayout {
@@ -14,7 +14,8 @@ impl AdapterLayout {
             let ([outputs, inputs], rank) = (projection.shape, self.max_rank);
             let numbers = |matrix: &str, shape: [usize; 2], rows, cols| {
                 let location = TensorLocation::from(format!("{name}.{}.{matrix}", projection.location.tensor));
-                dummy.numbers(&Slice { location, shape: shape.to_vec(), rows, cols, role: Role::Matrix })
+                let slice = Slice { location, shape: shape.to_vec(), rows, cols, role: Role::Matrix };
+                Numbers::new(dummy.numbers(&slice), self.dtype)
             };
             Delta {
                 rank,
@@ -41,11 +42,12 @@ mod tests {
     fn of(name: &str, rows: Range<usize>, cols: Range<usize>) -> (Vec<f32>, Vec<f32>) {
         let location = TensorLocation::from("layer.weight".to_owned());
         let projections = vec![Projection { location, shape: [6, 8], rows, cols }];
-        let layout = AdapterLayout { layers: vec![LoraLayer { site: LoraSite(0), projections }], max_rank: 4 };
+        let layers = vec![LoraLayer { site: LoraSite(0), projections }];
+        let layout = AdapterLayout { layers, max_rank: 4, dtype: DType::F32 };
         let mut adapter = layout.dummy(name, 1);
         let Delta { rank, a, b } = adapter.layers.remove(0).remove(0).expect("every projection has one");
         assert_eq!(rank, 4);
-        (a, b)
+        (a.widened().into_owned(), b.widened().into_owned())
     }
 
     #[test]

@@ -7,13 +7,16 @@
 mod config;
 mod dummy;
 mod error;
+mod numbers;
 mod read;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use kernels::ops::{DType, LoraSite, LoraWeights};
 
 pub use self::error::AdapterError;
+use self::numbers::Numbers;
 use crate::weights::TensorLocation;
 
 /// Room for adapters on a device.
@@ -32,6 +35,8 @@ pub struct LoraOptions {
 pub struct AdapterLayout {
     pub(crate) layers: Vec<LoraLayer>,
     pub(crate) max_rank: usize,
+    /// What adapters are kept in, on the host as on the device.
+    pub(crate) dtype: DType,
 }
 
 /// A linear layer that takes adapters.
@@ -66,12 +71,25 @@ pub struct Adapter {
 struct Delta {
     rank: usize,
     /// `[rank, in_features]`.
-    a: Vec<f32>,
+    a: Numbers,
     /// `[out_features, rank]`, scaled.
-    b: Vec<f32>,
+    b: Numbers,
+}
+
+/// A projection's matrices as a device takes them.
+struct Widened<'a> {
+    rank: usize,
+    a: Cow<'a, [f32]>,
+    b: Cow<'a, [f32]>,
 }
 
 impl Delta {
+    fn widened(&self) -> Widened<'_> {
+        Widened { rank: self.rank, a: self.a.widened(), b: self.b.widened() }
+    }
+}
+
+impl Widened<'_> {
     fn weights(&self) -> LoraWeights<'_> {
         LoraWeights { rank: self.rank, a: &self.a, b: &self.b }
     }
@@ -86,16 +104,15 @@ impl Adapter {
     /// Bytes that it takes on the host.
     pub fn bytes(&self) -> u64 {
         let deltas = self.layers.iter().flatten().flatten();
-        deltas.map(|delta| ((delta.a.len() + delta.b.len()) * size_of::<f32>()) as u64).sum()
+        deltas.map(|delta| delta.a.bytes() + delta.b.bytes()).sum()
     }
 
     /// What a slot of each layer is to hold.
     pub(crate) fn write(&self, layout: &AdapterLayout, mut write: impl FnMut(LoraSite, &[Option<LoraWeights<'_>>])) {
-        let mut parts = Vec::new();
         for (layer, deltas) in layout.layers.iter().zip(&self.layers) {
-            parts.clear();
-            let each = |index: usize| deltas.get(index).and_then(Option::as_ref);
-            parts.extend((0..layer.projections.len()).map(|index| each(index).map(Delta::weights)));
+            let each = |index: usize| deltas.get(index).and_then(Option::as_ref).map(Delta::widened);
+            let widened: Vec<Option<Widened<'_>>> = (0..layer.projections.len()).map(each).collect();
+            let parts: Vec<_> = widened.iter().map(|part| part.as_ref().map(Widened::weights)).collect();
             write(layer.site, &parts);
         }
     }

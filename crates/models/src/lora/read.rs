@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::config::Config;
-use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraLayer, Projection};
+use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraLayer, Numbers, Projection};
 use crate::weights::{OpenFiles, Role, Slice, Tensor, TensorLocation, Tensors, files_of, widen};
 
 /// What PEFT writes before a module's name.
@@ -116,6 +116,7 @@ impl AdapterLayout {
         let scale = config.scale(names.module);
         let (a, mut b) = (numbers(tensors, &a, &of_a)?, numbers(tensors, &b, &of_b)?);
         b.iter_mut().for_each(|x| *x *= scale);
+        let [a, b] = [a, b].map(|values| Numbers::new(values, self.dtype));
         Ok(Delta { rank, a, b })
     }
 

@@ -19,7 +19,7 @@ use crate::cache::CacheLayout;
 use crate::device::{Device, NetworkId, Steps};
 use crate::error::ForwardError;
 use crate::load::Limits;
-use crate::lora::{Adapter, AdapterLayout};
+use crate::lora::{Adapter, AdapterLayout, LoraOptions};
 use crate::model::Memory;
 use crate::ranks::{HostLogits, Ranks};
 use crate::tp::Shard;
@@ -109,16 +109,18 @@ pub(crate) struct Parts {
     pub scales: Vec<KvScales>,
     pub modules: Modules,
     pub resident: Resident,
-    /// Largest rank of an adapter, where there are to be any.
-    pub max_lora_rank: Option<usize>,
+    /// Room for adapters, where there are to be any.
+    pub lora: Option<LoraOptions>,
 }
 
 impl Network {
     /// `device` has the layers' weights and buffers.
     pub(crate) fn new(parts: Parts, device: &mut Device) -> Self {
-        let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, max_lora_rank } = parts;
-        let lora = std::mem::take(&mut modules.lora);
-        let adapters = max_lora_rank.map(|max_rank| Arc::new(AdapterLayout { layers: lora, max_rank }));
+        let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora } = parts;
+        let sites = std::mem::take(&mut modules.lora);
+        let adapters = lora.map(|LoraOptions { max_rank, dtype, .. }| {
+            Arc::new(AdapterLayout { layers: sites, max_rank, dtype: dtype.unwrap_or(compute) })
+        });
         let shard = device.shard;
         let Device { buffers: pool, backend, .. } = &mut *device;
         let mut buffers = Buffers { pool, max_rows: limits.max_rows, compute };

@@ -140,6 +140,13 @@ impl Engine<'_> {
         if let Role::Gateway(_) = role {
             args.extend(self.gateway_keys(&mut env));
         }
+        if let Role::Scheduler = role {
+            // It downloads adapters, to where models are and with the same token.
+            let variables = [("download-dir", "HF_HUB_CACHE"), ("hf-token", "HF_TOKEN")];
+            env.extend(variables.iter().filter_map(|(flag, variable)| {
+                self.settings.text(flag).map(|value| ((*variable).to_owned(), value.to_owned()))
+            }));
+        }
         Spec {
             name: role.to_string(),
             program: self.program.to_owned(),

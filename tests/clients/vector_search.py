@@ -18,7 +18,7 @@ model = client.models.list().data[0].id
 WHO = "A cat|A dog|The baker|A sailor|My neighbour|The robot|A student|The queen|A nurse|The gardener".split("|")
 DOES = "repairs|paints|sells|forgets|carries|studies|hides|washes|photographs|measures".split("|")
 WHAT = "a bicycle|the bread|an engine|a poem|the roof|a violin|two apples|the map|a letter|the moon".split("|")
-WHERE = "at night|in Paris|on a boat|in a storm|in the kitchen|at school|under a bridge|on Monday|in silence|for a friend"
+WHERE = "at night|in Paris|on a boat|in a storm|in the kitchen|at school|under a bridge|on Monday|in silence|for us"
 texts = [" ".join(parts) + "." for parts in itertools.product(WHO, DOES, WHAT, WHERE.split("|"))]
 assert len(texts) == 10_000
 

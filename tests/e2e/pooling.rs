@@ -181,3 +181,24 @@ async fn an_encoders_prompt_fits_a_step() -> anyhow::Result<()> {
     ensure!(status == 200 && answer["usage"]["prompt_tokens"] == 64, "{answer}");
     Ok(())
 }
+
+/// Scores of pairs by two tokens' logits are the same, whether `config.json` or the pooler's configuration names them.
+#[tokio::test]
+async fn keys_of_the_configuration_are_overridden() -> anyhow::Result<()> {
+    let path = zoo::folder().join("qwen3").display().to_string();
+    let class = r#"{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": [5, 9]}"#;
+    let pooler = r#"{"classifier_from_token": [5, 9]}"#;
+    let mut scores = Vec::new();
+    for flags in [["--hf-overrides", class], ["--pooler-config", pooler]] {
+        let server = Server::start(&[&path, "--dtype", "float32", flags[0], flags[1]]).await?;
+        let body = json!({"text_1": "what?", "text_2": ["this", "that"]});
+        let (status, answer) = server.client().post("/score", &body).await?;
+        ensure!(status == 200 && answer["data"].as_array().is_some_and(|data| data.len() == 2), "{answer}");
+        scores.push(answer["data"].clone());
+    }
+    ensure!(scores[0] == scores[1], "{scores:?}");
+    let server = Server::start(&[&path, "--dtype", "float32", "--hf-overrides", r#"{"is_causal": false}"#]).await?;
+    let (status, answer) = server.client().post("/v1/completions", &json!({"prompt": "x"})).await?;
+    ensure!(status == 400 && answer.to_string().contains("/v1/embeddings"), "{answer}");
+    Ok(())
+}

@@ -124,9 +124,17 @@ async fn refusals(client: &Client) -> anyhow::Result<()> {
 async fn however_the_work_is_cut() -> anyhow::Result<()> {
     let ranks = e2e_tests::max_workers().min(2).to_string();
     let ways: [&[&str]; 3] = [
-        &["--disable-jump-forward"],
-        &["--num-gpu-blocks-override", "48", "--max-model-len", "512", "--max-num-batched-tokens", "32"],
-        &["--no-async-scheduling", "--tensor-parallel-size", &ranks],
+        &["--no-enable-jump-forward"],
+        &[
+            "--enable-jump-forward",
+            "--num-gpu-blocks-override",
+            "48",
+            "--max-model-len",
+            "512",
+            "--max-num-batched-tokens",
+            "32",
+        ],
+        &["--enable-jump-forward", "--no-async-scheduling", "--tensor-parallel-size", &ranks],
     ];
     let mut texts: Vec<Vec<String>> = Vec::new();
     for way in ways {
@@ -141,7 +149,7 @@ async fn however_the_work_is_cut() -> anyhow::Result<()> {
         });
         let answers = try_join_all(asked).await?;
         texts.push(answers.into_iter().flatten().map(|(text, _)| text).collect());
-        let jumps = |tokens: f64| (tokens > 0.0) != way.contains(&"--disable-jump-forward");
+        let jumps = |tokens: f64| (tokens > 0.0) == way.contains(&"--enable-jump-forward");
         crate::metrics::becomes(&client, "quire:jump_forward_tokens_total", jumps).await?;
     }
     // On a GPU the last bits of 16-bit sums depend on how the work is cut.

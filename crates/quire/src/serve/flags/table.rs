@@ -109,8 +109,8 @@ pub(super) const TOPICS: &[Topic] = &[
         title: "Scheduling",
         flags: &[
             to(SCHEDULER, "async-scheduling"),
-            to(SCHEDULER, "disable-jump-forward"),
             to(SCHEDULER, "enable-chunked-prefill"),
+            to(SCHEDULER, "enable-jump-forward"),
             to(SCHEDULER, "long-prefill-token-threshold"),
             to(SCHEDULER, "max-n-sequences"),
             to(GROUP, "max-num-batched-tokens"),

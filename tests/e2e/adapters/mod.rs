@@ -1,6 +1,7 @@
 //! LoRA adapters through HTTP: each gives what was recorded with it, all in one batch with the base, however the work
 //! is cut; they come and go while requests run.
 
+mod churn;
 mod first_use;
 mod hub;
 mod rewritten;

@@ -1,10 +1,11 @@
-//! Forms of adapters that PEFT writes, made from an adapter of the zoo: each gives the bits of a plain one that says the
-//! same, or is refused by name.
+//! Forms of adapters that PEFT writes, made from an adapter of the zoo: each gives the bits of a plain one that says
+//! the same, or is refused by name.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use collectives::Solo;
+use half::bf16;
 use kernels::ops::DType;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
@@ -37,9 +38,13 @@ impl Form {
         let bytes = std::fs::read(dir.join("adapter_model.safetensors")).expect("weights");
         let found = SafeTensors::deserialize(&bytes).expect("tensors");
         let tensor = |(name, view): (String, TensorView<'_>)| {
-            assert_eq!(view.dtype(), Dtype::F32, "{name}");
-            let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-            (name, Tensor { shape: view.shape().to_vec(), values })
+            let (data, shape) = (view.data(), view.shape().to_vec());
+            let values = match view.dtype() {
+                Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+                Dtype::BF16 => data.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
+                other => panic!("{name} is of {other:?}"),
+            };
+            (name, Tensor { shape, values })
         };
         let config = serde_json::from_slice(&config).expect("JSON");
         Some(Self { config, tensors: found.tensors().into_iter().map(tensor).collect() })

@@ -76,7 +76,8 @@ async fn churn(rounds: usize) -> anyhow::Result<()> {
         return Ok(());
     }
     let runtime = [("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")];
-    let flags = ["--max-loras", "2", "--max-cpu-loras", "2"];
+    // A small cache, all of which is touched soon: each guest has blocks of its own.
+    let flags = ["--max-loras", "2", "--max-cpu-loras", "2", "--num-gpu-blocks-override", "256"];
     let Some(server) = serve(&STATIC, &flags, &runtime).await? else { return Ok(()) };
     let (client, is_over) = (server.client(), AtomicBool::new(false));
     let traffic = async {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use collectives::Solo;
-use models::LoadFormat;
+use models::{LoadFormat, LoadOptions, LoraOptions};
 use safetensors::Dtype;
 use zip::write::SimpleFileOptions;
 
@@ -134,6 +134,37 @@ fn both_forms_hold_the_same_model() {
         write_bin(dir.path(), "pytorch_model.bin", form, &tensors());
         let (mut model, _) = load(dir.path(), &options(LoadFormat::Torch, (0, 1))).expect("loads");
         assert_eq!(logits(&mut model, &mut Solo), expected, "{form:?}");
+    }
+}
+
+/// An adapter of one projection, as it is printed: pickled or not, it is the same.
+#[test]
+fn adapters_may_be_pickled() {
+    let base = folder(CONFIG);
+    write(base.path(), "model.safetensors", &tensors());
+    let lora = Some(LoraOptions { slots: 1, max_rank: 2, dtype: None });
+    let options = LoadOptions { lora, ..options(LoadFormat::Auto, (0, 1)) };
+    let layout = load(base.path(), &options).expect("loads").0.runner.adapter_layout().expect("room");
+    let tensor = |shape: [usize; 2]| {
+        let bytes = (0..shape[0] * shape[1]).flat_map(|index| (index as f32 / 7.0).to_le_bytes()).collect();
+        Tensor { dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+    };
+    let module = "base_model.model.model.layers.1.self_attn.q_proj";
+    let tensors: Tensors = vec![
+        (format!("{module}.lora_A.weight"), tensor([2, 32])),
+        (format!("{module}.lora_B.weight"), tensor([32, 2])),
+    ];
+    let read = |write: &dyn Fn(&Path)| {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::write(dir.path().join("adapter_config.json"), r#"{"r": 2, "lora_alpha": 4}"#).expect("written");
+        write(dir.path());
+        let adapter = layout.read(dir.path()).expect("an adapter");
+        assert_eq!((adapter.bytes(), adapter.fingerprint().len()), (2 * 2 * 32 * 4, 64));
+        format!("{adapter:?}").replace(adapter.fingerprint(), "")
+    };
+    let expected = read(&|dir| write(dir, "adapter_model.safetensors", &tensors));
+    for form in [Form::Archive, Form::Stream] {
+        assert_eq!(read(&|dir| write_bin(dir, "adapter_model.bin", form, &tensors)), expected, "{form:?}");
     }
 }
 

@@ -16,7 +16,7 @@ const LLAMA: [&str; 5] =
     ["lora-llama-r16-all", "lora-llama-r16-rslora", "lora-llama-r4-partial", "lora-llama-r8-all", "lora-llama-r8-qv"];
 const QWEN2: [&str; 2] = ["lora-qwen2-r16-qv", "lora-qwen2-r8-all"];
 /// Two are loaded into one slot after the other.
-const ROOM: LoraOptions = LoraOptions { slots: 4, max_rank: 16, dtype: None };
+pub const ROOM: LoraOptions = LoraOptions { slots: 4, max_rank: 16, dtype: None };
 
 /// A base and adapters of it, with what was recorded of each.
 struct Family {
@@ -48,19 +48,19 @@ impl Family {
     }
 }
 
-fn load(dir: &Path, setup: Setup, lora: LoraOptions) -> Box<dyn Runner> {
+pub fn load(dir: &Path, setup: Setup, lora: LoraOptions) -> Box<dyn Runner> {
     let options = LoadOptions { lora: Some(lora), ..options(setup) };
     models::load(dir, &options, setup.on.backend(setup.rank), &mut |_| {}).expect("a model").runner
 }
 
-fn put(runner: &mut dyn Runner, slot: u32, dir: &Path) {
+pub fn put(runner: &mut dyn Runner, slot: u32, dir: &Path) {
     let adapter = runner.adapter_layout().expect("room for adapters").read(dir).expect("an adapter");
     assert!(adapter.bytes() > 0);
     runner.write_adapter(slot, &adapter);
 }
 
 /// Runs scripts, each with the adapter of its slot.
-fn run(
+pub fn run(
     runner: &mut dyn Runner,
     group: &mut dyn Collective,
     scripts: &[Script],
@@ -166,6 +166,56 @@ families! {
 #[test]
 fn ranks_have_their_slices() {
     Family::read("llama", &LLAMA).iter().for_each(split);
+}
+
+const QUANTIZED: [&str; 8] = [
+    "llama-awq-int4-g128",
+    "llama-bnb-nf4",
+    "llama-fp8-block",
+    "llama-fp8-static",
+    "llama-gguf-q4_k",
+    "llama-gguf-q8_0",
+    "llama-gptq-int4-g128-desc-act",
+    "llama-w8a8-int8-dynamic",
+];
+
+/// Over quantized matrices: in one batch the base gives what was recorded of it, and each random adapter the bits that
+/// it gives alone, which are others than the base's.
+#[test]
+fn quantized_bases_take_adapters() {
+    for name in QUANTIZED {
+        let Some(base) = folders::zoo(name) else { continue };
+        let of_base = reference::read(&base);
+        let script = greedy_scripts(&of_base).remove(2);
+        let (scripts, slots) = (vec![script; 3], [None, Some(0), Some(1)]);
+        let outcomes = |way| {
+            let mut runner = load(&base, Setup::new(DType::F32), ROOM);
+            for slot in 0..2 {
+                let adapter = runner.adapter_layout().expect("room for adapters").dummy("random", u64::from(slot));
+                runner.write_adapter(slot, &adapter);
+            }
+            run(&mut *runner, &mut Solo, &scripts, &slots, way)
+        };
+        let (plain, mixed) = (outcomes(PLAIN), outcomes(Way { together: true, ..PLAIN }));
+        assert_eq!(plain[0].greedy, of_base.prompts[2].greedy_tokens, "{name}");
+        assert!(plain == mixed, "{name}: other bits in a batch");
+        assert!(plain[1].logits != plain[0].logits && plain[2].logits != plain[0].logits, "{name}: no delta");
+        assert!(plain[1].logits != plain[2].logits, "{name}: one delta");
+    }
+}
+
+/// On the host as on the device, adapters are kept in one type.
+#[test]
+fn the_host_keeps_the_devices_type() {
+    let (Some(base), Some(adapter)) = (folders::zoo("llama"), folders::zoo("lora-llama-r8-all")) else { return };
+    let bytes = |computed, kept| {
+        let runner = load(&base, Setup::new(computed), LoraOptions { dtype: kept, ..ROOM });
+        runner.adapter_layout().expect("room").read(&adapter).expect("an adapter").bytes()
+    };
+    let whole = bytes(DType::F32, None);
+    assert_eq!(bytes(DType::F32, Some(DType::F16)), whole / 2);
+    assert_eq!(bytes(DType::Bf16, None), whole / 2);
+    assert_eq!(bytes(DType::Bf16, Some(DType::F32)), whole);
 }
 
 /// What an adapter's folder is refused with.

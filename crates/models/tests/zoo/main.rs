@@ -4,6 +4,7 @@
 //! They run on the CPU and, where there is one, on a GPU; `QUIRE_TEST_DEVICE` says `cpu` or `cuda` for one of the two.
 //! Folders come from `QUIRE_ZOO`, else `../shared/zoo` beside the repository, else the fixtures in it.
 
+mod adapter_forms;
 mod adapters;
 mod checks;
 mod encoders;

@@ -4,7 +4,7 @@
 //! `cargo run --release -p kernels --example cpu_bench [isa ...]`
 
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
-use kernels::ops::{Attention, Batch, DType, Epilogue, Heads, HostMatrix, KvShape, Load, Mask, Ops, Sequence};
+use kernels::ops::{Attention, Batch, DType, Epilogue, Heads, HostMatrix, KvShape, Load, Ops, Sequence};
 use std::time::Instant;
 
 /// Rows of a product.
@@ -80,16 +80,7 @@ fn products(isa: Isa, threads: usize) {
 
 fn attention(isa: Isa, threads: usize) {
     let heads = Heads { q: 32, kv: 8, dim: 64, v_dim: 64 };
-    let layer = Attention {
-        heads,
-        scale: 0.125,
-        window: None,
-        soft_cap: None,
-        sinks: None,
-        alibi: None,
-        relative: None,
-        mask: Mask::Causal,
-    };
+    let layer = Attention::causal(heads, 0.125);
     for dtype in [DType::F32, DType::Bf16] {
         for (sequences, start, rows) in
             [(1, 1000, 1), (1, 8000, 1), (16, 1000, 1), (1, 0, 512), (1, 0, 2048), (1, 3584, 512)]

@@ -119,16 +119,7 @@ impl Model {
         let sequences = [Sequence { first_row: 0, num_rows: rows, start, tables: &[blocks.to_vec()], slot: 0 }];
         b.begin(Batch { tokens: &tokens, positions: &positions, sequences: &sequences });
         b.embed(self.embedding, 0, 1.0, x);
-        let attention = Attention {
-            heads: HEADS,
-            scale: 0.125,
-            window: None,
-            soft_cap: None,
-            sinks: None,
-            alibi: None,
-            relative: None,
-            mask: Mask::Causal,
-        };
+        let attention = Attention::causal(HEADS, 0.125);
         for layer in &self.layers {
             b.norm(x, self.norm, normed);
             b.matmul(normed, layer.qkv, None, Epilogue::Store, qkv);

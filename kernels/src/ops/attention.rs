@@ -49,6 +49,14 @@ pub struct Attention {
     pub mask: Mask,
 }
 
+impl Attention {
+    /// A token sees itself and all before it; nothing else changes its scores.
+    pub const fn causal(heads: Heads, scale: f32) -> Self {
+        let (window, soft_cap, sinks, alibi, relative) = (None, None, None, None, None);
+        Self { heads, scale, window, soft_cap, sinks, alibi, relative, mask: Mask::Causal }
+    }
+}
+
 /// A learned bias that is added to scores.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RelativeBias {

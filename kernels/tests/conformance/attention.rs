@@ -447,7 +447,7 @@ fn rope_rotates_and_the_cache_keeps_it() {
             let (window, soft_cap, sinks, alibi) = (Some(1), None, None, None);
             backend.attention(
                 qkv,
-                Attention { heads, scale: 1.0, window, soft_cap, sinks, alibi, relative: None, mask: Mask::Causal },
+                Attention { window, soft_cap, sinks, alibi, ..Attention::causal(heads, 1.0) },
                 world.kv,
                 None,
                 out,
@@ -482,7 +482,7 @@ fn copied_blocks_hold_the_same() {
         let (from, to) = (world.blocks[0].clone(), world.blocks[1].clone());
         backend.copy_blocks(world.kv, &from, &to);
         let (window, soft_cap, sinks, alibi) = (None, None, None, None);
-        let layer = Attention { heads, scale: 0.2, window, soft_cap, sinks, alibi, relative: None, mask: Mask::Causal };
+        let layer = Attention { window, soft_cap, sinks, alibi, ..Attention::causal(heads, 0.2) };
         let mut results = Vec::new();
         for sequence in [0, 1] {
             let qkv = world.step(&mut *backend, &[Part { sequence, start: 39, rows: 1 }], make);

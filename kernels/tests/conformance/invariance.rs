@@ -3,7 +3,7 @@
 use super::attention::{Part, World, row};
 use super::{Random, backends, check_same, cpu, encode, filled, host, poisoned};
 use kernels::cpu::Isa;
-use kernels::ops::{Activation, Attention, Backend, DType, Epilogue, Heads, Mask, Norm, NormKind};
+use kernels::ops::{Activation, Attention, Backend, DType, Epilogue, Heads, Norm, NormKind};
 
 const TYPES: [(DType, DType); 4] =
     [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F32)];
@@ -99,16 +99,7 @@ fn in_pieces(backend: &mut dyn Backend, setup: &Setup, cuts: &[usize], strangers
     let lengths: Vec<usize> = std::iter::once(length).chain((0..strangers).map(|_| 200)).collect();
     let world = World::new(backend, heads, 16, dtype, &lengths);
     let width = world.width();
-    let layer = Attention {
-        heads,
-        scale: 0.125,
-        window,
-        soft_cap: None,
-        sinks: None,
-        alibi: None,
-        relative: None,
-        mask: Mask::Causal,
-    };
+    let layer = Attention { window, ..Attention::causal(heads, 0.125) };
     let mut result = Vec::new();
     let mut start = 0;
     for (stranger_start, &rows) in cuts.iter().enumerate() {
@@ -178,16 +169,7 @@ fn threads_and_spans_change_nothing_in_attention() {
 #[test]
 fn where_blocks_lie_changes_nothing_in_attention() {
     let heads = Heads { q: 4, kv: 2, dim: 64, v_dim: 64 };
-    let layer = Attention {
-        heads,
-        scale: 0.125,
-        window: None,
-        soft_cap: None,
-        sinks: None,
-        alibi: None,
-        relative: None,
-        mask: Mask::Causal,
-    };
+    let layer = Attention::causal(heads, 0.125);
     for mut backend in backends() {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             let mut results = Vec::new();

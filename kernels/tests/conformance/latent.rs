@@ -2,7 +2,7 @@
 
 use super::attention::{Part, row};
 use super::{backends, check, check_same, filled};
-use kernels::ops::{Act, Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Mask, Sequence};
+use kernels::ops::{Act, Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Sequence};
 
 const BLOCK: usize = 16;
 const SEED: u64 = 3;
@@ -58,16 +58,7 @@ impl Cache {
         }
         backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &sequences });
         backend.rope_and_cache(qkv, self.heads, None, self.kv);
-        let attention = Attention {
-            heads: self.heads,
-            scale: 0.1,
-            window: None,
-            soft_cap: None,
-            sinks: None,
-            alibi: None,
-            relative: None,
-            mask: Mask::Causal,
-        };
+        let attention = Attention::causal(self.heads, 0.1);
         backend.host_mut(out).fill(f32::NAN);
         backend.attention(qkv, attention, self.kv, None, out);
         backend.read(out).to_vec()

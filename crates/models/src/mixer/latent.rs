@@ -5,7 +5,6 @@
 //! arXiv 2405.04434). A key is `[rope | latent]`, its value its latent part; that is all the cache holds, and every
 //! rank holds the same.
 
-use kernels::ops::Mask;
 use kernels::ops::{
     Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixUse, Norm, Rope, RowSelection,
 };
@@ -149,16 +148,7 @@ pub(super) fn build(
     let output =
         builder.by_cols(index, LayerParam::Output.of(heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
     let heads = Heads { q: mine.len(), kv: 1, dim, v_dim: kv_rank };
-    let attention = Attention {
-        heads,
-        scale: spec.scale,
-        window: None,
-        soft_cap: None,
-        sinks: None,
-        alibi: None,
-        relative: None,
-        mask: Mask::Causal,
-    };
+    let attention = Attention::causal(heads, spec.scale);
     let rope = builder.rope(&Position::Rope(spec.rope.clone()));
     let buffers = Buffers {
         queries: builder.store.buffer("latent queries", heads.q * (nope_dim + rope_dim)),

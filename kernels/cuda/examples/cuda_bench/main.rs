@@ -223,16 +223,7 @@ impl Bench {
 
     fn attention(&self, heads: Heads) -> Attention {
         let scale = (heads.dim as f32).sqrt().recip();
-        Attention {
-            heads,
-            scale,
-            window: None,
-            soft_cap: None,
-            sinks: None,
-            alibi: None,
-            relative: None,
-            mask: Mask::Causal,
-        }
+        Attention::causal(heads, scale)
     }
 
     /// Layers of a cache whose first `tokens` tokens are noise: enough of them for what few rows read of one to be gone

@@ -9,7 +9,7 @@ use crate::attention::layer::Params;
 use crate::layers::norm;
 use crate::runtime::activations::View;
 use kernels::ops::{
-    self, Activation, DType, Epilogue, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, Matrix, RopeStyle, Vector,
+    self, Activation, DType, Epilogue, Heads, KvDType, KvLayer, KvScales, KvShape, Matrix, RopeStyle, Vector,
 };
 
 pub(crate) const T: DType = DType::Bf16;
@@ -72,16 +72,7 @@ const ROPED: Rope =
     Rope { qkv: QKV, heads: HEADS, rope: Some((ROTATION, 103)), kv: KV, cache: CACHE, takes_norms: true, norms: None };
 pub(crate) const ROPE: Op = Op::Rope(ROPED);
 
-pub(crate) const LAYER: ops::Attention = ops::Attention {
-    heads: HEADS,
-    scale: 0.1,
-    window: None,
-    soft_cap: None,
-    sinks: None,
-    alibi: None,
-    relative: None,
-    mask: Mask::Causal,
-};
+pub(crate) const LAYER: ops::Attention = ops::Attention::causal(HEADS, 0.1);
 pub(crate) const ATTENTION: Op = attention(LAYER);
 
 pub(crate) const fn attention(attention: ops::Attention) -> Op {

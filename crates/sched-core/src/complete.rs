@@ -195,7 +195,7 @@ impl Scheduler {
             return Err(ProtocolError::Step { got: step, expected });
         };
         check_outcomes(flight, result, self.config.vocab_size)?;
-        self.check_silent(flight, result)?;
+        self.check_jumps(flight, result)?;
         let of_a_token = |logprobs: &TokenLogprobs| (logprobs.index as usize) < result.token.len();
         let mut finder = flight.finder();
         let mut of_a_slot = |logprobs: &TokenLogprobs| finder.find(logprobs).is_some();

@@ -1,10 +1,7 @@
 //! Steps in flight: plans on their way to the workers, and what each of their rows is to give.
 
 use ids::StepId;
-use proto::{Candidates, Pooled, StepResult, TokenLogprobs};
-
-/// Tokens that a grammar may force behind one that is sampled, in one row's outcome.
-pub(crate) const MOST_FORCED: u32 = 64;
+use proto::{Candidates, MOST_FORCED_TOKENS, Pooled, StepResult, TokenLogprobs};
 
 /// What a row gives apart from keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +55,7 @@ impl Want {
     pub fn gives(self, tokens: u32) -> bool {
         match self {
             Want::None | Want::Pool | Want::Candidates => tokens == 0,
-            Want::Sample => tokens <= 1 + MOST_FORCED,
+            Want::Sample => tokens <= 1 + MOST_FORCED_TOKENS,
             Want::Verify { drafted } => (1..=1 + u32::from(drafted)).contains(&tokens),
         }
     }

@@ -62,8 +62,9 @@ impl Scheduler {
         self.totals.forced_tokens += (sequence.output.len() - known) as u64 - 1;
     }
 
-    /// The silent rows of a flight give nothing, and all other rows that want a token give at least one.
-    pub(crate) fn check_silent(&self, flight: &Flight, result: &StepResult) -> Result<(), ProtocolError> {
+    /// The silent rows of a flight give nothing, and all other rows that want a token give at least one: one alone where
+    /// the worker was not told to jump.
+    pub(crate) fn check_jumps(&self, flight: &Flight, result: &StepResult) -> Result<(), ProtocolError> {
         if result.count.is_empty() && !flight.has_silent {
             return Ok(());
         }
@@ -72,7 +73,9 @@ impl Scheduler {
                 continue;
             }
             let count = result.count.get(row).copied().unwrap_or(1);
-            if (count == 0) != (self.sequences[planned.index].silent > 0) {
+            let sequence = &self.sequences[planned.index];
+            let jumps = count > 1 && !self.may_jump(&self.requests[sequence.request].sampling);
+            if jumps || (count == 0) != (sequence.silent > 0) {
                 return Err(ProtocolError::Count { step: result.step, row, got: count, most: planned.want.most() });
             }
         }

@@ -19,9 +19,8 @@ use sampling::Allowed;
 use self::budget::Budget;
 pub(crate) use self::grammars::Grammars;
 
-/// Forced tokens that come at once: fewer would not save a step, since one runs ahead; the scheduler takes at most so
-/// many.
-const FORCED: std::ops::RangeInclusive<usize> = 3..=65;
+/// Forced tokens that come at once, with the sampled one: fewer would not save a step, since one runs ahead.
+const FORCED: std::ops::RangeInclusive<usize> = 3..=1 + proto::MOST_FORCED_TOKENS as usize;
 
 /// Masks that a thread computes at least: starting it takes as long as one of them.
 const MASKS_A_THREAD: usize = 4;

@@ -48,6 +48,18 @@ fn they_are_computed_as_a_chunk_behind_the_row_under_way() {
 }
 
 #[test]
+fn a_row_that_was_not_told_to_jump_gives_one_token() {
+    for config in [with(|_| {}), jumping()] {
+        let mut scheduler = formed(config, 50);
+        admit(&mut scheduler, request(1, 6, 20));
+        let first = plan(&mut scheduler);
+        let wrong = scheduler.complete(giving(&first, &[1, 2]), 0);
+        assert!(matches!(wrong, Err(ProtocolError::Count { got: 2, .. })), "{wrong:?}");
+        assert_eq!(give(&mut scheduler, &first, &[1]).token, [1]);
+    }
+}
+
+#[test]
 fn what_is_behind_the_last_token_is_dropped() {
     for (max_tokens, given, kept) in [(3, [1, 2, 3, 4], 3), (20, [1, 9, 3, 4], 2)] {
         let mut scheduler = formed(jumping(), 50);

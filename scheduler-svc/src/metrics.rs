@@ -12,7 +12,7 @@ use proto::{StepPlan, StepResult};
 use sched_core::{AdapterUse, Config, FinishedChoice, QueueBound, Refusal, Stats};
 use service_kit::metrics::{Metrics, raise};
 
-use crate::group::Formed;
+use crate::{adapters::name_of, group::Formed};
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 
@@ -151,8 +151,7 @@ impl EngineMetrics {
     /// Adapters of live requests; `now`: Unix time, seconds.
     pub(crate) fn lora_requests(&self, max_loras: u32, adapters: &AdapterUse<'_>, now: f64) {
         let names = |identities: &BTreeSet<&str>| {
-            let name = |identity: &&str| identity.rsplit_once('@').map_or(*identity, |(name, _)| name).to_owned();
-            identities.iter().map(name).collect::<Vec<_>>().join(",")
+            identities.iter().map(|identity| name_of(identity)).collect::<Vec<_>>().join(",")
         };
         self.lora_requests.clear();
         let labels = LoraRequests {

@@ -158,8 +158,7 @@ impl Adapters {
 
     /// Another identity for what is about to be loaded under a name.
     pub(crate) fn new_identity(&mut self, name: &str) -> String {
-        self.loads += 1;
-        format!("{name}@{}", self.loads)
+        next_identity(&mut self.loads, name)
     }
 
     /// Whether every worker has it.
@@ -220,8 +219,7 @@ impl Adapters {
         if entry.fingerprint.get_or_insert_with(|| fingerprint.to_owned()) == fingerprint {
             return None;
         }
-        self.loads += 1;
-        entry.identity = format!("{}@{}", entry.adapter.name, self.loads);
+        entry.identity = next_identity(&mut self.loads, &entry.adapter.name);
         entry.fingerprint = None;
         self.hosted.remove(identity);
         Some(Renewed { identity: entry.identity.clone(), adapter: entry.adapter.clone() })
@@ -293,6 +291,17 @@ impl Adapters {
         self.live.clear();
         self.hosted.drain().flat_map(|(_, hosted)| hosted.waiters).collect()
     }
+}
+
+/// `loads`: identities that there were before.
+fn next_identity(loads: &mut u64, name: &str) -> String {
+    *loads += 1;
+    format!("{name}@{loads}")
+}
+
+/// The name that an identity is for.
+pub(crate) fn name_of(identity: &str) -> &str {
+    identity.rsplit_once('@').map_or(identity, |(name, _)| name)
 }
 
 /// What the ranks say of an adapter, with one more answer.

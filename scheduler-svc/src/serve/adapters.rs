@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::Engine;
 use crate::{
-    adapters::{AdapterCall, Answered, LoadFailed, Renewed, Waiter, hub::Found},
+    adapters::{AdapterCall, Answered, LoadFailed, Renewed, Waiter, hub::Found, name_of},
     error,
 };
 
@@ -139,7 +139,7 @@ impl Engine {
         let failure = |adapter: &ServedAdapter| error::not_loaded(&adapter.name, &adapter.path, failed);
         match waiter {
             Waiter::Request(request) => {
-                let name = request.adapter.rsplit_once('@').map_or("", |(name, _)| name);
+                let name = name_of(&request.adapter);
                 let path = self.adapters.find(name).map(|(_, path)| path).unwrap_or_default();
                 let failure = error::not_loaded(name, &path, failed);
                 self.refuse(*request, failure);

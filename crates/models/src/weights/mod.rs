@@ -52,7 +52,7 @@ pub(crate) fn open_files(path: &std::path::Path) -> Result<OpenFiles, LoadError>
 pub(crate) fn files_of(path: &std::path::Path, bytes: Vec<u8>) -> Result<OpenFiles, LoadError> {
     match is_safetensors(path) {
         true => Ok(Box::new(safetensors::SafetensorsFiles::of_bytes(path.to_owned(), bytes)?)),
-        false => Ok(Box::new(torch::TorchFiles::open(&[path.to_owned()])?)),
+        false => open_files(path),
     }
 }
 

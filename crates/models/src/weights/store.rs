@@ -181,9 +181,7 @@ impl<'a> Loader<'a> {
                 (_, _, fetched) => fetched,
             });
         }
-        let width = shape(stack, 0).1;
-        let padded = pad_rows > 0 && self.activations == ActivationRounding::WhereFaster;
-        if padded || !self.rounds_inputs(&pieces, width, by) {
+        if !self.rounds_inputs(&pieces, stack, pad_rows, by) {
             pieces.iter_mut().filter_map(Fetched::input_mut).for_each(|input| *input = InputRounding::None);
         }
         self.unify_inputs(&mut pieces, stack, by)?;
@@ -232,14 +230,16 @@ impl<'a> Loader<'a> {
         pieces
     }
 
-    /// Whether the inputs of a product are rounded as its pieces, of `width` columns, ask for.
-    fn rounds_inputs(&self, pieces: &[Fetched<'_>], width: usize, by: Option<MatrixUse>) -> bool {
-        let gains = |format| self.backend.gains_by_rounding(format, width, self.compute);
+    /// Whether the inputs of a product are rounded as its pieces ask for.
+    fn rounds_inputs(&self, pieces: &[Fetched<'_>], stack: &[Slice], pad_rows: usize, by: Option<MatrixUse>) -> bool {
+        let (_, cols) = shape(stack, pad_rows);
+        let gains = |format| self.backend.gains_by_rounding(format, cols, self.compute);
         match self.activations {
             ActivationRounding::None => false,
             ActivationRounding::AsConfigured => true,
             ActivationRounding::WhereFaster => {
                 by == Some(MatrixUse::Linear)
+                    && pad_rows == 0
                     && self.keeps_format(pieces, by)
                     && pieces.iter().all(|piece| gains(piece.format()))
             }

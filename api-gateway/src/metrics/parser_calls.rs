@@ -30,7 +30,7 @@ const OUTCOMES: [&str; 2] = ["no_tool_call", "tool_call"];
 const CHAT: &str = "chat_completions";
 const RESPONSES: &str = "responses";
 
-/// The counters; cloning shares them. Those of the default are nobody's metrics.
+/// The counters; cloning shares them. Those of the default are in no registry.
 #[derive(Clone, Debug, Default)]
 pub struct ParserCounts(Family<Invocation, Counter>);
 
@@ -62,7 +62,7 @@ impl ParserCounts {
 }
 
 impl Invoked {
-    /// A choice was read to its end, and held so many calls.
+    /// A choice was read to its end, and held `calls` calls.
     pub fn count(&self, calls: u32) {
         let Self { mode, request_type, .. } = *self;
         let outcome = OUTCOMES[usize::from(calls > 0)];

@@ -60,7 +60,7 @@ pub(crate) enum SampledBy {
     Host,
     /// The host, which verifies a draft with it.
     Verification,
-    /// Nobody: its token is known.
+    /// None of them: its token is known.
     Known,
     /// Nobody: the row gives candidates for a beam's next token.
     Search,

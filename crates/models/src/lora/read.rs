@@ -142,7 +142,7 @@ fn weights_of(dir: &Path) -> Result<PathBuf, AdapterError> {
     found.ok_or_else(|| AdapterError::NoWeights { dir: dir.to_owned() })
 }
 
-/// A file as it is now: its hash is of what is used, and nobody who overwrites it meanwhile changes that.
+/// A file as it is now: its hash is of what is used, even if the file is overwritten meanwhile.
 fn contents(file: &Path) -> Result<Vec<u8>, AdapterError> {
     std::fs::read(file).map_err(|source| AdapterError::Read { file: file.to_owned(), source })
 }

@@ -170,7 +170,7 @@ impl InputShape {
     }
 }
 
-/// A block for each row; where they do not fill the device, of so many threads that each keeps its part of the row.
+/// A block for each row: where rows do not fill the device, with enough threads to keep the row in registers.
 pub(crate) fn rows_shape(x: View) -> Shape {
     const MANY_ROWS: usize = 512;
     let threads = if x.rows > MANY_ROWS { 256 } else { (x.width / 8).next_power_of_two().clamp(128, 1024) };

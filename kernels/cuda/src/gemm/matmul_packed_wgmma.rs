@@ -52,7 +52,7 @@ struct Config {
 }
 
 impl Config {
-    /// For a product with a matrix `[n, k]`, a chunk of which takes a warpgroup so many cycles beside products.
+    /// For a product with a matrix `[n, k]`, a chunk of which takes a warpgroup `chunk_cycles` beside products.
     fn of(rows: usize, [n, k]: [usize; 2], chunk_cycles: usize, gated: bool, multiprocessors: usize) -> Self {
         // Tiles of rows are as even as can be.
         let most = ROWS[ROWS.len() - 1];

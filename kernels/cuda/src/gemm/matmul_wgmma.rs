@@ -110,7 +110,7 @@ impl HopperShape {
         Self { product: product.shape(out), limit: function.map_or(0.0, |function| function.limit) }
     }
 
-    /// Where a row has so many numbers of 16 bits.
+    /// Of rows of `columns` numbers of 16 bits.
     fn with_columns(self, columns: usize) -> Self {
         Self { product: self.product.with_columns(columns), ..self }
     }
@@ -156,7 +156,7 @@ pub(crate) fn fits(facts: Facts, Product { x, w, epilogue, out, .. }: &Product<'
         && w.rows.is_multiple_of(PIECE)
 }
 
-/// Whether the device has the instructions, and blocks for so many rows their memory.
+/// Whether the device has the instructions, and blocks for `rows` rows have their memory.
 pub(crate) fn has_room(facts: Facts, rows: usize) -> bool {
     facts.arch == HOPPER && facts.shared_of_block >= Config::with(rows, BOXES_ROWS[0]).shared()
 }

@@ -36,7 +36,7 @@ pub(crate) struct GemmShape {
 twin!(GemmShape = "GemmShape" { rows, n, k, accumulate, wide });
 
 impl GemmShape {
-    /// Where a row has so many numbers of 16 bits.
+    /// Of rows of `columns` numbers of 16 bits.
     pub(crate) fn with_columns(self, columns: usize) -> Self {
         Self { k: columns as u32, ..self }
     }

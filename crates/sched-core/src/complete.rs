@@ -1,7 +1,6 @@
 //! What a finished step means: tokens, ends, confirmed positions, and blocks that can now be found again.
 
 use crate::{
-    blocks::hash::{BlockHash, overlapping},
     config::Config,
     error::ProtocolError,
     flight::{Flight, FlightRow, Outcomes, RowOutcome, Want},
@@ -11,6 +10,7 @@ use crate::{
     scheduler::Scheduler,
     stats::End,
 };
+use block_hash::{BlockHash, overlapping};
 use proto::{Failure, FinishReason, Pooled, StepResult, TokenLogprobs, failure};
 
 /// Says of a token in a result that no sequence takes it any more.

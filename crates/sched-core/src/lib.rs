@@ -6,7 +6,7 @@
 //! 1. [`Config`] and [`Refusal`]: what is accepted.
 //! 2. `requests/`: `request.rs` has what the choices of a request share, `sequence.rs` one choice: its tokens, what is
 //!    computed of it, what is planned. `queue.rs` is their order.
-//! 3. `blocks/`: `pool.rs` says who holds which KV block, `hash.rs` how a block is found again, `table.rs` which blocks
+//! 3. `blocks/`: `pool.rs` says who holds which KV block (found again by its [`block_hash`]), `table.rs` which blocks
 //!    a sequence has, and `groups.rs` how many it needs where layers have windows.
 //! 4. `plan/`: what runs next. `mod.rs` plans decodes, then prompt chunks, then new requests; `start.rs` says what a
 //!    new one shares, `allocate.rs` where blocks come from, `adapters.rs` which

@@ -13,7 +13,7 @@
 //! `take` prefers free blocks and evicts the least recently released cached one otherwise; used blocks are never
 //! evicted.
 
-use crate::blocks::hash::{BlockHash, HashTable};
+use block_hash::{BlockHash, HashTable};
 use ids::BlockId;
 
 const NONE: u32 = u32::MAX;
@@ -239,7 +239,7 @@ impl BlockPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::hash::Identity;
+    use block_hash::Identity;
     use proptest::prelude::*;
 
     fn hash(number: u32) -> BlockHash {

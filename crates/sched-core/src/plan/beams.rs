@@ -16,7 +16,7 @@ use crate::{
 /// What a beam takes over from another, as it was before anything moved.
 struct Taken {
     output: Vec<u32>,
-    output_hashes: Vec<crate::blocks::hash::BlockHash>,
+    output_hashes: Vec<block_hash::BlockHash>,
     tables: Vec<crate::blocks::table::Table>,
 }
 

@@ -4,7 +4,6 @@
 //! ones are not missed. The prefix that is taken is the longest that is usable in every group.
 
 use crate::{
-    blocks::hash::BlockHash,
     plan::scratch::Scratch,
     plan::{CopiedBlock, PlanBuilder},
     requests::{
@@ -13,6 +12,7 @@ use crate::{
     },
     scheduler::{RunningEntry, Scheduler},
 };
+use block_hash::BlockHash;
 use ids::BlockId;
 use prost::Message;
 use proto::NewSequence;

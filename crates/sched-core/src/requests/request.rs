@@ -3,11 +3,11 @@
 use crate::{
     beam::{self, Beams},
     blocks::groups::Groups,
-    blocks::hash::{self, BlockHash, Identity},
     config::Config,
     error::Refusal,
     flight::Want,
 };
+use block_hash::{BlockHash, Identity};
 use ids::SequenceId;
 use proto::{Pooling, RequestKey, pooling::Tokens, prompt::Kind};
 
@@ -227,7 +227,7 @@ impl Request {
         let identity = Identity { model: &config.model, adapter: &request.adapter, cache_salt: &request.cache_salt };
         let root = BlockHash::root(identity);
         let prompt_hashes = match config.enable_prefix_caching {
-            true => hash::prompt_hashes(root, &prompt, &request.media, config.block_size),
+            true => block_hash::prompt_hashes(root, &prompt, &request.media, config.block_size),
             false => Vec::new(),
         };
         let sampling = request.sampling.unwrap_or_default();

@@ -1,13 +1,13 @@
 //! One choice of one request: its tokens, its blocks, how far it is computed, and how far plans reach.
 
 use crate::{
-    blocks::hash::BlockHash,
     blocks::table::Table,
     config::Config,
     flight::{FlightRow, Want},
     requests::queue::QueueKey,
     requests::request::{self, Request, Task},
 };
+use block_hash::BlockHash;
 use ids::{SequenceId, SlotId};
 
 /// Where a sequence is.

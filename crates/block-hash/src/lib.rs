@@ -10,8 +10,8 @@ use std::{
 
 /// What keys and values depend on beside the tokens. Requests share blocks only where all of it is equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Identity<'a> {
-    /// The model as it is served, [`crate::Config::model`].
+pub struct Identity<'a> {
+    /// The model as it is served: its fingerprint.
     pub model: &'a str,
     /// Name of the adapter; empty: none.
     pub adapter: &'a str,
@@ -30,7 +30,7 @@ pub(crate) struct Identity<'a> {
 ///  child  1  parent  count tokens  count media: each start, num_tokens, len hash
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct BlockHash([u8; 32]);
+pub struct BlockHash([u8; 32]);
 
 impl std::hash::Hash for BlockHash {
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -56,6 +56,7 @@ impl BlockHash {
     }
 
     /// The hash of the block that holds the same tokens for another group of layers.
+    #[inline]
     pub fn in_group(mut self, group: usize) -> Self {
         self.0[0] ^= group as u8;
         self
@@ -91,7 +92,7 @@ impl BlockHash {
 }
 
 /// Hashes of all full blocks of a prompt with media in order of positions.
-pub(crate) fn prompt_hashes(root: BlockHash, prompt: &[u32], media: &[Media], block_size: u32) -> Vec<BlockHash> {
+pub fn prompt_hashes(root: BlockHash, prompt: &[u32], media: &[Media], block_size: u32) -> Vec<BlockHash> {
     let mut parent = root;
     let mut hashes = Vec::with_capacity(prompt.len() / block_size as usize);
     for (block, from) in prompt.chunks_exact(block_size as usize).zip((0..).step_by(block_size as usize)) {
@@ -102,7 +103,7 @@ pub(crate) fn prompt_hashes(root: BlockHash, prompt: &[u32], media: &[Media], bl
 }
 
 /// Those of a prompt's media, in order of positions, whose placeholders overlap `positions`.
-pub(crate) fn overlapping(media: &[Media], positions: Range<u32>) -> &[Media] {
+pub fn overlapping(media: &[Media], positions: Range<u32>) -> &[Media] {
     if media.is_empty() {
         return media;
     }
@@ -113,9 +114,10 @@ pub(crate) fn overlapping(media: &[Media], positions: Range<u32>) -> &[Media] {
 
 /// Passes the eight bytes that [`BlockHash`] writes through unchanged: hashing a hash again buys nothing.
 #[derive(Default)]
-pub(crate) struct Unhashed(u64);
+pub struct Unhashed(u64);
 
 impl Hasher for Unhashed {
+    #[inline]
     fn finish(&self) -> u64 {
         self.0
     }
@@ -124,13 +126,14 @@ impl Hasher for Unhashed {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
         }
     }
+    #[inline]
     fn write_u64(&mut self, value: u64) {
         self.0 = value;
     }
 }
 
 /// A hash map keyed by block hashes.
-pub(crate) type HashTable<V> = std::collections::HashMap<BlockHash, V, BuildHasherDefault<Unhashed>>;
+pub type HashTable<V> = std::collections::HashMap<BlockHash, V, BuildHasherDefault<Unhashed>>;
 
 #[cfg(test)]
 mod tests {

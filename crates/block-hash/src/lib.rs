@@ -35,7 +35,7 @@ pub struct BlockHash([u8; 32]);
 impl std::hash::Hash for BlockHash {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // Eight bytes of a cryptographic hash are as good a table key as any.
-        state.write_u64(u64::from_le_bytes(self.0[..8].try_into().expect("eight bytes")));
+        state.write_u64(self.short());
     }
 }
 
@@ -60,6 +60,12 @@ impl BlockHash {
     pub fn in_group(mut self, group: usize) -> Self {
         self.0[0] ^= group as u8;
         self
+    }
+
+    /// Its first eight bytes: a name that is good enough where a wrong one costs time alone.
+    #[inline]
+    pub fn short(&self) -> u64 {
+        u64::from_le_bytes(self.0[..8].try_into().expect("eight bytes"))
     }
 
     /// The block that continues `self` with these tokens, and with the media whose placeholders lie in it or reach into

@@ -39,6 +39,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("models", Core),
     ("proto", Contract),
     ("quire", Command),
+    ("router", Core),
     ("sampling", Core),
     ("sched-core", Core),
     ("scheduler-svc", Process),

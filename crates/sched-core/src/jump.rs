@@ -62,8 +62,8 @@ impl Scheduler {
         self.totals.forced_tokens += (sequence.output.len() - known) as u64 - 1;
     }
 
-    /// The silent rows of a flight give nothing, and all other rows that want a token give at least one: one alone where
-    /// the worker was not told to jump.
+    /// The silent rows of a flight give nothing, and all other rows that want a token give at least one: one alone
+    /// where the worker was not told to jump.
     pub(crate) fn check_jumps(&self, flight: &Flight, result: &StepResult) -> Result<(), ProtocolError> {
         if result.count.is_empty() && !flight.has_silent {
             return Ok(());

@@ -35,6 +35,14 @@ impl StepDefaults {
     }
 }
 
+/// The place of an engine among several that serve one model.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct ReplicaArgs {
+    /// This engine's number among those of a load balancer, which is the `engine` label of its metrics
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=4095_u32))]
+    pub data_parallel_rank: u32,
+}
+
 /// Flags of a scheduler and its workers.
 #[derive(Args, Clone, Debug)]
 pub struct GroupArgs {

@@ -129,6 +129,11 @@ pub(super) const TOPICS: &[Topic] = &[
         flags: &[
             Entry { aliases: &["-asc"], ..used(SERVE, "api-server-count") },
             to(WORKER, "cpu-threads"),
+            used(SERVE, "data-parallel-external-lb"),
+            to(TOKENIZER, "data-parallel-policy"),
+            used(SCHEDULER, "data-parallel-rank"),
+            Entry { aliases: &["-dp"], ..used(SERVE, "data-parallel-size") },
+            used(SERVE, "data-parallel-size-local"),
             to(WORKER, "disable-custom-all-reduce"),
             used(SERVE, "headless"),
             to(GROUP, "link-token-file"),

@@ -79,7 +79,8 @@ fn describe(model: &Model, reasoning: &mut Reasoning, prompt_tail: &str) -> Resu
         let message = format!("how reasoning ends in the format `{}` cannot be told", reasoning.format);
         return Err(error::invalid("thinking_token_budget", message));
     };
-    let ids = model.tokenizer.encode(close, false).map_err(|error| error::encoding(&error))?;
+    let marker = format!("{}{close}", format.turn());
+    let ids = model.tokenizer.encode(&marker, false).map_err(|error| error::encoding(&error))?;
     reasoning.forced = Some(TokenIds { ids });
     Ok(())
 }

@@ -3,7 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use proto::tokenizer_service_server::TokenizerServiceServer;
+use link::LinkOptions;
+use proto::{Inbound, tokenizer_service_server::TokenizerServiceServer};
 use service_kit::{
     Process,
     control::{ControlServer, Facts, Question},
@@ -17,7 +18,6 @@ use crate::{
     metrics::TokenizerMetrics,
     model::Model,
     pool::{Limits, Pool},
-    schedulers::{FromScheduler, Schedulers},
     session::{End, Session, Shell},
     wire::Gateways,
 };
@@ -60,24 +60,24 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
     engines(&args, &shell, &mut questions).await
 }
 
-/// Serves for as long as there is a scheduler, again and again.
+/// Serves schedulers, one after the other.
 async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Question>) -> anyhow::Result<()> {
-    let mut schedulers = Schedulers::dial(args);
+    let hello = link::hello("tokenizer-svc", "requests", &args.fingerprint.model_fingerprint);
+    let options = LinkOptions::default();
     loop {
         shell.process.status.not_ready("no scheduler connected");
-        let event = tokio::select! {
-            event = schedulers.next() => event,
+        let redial = link::redial::<Inbound, Inbound>(&args.scheduler, hello.clone(), &options);
+        let scheduler = tokio::select! {
+            link = redial => link,
             () = shell.process.shutdown.cancelled() => return Ok(()),
             () = answer_idle(questions) => return Ok(()),
         };
-        if !matches!(event, FromScheduler::Up { .. }) {
-            continue;
-        }
+        info!(pid = scheduler.peer.pid, "scheduler connected");
         let gateways = Gateways::listen(args).await.with_context(|| format!("--listen {}", args.listen))?;
         shell.process.status.ready();
-        match Session::new(args, shell, event).run(&mut schedulers, gateways, questions).await {
+        match Session::new(shell).run(scheduler, gateways, questions).await {
             End::Shutdown => return Ok(()),
-            End::NoScheduler => warn!("no scheduler is left"),
+            End::SchedulerLost(reason) => warn!("scheduler lost: {reason}"),
         }
     }
 }

@@ -50,7 +50,11 @@ impl ChoiceParser {
         let parsing = plan.parsing.as_ref()?;
         Some(Self {
             parser: Parser::new(parsing.setup(prompt_tail)),
-            tokens: ReasoningTokens { ends: parsing.reasoning_ends.clone(), ..ReasoningTokens::default() },
+            tokens: ReasoningTokens {
+                ends: parsing.reasoning_ends.clone(),
+                in_messages: parsing.reasoning.is_some_and(|format| format.is_whole()),
+                ..ReasoningTokens::default()
+            },
             include_reasoning: parsing.include_reasoning,
             parallel: parsing.parallel,
             mistral: parsing.tools.is_some_and(|format| format.name == "mistral"),
@@ -72,10 +76,14 @@ impl ChoiceParser {
         pieces
     }
 
-    /// Tokens of the reasoning; absent where they cannot be counted: no single token ends it.
+    /// Tokens of the reasoning; absent where they cannot be counted: no single token ends it, or another message came
+    /// before it.
     pub fn reasoning_tokens(&self) -> Option<u32> {
-        let countable = !self.tokens.ends.is_empty();
-        countable.then_some(if self.tokens.seen { self.tokens.count } else { 0 })
+        let ReasoningTokens { ends, in_messages, later, seen, count, .. } = &self.tokens;
+        if ends.is_empty() || (*in_messages && *later) {
+            return None;
+        }
+        Some(if *seen { *count } else { 0 })
     }
 
     /// Why the choice ended: with a call, where it ended by itself.
@@ -114,14 +122,20 @@ impl ChoiceParser {
     }
 }
 
-/// Counts the tokens up to the one that ends the reasoning.
+/// Counts the tokens up to the one that ends the reasoning, or its first message.
 #[derive(Debug, Default)]
 struct ReasoningTokens {
     /// Tokens that end it.
     ends: Vec<u32>,
     count: u32,
+    /// Reasoning is a message among others.
+    in_messages: bool,
     /// There was reasoning.
     seen: bool,
+    /// There was something else.
+    other: bool,
+    /// It came before the reasoning.
+    later: bool,
     ended: bool,
 }
 
@@ -139,8 +153,14 @@ impl ReasoningTokens {
     /// A call ends reasoning too, without a token of its own.
     fn look(&mut self, event: &Event) {
         match event {
-            Event::Reasoning(_) => self.seen = true,
-            _ => self.ended |= self.seen,
+            Event::Reasoning(_) => {
+                self.later |= !self.seen && self.other;
+                self.seen = true;
+            }
+            _ => {
+                self.other = true;
+                self.ended |= self.seen;
+            }
         }
     }
 }

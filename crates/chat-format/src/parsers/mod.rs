@@ -128,9 +128,14 @@ impl ReasoningFormat {
         families::REASONING.iter().map(|(name, _)| *name)
     }
 
-    /// Markers behind the reasoning.
+    /// Markers behind the reasoning, or behind its first message.
     pub fn ends(&self) -> &'static [&'static str] {
-        self.format.close
+        if self.format.close.is_empty() { self.format.message_end } else { self.format.close }
+    }
+
+    /// What stands between reasoning that is cut off and [`Self::answer_marks`] or [`Self::call_marks`].
+    pub fn turn(&self) -> &'static str {
+        self.format.turn
     }
 
     /// Markers before it.

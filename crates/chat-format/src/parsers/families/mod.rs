@@ -62,6 +62,10 @@ pub(crate) struct Reasoning {
     pub(crate) answer: &'static [&'static str],
     /// Markers behind which the name of a call stands, where a call is an answer of its own.
     pub(crate) call: &'static [&'static str],
+    /// Marker behind a message, where reasoning is one.
+    pub(crate) message_end: &'static [&'static str],
+    /// What stands between reasoning that is cut off and a marker of `answer` or `call`.
+    pub(crate) turn: &'static str,
     /// The format is read as a whole, calls and content too.
     pub(crate) whole: Option<Whole>,
 }

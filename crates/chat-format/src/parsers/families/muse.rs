@@ -35,8 +35,13 @@ pub(super) fn glimmer_tools(tools: &Arc<Tools>) -> Box<dyn Shape> {
 }
 
 /// Messages of Muse Spark to itself or without a recipient.
-pub(super) const SPARK_REASONING: Reasoning =
-    Reasoning { open: &[], close: &[], whole: Some(|calls, tools| SPARK.shape(calls, tools)), ..Reasoning::THINK };
+pub(super) const SPARK_REASONING: Reasoning = Reasoning {
+    open: &[],
+    close: &[],
+    message_end: &["<|eom|>"],
+    whole: Some(|calls, tools| SPARK.shape(calls, tools)),
+    ..Reasoning::THINK
+};
 
 /// Messages of Muse Glimmer to itself.
 pub(super) const GLIMMER_REASONING: Reasoning =

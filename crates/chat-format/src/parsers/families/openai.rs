@@ -33,6 +33,8 @@ pub(super) const REASONING: Reasoning = Reasoning {
     close: &[],
     answer: &["<|channel|>final<|message|>"],
     call: &["<|channel|>commentary to=functions."],
+    message_end: &["<|end|>"],
+    turn: "<|end|><|start|>assistant",
     whole: Some(|calls, tools| HARMONY.shape(calls, tools)),
     ..Reasoning::THINK
 };

@@ -15,6 +15,8 @@ impl Reasoning {
         prefix: "",
         answer: &[],
         call: &[],
+        message_end: &[],
+        turn: "",
         whole: None,
     };
 }

@@ -50,6 +50,7 @@ impl Format {
             body: Markers::new(ends),
             calls,
             inner: self.inner.filter(|_| calls).map(|make| make(tools)),
+            started: false,
             state: State::Header(String::new()),
         })
     }
@@ -61,6 +62,8 @@ struct Channels {
     body: Markers,
     calls: bool,
     inner: Option<Box<dyn Shape>>,
+    /// The marker before a header came.
+    started: bool,
     state: State,
 }
 
@@ -117,11 +120,11 @@ impl Channels {
                 Fed::more(marker.len())
             }
             Found::Marker(marker) => {
-                let ends = marker == self.format.start || self.format.ends.contains(&marker);
-                if ends {
-                    // A header without a body is text that was not meant as one.
+                let starts = marker == self.format.start;
+                if starts || self.format.ends.contains(&marker) {
                     let header = std::mem::take(header);
                     self.stray(&header, sink);
+                    self.started = starts;
                 } else {
                     header.push(' ');
                     header.push_str(marker);
@@ -138,11 +141,19 @@ impl Channels {
         }
     }
 
-    /// Text of a header that has no body. Of the role's name nothing is lost.
+    /// Text of a header that has no body. With a marker of headers it is one that was cut off; else it was not meant as
+    /// one.
     fn stray(&mut self, header: &str, sink: &mut Sink) {
-        if header.trim() != "assistant" {
+        let is_header = self.started || self.format.in_header.iter().any(|marker| header.contains(marker));
+        if !is_header && header.trim() != "assistant" {
             sink.content(header);
         }
+    }
+
+    /// A body ended with this marker.
+    fn await_header(&mut self, marker: &str) {
+        self.started = marker == self.format.start;
+        self.state = State::Header(String::new());
     }
 
     fn begin_body(&mut self, message: Message, sink: &mut Sink) {
@@ -173,7 +184,7 @@ impl Channels {
             }
             Found::Marker(marker) => {
                 sink.end();
-                self.state = State::Header(String::new());
+                self.await_header(marker);
                 Fed::more(marker.len())
             }
             Found::Unknown | Found::Nothing => Fed::more(0),
@@ -196,7 +207,7 @@ impl Channels {
                 Fed::more(marker.len())
             }
             Found::Marker(marker) => {
-                self.state = State::Header(String::new());
+                self.await_header(marker);
                 Fed::more(marker.len())
             }
             Found::Unknown | Found::Nothing => Fed::more(0),

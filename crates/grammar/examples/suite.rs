@@ -4,18 +4,25 @@
 //! cargo run --release -p grammar --example suite -- SEEDS TOKENIZER FOLDER...
 //! ```
 //!
-//! TOKENIZER is a byte-level `tokenizer.json`, or `bytes`: single bytes and some pieces. Files are those of the JSON
+//! TOKENIZER is a model's folder or GGUF file, or `bytes`: single bytes and some pieces. Files are those of the JSON
 //! Schema Test Suite (lists of groups with a `schema`), or schemas. Each schema is refused by the compiler, or each of
 //! its texts validates; what does not is printed, and the process fails.
 
 #[path = "../tests/walk/mod.rs"]
 mod walk;
 
-use std::{collections::BTreeMap, fs, path::Path, process::ExitCode, sync::Mutex};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    process::ExitCode,
+    sync::{Arc, Mutex},
+};
 
 use grammar::Compiler;
 use proto::constraint::Kind;
 use serde_json::Value;
+use tokenizer::{TokenKind, Tokenizer};
 use walk::{Walk, Words};
 
 /// Tokens after which a text is to end.
@@ -49,7 +56,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let (Ok(seeds), Some(words)) = (seeds.parse(), words(tokenizer)) else {
-        eprintln!("SEEDS is a number, TOKENIZER a byte-level tokenizer.json or `bytes`");
+        eprintln!("SEEDS is a number, TOKENIZER a model with an end token, or `bytes`");
         return ExitCode::FAILURE;
     };
     let mut cases = Vec::new();
@@ -69,35 +76,20 @@ fn main() -> ExitCode {
     if counts.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The words of a tokenizer; absent if its file is not of a kind that is read here.
+/// The tokens of a model, as workers take them; absent if it has no tokenizer or no end token.
 fn words(tokenizer: &str) -> Option<Words> {
     if tokenizer == "bytes" {
         return Some(Words::of_tests());
     }
-    let file: Value = serde_json::from_slice(&fs::read(tokenizer).ok()?).ok()?;
-    let letters = byte_letters();
-    let mut words = Vec::new();
-    for (text, id) in file["model"]["vocab"].as_object()? {
-        let id = usize::try_from(id.as_u64()?).ok()?;
-        words.resize(words.len().max(id + 1), Vec::new());
-        words[id] = text.chars().map(|letter| letters.get(&letter).copied()).collect::<Option<_>>().unwrap_or_default();
-    }
-    // Added tokens are not text here; the last one ends a text.
-    let added = file["added_tokens"].as_array()?.iter().filter_map(|token| token["id"].as_u64());
-    let ids: Vec<usize> = added.filter_map(|id| usize::try_from(id).ok()).collect();
-    for &id in &ids {
-        words.resize(words.len().max(id + 1), Vec::new());
-        words[id].clear();
-    }
-    Some(Words { words, ends: vec![u32::try_from(*ids.last()?).ok()?] })
-}
-
-/// The letters by which byte-level tokenizers write bytes.
-fn byte_letters() -> BTreeMap<char, u8> {
-    let is_shown = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let hidden = (0..=255u8).filter(|&byte| !is_shown(byte)).zip(256u32..);
-    let hidden = hidden.filter_map(|(byte, code)| Some((char::from_u32(code)?, byte)));
-    (0..=255u8).filter(|&byte| is_shown(byte)).map(|byte| (char::from(byte), byte)).chain(hidden).collect()
+    let tokenizer = Tokenizer::load(Path::new(tokenizer)).ok()?;
+    let end = tokenizer.special_tokens().get("eos_token").and_then(|text| tokenizer.token_to_id(text))?;
+    let words = (0..tokenizer.vocab_size()).map(|id| match tokenizer.token_kind(id) {
+        TokenKind::Text(bytes) => bytes.to_vec(),
+        TokenKind::Added(_) | TokenKind::Special(_) | TokenKind::Absent => Vec::new(),
+    });
+    let words = words.collect();
+    let spell = Arc::new(move |text: &str| tokenizer.encode(text, false).unwrap_or_default());
+    Some(Words { words, ends: vec![end], spell: Some(spell) })
 }
 
 /// `-0` is a whole number, which this reader takes for a float.

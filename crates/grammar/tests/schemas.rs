@@ -62,6 +62,54 @@ fn what_is_generated_validates() {
     }
 }
 
+/// Numbers without bounds have JSON's own form; those with bounds have neither exponent nor a value beyond them.
+#[test]
+fn numbers_have_exponents_where_nothing_bounds_them() {
+    let compiler = compiler();
+    for (schema, text, fits) in [
+        (json!({"type": "number"}), "1e5", true),
+        (json!({"type": "number"}), "-2.50E-10", true),
+        (json!({"type": "number"}), "1E+2", true),
+        (json!({}), "[1e5]", true),
+        (json!({"type": ["integer", "number"]}), "3.5e0", true),
+        (json!({"type": "number"}), "1e", false),
+        (json!({"type": "number"}), "01", false),
+        (json!({"type": "integer"}), "1e5", false),
+        (json!({"type": "number", "minimum": 0}), "1e5", false),
+        (json!({"type": "number", "minimum": 0}), "100000.0", true),
+        (json!({"type": "number", "minimum": 1e5}), "99999.9", false),
+        (json!({"type": "number", "exclusiveMaximum": 1.5e-3}), "0.0015", false),
+        (json!({"type": "number", "exclusiveMaximum": 1.5e-3}), "0.00149", true),
+        (json!({"type": "number", "multipleOf": 0.25}), "0.75", true),
+        (json!({"type": "number", "multipleOf": 0.25}), "0.7", false),
+        (json!({"type": "number", "multipleOf": 0.25}), "75e-2", false),
+    ] {
+        let matcher = compiler.matcher(&of_schema(&schema), None).unwrap();
+        assert_eq!(walk::takes(matcher, text), fits, "{text} under {schema}");
+    }
+}
+
+#[test]
+fn bounds_with_exponents_hold() {
+    let compiler = compiler();
+    for schema in [
+        json!({"type": "number", "minimum": -1e3, "maximum": 1e-3}),
+        json!({"type": "number", "exclusiveMinimum": 2.5e2, "exclusiveMaximum": 1e6}),
+        json!({"type": "number", "multipleOf": 1e-2, "minimum": 0}),
+        json!({"type": "number", "multipleOf": 1e3}),
+        json!({"type": "integer", "minimum": 1e3, "maximum": 1e4}),
+        json!({"type": "number", "maximum": -1e15}),
+        json!({"const": 1e5}),
+        json!({"enum": [-2.5e-3, 1e2]}),
+    ] {
+        let validator = jsonschema::validator_for(&schema).expect("a schema");
+        for text in texts(&compiler, &of_schema(&schema), 60).unwrap() {
+            let value: Value = serde_json::from_str(&text).unwrap();
+            assert!(validator.is_valid(&value) && !text.contains(['e', 'E']), "{text} under {schema}");
+        }
+    }
+}
+
 /// A text as JSON; none if it has a number that is out of this reader's range: JSON itself knows no bound.
 fn read(text: &str) -> Option<Value> {
     match serde_json::from_str(text) {

@@ -1,6 +1,8 @@
 //! Random texts under a constraint: at each step one of the tokens that the mask allows.
 
-use grammar::{Compiler, GrammarError, Matcher, Token, Vocabulary};
+use std::sync::Arc;
+
+use grammar::{Compiler, Encode, GrammarError, Matcher, Token, Vocabulary};
 use proto::{Choices, Constraint, constraint::Kind};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -29,13 +31,15 @@ pub fn compiler() -> Compiler {
 pub struct Words {
     pub words: Vec<Vec<u8>>,
     pub ends: Vec<u32>,
+    /// The tokenizer's own spelling of a text, where it is known.
+    pub spell: Option<Arc<Encode>>,
 }
 
 impl Words {
     /// Two end tokens, one that stands for nothing, and [`vocabulary`].
     pub fn of_tests() -> Self {
         let words = std::iter::repeat_n(Vec::new(), 3).chain(vocabulary()).collect();
-        Self { words, ends: vec![END, OTHER_END] }
+        Self { words, ends: vec![END, OTHER_END], spell: None }
     }
 
     /// What compiles over these.
@@ -51,7 +55,11 @@ impl Words {
             false => Token::Text(word),
         });
         let ends: Vec<u32> = self.ends.iter().copied().chain([9_000_000]).collect();
-        Vocabulary::new(tokens, &ends).expect("it has end tokens")
+        let vocabulary = Vocabulary::new(tokens, &ends).expect("it has end tokens");
+        match &self.spell {
+            Some(spell) => vocabulary.with_encoder(spell.clone()),
+            None => vocabulary,
+        }
     }
 }
 
@@ -129,4 +137,15 @@ pub fn texts(compiler: &Compiler, constraint: &Constraint, count: u64) -> Result
     }
     assert!(texts.len() as u64 > count / 4, "only {} of {count} texts ended: {constraint:?}", texts.len());
     Ok(texts)
+}
+
+/// Whether a constraint allows exactly this text, written byte by byte.
+#[allow(dead_code, reason = "each test file uses some of these")]
+pub fn takes(mut matcher: Matcher, text: &str) -> bool {
+    let words = Words::of_tests().words;
+    let fits = text.bytes().all(|byte| {
+        let token = words.iter().position(|word| *word == [byte]).expect("every byte is a token") as u32;
+        matcher.mask().is_ok_and(|mask| mask.allows(token)) && matcher.accept(token).is_ok()
+    });
+    fits && matcher.mask().is_ok_and(|mask| mask.allows(END))
 }

@@ -1,7 +1,6 @@
 //! The process's loop: take a step's tokens, decode them, send what they became.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,7 +8,6 @@ use std::{
 use anyhow::Context;
 use futures::FutureExt;
 use link::LinkOptions;
-use proto::TokenBatch;
 use service_kit::{
     Process,
     control::{ControlServer, Facts},
@@ -25,7 +23,7 @@ use crate::{
     gateways::Gateways,
     metrics::DetokenizerMetrics,
     streams::{Output, Streams},
-    wire::{Doors, FromGateway, FromScheduler, Schedulers, listen},
+    wire::{Doors, FromGateway, FromScheduler, Scheduler, listen},
 };
 
 /// Steps handled before their events are sent, when the scheduler is ahead.
@@ -53,11 +51,10 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let mut shell = Shell {
         metrics: DetokenizerMetrics::new(&process.metrics),
         process,
-        tokenizer: Arc::new(tokenizer),
-        engines: BTreeMap::new(),
+        streams: Streams::new(Arc::new(tokenizer)),
         gateways: Gateways::new(message_limit),
         doors: Doors::new(events),
-        schedulers: Schedulers::new(tokens.context("--listen-tokens")?),
+        scheduler: Scheduler::new(tokens.context("--listen-tokens")?),
         output: Output::default(),
         live,
     };
@@ -68,22 +65,13 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 /// The streams and their surroundings.
 struct Shell {
     process: Process,
-    tokenizer: Arc<Tokenizer>,
-    /// By data-parallel rank: all that have ever been here.
-    engines: BTreeMap<u32, Engine>,
+    streams: Streams,
     gateways: Gateways,
     doors: Doors,
-    schedulers: Schedulers,
+    scheduler: Scheduler,
     output: Output,
     metrics: DetokenizerMetrics,
     live: watch::Sender<usize>,
-}
-
-/// What belongs to one engine.
-struct Engine {
-    streams: Streams,
-    /// Sequences that its scheduler is to be told of.
-    stopped: Vec<u64>,
 }
 
 impl Shell {
@@ -93,39 +81,29 @@ impl Shell {
         loop {
             tokio::select! {
                 event = self.doors.next() => self.gateway(event),
-                event = self.schedulers.next() => self.scheduler(event),
+                event = self.scheduler.next() => self.scheduler(event),
                 waited = self.gateways.waited() => {
                     if let Some(gateway) = self.gateways.resume(waited) {
-                        self.lost(gateway);
+                        self.streams.lost(gateway);
                     }
                 }
                 () = shutdown.cancelled() => break,
             }
             self.send();
         }
-        for engine in self.engines.values_mut() {
-            engine.streams.fail_all(&error::ending(), &mut self.output);
-        }
-        if let Some(engine) = self.engines.values().next() {
-            engine.streams.tell_all_lost(&error::ending(), &mut self.output);
-        }
+        self.streams.fail_all(&error::ending(), &mut self.output);
         self.send();
-    }
-
-    /// Nobody reads the events of a gateway any more.
-    fn lost(&mut self, gateway: u64) {
-        self.engines.values_mut().for_each(|engine| engine.streams.lost(gateway));
     }
 
     fn gateway(&mut self, event: FromGateway) {
         match event {
             FromGateway::Connected(connection) => {
-                self.engines.values_mut().for_each(|engine| engine.streams.connected(connection.gateway));
+                self.streams.connected(connection.gateway);
                 self.gateways.connected(connection);
             }
             FromGateway::Left { gateway, number, reason } => {
                 if self.gateways.left(gateway, number, &reason) {
-                    self.lost(gateway);
+                    self.streams.lost(gateway);
                 }
             }
         }
@@ -134,55 +112,32 @@ impl Shell {
     fn scheduler(&mut self, event: FromScheduler) {
         let _scope = self.process.profile.scope("tokens");
         match event {
-            FromScheduler::Connected { engine, pid, replaced } => {
-                info!(engine, pid, "scheduler connected");
+            FromScheduler::Connected { pid, replaced } => {
+                info!(pid, "scheduler connected");
                 if replaced {
-                    self.engine_lost(engine);
+                    self.streams.fail_all(&error::engine_lost(), &mut self.output);
                 }
-                self.engines.entry(engine).or_insert_with(|| {
-                    let mut streams = Streams::new(self.tokenizer.clone(), engine);
-                    self.gateways.ids().for_each(|gateway| streams.connected(gateway));
-                    Engine { streams, stopped: Vec::new() }
-                });
                 self.process.status.ready();
             }
-            FromScheduler::Batch { engine, batch } => self.batch(engine, batch),
-            FromScheduler::Lost { engine, reason } => {
-                match self.engines.get(&engine).map_or(0, |engine| engine.streams.len()) {
-                    0 => info!(engine, "scheduler left: {reason}"),
-                    requests => warn!(engine, requests, "scheduler lost: {reason}"),
+            FromScheduler::Batch(batch) => {
+                let began = Instant::now();
+                self.admit_gateways();
+                self.streams.apply(batch, &mut self.output);
+                for _ in 1..BATCHES_AT_ONCE {
+                    let Some(batch) = self.scheduler.try_batch() else { break };
+                    self.streams.apply(batch, &mut self.output);
                 }
-                if self.schedulers.is_empty() {
-                    self.process.status.not_ready("no scheduler connected");
-                }
-                self.engine_lost(engine);
+                self.process.status.advance();
+                self.metrics.batches(began.elapsed());
             }
-        }
-    }
-
-    fn batch(&mut self, number: u32, batch: TokenBatch) {
-        let began = Instant::now();
-        self.admit_gateways();
-        // It has connected before it sends.
-        let Some(engine) = self.engines.get_mut(&number) else { return };
-        engine.streams.apply(batch, &mut self.output);
-        for _ in 1..BATCHES_AT_ONCE {
-            let Some(batch) = self.schedulers.try_batch(number) else { break };
-            engine.streams.apply(batch, &mut self.output);
-        }
-        engine.stopped.append(&mut self.output.stopped);
-        self.process.status.advance();
-        self.metrics.batches(began.elapsed());
-    }
-
-    /// Fails what an engine had. Where no other is there, gateways hear that all is lost, what no engine has begun
-    /// included; else the tokenizer says what else was there.
-    fn engine_lost(&mut self, number: u32) {
-        let Some(engine) = self.engines.get_mut(&number) else { return };
-        engine.streams.fail_all(&error::engine_lost(), &mut self.output);
-        engine.stopped.clear();
-        if !self.schedulers.has_other_than(number) {
-            engine.streams.tell_all_lost(&error::engine_lost(), &mut self.output);
+            FromScheduler::Lost(reason) => {
+                match self.streams.len() {
+                    0 => info!("scheduler left: {reason}"),
+                    requests => warn!(requests, "scheduler lost: {reason}"),
+                }
+                self.process.status.not_ready("no scheduler connected");
+                self.streams.fail_all(&error::engine_lost(), &mut self.output);
+            }
         }
     }
 
@@ -198,20 +153,14 @@ impl Shell {
     fn send(&mut self) {
         for (gateway, events) in self.output.events.drain(..) {
             if !self.gateways.send(gateway, events) {
-                self.engines.values_mut().for_each(|engine| engine.streams.lost(gateway));
+                self.streams.lost(gateway);
             }
         }
         for key in self.gateways.unfit() {
-            for engine in self.engines.values_mut() {
-                engine.streams.give_up(&key, &mut self.output);
-                engine.stopped.append(&mut self.output.stopped);
-            }
+            self.streams.give_up(&key, &mut self.output);
         }
-        for (number, engine) in &mut self.engines {
-            self.schedulers.reply(*number, &mut engine.stopped);
-        }
-        self.metrics.state(self.engines.values().map(|engine| &engine.streams), &self.gateways);
-        let requests = self.engines.values().map(|engine| engine.streams.len()).sum();
-        self.live.send_if_modified(|live| std::mem::replace(live, requests) != requests);
+        self.scheduler.reply(&mut self.output.stopped);
+        self.metrics.state(&self.streams, &self.gateways);
+        self.live.send_if_modified(|live| std::mem::replace(live, self.streams.len()) != self.streams.len());
     }
 }

@@ -18,7 +18,6 @@ mod results;
 mod serve;
 mod spans;
 mod stats_line;
-mod watchers;
 mod wire;
 
 pub use config::Args;

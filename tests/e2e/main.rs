@@ -23,4 +23,5 @@ mod second_workers;
 mod smollm2;
 mod streaming;
 mod structured;
+mod surface;
 mod traces;

@@ -11,7 +11,7 @@ use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
 use proto::Setting;
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs,
     values::{count, share, size},
 };
 
@@ -21,8 +21,10 @@ pub(crate) use stages::Place;
 pub use stages::StageArgs;
 
 /// What `--quantization` names.
-const QUANTIZATIONS: [&str; 16] = [
+const QUANTIZATIONS: [&str; 19] = [
     "none",
+    "auto_awq",
+    "auto_gptq",
     "awq",
     "awq_marlin",
     "bitsandbytes",
@@ -30,6 +32,7 @@ const QUANTIZATIONS: [&str; 16] = [
     "fbgemm_fp8",
     "fp8",
     "gguf",
+    "gpt_oss_mxfp4",
     "gptq",
     "gptq_marlin",
     "int4",
@@ -78,10 +81,6 @@ pub struct Args {
     /// Flags that the scheduler has too.
     #[command(flatten)]
     pub group: GroupArgs,
-
-    /// Its engine's place among engines.
-    #[command(flatten)]
-    pub replica: ReplicaArgs,
 
     /// Device; auto: a GPU if one can be used. Each rank takes the GPU of its number on the machine
     #[arg(long, value_name = "DEVICE", default_value = "auto", overrides_with = "device")]

@@ -5,7 +5,9 @@ use http::StatusCode;
 
 use crate::error::{ApiError, Fault, no_route};
 
+const BATCHES: &str = "send the requests one by one: they are batched";
 const ELASTIC: &str = "start more engines behind a load balancer";
+const GENERATE: &str = "use /v1/completions";
 const RENDERING: &str = "use /tokenize";
 const SLEEP: &str = "stop the engine instead: it starts within seconds";
 const SPEECH: &str = "images, sound and video are not served";
@@ -16,12 +18,14 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("/cohere/v2/chat", "use /v1/chat/completions"),
     ("/collective_rpc", "workers run no code of clients"),
     ("/finish_weight_update", WEIGHTS),
+    ("/generate", GENERATE),
     ("/generative_scoring", "use /v1/completions with `logprobs`"),
     ("/get_world_size", "see /server_info"),
     ("/inference/v1/abort_requests", "use /abort_requests"),
     ("/inference/v1/generate", "use /v1/completions with token ids and `return_token_ids`"),
     ("/init_weight_transfer_engine", WEIGHTS),
     ("/is_paused", SLEEP),
+    ("/is_scaling_elastic_ep", ELASTIC),
     ("/is_sleeping", SLEEP),
     ("/kv_event_sources", "KV cache events are not published"),
     ("/pause", SLEEP),
@@ -35,28 +39,32 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("/update_weights", WEIGHTS),
     ("/v1/audio/transcriptions", SPEECH),
     ("/v1/audio/translations", SPEECH),
-    ("/v1/chat/completions/batch", "send the requests one by one: they are batched"),
+    ("/v1/batches", BATCHES),
+    ("/v1/chat/completions/batch", BATCHES),
     ("/v1/chat/completions/derender", RENDERING),
     ("/v1/chat/completions/render", RENDERING),
     ("/v1/completions/derender", RENDERING),
     ("/v1/completions/render", RENDERING),
     ("/v1/decisions", "use /v1/chat/completions"),
+    ("/v1/files", BATCHES),
     ("/v1/messages/render", RENDERING),
     ("/v1/realtime", SPEECH),
     ("/v1/responses/render", RENDERING),
     ("/v1/systemone", "use /v1/chat/completions"),
+    ("/vertex_generate", GENERATE),
     ("/wake_up", SLEEP),
     ("/weight_info", WEIGHTS),
 ];
 
-/// The 404 for a path that is no route.
-pub fn refuse(path: &str) -> Response {
+/// The answer for a path that is no route, or that lacks a method: a 404 with the reason where vLLM has that route,
+/// else `status`.
+pub fn refuse(path: &str, status: StatusCode) -> Response {
     match ABSENT.binary_search_by_key(&path, |(path, _)| *path) {
         Ok(at) => {
             let message = format!("`{path}` is not supported by this server: {}.", ABSENT[at].1);
             ApiError::new(Fault::NotFound, message).into_response()
         }
-        Err(_) => no_route(StatusCode::NOT_FOUND),
+        Err(_) => no_route(status),
     }
 }
 
@@ -75,7 +83,9 @@ mod tests {
 
     #[test]
     fn routes_of_vllm_are_refused_by_name() {
-        assert_eq!(refuse("/v1/realtime").status(), 404);
-        assert_eq!(refuse("/v1/nonsense").status(), 404);
+        for (path, _) in ABSENT {
+            assert_eq!(refuse(path, StatusCode::METHOD_NOT_ALLOWED).status(), 404, "{path}");
+        }
+        assert_eq!(refuse("/v1/nonsense", StatusCode::METHOD_NOT_ALLOWED).status(), 405);
     }
 }

@@ -134,10 +134,10 @@ fn of_responses() -> impl Iterator<Item = Field> {
 }
 
 fn refusals() -> impl Iterator<Item = Field> {
-    refused::names().map(|(name, instead)| Field {
+    refused::names().map(|(name, of, instead)| Field {
         fate: Fate::Refused(instead),
         test: "api-gateway/src/openai/refused.rs: constraints_are_never_ignored",
-        ..field(name, BOTH, Shape::Any, "")
+        ..field(name, of, Shape::Any, "")
     })
 }
 

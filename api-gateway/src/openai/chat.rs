@@ -13,14 +13,14 @@ use super::{
     refused, sampling,
     tools::ToolUse,
 };
-use crate::error::ApiError;
+use crate::{api::operation::Body, error::ApiError};
 
 /// Reads a body of `/v1/chat/completions`.
 pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, ApiError> {
     let mut fields = Fields::parse(body)?;
     sampling::lift_custom(&mut fields)?;
     let mut params = Params::read(&mut fields, limits)?;
-    refused::check(&mut fields)?;
+    refused::check(&mut fields, Body::Chat)?;
     let conversation = Conversation::read(&mut fields, limits)?;
     let parsing = conversation.tools.parsing(&mut fields, limits)?;
     params.sampling.constraint = conversation.tools.constraint(params.sampling.constraint.take())?;

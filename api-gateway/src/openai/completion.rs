@@ -9,7 +9,7 @@ use super::{
     plan::{Api, Dialect, Echo, Plan},
     prompt, refused, sampling,
 };
-use crate::{engine::pipeline::Arrival, error::ApiError, server::routing::Routing};
+use crate::{api::operation::Body, engine::pipeline::Arrival, error::ApiError};
 
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Choices of all prompts of a body, at most: there is room for each from the start.
@@ -37,8 +37,6 @@ pub struct Envelope {
     pub traceparent: String,
     /// Whether `usage` tells of cached prompt tokens.
     pub prompt_tokens_details: bool,
-    /// The engine that it is for.
-    pub routing: Routing,
 }
 
 impl Envelope {
@@ -54,7 +52,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     let mut fields = Fields::parse(body)?;
     sampling::lift_custom(&mut fields)?;
     let params = Params::read(&mut fields, limits)?;
-    refused::check(&mut fields)?;
+    refused::check(&mut fields, Body::Completion)?;
     let add_special_tokens = fields.flag("add_special_tokens", true)?;
     let prompts = prompt::read(&mut fields, limits, add_special_tokens)?;
     if prompts.len() * params.n as usize > MAX_CHOICES {
@@ -120,8 +118,6 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
         key: None,
         request_id: String::new(),
         traceparent: envelope.traceparent.clone(),
-        session_id: envelope.routing.session.clone(),
-        data_parallel_rank: envelope.routing.rank,
         prompt: None,
         sampling: Some(params.sampling.clone()),
         output: Some(params.output.clone()),

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::fields::Fields;
-use crate::error::ApiError;
+use crate::{api::operation::Body, error::ApiError};
 
 /// Values of a refused field that ask for nothing.
 #[derive(Clone, Copy)]
@@ -19,22 +19,49 @@ enum Harmless {
     TextOnly,
 }
 
-/// Each with what to do instead, where there is something. Sorted by name. SGLang's and llama.cpp's names are among
-/// them: what they ask for would be missed all the same.
-const REFUSED: [(&str, Harmless, &str); 13] = [
-    ("audio", Harmless::Nothing, "answers are text"),
-    ("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),
-    ("function_call", Harmless::None, "use `tool_choice`"),
-    ("functions", Harmless::Empty, "use `tools`"),
-    ("kv_transfer_params", Harmless::Nothing, "prefill and decode run in one engine"),
-    ("logits_processors", Harmless::Empty, "use `logit_bias`, `bad_words` or `allowed_token_ids`"),
-    ("media_io_kwargs", Harmless::Empty, "messages are text"),
-    ("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
-    ("mm_processor_kwargs", Harmless::Empty, "messages are text"),
-    ("modalities", Harmless::TextOnly, "answers are text"),
-    ("prompt_embeds", Harmless::Empty, "send the prompt as text or token ids"),
-    ("web_search_options", Harmless::Nothing, "search in a tool of your own"),
-    ("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
+/// A field that is refused.
+struct Refusal {
+    name: &'static str,
+    /// The bodies that have no such field.
+    of: &'static [Body],
+    harmless: Harmless,
+    /// What to do instead.
+    instead: &'static str,
+}
+
+const BOTH: &[Body] = &[Body::Chat, Body::Completion];
+
+const fn both(name: &'static str, harmless: Harmless, instead: &'static str) -> Refusal {
+    Refusal { name, of: BOTH, harmless, instead }
+}
+
+/// Sorted by name. SGLang's and llama.cpp's names are among them: what they ask for would be missed all the same.
+const REFUSED: &[Refusal] = &[
+    both("audio", Harmless::Nothing, "answers are text"),
+    both("custom_logit_processor", Harmless::Empty, "use `logit_bias`, `bad_words` or `allowed_token_ids`"),
+    both("dry_multiplier", Harmless::Empty, "use `repetition_penalty`, `presence_penalty` or `frequency_penalty`"),
+    both("dynatemp_range", Harmless::Empty, "use `temperature`"),
+    both("function_call", Harmless::None, "use `tool_choice`"),
+    both("functions", Harmless::Empty, "use `tools`"),
+    both("kv_transfer_params", Harmless::Nothing, "prefill and decode run in one engine"),
+    both("logits_processors", Harmless::Empty, "use `logit_bias`, `bad_words` or `allowed_token_ids`"),
+    both("lora_path", Harmless::Empty, "name the adapter as `model`"),
+    both("media_io_kwargs", Harmless::Empty, "messages are text"),
+    both("mirostat", Harmless::Empty, "use `temperature`, `top_p` or `typical_p`"),
+    both("mm_processor_kwargs", Harmless::Empty, "messages are text"),
+    both("modalities", Harmless::TextOnly, "answers are text"),
+    both("n_predict", Harmless::Nothing, "use `max_tokens`"),
+    both("no_stop_trim", Harmless::Empty, "use `include_stop_str_in_output`"),
+    both("prompt_embeds", Harmless::Empty, "send the prompt as text or token ids"),
+    both("return_hidden_states", Harmless::Empty, "start the server with --runner pooling, and use /pooling"),
+    both("smoothing_factor", Harmless::Empty, "use `temperature`"),
+    both("stop_regex", Harmless::Empty, "use `stop`, or `structured_outputs`"),
+    Refusal {
+        of: &[Body::Completion],
+        ..both("thinking_token_budget", Harmless::Nothing, "use /v1/chat/completions, which tells reasoning from text")
+    },
+    both("web_search_options", Harmless::Nothing, "search in a tool of your own"),
+    both("xtc_probability", Harmless::Empty, "use `temperature`, `top_p` or `min_p`"),
 ];
 
 /// Fields that steer nothing this server does, each with the reason. Known, so that they make no noise in the log.
@@ -51,29 +78,27 @@ pub const WITHOUT_EFFECT: [(&str, &str); 10] = [
     ("verbosity", "no model served here knows it"),
 ];
 
-/// The names of the refused fields, each with what to do instead.
-pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
-    REFUSED.iter().map(|(name, _, instead)| (*name, *instead))
+/// The names of the refused fields, each with the bodies that lack it and with what to do instead.
+pub fn names() -> impl Iterator<Item = (&'static str, &'static [Body], &'static str)> {
+    REFUSED.iter().map(|refusal| (refusal.name, refusal.of, refusal.instead))
 }
 
 /// The values of a refused field that ask for nothing, beside null.
 pub fn harmless(name: &str) -> Vec<Value> {
     let candidates = [json!(false), json!([]), json!({}), json!(""), json!(0), json!("none"), json!(["text"])];
-    let found = REFUSED.iter().find(|(refused, ..)| *refused == name);
-    found.map_or_else(Vec::new, |(_, harmless, _)| {
-        candidates.into_iter().filter(|value| harmless.holds(value)).collect()
-    })
+    let found = REFUSED.iter().find(|refusal| refusal.name == name);
+    found
+        .map_or_else(Vec::new, |refusal| candidates.into_iter().filter(|value| refusal.harmless.holds(value)).collect())
 }
 
-/// Refuses what cannot be honoured; reads what has no effect.
-pub fn check(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    for (name, harmless, instead) in REFUSED {
+/// Refuses what cannot be honoured in that body; reads what has no effect.
+pub fn check(fields: &mut Fields<'_>, body: Body) -> Result<(), ApiError> {
+    for Refusal { name, harmless, instead, .. } in REFUSED.iter().filter(|refusal| refusal.of.contains(&body)) {
         let Some(text) = fields.raw(name) else { continue };
         // What is too deep or malformed to look at is certainly not harmless.
         let value = serde_json::from_str(text).unwrap_or(Value::Bool(true));
         if !harmless.holds(&value) {
-            let instead = if instead.is_empty() { String::new() } else { format!(": {instead}") };
-            return Err(ApiError::field(name, format!("`{name}` is not supported by this server{instead}.")));
+            return Err(ApiError::field(name, format!("`{name}` is not supported by this server: {instead}.")));
         }
     }
     for (name, _) in WITHOUT_EFFECT {
@@ -105,14 +130,14 @@ impl Harmless {
 mod tests {
     use super::*;
 
-    fn verdict(body: &str) -> Option<String> {
+    fn verdict(of: Body, body: &str) -> Option<String> {
         let mut fields = Fields::parse(body.as_bytes()).expect("an object");
-        check(&mut fields).err().and_then(|error| error.param)
+        check(&mut fields, of).err().and_then(|error| error.param)
     }
 
     #[test]
     fn the_table_is_sorted() {
-        assert!(REFUSED.is_sorted_by_key(|(name, ..)| *name));
+        assert!(REFUSED.is_sorted_by_key(|refusal| refusal.name));
     }
 
     #[test]
@@ -123,9 +148,19 @@ mod tests {
             (r#"{"modalities":["text","audio"]}"#, Some("modalities")),
             (r#"{"logits_processors":["x"]}"#, Some("logits_processors")),
             (r#"{"prompt_embeds":"gAJjdG9yY2g="}"#, Some("prompt_embeds")),
+            (r#"{"stop_regex":"[0-9]+"}"#, Some("stop_regex")),
+            (r#"{"n_predict":5}"#, Some("n_predict")),
         ];
         for (body, expected) in rows {
-            assert_eq!(verdict(body).as_deref(), expected, "{body}");
+            assert_eq!(verdict(Body::Chat, body).as_deref(), expected, "{body}");
+            assert_eq!(verdict(Body::Completion, body).as_deref(), expected, "{body}");
         }
+    }
+
+    #[test]
+    fn completions_have_no_reasoning_to_end() {
+        let budget = r#"{"thinking_token_budget":8}"#;
+        assert_eq!(verdict(Body::Completion, budget).as_deref(), Some("thinking_token_budget"));
+        assert_eq!(verdict(Body::Chat, budget), None);
     }
 }

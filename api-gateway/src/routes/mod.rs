@@ -32,7 +32,6 @@ use http::{StatusCode, Uri};
 
 use crate::{
     api::{absent, operation::Route},
-    error::no_route,
     gateway::Gateway,
 };
 
@@ -85,8 +84,10 @@ pub fn table(gateway: &Arc<Gateway>) -> Router {
     let here = ROUTES.iter().filter(|route| (route.when.holds)(&gateway.config));
     let routes = here.fold(Router::new(), |router, route| router.route(route.path, (route.handlers)()));
     routes
-        .fallback(|uri: Uri| async move { absent::refuse(uri.path()) })
-        .method_not_allowed_fallback(|| async { no_route(StatusCode::METHOD_NOT_ALLOWED) })
+        .fallback(|uri: Uri| async move { absent::refuse(uri.path(), StatusCode::NOT_FOUND) })
+        .method_not_allowed_fallback(
+            |uri: Uri| async move { absent::refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED) },
+        )
         .with_state(gateway.clone())
 }
 

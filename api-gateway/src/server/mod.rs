@@ -6,5 +6,4 @@ pub mod listeners;
 pub mod middleware;
 pub mod request_id;
 pub mod router;
-pub mod routing;
 pub mod sse;

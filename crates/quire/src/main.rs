@@ -1,5 +1,6 @@
 //! The `quire` command: serve, chat, bench, and every process of the pipeline in one file.
 
+mod absent;
 mod bench;
 mod chat_client;
 mod client;
@@ -15,7 +16,7 @@ mod sse;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 use environment::Environment;
 use processes::ProcessCommand;
@@ -72,8 +73,23 @@ enum ConfigCommand {
     },
 }
 
+/// What the command line says; where it says nothing that can be done, the program ends here.
+fn command() -> Command {
+    let error = match Cli::try_parse() {
+        Ok(cli) => return cli.command,
+        Err(error) => error,
+    };
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        if let Some(reason) = absent::reason(words.iter().map(String::as_str)) {
+            Cli::command().error(ErrorKind::InvalidSubcommand, reason).exit();
+        }
+    }
+    error.exit()
+}
+
 fn main() -> ExitCode {
-    let ended = match Cli::parse().command {
+    let ended = match command() {
         Command::Serve { words } => return serve::run(&words, &Environment::read()),
         Command::Process(command) => return processes::run(command),
         Command::Chat(args) => chat_client::chat(&args),

@@ -25,9 +25,20 @@ const OUTRO: &str = "
 |---|---|
 ";
 
+const NO_CONNECTOR: &str = "No KV connector can be attached: `--kv-transfer-config` is refused.";
+
 /// Metrics of vLLM without a counterpart, and why. A name may end in `*`.
-const ABSENT: [(&str, &str); 11] = [
+const ABSENT: [(&str, &str); 28] = [
+    (
+        "vllm:avg_generation_throughput_toks_per_s",
+        "As in vLLM now: take the rate of `vllm:generation_tokens_total`, or that line.",
+    ),
+    (
+        "vllm:avg_prompt_throughput_toks_per_s",
+        "As in vLLM now: take the rate of `vllm:prompt_tokens_total`, or the line of statistics in the log.",
+    ),
     ("vllm:corrupted_requests_total", "Logits are not searched for NaN (`VLLM_COMPUTE_NANS_IN_LOGITS`)."),
+    ("vllm:cpu_cache_usage_perc", "As in vLLM now: KV blocks stay in device memory."),
     ("vllm:diffusion_*", "No model is denoised."),
     (
         "vllm:estimated_*",
@@ -35,13 +46,27 @@ const ABSENT: [(&str, &str); 11] = [
      --profile` measures.",
     ),
     ("vllm:external_prefix_cache_*", "No cache outside the engine can be attached."),
+    ("vllm:gpu_cache_usage_perc", "vLLM's older name of `vllm:kv_cache_usage_perc`."),
+    ("vllm:gpu_prefix_cache_*", "vLLM's older names of `vllm:prefix_cache_hits_total` and `…_queries_total`."),
+    ("vllm:hf3fs_*", NO_CONNECTOR),
+    ("vllm:hisparse_*", NO_CONNECTOR),
     ("vllm:kv_block_idle_before_evict_seconds", "Blocks are not sampled: `--kv-cache-metrics` is refused."),
     ("vllm:kv_block_lifetime_seconds", "The same."),
     ("vllm:kv_block_reuse_gap_seconds", "The same."),
+    ("vllm:kv_offload_*", "KV blocks stay in device memory: `--kv-offloading-size` is refused."),
     ("vllm:mm_cache_*", "Prompts hold no images, videos or sounds."),
+    ("vllm:mooncake_*", NO_CONNECTOR),
+    ("vllm:nixl_*", NO_CONNECTOR),
     ("vllm:num_requests_kv_fetch_by_stage", "No KV cache is fetched from elsewhere."),
+    ("vllm:num_requests_swapped", "As in vLLM now: preempted sequences are computed again, not swapped."),
+    ("vllm:rl_weight_update_*", "Weights of a running engine are not replaced."),
+    ("vllm:simple_kv_offload_*", "As `vllm:kv_offload_*`."),
+    ("vllm:sleep_mode_*", "The engine does not sleep: `--enable-sleep-mode` is refused."),
     ("vllm:spec_decode_*", "Nothing is speculated: the scheduler verifies drafts, and no proposer is attached."),
+    ("vllm:time_per_output_token_seconds", "vLLM's older name of `vllm:inter_token_latency_seconds`."),
+    ("vllm:umbp_transfer_*", NO_CONNECTOR),
     ("vllm:watermark_requests_total", "Texts get no watermark; `--watermark` is a share of the KV blocks."),
+    ("vllm:websocket_*", "There is no WebSocket: `/v1/realtime` is refused."),
 ];
 
 /// A metric, and the processes that have it.

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use clap::{Args, Command, ValueEnum};
 use link::Address;
 
+use crate::values::log_filter;
+
 /// Flags that every process has; flatten them into the service's own.
 #[derive(Args, Clone, Debug)]
 pub struct CommonArgs {
@@ -13,7 +15,7 @@ pub struct CommonArgs {
     pub control: Option<Address>,
 
     /// What to log: error, warn, info, debug, trace, or a filter such as info,scheduler_svc=debug
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "QUIRE_LOG")]
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "QUIRE_LOG", value_parser = log_filter)]
     pub log_level: String,
 
     /// Format of log lines on stderr

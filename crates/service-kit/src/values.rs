@@ -6,6 +6,8 @@ use std::{
     str::FromStr,
 };
 
+use tracing_subscriber::EnvFilter;
+
 /// A number that a flag may take.
 pub trait Number: FromStr + PartialOrd + Display + Copy + Send + Sync + 'static {}
 
@@ -29,6 +31,14 @@ pub fn size<N: Number + TryFrom<u64>>(
         let number = number_of(text)?.try_into().ok().filter(|number| range.contains(number));
         number.ok_or_else(|| format!("must be a number{}", bounds(&range)))
     }
+}
+
+/// A filter of log lines. A single word is a level: the name of a part alone would silence all others.
+pub fn log_filter(text: &str) -> Result<String, String> {
+    let level = ["off", "error", "warn", "info", "debug", "trace"].iter().any(|level| text.eq_ignore_ascii_case(level));
+    let is_filter = text.contains(['=', ',', '[']) && EnvFilter::try_new(text).is_ok();
+    let problem = || "must be error, warn, info, debug, trace, or a filter such as info,scheduler_svc=debug".to_owned();
+    (level || is_filter).then(|| text.to_owned()).ok_or_else(problem)
 }
 
 fn bounds<N: Display>(range: &impl RangeBounds<N>) -> String {
@@ -151,6 +161,16 @@ mod tests {
         assert_eq!(size(1..=4096_u32)("4K"), Ok(4096));
         assert_eq!(size(1..=4096_u32)("5k"), Err("must be a number from 1 to 4096".to_owned()));
         assert!(size::<u32>(1..)("5g").is_err(), "more than its type holds");
+    }
+
+    #[test]
+    fn filters_of_log_lines_are_levels_or_directives() {
+        for fine in ["info", "DEBUG", "off", "info,scheduler_svc=debug", "worker_svc::step_log=trace"] {
+            assert_eq!(log_filter(fine).as_deref(), Ok(fine));
+        }
+        for bad in ["", "verbose", "scheduler_svc", "info,worker_svc=loud"] {
+            assert!(log_filter(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

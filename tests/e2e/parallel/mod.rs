@@ -1,5 +1,4 @@
 //! Models that are divided over stages and machines.
 
 mod nodes;
-mod replicas;
 mod stages;

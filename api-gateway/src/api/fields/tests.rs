@@ -46,14 +46,7 @@ pub(crate) fn limits() -> Limits {
 
 fn envelope(arrival: Arrival) -> Envelope {
     let fresh_id = "fresh".to_owned();
-    Envelope {
-        arrival,
-        request_id: None,
-        fresh_id,
-        traceparent: String::new(),
-        prompt_tokens_details: false,
-        routing: Default::default(),
-    }
+    Envelope { arrival, request_id: None, fresh_id, traceparent: String::new(), prompt_tokens_details: false }
 }
 
 /// The least that a body must say.

@@ -47,7 +47,14 @@ const METHODS: &[(&str, Read)] = &[
 ];
 
 /// Other names that `--quantization` knows, of kernels that vLLM has for a method, and the method.
-const ALIASES: &[(&str, &str)] = &[("awq_marlin", "awq"), ("gptq_marlin", "gptq"), ("modelopt_fp4", "modelopt")];
+const ALIASES: &[(&str, &str)] = &[
+    ("auto_awq", "awq"),
+    ("auto_gptq", "gptq"),
+    ("awq_marlin", "awq"),
+    ("gpt_oss_mxfp4", "mxfp4"),
+    ("gptq_marlin", "gptq"),
+    ("modelopt_fp4", "modelopt"),
+];
 
 pub(crate) use gguf::Gguf;
 pub(crate) use online::Online;

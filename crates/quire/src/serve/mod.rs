@@ -7,7 +7,6 @@ mod nodes;
 pub mod offline;
 mod overrides;
 mod port;
-mod replicas;
 mod runtime_dir;
 pub mod screen;
 mod service_manager;
@@ -32,7 +31,6 @@ use engine::{Engine, Role};
 use flags::{FlagError, Settings};
 use nodes::Nodes;
 use port::Port;
-use replicas::Replicas;
 use runtime_dir::RuntimeDir;
 use screen::{Form, Screen};
 use service_manager::ServiceManager;
@@ -101,7 +99,6 @@ async fn serve(
     let form = if common.log_format == LogFormat::Json { Form::Json } else { Form::Text };
     let screen = Arc::new(Screen::new(form));
     report_without_effect(settings);
-    let replicas = Replicas::read(settings)?;
     let nodes = Nodes::read(settings)?;
     let serves_http = nodes.as_ref().is_none_or(Nodes::is_head);
     let port = if serves_http { hold_port(settings)? } else { None };
@@ -121,7 +118,6 @@ async fn serve(
         port: port.as_ref(),
         program: &program,
         nodes,
-        replicas,
     };
     let found_after = start.elapsed();
     let mut supervisor = Supervisor::start(members(&engine, engine.roles())?, screen.clone());
@@ -255,7 +251,7 @@ fn members(engine: &Engine<'_>, roles: impl IntoIterator<Item = Role>) -> anyhow
     let stage = |role| match role {
         Role::Gateway(_) => 0,
         Role::Tokenizer => 1,
-        Role::Scheduler(_) => 2,
+        Role::Scheduler => 2,
         Role::Worker(_) => 3,
         Role::Detokenizer => 4,
     };

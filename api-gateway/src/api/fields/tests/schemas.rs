@@ -21,7 +21,7 @@ const BEYOND_SCHEMAS: [&str; 18] = [
     // One number depends on another.
     "`min_tokens` must be at most",
     "`best_of`, the width",
-    "`min_pattern_size`",
+    "min_pattern_size` must be",
     "`prompt_logprobs` must equal `logprobs`",
     "more than 131072 choices",
     // One field names a part of another.

@@ -63,6 +63,8 @@ pub(super) const GROUPS: &[Group] = &[
         names: &["PATH", "VIRTUAL_ENV"],
     },
     Group { fate: Read("the GPUs that ranks count; read by the driver"), names: &["CUDA_VISIBLE_DEVICES"] },
+    Group { fate: Read("1: each kernel is waited for; read by the driver"), names: &["CUDA_LAUNCH_BLOCKING"] },
+    Group { fate: Read("what NCCL logs; read by NCCL"), names: &["NCCL_DEBUG"] },
     Group {
         fate: Read("1: refuse to start where low bits may depend on the batch: on GPUs in 16 bits"),
         names: &["VLLM_BATCH_INVARIANT"],
@@ -296,7 +298,10 @@ pub(super) const GROUPS: &[Group] = &[
             "VLLM_WSL2_ENABLE_PIN_MEMORY",
         ],
     },
-    Group { fate: Moot("adapters are not served"), names: &["VLLM_LORA_DISABLE_PDL", "VLLM_LORA_ENABLE_DUAL_STREAM"] },
+    Group {
+        fate: Moot("all adapters of a step are one launch, on the stream of the step"),
+        names: &["VLLM_LORA_DISABLE_PDL", "VLLM_LORA_ENABLE_DUAL_STREAM"],
+    },
     Group {
         fate: Moot(NODES),
         names: &[

@@ -5,7 +5,7 @@ use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 use clap::{Args as ClapArgs, ValueEnum, builder::FalseyValueParser};
 use serde_json::{Map, Value};
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs,
+    Address, CommonArgs, FingerprintArgs, ReplicaArgs,
     values::{count, duration, seconds, size},
 };
 
@@ -49,15 +49,18 @@ pub struct PeerArgs {
     /// The tokenizer's control plane (model facts, /tokenize, /detokenize)
     #[arg(long, value_name = "ADDRESS")]
     pub tokenizer_control: Option<Address>,
-    /// The scheduler's control plane
+    /// Control plane of a scheduler; once per engine, by data-parallel rank
     #[arg(long, value_name = "ADDRESS")]
-    pub scheduler_control: Option<Address>,
+    pub scheduler_control: Vec<Address>,
     /// The detokenizer's control plane
     #[arg(long, value_name = "ADDRESS")]
     pub detokenizer_control: Option<Address>,
-    /// Control plane of a worker; once per rank
+    /// Control plane of a worker; once per rank, those of an engine after those of the one before
     #[arg(long, value_name = "ADDRESS")]
     pub worker_control: Vec<Address>,
+    /// The engine's place among engines.
+    #[command(flatten)]
+    pub replica: ReplicaArgs,
     /// Control plane of another gateway of the same engine, whose metrics are added to ours; once per gateway
     #[arg(long, value_name = "ADDRESS")]
     pub gateway_control: Vec<Address>,

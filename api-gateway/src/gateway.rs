@@ -46,7 +46,9 @@ impl Gateway {
     pub fn new(mut config: Config, id: u64, process: Process) -> anyhow::Result<Self> {
         let (requests, http) = process.metrics.register(|registry| {
             config.formats.counts = ParserCounts::register(registry, &config.served_names[0]);
-            (RequestMetrics::register(registry, config.model_name()), HttpMetrics::register(registry))
+            let first = config.peers.replica.data_parallel_rank;
+            let engines = first..first + config.peers.scheduler_control.len().max(1) as u32;
+            (RequestMetrics::register(registry, config.model_name(), engines), HttpMetrics::register(registry))
         });
         let config = Arc::new(config);
         Ok(Self {

@@ -32,7 +32,7 @@ use crate::{
     pooling,
     responses::{self, assembly::Assembly, background, stream::ResponseStream},
     server::{
-        body, request_id,
+        body, request_id, routing,
         sse::{EventStream, OutputLog, Writer},
     },
 };
@@ -56,7 +56,7 @@ pub async fn attempt(gateway: Arc<Gateway>, request: Request, read: impl Read) -
     async {
         let arrival = Arrival::now();
         let body = body::read_json(&gateway, &parts.headers, body).await?;
-        let envelope = envelope(&gateway, &parts.headers, arrival, incoming);
+        let envelope = envelope(&gateway, &parts.headers, arrival, incoming)?;
         if !gateway.model.is_known() {
             return Err(ApiError::unavailable("The server is starting, try again."));
         }
@@ -85,7 +85,12 @@ fn refuse_pooling(gateway: &Gateway) -> Result<(), ApiError> {
 }
 
 /// What comes with the HTTP request besides its body.
-pub fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incoming: &str) -> Envelope {
+pub fn envelope(
+    gateway: &Gateway,
+    headers: &HeaderMap,
+    arrival: Arrival,
+    incoming: &str,
+) -> Result<Envelope, ApiError> {
     let ours = trace::traceparent(&Span::current());
     // Without an exporter of its own the gateway passes on what it got.
     let traceparent = match (ours.is_empty(), incoming.is_empty()) {
@@ -93,13 +98,14 @@ pub fn envelope(gateway: &Gateway, headers: &HeaderMap, arrival: Arrival, incomi
         (true, _) => incoming.to_owned(),
         (false, _) => ours,
     };
-    Envelope {
+    Ok(Envelope {
         arrival,
         request_id: request_id::of_client(headers),
         fresh_id: Uuid::new_v4().simple().to_string(),
         traceparent,
         prompt_tokens_details: gateway.config.answers.enable_prompt_tokens_details,
-    }
+        routing: routing::of_client(headers)?,
+    })
 }
 
 /// A trace context that is not exported: other processes make spans of requests that have one, which a profile records.

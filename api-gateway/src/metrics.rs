@@ -4,7 +4,7 @@ pub mod exposition;
 pub mod http_requests;
 pub mod parser_calls;
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, ops::Range, time::Duration};
 
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -88,9 +88,17 @@ fn of(buckets: &[f64]) -> Histogram {
     Histogram::new(buckets.iter().copied())
 }
 
-/// Request-level metrics; cloning shares.
+/// Request-level metrics, by engine; cloning shares.
 #[derive(Clone)]
-pub struct RequestMetrics(Table);
+pub struct RequestMetrics {
+    /// Data-parallel rank of the first engine.
+    first: u32,
+    engines: Vec<EngineTable>,
+}
+
+/// Those of one engine.
+#[derive(Clone)]
+struct EngineTable(Table);
 
 /// What the gateway knows of the other processes; written when it is asked for.
 pub const PROCESS_READY: Description = Description {
@@ -179,9 +187,45 @@ pub struct Abandoned {
 }
 
 impl RequestMetrics {
-    /// Creates them and registers them under `model_name` and engine 0.
-    pub fn register(registry: &mut Registry, model_name: &str) -> Self {
-        let table = Table::register(registry, &[("model_name", model_name), ("engine", "0")]);
+    /// Creates them and registers them under `model_name` and the data-parallel ranks of the engines, at least one.
+    pub fn register(registry: &mut Registry, model_name: &str, engines: Range<u32>) -> Self {
+        let first = engines.start;
+        let engines = engines.map(|engine| EngineTable::register(registry, model_name, engine)).collect();
+        Self { first, engines }
+    }
+
+    /// Those of an engine; what no engine has had counts for the first one.
+    fn of(&self, engine: Option<u32>) -> &EngineTable {
+        let index = engine.and_then(|engine| engine.checked_sub(self.first)).unwrap_or(0);
+        self.engines.get(index as usize).unwrap_or(&self.engines[0])
+    }
+
+    /// Counts an event of a request that an engine has, or none yet.
+    pub fn count(&self, engine: Option<u32>, counted: &Counted) {
+        self.of(engine).count(counted);
+    }
+
+    /// Counts a request whose client left.
+    pub fn abandoned(&self, engine: Option<u32>, abandoned: &Abandoned) {
+        let table = self.of(engine);
+        abandoned.choices.iter().for_each(|end| table.choice_ended(end));
+        table.request_ended(abandoned.request);
+    }
+
+    /// A request was refused because something is full.
+    pub fn refused(&self, reason: &'static str) {
+        self.engines[0].0.refused.get_or_create(&Refused { reason }).inc();
+    }
+
+    /// How many requests are in flight.
+    pub fn in_flight(&self, count: usize) {
+        self.engines[0].0.in_flight.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+}
+
+impl EngineTable {
+    fn register(registry: &mut Registry, model_name: &str, engine: u32) -> Self {
+        let table = Table::register(registry, &[("model_name", model_name), ("engine", &engine.to_string())]);
         // A dashboard's rate() needs to see a counter before its first increment.
         for reason in ["stop", "length", "abort", "error", "repetition"] {
             drop(table.finished.get_or_create(&Finished { finished_reason: reason }));
@@ -193,8 +237,7 @@ impl RequestMetrics {
         Self(table)
     }
 
-    /// Counts an event of a request.
-    pub fn count(&self, counted: &Counted) {
+    fn count(&self, counted: &Counted) {
         match counted {
             Counted::Admitted { prompt_tokens, cached_tokens } => {
                 self.0.prompt_tokens.inc_by((*prompt_tokens).into());
@@ -235,12 +278,6 @@ impl RequestMetrics {
         }
     }
 
-    /// Counts a request whose client left.
-    pub fn abandoned(&self, abandoned: &Abandoned) {
-        abandoned.choices.iter().for_each(|end| self.choice_ended(end));
-        self.request_ended(abandoned.request);
-    }
-
     fn choice_ended(&self, end: &ChoiceEnd) {
         let finished_reason = finish_name(end.reason);
         self.0.finished.get_or_create(&Finished { finished_reason }).inc();
@@ -258,16 +295,6 @@ impl RequestMetrics {
     fn request_ended(&self, RequestEnd { n, longest }: RequestEnd) {
         self.0.params_n.observe(n.into());
         self.0.max_generation_tokens.observe(longest.into());
-    }
-
-    /// A request was refused because something is full.
-    pub fn refused(&self, reason: &'static str) {
-        self.0.refused.get_or_create(&Refused { reason }).inc();
-    }
-
-    /// How many requests are in flight.
-    pub fn in_flight(&self, count: usize) {
-        self.0.in_flight.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 }
 

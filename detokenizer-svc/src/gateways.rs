@@ -56,6 +56,11 @@ impl Gateways {
         self.connected.len()
     }
 
+    /// All that are connected.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
+        self.connected.keys().copied()
+    }
+
     /// A gateway came; a link that it had before is dropped.
     pub(crate) fn connected(&mut self, connection: Connection) {
         let Connection { gateway, number, pid, sender, reader } = connection;

@@ -9,7 +9,10 @@ use prometheus_client::metrics::{
 };
 use service_kit::metrics::{Metrics, raise};
 
-use crate::{gateways::Gateways, streams::Streams};
+use crate::{
+    gateways::Gateways,
+    streams::{Streams, Totals},
+};
 
 service_kit::metrics! {
     pub(crate) struct DetokenizerMetrics {
@@ -42,13 +45,14 @@ impl DetokenizerMetrics {
     }
 
     /// Brings all counts up to date.
-    pub(crate) fn state(&self, streams: &Streams, gateways: &Gateways) {
-        raise(&self.requests, streams.totals.requests);
-        raise(&self.tokens, streams.totals.tokens);
-        raise(&self.stop_strings, streams.totals.stop_strings);
-        raise(&self.failures, streams.totals.failures);
+    pub(crate) fn state<'s>(&self, engines: impl Iterator<Item = &'s Streams> + Clone, gateways: &Gateways) {
+        let total = |of: fn(&Totals) -> u64| engines.clone().map(|streams| of(&streams.totals)).sum();
+        raise(&self.requests, total(|totals| totals.requests));
+        raise(&self.tokens, total(|totals| totals.tokens));
+        raise(&self.stop_strings, total(|totals| totals.stop_strings));
+        raise(&self.failures, total(|totals| totals.failures));
         raise(&self.dropped_gateways, gateways.dropped);
-        self.sequences.set(streams.sequences() as i64);
+        self.sequences.set(engines.map(Streams::sequences).sum::<usize>() as i64);
         self.gateways.set(gateways.len() as i64);
     }
 }

@@ -1,6 +1,7 @@
 //! The process's loop: take a step's tokens, decode them, send what they became.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -8,6 +9,7 @@ use std::{
 use anyhow::Context;
 use futures::FutureExt;
 use link::LinkOptions;
+use proto::TokenBatch;
 use service_kit::{
     Process,
     control::{ControlServer, Facts},
@@ -23,7 +25,7 @@ use crate::{
     gateways::Gateways,
     metrics::DetokenizerMetrics,
     streams::{Output, Streams},
-    wire::{Doors, FromGateway, FromScheduler, Scheduler, listen},
+    wire::{Doors, FromGateway, FromScheduler, Schedulers, listen},
 };
 
 /// Steps handled before their events are sent, when the scheduler is ahead.
@@ -51,10 +53,11 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let mut shell = Shell {
         metrics: DetokenizerMetrics::new(&process.metrics),
         process,
-        streams: Streams::new(Arc::new(tokenizer)),
+        tokenizer: Arc::new(tokenizer),
+        engines: BTreeMap::new(),
         gateways: Gateways::new(message_limit),
         doors: Doors::new(events),
-        scheduler: Scheduler::new(tokens.context("--listen-tokens")?),
+        schedulers: Schedulers::new(tokens.context("--listen-tokens")?),
         output: Output::default(),
         live,
     };
@@ -65,13 +68,22 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 /// The streams and their surroundings.
 struct Shell {
     process: Process,
-    streams: Streams,
+    tokenizer: Arc<Tokenizer>,
+    /// By data-parallel rank: all that have ever been here.
+    engines: BTreeMap<u32, Engine>,
     gateways: Gateways,
     doors: Doors,
-    scheduler: Scheduler,
+    schedulers: Schedulers,
     output: Output,
     metrics: DetokenizerMetrics,
     live: watch::Sender<usize>,
+}
+
+/// What belongs to one engine.
+struct Engine {
+    streams: Streams,
+    /// Sequences that its scheduler is to be told of.
+    stopped: Vec<u64>,
 }
 
 impl Shell {
@@ -81,29 +93,39 @@ impl Shell {
         loop {
             tokio::select! {
                 event = self.doors.next() => self.gateway(event),
-                event = self.scheduler.next() => self.scheduler(event),
+                event = self.schedulers.next() => self.scheduler(event),
                 waited = self.gateways.waited() => {
                     if let Some(gateway) = self.gateways.resume(waited) {
-                        self.streams.lost(gateway);
+                        self.lost(gateway);
                     }
                 }
                 () = shutdown.cancelled() => break,
             }
             self.send();
         }
-        self.streams.fail_all(&error::ending(), &mut self.output);
+        for engine in self.engines.values_mut() {
+            engine.streams.fail_all(&error::ending(), &mut self.output);
+        }
+        if let Some(engine) = self.engines.values().next() {
+            engine.streams.tell_all_lost(&error::ending(), &mut self.output);
+        }
         self.send();
+    }
+
+    /// Nobody reads the events of a gateway any more.
+    fn lost(&mut self, gateway: u64) {
+        self.engines.values_mut().for_each(|engine| engine.streams.lost(gateway));
     }
 
     fn gateway(&mut self, event: FromGateway) {
         match event {
             FromGateway::Connected(connection) => {
-                self.streams.connected(connection.gateway);
+                self.engines.values_mut().for_each(|engine| engine.streams.connected(connection.gateway));
                 self.gateways.connected(connection);
             }
             FromGateway::Left { gateway, number, reason } => {
                 if self.gateways.left(gateway, number, &reason) {
-                    self.streams.lost(gateway);
+                    self.lost(gateway);
                 }
             }
         }
@@ -112,32 +134,55 @@ impl Shell {
     fn scheduler(&mut self, event: FromScheduler) {
         let _scope = self.process.profile.scope("tokens");
         match event {
-            FromScheduler::Connected { pid, replaced } => {
-                info!(pid, "scheduler connected");
+            FromScheduler::Connected { engine, pid, replaced } => {
+                info!(engine, pid, "scheduler connected");
                 if replaced {
-                    self.streams.fail_all(&error::engine_lost(), &mut self.output);
+                    self.engine_lost(engine);
                 }
+                self.engines.entry(engine).or_insert_with(|| {
+                    let mut streams = Streams::new(self.tokenizer.clone(), engine);
+                    self.gateways.ids().for_each(|gateway| streams.connected(gateway));
+                    Engine { streams, stopped: Vec::new() }
+                });
                 self.process.status.ready();
             }
-            FromScheduler::Batch(batch) => {
-                let began = Instant::now();
-                self.admit_gateways();
-                self.streams.apply(batch, &mut self.output);
-                for _ in 1..BATCHES_AT_ONCE {
-                    let Some(batch) = self.scheduler.try_batch() else { break };
-                    self.streams.apply(batch, &mut self.output);
+            FromScheduler::Batch { engine, batch } => self.batch(engine, batch),
+            FromScheduler::Lost { engine, reason } => {
+                match self.engines.get(&engine).map_or(0, |engine| engine.streams.len()) {
+                    0 => info!(engine, "scheduler left: {reason}"),
+                    requests => warn!(engine, requests, "scheduler lost: {reason}"),
                 }
-                self.process.status.advance();
-                self.metrics.batches(began.elapsed());
-            }
-            FromScheduler::Lost(reason) => {
-                match self.streams.len() {
-                    0 => info!("scheduler left: {reason}"),
-                    requests => warn!(requests, "scheduler lost: {reason}"),
+                if self.schedulers.is_empty() {
+                    self.process.status.not_ready("no scheduler connected");
                 }
-                self.process.status.not_ready("no scheduler connected");
-                self.streams.fail_all(&error::engine_lost(), &mut self.output);
+                self.engine_lost(engine);
             }
+        }
+    }
+
+    fn batch(&mut self, number: u32, batch: TokenBatch) {
+        let began = Instant::now();
+        self.admit_gateways();
+        // It has connected before it sends.
+        let Some(engine) = self.engines.get_mut(&number) else { return };
+        engine.streams.apply(batch, &mut self.output);
+        for _ in 1..BATCHES_AT_ONCE {
+            let Some(batch) = self.schedulers.try_batch(number) else { break };
+            engine.streams.apply(batch, &mut self.output);
+        }
+        engine.stopped.append(&mut self.output.stopped);
+        self.process.status.advance();
+        self.metrics.batches(began.elapsed());
+    }
+
+    /// Fails what an engine had. Where no other is there, gateways hear that all is lost, what no engine has begun
+    /// included; else the tokenizer says what else was there.
+    fn engine_lost(&mut self, number: u32) {
+        let Some(engine) = self.engines.get_mut(&number) else { return };
+        engine.streams.fail_all(&error::engine_lost(), &mut self.output);
+        engine.stopped.clear();
+        if !self.schedulers.has_other_than(number) {
+            engine.streams.tell_all_lost(&error::engine_lost(), &mut self.output);
         }
     }
 
@@ -153,14 +198,20 @@ impl Shell {
     fn send(&mut self) {
         for (gateway, events) in self.output.events.drain(..) {
             if !self.gateways.send(gateway, events) {
-                self.streams.lost(gateway);
+                self.engines.values_mut().for_each(|engine| engine.streams.lost(gateway));
             }
         }
         for key in self.gateways.unfit() {
-            self.streams.give_up(&key, &mut self.output);
+            for engine in self.engines.values_mut() {
+                engine.streams.give_up(&key, &mut self.output);
+                engine.stopped.append(&mut self.output.stopped);
+            }
         }
-        self.scheduler.reply(&mut self.output.stopped);
-        self.metrics.state(&self.streams, &self.gateways);
-        self.live.send_if_modified(|live| std::mem::replace(live, self.streams.len()) != self.streams.len());
+        for (number, engine) in &mut self.engines {
+            self.schedulers.reply(*number, &mut engine.stopped);
+        }
+        self.metrics.state(self.engines.values().map(|engine| &engine.streams), &self.gateways);
+        let requests = self.engines.values().map(|engine| engine.streams.len()).sum();
+        self.live.send_if_modified(|live| std::mem::replace(live, requests) != requests);
     }
 }

@@ -61,9 +61,11 @@ impl Live {
     }
 }
 
-/// All live requests.
+/// All live requests of an engine.
 pub(crate) struct Streams {
     tokenizer: Arc<Tokenizer>,
+    /// Data-parallel rank of the engine whose they are.
+    engine: u32,
     gateways: HashSet<u64>,
     requests: HashMap<RequestKey, Live>,
     sequences: HashMap<u64, Sequence, BuildHasherDefault<HandleHasher>>,
@@ -73,9 +75,10 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>) -> Self {
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, engine: u32) -> Self {
         Self {
             tokenizer,
+            engine,
             gateways: HashSet::new(),
             requests: HashMap::new(),
             sequences: HashMap::default(),
@@ -109,17 +112,21 @@ impl Streams {
         }
     }
 
-    /// Ends every request, and tells every gateway that all it has sent is lost.
+    /// Ends every request.
     pub(crate) fn fail_all(&mut self, failure: &Failure, out: &mut Output) {
         for key in self.requests.keys() {
             out.push(key.gateway, key.number, Kind::Failure(failure.clone()));
         }
         self.totals.failures += self.requests.len() as u64;
+        self.requests.clear();
+        self.sequences.clear();
+    }
+
+    /// Tells every gateway that all it has sent is lost.
+    pub(crate) fn tell_all_lost(&self, failure: &Failure, out: &mut Output) {
         for &gateway in &self.gateways {
             out.push(gateway, 0, Kind::Failure(failure.clone()));
         }
-        self.requests.clear();
-        self.sequences.clear();
     }
 
     /// Applies one step of the scheduler.
@@ -166,7 +173,8 @@ impl Streams {
         self.totals.requests += 1;
         let prompt_text = if request.output.echo { request.prompt_text(&self.tokenizer) } else { String::new() };
         let prompt_tail = request.output.prompt_tail.clone().unwrap_or_default();
-        let admitted = Admitted { prompt_tokens, cached_tokens, prompt_ids, prompt_text, prompt_tail };
+        let admitted =
+            Admitted { prompt_tokens, cached_tokens, prompt_ids, prompt_text, prompt_tail, engine: self.engine };
         out.push(gateway, request.key.number, Kind::Admitted(admitted.into()));
         let choices: Result<Vec<Sequence>, _> =
             (0..n).map(|choice| Sequence::new(&self.tokenizer, request.clone(), choice)).collect();

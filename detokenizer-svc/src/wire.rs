@@ -1,5 +1,6 @@
-//! The two kinds of link: one scheduler, many gateways.
+//! The two kinds of link: a scheduler for each engine, many gateways.
 
+use futures::future::select_all;
 use link::{Link, LinkError, LinkOptions, Listener, Receiver, Sender};
 use proto::{DetokenizerReply, EventBatch, Inbound, TokenBatch};
 use tokio::{
@@ -85,10 +86,17 @@ async fn wait_for_end(mut receiver: Receiver<Inbound>, gateway: u64, number: u64
     let _ = left.send(FromGateway::Left { gateway, number, reason }).await;
 }
 
-/// The scheduler's link, while there is one.
-pub(crate) struct Scheduler {
+/// The schedulers' links, one for each engine that is there.
+pub(crate) struct Schedulers {
     listener: Listener,
-    link: Option<Link<DetokenizerReply, TokenBatch>>,
+    links: Vec<Scheduler>,
+}
+
+/// The link of one engine's scheduler.
+struct Scheduler {
+    /// Its data-parallel rank.
+    engine: u32,
+    link: Link<DetokenizerReply, TokenBatch>,
     /// Sequences to be reported as stopped.
     stopped: Vec<u64>,
     /// Batches that this link has brought.
@@ -97,39 +105,49 @@ pub(crate) struct Scheduler {
     confirm: bool,
 }
 
-/// What the scheduler did.
+/// What a scheduler did.
 pub(crate) enum FromScheduler {
     /// It is there (again).
     Connected {
+        engine: u32,
         pid: u32,
-        /// Another one was there, and is lost.
+        /// Another one of this engine was there, and is lost.
         replaced: bool,
     },
-    Batch(TokenBatch),
-    Lost(LinkError),
+    Batch {
+        engine: u32,
+        batch: TokenBatch,
+    },
+    Lost {
+        engine: u32,
+        reason: LinkError,
+    },
 }
 
-impl Scheduler {
+impl Schedulers {
     pub(crate) fn new(listener: Listener) -> Self {
-        Self { listener, link: None, stopped: Vec::new(), batches: 0, confirm: false }
+        Self { listener, links: Vec::new() }
+    }
+
+    /// Whether one of another engine is there.
+    pub(crate) fn has_other_than(&self, engine: u32) -> bool {
+        self.links.iter().any(|scheduler| scheduler.engine != engine)
+    }
+
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.links.is_empty()
     }
 
     /// What happens next. Cancel-safe.
     pub(crate) async fn next(&mut self) -> FromScheduler {
         loop {
-            let Some(link) = &mut self.link else {
-                match self.listener.accept().await {
-                    Ok(link) => return self.connected(link),
-                    Err(error) => warn!("a scheduler did not get through: {error}"),
-                }
-                continue;
-            };
             tokio::select! {
-                // What the old link still holds is read before a new one is looked at.
+                // What the old links still hold is read before a new one is looked at.
                 biased;
-                batch = link.receiver.recv() => match batch {
-                    Ok(batch) => return FromScheduler::Batch(self.counted(batch)),
-                    Err(reason) => return self.lost(reason),
+                (index, batch) = any_batch(&mut self.links) => return match batch {
+                    Ok(batch) => self.brought(index, batch),
+                    Err(reason) => FromScheduler::Lost { engine: self.links.remove(index).engine, reason },
                 },
                 link = self.listener.accept() => match link {
                     Ok(link) => return self.connected(link),
@@ -139,50 +157,80 @@ impl Scheduler {
         }
     }
 
-    /// A batch that is here already.
-    pub(crate) fn try_batch(&mut self) -> Option<TokenBatch> {
-        // An error is met again by `next`.
-        let batch = self.link.as_mut()?.receiver.try_recv().ok().flatten()?;
-        Some(self.counted(batch))
+    fn brought(&mut self, index: usize, batch: TokenBatch) -> FromScheduler {
+        let engine = self.links[index].engine;
+        let batch = self.links[index].counted(batch);
+        // The others come first next time.
+        self.links.rotate_left(index + 1);
+        FromScheduler::Batch { engine, batch }
     }
 
+    /// A batch of an engine that is here already.
+    pub(crate) fn try_batch(&mut self, engine: u32) -> Option<TokenBatch> {
+        let scheduler = self.of(engine)?;
+        // An error is met again by `next`.
+        let batch = scheduler.link.receiver.try_recv().ok().flatten()?;
+        Some(scheduler.counted(batch))
+    }
+
+    /// Tells an engine's scheduler which sequences are to end, and which of its batches are taken in where requests
+    /// ended in them. Never waits: what finds no room now goes with the next.
+    pub(crate) fn reply(&mut self, engine: u32, stopped: &mut Vec<u64>) {
+        match self.of(engine) {
+            Some(scheduler) => scheduler.reply(stopped),
+            None => stopped.clear(),
+        }
+    }
+
+    fn of(&mut self, engine: u32) -> Option<&mut Scheduler> {
+        self.links.iter_mut().find(|scheduler| scheduler.engine == engine)
+    }
+
+    fn connected(&mut self, link: Link<DetokenizerReply, TokenBatch>) -> FromScheduler {
+        let (engine, pid) = (link.peer.rank, link.peer.pid);
+        let before = self.links.len();
+        self.links.retain(|scheduler| scheduler.engine != engine);
+        let replaced = self.links.len() < before;
+        self.links.push(Scheduler { engine, link, stopped: Vec::new(), batches: 0, confirm: false });
+        FromScheduler::Connected { engine, pid, replaced }
+    }
+}
+
+/// The next batch of any scheduler, and whose it is; pending for ever where there is none. Cancel-safe.
+async fn any_batch(links: &mut [Scheduler]) -> (usize, Result<TokenBatch, LinkError>) {
+    match links {
+        [] => std::future::pending().await,
+        [one] => (0, one.link.receiver.recv().await),
+        several => {
+            let batches = several.iter_mut().map(|scheduler| Box::pin(scheduler.link.receiver.recv()));
+            let (batch, index, _) = select_all(batches).await;
+            (index, batch)
+        }
+    }
+}
+
+impl Scheduler {
     fn counted(&mut self, batch: TokenBatch) -> TokenBatch {
         self.batches += 1;
         self.confirm |= !(batch.finished.is_empty() && batch.failed.is_empty());
         batch
     }
 
-    /// Tells the scheduler which sequences are to end, and which of its batches are taken in where requests ended in
-    /// them. Never waits: what finds no room now goes with the next.
-    pub(crate) fn reply(&mut self, stopped: &mut Vec<u64>) {
-        let Some(link) = &mut self.link else { return stopped.clear() };
+    fn reply(&mut self, stopped: &mut Vec<u64>) {
         self.stopped.append(stopped);
         if self.stopped.is_empty() && !self.confirm {
             return;
         }
         let reply = DetokenizerReply { stopped: std::mem::take(&mut self.stopped), batches: self.batches };
         // A lost link is met by `next`.
-        match link.sender.try_send(&reply) {
+        match self.link.sender.try_send(&reply) {
             Ok(false) => self.stopped = reply.stopped,
             Ok(true) | Err(_) => self.confirm = false,
         }
     }
-
-    fn connected(&mut self, link: Link<DetokenizerReply, TokenBatch>) -> FromScheduler {
-        let pid = link.peer.pid;
-        self.stopped.clear();
-        (self.batches, self.confirm) = (0, false);
-        let replaced = self.link.replace(link).is_some();
-        FromScheduler::Connected { pid, replaced }
-    }
-
-    fn lost(&mut self, reason: LinkError) -> FromScheduler {
-        self.link = None;
-        FromScheduler::Lost(reason)
-    }
 }
 
-/// Listens for the scheduler or for gateways.
+/// Listens for schedulers or for gateways.
 pub(crate) async fn listen(
     address: &link::Address,
     channel: &str,

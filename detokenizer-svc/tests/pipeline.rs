@@ -246,3 +246,45 @@ async fn a_gateway_that_comes_back_starts_afresh() {
     assert_eq!(events(&mut gateway).await, list(&[(6, "admitted"), (6, "new")]));
     stage.end().await;
 }
+
+#[tokio::test]
+async fn an_engine_that_is_lost_fails_what_it_had_alone() {
+    let stage = Stage::set(&[]);
+    let mut gateway = stage.gateway(7, &LinkOptions::default()).await;
+    let engine = async |rank: u32| -> Scheduler {
+        let address = Address::Ring(stage.dir.path().join("tokens"));
+        let hello = Hello { rank, ..link::hello("scheduler-svc", "tokens", "") };
+        link::redial(&address, hello, &LinkOptions::default()).await
+    };
+    let (mut first, mut second) = (engine(0).await, engine(1).await);
+    // Engines count their sequences themselves.
+    first.sender.send(&stage.begin(7, 1, "Once", &[])).await.expect("sent");
+    let batch = stage.begin(7, 2, "upon", &[]);
+    let started = Started { first_sequence: 1, ..batch.started[0].clone() };
+    let sequence = vec![1; batch.token.len()];
+    second.sender.send(&TokenBatch { started: vec![started], sequence, ..batch }).await.expect("sent");
+    let mut engines = std::collections::BTreeMap::new();
+    let mut texts = std::collections::BTreeMap::new();
+    while engines.len() < 2 || texts.len() < 2 {
+        for Event { number, kind } in gateway.receiver.recv().await.expect("events").events {
+            match kind.expect("a kind") {
+                Kind::Admitted(admitted) => drop(engines.insert(number, admitted.engine)),
+                Kind::Delta(delta) => texts.entry(number).or_insert_with(String::new).push_str(&delta.text),
+                Kind::Failure(failure) => panic!("{failure:?}"),
+            }
+        }
+    }
+    assert_eq!(engines, [(1, 0), (2, 1)].into());
+    assert_eq!(texts, [(1, "Once".to_owned()), (2, "upon".to_owned())].into());
+    drop(second);
+    let lost = gateway.receiver.recv().await.expect("events").events;
+    assert_eq!(lost.iter().map(|event| event.number).collect::<Vec<_>>(), [2], "not all is lost");
+    first.sender.send(&stage.go_on(1, " upon")).await.expect("sent");
+    let more = gateway.receiver.recv().await.expect("events").events;
+    assert_eq!(more[0].number, 1);
+    drop(first);
+    let lost = gateway.receiver.recv().await.expect("events").events;
+    assert_eq!(lost.iter().map(|event| event.number).collect::<Vec<_>>(), [1, 0], "now it is");
+    stage.process.shutdown.cancel();
+    stage.serving.await.expect("no panic").expect("an orderly end");
+}

@@ -3,7 +3,7 @@
 //! The comments of the `.proto` files are the reference: read those.
 
 /// Version of the messages on all links; two ends that differ refuse each other.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// Tokens that a grammar may force behind one that is sampled, in one row's outcome.
 pub const MOST_FORCED_TOKENS: u32 = 64;

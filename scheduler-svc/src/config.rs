@@ -7,7 +7,7 @@ use link::LinkOptions;
 use proto::{DeviceKind, ModelInfo, ServedAdapter, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs,
     values::{count, fraction, size},
 };
 
@@ -47,6 +47,10 @@ pub struct Args {
     /// Name of the model in metrics
     #[arg(long, default_value = "default")]
     pub served_model_name: String,
+
+    /// Its place among engines.
+    #[command(flatten)]
+    pub replica: ReplicaArgs,
 
     /// Flags that workers have too.
     #[command(flatten)]
@@ -305,7 +309,8 @@ impl Args {
             eos_token_ids: ready.eos_token_ids.clone(),
             vocab_size: ready.vocab_size,
             max_choices: self.max_n_sequences,
-            seed: self.group.seed,
+            // Engines that get equal requests draw different tokens.
+            seed: self.group.seed ^ u64::from(self.replica.data_parallel_rank) << 32,
         };
         Config { max_model_len: wanted.min(config.positions_in(formed.num_blocks)), ..config }
     }

@@ -18,6 +18,7 @@ mod results;
 mod serve;
 mod spans;
 mod stats_line;
+mod watchers;
 mod wire;
 
 pub use config::Args;

@@ -116,8 +116,9 @@ fn step() -> Histogram {
 
 impl EngineMetrics {
     /// Registers all metrics with vLLM's labels.
-    pub(crate) fn new(metrics: &Metrics, model_name: &str) -> Self {
-        metrics.register(|registry| Self::register(registry, &[("model_name", model_name), ("engine", "0")]))
+    pub(crate) fn new(metrics: &Metrics, model_name: &str, rank: u32) -> Self {
+        let labels = [("model_name", model_name), ("engine", &rank.to_string())];
+        metrics.register(|registry| Self::register(registry, &labels))
     }
 
     /// Gauges and counters of the core, as they are now.

@@ -1,6 +1,7 @@
 //! The scheduler's loop: take what happened, let the core decide, send what it decided.
 
 mod adapters;
+mod reports;
 mod workers;
 
 use std::{
@@ -34,6 +35,7 @@ use crate::{
     results::Parts,
     spans::Spans,
     stats_line::StatsLine,
+    watchers::Watchers,
     wire::{Event, ListenAt, Wire},
 };
 
@@ -59,7 +61,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         let remote = ListenAt { address, options };
         wire.listen_workers(&process, remote, fingerprint).await.context("--listen-remote-workers")?;
     }
-    wire.dial_detokenizer(&process, &args.detokenizer, fingerprint);
+    wire.dial_detokenizer(&process, &args);
     engine.run(events).await
 }
 
@@ -94,6 +96,7 @@ struct Engine {
     /// What workers are told before the next plan.
     to_workers: Vec<Command>,
     awaiting_empty: Vec<oneshot::Sender<()>>,
+    watchers: Watchers,
 }
 
 impl Engine {
@@ -108,7 +111,7 @@ impl Engine {
             output: TokenBatch::default(),
             finished: Vec::new(),
             published,
-            metrics: EngineMetrics::new(&process.metrics, &args.served_model_name),
+            metrics: EngineMetrics::new(&process.metrics, &args.served_model_name, args.replica.data_parallel_rank),
             stats: StatsLine::new((!args.disable_log_stats).then_some(args.log_stats_interval)),
             preemptions: PreemptionWarning::default(),
             spans: Spans::default(),
@@ -119,6 +122,7 @@ impl Engine {
             modules: args.served_modules(),
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),
+            watchers: Watchers::default(),
             args,
             process,
         }
@@ -154,6 +158,9 @@ impl Engine {
     fn apply(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Inbound(message) => self.inbound(*message),
+            Event::Watched { connection, reports } => self.watched(connection, reports),
+            Event::DrainSeen { connection } => self.watchers.drain_seen(connection),
+            Event::Unwatched { connection } => self.unwatched(connection),
             Event::WorkerUp { peer, sender, connection } => self.worker_up(Member::new(peer, connection, sender)),
             Event::Worker { connection, message } => {
                 let _scope = self.process.profile.scope("result");
@@ -198,6 +205,8 @@ impl Engine {
                 info!(gateway = gone.gateway, dropped, "a gateway is gone; its requests are dropped");
             }
             Some(inbound::Event::Rejected(rejected)) => self.output.failed.push(error::rejected(rejected)),
+            // The link's reader has told these.
+            Some(inbound::Event::Watch(_) | inbound::Event::DrainSeen(_)) => {}
             None => warn!("an empty message from the tokenizer"),
         }
     }
@@ -219,7 +228,7 @@ impl Engine {
     }
 
     fn try_admit(&mut self, request: proto::Request) -> Result<(), proto::Failure> {
-        if self.process.status.is_draining() {
+        if self.process.status.is_draining() && self.watchers.all_have_seen_the_drain() {
             return Err(error::ending());
         }
         if request.adapter.is_empty() { self.admit_now(request) } else { self.admit_adapted(request) }
@@ -297,7 +306,8 @@ impl Engine {
         }
         self.flush().await;
         let empty = self.core.as_ref().is_none_or(|core| !core.has_unfinished());
-        if empty {
+        // Requests may be on their way from who has not heard yet.
+        if empty && self.watchers.all_have_seen_the_drain() {
             for done in self.awaiting_empty.drain(..) {
                 let _ = done.send(());
             }
@@ -313,6 +323,7 @@ impl Engine {
             self.metrics.state(&stats, core.lost_blocks());
             self.preemptions.look(stats.totals.preemptions, Instant::now());
         }
+        self.report();
         for choice in &self.finished {
             self.spans.ended(Some(&choice.key));
             self.metrics.finished(choice);

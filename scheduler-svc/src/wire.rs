@@ -8,20 +8,33 @@ use std::sync::{
 
 use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
 use prost::Message;
-use proto::{DetokenizerReply, FromWorker, Hello, Inbound, ToWorker, TokenBatch};
+use proto::{
+    DetokenizerReply, EngineReport, FromWorker, Hello, Inbound, ToWorker, TokenBatch, inbound::Event as FromTokenizer,
+};
 use service_kit::{Process, control::Question};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
-use crate::adapters::{AdapterCall, hub::Found};
+use crate::{
+    adapters::{AdapterCall, hub::Found},
+    config::Args,
+};
 
 /// Events that may wait. Readers stop reading when it is full, and the rings behind them fill.
 const QUEUE: usize = 4096;
+/// Reports that may wait for a tokenizer that watches; one that is further behind is hung up on.
+const REPORTS: usize = 1024;
 
 /// All that can happen to the scheduler.
 pub(crate) enum Event {
     /// A request, an abort, ... from a tokenizer.
     Inbound(Box<Inbound>),
+    /// A tokenizer wants to know what happens here.
+    Watched { connection: u64, reports: mpsc::Sender<EngineReport> },
+    /// It has read that this engine drains.
+    DrainSeen { connection: u64 },
+    /// Its link ended.
+    Unwatched { connection: u64 },
     /// A worker connected.
     WorkerUp { peer: Hello, sender: Sender<ToWorker>, connection: u64 },
     /// A worker said something.
@@ -59,7 +72,7 @@ pub(crate) struct ListenAt<'a> {
 /// The scheduler's end of all links.
 pub(crate) struct Wire {
     events: mpsc::Sender<Event>,
-    /// The next worker's number.
+    /// The next link's number.
     connections: Arc<AtomicU64>,
 }
 
@@ -85,10 +98,12 @@ impl Wire {
         let hello = link::hello("scheduler-svc", "requests", fingerprint);
         let mut listener = Listener::bind(address, hello, LinkOptions::default()).await?;
         let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
+        let connections = self.connections.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {
             loop {
-                match listener.accept::<Inbound, Inbound>().await {
-                    Ok(link) => drop(tokio::spawn(read_requests(link, events.clone()))),
+                let connection = connections.fetch_add(1, Relaxed);
+                match listener.accept::<EngineReport, Inbound>().await {
+                    Ok(link) => drop(tokio::spawn(read_requests(link, connection, events.clone()))),
                     Err(error) => warn!("a tokenizer did not get through: {error}"),
                 }
             }
@@ -119,10 +134,11 @@ impl Wire {
         Ok(())
     }
 
-    /// Keeps a link to the detokenizer at `address`.
-    pub(crate) fn dial_detokenizer(&self, process: &Process, address: &Address, fingerprint: &str) {
-        let (events, shutdown, address) = (self.events.clone(), process.shutdown.clone(), address.clone());
-        let hello = link::hello("scheduler-svc", "tokens", fingerprint);
+    /// Keeps a link to the detokenizer.
+    pub(crate) fn dial_detokenizer(&self, process: &Process, args: &Args) {
+        let (events, shutdown, address) = (self.events.clone(), process.shutdown.clone(), args.detokenizer.clone());
+        let hello = link::hello("scheduler-svc", "tokens", &args.fingerprint.model_fingerprint);
+        let hello = Hello { rank: args.replica.data_parallel_rank, ..hello };
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {
             loop {
                 let link = link::redial(&address, hello.clone(), &LinkOptions::default()).await;
@@ -137,20 +153,44 @@ impl Wire {
 /// The event queue is closed: the process is ending.
 struct Ending;
 
-async fn read_requests(link: Link<Inbound, Inbound>, events: mpsc::Sender<Event>) {
-    let Link { peer, sender: _open, mut receiver } = link;
+async fn read_requests(link: Link<EngineReport, Inbound>, connection: u64, events: mpsc::Sender<Event>) {
+    let Link { peer, sender, mut receiver } = link;
     info!(pid = peer.pid, "tokenizer connected");
+    // Dropping it would end the link.
+    let mut sender = Some(sender);
     let reason = loop {
-        match receiver.recv().await {
-            Ok(message) => {
-                if events.send(Event::Inbound(Box::new(message))).await.is_err() {
-                    return;
-                }
+        let event = match receiver.recv().await {
+            Ok(Inbound { event: Some(FromTokenizer::Watch(_)) }) => {
+                let Some(sender) = sender.take() else { continue };
+                let (reports, queue) = mpsc::channel(REPORTS);
+                tokio::spawn(send_reports(sender, queue));
+                Event::Watched { connection, reports }
             }
+            Ok(Inbound { event: Some(FromTokenizer::DrainSeen(_)) }) => Event::DrainSeen { connection },
+            Ok(message) => Event::Inbound(Box::new(message)),
             Err(error) => break error,
+        };
+        if events.send(event).await.is_err() {
+            return;
         }
     };
     info!(pid = peer.pid, "tokenizer left: {reason}");
+    if sender.is_none() {
+        let _ = events.send(Event::Unwatched { connection }).await;
+    }
+}
+
+/// Sends reports beside the loop: a tokenizer that does not read delays no step. Ends with the link, or
+/// when the engine gives the watcher up.
+async fn send_reports(mut sender: Sender<EngineReport>, mut queue: mpsc::Receiver<EngineReport>) {
+    let mut reports = Vec::new();
+    while queue.recv_many(&mut reports, REPORTS).await > 0 {
+        if let Err(error) = sender.send_many(&reports).await {
+            warn!("the tokenizer takes no reports: {error}");
+            return;
+        }
+        reports.clear();
+    }
 }
 
 async fn read_worker(link: Link<ToWorker, FromWorker>, connection: u64, events: mpsc::Sender<Event>) {

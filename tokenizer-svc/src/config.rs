@@ -4,8 +4,9 @@ use std::{num::NonZeroUsize, thread};
 
 use chat_format::ContentFormat;
 use clap::ValueEnum;
+use router::Policy;
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, LengthArgs, TokenizerFileArgs,
+    Address, CommonArgs, FingerprintArgs, LengthArgs, ReplicaArgs, TokenizerFileArgs,
     values::{count, size},
 };
 
@@ -20,9 +21,18 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Address,
 
-    /// The scheduler that takes them on
-    #[arg(long, value_name = "ADDRESS")]
-    pub scheduler: Address,
+    /// The scheduler that takes them on; of several engines each one's, in the order of their ranks
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    pub scheduler: Vec<Address>,
+
+    /// How one of several engines is chosen for a request; prefix: its prefix cache, weighed against its queue;
+    /// least-loaded: its queue; round-robin: one after the other
+    #[arg(long, value_name = "POLICY", default_value = "prefix")]
+    pub data_parallel_policy: Policy,
+
+    /// Its place among engines.
+    #[command(flatten)]
+    pub replica: ReplicaArgs,
 
     /// The tokenizer's files.
     #[command(flatten)]
@@ -93,6 +103,7 @@ impl Args {
             "max_model_len": self.length.tokens(),
             "max_pending_requests": self.max_pending_requests,
             "max_pending_bytes": self.max_pending_bytes,
+            "engines": self.scheduler.len(),
         })
         .to_string()
     }

@@ -2,6 +2,7 @@
 
 use chat_format::ChatError;
 use proto::{Failure, failure::Kind};
+use router::NoEngine;
 use tokenizer::TokenizerError;
 
 /// The request is at fault.
@@ -36,6 +37,24 @@ pub(crate) fn draining() -> Failure {
 /// An abort overtook the encoding.
 pub(crate) fn aborted() -> Failure {
     unavailable("The request was aborted.")
+}
+
+/// No engine takes a request.
+pub(crate) fn no_engine(reason: NoEngine) -> Failure {
+    match reason {
+        NoEngine::NoSuchRank { .. } => invalid("X-data-parallel-rank", reason.to_string()),
+        NoEngine::RankAway { .. } | NoEngine::AllAway => unavailable(&reason.to_string()),
+    }
+}
+
+/// A request names a rank that the one engine does not have.
+pub(crate) fn not_our_rank(rank: u32, ours: u32) -> Failure {
+    invalid("X-data-parallel-rank", format!("There is no data-parallel rank {rank}: the one engine here has {ours}."))
+}
+
+/// The engine that had a request is lost.
+pub(crate) fn engine_lost() -> Failure {
+    unavailable("The engine was lost before it began the request. Try again.")
 }
 
 /// The process cannot do it now.

@@ -1,18 +1,20 @@
 //! Chat templates and encoding, in a process of their own.
 //!
 //! Requests come from gateways, are rendered and encoded on a bounded pool of threads, and go on to the scheduler. The
-//! process serves one engine at a time: while it has no scheduler it does not listen, and when it loses its scheduler
-//! it disconnects its gateways. So a gateway always knows that what it sent and did not see admitted is lost, and
-//! no request is kept here without a gateway.
+//! process serves one engine, or chooses among several. While it has no scheduler it does not listen, and when it loses
+//! its last scheduler it disconnects its gateways. So a gateway always knows that what it sent and did not see admitted
+//! is lost, and no request is kept here without a gateway.
 
 mod config;
 mod constraint;
 mod control;
 mod encode;
+mod engines;
 mod error;
 mod metrics;
 mod model;
 mod pool;
+mod schedulers;
 mod serve;
 mod session;
 mod wire;

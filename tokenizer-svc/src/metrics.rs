@@ -12,6 +12,10 @@ service_kit::labels! {
     pub(crate) struct Outcome {
         outcome: &'static str,
     }
+
+    pub(crate) struct OfEngine {
+        engine: String,
+    }
 }
 
 service_kit::metrics! {
@@ -19,6 +23,7 @@ service_kit::metrics! {
     pub(crate) struct TokenizerMetrics {
         by [] {
             requests: Family<Outcome, Counter>, "quire:tokenizer_requests", "Requests by outcome";
+            routed: Family<OfEngine, Counter>, "quire:routed_requests", "Requests by the engine that they went to";
             tokens: Counter, "quire:tokenizer_tokens", "Prompt tokens handed to the scheduler";
             seconds: Histogram = encoding(), "quire:tokenizer_seconds",
                 "Time to render and encode a prompt, without waiting";
@@ -35,6 +40,11 @@ fn encoding() -> Histogram {
 impl TokenizerMetrics {
     pub(crate) fn new(metrics: &Metrics) -> Self {
         metrics.register(|registry| Self::register(registry, &[]))
+    }
+
+    /// Counts a request that goes to an engine.
+    pub(crate) fn routed(&self, engine: usize) {
+        self.routed.get_or_create(&OfEngine { engine: engine.to_string() }).inc();
     }
 
     /// Counts a request: `encoded`, `rejected`, `overloaded` or `aborted`.

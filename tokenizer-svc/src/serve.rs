@@ -3,8 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use link::LinkOptions;
-use proto::{Inbound, tokenizer_service_server::TokenizerServiceServer};
+use proto::tokenizer_service_server::TokenizerServiceServer;
 use service_kit::{
     Process,
     control::{ControlServer, Facts, Question},
@@ -18,6 +17,7 @@ use crate::{
     metrics::TokenizerMetrics,
     model::Model,
     pool::{Limits, Pool},
+    schedulers::{FromScheduler, Schedulers},
     session::{End, Session, Shell},
     wire::Gateways,
 };
@@ -60,24 +60,24 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
     engines(&args, &shell, &mut questions).await
 }
 
-/// Serves schedulers, one after the other.
+/// Serves for as long as there is a scheduler, again and again.
 async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Question>) -> anyhow::Result<()> {
-    let hello = link::hello("tokenizer-svc", "requests", &args.fingerprint.model_fingerprint);
-    let options = LinkOptions::default();
+    let mut schedulers = Schedulers::dial(args);
     loop {
         shell.process.status.not_ready("no scheduler connected");
-        let redial = link::redial::<Inbound, Inbound>(&args.scheduler, hello.clone(), &options);
-        let scheduler = tokio::select! {
-            link = redial => link,
+        let event = tokio::select! {
+            event = schedulers.next() => event,
             () = shell.process.shutdown.cancelled() => return Ok(()),
             () = answer_idle(questions) => return Ok(()),
         };
-        info!(pid = scheduler.peer.pid, "scheduler connected");
+        if !matches!(event, FromScheduler::Up { .. }) {
+            continue;
+        }
         let gateways = Gateways::listen(args).await.with_context(|| format!("--listen {}", args.listen))?;
         shell.process.status.ready();
-        match Session::new(shell).run(scheduler, gateways, questions).await {
+        match Session::new(args, shell, event).run(&mut schedulers, gateways, questions).await {
             End::Shutdown => return Ok(()),
-            End::SchedulerLost(reason) => warn!("scheduler lost: {reason}"),
+            End::NoScheduler => warn!("no scheduler is left"),
         }
     }
 }

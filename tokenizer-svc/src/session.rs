@@ -1,4 +1,4 @@
-//! Serving one scheduler: from its connecting to its loss.
+//! Serving while there is a scheduler: from the first one's connecting to the last one's loss.
 //!
 //! Order is kept where it matters: what a gateway says of a request goes down after the request itself. An abort that
 //! finds its request still being encoded ends it here, with `Rejected`, and nothing more of it follows.
@@ -14,23 +14,29 @@ use std::{
 };
 
 use jiff::Zoned;
-use link::{Link, LinkOptions};
+use link::{LinkError, LinkOptions};
 use prost::Message;
-use proto::{Abort, Failure, GatewayGone, Inbound, Rejected, Request, RequestKey, inbound::Event, prompt::Kind};
+use proto::{Abort, Failure, Inbound, Rejected, Request, RequestKey, inbound::Event};
 use service_kit::{Process, control::Question, trace};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{Span, debug, info, info_span, warn};
 
 use crate::{
-    encode, error,
+    config::Args,
+    encode,
+    engines::{self, BlockNames, Engines},
+    error,
     metrics::TokenizerMetrics,
     model::Model,
     pool::Pool,
+    schedulers::{FromScheduler, Schedulers},
     wire::{FromGateway, Gateways},
 };
 
 /// Events handled before what they gave is sent.
 const BURST: usize = 256;
+/// Bytes that a request grows by as a message of a link, at most.
+const WRAPPING: usize = 16;
 
 /// What all sessions of the process share.
 pub(crate) struct Shell {
@@ -45,7 +51,7 @@ pub(crate) struct Shell {
 /// Why a session ended.
 pub(crate) enum End {
     Shutdown,
-    SchedulerLost(link::LinkError),
+    NoScheduler,
 }
 
 /// A request that is being encoded.
@@ -57,8 +63,15 @@ struct Pending {
 /// What a thread of the pool made of a request.
 struct Encoded {
     key: RequestKey,
-    outcome: Result<Box<Request>, Failure>,
+    outcome: Result<Box<Encoding>, Failure>,
     seconds: f64,
+}
+
+/// An encoded request.
+struct Encoding {
+    request: Request,
+    /// Names of its prompt's blocks, where the choice of an engine depends on them.
+    blocks: Vec<u64>,
 }
 
 pub(crate) struct Session<'a> {
@@ -66,7 +79,7 @@ pub(crate) struct Session<'a> {
     pending: HashMap<RequestKey, Pending>,
     /// The latest connection of each gateway.
     connections: HashMap<u64, u64>,
-    outgoing: Vec<Inbound>,
+    engines: Engines,
     encoded: mpsc::Sender<Encoded>,
     results: mpsc::Receiver<Encoded>,
     awaiting_empty: Vec<oneshot::Sender<()>>,
@@ -74,36 +87,39 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub(crate) fn new(shell: &'a Shell) -> Self {
+    /// Begins with a scheduler's connecting.
+    pub(crate) fn new(args: &Args, shell: &'a Shell, first: FromScheduler) -> Self {
         // Every pending request answers once, so that a thread of the pool never waits here.
         let (encoded, results) = mpsc::channel(shell.max_pending.max(1));
-        Self {
+        let mut session = Self {
             shell,
             pending: HashMap::new(),
             connections: HashMap::new(),
-            outgoing: Vec::new(),
+            engines: Engines::new(args),
             encoded,
             results,
             awaiting_empty: Vec::new(),
             message_limit: LinkOptions::default().message_limit(),
-        }
+        };
+        session.scheduler(first);
+        session
     }
 
-    /// Serves until the scheduler is lost or the process shuts down.
+    /// Serves until no scheduler is left or the process shuts down.
     pub(crate) async fn run(
         mut self,
-        scheduler: Link<Inbound, Inbound>,
+        schedulers: &mut Schedulers,
         mut gateways: Gateways,
         questions: &mut mpsc::Receiver<Question>,
     ) -> End {
-        let Link { mut sender, mut receiver, .. } = scheduler;
         let shutdown = self.shell.process.shutdown.clone();
+        self.send().await;
         loop {
             tokio::select! {
                 event = gateways.next() => self.gateway(event),
                 Some(encoded) = self.results.recv() => self.encoded(encoded),
                 Some(question) = questions.recv() => self.asked(question),
-                message = receiver.recv() => if let Err(error) = message { return End::SchedulerLost(error) },
+                event = schedulers.next() => self.scheduler(event),
                 () = shutdown.cancelled() => return End::Shutdown,
             }
             for _ in 0..BURST {
@@ -114,15 +130,43 @@ impl<'a> Session<'a> {
                 let Some(event) = gateways.try_next() else { break };
                 self.gateway(event);
             }
+            for _ in 0..BURST {
+                let Some(event) = schedulers.try_next() else { break };
+                self.scheduler(event);
+            }
             self.observe();
-            if !self.outgoing.is_empty() {
-                let sent = sender.send_many(&self.outgoing).await;
-                self.outgoing.clear();
-                if let Err(error) = sent {
-                    return End::SchedulerLost(error);
-                }
+            self.send().await;
+            if !self.engines.any_is_up() {
+                return End::NoScheduler;
             }
         }
+    }
+
+    /// Sends what there is to send; of an engine that is lost over it, to others.
+    async fn send(&mut self) {
+        loop {
+            let lost = self.engines.send().await;
+            if lost.is_empty() {
+                return;
+            }
+            lost.into_iter().for_each(|(engine, reason)| self.engine_lost(engine, &reason));
+        }
+    }
+
+    fn scheduler(&mut self, event: FromScheduler) {
+        match event {
+            FromScheduler::Up { engine, pid, sender } => {
+                info!(engine, pid, "scheduler connected");
+                self.engines.up(engine, sender);
+            }
+            FromScheduler::Reported { engine, report } => self.engines.reported(engine, *report),
+            FromScheduler::Lost { engine, reason } => self.engine_lost(engine, &reason),
+        }
+    }
+
+    fn engine_lost(&mut self, engine: usize, reason: &LinkError) {
+        warn!(engine, "scheduler lost: {reason}");
+        self.engines.lost(engine);
     }
 
     fn gateway(&mut self, event: FromGateway) {
@@ -182,32 +226,28 @@ impl<'a> Session<'a> {
     }
 
     /// Token ids need no encoding; what is left to do is not worth another thread.
-    fn encode_here(&mut self, key: RequestKey, mut request: Request) {
+    fn encode_here(&mut self, key: RequestKey, request: Request) {
         let request_id = request.request_id.clone();
-        match encode_caught(&self.shell.model, &mut request) {
-            Ok(()) => self.hand_on(key, request),
+        match encode_caught(&self.shell.model, request, self.engines.block_names().as_deref()) {
+            Ok(encoding) => self.hand_on(key, encoding),
             Err(failure) => self.reject(key, &request_id, failure),
         }
     }
 
     /// What a thread of the pool shall do with a request.
-    fn work(
-        &self,
-        key: RequestKey,
-        mut request: Request,
-        cancelled: Arc<AtomicBool>,
-    ) -> impl FnOnce() + Send + 'static {
+    fn work(&self, key: RequestKey, request: Request, cancelled: Arc<AtomicBool>) -> impl FnOnce() + Send + 'static {
         let (model, encoded) = (self.shell.model.clone(), self.encoded.clone());
+        let names = self.engines.block_names();
         let span = span(&request);
         move || {
             if cancelled.load(Ordering::Relaxed) {
                 return;
             }
             let began = Instant::now();
-            let outcome = span.in_scope(|| encode_caught(&model, &mut request));
+            let outcome = span.in_scope(|| encode_caught(&model, request, names.as_deref()));
             drop(span);
             let seconds = began.elapsed().as_secs_f64();
-            let outcome = outcome.map(|()| Box::new(request));
+            let outcome = outcome.map(Box::new);
             // Fails when the scheduler was lost meanwhile; then the request has failed already.
             let _ = encoded.blocking_send(Encoded { key, outcome, seconds });
         }
@@ -218,26 +258,27 @@ impl<'a> Session<'a> {
         let Some(pending) = self.pending.remove(&encoded.key) else { return };
         self.shell.metrics.seconds.observe(encoded.seconds);
         match encoded.outcome {
-            Ok(request) => self.hand_on(encoded.key, *request),
+            Ok(encoding) => self.hand_on(encoded.key, *encoding),
             Err(failure) => self.reject(encoded.key, &pending.request_id, failure),
         }
     }
 
-    fn hand_on(&mut self, key: RequestKey, request: Request) {
-        let tokens = match request.prompt.as_ref().and_then(|prompt| prompt.kind.as_ref()) {
-            Some(Kind::Ids(ids)) => ids.ids.len(),
-            _ => 0,
-        };
+    fn hand_on(&mut self, key: RequestKey, Encoding { request, blocks }: Encoding) {
+        let tokens = engines::tokens(&request);
         let request_id = request.request_id.clone();
-        let message = Inbound { event: Some(Event::Request(request)) };
-        if message.encoded_len() > self.message_limit {
+        if request.encoded_len() + WRAPPING > self.message_limit {
             let text = format!("The prompt is too long to be handled: {tokens} tokens.");
             return self.reject(key, &request_id, error::invalid("prompt", text));
         }
-        debug!(request_id, tokens, "request encoded");
-        self.shell.metrics.tokens.inc_by(tokens as u64);
-        self.shell.metrics.request("encoded");
-        self.outgoing.push(message);
+        match self.engines.place(key, request, &blocks) {
+            Ok(engine) => {
+                debug!(request_id, tokens, engine, "request encoded");
+                self.shell.metrics.tokens.inc_by(tokens.into());
+                self.shell.metrics.request("encoded");
+                self.shell.metrics.routed(engine);
+            }
+            Err(failure) => self.reject(key, &request_id, failure),
+        }
     }
 
     fn reject(&mut self, key: RequestKey, request_id: &str, failure: Failure) {
@@ -248,8 +289,7 @@ impl<'a> Session<'a> {
     }
 
     fn push_rejected(&mut self, key: RequestKey, failure: Failure) {
-        let rejected = Rejected { key: Some(key), failure: Some(failure) };
-        self.outgoing.push(Inbound { event: Some(Event::Rejected(rejected)) });
+        self.engines.reject(Rejected { key: Some(key), failure: Some(failure) });
     }
 
     fn abort(&mut self, key: RequestKey) {
@@ -260,7 +300,7 @@ impl<'a> Session<'a> {
                 self.shell.metrics.request("aborted");
                 self.push_rejected(key, error::aborted());
             }
-            None => self.outgoing.push(Inbound { event: Some(Event::Abort(Abort { key: Some(key) })) }),
+            None => self.engines.abort(key),
         }
     }
 
@@ -272,7 +312,7 @@ impl<'a> Session<'a> {
             }
             stays
         });
-        self.outgoing.push(Inbound { event: Some(Event::GatewayGone(GatewayGone { gateway })) });
+        self.engines.gateway_gone(gateway);
     }
 
     fn asked(&mut self, question: Question) {
@@ -314,8 +354,12 @@ impl Drop for Session<'_> {
 }
 
 /// Encodes; a panic inside becomes a failure of this request alone.
-fn encode_caught(model: &Model, request: &mut Request) -> Result<(), Failure> {
-    let encoding = AssertUnwindSafe(|| encode::request(model, request, &Zoned::now()));
+fn encode_caught(model: &Model, mut request: Request, names: Option<&BlockNames>) -> Result<Encoding, Failure> {
+    let encoding = AssertUnwindSafe(|| {
+        encode::request(model, &mut request, &Zoned::now())?;
+        let blocks = names.map_or_else(Vec::new, |names| names.of(&request));
+        Ok(Encoding { request, blocks })
+    });
     catch_unwind(encoding).unwrap_or_else(|_| Err(error::internal("Encoding the prompt failed.")))
 }
 

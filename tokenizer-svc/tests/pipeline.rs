@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use link::{Address, Hello, Link, LinkError, LinkOptions, Listener};
 use proto::{
-    Abort, Chat, Failure, Inbound, Output, Prompt, Request, RequestKey, Sampling, TokenIds, failure, inbound::Event,
-    prompt::Kind, tokenizer_service_client::TokenizerServiceClient,
+    Abort, Chat, DrainSeen, EngineReport, Failure, Inbound, Output, Prompt, Request, RequestKey, Sampling, TokenIds,
+    Watch, engine_report, failure, inbound::Event, prompt::Kind, tokenizer_service_client::TokenizerServiceClient,
 };
 use service_kit::{Process, control, parse_flags};
 use tokio::task::JoinHandle;
@@ -290,5 +290,212 @@ async fn the_control_plane_tokenizes() {
     let ask = proto::DetokenizeRequest { tokens: vec![8192] };
     let failure = client.detokenize(ask).await.expect("a reply").into_inner().failure.expect("a failure");
     assert_eq!((failure.kind(), failure.param.as_str()), (failure::Kind::Invalid, "tokens"));
+    stage.end().await;
+}
+
+/// The process between a gateway and two schedulers.
+struct TwoEngines {
+    dir: tempfile::TempDir,
+    process: Process,
+    serving: JoinHandle<anyhow::Result<()>>,
+    engines: Vec<(Listener, Link<EngineReport, Inbound>)>,
+    sequences: [u64; 2],
+}
+
+impl TwoEngines {
+    async fn set(flags: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| ring(dir.path(), name);
+        let mut listeners = Vec::new();
+        for name in ["first", "second"] {
+            let hello = link::hello("scheduler-svc", "requests", "");
+            listeners.push(Listener::bind(&at(name), hello, LinkOptions::default()).await.expect("a listener"));
+        }
+        let mut args = vec!["tokenizer-svc".to_owned(), format!("--listen={}", at("tokenizer"))];
+        args.extend(["first", "second"].map(|name| format!("--scheduler={}", at(name))));
+        args.push(format!("--model={}", model().display()));
+        args.push(format!("--control=grpc+unix:{}", dir.path().join("control").display()));
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let process = Process::new("test");
+        let serving = tokio::spawn(tokenizer_svc::serve(parse_flags(args).expect("flags"), process.clone()));
+        let mut engines = Vec::new();
+        for mut listener in listeners {
+            let link = listener.accept().await.expect("the tokenizer");
+            engines.push((listener, link));
+        }
+        let mut stage = Self { dir, process, serving, engines, sequences: [0; 2] };
+        for engine in 0..2 {
+            assert_eq!(stage.next(engine).await, Event::Watch(Watch {}));
+        }
+        stage
+    }
+
+    async fn gateway(&self) -> Side {
+        let hello = Hello { instance: 7, ..link::hello("api-gateway", "requests", "") };
+        link::redial(&ring(self.dir.path(), "tokenizer"), hello, &LinkOptions::default()).await
+    }
+
+    async fn next(&mut self, engine: usize) -> Event {
+        let next = self.engines[engine].1.receiver.recv();
+        let message = tokio::time::timeout(std::time::Duration::from_secs(20), next).await.expect("in time");
+        message.expect("a message").event.expect("an event")
+    }
+
+    async fn request(&mut self, engine: usize) -> u64 {
+        match self.next(engine).await {
+            Event::Request(request) => request.key.expect("a key").number,
+            other => panic!("not a request: {other:?}"),
+        }
+    }
+
+    /// What comes next at this engine; none where the other one gets something first.
+    async fn either(&mut self, engine: usize) -> Option<Event> {
+        let [first, second] = &mut self.engines[..] else { panic!("two engines") };
+        let (wanted, other) = if engine == 0 { (first, second) } else { (second, first) };
+        tokio::select! {
+            message = wanted.1.receiver.recv() => message.expect("a message").event,
+            _ = other.1.receiver.recv() => None,
+        }
+    }
+
+    async fn report(&mut self, engine: usize, report: EngineReport) {
+        self.sequences[engine] += 1;
+        let report = EngineReport { sequence: self.sequences[engine], ..report };
+        self.engines[engine].1.sender.send(&report).await.expect("sent");
+    }
+
+    async fn is(&mut self, engine: usize, state: engine_report::State) {
+        self.report(engine, EngineReport { state: state.into(), fresh: true, ..EngineReport::default() }).await;
+    }
+
+    /// Returns when what this engine has reported is known: it drains from then on.
+    async fn known(&mut self, engine: usize) {
+        self.is(engine, engine_report::State::Draining).await;
+        assert_eq!(self.next(engine).await, Event::DrainSeen(DrainSeen {}));
+    }
+
+    async fn end(self) {
+        self.process.shutdown.cancel();
+        self.serving.await.expect("no panic").expect("an orderly end");
+    }
+}
+
+fn named(number: u64, rank: Option<u32>) -> Event {
+    let ids = Kind::Ids(TokenIds { ids: vec![5, 6] });
+    Event::Request(Request { data_parallel_rank: rank, ..request(7, number, ids) })
+}
+
+#[tokio::test]
+async fn requests_go_to_the_engine_that_they_name_and_aborts_follow() {
+    let mut stage = TwoEngines::set(&[]).await;
+    let mut gateway = stage.gateway().await;
+    send(&mut gateway, named(1, Some(1))).await;
+    send(&mut gateway, named(2, Some(0))).await;
+    assert_eq!((stage.request(1).await, stage.request(0).await), (1, 2));
+    send(&mut gateway, abort(7, 1)).await;
+    assert_eq!(stage.next(1).await, abort(7, 1));
+    // What is over is known to none, so that all are told.
+    stage
+        .report(1, EngineReport { ended: vec![RequestKey { gateway: 7, number: 1 }], ..EngineReport::default() })
+        .await;
+    stage.known(1).await;
+    send(&mut gateway, abort(7, 1)).await;
+    assert_eq!((stage.next(0).await, stage.next(1).await), (abort(7, 1), abort(7, 1)));
+    send(&mut gateway, named(3, Some(2))).await;
+    match stage.next(0).await {
+        Event::Rejected(rejected) => {
+            let failure = rejected.failure.expect("a failure");
+            assert_eq!((failure.kind(), failure.param.as_str()), (failure::Kind::Invalid, "X-data-parallel-rank"));
+            assert!(failure.message.contains("0 to 1"), "{}", failure.message);
+        }
+        other => panic!("{other:?}"),
+    }
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_drains_gets_nothing_more() {
+    use engine_report::State::{Draining, Ready};
+    let mut stage = TwoEngines::set(&["--data-parallel-policy=round-robin"]).await;
+    let mut gateway = stage.gateway().await;
+    stage.is(1, Ready).await;
+    stage.is(0, Draining).await;
+    assert_eq!(stage.next(0).await, Event::DrainSeen(DrainSeen {}));
+    for number in 1..=4 {
+        send(&mut gateway, named(number, None)).await;
+        assert_eq!(stage.request(1).await, number);
+    }
+    send(&mut gateway, named(5, Some(0))).await;
+    match stage.next(0).await {
+        Event::Rejected(rejected) => {
+            assert_eq!(rejected.failure.expect("a failure").kind(), failure::Kind::Unavailable);
+        }
+        other => panic!("{other:?}"),
+    }
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_prefix_goes_to_the_engine_that_reports_it() {
+    use engine_report::State::Ready;
+    let mut stage = TwoEngines::set(&[]).await;
+    let mut gateway = stage.gateway().await;
+    let ids: Vec<u32> = (0..320).collect();
+    let identity = block_hash::Identity { model: "m", adapter: "", cache_salt: "" };
+    let hashes = block_hash::prompt_hashes(block_hash::BlockHash::root(identity), &ids, &[], 16);
+    let blocks: Vec<u64> = hashes.iter().map(block_hash::BlockHash::short).collect();
+    let fresh = |stored: Vec<u64>| EngineReport {
+        state: Ready.into(),
+        fresh: true,
+        model: "m".into(),
+        block_size: 16,
+        stored,
+        ..EngineReport::default()
+    };
+    let mut number = 0;
+    for (engine, stored) in [(0, Vec::new()), (1, blocks)] {
+        stage.known(engine).await;
+        stage.report(engine, fresh(stored)).await;
+        // The report is known once it is asked at what drained.
+        loop {
+            number += 1;
+            send(&mut gateway, named(number, Some(engine as u32))).await;
+            if let Some(Event::Request(_)) = stage.either(engine).await {
+                break;
+            }
+        }
+    }
+    let prompt = |number| Event::Request(request(7, number, Kind::Ids(TokenIds { ids: ids.clone() })));
+    for _ in 0..3 {
+        number += 1;
+        send(&mut gateway, prompt(number)).await;
+        assert_eq!(stage.request(1).await, number);
+    }
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_lost_engine_fails_its_own_requests_through_another() {
+    use engine_report::State::Ready;
+    let mut stage = TwoEngines::set(&[]).await;
+    let mut gateway = stage.gateway().await;
+    stage.is(0, Ready).await;
+    stage.is(1, Ready).await;
+    send(&mut gateway, named(1, Some(0))).await;
+    send(&mut gateway, named(2, Some(1))).await;
+    assert_eq!((stage.request(0).await, stage.request(1).await), (1, 2));
+    let (listener, lost) = stage.engines.remove(0);
+    drop((listener, lost));
+    match stage.next(0).await {
+        Event::Rejected(rejected) => {
+            assert_eq!(rejected.key.expect("a key").number, 1);
+            assert_eq!(rejected.failure.expect("a failure").kind(), failure::Kind::Unavailable);
+        }
+        other => panic!("{other:?}"),
+    }
+    for number in 3..6 {
+        send(&mut gateway, named(number, None)).await;
+        assert_eq!(stage.request(0).await, number, "the one that is left");
+    }
     stage.end().await;
 }

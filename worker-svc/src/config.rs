@@ -11,7 +11,7 @@ use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
 use proto::Setting;
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs,
     values::{count, share, size},
 };
 
@@ -81,6 +81,10 @@ pub struct Args {
     /// Flags that the scheduler has too.
     #[command(flatten)]
     pub group: GroupArgs,
+
+    /// Its engine's place among engines.
+    #[command(flatten)]
+    pub replica: ReplicaArgs,
 
     /// Device; auto: a GPU if one can be used. Each rank takes the GPU of its number on the machine
     #[arg(long, value_name = "DEVICE", default_value = "auto", overrides_with = "device")]

@@ -11,7 +11,7 @@ use crate::adapters::HeldAdapters;
 service_kit::metrics! {
     /// A worker's metrics.
     pub(crate) struct WorkerMetrics {
-        by ["rank"] {
+        by ["engine", "rank"] {
             steps: Counter, "quire:worker_steps", "Steps executed";
             compute_seconds: Counter<f64, AtomicU64>, "quire:worker_compute_seconds", "Time spent in steps";
             weight_bytes: Gauge, "quire:worker_weight_bytes", "Weights in memory";
@@ -23,9 +23,10 @@ service_kit::metrics! {
 }
 
 impl WorkerMetrics {
-    /// Registers them under the worker's rank.
-    pub(crate) fn new(metrics: &Metrics, rank: u32) -> Self {
-        metrics.register(|registry| Self::register(registry, &[("rank", &rank.to_string())]))
+    /// Registers them under the engine's rank and the worker's in it.
+    pub(crate) fn new(metrics: &Metrics, engine: u32, rank: u32) -> Self {
+        let labels = [("engine", &*engine.to_string()), ("rank", &rank.to_string())];
+        metrics.register(|registry| Self::register(registry, &labels))
     }
 
     /// The model is loaded.

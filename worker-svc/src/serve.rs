@@ -62,7 +62,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
     let mut worker = Worker {
-        metrics: WorkerMetrics::new(&process.metrics, args.rank),
+        metrics: WorkerMetrics::new(&process.metrics, args.replica.data_parallel_rank, args.rank),
         jobs,
         replies,
         ready: None,

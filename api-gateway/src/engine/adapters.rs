@@ -1,7 +1,10 @@
 //! Adapters: the scheduler knows which are served; this gateway remembers their names, and asks again when a request
 //! names one that it does not know.
 
+use futures::future::join_all;
 use proto::{Failure, ListAdaptersReply, ServeAdapterRequest, ServedAdapter};
+
+use service_kit::control::ControlClient;
 
 use crate::{
     error::{ApiError, Fault},
@@ -42,8 +45,14 @@ async fn resolve(gateway: &Gateway, name: &str) -> Result<ListAdaptersReply, Api
     if !gateway.config.access.enable_lora {
         return Ok(ListAdaptersReply::default());
     }
-    let Some(scheduler) = gateway.peers.scheduler() else { return Ok(ListAdaptersReply::default()) };
-    let reply = scheduler.adapters(name).await.map_err(|status| unavailable(&status))?;
+    // Each engine finds adapters itself; those of the first one that answers are told.
+    let replies = join_all(gateway.peers.schedulers().iter().map(|scheduler| scheduler.adapters(name))).await;
+    let (replies, refused): (Vec<_>, Vec<_>) = replies.into_iter().partition(Result::is_ok);
+    let reply = match (replies.into_iter().flatten().next(), refused.into_iter().find_map(Result::err)) {
+        (Some(reply), _) => reply,
+        (None, Some(status)) => return Err(unavailable(&status)),
+        (None, None) => return Ok(ListAdaptersReply::default()),
+    };
     gateway.model.learn_adapters(&reply.adapters);
     Ok(reply)
 }
@@ -54,25 +63,31 @@ pub async fn serve(gateway: &Gateway, request: ServeAdapterRequest) -> Result<()
     if gateway.config.served_names.contains(&name) {
         return Err(ApiError::field("lora_name", format!("`{name}` is the name of the model itself.")));
     }
-    let failure = scheduler(gateway)?.serve_adapter(request).await.map_err(|status| unavailable(&status))?;
-    done(gateway, failure).await
+    let calls = schedulers(gateway)?.iter().map(|scheduler| scheduler.serve_adapter(request.clone()));
+    done(gateway, join_all(calls).await).await
 }
 
 /// Serves an adapter no longer.
 pub async fn remove(gateway: &Gateway, name: &str) -> Result<(), ApiError> {
-    let failure = scheduler(gateway)?.remove_adapter(name).await.map_err(|status| unavailable(&status))?;
-    done(gateway, failure).await
+    let calls = schedulers(gateway)?.iter().map(|scheduler| scheduler.remove_adapter(name));
+    done(gateway, join_all(calls).await).await
 }
 
-async fn done(gateway: &Gateway, failure: Option<Failure>) -> Result<(), ApiError> {
-    match failure {
-        Some(failure) => Err(failure.into()),
-        None => list(gateway, "").await.map(drop),
+/// Every engine must have done it; what one of them says against it is the answer.
+async fn done(gateway: &Gateway, answers: Vec<Result<Option<Failure>, tonic::Status>>) -> Result<(), ApiError> {
+    for answer in answers {
+        if let Some(failure) = answer.map_err(|status| unavailable(&status))? {
+            return Err(failure.into());
+        }
     }
+    list(gateway, "").await.map(drop)
 }
 
-fn scheduler(gateway: &Gateway) -> Result<&service_kit::control::ControlClient, ApiError> {
-    gateway.peers.scheduler().ok_or_else(|| ApiError::unavailable("The scheduler's address is not configured."))
+fn schedulers(gateway: &Gateway) -> Result<&[ControlClient], ApiError> {
+    match gateway.peers.schedulers() {
+        [] => Err(ApiError::unavailable("The scheduler's address is not configured.")),
+        schedulers => Ok(schedulers),
+    }
 }
 
 fn unavailable(status: &tonic::Status) -> ApiError {

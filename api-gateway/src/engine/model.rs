@@ -129,24 +129,28 @@ impl Model {
 
     /// Asks the tokenizer and the scheduler until both know the model.
     pub async fn learn(&self, peers: &Peers) {
-        if let Some(info) = ask(peers.tokenizer()).await {
+        if let Some(info) = ask(peers.tokenizer().map_or(&[], std::slice::from_ref)).await {
             self.learn_from_tokenizer(&info);
         }
         // Without a tokenizer to ask, the flags are all there is to know.
         self.learned.store(true, Ordering::Release);
-        if let Some(info) = ask(peers.scheduler()).await {
+        if let Some(info) = ask(peers.schedulers()).await {
             self.learn_from_scheduler(&info);
         }
         self.serves_known.store(true, Ordering::Release);
     }
 }
 
-/// The model that a process serves; waits until it knows. `None` when there is no such process to ask.
-async fn ask(control: Option<&service_kit::control::ControlClient>) -> Option<ModelInfo> {
-    let control = control?;
+/// The model that processes serve; waits until one of them knows. `None` when there is no such process to ask.
+async fn ask(processes: &[service_kit::control::ControlClient]) -> Option<ModelInfo> {
+    if processes.is_empty() {
+        return None;
+    }
     loop {
-        if let Ok(proto::InfoReply { model: Some(model), .. }) = control.info().await {
-            return Some(model);
+        for process in processes {
+            if let Ok(proto::InfoReply { model: Some(model), .. }) = process.info().await {
+                return Some(model);
+            }
         }
         // There is no event for "the other process has loaded": its control plane is asked again.
         tokio::time::sleep(RETRY).await;

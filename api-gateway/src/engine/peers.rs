@@ -1,6 +1,7 @@
 //! The control planes of the other processes: are they ready, what do they count, and the tokenizer's own service.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     time::{Duration, Instant},
 };
@@ -26,6 +27,8 @@ const MAX_REPLY_BYTES: usize = 256 << 20;
 struct Peer {
     name: String,
     client: ControlClient,
+    /// The engine that it is part of; absent of those that all engines share.
+    engine: Option<usize>,
 }
 
 /// The other processes, by what they are.
@@ -33,7 +36,8 @@ pub struct Peers {
     pipeline: Vec<Peer>,
     gateways: Vec<ControlClient>,
     tokenizer: Option<ControlClient>,
-    scheduler: Option<ControlClient>,
+    /// By data-parallel rank.
+    schedulers: Vec<ControlClient>,
     tokenizer_service: Option<TokenizerServiceClient<Channel>>,
     last: Mutex<Option<(Instant, Result<(), String>)>>,
 }
@@ -42,18 +46,27 @@ impl Peers {
     /// Connects lazily to every control plane that the flags name.
     pub fn new(args: &PeerArgs) -> anyhow::Result<Self> {
         let mut pipeline = Vec::new();
-        let mut add = |name: String, address: Option<&Address>| -> anyhow::Result<Option<ControlClient>> {
-            let Some(address) = address else { return Ok(None) };
+        let mut add = |name: String, address: &Address, engine: Option<usize>| -> anyhow::Result<ControlClient> {
             let client = ControlClient::new(address)?;
-            pipeline.push(Peer { name, client: client.clone() });
-            Ok(Some(client))
+            pipeline.push(Peer { name, client: client.clone(), engine });
+            Ok(client)
         };
-        let tokenizer = add("tokenizer".into(), args.tokenizer_control.as_ref())?;
-        let scheduler = add("scheduler".into(), args.scheduler_control.as_ref())?;
-        for (rank, address) in args.worker_control.iter().enumerate() {
-            add(format!("worker {rank}"), Some(address))?;
+        let tokenizer = match &args.tokenizer_control {
+            Some(address) => Some(add("tokenizer".into(), address, None)?),
+            None => None,
+        };
+        let mut schedulers = Vec::new();
+        for (engine, address) in args.scheduler_control.iter().enumerate() {
+            let name = if engine == 0 { "scheduler".to_owned() } else { format!("scheduler {engine}") };
+            schedulers.push(add(name, address, Some(engine))?);
         }
-        add("detokenizer".into(), args.detokenizer_control.as_ref())?;
+        let workers = (args.worker_control.len() / schedulers.len().max(1)).max(1);
+        for (number, address) in args.worker_control.iter().enumerate() {
+            add(format!("worker {number}"), address, Some(number / workers))?;
+        }
+        if let Some(address) = &args.detokenizer_control {
+            add("detokenizer".into(), address, None)?;
+        }
         let service = |address: &Address| -> anyhow::Result<_> {
             let client = TokenizerServiceClient::new(channel(address)?);
             Ok(client.max_decoding_message_size(MAX_REPLY_BYTES).max_encoding_message_size(MAX_REPLY_BYTES))
@@ -62,7 +75,7 @@ impl Peers {
             pipeline,
             gateways: args.gateway_control.iter().map(ControlClient::new).collect::<Result<_, _>>()?,
             tokenizer,
-            scheduler,
+            schedulers,
             tokenizer_service: args.tokenizer_control.as_ref().map(service).transpose()?,
             last: Mutex::new(None),
         })
@@ -73,9 +86,9 @@ impl Peers {
         self.tokenizer.as_ref()
     }
 
-    /// The scheduler's control plane.
-    pub fn scheduler(&self) -> Option<&ControlClient> {
-        self.scheduler.as_ref()
+    /// The schedulers' control planes, by data-parallel rank.
+    pub fn schedulers(&self) -> &[ControlClient] {
+        &self.schedulers
     }
 
     /// The tokenizer's own service.
@@ -85,9 +98,9 @@ impl Peers {
             .ok_or_else(|| ApiError::unavailable("The tokenizer's address is not configured."))
     }
 
-    /// Whether every process of the pipeline is ready; else which is not, and why. However many ask, one round of
-    /// questions is under way at a time, and whoever waited for it takes the answer if its questions were asked
-    /// after his own.
+    /// Whether the processes that all engines share are ready, and all those of one engine; else what is not, and why.
+    /// However many ask, one round of questions is under way at a time, and whoever waited for it takes the answer if
+    /// its questions were asked after his own.
     pub async fn ready(&self) -> Result<(), String> {
         let arrived = Instant::now();
         let mut last = self.last.lock().await;
@@ -131,8 +144,8 @@ impl Peers {
 
     async fn ask_all(&self) -> Result<(), String> {
         let answers = join_all(self.pipeline.iter().map(Peer::ready)).await;
-        let reasons: Vec<String> = answers.into_iter().filter_map(Result::err).collect();
-        if reasons.is_empty() { Ok(()) } else { Err(reasons.join("; ")) }
+        let engines = self.pipeline.iter().map(|peer| peer.engine);
+        verdict(&engines.zip(answers).collect::<Vec<_>>())
     }
 
     /// Which processes of the pipeline are ready now, as metrics.
@@ -152,6 +165,21 @@ impl Peers {
         let texts = join_all(self.all().map(ControlClient::metrics)).await;
         texts.into_iter().filter_map(Result::ok).collect()
     }
+}
+
+/// Whether a request would be served, by what each process says of itself and the engine that it is part of.
+fn verdict(answers: &[(Option<usize>, Result<(), String>)]) -> Result<(), String> {
+    let engines: BTreeSet<usize> = answers.iter().filter_map(|(engine, _)| *engine).collect();
+    let is_well = |engine: &usize| answers.iter().all(|(of, answer)| *of != Some(*engine) || answer.is_ok());
+    // What one engine lacks does not count where another serves.
+    let serves = engines.iter().any(is_well);
+    let counts = |engine: &Option<usize>| engine.is_none() || !serves;
+    let reasons: Vec<&str> = answers
+        .iter()
+        .filter(|(engine, _)| counts(engine))
+        .filter_map(|(_, answer)| answer.as_ref().err().map(String::as_str))
+        .collect();
+    if reasons.is_empty() { Ok(()) } else { Err(reasons.join("; ")) }
 }
 
 impl Peer {
@@ -174,5 +202,25 @@ pub fn refused(status: tonic::Status) -> ApiError {
             tracing::warn!(?code, message = status.message(), "the tokenizer did not answer");
             ApiError::unavailable("The tokenizer is not available, try again.")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_engine_that_is_well_serves() {
+        let check = |answers: &[(Option<usize>, &str)]| {
+            let answer = |reason: &str| if reason.is_empty() { Ok(()) } else { Err(reason.to_owned()) };
+            let answers: Vec<_> = answers.iter().map(|(engine, reason)| (*engine, answer(reason))).collect();
+            verdict(&answers).err().unwrap_or_default()
+        };
+        let (shared, first, second) = (None, Some(0), Some(1));
+        assert_eq!(check(&[(shared, ""), (first, ""), (first, ""), (second, "lost"), (second, "")]), "");
+        assert_eq!(check(&[(shared, "loading"), (first, ""), (second, "lost")]), "loading");
+        assert_eq!(check(&[(shared, ""), (first, ""), (first, "loading"), (second, "lost")]), "loading; lost");
+        assert_eq!(check(&[(shared, ""), (first, "loading")]), "loading");
+        assert_eq!(check(&[(shared, "")]), "");
     }
 }

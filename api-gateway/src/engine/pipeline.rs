@@ -163,8 +163,8 @@ impl Pipeline {
         {
             let mut registry = self.registry.lock();
             for number in numbers {
-                let Some(Removed { stage, abandoned }) = registry.remove(*number, now) else { continue };
-                abandoned.iter().for_each(|abandoned| self.metrics.abandoned(abandoned));
+                let Some(Removed { stage, abandoned, engine }) = registry.remove(*number, now) else { continue };
+                abandoned.iter().for_each(|abandoned| self.metrics.abandoned(engine, abandoned));
                 match stage {
                     Stage::Sent | Stage::Admitted => running.push(*number),
                     Stage::Ended => {}
@@ -187,8 +187,8 @@ impl Pipeline {
             for event in batches.flat_map(|batch| batch.events) {
                 if event.number == ALL {
                     self.fail_everything(&mut registry, event, &mut wakers);
-                } else if let Some(Outcome { mailbox, delivery, counted }) = registry.apply(event, now) {
-                    self.metrics.count(&counted);
+                } else if let Some(Outcome { mailbox, delivery, counted, engine }) = registry.apply(event, now) {
+                    self.metrics.count(engine, &counted);
                     wakers.extend(mailbox.deliver(delivery));
                 }
             }
@@ -205,7 +205,7 @@ impl Pipeline {
 
     /// Counts a failed request and tells its mailbox. Returns whom to wake.
     fn tell(&self, failed: &Failed, failure: &Failure) -> Option<Waker> {
-        self.metrics.count(&Counted::Failed);
+        self.metrics.count(failed.engine, &Counted::Failed);
         failed.mailbox.deliver(Delivery::Failure(failure.clone()))
     }
 

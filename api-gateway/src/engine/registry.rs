@@ -62,6 +62,8 @@ pub struct Outcome<'r> {
     pub delivery: Delivery,
     /// To be counted.
     pub counted: Counted,
+    /// The engine that has it, once one has.
+    pub engine: Option<u32>,
 }
 
 /// A request that failed: its mailbox is to be told, and the failure counted.
@@ -71,6 +73,8 @@ pub struct Failed {
     pub number: u64,
     /// The mailbox of its answer.
     pub mailbox: Arc<Mailbox>,
+    /// The engine that had it, if one had.
+    pub engine: Option<u32>,
 }
 
 /// A request that was removed.
@@ -80,11 +84,14 @@ pub struct Removed {
     pub stage: Stage,
     /// If it had not ended, the figures to count.
     pub abandoned: Option<Abandoned>,
+    /// The engine that had it, if one had.
+    pub engine: Option<u32>,
 }
 
 struct Entry {
     new: NewEntry,
     stage: Stage,
+    engine: Option<u32>,
     prompt_tokens: u32,
     choices: Box<[Clock]>,
     unfinished: u32,
@@ -159,7 +166,8 @@ impl Registry {
         self.next += 1;
         let n = new.n.max(1);
         let choices = vec![Clock::default(); n as usize].into_boxed_slice();
-        self.entries.insert(number, Entry { new, stage: Stage::Sent, prompt_tokens: 0, choices, unfinished: n });
+        self.entries
+            .insert(number, Entry { new, stage: Stage::Sent, engine: None, prompt_tokens: 0, choices, unfinished: n });
         Ok(number)
     }
 
@@ -167,7 +175,7 @@ impl Registry {
     pub fn remove(&mut self, number: u64, now: Instant) -> Option<Removed> {
         let entry = self.entries.remove(&number)?;
         let abandoned = (entry.stage != Stage::Ended).then(|| entry.abandoned(now));
-        Some(Removed { stage: entry.stage, abandoned })
+        Some(Removed { stage: entry.stage, abandoned, engine: entry.engine })
     }
 
     /// The numbers of the requests that a client knows as `request_id`; of an answer to several prompts each has its
@@ -192,7 +200,7 @@ impl Registry {
                 (Delivery::Failure(failure), Counted::Failed)
             }
         };
-        Some(Outcome { mailbox: &entry.new.mailbox, delivery, counted })
+        Some(Outcome { mailbox: &entry.new.mailbox, delivery, counted, engine: entry.engine })
     }
 
     /// Fails the requests that the engine did not admit: the tokenizer is lost. They are to be aborted once it is back.
@@ -224,6 +232,7 @@ impl Entry {
         }
         self.stage = Stage::Admitted;
         self.prompt_tokens = admitted.prompt_tokens;
+        self.engine = Some(admitted.engine);
         let Admitted { prompt_tokens, cached_tokens, .. } = *admitted;
         let delivery = Delivery::Admitted { prompt: self.new.prompt, admitted };
         Some((delivery, Counted::Admitted { prompt_tokens, cached_tokens }))
@@ -251,7 +260,7 @@ impl Entry {
 
     fn fail(&mut self, number: u64) -> Failed {
         self.stage = Stage::Ended;
-        Failed { number, mailbox: self.new.mailbox.clone() }
+        Failed { number, mailbox: self.new.mailbox.clone(), engine: self.engine }
     }
 
     /// The client left.
@@ -358,7 +367,7 @@ mod tests {
         /// Applies an event and delivers its outcome; what is to be counted.
         fn event(&mut self, number: u64, kind: event::Kind) -> Option<Counted> {
             let event = Event { number, kind: Some(kind) };
-            let Outcome { mailbox, delivery, counted } = self.registry.apply(event, self.start)?;
+            let Outcome { mailbox, delivery, counted, .. } = self.registry.apply(event, self.start)?;
             mailbox.deliver(delivery);
             Some(counted)
         }

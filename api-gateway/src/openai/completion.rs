@@ -9,7 +9,7 @@ use super::{
     plan::{Api, Dialect, Echo, Plan},
     prompt, refused, sampling,
 };
-use crate::{api::operation::Body, engine::pipeline::Arrival, error::ApiError};
+use crate::{api::operation::Body, engine::pipeline::Arrival, error::ApiError, server::routing::Routing};
 
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Choices of all prompts of a body, at most: there is room for each from the start.
@@ -37,6 +37,8 @@ pub struct Envelope {
     pub traceparent: String,
     /// Whether `usage` tells of cached prompt tokens.
     pub prompt_tokens_details: bool,
+    /// The engine that it is for.
+    pub routing: Routing,
 }
 
 impl Envelope {
@@ -118,6 +120,8 @@ pub fn request(params: &Params, envelope: &Envelope) -> Request {
         key: None,
         request_id: String::new(),
         traceparent: envelope.traceparent.clone(),
+        session_id: envelope.routing.session.clone(),
+        data_parallel_rank: envelope.routing.rank,
         prompt: None,
         sampling: Some(params.sampling.clone()),
         output: Some(params.output.clone()),

@@ -72,7 +72,7 @@ pub async fn answer(gateway: Arc<Gateway>, request: Request, read: Read) -> Resu
     async {
         let arrival = Arrival::now();
         let body = body::read_json(&gateway, &parts.headers, body).await?;
-        let envelope = envelope(&gateway, &parts.headers, arrival, incoming);
+        let envelope = envelope(&gateway, &parts.headers, arrival, incoming)?;
         let info = gateway.model.pooling()?.ok_or_else(|| generates(&gateway))?;
         let max_len = gateway.model.max_model_len();
         let job = adapters::read_with(&gateway, &body, |limits| {

@@ -74,6 +74,8 @@ impl Params {
         let template = Request {
             adapter: self.model.adapter.clone(),
             traceparent: reading.envelope.traceparent.clone(),
+            session_id: reading.envelope.routing.session.clone(),
+            data_parallel_rank: reading.envelope.routing.rank,
             sampling: Some(Sampling { temperature: 0.0, ..Sampling::default() }),
             output: Some(Output { return_prompt_token_ids: wanted == Wanted::EachWithTokens, ..Output::default() }),
             n: 1,

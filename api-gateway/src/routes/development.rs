@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use futures::future::join_all;
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -79,9 +80,11 @@ pub fn request_ids(body: &[u8]) -> Result<Vec<String>, ApiError> {
 }
 
 async fn reset_cache(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    let away = || ApiError::unavailable("The scheduler is not available, try again.");
-    let scheduler = gateway.peers.scheduler().ok_or_else(away)?;
-    scheduler.reset_prefix_cache().await.map_err(|_| away())?;
+    let schedulers = gateway.peers.schedulers();
+    let done = join_all(schedulers.iter().map(|scheduler| scheduler.reset_prefix_cache())).await;
+    if done.is_empty() || done.iter().any(Result::is_err) {
+        return Err(ApiError::unavailable("The scheduler is not available, try again."));
+    }
     Ok((StatusCode::OK, ()).into_response())
 }
 

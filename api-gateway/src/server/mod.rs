@@ -6,4 +6,5 @@ pub mod listeners;
 pub mod middleware;
 pub mod request_id;
 pub mod router;
+pub mod routing;
 pub mod sse;

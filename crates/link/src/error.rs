@@ -18,6 +18,12 @@ pub enum LinkError {
         /// Its words.
         reason: String,
     },
+    /// No TLS link: a certificate is not one of this engine, or one end speaks plain text.
+    #[error("no TLS link: {problem}")]
+    Tls {
+        /// What is wrong, in the words of whoever refused.
+        problem: String,
+    },
     /// The peer is gone (killed, crashed, unreachable).
     #[error("the peer is gone")]
     PeerGone,

@@ -3,6 +3,7 @@
 use std::{error::Error, io, path::Path, sync::Arc, time::Duration};
 
 use futures::StreamExt;
+use hyper_util::rt::TokioIo;
 use proto::{
     Frame, Hello, Welcome,
     frame::Kind,
@@ -18,7 +19,7 @@ use tokio::{
 };
 use tonic::{
     Request, Response, Status, Streaming,
-    transport::{Endpoint, Server, server::Connected},
+    transport::{Endpoint, Server, Uri, server::Connected},
 };
 
 use crate::{
@@ -29,6 +30,7 @@ use crate::{
     link::{Established, Incoming, Outgoing},
     options::LinkOptions,
     queue::{Frames, Writer, queue},
+    socket::{Peer, Socket, Trouble},
     stream::{Closing, Stream, ended, next, unexpected},
     token::Token,
     unix,
@@ -38,6 +40,8 @@ use crate::{
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// How long it may take to answer.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// TCP connections that shake hands at a time.
+const HANDSHAKES: usize = 256;
 /// Where a peer shows its token.
 const TOKEN: &str = "authorization";
 /// Bytes that a frame adds to its message.
@@ -47,13 +51,28 @@ const LARGEST_WINDOW: usize = 2 << 20;
 
 /// Dials a listener.
 pub(crate) async fn connect(address: &Address, hello: &Hello, options: &LinkOptions) -> Result<Established, LinkError> {
-    timeout(options.connect_deadline, dial(address, hello, options))
+    let trouble = Trouble::default();
+    let dialled = timeout(options.connect_deadline, dial(address, hello, options, &trouble))
         .await
-        .unwrap_or(Err(LinkError::Deadline { doing: "connecting" }))
+        .unwrap_or(Err(LinkError::Deadline { doing: "connecting" }));
+    dialled.map_err(|error| match trouble.text() {
+        Some(problem) => LinkError::Tls { problem: problem.to_owned() },
+        None => error,
+    })
 }
 
-async fn dial(address: &Address, hello: &Hello, options: &LinkOptions) -> Result<Established, LinkError> {
-    let channel = endpoint(address, options)?.connect().await.map_err(not_connected)?;
+async fn dial(
+    address: &Address,
+    hello: &Hello,
+    options: &LinkOptions,
+    trouble: &Trouble,
+) -> Result<Established, LinkError> {
+    let endpoint = endpoint(address, options)?;
+    let channel = match address {
+        Address::Grpc(host) => endpoint.connect_with_connector(dialer(host, options, trouble)).await,
+        _ => endpoint.connect().await,
+    };
+    let channel = channel.map_err(not_connected)?;
     let limit = options.message_limit() + FRAME_BYTES;
     let mut client = LinkServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit);
     let (writer, frames) = queue(options.capacity(), Kind::Hello(hello.clone()));
@@ -72,6 +91,19 @@ async fn dial(address: &Address, hello: &Hello, options: &LinkOptions) -> Result
         }
         other => Err(unexpected(&other)),
     }
+}
+
+/// What makes the connection to a host, once.
+fn dialer(
+    host: &str,
+    options: &LinkOptions,
+    trouble: &Trouble,
+) -> impl tower_service::Service<Uri, Response = TokioIo<Socket>, Error = io::Error, Future: Send> + Send + use<> {
+    let (host, tls, trouble) = (host.to_owned(), options.tls.clone(), trouble.clone());
+    tower::service_fn(move |_| {
+        let (host, tls, trouble) = (host.clone(), tls.clone(), trouble.clone());
+        async move { Socket::connect(&host, tls.as_ref(), trouble).await.map(TokioIo::new) }
+    })
 }
 
 fn endpoint(address: &Address, options: &LinkOptions) -> Result<Endpoint, LinkError> {
@@ -94,12 +126,43 @@ pub(crate) async fn listen_tcp(host: &str, arrivals: Arrivals) -> Result<Listeni
     let listener = TcpListener::bind(host).await.map_err(LinkError::io("listening"))?;
     let bound = listener.local_addr().map_err(LinkError::io("listening"))?;
     let arrivals = Arc::new(arrivals);
-    if arrivals.options.token.is_none() && !bound.ip().is_loopback() {
+    let LinkOptions { token, tls, .. } = &arrivals.options;
+    if token.is_none() && tls.is_none() && !bound.ip().is_loopback() {
         let channel = &arrivals.hello.channel;
-        tracing::warn!(channel, "{bound}: whoever reaches this address gets in; --link-token-file keeps strangers out");
+        tracing::warn!(
+            channel,
+            "{bound}: whoever reaches this address gets in; see --link-ssl-certfile, --link-token-file"
+        );
     }
-    let accepting = serve(arrivals.clone(), Some(KEEPALIVE), connections(listener, arrivals));
+    let callers = connections(listener, arrivals.clone());
+    let known = arrivals.clone();
+    let shaken = callers.map(move |caller| shake(known.clone(), caller)).buffer_unordered(HANDSHAKES);
+    let sockets = shaken.filter_map(|socket| std::future::ready(socket.map(Ok)));
+    let accepting = serve(arrivals, Some(KEEPALIVE), sockets);
     Ok(Listening { accepting, address: Address::Grpc(bound.to_string()), file: None })
+}
+
+/// Finds out what a caller speaks. One that gets nothing is logged, with the reason.
+async fn shake(arrivals: Arc<Arrivals>, caller: io::Result<TcpStream>) -> Option<Socket> {
+    let socket = caller.ok()?;
+    let peer = socket.peer_addr().map_or_else(|_| "unknown".to_owned(), |address| address.to_string());
+    let channel = &arrivals.hello.channel;
+    let options = &arrivals.options;
+    match timeout(options.connect_deadline, Socket::accept(socket, options.tls.as_ref())).await {
+        Ok(Ok(socket)) => Some(socket),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            tracing::debug!(channel, peer, "a caller left before it said anything");
+            None
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(channel, peer, %error, "turned a peer away");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(channel, peer, "turned a peer away, which does not shake hands in time");
+            None
+        }
+    }
 }
 
 /// Listens on a Unix socket, and does the handshake with each peer that connects.
@@ -192,16 +255,7 @@ impl LinkService for Gate {
     type OpenStream = Answers;
 
     async fn open(&self, request: Request<Streaming<Frame>>) -> Result<Response<Answers>, Status> {
-        if let Some(token) = self.token.as_ref()
-            && !token.is_shown(request.metadata().get(TOKEN).map(|shown| shown.as_bytes()))
-        {
-            tracing::warn!(
-                channel = self.arrivals.hello.channel,
-                peer = ?request.remote_addr(),
-                "turned a peer away, which does not show this engine's token"
-            );
-            return Err(Status::unauthenticated("it takes the token of this engine's --link-token-file"));
-        }
+        self.admit(&request)?;
         let shaking = welcome(request.into_inner(), &self.arrivals);
         match self.arrivals.supervise(shaking).await {
             Ok(frames) => Ok(Response::new(frames.map(Ok as fn(Frame) -> _))),
@@ -211,6 +265,24 @@ impl LinkService for Gate {
             }
             Err(error) => Err(Status::aborted(error.to_string())),
         }
+    }
+}
+
+impl Gate {
+    /// Turns strangers away, and logs them. Peers on a Unix socket are guarded by its folder.
+    fn admit(&self, request: &Request<Streaming<Frame>>) -> Result<(), Status> {
+        let Some(Peer { address, is_member }) = request.extensions().get::<Peer>() else { return Ok(()) };
+        let channel = &self.arrivals.hello.channel;
+        if self.arrivals.options.tls.is_some() && !is_member {
+            tracing::warn!(channel, peer = %address, "turned a peer away, which speaks plain text to a port with TLS");
+            return Err(Status::unauthenticated("it takes TLS: --link-ssl-certfile with a certificate of this engine"));
+        }
+        let shown = request.metadata().get(TOKEN).map(|shown| shown.as_bytes());
+        if self.token.as_ref().is_some_and(|token| !token.is_shown(shown)) {
+            tracing::warn!(channel, peer = %address, "turned a peer away, which does not show this engine's token");
+            return Err(Status::unauthenticated("it takes the token of this engine's --link-token-file"));
+        }
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@
 //! - A [`Listener`] and a dialer ([`connect`], [`redial`]) exchange a [`Hello`] each. Different protocol versions,
 //!   different channels, or two known but different models are refused with a reason that both sides log.
 //! - Messages arrive in order, once, and whole. A full link makes [`Sender::send`] wait, up to its deadline.
-//! - Over TCP, both may share a [`Token`]: who does not show it gets nothing.
+//! - Over TCP, both may share a [`Token`], or show certificates of one authority ([`Tls`]): a stranger gets nothing.
 //! - However the peer ends (in order, by kill -9, with its host), [`Receiver::recv`] first gives what it had sent and
 //!   then [`LinkError::PeerGone`]; a sender that waits for room learns it too. Over gRPC, what a killed peer had sent
 //!   may be lost from its own buffers; what arrived is in order and whole.
@@ -23,8 +23,10 @@ mod options;
 mod queue;
 mod redial;
 mod ring;
+mod socket;
 mod split;
 mod stream;
+mod tls;
 mod token;
 mod unix;
 
@@ -37,4 +39,5 @@ pub use options::LinkOptions;
 pub use proto::Hello;
 pub use redial::redial;
 pub use split::split;
+pub use tls::{Tls, TlsError, TlsFile, TlsFiles};
 pub use token::{Token, TokenError};

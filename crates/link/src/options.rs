@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::token::Token;
+use crate::{tls::Tls, token::Token};
 
 /// Sizes and deadlines of a link.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct LinkOptions {
     pub connect_deadline: Duration,
     /// What a peer on another host must show, over `grpc://`. Unix sockets are guarded by their folder's permissions.
     pub token: Option<Token>,
+    /// Certificates that both ends of a link over `grpc://` show; absent: plain text.
+    pub tls: Option<Tls>,
 }
 
 impl Default for LinkOptions {
@@ -24,6 +26,7 @@ impl Default for LinkOptions {
             send_deadline: Duration::from_secs(5),
             connect_deadline: Duration::from_secs(5),
             token: None,
+            tls: None,
         }
     }
 }

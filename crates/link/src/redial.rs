@@ -57,15 +57,17 @@ struct Log {
 impl Log {
     fn failed(&mut self, address: &Address, error: &LinkError) {
         self.failures += 1;
-        let is_brief = self.start.elapsed() < LOG_AFTER && !matches!(error, LinkError::Refused { .. });
+        let is_refusal = matches!(error, LinkError::Refused { .. } | LinkError::Tls { .. });
+        let is_brief = self.start.elapsed() < LOG_AFTER && !is_refusal;
         if is_brief || self.logged.is_some_and(|at| at.elapsed() < LOG_EVERY) {
             return;
         }
         self.logged = Some(Instant::now());
         let failures = self.failures;
-        match error {
-            LinkError::Refused { .. } => tracing::warn!(%address, failures, %error, "refused, still trying"),
-            _ => tracing::info!(%address, failures, %error, "cannot connect yet, still trying"),
+        if is_refusal {
+            tracing::warn!(%address, failures, %error, "refused, still trying");
+        } else {
+            tracing::info!(%address, failures, %error, "cannot connect yet, still trying");
         }
     }
 

@@ -15,6 +15,7 @@ use crate::{
     slab::Slab,
     stats::{End, FinishedChoice, Stats, Totals},
 };
+use block_hash::BlockHash;
 use ids::{Epoch, SequenceId, SlotId, StepId};
 use proto::{Failure, FinishReason, RequestKey, TokenBatch, failure::Kind};
 use std::collections::{HashMap, VecDeque};
@@ -28,6 +29,8 @@ pub struct Scheduler {
     draining: bool,
     pub(crate) groups: Groups,
     pub(crate) pool: BlockPool,
+    /// Somebody wants to know how the prefix cache changes.
+    watched: bool,
     pub(crate) requests: Slab<Request>,
     pub(crate) sequences: Slab<Sequence>,
     by_key: HashMap<RequestKey, u32>,
@@ -87,6 +90,7 @@ impl Scheduler {
             epoch: None,
             draining: false,
             pool: BlockPool::new(0),
+            watched: false,
             requests: Slab::new(),
             sequences: Slab::new(),
             by_key: HashMap::new(),
@@ -127,6 +131,7 @@ impl Scheduler {
         self.group_lost("the worker group was formed anew", now_us);
         self.epoch = Some(epoch);
         self.pool = BlockPool::new(num_blocks);
+        self.pool.watch(self.watched);
         self.free_slots = (0..self.config.max_num_seqs).rev().map(SlotId).collect();
         self.adapters = AdapterSlots::new(self.config.adapter_slots);
         self.next_step = StepId(1);
@@ -165,6 +170,30 @@ impl Scheduler {
     /// From now on nothing is admitted; what is there runs to its end.
     pub fn drain(&mut self) {
         self.draining = true;
+    }
+
+    // ---- the prefix cache, for others
+
+    /// Remembers from now on how the prefix cache changes, for [`Scheduler::take_block_changes`], or no longer.
+    pub fn watch_blocks(&mut self, on: bool) {
+        self.watched = on;
+        self.pool.watch(on);
+    }
+
+    /// Whether it does.
+    pub fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    /// Hashes of all blocks that can be found again.
+    pub fn stored_blocks(&self) -> impl Iterator<Item = BlockHash> {
+        self.pool.hashes()
+    }
+
+    /// What has changed of them since the last call: each hash, and whether it can be found now. A group that is lost
+    /// or formed takes all of them away, of which nothing is said here.
+    pub fn take_block_changes(&mut self) -> impl Iterator<Item = (BlockHash, bool)> {
+        self.pool.take_changes()
     }
 
     // ---- requests

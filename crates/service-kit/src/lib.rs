@@ -17,7 +17,9 @@ pub mod values;
 pub use args::{CommonArgs, LogFormat, parse_flags};
 pub use link::Address;
 pub use run::{Process, StartAgain, TRY_AGAIN, Threads, run};
-pub use shared_args::{FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, StepDefaults, TokenizerFileArgs};
+pub use shared_args::{
+    FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs, StepDefaults, TokenizerFileArgs,
+};
 pub use status::{LoadProgress, Readiness, Status};
 pub use tokio_util::sync::CancellationToken;
 

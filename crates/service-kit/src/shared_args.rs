@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use link::{LinkOptions, Token};
+use link::{LinkOptions, Tls, TlsError, TlsFile, TlsFiles, Token};
 
 use crate::values::{MaxModelLen, count, size};
 
@@ -33,6 +33,14 @@ impl StepDefaults {
     pub fn of_gpu(memory: u64) -> Self {
         if memory < Self::LARGE_GPU { Self::default() } else { Self { num_seqs: 1024, batched_tokens: 8192 } }
     }
+}
+
+/// The place of an engine among several that serve one model.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct ReplicaArgs {
+    /// This engine's number among those of a load balancer, which is the `engine` label of its metrics
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=4095_u32))]
+    pub data_parallel_rank: u32,
 }
 
 /// Flags of a scheduler and its workers.
@@ -107,17 +115,51 @@ pub struct LinkArgs {
     /// File with a token that processes on other hosts must show; the same on all of them
     #[arg(long, value_name = "FILE")]
     pub link_token_file: Option<PathBuf>,
+
+    /// Certificate chain of this process for TLS between hosts, PEM; it is for the address that others dial
+    #[arg(long, value_name = "FILE", requires_all = ["link_ssl_keyfile", "link_ssl_ca_certs"])]
+    pub link_ssl_certfile: Option<PathBuf>,
+
+    /// Private key of --link-ssl-certfile, PEM
+    #[arg(long, value_name = "FILE", requires = "link_ssl_certfile")]
+    pub link_ssl_keyfile: Option<PathBuf>,
+
+    /// Certificate authorities of this engine's processes, PEM: others get no link between hosts
+    #[arg(long, value_name = "FILE", requires = "link_ssl_certfile")]
+    pub link_ssl_ca_certs: Option<PathBuf>,
 }
 
 impl LinkArgs {
-    /// Reads the token, if there is to be one.
+    /// Reads the token and the certificates, if there are to be some.
     ///
     /// # Errors
-    /// When the file is not there, or holds no token.
+    /// When a file is not there, or holds something else; when the certificate is not one that peers take.
     pub fn options(&self) -> anyhow::Result<LinkOptions> {
         let read = |path: &PathBuf| Token::read(path).with_context(|| format!("--link-token-file {}", path.display()));
-        Ok(LinkOptions { token: self.link_token_file.as_ref().map(read).transpose()?, ..LinkOptions::default() })
+        let token = self.link_token_file.as_ref().map(read).transpose()?;
+        Ok(LinkOptions { token, tls: self.tls()?, ..LinkOptions::default() })
     }
+
+    fn tls(&self) -> anyhow::Result<Option<Tls>> {
+        let (Some(certificate), Some(key), Some(authorities)) =
+            (&self.link_ssl_certfile, &self.link_ssl_keyfile, &self.link_ssl_ca_certs)
+        else {
+            return Ok(None);
+        };
+        let files = TlsFiles { certificate, key, authorities };
+        let tls = Tls::read(&files).and_then(|tls| tls.check().map(|()| tls));
+        tls.map(Some).map_err(|error| unusable(&files, &error))
+    }
+}
+
+/// Names the flag and the file at fault.
+fn unusable(files: &TlsFiles<'_>, error: &TlsError) -> anyhow::Error {
+    let (flag, path) = match error.file {
+        TlsFile::Certificate => ("--link-ssl-certfile", files.certificate),
+        TlsFile::Key => ("--link-ssl-keyfile", files.key),
+        TlsFile::Authorities => ("--link-ssl-ca-certs", files.authorities),
+    };
+    anyhow::anyhow!("{flag} {}: {error}", path.display())
 }
 
 /// The longest sequence: a flag of workers, scheduler and tokenizer.
@@ -170,6 +212,31 @@ mod tests {
         assert_eq!(tokens(&[]), (256, 2048));
         assert_eq!(tokens(&["--max-num-seqs=4096"]), (4096, 4096));
         assert_eq!(tokens(&["--max-num-batched-tokens=4K"]), (256, 4096));
+    }
+
+    #[test]
+    fn a_certificate_that_peers_refuse_is_named_at_once() {
+        let file = |name: &str| format!("{}/../link/tests/tls/{name}", env!("CARGO_MANIFEST_DIR"));
+        let options = |certificate: &str, key: &str, authority: &str| {
+            let flags = [("certfile", certificate), ("keyfile", key), ("ca-certs", authority)];
+            let flags = flags.map(|(name, value)| format!("--link-ssl-{name}={}", file(value)));
+            let args: LinkArgs = parse_flags(["test".to_owned()].into_iter().chain(flags)).expect("flags");
+            args.options().map(|options| options.tls.is_some()).map_err(|error| error.to_string())
+        };
+        assert_eq!(options("node.pem", "node.key", "authority.pem"), Ok(true));
+        for (certificate, key, authority, flag, problem) in [
+            ("none.pem", "node.key", "authority.pem", "certfile", "none.pem"),
+            ("node.key", "node.key", "authority.pem", "certfile", "no certificate"),
+            ("node.pem", "none.key", "authority.pem", "keyfile", "none.key"),
+            ("node.pem", "stranger.key", "authority.pem", "keyfile", "not the key"),
+            ("node.pem", "node.key", "node.key", "ca-certs", "no certificate"),
+            ("node.pem", "node.key", "another-authority.pem", "certfile", "UnknownIssuer"),
+            ("expired.pem", "expired.key", "authority.pem", "certfile", "expired"),
+        ] {
+            let error = options(certificate, key, authority).unwrap_err();
+            assert!(error.starts_with(&format!("--link-ssl-{flag} ")) && error.contains(problem), "{error}");
+        }
+        assert!(parse_flags::<LinkArgs>(["test", "--link-ssl-certfile=x"]).is_err());
     }
 
     #[test]

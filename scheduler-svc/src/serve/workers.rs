@@ -126,6 +126,7 @@ impl Engine {
             }
             core.group_formed(Epoch(formed.epoch), formed.num_blocks, self.clock.now_us());
         }
+        self.watchers.begin_anew();
         self.overdue = None;
         self.random_adapters = formed.ready.random_adapters;
         self.published.set_model(Some(self.args.model_info(&config, formed)));
@@ -185,5 +186,6 @@ impl Engine {
         if let Some(core) = &mut self.core {
             core.group_lost(&error::workers_lost(reason), self.clock.now_us());
         }
+        self.watchers.begin_anew();
     }
 }

@@ -1,4 +1,5 @@
 //! Models that are divided over stages and machines.
 
 mod nodes;
+mod replicas;
 mod stages;

@@ -46,7 +46,14 @@ pub(crate) fn limits() -> Limits {
 
 fn envelope(arrival: Arrival) -> Envelope {
     let fresh_id = "fresh".to_owned();
-    Envelope { arrival, request_id: None, fresh_id, traceparent: String::new(), prompt_tokens_details: false }
+    Envelope {
+        arrival,
+        request_id: None,
+        fresh_id,
+        traceparent: String::new(),
+        prompt_tokens_details: false,
+        routing: Default::default(),
+    }
 }
 
 /// The least that a body must say.

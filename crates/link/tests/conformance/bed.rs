@@ -28,8 +28,12 @@ impl Bed {
         let address = form.replace("DIR", &folder.path().display().to_string());
         // Never reached where a check does not mean to.
         let patient = Duration::from_secs(60);
-        let options =
-            LinkOptions { capacity_bytes: 64 << 10, send_deadline: patient, connect_deadline: patient, token: None };
+        let options = LinkOptions {
+            capacity_bytes: 64 << 10,
+            send_deadline: patient,
+            connect_deadline: patient,
+            ..LinkOptions::default()
+        };
         Self { address, options, _folder: folder }
     }
 

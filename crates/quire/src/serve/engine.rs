@@ -13,6 +13,7 @@ use super::{
     flags::{Settings, To, passed_to},
     nodes::Nodes,
     port::Port,
+    replicas::Replicas,
     runtime_dir::RuntimeDir,
     supervisor::Spec,
 };
@@ -22,11 +23,11 @@ use super::{
 pub enum Role {
     /// Turns tokens into text.
     Detokenizer,
-    /// Plans steps.
-    Scheduler,
+    /// Plans steps; by engine.
+    Scheduler(u32),
     /// Turns text into tokens.
     Tokenizer,
-    /// Runs the model; by rank.
+    /// Runs the model; by number: those of an engine follow those of the one before it.
     Worker(u32),
     /// Speaks HTTP; by number.
     Gateway(u32),
@@ -50,6 +51,8 @@ pub struct Engine<'a> {
     pub program: &'a Path,
     /// The nodes that the workers are spread over, where there are several.
     pub nodes: Option<Nodes>,
+    /// How many engines there are.
+    pub replicas: Replicas,
 }
 
 /// How long a process other than a gateway may take to end.
@@ -62,7 +65,7 @@ impl Role {
     pub fn word(self) -> &'static str {
         match self {
             Self::Detokenizer => "detokenizer",
-            Self::Scheduler => "scheduler",
+            Self::Scheduler(_) => "scheduler",
             Self::Tokenizer => "tokenizer",
             Self::Worker(_) => "worker",
             Self::Gateway(_) => "gateway",
@@ -73,7 +76,7 @@ impl Role {
     fn to(self) -> To {
         match self {
             Self::Detokenizer => To::DETOKENIZER,
-            Self::Scheduler => To::SCHEDULER,
+            Self::Scheduler(_) => To::SCHEDULER,
             Self::Tokenizer => To::TOKENIZER,
             Self::Worker(_) => To::WORKER,
             Self::Gateway(_) => To::GATEWAY,
@@ -84,7 +87,7 @@ impl Role {
     fn remedy(self) -> &'static str {
         match self {
             Self::Detokenizer => "look at MODEL and --tokenizer",
-            Self::Scheduler => "look at --max-model-len, --max-num-seqs and --max-num-batched-tokens",
+            Self::Scheduler(_) => "look at --max-model-len, --max-num-seqs and --max-num-batched-tokens",
             Self::Tokenizer => "look at MODEL, --tokenizer and --chat-template",
             Self::Worker(_) => {
                 "look at MODEL, --dtype, --load-format, --tensor-parallel-size, --max-model-len, \
@@ -99,7 +102,9 @@ impl Role {
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Worker(number) | Self::Gateway(number) if *number > 0 => write!(f, "{} {number}", self.word()),
+            Self::Scheduler(number) | Self::Worker(number) | Self::Gateway(number) if *number > 0 => {
+                write!(f, "{} {number}", self.word())
+            }
             _ => f.write_str(self.word()),
         }
     }
@@ -109,21 +114,42 @@ impl Engine<'_> {
     /// All processes. Listeners come first, so that dialers connect at the first try.
     pub fn roles(&self) -> Vec<Role> {
         let count = |name| self.settings.number(name).unwrap_or(1);
-        let workers = 0..count("tensor-parallel-size") * count("pipeline-parallel-size");
+        let engines = 0..self.replicas.engines;
+        let workers = 0..engines.end * self.world_size();
         let here = self.nodes.as_ref().map_or(workers, |nodes| nodes.workers.clone()).map(Role::Worker);
         if self.nodes.as_ref().is_some_and(|nodes| !nodes.is_head()) {
             return here.collect();
         }
-        let mut roles = vec![Role::Detokenizer, Role::Scheduler, Role::Tokenizer];
+        let mut roles = vec![Role::Detokenizer];
+        roles.extend(engines.map(Role::Scheduler));
+        roles.push(Role::Tokenizer);
         roles.extend(here);
         roles.extend((0..count("api-server-count")).map(Role::Gateway));
         roles
+    }
+
+    /// Workers of an engine.
+    fn world_size(&self) -> u32 {
+        let size = |name| self.settings.number(name).unwrap_or(1);
+        size("tensor-parallel-size") * size("pipeline-parallel-size")
+    }
+
+    /// The ring of this name of an engine.
+    fn ring(&self, name: &str, engine: u32) -> Address {
+        let name = if engine == 0 { name.to_owned() } else { format!("{name}-{engine}") };
+        Address::Ring(self.runtime_dir.socket(&name))
+    }
+
+    /// The engine's number for a load balancer, if it is behind one.
+    fn rank(&self) -> Option<String> {
+        (self.replicas.first > 0).then(|| format!("--data-parallel-rank={}", self.replicas.first))
     }
 
     /// Where a process serves its control plane.
     pub fn control(&self, role: Role) -> Address {
         let name = match role {
             Role::Worker(number) | Role::Gateway(number) => format!("{}-{number}-control", role.word()),
+            Role::Scheduler(engine) if engine > 0 => format!("scheduler-{engine}-control"),
             _ => format!("{}-control", role.word()),
         };
         Address::GrpcUnix(self.runtime_dir.socket(&name))
@@ -140,7 +166,7 @@ impl Engine<'_> {
         if let Role::Gateway(_) = role {
             args.extend(self.gateway_keys(&mut env));
         }
-        if let Role::Scheduler = role {
+        if let Role::Scheduler(_) = role {
             // It downloads adapters, to where models are and with the same token.
             let variables = [("download-dir", "HF_HUB_CACHE"), ("hf-token", "HF_TOKEN")];
             env.extend(variables.iter().filter_map(|(flag, variable)| {
@@ -170,23 +196,26 @@ impl Engine<'_> {
                 flags.extend(tokenizer);
                 flags
             }
-            Role::Scheduler => {
+            Role::Scheduler(engine) => {
                 let mut flags = vec![
-                    flag("listen-requests", &ring("encoded")),
-                    flag("listen-workers", &ring("steps")),
+                    flag("listen-requests", &self.ring("encoded", engine)),
+                    flag("listen-workers", &self.ring("steps", engine)),
                     flag("detokenizer", &ring("tokens")),
                     flag("served-model-name", &self.served_name()),
+                    flag("data-parallel-rank", &(self.replicas.first + engine)),
                 ];
                 flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-remote-workers", &nodes.head())));
                 flags
             }
             Role::Tokenizer => {
-                let mut flags = vec![flag("listen", &ring("requests")), flag("scheduler", &ring("encoded")), model];
+                let mut flags = vec![flag("listen", &ring("requests")), model];
+                flags.extend((0..self.replicas.engines).map(|engine| flag("scheduler", &self.ring("encoded", engine))));
+                flags.extend(self.rank());
                 flags.extend(tokenizer);
                 flags
             }
-            Role::Worker(rank) => {
-                let mut flags = self.worker_links(rank);
+            Role::Worker(number) => {
+                let mut flags = self.worker_links(number);
                 flags.push(model);
                 flags.extend(tokenizer);
                 flags
@@ -195,11 +224,20 @@ impl Engine<'_> {
         }
     }
 
-    fn worker_links(&self, rank: u32) -> Vec<String> {
+    fn worker_links(&self, number: u32) -> Vec<String> {
         let ring = |name: &str| Address::Ring(self.runtime_dir.socket(name));
         let size = |name: &str| self.settings.number::<u32>(name).unwrap_or(1);
-        let (mut scheduler, mut stage) = (ring("steps"), ring(&format!("stage-{rank}")));
+        let (engine, rank) = (number / self.world_size(), number % self.world_size());
+        let (mut scheduler, mut stage) = (self.ring("steps", engine), ring(&format!("stage-{number}")));
         let mut flags = vec![format!("--rank={rank}")];
+        if self.replicas.engines > 1 {
+            // All engines share the machine.
+            flags.push(format!("--local-rank={number}"));
+            flags.push(format!("--local-world-size={}", self.replicas.engines * self.world_size()));
+        }
+        if self.replicas.first + engine > 0 {
+            flags.push(format!("--data-parallel-rank={}", self.replicas.first + engine));
+        }
         if let Some(nodes) = &self.nodes {
             if !nodes.is_head() {
                 scheduler = nodes.head();
@@ -226,6 +264,7 @@ impl Engine<'_> {
         for other in self.roles().into_iter().filter(|other| *other != role) {
             flags.push(format!("--{}-control={}", other.word(), self.control(other)));
         }
+        flags.extend(self.rank());
         if let Some(port) = self.port {
             flags.extend([format!("--port={}", port.address.port()), "--reuse-port".to_owned()]);
         }
@@ -274,8 +313,9 @@ mod tests {
         let runtime_dir = RuntimeDir::create(Some(folder.path())).unwrap();
         let port = Port::hold(&IpAddr::V4(Ipv4Addr::LOCALHOST).to_string(), 0).unwrap();
         let model = Model { path: "/m".into(), name: "wren".to_owned(), origin: Origin::BuiltIn };
+        let settings = parse(&words).unwrap();
         check(&Engine {
-            settings: &parse(&words).unwrap(),
+            settings: &settings,
             model: &model,
             tokenizer: None,
             fingerprint: "f",
@@ -283,6 +323,7 @@ mod tests {
             port: Some(&port),
             program: Path::new("/quire"),
             nodes: None,
+            replicas: Replicas::read(&settings).unwrap(),
         });
     }
 
@@ -313,11 +354,11 @@ mod tests {
         with_engine("", |engine| {
             for (listener, listens, dialer, dials) in [
                 (Tokenizer, "listen", Gateway(0), "tokenizer"),
-                (Scheduler, "listen-requests", Tokenizer, "scheduler"),
-                (Scheduler, "listen-workers", Worker(0), "scheduler"),
-                (Detokenizer, "listen-tokens", Scheduler, "detokenizer"),
+                (Scheduler(0), "listen-requests", Tokenizer, "scheduler"),
+                (Scheduler(0), "listen-workers", Worker(0), "scheduler"),
+                (Detokenizer, "listen-tokens", Scheduler(0), "detokenizer"),
                 (Detokenizer, "listen-events", Gateway(0), "detokenizer"),
-                (Scheduler, "control", Gateway(0), "scheduler-control"),
+                (Scheduler(0), "control", Gateway(0), "scheduler-control"),
             ] {
                 let address = value(engine, listener, listens);
                 assert!(address.is_some());
@@ -327,9 +368,35 @@ mod tests {
     }
 
     #[test]
+    fn engines_have_processes_and_devices_of_their_own() {
+        with_engine("-dp 2 -tp 2", |engine| {
+            let names: Vec<_> = engine.roles().iter().map(ToString::to_string).collect();
+            let workers = ["worker", "worker 1", "worker 2", "worker 3"];
+            let shared = ["detokenizer", "scheduler", "scheduler 1", "tokenizer"];
+            assert_eq!(names, [&shared[..], &workers, &["gateway"]].concat());
+            let (second, last) = (Role::Scheduler(1), Role::Worker(3));
+            assert_eq!(value(engine, second, "data-parallel-rank").as_deref(), Some("1"));
+            assert_eq!(value(engine, second, "listen-workers"), value(engine, last, "scheduler"));
+            assert_ne!(value(engine, Role::Scheduler(0), "listen-workers"), value(engine, last, "scheduler"));
+            for (name, expected) in [("rank", "1"), ("local-rank", "3"), ("local-world-size", "4")] {
+                assert_eq!(value(engine, last, name).as_deref(), Some(expected), "{name}");
+            }
+            let schedulers =
+                engine.spec(Role::Tokenizer).args.into_iter().filter(|arg| arg.starts_with("--scheduler="));
+            assert_eq!(schedulers.count(), 2);
+        });
+        with_engine("-dp 4 --data-parallel-rank 3", |engine| {
+            assert_eq!(engine.roles().len(), 5);
+            for role in [Role::Scheduler(0), Role::Tokenizer, Role::Gateway(0)] {
+                assert_eq!(value(engine, role, "data-parallel-rank").as_deref(), Some("3"), "{role}");
+            }
+        });
+    }
+
+    #[test]
     fn names_and_keys_reach_who_needs_them() {
         with_engine("--served-model-name a b --api-key k --load-format dummy", |engine| {
-            assert_eq!(value(engine, Role::Scheduler, "served-model-name").as_deref(), Some("a"));
+            assert_eq!(value(engine, Role::Scheduler(0), "served-model-name").as_deref(), Some("a"));
             let gateway = engine.spec(Role::Gateway(0));
             assert_eq!(gateway.env, [("QUIRE_API_KEY".to_owned(), "k".to_owned())]);
             assert!(!gateway.args.iter().any(|arg| arg.contains("api-key")));

@@ -7,6 +7,7 @@ mod nodes;
 pub mod offline;
 mod overrides;
 mod port;
+mod replicas;
 mod runtime_dir;
 pub mod screen;
 mod service_manager;
@@ -31,6 +32,7 @@ use engine::{Engine, Role};
 use flags::{FlagError, Settings};
 use nodes::Nodes;
 use port::Port;
+use replicas::Replicas;
 use runtime_dir::RuntimeDir;
 use screen::{Form, Screen};
 use service_manager::ServiceManager;
@@ -99,6 +101,7 @@ async fn serve(
     let form = if common.log_format == LogFormat::Json { Form::Json } else { Form::Text };
     let screen = Arc::new(Screen::new(form));
     report_without_effect(settings);
+    let replicas = Replicas::read(settings)?;
     let nodes = Nodes::read(settings)?;
     let serves_http = nodes.as_ref().is_none_or(Nodes::is_head);
     let port = if serves_http { hold_port(settings)? } else { None };
@@ -118,6 +121,7 @@ async fn serve(
         port: port.as_ref(),
         program: &program,
         nodes,
+        replicas,
     };
     let found_after = start.elapsed();
     let mut supervisor = Supervisor::start(members(&engine, engine.roles())?, screen.clone());
@@ -251,7 +255,7 @@ fn members(engine: &Engine<'_>, roles: impl IntoIterator<Item = Role>) -> anyhow
     let stage = |role| match role {
         Role::Gateway(_) => 0,
         Role::Tokenizer => 1,
-        Role::Scheduler => 2,
+        Role::Scheduler(_) => 2,
         Role::Worker(_) => 3,
         Role::Detokenizer => 4,
     };

@@ -22,6 +22,7 @@ use super::{
     flags::Settings,
     members,
     nodes::Nodes,
+    replicas::Replicas,
     runtime_dir::RuntimeDir,
     screen::{Form, Screen},
     supervisor::Supervisor,
@@ -74,6 +75,9 @@ impl Ground {
         if Nodes::read(settings)?.is_some() {
             bail!("--nnodes: this runs on one node; leave the flag out");
         }
+        if Replicas::read(settings)? != (Replicas { engines: 1, first: 0 }) {
+            bail!("--data-parallel-size: this runs one engine; leave the flag out");
+        }
         let runtime_dir =
             RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
         let found = find(settings, environment, runtime_dir.path(), screen).await?;
@@ -91,6 +95,7 @@ impl Ground {
             port: None,
             program: &self.program,
             nodes: None,
+            replicas: Replicas { engines: 1, first: 0 },
         }
     }
 }
@@ -123,7 +128,7 @@ impl Offline {
         let hello = |service, channel| link::hello(service, channel, &ground.found.fingerprint);
         let mut listener =
             Listener::bind(&ring("tokens"), hello("detokenizer-svc", "tokens"), LinkOptions::default()).await?;
-        let roles = engine.roles().into_iter().filter(|role| matches!(role, Role::Scheduler | Role::Worker(_)));
+        let roles = engine.roles().into_iter().filter(|role| matches!(role, Role::Scheduler(_) | Role::Worker(_)));
         let mut supervisor = Supervisor::start(members(&engine, roles)?, screen);
         let connected = async {
             let tokens = listener.accept().await?;
@@ -140,7 +145,7 @@ impl Offline {
                 return Err(error);
             }
         };
-        let scheduler = ControlClient::new(&engine.control(Role::Scheduler))?;
+        let scheduler = ControlClient::new(&engine.control(Role::Scheduler(0)))?;
         let vocab_size = scheduler.info().await?.model.context("the scheduler knows no model")?.vocab_size;
         let adapters = scheduler.adapters("").await?.adapters.into_iter().map(|adapter| adapter.name).collect();
         Ok(Some(Self {

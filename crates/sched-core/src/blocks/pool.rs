@@ -33,6 +33,8 @@ pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     free: Vec<BlockId>,
     by_hash: HashTable<BlockId>,
+    /// Hashes that were stored (true) or removed since they were last asked for, while somebody asks.
+    changes: Option<HashTable<bool>>,
     /// Ends of the LRU list of cached blocks.
     oldest: u32,
     newest: u32,
@@ -50,6 +52,7 @@ impl BlockPool {
             blocks: vec![blank; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
             by_hash: HashTable::default(),
+            changes: None,
             oldest: NONE,
             newest: NONE,
             cached: 0,
@@ -132,6 +135,7 @@ impl BlockPool {
         }
         entry.hash = Some(hash);
         self.by_hash.insert(hash, block);
+        self.changed(hash, true);
         true
     }
 
@@ -147,6 +151,9 @@ impl BlockPool {
 
     /// Forgets all hashes; blocks in use stay in use.
     pub fn forget_hashes(&mut self) {
+        if let Some(changes) = &mut self.changes {
+            changes.extend(self.by_hash.keys().map(|hash| (*hash, false)));
+        }
         self.by_hash.clear();
         while self.oldest != NONE {
             let block = self.oldest;
@@ -164,8 +171,30 @@ impl BlockPool {
         self.unlink(block);
         if let Some(hash) = self.blocks[block as usize].hash.take() {
             self.by_hash.remove(&hash);
+            self.changed(hash, false);
         }
         Some(BlockId(block))
+    }
+
+    fn changed(&mut self, hash: BlockHash, stored: bool) {
+        if let Some(changes) = &mut self.changes {
+            changes.insert(hash, stored);
+        }
+    }
+
+    /// Remembers changes from now on, or no longer.
+    pub fn watch(&mut self, on: bool) {
+        self.changes = on.then(HashTable::default);
+    }
+
+    /// All hashes that a block has.
+    pub fn hashes(&self) -> impl Iterator<Item = BlockHash> {
+        self.by_hash.keys().copied()
+    }
+
+    /// What has changed since the last call: each hash, and whether a block has it now.
+    pub fn take_changes(&mut self) -> impl Iterator<Item = (BlockHash, bool)> {
+        self.changes.iter_mut().flat_map(HashTable::drain)
     }
 
     fn link_newest(&mut self, block: u32) {
@@ -262,6 +291,30 @@ mod tests {
     }
 
     #[test]
+    fn changes_are_remembered_while_somebody_asks() {
+        let mut pool = BlockPool::new(2);
+        let store = |pool: &mut BlockPool, number| {
+            let block = pool.take().expect("a block");
+            pool.set_hash(block, hash(number));
+            pool.release(block);
+        };
+        store(&mut pool, 1);
+        assert_eq!(pool.take_changes().count(), 0);
+        pool.watch(true);
+        assert_eq!(pool.hashes().collect::<Vec<_>>(), [hash(1)]);
+        store(&mut pool, 2);
+        store(&mut pool, 3); // evicts the first
+        let mut changes: Vec<_> = pool.take_changes().map(|(hash, stored)| (hash.short(), stored)).collect();
+        changes.sort_unstable();
+        let mut expected = [(hash(1).short(), false), (hash(2).short(), true), (hash(3).short(), true)];
+        expected.sort_unstable();
+        assert_eq!(changes, expected);
+        assert_eq!(pool.take_changes().count(), 0);
+        pool.forget_hashes();
+        assert!(pool.take_changes().all(|(_, stored)| !stored));
+    }
+
+    #[test]
     fn the_first_holder_of_a_hash_keeps_it() {
         let mut pool = BlockPool::new(2);
         let (first, second) = (pool.take().expect("a block"), pool.take().expect("a block"));
@@ -278,6 +331,8 @@ mod tests {
         #[test]
         fn counts_are_what_holders_hold(calls in prop::collection::vec((0u8..6, 0usize..8, 0u32..6), 0..200)) {
             let mut pool = BlockPool::new(6);
+            pool.watch(true);
+            let mut known = std::collections::HashSet::new();
             let mut holders: Vec<BlockId> = Vec::new();
             for (call, at, number) in calls {
                 let held = holders.get(at % holders.len().max(1)).copied();
@@ -308,6 +363,11 @@ mod tests {
                 holders.iter().for_each(|block| counts[block.index()] += 1);
                 prop_assert_eq!(pool.check(&counts), Ok(()));
                 prop_assert_eq!(pool.references(), holders.len() as u64);
+                for (hash, stored) in pool.take_changes() {
+                    let is_news = if stored { known.insert(hash) } else { known.remove(&hash) };
+                    prop_assert!(is_news);
+                }
+                prop_assert_eq!(&known, &pool.hashes().collect());
             }
         }
     }

@@ -15,6 +15,14 @@ pub(super) fn command() -> Command {
             .default_value("1")
             .value_parser(count(1..=256_u32)),
         flag("config", "FILE", "YAML file of flags by their long names; the command line takes precedence"),
+        Arg::new("data-parallel-external-lb").long("data-parallel-external-lb").action(ArgAction::SetTrue).help(
+            "Serve one engine, that of --data-parallel-rank: other servers have the others, behind a load balancer",
+        ),
+        flag("data-parallel-size", "N", "Number of engines, each with its own scheduler, workers and KV cache")
+            .default_value("1")
+            .value_parser(count(1..=1024_u32)),
+        flag("data-parallel-size-local", "N", "Number of those that are here [default: all]")
+            .value_parser(count(1..=1024_u32)),
         flag("download-dir", "DIR", "Folder for downloaded models [default: the Hugging Face hub's cache]"),
         flag("engine-ready-timeout", "SECONDS", "How long the engine may take to start [default: no limit]")
             .env("VLLM_ENGINE_READY_TIMEOUT_S")

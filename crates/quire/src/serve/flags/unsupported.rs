@@ -41,10 +41,10 @@ const fn flag(name: &'static str, takes: Takes, note: &'static str) -> Unsupport
     Unsupported { name, aliases: &[], takes, note }
 }
 
+const APART: &str = "engines do not talk to each other";
 const ENCODERS: &str = "images, sound and video are not served";
 const EXPERTS: &str = "experts are split by --tensor-parallel-size";
 const MODEL_CODE: &str = "code from a model's repository is never run";
-const NODES: &str = "only replicas on several nodes need it";
 const OFFLOAD: &str = "KV blocks stay in device memory";
 /// Ways to ask for the one backend as JSON.
 const GUIDANCE: &[&str] = &[
@@ -55,7 +55,7 @@ const GUIDANCE: &[&str] = &[
     r#"{"backend": "guidance"}"#,
 ];
 const SWITCHES: &str = "it is a switch of each request's `structured_outputs`";
-const REPLICAS: &str = "start several engines behind a load balancer";
+const REPLICAS: &str = "for engines on several machines, start a server for each, with --data-parallel-external-lb";
 
 /// Sorted by name.
 pub(super) const UNSUPPORTED: &[Unsupported] = &[
@@ -74,14 +74,10 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("config-format", Only(&["auto", "hf"]), "models have a config.json, or are GGUF files"),
     flag("cpu-offload-gb", Only(&["0"]), "weights stay in device memory; use --tensor-parallel-size"),
     flag("custom-histogram-buckets", Only(&[]), "histograms have vLLM's default buckets"),
-    flag("data-parallel-address", AnyValue, NODES),
-    flag("data-parallel-backend", Only(&["mp"]), REPLICAS),
-    flag("data-parallel-external-lb", Off, REPLICAS),
+    flag("data-parallel-address", AnyValue, APART),
+    flag("data-parallel-backend", Only(&["mp"]), "engines are processes of this machine"),
     flag("data-parallel-hybrid-lb", Off, REPLICAS),
-    flag("data-parallel-rank", Only(&["0"]), REPLICAS),
-    flag("data-parallel-rpc-port", AnyValue, NODES),
-    Unsupported { aliases: &["-dp"], ..flag("data-parallel-size", Only(&["1"]), REPLICAS) },
-    flag("data-parallel-size-local", Only(&["1"]), REPLICAS),
+    flag("data-parallel-rpc-port", AnyValue, APART),
     flag("data-parallel-start-rank", Only(&["0"]), REPLICAS),
     flag("decode-context-parallel-size", Only(&["1"]), "use --tensor-parallel-size"),
     flag("disable-frontend-multiprocessing", Off, "gateway and scheduler are always processes of their own"),

@@ -45,7 +45,7 @@ fn members_of_json_flags_are_joined() {
 
 #[test]
 fn defaults_of_unsupported_flags_are_fine() {
-    for line in ["--cpu-offload-gb 0 -dp 1 --swap-space 4", "--kv-offloading-size 0"] {
+    for line in ["--cpu-offload-gb 0 --swap-space 4", "--kv-offloading-size 0"] {
         assert_eq!(parsed(line), Ok(Settings::default()), "{line}");
     }
 }
@@ -65,8 +65,11 @@ fn flags_without_effect_are_reported_with_the_reason() {
 #[test]
 fn refusals_name_the_flag() {
     for (line, message) in [
-        ("--data-parallel-size 2", "command line: --data-parallel-size 2 is not supported (only 1): start several"),
-        ("-dp 2", "command line: -dp 2 is not supported (only 1): start"),
+        (
+            "--data-parallel-start-rank 2",
+            "command line: --data-parallel-start-rank 2 is not supported (only 0): for engines on several machines",
+        ),
+        ("-dp 0", "command line: --data-parallel-size 0: must be a whole number from 1 to 1024"),
         ("-pp 0", "command line: --pipeline-parallel-size 0: must be a whole number from 1 to 64"),
         ("--speculative-config.method ngram", "command line: --speculative-config.method is not supported: spec"),
         ("--max-model-length 3", "command line: there is no flag --max-model-length; did you mean --max-model-len?"),

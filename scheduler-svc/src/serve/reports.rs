@@ -1,0 +1,69 @@
+//! What this engine tells those who choose among engines.
+
+use proto::{EngineReport, engine_report::State};
+use sched_core::Scheduler;
+use tokio::sync::mpsc;
+
+use super::Engine;
+use crate::watchers::{Cache, Condition, News};
+
+impl Engine {
+    /// A tokenizer wants to know what happens here.
+    pub(super) fn watched(&mut self, connection: u64, reports: mpsc::Sender<EngineReport>) {
+        self.watchers.add(connection, reports);
+    }
+
+    /// It is gone.
+    pub(super) fn unwatched(&mut self, connection: u64) {
+        self.watchers.remove(connection);
+    }
+
+    /// Tells who watches what has happened since the last time. The output and the ends of choices are as the core gave
+    /// them.
+    pub(super) fn report(&mut self) {
+        let watch = !self.watchers.is_empty();
+        if let Some(core) = self.core.as_mut().filter(|core| core.is_watched() != watch) {
+            core.watch_blocks(watch);
+            self.watchers.begin_anew();
+        }
+        if watch {
+            let (condition, news) = (self.condition(), self.news());
+            let core = self.core.as_ref();
+            self.watchers.tell(condition, &news, || cache(core));
+        }
+    }
+
+    fn condition(&self) -> Condition {
+        let stats = self.core.as_ref().map(Scheduler::stats).unwrap_or_default();
+        let state = if self.process.status.is_draining() {
+            State::Draining
+        } else if self.detokenizer.is_up() && self.group.is_formed() && !self.adapters.is_starting() {
+            State::Ready
+        } else {
+            State::Waiting
+        };
+        Condition { state, running: stats.running, waiting: stats.waiting_for_capacity + stats.waiting_deferred }
+    }
+
+    fn news(&mut self) -> News {
+        let mut news = News::default();
+        news.started.extend(self.output.started.iter().filter_map(|started| started.key));
+        news.ended.extend(self.finished.iter().filter(|choice| choice.is_last).map(|choice| choice.key));
+        // While there is no detokenizer, they stay.
+        if self.detokenizer.is_up() {
+            news.ended.extend(self.output.failed.iter().filter_map(|failed| failed.key));
+        }
+        let changes = self.core.iter_mut().flat_map(Scheduler::take_block_changes);
+        for (hash, stored) in changes {
+            if stored { &mut news.stored } else { &mut news.removed }.push(hash.short());
+        }
+        news
+    }
+}
+
+fn cache(core: Option<&Scheduler>) -> Cache {
+    let Some(core) = core.filter(|core| core.config().enable_prefix_caching) else { return Cache::default() };
+    let config = core.config();
+    let stored = core.stored_blocks().map(|hash| hash.short()).collect();
+    Cache { model: config.model.clone(), block_size: config.block_size, stored }
+}

@@ -264,7 +264,7 @@ impl Args {
             ordinal: self.local_rank(),
             folders: Folders::of(surroundings),
             kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
-            ranks: (self.group.tensor_parallel_size > 1).then(|| match self.disable_custom_all_reduce {
+            ranks: (self.group.world_size() > 1).then(|| match self.disable_custom_all_reduce {
                 true => RankOptions { one_shot_bytes: 0 },
                 false => RankOptions::default(),
             }),

@@ -31,17 +31,16 @@ pub trait Collective: Send {
     /// every step.
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
 
-    /// Gives rows of the residual stream to the same rank of the next stage. Of groups that are a stage of a pipeline,
-    /// but the last one.
-    fn send_rows(&mut self, rows: &[f32]) -> Result<(), CollectiveError> {
-        let _ = rows;
+    /// Gives bytes to the same rank of the next stage. Of groups that are a stage of a pipeline, but the last one.
+    fn give_next(&mut self, bytes: &[u8]) -> Result<(), CollectiveError> {
+        let _ = bytes;
         Err(CollectiveError::NoStage { which: "after" })
     }
 
-    /// Waits for what the same rank of the stage before has sent next, which is as long. Of groups that are a stage of
+    /// Waits for what the same rank of the stage before has given next, which is as long. Of groups that are a stage of
     /// a pipeline, but the first one.
-    fn receive_rows(&mut self, rows: &mut [f32]) -> Result<(), CollectiveError> {
-        let _ = rows;
+    fn take_before(&mut self, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        let _ = bytes;
         Err(CollectiveError::NoStage { which: "before" })
     }
 }

@@ -8,8 +8,8 @@
 //!
 //! Networks on one device run one after the other, each step whole: a target and its draft, an encoder and its decoder.
 
-use collectives::Collective;
-use kernels::ops::{Backend, CaptureOwner, DeviceMemory, ExchangeFailed, RankPlacement, Timing};
+use collectives::{Collective, CollectiveError};
+use kernels::ops::{Backend, CaptureOwner, CommError, DeviceMemory, ExchangeFailed, RankPlacement, StageLink, Timing};
 use kernels::sample::{SampleParams, Sampled, Ticket};
 
 use crate::activations::ActivationPool;
@@ -23,12 +23,27 @@ pub struct Device {
     pub(crate) buffers: ActivationPool,
     /// The devices of all ranks are connected.
     pub(crate) joined: bool,
+    /// It is connected to those of the stages before and after.
+    pub(crate) linked: bool,
     pub(crate) slots: SampleSlots,
     /// The next step has sequences with adapters.
     pub(crate) adapted: bool,
     networks: u32,
     /// Whose step was started last: activation buffers hold its rows.
     pub(crate) newest: Option<NetworkId>,
+}
+
+/// Which stages of a pipeline are next to a network's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StageNeighbours {
+    pub before: bool,
+    pub after: bool,
+}
+
+impl StageNeighbours {
+    fn any(self) -> bool {
+        self.before || self.after
+    }
 }
 
 /// A network's steps, as far as what they launch differs.
@@ -71,6 +86,7 @@ impl Device {
             shard: Shard::new(tp.rank, tp.size)?,
             buffers: ActivationPool::default(),
             joined: false,
+            linked: false,
             slots: SampleSlots::default(),
             adapted: false,
             networks: 0,
@@ -138,19 +154,47 @@ impl Device {
         }
         if can_join {
             let mut lost = None;
-            let exchange = &mut |mine: &[u8]| {
-                group.exchange(mine).map_err(|error| {
-                    lost = Some(error);
-                    ExchangeFailed
-                })
-            };
+            let exchange = &mut |mine: &[u8]| group.exchange(mine).map_err(|error| failed(&mut lost, error));
             let met = self.backend.init_comm(RankPlacement { rank, size }, exchange);
-            // A rank that is gone is no fault of this one's device.
-            met.map_err(|error| {
-                lost.take().map_or_else(|| ForwardError::Device(error.to_string()), ForwardError::Collective)
-            })?;
+            met.map_err(|error| not_connected(error, lost))?;
             self.joined = true;
         }
+        Ok(())
+    }
+
+    /// Whether this device exchanges rows with those of neighbouring stages; otherwise the host does.
+    pub(crate) fn can_link(&self, neighbours: StageNeighbours) -> bool {
+        neighbours.any() && self.backend.can_init_comm()
+    }
+
+    /// Connects the device with those of the same rank of neighbouring stages, where they can be. All stages call it,
+    /// after [`Device::join`].
+    pub(crate) fn link(&mut self, neighbours: StageNeighbours, group: &mut dyn Collective) -> Result<(), ForwardError> {
+        let can_link = self.can_link(neighbours);
+        if neighbours.before {
+            let mut other = [0];
+            group.take_before(&mut other)?;
+            if other != [u8::from(can_link)] {
+                return Err(ForwardError::Device("the stages compute on devices of different kinds".to_owned()));
+            }
+            if can_link {
+                let mut lost = None;
+                let wait_for =
+                    &mut |bytes: &mut [u8]| group.take_before(bytes).map_err(|error| failed(&mut lost, error));
+                let met = self.backend.init_stage_link(StageLink::Before(wait_for));
+                met.map_err(|error| not_connected(error, lost))?;
+            }
+        }
+        if neighbours.after {
+            group.give_next(&[u8::from(can_link)])?;
+            if can_link {
+                let mut lost = None;
+                let give = &mut |bytes: &[u8]| group.give_next(bytes).map_err(|error| failed(&mut lost, error));
+                let met = self.backend.init_stage_link(StageLink::After(give));
+                met.map_err(|error| not_connected(error, lost))?;
+            }
+        }
+        self.linked = can_link;
         Ok(())
     }
 
@@ -207,4 +251,15 @@ impl Device {
     pub fn end_profile(&mut self) -> Vec<Timing> {
         self.backend.end_profile()
     }
+}
+
+/// Keeps why the group failed: the device only hears that it has.
+fn failed(lost: &mut Option<CollectiveError>, error: CollectiveError) -> ExchangeFailed {
+    *lost = Some(error);
+    ExchangeFailed
+}
+
+/// Why a device was not connected. A rank that is gone is no fault of the device.
+fn not_connected(error: CommError, lost: Option<CollectiveError>) -> ForwardError {
+    lost.map_or_else(|| ForwardError::Device(error.to_string()), ForwardError::Collective)
 }

@@ -31,7 +31,7 @@ use crate::weights::Weights;
 use crate::weights::packed::Kind;
 use kernels::ops::{
     self, Act, Activation, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue, Exchange,
-    ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, check_product,
+    ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, StageLink, check_product,
 };
 use kernels::ops::{
     HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops, RankPlacement, Rope,
@@ -472,6 +472,12 @@ impl ops::Sample for CudaBackend {
         self.sample_tokens(logits, rows)
     }
 
+    fn end_step(&mut self, rows: Act) -> Ticket {
+        self.device.bind();
+        self.flush_for(rows);
+        self.end_sampled(None, &[], 0)
+    }
+
     fn is_done(&mut self, ticket: Ticket) -> bool {
         self.device.bind();
         self.slots.is_done(&self.device, ticket)
@@ -506,6 +512,25 @@ impl Comm for CudaBackend {
         let (x, width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, width);
         self.ranks.as_mut().expect("a device that joined others").gather(&mut self.device, x, out);
+    }
+
+    fn init_stage_link(&mut self, link: StageLink<'_>) -> Result<(), CommError> {
+        self.device.bind();
+        self.ranks.as_mut().ok_or(CommError::OpenedAlone)?.init_stage_link(link)
+    }
+
+    fn send(&mut self, x: Act, rows: usize) {
+        self.device.bind();
+        self.flush_for(x);
+        let (from, count) = self.acts.first_rows(x, rows);
+        self.ranks.as_ref().expect("a device with a stage after it").send(&mut self.device, from, count);
+    }
+
+    fn receive(&mut self, x: Act, rows: usize) {
+        self.device.bind();
+        self.end_operations();
+        let (to, count) = self.acts.first_rows(x, rows);
+        self.ranks.as_ref().expect("a device with a stage before it").receive(&mut self.device, to, count);
     }
 }
 

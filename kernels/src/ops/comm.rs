@@ -19,6 +19,14 @@ pub struct ExchangeFailed;
 /// Publishes this rank's bytes and returns those of all ranks, in rank order. All ranks give equally many bytes.
 pub type Exchange<'a> = &'a mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, ExchangeFailed>;
 
+/// The way to the same rank of a neighbouring pipeline stage, while a link between their devices is made.
+pub enum StageLink<'a> {
+    /// To the stage after: gives it bytes.
+    After(&'a mut dyn FnMut(&[u8]) -> Result<(), ExchangeFailed>),
+    /// From the stage before: waits for as many bytes.
+    Before(&'a mut dyn FnMut(&mut [u8]) -> Result<(), ExchangeFailed>),
+}
+
 /// Why a communicator could not be initialised.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CommError {
@@ -48,7 +56,7 @@ pub enum CommError {
     Device(String),
 }
 
-/// Collectives on the device. Where a device cannot, the host carries what ranks exchange.
+/// Collectives and links between stages on the device. Where a device cannot, the host carries what ranks exchange.
 pub trait Comm {
     /// Whether devices of several ranks can communicate ([`Comm::init_comm`]).
     fn can_init_comm(&self) -> bool {
@@ -70,5 +78,23 @@ pub trait Comm {
     /// [`Comm::all_reduce`].
     fn all_gather(&mut self, x: Act, out: Act) {
         unreachable!("{x:?} and {out:?} of a backend without a communicator");
+    }
+
+    /// Initialises the link to the device of a neighbouring stage, which has the other end. Once in a backend's life for
+    /// either end; a stage that has both begins with the one before it.
+    fn init_stage_link(&mut self, link: StageLink<'_>) -> Result<(), CommError> {
+        let _ = link;
+        Err(CommError::OpenedAlone)
+    }
+
+    /// Gives the first `rows` rows of `x` to the stage after, behind all operations so far. Does not wait.
+    fn send(&mut self, x: Act, rows: usize) {
+        unreachable!("{rows} rows of {x:?} of a backend without a stage after it");
+    }
+
+    /// Makes the first `rows` rows of `x` what the stage before sends next. Operations that follow wait for them, the
+    /// host does not.
+    fn receive(&mut self, x: Act, rows: usize) {
+        unreachable!("{rows} rows of {x:?} of a backend without a stage before it");
     }
 }

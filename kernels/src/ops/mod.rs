@@ -27,7 +27,7 @@ mod step_preference;
 pub use attention::{Attention, ExpectedAttention, Heads, KvScales, KvShape, RelativeBias, Rope};
 pub use batch::{Batch, RowMeans, RowSelection, Sequence};
 pub use capture::{Capture, CaptureError, CaptureOwner, CaptureSize};
-pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement};
+pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement, StageLink};
 pub use device::{Device, DeviceMemory, Timing};
 pub use handles::{Act, ExpertRouting, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::{

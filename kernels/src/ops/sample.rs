@@ -33,6 +33,11 @@ pub trait Sample {
     /// The same logits and parameters give the same token whatever else is in the batch.
     fn sample(&mut self, logits: Act, rows: &[SampleRow]) -> Ticket;
 
+    /// Ends a step that gives no logits but `rows`, of which nothing is sampled. Otherwise as [`Sample::sample`].
+    fn end_step(&mut self, rows: Act) -> Ticket {
+        self.sample(rows, &[])
+    }
+
     /// Whether [`Sample::take`] would return without waiting.
     fn is_done(&mut self, ticket: Ticket) -> bool;
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::bail;
 use kernels::ops::Backend;
 use models::{LoadOptions, Memory, Model, pooling::PoolingPlan};
-use proto::{DeviceKind, WorkerReady};
+use proto::WorkerReady;
 use service_kit::{LoadProgress, StepDefaults};
 use tokio::sync::mpsc;
 use tracing::info;
@@ -33,9 +33,6 @@ pub(crate) fn load(
         bail!("a model that pools runs in one stage; leave out --pipeline-parallel-size");
     }
     let Opened { backend, kind, compilations } = device::open(args)?;
-    if in_stages && kind == DeviceKind::Cuda {
-        bail!("--pipeline-parallel-size: stages run on CPUs so far; use --tensor-parallel-size, or --device cpu");
-    }
     activity.compiles(compilations);
     choose_sizes(args, &*backend);
     let mut model = load_weights(args, pooling, backend, replies)?;

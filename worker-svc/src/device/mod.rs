@@ -86,8 +86,9 @@ fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
 fn enough(gpus: u32, ranks: u32) -> anyhow::Result<()> {
     if ranks > gpus {
         bail!(
-            "--tensor-parallel-size {ranks} needs {ranks} GPUs, but the NVIDIA driver shows {gpus}; pass at most \
-             {gpus}, show more with CUDA_VISIBLE_DEVICES, or start with --device cpu"
+            "--tensor-parallel-size times --pipeline-parallel-size needs {ranks} GPUs on this machine, but the NVIDIA \
+             driver shows {gpus}; ask for at most {gpus}, show more with CUDA_VISIBLE_DEVICES, or start with --device \
+             cpu"
         );
     }
     Ok(())
@@ -107,6 +108,6 @@ mod tests {
     fn each_rank_needs_a_gpu() {
         assert!(enough(2, 2).is_ok() && enough(8, 1).is_ok());
         let error = enough(1, 2).unwrap_err().to_string();
-        assert!(error.contains("--tensor-parallel-size 2") && error.contains("pass at most 1"), "{error}");
+        assert!(error.contains("needs 2 GPUs") && error.contains("at most 1"), "{error}");
     }
 }

@@ -195,7 +195,13 @@ impl<'m> Engine<'m> {
         let alone = passes.len() == 1;
         for chunks in &passes {
             if self.role == StageRole::Inner {
-                self.pass_on(chunks, &plan)?;
+                let passed = self.pass_on(chunks, &plan)?;
+                if alone {
+                    pending = Some(passed);
+                } else {
+                    self.complete_in_flight()?;
+                    self.complete(passed, HostSamples::default(), &mut result)?;
+                }
                 continue;
             }
             let mut input = InputBatch::new(chunks, &plan, &self.slots, &mut self.memory);

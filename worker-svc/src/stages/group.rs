@@ -105,45 +105,30 @@ impl Collective for StageGroup {
         self.ranks.exchange(mine)
     }
 
-    fn send_rows(&mut self, rows: &[f32]) -> Result<(), CollectiveError> {
+    fn give_next(&mut self, bytes: &[u8]) -> Result<(), CollectiveError> {
         let after = self.neighbours.after.as_mut().ok_or(CollectiveError::NoStage { which: "after" })?;
         self.sent += 1;
-        for piece in rows.chunks(PIECE / size_of::<f32>()) {
-            let rows = Bytes::from_owner(encode(piece));
+        for piece in bytes.chunks(PIECE) {
+            let rows = Bytes::copy_from_slice(piece);
             after.send(StageRows { epoch: self.epoch, transfer: self.sent, rows })?;
         }
         Ok(())
     }
 
-    fn receive_rows(&mut self, mut rows: &mut [f32]) -> Result<(), CollectiveError> {
+    fn take_before(&mut self, mut bytes: &mut [u8]) -> Result<(), CollectiveError> {
         let before = self.neighbours.before.as_mut().ok_or(CollectiveError::NoStage { which: "before" })?;
         self.received += 1;
-        while !rows.is_empty() {
-            let piece = before.next()?;
-            let floats = piece.rows.len() / size_of::<f32>();
-            let is_next = (piece.epoch, piece.transfer) == (self.epoch, self.received);
-            if !is_next || floats == 0 || floats > rows.len() || piece.rows.len() % size_of::<f32>() != 0 {
+        while !bytes.is_empty() {
+            let StageRows { epoch, transfer, rows: piece } = before.next()?;
+            let is_next = (epoch, transfer) == (self.epoch, self.received);
+            if !is_next || piece.is_empty() || piece.len() > bytes.len() {
                 return Err(before.broken("it sent other rows than this step's"));
             }
-            let (part, rest) = rows.split_at_mut(floats);
-            decode(&piece.rows, part);
-            rows = rest;
+            let (part, rest) = bytes.split_at_mut(piece.len());
+            part.copy_from_slice(&piece);
+            bytes = rest;
         }
         Ok(())
-    }
-}
-
-fn encode(rows: &[f32]) -> Vec<u8> {
-    let mut encoded = vec![0; size_of_val(rows)];
-    for (bytes, value) in encoded.as_chunks_mut().0.iter_mut().zip(rows) {
-        *bytes = value.to_le_bytes();
-    }
-    encoded
-}
-
-fn decode(bytes: &[u8], rows: &mut [f32]) {
-    for (value, bytes) in rows.iter_mut().zip(bytes.as_chunks().0) {
-        *value = f32::from_le_bytes(*bytes);
     }
 }
 
@@ -168,30 +153,30 @@ mod tests {
         (sender, StageGroup::join(Box::new(Solo), neighbours, 7).unwrap())
     }
 
-    fn piece(transfer: u64, rows: &[f32]) -> Brought {
-        Ok(StageRows { epoch: 7, transfer, rows: encode(rows).into() })
+    fn piece(transfer: u64, bytes: &[u8]) -> Brought {
+        Ok(StageRows { epoch: 7, transfer, rows: Bytes::copy_from_slice(bytes) })
     }
 
     #[test]
-    fn rows_come_in_pieces_and_bit_by_bit() {
+    fn bytes_come_in_pieces() {
         let (sender, mut group) = second_stage();
-        let sent = [1.5, -0.0, f32::MIN_POSITIVE, 7e9, f32::NEG_INFINITY];
-        let mut rows = [0.0; 5];
+        let sent = [1, 128, 255, 0, 7];
         for transfer in 1..3 {
+            let mut bytes = [0; 5];
             sender.try_send(piece(transfer, &sent[..2])).unwrap();
             sender.try_send(piece(transfer, &sent[2..])).unwrap();
-            group.receive_rows(&mut rows).unwrap();
-            assert_eq!(rows.map(f32::to_bits), sent.map(f32::to_bits));
+            group.take_before(&mut bytes).unwrap();
+            assert_eq!(bytes, sent);
         }
     }
 
     #[test]
     fn other_rows_than_expected_end_the_group() {
-        let cases = [piece(2, &[1.0]), piece(1, &[]), piece(1, &[1.0; 3])];
+        let cases = [piece(2, &[1]), piece(1, &[]), piece(1, &[1; 3])];
         for (case, wrong) in cases.into_iter().enumerate() {
             let (sender, mut group) = second_stage();
             sender.try_send(wrong).unwrap();
-            let refused = group.receive_rows(&mut [0.0; 2]).unwrap_err().to_string();
+            let refused = group.take_before(&mut [0; 2]).unwrap_err().to_string();
             assert!(refused.contains("rank 3") && refused.contains("other rows"), "{case}: {refused}");
         }
     }
@@ -200,7 +185,7 @@ mod tests {
     fn a_wait_says_for_whom_and_ends_with_the_group() {
         let (sender, mut group) = second_stage();
         let waits_for = group.neighbours.before.as_ref().unwrap().waits_for.clone();
-        let waiting = thread::spawn(move || group.receive_rows(&mut [0.0; 2]));
+        let waiting = thread::spawn(move || group.take_before(&mut [0; 2]));
         while waits_for.load(Relaxed) != 3 {
             thread::yield_now();
         }
@@ -213,8 +198,8 @@ mod tests {
     fn a_broken_link_is_told_with_its_reason() {
         let (sender, mut group) = second_stage();
         sender.try_send(Err("the peer is gone".to_owned())).unwrap();
-        let lost = group.receive_rows(&mut [0.0; 2]).unwrap_err().to_string();
+        let lost = group.take_before(&mut [0; 2]).unwrap_err().to_string();
         assert_eq!(lost, "the stage of rank 3: the peer is gone");
-        assert!(matches!(group.send_rows(&[1.0]), Err(CollectiveError::NoStage { .. })));
+        assert!(matches!(group.give_next(&[1]), Err(CollectiveError::NoStage { .. })));
     }
 }

@@ -55,7 +55,8 @@ pub struct Network {
 pub struct Step<'a> {
     /// Its rows.
     pub batch: Batch<'a>,
-    /// The residual stream as the stage before left it, `[rows, hidden]`; absent for the stage that embeds tokens.
+    /// The residual stream as the stage before left it, `[rows, hidden]`; absent for the stage that embeds tokens, and
+    /// where the device receives it.
     pub received: Option<&'a [f32]>,
     /// Rows that the head is asked for: ascending indices into the batch's rows; may be empty. A stage without head
     /// gives all rows.
@@ -258,16 +259,39 @@ impl Network {
     ) -> Result<Ticket, ForwardError> {
         self.check_choices(device, choices, step.output_rows.len())?;
         self.check(device, step, group)?;
-        self.starts(device, step.batch.tokens.len(), step.num_outputs());
+        self.starts(device, step);
         let owner = self.id.owner(device.next_steps());
+        if !self.has_head() {
+            return self.pass_on(device, step, group, owner);
+        }
         if is_plain(step, choices)
             && let Some(ticket) = device.backend.replay(owner, step.batch, choices)
         {
             return Ok(ticket);
         }
-        self.begin(device, step, choices, owner);
+        self.begin(device, step, is_plain(step, choices), owner);
         self.run(device, step, group, None)?;
         Ok(device.backend.sample(self.outputs_on_device(device), choices))
+    }
+
+    /// Starts a step whose rows the next stage goes on with, and gives them to its device, if that is linked.
+    fn pass_on(
+        &mut self,
+        device: &mut Device,
+        step: Step<'_>,
+        group: &mut dyn Collective,
+        owner: CaptureOwner,
+    ) -> Result<Ticket, ForwardError> {
+        let rows = step.batch.tokens.len();
+        let is_plain = step.batch.sequences.len() == rows;
+        if !(is_plain && device.backend.replay_pass(owner, step.batch)) {
+            self.begin(device, step, is_plain, owner);
+            self.run(device, step, group, None)?;
+        }
+        if device.linked {
+            device.backend.send(self.activations.output(), rows);
+        }
+        Ok(device.backend.end_step(self.activations.output()))
     }
 
     /// Starts a step up to its outputs, without waiting for the device. [`Network::sample`] with the same `choices`
@@ -283,12 +307,12 @@ impl Network {
     ) -> Result<(), ForwardError> {
         self.check_choices(device, choices, step.output_rows.len())?;
         self.check(device, step, group)?;
-        self.starts(device, step.batch.tokens.len(), step.num_outputs());
+        self.starts(device, step);
         let owner = self.id.owner(device.next_steps());
         if is_plain(step, choices) && device.backend.replay_pass(owner, step.batch) {
             return Ok(());
         }
-        self.begin(device, step, choices, owner);
+        self.begin(device, step, is_plain(step, choices), owner);
         self.run(device, step, group, None)?;
         device.backend.end_pass(self.outputs_on_device(device));
         Ok(())
@@ -300,9 +324,9 @@ impl Network {
         device.backend.sample(self.outputs_on_device(device), choices)
     }
 
-    /// Begins a step that is no replay.
-    fn begin(&self, device: &mut Device, step: Step<'_>, choices: &[SampleRow], owner: CaptureOwner) {
-        match is_plain(step, choices) {
+    /// Begins a step that is no replay; `is_plain`: it could have been one.
+    fn begin(&self, device: &mut Device, step: Step<'_>, is_plain: bool, owner: CaptureOwner) {
+        match is_plain {
             true => device.backend.begin_padded(owner, step.batch),
             false => device.backend.begin(step.batch),
         }
@@ -340,7 +364,7 @@ impl Network {
         observer: Option<Observer<'_>>,
     ) -> Result<Outputs<'a>, ForwardError> {
         self.check(device, step, group)?;
-        self.starts(device, step.batch.tokens.len(), step.num_outputs());
+        self.starts(device, step);
         device.adapted = false;
         device.backend.begin(step.batch);
         self.run(device, step, group, observer)?;
@@ -382,7 +406,8 @@ impl Network {
     /// The step to capture next; absent when none is left, or the device captures none, or the step passes through the
     /// host (as that of a group of ranks on CPUs does).
     pub fn next_capture(&self, device: &Device) -> Option<CaptureSize> {
-        if !self.generates() {
+        // A step of several stages on CPUs passes through the host; one that pools is none of one row a sequence.
+        if self.pools() || (!self.generates() && !device.linked) {
             return None;
         }
         // Between connected devices only what needs no step: each rank captures when it has time, and a step would wait
@@ -433,22 +458,29 @@ impl Network {
         }
         let (zeros, every): (Vec<u32>, Vec<u32>) = (vec![0; rows], (0..rows as u32).collect());
         let batch = Batch { tokens: &zeros, positions: &zeros, sequences: &[] };
-        self.starts(device, rows, rows);
+        let step = Step { batch, received: None, output_rows: &every, means: &[], token_types: &[] };
+        self.is_newest(device, step);
         device.backend.begin_padded(self.id.owner(steps), batch);
-        self.run(
-            device,
-            Step { batch, received: None, output_rows: &every, means: &[], token_types: &[] },
-            group,
-            None,
-        )?;
+        self.run(device, step, group, None)?;
+        if !self.has_head() {
+            return Ok(device.backend.end_step(self.activations.output()));
+        }
         Ok(device.backend.sample(self.outputs_on_device(device), &[]))
     }
 
-    /// A step starts whose outputs are the newest.
-    fn starts(&mut self, device: &mut Device, rows: usize, output_rows: usize) {
+    /// A step starts: its rows come from the stage before, if its device is linked.
+    fn starts(&mut self, device: &mut Device, step: Step<'_>) {
+        self.is_newest(device, step);
+        if device.linked && !self.embeds() {
+            device.backend.receive(self.activations.x, step.batch.tokens.len());
+        }
+    }
+
+    /// The outputs of this step are the newest.
+    fn is_newest(&mut self, device: &mut Device, step: Step<'_>) {
         device.newest = Some(self.id);
-        self.num_rows = rows;
-        self.num_outputs = if self.modules.output.is_some() { output_rows } else { rows };
+        self.num_rows = step.batch.tokens.len();
+        self.num_outputs = if self.has_head() { step.num_outputs() } else { self.num_rows };
     }
 
     /// Runs a step that has begun up to its outputs.
@@ -526,7 +558,8 @@ impl Network {
         batch::check(step.batch, blocks, entries, self.limits.max_rows)?;
         batch::check_output_rows(step.output_rows, rows, self.limits.max_logit_rows)?;
         batch::check_means(step, self.limits.max_logit_rows)?;
-        let expected = if self.modules.input.is_some() { 0 } else { rows * self.spec.hidden_size };
+        let is_given = self.embeds() || device.linked;
+        let expected = if is_given { 0 } else { rows * self.spec.hidden_size };
         match step.received.map_or(0, <[f32]>::len) {
             found if found == expected => Ok(()),
             found => Err(ForwardError::Received { expected, found }),

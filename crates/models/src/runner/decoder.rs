@@ -9,7 +9,7 @@ use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 use super::{PooledRows, PooledStep, Runner};
 use crate::cache::CacheLayout;
-use crate::device::Device;
+use crate::device::{Device, StageNeighbours};
 use crate::error::{ForwardError, LoadError};
 use crate::lora::{Adapter, AdapterLayout};
 use crate::model::{Logits, Memory};
@@ -19,7 +19,7 @@ use crate::network::{Network, Observer, Outputs, Step};
 pub(crate) struct Decoder {
     device: Device,
     network: Network,
-    /// Rows of the stage before, `[rows, hidden]`; none where this one embeds tokens.
+    /// Rows of the stage before, `[rows, hidden]`; none where this one embeds tokens, or the device receives them.
     received: Vec<f32>,
 }
 
@@ -30,21 +30,27 @@ impl Decoder {
         Ok(Self { device, network, received: Vec::new() })
     }
 
-    /// Takes a step's rows from the stage before, if there is one.
+    /// Takes a step's rows from the stage before, if there is one that the device is not linked to.
     fn receive(&mut self, batch: Batch<'_>, group: &mut dyn Collective) -> Result<(), ForwardError> {
-        if !self.network.embeds() {
+        if !self.network.embeds() && !self.device.linked {
             self.received.resize(batch.tokens.len() * self.network.spec().hidden_size, 0.0);
-            group.receive_rows(&mut self.received)?;
+            group.take_before(bytemuck::cast_slice_mut(&mut self.received))?;
         }
         Ok(())
     }
 
-    /// Gives the rows of the step that was started last to the next stage, if there is one.
+    /// Gives the rows of the step that was started last to the next stage, if there is one that the device is not
+    /// linked to.
     fn hand_on(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
-        if !self.network.has_head() {
-            group.send_rows(self.network.outputs(&mut self.device)?.data)?;
+        if !self.network.has_head() && !self.device.linked {
+            group.give_next(bytemuck::cast_slice(self.network.outputs(&mut self.device)?.data))?;
         }
         Ok(())
+    }
+
+    /// The stages around its own.
+    fn neighbours(&self) -> StageNeighbours {
+        StageNeighbours { before: !self.network.embeds(), after: !self.network.has_head() }
     }
 }
 
@@ -89,11 +95,12 @@ impl Runner for Decoder {
     }
 
     fn can_join(&self) -> bool {
-        self.device.can_join()
+        self.device.can_join() || self.device.can_link(self.neighbours())
     }
 
     fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {
-        self.device.join(group)
+        self.device.join(group)?;
+        self.device.link(self.neighbours(), group)
     }
 
     fn copy_blocks(&mut self, from: &[u32], to: &[u32]) {

@@ -164,7 +164,7 @@ pub trait Runner: Send {
     /// started and not taken.
     ///
     /// All ranks of a group call it with the same arguments. A stage of a pipeline first waits for its rows
-    /// ([`Collective::receive_rows`]); one without a head gives its own on, and is asked for no logits.
+    /// ([`Collective::take_before`]); one without a head gives its own on, and is asked for no logits.
     fn submit(
         &mut self,
         batch: Batch<'_>,

@@ -1,4 +1,5 @@
-//! NCCL, found at run time: sums and gathers between GPUs, on the stream of the operations around them.
+//! NCCL, found at run time: sums, gathers and rows from stage to stage between GPUs, on the stream of the operations
+//! around them.
 //!
 //! Functions are looked up in the library that [`Folders`] finds: cudarc opens NCCL by a name that Python's packages do
 //! not have. Results are plain numbers here, since a newer NCCL may give ones that cudarc's enum does not know.
@@ -9,6 +10,7 @@ use std::mem::MaybeUninit;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 
+use crate::runtime::activations::Elements;
 use crate::runtime::libraries::{Folders, Opened};
 use kernels::ops::{DType, RankPlacement};
 
@@ -20,6 +22,8 @@ const LOWEST: c_int = 2_18_00;
 type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream) -> c_int;
 type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, CUstream) -> c_int;
+type Send = unsafe extern "C" fn(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> c_int;
+type Receive = unsafe extern "C" fn(*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> c_int;
 
 /// The library's functions.
 #[derive(Clone, Copy)]
@@ -30,6 +34,8 @@ pub(crate) struct Nccl {
     init: unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> c_int,
     all_reduce: AllReduce,
     all_gather: AllGather,
+    send: Send,
+    receive: Receive,
     abort: unsafe extern "C" fn(ncclComm_t) -> c_int,
     words: unsafe extern "C" fn(c_int) -> *const c_char,
 }
@@ -50,6 +56,8 @@ impl Nccl {
                 init: library.function(c"ncclCommInitRank")?,
                 all_reduce: library.function(c"ncclAllReduce")?,
                 all_gather: library.function(c"ncclAllGather")?,
+                send: library.function(c"ncclSend")?,
+                receive: library.function(c"ncclRecv")?,
                 abort: library.function(c"ncclCommAbort")?,
                 words: library.function(c"ncclGetErrorString")?,
             })
@@ -117,6 +125,22 @@ impl Communicator {
         // SAFETY: the caller's buffers have `count` elements, and as many for each rank; the communicator is alive.
         let result = unsafe { (self.nccl.all_gather)(from, to, count, ncclDataType_t::ncclFloat32, self.comm, stream) };
         self.nccl.check("a gathering over ranks", result)
+    }
+
+    /// Queues that `count` elements go to another rank, which receives as many.
+    pub(crate) fn send(&self, from: Elements, count: usize, to: usize, stream: CUstream) -> Result<(), String> {
+        let (data, dtype) = (from.ptr as *const c_void, element(from.dtype));
+        // SAFETY: the caller's buffer has `count` elements; the communicator is alive.
+        let result = unsafe { (self.nccl.send)(data, count, dtype, to as c_int, self.comm, stream) };
+        self.nccl.check("rows for the next stage", result)
+    }
+
+    /// Queues the other end of [`Self::send`].
+    pub(crate) fn receive(&self, to: Elements, count: usize, from: usize, stream: CUstream) -> Result<(), String> {
+        let (data, dtype) = (to.ptr as *mut c_void, element(to.dtype));
+        // SAFETY: the caller's buffer has room for `count` elements; the communicator is alive.
+        let result = unsafe { (self.nccl.receive)(data, count, dtype, from as c_int, self.comm, stream) };
+        self.nccl.check("rows of the stage before", result)
     }
 }
 

@@ -3,13 +3,16 @@
 //!
 //! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order
 //! depends on the size of the message, so there a row's last bits may depend on the batch's composition.
+//!
+//! Neighbouring stages of a pipeline have a communicator of two for each pair of ranks: rank 0 sends, rank 1 receives.
 
 use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
 use crate::comm::one_shot::OneShot;
-use crate::runtime::activations::View;
+use crate::runtime::activations::{Elements, View};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{CommError, DType, Exchange, RankPlacement};
+use kernels::ops::{CommError, DType, Exchange, RankPlacement, StageLink};
+use std::ffi::c_int;
 
 /// Memory for gathering large parts, bytes; larger ones come in several pieces.
 const STAGING: usize = 32 << 20;
@@ -33,7 +36,14 @@ pub(crate) struct Ranks {
     nccl: Nccl,
     options: RankOptions,
     met: Option<Met>,
+    /// From the stage before, and to the stage after.
+    before: Option<Communicator>,
+    after: Option<Communicator>,
 }
+
+/// Ranks of a link between stages.
+const SENDER: usize = 0;
+const RECEIVER: usize = 1;
 
 struct Met {
     placement: RankPlacement,
@@ -45,7 +55,7 @@ struct Met {
 
 impl Ranks {
     pub(crate) fn new(nccl: Nccl, options: RankOptions) -> Self {
-        Self { nccl, options, met: None }
+        Self { nccl, options, met: None, before: None, after: None }
     }
 
     /// Initialises the communicator: see [`kernels::ops::Comm::init_comm`].
@@ -73,6 +83,45 @@ impl Ranks {
         };
         self.met = Some(Met { placement, communicator, one_shot, staging: None });
         device.fault().map_or(Ok(()), |fault| Err(CommError::Device(fault.to_owned())))
+    }
+
+    /// Initialises a link between stages: see [`kernels::ops::Comm::init_stage_link`]. The sender's first word is NCCL's
+    /// version and the link's id.
+    pub(crate) fn init_stage_link(&mut self, link: StageLink<'_>) -> Result<(), CommError> {
+        let mut word = [0; size_of::<c_int>() + ID_BYTES];
+        let (version, id) = word.split_at_mut(size_of::<c_int>());
+        let (end, rank) = match link {
+            StageLink::After(give) => {
+                version.copy_from_slice(&self.nccl.version.to_le_bytes());
+                id.copy_from_slice(&self.nccl.unique_id().map_err(CommError::Library)?);
+                give(&word)?;
+                (&mut self.after, SENDER)
+            }
+            StageLink::Before(wait_for) => {
+                wait_for(&mut word)?;
+                (&mut self.before, RECEIVER)
+            }
+        };
+        if end.is_some() {
+            return Err(CommError::InitialisedBefore);
+        }
+        let (version, id) = word.split_at(size_of::<c_int>());
+        if version != self.nccl.version.to_le_bytes() {
+            return Err(CommError::DifferentVersions("NCCL"));
+        }
+        let id = id.try_into().expect("the rest of the word");
+        *end = Some(self.nccl.meet(id, RankPlacement { rank, size: 2 }).map_err(CommError::Library)?);
+        Ok(())
+    }
+
+    pub(crate) fn send(&self, device: &mut Device, rows: Elements, count: usize) {
+        let after = self.after.as_ref().expect("a stage after this one");
+        device.run(|stream| after.send(rows, count, RECEIVER, stream));
+    }
+
+    pub(crate) fn receive(&self, device: &mut Device, rows: Elements, count: usize) {
+        let before = self.before.as_ref().expect("a stage before this one");
+        device.run(|stream| before.receive(rows, count, SENDER, stream));
     }
 
     pub(crate) fn sum(&mut self, device: &mut Device, x: View) {

@@ -7,6 +7,7 @@ use kernels::sample::{SampleRow, Ticket};
 
 use crate::CudaBackend;
 use crate::fusion::pass::Kept;
+use crate::runtime::activations::View;
 
 impl Capture for CudaBackend {
     fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
@@ -72,13 +73,18 @@ impl CudaBackend {
         let owner = self.padded_for.filter(|_| rows.len() == self.batch.own_rows());
         let count = if owner.is_some() { self.batch.rows() } else { rows.len() };
         let logits = (count > 0).then(|| self.acts.view(logits));
+        self.end_sampled(logits, rows, count)
+    }
+
+    /// Ends a step with a choice of `count` rows, of which the first are `rows` and all others padding.
+    pub(crate) fn end_sampled(&mut self, logits: Option<View>, rows: &[SampleRow], count: usize) -> Ticket {
         if self.device.is_capturing() {
             // How tokens are drawn differs from step to step, and with it what is launched: that follows a capture.
             self.captured_logits = logits;
             return Ticket(u64::MAX);
         }
-        if let Some(captures) = owner.and_then(|owner| self.captures.of_mut(owner)) {
-            captures.ran(count);
+        if let Some(captures) = self.padded_for.and_then(|owner| self.captures.of_mut(owner)) {
+            captures.ran(self.batch.rows());
         }
         self.slots.send(&mut self.device, rows, count);
         self.slots.end(&mut self.device, logits, rows, count)

@@ -54,6 +54,8 @@ impl View {
 impl ActivationBuffers {
     pub(crate) fn add(&mut self, device: &mut Device, max_rows: usize, width: usize, dtype: DType) -> Act {
         let memory = device.allocate(max_rows * width * dtype.size(), "activations");
+        // Rows of padding are computed from whatever is there, which must be numbers.
+        memory.iter().for_each(|memory| device.clear(memory));
         self.buffers.push(Buffer { memory, dtype, max_rows, width, rows: self.rows });
         Act(u32::try_from(self.buffers.len() - 1).expect("far fewer buffers"))
     }
@@ -85,6 +87,13 @@ impl ActivationBuffers {
     /// Where a buffer lies, which may have room for fewer rows than the step has.
     pub(crate) fn address(&self, act: Act) -> CUdeviceptr {
         self.buffers[act.0 as usize].memory.as_ref().map_or(0, |memory| memory.ptr)
+    }
+
+    /// The first `rows` rows of a buffer, whatever the step has, and how many elements these are.
+    pub(crate) fn first_rows(&self, act: Act, rows: usize) -> (Elements, usize) {
+        let buffer = &self.buffers[act.0 as usize];
+        assert!(rows <= buffer.max_rows, "{rows} rows in a buffer for {}", buffer.max_rows);
+        (Elements { ptr: self.address(act), dtype: buffer.dtype }, rows * buffer.width)
     }
 
     /// Its columns.

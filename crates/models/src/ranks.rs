@@ -1,7 +1,7 @@
 //! What the ranks of a group exchange in a step: between their devices where those have met, else through the host.
 
 use collectives::Collective;
-use kernels::ops::{Act, Backend};
+use kernels::ops::{Act, Backend, DType};
 
 use crate::error::ForwardError;
 
@@ -10,6 +10,18 @@ pub(crate) struct Ranks<'a> {
     pub group: &'a mut dyn Collective,
     /// Their devices have met ([`Comm::init_comm`]).
     pub joined: bool,
+    /// What parts of sums are rounded to between devices: see [`wire`].
+    pub wire: DType,
+}
+
+/// What parts of sums are rounded to on their way, where this is computed in. A part is rounded when it is computed, in
+/// most engines, so that rounding it here is as close to the model; half as many bytes travel. Sums of f16 stay in f32:
+/// a part may be larger than any f16.
+pub(crate) fn wire(compute: DType) -> DType {
+    match compute {
+        DType::Bf16 => DType::Bf16,
+        DType::F16 | DType::F32 => DType::F32,
+    }
 }
 
 impl Ranks<'_> {
@@ -17,7 +29,7 @@ impl Ranks<'_> {
     pub(crate) fn sum(&mut self, backend: &mut dyn Backend, act: Act) -> Result<(), ForwardError> {
         match (self.group.world_size(), self.joined) {
             (1, _) => {}
-            (_, true) => backend.all_reduce(act),
+            (_, true) => backend.all_reduce(act, self.wire),
             (_, false) => self.group.all_reduce_sum(backend.host_mut(act))?,
         }
         Ok(())
@@ -25,7 +37,7 @@ impl Ranks<'_> {
 
     /// The same ranks for a part of the step.
     pub(crate) fn reborrow(&mut self) -> Ranks<'_> {
-        Ranks { group: &mut *self.group, joined: self.joined }
+        Ranks { group: &mut *self.group, joined: self.joined, wire: self.wire }
     }
 }
 

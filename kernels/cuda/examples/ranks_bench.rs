@@ -1,42 +1,51 @@
-//! Sums between two GPUs, in one shot and through NCCL: where does the faster way change?
+//! Sums between two GPUs, in one shot (in f32, and in bf16) and through NCCL.
 //!
 //! `ranks_bench` prints microseconds a call, calls following each other on the stream.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use kernels::ops::{Batch, Comm, Device, ExchangeFailed, Load, Ops, RankPlacement, Sequence};
+use kernels::ops::{Batch, Comm, DType, Device, ExchangeFailed, Load, Ops, RankPlacement, Sequence};
 use kernels_cuda::{CudaBackend, CudaOptions, Folders, RankOptions, Surroundings};
 
 const RANKS: usize = 2;
 const CALLS: u32 = 200;
 /// Numbers of a message.
-const WIDTHS: [usize; 10] = [1 << 10, 1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 21];
+const WIDTHS: [usize; 10] = [1 << 10, 1 << 12, 1 << 13, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 21, 1 << 25];
 
 fn main() -> Result<(), String> {
-    println!("{:>10} {:>12} {:>12}", "bytes", "one shot us", "NCCL us");
-    let (one_shot, nccl) = (measure(usize::MAX >> 8)?, measure(0)?);
-    for ((width, one_shot), nccl) in WIDTHS.iter().zip(one_shot).zip(nccl) {
-        println!("{:>10} {one_shot:>12.2} {nccl:>12.2}", width * 4);
+    println!("{:>10} {:>12} {:>12} {:>12}", "numbers", "f32 us", "bf16 us", "NCCL f32 us");
+    let one_shot_bytes = RankOptions::default().one_shot_bytes;
+    let [whole, half] = [DType::F32, DType::Bf16].map(|wire| measure(one_shot_bytes, wire));
+    let (whole, half, nccl) = (whole?, half?, measure(0, DType::F32)?);
+    for (index, width) in WIDTHS.iter().enumerate() {
+        println!("{width:>10} {:>12.2} {:>12.2} {:>12.2}", whole[index], half[index], nccl[index]);
     }
     Ok(())
 }
 
+/// How messages travel.
+#[derive(Clone, Copy)]
+struct How {
+    ranks: RankOptions,
+    wire: DType,
+}
+
 /// Microseconds of each width, as rank 0 sees them.
-fn measure(one_shot_bytes: usize) -> Result<Vec<f64>, String> {
-    let most = WIDTHS[WIDTHS.len() - 1] * 4;
-    let ranks = RankOptions { one_shot_bytes: one_shot_bytes.min(most) };
+fn measure(one_shot_bytes: usize, wire: DType) -> Result<Vec<f64>, String> {
+    let how = How { ranks: RankOptions { one_shot_bytes }, wire };
     let ((to_first, from_second), (to_second, from_first)) = (channel(), channel());
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| rank(0, ranks, to_second, from_second));
-        let second = scope.spawn(|| rank(1, ranks, to_first, from_first));
+        let first = scope.spawn(|| rank(0, how, to_second, from_second));
+        let second = scope.spawn(|| rank(1, how, to_first, from_first));
         let times = first.join().map_err(|_| "a rank panicked")?;
         second.join().map_err(|_| "a rank panicked")??;
         times
     })
 }
 
-fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec<u8>>) -> Result<Vec<f64>, String> {
+fn rank(rank: usize, how: How, to: Sender<Vec<u8>>, from: Receiver<Vec<u8>>) -> Result<Vec<f64>, String> {
+    let How { ranks, wire } = how;
     let (virtual_env, path) = (std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH"));
     let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
     let options = CudaOptions {
@@ -64,7 +73,7 @@ fn rank(rank: usize, ranks: RankOptions, to: Sender<Vec<u8>>, from: Receiver<Vec
             // Ranks begin together.
             exchange(&[]).map_err(|error| error.to_string())?;
             let start = Instant::now();
-            (0..count).for_each(|_| backend.all_reduce(act));
+            (0..count).for_each(|_| backend.all_reduce(act, wire));
             // The first thing to wait for all of them.
             backend.read(flag);
             Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))

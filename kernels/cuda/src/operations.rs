@@ -500,10 +500,10 @@ impl Comm for CudaBackend {
         ranks.init(&mut self.device, placement, exchange)
     }
 
-    fn all_reduce(&mut self, x: Act) {
+    fn all_reduce(&mut self, x: Act, wire: DType) {
         self.append(Op::Opaque("all_reduce"));
         let x = self.acts.view(x);
-        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x);
+        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x, wire);
     }
 
     fn all_gather(&mut self, x: Act, out: Act) {

@@ -1,6 +1,6 @@
 //! Collectives between the devices of a group's ranks.
 
-use super::Act;
+use super::{Act, DType};
 
 /// A rank's position in its group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,9 +69,10 @@ pub trait Comm {
         Err(CommError::Unsupported(placement))
     }
 
-    /// `x = sum over ranks of x`, the same bits on all of them. Every rank calls it with a buffer of the same shape.
-    fn all_reduce(&mut self, x: Act) {
-        unreachable!("{x:?} of a backend without a communicator");
+    /// `x = sum over ranks of x`, the same bits on all of them. Every rank calls it with a buffer of the same shape, and
+    /// the same `wire`: the element type that its part may be rounded to on its way.
+    fn all_reduce(&mut self, x: Act, wire: DType) {
+        unreachable!("{x:?} ({wire:?}) of a backend without a communicator");
     }
 
     /// `out[row] = [x[row] of rank 0 | x[row] of rank 1 | ...]`, cut to `out`'s width. Called like

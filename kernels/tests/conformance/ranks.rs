@@ -4,7 +4,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use kernels::ops::{Act, Backend, Batch, RankPlacement, RowSelection, Sequence};
+use half::{bf16, f16};
+use kernels::ops::{Act, Backend, Batch, DType, RankPlacement, RowSelection, Sequence};
 use kernels_cuda::{CudaOptions, RankOptions};
 
 use crate::gpu;
@@ -17,15 +18,29 @@ const SIZES: [usize; 2] = [2, 4];
 /// Repetitions of a call with other numbers: what a race breaks, it breaks rarely.
 const ROUNDS: usize = 10;
 
-/// Rows and columns of what is summed or gathered: odd ones, one number, and more than all blocks take at once.
-const SHAPES: [(usize, usize); 6] = [(1, 1), (1, 63), (3, 341), (7, 1024), (16, 8192), (130, 4099)];
+/// Rows and columns of what is summed or gathered: odd ones, one number, more than all blocks take at once, and more than
+/// fits at once.
+const SHAPES: [(usize, usize); 7] = [(1, 1), (1, 63), (3, 341), (7, 1024), (16, 8192), (130, 4099), (600, 8191)];
 
 /// Who a rank is, and how its group adds.
 #[derive(Clone, Copy)]
 struct Way {
     place: RankPlacement,
-    /// In rank order, not as NCCL likes to.
-    in_order: bool,
+    one_shot_bytes: usize,
+}
+
+impl Way {
+    /// Whether messages of as many bytes are exchanged in one shot, which rounds them to what they travel as. NCCL adds
+    /// numbers as they are.
+    fn rounds(self, bytes: usize) -> bool {
+        let peers = self.place.size - 1;
+        self.one_shot_bytes > 0 && (peers == 1 || bytes <= self.one_shot_bytes / peers)
+    }
+
+    /// Whether they are added in rank order, not as NCCL likes to.
+    fn in_order(self, bytes: usize) -> bool {
+        self.place.size == 2 || self.rounds(bytes)
+    }
 }
 
 /// A rank's channels to all ranks, its own included.
@@ -78,7 +93,7 @@ fn as_group<T: Send>(
             let mut backend = gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() });
             let place = RankPlacement { rank, size };
             backend.init_comm(place, &mut |mine| Ok(lines.exchange(mine))).expect("ranks that meet");
-            let result = work(Way { place, in_order: size == 2 || one_shot_bytes > 0 }, &mut *backend);
+            let result = work(Way { place, one_shot_bytes }, &mut *backend);
             assert_eq!(backend.fault(), None);
             // Nobody leaves while others may still write to its memory.
             lines.exchange(&[]);
@@ -122,28 +137,47 @@ fn is_sum(sum: f32, parts: impl Iterator<Item = f32>, in_order: bool) -> bool {
     sum == want || !in_order && (sum - want).abs() <= 1e-5
 }
 
+/// `numbers` as they are on their way.
+fn rounded(numbers: Vec<f32>, wire: DType) -> Vec<f32> {
+    let round = |x: f32| match wire {
+        DType::F32 => x,
+        DType::Bf16 => bf16::from_f32(x).to_f32(),
+        DType::F16 => f16::from_f32(x).to_f32(),
+    };
+    numbers.into_iter().map(round).collect()
+}
+
 #[test]
 fn sums_are_the_same_everywhere() {
-    let groups = as_ranks(|Way { place, in_order }, backend| {
-        let mut sums = Vec::new();
-        for (rows, width) in SHAPES {
-            let act = backend.new_act(rows, width);
-            begin(backend, rows);
-            for round in 0..ROUNDS {
-                write(backend, act, &numbers(place.rank, round, rows * width));
-                backend.all_reduce(act);
-                let sum = backend.read(act).to_vec();
-                let parts = parts(place.size, round, rows * width);
-                let differs = (0..sum.len()).find(|i| !is_sum(sum[*i], parts.iter().map(|part| part[*i]), in_order));
-                assert_eq!(differs, None, "{place:?}, {rows} x {width}, round {round}");
-                sums.push(sum);
-            }
+    for wire in [DType::F32, DType::Bf16, DType::F16] {
+        let groups = as_ranks(|way, backend| sums(way, wire, backend));
+        for sums in groups {
+            assert!(sums.iter().all(|of_rank| *of_rank == sums[0]), "{wire:?}: the same bits on all of {}", sums.len());
         }
-        sums
-    });
-    for sums in groups {
-        assert!(sums.iter().all(|of_rank| *of_rank == sums[0]), "the same bits on all of {}", sums.len());
     }
+}
+
+/// All shapes and rounds as this rank sees them, each what it should be.
+fn sums(way: Way, wire: DType, backend: &mut dyn Backend) -> Vec<Vec<f32>> {
+    let place = way.place;
+    let mut sums = Vec::new();
+    for (rows, width) in SHAPES {
+        let bytes = rows * width * wire.size();
+        let (in_order, sent_as) = (way.in_order(bytes), if way.rounds(bytes) { wire } else { DType::F32 });
+        let act = backend.new_act(rows, width);
+        begin(backend, rows);
+        for round in 0..ROUNDS {
+            write(backend, act, &numbers(place.rank, round, rows * width));
+            backend.all_reduce(act, wire);
+            let sum = backend.read(act).to_vec();
+            let parts = parts(place.size, round, rows * width);
+            let parts: Vec<Vec<f32>> = parts.into_iter().map(|part| rounded(part, sent_as)).collect();
+            let differs = (0..sum.len()).find(|i| !is_sum(sum[*i], parts.iter().map(|part| part[*i]), in_order));
+            assert_eq!(differs, None, "{place:?}, {wire:?}, {rows} x {width}, round {round}");
+            sums.push(sum);
+        }
+    }
+    sums
 }
 
 /// Calls follow each other without the host looking in between.
@@ -157,7 +191,7 @@ fn calls_in_a_row_do_not_overtake_each_other() {
             write(backend, act, &vec![(place.rank + 1) as f32; rows * width]);
             // 1, 2, ... become their mean everywhere, and stay it.
             for _ in 0..100 {
-                backend.all_reduce(act);
+                backend.all_reduce(act, DType::F32);
                 backend.scale(act, 1.0 / place.size as f32);
             }
             assert!(backend.read(act).iter().all(|x| *x == mean), "{place:?}, {rows} x {width}");

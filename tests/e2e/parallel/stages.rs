@@ -1,9 +1,9 @@
-//! Pipeline stages: greedy tokens equal the references, however layers are divided.
+//! Pipeline stages, on processors or GPUs: greedy tokens equal the references, however layers are divided.
 
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, ensure};
-use e2e_tests::{Server, descendants, zoo};
+use e2e_tests::{Server, descendants, is_on_gpu, max_workers, zoo};
 use futures::future::try_join_all;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -16,6 +16,9 @@ const BACK: Duration = Duration::from_secs(60);
 const MODELS: &[(&str, &[&str])] = &[
     ("gpt2", &["-tp", "2", "-pp", "2"]),
     ("llama", &["-pp", "2"]),
+    ("gpt2", &["-pp", "2"]),
+    ("deepseek-v3", &["-pp", "2", "--pipeline-layer-partition", "1,2"]),
+    ("gpt-oss", &["-pp", "2"]),
     ("gemma3", &["-pp", "3", "--pipeline-layer-partition", "1,2,1", "--max-num-batched-tokens", "64"]),
     ("mamba2", &["-pp", "2"]),
     ("qwen3-moe", &["-pp", "2", "--max-num-batched-tokens", "32", "--max-num-seqs", "16"]),
@@ -25,8 +28,15 @@ const MODELS: &[(&str, &[&str])] = &[
 async fn start(model: &str, flags: &[&str]) -> anyhow::Result<Server> {
     let path = zoo::folder().join(model);
     let path = path.to_string_lossy();
-    let fixed = [&path, "--served-model-name", model, "--dtype", "float32", "--device", "cpu"];
+    let fixed = [&path, "--served-model-name", model, "--dtype", "float32"];
     Server::start(&[&fixed, flags].concat()).await
+}
+
+/// Whether this machine has GPUs for as many workers, where they are to compute on GPUs.
+fn has_workers_for(flags: &[&str]) -> bool {
+    let sizes = flags.windows(2).filter(|pair| ["-tp", "-pp"].contains(&pair[0]));
+    let workers: usize = sizes.map(|pair| pair[1].parse::<usize>().unwrap_or(1)).product();
+    !is_on_gpu() || workers <= max_workers()
 }
 
 /// Every case alone, cold and warm, then all of them at once.
@@ -56,6 +66,10 @@ async fn stages_say_what_the_references_do() -> anyhow::Result<()> {
             println!("{model}: not in this zoo");
             continue;
         };
+        if !has_workers_for(flags) {
+            println!("{model} {flags:?}: skipped, QUIRE_TEST_GPUS names fewer GPUs");
+            continue;
+        }
         println!("{model} {flags:?}");
         let server = start(model, flags).await?;
         check(&server, model, &cases).await?;
@@ -65,6 +79,10 @@ async fn stages_say_what_the_references_do() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beams_choices_and_preempted_sequences_go_through_stages() -> anyhow::Result<()> {
+    if !has_workers_for(&["-pp", "2"]) {
+        println!("skipped: QUIRE_TEST_GPUS names fewer GPUs");
+        return Ok(());
+    }
     let cases = zoo::cases("llama").context("in every zoo")?;
     let tight = ["--num-gpu-blocks-override", "24", "--max-model-len", "128"];
     let body = |more: &Value| {
@@ -112,8 +130,12 @@ async fn beams_choices_and_preempted_sequences_go_through_stages() -> anyhow::Re
 /// A stage that is killed ends the requests, and the group forms again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_stage_comes_back() -> anyhow::Result<()> {
+    if !has_workers_for(&["-pp", "2"]) {
+        println!("skipped: QUIRE_TEST_GPUS names fewer GPUs");
+        return Ok(());
+    }
     let cases = zoo::cases("llama").context("in every zoo")?;
-    let server = start("llama", &["-pp", "3", "--pipeline-layer-partition", "1,1,1"]).await;
+    let server = start("llama", &["-pp", "2", "--pipeline-layer-partition", "1,2"]).await;
     // The zoo's llama has two layers.
     let refused = format!("{:#}", server.err().context("a partition of three layers of two")?);
     ensure!(refused.contains("the stages of a pipeline must cover all layers once"), "{refused}");

@@ -21,7 +21,7 @@ use crate::error::ForwardError;
 use crate::load::Limits;
 use crate::lora::{Adapter, AdapterLayout, LoraOptions};
 use crate::model::Memory;
-use crate::ranks::{HostLogits, Ranks};
+use crate::ranks::{HostLogits, Ranks, wire};
 use crate::tp::Shard;
 use crate::weights::Resident;
 pub(crate) use build::build;
@@ -38,6 +38,8 @@ pub struct Network {
     shard: Shard,
     limits: Limits,
     modules: Modules,
+    /// What parts of sums over ranks are rounded to between devices.
+    wire: DType,
     cache: Cache,
     activations: Activations,
     /// Logits of all ranks, where their devices are not connected.
@@ -135,6 +137,7 @@ impl Network {
         };
         Self {
             id: device.next_id(),
+            wire: wire(compute),
             cache: Cache::new(&spec, shard, layers, cache, scales),
             spec,
             shard,
@@ -496,7 +499,7 @@ impl Network {
             backend: &mut *device.backend,
             modules: &self.modules,
             activations: &self.activations,
-            ranks: Ranks { group: &mut *group, joined },
+            ranks: Ranks { group: &mut *group, joined, wire: self.wire },
             x: self.activations.x,
             pending: false,
             num_rows: step.batch.tokens.len(),

@@ -1,19 +1,20 @@
-// What the ranks of a group exchange in small pieces: each rank writes its part straight into the memory of all others,
-// over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier: every number travels in one 8-byte word
-// with the number of the call that it belongs to, so that a word is either of this call or not there yet (the idea of
-// NCCL's "LL" protocol).
+// What the ranks of a group exchange by writing to each other: each rank writes its part straight into the memory of all
+// others, over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier: a word that is not there yet is 0,
+// which no word on its way is, and whoever takes a word makes it 0 again (the idea of TensorRT-LLM's "Lamport" kernels,
+// whose word for "not yet" is -0.0).
 //
 // A block counts its calls in device memory and talks to the block of the same number on other ranks, so nothing that
 // the host passes changes from call to call, and a CUDA graph may hold the launch. Two halves take turns. Why that is
 // enough: a block that writes call k has finished call k - 1, so it has the peer's words of k - 1, which the peer wrote
-// after it had finished reading those of k - 2.
+// after its kernel of k - 2 was over, and with it all that it took and emptied.
 #include "quire.cuh"
 
 #define MOST_RANKS 8
+#define PACKET_WORDS 4
 
-// Twin: src/one_shot.rs. An inbox is `[half][from rank][block][packet]`, a packet two words.
+// Twin: src/comm/one_shot.rs. An inbox is `[half][from rank][block][packet]`.
 struct Ranks {
-    u64* inbox[MOST_RANKS];
+    uint4* inbox[MOST_RANKS];
     u32* calls; // that each block has made
     u32 rank;
     u32 size;
@@ -22,52 +23,116 @@ struct Ranks {
 };
 SAME_LAYOUT(Ranks, Ranks);
 
-// Words of a rank's packets for a block.
-DEVICE u64* packets_of(const Ranks& ranks, u32 at, u32 from, u32 call) {
+// A rank's packets for a block.
+DEVICE uint4* packets_of(const Ranks& ranks, u32 at, u32 from, u32 call) {
     u64 place = ((call & 1) * ranks.size + from) * (u64)ranks.blocks + blockIdx.x;
-    return ranks.inbox[at] + place * ranks.packets * 2;
+    return ranks.inbox[at] + place * ranks.packets;
 }
 
-// An 8-byte access at system scope is one access to every device (PTX ISA, memory consistency model), also as half of a
-// vector.
-DEVICE void put(u64* packet, f32 x, f32 y, u32 call) {
-    u64 first = (u64)call << 32 | __float_as_uint(x), second = (u64)call << 32 | __float_as_uint(y);
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(packet), "l"(first), "l"(second) : "memory");
+// Numbers of a packet in an element type, and their words, which are never all ones.
+template <typename T> struct Wire;
+template <> struct Wire<f32> {
+    static constexpr u32 NUMBERS = 1;
+    DEVICE static u32 word(const f32* x) {
+        u32 bits = __float_as_uint(x[0]);
+        return bits == ~0u ? 0x7fffffffu : bits;
+    }
+    DEVICE static void numbers(u32 word, f32* x) { x[0] = __uint_as_float(word); }
+};
+// Rounded to 16 bits no NaN has all bits set.
+template <typename T> struct Wire {
+    static constexpr u32 NUMBERS = 2;
+    DEVICE static u32 word(const f32* x) { return Cast<T>::from(x[0]).bits | (u32)Cast<T>::from(x[1]).bits << 16; }
+    DEVICE static void numbers(u32 word, f32* x) {
+        x[0] = load(T{(u16)word});
+        x[1] = load(T{(u16)(word >> 16)});
+    }
+};
+
+template <typename T> struct Packet {
+    static constexpr u32 NUMBERS = PACKET_WORDS * Wire<T>::NUMBERS;
+    f32 numbers[NUMBERS];
+
+    // The packet at `first` of `count` numbers; what lies beyond the end is 0.
+    DEVICE static Packet at(const f32* x, u64 first, u64 count) {
+        Packet packet;
+        if (first + NUMBERS <= count) {
+#pragma unroll
+            for (u32 i = 0; i < NUMBERS; i += 4) *(float4*)&packet.numbers[i] = *(const float4*)&x[first + i];
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < NUMBERS; i++) packet.numbers[i] = first + i < count ? x[first + i] : 0.0f;
+        }
+        return packet;
+    }
+
+    DEVICE void to(f32* x, u64 first, u64 count) const {
+        if (first + NUMBERS <= count) {
+#pragma unroll
+            for (u32 i = 0; i < NUMBERS; i += 4) *(float4*)&x[first + i] = *(const float4*)&numbers[i];
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < NUMBERS; i++)
+                if (first + i < count) x[first + i] = numbers[i];
+        }
+    }
+
+    DEVICE uint4 words() const {
+        u32 words[PACKET_WORDS];
+#pragma unroll
+        for (u32 i = 0; i < PACKET_WORDS; i++) words[i] = Wire<T>::word(&numbers[i * Wire<T>::NUMBERS]);
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+
+    DEVICE static Packet of(uint4 words) {
+        Packet packet;
+        const u32 all[PACKET_WORDS] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (u32 i = 0; i < PACKET_WORDS; i++) Wire<T>::numbers(all[i], &packet.numbers[i * Wire<T>::NUMBERS]);
+        return packet;
+    }
+};
+
+// Words travel inverted, so that none is 0. A 4-byte access at system scope is one access to every device (PTX ISA,
+// memory consistency model), also as a part of a vector.
+DEVICE void put(uint4* packet, uint4 words) {
+    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(packet), "r"(~words.x), "r"(~words.y),
+                 "r"(~words.z), "r"(~words.w)
+                 : "memory");
 }
 
-DEVICE float2 take(const u64* packet, u32 call) {
-    u64 first, second;
+DEVICE uint4 take(uint4* packet) {
+    uint4 words;
     do {
-        asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
-                     : "=l"(first), "=l"(second) : "l"(packet) : "memory");
-    } while ((u32)(first >> 32) != call || (u32)(second >> 32) != call);
-    return make_float2(__uint_as_float((u32)first), __uint_as_float((u32)second));
+        asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(packet) : "memory");
+    } while (!words.x || !words.y || !words.z || !words.w);
+    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(packet), "r"(0) : "memory");
+    return make_uint4(~words.x, ~words.y, ~words.z, ~words.w);
 }
 
-// Numbers 2i and 2i + 1 of `count`; what lies beyond the end is 0.
-DEVICE float2 pair(const f32* x, u64 i, u64 count) {
-    return make_float2(x[2 * i], 2 * i + 1 < count ? x[2 * i + 1] : 0.0f);
-}
-
-// Calls `got(pair, from, values)` for each of this block's pairs and each rank in order, this one included.
-template <typename Got> DEVICE void exchange(const Ranks& ranks, const f32* x, u64 count, Got got) {
+// Calls `got(first, from, packet)` for each of this block's packets, by the place of its first number, and for each rank
+// in order, this one included. All ranks have `count` numbers, a multiple of 16 bytes apart from any other buffer's.
+template <typename T, typename Got> DEVICE void exchange(const Ranks& ranks, const f32* x, u64 count, Got got) {
+    constexpr u32 NUMBERS = Packet<T>::NUMBERS;
     wait_for_inputs();
     u32 call = ranks.calls[blockIdx.x] + 1;
-    u64 pairs = (count + 1) / 2, share = (pairs + gridDim.x - 1) / gridDim.x;
-    u64 first = blockIdx.x * share, end = first + share < pairs ? first + share : pairs;
+    u64 packets = (count + NUMBERS - 1) / NUMBERS, share = (packets + gridDim.x - 1) / gridDim.x;
+    u64 first = blockIdx.x * share, end = first + share < packets ? first + share : packets;
     for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        float2 mine = pair(x, i, count);
+        uint4 words = Packet<T>::at(x, i * NUMBERS, count).words();
         for (u32 step = 1; step < ranks.size; step++) {
             u32 to = (ranks.rank + step) % ranks.size;
-            put(packets_of(ranks, to, ranks.rank, call) + 2 * (i - first), mine.x, mine.y, call);
+            put(packets_of(ranks, to, ranks.rank, call) + (i - first), words);
         }
     }
     launch_dependents();
     for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        float2 mine = pair(x, i, count);
+        // As the others get it.
+        uint4 mine = Packet<T>::at(x, i * NUMBERS, count).words();
         for (u32 from = 0; from < ranks.size; from++) {
-            const u64* packet = packets_of(ranks, ranks.rank, from, call) + 2 * (i - first);
-            got(i, from, from == ranks.rank ? mine : take(packet, call));
+            uint4* packet = packets_of(ranks, ranks.rank, from, call) + (i - first);
+            got(i * NUMBERS, from, Packet<T>::of(from == ranks.rank ? mine : take(packet)));
         }
     }
     // The last look at the counter was every thread's first.
@@ -75,16 +140,23 @@ template <typename Got> DEVICE void exchange(const Ranks& ranks, const f32* x, u
     if (threadIdx.x == 0) ranks.calls[blockIdx.x] = call;
 }
 
-// x = sum over ranks of x, added in rank order: the same bits everywhere.
-extern "C" __global__ void ranks_sum(Ranks ranks, f32* x, u64 count) {
-    float2 sum;
-    exchange(ranks, x, count, [&](u64 i, u32 from, float2 values) {
-        sum = from == 0 ? values : make_float2(sum.x + values.x, sum.y + values.y);
-        if (from + 1 < ranks.size) return;
-        x[2 * i] = sum.x;
-        if (2 * i + 1 < count) x[2 * i + 1] = sum.y;
+// x = sum over ranks of x, each rounded to `T`; added in rank order, so that the bits are the same everywhere.
+template <typename T> DEVICE void sum(const Ranks& ranks, f32* x, u64 count) {
+    Packet<T> sum;
+    exchange<T>(ranks, x, count, [&](u64 first, u32 from, Packet<T> packet) {
+#pragma unroll
+        for (u32 i = 0; i < Packet<T>::NUMBERS; i++)
+            sum.numbers[i] = from == 0 ? packet.numbers[i] : sum.numbers[i] + packet.numbers[i];
+        if (from + 1 == ranks.size) sum.to(x, first, count);
     });
 }
+
+#define RANKS_SUM(T) \
+    extern "C" __global__ void ranks_sum_##T(Ranks ranks, f32* x, u64 count) { sum<T>(ranks, x, count); }
+
+RANKS_SUM(f32)
+RANKS_SUM(bf16)
+RANKS_SUM(f16)
 
 // Column `col` of row `row` of a rank's part goes to its place in the whole row, unless it is padding.
 DEVICE void place(f32* out, u32 out_width, u32 width, u64 element, u32 from, f32 value) {
@@ -95,9 +167,10 @@ DEVICE void place(f32* out, u32 out_width, u32 width, u64 element, u32 from, f32
 // out[row] = [x[row] of rank 0 | x[row] of rank 1 | ...], cut to `out_width`.
 extern "C" __global__ void ranks_gather(Ranks ranks, const f32* x, f32* out, u32 rows, u32 width, u32 out_width) {
     u64 count = (u64)rows * width;
-    exchange(ranks, x, count, [&](u64 i, u32 from, float2 values) {
-        place(out, out_width, width, 2 * i, from, values.x);
-        if (2 * i + 1 < count) place(out, out_width, width, 2 * i + 1, from, values.y);
+    exchange<f32>(ranks, x, count, [&](u64 first, u32 from, Packet<f32> packet) {
+#pragma unroll
+        for (u32 i = 0; i < Packet<f32>::NUMBERS; i++)
+            if (first + i < count) place(out, out_width, width, first + i, from, packet.numbers[i]);
     });
 }
 

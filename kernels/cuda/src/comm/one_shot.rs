@@ -12,13 +12,13 @@ use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::context::{Context, Memory};
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{Exchange, ExchangeFailed, RankPlacement};
+use kernels::ops::{DType, Exchange, ExchangeFailed, RankPlacement};
 
 const MOST_RANKS: usize = 8;
 const THREADS: usize = 512;
 /// Blocks of a launch at most.
-const BLOCKS: usize = 64;
-/// Bytes of a packet, which carries two numbers.
+const BLOCKS: usize = 128;
+/// Bytes of a packet, which are numbers and nothing else.
 const PACKET: usize = 16;
 const HALVES: usize = 2;
 
@@ -39,7 +39,7 @@ twin!(Ranks = "Ranks" { inbox, calls, rank, size, blocks, packets });
 /// This rank's inbox, and those of the others.
 pub(crate) struct OneShot {
     ranks: Ranks,
-    /// Most numbers of a call.
+    /// Most bytes of a call, on their way.
     limit: usize,
     _inbox: Memory,
     _calls: Memory,
@@ -68,15 +68,14 @@ const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
 const TOLD: usize = 1 + 8 + 4 + 8 + HANDLE;
 
 impl OneShot {
-    /// Maps the inboxes of all ranks for calls of up to `bytes` bytes of f32; `None`, on every rank, where some rank
-    /// cannot.
+    /// Maps the inboxes of all ranks for calls of up to `bytes` bytes; `None`, on every rank, where some rank cannot.
     pub(crate) fn meet(
         device: &mut Device,
         placement: RankPlacement,
         bytes: usize,
         exchange: Exchange<'_>,
     ) -> Result<Option<Self>, ExchangeFailed> {
-        let packets = (bytes / 8).div_ceil(BLOCKS).max(THREADS);
+        let packets = (bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
         let made = make(device, placement, packets);
         let mine = made.as_ref().map(|(inbox, _)| Inbox::of(device, inbox));
         let told = exchange(&Inbox::told(mine.and_then(Result::ok).as_ref()))?;
@@ -92,34 +91,44 @@ impl OneShot {
         let [rank, size, blocks, packets_of_block] =
             [placement.rank, placement.size, BLOCKS, packets].map(|n| n as u32);
         let ranks = Ranks { inbox: inboxes, calls: calls.ptr, rank, size, blocks, packets: packets_of_block };
-        let limit = (BLOCKS * packets * 2).min(bytes / size_of::<f32>());
+        let limit = (bytes / PACKET * PACKET).max(PACKET);
         Ok(Some(Self { ranks, limit, _inbox: inbox, _calls: calls, _others: others }))
     }
 
-    /// Whether a call of `count` numbers fits.
-    pub(crate) fn takes(&self, count: usize) -> bool {
-        count <= self.limit
+    /// Whether a call of `count` numbers fits, in this element type.
+    pub(crate) fn takes(&self, count: usize, wire: DType) -> bool {
+        count * wire.size() <= self.limit
     }
 
-    /// `x = sum over ranks of x`; in f32.
-    pub(crate) fn sum(&self, device: &mut Device, x: View) {
-        let (ranks, count) = (self.ranks, x.elements() as u64);
-        let name = Name::in_file("ranks", "ranks_sum", &[]);
-        device.launch_early(name, shape(x.elements()), args![ranks, x.ptr, count]);
+    /// `x = sum over ranks of x`, in f32, each rounded to `wire`. What does not fit goes in pieces.
+    pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType) {
+        let name = Name::in_file("ranks", "ranks_sum", &[wire]);
+        let most = self.limit / wire.size();
+        for first in (0..x.elements()).step_by(most) {
+            let (ranks, count) = (self.ranks, most.min(x.elements() - first));
+            let at = x.ptr + (first * size_of::<f32>()) as u64;
+            device.launch_early(name, shape(count, wire), args![ranks, at, count as u64]);
+        }
     }
 
-    /// `out[row] = [x[row] of rank 0 | ...]`.
+    /// `out[row] = [x[row] of rank 0 | ...]`, in f32. What does not fit goes in pieces, a row at least.
     pub(crate) fn gather(&self, device: &mut Device, x: View, out: View) {
-        let ranks = self.ranks;
-        let [rows, width, out_width] = [x.rows, x.width, out.width].map(|number| number as u32);
         let name = Name::in_file("ranks", "ranks_gather", &[]);
-        device.launch_early(name, shape(x.elements()), args![ranks, x.ptr, out.ptr, rows, width, out_width]);
+        let most = self.limit / (x.width * size_of::<f32>());
+        for first in (0..x.rows).step_by(most) {
+            let (ranks, rows) = (self.ranks, most.min(x.rows - first));
+            let [from, to] = [x, out].map(|view| view.ptr + (first * view.width * size_of::<f32>()) as u64);
+            let shape = shape(rows * x.width, DType::F32);
+            let [rows, width, out_width] = [rows, x.width, out.width].map(|number| number as u32);
+            device.launch_early(name, shape, args![ranks, from, to, rows, width, out_width]);
+        }
     }
 }
 
 /// The same on all ranks: blocks of one number talk to each other.
-fn shape(count: usize) -> Shape {
-    Shape { grid: [count.div_ceil(2 * THREADS).clamp(1, BLOCKS), 1], block: THREADS, shared: 0 }
+fn shape(count: usize, wire: DType) -> Shape {
+    let numbers = PACKET / wire.size();
+    Shape { grid: [count.div_ceil(numbers * THREADS).clamp(1, BLOCKS), 1], block: THREADS, shared: 0 }
 }
 
 /// An inbox for all ranks and the counters, cleared. `None` where this cannot work.
@@ -242,10 +251,14 @@ mod tests {
     #[test]
     fn a_block_s_share_fits_its_packets() {
         for bytes in [4096, 100_000, 262_144, 1 << 20] {
-            let packets = (bytes / 8usize).div_ceil(BLOCKS).max(THREADS);
-            for count in [1, 2, 1023, 1024, 1025, bytes / 4 - 1, bytes / 4] {
-                let blocks = shape(count).grid[0];
-                assert!(count.div_ceil(2).div_ceil(blocks) <= packets, "{count} of {bytes}");
+            let packets = (bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
+            for wire in [DType::F32, DType::Bf16] {
+                let most = bytes / wire.size();
+                for count in [1, 2, 1023, 1024, 1025, most - 1, most] {
+                    let blocks = shape(count, wire).grid[0];
+                    let needed = count.div_ceil(PACKET / wire.size()).div_ceil(blocks);
+                    assert!(needed <= packets, "{count} of {bytes}");
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The other ranks of a group, as this device meets them: small messages in one shot ([`OneShot`]), all others through
-//! NCCL.
+//! The other ranks of a group, as this device meets them: two ranks exchange everything in one shot ([`OneShot`]), which
+//! sends no number twice; more of them small messages, and all others through NCCL.
 //!
 //! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order
 //! depends on the size of the message, so there a row's last bits may depend on the batch's composition.
@@ -20,7 +20,8 @@ const STAGING: usize = 32 << 20;
 /// How devices of several ranks work together.
 #[derive(Clone, Copy, Debug)]
 pub struct RankOptions {
-    /// Bytes of the largest messages that two ranks exchange in one shot; between more ranks they are shorter. 0: none.
+    /// Bytes of the largest messages that more than two ranks exchange in one shot, shared by a rank's peers; larger ones
+    /// go through NCCL. Between two ranks larger ones go in pieces, of at least [`PIECE`]. 0: all go through NCCL.
     pub one_shot_bytes: usize,
 }
 
@@ -30,6 +31,9 @@ impl Default for RankOptions {
         Self { one_shot_bytes: 2 << 20 }
     }
 }
+
+/// Bytes of pieces that take longer to send than to launch.
+const PIECE: usize = 8 << 20;
 
 /// What a device needs to meet others, and then those others.
 pub(crate) struct Ranks {
@@ -77,9 +81,10 @@ impl Ranks {
         let id = ids[0].as_slice().try_into().map_err(|_| CommError::Protocol("rank 0 gave no id of a group"))?;
         let communicator = self.nccl.meet(id, placement).map_err(CommError::Library)?;
         // Its size depends on the group's alone, so that every rank takes the same way.
-        let one_shot = match self.options.one_shot_bytes / (placement.size - 1).max(1) {
+        let one_shot = match self.options.one_shot_bytes {
             0 => None,
-            bytes => OneShot::meet(device, placement, bytes, exchange)?,
+            bytes if placement.size == 2 => OneShot::meet(device, placement, bytes.max(PIECE), exchange)?,
+            bytes => OneShot::meet(device, placement, bytes / (placement.size - 1).max(1), exchange)?,
         };
         self.met = Some(Met { placement, communicator, one_shot, staging: None });
         device.fault().map_or(Ok(()), |fault| Err(CommError::Device(fault.to_owned())))
@@ -124,21 +129,26 @@ impl Ranks {
         device.run(|stream| before.receive(rows, count, SENDER, stream));
     }
 
-    pub(crate) fn sum(&mut self, device: &mut Device, x: View) {
-        let Met { communicator, one_shot, .. } = self.met();
+    /// `wire`: what a rank's part may be rounded to on its way.
+    pub(crate) fn sum(&mut self, device: &mut Device, x: View, wire: DType) {
+        let Met { placement, communicator, one_shot, .. } = self.met();
         if x.elements() == 0 {
             return;
         }
-        match one_shot.as_ref().filter(|one_shot| x.dtype == DType::F32 && one_shot.takes(x.elements())) {
-            Some(one_shot) => one_shot.sum(device, x),
+        let fits = |one_shot: &&OneShot| placement.size == 2 || one_shot.takes(x.elements(), wire);
+        match one_shot.as_ref().filter(|one_shot| x.dtype == DType::F32 && fits(one_shot)) {
+            Some(one_shot) => one_shot.sum(device, x, wire),
             None => device.run(|stream| communicator.sum(x.ptr, x.elements(), x.dtype, stream)),
         }
     }
 
     pub(crate) fn gather(&mut self, device: &mut Device, x: View, out: View) {
-        let Met { one_shot, .. } = self.met();
+        let Met { placement, one_shot, .. } = self.met();
         assert_eq!((x.dtype, out.dtype), (DType::F32, DType::F32), "element types of what is gathered");
-        match one_shot.as_ref().filter(|one_shot| one_shot.takes(x.elements())) {
+        // Pieces are of whole rows.
+        let in_pieces = |one_shot: &OneShot| placement.size == 2 && one_shot.takes(x.width, DType::F32);
+        let fits = |one_shot: &&OneShot| in_pieces(one_shot) || one_shot.takes(x.elements(), DType::F32);
+        match one_shot.as_ref().filter(fits) {
             Some(one_shot) if x.elements() > 0 => one_shot.gather(device, x, out),
             _ => self.gather_in_pieces(device, x, out),
         }

@@ -1,14 +1,16 @@
 //! Profiles steps without a scheduler: a prefill and a decode step kernel by kernel, and decode steps replayed as CUDA
 //! graphs one after the other, submitted ahead as in service.
 
-use anyhow::{Context, bail};
-use collectives::Solo;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, anyhow, bail};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 use kernels::ops::Timing;
-use proto::{NewSequence, Sampling, StepPlan, Want};
+use proto::{NewSequence, Sampling, StepPlan, Want, WorkerReady};
 use tokio::sync::mpsc;
 
 use crate::{
-    compute::{load, run_loop::Work, watchdog::Activity},
+    compute::{GROUP_DEADLINE, load, run_loop::Work, watchdog::Activity},
     config::Args,
     engine::{Engine, OnDevice, Options, slots::Slots},
     idle::graph_capture::{CaptureStats, GraphCapture},
@@ -44,44 +46,84 @@ pub struct Profile {
     pub replays: Vec<(f64, f64)>,
 }
 
-/// Profiles a model.
+/// Profiles a model. Of tensor-parallel ranks, each a thread of this process, the first one's device is told of.
 pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
-    if args.group.world_size() > 1 {
-        bail!("a profile is of one device; leave out --tensor-parallel-size and --pipeline-parallel-size");
+    if args.group.pipeline_parallel_size > 1 {
+        bail!("a profile is of all layers; leave out --pipeline-parallel-size");
     }
+    let size = args.group.tensor_parallel_size;
+    if size <= 1 {
+        return profile_rank(args, shape, || Ok(Box::new(Solo)));
+    }
+    let rendezvous = format!("quire-profile-{}", std::process::id());
+    let aborts: Vec<AbortHandle> = (0..size).map(|_| AbortHandle::default()).collect();
+    // Why the first rank to fail did; others hear of it.
+    let failed: Mutex<Option<anyhow::Error>> = Mutex::new(None);
+    let run = |rank: u32| {
+        let args = Args { rank, ..args.clone() };
+        let (place, abort) = (placement(&rendezvous, rank, size), aborts[rank as usize].clone());
+        let join =
+            || -> Result<Box<dyn Collective>, CollectiveError> { Ok(Box::new(SharedMemory::join(place, abort)?)) };
+        let profiled = profile_rank(&args, shape, join);
+        profiled.inspect_err(|_| aborts.iter().for_each(AbortHandle::abort)).map_err(|error| {
+            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        })
+    };
+    let first = std::thread::scope(|scope| {
+        let run = &run;
+        (1..size).for_each(|rank| drop(scope.spawn(move || run(rank))));
+        run(0)
+    });
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => first.map_err(|()| anyhow!("a rank failed")),
+    }
+}
+
+fn placement(rendezvous: &str, rank: u32, size: u32) -> RankPlacement {
+    RankPlacement {
+        rendezvous: rendezvous.to_owned(),
+        rank: rank as usize,
+        world_size: size as usize,
+        timeout: GROUP_DEADLINE,
+    }
+}
+
+/// Profiles a rank, which meets the others once its model is loaded.
+fn profile_rank(
+    args: &Args,
+    shape: Shape,
+    join: impl FnOnce() -> Result<Box<dyn Collective>, CollectiveError>,
+) -> anyhow::Result<Profile> {
     let (replies, _receiver) = mpsc::channel(1);
     let mut args = args.clone();
     let (mut model, ready) = load(&mut args, None, &replies, &Activity::default())?;
-    let device = ready.device.clone();
-    let Shape { batch, context } = shape;
-    if batch >= ready.max_num_seqs {
-        bail!("--batch-size {batch}: a profile needs --max-num-seqs {} or more", batch + 1);
-    }
-    if context > ready.max_model_len {
-        bail!("--input-len {context}: the model can do {} tokens; pass at most that", ready.max_model_len);
-    }
+    check(shape, &ready)?;
+    let mut group = join()?;
+    model.runner.join(&mut *group)?;
     let mut graphs = GraphCapture::new(args.enforce_eager);
     let slots = Slots::new(ready.max_num_seqs, ready.num_blocks, ready.cache_groups.len(), Vec::new());
     let options = Options { threads: args.threads(), max_logit_rows: args.load_options().max_logit_rows };
-    let engine =
-        Engine::new(OnDevice { runner: &mut *model.runner, graphs: &mut graphs }, slots, Box::new(Solo), options);
-    let cover = args.group.max_num_batched_tokens().min(COVER).min(ready.max_model_len);
+    let engine = Engine::new(OnDevice { runner: &mut *model.runner, graphs: &mut graphs }, slots, group, options);
     let budget = args.group.max_num_batched_tokens();
     let groups = ready.cache_groups.len() as u32;
     let mut stage = Stage { engine, block_size: args.block_size, groups, budget, next_block: 0, step: 0 };
-    let room = u64::from(batch) * u64::from(stage.blocks_of(context + (WARM_STEPS + 2 * STEPS) as u32))
+    let cover = budget.min(COVER).min(ready.max_model_len);
+    let room = u64::from(shape.batch) * u64::from(stage.blocks_of(shape.context + (WARM_STEPS + 2 * STEPS) as u32))
         + u64::from(stage.blocks_of(cover));
     if room * u64::from(groups) > u64::from(ready.num_blocks) {
+        let Shape { batch, context } = shape;
         bail!("{batch} sequences of {context} tokens do not fit the KV cache ({} blocks)", ready.num_blocks);
     }
-    let mut profile = Profile { device, ..Profile::default() };
+    let mut profile = Profile { device: ready.device, ..Profile::default() };
+    // Once for everything that is compiled or allocated at first use. Ranks capture what has run.
+    stage.prefill(shape)?;
+    stage.decode(shape, WARM_STEPS, 0)?;
     // As it is in service after an idle while.
     while stage.engine.has_idle_task() {
         stage.engine.run_idle_task()?;
     }
     profile.graphs = stage.engine.capture_stats();
-    // Once for everything that is compiled or allocated at first use.
-    stage.prefill(shape)?;
     stage.start_over(shape)?;
     stage.engine.start_profile();
     stage.prefill(shape)?;
@@ -95,6 +137,16 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     }
     profile.decode = stage.decode_under_cover(shape, cover, &args.capture_sizes())?;
     Ok(profile)
+}
+
+fn check(Shape { batch, context }: Shape, ready: &WorkerReady) -> anyhow::Result<()> {
+    if batch >= ready.max_num_seqs {
+        bail!("--batch-size {batch}: a profile needs --max-num-seqs {} or more", batch + 1);
+    }
+    if context > ready.max_model_len {
+        bail!("--input-len {context}: the model can do {} tokens; pass at most that", ready.max_model_len);
+    }
+    Ok(())
 }
 
 /// An engine and the plans it gets.

@@ -77,7 +77,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "engine.nodes %d: an engine runs on one node; use engine.gpus of one node, and replicaCount for more engines" (int .engine.nodes)) }}
 {{- end }}
 {{- if gt (int .engine.pipelineParallelSize) 1 }}
-{{- fail (printf "engine.pipelineParallelSize %d: pipeline stages run on CPUs so far, and the chart has no workers of its own for them; use engine.tensorParallelSize" (int .engine.pipelineParallelSize)) }}
+{{- fail (printf "engine.pipelineParallelSize %d: the chart starts engines of one pipeline stage; use engine.tensorParallelSize" (int .engine.pipelineParallelSize)) }}
 {{- end }}
 {{- if gt (int .engine.dataParallelSize) 1 }}
 {{- fail (printf "engine.dataParallelSize %d: use replicaCount %d, which starts that many engines behind one Service" (int .engine.dataParallelSize) (int .engine.dataParallelSize)) }}

@@ -69,8 +69,8 @@ pub trait Comm {
         Err(CommError::Unsupported(placement))
     }
 
-    /// `x = sum over ranks of x`, the same bits on all of them. Every rank calls it with a buffer of the same shape, and
-    /// the same `wire`: the element type that its part may be rounded to on its way.
+    /// `x = sum over ranks of x`, the same bits on all of them. Every rank calls it with a buffer of the same shape,
+    /// and the same `wire`: the element type that its part may be rounded to on its way.
     fn all_reduce(&mut self, x: Act, wire: DType) {
         unreachable!("{x:?} ({wire:?}) of a backend without a communicator");
     }
@@ -81,8 +81,8 @@ pub trait Comm {
         unreachable!("{x:?} and {out:?} of a backend without a communicator");
     }
 
-    /// Initialises the link to the device of a neighbouring stage, which has the other end. Once in a backend's life for
-    /// either end; a stage that has both begins with the one before it.
+    /// Initialises the link to the device of a neighbouring stage, which has the other end. Once in a backend's life
+    /// for either end; a stage that has both begins with the one before it.
     fn init_stage_link(&mut self, link: StageLink<'_>) -> Result<(), CommError> {
         let _ = link;
         Err(CommError::OpenedAlone)

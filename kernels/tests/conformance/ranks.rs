@@ -18,8 +18,8 @@ const SIZES: [usize; 2] = [2, 4];
 /// Repetitions of a call with other numbers: what a race breaks, it breaks rarely.
 const ROUNDS: usize = 10;
 
-/// Rows and columns of what is summed or gathered: odd ones, one number, more than all blocks take at once, and more than
-/// fits at once.
+/// Rows and columns of what is summed or gathered: odd ones, one number, more than all blocks take at once, and more
+/// than fits at once.
 const SHAPES: [(usize, usize); 7] = [(1, 1), (1, 63), (3, 341), (7, 1024), (16, 8192), (130, 4099), (600, 8191)];
 
 /// Who a rank is, and how its group adds.

@@ -1,7 +1,7 @@
-// What the ranks of a group exchange by writing to each other: each rank writes its part straight into the memory of all
-// others, over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier: a word that is not there yet is 0,
-// which no word on its way is, and whoever takes a word makes it 0 again (the idea of TensorRT-LLM's "Lamport" kernels,
-// whose word for "not yet" is -0.0).
+// What the ranks of a group exchange by writing to each other: each rank writes its part straight into the memory of
+// all others, over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier: a word that is not there
+// yet is 0, which no word on its way is, and whoever takes a word makes it 0 again (the idea of TensorRT-LLM's
+// "Lamport" kernels, whose word for "not yet" is -0.0).
 //
 // A block counts its calls in device memory and talks to the block of the same number on other ranks, so nothing that
 // the host passes changes from call to call, and a CUDA graph may hold the launch. Two halves take turns. Why that is
@@ -111,8 +111,8 @@ DEVICE uint4 take(uint4* packet) {
     return make_uint4(~words.x, ~words.y, ~words.z, ~words.w);
 }
 
-// Calls `got(first, from, packet)` for each of this block's packets, by the place of its first number, and for each rank
-// in order, this one included. All ranks have `count` numbers, a multiple of 16 bytes apart from any other buffer's.
+// Calls `got(first, from, packet)` for each of this block's packets, by the place of its first number, and for each
+// rank in order, this one included. All ranks have `count` numbers, at an address that is a multiple of 16.
 template <typename T, typename Got> DEVICE void exchange(const Ranks& ranks, const f32* x, u64 count, Got got) {
     constexpr u32 NUMBERS = Packet<T>::NUMBERS;
     wait_for_inputs();

@@ -1,5 +1,5 @@
-//! The other ranks of a group, as this device meets them: two ranks exchange everything in one shot ([`OneShot`]), which
-//! sends no number twice; more of them small messages, and all others through NCCL.
+//! The other ranks of a group, as this device meets them: two ranks exchange everything in one shot ([`OneShot`]),
+//! which sends no number twice; more of them small messages, and all others through NCCL.
 //!
 //! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order
 //! depends on the size of the message, so there a row's last bits may depend on the batch's composition.
@@ -20,8 +20,8 @@ const STAGING: usize = 32 << 20;
 /// How devices of several ranks work together.
 #[derive(Clone, Copy, Debug)]
 pub struct RankOptions {
-    /// Bytes of the largest messages that more than two ranks exchange in one shot, shared by a rank's peers; larger ones
-    /// go through NCCL. Between two ranks larger ones go in pieces, of at least [`PIECE`]. 0: all go through NCCL.
+    /// Bytes of the largest messages that more than two ranks exchange in one shot, shared by a rank's peers; larger
+    /// ones go through NCCL. Between two ranks larger ones go in pieces, of at least 8 MiB. 0: all go through NCCL.
     pub one_shot_bytes: usize,
 }
 
@@ -90,8 +90,8 @@ impl Ranks {
         device.fault().map_or(Ok(()), |fault| Err(CommError::Device(fault.to_owned())))
     }
 
-    /// Initialises a link between stages: see [`kernels::ops::Comm::init_stage_link`]. The sender's first word is NCCL's
-    /// version and the link's id.
+    /// Initialises a link between stages: see [`kernels::ops::Comm::init_stage_link`]. The sender's first word is
+    /// NCCL's version and the link's id.
     pub(crate) fn init_stage_link(&mut self, link: StageLink<'_>) -> Result<(), CommError> {
         let mut word = [0; size_of::<c_int>() + ID_BYTES];
         let (version, id) = word.split_at_mut(size_of::<c_int>());

@@ -149,6 +149,8 @@ int ncclGetUniqueId(char *id) { return memset(id, 1, 128), OK; }
 int ncclCommInitRank(handle *group, int size, struct group_id id, int rank) { return 2; }
 int ncclAllReduce(void) { return 2; }
 int ncclAllGather(void) { return 2; }
+int ncclSend(void) { return 2; }
+int ncclRecv(void) { return 2; }
 int ncclCommAbort(handle group) { return OK; }
 const char *ncclGetErrorString(int error) { return "unhandled system error"; }
 

@@ -96,7 +96,7 @@ impl Shell {
                 event = self.schedulers.next() => self.scheduler(event),
                 waited = self.gateways.waited() => {
                     if let Some(gateway) = self.gateways.resume(waited) {
-                        self.lost(gateway);
+                        lost(&mut self.engines, gateway);
                     }
                 }
                 () = shutdown.cancelled() => break,
@@ -106,15 +106,8 @@ impl Shell {
         for engine in self.engines.values_mut() {
             engine.streams.fail_all(&error::ending(), &mut self.output);
         }
-        if let Some(engine) = self.engines.values().next() {
-            engine.streams.tell_all_lost(&error::ending(), &mut self.output);
-        }
+        self.output.tell_all_lost(self.gateways.ids(), &error::ending());
         self.send();
-    }
-
-    /// Nobody reads the events of a gateway any more.
-    fn lost(&mut self, gateway: u64) {
-        self.engines.values_mut().for_each(|engine| engine.streams.lost(gateway));
     }
 
     fn gateway(&mut self, event: FromGateway) {
@@ -125,7 +118,7 @@ impl Shell {
             }
             FromGateway::Left { gateway, number, reason } => {
                 if self.gateways.left(gateway, number, &reason) {
-                    self.lost(gateway);
+                    lost(&mut self.engines, gateway);
                 }
             }
         }
@@ -182,7 +175,7 @@ impl Shell {
         engine.streams.fail_all(&error::engine_lost(), &mut self.output);
         engine.stopped.clear();
         if !self.schedulers.has_other_than(number) {
-            engine.streams.tell_all_lost(&error::engine_lost(), &mut self.output);
+            self.output.tell_all_lost(self.gateways.ids(), &error::engine_lost());
         }
     }
 
@@ -198,7 +191,7 @@ impl Shell {
     fn send(&mut self) {
         for (gateway, events) in self.output.events.drain(..) {
             if !self.gateways.send(gateway, events) {
-                self.engines.values_mut().for_each(|engine| engine.streams.lost(gateway));
+                lost(&mut self.engines, gateway);
             }
         }
         for key in self.gateways.unfit() {
@@ -214,4 +207,9 @@ impl Shell {
         let requests = self.engines.values().map(|engine| engine.streams.len()).sum();
         self.live.send_if_modified(|live| std::mem::replace(live, requests) != requests);
     }
+}
+
+/// The events of a gateway are not read any more.
+fn lost(engines: &mut BTreeMap<u32, Engine>, gateway: u64) {
+    engines.values_mut().for_each(|engine| engine.streams.lost(gateway));
 }

@@ -37,6 +37,11 @@ impl Output {
             None => self.events.push((gateway, vec![event])),
         }
     }
+
+    /// Tells gateways that all they have sent is lost.
+    pub(crate) fn tell_all_lost(&mut self, gateways: impl Iterator<Item = u64>, failure: &Failure) {
+        gateways.for_each(|gateway| self.push(gateway, 0, Kind::Failure(failure.clone())));
+    }
 }
 
 /// What was done so far, for the metrics.
@@ -120,13 +125,6 @@ impl Streams {
         self.totals.failures += self.requests.len() as u64;
         self.requests.clear();
         self.sequences.clear();
-    }
-
-    /// Tells every gateway that all it has sent is lost.
-    pub(crate) fn tell_all_lost(&self, failure: &Failure, out: &mut Output) {
-        for &gateway in &self.gateways {
-            out.push(gateway, 0, Kind::Failure(failure.clone()));
-        }
     }
 
     /// Applies one step of the scheduler.

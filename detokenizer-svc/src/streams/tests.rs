@@ -253,7 +253,7 @@ fn failures_end_requests() {
     apply(&mut streams, TokenBatch { started: vec![started(3, 11, streaming())], ..TokenBatch::default() });
     let mut out = Output::default();
     streams.fail_all(&error::engine_lost(), &mut out);
-    streams.tell_all_lost(&error::engine_lost(), &mut out);
+    out.tell_all_lost([GATEWAY].into_iter(), &error::engine_lost());
     let numbers: Vec<u64> = out.events[0].1.iter().map(|event| event.number).collect();
     assert_eq!((numbers, streams.len()), (vec![3, 0], 0));
 }

@@ -158,9 +158,9 @@ impl Engine {
     fn apply(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Inbound(message) => self.inbound(*message),
-            Event::Watched { connection, reports } => self.watched(connection, reports),
+            Event::Watched { connection, reports } => self.watchers.add(connection, reports),
             Event::DrainSeen { connection } => self.watchers.drain_seen(connection),
-            Event::Unwatched { connection } => self.unwatched(connection),
+            Event::Unwatched { connection } => self.watchers.remove(connection),
             Event::WorkerUp { peer, sender, connection } => self.worker_up(Member::new(peer, connection, sender)),
             Event::Worker { connection, message } => {
                 let _scope = self.process.profile.scope("result");

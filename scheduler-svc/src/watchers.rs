@@ -57,10 +57,12 @@ impl Watchers {
         self.all.is_empty()
     }
 
+    /// A tokenizer wants to know what happens here.
     pub(crate) fn add(&mut self, connection: u64, reports: mpsc::Sender<EngineReport>) {
         self.all.push(Watcher { connection, reports, sequence: 0, anew: true, drain_seen: false });
     }
 
+    /// It is gone.
     pub(crate) fn remove(&mut self, connection: u64) {
         self.all.retain(|watcher| watcher.connection != connection);
     }
@@ -70,7 +72,7 @@ impl Watchers {
         seen.for_each(|watcher| watcher.drain_seen = true);
     }
 
-    /// Whether no request comes any more from those who were told that the engine drains; nor where nobody is to tell.
+    /// Whether no request comes any more from those who were told that the engine drains; true where there is none.
     pub(crate) fn all_have_seen_the_drain(&self) -> bool {
         self.all.iter().all(|watcher| watcher.drain_seen)
     }

@@ -29,8 +29,6 @@ pub struct Scheduler {
     draining: bool,
     pub(crate) groups: Groups,
     pub(crate) pool: BlockPool,
-    /// Somebody wants to know how the prefix cache changes.
-    watched: bool,
     pub(crate) requests: Slab<Request>,
     pub(crate) sequences: Slab<Sequence>,
     by_key: HashMap<RequestKey, u32>,
@@ -90,7 +88,6 @@ impl Scheduler {
             epoch: None,
             draining: false,
             pool: BlockPool::new(0),
-            watched: false,
             requests: Slab::new(),
             sequences: Slab::new(),
             by_key: HashMap::new(),
@@ -130,8 +127,9 @@ impl Scheduler {
     pub fn group_formed(&mut self, epoch: Epoch, num_blocks: u32, now_us: u64) {
         self.group_lost("the worker group was formed anew", now_us);
         self.epoch = Some(epoch);
+        let watched = self.is_watched();
         self.pool = BlockPool::new(num_blocks);
-        self.pool.watch(self.watched);
+        self.pool.watch(watched);
         self.free_slots = (0..self.config.max_num_seqs).rev().map(SlotId).collect();
         self.adapters = AdapterSlots::new(self.config.adapter_slots);
         self.next_step = StepId(1);
@@ -176,13 +174,12 @@ impl Scheduler {
 
     /// Remembers from now on how the prefix cache changes, for [`Scheduler::take_block_changes`], or no longer.
     pub fn watch_blocks(&mut self, on: bool) {
-        self.watched = on;
         self.pool.watch(on);
     }
 
     /// Whether it does.
     pub fn is_watched(&self) -> bool {
-        self.watched
+        self.pool.is_watched()
     }
 
     /// Hashes of all blocks that can be found again.

@@ -1,23 +1,12 @@
 //! What this engine tells those who choose among engines.
 
-use proto::{EngineReport, engine_report::State};
+use proto::engine_report::State;
 use sched_core::Scheduler;
-use tokio::sync::mpsc;
 
 use super::Engine;
 use crate::watchers::{Cache, Condition, News};
 
 impl Engine {
-    /// A tokenizer wants to know what happens here.
-    pub(super) fn watched(&mut self, connection: u64, reports: mpsc::Sender<EngineReport>) {
-        self.watchers.add(connection, reports);
-    }
-
-    /// It is gone.
-    pub(super) fn unwatched(&mut self, connection: u64) {
-        self.watchers.remove(connection);
-    }
-
     /// Tells who watches what has happened since the last time. The output and the ends of choices are as the core gave
     /// them.
     pub(super) fn report(&mut self) {

@@ -187,6 +187,11 @@ impl BlockPool {
         self.changes = on.then(HashTable::default);
     }
 
+    /// Whether it does.
+    pub fn is_watched(&self) -> bool {
+        self.changes.is_some()
+    }
+
     /// All hashes that a block has.
     pub fn hashes(&self) -> impl Iterator<Item = BlockHash> {
         self.by_hash.keys().copied()

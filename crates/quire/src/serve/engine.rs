@@ -140,9 +140,10 @@ impl Engine<'_> {
         Address::Ring(self.runtime_dir.socket(&name))
     }
 
-    /// The engine's number for a load balancer, if it is behind one.
-    fn rank(&self) -> Option<String> {
-        (self.replicas.first > 0).then(|| format!("--data-parallel-rank={}", self.replicas.first))
+    /// The flag of an engine's data-parallel rank; absent of the first, which is the default.
+    fn rank(&self, engine: u32) -> Option<String> {
+        let rank = self.replicas.first + engine;
+        (rank > 0).then(|| format!("--data-parallel-rank={rank}"))
     }
 
     /// Where a process serves its control plane.
@@ -202,15 +203,15 @@ impl Engine<'_> {
                     flag("listen-workers", &self.ring("steps", engine)),
                     flag("detokenizer", &ring("tokens")),
                     flag("served-model-name", &self.served_name()),
-                    flag("data-parallel-rank", &(self.replicas.first + engine)),
                 ];
+                flags.extend(self.rank(engine));
                 flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-remote-workers", &nodes.head())));
                 flags
             }
             Role::Tokenizer => {
                 let mut flags = vec![flag("listen", &ring("requests")), model];
                 flags.extend((0..self.replicas.engines).map(|engine| flag("scheduler", &self.ring("encoded", engine))));
-                flags.extend(self.rank());
+                flags.extend(self.rank(0));
                 flags.extend(tokenizer);
                 flags
             }
@@ -235,9 +236,7 @@ impl Engine<'_> {
             flags.push(format!("--local-rank={number}"));
             flags.push(format!("--local-world-size={}", self.replicas.engines * self.world_size()));
         }
-        if self.replicas.first + engine > 0 {
-            flags.push(format!("--data-parallel-rank={}", self.replicas.first + engine));
-        }
+        flags.extend(self.rank(engine));
         if let Some(nodes) = &self.nodes {
             if !nodes.is_head() {
                 scheduler = nodes.head();
@@ -264,7 +263,7 @@ impl Engine<'_> {
         for other in self.roles().into_iter().filter(|other| *other != role) {
             flags.push(format!("--{}-control={}", other.word(), self.control(other)));
         }
-        flags.extend(self.rank());
+        flags.extend(self.rank(0));
         if let Some(port) = self.port {
             flags.extend([format!("--port={}", port.address.port()), "--reuse-port".to_owned()]);
         }

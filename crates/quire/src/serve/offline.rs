@@ -75,7 +75,7 @@ impl Ground {
         if Nodes::read(settings)?.is_some() {
             bail!("--nnodes: this runs on one node; leave the flag out");
         }
-        if Replicas::read(settings)? != (Replicas { engines: 1, first: 0 }) {
+        if Replicas::read(settings)? != Replicas::ONE {
             bail!("--data-parallel-size: this runs one engine; leave the flag out");
         }
         let runtime_dir =
@@ -95,7 +95,7 @@ impl Ground {
             port: None,
             program: &self.program,
             nodes: None,
-            replicas: Replicas { engines: 1, first: 0 },
+            replicas: Replicas::ONE,
         }
     }
 }

@@ -15,6 +15,9 @@ pub struct Replicas {
 }
 
 impl Replicas {
+    /// One engine, alone.
+    pub const ONE: Self = Self { engines: 1, first: 0 };
+
     /// What the flags say.
     pub fn read(settings: &Settings) -> anyhow::Result<Self> {
         let size = settings.number("data-parallel-size").unwrap_or(1);

@@ -21,7 +21,7 @@ pub enum LinkError {
     /// No TLS link: a certificate is not one of this engine, or one end speaks plain text.
     #[error("no TLS link: {problem}")]
     Tls {
-        /// What is wrong, in the words of whoever refused.
+        /// What is wrong, in the words of the end that refused.
         problem: String,
     },
     /// The peer is gone (killed, crashed, unreachable).

@@ -50,7 +50,7 @@ async fn refused(address: &Address, options: &LinkOptions) -> LinkError {
     }
 }
 
-/// Passes a batch from a member to the listener: nobody else has become a link before.
+/// Passes a batch from a member to the listener, whose first link it is.
 async fn serves_members(listener: &mut Listener, options: &LinkOptions) {
     let address = listener.address().clone();
     let (dialled, accepted) = tokio::join!(link::connect(&address, hello(), options), listener.accept());
@@ -140,7 +140,7 @@ async fn tls_gets_no_link_where_there_is_none() {
 }
 
 #[tokio::test]
-async fn whoever_speaks_something_else_or_nothing_delays_nobody() {
+async fn a_peer_that_speaks_something_else_or_nothing_delays_no_other() {
     let (log, _guard) = Log::start();
     let mut listener = listen(member()).await;
     let Address::Grpc(host) = listener.address().clone() else { panic!("TCP") };

@@ -1,6 +1,6 @@
 // What the ranks of a group exchange by writing to each other: each rank writes its part straight into the memory of
 // all others, over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier: a word that is not there
-// yet is 0, which no word on its way is, and whoever takes a word makes it 0 again (the idea of TensorRT-LLM's
+// yet is 0, which no word on its way is, and the reader of a word makes it 0 again (the idea of TensorRT-LLM's
 // "Lamport" kernels, whose word for "not yet" is -0.0).
 //
 // A block counts its calls in device memory and talks to the block of the same number on other ranks, so nothing that

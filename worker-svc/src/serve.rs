@@ -1,7 +1,7 @@
 //! The main thread: keeps the link to the scheduler, and moves messages between it and the compute thread.
 
 use std::{
-    sync::{Arc, Weak, mpsc::SyncSender},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::{
     adapters::{AdapterLoader, HostAdapters},
-    compute::{self, Compute, Forming, Job, Loaded, RankSync, Reply, watchdog::Watchdog},
+    compute::{self, Compute, Forming, Job, Loaded, RankSync, Reply, jobs::JobSender, watchdog::Watchdog},
     config::Args,
     device::Telemetry,
     metrics::WorkerMetrics,
@@ -102,7 +102,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 
 struct Worker {
     /// The one strong count: without it the compute thread ends.
-    jobs: Arc<SyncSender<Job>>,
+    jobs: Arc<JobSender<Job>>,
     replies: mpsc::Receiver<Reply>,
     /// Set once the model is loaded; told to every scheduler anew.
     ready: Option<WorkerReady>,
@@ -366,7 +366,7 @@ fn thread_gone() -> anyhow::Error {
 
 struct ControlHandler {
     telemetry: Telemetry,
-    jobs: Weak<SyncSender<Job>>,
+    jobs: Weak<JobSender<Job>>,
 }
 
 #[async_trait]

@@ -1,6 +1,7 @@
 //! The compute thread: loads the model, then forms groups and executes plans, one job after the other.
 
 mod device_profile;
+pub(crate) mod jobs;
 mod load;
 mod pooling_info;
 pub(crate) mod run_loop;
@@ -9,10 +10,7 @@ pub(crate) mod watchdog;
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -29,6 +27,7 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use self::load::load;
 use self::{
     device_profile::{Change, DeviceProfile},
+    jobs::{JobReceiver, JobSender, job_queue},
     run_loop::{Next, Work, next},
     watchdog::{Activity, Task},
 };
@@ -101,16 +100,16 @@ pub(crate) enum Reply {
 
 /// A handle on the thread.
 pub(crate) struct Compute {
-    pub jobs: SyncSender<Job>,
+    pub jobs: JobSender<Job>,
     pub replies: mpsc::Receiver<Reply>,
     pub activity: Activity,
 }
 
 /// Starts the thread; `profile` gets what it does.
 pub(crate) fn start(mut args: Args, profile: Recorder, adapters: HostAdapters) -> anyhow::Result<Compute> {
-    let (jobs, queue) = sync_channel(QUEUE);
-    let (sender, replies) = mpsc::channel(QUEUE);
     let activity = Activity::default();
+    let (jobs, queue) = job_queue(QUEUE, &activity);
+    let (sender, replies) = mpsc::channel(QUEUE);
     let noted = activity.clone();
     let run = move || {
         // A panic is a bug, but not one that may leave the other ranks guessing. Nothing is used after it.
@@ -141,7 +140,7 @@ struct Surroundings<'a> {
     adapters: HostAdapters,
 }
 
-fn load_and_work(args: &mut Args, jobs: &Receiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
+fn load_and_work(args: &mut Args, jobs: &JobReceiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
     let Surroundings { replies, activity, profile, adapters } = surroundings;
     let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
     let pooling = args.pooling.plan(&args.model, &tokenizer)?;
@@ -158,7 +157,7 @@ fn load_and_work(args: &mut Args, jobs: &Receiver<Job>, surroundings: Surroundin
 /// The thread once the model is there.
 struct Working<'a> {
     args: &'a Args,
-    jobs: &'a Receiver<Job>,
+    jobs: &'a JobReceiver<Job>,
     replies: &'a mpsc::Sender<Reply>,
     activity: &'a Activity,
     model: Model,
@@ -174,13 +173,13 @@ struct Working<'a> {
 impl Working<'_> {
     /// Each round is one epoch; it ends with the job that forms the next one.
     fn run(mut self) -> anyhow::Result<()> {
-        let mut next = self.jobs.recv().ok();
+        let mut next = self.jobs.recv();
         while let Some(job) = next {
             next = match job {
-                Job::Step(_) => self.jobs.recv().ok(),
+                Job::Step(_) => self.jobs.recv(),
                 Job::EndProfile(recorded) => {
                     let _ = recorded.send(self.profile.take());
-                    self.jobs.recv().ok()
+                    self.jobs.recv()
                 }
                 Job::Form(forming) => self.epoch(*forming)?,
             };
@@ -201,7 +200,6 @@ impl Working<'_> {
             Ok(next) => Ok(next),
             Err(error) => match error.downcast::<StepError>() {
                 Ok(StepError::GroupLost(reason)) => {
-                    self.activity.idle();
                     say(self.replies, Reply::EpochLost { epoch: form.epoch, reason })?;
                     Ok(until_forming(self.jobs))
                 }
@@ -224,7 +222,6 @@ impl Working<'_> {
         let mut engine = Engine::new(model, slots, group, Options { threads, max_logit_rows })
             .with_adapters(self.adapters.clone(), self.offer.adapter_slots)
             .in_place(self.args.place());
-        self.activity.idle();
         say(self.replies, Reply::Formed(form.epoch))?;
         loop {
             let next = next(&mut engine, self.jobs);
@@ -257,9 +254,6 @@ impl Working<'_> {
                 Next::Job(Some(Job::Step(_))) => None,
                 Next::Job(other) => return Ok(other),
             };
-            if engine.is_idle() {
-                self.activity.idle();
-            }
             result.map_or(Ok(()), |result| say(self.replies, Reply::Result(Box::new(result))))?;
         }
     }
@@ -310,8 +304,8 @@ fn check(form: &FormGroup, offer: &WorkerReady) -> anyhow::Result<()> {
 }
 
 /// Skips the jobs that are left of a lost epoch.
-fn until_forming(jobs: &Receiver<Job>) -> Option<Job> {
-    jobs.iter().find(|job| matches!(job, Job::Form(_)))
+fn until_forming(jobs: &JobReceiver<Job>) -> Option<Job> {
+    std::iter::from_fn(|| jobs.recv()).find(|job| matches!(job, Job::Form(_)))
 }
 
 /// Connects this process with those of the other ranks, then this device with theirs.

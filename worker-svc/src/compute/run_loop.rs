@@ -1,6 +1,6 @@
 //! The compute thread's run loop: results come first, then plans, then idle tasks, one piece at a time.
 
-use std::sync::mpsc::{Receiver, TryRecvError};
+use super::jobs::JobReceiver;
 
 /// The engine, as the run loop sees it.
 pub(crate) trait Work {
@@ -33,7 +33,7 @@ pub(crate) enum Next<J> {
 /// tasks.
 ///
 /// While the device works this polls for both without sleeping: waking up takes longer than the rest of a short step.
-pub(crate) fn next<J>(work: &mut impl Work, jobs: &Receiver<J>) -> Next<J> {
+pub(crate) fn next<J>(work: &mut impl Work, jobs: &JobReceiver<J>) -> Next<J> {
     while !work.is_idle() {
         if work.is_done() {
             return Next::Finish;
@@ -42,32 +42,22 @@ pub(crate) fn next<J>(work: &mut impl Work, jobs: &Receiver<J>) -> Next<J> {
             return Next::Mask;
         }
         if work.has_room()
-            && let Some(job) = arrived(jobs)
+            && let Some(job) = jobs.arrived()
         {
             return Next::Job(job);
         }
         std::thread::yield_now();
     }
     match work.has_idle_task() {
-        true => arrived(jobs).map_or(Next::IdleTask, Next::Job),
-        false => Next::Job(jobs.recv().ok()),
-    }
-}
-
-/// A job that waits, or that the channel is closed.
-fn arrived<J>(jobs: &Receiver<J>) -> Option<Option<J>> {
-    match jobs.try_recv() {
-        Ok(job) => Some(Some(job)),
-        Err(TryRecvError::Disconnected) => Some(None),
-        Err(TryRecvError::Empty) => None,
+        true => jobs.arrived().map_or(Next::IdleTask, Next::Job),
+        false => Next::Job(jobs.recv()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::sync_channel;
-
     use super::*;
+    use crate::compute::{jobs::job_queue, watchdog::Activity};
 
     /// Finishes a plan when it has been polled twice.
     struct FakeEngine {
@@ -98,18 +88,18 @@ mod tests {
 
     #[test]
     fn a_job_is_taken_before_the_next_idle_task() {
-        let (sender, jobs) = sync_channel(4);
+        let (sender, jobs) = job_queue(4, &Activity::default());
         let mut work = FakeEngine { plans: 0, asked: 0, idle_tasks: 3, unmasked: false };
         for job in [1, 2] {
             assert_eq!(next(&mut work, &jobs), Next::IdleTask);
             work.idle_tasks -= 1;
-            sender.send(job).unwrap();
+            sender.try_send(job).unwrap();
             assert_eq!(next(&mut work, &jobs), Next::Job(Some(job)));
         }
         assert_eq!(next(&mut work, &jobs), Next::IdleTask);
         work.idle_tasks -= 1;
         // Now it waits.
-        let late = std::thread::spawn(move || sender.send(3));
+        let late = std::thread::spawn(move || sender.try_send(3));
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(3)));
         late.join().unwrap().unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Job(None));
@@ -117,12 +107,12 @@ mod tests {
 
     #[test]
     fn no_idle_task_runs_while_plans_are_in_flight() {
-        let (sender, jobs) = sync_channel(4);
+        let (sender, jobs) = job_queue(4, &Activity::default());
         let mut work = FakeEngine { plans: 1, asked: 0, idle_tasks: 9, unmasked: false };
-        sender.send(1).unwrap();
+        sender.try_send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
         work.plans = 2;
-        sender.send(2).unwrap();
+        sender.try_send(2).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Finish);
         work.plans = 0;
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(2)));
@@ -133,9 +123,9 @@ mod tests {
 
     #[test]
     fn masks_come_after_results_and_before_plans() {
-        let (sender, jobs) = sync_channel(4);
+        let (sender, jobs) = job_queue(4, &Activity::default());
         let mut work = FakeEngine { plans: 1, asked: 1, idle_tasks: 0, unmasked: true };
-        sender.send(1).unwrap();
+        sender.try_send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Finish);
         assert_eq!(next(&mut work, &jobs), Next::Mask);
         work.unmasked = false;

@@ -25,6 +25,8 @@ pub(crate) struct Activity(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     busy: Option<Busy>,
+    /// Jobs that were handed over and not taken yet.
+    queued: u32,
     /// Of the device, once there is one.
     compilations: Compilations,
 }
@@ -55,9 +57,27 @@ impl Activity {
         self.lock().busy = Some(Busy { task, since });
     }
 
-    /// The thread has nothing to do.
+    /// A job is handed over: from now on the thread has something to do.
+    pub(crate) fn queued(&self) {
+        self.queued_at(Instant::now());
+    }
+
+    fn queued_at(&self, now: Instant) {
+        let mut state = self.lock();
+        state.queued += 1;
+        state.busy.get_or_insert(Busy { task: Task::Step, since: now });
+    }
+
+    /// The thread has taken a job.
+    pub(crate) fn taken(&self) {
+        let mut state = self.lock();
+        state.queued = state.queued.saturating_sub(1);
+    }
+
+    /// The thread has done all that it has taken.
     pub(crate) fn idle(&self) {
-        self.lock().busy = None;
+        let mut state = self.lock();
+        state.busy = (state.queued > 0).then(|| Busy { task: Task::Step, since: Instant::now() });
     }
 
     /// Sets the device's count of compilations, which may delay steps.
@@ -200,6 +220,25 @@ mod tests {
         watchdog.activity.idle();
         assert_eq!(watchdog.hung(back + LIMIT), None);
         assert_eq!(watchdog.due, None);
+    }
+
+    #[test]
+    fn a_thread_that_takes_no_job_hangs_too() {
+        let (mut watchdog, start) = (watchdog(), Instant::now());
+        watchdog.activity.idle();
+        watchdog.activity.queued_at(start);
+        watchdog.handed_over(start);
+        assert_eq!(look(&mut watchdog), (None, start + LIMIT));
+        assert!(look(&mut watchdog).0.is_some());
+        // One more arrives while it works: then it is idle only when that is taken, too.
+        let activity = watchdog.activity.clone();
+        activity.taken();
+        activity.queued_at(start);
+        activity.idle();
+        assert!(activity.busy().is_some());
+        activity.taken();
+        activity.idle();
+        assert_eq!(activity.busy(), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Sums between two GPUs, in one shot (in f32, and in bf16) and through NCCL.
 //!
-//! `ranks_bench` prints microseconds a call, calls following each other on the stream.
+//! `ranks_bench [BYTES …]` prints microseconds a call, calls following each other on the stream; once for each size of
+//! chunks.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
@@ -14,8 +15,15 @@ const CALLS: u32 = 200;
 const WIDTHS: [usize; 10] = [1 << 10, 1 << 12, 1 << 13, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 21, 1 << 25];
 
 fn main() -> Result<(), String> {
+    let chunks: Result<Vec<usize>, _> = std::env::args().skip(1).map(|bytes| bytes.parse()).collect();
+    let chunks = chunks.map_err(|error| format!("bytes of a chunk: {error}"))?;
+    let usual = [RankOptions::default().one_shot_bytes];
+    (if chunks.is_empty() { &usual[..] } else { &chunks }).iter().try_for_each(|bytes| table(*bytes))
+}
+
+fn table(one_shot_bytes: usize) -> Result<(), String> {
+    println!("chunks of {one_shot_bytes} bytes");
     println!("{:>10} {:>12} {:>12} {:>12}", "numbers", "f32 us", "bf16 us", "NCCL f32 us");
-    let one_shot_bytes = RankOptions::default().one_shot_bytes;
     let [whole, half] = [DType::F32, DType::Bf16].map(|wire| measure(one_shot_bytes, wire));
     let (whole, half, nccl) = (whole?, half?, measure(0, DType::F32)?);
     for (index, width) in WIDTHS.iter().enumerate() {

@@ -1,31 +1,39 @@
 // What the ranks of a group exchange by writing to each other: each rank writes its part straight into the memory of
-// all others, over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier: a word that is not there
-// yet is 0, which no word on its way is, and the reader of a word makes it 0 again (the idea of TensorRT-LLM's
-// "Lamport" kernels, whose word for "not yet" is -0.0).
+// all others, over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier between ranks: a word that
+// is not there yet is 0, which no word on its way is, and the reader of a word makes it 0 again (the idea of
+// TensorRT-LLM's "Lamport" kernels, whose word for "not yet" is -0.0).
 //
-// A block counts its calls in device memory and talks to the block of the same number on other ranks, so nothing that
-// the host passes changes from call to call, and a CUDA graph may hold the launch. Two halves take turns. Why that is
-// enough: a block that writes call k has finished call k - 1, so it has the peer's words of k - 1, which the peer wrote
-// after its kernel of k - 2 was over, and with it all that it took and emptied.
+// A block talks to the block of the same number on other ranks. What it exchanges goes in chunks, each with a number
+// that both count in device memory, so nothing that the host passes changes from call to call, and a CUDA graph may
+// hold the launch. In a message of several chunks one half of the threads sends a chunk while the other half takes the
+// one before it.
+//
+// Four slots take turns. Why that is enough, for chunk k to be written where chunk k - 4 was: its sender has taken all
+// of chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
+// later one), which the peer sent after it had emptied chunk k - 4, or after a launch that had.
 #include "quire.cuh"
 
 #define MOST_RANKS 8
 #define PACKET_WORDS 4
+#define SLOTS 4
+// Packets that a thread has on their way at once.
+#define BATCH 4
+#define THREADS 512
 
-// Twin: src/comm/one_shot.rs. An inbox is `[half][from rank][block][packet]`.
+// Twin: src/comm/one_shot.rs. An inbox is `[slot][from rank][block][packet]`.
 struct Ranks {
     uint4* inbox[MOST_RANKS];
-    u32* calls; // that each block has made
+    u32* chunks; // that each block has exchanged
     u32 rank;
     u32 size;
     u32 blocks;  // in an inbox
-    u32 packets; // of a block
+    u32 packets; // of a block's chunk
 };
 SAME_LAYOUT(Ranks, Ranks);
 
 // A rank's packets for a block.
-DEVICE uint4* packets_of(const Ranks& ranks, u32 at, u32 from, u32 call) {
-    u64 place = ((call & 1) * ranks.size + from) * (u64)ranks.blocks + blockIdx.x;
+DEVICE uint4* packets_of(const Ranks& ranks, u32 at, u32 from, u32 number) {
+    u64 place = ((number % SLOTS) * ranks.size + from) * (u64)ranks.blocks + blockIdx.x;
     return ranks.inbox[at] + place * ranks.packets;
 }
 
@@ -101,43 +109,118 @@ DEVICE void put(uint4* packet, uint4 words) {
                  : "memory");
 }
 
-DEVICE uint4 take(uint4* packet) {
+DEVICE uint4 look(uint4* packet) {
     uint4 words;
-    do {
-        asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(packet) : "memory");
-    } while (!words.x || !words.y || !words.z || !words.w);
+    asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(packet) : "memory");
+    return words;
+}
+
+// Waits for a packet, `words` being what was there, and empties its place.
+DEVICE uint4 take(uint4* packet, uint4 words) {
+    while (!words.x || !words.y || !words.z || !words.w) words = look(packet);
     asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(packet), "r"(0) : "memory");
     return make_uint4(~words.x, ~words.y, ~words.z, ~words.w);
 }
 
-// Calls `got(first, from, packet)` for each of this block's packets, by the place of its first number, and for each
-// rank in order, this one included. All ranks have `count` numbers, at an address that is a multiple of 16.
+// What a block exchanges: `packets` of them, in chunks, from the packet `first` of all.
+template <typename T> struct Share {
+    static constexpr u32 NUMBERS = Packet<T>::NUMBERS;
+    const Ranks& ranks;
+    const f32* x;
+    u64 count; // of all numbers
+    u64 first;
+    u32 packets;
+    u32 number; // of the first chunk
+
+    DEVICE Share(const Ranks& ranks, const f32* x, u64 count) : ranks(ranks), x(x), count(count) {
+        u64 all = (count + NUMBERS - 1) / NUMBERS, share = (all + gridDim.x - 1) / gridDim.x;
+        first = blockIdx.x * share;
+        packets = first >= all ? 0 : first + share < all ? share : all - first;
+        number = ranks.chunks[blockIdx.x];
+    }
+
+    DEVICE u32 chunks() const { return (packets + ranks.packets - 1) / ranks.packets; }
+
+    DEVICE u32 packets_in(u32 chunk) const {
+        u32 left = packets - chunk * ranks.packets;
+        return left < ranks.packets ? left : ranks.packets;
+    }
+
+    DEVICE uint4 own(u32 chunk, u32 i) const {
+        return Packet<T>::at(x, (first + chunk * ranks.packets + i) * NUMBERS, count).words();
+    }
+
+    // Sends a chunk, as thread `thread` of `threads`.
+    DEVICE void send(u32 chunk, u32 thread, u32 threads) const {
+        u32 end = packets_in(chunk);
+        for (u32 i = thread; i < end; i += BATCH * threads) {
+            uint4 words[BATCH];
+#pragma unroll
+            for (u32 b = 0; b < BATCH; b++)
+                if (i + b * threads < end) words[b] = own(chunk, i + b * threads);
+            for (u32 step = 1; step < ranks.size; step++) {
+                u32 to = (ranks.rank + step) % ranks.size;
+                uint4* there = packets_of(ranks, to, ranks.rank, number + chunk) + i;
+#pragma unroll
+                for (u32 b = 0; b < BATCH; b++)
+                    if (i + b * threads < end) put(there + b * threads, words[b]);
+            }
+        }
+    }
+
+    // Takes a chunk of all ranks: `got(first, from, packet)` for each packet, by the place of its first number, and for
+    // each rank in order, this one included, as the others get it.
+    template <typename Got> DEVICE void receive(u32 chunk, u32 thread, u32 threads, Got got) const {
+        u32 end = packets_in(chunk), other = ranks.rank == 0 ? 1 : 0;
+        for (u32 i = thread; i < end; i += BATCH * threads) {
+            uint4 mine[BATCH], seen[BATCH];
+#pragma unroll
+            for (u32 b = 0; b < BATCH; b++)
+                if (i + b * threads < end) {
+                    seen[b] = look(packets_of(ranks, ranks.rank, other, number + chunk) + i + b * threads);
+                    mine[b] = own(chunk, i + b * threads);
+                }
+#pragma unroll
+            for (u32 b = 0; b < BATCH; b++) {
+                u32 at = i + b * threads;
+                if (at >= end) break;
+                for (u32 from = 0; from < ranks.size; from++) {
+                    uint4* packet = packets_of(ranks, ranks.rank, from, number + chunk) + at;
+                    uint4 words = mine[b];
+                    if (from != ranks.rank) words = take(packet, from == other ? seen[b] : look(packet));
+                    got((first + chunk * ranks.packets + at) * NUMBERS, from, Packet<T>::of(words));
+                }
+            }
+        }
+    }
+};
+
+// Exchanges what all ranks have, `count` numbers at an address that is a multiple of 16: see `Share::receive`.
 template <typename T, typename Got> DEVICE void exchange(const Ranks& ranks, const f32* x, u64 count, Got got) {
-    constexpr u32 NUMBERS = Packet<T>::NUMBERS;
     wait_for_inputs();
-    u32 call = ranks.calls[blockIdx.x] + 1;
-    u64 packets = (count + NUMBERS - 1) / NUMBERS, share = (packets + gridDim.x - 1) / gridDim.x;
-    u64 first = blockIdx.x * share, end = first + share < packets ? first + share : packets;
-    for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        uint4 words = Packet<T>::at(x, i * NUMBERS, count).words();
-        for (u32 step = 1; step < ranks.size; step++) {
-            u32 to = (ranks.rank + step) % ranks.size;
-            put(packets_of(ranks, to, ranks.rank, call) + (i - first), words);
+    Share<T> share(ranks, x, count);
+    u32 chunks = share.chunks(), half = blockDim.x / 2, thread = threadIdx.x;
+    if (chunks) share.send(0, thread, blockDim.x);
+    if (chunks > 1) {
+        // Numbers are sent before the sum takes their place.
+        __syncthreads();
+        for (u32 chunk = 0; chunk + 1 < chunks; chunk++) {
+            if (thread < half) {
+                share.send(chunk + 1, thread, half);
+            } else {
+                share.receive(chunk, thread - half, half, got);
+                // What is emptied is so on all devices before the next chunk but one is sent.
+                __threadfence_system();
+            }
+            __syncthreads();
         }
     }
     launch_dependents();
-    for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        // As the others get it.
-        uint4 mine = Packet<T>::at(x, i * NUMBERS, count).words();
-        for (u32 from = 0; from < ranks.size; from++) {
-            uint4* packet = packets_of(ranks, ranks.rank, from, call) + (i - first);
-            got(i * NUMBERS, from, Packet<T>::of(from == ranks.rank ? mine : take(packet)));
-        }
-    }
+    if (chunks) share.receive(chunks - 1, thread, blockDim.x, got);
     // The last look at the counter was every thread's first.
     __syncthreads();
-    if (threadIdx.x == 0) ranks.calls[blockIdx.x] = call;
+    if (thread == 0) ranks.chunks[blockIdx.x] = share.number + chunks;
 }
 
 // x = sum over ranks of x, each rounded to `T`; added in rank order, so that the bits are the same everywhere.
@@ -152,7 +235,10 @@ template <typename T> DEVICE void sum(const Ranks& ranks, f32* x, u64 count) {
 }
 
 #define RANKS_SUM(T) \
-    extern "C" __global__ void ranks_sum_##T(Ranks ranks, f32* x, u64 count) { sum<T>(ranks, x, count); }
+    extern "C" __global__ void __launch_bounds__(THREADS) ranks_sum_##T( \
+        const __grid_constant__ Ranks ranks, f32* x, u64 count) { \
+        sum<T>(ranks, x, count); \
+    }
 
 RANKS_SUM(f32)
 RANKS_SUM(bf16)
@@ -165,7 +251,8 @@ DEVICE void place(f32* out, u32 out_width, u32 width, u64 element, u32 from, f32
 }
 
 // out[row] = [x[row] of rank 0 | x[row] of rank 1 | ...], cut to `out_width`.
-extern "C" __global__ void ranks_gather(Ranks ranks, const f32* x, f32* out, u32 rows, u32 width, u32 out_width) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    ranks_gather(const __grid_constant__ Ranks ranks, const f32* x, f32* out, u32 rows, u32 width, u32 out_width) {
     u64 count = (u64)rows * width;
     exchange<f32>(ranks, x, count, [&](u64 first, u32 from, Packet<f32> packet) {
 #pragma unroll

@@ -1,5 +1,5 @@
-//! Launches `kernels/cuda/csrc/comm/ranks.cu`: each rank writes small parts straight into the memory of the others,
-//! which CUDA IPC maps here.
+//! Launches `kernels/cuda/csrc/comm/ranks.cu`: each rank writes its part straight into the memory of the others, which
+//! CUDA IPC maps here. Messages of any size go in one launch; those of several chunks are sent and taken at once.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -15,34 +15,34 @@ use crate::runtime::device::{Device, Name, Shape, args};
 use kernels::ops::{DType, Exchange, ExchangeFailed, RankPlacement};
 
 const MOST_RANKS: usize = 8;
+/// Threads of a block.
 const THREADS: usize = 512;
 /// Blocks of a launch at most.
 const BLOCKS: usize = 128;
 /// Bytes of a packet, which are numbers and nothing else.
 const PACKET: usize = 16;
-const HALVES: usize = 2;
+/// `SLOTS` of the kernel.
+const SLOTS: usize = 4;
 
 /// `struct Ranks` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ranks {
     inbox: [CUdeviceptr; MOST_RANKS],
-    calls: CUdeviceptr,
+    chunks: CUdeviceptr,
     rank: u32,
     size: u32,
     blocks: u32,
     packets: u32,
 }
 
-twin!(Ranks = "Ranks" { inbox, calls, rank, size, blocks, packets });
+twin!(Ranks = "Ranks" { inbox, chunks, rank, size, blocks, packets });
 
 /// This rank's inbox, and those of the others.
 pub(crate) struct OneShot {
     ranks: Ranks,
-    /// Most bytes of a call, on their way.
-    limit: usize,
     _inbox: Memory,
-    _calls: Memory,
+    _chunks: Memory,
     _others: Vec<Mapped>,
 }
 
@@ -68,7 +68,7 @@ const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
 const TOLD: usize = 1 + 8 + 4 + 8 + HANDLE;
 
 impl OneShot {
-    /// Maps the inboxes of all ranks for calls of up to `bytes` bytes; `None`, on every rank, where some rank cannot.
+    /// Maps the inboxes of all ranks, for chunks of `bytes` bytes; `None`, on every rank, where some rank cannot.
     pub(crate) fn meet(
         device: &mut Device,
         placement: RankPlacement,
@@ -83,52 +83,40 @@ impl OneShot {
         let mapped = inboxes.and_then(|inboxes| map(&device.context, placement, &inboxes).ok());
         // Only when all are mapped and cleared may anybody write.
         let all = exchange(&[u8::from(mapped.is_some())])?;
-        let Some(((inbox, calls), (inboxes, others))) =
+        let Some(((inbox, chunks), (inboxes, others))) =
             made.zip(mapped).filter(|_| all.iter().all(|mapped| *mapped == [1]))
         else {
             return Ok(None);
         };
         let [rank, size, blocks, packets_of_block] =
             [placement.rank, placement.size, BLOCKS, packets].map(|n| n as u32);
-        let ranks = Ranks { inbox: inboxes, calls: calls.ptr, rank, size, blocks, packets: packets_of_block };
-        let limit = (bytes / PACKET * PACKET).max(PACKET);
-        Ok(Some(Self { ranks, limit, _inbox: inbox, _calls: calls, _others: others }))
+        let ranks = Ranks { inbox: inboxes, chunks: chunks.ptr, rank, size, blocks, packets: packets_of_block };
+        Ok(Some(Self { ranks, _inbox: inbox, _chunks: chunks, _others: others }))
     }
 
-    /// Whether a call of `count` numbers fits, in this element type.
-    pub(crate) fn takes(&self, count: usize, wire: DType) -> bool {
-        count * wire.size() <= self.limit
-    }
-
-    /// `x = sum over ranks of x`, in f32, each rounded to `wire`. What does not fit goes in pieces.
+    /// `x = sum over ranks of x`, in f32, each rounded to `wire`.
     pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType) {
         let name = Name::in_file("ranks", "ranks_sum", &[wire]);
-        let most = self.limit / wire.size();
-        for first in (0..x.elements()).step_by(most) {
-            let (ranks, count) = (self.ranks, most.min(x.elements() - first));
-            let at = x.ptr + (first * size_of::<f32>()) as u64;
-            device.launch_early(name, shape(count, wire), args![ranks, at, count as u64]);
-        }
+        let (ranks, count) = (self.ranks, x.elements());
+        device.launch_early(name, shape(count, wire), args![ranks, x.ptr, count as u64]);
     }
 
-    /// `out[row] = [x[row] of rank 0 | ...]`, in f32. What does not fit goes in pieces, a row at least.
+    /// `out[row] = [x[row] of rank 0 | ...]`, in f32.
     pub(crate) fn gather(&self, device: &mut Device, x: View, out: View) {
         let name = Name::in_file("ranks", "ranks_gather", &[]);
-        let most = self.limit / (x.width * size_of::<f32>());
-        for first in (0..x.rows).step_by(most) {
-            let (ranks, rows) = (self.ranks, most.min(x.rows - first));
-            let [from, to] = [x, out].map(|view| view.ptr + (first * view.width * size_of::<f32>()) as u64);
-            let shape = shape(rows * x.width, DType::F32);
-            let [rows, width, out_width] = [rows, x.width, out.width].map(|number| number as u32);
-            device.launch_early(name, shape, args![ranks, from, to, rows, width, out_width]);
-        }
+        let (ranks, [rows, width, out_width]) = (self.ranks, [x.rows, x.width, out.width].map(|number| number as u32));
+        device.launch_early(
+            name,
+            shape(x.elements(), DType::F32),
+            args![ranks, x.ptr, out.ptr, rows, width, out_width],
+        );
     }
 }
 
-/// The same on all ranks: blocks of one number talk to each other.
+/// The same on all ranks: blocks of one number talk to each other. Each has a packet at least.
 fn shape(count: usize, wire: DType) -> Shape {
-    let numbers = PACKET / wire.size();
-    Shape { grid: [count.div_ceil(numbers * THREADS).clamp(1, BLOCKS), 1], block: THREADS, shared: 0 }
+    let packets = count.div_ceil(PACKET / wire.size());
+    Shape { grid: [packets.div_ceil(THREADS).clamp(1, BLOCKS), 1], block: THREADS, shared: 0 }
 }
 
 /// An inbox for all ranks and the counters, cleared. `None` where this cannot work.
@@ -138,13 +126,13 @@ fn make(device: &mut Device, placement: RankPlacement, packets: usize) -> Option
     if placement.size > MOST_RANKS {
         return None;
     }
-    let bytes = HALVES * placement.size * BLOCKS * packets * PACKET;
+    let bytes = SLOTS * placement.size * BLOCKS * packets * PACKET;
     let inbox = device.allocate(bytes.next_multiple_of(PIECE), "an inbox for other ranks")?;
-    let calls = device.allocate(BLOCKS * size_of::<u32>(), "counters of calls")?;
+    let chunks = device.allocate(BLOCKS * size_of::<u32>(), "counters of chunks")?;
     device.clear(&inbox);
-    device.clear(&calls);
+    device.clear(&chunks);
     device.synchronize();
-    device.fault().is_none().then_some((inbox, calls))
+    device.fault().is_none().then_some((inbox, chunks))
 }
 
 /// Where the inboxes of all ranks are for this device.
@@ -249,16 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_s_share_fits_its_packets() {
-        for bytes in [4096, 100_000, 262_144, 1 << 20] {
-            let packets = (bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
-            for wire in [DType::F32, DType::Bf16] {
-                let most = bytes / wire.size();
-                for count in [1, 2, 1023, 1024, 1025, most - 1, most] {
-                    let blocks = shape(count, wire).grid[0];
-                    let needed = count.div_ceil(PACKET / wire.size()).div_ceil(blocks);
-                    assert!(needed <= packets, "{count} of {bytes}");
-                }
+    fn every_block_has_a_packet() {
+        let around = |number: usize| [number - 1, number, number + 1];
+        for wire in [DType::F32, DType::Bf16] {
+            let numbers = PACKET / wire.size();
+            let full = [1, 2, 7, BLOCKS - 1, BLOCKS].map(|blocks| around(blocks * THREADS * numbers));
+            for count in full.into_iter().flatten().chain([1, 2, 10_000_019]) {
+                let (blocks, packets) = (shape(count, wire).grid[0], count.div_ceil(numbers));
+                assert!((blocks - 1) * packets.div_ceil(blocks) < packets, "{count} numbers for {blocks} blocks");
             }
         }
     }

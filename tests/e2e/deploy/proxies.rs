@@ -62,9 +62,10 @@ async fn behind(program: &str, start: Start) -> anyhow::Result<()> {
     let child = start(folder.path(), port, &ports)?;
     let proxy = Proxy { child, client: Client::new(format!("http://127.0.0.1:{port}")) };
     proxy.answers().await?;
+    let told = || fs::read_to_string(folder.path().join("error.log")).unwrap_or_default();
     streams_pass_as_they_come(&proxy.client, &engines).await.context("streams")?;
-    rolling_restart(&proxy.client, &mut engines).await.context("rolling restart")?;
-    sudden_death(&proxy.client, &mut engines).await.context("kill -9")
+    rolling_restart(&proxy.client, &mut engines).await.with_context(told).context("rolling restart")?;
+    sudden_death(&proxy.client, &mut engines).await.with_context(told).context("kill -9")
 }
 
 /// The first event is here while the engine still generates.
@@ -247,7 +248,7 @@ fn nginx(folder: &Path, port: u16, engines: &[u16; 3]) -> anyhow::Result<Child> 
         temporary.iter().map(|name| format!("{name}_temp_path {}/{name};\n", folder.display())).collect();
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
     let around = format!(
-        "{user} daemon off; pid {0}/pid; error_log {0}/error.log; events {{}}\n\
+        "{user} daemon off; worker_processes 2; pid {0}/pid; error_log {0}/error.log; events {{}}\n\
          http {{ access_log off; {temporary} include {0}/quire.conf; }}\n",
         folder.display()
     );

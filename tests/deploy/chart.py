@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import helm_python as helm
+import jsonschema
 import kubernetes_validate
 import yaml
 
@@ -17,6 +18,7 @@ WRITE = "--write" in sys.argv
 CHART = ROOT / "deploy/helm/quire"
 GOLDEN = ROOT / "tests/deploy/golden"
 KUBERNETES = ["1.30", "1.34", "1.37"]
+LEADER_WORKER_SET = json.loads((ROOT / "tests/deploy/leaderworkerset.json").read_text())
 CRD_GROUPS = {"gateway.networking.k8s.io", "keda.sh", "monitoring.coreos.com"}
 
 # What people install, by a name.
@@ -65,14 +67,58 @@ CASES = {
     },
     "folder": {"model": {"path": "llama", "servedNames": ["llama"]}, "cache": {"existingClaim": "models"},
                "gateway": {"replicas": 1}, "processes": {"worker": {"extraFlags": ["--dtype=float32"]}}},
+    "stages": {"engine": {"pipelineParallelSize": 2, "dataParallelSize": 2}},
+    "stages-gpus": {"model": {"name": "Qwen/Qwen3-32B"},
+                    "engine": {"gpus": 8, "pipelineParallelSize": 2, "dataParallelSize": 2}},
+    "nodes": {
+        "engine": {"nodes": 2},
+        "links": {"existingSecret": "links"},
+        "autoscaling": {"enabled": True},
+        "metrics": {"podMonitor": {"enabled": True}, "scrapeAnnotations": True},
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+    },
+    "nodes-tls": {
+        "engine": {"nodes": 2, "hostNetwork": True},
+        "links": {"existingSecret": "links", "tls": {"existingSecret": "certificates"}},
+    },
+    "nodes-gpus": {
+        "replicaCount": 2,
+        "model": {"name": "Qwen/Qwen3-235B-A22B"},
+        "cache": {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]}},
+        "engine": {
+            "nodes": 2, "gpus": 8, "pipelineParallelSize": 4, "hostNetwork": True,
+            "exclusiveTopology": "topology.kubernetes.io/rack",
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": {"maxUnavailable": 1}},
+        },
+        "apiKey": {"existingSecret": "keys"},
+        "links": {"existingSecret": "links", "tls": {"existingSecret": "certificates"}},
+        "keda": {"enabled": True},
+    },
+}
+
+# Words of engines' command lines.
+FLAGS = {
+    "gpus": ["--tensor-parallel-size=2"],
+    "stages": ["--tensor-parallel-size=1", "--pipeline-parallel-size=2", "--data-parallel-size=2"],
+    "stages-gpus": ["--tensor-parallel-size=2", "--pipeline-parallel-size=2", "--data-parallel-size=2"],
+    "nodes": ["--tensor-parallel-size=1", "--pipeline-parallel-size=2", "--nnodes=2"],
+    "nodes-gpus": ["--tensor-parallel-size=4", "--pipeline-parallel-size=4", "--nnodes=2",
+                   "--link-ssl-certfile=/etc/quire/tls/tls.crt"],
 }
 
 # What cannot run, or is misspelt, and what the refusal says.
 REFUSED = [
-    ({"engine": {"nodes": 2}}, "an engine runs on one node"),
-    ({"engine": {"pipelineParallelSize": 2}}, "use engine.tensorParallelSize"),
-    ({"engine": {"dataParallelSize": 4}}, "use replicaCount 4"),
-    ({"engine": {"gpus": 1, "tensorParallelSize": 2}}, "takes as many GPUs"),
+    ({"engine": {"nodes": 2, "pipelineParallelSize": 3}}, "use a multiple of 2"),
+    ({"engine": {"nodes": 2, "dataParallelSize": 4}}, "use replicaCount 4"),
+    ({"engine": {"nodes": 2, "kind": "StatefulSet"}}, "are a LeaderWorkerSet"),
+    ({"engine": {"nodes": 2}, "gateway": {"replicas": 2}}, "use gateway.replicas 0"),
+    ({"engine": {"nodes": 2}, "links": {"tls": {"existingSecret": "a"}}}, "set engine.hostNetwork"),
+    ({"engine": {"nodes": 2}, "cache": {"persistence": {"enabled": True}}}, "ReadWriteMany"),
+    ({"engine": {"hostNetwork": True}, "networkPolicy": {"enabled": True}}, "policies do not cover"),
+    ({"links": {"existingSecret": "a"}}, "set engine.nodes"),
+    ({"engine": {"gpus": 1, "tensorParallelSize": 2}}, "take as many GPUs, and there are 1"),
+    ({"engine": {"gpus": 4, "dataParallelSize": 8}}, "take as many GPUs, and there are 4"),
+    ({"engine": {"gpus": 4, "pipelineParallelSize": 3}}, "set engine.tensorParallelSize"),
     ({"model": {"name": "a/b", "path": "c"}}, "two models"),
     ({"autoscaling": {"enabled": True}, "keda": {"enabled": True}}, "enable one of them"),
     ({"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}}, "count every series twice"),
@@ -100,9 +146,13 @@ def main():
     cases = {name: render(chart, values) for name, values in CASES.items()}
     for name, objects in cases.items():
         validate(name, objects)
+    for name, flags in FLAGS.items():
+        words = [word for pod in pods(cases[name]) for word in pod["spec"]["containers"][0]["args"]]
+        assert set(flags) <= set(words), f"{name}: {words}"
     for values, expected in REFUSED:
         refuse(chart, values, expected)
     golden("default", cases["default"])
+    golden("nodes", cases["nodes"])
     json.dump(cases, sys.stdout)
 
 
@@ -115,7 +165,21 @@ def render(chart, values):
     return [document for text in texts for document in yaml.safe_load_all(text) if document]
 
 
+def pods(objects):
+    """The pods that engines are made of, as objects."""
+    for it in objects:
+        template = it["spec"].get("template") if it["kind"] in ("Deployment", "StatefulSet") else None
+        templates = it["spec"].get("leaderWorkerTemplate", {}) if it["kind"] == "LeaderWorkerSet" else {}
+        for template in filter(None, [template, templates.get("leaderTemplate"), templates.get("workerTemplate")]):
+            metadata = {"name": it["metadata"]["name"], **template["metadata"]}
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
 def validate(name, objects):
+    for it in objects:
+        if it["kind"] == "LeaderWorkerSet":
+            jsonschema.validate(it, LEADER_WORKER_SET)
+    objects = [it for it in objects if it["kind"] != "LeaderWorkerSet"] + list(pods(objects))
     custom = [it for it in objects if it["apiVersion"].split("/")[0] in CRD_GROUPS]
     for it in objects:
         for version in KUBERNETES if it not in custom else []:

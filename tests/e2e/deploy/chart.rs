@@ -38,7 +38,9 @@ async fn every_object_is_valid_and_its_processes_run() -> anyhow::Result<()> {
     let cases = rendered()?;
     let _alone = alone().await;
     engine_alone(&cases["default"]).await.context("default")?;
-    engine_and_gateways(&cases["gateways"]).await.context("gateways")
+    engine_and_gateways(&cases["gateways"]).await.context("gateways")?;
+    engine_alone(&cases["stages"]).await.context("stages")?;
+    engine_on_nodes(&cases["nodes-tls"]).await.context("nodes")
 }
 
 async fn engine_alone(objects: &Value) -> anyhow::Result<()> {
@@ -68,6 +70,18 @@ async fn engine_and_gateways(objects: &Value) -> anyhow::Result<()> {
     answers(&gateways[0], objects, Some(API_KEY)).await.context("after another gateway has ended")?;
     gateways.remove(0).end()?;
     engine.end()
+}
+
+/// The pods of a LeaderWorkerSet, on the network of this machine, linked with a token and TLS.
+async fn engine_on_nodes(objects: &Value) -> anyhow::Result<()> {
+    let set = &find(objects, "LeaderWorkerSet", "-engine")?["spec"]["leaderWorkerTemplate"];
+    let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let mut head = Pod::of(&set["leaderTemplate"]["spec"], folders[0].path(), &[], 0).await?;
+    let node = Pod::of(&set["workerTemplate"]["spec"], folders[1].path(), &head.ports, 1).await?;
+    head.passes_its_probes().await.with_context(|| node.log())?;
+    answers(&head, objects, None).await?;
+    head.end()?;
+    node.end()
 }
 
 /// It answers, to those with the key, and `helm test` passes.

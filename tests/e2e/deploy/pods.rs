@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use e2e_tests::{Client, quire_binary};
+use e2e_tests::{Client, quire_binary, root};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tonic::transport::Channel;
@@ -45,16 +45,21 @@ impl Pod {
     /// Runs the init containers of a workload's pod to their ends, then starts the others. Volumes lie in `folder`;
     /// `others` are the ports of pods that it talks to.
     pub(super) async fn start(workload: &Value, folder: &Path, others: &[Port]) -> anyhow::Result<Self> {
-        let spec = &workload["spec"]["template"]["spec"];
+        Self::of(&workload["spec"]["template"]["spec"], folder, others, 0).await
+    }
+
+    /// The same of a pod's own `spec`, as number `index` of its group.
+    pub(super) async fn of(spec: &Value, folder: &Path, others: &[Port], index: u32) -> anyhow::Result<Self> {
         let containers = spec["containers"].as_array().context("containers")?;
         let numbers = containers.iter().flat_map(|it| it["ports"].as_array().into_iter().flatten());
         let numbers: Vec<u64> = numbers.filter_map(|port| port["containerPort"].as_u64()).collect();
         let ports: Vec<Port> = numbers.iter().map(|number| Port::new(*number as u16)).collect::<anyhow::Result<_>>()?;
         let all = [&ports[..], others].concat();
-        let place = Place { folder, ports: &all };
+        let place = Place { folder, ports: &all, index };
         for volume in ["run", "tmp", "models"] {
             fs::create_dir_all(folder.join(volume))?;
         }
+        secrets(folder)?;
         for init in spec["initContainers"].as_array().into_iter().flatten() {
             let mut command = place.command(init)?;
             super::tools::run(&mut command)?;
@@ -66,6 +71,11 @@ impl Pod {
     /// Where a port of the manifest is.
     pub(super) fn port(&self, named: u16) -> anyhow::Result<u16> {
         self.ports.iter().find(|port| port.named == named).map(|port| port.here).context("no such port")
+    }
+
+    /// What its containers wrote.
+    pub(super) fn log(&self) -> String {
+        self.containers.iter().map(Container::log).collect()
     }
 
     /// Startup, readiness and liveness probes succeed, in this order, as they would have to in a cluster.
@@ -130,6 +140,21 @@ impl Container {
 struct Place<'a> {
     folder: &'a Path,
     ports: &'a [Port],
+    /// The pod's number in its group.
+    index: u32,
+}
+
+/// What Secrets bring into pods, as files: the token of links, and certificates for loopback.
+fn secrets(folder: &Path) -> anyhow::Result<()> {
+    let [links, tls] = ["links", "tls"].map(|name| folder.join(name));
+    fs::create_dir_all(&links)?;
+    fs::create_dir_all(&tls)?;
+    fs::write(links.join("token"), "the-token-of-a-secret\n")?;
+    let made = root().join("crates/link/tests/tls");
+    for (name, key) in [("node.pem", "tls.crt"), ("node.key", "tls.key"), ("authority.pem", "ca.crt")] {
+        fs::copy(made.join(name), tls.join(key))?;
+    }
+    Ok(())
 }
 
 impl Place<'_> {
@@ -137,18 +162,45 @@ impl Place<'_> {
         let mut command = Command::new(quire_binary());
         command.env_clear();
         let args = container["args"].as_array().context("args")?;
-        command.args(args.iter().filter_map(Value::as_str).map(|arg| self.here(arg)));
+        let mut words: Vec<_> = args.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+        // LeaderWorkerSet's controller adds this one.
+        expand(&mut words, "LWS_LEADER_ADDRESS", "127.0.0.1");
         for variable in container["env"].as_array().into_iter().flatten() {
-            let value = variable["value"].as_str().map_or(API_KEY.to_owned(), |value| self.here(value));
-            command.env(variable["name"].as_str().context("name")?, value);
+            let name = variable["name"].as_str().context("name")?;
+            let value = self.value(variable)?;
+            expand(&mut words, name, &value);
+            command.env(name, value);
         }
+        command.args(words.iter().map(|word| self.here(word)));
         Ok(command)
+    }
+
+    /// What a variable of a container is here.
+    fn value(&self, variable: &Value) -> anyhow::Result<String> {
+        if let Some(value) = variable["value"].as_str() {
+            return Ok(self.here(value));
+        }
+        let from = &variable["valueFrom"];
+        match from["fieldRef"]["fieldPath"].as_str() {
+            Some("status.podIP") => Ok("127.0.0.1".to_owned()),
+            Some("metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']") => Ok(self.index.to_string()),
+            Some(path) => bail!("{path} is not known here"),
+            None if from["secretKeyRef"].is_object() => Ok(API_KEY.to_owned()),
+            None => bail!("no value: {variable}"),
+        }
     }
 
     /// A word of a command line or a variable, with the addresses and folders of this machine.
     fn here(&self, word: &str) -> String {
         let mut word = word.replace("0.0.0.0", "127.0.0.1").replace("chat-quire-engine", "127.0.0.1");
-        for (inside, volume) in [("/tmp", "tmp"), ("/run/quire", "run"), ("/models", "models")] {
+        let volumes = [
+            ("/tmp", "tmp"),
+            ("/run/quire", "run"),
+            ("/models", "models"),
+            ("/etc/quire/links", "links"),
+            ("/etc/quire/tls", "tls"),
+        ];
+        for (inside, volume) in volumes {
             if let Some(at) = word.find(inside).filter(|at| *at == 0 || [b'=', b':'].contains(&word.as_bytes()[at - 1]))
             {
                 word.replace_range(at..at + inside.len(), &self.folder.join(volume).to_string_lossy());
@@ -162,6 +214,14 @@ impl Place<'_> {
             }
         }
         word
+    }
+}
+
+/// Puts a variable's value where words have `$(NAME)`, as the kubelet does.
+fn expand(words: &mut [String], name: &str, value: &str) {
+    let reference = format!("$({name})");
+    for word in words {
+        *word = word.replace(&reference, value);
     }
 }
 

@@ -39,8 +39,12 @@ lifecycle:
   preStop: {sleep: {seconds: {{ max 1 .Values.engine.preStopSeconds }}}}
 {{- end }}
 
-{{/* One container: the supervisor and all processes of an engine. */}}
+{{/* One container: the supervisor and all processes of an engine, or (role `node`) workers that join a head. */}}
 {{- define "quire.serve" -}}
+{{- $pp := int (include "quire.pipelineParallelSize" .root) }}
+{{- $node := eq .role "node" }}
+{{- with .root }}
+{{- $nodes := int .Values.engine.nodes }}
 - name: quire
   {{- include "quire.container" . | nindent 2 }}
   args:
@@ -61,6 +65,31 @@ lifecycle:
     - --port=8000
     - --device={{ ternary "cuda" "cpu" (gt (int .Values.engine.gpus) 0) }}
     - --tensor-parallel-size={{ include "quire.tensorParallelSize" . }}
+    {{- if gt $pp 1 }}
+    - --pipeline-parallel-size={{ $pp }}
+    {{- end }}
+    {{- if gt (int .Values.engine.dataParallelSize) 1 }}
+    - --data-parallel-size={{ .Values.engine.dataParallelSize }}
+    {{- end }}
+    {{- if gt $nodes 1 }}
+    - --nnodes={{ $nodes }}
+    - --node-rank=$(NODE_RANK)
+    - --master-addr=$({{ ternary "LWS_LEADER_ADDRESS" "VLLM_HOST_IP" $node }})
+    - --master-port={{ .Values.engine.masterPort }}
+    {{- if $node }}
+    - --headless
+    {{- end }}
+    {{- with .Values.links }}
+    {{- if .existingSecret }}
+    - --link-token-file=/etc/quire/links/token
+    {{- end }}
+    {{- if .tls.existingSecret }}
+    - --link-ssl-certfile=/etc/quire/tls/tls.crt
+    - --link-ssl-keyfile=/etc/quire/tls/tls.key
+    - --link-ssl-ca-certs=/etc/quire/tls/ca.crt
+    {{- end }}
+    {{- end }}
+    {{- end }}
     - --api-server-count={{ .Values.engine.apiServerCount }}
     - --shutdown-timeout={{ .Values.engine.shutdownTimeout }}
     - --log-format={{ .Values.engine.logFormat }}
@@ -68,14 +97,36 @@ lifecycle:
     - {{ . | quote }}
     {{- end }}
   env: {{- include "quire.env" . | nindent 4 }}
+    {{- if gt $nodes 1 }}
+    - name: NODE_RANK
+      valueFrom: {fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}}
+    # Where the other nodes reach this one.
+    - name: VLLM_HOST_IP
+      valueFrom: {fieldRef: {fieldPath: status.podIP}}
+    {{- end }}
     {{- include "quire.hubToken" . | nindent 4 }}
+    {{- if not $node }}
     {{- include "quire.apiKey" . | nindent 4 }}
+    {{- end }}
     {{- with .Values.engine.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  ports: [{name: http, containerPort: 8000}]
+  {{- if not $node }}
+  ports:
+    - {name: http, containerPort: 8000}
+    {{- if gt $nodes 1 }}
+    - {name: links, containerPort: {{ .Values.engine.masterPort }}}
+    {{- end }}
   {{- include "quire.httpProbes" .Values.engine.probes | nindent 2 }}
   {{- include "quire.preStop" . | nindent 2 }}
+  {{- end }}
   resources: {{- include "quire.resources" . | nindent 4 }}
   volumeMounts: {{- include "quire.mounts" . | nindent 4 }}
+    {{- if .Values.links.existingSecret }}
+    - {name: links, mountPath: /etc/quire/links, readOnly: true}
+    {{- end }}
+    {{- if .Values.links.tls.existingSecret }}
+    - {name: tls, mountPath: /etc/quire/tls, readOnly: true}
+    {{- end }}
+{{- end }}
 {{- end }}

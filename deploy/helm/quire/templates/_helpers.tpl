@@ -2,13 +2,14 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
+{{/* Short enough for the names that a StatefulSet and its pods derive from it: labels have 63 characters. */}}
 {{- define "quire.fullname" -}}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | trunc 42 | trimSuffix "-" }}
 {{- else if contains (include "quire.name" .) .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- .Release.Name | trunc 42 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "quire.name" .) | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name (include "quire.name" .) | trunc 42 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
@@ -42,10 +43,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- printf "%s:%s" .Values.image.repository (default $default .Values.image.tag) }}
 {{- end }}
 
-{{/* Workers of an engine: as asked for, else one for each GPU. */}}
+{{/* Stages of an engine: as asked for, else one for each node. */}}
+{{- define "quire.pipelineParallelSize" -}}
+{{- if kindIs "invalid" .Values.engine.pipelineParallelSize }}
+{{- int .Values.engine.nodes }}
+{{- else }}
+{{- int .Values.engine.pipelineParallelSize }}
+{{- end }}
+{{- end }}
+
+{{/* Workers of a stage: as asked for, else what gives each GPU one. */}}
 {{- define "quire.tensorParallelSize" -}}
 {{- if kindIs "invalid" .Values.engine.tensorParallelSize }}
-{{- max 1 (int .Values.engine.gpus) }}
+{{- $stages := mul (include "quire.pipelineParallelSize" .) .Values.engine.dataParallelSize }}
+{{- max 1 (div (mul .Values.engine.gpus .Values.engine.nodes) $stages) }}
 {{- else }}
 {{- int .Values.engine.tensorParallelSize }}
 {{- end }}
@@ -66,60 +77,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "quire.model" . }}
 {{- else }}
 {{- printf "/models/quire/%s" (include "quire.fullname" .) }}
-{{- end }}
-{{- end }}
-
-{{/* Values that would render something that cannot run end here. */}}
-{{- define "quire.check" -}}
-{{- $tp := int (include "quire.tensorParallelSize" .) }}
-{{- with .Values }}
-{{- if gt (int .engine.nodes) 1 }}
-{{- fail (printf "engine.nodes %d: an engine runs on one node; use engine.gpus of one node, and replicaCount for more engines" (int .engine.nodes)) }}
-{{- end }}
-{{- if gt (int .engine.pipelineParallelSize) 1 }}
-{{- fail (printf "engine.pipelineParallelSize %d: the chart starts engines of one pipeline stage; use engine.tensorParallelSize" (int .engine.pipelineParallelSize)) }}
-{{- end }}
-{{- if gt (int .engine.dataParallelSize) 1 }}
-{{- fail (printf "engine.dataParallelSize %d: use replicaCount %d, which starts that many engines behind one Service" (int .engine.dataParallelSize) (int .engine.dataParallelSize)) }}
-{{- end }}
-{{- if and (gt (int .engine.gpus) 0) (gt $tp (int .engine.gpus)) }}
-{{- fail (printf "engine.tensorParallelSize %d takes as many GPUs, and engine.gpus is %d" $tp (int .engine.gpus)) }}
-{{- end }}
-{{- if and .model.name .model.path }}
-{{- fail "model.name and model.path name two models; leave one of them out" }}
-{{- end }}
-{{- if and .ingress.enabled (not .ingress.hosts) }}
-{{- fail "ingress.hosts: name at least one host" }}
-{{- end }}
-{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) }}
-{{- fail "httpRoute.parentRefs: name the Gateway that takes the requests" }}
-{{- end }}
-{{- if and .autoscaling.enabled .keda.enabled }}
-{{- fail "autoscaling and keda would both set the number of engines; enable one of them" }}
-{{- end }}
-{{- if and .metrics.serviceMonitor.enabled .metrics.podMonitor.enabled }}
-{{- fail "metrics.serviceMonitor and metrics.podMonitor would count every series twice; enable one of them" }}
-{{- end }}
-{{- $claims := and (eq .engine.kind "StatefulSet") (not .cache.existingClaim) }}
-{{- if and .cache.persistence.enabled (not .cache.existingClaim) (not $claims) (gt (int .replicaCount) 1) (not (has "ReadWriteMany" .cache.persistence.accessModes)) }}
-{{- fail "several engines of a Deployment share one claim: set cache.persistence.accessModes to [ReadWriteMany], or engine.kind to StatefulSet for a claim each" }}
-{{- end }}
-{{- if .gateway.replicas }}
-{{- if or (gt (int .replicaCount) 1) .autoscaling.enabled .keda.enabled }}
-{{- fail "gateway.replicas: gateways of their own serve one engine; install a release for each engine, with replicaCount 1 and without autoscaling" }}
-{{- end }}
-{{- if gt $tp 1 }}
-{{- fail (printf "gateway.replicas: workers would be containers that see one GPU each, and a group of %d ranks needs to see all; use gateway.replicas 0" $tp) }}
-{{- end }}
-{{- if .engine.extraFlags }}
-{{- fail "gateway.replicas: engine.extraFlags are those of `quire serve`; use gateway.extraFlags and processes.<name>.extraFlags" }}
-{{- end }}
-{{- if and (not .model.path) (not .model.fetch.enabled) }}
-{{- fail "gateway.replicas: the engine's processes take a folder; enable model.fetch, or name one by model.path" }}
-{{- end }}
-{{- else if or .gateway.extraFlags .processes.tokenizer.extraFlags .processes.scheduler.extraFlags .processes.worker.extraFlags .processes.detokenizer.extraFlags }}
-{{- fail "gateway.extraFlags and processes.<name>.extraFlags are for gateways of their own; use engine.extraFlags, or set gateway.replicas" }}
-{{- end }}
 {{- end }}
 {{- end }}
 

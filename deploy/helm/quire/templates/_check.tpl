@@ -1,0 +1,93 @@
+{{/* Values that would render something that cannot run end here. */}}
+{{- define "quire.check" -}}
+{{- include "quire.checkSizes" . }}
+{{- include "quire.checkNodes" . }}
+{{- include "quire.checkGateways" . }}
+{{- with .Values }}
+{{- if and .model.name .model.path }}
+{{- fail "model.name and model.path name two models; leave one of them out" }}
+{{- end }}
+{{- if and .ingress.enabled (not .ingress.hosts) }}
+{{- fail "ingress.hosts: name at least one host" }}
+{{- end }}
+{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) }}
+{{- fail "httpRoute.parentRefs: name the Gateway that takes the requests" }}
+{{- end }}
+{{- if and .autoscaling.enabled .keda.enabled }}
+{{- fail "autoscaling and keda would both set the number of engines; enable one of them" }}
+{{- end }}
+{{- if and .metrics.serviceMonitor.enabled .metrics.podMonitor.enabled }}
+{{- fail "metrics.serviceMonitor and metrics.podMonitor would count every series twice; enable one of them" }}
+{{- end }}
+{{- if and .networkPolicy.enabled .engine.hostNetwork }}
+{{- fail "networkPolicy: policies do not cover pods on the machines' own network; leave out engine.hostNetwork, or the policies" }}
+{{- end }}
+{{- $shared := and .cache.persistence.enabled (not .cache.existingClaim) (ne .engine.kind "StatefulSet") }}
+{{- if and $shared (gt (mul .replicaCount .engine.nodes) 1) (not (has "ReadWriteMany" .cache.persistence.accessModes)) }}
+{{- fail "several pods share one claim: set cache.persistence.accessModes to [ReadWriteMany], or, for engines on one node, engine.kind to StatefulSet for a claim each" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The workers of an engine and the GPUs that they take. */}}
+{{- define "quire.checkSizes" -}}
+{{- $tp := int (include "quire.tensorParallelSize" .) }}
+{{- $pp := int (include "quire.pipelineParallelSize" .) }}
+{{- with .Values.engine }}
+{{- $workers := mul $tp $pp .dataParallelSize }}
+{{- $gpus := mul .gpus .nodes }}
+{{- if and (gt $gpus 0) (gt $workers $gpus) }}
+{{- fail (printf "engine.tensorParallelSize %d x engine.pipelineParallelSize %d x engine.dataParallelSize %d take as many GPUs, and there are %d (engine.gpus of engine.nodes)" $tp $pp (int .dataParallelSize) $gpus) }}
+{{- end }}
+{{- if and (gt $gpus 0) (kindIs "invalid" .tensorParallelSize) (lt $workers $gpus) }}
+{{- fail (printf "%d GPUs cannot be divided evenly over engine.pipelineParallelSize %d x engine.dataParallelSize %d; set engine.tensorParallelSize" $gpus $pp (int .dataParallelSize)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Engines on several nodes. */}}
+{{- define "quire.checkNodes" -}}
+{{- $pp := int (include "quire.pipelineParallelSize" .) }}
+{{- $nodes := int .Values.engine.nodes }}
+{{- if eq $nodes 1 }}
+{{- if or .Values.links.existingSecret .Values.links.tls.existingSecret .Values.engine.exclusiveTopology }}
+{{- fail "links and engine.exclusiveTopology are for engines on several nodes; set engine.nodes" }}
+{{- end }}
+{{- else }}
+{{- if mod $pp $nodes }}
+{{- fail (printf "engine.pipelineParallelSize %d: the stages of engine.nodes %d cannot be spread evenly; use a multiple of %d" $pp $nodes $nodes) }}
+{{- end }}
+{{- if gt (int .Values.engine.dataParallelSize) 1 }}
+{{- fail (printf "engine.dataParallelSize %d: engines on several nodes are pods of their own; use replicaCount %d, which starts that many behind one Service" (int .Values.engine.dataParallelSize) (int .Values.engine.dataParallelSize)) }}
+{{- end }}
+{{- if eq .Values.engine.kind "StatefulSet" }}
+{{- fail "engine.kind StatefulSet is for engines on one node; those on several are a LeaderWorkerSet: leave it out" }}
+{{- end }}
+{{- if and .Values.links.tls.existingSecret (not .Values.engine.hostNetwork) }}
+{{- fail "links.tls: certificates are for addresses, and a pod's is not known ahead; set engine.hostNetwork, with a certificate of the machines' addresses" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Gateways of their own. */}}
+{{- define "quire.checkGateways" -}}
+{{- $workers := mul (include "quire.tensorParallelSize" .) (include "quire.pipelineParallelSize" .) .Values.engine.dataParallelSize }}
+{{- with .Values }}
+{{- if .gateway.replicas }}
+{{- if or (gt (int .replicaCount) 1) .autoscaling.enabled .keda.enabled }}
+{{- fail "gateway.replicas: gateways of their own serve one engine; install a release for each engine, with replicaCount 1 and without autoscaling" }}
+{{- end }}
+{{- if gt $workers 1 }}
+{{- fail (printf "gateway.replicas: a worker would be a container that sees one GPU, and a group of %d needs to see all; use gateway.replicas 0" $workers) }}
+{{- end }}
+{{- if .engine.extraFlags }}
+{{- fail "gateway.replicas: engine.extraFlags are those of `quire serve`; use gateway.extraFlags and processes.<name>.extraFlags" }}
+{{- end }}
+{{- if and (not .model.path) (not .model.fetch.enabled) }}
+{{- fail "gateway.replicas: the engine's processes take a folder; enable model.fetch, or name one by model.path" }}
+{{- end }}
+{{- else if or .gateway.extraFlags .processes.tokenizer.extraFlags .processes.scheduler.extraFlags .processes.worker.extraFlags .processes.detokenizer.extraFlags }}
+{{- fail "gateway.extraFlags and processes.<name>.extraFlags are for gateways of their own; use engine.extraFlags, or set gateway.replicas" }}
+{{- end }}
+{{- end }}
+{{- end }}

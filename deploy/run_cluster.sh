@@ -10,10 +10,20 @@
 #
 # Arguments between HF_HOME and `--` go to `docker run` (or whatever CONTAINER_ENGINE names): -e, -v, --gpus and so on.
 # The container shares the host's network and has 10.24 GB of shared memory. It ends with this script.
+#
+# One machine is a --head alone. For several, give all of them the same flags, with --nnodes N and
+# --pipeline-parallel-size (a multiple of N), in any order; of more than two machines each --worker has its number as
+# --node-rank, too. -e VLLM_HOST_IP=ADDRESS says where the others reach a machine that has several addresses.
 set -euo pipefail
 
 usage() {
-    echo "Usage: $0 [--no-docker] docker_image head_ip --head|--worker path_to_hf_home [docker args...] [-- serve args...]" >&2
+    echo "Usage: $0 [--no-docker] docker_image head_ip --head|--worker path_to_hf_home" \
+        "[docker args...] [-- serve args...]" >&2
+    exit 1
+}
+
+refuse() {
+    echo "Error: $1" >&2
     exit 1
 }
 
@@ -27,19 +37,14 @@ image=$1 head_ip=$2 role=$3 hf_home=$4
 shift 4
 
 case $role in
-    --head) ;;
-    --worker)
-        echo "Error: --worker: with GPUs an engine runs on one machine, so there is nothing for a worker machine to join yet." >&2
-        echo "Start another --head there, and put a load balancer in front of both (deploy/nginx, deploy/haproxy)." >&2
-        exit 1
-        ;;
+    --head | --worker) ;;
     *)
         echo "Error: node type must be --head or --worker, not ${role}" >&2
         usage
         ;;
 esac
-[[ $head_ip =~ ^[0-9a-fA-F.:]+$ ]] || { echo "Error: ${head_ip} is not an IP address" >&2; exit 1; }
-[ -d "$hf_home" ] || { echo "Error: there is no folder ${hf_home}" >&2; exit 1; }
+[[ $head_ip =~ ^[0-9a-fA-F.:]+$ ]] || refuse "${head_ip} is not an IP address"
+[ -d "$hf_home" ] || refuse "there is no folder ${hf_home}"
 hf_home=$(cd "$hf_home" && pwd)
 
 container_args=()
@@ -48,10 +53,51 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     shift
 done
 if [ $# -gt 0 ]; then shift; fi
-flags=(--host "$head_ip" "$@")
+given=("$@")
+
+# The value of a flag that was given, by any of its names; else nothing.
+value_of() {
+    local value="" takes="" word name
+    for word in "${given[@]}"; do
+        if [ -n "$takes" ]; then value=$word; fi
+        takes=
+        for name in "$@"; do
+            case $word in
+                "$name") takes=yes ;;
+                "$name"=*) value=${word#*=} ;;
+            esac
+        done
+    done
+    echo "$value"
+}
+
+nodes=$(value_of --nnodes) rank=$(value_of --node-rank -r)
+[ -z "$(value_of --master-addr)" ] || refuse "--master-addr is the second argument, ${head_ip}"
+flags=()
+if [ "$role" = --head ]; then
+    [ "${rank:-0}" = 0 ] || refuse "--head is node 0, not --node-rank ${rank}"
+    flags+=(--host "$head_ip")
+    if [ "${nodes:-1}" != 1 ]; then flags+=(--master-addr "$head_ip"); fi
+else
+    if [ "${nodes:-1}" = 1 ]; then
+        refuse "--worker joins the head of an engine on several machines: say --nnodes after --, here and at the head"
+    fi
+    if [ -z "$rank" ]; then
+        [ "$nodes" = 2 ] ||
+            refuse "--worker of ${nodes} machines needs its number, --node-rank 1 to $((nodes - 1)), after --"
+        flags+=(--node-rank 1)
+    fi
+    for word in "${container_args[@]}" "VLLM_HOST_IP=${VLLM_HOST_IP:-}"; do
+        [[ $word != *VLLM_HOST_IP="$head_ip" ]] ||
+            refuse "VLLM_HOST_IP ${head_ip} is the head's; give each machine its own"
+    done
+    flags+=(--headless --master-addr "$head_ip")
+fi
+flags+=("${given[@]}")
 
 if [ -z "$engine" ]; then
-    [ ${#container_args[@]} -eq 0 ] || { echo "Error: without a container, nobody takes ${container_args[*]}; flags of quire serve follow --" >&2; exit 1; }
+    [ ${#container_args[@]} -eq 0 ] ||
+        refuse "without a container, nobody takes ${container_args[*]}; flags of quire serve follow --"
     HF_HOME=$hf_home exec "$image" serve "${flags[@]}"
 fi
 

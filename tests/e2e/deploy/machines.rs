@@ -47,7 +47,11 @@ fn run_cluster_checks_as_vllms_does() -> anyhow::Result<()> {
     for (args, expected) in [
         (&["quire", "127.0.0.1", "--head"][..], "Usage:"),
         (&["quire", "127.0.0.1", "--leader", "/tmp"], "must be --head or --worker"),
-        (&["quire", "127.0.0.1", "--worker", "/tmp"], "with GPUs an engine runs on one machine"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp"], "say --nnodes after --"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp", "--", "--nnodes", "3"], "--node-rank 1 to 2"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp", "-e", "VLLM_HOST_IP=127.0.0.1", "--", "--nnodes=2"], "its own"),
+        (&["quire", "127.0.0.1", "--head", "/tmp", "--", "--nnodes=2", "-r", "1"], "not --node-rank 1"),
+        (&["quire", "127.0.0.1", "--head", "/tmp", "--", "--master-addr=::1"], "is the second argument"),
         (&["quire", "head", "--head", "/tmp"], "is not an IP address"),
         (&["quire", "127.0.0.1", "--head", "/nonexistent"], "there is no folder"),
         (&["--no-docker", "quire", "127.0.0.1", "--head", "/tmp", "-e", "A=1"], "nobody takes -e A=1"),
@@ -101,15 +105,6 @@ async fn scripts_become_the_server() -> anyhow::Result<()> {
     // A job of Slurm on a node without GPUs, pretended.
     slurm.envs([("SLURM_JOB_ID", "77"), ("SLURM_JOB_NUM_NODES", "1"), ("QUIRE_PORT", &port), ("TMPDIR", home)]);
     serves(&mut slurm, &port, folder.path()).await.context("quire.sbatch")
-}
-
-#[test]
-fn slurm_takes_one_node() -> anyhow::Result<()> {
-    let mut slurm = Command::new("bash");
-    let refused = slurm.arg(root().join("deploy/slurm/quire.sbatch")).env("SLURM_JOB_NUM_NODES", "2").output()?;
-    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(refused.status.code() == Some(1) && text.contains("an engine runs on one"), "{text}");
-    Ok(())
 }
 
 /// Starts it, asks, and ends it in order.

@@ -2,8 +2,10 @@
 
 mod chart;
 mod containers;
+mod hosts;
 mod machines;
 mod monitoring;
 mod pods;
 mod proxies;
+mod slurm;
 mod tools;

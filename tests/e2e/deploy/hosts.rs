@@ -1,0 +1,159 @@
+//! run_cluster.sh on two machines: network namespaces with a cable between them.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use e2e_tests::{alone, quire_binary, root};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::tools;
+
+/// Within this the machines find each other (debug builds load slowly).
+const READY: Duration = Duration::from_secs(60);
+/// The addresses of the head and the worker.
+const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+
+/// Two namespaces of Debian's iproute2, and their names.
+struct Hosts([String; 2]);
+
+impl Hosts {
+    /// Absent, with a message, where namespaces cannot be made.
+    fn make() -> anyhow::Result<Option<Self>> {
+        let names = ["head", "worker"].map(|name| format!("quire-{name}-{}", std::process::id()));
+        match ip(&["netns", "add", &names[0]]) {
+            Err(error) => {
+                println!("skipped: no network namespaces here: {error:#}");
+                return Ok(None);
+            }
+            Ok(()) => ip(&["netns", "add", &names[1]])?,
+        }
+        let hosts = Self(names);
+        let [head, worker] = &hosts.0;
+        ip(&["link", "add", "eth0", "netns", head, "type", "veth", "peer", "name", "eth0", "netns", worker])?;
+        for (name, address) in hosts.0.iter().zip(ADDRESSES) {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+            ip(&["-n", name, "link", "set", "eth0", "up"])?;
+        }
+        Ok(Some(hosts))
+    }
+
+    /// A command on one of them.
+    fn on(&self, host: usize, program: &Path) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0[host]]).arg(program).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            let _ = ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+fn ip(args: &[&str]) -> anyhow::Result<()> {
+    tools::run(Command::new("ip").args(args)).map(drop)
+}
+
+/// A script that runs until it is told to end.
+struct Script {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Script {
+    fn start(command: &mut Command, log: PathBuf) -> anyhow::Result<Self> {
+        let output = File::create(&log)?;
+        let child = command.stdout(output.try_clone()?).stderr(output).spawn()?;
+        Ok(Self { child, log })
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Ends it as Ctrl-C in another terminal would; `status` is what it must say.
+    fn end(mut self, status: i32) -> anyhow::Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        let ended = self.child.wait()?;
+        ensure!(ended.code() == Some(status), "{ended}: {}", self.log());
+        Ok(())
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A container engine that starts the program itself, and stops it.
+fn container_engine(folder: &Path) -> anyhow::Result<PathBuf> {
+    let (path, pid) = (folder.join("engine"), folder.join("pid"));
+    let (program, pid) = (quire_binary(), pid.display());
+    let text = format!(
+        "#!/bin/sh\n\
+         case $1 in\n\
+         run) while [ \"$1\" != quire:1 ]; do shift; done; shift; echo $$ > {pid}; exec {} serve \"$@\" ;;\n\
+         stop) kill \"$(cat {pid})\"; while kill -0 \"$(cat {pid})\"; do sleep 0.1; done ;;\n\
+         esac\n",
+        program.display()
+    );
+    fs::write(&path, text)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+/// The head as a plain program, the worker by a container engine: an engine of two stages, a stage each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_cluster_joins_two_machines() -> anyhow::Result<()> {
+    let _alone = alone().await;
+    let Some(hosts) = Hosts::make()? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let token = folder.path().join("token");
+    fs::write(&token, "the-token-of-two-machines\n")?;
+    let token = format!("--link-token-file={}", token.display());
+    let flags = ["--", "--device=cpu", "--nnodes=2", "--pipeline-parallel-size=2", &token];
+    let script = root().join("deploy/run_cluster.sh");
+    let start = |host: usize, first: &[&str], role: &str| {
+        let mut command = hosts.on(host, &script);
+        command.args(first).args([ADDRESSES[0], role]).arg(folder.path()).args(flags);
+        command.env("CONTAINER_ENGINE", container_engine(folder.path())?);
+        Script::start(&mut command, folder.path().join(role))
+    };
+    // The worker first: it waits for the head.
+    let worker = start(1, &["quire:1"], "--worker")?;
+    let program = quire_binary();
+    let mut head = start(0, &["--no-docker", program.to_str().context("a path")?], "--head")?;
+    let ask = || hosts.on(1, &program).args(["complete", "--quick=Once", "--max-tokens=4"]).arg(URL).output();
+    let began = Instant::now();
+    loop {
+        let answer = ask()?;
+        if answer.status.success() {
+            ensure!(!answer.stdout.trim_ascii().is_empty(), "no text");
+            break;
+        }
+        if head.child.try_wait()?.is_some() || began.elapsed() > READY {
+            bail!("no answer: {}\n{}", head.log(), worker.log());
+        }
+    }
+    ensure!(worker.log().contains("node 1 of 2, with workers 1 to 1"), "{}", worker.log());
+    head.end(0)?;
+    // As of any shell script: 128 and the signal.
+    worker.end(143)
+}
+
+/// Where a client of the other machine finds the head.
+const URL: &str = "--url=http://10.77.0.1:8000/v1";

@@ -8,4 +8,5 @@ mod monitoring;
 mod pods;
 mod proxies;
 mod slurm;
+mod systemd;
 mod tools;

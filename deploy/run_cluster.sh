@@ -106,6 +106,8 @@ if command -v nvidia-smi > /dev/null; then gpus=(--gpus all); fi
 name=quire-$RANDOM$RANDOM
 # The end of the script, by whatever signal, is the end of the container; `stop` lets it drain.
 cleanup() {
+    # Another signal would leave the container behind.
+    trap '' INT TERM
     "$engine" stop --time 45 "$name" > /dev/null 2>&1 || true
     "$engine" rm --force "$name" > /dev/null 2>&1 || true
 }

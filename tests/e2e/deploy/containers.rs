@@ -1,7 +1,10 @@
-//! The image: built by Debian's buildah without a registry, and run. Second tier (`cargo xtask test --all`).
+//! The image: built by Debian's buildah without a registry, run by buildah, and by podman through run_cluster.sh.
+//! Second tier (`cargo xtask test --all`).
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -14,6 +17,9 @@ use serde_json::json;
 use super::tools;
 
 const READY: Duration = Duration::from_secs(120);
+const IMAGE: &str = "localhost/quire:test";
+/// podman's own are higher than some machines allow.
+const LIMITS: [&str; 2] = ["--ulimit=nofile=1024:4096", "--ulimit=nproc=1024:1024"];
 
 /// buildah with a storage of its own.
 struct Buildah<'a>(&'a std::path::Path);
@@ -37,7 +43,7 @@ async fn an_image_is_built_and_serves() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let buildah = Buildah(folder.path());
     build(&buildah)?;
-    let container = tools::run(&mut buildah.command(&["from", "localhost/quire:test"]))?.trim().to_owned();
+    let container = tools::run(&mut buildah.command(&["from", IMAGE]))?.trim().to_owned();
     has_no_shell(&buildah, &container)?;
     let _alone = alone().await;
     let port = free_port()?.to_string();
@@ -53,7 +59,69 @@ async fn an_image_is_built_and_serves() -> anyhow::Result<()> {
     let ended = child.wait()?;
     served?;
     ensure!(ended.success(), "{ended}");
+    by_podman(&buildah).await.context("podman")
+}
+
+/// run_cluster.sh with a real container engine: it serves, finishes a request when it is ended, and leaves nothing.
+async fn by_podman(buildah: &Buildah<'_>) -> anyhow::Result<()> {
+    let podman = podman(buildah)?;
+    let mut probe = Command::new(&podman);
+    probe.args(["run", "--rm"]).args(LIMITS).args(["--entrypoint=/usr/bin/quire", IMAGE, "--help"]);
+    if let Err(error) = tools::run(&mut probe) {
+        println!("skipped: podman does not run containers here: {error:#}");
+        return Ok(());
+    }
+    let port = free_port()?.to_string();
+    let (home, log) = (buildah.0.join("home"), fs::File::create(buildah.0.join("log"))?);
+    fs::create_dir_all(&home)?;
+    let mut script = Command::new(root().join("deploy/run_cluster.sh"));
+    script.args([IMAGE, "127.0.0.1", "--head"]).arg(&home).args(LIMITS);
+    // podman's own mounts for --read-only would hide /run/quire.
+    script.args(["--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--tmpfs=/run/quire"]);
+    script.args(["--user=65532:65532", "--", "--port", &port]);
+    script.env("CONTAINER_ENGINE", &podman).stdout(log.try_clone()?).stderr(log);
+    let mut child = script.stdin(Stdio::null()).spawn()?;
+    let ended = drains(&port, Pid::from_child(&child)).await;
+    // Once more, as of somebody who cannot wait.
+    let _ = kill_process(Pid::from_child(&child), Signal::TERM);
+    let status = child.wait()?;
+    ended.with_context(|| fs::read_to_string(buildah.0.join("log")).unwrap_or_default())?;
+    ensure!(status.code() == Some(143), "{status}");
+    let left =
+        tools::run(Command::new(&podman).args(["ps", "--all", "--format", "{{.Names}} {{.Image}} {{.Status}}"]))?;
+    ensure!(left.trim().is_empty(), "containers are left: {left}");
     Ok(())
+}
+
+/// Ends the script while the server answers.
+async fn drains(port: &str, script: Pid) -> anyhow::Result<()> {
+    let client = healthy(port).await?;
+    let body = json!({"prompt": "Once", "max_tokens": 400, "ignore_eos": true, "stream": true});
+    let (status, mut events) = client.stream("/v1/completions", &body).await?;
+    ensure!(status == 200, "{status}");
+    events.next().await?.context("an event")?;
+    kill_process(script, Signal::TERM)?;
+    let mut finished = false;
+    while let Some(event) = events.next().await? {
+        ensure!(event["error"].is_null(), "{event}");
+        finished |= !event["choices"][0]["finish_reason"].is_null();
+    }
+    ensure!(finished, "the answer was not finished");
+    Ok(())
+}
+
+/// A program that runs podman on the images of buildah.
+fn podman(buildah: &Buildah<'_>) -> anyhow::Result<PathBuf> {
+    // crun refuses machines with cgroups of both versions.
+    let runtime = if Command::new("runc").arg("--version").output().is_ok() { "--runtime=runc" } else { "" };
+    let (path, at) = (buildah.0.join("podman"), buildah.0.display());
+    let text = format!(
+        "#!/bin/sh\nSTORAGE_DRIVER=vfs exec podman --root {at}/store --runroot {at}/run --cgroup-manager=cgroupfs \
+         {runtime} \"$@\"\n"
+    );
+    fs::write(&path, text)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(path)
 }
 
 /// The Containerfile, with a file system in the place of the stage that compiles.
@@ -81,12 +149,7 @@ fn has_no_shell(buildah: &Buildah<'_>, container: &str) -> anyhow::Result<()> {
 }
 
 async fn serves(port: &str, above: Pid) -> anyhow::Result<()> {
-    let client = Client::new(format!("http://127.0.0.1:{port}"));
-    let start = Instant::now();
-    while client.health().await != Some(200) {
-        ensure!(start.elapsed() < READY, "the image does not serve");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let client = healthy(port).await?;
     let (status, answer) = client.post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 3})).await?;
     ensure!(status == 200, "{answer}");
     let worker = descendants(above).into_iter().find(|it| it.role == "worker").context("a worker")?;
@@ -94,4 +157,14 @@ async fn serves(port: &str, above: Pid) -> anyhow::Result<()> {
     let user = status.lines().find(|line| line.starts_with("Uid:")).context("Uid")?;
     ensure!(user.split_whitespace().nth(1) == Some("65532"), "{user}");
     Ok(())
+}
+
+async fn healthy(port: &str) -> anyhow::Result<Client> {
+    let client = Client::new(format!("http://127.0.0.1:{port}"));
+    let start = Instant::now();
+    while client.health().await != Some(200) {
+        ensure!(start.elapsed() < READY, "the image does not serve");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(client)
 }

@@ -111,9 +111,9 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size(1..=u64::MAX))]
     pub max_num_queued_tokens: Option<u64>,
 
-    /// Do not sample the tokens of structured output one by one where its grammar leaves one way [default: on CPUs]
-    #[arg(long, action = ArgAction::Set)]
-    pub enable_jump_forward: Option<bool>,
+    /// Do not sample the tokens of structured output one by one where its grammar leaves one way
+    #[arg(long, default_value_t = true, action = ArgAction::Set)]
+    pub enable_jump_forward: bool,
 
     /// Share of KV blocks that stays free when requests are admitted
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = fraction)]
@@ -299,8 +299,7 @@ impl Args {
             pipeline_depth: if self.async_scheduling { self.group.pipeline_parallel_size.max(2) } else { 1 },
             stages: self.group.pipeline_parallel_size,
             speculative_tokens: 0,
-            // On GPUs a chunk keeps a step of decodes from being a replayed graph.
-            jump_forward: self.enable_jump_forward.unwrap_or(ready.device_kind() == DeviceKind::Cpu),
+            jump_forward: self.enable_jump_forward,
             adapter_slots: self.lora.slots(),
             features: Features { pooling: pools, only_pooling: pools, ..Features::default() },
             max_num_queued_reqs: self.max_num_queued_reqs,

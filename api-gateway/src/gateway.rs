@@ -54,7 +54,7 @@ impl Gateway {
         Ok(Self {
             pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
             model: Model::new(config.clone()),
-            peers: Peers::new(&config.peers)?,
+            peers: Peers::new(&config.peers, &process.links)?,
             profiler: Profiler::new(config.profiler.clone(), &process),
             responses: Arc::new(Store::new(config.stored_responses())),
             keys: Keys::new(&config.access.api_key),

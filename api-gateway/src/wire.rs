@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::Either;
-use link::{Link, LinkError, LinkOptions, Receiver, Sender};
+use link::{Link, LinkError, Receiver, Sender};
 use proto::{EventBatch, Failure, Inbound, failure};
 
 use crate::{engine::pipeline::unavailable, gateway::Gateway};
@@ -17,7 +17,7 @@ pub async fn requests(gateway: Arc<Gateway>) {
     let hello = link::hello("api-gateway", "requests", &peers.fingerprint.model_fingerprint);
     loop {
         let Link { sender, receiver, .. } =
-            link::redial::<Inbound, Inbound>(&peers.requests, hello.clone(), &LinkOptions::default()).await;
+            link::redial::<Inbound, Inbound>(&peers.requests, hello.clone(), &gateway.process.links).await;
         tracing::info!(address = %peers.requests, "tokenizer connected");
         gateway.pipeline.outbox().up();
         let error = send_all(&gateway, sender, receiver).await;
@@ -73,7 +73,7 @@ pub async fn events(gateway: Arc<Gateway>) {
     loop {
         // The sender is kept: dropping it would end the link.
         let Link { sender: _sender, receiver, .. } =
-            link::redial::<Inbound, EventBatch>(&peers.events, hello.clone(), &LinkOptions::default()).await;
+            link::redial::<Inbound, EventBatch>(&peers.events, hello.clone(), &gateway.process.links).await;
         tracing::info!(address = %peers.events, "detokenizer connected");
         gateway.pipeline.events_up();
         let error = receive_all(&gateway, receiver).await;

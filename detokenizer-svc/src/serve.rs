@@ -45,11 +45,12 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let tokenizer =
         tokio::task::spawn_blocking(move || Tokenizer::load(&dir)).await?.context("loading the tokenizer")?;
     info!(vocab_size = tokenizer.vocab_size(), shape = ?tokenizer.shape(), "tokenizer loaded");
-    let options = LinkOptions { send_deadline: Duration::from_millis(args.send_deadline_ms), ..LinkOptions::default() };
+    let links = process.links.clone();
+    let options = LinkOptions { send_deadline: Duration::from_millis(args.send_deadline_ms), ..links.clone() };
     let message_limit = options.message_limit();
     let fingerprint = &args.fingerprint.model_fingerprint;
     let events = listen(&args.listen_events, "events", fingerprint, options).await.context("--listen-events")?;
-    let tokens = listen(&args.listen_tokens, "tokens", fingerprint, LinkOptions::default()).await;
+    let tokens = listen(&args.listen_tokens, "tokens", fingerprint, links).await;
     let mut shell = Shell {
         metrics: DetokenizerMetrics::new(&process.metrics),
         process,

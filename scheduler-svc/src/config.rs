@@ -7,7 +7,7 @@ use link::LinkOptions;
 use proto::{DeviceKind, ModelInfo, ServedAdapter, StepPreference};
 use sched_core::{Config, Features, MixedPrefill, PrefillBudget};
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LoraArgs, ReplicaArgs,
     values::{count, fraction, size},
 };
 
@@ -31,10 +31,6 @@ pub struct Args {
     /// Where workers of other machines come for plans, too
     #[arg(long, value_name = "ADDRESS")]
     pub listen_remote_workers: Option<Address>,
-
-    /// Links to other machines.
-    #[command(flatten)]
-    pub link: LinkArgs,
 
     /// The detokenizer that takes the tokens
     #[arg(long, value_name = "ADDRESS")]

@@ -36,7 +36,7 @@ use crate::{
     spans::Spans,
     stats_line::StatsLine,
     watchers::Watchers,
-    wire::{Event, ListenAt, Wire},
+    wire::{Event, Wire},
 };
 
 /// Events taken before the core plans again: enough to batch a burst, few enough to keep steps coming.
@@ -54,12 +54,9 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.fingerprint.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
-    let options = args.link.options()?;
-    let local = ListenAt { address: &args.listen_workers, options: options.clone() };
-    wire.listen_workers(&process, local, fingerprint).await.context("--listen-workers")?;
+    wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     if let Some(address) = &args.listen_remote_workers {
-        let remote = ListenAt { address, options };
-        wire.listen_workers(&process, remote, fingerprint).await.context("--listen-remote-workers")?;
+        wire.listen_workers(&process, address, fingerprint).await.context("--listen-remote-workers")?;
     }
     wire.dial_detokenizer(&process, &args);
     engine.run(events).await

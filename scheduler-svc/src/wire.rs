@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use link::{Address, Link, LinkOptions, Listener, Receiver, Sender};
+use link::{Address, Link, Listener, Receiver, Sender};
 use prost::Message;
 use proto::{
     DetokenizerReply, EngineReport, FromWorker, Hello, Inbound, ToWorker, TokenBatch, inbound::Event as FromTokenizer,
@@ -63,12 +63,6 @@ impl From<Question> for Event {
     }
 }
 
-/// Where to listen, and how.
-pub(crate) struct ListenAt<'a> {
-    pub address: &'a Address,
-    pub options: LinkOptions,
-}
-
 /// The scheduler's end of all links.
 pub(crate) struct Wire {
     events: mpsc::Sender<Event>,
@@ -96,7 +90,7 @@ impl Wire {
         fingerprint: &str,
     ) -> Result<(), link::LinkError> {
         let hello = link::hello("scheduler-svc", "requests", fingerprint);
-        let mut listener = Listener::bind(address, hello, LinkOptions::default()).await?;
+        let mut listener = Listener::bind(address, hello, process.links.clone()).await?;
         let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
         let connections = self.connections.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {
@@ -115,11 +109,11 @@ impl Wire {
     pub(crate) async fn listen_workers(
         &self,
         process: &Process,
-        at: ListenAt<'_>,
+        address: &Address,
         fingerprint: &str,
     ) -> Result<(), link::LinkError> {
         let hello = link::hello("scheduler-svc", "steps", fingerprint);
-        let mut listener = Listener::bind(at.address, hello, at.options).await?;
+        let mut listener = Listener::bind(address, hello, process.links.clone()).await?;
         let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
         let connections = self.connections.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {
@@ -139,9 +133,10 @@ impl Wire {
         let (events, shutdown, address) = (self.events.clone(), process.shutdown.clone(), args.detokenizer.clone());
         let hello = link::hello("scheduler-svc", "tokens", &args.fingerprint.model_fingerprint);
         let hello = Hello { rank: args.replica.data_parallel_rank, ..hello };
+        let links = process.links.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {
             loop {
-                let link = link::redial(&address, hello.clone(), &LinkOptions::default()).await;
+                let link = link::redial(&address, hello.clone(), &links).await;
                 if read_detokenizer(link, &events).await.is_err() {
                     return;
                 }

@@ -27,12 +27,13 @@ pub(crate) struct Schedulers {
 
 impl Schedulers {
     /// Dials every scheduler.
-    pub(crate) fn dial(args: &Args) -> Self {
+    pub(crate) fn dial(args: &Args, links: &LinkOptions) -> Self {
         let hello = link::hello("tokenizer-svc", "requests", &args.fingerprint.model_fingerprint);
         let (send, events) = mpsc::channel(QUEUE);
         let mut dialers = JoinSet::new();
         for (engine, address) in args.scheduler.iter().cloned().enumerate() {
-            dialers.spawn(keep(engine, address, hello.clone(), send.clone()));
+            let dialer = Dialer { engine, address, hello: hello.clone(), links: links.clone() };
+            dialers.spawn(dialer.keep(send.clone()));
         }
         Self { events, _dialers: dialers }
     }
@@ -52,24 +53,35 @@ impl Schedulers {
     }
 }
 
-/// Keeps the link to one scheduler.
-async fn keep(engine: usize, address: Address, hello: Hello, events: mpsc::Sender<FromScheduler>) {
-    loop {
-        let link = link::redial::<Inbound, EngineReport>(&address, hello.clone(), &LinkOptions::default()).await;
-        let Link { peer, sender, mut receiver } = link;
-        let mut event = FromScheduler::Up { engine, pid: peer.pid, sender };
+/// Dials one scheduler.
+struct Dialer {
+    engine: usize,
+    address: Address,
+    hello: Hello,
+    links: LinkOptions,
+}
+
+impl Dialer {
+    /// Keeps the link.
+    async fn keep(self, events: mpsc::Sender<FromScheduler>) {
+        let Self { engine, address, hello, links } = self;
         loop {
-            let over = matches!(event, FromScheduler::Lost { .. });
-            if events.send(event).await.is_err() {
-                return;
+            let link = link::redial::<Inbound, EngineReport>(&address, hello.clone(), &links).await;
+            let Link { peer, sender, mut receiver } = link;
+            let mut event = FromScheduler::Up { engine, pid: peer.pid, sender };
+            loop {
+                let over = matches!(event, FromScheduler::Lost { .. });
+                if events.send(event).await.is_err() {
+                    return;
+                }
+                if over {
+                    break;
+                }
+                event = match receiver.recv().await {
+                    Ok(report) => FromScheduler::Reported { engine, report: Box::new(report) },
+                    Err(reason) => FromScheduler::Lost { engine, reason },
+                };
             }
-            if over {
-                break;
-            }
-            event = match receiver.recv().await {
-                Ok(report) => FromScheduler::Reported { engine, report: Box::new(report) },
-                Err(reason) => FromScheduler::Lost { engine, reason },
-            };
         }
     }
 }

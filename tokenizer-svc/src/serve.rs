@@ -62,7 +62,7 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
 
 /// Serves for as long as there is a scheduler, again and again.
 async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Question>) -> anyhow::Result<()> {
-    let mut schedulers = Schedulers::dial(args);
+    let mut schedulers = Schedulers::dial(args, &shell.process.links);
     loop {
         shell.process.status.not_ready("no scheduler connected");
         let event = tokio::select! {
@@ -73,7 +73,8 @@ async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Ques
         if !matches!(event, FromScheduler::Up { .. }) {
             continue;
         }
-        let gateways = Gateways::listen(args).await.with_context(|| format!("--listen {}", args.listen))?;
+        let gateways =
+            Gateways::listen(args, &shell.process.links).await.with_context(|| format!("--listen {}", args.listen))?;
         shell.process.status.ready();
         match Session::new(args, shell, event).run(&mut schedulers, gateways, questions).await {
             End::Shutdown => return Ok(()),

@@ -36,11 +36,11 @@ pub(crate) struct Gateways {
 
 impl Gateways {
     /// Listens for gateways.
-    pub(crate) async fn listen(args: &Args) -> Result<Self, LinkError> {
+    pub(crate) async fn listen(args: &Args, links: &LinkOptions) -> Result<Self, LinkError> {
         let hello = link::hello("tokenizer-svc", "requests", &args.fingerprint.model_fingerprint);
         let began = Instant::now();
         let listener = loop {
-            match Listener::bind(&args.listen, hello.clone(), LinkOptions::default()).await {
+            match Listener::bind(&args.listen, hello.clone(), links.clone()).await {
                 Ok(listener) => break listener,
                 Err(error) if began.elapsed() > REBIND => return Err(error),
                 // The previous listener's socket is being closed by another task, which does not say when.

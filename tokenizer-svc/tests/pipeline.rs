@@ -272,13 +272,14 @@ async fn the_control_plane_tokenizes() {
     send(&mut gateway, Event::Request(text(7, 1, "a"))).await;
     assert_eq!(stage.request().await.0, 1);
     let address = Address::GrpcUnix(stage.dir.path().join("control"));
-    let info = control::ControlClient::new(&address).expect("a client").info().await.expect("info");
+    let info =
+        control::ControlClient::new(&address, &LinkOptions::default()).expect("a client").info().await.expect("info");
     let model = info.model.expect("a model");
     assert!(model.has_chat_template);
     assert_eq!((model.vocab_size, model.max_model_len), (8192, 1024));
     assert!(!model.eos_token_ids.is_empty() && model.generation_config_json.contains("eos_token_id"));
 
-    let mut client = TokenizerServiceClient::new(control::channel(&address).expect("a channel"));
+    let mut client = TokenizerServiceClient::new(link::channel(&address, &LinkOptions::default()).expect("a channel"));
     let prompt =
         Prompt { kind: Some(Kind::Text("Once upon a time".to_owned())), add_special_tokens: true, suffix: None };
     let ask = proto::TokenizeRequest { prompt: Some(prompt), return_token_strs: true };

@@ -11,7 +11,7 @@ use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
 use proto::Setting;
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs,
+    Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LoraArgs, ReplicaArgs,
     values::{count, share, size},
 };
 
@@ -61,10 +61,6 @@ pub struct Args {
     /// The scheduler whose plans this worker executes
     #[arg(long, value_name = "ADDRESS")]
     pub scheduler: Address,
-
-    /// Links to other machines.
-    #[command(flatten)]
-    pub link: LinkArgs,
 
     /// The model that all processes serve.
     #[command(flatten)]

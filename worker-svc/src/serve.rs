@@ -51,7 +51,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         "" => model_spec::fingerprint(&args.model).with_context(|| format!("--model {}", args.model.display()))?,
         given => given.to_owned(),
     };
-    let options = args.link.options()?;
+    let options = process.links.clone();
     let telemetry = Telemetry::default();
     let facts = Facts { model_fingerprint: fingerprint.clone(), ..Facts::default() };
     let adapters = HostAdapters::default();

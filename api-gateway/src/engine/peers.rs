@@ -7,14 +7,10 @@ use std::{
 };
 
 use futures::future::join_all;
+use link::{Channel, LinkOptions, channel};
 use proto::tokenizer_service_client::TokenizerServiceClient;
-use service_kit::{
-    Address,
-    control::{ControlClient, channel},
-    metrics::Description,
-};
+use service_kit::{Address, control::ControlClient, metrics::Description};
 use tokio::sync::Mutex;
-use tonic::transport::Channel;
 
 use crate::{config::PeerArgs, error::ApiError, metrics::PROCESS_READY};
 
@@ -44,10 +40,10 @@ pub struct Peers {
 
 impl Peers {
     /// Connects lazily to every control plane that the flags name.
-    pub fn new(args: &PeerArgs) -> anyhow::Result<Self> {
+    pub fn new(args: &PeerArgs, links: &LinkOptions) -> anyhow::Result<Self> {
         let mut pipeline = Vec::new();
         let mut add = |name: String, address: &Address, engine: Option<usize>| -> anyhow::Result<ControlClient> {
-            let client = ControlClient::new(address)?;
+            let client = ControlClient::new(address, links)?;
             pipeline.push(Peer { name, client: client.clone(), engine });
             Ok(client)
         };
@@ -67,13 +63,14 @@ impl Peers {
         if let Some(address) = &args.detokenizer_control {
             add("detokenizer".into(), address, None)?;
         }
+        let gateway = |address| ControlClient::new(address, links);
         let service = |address: &Address| -> anyhow::Result<_> {
-            let client = TokenizerServiceClient::new(channel(address)?);
+            let client = TokenizerServiceClient::new(channel(address, links)?);
             Ok(client.max_decoding_message_size(MAX_REPLY_BYTES).max_encoding_message_size(MAX_REPLY_BYTES))
         };
         Ok(Self {
             pipeline,
-            gateways: args.gateway_control.iter().map(ControlClient::new).collect::<Result<_, _>>()?,
+            gateways: args.gateway_control.iter().map(gateway).collect::<Result<_, _>>()?,
             tokenizer,
             schedulers,
             tokenizer_service: args.tokenizer_control.as_ref().map(service).transpose()?,
@@ -188,6 +185,9 @@ impl Peer {
         match tokio::time::timeout(READY_DEADLINE, self.client.ready()).await {
             Ok(Ok(reply)) if reply.ready => Ok(()),
             Ok(Ok(reply)) => Err(format!("{name}: {}", reply.reason)),
+            Ok(Err(status)) if status.code() == tonic::Code::Unauthenticated => {
+                Err(format!("{name}: turns this process away: {}", status.message()))
+            }
             Ok(Err(_)) => Err(format!("{name}: does not answer")),
             Err(_) => Err(format!("{name}: does not answer within {} ms", READY_DEADLINE.as_millis())),
         }

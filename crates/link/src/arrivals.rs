@@ -66,13 +66,13 @@ impl Arrivals {
         }
         outcome
     }
+}
 
-    /// Logs that accepting failed and gives the cause, such as too many open files, time to pass.
-    pub(crate) async fn accept_failed(&self, error: &io::Error) {
-        tracing::warn!(channel = self.hello.channel, %error, "cannot accept a peer");
-        // No event tells when a descriptor becomes free.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+/// Logs that accepting failed and gives the cause, such as too many open files, time to pass.
+pub(crate) async fn accept_failed(channel: &str, error: &io::Error) {
+    tracing::warn!(channel, %error, "cannot accept a peer");
+    // No event tells when a descriptor becomes free.
+    tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 fn log(channel: &str, error: &LinkError) {

@@ -12,27 +12,29 @@ use proto::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{UnixListener, UnixStream},
     runtime::Handle,
     task::JoinHandle,
     time::timeout,
 };
 use tonic::{
     Request, Response, Status, Streaming,
+    metadata::{Ascii, MetadataValue},
     transport::{Endpoint, Server, Uri, server::Connected},
 };
 
 use crate::{
     address::Address,
-    arrivals::{Arrivals, Listening},
+    arrivals::{Arrivals, Listening, accept_failed},
     error::LinkError,
+    guard::Guard,
     handshake,
     link::{Established, Incoming, Outgoing},
     options::LinkOptions,
     queue::{Frames, Writer, queue},
-    socket::{Peer, Socket, Trouble},
+    socket::{Socket, Trouble},
     stream::{Closing, Stream, ended, next, unexpected},
-    token::Token,
+    token::HEADER,
     unix,
 };
 
@@ -40,10 +42,6 @@ use crate::{
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// How long it may take to answer.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// TCP connections that shake hands at a time.
-const HANDSHAKES: usize = 256;
-/// Where a peer shows its token.
-const TOKEN: &str = "authorization";
 /// Bytes that a frame adds to its message.
 const FRAME_BYTES: usize = 16;
 /// Bytes on their way to a reader that does not read; past them the sender's queue fills.
@@ -77,9 +75,8 @@ async fn dial(
     let mut client = LinkServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit);
     let (writer, frames) = queue(options.capacity(), Kind::Hello(hello.clone()));
     let mut request = Request::new(frames);
-    if let (Address::Grpc(_), Some(token)) = (address, &options.token) {
-        let shown = token.header().parse().map_err(|_| LinkError::Address { text: "a token".to_owned() })?;
-        request.metadata_mut().insert(TOKEN, shown);
+    if let (Address::Grpc(_), Some(token)) = (address, shown(options)?) {
+        request.metadata_mut().insert(HEADER, token);
     }
     let mut incoming = client.open(request).await.map_err(ended)?.into_inner();
     match next(&mut incoming).await? {
@@ -93,8 +90,14 @@ async fn dial(
     }
 }
 
-/// What makes the connection to a host, once.
-fn dialer(
+/// The token as a header's value, if there is one.
+pub(crate) fn shown(options: &LinkOptions) -> Result<Option<MetadataValue<Ascii>>, LinkError> {
+    let value = options.token.as_ref().map(|token| token.header().parse());
+    value.transpose().map_err(|_| LinkError::Address { text: "a token".to_owned() })
+}
+
+/// What makes connections to a host.
+pub(crate) fn dialer(
     host: &str,
     options: &LinkOptions,
     trouble: &Trouble,
@@ -123,110 +126,45 @@ fn endpoint(address: &Address, options: &LinkOptions) -> Result<Endpoint, LinkEr
 
 /// Listens on TCP, and does the handshake with each peer that connects.
 pub(crate) async fn listen_tcp(host: &str, arrivals: Arrivals) -> Result<Listening, LinkError> {
-    let listener = TcpListener::bind(host).await.map_err(LinkError::io("listening"))?;
-    let bound = listener.local_addr().map_err(LinkError::io("listening"))?;
-    let arrivals = Arc::new(arrivals);
-    let LinkOptions { token, tls, .. } = &arrivals.options;
-    if token.is_none() && tls.is_none() && !bound.ip().is_loopback() {
-        let channel = &arrivals.hello.channel;
-        tracing::warn!(
-            channel,
-            "{bound}: whoever reaches this address gets in; see --link-ssl-certfile, --link-token-file"
-        );
-    }
-    let callers = connections(listener, arrivals.clone());
-    let known = arrivals.clone();
-    let shaken = callers.map(move |caller| shake(known.clone(), caller)).buffer_unordered(HANDSHAKES);
-    let sockets = shaken.filter_map(|socket| std::future::ready(socket.map(Ok)));
-    let accepting = serve(arrivals, Some(KEEPALIVE), sockets);
+    let guard = Guard::new(&arrivals.hello.channel, &arrivals.options);
+    let (sockets, bound) = guard.listen(host).await.map_err(LinkError::io("listening"))?;
+    let accepting = serve(Gate { arrivals: Arc::new(arrivals), guard: Some(guard) }, sockets);
     Ok(Listening { accepting, address: Address::Grpc(bound.to_string()), file: None })
-}
-
-/// Finds out what a caller speaks. One that gets nothing is logged, with the reason.
-async fn shake(arrivals: Arc<Arrivals>, caller: io::Result<TcpStream>) -> Option<Socket> {
-    let socket = caller.ok()?;
-    let peer = socket.peer_addr().map_or_else(|_| "unknown".to_owned(), |address| address.to_string());
-    let channel = &arrivals.hello.channel;
-    let options = &arrivals.options;
-    match timeout(options.connect_deadline, Socket::accept(socket, options.tls.as_ref())).await {
-        Ok(Ok(socket)) => Some(socket),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            tracing::debug!(channel, peer, "a caller left before it said anything");
-            None
-        }
-        Ok(Err(error)) => {
-            tracing::warn!(channel, peer, %error, "turned a peer away");
-            None
-        }
-        Err(_) => {
-            tracing::warn!(channel, peer, "turned a peer away, which does not shake hands in time");
-            None
-        }
-    }
 }
 
 /// Listens on a Unix socket, and does the handshake with each peer that connects.
 pub(crate) async fn listen_unix(path: &Path, arrivals: Arrivals) -> Result<Listening, LinkError> {
     let (listener, file) = unix::bind(path).await?;
     let arrivals = Arc::new(arrivals);
-    let accepting = serve(arrivals.clone(), None, connections(listener, arrivals));
+    let connections = connections(listener, arrivals.clone());
+    let accepting = serve(Gate { arrivals, guard: None }, connections);
     Ok(Listening { accepting, address: Address::GrpcUnix(path.to_owned()), file: Some(file) })
 }
 
-/// What accepts connections.
-trait Accept: Send + 'static {
-    /// A connection.
-    type Socket: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static;
-    /// The next one.
-    fn next(&self) -> impl Future<Output = io::Result<Self::Socket>> + Send;
-}
-
-impl Accept for TcpListener {
-    type Socket = TcpStream;
-    async fn next(&self) -> io::Result<TcpStream> {
-        let (socket, _) = self.accept().await?;
-        socket.set_nodelay(true)?;
-        Ok(socket)
-    }
-}
-
-impl Accept for UnixListener {
-    type Socket = UnixStream;
-    async fn next(&self) -> io::Result<UnixStream> {
-        Ok(self.accept().await?.0)
-    }
-}
-
 /// Connections for ever: a failed `accept` is logged and tried again.
-fn connections<L: Accept>(
-    listener: L,
+fn connections(
+    listener: UnixListener,
     arrivals: Arc<Arrivals>,
-) -> impl futures::Stream<Item = io::Result<L::Socket>> + Send {
+) -> impl futures::Stream<Item = io::Result<UnixStream>> + Send {
     futures::stream::unfold((listener, arrivals), |(listener, arrivals)| async {
         loop {
-            match listener.next().await {
-                Ok(socket) => return Some((Ok(socket), (listener, arrivals))),
-                Err(error) => arrivals.accept_failed(&error).await,
+            match listener.accept().await {
+                Ok((socket, _)) => return Some((Ok(socket), (listener, arrivals))),
+                Err(error) => accept_failed(&arrivals.hello.channel, &error).await,
             }
         }
     })
 }
 
 /// Aborting the task ends accepting; established links live on in their connections' own tasks.
-fn serve<S>(
-    arrivals: Arc<Arrivals>,
-    keepalive: Option<Duration>,
-    connections: impl futures::Stream<Item = io::Result<S>> + Send + 'static,
-) -> JoinHandle<()>
+fn serve<S>(gate: Gate, connections: impl futures::Stream<Item = io::Result<S>> + Send + 'static) -> JoinHandle<()>
 where
     S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let limit = arrivals.options.message_limit() + FRAME_BYTES;
-    let window = window(&arrivals.options);
-    let token = arrivals.options.token.clone().filter(|_| keepalive.is_some());
-    let service = LinkServiceServer::new(Gate { arrivals, token })
-        .max_decoding_message_size(limit)
-        .max_encoding_message_size(limit);
+    let options = &gate.arrivals.options;
+    let (limit, window) = (options.message_limit() + FRAME_BYTES, window(options));
+    let keepalive = gate.guard.as_ref().map(|_| KEEPALIVE);
+    let service = LinkServiceServer::new(gate).max_decoding_message_size(limit).max_encoding_message_size(limit);
     let server = Server::builder()
         .http2_keepalive_interval(keepalive)
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
@@ -243,8 +181,8 @@ where
 /// The service: lets in whom the handshake lets in.
 struct Gate {
     arrivals: Arc<Arrivals>,
-    /// What peers must show; absent on Unix sockets.
-    token: Option<Token>,
+    /// Turns strangers away; absent on Unix sockets, which the kernel watches too.
+    guard: Option<Guard>,
 }
 
 /// What a stream sends back: the queue's frames, as the generated service wants them.
@@ -255,7 +193,9 @@ impl LinkService for Gate {
     type OpenStream = Answers;
 
     async fn open(&self, request: Request<Streaming<Frame>>) -> Result<Response<Answers>, Status> {
-        self.admit(&request)?;
+        if let Some(guard) = &self.guard {
+            guard.admit(request.extensions(), request.metadata().get(HEADER).map(|shown| shown.as_bytes()))?;
+        }
         let shaking = welcome(request.into_inner(), &self.arrivals);
         match self.arrivals.supervise(shaking).await {
             Ok(frames) => Ok(Response::new(frames.map(Ok as fn(Frame) -> _))),
@@ -265,24 +205,6 @@ impl LinkService for Gate {
             }
             Err(error) => Err(Status::aborted(error.to_string())),
         }
-    }
-}
-
-impl Gate {
-    /// Turns strangers away, and logs them. Peers on a Unix socket are guarded by its folder.
-    fn admit(&self, request: &Request<Streaming<Frame>>) -> Result<(), Status> {
-        let Some(Peer { address, is_member }) = request.extensions().get::<Peer>() else { return Ok(()) };
-        let channel = &self.arrivals.hello.channel;
-        if self.arrivals.options.tls.is_some() && !is_member {
-            tracing::warn!(channel, peer = %address, "turned a peer away, which speaks plain text to a port with TLS");
-            return Err(Status::unauthenticated("it takes TLS: --link-ssl-certfile with a certificate of this engine"));
-        }
-        let shown = request.metadata().get(TOKEN).map(|shown| shown.as_bytes());
-        if self.token.as_ref().is_some_and(|token| !token.is_shown(shown)) {
-            tracing::warn!(channel, peer = %address, "turned a peer away, which does not show this engine's token");
-            return Err(Status::unauthenticated("it takes the token of this engine's --link-token-file"));
-        }
-        Ok(())
     }
 }
 

@@ -13,8 +13,10 @@
 
 mod address;
 mod arrivals;
+mod channel;
 mod error;
 mod grpc;
+mod guard;
 mod handshake;
 mod hello;
 mod link;
@@ -31,13 +33,16 @@ mod token;
 mod unix;
 
 pub use address::Address;
+pub use channel::{Channel, ShowToken, channel};
 pub use error::LinkError;
+pub use guard::Guard;
 pub use hello::hello;
 pub use link::{Link, Receiver, Sender};
 pub use listener::{Listener, connect};
 pub use options::LinkOptions;
 pub use proto::Hello;
 pub use redial::redial;
+pub use socket::{Peer, Socket};
 pub use split::split;
 pub use tls::{Tls, TlsError, TlsFile, TlsFiles};
 pub use token::{Token, TokenError};

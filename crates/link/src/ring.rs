@@ -8,7 +8,7 @@ use tokio::{net::UnixStream, time::timeout};
 
 use crate::{
     address::Address,
-    arrivals::{Arrivals, Listening},
+    arrivals::{Arrivals, Listening, accept_failed},
     error::LinkError,
     handshake,
     link::{Established, Incoming, Outgoing},
@@ -40,7 +40,7 @@ pub(crate) async fn listen(path: &Path, arrivals: Arrivals) -> Result<Listening,
                     // Ends within the connect deadline.
                     tokio::spawn(async move { arrivals.supervise(welcome(socket, &arrivals)).await });
                 }
-                Err(error) => arrivals.accept_failed(&error).await,
+                Err(error) => accept_failed(&arrivals.hello.channel, &error).await,
             }
         }
     };

@@ -22,8 +22,8 @@ const TLS: u8 = 22;
 /// The first byte of HTTP/2.
 const HTTP_2: u8 = b'P';
 
-/// A connection.
-pub(crate) struct Socket {
+/// A connection whose peer may speak.
+pub struct Socket {
     bytes: Bytes,
     peer: Peer,
     trouble: Trouble,
@@ -37,10 +37,10 @@ enum Bytes {
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
-    pub address: SocketAddr,
+pub struct Peer {
+    pub(crate) address: SocketAddr,
     /// Whether it has shown a certificate that this process trusts.
-    pub is_member: bool,
+    pub(crate) is_member: bool,
 }
 
 /// The first failure of a connection in its own words, which HTTP/2 above it does not pass on.
@@ -63,7 +63,7 @@ impl Socket {
     ///
     /// # Errors
     /// When the peer speaks something else, or shows no certificate of the right authority.
-    pub async fn accept(socket: TcpStream, tls: Option<&Tls>) -> io::Result<Self> {
+    pub(crate) async fn accept(socket: TcpStream, tls: Option<&Tls>) -> io::Result<Self> {
         let mut first = [0];
         if socket.peek(&mut first).await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -82,7 +82,7 @@ impl Socket {
     ///
     /// # Errors
     /// When the peer cannot be reached, or shows no certificate of the right authority.
-    pub async fn connect(authority: &str, tls: Option<&Tls>, trouble: Trouble) -> io::Result<Self> {
+    pub(crate) async fn connect(authority: &str, tls: Option<&Tls>, trouble: Trouble) -> io::Result<Self> {
         let socket = TcpStream::connect(authority).await?;
         socket.set_nodelay(true)?;
         let address = socket.peer_addr()?;

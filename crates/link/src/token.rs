@@ -2,6 +2,9 @@
 
 use std::{fmt, fs, path::Path, sync::Arc};
 
+/// Where a peer shows its token.
+pub(crate) const HEADER: &str = "authorization";
+
 /// Shorter ones can be guessed.
 const SHORTEST: usize = 16;
 

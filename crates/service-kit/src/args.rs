@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Args, Command, ValueEnum};
 use link::Address;
 
-use crate::values::log_filter;
+use crate::{shared_args::LinkArgs, values::log_filter};
 
 /// Flags that every process has; flatten them into the service's own.
 #[derive(Args, Clone, Debug)]
@@ -25,6 +25,10 @@ pub struct CommonArgs {
     /// Send one span tree per request to this OTLP/gRPC collector (http://host:4317)
     #[arg(long, value_name = "URL", env = "QUIRE_OTLP_TRACES_ENDPOINT")]
     pub otlp_traces_endpoint: Option<String>,
+
+    /// What peers on other hosts show
+    #[command(flatten)]
+    pub link: LinkArgs,
 }
 
 /// How log lines look.
@@ -46,23 +50,12 @@ pub fn parse_flags<A: Args>(words: impl IntoIterator<Item = impl Into<OsString> 
 
 impl Default for CommonArgs {
     fn default() -> Self {
-        Self { control: None, log_level: "info".into(), log_format: LogFormat::Text, otlp_traces_endpoint: None }
-    }
-}
-
-impl CommonArgs {
-    /// The same settings as flags, for a child process; `control` is the child's own.
-    pub fn to_flags(&self, control: &Address) -> Vec<String> {
-        let format = match self.log_format {
-            LogFormat::Text => "text",
-            LogFormat::Json => "json",
-        };
-        let mut flags = vec![
-            format!("--control={control}"),
-            format!("--log-level={}", self.log_level),
-            format!("--log-format={format}"),
-        ];
-        flags.extend(self.otlp_traces_endpoint.iter().map(|url| format!("--otlp-traces-endpoint={url}")));
-        flags
+        Self {
+            control: None,
+            log_level: "info".into(),
+            log_format: LogFormat::Text,
+            otlp_traces_endpoint: None,
+            link: LinkArgs::default(),
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{future::Future, io, process::ExitCode, time::Duration};
 
+use link::LinkOptions;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +19,8 @@ pub struct Process {
     pub shutdown: CancellationToken,
     /// Records what it does while a profile runs.
     pub profile: Recorder,
+    /// What it shows to peers on other hosts and asks of them, on links and control planes.
+    pub links: LinkOptions,
 }
 
 impl Process {
@@ -28,6 +31,7 @@ impl Process {
             metrics: Metrics::default(),
             shutdown: CancellationToken::new(),
             profile: Recorder::default(),
+            links: LinkOptions::default(),
         }
     }
 }
@@ -70,7 +74,7 @@ where
         }
     };
     runtime.block_on(async {
-        let process = Process::new(service);
+        let mut process = Process::new(service);
         let logs = match log::init(service, args, &process.profile) {
             Ok(logs) => logs,
             Err(error) => {
@@ -78,9 +82,13 @@ where
                 return ExitCode::FAILURE;
             }
         };
-        let code = match end_on_signals(&process.shutdown) {
+        let ready = args.link.options().and_then(|links| {
+            process.links = links;
+            Ok(end_on_signals(&process.shutdown)?)
+        });
+        let code = match ready {
             Ok(()) => report(service, body(process).await),
-            Err(error) => report(service, Err(error.into())),
+            Err(error) => report(service, Err(error)),
         };
         logs.flush().await;
         end_in_time(service);

@@ -109,7 +109,7 @@ impl LoraArgs {
     }
 }
 
-/// Links to other hosts: flags of a scheduler and its workers.
+/// Links and control planes over TCP: flags of every process.
 #[derive(Args, Clone, Debug, Default)]
 pub struct LinkArgs {
     /// File with a token that processes on other hosts must show; the same on all of them
@@ -124,7 +124,7 @@ pub struct LinkArgs {
     #[arg(long, value_name = "FILE", requires = "link_ssl_certfile")]
     pub link_ssl_keyfile: Option<PathBuf>,
 
-    /// Certificate authorities of this engine's processes, PEM: others get no link between hosts
+    /// Certificate authorities of this engine's processes, PEM: others get nothing over TCP
     #[arg(long, value_name = "FILE", requires = "link_ssl_certfile")]
     pub link_ssl_ca_certs: Option<PathBuf>,
 }

@@ -1,11 +1,14 @@
 //! The control plane over a real socket, from both ends.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
 
+use link::{LinkOptions, Tls, TlsFiles, Token, channel};
 use service_kit::{
     Address, LoadProgress, Process,
     control::{ControlClient, ControlServer, Handler},
 };
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 struct Busy;
 
@@ -32,7 +35,7 @@ fn address(dir: &tempfile::TempDir) -> Address {
 async fn answers_for_the_process() {
     let (process, dir) = (process(), tempfile::tempdir().unwrap());
     ControlServer::new(&process, Arc::new(Busy)).spawn(Some(&address(&dir))).await.unwrap();
-    let client = ControlClient::new(&address(&dir)).unwrap();
+    let client = ControlClient::new(&address(&dir), &LinkOptions::default()).unwrap();
 
     process.status.loading("loading weights", LoadProgress { done: 2, total: 4, bytes_per_s: 0 });
     let ready = client.ready().await.unwrap();
@@ -56,7 +59,7 @@ async fn answers_for_the_process() {
 async fn a_dead_process_is_replaced_and_a_live_one_is_not() {
     let (first, second, dir) = (process(), process(), tempfile::tempdir().unwrap());
     ControlServer::new(&first, Arc::new(())).spawn(Some(&address(&dir))).await.unwrap();
-    let client = ControlClient::new(&address(&dir)).unwrap();
+    let client = ControlClient::new(&address(&dir), &LinkOptions::default()).unwrap();
     assert!(client.health().await.is_ok());
     let refused = ControlServer::new(&second, Arc::new(())).spawn(Some(&address(&dir))).await.unwrap_err();
     assert!(refused.to_string().contains("another process listens there"), "{refused}");
@@ -72,4 +75,55 @@ async fn a_dead_process_is_replaced_and_a_live_one_is_not() {
     // The same client finds the new process by itself.
     let found = async { while client.health().await.is_err() {} };
     tokio::time::timeout(Duration::from_secs(10), found).await.unwrap();
+}
+
+/// Serves over TCP with what `links` ask for.
+async fn serve_tcp(links: &LinkOptions) -> Address {
+    // Nothing else takes the port in the moment between: the kernel gives out others first.
+    let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = Address::Grpc(host.to_string());
+    let process = Process { links: links.clone(), ..process() };
+    ControlServer::new(&process, Arc::new(Busy)).spawn(Some(&address)).await.unwrap();
+    address
+}
+
+/// Whether the control service and the health service answer one who shows `links`.
+async fn answers(address: &Address, links: &LinkOptions) -> [Result<(), Code>; 2] {
+    let control = ControlClient::new(address, links).unwrap();
+    let mut health = HealthClient::new(channel(address, links).unwrap());
+    let live = health.check(HealthCheckRequest { service: "live".to_owned() }).await;
+    [control.drain(Duration::ZERO).await.map(drop), live.map(drop)].map(|answer| answer.map_err(|status| status.code()))
+}
+
+fn token(text: &str) -> LinkOptions {
+    LinkOptions { token: Some(Token::new(text).unwrap()), ..LinkOptions::default() }
+}
+
+fn certificate(name: &str) -> LinkOptions {
+    let file = |name: String| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../link/tests/tls").join(name);
+    let (certificate, key) = (file(format!("{name}.pem")), file(format!("{name}.key")));
+    let files = TlsFiles { certificate: &certificate, key: &key, authorities: &file("authority.pem".to_owned()) };
+    LinkOptions { tls: Some(Tls::read(&files).unwrap()), ..LinkOptions::default() }
+}
+
+#[tokio::test]
+async fn over_tcp_only_who_shows_the_token_gets_an_answer() {
+    let engine = token("the-token-of-this-engine");
+    let address = serve_tcp(&engine).await;
+    for stranger in [LinkOptions::default(), token("the-token-of-another-one")] {
+        assert_eq!(answers(&address, &stranger).await, [Err(Code::Unauthenticated); 2]);
+    }
+    assert_eq!(answers(&address, &engine).await, [Ok(()); 2]);
+}
+
+#[tokio::test]
+async fn over_tcp_only_who_has_a_certificate_gets_an_answer() {
+    let engine = certificate("node");
+    let address = serve_tcp(&engine).await;
+    assert_eq!(answers(&address, &LinkOptions::default()).await, [Err(Code::Unauthenticated); 2]);
+    // Of another authority.
+    for answer in answers(&address, &certificate("stranger")).await {
+        assert!(answer.is_err(), "{answer:?}");
+    }
+    assert_eq!(answers(&address, &engine).await, [Ok(()); 2]);
 }

@@ -40,7 +40,7 @@ impl Served {
             other => panic!("{other:?}"),
         }
         stage.ready().await;
-        Self { _dir: dir, stage, control: ControlClient::new(&control).unwrap(), worker }
+        Self { _dir: dir, stage, control: ControlClient::new(&control, &link::LinkOptions::default()).unwrap(), worker }
     }
 
     fn load(&self, name: &str, in_place: bool) -> Answer {

@@ -3,3 +3,4 @@
 mod nodes;
 mod replicas;
 mod stages;
+mod strangers;

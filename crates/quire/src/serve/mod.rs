@@ -23,6 +23,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use link::LinkOptions;
 use model_source::{Model, Need, Options};
 use models::pooling::{PoolingOptions, PoolingTask};
 use service_kit::{CancellationToken, CommonArgs, LogFormat, Process, Threads, control::ControlClient};
@@ -260,7 +261,8 @@ fn members(engine: &Engine<'_>, roles: impl IntoIterator<Item = Role>) -> anyhow
         Role::Detokenizer => 4,
     };
     let member = |role| {
-        let probe = ControlClient::new(&engine.control(role))?;
+        // A Unix socket in a folder of this user: nothing is to be shown.
+        let probe = ControlClient::new(&engine.control(role), &LinkOptions::default())?;
         Ok(Member { spec: engine.spec(role), probe, stage: stage(role) })
     };
     roles.into_iter().map(member).collect()

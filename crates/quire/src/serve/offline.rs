@@ -145,7 +145,7 @@ impl Offline {
                 return Err(error);
             }
         };
-        let scheduler = ControlClient::new(&engine.control(Role::Scheduler(0)))?;
+        let scheduler = ControlClient::new(&engine.control(Role::Scheduler(0)), &LinkOptions::default())?;
         let vocab_size = scheduler.info().await?.model.context("the scheduler knows no model")?.vocab_size;
         let adapters = scheduler.adapters("").await?.adapters.into_iter().map(|adapter| adapter.name).collect();
         Ok(Some(Self {

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use link::Address;
+use link::{Address, Channel, LinkError, LinkOptions, channel};
 use proto::control_client::ControlClient as GrpcClient;
-use tonic::transport::{Channel, Endpoint};
 
 /// Deadline of a control call, unless the call says otherwise: short, because people and probes wait for it.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -15,15 +14,6 @@ const PROFILE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long an adapter may take to be read.
 const ADAPTER_DEADLINE: Duration = Duration::from_secs(120);
 
-/// A lazily connected, reconnecting gRPC channel to a control address.
-pub fn channel(address: &Address) -> Result<Channel, tonic::transport::Error> {
-    let uri = match address {
-        Address::Grpc(host) => format!("http://{host}"),
-        Address::GrpcUnix(path) | Address::Ring(path) => format!("unix://{}", path.display()),
-    };
-    Ok(Endpoint::from_shared(uri)?.connect_timeout(DEADLINE).connect_lazy())
-}
-
 /// A process's control plane, seen from another one. Cheap to clone.
 #[derive(Clone)]
 pub struct ControlClient {
@@ -31,10 +21,14 @@ pub struct ControlClient {
 }
 
 impl ControlClient {
-    /// Connects at the first call, and again whenever the process is back.
-    pub fn new(address: &Address) -> Result<Self, tonic::transport::Error> {
+    /// Connects at the first call, and again whenever the process is back. Over TCP it shows the token and the
+    /// certificates of `links`.
+    ///
+    /// # Errors
+    /// When the address is none.
+    pub fn new(address: &Address, links: &LinkOptions) -> Result<Self, LinkError> {
         // Metrics texts and profiles of busy processes are large.
-        Ok(Self { grpc: GrpcClient::new(channel(address)?).max_decoding_message_size(64 << 20) })
+        Ok(Self { grpc: GrpcClient::new(channel(address, links)?).max_decoding_message_size(64 << 20) })
     }
 
     /// Whether it lives.

@@ -4,7 +4,7 @@ mod client;
 mod question;
 mod server;
 
-pub use client::{ControlClient, channel};
+pub use client::ControlClient;
 pub use question::{Question, abort, ask, drained};
 pub use server::{ControlServer, Facts, Handler};
 /// What implementations of [`Handler`] with async methods carry.

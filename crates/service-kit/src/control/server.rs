@@ -2,11 +2,15 @@
 
 use std::{fs, io, os::unix::net::UnixStream as StdUnixStream, path::Path, sync::Arc, time::Duration};
 
-use link::Address;
+use link::{Address, Guard};
 use proto::control_server::{Control, ControlServer as GrpcServer};
-use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::{Request, Response, Status as GrpcStatus, service::Routes, transport::Server};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{
+    Request, Response, Status as GrpcStatus,
+    service::{InterceptorLayer, Routes},
+    transport::Server,
+};
 use tonic_health::ServingStatus;
 
 use crate::{
@@ -122,21 +126,22 @@ impl ControlServer {
         self
     }
 
-    /// Listens at `address` (absent: serves nothing) until the process shuts down. Errors name the address.
+    /// Listens at `address` (absent: serves nothing) until the process shuts down. Over TCP callers show what the
+    /// process's links ask for; the health service is no exception. Errors name the address.
     pub async fn spawn(self, address: Option<&Address>) -> io::Result<()> {
         let Some(address) = address else { return Ok(()) };
         let Self { process, facts, handler, routes } = self;
         let (reporter, health) = tonic_health::server::health_reporter();
         follow_readiness(&process, reporter);
         let shutdown = process.shutdown.clone().cancelled_owned();
+        let guard = Guard::new("control", &process.links);
         let control = GrpcServer::new(Answers { process, facts, handler });
-        let server = Server::builder().add_routes(routes.add_service(control)).add_service(health);
+        let mut server = Server::builder().layer(InterceptorLayer::new(guard.clone()));
+        let server = server.add_routes(routes.add_service(control)).add_service(health);
         match address {
             Address::Grpc(host) => {
-                let listener = TcpListener::bind(host).await.map_err(|error| named(address, error))?;
-                tokio::spawn(async move {
-                    server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown).await
-                });
+                let (callers, _) = guard.listen(host).await.map_err(|error| named(address, error))?;
+                tokio::spawn(async move { server.serve_with_incoming_shutdown(callers, shutdown).await });
             }
             Address::GrpcUnix(path) | Address::Ring(path) => {
                 let listener = bind_unix(path).map_err(|error| named(address, error))?;

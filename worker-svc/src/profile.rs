@@ -10,7 +10,7 @@ use proto::{NewSequence, Sampling, StepPlan, Want, WorkerReady};
 use tokio::sync::mpsc;
 
 use crate::{
-    compute::{GROUP_DEADLINE, load, run_loop::Work, watchdog::Activity},
+    compute::{load, run_loop::Work, watchdog::Activity},
     config::Args,
     engine::{Engine, OnDevice, Options, slots::Slots},
     idle::graph_capture::{CaptureStats, GraphCapture},
@@ -61,7 +61,7 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     let failed: Mutex<Option<anyhow::Error>> = Mutex::new(None);
     let run = |rank: u32| {
         let args = Args { rank, ..args.clone() };
-        let (place, abort) = (placement(&rendezvous, rank, size), aborts[rank as usize].clone());
+        let (place, abort) = (placement(&rendezvous, &args, size), aborts[rank as usize].clone());
         let join =
             || -> Result<Box<dyn Collective>, CollectiveError> { Ok(Box::new(SharedMemory::join(place, abort)?)) };
         let profiled = profile_rank(&args, shape, join);
@@ -80,12 +80,12 @@ pub fn profile(args: &Args, shape: Shape) -> anyhow::Result<Profile> {
     }
 }
 
-fn placement(rendezvous: &str, rank: u32, size: u32) -> RankPlacement {
+fn placement(rendezvous: &str, args: &Args, size: u32) -> RankPlacement {
     RankPlacement {
         rendezvous: rendezvous.to_owned(),
-        rank: rank as usize,
+        rank: args.rank as usize,
         world_size: size as usize,
-        timeout: GROUP_DEADLINE,
+        timeout: args.group.distributed_timeout(),
     }
 }
 

@@ -72,7 +72,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
         steps: 0,
         abort: AbortHandle::new(),
         stages,
-        watchdog: Watchdog::new(activity),
+        watchdog: Watchdog::new(activity, args.group.forming_timeout()),
         telemetry,
         rank: args.rank,
         adapters: AdapterLoader::new(adapters, args.adapter_source()),

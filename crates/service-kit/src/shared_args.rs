@@ -1,6 +1,6 @@
 //! Flags that several services share, each described once. A service flattens the group into its own flags.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use clap::Args;
@@ -54,6 +54,10 @@ pub struct GroupArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=64_u32))]
     pub pipeline_parallel_size: u32,
 
+    /// How long workers of a group wait for each other, forming it and in a step
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = count(1..=86_400_u32))]
+    pub distributed_timeout_seconds: u32,
+
     /// Maximum number of running sequences [default: 256, on GPUs of 70 GiB or more 1024; fewer if recurrent states
     /// need more memory]
     #[arg(long, value_name = "N", value_parser = count(1..=65_535_u32))]
@@ -77,6 +81,17 @@ impl GroupArgs {
     /// Workers of all stages.
     pub fn world_size(&self) -> u32 {
         self.tensor_parallel_size * self.pipeline_parallel_size
+    }
+
+    /// How long workers of a group wait for each other.
+    pub fn distributed_timeout(&self) -> Duration {
+        Duration::from_secs(self.distributed_timeout_seconds.into())
+    }
+
+    /// How long forming a group may take in all: longer than its workers wait for each other, so that those who waited
+    /// say for whom before they count as hung.
+    pub fn forming_timeout(&self) -> Duration {
+        self.distributed_timeout() + Duration::from_secs(30)
     }
 
     /// Sequences that may run at the same time.

@@ -103,6 +103,15 @@ impl Member {
     }
 }
 
+/// "rank 1", "ranks 2, 3", and of many the first ones.
+fn list(ranks: &[usize]) -> String {
+    const SHOWN: usize = 8;
+    let numbers: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let rest = if ranks.len() > SHOWN { ", …" } else { "" };
+    format!("{word} {}{rest}", numbers.join(", "))
+}
+
 impl Group {
     /// A group of `stages` pipeline stages of `stage_size` ranks each, none of them there.
     pub(crate) fn new(stages: u32, stage_size: u32, limits: Limits) -> Self {
@@ -269,13 +278,17 @@ impl Group {
     }
 
     fn lacks(&self) -> String {
-        let missing = self.ranks.iter().filter(|rank| rank.is_none()).count();
-        let loading = self.ranks.iter().flatten().filter(|rank| rank.ready.is_none()).count();
-        match (missing, loading) {
-            (0, 0) => "workers are forming their group".into(),
-            (0, loading) => format!("{loading} of {} workers loading", self.ranks.len()),
-            (missing, _) => format!("{missing} of {} workers not connected", self.ranks.len()),
-        }
+        let those = |lacking: &dyn Fn(&Option<Member>) -> bool| -> Vec<usize> {
+            self.ranks.iter().enumerate().filter(|(_, rank)| lacking(rank)).map(|(number, _)| number).collect()
+        };
+        let missing = those(&Option::is_none);
+        let loading = those(&|rank| rank.as_ref().is_some_and(|member| member.ready.is_none()));
+        let (ranks, what) = match (missing.as_slice(), loading.as_slice()) {
+            ([], []) => return "workers are forming their group".into(),
+            ([], loading) => (loading, "loading"),
+            (missing, _) => (missing, "not connected"),
+        };
+        format!("{} of {} workers {what}: {}", ranks.len(), self.ranks.len(), list(ranks))
     }
 
     async fn broadcast(&mut self, command: Command) -> Result<(), Unreachable> {

@@ -6,8 +6,6 @@ use tokio::time::Instant;
 
 use super::{Group, Member, claims::ANSWER};
 
-/// How long the ranks of a group may take to form it: longer than they wait for each other.
-pub(crate) const FORMING: Duration = Duration::from_secs(330);
 /// How long something may take in all because kernels are being compiled.
 const COMPILING: Duration = Duration::from_secs(600);
 
@@ -36,8 +34,8 @@ impl Overdue {
     }
 
     /// A group that forms.
-    pub(crate) fn forming() -> Self {
-        Self::new(What::Forming, FORMING)
+    pub(crate) fn forming(limit: Duration) -> Self {
+        Self::new(What::Forming, limit)
     }
 
     fn new(what: What, limit: Duration) -> Self {

@@ -97,7 +97,7 @@ impl Engine {
         let kinds = || self.group.ready_ranks().map(proto::WorkerReady::device_kind);
         let kind = if kinds().all(|kind| kind == DeviceKind::Cuda) { DeviceKind::Cuda } else { DeviceKind::Cpu };
         self.step_timeout = self.args.step_timeout(kind);
-        self.overdue = Some(Overdue::forming());
+        self.overdue = Some(Overdue::forming(self.args.group.forming_timeout()));
         if let Err(unreachable) = self.group.form(self.step_timeout).await {
             self.unreachable(unreachable);
         }

@@ -179,7 +179,7 @@ async fn misfit(change: impl FnOnce(&mut WorkerReady)) -> String {
         ..ready(rank, 2)
     };
     let _zero = stage.process(1, usual(0)).await;
-    stage.not_ready_because("1 of 2 workers not connected").await;
+    stage.not_ready_because("1 of 2 workers not connected: rank 1").await;
     let mut other = usual(1);
     change(&mut other);
     let mut one = Worker::dial(&stage.steps, 2, 1).await;
@@ -242,7 +242,7 @@ async fn ranks_of_different_models_are_refused_though_the_scheduler_knows_neithe
         worker
     };
     let _zero = dial(0, "aaaa").await;
-    stage.not_ready_because("1 of 2 workers not connected").await;
+    stage.not_ready_because("1 of 2 workers not connected: rank 1").await;
     says(&dial(1, "bbbb").await.refusal().await.reason, &["rank 1 has the model bbbb", "rank 0 has aaaa"]);
 }
 

@@ -11,7 +11,6 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -43,8 +42,6 @@ use crate::{
 
 /// Jobs that may wait: the group, and two plans of it.
 const QUEUE: usize = 64;
-/// How long the ranks of a group wait for each other, forming and in a step.
-pub(crate) const GROUP_DEADLINE: Duration = Duration::from_secs(300);
 
 /// Jobs of the compute thread, in order.
 pub(crate) enum Job {
@@ -333,7 +330,7 @@ fn join_ranks(args: &Args, form: &FormGroup, abort: AbortHandle) -> Result<Box<d
         rendezvous: format!("{}{stage}", form.rendezvous),
         rank: place.in_stage() as usize,
         world_size: form.world_size as usize,
-        timeout: GROUP_DEADLINE,
+        timeout: args.group.distributed_timeout(),
     };
     Ok(Box::new(SharedMemory::join(place, abort)?))
 }

@@ -9,8 +9,6 @@ use std::{
 use kernels_cuda::Compilations;
 use tokio::time::{Instant, sleep_until};
 
-/// How long forming a group may take: longer than its ranks wait for each other.
-const FORMING: Duration = Duration::from_secs(330);
 /// How long something may take in all because kernels are being compiled.
 const COMPILING: Duration = Duration::from_secs(600);
 /// How long after its deadline the compute thread may recover. The scheduler has the same deadline, pings every rank
@@ -102,6 +100,8 @@ impl Activity {
 /// Finds a compute thread that hangs.
 pub(crate) struct Watchdog {
     activity: Activity,
+    /// Time limit of forming a group.
+    forming: Duration,
     /// Time limit of the present group's steps; absent: none.
     step_timeout: Option<Duration>,
     /// When to check next; absent: no job was handed over.
@@ -111,8 +111,9 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    pub(crate) fn new(activity: Activity) -> Self {
-        Self { activity, step_timeout: None, due: None, suspect: None }
+    /// Watches a thread that may take `forming` to join a group.
+    pub(crate) fn new(activity: Activity, forming: Duration) -> Self {
+        Self { activity, forming, step_timeout: None, due: None, suspect: None }
     }
 
     /// The compute thread's note.
@@ -166,7 +167,7 @@ impl Watchdog {
 
     fn limit(&self, task: Task) -> Duration {
         match task {
-            Task::Forming => FORMING,
+            Task::Forming => self.forming,
             // A year is for ever.
             Task::Step => self.step_timeout.unwrap_or(Duration::from_secs(365 * 24 * 3600)),
         }
@@ -178,9 +179,10 @@ mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(60);
+    const FORMING: Duration = Duration::from_secs(90);
 
     fn watchdog() -> Watchdog {
-        let mut watchdog = Watchdog::new(Activity::default());
+        let mut watchdog = Watchdog::new(Activity::default(), FORMING);
         watchdog.set_step_timeout(LIMIT);
         watchdog
     }
@@ -264,7 +266,7 @@ mod tests {
 
     #[test]
     fn without_a_deadline_steps_take_any_time() {
-        let (mut watchdog, start) = (Watchdog::new(Activity::default()), Instant::now());
+        let (mut watchdog, start) = (Watchdog::new(Activity::default(), FORMING), Instant::now());
         watchdog.activity.began(Task::Step, start);
         assert_eq!(watchdog.hung(start + 100 * FORMING), None);
     }

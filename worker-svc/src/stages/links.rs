@@ -11,7 +11,6 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{Brought, parse};
-use crate::compute::GROUP_DEADLINE;
 
 /// How long a dialer may take to say which group it is of.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -24,11 +23,20 @@ pub(super) struct Outgoing {
     pub says: mpsc::Sender<Brought>,
 }
 
+/// The stage before, that is to dial.
+pub(super) struct Awaited {
+    pub rank: u32,
+    pub epoch: u64,
+    /// How long it may take.
+    pub wait: Duration,
+}
+
 /// Waits for the stage before, then brings its rows until the link ends.
-pub(super) async fn receive(listener: Arc<Mutex<Listener>>, rank: u32, epoch: u64, out: mpsc::Sender<Brought>) {
-    let found = timeout(GROUP_DEADLINE, arrival(&listener, rank, epoch)).await;
+pub(super) async fn receive(listener: Arc<Mutex<Listener>>, awaited: Awaited, out: mpsc::Sender<Brought>) {
+    let Awaited { rank, epoch, wait } = awaited;
+    let found = timeout(wait, arrival(&listener, rank, epoch)).await;
     let Ok(StageLink { sender: _open, mut receiver, .. }) = found else {
-        let _ = out.send(Err(format!("it has not dialled within {} s", GROUP_DEADLINE.as_secs()))).await;
+        let _ = out.send(Err(format!("it has not dialled within {} s", wait.as_secs()))).await;
         return;
     };
     debug!(rank, epoch, "the stage before is connected");
@@ -77,8 +85,9 @@ pub(super) async fn send(dialer: Dialer, epoch: u64, Outgoing { mut outgoing, sa
     let ended = async {
         let Dialer { address, hello, options } = dialer;
         let address = parse(&address)?;
-        let dialled = timeout(GROUP_DEADLINE, link::redial(&address, hello, &options)).await;
-        let waited = GROUP_DEADLINE.as_secs();
+        // A send waits as long as a group does at all.
+        let dialled = timeout(options.send_deadline, link::redial(&address, hello, &options)).await;
+        let waited = options.send_deadline.as_secs();
         let StageLink { mut sender, mut receiver, .. } =
             dialled.map_err(|_| format!("it does not answer at {address} within {waited} s"))?;
         sender.send(&StageRows { epoch, ..StageRows::default() }).await.map_err(|error| error.to_string())?;

@@ -20,10 +20,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{
-    compute::GROUP_DEADLINE,
-    config::{Args, Place},
-};
+use crate::config::{Args, Place};
 pub(crate) use group::StageGroup;
 
 /// Messages of rows that may wait on either side of a link.
@@ -76,7 +73,7 @@ impl StageLinks {
     pub(crate) async fn listen(args: &Args, options: &LinkOptions, fingerprint: &str) -> anyhow::Result<Self> {
         let place = args.place();
         // Rows wait while the other stage computes, which may take as long as a group waits at all.
-        let options = LinkOptions { send_deadline: GROUP_DEADLINE, ..options.clone() };
+        let options = LinkOptions { send_deadline: args.group.distributed_timeout(), ..options.clone() };
         let mut hello = link::hello("worker-svc", "stage", fingerprint);
         hello.rank = args.rank;
         let (mut listener, mut address) = (None, String::new());
@@ -100,7 +97,8 @@ impl StageLinks {
         let (place, epoch) = (self.place, form.epoch);
         let before = place.before().zip(self.listener.clone()).map(|(rank, listener)| {
             let (out, rows) = mpsc::channel(QUEUE);
-            self.tasks.spawn(links::receive(listener, rank, epoch, out));
+            let awaited = links::Awaited { rank, epoch, wait: self.options.send_deadline };
+            self.tasks.spawn(links::receive(listener, awaited, out));
             Inlet { rank, rows, waits_for: self.waits_for.clone() }
         });
         let after = place.after().map(|rank| {

@@ -70,6 +70,20 @@ async fn a_step_that_hangs_ends_with_the_next_group() {
 }
 
 #[tokio::test]
+async fn ranks_wait_for_each_other_as_long_as_they_are_told() {
+    let mut scheduler = Scheduler::bind().await;
+    for rank in [0, 1] {
+        worker::start(&folder("llama"), &scheduler.address, (rank, 2), &["--distributed-timeout-seconds=1"]);
+    }
+    scheduler.meet(2).await;
+    scheduler.form().await;
+    // Only rank 0 gets the plan. By default it waits for longer than this test does.
+    let epoch = scheduler.epoch;
+    scheduler.send_to(0, Command::Step(StepPlan { epoch, ..plan() })).await;
+    scheduler.until_hung_up(0).await;
+}
+
+#[tokio::test]
 async fn a_rank_that_leaves_ends_the_epoch_of_the_other() {
     let mut scheduler = Scheduler::bind().await;
     worker::start(&folder("llama"), &scheduler.address, (0, 2), &[]);

@@ -2,6 +2,7 @@
 
 mod engine;
 pub mod flags;
+mod interfaces;
 mod limits;
 mod nodes;
 pub mod offline;

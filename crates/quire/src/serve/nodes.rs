@@ -12,7 +12,10 @@ use std::{
 use anyhow::{Context, bail};
 use service_kit::Address;
 
-use super::flags::{Settings, Value};
+use super::{
+    flags::{Settings, Value},
+    interfaces,
+};
 
 /// This node among others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +52,9 @@ impl Nodes {
         let port = settings.number("master-port").unwrap_or(29_501);
         let found = (host, port).to_socket_addrs().with_context(|| format!("--master-addr {host}"))?.next();
         let head = found.with_context(|| format!("--master-addr {host} has no address"))?;
-        let address = match settings.text("node-ip").map(str::parse) {
-            Some(Ok(address)) => address,
+        let address = match (settings.text("node-ip").map(str::parse), settings.text("node-interface")) {
+            (Some(Ok(address)), _) => address,
+            (_, Some(names)) => of_interface(names, head)?,
             _ => towards(head).with_context(|| format!("no way to --master-addr {host}; see --node-ip"))?,
         };
         Ok(Some(Self { rank, count, head, address, workers }))
@@ -82,6 +86,17 @@ fn workers(tp: u32, pp: u32, nodes: u32, node: u32) -> anyhow::Result<Range<u32>
     }
     let each = tp * pp / nodes;
     Ok(node * each..(node + 1) * each)
+}
+
+/// The address of the first interface of these names, of the kind that `head` has.
+fn of_interface(names: &str, head: SocketAddr) -> anyhow::Result<IpAddr> {
+    let interfaces = interfaces::all().context("cannot list this machine's interfaces")?;
+    let found = interfaces::choose(names, head.is_ipv4(), &interfaces);
+    found.with_context(|| {
+        let present: Vec<_> = interfaces.iter().map(ToString::to_string).collect();
+        let kind = if head.is_ipv4() { "IPv4" } else { "IPv6" };
+        format!("--node-interface {names}: none of those has an {kind} address; there are {}", present.join(", "))
+    })
 }
 
 /// This machine's address on the way to another one. Nothing is sent.
@@ -133,5 +148,15 @@ mod tests {
         assert!(refused("--nnodes 2 -tp 2 --master-addr 127.0.0.1").contains("multiple of 2"));
         assert!(refused("--nnodes 2 -pp 2 --node-rank 2 --master-addr 127.0.0.1").contains("--node-rank 2"));
         assert!(refused("--headless").contains("node 0"));
+    }
+
+    #[test]
+    fn a_node_has_the_address_of_its_interface() {
+        let of = |flags: &str| read(&format!("--nnodes 2 -pp 2 --master-addr 127.0.0.1 {flags}"));
+        let address = |flags: &str| of(flags).unwrap().unwrap().address.to_string();
+        assert_eq!(address("--node-interface =lo"), "127.0.0.1");
+        assert_eq!(address("--node-interface =lo --node-ip 127.0.0.9"), "127.0.0.9");
+        let refused = of("--node-interface none").unwrap_err().to_string();
+        assert!(refused.contains("--node-interface none") && refused.contains("lo (127.0.0.1)"), "{refused}");
     }
 }

@@ -39,6 +39,11 @@ pub(super) fn command() -> Command {
         flag("nnodes", "N", "Number of nodes that the workers are spread over")
             .default_value("1")
             .value_parser(count(1..=4096_u32)),
+        flag(
+            "node-interface",
+            "NAMES",
+            "Interface whose address is this node's, as NCCL names them: eth, =eth0, ^docker,lo",
+        ),
         flag("node-ip", "IP", "This node's address for other nodes [default: the one that leads to --master-addr]")
             .env("VLLM_HOST_IP")
             .value_parser(value_parser!(IpAddr)),

@@ -88,7 +88,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     ),
     flag("disable-log-requests", AnySwitch, "requests are logged with --enable-log-requests only"),
     flag("distributed-executor-backend", Only(&["mp"]), "workers are processes of this machine"),
-    flag("distributed-timeout-seconds", Only(&["300"]), "workers of a group wait 300 s for each other"),
     flag(
         "enable-auto-tool-choice",
         AnySwitch,

@@ -37,6 +37,7 @@ pub(super) const GROUPS: &[Group] = &[
     Group { fate: Flag("log-level"), names: &["VLLM_LOGGING_LEVEL"] },
     Group { fate: Flag("max-body-bytes"), names: &["VLLM_HTTP_MAX_REQUEST_BODY_SIZE"] },
     Group { fate: Flag("enable-log-outputs"), names: &["VLLM_DEBUG_LOG_API_SERVER_RESPONSE"] },
+    Group { fate: Flag("node-interface"), names: &["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"] },
     Group { fate: Flag("profiler-config"), names: &["VLLM_TORCH_PROFILER_DIR"] },
     Group { fate: Flag("pipeline-layer-partition"), names: &["VLLM_PP_LAYER_PARTITION"] },
     Group { fate: Flag("step-timeout"), names: &["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] },

@@ -27,14 +27,14 @@ use crate::{
     address::Address,
     arrivals::{Arrivals, Listening, accept_failed},
     error::LinkError,
-    guard::Guard,
     handshake,
     link::{Established, Incoming, Outgoing},
     options::LinkOptions,
     queue::{Frames, Writer, queue},
-    socket::{Socket, Trouble},
     stream::{Closing, Stream, ended, next, unexpected},
-    token::HEADER,
+    tcp::guard::Guard,
+    tcp::socket::{Socket, Trouble},
+    tcp::token::HEADER,
     unix,
 };
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{tls::Tls, token::Token};
+use crate::{tcp::tls::Tls, tcp::token::Token};
 
 /// Sizes and deadlines of a link.
 #[derive(Clone, Debug)]

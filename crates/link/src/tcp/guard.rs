@@ -12,8 +12,8 @@ use tonic::{Extensions, Request, Status, service::Interceptor};
 use crate::{
     arrivals::accept_failed,
     options::LinkOptions,
-    socket::{Peer, Socket},
-    token::HEADER,
+    tcp::socket::{Peer, Socket},
+    tcp::token::HEADER,
 };
 
 /// TCP connections that shake hands at a time.

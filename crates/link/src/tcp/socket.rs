@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
 
-use crate::tls::Tls;
+use crate::tcp::tls::Tls;
 
 /// The first byte of a TLS handshake.
 const TLS: u8 = 22;

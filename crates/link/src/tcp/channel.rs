@@ -14,8 +14,8 @@ use crate::{
     error::LinkError,
     grpc::{dialer, shown},
     options::LinkOptions,
-    socket::Trouble,
-    token::HEADER,
+    tcp::socket::Trouble,
+    tcp::token::HEADER,
 };
 
 /// A gRPC channel whose calls show the engine's token, where there is one. It connects at its first call, and again

@@ -10,7 +10,7 @@ use models::{AdapterError, LoadOptions, LoraOptions, Runner};
 use crate::checks::{as_recorded, greedy_scripts};
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, options, start, step};
 use crate::reference::{self, Reference};
-use crate::{folders, group};
+use crate::{engine, folders, group};
 
 const LLAMA: [&str; 5] =
     ["lora-llama-r16-all", "lora-llama-r16-rslora", "lora-llama-r4-partial", "lora-llama-r8-all", "lora-llama-r8-qv"];
@@ -120,6 +120,7 @@ fn together(family: &Family) {
 fn split(family: &Family) {
     let (scripts, slots, references) = family.mixed();
     let way = Way { together: true, chunk: 16, scattered: true, wanted: Wanted::All };
+    let _alone = engine::one_group_at_a_time();
     let outcomes: Vec<Vec<Outcome>> = thread::scope(|scope| {
         let (scripts, slots) = (&scripts, &slots);
         let rank = |(rank, mut channels)| {

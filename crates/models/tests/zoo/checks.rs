@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use collectives::Solo;
@@ -14,7 +13,7 @@ use serde_json::Value;
 
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, hidden, load, logprob, run};
 use crate::reference::{self, Prompt, Reference};
-use crate::{folders, group};
+use crate::{engine, folders, group};
 
 /// A reference model, or those of its prompts that are served with the same longest length.
 #[derive(Clone)]
@@ -231,17 +230,12 @@ fn chooses_experts(dir: &Path) -> bool {
     spec.layers.iter().any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)))
 }
 
-/// One group at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// Split over ranks: as recorded, on every rank the same.
 pub fn tensor_parallel(case: &Case, size: usize) {
     let Some((dir, reference)) = case.read() else { return };
     let name = case.folder;
     let scripts = greedy_scripts(&reference);
-    // A kernel that waits for another rank holds up what other tests of this process do on its GPU, and so perhaps that
-    // rank.
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = engine::one_group_at_a_time();
     for way in [PLAIN, Way { together: true, chunk: 16, scattered: true, wanted: Wanted::All }] {
         let outcomes: Vec<Vec<Outcome>> = thread::scope(|scope| {
             let (dir, scripts) = (&dir, &scripts);

@@ -1,6 +1,7 @@
 //! The smallest engine that can run a model in every way a scheduler might: chunks, ragged batches, scattered blocks.
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
@@ -101,6 +102,13 @@ impl On {
             Self::Cuda => gpu::backend(true).expect("a GPU"),
         }
     }
+}
+
+/// Holds up other groups of ranks. A kernel that waits for another rank holds up what other tests of this process do on
+/// its GPU, and so perhaps that rank: two groups on the same two GPUs may wait for each other for ever.
+pub fn one_group_at_a_time() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn only() -> Option<String> {

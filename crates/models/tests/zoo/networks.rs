@@ -16,7 +16,7 @@ use crate::engine::{
     BLOCK_SIZE, MEMORY, On, Outcome, PLAIN, Script, Setup, Wanted, Way, device, load, options, run, start, step,
 };
 use crate::reference;
-use crate::{folders, group};
+use crate::{engine, folders, group};
 use test_runners::{Pipeline, Shared};
 
 /// Ways of running that exercise caches: chunks, ragged batches, scattered blocks.
@@ -107,6 +107,7 @@ fn stages_are_split_over_ranks_like_the_whole() {
     let Some(dir) = folders::zoo("qwen3-next") else { return };
     let scripts = greedy_scripts(&dir, 6);
     let way = WAYS[1];
+    let _alone = engine::one_group_at_a_time();
     let on_ranks = |cuts: &'static [usize]| -> Vec<Vec<Outcome>> {
         thread::scope(|scope| {
             let (dir, scripts) = (&dir, &scripts);

@@ -16,7 +16,7 @@ pub struct Costs {
     wave: f64,
 }
 
-/// NVIDIA H200, bf16 (docs/benchmarks.md).
+/// NVIDIA H200, bf16 (docs/kernel-benchmarks.md).
 pub const LLAMA_8B: Costs = Costs {
     rows: &[
         (1, 4_100.0),

@@ -10,7 +10,7 @@ const GEMM_ROWS: f64 = 256.0;
 const MANY_ROWS: f64 = 1024.0;
 
 /// For a model whose attention has this many query heads on this rank, if it has attention. The times were found with
-/// sched-core's `load` example and the step times of an H200 (docs/benchmarks.md).
+/// sched-core's `load` example and the step times of an H200 (docs/kernel-benchmarks.md).
 pub(crate) fn of(multiprocessors: usize, query_heads: Option<usize>) -> StepPreference {
     StepPreference {
         row_multiple: GEMM_ROWS as u32,

@@ -215,6 +215,9 @@ pub struct AnswerArgs {
     /// Report cached prompt tokens in usage
     #[arg(long)]
     pub enable_prompt_tokens_details: bool,
+    /// Report queue time, time to first token and inter-token latency in answers of one choice
+    #[arg(long)]
+    pub enable_per_request_metrics: bool,
     /// Send usage in every stream
     #[arg(long)]
     pub enable_force_include_usage: bool,

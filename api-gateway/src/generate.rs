@@ -104,6 +104,7 @@ pub fn envelope(
         fresh_id: Uuid::new_v4().simple().to_string(),
         traceparent,
         prompt_tokens_details: gateway.config.answers.enable_prompt_tokens_details,
+        request_metrics: gateway.config.answers.enable_per_request_metrics,
         routing: routing::of_client(headers)?,
     })
 }

@@ -48,15 +48,10 @@ FILES = [
     "tool_use/test_parallel_tool_calls.py",
     "tool_use/test_tool_calls.py",
 ]
-# Flags that Quire refuses by name, or that ask for what the model that ships lacks: adapters, templates of other models, a
-# longer context; with the number of their values.
+# Flags that Quire refuses by name, or that ask for what the model that ships lacks: templates of other models, a longer
+# context; with the number of their values.
 WITHOUT = {
     "--chat-template": 1,
-    "--enable-lora": 0,
-    "--enable-per-request-metrics": 0,
-    "--lora-modules": 1,
-    "--max-cpu-loras": 1,
-    "--max-lora-rank": 1,
     "--max-model-len": 1,
     "--reasoning-config": 1,
     "--structured-outputs-config.backend": 1,
@@ -102,6 +97,11 @@ class RemoteOpenAIServer:
             if flag in WITHOUT:
                 for _ in range(WITHOUT[flag]):
                     next(rest)
+            elif flag == "--lora-modules":
+                # The adapter that ships stands in for theirs, under its name.
+                name = next(rest).partition("=")[0]
+                adapter = pathlib.Path(os.environ["QUIRE_TOKENIZER"]).parent / "lora-pirate"
+                args += [word, f"{name}={adapter}"]
             else:
                 args.append(word)
         command = [os.environ["QUIRE"], "serve", "--served-model-name", model, "--port", str(self.port), *args]

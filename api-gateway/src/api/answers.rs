@@ -16,6 +16,8 @@ const PROMPT_IDS: Member = may("prompt_token_ids", TOKENS, "With `return_token_i
 const PROMPT_LOGPROBS: Member =
     may("prompt_logprobs", List(&Either(&[Null, Map(&Named("PromptLogprob"))])), "With `prompt_logprobs`");
 const USAGE: Member = may("usage", Named("Usage"), "Tokens of prompt and answer");
+const METRICS: Member =
+    may("metrics", Object(METRICS_MEMBERS), "Of one choice, with `--enable-per-request-metrics`; in the last chunk");
 const INDEX: Member = has("index", COUNT, "Number of the choice");
 const MODEL: Member = has("model", Text, "The served model");
 const CREATED: Member = has("created", COUNT, "Unix time in seconds");
@@ -112,6 +114,7 @@ const EMBEDDINGS: &[Member] = &[
     MODEL,
     has("data", List(&Object(EMBEDDING)), "One for each input"),
     USAGE,
+    METRICS,
 ];
 
 const CLASSES: &[Member] = &[
@@ -121,6 +124,7 @@ const CLASSES: &[Member] = &[
     MODEL,
     has("data", List(&Object(CLASS)), "One for each input"),
     USAGE,
+    METRICS,
 ];
 
 const CLASS: &[Member] = &[
@@ -153,6 +157,7 @@ const POOLED: &[Member] = &[
         "One for each input",
     ),
     USAGE,
+    METRICS,
 ];
 
 const RANKING: &[Member] = &[
@@ -169,6 +174,7 @@ const RANKING: &[Member] = &[
     ),
     has("meta", Object(&[]), "Version and billed units"),
     USAGE,
+    METRICS,
 ];
 
 const SCORES: &[Member] = &[
@@ -182,6 +188,7 @@ const SCORES: &[Member] = &[
         "One for each pair",
     ),
     USAGE,
+    METRICS,
 ];
 
 const EMBEDDING: &[Member] = &[
@@ -224,6 +231,7 @@ const CHAT_COMPLETION: &[Member] = &[
     MODEL,
     has("choices", List(&Named("ChatChoice")), "As many as `n`"),
     USAGE,
+    METRICS,
     PROMPT_LOGPROBS,
     PROMPT_IDS,
     may("prompt_text", Text, "With `return_prompt_text`"),
@@ -255,6 +263,7 @@ const CHAT_CHUNK: &[Member] = &[
     MODEL,
     has("choices", List(&Named("ChunkChoice")), "Empty in the last chunk, which has the usage"),
     USAGE,
+    METRICS,
 ];
 
 const CHUNK_CHOICE: &[Member] = &[
@@ -351,6 +360,7 @@ const COMPLETION: &[Member] = &[
     MODEL,
     has("choices", List(&Named("CompletionChoice")), "Prompt by prompt, `n` each"),
     USAGE,
+    METRICS,
 ];
 
 const COMPLETION_CHOICE: &[Member] = &[
@@ -422,6 +432,14 @@ const TOOL_CALL: &[Member] = &[
     has("id", Text, ""),
     has("type", Word(&["function"]), ""),
     has("function", Object(&[has("name", Text, ""), has("arguments", Any, "JSON, as a string")]), ""),
+];
+
+const METRICS_MEMBERS: &[Member] = &[
+    has("queue_time_ms", Number(Bounds::NONE), "From arrival until the scheduler took it up"),
+    has("time_to_first_token_ms", Number(Bounds::NONE), "From there to the first token"),
+    has("generation_time_ms", Number(Bounds::NONE), "From the first token to the last"),
+    may("mean_itl_ms", Number(Bounds::NONE), "Between tokens, of two or more"),
+    may("tokens_per_second", Number(Bounds::NONE), "Since the scheduler took it up"),
 ];
 
 const USAGE_MEMBERS: &[Member] = &[

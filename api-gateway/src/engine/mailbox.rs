@@ -6,6 +6,8 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use proto::{Admitted, Delta, DeltaDetails, Failure, FinishReason, TextLogprobs};
 
+use super::timings::Timings;
+
 /// What one choice grew by since it was last looked at.
 #[derive(Debug, Default, PartialEq)]
 pub struct ChoiceUpdate {
@@ -27,6 +29,8 @@ pub struct ChoiceUpdate {
     pub stop_text: Option<String>,
     /// The stop token that ended it.
     pub stop_token: Option<u32>,
+    /// Where its time went, once it ended.
+    pub timings: Option<Timings>,
 }
 
 impl ChoiceUpdate {
@@ -96,7 +100,12 @@ pub enum Delivery {
         admitted: Box<Admitted>,
     },
     /// A choice grew; `choice` counts those of all prompts. Nothing follows for a choice that finished.
-    Delta(Delta),
+    Delta {
+        /// What it grew by.
+        delta: Delta,
+        /// Where its time went, if it finished.
+        timings: Option<Timings>,
+    },
     /// A part of the answer failed.
     Failure(Failure),
 }
@@ -149,7 +158,12 @@ impl Mailbox {
     pub fn deliver(&self, delivery: Delivery) -> Option<Waker> {
         match delivery {
             Delivery::Admitted { prompt, admitted } => self.admit(prompt, *admitted),
-            Delivery::Delta(delta) => self.grow(delta.choice, delta),
+            Delivery::Delta { delta, timings } => {
+                if timings.is_some() {
+                    self.time(delta.choice, timings);
+                }
+                self.grow(delta.choice, delta)
+            }
             Delivery::Failure(failure) => self.fail(failure),
         }
     }
@@ -177,6 +191,12 @@ impl Mailbox {
         }
         inbox.unfinished -= u32::from(finished);
         if inbox.unfinished == 0 { inbox.waker.take() } else { inbox.waker_for_news() }
+    }
+
+    fn time(&self, choice: u32, timings: Option<Timings>) {
+        if let Some(slot) = self.inbox.lock().growth.get_mut(choice as usize) {
+            slot.timings = timings;
+        }
     }
 
     /// A part of the answer failed; the first failure counts. Returns whom to wake.

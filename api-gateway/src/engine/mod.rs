@@ -7,3 +7,4 @@ pub mod outbox;
 pub mod peers;
 pub mod pipeline;
 pub mod registry;
+pub mod timings;

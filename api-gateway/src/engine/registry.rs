@@ -11,7 +11,10 @@ use std::{
 use proto::{Admitted, Delta, Event, FinishReason, event};
 
 use crate::{
-    engine::mailbox::{Delivery, Mailbox},
+    engine::{
+        mailbox::{Delivery, Mailbox},
+        timings::Timings,
+    },
     metrics::{Abandoned, ChoiceEnd, Counted, Growth, RequestEnd, TokenTime},
 };
 
@@ -92,6 +95,7 @@ struct Entry {
     new: NewEntry,
     stage: Stage,
     engine: Option<u32>,
+    admitted: Option<Instant>,
     prompt_tokens: u32,
     choices: Box<[Clock]>,
     unfinished: u32,
@@ -166,8 +170,10 @@ impl Registry {
         self.next += 1;
         let n = new.n.max(1);
         let choices = vec![Clock::default(); n as usize].into_boxed_slice();
-        self.entries
-            .insert(number, Entry { new, stage: Stage::Sent, engine: None, prompt_tokens: 0, choices, unfinished: n });
+        self.entries.insert(
+            number,
+            Entry { new, stage: Stage::Sent, engine: None, admitted: None, prompt_tokens: 0, choices, unfinished: n },
+        );
         Ok(number)
     }
 
@@ -193,7 +199,7 @@ impl Registry {
     pub fn apply(&mut self, event: Event, now: Instant) -> Option<Outcome<'_>> {
         let entry = self.entries.get_mut(&event.number).filter(|entry| entry.stage != Stage::Ended)?;
         let (delivery, counted) = match event.kind? {
-            event::Kind::Admitted(admitted) => entry.admit(admitted)?,
+            event::Kind::Admitted(admitted) => entry.admit(admitted, now)?,
             event::Kind::Delta(delta) => entry.grow(delta, now)?,
             event::Kind::Failure(failure) => {
                 entry.stage = Stage::Ended;
@@ -226,11 +232,12 @@ impl Registry {
 }
 
 impl Entry {
-    fn admit(&mut self, admitted: Box<Admitted>) -> Option<(Delivery, Counted)> {
+    fn admit(&mut self, admitted: Box<Admitted>, now: Instant) -> Option<(Delivery, Counted)> {
         if self.stage != Stage::Sent {
             return None;
         }
         self.stage = Stage::Admitted;
+        self.admitted = Some(now);
         self.prompt_tokens = admitted.prompt_tokens;
         self.engine = Some(admitted.engine);
         let Admitted { prompt_tokens, cached_tokens, .. } = *admitted;
@@ -244,10 +251,12 @@ impl Entry {
         let time = clock.tick(delta.token_count, self.new.arrival, now);
         let mut growth = Growth { tokens: delta.token_count, time, choice_end: None, request_end: None };
         let reason = delta.finish();
+        let mut timings = None;
         if reason != FinishReason::Unspecified {
             clock.finished = true;
             self.unfinished -= 1;
             growth.choice_end = Some(self.choice_end(choice as usize, reason, now));
+            timings = Some(self.timings(choice as usize));
             if self.unfinished == 0 {
                 self.stage = Stage::Ended;
                 growth.request_end = Some(self.request_end());
@@ -255,7 +264,7 @@ impl Entry {
         }
         // The mailbox counts the choices of all prompts of the answer; every prompt has the same n.
         delta.choice = self.new.prompt * self.new.n + choice;
-        Some((Delivery::Delta(delta), Counted::Grown(growth)))
+        Some((Delivery::Delta { delta, timings }, Counted::Grown(growth)))
     }
 
     fn fail(&mut self, number: u64) -> Failed {
@@ -272,6 +281,17 @@ impl Entry {
 
     fn request_end(&self) -> RequestEnd {
         RequestEnd { n: self.new.n, longest: self.choices.iter().map(|clock| clock.tokens).max().unwrap_or(0) }
+    }
+
+    fn timings(&self, choice: usize) -> Timings {
+        let Clock { first, tokens, .. } = self.choices[choice];
+        let admitted = self.admitted.unwrap_or(self.new.arrival);
+        Timings {
+            queue: admitted.saturating_duration_since(self.new.arrival),
+            first_token: first.map_or(Duration::ZERO, |first| first.saturating_duration_since(admitted)),
+            generation: self.choices[choice].decode(),
+            tokens,
+        }
     }
 
     fn choice_end(&self, choice: usize, reason: FinishReason, now: Instant) -> ChoiceEnd {

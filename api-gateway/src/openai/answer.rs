@@ -5,7 +5,7 @@ use proto::TextLogprobs;
 use super::{
     logprobs::{self, CompletionLogprobs, PromptFacts},
     message::{ChoiceParser, Pieces},
-    object::{Usage, finish, finish_as, head},
+    object::{Usage, finish, finish_as, head, request_metrics},
     plan::{Api, Echo, Plan},
 };
 use crate::{
@@ -35,6 +35,7 @@ pub fn write(plan: &Plan, update: Update) -> Vec<u8> {
     let generated = choices.iter().map(|growth| if prompt_only { 0 } else { growth.tokens });
     let facts = gathered.prompts.iter().map(|prompt| &prompt.facts);
     Usage { reasoning, ..Usage::total(facts, generated) }.write(&mut out, plan);
+    request_metrics(&mut out, plan, choices.first().and_then(|choice| choice.timings));
     if let Api::Chat { return_prompt_text, .. } = plan.api {
         chat_tail(&mut out, plan, &gathered.prompts, return_prompt_text);
     }
@@ -76,8 +77,8 @@ impl Gathered {
 }
 
 /// What a message has besides its content, when there is nothing.
-const NOTHING_ELSE: &str = ",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\
-                            \"tool_calls\":[],\"reasoning\":null";
+const NOTHING_ELSE: &str =
+    ",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"reasoning\":null";
 
 /// What a choice of a chat says, its answer taken apart where that was asked for.
 struct Said {

@@ -54,6 +54,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         return_token_ids: params.return_token_ids,
         tokens_as_ids: params.tokens_as_ids,
         prompt_tokens_details: envelope.prompt_tokens_details,
+        request_metrics: envelope.request_metrics,
         parsing,
         dialect: Dialect::OpenAi,
     };

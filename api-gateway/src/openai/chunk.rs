@@ -11,7 +11,10 @@ use super::{
     plan::{Api, Echo, Plan},
 };
 use crate::{
-    engine::mailbox::{ChoiceUpdate, Ending, Update},
+    engine::{
+        mailbox::{ChoiceUpdate, Ending, Update},
+        timings::Timings,
+    },
     error::ApiError,
     json,
 };
@@ -28,6 +31,8 @@ pub struct ChunkWriter {
     /// By prompt. They come once, and every choice echoes them.
     prompt_logprobs: Vec<Vec<TextLogprobs>>,
     choices: Vec<ChoiceState>,
+    /// Of the choice that finished last.
+    timings: Option<Timings>,
 }
 
 #[derive(Default)]
@@ -54,7 +59,7 @@ impl ChunkWriter {
         let prompts = (0..plan.prompts).map(|_| PromptFacts::default()).collect();
         let choices = (0..plan.choices()).map(|_| ChoiceState::default()).collect();
         let prompt_logprobs = vec![Vec::new(); plan.prompts as usize];
-        Self { plan, head, prompts, prompt_logprobs, choices }
+        Self { plan, head, prompts, prompt_logprobs, choices, timings: None }
     }
 
     /// Appends the chunks for `update`, up to `[DONE]` when it holds the ending. Tells whether it did.
@@ -136,6 +141,7 @@ impl ChunkWriter {
             state.tokens += growth.tokens;
         }
         let first = !std::mem::replace(&mut state.started, true);
+        self.timings = growth.timings.or(self.timings);
         if !growth.prompt_logprobs.is_empty() {
             self.prompt_logprobs[self.plan.prompt_of(choice)] = std::mem::take(&mut growth.prompt_logprobs);
         }
@@ -246,6 +252,7 @@ impl ChunkWriter {
         let reasoning = parsers.filter_map(|parser| parser.reasoning_tokens()).reduce(|sum, tokens| sum + tokens);
         let total = Usage::total(self.prompts.iter(), self.choices.iter().map(|choice| choice.tokens));
         Usage { reasoning, ..total }.write(out, &self.plan);
+        object::request_metrics(out, &self.plan, self.timings);
         out.extend_from_slice(b"}\n\n");
     }
 }
@@ -290,6 +297,7 @@ mod tests {
             return_token_ids: true,
             tokens_as_ids: false,
             prompt_tokens_details: true,
+            request_metrics: false,
             parsing: None,
             dialect: Dialect::OpenAi,
         }

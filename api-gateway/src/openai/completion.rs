@@ -37,6 +37,8 @@ pub struct Envelope {
     pub traceparent: String,
     /// Whether `usage` tells of cached prompt tokens.
     pub prompt_tokens_details: bool,
+    /// Whether answers tell where their time went.
+    pub request_metrics: bool,
     /// The engine that it is for.
     pub routing: Routing,
 }
@@ -90,6 +92,7 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         return_token_ids: params.return_token_ids,
         tokens_as_ids: params.tokens_as_ids,
         prompt_tokens_details: envelope.prompt_tokens_details,
+        request_metrics: envelope.request_metrics,
         parsing: None,
         dialect: Dialect::OpenAi,
     };

@@ -85,7 +85,7 @@ impl<'a> Fields<'a> {
     /// A whole number; `16.0` is one.
     pub fn whole(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
         let Some(text) = self.raw(name) else { return Ok(None) };
-        whole(text).map(Some).ok_or_else(|| wrong(name, text, "a whole number"))
+        whole(text).map(Some).ok_or_else(|| wrong(name, text, "a whole number of at most 64 bits"))
     }
 
     /// A whole number within `range`.

@@ -208,9 +208,13 @@ impl Pieces {
             json::string_part(out, &self.content);
             json::raw(out, "\"");
         }
-        json::raw(out, ",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"tool_calls\":");
-        json::list(out, &self.calls, |out, call| call.write(out, Shape::Whole));
-        json::raw(out, ",");
+        json::raw(out, ",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,");
+        // As OpenAI does: absent where nothing was called.
+        if !self.calls.is_empty() {
+            json::raw(out, "\"tool_calls\":");
+            json::list(out, &self.calls, |out, call| call.write(out, Shape::Whole));
+            json::raw(out, ",");
+        }
         if self.reasoning.is_empty() {
             json::raw(out, "\"reasoning\":null,\"reasoning_content\":null");
         } else {

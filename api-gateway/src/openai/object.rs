@@ -1,12 +1,18 @@
 //! What whole and streamed answers have alike: how they begin, why a choice ended, and what they used.
 
+use std::time::Duration;
+
 use proto::FinishReason;
 
 use super::{
     logprobs::PromptFacts,
     plan::{Api, Plan},
 };
-use crate::{engine::mailbox::ChoiceUpdate, json, metrics::finish_name};
+use crate::{
+    engine::{mailbox::ChoiceUpdate, timings::Timings},
+    json,
+    metrics::finish_name,
+};
 
 /// The beginning that all answers and chunks share: `{"id":…,"object":…,"created":…,"model":…,"system_fingerprint":…`.
 pub fn head(out: &mut Vec<u8>, plan: &Plan) {
@@ -73,6 +79,28 @@ impl Usage {
         }
         json::raw(out, "}");
     }
+}
+
+/// `,"metrics":{…}` of an answer of one choice, where the server tells them. Times are in milliseconds.
+pub fn request_metrics(out: &mut Vec<u8>, plan: &Plan, timings: Option<Timings>) {
+    let Some(timings) = timings.filter(|_| plan.request_metrics && plan.choices() == 1) else { return };
+    let millis = |time: Duration| time.as_secs_f64() * 1e3;
+    let rows = [
+        ("queue_time_ms", Some(millis(timings.queue))),
+        ("time_to_first_token_ms", Some(millis(timings.first_token))),
+        ("generation_time_ms", Some(millis(timings.generation))),
+        ("mean_itl_ms", timings.mean_inter_token().map(millis)),
+        ("tokens_per_second", timings.tokens_per_second()),
+    ];
+    let rows = rows.into_iter().filter_map(|(name, value)| value.map(|value| (name, value)));
+    json::raw(out, ",\"metrics\":{");
+    for (index, (name, value)) in rows.enumerate() {
+        json::raw(out, if index == 0 { "\"" } else { ",\"" });
+        json::raw(out, name);
+        json::raw(out, "\":");
+        json::raw(out, &format!("{value:.3}"));
+    }
+    json::raw(out, "}");
 }
 
 /// `,"finish_reason":…,"stop_reason":…`

@@ -44,6 +44,8 @@ pub struct Plan {
     pub tokens_as_ids: bool,
     /// Whether `usage` tells of cached prompt tokens.
     pub prompt_tokens_details: bool,
+    /// Whether answers tell where their time went; those of several choices never do.
+    pub request_metrics: bool,
     /// How answers are taken apart; absent: they are content as they stand.
     pub parsing: Option<Parsing>,
     /// In whose shapes answers are written.

@@ -1,5 +1,7 @@
 //! What answers look like, and what the engine is asked for.
 
+use std::collections::BTreeSet;
+
 use proto::{Admitted, Delta, DeltaDetails, Event, FinishReason, TextLogprobs, TopLogprob, event, prompt};
 use serde_json::{Value, json};
 
@@ -40,6 +42,51 @@ async fn a_chat_is_answered() {
                        "prompt_tokens_details": {"cached_tokens": 1}});
     assert_eq!(json["usage"], usage);
     stage.load_is(0).await;
+}
+
+#[tokio::test]
+async fn answers_of_one_choice_tell_where_their_time_went() {
+    let mut stage = Stage::new(&["--enable-per-request-metrics"]).await;
+    // A rate is told only if time passed, which it may not have in events of one batch.
+    let times = |json: &Value| {
+        let metrics = json["metrics"].as_object().expect("metrics");
+        assert!(metrics.values().all(|value| value.as_f64().is_some_and(|value| value >= 0.0)), "{metrics:?}");
+        metrics.keys().filter(|name| *name != "tokens_per_second").cloned().collect::<BTreeSet<_>>()
+    };
+    let of_one = ["generation_time_ms", "queue_time_ms", "time_to_first_token_ms"].map(str::to_owned);
+    let of_two = of_one.iter().cloned().chain(["mean_itl_ms".to_owned()]).collect();
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "x"})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}]})),
+    ] {
+        let answer = stage.client.spawn(path, &body);
+        let request = stage.engine.request().await;
+        stage.engine.answer(&request, &["a", "b"]).await;
+        assert_eq!(times(&answer.await.unwrap().json()), of_two, "{path}");
+
+        let mut streamed = body.clone();
+        streamed["stream"] = true.into();
+        streamed["stream_options"] = json!({"include_usage": true});
+        let answer = stage.client.spawn(path, &streamed);
+        let request = stage.engine.request().await;
+        stage.engine.answer(&request, &["a"]).await;
+        let chunks = events(answer.await.unwrap().text());
+        let (last, before) = chunks.split_last().expect("chunks");
+        assert_eq!(times(last), of_one.clone().into(), "{path}");
+        assert!(before.iter().all(|chunk| chunk.get("metrics").is_none()));
+
+        let mut several = body.clone();
+        several["n"] = 2.into();
+        let answer = stage.client.spawn(path, &several);
+        let request = stage.engine.request().await;
+        stage.engine.answer(&request, &["a"]).await;
+        assert_eq!(answer.await.unwrap().json().get("metrics"), None, "{path}");
+    }
+    let mut silent = Stage::new(&[]).await;
+    let answer = silent.client.spawn("/v1/completions", &json!({"prompt": "x"}));
+    let request = silent.engine.request().await;
+    silent.engine.answer(&request, &["a"]).await;
+    assert_eq!(answer.await.unwrap().json().get("metrics"), None);
 }
 
 #[tokio::test]

@@ -151,7 +151,7 @@ async fn tools_that_may_not_be_called_are_only_shown() {
     let request = stage.engine.request().await;
     answer(&mut stage, &request, "", &[("<tool_call>{}</tool_call>", 1)]).await;
     let message = asked.await.expect("an answer").json()["choices"][0]["message"].clone();
-    assert_eq!((&message["content"], &message["tool_calls"]), (&json!("<tool_call>{}</tool_call>"), &json!([])));
+    assert_eq!((&message["content"], message.get("tool_calls")), (&json!("<tool_call>{}</tool_call>"), None));
 }
 
 #[tokio::test]

@@ -52,6 +52,7 @@ fn envelope(arrival: Arrival) -> Envelope {
         fresh_id,
         traceparent: String::new(),
         prompt_tokens_details: false,
+        request_metrics: false,
         routing: Default::default(),
     }
 }

@@ -187,6 +187,7 @@ pub(super) const TOPICS: &[Topic] = &[
         title: "Responses",
         flags: &[
             to(GATEWAY, "enable-force-include-usage"),
+            to(GATEWAY, "enable-per-request-metrics"),
             to(GATEWAY, "enable-prompt-tokens-details"),
             to(GATEWAY, "enable-request-id-headers"),
             to(GATEWAY, "generation-config"),

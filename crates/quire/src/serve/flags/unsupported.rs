@@ -96,7 +96,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("enable-eplb", Off, EXPERTS),
     flag("enable-expert-parallel", Off, EXPERTS),
     flag("enable-mfu-metrics", Off, "use quire bench latency --profile"),
-    flag("enable-per-request-metrics", Off, "use --otlp-traces-endpoint: there is a span per request"),
     flag("enable-prompt-embeds", Off, "prompts are text or token ids"),
     flag("enable-scale-out", Off, REPLICAS),
     flag("enable-server-load-tracking", AnySwitch, "/load always counts the requests in flight"),
